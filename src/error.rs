@@ -1,0 +1,265 @@
+//! What can go wrong, in two shapes.
+//!
+//! [`Error`] is for people: what was attempted, on what, why it failed, perhaps a hint, and a [`Kind`] that decides
+//! the exit code. [`FsError`] is for programs in the mount: one variant per reason for which a file operation is
+//! refused; the door to the kernel turns it into an errno in one exhaustive match.
+
+use std::fmt;
+use std::io;
+
+use serde::{Deserialize, Serialize};
+
+use crate::types::{BadName, TreePath};
+
+/// A result with an [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+/// A result of a file operation.
+pub type FsResult<T> = std::result::Result<T, FsError>;
+
+/// Decides the exit code of the command; the codes are a documented ABI (docs/CLI.md).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    /// It did not work: exit code 1.
+    Failed,
+    /// The command line is wrong: 2.
+    Usage,
+    /// The base changed meanwhile, or only a part could be done: 3.
+    Conflict,
+    /// The store is damaged: 4.
+    Damage,
+    /// There is no store, head or checkpoint of that name: 10.
+    NoStore,
+    /// Another process holds the store or the mount point: 11.
+    InUse,
+    /// The mount cannot be made: 12.
+    CannotMount,
+    /// The path would leave the jail: 13.
+    LeavesJail,
+}
+
+impl Kind {
+    /// The exit code of a command that ends with this error.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Kind::Failed => 1,
+            Kind::Usage => 2,
+            Kind::Conflict => 3,
+            Kind::Damage => 4,
+            Kind::NoStore => 10,
+            Kind::InUse => 11,
+            Kind::CannotMount => 12,
+            Kind::LeavesJail => 13,
+        }
+    }
+}
+
+/// An error for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Error {
+    /// Decides the exit code.
+    pub kind: Kind,
+    /// What was attempted, on what: `seal checkpoint 7: write layers/00000007/journal`.
+    pub attempt: String,
+    /// Why it failed: `No space left on device`.
+    pub reason: String,
+    /// What the person can do about it.
+    pub hint: Option<String>,
+    /// The errno of the host, where one was the reason.
+    pub errno: Option<i32>,
+}
+
+impl Error {
+    /// An error of `kind`.
+    pub fn new(kind: Kind, attempt: impl Into<String>, reason: impl Into<String>) -> Error {
+        Error { kind, attempt: attempt.into(), reason: reason.into(), hint: None, errno: None }
+    }
+
+    /// An error of the host during `attempt`.
+    pub fn io(attempt: impl Into<String>, error: &io::Error) -> Error {
+        let mut reason = error.to_string();
+        if let Some(at) = reason.find(" (os error") {
+            reason.truncate(at);
+        }
+        Error { kind: Kind::Failed, attempt: attempt.into(), reason, hint: None, errno: error.raw_os_error() }
+    }
+
+    /// Damage of a file of the store.
+    pub fn damage(attempt: impl Into<String>, reason: impl Into<String>) -> Error {
+        Error::new(Kind::Damage, attempt, reason)
+    }
+
+    /// The same error with a hint.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> Error {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// The same error as another kind.
+    #[must_use]
+    pub fn kind(mut self, kind: Kind) -> Error {
+        self.kind = kind;
+        self
+    }
+
+    /// The same error as a part of a larger attempt.
+    #[must_use]
+    pub fn during(mut self, attempt: impl fmt::Display) -> Error {
+        self.attempt = format!("{attempt}: {}", self.attempt);
+        self
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.attempt, self.reason)
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Says what was attempted when a call of the host fails.
+pub trait Attempt<T> {
+    /// Turns the error into an [`Error`] that begins with `attempt`.
+    ///
+    /// # Errors
+    /// The same as `self`, in words.
+    fn attempt<S: Into<String>>(self, attempt: impl FnOnce() -> S) -> Result<T>;
+}
+
+impl<T> Attempt<T> for io::Result<T> {
+    fn attempt<S: Into<String>>(self, attempt: impl FnOnce() -> S) -> Result<T> {
+        self.map_err(|error| Error::io(attempt(), &error))
+    }
+}
+
+/// Why a file operation is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FsError {
+    /// No such name, or the node is gone: ENOENT.
+    NotFound,
+    /// The name exists: EEXIST.
+    Exists,
+    /// A directory is needed: ENOTDIR.
+    NotADirectory,
+    /// A directory is not wanted: EISDIR.
+    IsADirectory,
+    /// The directory has names in it: ENOTEMPTY.
+    NotEmpty,
+    /// Not allowed for anybody, or not for this caller: EPERM.
+    NotPermitted,
+    /// The daemon may not read this node of the base: EACCES.
+    AccessDenied,
+    /// An argument makes no sense: EINVAL.
+    Invalid,
+    /// The name is longer than 255 bytes: ENAMETOOLONG.
+    NameTooLong,
+    /// The file would be larger than the largest file: EFBIG.
+    FileTooBig,
+    /// No data or hole at or after this offset: ENXIO.
+    NoSuchOffset,
+    /// No such extended attribute: ENODATA.
+    NoAttribute,
+    /// The value does not fit: ERANGE.
+    Range,
+    /// The value of an extended attribute is too large: E2BIG.
+    TooLarge,
+    /// All attributes of the file together are too large: ENOSPC.
+    NoSpace,
+    /// The file has the largest number of links: EMLINK.
+    TooManyLinks,
+    /// The operation is not supported for this node or in this mode: EOPNOTSUPP.
+    Unsupported,
+    /// Following or moving this would lead out of the mount: EXDEV.
+    LeavesJail,
+    /// The mount is read-only: EROFS.
+    ReadOnly,
+    /// The base changed behind our back at this path: EIO.
+    Drift(TreePath),
+    /// The state in memory or on disk contradicts itself: EIO.
+    Damage(&'static str),
+    /// A call of the host failed with this errno.
+    Host(i32),
+    /// The store failed.
+    Store(Box<Error>),
+}
+
+impl fmt::Display for FsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FsError::NotFound => f.write_str("no such file or directory"),
+            FsError::Exists => f.write_str("file exists"),
+            FsError::NotADirectory => f.write_str("not a directory"),
+            FsError::IsADirectory => f.write_str("is a directory"),
+            FsError::NotEmpty => f.write_str("directory not empty"),
+            FsError::NotPermitted => f.write_str("operation not permitted"),
+            FsError::AccessDenied => f.write_str("permission denied"),
+            FsError::Invalid => f.write_str("invalid argument"),
+            FsError::NameTooLong => f.write_str("file name too long"),
+            FsError::FileTooBig => f.write_str("file too large"),
+            FsError::NoSuchOffset => f.write_str("no data or hole at this offset"),
+            FsError::NoAttribute => f.write_str("no such attribute"),
+            FsError::Range => f.write_str("value does not fit"),
+            FsError::TooLarge => f.write_str("value too large"),
+            FsError::NoSpace => f.write_str("no space left"),
+            FsError::TooManyLinks => f.write_str("too many links"),
+            FsError::Unsupported => f.write_str("operation not supported"),
+            FsError::LeavesJail => f.write_str("would leave the mount"),
+            FsError::ReadOnly => f.write_str("read-only mount"),
+            FsError::Drift(path) => write!(f, "the base changed behind our back: {path}"),
+            FsError::Damage(what) => write!(f, "inconsistent state: {what}"),
+            FsError::Host(errno) => write!(f, "{}", io::Error::from_raw_os_error(*errno)),
+            FsError::Store(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for FsError {}
+
+impl From<io::Error> for FsError {
+    fn from(error: io::Error) -> FsError {
+        FsError::Host(error.raw_os_error().unwrap_or(5))
+    }
+}
+
+impl From<Error> for FsError {
+    fn from(error: Error) -> FsError {
+        FsError::Store(Box::new(error))
+    }
+}
+
+impl From<BadName> for FsError {
+    fn from(bad: BadName) -> FsError {
+        match bad {
+            BadName::TooLong => FsError::NameTooLong,
+            BadName::Invalid => FsError::Invalid,
+        }
+    }
+}
+
+impl From<FsError> for Error {
+    fn from(error: FsError) -> Error {
+        match error {
+            FsError::Store(error) => *error,
+            FsError::Host(errno) => Error::io("file operation", &io::Error::from_raw_os_error(errno)),
+            FsError::Drift(_) => Error::new(Kind::Conflict, "read the base", error.to_string()),
+            FsError::Damage(_) => Error::damage("file operation", error.to_string()),
+            FsError::LeavesJail => Error::new(Kind::LeavesJail, "file operation", error.to_string()),
+            other => Error::new(Kind::Failed, "file operation", other.to_string()),
+        }
+    }
+}
+
+/// Adds what was attempted to the failure of a file operation that a person asked for.
+impl<T> Attempt<T> for FsResult<T> {
+    fn attempt<S: Into<String>>(self, attempt: impl FnOnce() -> S) -> Result<T> {
+        self.map_err(|error| match error {
+            FsError::Store(error) => error.during(attempt().into()),
+            other => {
+                let mut error = Error::from(other);
+                error.attempt = attempt().into();
+                error
+            }
+        })
+    }
+}

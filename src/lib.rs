@@ -1,0 +1,11 @@
+//! A jailed, checkpointed overlay filesystem.
+//!
+//! A directory (the base) is shown as a mount; what is written there is recorded in layers; a restore goes back
+//! exactly and in place; nothing leads out; `apply` takes the result home. `docs/ARCHITECTURE.md` is the map.
+//!
+//! Modules stand in ranks, and each imports only from lower ranks (a test holds this):
+//! `error`, `types` | `sys` | `store`, `base`, `jail` | `tree` | `fs`, `history` | `sandbox` | `fuse`, `control` |
+//! `cli`, `daemon`, `run`.
+
+pub mod error;
+pub mod types;

@@ -1,0 +1,266 @@
+//! What can be asked of a sandbox, as data.
+//!
+//! The command line, the control socket and embedding programs all say the same [`Request`] and get the same
+//! [`Reply`]: with a daemon they travel over the socket, without one the command holds the store itself.
+
+use serde::{Deserialize, Serialize};
+
+use crate::types::{Epoch, FileKind, Ino, LayerId, Timestamp, TreePath};
+
+/// Names a state of the tree: `@`, `@-N`, `base`, a checkpoint's number or its name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Rev {
+    /// `@`: the tree as it is now.
+    Now,
+    /// `@-N`, N from 1: the N-th last checkpoint below the head.
+    Back(u32),
+    /// `base`: the base as it is now.
+    Base,
+    /// A checkpoint's number.
+    Id(LayerId),
+    /// A checkpoint's name.
+    Name(String),
+}
+
+impl Rev {
+    /// Reads what a person typed. Digits are a number; all else that is not special is a name.
+    pub fn parse(text: &str) -> Rev {
+        if let Some(back) = text.strip_prefix("@-").and_then(|n| n.parse().ok()).filter(|n| *n > 0) {
+            return Rev::Back(back);
+        }
+        match text {
+            "@" => Rev::Now,
+            "base" => Rev::Base,
+            _ => text.parse().map_or_else(|_| Rev::Name(text.to_owned()), |n| Rev::Id(LayerId(n))),
+        }
+    }
+}
+
+impl std::fmt::Display for Rev {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Rev::Now => f.write_str("@"),
+            Rev::Back(n) => write!(f, "@-{n}"),
+            Rev::Base => f.write_str("base"),
+            Rev::Id(id) => write!(f, "{id}"),
+            Rev::Name(name) => f.write_str(name),
+        }
+    }
+}
+
+/// How much a diff tells of each changed path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Detail {
+    /// Which paths changed, and how.
+    NameStatus,
+    /// With the number of lines added and removed.
+    Stat,
+    /// With a patch that `git apply` and `patch` accept.
+    Patch,
+}
+
+/// Something asked of a sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// How the sandbox stands.
+    Status,
+    /// The checkpoints, newest first.
+    Log,
+    /// The operations, newest first.
+    OpLog,
+    /// Seals the tree as it is now.
+    Checkpoint {
+        /// A name to find it by; must be new, and neither a number nor special (`@...`, `base`).
+        name: Option<String>,
+        /// A message for people.
+        message: String,
+    },
+    /// What differs between two states.
+    Diff {
+        /// The older state.
+        from: Rev,
+        /// The newer state.
+        to: Rev,
+        /// Only at or below these paths; all if empty.
+        paths: Vec<TreePath>,
+        /// How much to tell.
+        detail: Detail,
+    },
+    /// Makes the tree what it was at a checkpoint.
+    Restore {
+        /// Which.
+        to: Rev,
+        /// Only say what would change.
+        dry_run: bool,
+    },
+    /// Throws away everything since the last checkpoint (or since the base, if there is none).
+    Discard,
+    /// Writes the tree into the base.
+    Apply {
+        /// Only at or below these paths; all if empty.
+        paths: Vec<TreePath>,
+        /// Only say what would be written.
+        dry_run: bool,
+        /// Instead, take the last apply back out of the base.
+        undo: bool,
+    },
+    /// Makes the tree what it was right after an operation of the log.
+    OpRestore {
+        /// Its number.
+        op: u64,
+    },
+    /// Unmounts and ends the daemon.
+    Unmount,
+}
+
+/// The answer to a [`Request`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// To [`Request::Status`].
+    Status(Status),
+    /// To [`Request::Log`].
+    Log(Vec<Checkpoint>),
+    /// To [`Request::OpLog`].
+    OpLog(Vec<Operation>),
+    /// To [`Request::Checkpoint`].
+    Checkpoint(Checkpoint),
+    /// To [`Request::Diff`], sorted by path.
+    Diff(Vec<Change>),
+    /// To [`Request::Restore`], [`Request::Discard`] and [`Request::OpRestore`].
+    Restored(Restored),
+    /// To [`Request::Apply`].
+    Applied(Applied),
+    /// To [`Request::Unmount`].
+    Done,
+}
+
+/// How a sandbox stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// The base, as bytes of its path on the host.
+    pub base: Vec<u8>,
+    /// The store, as bytes of its path on the host.
+    pub store: Vec<u8>,
+    /// The mount point, as bytes of its path, if it is mounted.
+    pub mount: Option<Vec<u8>>,
+    /// The process that serves it, if it is mounted.
+    pub pid: Option<u32>,
+    /// The last checkpoint below the head.
+    pub checkpoint: Option<Checkpoint>,
+    /// Number of paths that differ from the last checkpoint (from the base, if there is none).
+    pub changed: u64,
+    /// Number of applies so far.
+    pub epoch: Epoch,
+    /// Bytes that the store takes on disk.
+    pub store_bytes: u64,
+    /// Nodes that the kernel holds now.
+    pub kernel_nodes: u64,
+    /// Links that were refused because they lead out: link and target, newest last, at most 100.
+    pub refused_links: Vec<(TreePath, Vec<u8>)>,
+    /// How many times a link was refused.
+    pub refused_count: u64,
+    /// Paths of the base that could not be read, or that changed behind our back, with the reason; at most 100.
+    pub base_problems: Vec<(TreePath, String)>,
+}
+
+/// A sealed state of the tree.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checkpoint {
+    /// Its number.
+    pub id: LayerId,
+    /// Its name.
+    pub name: Option<String>,
+    /// Its message.
+    pub message: String,
+    /// When it was made.
+    pub time: Timestamp,
+    /// The checkpoint or automatic seal below it.
+    pub parent: Option<LayerId>,
+    /// The epoch of the base that it lies over.
+    pub epoch: Epoch,
+    /// Whether jailfs made it itself, before a restore, discard or apply.
+    pub automatic: bool,
+    /// Whether the head lies on it.
+    pub current: bool,
+}
+
+/// An operation that changed which state the tree shows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Operation {
+    /// Its number, from 1.
+    pub op: u64,
+    /// When it was done.
+    pub time: Timestamp,
+    /// What was done: `create`, `checkpoint`, `seal`, `restore`, `discard`, `apply`, `op restore`.
+    pub verb: String,
+    /// On what, for people.
+    pub description: String,
+    /// The sealed layer that holds the tree as it was right after it; none for the base itself.
+    pub tree: Option<LayerId>,
+    /// The epoch of the base that the tree lies over.
+    pub epoch: Epoch,
+}
+
+/// How a path differs between two states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ChangeKind {
+    /// Only the newer state has it.
+    Added,
+    /// Only the older state has it.
+    Deleted,
+    /// The content differs, and perhaps attributes.
+    Modified,
+    /// Only attributes (mode, owner, times, xattrs, links) differ.
+    Attributes,
+    /// It is another kind of file now.
+    TypeChanged,
+    /// The same file stands at another path.
+    Renamed,
+}
+
+/// One changed path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// The path in the newer state; in the older one if it was deleted.
+    pub path: TreePath,
+    /// How it differs.
+    pub kind: ChangeKind,
+    /// Where it was before a rename.
+    pub old_path: Option<TreePath>,
+    /// What kind of file it is (was, if deleted).
+    pub file: FileKind,
+    /// Its inode number.
+    pub ino: Ino,
+    /// Size before, in bytes, for regular files.
+    pub old_size: Option<u64>,
+    /// Size after, in bytes, for regular files.
+    pub new_size: Option<u64>,
+    /// Lines added and removed; none if not asked for or binary.
+    pub lines: Option<(u64, u64)>,
+    /// The content is not text.
+    pub binary: bool,
+    /// The patch of this path, if asked for.
+    pub patch: Option<Vec<u8>>,
+}
+
+/// What a restore did, or would do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restored {
+    /// The state that the tree shows now.
+    pub to: String,
+    /// The automatic seal that holds the tree as it was before; none if nothing had changed since a checkpoint.
+    pub before: Option<LayerId>,
+    /// The paths that changed, as from the tree before to the tree now.
+    pub changes: Vec<Change>,
+}
+
+/// What an apply did, or would do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Applied {
+    /// The paths written, created or removed in the base.
+    pub changes: Vec<Change>,
+    /// The epoch of the base after it.
+    pub epoch: Epoch,
+    /// Paths of the base that changed behind our back. If there are any, nothing was written.
+    pub conflicts: Vec<(TreePath, String)>,
+}

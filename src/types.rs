@@ -1,0 +1,372 @@
+//! The vocabulary that every module shares.
+//!
+//! Different things have different types: an [`Ino`] is what `stat` shows, a [`NodeId`] is what the kernel asks
+//! with, a [`LayerId`] numbers a layer of the store. A [`Name`] is one component of a path and has been checked once,
+//! where it came in, so nobody below checks for `/` again. Names and paths are bytes, never text.
+
+use std::borrow::Borrow;
+use std::ffi::OsStr;
+use std::fmt;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// The inode number that `stat` shows. It stays with a file through copy-up, rename, restore, remount and apply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Ino(pub u64);
+
+impl Ino {
+    /// The root of the merged tree, and nothing else.
+    pub const ROOT: Ino = Ino(1);
+    /// The first number of the range from which jailfs numbers its own files: above what host filesystems hand out,
+    /// below 2^53, so that programs that keep numbers in a double see them exactly.
+    pub const OWN_RANGE: Ino = Ino(1 << 48);
+}
+
+/// The number by which the kernel asks for a node. Never shown to programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u64);
+
+impl NodeId {
+    /// The root of the mount, in every state.
+    pub const ROOT: NodeId = NodeId(1);
+    /// The first number for nodes that a restore renumbered; far above every [`Ino`].
+    pub const RENUMBERED: NodeId = NodeId(1 << 56);
+}
+
+/// Numbers a layer of a store, from 1. A checkpoint has the number of the layer that it sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct LayerId(pub u32);
+
+impl fmt::Display for LayerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Counts the applies of a store: the base as first mounted is epoch 0, after the first apply it is epoch 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Epoch(pub u32);
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Seconds and nanoseconds since 1970; `nanos` is always below 1,000,000,000 and counts forward, also before 1970.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Timestamp {
+    /// Whole seconds, rounded towards the past.
+    pub secs: i64,
+    /// Nanoseconds after `secs`, 0 to 999,999,999.
+    pub nanos: u32,
+}
+
+/// The half-open range of bytes `[start, end)` of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ByteRange {
+    /// First byte.
+    pub start: u64,
+    /// First byte that is not in the range.
+    pub end: u64,
+}
+
+impl ByteRange {
+    /// The range of `len` bytes from `start`. Saturates at the end of the number range.
+    pub fn at(start: u64, len: u64) -> ByteRange {
+        ByteRange { start, end: start.saturating_add(len) }
+    }
+
+    /// Number of bytes; 0 for an empty or inverted range.
+    pub fn len(&self) -> u64 {
+        self.end.saturating_sub(self.start)
+    }
+
+    /// Whether no byte is in the range.
+    pub fn is_empty(&self) -> bool {
+        self.end <= self.start
+    }
+}
+
+/// What kind of thing a node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum FileKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Dir,
+    /// A symbolic link.
+    Symlink,
+    /// A named pipe.
+    Fifo,
+    /// A Unix domain socket.
+    Socket,
+    /// A character device.
+    Char,
+    /// A block device.
+    Block,
+}
+
+/// The bits of `st_mode` that hold the type of a file (`S_IFMT`).
+pub const TYPE_BITS: u32 = 0o170_000;
+/// The bits of `st_mode` that chmod sets.
+pub const PERM_BITS: u32 = 0o7777;
+
+impl FileKind {
+    /// The type bits of `st_mode` (inode(7)).
+    pub fn type_bits(self) -> u32 {
+        match self {
+            FileKind::Fifo => 0o010_000,
+            FileKind::Char => 0o020_000,
+            FileKind::Dir => 0o040_000,
+            FileKind::Block => 0o060_000,
+            FileKind::File => 0o100_000,
+            FileKind::Symlink => 0o120_000,
+            FileKind::Socket => 0o140_000,
+        }
+    }
+
+    /// The kind that the type bits of `mode` name, or `None` for bits that name nothing.
+    pub fn from_mode(mode: u32) -> Option<FileKind> {
+        Some(match mode & TYPE_BITS {
+            0o010_000 => FileKind::Fifo,
+            0o020_000 => FileKind::Char,
+            0o040_000 => FileKind::Dir,
+            0o060_000 => FileKind::Block,
+            0o100_000 => FileKind::File,
+            0o120_000 => FileKind::Symlink,
+            0o140_000 => FileKind::Socket,
+            _ => return None,
+        })
+    }
+}
+
+/// The longest name, in bytes (`NAME_MAX`).
+pub const NAME_MAX: usize = 255;
+
+/// One component of a path: 1 to 255 bytes, without `/` and NUL, and neither `.` nor `..`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(Arc<[u8]>);
+
+/// Why bytes are not a [`Name`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadName {
+    /// Longer than [`NAME_MAX`] bytes: ENAMETOOLONG.
+    TooLong,
+    /// Empty, `.`, `..`, or containing `/` or NUL: EINVAL.
+    Invalid,
+}
+
+impl Name {
+    /// Checks `bytes` and takes them as a name.
+    ///
+    /// # Errors
+    /// [`BadName`] says what is wrong with them.
+    pub fn new(bytes: &[u8]) -> Result<Name, BadName> {
+        if bytes.len() > NAME_MAX {
+            return Err(BadName::TooLong);
+        }
+        if bytes.is_empty() || bytes == b"." || bytes == b".." || bytes.iter().any(|&b| b == b'/' || b == 0) {
+            return Err(BadName::Invalid);
+        }
+        Ok(Name(bytes.into()))
+    }
+
+    /// The bytes of the name.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The name as the operating system takes it.
+    pub fn as_os_str(&self) -> &OsStr {
+        OsStr::from_bytes(&self.0)
+    }
+
+    /// A key that sorts before every name; only for bounds of ranges.
+    pub(crate) fn before_all() -> Name {
+        Name(Arc::from(&b""[..]))
+    }
+}
+
+impl Borrow<[u8]> for Name {
+    fn borrow(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        quote_bytes(&self.0, f)
+    }
+}
+
+impl Serialize for Name {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Name, D::Error> {
+        let bytes = Vec::<u8>::deserialize(deserializer)?;
+        Name::new(&bytes).map_err(|_| serde::de::Error::custom("not the name of a file"))
+    }
+}
+
+/// A path from a root: names joined by `/`, without a leading one; empty for the root itself.
+#[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TreePath(Arc<[u8]>);
+
+impl TreePath {
+    /// The root.
+    pub fn root() -> TreePath {
+        TreePath::default()
+    }
+
+    /// Takes `bytes` as a path. Empty components and `.` are dropped; the whole is refused if a component is `..`
+    /// or not a name.
+    ///
+    /// # Errors
+    /// [`BadName`] for the first component that is not a name.
+    pub fn parse(bytes: &[u8]) -> Result<TreePath, BadName> {
+        let mut clean: Vec<u8> = Vec::with_capacity(bytes.len());
+        for part in bytes.split(|&b| b == b'/').filter(|p| !p.is_empty() && *p != b".") {
+            Name::new(part)?;
+            if !clean.is_empty() {
+                clean.push(b'/');
+            }
+            clean.extend_from_slice(part);
+        }
+        Ok(TreePath(clean.into()))
+    }
+
+    /// The path of `name` in this directory.
+    pub fn join(&self, name: &Name) -> TreePath {
+        let mut bytes = Vec::with_capacity(self.0.len() + 1 + name.as_bytes().len());
+        bytes.extend_from_slice(&self.0);
+        if !bytes.is_empty() {
+            bytes.push(b'/');
+        }
+        bytes.extend_from_slice(name.as_bytes());
+        TreePath(bytes.into())
+    }
+
+    /// The directory that holds this path and the name in it, or `None` for the root.
+    pub fn split(&self) -> Option<(TreePath, Name)> {
+        let (dir, name) = match self.0.iter().rposition(|&b| b == b'/') {
+            Some(slash) => (self.0.get(..slash)?, self.0.get(slash + 1..)?),
+            None => (&self.0[..0], &self.0[..]),
+        };
+        Some((TreePath(dir.into()), Name::new(name).ok()?))
+    }
+
+    /// The names of the path, from the root down.
+    pub fn names(&self) -> impl Iterator<Item = Name> + '_ {
+        self.0.split(|&b| b == b'/').filter_map(|part| Name::new(part).ok())
+    }
+
+    /// Whether this is the root.
+    pub fn is_root(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether `self` is `ancestor` or lies below it.
+    pub fn starts_with(&self, ancestor: &TreePath) -> bool {
+        ancestor.is_root()
+            || match self.0.strip_prefix(&ancestor.0[..]) {
+                Some(rest) => rest.is_empty() || rest.starts_with(b"/"),
+                None => false,
+            }
+    }
+
+    /// The bytes of the path.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The path as the operating system takes it, relative to a directory; `.` for the root.
+    pub fn as_os_str(&self) -> &OsStr {
+        if self.is_root() { OsStr::new(".") } else { OsStr::from_bytes(&self.0) }
+    }
+}
+
+impl fmt::Debug for TreePath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for TreePath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_root() { f.write_str(".") } else { quote_bytes(&self.0, f) }
+    }
+}
+
+impl Serialize for TreePath {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for TreePath {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<TreePath, D::Error> {
+        let bytes = Vec::<u8>::deserialize(deserializer)?;
+        let path = TreePath::parse(&bytes).map_err(|_| serde::de::Error::custom("not a path in a tree"))?;
+        if path.as_bytes() == bytes { Ok(path) } else { Err(serde::de::Error::custom("not a clean path")) }
+    }
+}
+
+/// Writes bytes of a name for people: as they are where they are printable text, else as `\n`, `\xff` and so on.
+fn quote_bytes(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    for chunk in bytes.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c.is_control() || c == '\\' { write!(f, "{}", c.escape_default())? } else { write!(f, "{c}")? }
+        }
+        for byte in chunk.invalid() {
+            write!(f, "\\x{byte:02x}")?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_component() {
+        for bad in [&b""[..], b".", b"..", b"a/b", b"a\0b"] {
+            assert_eq!(Name::new(bad), Err(BadName::Invalid), "{bad:?}");
+        }
+        assert_eq!(Name::new(&[b'x'; 256]), Err(BadName::TooLong));
+        for good in [&b"a"[..], b"...", b"-@", b"\xff\xfe", b"new\nline", &[b'x'; 255]] {
+            assert_eq!(Name::new(good).unwrap().as_bytes(), good);
+        }
+    }
+
+    #[test]
+    fn a_path_never_climbs() {
+        assert_eq!(TreePath::parse(b"//a/./b/").unwrap().as_bytes(), b"a/b");
+        assert!(TreePath::parse(b"a/../b").is_err());
+        let path = TreePath::parse(b"a/b/c").unwrap();
+        let (dir, name) = path.split().unwrap();
+        assert_eq!((dir.as_bytes(), name.as_bytes()), (&b"a/b"[..], &b"c"[..]));
+        assert_eq!(dir.join(&name), path);
+        assert!(TreePath::root().split().is_none());
+        assert!(path.starts_with(&dir) && path.starts_with(&TreePath::root()) && path.starts_with(&path));
+        assert!(!TreePath::parse(b"a/bc").unwrap().starts_with(&TreePath::parse(b"a/b").unwrap()));
+    }
+
+    #[test]
+    fn odd_bytes_are_shown_without_loss() {
+        assert_eq!(Name::new(b"a\nb\xff\\").unwrap().to_string(), "a\\nb\\xff\\\\");
+    }
+}

@@ -7,5 +7,11 @@
 //! `error`, `types` | `sys` | `store`, `base`, `jail` | `tree` | `fs`, `history` | `sandbox` | `fuse`, `control` |
 //! `cli`, `daemon`, `run`.
 
+pub mod base;
 pub mod error;
+pub mod fs;
+pub mod jail;
+pub mod store;
+pub mod sys;
+pub mod tree;
 pub mod types;

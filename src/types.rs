@@ -64,6 +64,21 @@ pub struct Timestamp {
     pub nanos: u32,
 }
 
+/// What a file of the base looked like when it was first covered; a mismatch means that the base changed behind our back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Fingerprint {
+    /// `st_dev`.
+    pub dev: u64,
+    /// `st_ino`.
+    pub ino: u64,
+    /// Bytes.
+    pub size: u64,
+    /// Last change of the content.
+    pub mtime: Timestamp,
+    /// Last change of anything.
+    pub ctime: Timestamp,
+}
+
 /// The half-open range of bytes `[start, end)` of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ByteRange {

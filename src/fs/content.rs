@@ -1,0 +1,448 @@
+//! Operations on the content of files: read, write, truncate, punch, seek.
+//!
+//! A write goes to the pool of the upper layer: in place where that layer owns the range, else to fresh addresses, with
+//! the touched 4 KiB blocks filled from below. So the first byte written to a large file of the base costs a block, and
+//! no sealed state can change.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use crate::error::{FsError, FsResult};
+use crate::fs::lower::Piece;
+use crate::fs::{Core, Fs, MAX_FILE_SIZE, SCRATCH, Target};
+use crate::store::Store;
+use crate::store::pool::{BLOCK, PoolWriter, block_ceil, block_floor};
+use crate::store::record::{Body, Edit, Meta, Source};
+use crate::sys::clock;
+use crate::sys::file as sysfile;
+use crate::tree::{Misfit, Tree};
+use crate::types::{ByteRange, FileKind, Ino, NodeId};
+
+const SETUID: u32 = 0o4000;
+const SETGID: u32 = 0o2000;
+const GROUP_EXEC: u32 = 0o010;
+/// The attribute that holds file capabilities (capabilities(7)).
+pub(super) const CAPABILITY: &[u8] = b"security.capability";
+
+/// Where the bytes that a read asked for are.
+pub struct ReadPlan {
+    pieces: Vec<Piece>,
+    lower: Arc<crate::fs::lower::Lower>,
+}
+
+/// What lseek(2) looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeekTo {
+    /// The first byte of data: SEEK_DATA.
+    Data,
+    /// The first byte of a hole, or the end: SEEK_HOLE.
+    Hole,
+}
+
+impl ReadPlan {
+    /// The plan to read `pieces`; drift is reported to `lower`.
+    pub(crate) fn new(pieces: Vec<Piece>, lower: Arc<crate::fs::lower::Lower>) -> ReadPlan {
+        ReadPlan { pieces, lower }
+    }
+
+    /// Bytes that the read gives.
+    pub fn len(&self) -> u64 {
+        self.pieces.iter().map(|p| p.len).sum()
+    }
+
+    /// Whether the read is at the end of the file.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Reads the bytes. With `nowait`, gives none if that would wait for a disk.
+    ///
+    /// # Errors
+    /// What the host answers; [`FsError::Drift`] if a file of the base is shorter than it was.
+    pub fn read(&self, nowait: bool) -> FsResult<Option<Vec<u8>>> {
+        let len = usize::try_from(self.len()).map_err(|_| FsError::Invalid)?;
+        let mut bytes = vec![0; len];
+        let mut rest: &mut [u8] = &mut bytes;
+        for piece in &self.pieces {
+            let (part, behind) = rest
+                .split_at_mut_checked(usize::try_from(piece.len).map_err(|_| FsError::Invalid)?)
+                .ok_or(FsError::Damage("a read plan that is longer than itself"))?;
+            rest = behind;
+            let Some((file, offset)) = &piece.from else { continue };
+            let got = if nowait {
+                match sysfile::pread_nowait(&**file, part, *offset)? {
+                    // A short answer may mean that the rest is not in memory.
+                    Some(got) if got == part.len() => got,
+                    _ => return Ok(None),
+                }
+            } else {
+                pread_full(file, part, *offset)?
+            };
+            if got < part.len() {
+                return Err(match &piece.drift {
+                    Some(path) => self.lower.drift(path),
+                    None => FsError::Damage("a pool is shorter than the records say"),
+                });
+            }
+        }
+        Ok(Some(bytes))
+    }
+}
+
+/// Reads until the buffer is full or the file ends.
+fn pread_full(file: &File, mut buffer: &mut [u8], mut offset: u64) -> std::io::Result<usize> {
+    let wanted = buffer.len();
+    while !buffer.is_empty() {
+        match file.read_at(buffer, offset) {
+            Ok(0) => break,
+            Ok(got) => {
+                buffer = buffer.get_mut(got..).unwrap_or_default();
+                offset += got as u64;
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(wanted - buffer.len())
+}
+
+impl Fs {
+    /// Finds where the bytes of a file are; [`ReadPlan::read`] then reads them without the lock.
+    ///
+    /// # Errors
+    /// EISDIR, EINVAL, or what the base answers.
+    pub fn read(&self, id: NodeId, offset: u64, len: u64) -> FsResult<ReadPlan> {
+        let core = self.core();
+        let target = core.target(id)?;
+        let pieces = core.plan_of(&target, ByteRange::at(offset, len))?;
+        Ok(ReadPlan::new(pieces, Arc::clone(&core.lower)))
+    }
+
+    /// Writes bytes into a file. File capabilities go with any change of content; `kill` says that setuid and setgid go,
+    /// too, because the caller lacks CAP_FSETID.
+    ///
+    /// # Errors
+    /// EFBIG, or what the store answers; then nothing is changed.
+    pub fn write(&self, id: NodeId, offset: u64, bytes: &[u8], kill: bool) -> FsResult<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        if offset.checked_add(bytes.len() as u64).is_none_or(|end| end > MAX_FILE_SIZE) {
+            return Err(FsError::FileTooBig);
+        }
+        let mut core = self.core();
+        core.change_file(&self.store, id, kill, |core, store, file| core.stage_write(store, file, offset, bytes))
+    }
+
+    /// Sets the size of a file; `kill` as for [`Fs::write`].
+    ///
+    /// # Errors
+    /// As [`Fs::write`].
+    pub fn truncate(&self, id: NodeId, size: u64, kill: bool) -> FsResult<()> {
+        if size > MAX_FILE_SIZE {
+            return Err(FsError::FileTooBig);
+        }
+        let mut core = self.core();
+        core.change_file(&self.store, id, kill, |_, _, file| Ok(vec![Edit::Resize { ino: file.key, size }]))
+    }
+
+    /// Makes room in a file, or a hole (fallocate(2)). Room is not reserved on disk: a later write can still meet a full
+    /// disk.
+    ///
+    /// # Errors
+    /// EOPNOTSUPP for modes other than keep-size, punch-hole and zero-range; else as [`Fs::write`].
+    pub fn fallocate(&self, id: NodeId, mode: i32, offset: u64, len: u64, kill: bool) -> FsResult<()> {
+        const KEEP_SIZE: i32 = 1;
+        const PUNCH_HOLE: i32 = 2;
+        const ZERO_RANGE: i32 = 16;
+        let keeps_size = mode & KEEP_SIZE != 0;
+        let zeroes = match mode & !KEEP_SIZE {
+            0 => false,
+            PUNCH_HOLE if keeps_size => true,
+            ZERO_RANGE => true,
+            _ => return Err(FsError::Unsupported),
+        };
+        let range = ByteRange::at(offset, len);
+        if range.is_empty() {
+            return Err(FsError::Invalid);
+        }
+        if range.end > MAX_FILE_SIZE {
+            return Err(FsError::FileTooBig);
+        }
+        let mut core = self.core();
+        core.change_file(&self.store, id, kill, |core, _, file| {
+            let size = core.tree_of(file).size(file.key);
+            let mut edits = Vec::new();
+            let hole = ByteRange { start: range.start, end: range.end.min(size) };
+            if zeroes && !hole.is_empty() {
+                edits.push(Edit::Map { ino: file.key, range: hole, to: None });
+            }
+            if !keeps_size && range.end > size {
+                edits.push(Edit::Resize { ino: file.key, size: range.end });
+            }
+            Ok(edits)
+        })
+    }
+
+    /// Finds data or a hole at or after an offset (lseek(2)).
+    ///
+    /// # Errors
+    /// ENXIO behind the end, or what the base answers.
+    pub fn seek(&self, id: NodeId, offset: u64, to: SeekTo) -> FsResult<u64> {
+        let core = self.core();
+        let target = core.target(id)?;
+        let size = core.attr_of(id, &target)?.size;
+        if offset >= size {
+            return Err(FsError::NoSuchOffset);
+        }
+        let mut at = offset;
+        // Pieces are cut at extents, so each is data, hole, or a run of a file that is asked in turn.
+        for piece in core.plan_of(&target, ByteRange { start: offset, end: size })? {
+            let found = match (&piece.from, to) {
+                (None, SeekTo::Hole) => Some(at),
+                (None, SeekTo::Data) => None,
+                (Some((file, from)), _) => seek_in(file, ByteRange::at(*from, piece.len), to)?.map(|f| at + (f - from)),
+            };
+            if let Some(found) = found {
+                return Ok(found);
+            }
+            at += piece.len;
+        }
+        match to {
+            SeekTo::Hole => Ok(size),
+            SeekTo::Data => Err(FsError::NoSuchOffset),
+        }
+    }
+
+    /// Copies bytes from one file into another. Gives the number of bytes copied, less than asked at the end of the source.
+    ///
+    /// # Errors
+    /// As [`Fs::read`] and [`Fs::write`]; bytes copied before the error stay.
+    pub fn copy_range(&self, from: NodeId, at: u64, to: NodeId, into: u64, len: u64) -> FsResult<u64> {
+        const STEP: u64 = 1 << 20;
+        let mut done = 0;
+        while done < len {
+            let plan = self.read(from, at + done, STEP.min(len - done))?;
+            let Some(bytes) = plan.read(false)? else { break };
+            if bytes.is_empty() {
+                break;
+            }
+            self.write(to, into + done, &bytes, true)?;
+            done += bytes.len() as u64;
+        }
+        Ok(done)
+    }
+}
+
+/// Data or a hole within a run of a file of the host, at its own offsets.
+fn seek_in(file: &File, range: ByteRange, to: SeekTo) -> FsResult<Option<u64>> {
+    let found = match to {
+        SeekTo::Data => sysfile::seek_data(file, range.start)?,
+        SeekTo::Hole => sysfile::seek_hole(file, range.start)?,
+    };
+    Ok(found.filter(|f| *f < range.end))
+}
+
+/// A file that is being changed: which tree its record is in, and under which number.
+#[derive(Clone, Copy)]
+pub(super) struct Subject {
+    pub(super) key: Ino,
+    pub(super) orphan: bool,
+}
+
+/// A run of a write: in place at an address that the upper layer owns, or to be written elsewhere.
+enum Run {
+    Owned(ByteRange, u64),
+    Fresh(ByteRange),
+}
+
+impl Core {
+    pub(super) fn tree_of(&self, subject: Subject) -> &Tree {
+        if subject.orphan { &self.orphans } else { &self.tree }
+    }
+
+    /// Where the bytes of a range of a file are, cut at its size.
+    pub(super) fn plan_of(&self, target: &Target, range: ByteRange) -> FsResult<Vec<Piece>> {
+        let scratch = self.scratch.as_ref().map(PoolWriter::file);
+        match target {
+            Target::Covered(ino) => self.plan_in(&self.tree, *ino, range, None),
+            Target::Orphan(key) => self.plan_in(&self.orphans, *key, range, scratch),
+            Target::Base(_, path, node) => self.plan_lower(path, node, range),
+        }
+    }
+
+    /// Changes the content of a file by the edits that `stage` gives, and its times and privileges with it.
+    fn change_file(
+        &mut self,
+        store: &Arc<Store>,
+        id: NodeId,
+        kill: bool,
+        stage: impl FnOnce(&mut Core, &Arc<Store>, Subject) -> FsResult<Vec<Edit>>,
+    ) -> FsResult<()> {
+        let subject = self.subject(id)?;
+        match self.tree_of(subject).node(subject.key).map(|n| n.kind()) {
+            Some(FileKind::File) => {}
+            Some(FileKind::Dir) => return Err(FsError::IsADirectory),
+            Some(_) | None => return Err(FsError::Invalid),
+        }
+        let mut edits = stage(self, store, subject)?;
+        let node = self.tree_of(subject).node(subject.key).ok_or(FsError::NotFound)?;
+        let mut meta = node.meta;
+        meta.mtime = clock::now();
+        meta.ctime = meta.mtime;
+        if kill {
+            kill_privileges(&mut meta);
+        }
+        if node.xattrs.as_ref().is_some_and(|x| x.contains_key(CAPABILITY)) {
+            edits.push(Edit::Xattr { ino: subject.key, name: CAPABILITY.to_vec(), value: None });
+        }
+        edits.push(Edit::Meta { ino: subject.key, meta });
+        self.commit_to(subject, edits)
+    }
+
+    /// Covers what is behind an id, or takes the orphan.
+    pub(super) fn subject(&mut self, id: NodeId) -> FsResult<Subject> {
+        match self.target(id)? {
+            Target::Orphan(key) => Ok(Subject { key, orphan: true }),
+            Target::Covered(_) | Target::Base(..) => Ok(Subject { key: self.cover(id)?, orphan: false }),
+        }
+    }
+
+    /// Commits edits of a live node; those of an orphan concern nobody but its holders and are not recorded.
+    pub(super) fn commit_to(&mut self, subject: Subject, edits: Vec<Edit>) -> FsResult<()> {
+        if !subject.orphan {
+            return self.commit(edits);
+        }
+        edits.iter().try_for_each(|e| self.orphans.apply(e)).map_err(|Misfit(what)| FsError::Damage(what))
+    }
+
+    /// Writes bytes to the pool and gives the edits that show them.
+    fn stage_write(&mut self, store: &Arc<Store>, file: Subject, offset: u64, bytes: &[u8]) -> FsResult<Vec<Edit>> {
+        if file.orphan {
+            self.scratch(store)?;
+        }
+        let layer = if file.orphan { SCRATCH } else { self.upper.layer() };
+        let range = ByteRange::at(offset, bytes.len() as u64);
+        let size = self.tree_of(file).size(file.key);
+        let mut edits = Vec::with_capacity(3);
+        if range.end > size {
+            edits.push(Edit::Resize { ino: file.key, size: range.end });
+        }
+        for run in self.runs(file, range, size, layer) {
+            match run {
+                Run::Owned(part, at) => self.pool(file)?.write(at, slice(bytes, offset, part)?)?,
+                Run::Fresh(part) => {
+                    let whole = self.fill_range(file, part, size.max(range.end), layer)?;
+                    let left = self.current_bytes(file, ByteRange { start: whole.start, end: part.start })?;
+                    let right = self.current_bytes(file, ByteRange { start: part.end, end: whole.end })?;
+                    let pool = self.pool(file)?;
+                    let at = pool.allocate(file.key, whole, whole.end >= size);
+                    let middle = slice(bytes, offset, part)?;
+                    if left.is_empty() && right.is_empty() {
+                        pool.write(at, middle)?;
+                    } else {
+                        pool.write(at, &[&left, middle, &right].concat())?;
+                    }
+                    let to = Some(Source::Pool { layer, offset: at });
+                    edits.push(Edit::Map { ino: file.key, range: whole, to });
+                }
+            }
+        }
+        Ok(edits)
+    }
+
+    fn pool(&mut self, file: Subject) -> FsResult<&mut PoolWriter> {
+        if !file.orphan {
+            return Ok(&mut self.upper.pool);
+        }
+        self.scratch.as_mut().ok_or(FsError::Damage("an orphan is written without a scratch file"))
+    }
+
+    /// Cuts a write into runs that are owned and runs that are not.
+    fn runs(&self, file: Subject, range: ByteRange, size: u64, layer: crate::types::LayerId) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        let mut fresh = |runs: &mut Vec<Run>, part: ByteRange| match runs.last_mut() {
+            Some(Run::Fresh(before)) if before.end == part.start => before.end = part.end,
+            _ => runs.push(Run::Fresh(part)),
+        };
+        for segment in self.tree_of(file).segments(file.key, range) {
+            match segment.source {
+                Some(Source::Pool { layer: owner, offset }) if owner == layer => runs.push(Run::Owned(segment.range, offset)),
+                _ => fresh(&mut runs, segment.range),
+            }
+        }
+        let tail = ByteRange { start: range.start.max(size), end: range.end };
+        if !tail.is_empty() {
+            fresh(&mut runs, tail);
+        }
+        runs
+    }
+
+    /// The blocks that a fresh run touches, without what the upper layer owns of them already.
+    fn fill_range(&mut self, file: Subject, part: ByteRange, size: u64, layer: crate::types::LayerId) -> FsResult<ByteRange> {
+        let owned = |core: &Core, at: u64| match core.tree_of(file).extent_at(file.key, at) {
+            Some((start, e)) if matches!(e.source, Source::Pool { layer: owner, .. } if owner == layer) => {
+                Some(ByteRange::at(start, e.len))
+            }
+            _ => None,
+        };
+        let mut whole = part;
+        if !self.pool(file)?.continues(file.key, part.start) {
+            whole.start = block_floor(part.start);
+            let mut at = part.start;
+            while let Some((start, extent)) = self.tree_of(file).extent_before(file.key, at) {
+                let end = start + extent.len;
+                if end <= whole.start {
+                    break;
+                }
+                if owned(self, start).is_some() {
+                    whole.start = end.min(part.start);
+                    break;
+                }
+                at = start;
+            }
+        }
+        whole.end = block_ceil(part.end).min(size).max(part.end);
+        let mut at = part.end;
+        while at < whole.end {
+            match self.tree_of(file).extent_at(file.key, at) {
+                Some(_) if owned(self, at).is_some() => whole.end = at,
+                Some((start, extent)) => at = start + extent.len,
+                None => at = self.tree_of(file).next_data(file.key, at).unwrap_or(whole.end),
+            }
+        }
+        debug_assert!(whole.len() <= part.len() + 2 * BLOCK);
+        Ok(whole)
+    }
+
+    /// The bytes of a file as they are now; zeros behind its end.
+    fn current_bytes(&self, file: Subject, range: ByteRange) -> FsResult<Vec<u8>> {
+        if range.is_empty() {
+            return Ok(Vec::new());
+        }
+        let target = if file.orphan { Target::Orphan(file.key) } else { Target::Covered(file.key) };
+        let plan = ReadPlan::new(self.plan_of(&target, range)?, Arc::clone(&self.lower));
+        let mut bytes = plan.read(false)?.unwrap_or_default();
+        bytes.resize(usize::try_from(range.len()).map_err(|_| FsError::Invalid)?, 0);
+        Ok(bytes)
+    }
+}
+
+/// The part of `bytes`, which begin at `offset` of the file, that `part` names.
+fn slice(bytes: &[u8], offset: u64, part: ByteRange) -> FsResult<&[u8]> {
+    let from = usize::try_from(part.start - offset).map_err(|_| FsError::Invalid)?;
+    let to = usize::try_from(part.end - offset).map_err(|_| FsError::Invalid)?;
+    bytes.get(from..to).ok_or(FsError::Damage("a run of a write lies outside of it"))
+}
+
+/// What a write or a change of size or owner by an ordinary caller takes from a file.
+pub(super) fn kill_privileges(meta: &mut Meta) {
+    if meta.mode & crate::types::TYPE_BITS == FileKind::Dir.type_bits() {
+        return;
+    }
+    meta.mode &= !SETUID;
+    if meta.mode & GROUP_EXEC != 0 {
+        meta.mode &= !SETGID;
+    }
+}

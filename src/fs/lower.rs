@@ -1,0 +1,383 @@
+//! What shows through where the tree says nothing: the base as it was in one epoch.
+//!
+//! An apply changes the base. States from before it must not change, so every apply recorded, for each path of the base
+//! that it touched, what was there before (its pre-image). A lookup for a state of epoch `e` asks the pre-images of the
+//! later epochs first, earliest first, and only then the base. The number of a node is decided here, too.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::File;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::base::{Base, BaseStat};
+use crate::error::{FsError, FsResult, Result};
+use crate::store::Store;
+use crate::store::record::{Body, LayerKind, Meta, Node, Origin, PreNode, Record, Source};
+use crate::types::{ByteRange, Epoch, FileKind, Ino, Name, TreePath};
+
+/// Open files of the base that are kept for the next read.
+const OPEN_FILES: usize = 128;
+/// Problems that are kept for `status`.
+const PROBLEMS: usize = 100;
+
+/// What one apply found in the base.
+#[derive(Default)]
+pub struct PreImages {
+    nodes: HashMap<TreePath, Option<Arc<PreNode>>>,
+    names: HashMap<TreePath, BTreeSet<Name>>,
+}
+
+impl PreImages {
+    /// Adds what was at a path; none if nothing was.
+    pub fn insert(&mut self, path: &TreePath, node: Option<Arc<PreNode>>) {
+        if let Some((dir, name)) = path.split() {
+            self.names.entry(dir).or_default().insert(name);
+        }
+        self.nodes.insert(path.clone(), node);
+    }
+
+    /// The paths that the apply touched.
+    pub fn paths(&self) -> impl Iterator<Item = &TreePath> {
+        self.nodes.keys()
+    }
+}
+
+/// All applies of a store: entry `e` holds what the apply that began epoch `e + 1` found.
+pub type PreHistory = Vec<Arc<PreImages>>;
+
+/// Reads the pre-images of a store.
+///
+/// # Errors
+/// Damage.
+pub fn read_history(store: &Store) -> Result<PreHistory> {
+    let mut history = PreHistory::new();
+    let layers = store.catalog();
+    // A pre-image without a seal belongs to an apply that did not come to its end; it is dealt with there.
+    for info in layers.iter().filter(|l| l.header.kind == LayerKind::PreImage && l.seal.is_some()) {
+        let mut images = PreImages::default();
+        for record in store.read_layer(info.header.layer)?.records {
+            if let Record::PreImage(image) = record {
+                images.insert(&image.path, image.node.map(Arc::new));
+            }
+        }
+        history.push(Arc::new(images));
+    }
+    Ok(history)
+}
+
+/// A node below the tree.
+#[derive(Clone, Debug)]
+pub enum LowerNode {
+    /// In the base.
+    Base(Box<BaseStat>),
+    /// In the pre-image of the apply that ended epoch `.1`.
+    Pre(Arc<PreNode>, Epoch),
+}
+
+/// The base as it was in one epoch.
+pub struct Lower {
+    base: Arc<Base>,
+    store: Arc<Store>,
+    epoch: Epoch,
+    history: PreHistory,
+    files: Mutex<OpenFiles>,
+    problems: Mutex<BTreeMap<TreePath, String>>,
+}
+
+#[derive(Default)]
+struct OpenFiles {
+    by_path: HashMap<TreePath, (Arc<File>, u64)>,
+    clock: u64,
+}
+
+impl Lower {
+    /// The base in `epoch`, given all applies.
+    pub fn new(base: Arc<Base>, store: Arc<Store>, epoch: Epoch, history: PreHistory) -> Lower {
+        Lower { base, store, epoch, history, files: Mutex::default(), problems: Mutex::default() }
+    }
+
+    /// Which epoch it shows.
+    pub fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// The store that keeps the pre-images.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// The base itself.
+    pub fn base(&self) -> &Arc<Base> {
+        &self.base
+    }
+
+    /// All applies so far.
+    pub fn history(&self) -> &PreHistory {
+        &self.history
+    }
+
+    /// The earliest later apply that touched `path`, and what it found.
+    fn pre(&self, path: &TreePath, after: Epoch) -> Option<(Option<&Arc<PreNode>>, Epoch)> {
+        let later = self.history.iter().enumerate().skip(after.0 as usize);
+        later.into_iter().find_map(|(at, images)| {
+            let node = images.nodes.get(path)?;
+            Some((node.as_ref(), Epoch(u32::try_from(at).unwrap_or(u32::MAX) + 1)))
+        })
+    }
+
+    /// The paths that applies after this epoch touched.
+    pub fn touched_since(&self) -> BTreeSet<TreePath> {
+        self.history.iter().skip(self.epoch.0 as usize).flat_map(|i| i.paths().cloned()).collect()
+    }
+
+    /// What is at `path`, and its number.
+    ///
+    /// # Errors
+    /// What the host answers; a path that leads nowhere is none.
+    pub fn lookup(&self, path: &TreePath) -> FsResult<Option<(Ino, LowerNode)>> {
+        if let Some((node, epoch)) = self.pre(path, self.epoch) {
+            return Ok(node.map(|n| (n.ino, LowerNode::Pre(Arc::clone(n), epoch))));
+        }
+        match self.base.stat(path) {
+            Ok(stat) => {
+                let ino = self.store.identities().lock().of(stat.dev, stat.ino)?;
+                Ok(Some((ino, LowerNode::Base(Box::new(stat)))))
+            }
+            Err(FsError::NotFound | FsError::NotADirectory) => Ok(None),
+            Err(error) => {
+                self.problem(path, &error);
+                Err(error)
+            }
+        }
+    }
+
+    /// The names of a directory with the number and, where the host tells, the kind of each.
+    ///
+    /// # Errors
+    /// What the host answers.
+    pub fn list(&self, path: &TreePath) -> FsResult<BTreeMap<Name, (Ino, Option<FileKind>)>> {
+        let mut names = BTreeMap::new();
+        let in_base = match self.pre(path, self.epoch) {
+            Some((Some(node), _)) => matches!(node.node.body, Body::Dir { .. }),
+            Some((None, _)) => false,
+            None => true,
+        };
+        if in_base {
+            let entries = match self.base.list(path) {
+                Ok(entries) => entries,
+                Err(FsError::NotFound | FsError::NotADirectory) => Vec::new(),
+                Err(error) => {
+                    self.problem(path, &error);
+                    return Err(error);
+                }
+            };
+            let (dev, _) = self.base.root_id();
+            let mut identities = self.store.identities().lock();
+            for entry in entries {
+                names.insert(entry.name, (identities.of(dev, entry.ino)?, entry.kind));
+            }
+        }
+        for images in self.history.iter().skip(self.epoch.0 as usize).rev() {
+            for name in images.names.get(path).into_iter().flatten() {
+                match images.nodes.get(&path.join(name)) {
+                    Some(Some(node)) => drop(names.insert(name.clone(), (node.ino, Some(node.node.kind())))),
+                    _ => drop(names.remove(name)),
+                }
+            }
+        }
+        Ok(names)
+    }
+
+    /// The text of a link.
+    ///
+    /// # Errors
+    /// What the host answers.
+    pub fn readlink(&self, path: &TreePath, node: &LowerNode) -> FsResult<Vec<u8>> {
+        match node {
+            LowerNode::Base(_) => self.base.readlink(path),
+            LowerNode::Pre(pre, _) => match &pre.node.body {
+                Body::Symlink { target } => Ok(target.clone()),
+                _ => Err(FsError::Invalid),
+            },
+        }
+    }
+
+    /// The extended attributes.
+    ///
+    /// # Errors
+    /// What the host answers.
+    pub fn xattrs(&self, path: &TreePath, node: &LowerNode) -> FsResult<crate::store::record::Xattrs> {
+        match node {
+            LowerNode::Base(stat) if stat.foreign => Ok(None),
+            LowerNode::Base(_) => {
+                let all: BTreeMap<_, _> = self.base.xattrs(path)?.into_iter().collect();
+                Ok((!all.is_empty()).then(|| Arc::new(all)))
+            }
+            LowerNode::Pre(pre, _) => Ok(pre.node.xattrs.clone()),
+        }
+    }
+
+    /// The record that covers a node, and where its bytes are.
+    ///
+    /// # Errors
+    /// What the host answers.
+    pub fn record(&self, path: &TreePath, node: &LowerNode) -> FsResult<(Node, Vec<(ByteRange, Source)>)> {
+        let xattrs = self.xattrs(path, node)?;
+        match node {
+            LowerNode::Pre(pre, _) => {
+                let mut record = pre.node.clone();
+                record.xattrs = xattrs;
+                let mut extents = pre.extents.clone();
+                if let Body::File { size, origin } = &mut record.body {
+                    // The bytes are found again through the path; the print is that of the pre-image's own file.
+                    let print = origin.as_ref().map(|o| o.print);
+                    *origin = print.map(|print| Arc::new(Origin { path: path.clone(), print }));
+                    if origin.is_some() && *size > 0 {
+                        extents = vec![(ByteRange::at(0, *size), Source::Base { offset: 0 })];
+                    }
+                }
+                Ok((record, extents))
+            }
+            LowerNode::Base(stat) => {
+                let body = match stat.kind {
+                    FileKind::File => {
+                        let origin = Origin { path: path.clone(), print: stat.fingerprint() };
+                        Body::File { size: stat.size, origin: Some(Arc::new(origin)) }
+                    }
+                    FileKind::Dir => Body::Dir { base: Some(path.clone()) },
+                    FileKind::Symlink => Body::Symlink { target: self.base.readlink(path)? },
+                    FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => Body::Special,
+                };
+                let whole = (stat.kind == FileKind::File && stat.size > 0)
+                    .then(|| (ByteRange::at(0, stat.size), Source::Base { offset: 0 }));
+                Ok((Node { meta: meta_of(stat), xattrs, body }, whole.into_iter().collect()))
+            }
+        }
+    }
+
+    /// Where the bytes of `range` of a file of this epoch's base are now. `print` is what the file must look like.
+    ///
+    /// # Errors
+    /// [`FsError::Drift`] if the base changed behind our back, else what the host answers.
+    pub fn locate(&self, origin: &Origin, range: ByteRange) -> FsResult<Vec<Piece>> {
+        self.locate_in(origin, range, self.epoch)
+    }
+
+    fn locate_in(&self, origin: &Origin, range: ByteRange, epoch: Epoch) -> FsResult<Vec<Piece>> {
+        match self.pre(&origin.path, epoch) {
+            None => {
+                let file = self.open(&origin.path, Some(origin))?;
+                Ok(vec![Piece { len: range.len(), from: Some((file, range.start)), drift: Some(origin.path.clone()) }])
+            }
+            Some((Some(pre), epoch)) => self.locate_pre(pre, range, epoch),
+            Some((None, _)) => Err(FsError::Drift(origin.path.clone())),
+        }
+    }
+
+    /// Where the bytes of a pre-image are.
+    ///
+    /// # Errors
+    /// As [`Lower::locate`].
+    pub fn locate_pre(&self, pre: &PreNode, range: ByteRange, epoch: Epoch) -> FsResult<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        let mut at = range.start;
+        for (extent, source) in pre.extents.iter().filter(|(e, _)| e.end > range.start && e.start < range.end) {
+            if extent.start > at {
+                pieces.push(Piece { len: extent.start - at, from: None, drift: None });
+                at = extent.start;
+            }
+            let end = extent.end.min(range.end);
+            match source.advanced(at - extent.start) {
+                Source::Pool { layer, offset } => {
+                    pieces.push(Piece { len: end - at, from: Some((self.store.pool(layer)?, offset)), drift: None });
+                }
+                Source::Base { offset } => {
+                    let Body::File { origin: Some(origin), .. } = &pre.node.body else {
+                        return Err(FsError::Damage("a pre-image refers to the base without an origin"));
+                    };
+                    pieces.extend(self.locate_in(origin, ByteRange::at(offset, end - at), epoch)?);
+                }
+            }
+            at = end;
+        }
+        if at < range.end {
+            pieces.push(Piece { len: range.end - at, from: None, drift: None });
+        }
+        Ok(pieces)
+    }
+
+    /// Opens a file of the base, or finds it open; with an origin, holds it against the print taken when it was covered.
+    ///
+    /// # Errors
+    /// [`FsError::Drift`], else what the host answers.
+    pub fn open(&self, path: &TreePath, origin: Option<&Origin>) -> FsResult<Arc<File>> {
+        let mut files = self.files.lock();
+        files.clock += 1;
+        let now = files.clock;
+        if let Some((file, used)) = files.by_path.get_mut(path) {
+            *used = now;
+            return Ok(Arc::clone(file));
+        }
+        let file = match self.base.open_file(path) {
+            Err(FsError::NotFound | FsError::NotADirectory) if origin.is_some() => return Err(self.drift(path)),
+            other => other.inspect_err(|error| self.problem(path, error))?,
+        };
+        if let Some(origin) = origin
+            && crate::base::fingerprint_of(&file)? != origin.print
+        {
+            return Err(self.drift(path));
+        }
+        if files.by_path.len() >= OPEN_FILES {
+            let oldest = files.by_path.iter().min_by_key(|(_, (_, used))| *used).map(|(path, _)| path.clone());
+            oldest.and_then(|path| files.by_path.remove(&path));
+        }
+        let file = Arc::new(file);
+        files.by_path.insert(path.clone(), (Arc::clone(&file), now));
+        Ok(file)
+    }
+
+    /// Notes that the base changed behind our back.
+    pub fn drift(&self, path: &TreePath) -> FsError {
+        let error = FsError::Drift(path.clone());
+        self.problem(path, &error);
+        error
+    }
+
+    fn problem(&self, path: &TreePath, error: &FsError) {
+        let mut problems = self.problems.lock();
+        if problems.len() < PROBLEMS {
+            problems.insert(path.clone(), error.to_string());
+        }
+    }
+
+    /// What went wrong with the base so far.
+    pub fn problems(&self) -> Vec<(TreePath, String)> {
+        self.problems.lock().iter().map(|(p, e)| (p.clone(), e.clone())).collect()
+    }
+}
+
+/// A run of bytes of a file of the host, or of zeros.
+#[derive(Clone, Debug)]
+pub struct Piece {
+    /// Bytes.
+    pub len: u64,
+    /// Which file, from which offset on; none for zeros.
+    pub from: Option<(Arc<File>, u64)>,
+    /// The base path that is to be reported if the file is shorter than that.
+    pub drift: Option<TreePath>,
+}
+
+/// The attributes of a node of the base, as a record.
+pub fn meta_of(stat: &BaseStat) -> Meta {
+    Meta {
+        mode: stat.mode,
+        uid: stat.uid,
+        gid: stat.gid,
+        nlink: stat.nlink,
+        rdev: if matches!(stat.kind, FileKind::Char | FileKind::Block) { stat.rdev } else { 0 },
+        atime: stat.atime,
+        mtime: stat.mtime,
+        ctime: stat.ctime,
+    }
+}

@@ -1,0 +1,443 @@
+//! POSIX operations on the merged tree. Nothing here has heard of FUSE: the doors translate, and nearly all tests run
+//! without a mount.
+//!
+//! Every operation is the same few steps: find the node, cover what will change (a copy-up of metadata only), write
+//! content bytes to the pool, commit a list of edits. [`Core::commit`] appends the list to the journal as one frame and
+//! applies it to the tree, in this order, so that what was acknowledged is on record. Copy-ups are committed on their
+//! own: they change nothing that can be seen.
+//!
+//! One lock guards the state of a head. It is never held across a call into the kernel's notifications, a reply or a
+//! sync; reads of content take it only to find out where the bytes are.
+
+mod acl;
+mod attrs;
+mod content;
+mod jailed;
+mod listing;
+pub mod lower;
+mod names;
+mod state;
+mod switch;
+mod table;
+#[cfg(test)]
+pub(crate) mod testing;
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::fs::File;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::error::{Error, FsError, FsResult, Result};
+use crate::fs::lower::{Lower, LowerNode};
+use crate::fs::table::{NodeTable, Place};
+use crate::jail::Jail;
+use crate::store::Store;
+use crate::store::layer::Upper;
+use crate::store::pool::PoolWriter;
+use crate::store::record::{Body, Dentry, Edit, Meta, Node, Record, Source};
+use crate::sys::clock;
+use crate::tree::{Misfit, Tree};
+use crate::types::{ByteRange, FileKind, Ino, LayerId, Name, NodeId, TreePath};
+
+pub use attrs::{SetAttr, SetTime};
+pub use content::{ReadPlan, SeekTo};
+pub use listing::DirEntry;
+pub use names::RenameMode;
+pub use state::{Found, State};
+pub use switch::{Forgotten, Switch};
+
+/// The layer number that stands for the scratch file of orphans.
+const SCRATCH: LayerId = LayerId(0);
+/// The largest file, in bytes: what ext4 with 4 KiB blocks allows, so that offsets never overflow.
+pub const MAX_FILE_SIZE: u64 = (1 << 44) - 4096;
+
+/// What `stat` shows of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attr {
+    /// Its number.
+    pub ino: Ino,
+    /// What kind of node it is.
+    pub kind: FileKind,
+    /// The attributes.
+    pub meta: Meta,
+    /// Bytes.
+    pub size: u64,
+    /// Units of 512 bytes that content takes.
+    pub blocks: u64,
+}
+
+/// What a lookup found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The id that the kernel asks with from now on.
+    pub id: NodeId,
+    /// What `stat` shows.
+    pub attr: Attr,
+}
+
+/// Who asks.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+}
+
+/// A node as an operation finds it.
+#[derive(Clone, Debug)]
+pub(crate) enum Target {
+    /// In the tree.
+    Covered(Ino),
+    /// In the base only.
+    Base(Ino, TreePath, LowerNode),
+    /// Gone, and still held: its record is in the orphans under this key.
+    Orphan(Ino),
+}
+
+/// Ranges of a file and where each is.
+pub(crate) type Extents = Vec<(ByteRange, Source)>;
+
+/// A link that was refused because it leads out.
+pub type RefusedLink = (TreePath, Vec<u8>);
+
+pub(crate) struct Core {
+    pub(crate) state: State,
+    pub(crate) upper: Upper,
+    pub(crate) table: NodeTable,
+    /// Records and extents of nodes that are gone and still held, each under its id as its number.
+    orphans: Tree,
+    scratch: Option<PoolWriter>,
+    listings: HashMap<NodeId, listing::Listing>,
+    /// How far the text of each link that the kernel was given climbs.
+    served: HashMap<Ino, usize>,
+    /// Names under which the kernel was given a file that the tree does not know by that name: further links of the base.
+    aliases: HashMap<Ino, BTreeSet<(Ino, Name)>>,
+    refused: VecDeque<RefusedLink>,
+    refused_count: u64,
+}
+
+/// A head of a store, as a filesystem.
+pub struct Fs {
+    store: Arc<Store>,
+    core: Mutex<Core>,
+    jail: Mutex<Arc<Jail>>,
+    /// Held while a layer is being synced or sealed, so that one sync serves all who wait.
+    sync_gate: Mutex<()>,
+}
+
+impl Fs {
+    /// The filesystem of a head: `tree` over `lower`, writing to `upper`.
+    pub fn new(store: Arc<Store>, tree: Tree, lower: Lower, upper: Upper, jail: Jail) -> Fs {
+        let core = Core {
+            state: State { tree, lower: Arc::new(lower) },
+            upper,
+            table: NodeTable::new(),
+            orphans: Tree::new(),
+            scratch: None,
+            listings: HashMap::new(),
+            served: HashMap::new(),
+            aliases: HashMap::new(),
+            refused: VecDeque::new(),
+            refused_count: 0,
+        };
+        Fs { store, core: Mutex::new(core), jail: Mutex::new(Arc::new(jail)), sync_gate: Mutex::new(()) }
+    }
+
+    /// The store that it writes to.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// Says by which rules links are judged from now on.
+    pub fn set_jail(&self, jail: Jail) {
+        *self.jail.lock() = Arc::new(jail);
+    }
+
+    pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
+        self.core.lock()
+    }
+
+    /// The tree as it is now and the base below it.
+    pub fn state(&self) -> State {
+        self.core().state.clone()
+    }
+
+    /// The layer that is written to.
+    pub fn upper_layer(&self) -> LayerId {
+        self.core().upper.layer()
+    }
+
+    /// Number of nodes that the kernel holds, the root included.
+    pub fn held_nodes(&self) -> usize {
+        self.core().table.len()
+    }
+
+    /// Links that were refused: the last hundred, and how many in all.
+    pub fn refused_links(&self) -> (Vec<RefusedLink>, u64) {
+        let core = self.core();
+        (core.refused.iter().cloned().collect(), core.refused_count)
+    }
+
+    /// What went wrong with the base so far.
+    pub fn base_problems(&self) -> Vec<(TreePath, String)> {
+        let lower = Arc::clone(&self.core().lower);
+        lower.problems()
+    }
+
+    /// Space of the filesystem that holds the store, as statvfs(3).
+    ///
+    /// # Errors
+    /// As fstatvfs(3).
+    pub fn statfs(&self) -> FsResult<nix::sys::statvfs::Statvfs> {
+        nix::sys::statvfs::fstatvfs(self.store.dir()).map_err(|e| FsError::Host(e as i32))
+    }
+
+    /// Takes back `count` of what was handed out for a node.
+    pub fn forget(&self, id: NodeId, count: u64) {
+        let mut core = self.core();
+        if let Some(held) = core.table.forget(id, count) {
+            core.listings.remove(&id);
+            match held.place {
+                Place::Orphan => {
+                    // A missing record is no news: the node was never more than an id.
+                    drop(core.orphans.apply(&Edit::Remove { ino: Ino(id.0) }));
+                }
+                Place::Live { .. } => {
+                    core.served.remove(&held.ino);
+                    core.aliases.remove(&held.ino);
+                }
+            }
+        }
+    }
+
+    /// Makes everything acknowledged so far survive a power cut. Many callers share one sync.
+    ///
+    /// # Errors
+    /// As fdatasync(2).
+    pub fn sync(&self) -> FsResult<()> {
+        if !self.store.durable() {
+            return Ok(());
+        }
+        // Whoever waits here finds the work done by the one before, or does it for all that came meanwhile.
+        let _gate = self.sync_gate.lock();
+        let Some(work) = self.core().upper.begin_sync() else { return Ok(()) };
+        work.pool.sync_data()?;
+        self.store.identities().lock().sync()?;
+        self.core().upper.pool_synced(&work)?;
+        work.journal.sync_data()?;
+        self.core().upper.journal_synced(work.upto);
+        Ok(())
+    }
+}
+
+impl Deref for Core {
+    type Target = State;
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Core {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+impl Core {
+    /// Records an operation and then shows it.
+    pub(crate) fn commit(&mut self, edits: Vec<Edit>) -> FsResult<()> {
+        if edits.is_empty() {
+            return Ok(());
+        }
+        let record = Record::Edits(edits);
+        self.upper.record(&record)?;
+        let Record::Edits(edits) = record else { return Ok(()) };
+        for edit in &edits {
+            self.tree.apply(edit).map_err(|Misfit(what)| FsError::Damage(what))?;
+        }
+        Ok(())
+    }
+
+    /// The node behind an id.
+    pub(crate) fn target(&self, id: NodeId) -> FsResult<Target> {
+        let held = self.table.get(id).ok_or(FsError::NotFound)?;
+        match &held.place {
+            Place::Orphan => Ok(Target::Orphan(Ino(id.0))),
+            Place::Live { .. } if self.tree.node(held.ino).is_some() => Ok(Target::Covered(held.ino)),
+            Place::Live { base: Some(path) } => match self.lower.lookup(path)? {
+                Some((ino, node)) if ino == held.ino => Ok(Target::Base(ino, path.clone(), node)),
+                _ => Err(self.lower.drift(path)),
+            },
+            Place::Live { base: None } => Err(FsError::Damage("a held node is neither in the tree nor in the base")),
+        }
+    }
+
+    /// The directory behind an id and what it covers of the base; ENOENT for one that is gone.
+    pub(crate) fn live_dir(&self, id: NodeId) -> FsResult<(Ino, Option<TreePath>)> {
+        match self.target(id)? {
+            Target::Covered(ino) => Ok((ino, self.lower_path(ino)?)),
+            Target::Base(ino, path, node) => match lower_kind(&node) {
+                FileKind::Dir => Ok((ino, Some(path))),
+                _ => Err(FsError::NotADirectory),
+            },
+            Target::Orphan(_) => Err(FsError::NotFound),
+        }
+    }
+
+    /// Covers a live node, so that it can change.
+    pub(crate) fn cover(&mut self, id: NodeId) -> FsResult<Ino> {
+        match self.target(id)? {
+            Target::Covered(ino) => Ok(ino),
+            Target::Base(_, path, _) => self.cover_base(&path),
+            Target::Orphan(_) => Err(FsError::NotFound),
+        }
+    }
+
+    /// Covers a live directory.
+    pub(crate) fn cover_dir(&mut self, id: NodeId) -> FsResult<(Ino, Option<TreePath>)> {
+        let ino = self.cover(id)?;
+        Ok((ino, self.lower_path(ino)?))
+    }
+
+    /// Covers the node at a path of the base, and the directories above it.
+    pub(crate) fn cover_base(&mut self, path: &TreePath) -> FsResult<Ino> {
+        let (ino, node) = self.lower.lookup(path)?.ok_or_else(|| self.lower.drift(path))?;
+        if self.tree.node(ino).is_some() {
+            return Ok(ino);
+        }
+        let mut edits = Vec::with_capacity(3);
+        if let Some((dir, name)) = path.split() {
+            let dir = self.cover_base(&dir)?;
+            let to = Some(Dentry::Child { ino, hides: true });
+            edits.push(Edit::Dentry { dir, name, to });
+        }
+        let (record, extents) = self.lower.record(path, &node)?;
+        edits.insert(0, Edit::Put { ino, node: Box::new(record) });
+        edits.extend(extents.into_iter().map(|(range, source)| Edit::Map { ino, range, to: Some(source) }));
+        self.commit(edits)?;
+        Ok(ino)
+    }
+
+    /// Covers what a name stands for, so that the node and the name are in the tree.
+    pub(crate) fn cover_found(&mut self, dir: Ino, name: &Name, found: &Found) -> FsResult<(Ino, bool)> {
+        match found {
+            Found::Covered(ino, hides) => {
+                if self.tree.dentry(dir, name).is_none() {
+                    let to = Some(Dentry::Child { ino: *ino, hides: true });
+                    self.commit(vec![Edit::Dentry { dir, name: name.clone(), to }])?;
+                }
+                Ok((*ino, *hides))
+            }
+            Found::Base(_, path, _) => Ok((self.cover_base(path)?, true)),
+            Found::Nothing(_) => Err(FsError::NotFound),
+        }
+    }
+
+    /// The record of a node, wherever it is.
+    pub(crate) fn record_of(&self, target: &Target) -> FsResult<Arc<Node>> {
+        match target {
+            Target::Covered(ino) => self.tree.node(*ino).cloned().ok_or(FsError::NotFound),
+            Target::Orphan(key) => self.orphans.node(*key).cloned().ok_or(FsError::NotFound),
+            Target::Base(_, path, node) => Ok(Arc::new(self.lower.record(path, node)?.0)),
+        }
+    }
+
+    /// What `stat` shows of a node.
+    pub(crate) fn attr_of(&self, id: NodeId, target: &Target) -> FsResult<Attr> {
+        let attr = match target {
+            Target::Covered(ino) => state::attr_in(&self.tree, *ino, *ino),
+            Target::Orphan(key) => state::attr_in(&self.orphans, *key, self.table.get(id).map_or(*key, |h| h.ino)),
+            Target::Base(ino, _, node) => Some(state::lower_attr(*ino, node)),
+        };
+        attr.ok_or(FsError::NotFound)
+    }
+
+    /// Hands out what a name stands for.
+    pub(crate) fn hand_out(&mut self, found: Found) -> FsResult<Entry> {
+        let attr = self.attr(&found).ok_or(FsError::NotFound)?;
+        let base = match found {
+            Found::Base(_, path, _) => Some(path),
+            Found::Covered(..) | Found::Nothing(_) => None,
+        };
+        Ok(Entry { id: self.table.hold(attr.ino, base), attr })
+    }
+
+    /// The attributes of a covered node, to be changed and committed.
+    pub(crate) fn meta(&self, ino: Ino) -> FsResult<Meta> {
+        self.tree.node(ino).map(|n| n.meta).ok_or(FsError::NotFound)
+    }
+
+    /// The edit for a directory in which a name came or went; `links` is by how many subdirectories it changed.
+    pub(crate) fn touch_dir(&self, dir: Ino, links: i32) -> FsResult<Edit> {
+        let mut meta = self.meta(dir)?;
+        meta.mtime = clock::now();
+        meta.ctime = meta.mtime;
+        // A filesystem that does not count subdirectories shows 1 for every directory; it stays so.
+        if meta.nlink >= 2 {
+            meta.nlink = meta.nlink.saturating_add_signed(links).max(2);
+        }
+        Ok(Edit::Meta { ino: dir, meta })
+    }
+
+    /// Where the bytes of a file are, as the records say.
+    pub(crate) fn target_extents(&self, target: &Target) -> FsResult<Extents> {
+        let of = |tree: &Tree, key| tree.extents(key).map(|(s, e)| (ByteRange::at(s, e.len), e.source)).collect();
+        match target {
+            Target::Covered(ino) => Ok(of(&self.tree, *ino)),
+            Target::Orphan(key) => Ok(of(&self.orphans, *key)),
+            Target::Base(_, path, node) => Ok(self.lower.record(path, node)?.1),
+        }
+    }
+
+    /// Makes the node behind an id an orphan: what is left of it stays for those who hold it.
+    pub(crate) fn keep_record(
+        &mut self,
+        id: NodeId,
+        (node, extents): (Arc<Node>, Extents),
+        change: impl FnOnce(&mut Meta),
+    ) -> FsResult<()> {
+        let key = Ino(id.0);
+        let mut node = Arc::unwrap_or_clone(node);
+        change(&mut node.meta);
+        let misfit = |Misfit(what)| FsError::Damage(what);
+        self.orphans.apply(&Edit::Put { ino: key, node: Box::new(node) }).map_err(misfit)?;
+        for (range, source) in extents {
+            self.orphans.apply(&Edit::Map { ino: key, range, to: Some(source) }).map_err(misfit)?;
+        }
+        if let Some(held) = self.table.get(id) {
+            self.served.remove(&held.ino);
+        }
+        self.table.orphan(id);
+        self.listings.remove(&id);
+        Ok(())
+    }
+
+    /// Where orphans write.
+    pub(crate) fn scratch(&mut self, store: &Store) -> Result<&mut PoolWriter> {
+        if self.scratch.is_none() {
+            let file: Arc<File> = Arc::new(store.tmp().scratch()?);
+            let pool = PoolWriter::new(SCRATCH, file).map_err(|e| Error::io("create a scratch file", &e))?;
+            self.scratch = Some(pool);
+        }
+        self.scratch.as_mut().ok_or_else(|| Error::damage("create a scratch file", "it is gone"))
+    }
+
+    pub(crate) fn note_refused(&mut self, link: TreePath, target: Vec<u8>) {
+        self.refused_count += 1;
+        if self.refused.len() >= 100 {
+            self.refused.pop_front();
+        }
+        self.refused.push_back((link, target));
+    }
+}
+
+/// What kind a node of the base is.
+pub(crate) fn lower_kind(node: &LowerNode) -> FileKind {
+    match node {
+        LowerNode::Base(stat) => stat.kind,
+        LowerNode::Pre(pre, _) => pre.node.kind(),
+    }
+}

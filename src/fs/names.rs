@@ -1,0 +1,427 @@
+//! Operations on names: lookup, create, link, unlink, rename.
+
+use std::sync::Arc;
+
+use crate::error::{FsError, FsResult};
+use crate::fs::{Caller, Core, Entry, Found, Fs, Target, acl, lower_kind};
+use crate::store::record::{Body, Dentry, Edit, Meta, Node};
+use crate::sys::clock;
+use crate::types::{FileKind, Ino, Name, NodeId, TYPE_BITS, TreePath};
+
+/// The largest number of links of a file, as on ext4.
+const LINK_MAX: u32 = 65_000;
+const SETGID: u32 = 0o2000;
+
+/// What a rename does about a name that exists (rename(2)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenameMode {
+    /// It is replaced.
+    Replace,
+    /// It is an error: RENAME_NOREPLACE.
+    NoReplace,
+    /// The two change places: RENAME_EXCHANGE.
+    Exchange,
+}
+
+/// What a new node is to be.
+struct Newborn {
+    mode: u32,
+    rdev: u64,
+    body: Body,
+    umask: u32,
+}
+
+/// A name in a directory, with what it stands for.
+struct Place {
+    dir: Ino,
+    lower: Option<TreePath>,
+    name: Name,
+    found: Found,
+}
+
+impl Fs {
+    /// Finds a name in a directory and hands its node out.
+    ///
+    /// # Errors
+    /// ENOENT, ENOTDIR, or what the base answers.
+    pub fn lookup(&self, dir: NodeId, name: &Name) -> FsResult<Entry> {
+        let mut core = self.core();
+        let place = core.place(dir, name)?;
+        core.note_alias(&place);
+        core.hand_out(place.found)
+    }
+
+    /// Makes a file, fifo, socket or device (mknod(2)); `mode` has the type bits.
+    ///
+    /// # Errors
+    /// EEXIST, ENOENT for a directory that is gone, or what the store answers.
+    pub fn mknod(&self, dir: NodeId, name: &Name, mode: u32, rdev: u64, umask: u32, who: Caller) -> FsResult<Entry> {
+        let mode = if mode & TYPE_BITS == 0 { mode | FileKind::File.type_bits() } else { mode };
+        let body = match FileKind::from_mode(mode) {
+            Some(FileKind::File) => Body::File { size: 0, origin: None },
+            Some(FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block) => Body::Special,
+            Some(FileKind::Dir | FileKind::Symlink) | None => return Err(FsError::Invalid),
+        };
+        self.core().create(&self.store, dir, name, Newborn { mode, rdev, body, umask }, who)
+    }
+
+    /// Makes a directory.
+    ///
+    /// # Errors
+    /// As [`Fs::mknod`].
+    pub fn mkdir(&self, dir: NodeId, name: &Name, mode: u32, umask: u32, who: Caller) -> FsResult<Entry> {
+        let mode = (mode & !TYPE_BITS) | FileKind::Dir.type_bits();
+        let newborn = Newborn { mode, rdev: 0, body: Body::Dir { base: None }, umask };
+        self.core().create(&self.store, dir, name, newborn, who)
+    }
+
+    /// Makes a symbolic link. Any text is allowed; following it is another matter (see [`Fs::readlink`]).
+    ///
+    /// # Errors
+    /// As [`Fs::mknod`]; ENAMETOOLONG for a text of more than 4095 bytes.
+    pub fn symlink(&self, dir: NodeId, name: &Name, target: &[u8], who: Caller) -> FsResult<Entry> {
+        if target.is_empty() || target.len() > 4095 {
+            return Err(if target.is_empty() { FsError::NotFound } else { FsError::NameTooLong });
+        }
+        let body = Body::Symlink { target: target.to_vec() };
+        let mode = FileKind::Symlink.type_bits() | 0o777;
+        self.core().create(&self.store, dir, name, Newborn { mode, rdev: 0, body, umask: 0 }, who)
+    }
+
+    /// Gives a node another name (link(2)).
+    ///
+    /// # Errors
+    /// EPERM for a directory, ENOENT for a node that is gone, EEXIST, EMLINK, or what the store answers.
+    pub fn link(&self, id: NodeId, dir: NodeId, name: &Name) -> FsResult<Entry> {
+        let mut core = self.core();
+        let place = core.place(dir, name)?;
+        let Found::Nothing(hides) = place.found else { return Err(FsError::Exists) };
+        let target = core.target(id)?;
+        if core.record_of(&target)?.kind() == FileKind::Dir {
+            return Err(FsError::NotPermitted);
+        }
+        let ino = core.cover(id)?;
+        let (dir, _) = core.cover_dir(dir)?;
+        let mut meta = core.meta(ino)?;
+        if meta.nlink >= LINK_MAX {
+            return Err(FsError::TooManyLinks);
+        }
+        meta.nlink += 1;
+        meta.ctime = clock::now();
+        let name = name.clone();
+        let dentry = Edit::Dentry { dir, name, to: Some(Dentry::Child { ino, hides }) };
+        let edits = vec![Edit::Meta { ino, meta }, dentry, core.touch_dir(dir, 0)?];
+        core.commit(edits)?;
+        core.hand_out(Found::Covered(ino, hides))
+    }
+
+    /// Removes a name that is not a directory's.
+    ///
+    /// # Errors
+    /// ENOENT, EISDIR, or what the store answers.
+    pub fn unlink(&self, dir: NodeId, name: &Name) -> FsResult<()> {
+        let mut core = self.core();
+        let place = core.place(dir, name)?;
+        if core.kind_of(&place.found)? == FileKind::Dir {
+            return Err(FsError::IsADirectory);
+        }
+        let (dir, _) = core.cover_dir(dir)?;
+        let mut edits = core.take_name_off(&place)?;
+        edits.push(Edit::Dentry { dir, name: name.clone(), to: core.what_remains(&place.found) });
+        edits.push(core.touch_dir(dir, 0)?);
+        core.commit_after_orphaning(edits, &place.found)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// ENOENT, ENOTDIR, ENOTEMPTY, or what the store answers.
+    pub fn rmdir(&self, dir: NodeId, name: &Name) -> FsResult<()> {
+        let mut core = self.core();
+        let place = core.place(dir, name)?;
+        if core.kind_of(&place.found)? != FileKind::Dir {
+            return Err(FsError::NotADirectory);
+        }
+        core.check_empty(&place.found)?;
+        let (dir, _) = core.cover_dir(dir)?;
+        let mut edits = core.take_name_off(&place)?;
+        edits.insert(0, Edit::Dentry { dir, name: name.clone(), to: core.what_remains(&place.found) });
+        edits.push(core.touch_dir(dir, -1)?);
+        core.commit_after_orphaning(edits, &place.found)
+    }
+
+    /// Moves a name (renameat2(2)). A directory moves as one name, whatever is below it.
+    ///
+    /// # Errors
+    /// As rename(2); EXDEV for a directory whose links would lead out from the new place.
+    pub fn rename(&self, from_dir: NodeId, from: &Name, to_dir: NodeId, to: &Name, mode: RenameMode) -> FsResult<()> {
+        let mut core = self.core();
+        let source = core.place(from_dir, from)?;
+        let target = core.place(to_dir, to)?;
+        if matches!(source.found, Found::Nothing(_)) {
+            return Err(FsError::NotFound);
+        }
+        match (mode, &target.found) {
+            (RenameMode::NoReplace, Found::Covered(..) | Found::Base(..)) => return Err(FsError::Exists),
+            (RenameMode::Exchange, Found::Nothing(_)) => return Err(FsError::NotFound),
+            _ => {}
+        }
+        if core.ino_of(&source.found).is_some() && core.ino_of(&source.found) == core.ino_of(&target.found) {
+            return Ok(());
+        }
+        core.check_move(&source, &target)?;
+        if mode == RenameMode::Exchange {
+            core.check_move(&target, &source)?;
+            core.exchange(from_dir, to_dir, &source, &target)
+        } else {
+            core.replace(from_dir, to_dir, &source, &target)
+        }
+    }
+}
+
+impl Core {
+    fn place(&self, dir: NodeId, name: &Name) -> FsResult<Place> {
+        let (dir, lower) = self.live_dir(dir)?;
+        let found = self.find(dir, lower.as_ref(), name)?;
+        Ok(Place { dir, lower, name: name.clone(), found })
+    }
+
+    /// Remembers a name by which the tree does not know a file with several links.
+    fn note_alias(&mut self, place: &Place) {
+        let (ino, links) = match &place.found {
+            Found::Covered(ino, true) if self.tree.dentry(place.dir, &place.name).is_none() => (*ino, 2),
+            Found::Base(ino, _, node) if lower_kind(node) != FileKind::Dir => (*ino, self.lower_links(node)),
+            _ => return,
+        };
+        if links > 1 {
+            self.aliases.entry(ino).or_default().insert((place.dir, place.name.clone()));
+        }
+    }
+
+    fn ino_of(&self, found: &Found) -> Option<Ino> {
+        match found {
+            Found::Covered(ino, _) | Found::Base(ino, ..) => Some(*ino),
+            Found::Nothing(_) => None,
+        }
+    }
+
+    fn kind_of(&self, found: &Found) -> FsResult<FileKind> {
+        match found {
+            Found::Covered(ino, _) => self.tree.node(*ino).map(|n| n.kind()).ok_or(FsError::NotFound),
+            Found::Base(_, _, node) => Ok(lower_kind(node)),
+            Found::Nothing(_) => Err(FsError::NotFound),
+        }
+    }
+
+    fn create(
+        &mut self,
+        store: &Arc<crate::store::Store>,
+        dir: NodeId,
+        name: &Name,
+        newborn: Newborn,
+        who: Caller,
+    ) -> FsResult<Entry> {
+        let place = self.place(dir, name)?;
+        let Found::Nothing(hides) = place.found else { return Err(FsError::Exists) };
+        let (dir, _) = self.cover_dir(dir)?;
+        let is_dir = matches!(newborn.body, Body::Dir { .. });
+        let above = self.tree.node(dir).cloned().ok_or(FsError::NotFound)?;
+        if is_dir && above.meta.nlink >= LINK_MAX {
+            return Err(FsError::TooManyLinks);
+        }
+        let ino = store.identities().lock().fresh()?;
+        let now = clock::now();
+        let (mut mode, xattrs) = match newborn.body {
+            Body::Symlink { .. } => (newborn.mode, None),
+            _ => acl::inherit(&above.xattrs, newborn.mode, newborn.umask, is_dir)?,
+        };
+        let mut gid = who.gid;
+        if above.meta.mode & SETGID != 0 {
+            gid = above.meta.gid;
+            if is_dir {
+                mode |= SETGID;
+            }
+        }
+        let nlink = if is_dir { 2 } else { 1 };
+        let meta = Meta { mode, uid: who.uid, gid, nlink, rdev: newborn.rdev, atime: now, mtime: now, ctime: now };
+        let node = Node { meta, xattrs, body: newborn.body };
+        let edits = vec![
+            Edit::Put { ino, node: Box::new(node) },
+            Edit::Dentry { dir, name: name.clone(), to: Some(Dentry::Child { ino, hides }) },
+            self.touch_dir(dir, i32::from(is_dir))?,
+        ];
+        self.commit(edits)?;
+        self.hand_out(Found::Covered(ino, hides))
+    }
+
+    /// What a directory says of a name once the node behind it lost it.
+    fn what_remains(&self, found: &Found) -> Option<Dentry> {
+        match found {
+            Found::Covered(_, true) | Found::Base(..) | Found::Nothing(true) => Some(Dentry::Whiteout),
+            Found::Covered(_, false) | Found::Nothing(false) => None,
+        }
+    }
+
+    /// The edits for a node that loses the name at `place`; the name itself is the caller's. Keeps an orphan of a node
+    /// that is held and goes altogether.
+    fn take_name_off(&mut self, place: &Place) -> FsResult<Vec<Edit>> {
+        // A base file with more links must keep count of them in the tree.
+        let found = match &place.found {
+            Found::Base(_, _, node) if lower_kind(node) != FileKind::Dir && self.lower_links(node) > 1 => {
+                let (ino, hides) = self.cover_found(place.dir, &place.name, &place.found)?;
+                Found::Covered(ino, hides)
+            }
+            other => other.clone(),
+        };
+        let Found::Covered(ino, _) = found else { return Ok(Vec::new()) };
+        let node = self.tree.node(ino).cloned().ok_or(FsError::NotFound)?;
+        let mut meta = node.meta;
+        if node.kind() == FileKind::Dir || meta.nlink <= 1 {
+            return Ok(vec![Edit::Remove { ino }]);
+        }
+        meta.nlink -= 1;
+        meta.ctime = clock::now();
+        Ok(vec![Edit::Meta { ino, meta }])
+    }
+
+    fn lower_links(&self, node: &crate::fs::lower::LowerNode) -> u32 {
+        match node {
+            crate::fs::lower::LowerNode::Base(stat) => stat.nlink,
+            crate::fs::lower::LowerNode::Pre(pre, _) => pre.node.meta.nlink,
+        }
+    }
+
+    /// Commits edits that may take the node of `found` out of the tree, and keeps what its holders need.
+    fn commit_after_orphaning(&mut self, edits: Vec<Edit>, found: &Found) -> FsResult<()> {
+        let gone = match found {
+            Found::Covered(ino, _) => edits
+                .iter()
+                .any(|e| matches!(e, Edit::Remove { ino: gone } if gone == ino))
+                .then_some((*ino, Target::Covered(*ino))),
+            Found::Base(ino, path, node) => {
+                let last = lower_kind(node) == FileKind::Dir || self.lower_links(node) <= 1;
+                last.then(|| (*ino, Target::Base(*ino, path.clone(), node.clone())))
+            }
+            Found::Nothing(_) => None,
+        };
+        // What is left must be taken while it is there, and kept only if the journal took the edits.
+        let Some((ino, target)) = gone else { return self.commit(edits) };
+        let Some(id) = self.table.id_of(ino) else { return self.commit(edits) };
+        let kept = (self.record_of(&target)?, self.target_extents(&target)?);
+        self.commit(edits)?;
+        self.keep_record(id, kept, |meta| {
+            meta.nlink = 0;
+            meta.ctime = clock::now();
+        })
+    }
+
+    fn check_empty(&self, found: &Found) -> FsResult<()> {
+        let names = match found {
+            Found::Covered(ino, _) => self.merged_names(*ino, self.lower_path(*ino)?.as_ref())?,
+            Found::Base(ino, path, _) => self.merged_names(*ino, Some(path))?,
+            Found::Nothing(_) => return Err(FsError::NotFound),
+        };
+        if names.is_empty() { Ok(()) } else { Err(FsError::NotEmpty) }
+    }
+
+    /// Refuses a move that rename(2) does not allow, or that would let links below lead out.
+    fn check_move(&self, source: &Place, target: &Place) -> FsResult<()> {
+        let is_dir = self.kind_of(&source.found)? == FileKind::Dir;
+        if !is_dir {
+            return Ok(());
+        }
+        let Some(moved) = self.ino_of(&source.found) else { return Err(FsError::NotFound) };
+        let mut at = (target.dir, target.lower.clone());
+        loop {
+            if at.0 == moved {
+                return Err(FsError::Invalid);
+            }
+            match self.parent_of(at.0, at.1.as_ref())? {
+                Some(up) => at = up,
+                None => break,
+            }
+        }
+        self.check_links_stay_inside(moved, source, target)
+    }
+
+    fn check_links_stay_inside(&self, moved: Ino, source: &Place, target: &Place) -> FsResult<()> {
+        let before = self.depth_of(source.dir, source.lower.as_ref())?;
+        let after = self.depth_of(target.dir, target.lower.as_ref())?;
+        if after < before { self.check_served_links(moved, before - after) } else { Ok(()) }
+    }
+
+    fn replace(&mut self, from_dir: NodeId, to_dir: NodeId, source: &Place, target: &Place) -> FsResult<()> {
+        let moves_dir = self.kind_of(&source.found)? == FileKind::Dir;
+        let mut lost_dir = false;
+        match &target.found {
+            Found::Nothing(_) => {}
+            found => {
+                lost_dir = self.kind_of(found)? == FileKind::Dir;
+                match (moves_dir, lost_dir) {
+                    (true, false) => return Err(FsError::NotADirectory),
+                    (false, true) => return Err(FsError::IsADirectory),
+                    (true, true) => self.check_empty(found)?,
+                    (false, false) => {}
+                }
+            }
+        }
+        let (from, _) = self.cover_dir(from_dir)?;
+        let (to, _) = self.cover_dir(to_dir)?;
+        let (ino, hides) = self.cover_found(from, &source.name, &source.found)?;
+        let hidden = matches!(target.found, Found::Covered(_, true) | Found::Base(..) | Found::Nothing(true));
+        let after = Found::Covered(ino, hides);
+        let mut edits = Vec::with_capacity(8);
+        edits.push(Edit::Dentry { dir: from, name: source.name.clone(), to: self.what_remains(&after) });
+        let dentry = Some(Dentry::Child { ino, hides: hidden });
+        let lost = if matches!(target.found, Found::Nothing(_)) { Vec::new() } else { self.take_name_off(target)? };
+        edits.push(Edit::Dentry { dir: to, name: target.name.clone(), to: dentry });
+        edits.extend(lost);
+        let left = -i32::from(moves_dir);
+        let come = i32::from(moves_dir) - i32::from(lost_dir);
+        if from == to {
+            edits.push(self.touch_dir(from, left + come)?);
+        } else {
+            edits.push(self.touch_dir(from, left)?);
+            edits.push(self.touch_dir(to, come)?);
+        }
+        let mut meta = self.meta(ino)?;
+        meta.ctime = clock::now();
+        edits.push(Edit::Meta { ino, meta });
+        self.commit_after_orphaning(edits, &target.found)
+    }
+
+    fn exchange(&mut self, from_dir: NodeId, to_dir: NodeId, source: &Place, target: &Place) -> FsResult<()> {
+        let (from, _) = self.cover_dir(from_dir)?;
+        let (to, _) = self.cover_dir(to_dir)?;
+        let (a, a_hides) = self.cover_found(from, &source.name, &source.found)?;
+        let (b, b_hides) = self.cover_found(to, &target.name, &target.found)?;
+        let mut edits = vec![
+            Edit::Dentry { dir: from, name: source.name.clone(), to: Some(Dentry::Child { ino: b, hides: a_hides }) },
+            Edit::Dentry { dir: to, name: target.name.clone(), to: Some(Dentry::Child { ino: a, hides: b_hides }) },
+        ];
+        let is_dir = |core: &Core, ino| core.tree.node(ino).is_some_and(|n| n.kind() == FileKind::Dir);
+        let moved = i32::from(is_dir(self, b)) - i32::from(is_dir(self, a));
+        if from == to {
+            edits.push(self.touch_dir(from, 0)?);
+        } else {
+            edits.push(self.touch_dir(from, moved)?);
+            edits.push(self.touch_dir(to, -moved)?);
+        }
+        for ino in [a, b] {
+            // A directory of the two may be the parent whose names were just counted: take its attributes from there.
+            let counted = edits.iter_mut().find_map(|edit| match edit {
+                Edit::Meta { ino: found, meta } if *found == ino => Some(meta),
+                _ => None,
+            });
+            match counted {
+                Some(meta) => meta.ctime = clock::now(),
+                None => {
+                    let mut meta = self.meta(ino)?;
+                    meta.ctime = clock::now();
+                    edits.push(Edit::Meta { ino, meta });
+                }
+            }
+        }
+        self.commit(edits)
+    }
+}

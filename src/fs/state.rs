@@ -1,0 +1,299 @@
+//! A state of the whole filesystem: the tree, and the base below it in one epoch. A value: a checkpoint, a restore and a
+//! diff are about states, with or without a kernel that looks at one of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::error::{FsError, FsResult};
+use crate::fs::lower::{self, Lower, LowerNode, Piece};
+use crate::fs::{Attr, lower_kind};
+use crate::store::record::{Body, Dentry, Node, Source};
+use crate::tree::Tree;
+use crate::types::{ByteRange, FileKind, Ino, Name, TreePath};
+
+/// The tree over the base.
+#[derive(Clone)]
+pub struct State {
+    /// What differs from the base.
+    pub tree: Tree,
+    /// The base.
+    pub lower: Arc<Lower>,
+}
+
+/// What a name stands for.
+#[derive(Clone, Debug)]
+pub enum Found {
+    /// A node of the tree; the flag says whether the base has the name, too.
+    Covered(Ino, bool),
+    /// A node of the base that is not covered.
+    Base(Ino, TreePath, LowerNode),
+    /// Nothing; the flag says whether a whiteout stands there.
+    Nothing(bool),
+}
+
+impl Found {
+    /// The number of the node, if there is one.
+    pub fn ino(&self) -> Option<Ino> {
+        match self {
+            Found::Covered(ino, _) | Found::Base(ino, ..) => Some(*ino),
+            Found::Nothing(_) => None,
+        }
+    }
+}
+
+impl State {
+    /// What a directory of the tree covers of the base.
+    pub fn lower_path(&self, dir: Ino) -> FsResult<Option<TreePath>> {
+        match self.tree.node(dir).map(|n| &n.body) {
+            Some(Body::Dir { base }) => Ok(base.clone()),
+            Some(_) => Err(FsError::NotADirectory),
+            None => Err(FsError::NotFound),
+        }
+    }
+
+    /// What `name` stands for in a directory.
+    pub fn find(&self, dir: Ino, lower: Option<&TreePath>, name: &Name) -> FsResult<Found> {
+        match self.tree.dentry(dir, name) {
+            Some(Dentry::Child { ino, hides }) => return Ok(Found::Covered(ino, hides)),
+            Some(Dentry::Whiteout) => return Ok(Found::Nothing(true)),
+            None => {}
+        }
+        let Some(path) = lower.map(|dir| dir.join(name)) else { return Ok(Found::Nothing(false)) };
+        match self.lower.lookup(&path)? {
+            // Another link of the same file was covered before.
+            Some((ino, _)) if self.tree.node(ino).is_some() => Ok(Found::Covered(ino, true)),
+            Some((ino, node)) => Ok(Found::Base(ino, path, node)),
+            None => Ok(Found::Nothing(false)),
+        }
+    }
+
+    /// The path of a directory in the merged tree.
+    pub fn dir_path(&self, dir: Ino, lower: Option<&TreePath>) -> FsResult<TreePath> {
+        if self.tree.node(dir).is_some() {
+            return self.tree.path(dir).ok_or(FsError::NotFound);
+        }
+        let Some((above, name)) = lower.and_then(TreePath::split) else { return Ok(TreePath::root()) };
+        let (ino, _) = self.lower.lookup(&above)?.ok_or(FsError::NotFound)?;
+        Ok(self.dir_path(ino, Some(&above))?.join(&name))
+    }
+
+    /// Names of a directory of the merged tree: all that is seen, sorted.
+    pub fn merged_names(&self, dir: Ino, lower: Option<&TreePath>) -> FsResult<BTreeMap<Name, (Ino, Option<FileKind>)>> {
+        let mut names = match lower {
+            Some(path) => self.lower.list(path)?,
+            None => BTreeMap::new(),
+        };
+        for (name, dentry) in self.tree.dentries(dir) {
+            match dentry {
+                Dentry::Whiteout => drop(names.remove(name)),
+                Dentry::Child { ino, .. } => {
+                    drop(names.insert(name.clone(), (ino, self.tree.node(ino).map(|n| n.kind()))));
+                }
+            }
+        }
+        Ok(names)
+    }
+
+    /// The directory above a live directory; none above the root.
+    pub fn parent_of(&self, dir: Ino, lower: Option<&TreePath>) -> FsResult<Option<(Ino, Option<TreePath>)>> {
+        if dir == Ino::ROOT {
+            return Ok(None);
+        }
+        if self.tree.node(dir).is_some() {
+            let (up, _) = self.tree.parent(dir).ok_or(FsError::NotFound)?;
+            return Ok(Some((up, self.lower_path(up)?)));
+        }
+        let (above, _) = lower.and_then(TreePath::split).ok_or(FsError::NotFound)?;
+        let (ino, _) = self.lower.lookup(&above)?.ok_or(FsError::NotFound)?;
+        Ok(Some((ino, Some(above))))
+    }
+
+    /// How many names lead from the root to a live directory.
+    pub fn depth_of(&self, dir: Ino, lower: Option<&TreePath>) -> FsResult<usize> {
+        let mut depth = 0;
+        let mut at = (dir, lower.cloned());
+        while let Some(up) = self.parent_of(at.0, at.1.as_ref())? {
+            depth += 1;
+            at = up;
+        }
+        Ok(depth)
+    }
+
+    /// What a path stands for; links are not followed.
+    ///
+    /// # Errors
+    /// What the base answers.
+    pub fn resolve(&self, path: &TreePath) -> FsResult<Found> {
+        let (mut at, mut lower) = self.root();
+        let mut found = if self.tree.node(Ino::ROOT).is_some() {
+            Found::Covered(Ino::ROOT, true)
+        } else {
+            match self.lower.lookup(&TreePath::root())? {
+                Some((ino, node)) => Found::Base(ino, TreePath::root(), node),
+                None => return Err(self.lower.drift(&TreePath::root())),
+            }
+        };
+        let mut names = path.names().peekable();
+        while let Some(name) = names.next() {
+            found = self.find(at, lower.as_ref(), &name)?;
+            if names.peek().is_some() {
+                match self.as_dir(&found) {
+                    Some(dir) => (at, lower) = dir,
+                    None => return Ok(Found::Nothing(false)),
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The root directory and what it covers.
+    pub fn root(&self) -> (Ino, Option<TreePath>) {
+        let lower = match self.tree.node(Ino::ROOT).map(|n| &n.body) {
+            Some(Body::Dir { base }) => base.clone(),
+            _ => Some(TreePath::root()),
+        };
+        (Ino::ROOT, lower)
+    }
+
+    /// The directory that was found and what it covers; none for anything else.
+    pub fn as_dir(&self, found: &Found) -> Option<(Ino, Option<TreePath>)> {
+        match found {
+            Found::Covered(ino, _) => Some((*ino, self.lower_path(*ino).ok()?)),
+            Found::Base(ino, path, node) => (lower_kind(node) == FileKind::Dir).then(|| (*ino, Some(path.clone()))),
+            Found::Nothing(_) => None,
+        }
+    }
+
+    /// What `stat` shows of a node of the tree or the base; none for nothing.
+    pub fn attr(&self, found: &Found) -> Option<Attr> {
+        match found {
+            Found::Covered(ino, _) => attr_in(&self.tree, *ino, *ino),
+            Found::Base(ino, _, node) => Some(lower_attr(*ino, node)),
+            Found::Nothing(_) => None,
+        }
+    }
+
+    /// The record of a node, and where its bytes are.
+    ///
+    /// # Errors
+    /// ENOENT for nothing, or what the base answers.
+    pub fn record(&self, found: &Found) -> FsResult<(Arc<Node>, Vec<(ByteRange, Source)>)> {
+        match found {
+            Found::Covered(ino, _) => {
+                let node = self.tree.node(*ino).cloned().ok_or(FsError::NotFound)?;
+                let extents = self.tree.extents(*ino).map(|(s, e)| (ByteRange::at(s, e.len), e.source)).collect();
+                Ok((node, extents))
+            }
+            Found::Base(_, path, node) => self.lower.record(path, node).map(|(node, extents)| (Arc::new(node), extents)),
+            Found::Nothing(_) => Err(FsError::NotFound),
+        }
+    }
+
+    /// Where the bytes of a range of a file are, cut at its size.
+    ///
+    /// # Errors
+    /// EISDIR, EINVAL for what has no content, or what the base answers.
+    pub fn plan(&self, found: &Found, range: ByteRange) -> FsResult<Vec<Piece>> {
+        match found {
+            Found::Covered(ino, _) => self.plan_in(&self.tree, *ino, range, None),
+            Found::Base(_, path, node) => self.plan_lower(path, node, range),
+            Found::Nothing(_) => Err(FsError::NotFound),
+        }
+    }
+
+    /// The same for a node of the base.
+    pub(crate) fn plan_lower(&self, path: &TreePath, node: &LowerNode, range: ByteRange) -> FsResult<Vec<Piece>> {
+        check_file(lower_kind(node))?;
+        match node {
+            LowerNode::Base(stat) => {
+                let range = crate::tree::within(range, stat.size);
+                if range.is_empty() {
+                    return Ok(Vec::new());
+                }
+                let file = self.lower.open(path, None)?;
+                Ok(vec![Piece { len: range.len(), from: Some((file, range.start)), drift: Some(path.clone()) }])
+            }
+            LowerNode::Pre(pre, epoch) => {
+                self.lower.locate_pre(pre, crate::tree::within(range, pre.node.size()), *epoch)
+            }
+        }
+    }
+
+    /// The same for a file of `tree`; `scratch` is the file that stands for layer 0.
+    pub(crate) fn plan_in(
+        &self,
+        tree: &Tree,
+        ino: Ino,
+        range: ByteRange,
+        scratch: Option<&Arc<std::fs::File>>,
+    ) -> FsResult<Vec<Piece>> {
+        let node = tree.node(ino).ok_or(FsError::NotFound)?;
+        check_file(node.kind())?;
+        let Body::File { origin, .. } = &node.body else { return Err(FsError::Invalid) };
+        let mut pieces = Vec::new();
+        for segment in tree.segments(ino, range) {
+            let len = segment.range.len();
+            match segment.source {
+                None => pieces.push(Piece { len, from: None, drift: None }),
+                Some(Source::Pool { layer, offset }) => {
+                    let file = match scratch {
+                        Some(scratch) if layer == super::SCRATCH => Arc::clone(scratch),
+                        _ => self.lower.store().pool(layer)?,
+                    };
+                    pieces.push(Piece { len, from: Some((file, offset)), drift: None });
+                }
+                Some(Source::Base { offset }) => {
+                    let origin = origin.as_ref().ok_or(FsError::Damage("content in the base without an origin"))?;
+                    pieces.extend(self.lower.locate(origin, ByteRange::at(offset, len))?);
+                }
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// The whole content of a file.
+    ///
+    /// # Errors
+    /// As [`State::plan`] and what the host answers.
+    pub fn read_all(&self, found: &Found) -> FsResult<Vec<u8>> {
+        let pieces = self.plan(found, ByteRange { start: 0, end: u64::MAX })?;
+        let plan = super::ReadPlan::new(pieces, Arc::clone(&self.lower));
+        Ok(plan.read(false)?.unwrap_or_default())
+    }
+}
+
+fn check_file(kind: FileKind) -> FsResult<()> {
+    match kind {
+        FileKind::File => Ok(()),
+        FileKind::Dir => Err(FsError::IsADirectory),
+        FileKind::Symlink | FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => Err(FsError::Invalid),
+    }
+}
+
+/// What `stat` shows of the node `key` of a tree; `ino` is the number to show.
+pub(crate) fn attr_in(tree: &Tree, key: Ino, ino: Ino) -> Option<Attr> {
+    let node = tree.node(key)?;
+    let blocks = match node.body {
+        Body::File { .. } => tree.extents(key).map(|(_, e)| e.len.div_ceil(4096) * 8).sum(),
+        Body::Dir { .. } => 8,
+        Body::Symlink { .. } | Body::Special => 0,
+    };
+    Some(Attr { ino, kind: node.kind(), meta: node.meta, size: node.size(), blocks })
+}
+
+/// What `stat` shows of a node of the base.
+pub(crate) fn lower_attr(ino: Ino, node: &LowerNode) -> Attr {
+    let kind = lower_kind(node);
+    let (meta, size, blocks) = match node {
+        LowerNode::Base(stat) => (lower::meta_of(stat), stat.size, stat.blocks),
+        LowerNode::Pre(pre, _) => {
+            let blocks = pre.extents.iter().map(|(r, _)| r.len().div_ceil(4096) * 8).sum();
+            (pre.node.meta, pre.node.size(), blocks)
+        }
+    };
+    // The size of a directory says nothing about it and differs between filesystems: all of ours are alike.
+    if kind == FileKind::Dir {
+        return Attr { ino, kind, meta, size: 4096, blocks: 8 };
+    }
+    Attr { ino, kind, meta, size, blocks }
+}

@@ -1,0 +1,174 @@
+//! The nodes that the kernel holds.
+//!
+//! The kernel asks by [`NodeId`] and forgets when it has counted down what LOOKUP and its kin handed out. A node is
+//! live, that is in the tree or the base below it, or an orphan: gone from the tree and still held. A node's id is its
+//! number, until a restore cuts the holders of the old content off: then the id becomes an orphan's, and the number
+//! gets a new id, which never was another node's.
+
+use std::collections::HashMap;
+
+use crate::types::{Ino, NodeId, TreePath};
+
+/// A node that the kernel holds.
+#[derive(Clone, Debug)]
+pub struct Held {
+    /// Its number.
+    pub ino: Ino,
+    /// How many times it was handed out and not forgotten.
+    pub nlookup: u64,
+    /// What it is.
+    pub place: Place,
+}
+
+/// Where a held node is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In the tree, or in the base at this path and not covered.
+    Live {
+        /// Its path in the base; none if it is in no base and so must be in the tree.
+        base: Option<TreePath>,
+    },
+    /// Gone from the tree; what is left of it is found under its id.
+    Orphan,
+}
+
+/// All nodes that the kernel holds.
+#[derive(Default)]
+pub struct NodeTable {
+    held: HashMap<NodeId, Held>,
+    /// Only of numbers whose id is another number.
+    renumbered: HashMap<Ino, NodeId>,
+    next: u64,
+}
+
+impl NodeTable {
+    /// The table of a new mount: the root is always held.
+    pub fn new() -> NodeTable {
+        let mut table = NodeTable { next: NodeId::RENUMBERED.0, ..NodeTable::default() };
+        let place = Place::Live { base: Some(TreePath::root()) };
+        table.held.insert(NodeId::ROOT, Held { ino: Ino::ROOT, nlookup: 1, place });
+        table
+    }
+
+    /// The held node with this id.
+    pub fn get(&self, id: NodeId) -> Option<&Held> {
+        self.held.get(&id)
+    }
+
+    /// The id under which a live node is held; none if the kernel does not hold it.
+    pub fn id_of(&self, ino: Ino) -> Option<NodeId> {
+        let id = self.renumbered.get(&ino).copied().unwrap_or(NodeId(ino.0));
+        self.held.get(&id).filter(|h| h.place != Place::Orphan && h.ino == ino).map(|_| id)
+    }
+
+    /// Hands a live node out once more.
+    pub fn hold(&mut self, ino: Ino, base: Option<TreePath>) -> NodeId {
+        if let Some(id) = self.id_of(ino) {
+            if let Some(held) = self.held.get_mut(&id) {
+                held.nlookup += 1;
+                if base.is_some() {
+                    held.place = Place::Live { base };
+                }
+            }
+            return id;
+        }
+        let id = self.unused_id(ino);
+        self.held.insert(id, Held { ino, nlookup: 1, place: Place::Live { base } });
+        id
+    }
+
+    /// An id for `ino` that no held node has.
+    fn unused_id(&mut self, ino: Ino) -> NodeId {
+        if !self.held.contains_key(&NodeId(ino.0)) {
+            self.renumbered.remove(&ino);
+            return NodeId(ino.0);
+        }
+        let id = NodeId(self.next);
+        self.next += 1;
+        self.renumbered.insert(ino, id);
+        id
+    }
+
+    /// Counts down; gives the node back when the kernel holds it no longer.
+    pub fn forget(&mut self, id: NodeId, count: u64) -> Option<Held> {
+        let held = self.held.get_mut(&id)?;
+        held.nlookup = held.nlookup.saturating_sub(count);
+        if held.nlookup > 0 || id == NodeId::ROOT {
+            return None;
+        }
+        let held = self.held.remove(&id)?;
+        if self.renumbered.get(&held.ino) == Some(&id) {
+            self.renumbered.remove(&held.ino);
+        }
+        Some(held)
+    }
+
+    /// Makes a live node an orphan. Its number gets another id when it is handed out again.
+    pub fn orphan(&mut self, id: NodeId) {
+        if let Some(held) = self.held.get_mut(&id) {
+            held.place = Place::Orphan;
+            if self.renumbered.get(&held.ino) == Some(&id) {
+                self.renumbered.remove(&held.ino);
+            }
+        }
+    }
+
+    /// Says where a live node is in the base.
+    pub fn set_base(&mut self, id: NodeId, base: Option<TreePath>) {
+        if let Some(held) = self.held.get_mut(&id)
+            && held.place != Place::Orphan
+        {
+            held.place = Place::Live { base };
+        }
+    }
+
+    /// All held nodes.
+    pub fn iter(&self) -> impl Iterator<Item = (NodeId, &Held)> {
+        self.held.iter().map(|(id, held)| (*id, held))
+    }
+
+    /// Number of held nodes, the root included.
+    pub fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Never: the root is always held.
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_orphan_never_shares_its_id_with_the_file_that_came_back() {
+        let mut table = NodeTable::new();
+        let first = table.hold(Ino(9), None);
+        assert_eq!(first, NodeId(9));
+        table.orphan(first);
+        assert_eq!(table.id_of(Ino(9)), None);
+        let second = table.hold(Ino(9), None);
+        assert_ne!(second, first);
+        assert_eq!(table.id_of(Ino(9)), Some(second));
+        table.orphan(second);
+        let third = table.hold(Ino(9), None);
+        assert!(third != first && third != second);
+        assert!(table.forget(first, 1).is_some());
+        assert_eq!(table.id_of(Ino(9)), Some(third), "forgetting the orphan does not touch the live node");
+        assert!(table.forget(third, 1).is_some());
+        assert_eq!(table.len(), 2, "the root and the second orphan");
+    }
+
+    #[test]
+    fn the_kernel_counts_lookups_down() {
+        let mut table = NodeTable::new();
+        let id = table.hold(Ino(9), None);
+        table.hold(Ino(9), None);
+        assert!(table.forget(id, 1).is_none());
+        assert!(table.forget(id, 1).is_some());
+        assert!(table.forget(id, 1).is_none(), "a forget too many is ignored");
+        assert!(table.forget(NodeId::ROOT, 100).is_none() && table.get(NodeId::ROOT).is_some());
+    }
+}

@@ -1,0 +1,57 @@
+//! The one file that knows how records become bytes (bincode 2, standard configuration: little-endian, variable-length
+//! integers). Decoding must use every byte, so that a record of a later format is never half understood.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Largest encoded value that is accepted, in bytes: above the largest record, below what could exhaust memory.
+pub const MAX_LEN: usize = 256 << 20;
+
+/// Encodes `value`.
+///
+/// # Errors
+/// In words, for a value that serde cannot express; no type of jailfs is one.
+pub fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, String> {
+    bincode::serde::encode_to_vec(value, bincode::config::standard()).map_err(|e| e.to_string())
+}
+
+/// Appends the encoding of `value` to `out`.
+///
+/// # Errors
+/// As [`encode`].
+pub fn encode_onto<T: Serialize>(value: &T, out: &mut Vec<u8>) -> Result<(), String> {
+    bincode::serde::encode_into_std_write(value, out, bincode::config::standard()).map(drop).map_err(|e| e.to_string())
+}
+
+/// Decodes a value from exactly `bytes`.
+///
+/// # Errors
+/// In words: not a value of this type, or bytes left over.
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+    let config = bincode::config::standard().with_limit::<MAX_LEN>();
+    let (value, used) = bincode::serde::decode_from_slice(bytes, config).map_err(|e| e.to_string())?;
+    if used == bytes.len() { Ok(value) } else { Err(format!("{} bytes left over", bytes.len() - used)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decoding_uses_every_byte() {
+        let bytes = encode(&(7u32, "x".to_owned())).unwrap();
+        assert_eq!(decode::<(u32, String)>(&bytes).unwrap(), (7, "x".to_owned()));
+        let mut longer = bytes.clone();
+        longer.push(0);
+        assert!(decode::<(u32, String)>(&longer).is_err());
+        assert!(decode::<(u32, String)>(&bytes[..bytes.len() - 1]).is_err());
+    }
+
+    #[test]
+    fn a_length_from_disk_cannot_exhaust_memory() {
+        // 0xfd announces a 64-bit length.
+        let mut bytes = vec![0xfd];
+        bytes.extend_from_slice(&u64::MAX.to_le_bytes());
+        assert!(decode::<Vec<u8>>(&bytes).is_err());
+    }
+}

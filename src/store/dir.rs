@@ -1,0 +1,171 @@
+//! The directory of a store: every path of the store is opened relative to its descriptor, so a store that is moved
+//! while it is open stays whole.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, OFlag, openat, renameat};
+use nix::sys::stat::{Mode, mkdirat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+
+use crate::error::{Attempt, Result};
+
+/// An open directory below (or at) the root of a store.
+pub struct StoreDir {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+const PRIVATE: Mode = Mode::S_IRWXU;
+
+impl StoreDir {
+    /// Opens the directory at `path`.
+    ///
+    /// # Errors
+    /// As open(2).
+    pub fn open(path: &Path) -> Result<StoreDir> {
+        let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_RDONLY;
+        let fd = openat(AT_FDCWD, path, flags, Mode::empty())
+            .map_err(std::io::Error::from)
+            .attempt(|| format!("open store '{}'", path.display()))?;
+        Ok(StoreDir { fd, path: path.to_owned() })
+    }
+
+    /// Opens a directory in this one.
+    ///
+    /// # Errors
+    /// As open(2).
+    pub fn dir(&self, name: &str) -> Result<StoreDir> {
+        let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_RDONLY | OFlag::O_NOFOLLOW;
+        let fd = openat(&self.fd, name, flags, Mode::empty())
+            .map_err(std::io::Error::from)
+            .attempt(|| format!("open {}", self.show(name)))?;
+        Ok(StoreDir { fd, path: self.path.join(name) })
+    }
+
+    /// Makes a directory in this one; one that exists is fine.
+    ///
+    /// # Errors
+    /// As mkdir(2).
+    pub fn make_dir(&self, name: &str) -> Result<StoreDir> {
+        match mkdirat(&self.fd, name, PRIVATE) {
+            Ok(()) | Err(Errno::EEXIST) => self.dir(name),
+            Err(errno) => Err(std::io::Error::from(errno)).attempt(|| format!("create {}", self.show(name))),
+        }
+    }
+
+    /// Opens a file for reading and writing; makes it if `create`.
+    ///
+    /// # Errors
+    /// As open(2).
+    pub fn file(&self, name: &str, create: bool) -> Result<File> {
+        let mut flags = OFlag::O_RDWR | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+        if create {
+            flags |= OFlag::O_CREAT;
+        }
+        openat(&self.fd, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)
+            .map(File::from)
+            .map_err(std::io::Error::from)
+            .attempt(|| format!("open {}", self.show(name)))
+    }
+
+    /// Reads a whole file; none if there is none.
+    ///
+    /// # Errors
+    /// As open(2) and read(2).
+    pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+        let file = match openat(&self.fd, name, flags, Mode::empty()) {
+            Ok(fd) => File::from(fd),
+            Err(Errno::ENOENT) => return Ok(None),
+            Err(errno) => return Err(std::io::Error::from(errno)).attempt(|| format!("open {}", self.show(name))),
+        };
+        let mut bytes = Vec::new();
+        let mut reader = &file;
+        reader.read_to_end(&mut bytes).attempt(|| format!("read {}", self.show(name)))?;
+        Ok(Some(bytes))
+    }
+
+    /// Publishes `bytes` as a file: after a crash it has its old content or the new one, never a mix.
+    ///
+    /// # Errors
+    /// As the calls it is made of; the old content then stays.
+    pub fn publish(&self, name: &str, bytes: &[u8], durable: bool) -> Result<()> {
+        use std::io::Write;
+        let temp = format!("{name}.new");
+        let what = || format!("publish {}", self.show(name));
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+        let fd = openat(&self.fd, temp.as_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR)
+            .map_err(std::io::Error::from)
+            .attempt(what)?;
+        let mut file = File::from(fd);
+        file.write_all(bytes).attempt(what)?;
+        if durable {
+            file.sync_all().attempt(what)?;
+        }
+        renameat(&self.fd, temp.as_str(), &self.fd, name).map_err(std::io::Error::from).attempt(what)?;
+        if durable { self.sync() } else { Ok(()) }
+    }
+
+    /// An unlinked file in this directory.
+    ///
+    /// # Errors
+    /// As open(2).
+    pub fn scratch(&self) -> Result<File> {
+        tempfile::tempfile_in(&self.path).attempt(|| format!("create a scratch file in {}", self.path.display()))
+    }
+
+    /// The names in this directory that `select` reads.
+    ///
+    /// # Errors
+    /// As readdir(3).
+    pub fn list<T>(&self, select: impl Fn(&str) -> Option<T>) -> Result<Vec<T>> {
+        let what = || format!("list {}", self.path.display());
+        let fd = self.fd.as_fd().try_clone_to_owned().attempt(what)?;
+        let mut dir = nix::dir::Dir::from_fd(fd).map_err(std::io::Error::from).attempt(what)?;
+        let mut found = Vec::new();
+        for entry in dir.iter() {
+            let entry = entry.map_err(std::io::Error::from).attempt(what)?;
+            found.extend(entry.file_name().to_str().ok().and_then(&select));
+        }
+        Ok(found)
+    }
+
+    /// Removes a file; a missing one is fine.
+    ///
+    /// # Errors
+    /// As unlink(2).
+    pub fn remove(&self, name: &str) -> Result<()> {
+        match unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(Errno::ENOENT) => Ok(()),
+            Err(errno) => Err(std::io::Error::from(errno)).attempt(|| format!("remove {}", self.show(name))),
+        }
+    }
+
+    /// Makes the names of this directory survive a power cut.
+    ///
+    /// # Errors
+    /// As fsync(2).
+    pub fn sync(&self) -> Result<()> {
+        nix::unistd::fsync(&self.fd).map_err(std::io::Error::from).attempt(|| format!("sync {}", self.path.display()))
+    }
+
+    /// Where the directory was when it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The path of a name in it, for messages.
+    pub fn show(&self, name: &str) -> String {
+        self.path.join(name).display().to_string()
+    }
+}
+
+impl AsFd for StoreDir {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

@@ -1,0 +1,159 @@
+//! Which number a node of the base has, and which numbers of our own are taken.
+//!
+//! A node of the base is known by (device, host number). Its [`Ino`] is the host's number as long as nothing says
+//! otherwise; exceptions are recorded in the log `identities`: a node on another device than the base's root, a number
+//! in our own range, and every file that an apply made, which keeps the number it had in the mount although the host
+//! gave it another. Numbers of our own range are reserved in steps, so that none is given out twice, also after a crash.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::error::Result;
+use crate::store::log::Log;
+use crate::store::record::IdentityRecord;
+use crate::types::Ino;
+
+const RESERVE: u64 = 1 << 16;
+
+/// The numbers of a store.
+pub struct Identities {
+    log: Log<IdentityRecord>,
+    root: (u64, u64),
+    named: HashMap<(u64, u64), Ino>,
+    taken: HashSet<Ino>,
+    next: u64,
+    reserved: u64,
+}
+
+impl Identities {
+    /// Takes the records of `log`. `root` is (device, host number) of the base's root.
+    pub fn new(log: Log<IdentityRecord>, records: Vec<IdentityRecord>, root: (u64, u64)) -> Identities {
+        let mut new = Identities {
+            log,
+            root,
+            named: HashMap::new(),
+            taken: HashSet::new(),
+            next: Ino::OWN_RANGE.0,
+            reserved: Ino::OWN_RANGE.0,
+        };
+        for record in records {
+            new.note(record);
+        }
+        new.next = new.reserved;
+        new
+    }
+
+    fn note(&mut self, record: IdentityRecord) {
+        match record {
+            IdentityRecord::Reserved(below) => self.reserved = self.reserved.max(below.0),
+            IdentityRecord::Named { dev, host, ino } => {
+                self.taken.insert(ino);
+                self.named.insert((dev, host), ino);
+            }
+        }
+    }
+
+    /// The number of a base node; recorded first if it is not the host's own.
+    ///
+    /// # Errors
+    /// When it cannot be recorded.
+    pub fn of(&mut self, dev: u64, host: u64) -> Result<Ino> {
+        if (dev, host) == self.root {
+            return Ok(Ino::ROOT);
+        }
+        let dev = self.device(dev);
+        if let Some(ino) = self.named.get(&(dev, host)) {
+            return Ok(*ino);
+        }
+        let natural = Ino(host);
+        if dev == 0 && host > Ino::ROOT.0 && natural < Ino::OWN_RANGE && !self.taken.contains(&natural) {
+            return Ok(natural);
+        }
+        let ino = self.fresh()?;
+        self.append(IdentityRecord::Named { dev, host, ino })?;
+        Ok(ino)
+    }
+
+    /// The device as recorded: that of the base's root is 0.
+    fn device(&self, dev: u64) -> u64 {
+        if dev == self.root.0 { 0 } else { dev }
+    }
+
+    /// Records that a base node has the number of a node in the mount.
+    ///
+    /// # Errors
+    /// When it cannot be recorded.
+    pub fn name(&mut self, dev: u64, host: u64, ino: Ino) -> Result<()> {
+        let dev = self.device(dev);
+        if self.named.get(&(dev, host)) == Some(&ino) {
+            return Ok(());
+        }
+        self.append(IdentityRecord::Named { dev, host, ino })
+    }
+
+    /// A number that was never given out.
+    ///
+    /// # Errors
+    /// When more numbers cannot be reserved.
+    pub fn fresh(&mut self) -> Result<Ino> {
+        if self.next >= self.reserved {
+            self.append(IdentityRecord::Reserved(Ino(self.next + RESERVE)))?;
+            self.log.sync()?;
+        }
+        let ino = Ino(self.next);
+        self.next += 1;
+        Ok(ino)
+    }
+
+    fn append(&mut self, record: IdentityRecord) -> Result<()> {
+        self.log.append(&record)?;
+        self.note(record);
+        Ok(())
+    }
+
+    /// Makes all that was recorded survive a power cut.
+    ///
+    /// # Errors
+    /// As fdatasync(2).
+    pub fn sync(&self) -> Result<()> {
+        self.log.sync()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    fn new(records: Vec<IdentityRecord>) -> Identities {
+        let log = Log::append_to(Arc::new(tempfile::tempfile().unwrap()), "t".into(), 0, 0).unwrap();
+        Identities::new(log, records, (5, 100))
+    }
+
+    #[test]
+    fn a_base_node_has_the_number_of_the_host_where_that_is_free() {
+        let mut ids = new(vec![]);
+        assert_eq!(ids.of(5, 100).unwrap(), Ino::ROOT);
+        assert_eq!(ids.of(5, 7).unwrap(), Ino(7));
+        let odd = ids.of(6, 7).unwrap();
+        assert!(odd >= Ino::OWN_RANGE);
+        assert_eq!(ids.of(6, 7).unwrap(), odd, "and keeps it");
+        assert!(ids.of(5, 1).unwrap() >= Ino::OWN_RANGE, "1 is the root only");
+        assert!(ids.of(5, Ino::OWN_RANGE.0 + 3).unwrap() >= Ino::OWN_RANGE);
+    }
+
+    #[test]
+    fn a_number_that_an_apply_moved_is_not_given_to_its_former_file() {
+        let mut ids = new(vec![]);
+        ids.name(5, 2000, Ino(7)).unwrap();
+        assert_eq!(ids.of(5, 2000).unwrap(), Ino(7));
+        assert_ne!(ids.of(5, 7).unwrap(), Ino(7), "the host gave 7 to another file since");
+    }
+
+    #[test]
+    fn own_numbers_are_never_given_twice_also_after_a_crash() {
+        let mut first = new(vec![]);
+        let given = first.fresh().unwrap();
+        let mut second = new(vec![IdentityRecord::Reserved(Ino(Ino::OWN_RANGE.0 + RESERVE))]);
+        assert!(second.fresh().unwrap() > given);
+    }
+}

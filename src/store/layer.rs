@@ -1,0 +1,236 @@
+//! A layer on disk: `layers/00000007/journal` and `layers/00000007/pool`.
+//!
+//! The journal begins with a header and, once the layer is sealed, ends with a seal. Between them every frame is one
+//! operation. A record refers only to pool bytes that were written before it, so after a kill the whole journal is true;
+//! after a power cut it is true up to what was synced, see [`trusted`].
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use crate::error::{Attempt, Error, Result};
+use crate::store::dir::StoreDir;
+use crate::store::log::{self, Log};
+use crate::store::pool::PoolWriter;
+use crate::store::record::{Edit, Header, Record, Seal, Source};
+use crate::types::LayerId;
+
+/// Name of the journal in the directory of a layer.
+pub const JOURNAL: &str = "journal";
+/// Name of the pool in the directory of a layer.
+pub const POOL: &str = "pool";
+
+/// The directory name of a layer.
+pub fn dir_name(layer: LayerId) -> String {
+    format!("{:08}", layer.0)
+}
+
+/// What the catalog of a store knows of a layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerInfo {
+    /// Its first record.
+    pub header: Header,
+    /// Its last record, if it is sealed.
+    pub seal: Option<Seal>,
+}
+
+/// A layer as read from disk.
+pub struct LayerContents {
+    /// What the catalog knows.
+    pub info: LayerInfo,
+    /// All records after the header.
+    pub records: Vec<Record>,
+    /// Where they end in the journal.
+    end: u64,
+    count: u64,
+}
+
+/// Reads the journal of a layer and cuts from it, in memory, what a power cut may have left without its pool bytes.
+///
+/// # Errors
+/// Damage, with file and offset.
+pub fn read(layers: &StoreDir, layer: LayerId, boot: [u8; 16]) -> Result<LayerContents> {
+    let dir = layers.dir(&dir_name(layer))?;
+    let what = dir.show(JOURNAL);
+    let bytes = dir.read(JOURNAL)?.ok_or_else(|| Error::damage(format!("read {what}"), "the file is missing"))?;
+    let contents = log::read::<Record>(&bytes, &what)?;
+    let mut records = contents.records;
+    records.truncate(trusted(&records, boot));
+    let end = records.last().map_or(0, |r| r.1);
+    let count = records.len() as u64;
+    let mut records = records.into_iter().map(|r| r.0);
+    let Some(Record::Header(header)) = records.next() else {
+        return Err(Error::damage(format!("read {what} at offset 0"), "the first record is not a header"));
+    };
+    if header.layer != layer {
+        return Err(Error::damage(format!("read {what} at offset 0"), format!("it is the journal of layer {}", header.layer)));
+    }
+    let records: Vec<Record> = records.collect();
+    let seal = match records.last() {
+        Some(Record::Seal(seal)) => Some(seal.clone()),
+        _ => None,
+    };
+    Ok(LayerContents { info: LayerInfo { header, seal }, records, end, count })
+}
+
+/// How many of the records can be trusted. If the machine was booted again since the last daemon wrote, the host may
+/// have kept a journal page and lost the pool page it speaks of: then records after the last `Synced` are true only up
+/// to the first that refers to pool bytes.
+fn trusted(records: &[(Record, u64)], boot: [u8; 16]) -> usize {
+    let opened = records.iter().rev().find_map(|(r, _)| match r {
+        Record::Opened { boot } => Some(*boot),
+        _ => None,
+    });
+    if opened == Some(boot) {
+        return records.len();
+    }
+    let synced = records.iter().rposition(|(r, _)| matches!(r, Record::Synced | Record::Seal(_))).map_or(0, |at| at + 1);
+    let refers = |record: &Record| match record {
+        Record::Edits(edits) => {
+            edits.iter().any(|e| matches!(e, Edit::Map { to: Some(Source::Pool { .. }), .. }))
+        }
+        Record::PreImage(image) => image.node.is_some(),
+        Record::Header(_) | Record::Opened { .. } | Record::Synced | Record::Seal(_) => false,
+    };
+    records.iter().skip(synced).position(|(r, _)| refers(r)).map_or(records.len(), |at| synced + at)
+}
+
+/// A layer that is being written.
+pub struct Upper {
+    layer: LayerId,
+    journal: Log<Record>,
+    /// Where its content goes.
+    pub pool: PoolWriter,
+    durable: bool,
+    /// Number of records when the journal was last known to be synced.
+    synced: u64,
+}
+
+/// What [`Upper::begin_sync`] found to do; the slow part runs without the lock on the upper layer.
+pub struct SyncWork {
+    /// The pool to sync first.
+    pub pool: Arc<File>,
+    /// The journal to sync after `Synced` was appended.
+    pub journal: Arc<File>,
+    /// How many records that covers.
+    pub upto: u64,
+}
+
+impl Upper {
+    /// Makes the directory, journal and pool of a new layer.
+    ///
+    /// # Errors
+    /// As the calls it is made of.
+    pub fn create(layers: &StoreDir, header: Header, boot: [u8; 16], durable: bool) -> Result<Upper> {
+        let layer = header.layer;
+        let dir = layers.make_dir(&dir_name(layer))?;
+        let pool = Arc::new(dir.file(POOL, true)?);
+        let journal = Arc::new(dir.file(JOURNAL, true)?);
+        let mut journal = Log::append_to(journal, dir.show(JOURNAL), 0, 0)?;
+        journal.append(&Record::Header(header))?;
+        journal.append(&Record::Opened { boot })?;
+        if durable {
+            journal.sync()?;
+            dir.sync()?;
+            layers.sync()?;
+        }
+        let pool = PoolWriter::new(layer, pool).attempt(|| format!("stat {}", dir.show(POOL)))?;
+        let synced = journal.count();
+        Ok(Upper { layer, journal, pool, durable, synced })
+    }
+
+    /// Goes on writing to a layer that was read.
+    ///
+    /// # Errors
+    /// As the calls it is made of.
+    pub fn reopen(layers: &StoreDir, contents: &LayerContents, boot: [u8; 16], durable: bool) -> Result<Upper> {
+        let layer = contents.info.header.layer;
+        let dir = layers.dir(&dir_name(layer))?;
+        let journal = Arc::new(dir.file(JOURNAL, false)?);
+        let mut journal = Log::append_to(journal, dir.show(JOURNAL), contents.end, contents.count)?;
+        journal.append(&Record::Opened { boot })?;
+        let pool = Arc::new(dir.file(POOL, true)?);
+        let pool = PoolWriter::new(layer, pool).attempt(|| format!("stat {}", dir.show(POOL)))?;
+        Ok(Upper { layer, journal, pool, durable, synced: 0 })
+    }
+
+    /// Its number.
+    pub fn layer(&self) -> LayerId {
+        self.layer
+    }
+
+    /// Appends one record.
+    ///
+    /// # Errors
+    /// When it cannot be written; the journal then ends where it ended before.
+    pub fn record(&mut self, record: &Record) -> Result<()> {
+        self.journal.append(record)
+    }
+
+    /// What must be synced so that everything recorded until now survives a power cut; none if it does already.
+    pub fn begin_sync(&self) -> Option<SyncWork> {
+        let upto = self.journal.count();
+        (self.durable && self.synced < upto).then(|| SyncWork {
+            pool: Arc::clone(self.pool.file()),
+            journal: self.journal.file(),
+            upto,
+        })
+    }
+
+    /// Says that the pool was synced as `work` asked; the journal is to be synced next.
+    ///
+    /// # Errors
+    /// When the record cannot be written.
+    pub fn pool_synced(&mut self, work: &SyncWork) -> Result<()> {
+        // Records that came meanwhile may speak of pool bytes that are not synced; `Synced` must not cover those.
+        if self.journal.count() == work.upto { self.journal.append(&Record::Synced) } else { Ok(()) }
+    }
+
+    /// Says that the journal was synced up to `upto` records.
+    pub fn journal_synced(&mut self, upto: u64) {
+        self.synced = self.synced.max(upto);
+    }
+
+    /// Bytes of the journal.
+    pub fn journal_len(&self) -> u64 {
+        self.journal.len()
+    }
+
+    /// Ends the layer: its bytes, then the seal, each synced. Nobody writes to it any more.
+    ///
+    /// # Errors
+    /// As the calls it is made of; the layer then stays unsealed, and a later start joins it with the one above.
+    pub fn seal(mut self, seal: Seal) -> Result<()> {
+        let during = |e: Error| e.during(format!("seal layer {}", self.layer));
+        if self.durable {
+            let pool = self.pool.file().as_fd();
+            nix::unistd::fdatasync(pool).map_err(std::io::Error::from).attempt(|| "sync the pool").map_err(during)?;
+        }
+        self.journal.append(&Record::Seal(seal))?;
+        if self.durable { self.journal.sync() } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{ByteRange, Ino};
+
+    fn map() -> Record {
+        let to = Some(Source::Pool { layer: LayerId(1), offset: 0 });
+        Record::Edits(vec![Edit::Map { ino: Ino(9), range: ByteRange::at(0, 1), to }])
+    }
+
+    fn resize() -> Record {
+        Record::Edits(vec![Edit::Resize { ino: Ino(9), size: 0 }])
+    }
+
+    #[test]
+    fn after_a_power_cut_records_without_their_bytes_are_not_trusted() {
+        let records = [Record::Opened { boot: [1; 16] }, map(), Record::Synced, resize(), map(), resize()];
+        let records: Vec<(Record, u64)> = records.into_iter().map(|r| (r, 0)).collect();
+        assert_eq!(trusted(&records, [1; 16]), 6, "same boot: a kill loses nothing");
+        assert_eq!(trusted(&records, [2; 16]), 4, "new boot: up to the first that refers to the pool");
+        assert_eq!(trusted(&records[..3], [2; 16]), 3);
+    }
+}

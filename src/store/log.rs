@@ -1,0 +1,244 @@
+//! An append-only file of framed records: journals, `heads.log` and `identities` are such files.
+//!
+//! ```text
+//! frame = len u32 | crc u32 | seq u64 | payload (len bytes, bincode)        integers little-endian
+//! crc   = CRC-32C over len, seq and payload
+//! ```
+//!
+//! Always true: frames follow each other without a gap, and `seq` counts from 0. So a frame that was torn by a crash is
+//! the last thing in the file and can be cut off, whereas a bad frame with a good one behind it is damage and is never
+//! skipped. After a failed append the file ends where it ended before.
+
+use std::fs::File;
+use std::marker::PhantomData;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::{Attempt, Error, Result};
+use crate::store::codec;
+
+/// Bytes before the payload of a frame.
+pub const FRAME_HEAD: usize = 16;
+
+/// A log open for appending.
+pub struct Log<T> {
+    file: Arc<File>,
+    what: String,
+    end: u64,
+    seq: u64,
+    broken: bool,
+    buffer: Vec<u8>,
+    records: PhantomData<fn(&T)>,
+}
+
+/// What was read from a log.
+pub struct Contents<T> {
+    /// The records, each with the offset at which its frame ends.
+    pub records: Vec<(T, u64)>,
+    /// Where the good frames end.
+    pub end: u64,
+    /// Bytes of a torn frame behind them.
+    pub torn: u64,
+}
+
+/// Reads all frames of a log's bytes. `what` names the file in errors.
+///
+/// # Errors
+/// Damage, with file and offset, for a bad frame that has good ones behind it, and for a good frame whose payload is not
+/// a record of this format.
+pub fn read<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<Contents<T>> {
+    let mut records = Vec::new();
+    let mut at = 0;
+    while let Some((payload, next)) = frame_at(bytes, at, records.len() as u64) {
+        let record = codec::decode(payload).map_err(|why| {
+            Error::damage(format!("read {what} at offset {at}"), format!("not a record of this format: {why}"))
+                .hint("a newer jailfs may have written it; use that one")
+        })?;
+        records.push((record, next as u64));
+        at = next;
+    }
+    let torn = bytes.len() - at;
+    if torn > 0 && good_frame_behind(bytes, at, records.len() as u64) {
+        return Err(Error::damage(format!("read {what} at offset {at}"), "bad frame with good frames behind it"));
+    }
+    Ok(Contents { records, end: at as u64, torn: torn as u64 })
+}
+
+/// The payload of the frame at `at` and where the next frame begins, if the frame is whole and its checksum is right.
+fn frame_at(bytes: &[u8], at: usize, seq: u64) -> Option<(&[u8], usize)> {
+    let (payload, found_seq, next) = any_frame_at(bytes, at)?;
+    (found_seq == seq).then_some((payload, next))
+}
+
+fn any_frame_at(bytes: &[u8], at: usize) -> Option<(&[u8], u64, usize)> {
+    let head = bytes.get(at..at + FRAME_HEAD)?;
+    let (len, rest) = head.split_first_chunk::<4>()?;
+    let (crc, seq) = rest.split_first_chunk::<4>()?;
+    let next = at.checked_add(FRAME_HEAD)?.checked_add(u32::from_le_bytes(*len) as usize)?;
+    let payload = bytes.get(at + FRAME_HEAD..next)?;
+    let sum = crc32c::crc32c_append(crc32c::crc32c_append(crc32c::crc32c(len), seq), payload);
+    (sum == u32::from_le_bytes(*crc)).then_some((payload, u64::from_le_bytes(seq.try_into().ok()?), next))
+}
+
+/// Whether any whole frame with a later number lies behind `at`.
+fn good_frame_behind(bytes: &[u8], at: usize, seq: u64) -> bool {
+    (at + 1..bytes.len().saturating_sub(FRAME_HEAD - 1))
+        .any(|start| any_frame_at(bytes, start).is_some_and(|(_, found, _)| found > seq))
+}
+
+impl<T: Serialize> Log<T> {
+    /// Takes `file`, whose good frames end at `end` after `count` records, for appending.
+    ///
+    /// # Errors
+    /// When the torn bytes behind `end` cannot be cut off.
+    pub fn append_to(file: Arc<File>, what: String, end: u64, count: u64) -> Result<Log<T>> {
+        let len = file.metadata().attempt(|| format!("stat {what}"))?.len();
+        if len > end {
+            file.set_len(end).attempt(|| format!("cut torn bytes off {what}"))?;
+        }
+        Ok(Log { file, what, end, seq: count, broken: false, buffer: Vec::new(), records: PhantomData })
+    }
+
+    /// Appends one record with one write. It survives the end of this process; see [`Log::file`] for a power cut.
+    ///
+    /// # Errors
+    /// When the record cannot be written whole; the log then ends where it ended before.
+    pub fn append(&mut self, record: &T) -> Result<()> {
+        if self.broken {
+            return Err(Error::new(
+                crate::error::Kind::Failed,
+                format!("write {}", self.what),
+                "an earlier write failed and could not be taken back",
+            ));
+        }
+        self.buffer.clear();
+        self.buffer.resize(FRAME_HEAD, 0);
+        codec::encode_onto(record, &mut self.buffer).map_err(|why| Error::damage(format!("encode for {}", self.what), why))?;
+        self.fill_head()?;
+        if let Err(error) = self.file.write_all_at(&self.buffer, self.end) {
+            self.broken = self.file.set_len(self.end).is_err();
+            return Err(Error::io(format!("write {}", self.what), &error));
+        }
+        self.end += self.buffer.len() as u64;
+        self.seq += 1;
+        Ok(())
+    }
+
+    fn fill_head(&mut self) -> Result<()> {
+        let too_long = || Error::damage(format!("encode for {}", self.what), "record too long");
+        let len = self.buffer.len() - FRAME_HEAD;
+        if len > codec::MAX_LEN {
+            return Err(too_long());
+        }
+        let len = u32::try_from(len).map_err(|_| too_long())?.to_le_bytes();
+        let seq = self.seq.to_le_bytes();
+        let Some((head, payload)) = self.buffer.split_at_mut_checked(FRAME_HEAD) else { return Err(too_long()) };
+        let crc = crc32c::crc32c_append(crc32c::crc32c_append(crc32c::crc32c(&len), &seq), payload).to_le_bytes();
+        for (to, from) in head.iter_mut().zip(len.iter().chain(&crc).chain(&seq)) {
+            *to = *from;
+        }
+        Ok(())
+    }
+
+    /// The file, to sync it without holding the log.
+    pub fn file(&self) -> Arc<File> {
+        Arc::clone(&self.file)
+    }
+
+    /// Makes everything appended so far survive a power cut.
+    ///
+    /// # Errors
+    /// As fdatasync(2).
+    pub fn sync(&self) -> Result<()> {
+        self.file.sync_data().attempt(|| format!("sync {}", self.what))
+    }
+
+    /// Number of records.
+    pub fn count(&self) -> u64 {
+        self.seq
+    }
+
+    /// Bytes of the file.
+    pub fn len(&self) -> u64 {
+        self.end
+    }
+
+    /// Whether no record was ever appended.
+    pub fn is_empty(&self) -> bool {
+        self.end == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn log_of(records: &[String]) -> Vec<u8> {
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        let mut log = Log::append_to(Arc::clone(&file), "test".into(), 0, 0).unwrap();
+        for record in records {
+            log.append(record).unwrap();
+        }
+        let mut bytes = vec![0; log.len() as usize];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    }
+
+    fn texts(count: usize) -> Vec<String> {
+        (0..count).map(|n| format!("record {n} {}", "x".repeat(n * 7))).collect()
+    }
+
+    #[test]
+    fn a_log_cut_at_any_byte_gives_the_whole_records_before_the_cut() {
+        let records = texts(6);
+        let bytes = log_of(&records);
+        let ends: Vec<u64> = read::<String>(&bytes, "t").unwrap().records.iter().map(|r| r.1).collect();
+        for cut in 0..=bytes.len() {
+            let got = read::<String>(&bytes[..cut], "t").unwrap();
+            let whole = ends.iter().filter(|end| **end <= cut as u64).count();
+            assert_eq!(got.records.len(), whole, "cut at {cut}");
+            assert_eq!(got.end + got.torn, cut as u64);
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_is_never_a_wrong_record() {
+        let records = texts(4);
+        let bytes = log_of(&records);
+        let last = read::<String>(&bytes, "t").unwrap().records[2].1 as usize;
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut bad = bytes.clone();
+                bad[at] ^= 1 << bit;
+                match read::<String>(&bad, "t") {
+                    Ok(got) => {
+                        assert!(at >= last, "a bad frame with good ones behind it is damage: byte {at}");
+                        assert_eq!(got.records.iter().map(|r| r.0.clone()).collect::<Vec<_>>(), records[..3]);
+                    }
+                    Err(error) => {
+                        assert_eq!(error.kind, crate::error::Kind::Damage);
+                        assert!(error.attempt.contains("offset"), "{error}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn appending_goes_on_after_a_torn_tail() {
+        let records = texts(3);
+        let bytes = log_of(&records);
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        file.write_all_at(&bytes[..bytes.len() - 3], 0).unwrap();
+        let got = read::<String>(&bytes[..bytes.len() - 3], "t").unwrap();
+        let mut log = Log::append_to(Arc::clone(&file), "t".into(), got.end, 2).unwrap();
+        log.append(&"new".to_owned()).unwrap();
+        let mut all = vec![0; log.len() as usize];
+        file.read_exact_at(&mut all, 0).unwrap();
+        let again: Vec<String> = read(&all, "t").unwrap().records.into_iter().map(|r| r.0).collect();
+        assert_eq!(again, [records[0].clone(), records[1].clone(), "new".into()]);
+    }
+}

@@ -1,0 +1,400 @@
+//! The store: everything jailfs keeps on disk, and the only module that knows its layout (docs/FORMAT.md).
+//!
+//! ```text
+//! README  format  base             what this is; "jailfs-store 1"; the path of the base
+//! lock                             held by the one process that has the store open
+//! heads/NAME                       which layer is on top of a head; replaced atomically
+//! heads.log  identities            append-only logs
+//! layers/00000007/{journal,pool}   a layer
+//! ```
+//!
+//! Always true: one process holds the lock; a layer number is never used again; everything but the logs and pools is
+//! published by rename, so a reader sees the old file or the new one.
+
+pub mod codec;
+pub mod dir;
+pub mod identities;
+pub mod layer;
+pub mod log;
+pub mod pool;
+pub mod record;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use nix::fcntl::{Flock, FlockArg};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Attempt, Error, Kind, Result};
+use crate::store::dir::StoreDir;
+use crate::store::identities::Identities;
+use crate::store::layer::{LayerContents, LayerInfo, Upper};
+use crate::store::log::Log;
+use crate::store::record::{HeadRecord, Header, IdentityRecord, LayerKind, OpRecord};
+use crate::sys::clock;
+use crate::types::{Epoch, LayerId};
+
+const FORMAT: &str = "jailfs-store 1\n";
+const README: &str = "This directory is a jailfs store: checkpoints and changes of a sandboxed directory (see 'base').\n\
+Do not edit it. 'jailfs log --store DIR' lists what is in it.\n";
+
+/// How a store is opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StoreOptions {
+    /// Nothing is synced: a power cut may lose the store. For throw-away sandboxes.
+    pub volatile: bool,
+}
+
+/// Which directory a store is for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BaseRecord {
+    /// Its absolute path.
+    pub path: Vec<u8>,
+}
+
+/// An open store.
+pub struct Store {
+    dir: StoreDir,
+    layers: StoreDir,
+    heads: StoreDir,
+    tmp: StoreDir,
+    base: BaseRecord,
+    durable: bool,
+    boot: [u8; 16],
+    state: Mutex<State>,
+    identities: Mutex<Identities>,
+    ops: Mutex<(Log<OpRecord>, Vec<OpRecord>)>,
+    // Last, so that everything above is closed when the lock is let go.
+    _lock: Flock<File>,
+}
+
+struct State {
+    catalog: BTreeMap<LayerId, LayerInfo>,
+    pools: HashMap<LayerId, Arc<File>>,
+    next_layer: u32,
+}
+
+/// Whether there is a store at `path`.
+pub fn exists(path: &Path) -> bool {
+    path.join("format").is_file()
+}
+
+/// The base that the store at `path` is for.
+///
+/// # Errors
+/// When there is no store, or it is of another format.
+pub fn base_of(path: &Path) -> Result<BaseRecord> {
+    let dir = StoreDir::open(path).map_err(|e| e.kind(Kind::NoStore).hint("'jailfs mount BASE MNT' makes a store"))?;
+    check_format(&dir)?;
+    read_base(&dir)
+}
+
+fn check_format(dir: &StoreDir) -> Result<()> {
+    let attempt = || format!("open store '{}'", dir.path().display());
+    let Some(text) = dir.read("format")? else {
+        return Err(Error::new(Kind::NoStore, attempt(), "this directory is not a jailfs store"));
+    };
+    if text == FORMAT.as_bytes() {
+        return Ok(());
+    }
+    let number = text.strip_prefix(b"jailfs-store ").and_then(|rest| std::str::from_utf8(rest).ok()?.trim().parse::<u64>().ok());
+    Err(match number {
+        Some(number) if number > 1 => {
+            Error::new(Kind::Failed, attempt(), format!("the store has format {number}, this jailfs knows format 1"))
+                .hint("use the newer jailfs that wrote it")
+        }
+        _ => Error::damage(attempt(), "the file 'format' does not name a format"),
+    })
+}
+
+fn read_base(dir: &StoreDir) -> Result<BaseRecord> {
+    let what = || format!("read {}", dir.show("base"));
+    let bytes = dir.read("base")?.ok_or_else(|| Error::damage(what(), "the file is missing"))?;
+    let record = log::read::<BaseRecord>(&bytes, &dir.show("base"))?;
+    record.records.into_iter().next().map(|r| r.0).ok_or_else(|| Error::damage(what(), "no whole record"))
+}
+
+/// One record as the bytes of a log, for files that hold just one.
+fn framed<T: Serialize>(record: &T, what: &str) -> Result<Vec<u8>> {
+    let scratch = Arc::new(tempfile::tempfile().attempt(|| format!("write {what}"))?);
+    let mut log = Log::append_to(Arc::clone(&scratch), what.to_owned(), 0, 0)?;
+    log.append(record)?;
+    let mut bytes = vec![0; usize::try_from(log.len()).unwrap_or(0)];
+    std::os::unix::fs::FileExt::read_exact_at(&*scratch, &mut bytes, 0).attempt(|| format!("write {what}"))?;
+    Ok(bytes)
+}
+
+fn take_lock(dir: &StoreDir) -> Result<Flock<File>> {
+    let file = dir.file("lock", true)?;
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Ok(lock),
+        Err((_, nix::errno::Errno::EWOULDBLOCK)) => {
+            Err(Error::new(Kind::InUse, format!("lock store '{}'", dir.path().display()), "another jailfs has it open")
+                .hint("'jailfs status' in its mount says more; 'jailfs umount MNT' ends it"))
+        }
+        Err((_, errno)) => Err(std::io::Error::from(errno)).attempt(|| format!("lock {}", dir.show("lock"))),
+    }
+}
+
+/// Opens an append-only log and reads what is in it.
+fn open_log<T: Serialize + serde::de::DeserializeOwned>(dir: &StoreDir, name: &str) -> Result<(Log<T>, Vec<T>)> {
+    let bytes = dir.read(name)?.unwrap_or_default();
+    let contents = log::read::<T>(&bytes, &dir.show(name))?;
+    let count = contents.records.len() as u64;
+    let log = Log::append_to(Arc::new(dir.file(name, true)?), dir.show(name), contents.end, count)?;
+    Ok((log, contents.records.into_iter().map(|r| r.0).collect()))
+}
+
+impl Store {
+    /// Makes a store at `path` for the base at `base_path`.
+    ///
+    /// # Errors
+    /// When the directory is not empty, or as the calls it is made of.
+    pub fn create(path: &Path, base_path: &[u8], root: (u64, u64), options: StoreOptions) -> Result<Store> {
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .create(path)
+            .attempt(|| format!("create store '{}'", path.display()))?;
+        let dir = StoreDir::open(path)?;
+        nix::sys::stat::fchmod(&dir, nix::sys::stat::Mode::S_IRWXU)
+            .map_err(std::io::Error::from)
+            .attempt(|| format!("create store '{}'", path.display()))?;
+        let foreign = dir.list(|n| (!matches!(n, "." | ".." | "lock" | "daemon.log" | "lost+found")).then(|| n.to_owned()))?;
+        let ours = |n: &String| matches!(n.as_str(), "README" | "base" | "heads" | "layers" | "tmp" | "heads.log" | "identities") || n.ends_with(".new");
+        if let Some(name) = foreign.iter().find(|n| !ours(n)) {
+            return Err(Error::new(Kind::Failed, format!("create store '{}'", path.display()), format!("the directory holds '{name}'"))
+                .hint("name an empty or new directory with --store"));
+        }
+        let lock = take_lock(&dir)?;
+        let durable = !options.volatile;
+        dir.publish("README", README.as_bytes(), durable)?;
+        let base = BaseRecord { path: base_path.to_owned() };
+        dir.publish("base", &framed(&base, "base")?, durable)?;
+        for name in ["layers", "heads", "tmp"] {
+            dir.make_dir(name)?;
+        }
+        // Last: a directory without it is not a store, and making it may begin again.
+        dir.publish("format", FORMAT.as_bytes(), durable)?;
+        Store::open_locked(dir, lock, root, options)
+    }
+
+    /// Opens the store at `path`; `root` is (device, number) of the base's root.
+    ///
+    /// # Errors
+    /// No store, another format, in use, damage.
+    pub fn open(path: &Path, root: (u64, u64), options: StoreOptions) -> Result<Store> {
+        base_of(path)?;
+        let dir = StoreDir::open(path)?;
+        let lock = take_lock(&dir)?;
+        Store::open_locked(dir, lock, root, options)
+    }
+
+    fn open_locked(dir: StoreDir, lock: Flock<File>, root: (u64, u64), options: StoreOptions) -> Result<Store> {
+        let boot = crate::sys::proc::boot_id().attempt(|| "read the boot id")?;
+        let base = read_base(&dir)?;
+        let layers = dir.dir("layers")?;
+        let (id_log, id_records) = open_log::<IdentityRecord>(&dir, "identities")?;
+        let ops = open_log::<OpRecord>(&dir, "heads.log")?;
+        let mut catalog = BTreeMap::new();
+        let mut ids = layers.list(|name| name.parse::<u32>().ok().filter(|_| name.len() == 8))?;
+        ids.sort_unstable();
+        for id in &ids {
+            let id = LayerId(*id);
+            // A layer whose making was cut off has no header yet, nothing refers to it, and its number stays used.
+            let whole = layers.dir(&layer::dir_name(id))?.read(layer::JOURNAL)?.is_some_and(|j| !j.is_empty());
+            if whole {
+                match layer::read(&layers, id, boot) {
+                    Ok(contents) => drop(catalog.insert(id, contents.info)),
+                    Err(error) if error.kind == Kind::Damage && layer_is_newborn(&layers, id)? => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(Store {
+            heads: dir.dir("heads")?,
+            tmp: dir.make_dir("tmp")?,
+            base,
+            durable: !options.volatile,
+            boot,
+            state: Mutex::new(State {
+                catalog,
+                pools: HashMap::new(),
+                next_layer: ids.last().copied().unwrap_or(0) + 1,
+            }),
+            identities: Mutex::new(Identities::new(id_log, id_records, root)),
+            ops: Mutex::new(ops),
+            layers,
+            dir,
+            _lock: lock,
+        })
+    }
+
+    /// The directory of the store.
+    pub fn dir(&self) -> &StoreDir {
+        &self.dir
+    }
+
+    /// Where temporary files go.
+    pub fn tmp(&self) -> &StoreDir {
+        &self.tmp
+    }
+
+    /// The base that it is for.
+    pub fn base(&self) -> &BaseRecord {
+        &self.base
+    }
+
+    /// Whether syncs are done.
+    pub fn durable(&self) -> bool {
+        self.durable
+    }
+
+    /// The numbers of nodes.
+    pub fn identities(&self) -> &Mutex<Identities> {
+        &self.identities
+    }
+
+    /// What is known of a layer.
+    pub fn layer(&self, id: LayerId) -> Option<LayerInfo> {
+        self.state.lock().catalog.get(&id).cloned()
+    }
+
+    /// All layers, oldest first.
+    pub fn catalog(&self) -> Vec<LayerInfo> {
+        self.state.lock().catalog.values().cloned().collect()
+    }
+
+    /// Reads a layer.
+    ///
+    /// # Errors
+    /// Damage, with file and offset.
+    pub fn read_layer(&self, id: LayerId) -> Result<LayerContents> {
+        layer::read(&self.layers, id, self.boot)
+    }
+
+    /// Makes a new layer.
+    ///
+    /// # Errors
+    /// As the calls it is made of; the number stays used.
+    pub fn create_layer(&self, parent: Option<LayerId>, head: &str, epoch: Epoch, kind: LayerKind) -> Result<Upper> {
+        let layer = {
+            let mut state = self.state.lock();
+            let id = state.next_layer;
+            state.next_layer += 1;
+            LayerId(id)
+        };
+        let header = Header { layer, parent, head: head.to_owned(), epoch, kind, time: clock::now() };
+        let upper = Upper::create(&self.layers, header.clone(), self.boot, self.durable)
+            .map_err(|e| e.during(format!("create layer {layer}")))?;
+        let mut state = self.state.lock();
+        state.catalog.insert(layer, LayerInfo { header, seal: None });
+        state.pools.insert(layer, Arc::clone(upper.pool.file()));
+        Ok(upper)
+    }
+
+    /// Goes on writing to a layer that was read.
+    ///
+    /// # Errors
+    /// As the calls it is made of.
+    pub fn reopen_layer(&self, contents: &LayerContents) -> Result<Upper> {
+        let upper = Upper::reopen(&self.layers, contents, self.boot, self.durable)?;
+        self.state.lock().pools.insert(upper.layer(), Arc::clone(upper.pool.file()));
+        Ok(upper)
+    }
+
+    /// Seals a layer and notes it in the catalog.
+    ///
+    /// # Errors
+    /// As [`Upper::seal`].
+    pub fn seal_layer(&self, upper: Upper, seal: record::Seal) -> Result<()> {
+        let layer = upper.layer();
+        upper.seal(seal.clone())?;
+        if let Some(info) = self.state.lock().catalog.get_mut(&layer) {
+            info.seal = Some(seal);
+        }
+        Ok(())
+    }
+
+    /// The pool of a layer.
+    ///
+    /// # Errors
+    /// As open(2).
+    pub fn pool(&self, id: LayerId) -> Result<Arc<File>> {
+        if let Some(file) = self.state.lock().pools.get(&id) {
+            return Ok(Arc::clone(file));
+        }
+        let file = Arc::new(self.layers.dir(&layer::dir_name(id))?.file(layer::POOL, false)?);
+        self.state.lock().pools.insert(id, Arc::clone(&file));
+        Ok(file)
+    }
+
+    /// Which layer is on top of a head.
+    ///
+    /// # Errors
+    /// Damage.
+    pub fn head(&self, name: &str) -> Result<Option<HeadRecord>> {
+        let Some(bytes) = self.heads.read(name)? else { return Ok(None) };
+        let what = self.heads.show(name);
+        let head = log::read::<HeadRecord>(&bytes, &what)?.records.into_iter().next();
+        head.map(|r| Some(r.0)).ok_or_else(|| Error::damage(format!("read {what}"), "no whole record"))
+    }
+
+    /// Puts a layer on top of a head.
+    ///
+    /// # Errors
+    /// As the calls it is made of; the head then stays as it was.
+    pub fn set_head(&self, name: &str, head: &HeadRecord) -> Result<()> {
+        self.heads.publish(name, &framed(head, name)?, self.durable)
+    }
+
+    /// The layers that this head wrote on top of `top` although the head was not yet published: a crash came between.
+    pub fn continued(&self, head: &str, top: LayerId) -> Option<LayerId> {
+        let state = self.state.lock();
+        let mut above = state.catalog.values().filter(|l| {
+            l.header.parent == Some(top) && l.header.head == head && l.header.kind == LayerKind::Continues
+        });
+        above.next_back().map(|l| l.header.layer)
+    }
+
+    /// Appends to the log of heads.
+    ///
+    /// # Errors
+    /// When it cannot be written or synced.
+    pub fn append_op(&self, op: OpRecord) -> Result<u64> {
+        let mut ops = self.ops.lock();
+        ops.0.append(&op)?;
+        if self.durable {
+            ops.0.sync()?;
+        }
+        ops.1.push(op);
+        Ok(ops.1.len() as u64)
+    }
+
+    /// The log of heads, oldest first.
+    pub fn ops(&self) -> Vec<OpRecord> {
+        self.ops.lock().1.clone()
+    }
+
+    /// Bytes that the store takes on disk.
+    pub fn disk_usage(&self) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        let state = self.state.lock();
+        let of = |id: &LayerId| {
+            let Ok(dir) = self.layers.dir(&layer::dir_name(*id)) else { return 0 };
+            [layer::POOL, layer::JOURNAL]
+                .iter()
+                .filter_map(|name| Some(dir.file(name, false).ok()?.metadata().ok()?.blocks() * 512))
+                .sum()
+        };
+        state.catalog.keys().map(of).sum()
+    }
+}
+
+/// Whether the making of a layer was cut off inside its first record.
+fn layer_is_newborn(layers: &StoreDir, id: LayerId) -> Result<bool> {
+    let bytes = layers.dir(&layer::dir_name(id))?.read(layer::JOURNAL)?.unwrap_or_default();
+    Ok(log::read::<record::Record>(&bytes, "").is_ok_and(|c| c.records.is_empty()))
+}

@@ -1,0 +1,145 @@
+//! Pools: the files that hold content bytes.
+//!
+//! A pool is sparse and its addresses are logical: space that nothing was written to costs nothing. Addresses are given
+//! out once and never again, so an extent that a sealed state holds cannot change under it. A file that grows gets
+//! windows of addresses that double from 64 KiB to 4 MiB, so that sequential writes stay one extent.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use crate::types::{ByteRange, Ino, LayerId};
+
+/// Content is recorded in blocks of this many bytes.
+pub const BLOCK: u64 = 4096;
+const SMALLEST_WINDOW: u64 = 64 << 10;
+const LARGEST_WINDOW: u64 = 4 << 20;
+
+/// The block that holds `offset` begins here.
+pub fn block_floor(offset: u64) -> u64 {
+    offset & !(BLOCK - 1)
+}
+
+/// The first block boundary at or after `offset`; saturates.
+pub fn block_ceil(offset: u64) -> u64 {
+    offset.checked_add(BLOCK - 1).map_or(u64::MAX & !(BLOCK - 1), block_floor)
+}
+
+/// Addresses set aside for the file that grows.
+struct Window {
+    /// Offset in the file that `pool_next` is for.
+    file_next: u64,
+    pool_next: u64,
+    pool_end: u64,
+    size: u64,
+}
+
+/// The pool of the writable layer.
+pub struct PoolWriter {
+    layer: LayerId,
+    file: Arc<File>,
+    next: u64,
+    windows: HashMap<Ino, Window>,
+}
+
+impl PoolWriter {
+    /// Takes `file` as the pool of `layer`; addresses are given out behind what it holds.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    pub fn new(layer: LayerId, file: Arc<File>) -> std::io::Result<PoolWriter> {
+        let next = block_ceil(file.metadata()?.len());
+        Ok(PoolWriter { layer, file, next, windows: HashMap::new() })
+    }
+
+    /// Whose pool it is.
+    pub fn layer(&self) -> LayerId {
+        self.layer
+    }
+
+    /// The file.
+    pub fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    /// Gives out addresses for `range` of the file `ino`. `growing` says that the range reaches the end of the file, so
+    /// that more is likely to follow. Addresses continue those of the bytes before, where the window allows.
+    pub fn allocate(&mut self, ino: Ino, range: ByteRange, growing: bool) -> u64 {
+        if let Some(window) = self.windows.get_mut(&ino)
+            && window.file_next == range.start
+            && window.pool_next + range.len() <= window.pool_end
+        {
+            let at = window.pool_next;
+            window.file_next = range.end;
+            window.pool_next += range.len();
+            return at;
+        }
+        let at = self.next;
+        if !growing {
+            self.next = block_ceil(at + range.len());
+            return at;
+        }
+        let size = match self.windows.get(&ino) {
+            Some(window) if window.file_next == range.start => (window.size * 2).min(LARGEST_WINDOW),
+            _ => SMALLEST_WINDOW,
+        };
+        let pool_end = block_ceil(at + range.len().max(size));
+        self.next = pool_end;
+        self.windows.insert(ino, Window { file_next: range.end, pool_next: at + range.len(), pool_end, size });
+        at
+    }
+
+    /// Whether the bytes from `file_offset` on would continue the window of `ino`.
+    pub fn continues(&self, ino: Ino, file_offset: u64) -> bool {
+        self.windows.get(&ino).is_some_and(|w| w.file_next == file_offset && w.pool_next < w.pool_end)
+    }
+
+    /// Forgets the window of a file that is gone or was cut.
+    pub fn close_window(&mut self, ino: Ino) {
+        self.windows.remove(&ino);
+    }
+
+    /// Writes bytes at a logical address.
+    ///
+    /// # Errors
+    /// As pwrite(2).
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
+        self.file.write_all_at(bytes, offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn writer() -> PoolWriter {
+        PoolWriter::new(LayerId(1), Arc::new(tempfile::tempfile().unwrap())).unwrap()
+    }
+
+    #[test]
+    fn sequential_writes_get_consecutive_addresses_also_across_other_files() {
+        let mut pool = writer();
+        let a = pool.allocate(Ino(1), ByteRange::at(0, 1000), true);
+        let other = pool.allocate(Ino(2), ByteRange::at(0, 1000), true);
+        assert!(pool.continues(Ino(1), 1000));
+        assert_eq!(pool.allocate(Ino(1), ByteRange::at(1000, 5000), true), a + 1000);
+        assert!(other >= a + SMALLEST_WINDOW);
+    }
+
+    #[test]
+    fn no_address_is_given_out_twice() {
+        let mut pool = writer();
+        let mut given: Vec<ByteRange> = Vec::new();
+        let mut at = 0;
+        for step in 0..200u64 {
+            let len = 1 + (step * 7919) % 90_000;
+            let ino = Ino(step % 3);
+            let start = if step % 5 == 0 { 0 } else { at };
+            let offset = pool.allocate(ino, ByteRange::at(start, len), step % 2 == 0);
+            assert!(given.iter().all(|g| offset >= g.end || offset + len <= g.start), "step {step}");
+            given.push(ByteRange::at(offset, len));
+            at = start + len;
+        }
+    }
+}

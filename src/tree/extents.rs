@@ -1,0 +1,268 @@
+//! The content of files as extents: runs of bytes, each in a pool or in the node's origin; gaps read as zeros.
+
+use std::ops::Bound;
+
+use super::{Body, Extent, Misfit, Source, Tree};
+use crate::types::{ByteRange, Ino};
+
+/// A piece of a file: where its bytes are, or that it is a hole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Which bytes of the file.
+    pub range: ByteRange,
+    /// Where the first of them is; none for a hole.
+    pub source: Option<Source>,
+}
+
+impl Tree {
+    /// The extents of a file, in order.
+    pub fn extents(&self, ino: Ino) -> impl Iterator<Item = (u64, Extent)> + '_ {
+        self.extents
+            .range((Bound::Included((ino, 0)), Bound::Excluded((Ino(ino.0 + 1), 0))))
+            .map(|((_, start), extent)| (*start, *extent))
+    }
+
+    /// Size of a file, in bytes; 0 for what is not a file of the tree.
+    pub fn size(&self, ino: Ino) -> u64 {
+        match self.node(ino).map(|n| &n.body) {
+            Some(Body::File { size, .. }) => *size,
+            _ => 0,
+        }
+    }
+
+    /// The pieces of `range` of a file, in order and without gaps; cut at the size of the file.
+    pub fn segments(&self, ino: Ino, range: ByteRange) -> Vec<Segment> {
+        let range = super::within(range, self.size(ino));
+        let mut segments = Vec::new();
+        let mut at = range.start;
+        let first = self.extent_at(ino, range.start).map_or(range.start, |(start, _)| start);
+        let found = self.extents.range((Bound::Included((ino, first)), Bound::Excluded((ino, range.end))));
+        for ((_, start), extent) in found {
+            if *start > at {
+                segments.push(Segment { range: ByteRange { start: at, end: *start }, source: None });
+                at = *start;
+            }
+            let end = (start + extent.len).min(range.end);
+            if end > at {
+                let source = Some(extent.source.advanced(at - start));
+                segments.push(Segment { range: ByteRange { start: at, end }, source });
+                at = end;
+            }
+        }
+        if at < range.end {
+            segments.push(Segment { range: ByteRange { start: at, end: range.end }, source: None });
+        }
+        segments
+    }
+
+    /// The extent that holds a byte, and where it begins.
+    pub fn extent_at(&self, ino: Ino, offset: u64) -> Option<(u64, Extent)> {
+        let (key, extent) = self.extents.get_prev(&(ino, offset))?;
+        (key.0 == ino && key.1 + extent.len > offset).then_some((key.1, *extent))
+    }
+
+    /// The last extent that begins before `offset`, and where it begins.
+    pub fn extent_before(&self, ino: Ino, offset: u64) -> Option<(u64, Extent)> {
+        let (key, extent) = self.extents.get_prev(&(ino, offset.checked_sub(1)?))?;
+        (key.0 == ino).then_some((key.1, *extent))
+    }
+
+    /// The first byte at or after `offset` that is in an extent.
+    pub fn next_data(&self, ino: Ino, offset: u64) -> Option<u64> {
+        if self.extent_at(ino, offset).is_some() {
+            return Some(offset);
+        }
+        let (key, _) = self.extents.get_next(&(ino, offset))?;
+        (key.0 == ino).then_some(key.1)
+    }
+
+    /// The first byte at or after `offset` that is in no extent.
+    pub fn next_hole(&self, ino: Ino, mut offset: u64) -> u64 {
+        while let Some((start, extent)) = self.extent_at(ino, offset) {
+            offset = start + extent.len;
+        }
+        offset
+    }
+
+    pub(super) fn resize(&mut self, ino: Ino, new_size: u64) -> Result<(), Misfit> {
+        let Body::File { size, .. } = &mut self.node_mut(ino)?.body else {
+            return Err(Misfit("a size for a node that is not a file"));
+        };
+        let shrinks = new_size < *size;
+        *size = new_size;
+        if shrinks {
+            self.drop_extents(ino, new_size);
+        }
+        Ok(())
+    }
+
+    pub(super) fn map(&mut self, ino: Ino, range: ByteRange, to: Option<Source>) -> Result<(), Misfit> {
+        let Some(Body::File { size, .. }) = self.node(ino).map(|n| &n.body) else {
+            return Err(Misfit("content for a node that is not a file of the tree"));
+        };
+        if range.is_empty() || range.end > *size {
+            return Err(Misfit("content beyond the end of a file"));
+        }
+        self.cut_out(ino, range);
+        if let Some(source) = to {
+            self.join_in(ino, range, source);
+        }
+        Ok(())
+    }
+
+    /// Removes all extents at and after `from`.
+    pub(super) fn drop_extents(&mut self, ino: Ino, from: u64) {
+        self.cut_out(ino, ByteRange { start: from, end: u64::MAX });
+    }
+
+    /// Makes `range` a hole.
+    fn cut_out(&mut self, ino: Ino, range: ByteRange) {
+        if let Some((start, extent)) = self.extent_at(ino, range.start) {
+            let end = start + extent.len;
+            if start < range.start {
+                self.extents.insert((ino, start), Extent { len: range.start - start, source: extent.source });
+                if end > range.end {
+                    let rest = Extent { len: end - range.end, source: extent.source.advanced(range.end - start) };
+                    self.extents.insert((ino, range.end), rest);
+                    return;
+                }
+            }
+        }
+        while let Some(((found, start), extent)) = self.extents.get_next(&(ino, range.start)) {
+            let (start, extent) = (*start, *extent);
+            if *found != ino || start >= range.end {
+                return;
+            }
+            self.extents.remove(&(ino, start));
+            let end = start + extent.len;
+            if end > range.end {
+                let rest = Extent { len: end - range.end, source: extent.source.advanced(range.end - start) };
+                self.extents.insert((ino, range.end), rest);
+                return;
+            }
+        }
+    }
+
+    /// Puts an extent into a hole and joins it with neighbours that it continues.
+    fn join_in(&mut self, ino: Ino, range: ByteRange, source: Source) {
+        let (mut start, mut extent) = (range.start, Extent { len: range.len(), source });
+        if let Some(before) = range.start.checked_sub(1)
+            && let Some((b_start, b)) = self.extent_at(ino, before)
+            && b.source.advanced(b.len) == source
+        {
+            start = b_start;
+            extent = Extent { len: b.len + extent.len, source: b.source };
+        }
+        if let Some(after) = self.extents.get(&(ino, range.end)).copied()
+            && source.advanced(range.len()) == after.source
+        {
+            self.extents.remove(&(ino, range.end));
+            extent.len += after.len;
+        }
+        self.extents.insert((ino, start), extent);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::{Edit, Meta, Node};
+    use crate::types::{LayerId, Timestamp};
+    use proptest::prelude::*;
+
+    const FILE: Ino = Ino(42);
+
+    fn file(size: u64) -> Tree {
+        let t = Timestamp::default();
+        let meta = Meta { mode: 0o100_644, uid: 0, gid: 0, nlink: 1, rdev: 0, atime: t, mtime: t, ctime: t };
+        let mut tree = Tree::new();
+        for ino in [Ino(41), FILE, Ino(43)] {
+            let node = Node { meta, xattrs: None, body: Body::File { size, origin: None } };
+            tree.apply(&Edit::Put { ino, node: Box::new(node) }).unwrap();
+        }
+        // Neighbours in the map that must never be touched.
+        for ino in [Ino(41), Ino(43)] {
+            if size > 0 {
+                let to = Some(Source::Base { offset: 0 });
+                tree.apply(&Edit::Map { ino, range: ByteRange::at(0, size), to }).unwrap();
+            }
+        }
+        tree
+    }
+
+    /// The dumb model: where each byte is.
+    type Bytes = Vec<Option<Source>>;
+
+    fn bytes_of(tree: &Tree) -> Bytes {
+        let mut bytes = Vec::new();
+        for segment in tree.segments(FILE, ByteRange { start: 0, end: u64::MAX }) {
+            assert_eq!(segment.range.start, bytes.len() as u64, "segments leave no gap");
+            for at in 0..segment.range.len() {
+                bytes.push(segment.source.map(|s| s.advanced(at)));
+            }
+        }
+        bytes
+    }
+
+    proptest! {
+        #[test]
+        fn extents_say_of_every_byte_what_a_list_of_bytes_says(
+            steps in proptest::collection::vec((0u8..4, 0u64..60, 1u64..30, 0u64..3), 1..60)
+        ) {
+            let mut tree = file(64);
+            let mut model: Bytes = vec![None; 64];
+            for (what, start, len, pool) in steps {
+                let size = model.len() as u64;
+                match what {
+                    0 | 1 if start < size => {
+                        let end = (start + len).min(size);
+                        // Sources that continue each other, so that joining happens.
+                        let to = Some(Source::Pool { layer: LayerId(pool as u32 + 1), offset: start });
+                        tree.apply(&Edit::Map { ino: FILE, range: ByteRange { start, end }, to }).unwrap();
+                        for at in start..end {
+                            model[at as usize] = to.map(|s| s.advanced(at - start));
+                        }
+                    }
+                    2 if start < size => {
+                        let end = (start + len).min(size);
+                        tree.apply(&Edit::Map { ino: FILE, range: ByteRange { start, end }, to: None }).unwrap();
+                        model[start as usize..end as usize].fill(None);
+                    }
+                    _ => {
+                        tree.apply(&Edit::Resize { ino: FILE, size: start }).unwrap();
+                        model.resize(start as usize, None);
+                    }
+                }
+                prop_assert_eq!(&bytes_of(&tree), &model);
+                for at in 0..model.len() as u64 {
+                    let data = model.iter().enumerate().skip(at as usize).find(|(_, b)| b.is_some());
+                    prop_assert_eq!(tree.next_data(FILE, at), data.map(|(i, _)| i as u64));
+                    let hole = model.iter().enumerate().skip(at as usize).find(|(_, b)| b.is_none());
+                    prop_assert_eq!(tree.next_hole(FILE, at), hole.map_or(model.len() as u64, |(i, _)| i as u64));
+                }
+                for ino in [Ino(41), Ino(43)] {
+                    prop_assert_eq!(tree.extents(ino).count(), 1, "other files stay");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sequential_writes_stay_one_extent() {
+        let mut tree = file(0);
+        for step in 0..100u64 {
+            tree.apply(&Edit::Resize { ino: FILE, size: (step + 1) * 100 }).unwrap();
+            let to = Some(Source::Pool { layer: LayerId(1), offset: 5000 + step * 100 });
+            tree.apply(&Edit::Map { ino: FILE, range: ByteRange::at(step * 100, 100), to }).unwrap();
+        }
+        assert_eq!(tree.extents(FILE).count(), 1);
+    }
+
+    #[test]
+    fn content_beyond_the_end_is_a_misfit() {
+        let mut tree = file(10);
+        let edit = Edit::Map { ino: FILE, range: ByteRange::at(5, 6), to: None };
+        assert!(tree.apply(&edit).is_err());
+        assert!(tree.apply(&Edit::Map { ino: Ino(7), range: ByteRange::at(0, 1), to: None }).is_err());
+    }
+}

@@ -1,0 +1,305 @@
+//! The merged tree, as far as it differs from the base: an immutable value that is cheap to clone.
+//!
+//! Four ordered maps with structural sharing hold a state: nodes by [`Ino`], names by (directory, name), the reverse
+//! links by (child, directory, name), and extents by (file, offset). A checkpoint is a clone, a restore an assignment,
+//! and [`Tree::diff`] costs what differs, whatever the size of the tree. One map for all names (and one for all
+//! extents) rather than a map in every directory keeps the memory for a file near the size of its record and makes the
+//! diff one walk.
+//!
+//! Always true, and checked by [`Tree::verify`]:
+//! * every name of kind `Child` stands in a directory of the tree and names a node of the tree;
+//! * `links` is the exact reverse of those names;
+//! * every node but the root has a name, unless it is a file of the base that has further names there;
+//! * a directory has one name; walking up ends at the root;
+//! * the extents of a file do not overlap and end at or before its size; neighbours that continue each other are one.
+//!
+//! No system call is made here, and nothing is known of the kernel or of disks.
+
+mod extents;
+
+use std::collections::BTreeSet;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use imbl::ordmap::DiffItem;
+use imbl::{OrdMap, OrdSet};
+
+pub use crate::store::record::{Body, Dentry, Edit, Meta, Node, Origin, Source, Xattrs};
+use crate::types::{ByteRange, Ino, Name, TreePath};
+pub use extents::Segment;
+
+/// Where a run of bytes is, by the offset at which it begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Bytes.
+    pub len: u64,
+    /// Where the first byte is.
+    pub source: Source,
+}
+
+/// A state of the tree.
+#[derive(Clone, Default)]
+pub struct Tree {
+    nodes: OrdMap<Ino, Arc<Node>>,
+    dentries: OrdMap<(Ino, Name), Dentry>,
+    links: OrdSet<(Ino, Ino, Name)>,
+    extents: OrdMap<(Ino, u64), Extent>,
+}
+
+/// An edit that does not fit the tree: the journal (or the code) contradicts itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Misfit(pub &'static str);
+
+/// What differs between two trees.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TreeDiff {
+    /// Nodes whose record differs, or that one of the trees lacks.
+    pub nodes: BTreeSet<Ino>,
+    /// Files whose extents differ.
+    pub contents: BTreeSet<Ino>,
+    /// Names that stand for something else.
+    pub names: BTreeSet<(Ino, Name)>,
+}
+
+impl TreeDiff {
+    /// Whether nothing differs.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty() && self.contents.is_empty() && self.names.is_empty()
+    }
+}
+
+impl Tree {
+    /// The tree that differs in nothing from the base.
+    pub fn new() -> Tree {
+        Tree::default()
+    }
+
+    /// Whether nothing differs from the base.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// Number of nodes that differ from the base.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// The record of a node; none if it is as in the base, or is not at all.
+    pub fn node(&self, ino: Ino) -> Option<&Arc<Node>> {
+        self.nodes.get(&ino)
+    }
+
+    /// All nodes that differ from the base.
+    pub fn nodes(&self) -> impl Iterator<Item = (Ino, &Arc<Node>)> {
+        self.nodes.iter().map(|(ino, node)| (*ino, node))
+    }
+
+    /// What a directory says of a name; none: whatever the base has shows through.
+    pub fn dentry(&self, dir: Ino, name: &Name) -> Option<Dentry> {
+        self.dentries.get(&(dir, name.clone())).copied()
+    }
+
+    /// The names of which a directory says something, sorted.
+    pub fn dentries(&self, dir: Ino) -> impl Iterator<Item = (&Name, Dentry)> {
+        self.dentries
+            .range((Bound::Included((dir, Name::before_all())), Bound::Excluded((Ino(dir.0 + 1), Name::before_all()))))
+            .map(|((_, name), dentry)| (name, *dentry))
+    }
+
+    /// The names of a node in this tree: (directory, name), sorted.
+    pub fn links(&self, ino: Ino) -> impl Iterator<Item = (Ino, &Name)> {
+        let from = (ino, Ino(0), Name::before_all());
+        let to = (Ino(ino.0 + 1), Ino(0), Name::before_all());
+        self.links.range((Bound::Included(from), Bound::Excluded(to))).map(|(_, dir, name)| (*dir, name))
+    }
+
+    /// The directory that holds `ino` and its name there, by its first name.
+    pub fn parent(&self, ino: Ino) -> Option<(Ino, &Name)> {
+        self.links(ino).next()
+    }
+
+    /// The path of a node by its first name; none if it has no name in this tree.
+    pub fn path(&self, ino: Ino) -> Option<TreePath> {
+        if ino == Ino::ROOT {
+            return Some(TreePath::root());
+        }
+        let (dir, name) = self.parent(ino)?;
+        self.path_in(dir, name)
+    }
+
+    /// The path of a name in a directory of this tree.
+    pub fn path_in(&self, dir: Ino, name: &Name) -> Option<TreePath> {
+        let mut names = vec![name];
+        let mut at = dir;
+        // A tree is never this deep (paths end at 4096 bytes per call, but directories can nest further): a loop would be.
+        while at != Ino::ROOT {
+            let (up, name) = self.parent(at)?;
+            names.push(name);
+            at = up;
+            if names.len() > 1 << 20 {
+                return None;
+            }
+        }
+        let bytes = names.iter().rev().map(|n| n.as_bytes()).collect::<Vec<_>>().join(&b'/');
+        TreePath::parse(&bytes).ok()
+    }
+
+    /// How many names lead from the root to a directory.
+    pub fn depth(&self, dir: Ino) -> Option<usize> {
+        let mut depth = 0;
+        let mut at = dir;
+        while at != Ino::ROOT {
+            at = self.parent(at)?.0;
+            depth += 1;
+            if depth > 1 << 20 {
+                return None;
+            }
+        }
+        Some(depth)
+    }
+
+    /// Changes the tree by one edit.
+    ///
+    /// # Errors
+    /// [`Misfit`] for an edit that speaks of a node that is not here; the tree is then unchanged.
+    pub fn apply(&mut self, edit: &Edit) -> Result<(), Misfit> {
+        match edit {
+            Edit::Put { ino, node } => drop(self.nodes.insert(*ino, Arc::new((**node).clone()))),
+            Edit::Meta { ino, meta } => self.node_mut(*ino)?.meta = *meta,
+            Edit::Xattr { ino, name, value } => set_xattr(&mut self.node_mut(*ino)?.xattrs, name, value.as_ref()),
+            Edit::Resize { ino, size } => self.resize(*ino, *size)?,
+            Edit::Map { ino, range, to } => self.map(*ino, *range, *to)?,
+            Edit::Dentry { dir, name, to } => self.set_dentry(*dir, name, *to)?,
+            Edit::Remove { ino } => self.remove(*ino)?,
+        }
+        Ok(())
+    }
+
+    fn node_mut(&mut self, ino: Ino) -> Result<&mut Node, Misfit> {
+        self.nodes.get_mut(&ino).map(Arc::make_mut).ok_or(Misfit("an edit of a node that is not in the tree"))
+    }
+
+    fn set_dentry(&mut self, dir: Ino, name: &Name, to: Option<Dentry>) -> Result<(), Misfit> {
+        if !matches!(self.nodes.get(&dir).map(|n| &n.body), Some(Body::Dir { .. })) {
+            return Err(Misfit("a name in a node that is not a directory of the tree"));
+        }
+        let key = (dir, name.clone());
+        let before = match to {
+            Some(dentry) => self.dentries.insert(key, dentry),
+            None => self.dentries.remove(&key),
+        };
+        if let Some(Dentry::Child { ino, .. }) = before {
+            self.links.remove(&(ino, dir, name.clone()));
+        }
+        if let Some(Dentry::Child { ino, .. }) = to {
+            self.links.insert((ino, dir, name.clone()));
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, ino: Ino) -> Result<(), Misfit> {
+        self.nodes.remove(&ino).ok_or(Misfit("removal of a node that is not in the tree"))?;
+        self.drop_extents(ino, 0);
+        let names: Vec<Name> = self.dentries(ino).map(|(name, _)| name.clone()).collect();
+        for name in names {
+            if let Some(Dentry::Child { ino: child, .. }) = self.dentries.remove(&(ino, name.clone())) {
+                self.links.remove(&(child, ino, name));
+            }
+        }
+        Ok(())
+    }
+
+    /// What differs from `self` to `other`. Costs what differs, not what is there, when one was cloned from the other.
+    pub fn diff(&self, other: &Tree) -> TreeDiff {
+        let mut diff = TreeDiff::default();
+        diff.nodes.extend(self.nodes.diff(&other.nodes).map(|item| *diff_key(&item)));
+        diff.contents.extend(self.extents.diff(&other.extents).map(|item| diff_key(&item).0));
+        diff.names.extend(self.dentries.diff(&other.dentries).map(|item| diff_key(&item).clone()));
+        diff
+    }
+
+    /// Holds the tree against what is always true of it.
+    ///
+    /// # Errors
+    /// The first rule that is broken, and where.
+    pub fn verify(&self) -> Result<(), String> {
+        for ((dir, name), dentry) in &self.dentries {
+            if !matches!(self.nodes.get(dir).map(|n| &n.body), Some(Body::Dir { .. })) {
+                return Err(format!("name {name} stands in {dir:?}, which is not a directory of the tree"));
+            }
+            if let Dentry::Child { ino, .. } = dentry {
+                if !self.nodes.contains_key(ino) {
+                    return Err(format!("name {name} in {dir:?} stands for {ino:?}, which is not in the tree"));
+                }
+                if !self.links.contains(&(*ino, *dir, name.clone())) {
+                    return Err(format!("name {name} in {dir:?} has no reverse link from {ino:?}"));
+                }
+            }
+        }
+        for (ino, dir, name) in &self.links {
+            if !matches!(self.dentry(*dir, name), Some(Dentry::Child { ino: child, .. }) if child == *ino) {
+                return Err(format!("reverse link of {ino:?} to {name} in {dir:?} without that name"));
+            }
+        }
+        for (ino, node) in &self.nodes {
+            self.verify_node(*ino, node)?;
+        }
+        let mut before: Option<(Ino, u64, Extent)> = None;
+        for ((ino, start), extent) in &self.extents {
+            let Some(Body::File { size, .. }) = self.nodes.get(ino).map(|n| &n.body) else {
+                return Err(format!("extent of {ino:?}, which is not a file of the tree"));
+            };
+            if extent.len == 0 || start + extent.len > *size {
+                return Err(format!("extent of {ino:?} at {start} ends beyond the size {size}"));
+            }
+            if let Some((b_ino, b_start, b)) = before
+                && b_ino == *ino
+            {
+                let end = b_start + b.len;
+                if end > *start || (end == *start && b.source.advanced(b.len) == extent.source) {
+                    return Err(format!("extents of {ino:?} at {b_start} and {start} overlap or are not joined"));
+                }
+            }
+            before = Some((*ino, *start, *extent));
+        }
+        Ok(())
+    }
+
+    fn verify_node(&self, ino: Ino, node: &Node) -> Result<(), String> {
+        let names = self.links(ino).count();
+        let is_dir = matches!(node.body, Body::Dir { .. });
+        if ino != Ino::ROOT && names == 0 && (is_dir || node.meta.nlink == 0) {
+            return Err(format!("{ino:?} has no name"));
+        }
+        if is_dir && ino != Ino::ROOT && (names != 1 || self.depth(ino).is_none()) {
+            return Err(format!("directory {ino:?} has {names} names or is not below the root"));
+        }
+        if !is_dir && (node.meta.nlink as usize) < names {
+            return Err(format!("{ino:?} has {names} names but counts {} links", node.meta.nlink));
+        }
+        Ok(())
+    }
+}
+
+fn diff_key<'a, K, V>(item: &DiffItem<'a, 'a, K, V>) -> &'a K {
+    match item {
+        DiffItem::Add(key, _) | DiffItem::Remove(key, _) => key,
+        DiffItem::Update { new: (key, _), .. } => key,
+    }
+}
+
+/// Sets or removes one attribute; an empty set is none.
+pub fn set_xattr(xattrs: &mut Xattrs, name: &[u8], value: Option<&Vec<u8>>) {
+    let mut map = xattrs.take().unwrap_or_default();
+    let inner = Arc::make_mut(&mut map);
+    match value {
+        Some(value) => drop(inner.insert(name.to_vec(), value.clone())),
+        None => drop(inner.remove(name)),
+    }
+    *xattrs = (!map.is_empty()).then_some(map);
+}
+
+/// The part of `range` that lies within `[0, size)`.
+pub fn within(range: ByteRange, size: u64) -> ByteRange {
+    ByteRange { start: range.start.min(size), end: range.end.min(size) }
+}

@@ -221,6 +221,30 @@ fn the_two_ways_agree_on_every_errno() {
 }
 
 #[test]
+fn a_refused_openat2_is_replaced_by_the_walk() {
+    let place = Place::new();
+    place.dir("d").file("d/f", b"bytes").link("l", &place.outside());
+    for errno in [Errno::ENOSYS, Errno::EPERM] {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let early = place.open(ALL[0]);
+                assert_eq!(read(&early, "d/f").unwrap(), b"bytes");
+                crate::sys::testing::refuse_call(libc::SYS_openat2, errno);
+                for base in [early, place.open(ALL[0])] {
+                    // A fresh resolver whose first call opens rather than looks.
+                    let fresh = Resolver::new(true);
+                    assert!(fresh.open(&base.plain, b"d/f", OFlag::O_RDONLY).is_ok());
+                    assert_eq!(read(&base, "d/f").unwrap(), b"bytes");
+                    assert_eq!(names(&base, "d").unwrap().len(), 1);
+                    assert_eq!(base.stat(&path("l/f")).unwrap_err(), FsError::NotFound);
+                    assert_eq!(base.writer().dir(&path("l")).err(), Some(FsError::LeavesJail));
+                }
+            });
+        });
+    }
+}
+
+#[test]
 fn a_walk_takes_no_dots() {
     let place = Place::new();
     let root = Root::new(open_directory(&place.at("")).unwrap());

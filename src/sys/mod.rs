@@ -14,4 +14,6 @@ pub mod mountinfo;
 pub mod path;
 pub mod proc;
 pub mod process;
+#[cfg(test)]
+pub(crate) mod testing;
 pub mod xattr;

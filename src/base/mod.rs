@@ -1,7 +1,7 @@
 //! The base: the user's directory, read-only for us except through `apply`.
 //!
 //! Always true here: every access is relative to a descriptor of the base directory and stays beneath it; no symlink is
-//! followed, no mount is entered, also not in a race with whoever changes the base ([`resolve`]). A mount point inside
+//! followed, no mount is entered, also not in a race with whoever changes the base (`resolve.rs`). A mount point inside
 //! the base is shown as *foreign*, a directory without names, and what is mounted there is never asked: it may be our
 //! own mount, and asking would wait for ourselves.
 //!
@@ -11,7 +11,7 @@
 //! is the plain descriptor; files and directories are then opened with `O_NOATIME` where their owner is us, and only
 //! the access time of a symlink may change (readlinkat(2) takes no flag for it).
 //!
-//! [`write`] is the one door through which `apply` changes the base.
+//! [`BaseWriter`] is the one door through which `apply` changes the base.
 
 mod attributes;
 mod resolve;

@@ -69,10 +69,7 @@ impl Resolver {
         if self.openat2.load(Ordering::Relaxed) {
             match open_beneath(root, path, flags) {
                 Err(Errno::ENOSYS) => self.openat2.store(false, Ordering::Relaxed),
-                // Finding a path is never EPERM, so it is seccomp's answer; opening can be, for O_NOATIME.
-                Err(Errno::EPERM) if flags.contains(OFlag::O_PATH) => {
-                    self.openat2.store(false, Ordering::Relaxed);
-                }
+                // EPERM may be about O_NOATIME; for finding the root, which is open already, it is seccomp's answer.
                 Err(Errno::EPERM) if matches!(open_beneath(root, b"", O_PATH_DIR), Err(Errno::EPERM)) => {
                     self.openat2.store(false, Ordering::Relaxed);
                 }

@@ -245,6 +245,13 @@ fn a_refused_openat2_is_replaced_by_the_walk() {
 }
 
 #[test]
+fn a_base_is_for_all_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<Base>();
+    shared::<WriteDir<'_>>();
+}
+
+#[test]
 fn a_walk_takes_no_dots() {
     let place = Place::new();
     let root = Root::new(open_directory(&place.at("")).unwrap());

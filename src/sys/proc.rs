@@ -121,6 +121,7 @@ fn parse_id(text: &[u8]) -> Option<[u8; 16]> {
 mod tests {
     use super::*;
     use std::os::unix::fs::MetadataExt;
+    use std::os::unix::process::CommandExt;
 
     const MAPS: &[u8] = b"\
         55d0-55d1 r--p 00000000 08:01 10                         /bin/cat\n\
@@ -165,6 +166,40 @@ mod tests {
         // SAFETY: munmap(2) of exactly what was mapped above and is not used again.
         assert_eq!(unsafe { libc::munmap(address, length.get()) }, 0);
         assert!(!shared_writable_maps(dev, true).unwrap().files.contains(&own));
+    }
+
+    const WATCHED: &str = "JAILFS_TEST_WATCHED_PID";
+
+    /// Runs the next test again in a process of an ordinary user, who may not look into this one.
+    #[test]
+    fn an_ordinary_user_is_told_whom_it_cannot_see() {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "sys::proc::tests::ordinary_user", "--nocapture", "--test-threads=1"])
+            .env(WATCHED, std::process::id().to_string())
+            .uid(65534)
+            .gid(65534)
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+        assert!(text.contains("1 passed"), "{text}");
+    }
+
+    #[test]
+    fn ordinary_user() {
+        let Ok(watched) = std::env::var(WATCHED) else {
+            return;
+        };
+        let watched: u32 = watched.parse().unwrap();
+        let everybody = shared_writable_maps(1, true).unwrap();
+        assert!(everybody.unreadable.contains(&watched));
+        for pid in &everybody.unreadable {
+            if let Ok(status) = std::fs::read(format!("/proc/{pid}/status")) {
+                assert!(status_line(&status, b"Kthread:").is_none_or(|flag| flag.ends_with(b"0")), "{pid}");
+            }
+        }
+        let ours = shared_writable_maps(1, false).unwrap();
+        assert!(!ours.unreadable.contains(&watched) && !ours.unreadable.contains(&std::process::id()));
     }
 
     #[test]

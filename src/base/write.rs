@@ -1,0 +1,262 @@
+//! The one door through which `apply` changes the base.
+//!
+//! A [`WriteDir`] is an open directory of the base, found beneath-only, through no link. What is done in it is done
+//! with calls that take this descriptor and one [`Name`], and that follow no link either; so a base in which somebody
+//! swaps directories for links gives an error, never a write elsewhere. Nothing here decides what to write.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::{Mode, SFlag, mkdirat, mknodat};
+use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
+
+use crate::error::{FsError, FsResult};
+use crate::sys::file::{Rename, open_in, rename};
+use crate::sys::process::unlikely_number;
+use crate::types::{FileKind, Name, PERM_BITS, TYPE_BITS, TreePath};
+
+use super::attributes::{Attributes, make_so};
+use super::resolve::{Resolver, Root};
+use super::stat::BaseStat;
+
+/// What the names of staged content begin with.
+const STAGE: &str = ".jailfs-stage-";
+/// How many names are tried for one staged file.
+const TRIES: usize = 64;
+
+/// Opens directories of the base for writing.
+#[derive(Clone, Copy)]
+pub struct BaseWriter<'a> {
+    root: &'a Root,
+    resolver: &'a Resolver,
+}
+
+impl<'a> BaseWriter<'a> {
+    pub(super) fn new(root: &'a Root, resolver: &'a Resolver) -> BaseWriter<'a> {
+        BaseWriter { root, resolver }
+    }
+
+    /// Opens the directory `path` of the base to write in it.
+    ///
+    /// # Errors
+    /// `LeavesJail` if a symlink or a mount point is on the way or at the end; `NotFound`, `NotADirectory`,
+    /// `AccessDenied`.
+    pub fn dir(&self, path: &TreePath) -> FsResult<WriteDir<'a>> {
+        // Looked at first: opening a mount point, or with O_DIRECTORY a symlink, has other errors on other kernels.
+        let looked = self.resolver.open(self.root, path.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
+        match BaseStat::of(&looked)?.kind {
+            FileKind::Dir => {}
+            FileKind::Symlink => return Err(FsError::LeavesJail),
+            _ => return Err(FsError::NotADirectory),
+        }
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        let fd = self.resolver.open(self.root, path.as_bytes(), flags).map_err(write_error)?;
+        Ok(WriteDir { root: Root::new(fd), resolver: self.resolver })
+    }
+}
+
+/// A directory of the base, open for changes of the names in it.
+///
+/// Every call fails with `ReadOnly` on a read-only filesystem, and with `AccessDenied` or `NotPermitted` where the
+/// host says so; other errors are named where they have a meaning of their own.
+pub struct WriteDir<'a> {
+    root: Root,
+    resolver: &'a Resolver,
+}
+
+impl WriteDir<'_> {
+    /// What is at `name`, of a symlink the link itself; `None` if nothing is.
+    ///
+    /// # Errors
+    /// `LeavesJail` for a mount point.
+    pub fn stat(&self, name: &Name) -> FsResult<Option<BaseStat>> {
+        match self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH) {
+            Ok(object) => BaseStat::of(&object).map(Some),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(write_error(errno)),
+        }
+    }
+
+    /// What this directory is now.
+    ///
+    /// # Errors
+    /// Those of fstat(2).
+    pub fn own_stat(&self) -> FsResult<BaseStat> {
+        BaseStat::of(&self.root.fd)
+    }
+
+    /// Opens the regular file `name` for reading: what is here now, to keep it as a pre-image.
+    ///
+    /// # Errors
+    /// `NotFound`, `IsADirectory`; `Invalid` for what is neither file nor directory; `LeavesJail` for a mount point.
+    pub fn open_file(&self, name: &Name) -> FsResult<File> {
+        let looked = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
+        super::must_be_file(&looked)?;
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        let file = self.resolver.open(&self.root, name.as_bytes(), flags).map_err(write_error)?;
+        super::must_be_file(&file)?;
+        Ok(File::from(file))
+    }
+
+    /// Creates an empty file of a fresh name, for reading and writing, mode 0600.
+    ///
+    /// # Errors
+    /// As for all of [`WriteDir`].
+    pub fn create_temp_file(&self) -> FsResult<(Name, File)> {
+        for _ in 0..TRIES {
+            let name = stage_name()?;
+            let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
+            match open_in(&self.root.fd, &name, flags, Mode::S_IRUSR | Mode::S_IWUSR) {
+                Ok(file) => return Ok((name, File::from(file))),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(write_failure(error)),
+            }
+        }
+        Err(FsError::Exists)
+    }
+
+    /// A name that nothing has here, for staging something else than a file.
+    ///
+    /// # Errors
+    /// As for all of [`WriteDir`].
+    pub fn temp_name(&self) -> FsResult<Name> {
+        for _ in 0..TRIES {
+            let name = stage_name()?;
+            if self.stat(&name)?.is_none() {
+                return Ok(name);
+            }
+        }
+        Err(FsError::Exists)
+    }
+
+    /// Whether `name` is one that [`WriteDir::create_temp_file`] or [`WriteDir::temp_name`] gave; what a crash left.
+    pub fn is_temp_name(name: &Name) -> bool {
+        let number = name.as_bytes().strip_prefix(STAGE.as_bytes());
+        number.is_some_and(|number| number.len() == 16 && number.iter().all(u8::is_ascii_hexdigit))
+    }
+
+    /// Makes a directory. Its mode is `mode` less the umask, until [`WriteDir::set_owner_mode_times_xattrs`].
+    ///
+    /// # Errors
+    /// `Exists`.
+    pub fn mkdir(&self, name: &Name, mode: u32) -> FsResult<()> {
+        mkdirat(&self.root.fd, name.as_os_str(), Mode::from_bits_truncate(mode & PERM_BITS))
+            .map_err(write_error)
+    }
+
+    /// Makes a symlink with the text `target`.
+    ///
+    /// # Errors
+    /// `Exists`.
+    pub fn symlink(&self, name: &Name, target: &[u8]) -> FsResult<()> {
+        symlinkat(std::ffi::OsStr::from_bytes(target), &self.root.fd, name.as_os_str()).map_err(write_error)
+    }
+
+    /// Makes a fifo, socket, device or empty file: `mode` has the type bits, `rdev` is a raw `dev_t`.
+    ///
+    /// # Errors
+    /// `Exists`; `NotPermitted` for devices without privilege; `Invalid` for a directory or symlink.
+    pub fn mknod(&self, name: &Name, mode: u32, rdev: u64) -> FsResult<()> {
+        match FileKind::from_mode(mode) {
+            None | Some(FileKind::Dir | FileKind::Symlink) => return Err(FsError::Invalid),
+            Some(_) => {}
+        }
+        let kind = SFlag::from_bits_truncate(mode & TYPE_BITS);
+        let permissions = Mode::from_bits_truncate(mode & PERM_BITS);
+        mknodat(&self.root.fd, name.as_os_str(), kind, permissions, rdev).map_err(write_error)
+    }
+
+    /// Gives `from` in `from_dir` a further name here; of a symlink, to the link itself.
+    ///
+    /// # Errors
+    /// `Exists`, `NotFound`, `TooManyLinks`; `NotPermitted` for a directory.
+    pub fn hard_link_from(&self, from_dir: &WriteDir<'_>, from: &Name, name: &Name) -> FsResult<()> {
+        let (from, name) = (from.as_os_str(), name.as_os_str());
+        linkat(&from_dir.root.fd, from, &self.root.fd, name, AtFlags::empty()).map_err(write_error)
+    }
+
+    /// Renames `from` to `to` in `to_dir`.
+    ///
+    /// # Errors
+    /// `NotFound`; `Exists` with [`Rename::NoReplace`]; `NotEmpty`, `IsADirectory`, `NotADirectory` as rename(2).
+    pub fn rename(&self, from: &Name, to_dir: &WriteDir<'_>, to: &Name, how: Rename) -> FsResult<()> {
+        rename(&self.root.fd, from, &to_dir.root.fd, to, how).map_err(write_failure)
+    }
+
+    /// Removes a name that is no directory.
+    ///
+    /// # Errors
+    /// `NotFound`, `IsADirectory`.
+    pub fn unlink(&self, name: &Name) -> FsResult<()> {
+        unlinkat(&self.root.fd, name.as_os_str(), UnlinkatFlags::NoRemoveDir).map_err(write_error)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotADirectory`, `NotEmpty`.
+    pub fn rmdir(&self, name: &Name) -> FsResult<()> {
+        unlinkat(&self.root.fd, name.as_os_str(), UnlinkatFlags::RemoveDir).map_err(write_error)
+    }
+
+    /// Gives `name`, whatever it is, its owner, mode, extended attributes and, last, its times. Made again after a
+    /// failure it ends the same.
+    ///
+    /// # Errors
+    /// `NotFound`; `LeavesJail` for a mount point; `Unsupported` for attributes that the filesystem does not have.
+    pub fn set_owner_mode_times_xattrs(&self, name: &Name, wanted: &Attributes<'_>) -> FsResult<()> {
+        let object = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
+        make_so(&object, wanted)
+    }
+
+    /// Gives this directory itself its owner, mode, extended attributes and, last, its times.
+    ///
+    /// # Errors
+    /// As [`WriteDir::set_owner_mode_times_xattrs`].
+    pub fn set_own_attributes(&self, wanted: &Attributes<'_>) -> FsResult<()> {
+        make_so(&self.root.fd, wanted)
+    }
+
+    /// Makes the names of this directory survive the machine (fsync(2)).
+    ///
+    /// # Errors
+    /// Those of the host, EIO above all.
+    pub fn fsync(&self) -> FsResult<()> {
+        nix::unistd::fsync(&self.root.fd).map_err(write_error)
+    }
+}
+
+fn stage_name() -> FsResult<Name> {
+    Ok(Name::new(format!("{STAGE}{:016x}", unlikely_number()).as_bytes())?)
+}
+
+/// What an errno of a change means.
+pub(super) fn write_error(errno: Errno) -> FsError {
+    match errno {
+        Errno::ENOENT => FsError::NotFound,
+        Errno::EEXIST => FsError::Exists,
+        Errno::ENOTDIR => FsError::NotADirectory,
+        Errno::EISDIR => FsError::IsADirectory,
+        Errno::ENOTEMPTY => FsError::NotEmpty,
+        Errno::EPERM => FsError::NotPermitted,
+        Errno::EACCES => FsError::AccessDenied,
+        Errno::EINVAL => FsError::Invalid,
+        Errno::ENAMETOOLONG => FsError::NameTooLong,
+        Errno::EFBIG => FsError::FileTooBig,
+        Errno::E2BIG => FsError::TooLarge,
+        Errno::EMLINK => FsError::TooManyLinks,
+        Errno::EOPNOTSUPP => FsError::Unsupported,
+        Errno::EROFS => FsError::ReadOnly,
+        // A link or a mount point where a directory was: going on would lead out of the base.
+        Errno::ELOOP | Errno::EXDEV => FsError::LeavesJail,
+        // ENOSPC too, so that the message says what is full.
+        other => FsError::Host(other as i32),
+    }
+}
+
+pub(super) fn write_failure(error: io::Error) -> FsError {
+    error.raw_os_error().map_or(FsError::Host(libc::EIO), |errno| write_error(Errno::from_raw(errno)))
+}

@@ -1,0 +1,280 @@
+//! Reading, writing and shaping open files.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, OFlag, fallocate, openat};
+use nix::sys::stat::Mode;
+use nix::unistd::{Whence, lseek};
+
+use crate::types::{ByteRange, Name};
+
+/// Opens `name` in the directory `dir`, never through a symlink and never kept over exec (openat(2)).
+///
+/// # Errors
+/// Those of openat(2): ELOOP for a symlink.
+pub fn open_in<Fd: AsFd>(dir: Fd, name: &Name, flags: OFlag, mode: Mode) -> io::Result<OwnedFd> {
+    Ok(openat(dir, name.as_os_str(), flags | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, mode)?)
+}
+
+/// Reads at `offset` what needs no waiting for the disk (preadv2(2) with RWF_NOWAIT). `None` if that is nothing, or
+/// if the filesystem cannot tell; `Some(0)` at the end of the file. A short read is no sign of the end.
+///
+/// # Errors
+/// Those of preadv2(2) except EAGAIN and EOPNOTSUPP.
+pub fn pread_nowait<Fd: AsFd>(fd: Fd, buffer: &mut [u8], offset: u64) -> io::Result<Option<usize>> {
+    let offset = to_offset(offset)?;
+    let part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: preadv2(2) writes at most `iov_len` bytes to the one buffer, which is that long and borrowed mutably.
+    let result =
+        unsafe { libc::preadv2(fd.as_fd().as_raw_fd(), &raw const part, 1, offset, libc::RWF_NOWAIT) };
+    match Errno::result(result) {
+        Ok(read) => Ok(Some(usize::try_from(read).unwrap_or(0))),
+        Err(Errno::EAGAIN | Errno::EOPNOTSUPP | Errno::EINTR | Errno::ENOSYS) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Fills `buffer` from `offset`; returns fewer bytes only at the end of the file.
+///
+/// # Errors
+/// Those of pread(2) except EINTR.
+pub fn pread_full(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut done = 0;
+    while let Some(rest) = buffer.get_mut(done..).filter(|rest| !rest.is_empty()) {
+        match file.read_at(rest, offset.saturating_add(done as u64)) {
+            Ok(0) => break,
+            Ok(read) => done += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
+
+/// Writes all of `buffer` at `offset`.
+///
+/// # Errors
+/// Those of pwrite(2) except EINTR; a part may be written then.
+pub fn pwrite_full(file: &File, buffer: &[u8], offset: u64) -> io::Result<()> {
+    file.write_all_at(buffer, offset)
+}
+
+/// Writes the dirty pages of the whole file to its filesystem and waits for them (sync_file_range(2) with all flags).
+///
+/// # Errors
+/// Those of sync_file_range(2): EBADF for an `O_PATH` descriptor, ESPIPE for what is no file, directory or link.
+pub fn sync_file_range_all<Fd: AsFd>(fd: Fd) -> io::Result<()> {
+    let flags =
+        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: sync_file_range(2) takes numbers only; the descriptor is borrowed for the call.
+    Errno::result(unsafe { libc::sync_file_range(fd.as_fd().as_raw_fd(), 0, 0, flags) })?;
+    Ok(())
+}
+
+/// Makes `to` share all blocks of `from` (FICLONE, ioctl_ficlone(2)).
+///
+/// # Errors
+/// EOPNOTSUPP, EXDEV or EINVAL where the filesystem cannot; the caller copies then.
+pub fn clone_range<From: AsFd, To: AsFd>(from: From, to: To) -> io::Result<()> {
+    // SAFETY: ioctl_ficlone(2) takes two descriptors, both borrowed for the call, and no memory.
+    let result = unsafe { libc::ioctl(to.as_fd().as_raw_fd(), libc::FICLONE, from.as_fd().as_raw_fd()) };
+    Errno::result(result)?;
+    Ok(())
+}
+
+/// Gives the blocks of `range` back to the filesystem; they read as zeros, the size stays (fallocate(2) with
+/// FALLOC_FL_PUNCH_HOLE).
+///
+/// # Errors
+/// Those of fallocate(2): EOPNOTSUPP where the filesystem cannot.
+pub fn punch_hole<Fd: AsFd>(fd: Fd, range: ByteRange) -> io::Result<()> {
+    if range.is_empty() {
+        return Ok(());
+    }
+    let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    fallocate(fd, flags, to_offset(range.start)?, to_offset(range.len())?)?;
+    Ok(())
+}
+
+/// The first offset at or after `offset` that holds data; `None` if there is none (lseek(2) with SEEK_DATA).
+///
+/// # Errors
+/// Those of lseek(2) except ENXIO.
+pub fn seek_data<Fd: AsFd>(fd: Fd, offset: u64) -> io::Result<Option<u64>> {
+    seek(fd.as_fd(), offset, Whence::SeekData)
+}
+
+/// The first offset at or after `offset` in a hole, the end of the file being one; `None` if `offset` is beyond it
+/// (lseek(2) with SEEK_HOLE).
+///
+/// # Errors
+/// Those of lseek(2) except ENXIO.
+pub fn seek_hole<Fd: AsFd>(fd: Fd, offset: u64) -> io::Result<Option<u64>> {
+    seek(fd.as_fd(), offset, Whence::SeekHole)
+}
+
+fn seek(fd: BorrowedFd<'_>, offset: u64, whence: Whence) -> io::Result<Option<u64>> {
+    match lseek(fd, to_offset(offset)?, whence) {
+        Ok(found) => Ok(u64::try_from(found).ok()),
+        Err(Errno::ENXIO) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// What [`rename`] does when the target exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rename {
+    /// Replaces it.
+    Replace,
+    /// Fails with EEXIST (RENAME_NOREPLACE).
+    NoReplace,
+    /// Swaps the two (RENAME_EXCHANGE).
+    Exchange,
+}
+
+/// Renames `from` in `from_dir` to `to` in `to_dir` (renameat2(2)); follows no link.
+///
+/// # Errors
+/// Those of renameat2(2).
+pub fn rename<From: AsFd, To: AsFd>(
+    from_dir: From,
+    from: &Name,
+    to_dir: To,
+    to: &Name,
+    how: Rename,
+) -> io::Result<()> {
+    let flags = match how {
+        Rename::Replace => 0,
+        Rename::NoReplace => libc::RENAME_NOREPLACE,
+        Rename::Exchange => libc::RENAME_EXCHANGE,
+    };
+    let from = CString::new(from.as_bytes())?;
+    let to = CString::new(to.as_bytes())?;
+    // SAFETY: renameat2(2) only reads the two names, which end with NUL; the descriptors are borrowed for the call.
+    // Called by number because nix and older libcs have it for glibc only.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_renameat2,
+            from_dir.as_fd().as_raw_fd(),
+            from.as_ptr(),
+            to_dir.as_fd().as_raw_fd(),
+            to.as_ptr(),
+            flags,
+        )
+    };
+    Errno::result(result)?;
+    Ok(())
+}
+
+/// The id of the mount that `fd` was opened through (statx(2) STATX_MNT_ID, Linux 5.8); `None` where the kernel does
+/// not say. Asks the kernel only, never the server of a network filesystem.
+pub fn mount_id<Fd: AsFd>(fd: Fd) -> Option<u64> {
+    let mut answer = std::mem::MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: statx(2) fills the structure, which all zeros are a valid value of; the empty path ends with NUL.
+    let answer = unsafe {
+        let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+        let fd = fd.as_fd().as_raw_fd();
+        let result = libc::statx(fd, c"".as_ptr(), flags, libc::STATX_MNT_ID, answer.as_mut_ptr());
+        Errno::result(result).ok()?;
+        answer.assume_init()
+    };
+    (answer.stx_mask & libc::STATX_MNT_ID != 0).then_some(answer.stx_mnt_id)
+}
+
+fn to_offset(offset: u64) -> io::Result<i64> {
+    i64::try_from(offset).map_err(|_| Errno::EOVERFLOW.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn a_read_without_waiting_agrees_with_one_that_waits() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"hello").unwrap();
+        let mut buffer = [0; 8];
+        if let Some(read) = pread_nowait(&file, &mut buffer, 1).unwrap() {
+            assert_eq!(&buffer[..read], b"ello");
+            assert_eq!(pread_nowait(&file, &mut buffer, 100).unwrap(), Some(0));
+        }
+        assert!(pread_nowait(&file, &mut buffer, u64::MAX).is_err());
+    }
+
+    #[test]
+    fn a_full_read_ends_only_at_the_end() {
+        let file = tempfile::tempfile().unwrap();
+        pwrite_full(&file, &[7; 10_000], 5).unwrap();
+        let mut buffer = vec![1; 20_000];
+        assert_eq!(pread_full(&file, &mut buffer, 0).unwrap(), 10_005);
+        assert!(buffer[..5] == [0; 5] && buffer[5..10_005].iter().all(|&b| b == 7) && buffer[10_005] == 1);
+        assert_eq!(pread_full(&file, &mut buffer, 10_005).unwrap(), 0);
+        sync_file_range_all(&file).unwrap();
+    }
+
+    #[test]
+    fn a_punched_range_reads_as_zeros_and_is_a_hole() {
+        let file = tempfile::tempfile().unwrap();
+        pwrite_full(&file, &[1; 3 << 16], 0).unwrap();
+        punch_hole(&file, ByteRange::at(1 << 16, 1 << 16)).unwrap();
+        punch_hole(&file, ByteRange::at(0, 0)).unwrap();
+        let mut buffer = vec![9; 3 << 16];
+        assert_eq!(pread_full(&file, &mut buffer, 0).unwrap(), 3 << 16);
+        assert!(buffer[1 << 16..2 << 16].iter().all(|&b| b == 0));
+        assert_eq!(seek_hole(&file, 0).unwrap(), Some(1 << 16));
+        assert_eq!(seek_data(&file, 1 << 16).unwrap(), Some(2 << 16));
+        assert_eq!(seek_data(&file, 4 << 16).unwrap(), None);
+    }
+
+    #[test]
+    fn a_clone_has_the_bytes_or_is_refused() {
+        let (from, to) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        pwrite_full(&from, b"shared", 0).unwrap();
+        match clone_range(&from, &to) {
+            Ok(()) => {
+                let mut buffer = [0; 6];
+                pread_full(&to, &mut buffer, 0).unwrap();
+                assert_eq!(&buffer, b"shared");
+            }
+            Err(error) => assert!(
+                matches!(
+                    error.raw_os_error(),
+                    Some(libc::EOPNOTSUPP | libc::EXDEV | libc::EINVAL | libc::ENOTTY)
+                ),
+                "{error}"
+            ),
+        }
+    }
+
+    #[test]
+    fn rename_replaces_refuses_and_swaps() {
+        let dir = tempfile::tempdir().unwrap();
+        let fd = nix::fcntl::open(dir.path(), OFlag::O_PATH, Mode::empty()).unwrap();
+        let (a, b) = (Name::new(b"a").unwrap(), Name::new(b"b").unwrap());
+        let write = |name: &Name| std::fs::write(dir.path().join(name.as_os_str()), name.as_bytes()).unwrap();
+        let read = |name: &Name| std::fs::read(dir.path().join(name.as_os_str())).unwrap();
+        write(&a);
+        write(&b);
+        let error = rename(&fd, &a, &fd, &b, Rename::NoReplace).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EEXIST));
+        rename(&fd, &a, &fd, &b, Rename::Exchange).unwrap();
+        assert_eq!((read(&a), read(&b)), (b"b".to_vec(), b"a".to_vec()));
+        rename(&fd, &a, &fd, &b, Rename::Replace).unwrap();
+        assert_eq!(read(&b), b"b");
+        assert!(!dir.path().join("a").exists());
+    }
+
+    #[test]
+    fn mounts_have_ids() {
+        let open = |path: &str| nix::fcntl::open(path, OFlag::O_PATH, Mode::empty()).unwrap();
+        let root = mount_id(open("/"));
+        assert!(root.is_some() && root == mount_id(open("/")));
+        assert_ne!(root, mount_id(open("/proc")));
+    }
+}

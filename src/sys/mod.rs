@@ -1,0 +1,19 @@
+//! System calls with safe signatures: the only code that may be `unsafe`.
+//!
+//! Always true here: a function makes one call (or repeats it where the man page says to), decides nothing, and takes
+//! descriptors, never paths that could be walked out of a jail. The exceptions take paths that the system owns
+//! (`/proc`, `/dev/fuse`) or that a person typed (a mount point). Where `nix` has a safe wrapper, callers use that.
+
+#![expect(unsafe_code, reason = "calls that nix does not wrap; each block names the promise it relies on")]
+
+pub mod clock;
+pub mod dir;
+pub mod file;
+pub mod mount;
+pub mod mountinfo;
+pub mod path;
+pub mod proc;
+pub mod process;
+#[cfg(test)]
+pub(crate) mod testing;
+pub mod xattr;

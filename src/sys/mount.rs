@@ -1,0 +1,461 @@
+//! Mounting FUSE, unmounting, and a private read-only view of a directory.
+//!
+//! A process that may mount does so itself; then the descriptor of the session is its own from the first moment and
+//! no helper runs. One that may not asks `fusermount3`, which is setuid root, and is sent the descriptor.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::socket::{
+    AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, socketpair,
+};
+use nix::sys::stat::Mode;
+
+const DEVICE: &str = "/dev/fuse";
+const HELPER: &str = "fusermount3";
+const SUBTYPE: &str = "jailfs";
+
+/// How a FUSE filesystem is mounted. Always with `default_permissions`, `nosuid` and `nodev`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FuseMountOptions {
+    /// What mountinfo shows as the source.
+    pub source: Vec<u8>,
+    /// Whether users other than the mounting one may enter.
+    pub allow_other: bool,
+    /// Whether the kernel refuses writes.
+    pub read_only: bool,
+    /// The largest READ that the kernel sends, in bytes; the kernel's own limit if `None`.
+    pub max_read: Option<u32>,
+}
+
+/// Why a FUSE filesystem cannot be mounted.
+#[derive(Debug)]
+pub enum MountError {
+    /// There is no `/dev/fuse`: the module is not loaded, or the container was not given the device.
+    NoDevice(io::Error),
+    /// `/dev/fuse` may not be opened.
+    DeviceDenied(io::Error),
+    /// mount(2) failed for another reason than missing privilege.
+    Mount(io::Error),
+    /// We may not mount, and there is no `fusermount3` to ask.
+    NoHelper,
+    /// `fusermount3` refused; its own words.
+    Helper(String),
+    /// Talking to `fusermount3` failed.
+    HelperTalk(io::Error),
+}
+
+impl MountError {
+    const DEVICE_HINT: Option<&'static str> = Some("allow this user to read and write /dev/fuse");
+
+    /// What a person can do about it, where that is known.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            MountError::NoDevice(_) => {
+                Some("load the kernel module with 'modprobe fuse'; a container needs '--device /dev/fuse'")
+            }
+            MountError::DeviceDenied(_) => MountError::DEVICE_HINT,
+            MountError::NoHelper => Some("install the package 'fuse3', or run as root"),
+            MountError::Helper(text) if text.contains("user_allow_other") => {
+                Some("add the line 'user_allow_other' to /etc/fuse.conf")
+            }
+            MountError::Helper(text) if text.contains(DEVICE) => MountError::DEVICE_HINT,
+            MountError::Mount(_) | MountError::Helper(_) | MountError::HelperTalk(_) => None,
+        }
+    }
+
+    /// The errno of the host, where one was the reason.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            MountError::NoDevice(error)
+            | MountError::DeviceDenied(error)
+            | MountError::Mount(error)
+            | MountError::HelperTalk(error) => error.raw_os_error(),
+            MountError::NoHelper | MountError::Helper(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for MountError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MountError::NoDevice(error) => write!(f, "there is no {DEVICE}: {error}"),
+            MountError::DeviceDenied(error) => write!(f, "open {DEVICE}: {error}"),
+            MountError::Mount(error) => write!(f, "{error}"),
+            MountError::NoHelper => write!(f, "mounting needs root or {HELPER}, and there is no {HELPER}"),
+            MountError::Helper(text) => f.write_str(text),
+            MountError::HelperTalk(error) => write!(f, "run {HELPER}: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for MountError {}
+
+/// Mounts a FUSE filesystem of type `fuse.jailfs` at `mountpoint` and returns the descriptor of its session: by
+/// mount(2), or through `fusermount3` where that answers EPERM. `mountpoint` is a path that a person typed, resolved.
+///
+/// # Errors
+/// [`MountError`] says which step failed.
+pub fn mount_fuse(mountpoint: &Path, options: &FuseMountOptions) -> Result<OwnedFd, MountError> {
+    match mount_direct(mountpoint, options) {
+        Err(MountError::DeviceDenied(_)) => mount_by_helper(mountpoint, options),
+        Err(MountError::Mount(error)) if error.raw_os_error() == Some(libc::EPERM) => {
+            mount_by_helper(mountpoint, options)
+        }
+        other => other,
+    }
+}
+
+fn mount_direct(mountpoint: &Path, options: &FuseMountOptions) -> Result<OwnedFd, MountError> {
+    let device =
+        open(DEVICE, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).map_err(|errno| match errno {
+            Errno::EACCES | Errno::EPERM => MountError::DeviceDenied(errno.into()),
+            _ => MountError::NoDevice(errno.into()),
+        })?;
+    let mut data = format!(
+        "fd={},rootmode=40000,user_id={},group_id={},default_permissions",
+        device.as_raw_fd(),
+        nix::unistd::getuid(),
+        nix::unistd::getgid()
+    );
+    if options.allow_other {
+        data.push_str(",allow_other");
+    }
+    if let Some(bytes) = options.max_read {
+        data.push_str(&format!(",max_read={bytes}"));
+    }
+    let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    if options.read_only {
+        flags |= MsFlags::MS_RDONLY;
+    }
+    let kind = format!("fuse.{SUBTYPE}");
+    let source = OsStr::from_bytes(&options.source);
+    mount(Some(source), mountpoint, Some(kind.as_str()), flags, Some(data.as_str()))
+        .map_err(|errno| MountError::Mount(errno.into()))?;
+    Ok(device)
+}
+
+/// Asks `fusermount3`, which answers with the descriptor over the socket that `_FUSE_COMMFD` names. The socket is its
+/// standard input: so it is inherited by the helper alone and not by whatever else this process starts meanwhile.
+fn mount_by_helper(mountpoint: &Path, options: &FuseMountOptions) -> Result<OwnedFd, MountError> {
+    let talk = |errno: Errno| MountError::HelperTalk(errno.into());
+    let (ours, theirs) =
+        socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC).map_err(talk)?;
+    let mut command = Command::new(HELPER);
+    command
+        .arg("-o")
+        .arg(helper_options(options))
+        .arg("--")
+        .arg(mountpoint)
+        .env("_FUSE_COMMFD", "0")
+        .stdin(Stdio::from(theirs))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    let child = command.spawn().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => MountError::NoHelper,
+        _ => MountError::HelperTalk(error),
+    })?;
+    // The command holds their end of the socket, and while it does there is no end of file.
+    drop(command);
+    let received = receive_descriptor(&ours);
+    let output = child.wait_with_output().map_err(MountError::HelperTalk)?;
+    match received {
+        Ok(Some(device)) if output.status.success() => Ok(device),
+        Err(errno) => Err(talk(errno)),
+        Ok(_) => Err(MountError::Helper(helper_words(&output))),
+    }
+}
+
+fn helper_words(output: &std::process::Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr);
+    match text.trim() {
+        "" => format!("{HELPER} failed ({})", output.status),
+        words => words.replace('\n', "; "),
+    }
+}
+
+/// The value of `-o`. In the source, `\` and `,` are escaped as fusermount3 reads them back.
+fn helper_options(options: &FuseMountOptions) -> OsString {
+    let mut value = b"nosuid,nodev,default_permissions,subtype=".to_vec();
+    value.extend_from_slice(SUBTYPE.as_bytes());
+    if options.allow_other {
+        value.extend_from_slice(b",allow_other");
+    }
+    if options.read_only {
+        value.extend_from_slice(b",ro");
+    }
+    if let Some(bytes) = options.max_read {
+        value.extend_from_slice(format!(",max_read={bytes}").as_bytes());
+    }
+    value.extend_from_slice(b",fsname=");
+    for &byte in &options.source {
+        if byte == b',' || byte == b'\\' {
+            value.push(b'\\');
+        }
+        value.push(byte);
+    }
+    OsString::from_vec(value)
+}
+
+/// Receives one descriptor over a socket (SCM_RIGHTS, unix(7)), not kept over exec; `None` if the other end closed
+/// without sending one.
+fn receive_descriptor(socket: &OwnedFd) -> Result<Option<OwnedFd>, Errno> {
+    let mut byte = [0];
+    let mut parts = [IoSliceMut::new(&mut byte)];
+    let mut space = nix::cmsg_space!([std::os::fd::RawFd; 1]);
+    let message = loop {
+        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+        match recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut space), flags) {
+            Err(Errno::EINTR) => {}
+            other => break other?,
+        }
+    };
+    let mut received = None;
+    for control in message.cmsgs()? {
+        let ControlMessageOwned::ScmRights(descriptors) = control else {
+            continue;
+        };
+        for descriptor in descriptors {
+            // SAFETY: unix(7): the descriptors in an SCM_RIGHTS message are new ones of this process, which nobody
+            // else owns. The space asked for holds one; were there more, each would be closed by the next.
+            received = Some(unsafe { OwnedFd::from_raw_fd(descriptor) });
+        }
+    }
+    Ok(received)
+}
+
+/// Unmounts what is mounted at `mountpoint`, following no link there; `lazy` detaches it also while it is in use.
+/// Through `fusermount3 -u` where umount2(2) answers EPERM.
+///
+/// # Errors
+/// EBUSY while in use, EINVAL if nothing is mounted there, and the words of `fusermount3`.
+pub fn unmount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
+    let mut flags = MntFlags::UMOUNT_NOFOLLOW;
+    if lazy {
+        flags |= MntFlags::MNT_DETACH;
+    }
+    match umount2(mountpoint, flags) {
+        Err(Errno::EPERM) => unmount_by_helper(mountpoint, lazy),
+        other => Ok(other?),
+    }
+}
+
+fn unmount_by_helper(mountpoint: &Path, lazy: bool) -> io::Result<()> {
+    let mut command = Command::new(HELPER);
+    command.arg("-u");
+    if lazy {
+        command.arg("-z");
+    }
+    command.arg("--").arg(mountpoint).stdin(Stdio::null());
+    let output = match command.output() {
+        // Without a helper the reason is that we may not.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Errno::EPERM.into()),
+        other => other?,
+    };
+    if output.status.success() {
+        return Ok(());
+    }
+    let words = helper_words(&output);
+    let kind = if words.contains("busy") { io::ErrorKind::ResourceBusy } else { io::ErrorKind::Other };
+    Err(io::Error::new(kind, words))
+}
+
+/// A private view of the directory `dir` that nobody can write through and that changes no access time: a detached,
+/// read-only, `noatime`, `nodev`, `nosuid`, `noexec` clone of its mount with `dir` as the root (open_tree(2),
+/// mount_setattr(2)). What is mounted below is not in it.
+///
+/// # Errors
+/// EPERM without CAP_SYS_ADMIN, ENOSYS before Linux 5.12, EINVAL where the mount cannot be cloned.
+pub fn clone_private_readonly<Fd: AsFd>(dir: Fd) -> io::Result<OwnedFd> {
+    let view = open_tree(&dir)?;
+    set_private_readonly(&view)?;
+    Ok(view)
+}
+
+fn open_tree<Fd: AsFd>(dir: &Fd) -> io::Result<OwnedFd> {
+    let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH.cast_unsigned();
+    // SAFETY: open_tree(2) reads the path, which is empty and ends with NUL, and takes a descriptor that is borrowed
+    // for the call.
+    let result = unsafe { libc::syscall(libc::SYS_open_tree, dir.as_fd().as_raw_fd(), c"".as_ptr(), flags) };
+    let descriptor = Errno::result(result)?;
+    let descriptor = i32::try_from(descriptor).map_err(|_| Errno::EBADF)?;
+    // SAFETY: open_tree(2) returns a new descriptor, which nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+fn set_private_readonly(view: &OwnedFd) -> io::Result<()> {
+    let attributes = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_RDONLY
+            | libc::MOUNT_ATTR_NOATIME
+            | libc::MOUNT_ATTR_NODEV
+            | libc::MOUNT_ATTR_NOSUID
+            | libc::MOUNT_ATTR_NOEXEC,
+        // mount_setattr(2): to set one of the access time modes, all of them are cleared.
+        attr_clr: libc::MOUNT_ATTR__ATIME,
+        propagation: libc::MS_PRIVATE,
+        userns_fd: 0,
+    };
+    // SAFETY: mount_setattr(2) reads `size` bytes of the structure, which is that long, and the empty path, which ends
+    // with NUL.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            view.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attributes,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    Errno::result(result)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sched::{CloneFlags, unshare};
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+
+    /// Runs `test` in a thread with a mount namespace of its own.
+    fn in_private_mounts(test: impl FnOnce() + Send + 'static) {
+        let thread = std::thread::spawn(|| {
+            unshare(CloneFlags::CLONE_NEWNS).unwrap();
+            mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
+                .unwrap();
+            test();
+        });
+        thread.join().unwrap();
+    }
+
+    fn options() -> FuseMountOptions {
+        FuseMountOptions {
+            source: b"a,b \\c".to_vec(),
+            allow_other: false,
+            read_only: false,
+            max_read: Some(1 << 20),
+        }
+    }
+
+    fn mounted_at(path: &Path) -> Option<crate::sys::mountinfo::Entry> {
+        let wanted = path.as_os_str().as_bytes();
+        crate::sys::mountinfo::read().unwrap().into_iter().rfind(|entry| entry.mount_point == wanted)
+    }
+
+    fn check_mount(dir: &Path) {
+        let device = mount_fuse(dir, &options()).unwrap();
+        let entry = mounted_at(dir).unwrap();
+        assert_eq!(entry.fs_type, b"fuse.jailfs");
+        assert_eq!(entry.source, b"a,b \\c");
+        assert!(entry.has_option("nosuid") && entry.has_option("nodev") && entry.has_option("rw"));
+        let shown = String::from_utf8(entry.super_options).unwrap();
+        assert!(shown.contains("default_permissions") && shown.contains("max_read=1048576"), "{shown}");
+        let flags = nix::fcntl::fcntl(&device, nix::fcntl::FcntlArg::F_GETFD).unwrap();
+        assert_eq!(flags & libc::FD_CLOEXEC, libc::FD_CLOEXEC);
+        drop(device);
+        unmount(dir, true).unwrap();
+        assert!(mounted_at(dir).is_none());
+        let again = unmount(dir, false).unwrap_err();
+        assert_ne!(again.to_string(), "", "unmounting nothing is an error");
+    }
+
+    #[test]
+    fn root_mounts_and_unmounts_directly() {
+        in_private_mounts(|| {
+            let dir = tempfile::tempdir().unwrap();
+            check_mount(dir.path());
+            let device = mount_fuse(dir.path(), &FuseMountOptions { read_only: true, ..options() }).unwrap();
+            assert!(mounted_at(dir.path()).unwrap().has_option("ro"));
+            drop(device);
+            unmount(dir.path(), false).unwrap();
+        });
+    }
+
+    const USER_DIR: &str = "JAILFS_TEST_USER_MOUNT";
+
+    /// Runs the next test again in a process of an ordinary user, who may open `/dev/fuse` as on most systems.
+    #[test]
+    fn an_ordinary_user_mounts_through_the_helper() {
+        in_private_mounts(|| {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+            let device = dir.path().join("fuse");
+            let number = nix::sys::stat::makedev(10, 229);
+            nix::sys::stat::mknod(&device, nix::sys::stat::SFlag::S_IFCHR, Mode::empty(), number).unwrap();
+            std::fs::set_permissions(&device, PermissionsExt::from_mode(0o666)).unwrap();
+            mount(Some(&device), DEVICE, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+            let point = dir.path().join("point");
+            std::fs::create_dir(&point).unwrap();
+            nix::unistd::chown(&point, Some(65534.into()), Some(65534.into())).unwrap();
+            let output = Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "sys::mount::tests::ordinary_user", "--nocapture", "--test-threads=1"])
+                .env(USER_DIR, &point)
+                .uid(65534)
+                .gid(65534)
+                .output()
+                .unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+            assert!(text.contains("1 passed"), "{text}");
+        });
+    }
+
+    #[test]
+    fn ordinary_user() {
+        let Some(dir) = std::env::var_os(USER_DIR) else {
+            return;
+        };
+        assert!(!nix::unistd::getuid().is_root());
+        let dir = Path::new(&dir);
+        check_mount(dir);
+        let error = mount_fuse(dir, &FuseMountOptions { allow_other: true, ..options() }).unwrap_err();
+        assert!(matches!(&error, MountError::Helper(text) if text.contains("user_allow_other")), "{error}");
+        assert!(error.hint().unwrap().contains("/etc/fuse.conf"));
+        let view = clone_private_readonly(open(dir, OFlag::O_PATH, Mode::empty()).unwrap());
+        assert_eq!(view.unwrap_err().raw_os_error(), Some(libc::EPERM));
+    }
+
+    #[test]
+    fn a_missing_mount_point_is_said() {
+        let error = mount_fuse(Path::new("/nonexistent/jailfs"), &options()).unwrap_err();
+        assert!(
+            matches!(&error, MountError::Mount(error) if error.raw_os_error() == Some(libc::ENOENT)),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_source_reaches_the_helper_unharmed() {
+        let value = helper_options(&FuseMountOptions { read_only: true, ..options() });
+        assert_eq!(
+            value.as_bytes(),
+            b"nosuid,nodev,default_permissions,subtype=jailfs,ro,max_read=1048576,fsname=a\\,b \\\\c"
+        );
+    }
+
+    #[test]
+    fn a_private_view_reads_and_refuses_writes() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("f"), b"bytes").unwrap();
+        let plain = open(dir.path(), OFlag::O_PATH | OFlag::O_DIRECTORY, Mode::empty()).unwrap();
+        let view = clone_private_readonly(&plain).unwrap();
+        let there = |fd: &OwnedFd| {
+            let stat = nix::sys::stat::fstatat(fd, "f", nix::fcntl::AtFlags::empty()).unwrap();
+            (stat.st_dev, stat.st_ino)
+        };
+        assert_eq!(there(&plain), there(&view));
+        let write = nix::fcntl::openat(&view, "f", OFlag::O_RDWR, Mode::empty());
+        assert_eq!(write.unwrap_err(), Errno::EROFS);
+        let create = nix::fcntl::openat(&view, "g", OFlag::O_RDWR | OFlag::O_CREAT, Mode::empty());
+        assert_eq!(create.unwrap_err(), Errno::EROFS);
+    }
+}

@@ -1,0 +1,149 @@
+//! `/proc/self/mountinfo`, parsed (proc_pid_mountinfo(5)).
+//!
+//! ```text
+//! 36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 shared:2 - ext3 /dev/root rw,errors=continue
+//! id parent dev root point options optional ...       - type source super options
+//! ```
+//! Space, tab, newline and backslash stand as `\040` and so on. A line that is not of this form is left out.
+
+use std::io;
+
+/// One mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The id of the mount, as [`super::file::mount_id`] gives it.
+    pub id: u64,
+    /// The id of the mount that it is mounted on.
+    pub parent: u64,
+    /// The `st_dev` of its files.
+    pub dev: u64,
+    /// The directory of the filesystem that is its root.
+    pub root: Vec<u8>,
+    /// Where it is mounted, as the reading process sees it.
+    pub mount_point: Vec<u8>,
+    /// The type of the filesystem, with its subtype: `fuse.jailfs`.
+    pub fs_type: Vec<u8>,
+    /// What is mounted; the filesystem decides what that means.
+    pub source: Vec<u8>,
+    /// The options of the mount: `rw,nosuid,nodev`.
+    pub options: Vec<u8>,
+    /// The options of the filesystem: `rw,user_id=0`.
+    pub super_options: Vec<u8>,
+}
+
+impl Entry {
+    /// Whether `option` is among the options of the mount.
+    pub fn has_option(&self, option: &str) -> bool {
+        self.options.split(|&byte| byte == b',').any(|have| have == option.as_bytes())
+    }
+}
+
+/// The mounts that this thread sees, in the order of the kernel: a later one covers an earlier one at the same point.
+///
+/// # Errors
+/// Those of reading `/proc/thread-self/mountinfo`.
+pub fn read() -> io::Result<Vec<Entry>> {
+    // A thread may have a mount namespace of its own, so not /proc/self, which is the first thread.
+    let text =
+        std::fs::read("/proc/thread-self/mountinfo").or_else(|_| std::fs::read("/proc/self/mountinfo"))?;
+    Ok(parse(&text))
+}
+
+/// Parses the text of a mountinfo file.
+pub fn parse(text: &[u8]) -> Vec<Entry> {
+    text.split(|&byte| byte == b'\n').filter_map(parse_line).collect()
+}
+
+fn parse_line(line: &[u8]) -> Option<Entry> {
+    let mut fields = line.split(|&byte| byte == b' ');
+    let id = number(fields.next()?)?;
+    let parent = number(fields.next()?)?;
+    let dev = fields.next()?;
+    let colon = dev.iter().position(|&byte| byte == b':')?;
+    let dev = nix::sys::stat::makedev(number(dev.get(..colon)?)?, number(dev.get(colon + 1..)?)?);
+    let root = unescape(fields.next()?);
+    let mount_point = unescape(fields.next()?);
+    let options = fields.next()?.to_vec();
+    fields.find(|field| *field == b"-")?;
+    let fs_type = unescape(fields.next()?);
+    let source = unescape(fields.next()?);
+    let super_options = unescape(fields.next().unwrap_or_default());
+    Some(Entry { id, parent, dev, root, mount_point, fs_type, source, options, super_options })
+}
+
+fn number(digits: &[u8]) -> Option<u64> {
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+/// Turns `\040` into a space, and so on. A backslash that begins no three octal digits stands for itself.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&first, tail)) = rest.split_first() {
+        let escaped = if first == b'\\' { tail.first_chunk::<3>().and_then(octal) } else { None };
+        bytes.push(escaped.unwrap_or(first));
+        rest = if escaped.is_some() { tail.get(3..).unwrap_or_default() } else { tail };
+    }
+    bytes
+}
+
+fn octal(digits: &[u8; 3]) -> Option<u8> {
+    digits.iter().try_fold(0u8, |value, digit| match digit {
+        b'0'..=b'7' => value.checked_mul(8)?.checked_add(digit - b'0'),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_read_with_any_number_of_optional_fields() {
+        let text = b"36 35 98:0 /mnt1 /mnt2 rw,noatime - ext3 /dev/root rw,errors=continue\n\
+            37 36 0:52 / /a\\040b\\134c\\012 rw,nosuid shared:1 master:2 unbindable - fuse.jailfs base\\040x rw\n";
+        let entries = parse(text);
+        assert_eq!(entries.len(), 2);
+        assert_eq!((entries[0].id, entries[0].parent), (36, 35));
+        assert_eq!(entries[0].dev, nix::sys::stat::makedev(98, 0));
+        assert_eq!(entries[0].root, b"/mnt1");
+        assert_eq!(entries[0].source, b"/dev/root");
+        assert_eq!(entries[0].super_options, b"rw,errors=continue");
+        assert!(entries[0].has_option("noatime") && !entries[0].has_option("no"));
+        assert_eq!(entries[1].mount_point, b"/a b\\c\n");
+        assert_eq!(entries[1].fs_type, b"fuse.jailfs");
+        assert_eq!(entries[1].source, b"base x");
+    }
+
+    #[test]
+    fn odd_lines_are_left_out_and_odd_escapes_stand() {
+        for odd in [
+            &b""[..],
+            b"\n\n",
+            b"36 35 98 / / rw - a b c",
+            b"36 35 9:8 / / rw shared:1",
+            b"x 35 9:8 / / rw - a b",
+        ] {
+            assert!(parse(odd).is_empty(), "{odd:?}");
+        }
+        assert_eq!(unescape(b"\\04\\400\\"), b"\\04\\400\\");
+        assert_eq!(unescape(b"\\377"), b"\xff");
+    }
+
+    #[test]
+    fn an_empty_source_is_empty() {
+        let entries = parse(b"1 0 0:1 / / rw -  tmpfs  rw\n1 0 0:1 / / rw - tmpfs  rw\n");
+        assert_eq!(entries[1].source, b"");
+        assert_eq!(entries[1].super_options, b"rw");
+    }
+
+    #[test]
+    fn proc_is_mounted_at_proc() {
+        let entries = read().unwrap();
+        let proc = entries.iter().rfind(|entry| entry.mount_point == b"/proc").unwrap();
+        assert_eq!(proc.fs_type, b"proc");
+        let fd = nix::fcntl::open("/proc", nix::fcntl::OFlag::O_PATH, nix::sys::stat::Mode::empty()).unwrap();
+        assert_eq!(Some(proc.id), crate::sys::file::mount_id(&fd));
+        assert_eq!(proc.dev, nix::sys::stat::fstat(&fd).unwrap().st_dev);
+    }
+}

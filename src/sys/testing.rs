@@ -1,0 +1,27 @@
+//! Makes the kernel look poorer than it is, for tests of fallbacks.
+
+use nix::errno::Errno;
+
+/// Makes the system call `number` fail with `errno` in this thread, and in no other, until it ends (seccomp(2)). As a
+/// container's profile does.
+pub(crate) fn refuse_call(number: libc::c_long, errno: Errno) {
+    const LOAD_NUMBER: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const JUMP_IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    let line = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    let mut program = [
+        line(LOAD_NUMBER, 0, 0, 0),
+        line(JUMP_IF_EQUAL, 0, 1, u32::try_from(number).unwrap()),
+        line(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | (errno as u32)),
+        line(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program =
+        libc::sock_fprog { len: u16::try_from(program.len()).unwrap(), filter: program.as_mut_ptr() };
+    // SAFETY: prctl(2) with PR_SET_NO_NEW_PRIVS takes numbers; with PR_SET_SECCOMP it copies the program, which is as
+    // long as it says.
+    unsafe {
+        Errno::result(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)).unwrap();
+        let mode = libc::SECCOMP_MODE_FILTER;
+        Errno::result(libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program)).unwrap();
+    }
+}

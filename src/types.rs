@@ -64,7 +64,9 @@ pub struct Timestamp {
     pub nanos: u32,
 }
 
-/// What a file of the base looked like when it was first covered; a mismatch means that the base changed behind our back.
+/// What of a node of the base changes when anybody changes it, as it was when the node was first covered. The change
+/// time cannot be set back, so a rewrite that keeps size and mtime shows as well; one within the granularity of the
+/// clock of the filesystem does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Fingerprint {
     /// `st_dev`.
@@ -278,7 +280,8 @@ impl TreePath {
     pub fn split(&self) -> Option<(TreePath, Name)> {
         let (dir, name) = match self.0.iter().rposition(|&b| b == b'/') {
             Some(slash) => (self.0.get(..slash)?, self.0.get(slash + 1..)?),
-            None => (&self.0[..0], &self.0[..]),
+            None if self.is_root() => return None,
+            None => (&b""[..], &self.0[..]),
         };
         Some((TreePath(dir.into()), Name::new(name).ok()?))
     }

@@ -35,7 +35,7 @@ use crate::sys;
 use crate::types::{FileKind, Name, TreePath};
 
 pub use attributes::Attributes;
-pub use stat::{BaseStat, Fingerprint};
+pub use stat::BaseStat;
 pub use write::{BaseWriter, WriteDir};
 
 use resolve::{Resolver, Root};

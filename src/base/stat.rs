@@ -5,10 +5,9 @@ use std::io;
 use std::os::fd::AsFd;
 
 use nix::sys::stat::{FileStat, fstat};
-use serde::{Deserialize, Serialize};
 
 use crate::error::{FsError, FsResult};
-use crate::types::{FileKind, Timestamp};
+use crate::types::{FileKind, Fingerprint, Timestamp};
 
 /// The metadata of a node of the base, as lstat(2) gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,22 +78,6 @@ impl BaseStat {
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint { dev: self.dev, ino: self.ino, size: self.size, mtime: self.mtime, ctime: self.ctime }
     }
-}
-
-/// What of a node changes when anybody changes it. The change time cannot be set back, so a rewrite that keeps size
-/// and mtime shows as well; one within the granularity of the clock of the filesystem does not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Fingerprint {
-    /// The device of its filesystem.
-    pub dev: u64,
-    /// Its number there.
-    pub ino: u64,
-    /// Bytes of content.
-    pub size: u64,
-    /// Last change of content.
-    pub mtime: Timestamp,
-    /// Last change of content or metadata.
-    pub ctime: Timestamp,
 }
 
 impl Fingerprint {

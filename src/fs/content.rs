@@ -13,7 +13,7 @@ use crate::fs::lower::Piece;
 use crate::fs::{Core, Fs, MAX_FILE_SIZE, SCRATCH, Target};
 use crate::store::Store;
 use crate::store::pool::{BLOCK, PoolWriter, block_ceil, block_floor};
-use crate::store::record::{Body, Edit, Meta, Source};
+use crate::store::record::{Edit, Meta, Source};
 use crate::sys::clock;
 use crate::sys::file as sysfile;
 use crate::tree::{Misfit, Tree};
@@ -362,7 +362,7 @@ impl Core {
     /// Cuts a write into runs that are owned and runs that are not.
     fn runs(&self, file: Subject, range: ByteRange, size: u64, layer: crate::types::LayerId) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
-        let mut fresh = |runs: &mut Vec<Run>, part: ByteRange| match runs.last_mut() {
+        let fresh = |runs: &mut Vec<Run>, part: ByteRange| match runs.last_mut() {
             Some(Run::Fresh(before)) if before.end == part.start => before.end = part.end,
             _ => runs.push(Run::Fresh(part)),
         };

@@ -14,7 +14,7 @@ use crate::base::{Base, BaseStat};
 use crate::error::{FsError, FsResult, Result};
 use crate::store::Store;
 use crate::store::record::{Body, LayerKind, Meta, Node, Origin, PreNode, Record, Source};
-use crate::types::{ByteRange, Epoch, FileKind, Ino, Name, TreePath};
+use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, Name, TreePath};
 
 /// Open files of the base that are kept for the next read.
 const OPEN_FILES: usize = 128;
@@ -73,6 +73,22 @@ pub enum LowerNode {
     Base(Box<BaseStat>),
     /// In the pre-image of the apply that ended epoch `.1`.
     Pre(Arc<PreNode>, Epoch),
+}
+
+impl LowerNode {
+    /// What an apply expects to find of the node. A pre-image is not in the base any more: its print fits nothing there.
+    pub fn print(&self, ino: Ino) -> Arc<Fingerprint> {
+        Arc::new(match self {
+            LowerNode::Base(stat) => stat.fingerprint(),
+            LowerNode::Pre(pre, _) => Fingerprint {
+                dev: 0,
+                ino: ino.0,
+                size: pre.node.size(),
+                mtime: pre.node.meta.mtime,
+                ctime: pre.node.meta.ctime,
+            },
+        })
+    }
 }
 
 /// The base as it was in one epoch.
@@ -324,7 +340,7 @@ impl Lower {
             other => other.inspect_err(|error| self.problem(path, error))?,
         };
         if let Some(origin) = origin
-            && crate::base::fingerprint_of(&file)? != origin.print
+            && Fingerprint::of(&file)? != origin.print
         {
             return Err(self.drift(path));
         }

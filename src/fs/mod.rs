@@ -18,9 +18,10 @@ pub mod lower;
 mod names;
 mod state;
 mod switch;
+
 mod table;
-#[cfg(test)]
-pub(crate) mod testing;
+
+
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fs::File;
@@ -36,7 +37,7 @@ use crate::jail::Jail;
 use crate::store::Store;
 use crate::store::layer::Upper;
 use crate::store::pool::PoolWriter;
-use crate::store::record::{Body, Dentry, Edit, Meta, Node, Record, Source};
+use crate::store::record::{Dentry, Edit, Hides, Meta, Node, Record, Source};
 use crate::sys::clock;
 use crate::tree::{Misfit, Tree};
 use crate::types::{ByteRange, FileKind, Ino, LayerId, Name, NodeId, TreePath};
@@ -47,6 +48,7 @@ pub use listing::DirEntry;
 pub use names::RenameMode;
 pub use state::{Found, State};
 pub use switch::{Forgotten, Switch};
+
 
 /// The layer number that stands for the scratch file of orphans.
 const SCRATCH: LayerId = LayerId(0);
@@ -172,7 +174,7 @@ impl Fs {
 
     /// Number of nodes that the kernel holds, the root included.
     pub fn held_nodes(&self) -> usize {
-        self.core().table.len()
+        self.core().table.count()
     }
 
     /// Links that were refused: the last hundred, and how many in all.
@@ -202,8 +204,9 @@ impl Fs {
             core.listings.remove(&id);
             match held.place {
                 Place::Orphan => {
-                    // A missing record is no news: the node was never more than an id.
-                    drop(core.orphans.apply(&Edit::Remove { ino: Ino(id.0) }));
+                    if core.orphans.node(Ino(id.0)).is_some() && core.orphans.apply(&Edit::Remove { ino: Ino(id.0) }).is_err() {
+                        log::error!("orphan {} could not be released", id.0);
+                    }
                 }
                 Place::Live { .. } => {
                     core.served.remove(&held.ino);
@@ -311,7 +314,7 @@ impl Core {
         let mut edits = Vec::with_capacity(3);
         if let Some((dir, name)) = path.split() {
             let dir = self.cover_base(&dir)?;
-            let to = Some(Dentry::Child { ino, hides: true });
+            let to = Some(Dentry::Child { ino, hides: Some(node.print(ino)) });
             edits.push(Edit::Dentry { dir, name, to });
         }
         let (record, extents) = self.lower.record(path, &node)?;
@@ -322,16 +325,16 @@ impl Core {
     }
 
     /// Covers what a name stands for, so that the node and the name are in the tree.
-    pub(crate) fn cover_found(&mut self, dir: Ino, name: &Name, found: &Found) -> FsResult<(Ino, bool)> {
+    pub(crate) fn cover_found(&mut self, dir: Ino, name: &Name, found: &Found) -> FsResult<(Ino, Hides)> {
         match found {
             Found::Covered(ino, hides) => {
                 if self.tree.dentry(dir, name).is_none() {
-                    let to = Some(Dentry::Child { ino: *ino, hides: true });
+                    let to = Some(Dentry::Child { ino: *ino, hides: hides.clone() });
                     self.commit(vec![Edit::Dentry { dir, name: name.clone(), to }])?;
                 }
-                Ok((*ino, *hides))
+                Ok((*ino, hides.clone()))
             }
-            Found::Base(_, path, _) => Ok((self.cover_base(path)?, true)),
+            Found::Base(ino, path, node) => Ok((self.cover_base(path)?, Some(node.print(*ino)))),
             Found::Nothing(_) => Err(FsError::NotFound),
         }
     }
@@ -440,4 +443,20 @@ pub(crate) fn lower_kind(node: &LowerNode) -> FileKind {
         LowerNode::Base(stat) => stat.kind,
         LowerNode::Pre(pre, _) => pre.node.kind(),
     }
+}
+
+/// The kernel side of a head: what must happen there around a change of state. A head without a mount has none.
+pub trait Kernel: Send + Sync {
+    /// Brings home what the kernel holds dirty, that is what processes wrote through shared mappings. Returns when every
+    /// such byte has been written through [`Fs::write`]. Called from a thread that serves no request, without locks.
+    ///
+    /// # Errors
+    /// When some file could not be flushed.
+    fn flush(&self) -> Result<()>;
+
+    /// Makes the kernel forget what a switch changed. Called from a thread that serves no request, without locks.
+    ///
+    /// # Errors
+    /// When the kernel could not be told; what it holds may then be stale.
+    fn forget(&self, what: &Forgotten) -> Result<()>;
 }

@@ -109,7 +109,7 @@ impl Fs {
         meta.nlink += 1;
         meta.ctime = clock::now();
         let name = name.clone();
-        let dentry = Edit::Dentry { dir, name, to: Some(Dentry::Child { ino, hides }) };
+        let dentry = Edit::Dentry { dir, name, to: Some(Dentry::Child { ino, hides: hides.clone() }) };
         let edits = vec![Edit::Meta { ino, meta }, dentry, core.touch_dir(dir, 0)?];
         core.commit(edits)?;
         core.hand_out(Found::Covered(ino, hides))
@@ -189,7 +189,7 @@ impl Core {
     /// Remembers a name by which the tree does not know a file with several links.
     fn note_alias(&mut self, place: &Place) {
         let (ino, links) = match &place.found {
-            Found::Covered(ino, true) if self.tree.dentry(place.dir, &place.name).is_none() => (*ino, 2),
+            Found::Covered(ino, Some(_)) if self.tree.dentry(place.dir, &place.name).is_none() => (*ino, 2),
             Found::Base(ino, _, node) if lower_kind(node) != FileKind::Dir => (*ino, self.lower_links(node)),
             _ => return,
         };
@@ -247,7 +247,7 @@ impl Core {
         let node = Node { meta, xattrs, body: newborn.body };
         let edits = vec![
             Edit::Put { ino, node: Box::new(node) },
-            Edit::Dentry { dir, name: name.clone(), to: Some(Dentry::Child { ino, hides }) },
+            Edit::Dentry { dir, name: name.clone(), to: Some(Dentry::Child { ino, hides: hides.clone() }) },
             self.touch_dir(dir, i32::from(is_dir))?,
         ];
         self.commit(edits)?;
@@ -257,8 +257,8 @@ impl Core {
     /// What a directory says of a name once the node behind it lost it.
     fn what_remains(&self, found: &Found) -> Option<Dentry> {
         match found {
-            Found::Covered(_, true) | Found::Base(..) | Found::Nothing(true) => Some(Dentry::Whiteout),
-            Found::Covered(_, false) | Found::Nothing(false) => None,
+            Found::Covered(_, hides) | Found::Nothing(hides) => hides.clone().map(Dentry::Whiteout),
+            Found::Base(ino, _, node) => Some(Dentry::Whiteout(node.print(*ino))),
         }
     }
 
@@ -368,7 +368,10 @@ impl Core {
         let (from, _) = self.cover_dir(from_dir)?;
         let (to, _) = self.cover_dir(to_dir)?;
         let (ino, hides) = self.cover_found(from, &source.name, &source.found)?;
-        let hidden = matches!(target.found, Found::Covered(_, true) | Found::Base(..) | Found::Nothing(true));
+        let hidden = match &target.found {
+            Found::Covered(_, hides) | Found::Nothing(hides) => hides.clone(),
+            Found::Base(ino, _, node) => Some(node.print(*ino)),
+        };
         let after = Found::Covered(ino, hides);
         let mut edits = Vec::with_capacity(8);
         edits.push(Edit::Dentry { dir: from, name: source.name.clone(), to: self.what_remains(&after) });

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::error::{FsError, FsResult};
 use crate::fs::lower::{self, Lower, LowerNode, Piece};
 use crate::fs::{Attr, lower_kind};
-use crate::store::record::{Body, Dentry, Node, Source};
+use crate::store::record::{Body, Dentry, Hides, Node, Source};
 use crate::tree::Tree;
 use crate::types::{ByteRange, FileKind, Ino, Name, TreePath};
 
@@ -23,12 +23,12 @@ pub struct State {
 /// What a name stands for.
 #[derive(Clone, Debug)]
 pub enum Found {
-    /// A node of the tree; the flag says whether the base has the name, too.
-    Covered(Ino, bool),
+    /// A node of the tree, and what of the base its name hides.
+    Covered(Ino, Hides),
     /// A node of the base that is not covered.
     Base(Ino, TreePath, LowerNode),
-    /// Nothing; the flag says whether a whiteout stands there.
-    Nothing(bool),
+    /// Nothing; of the base it hides what a whiteout stands for.
+    Nothing(Hides),
 }
 
 impl Found {
@@ -54,16 +54,16 @@ impl State {
     /// What `name` stands for in a directory.
     pub fn find(&self, dir: Ino, lower: Option<&TreePath>, name: &Name) -> FsResult<Found> {
         match self.tree.dentry(dir, name) {
-            Some(Dentry::Child { ino, hides }) => return Ok(Found::Covered(ino, hides)),
-            Some(Dentry::Whiteout) => return Ok(Found::Nothing(true)),
+            Some(Dentry::Child { ino, hides }) => return Ok(Found::Covered(*ino, hides.clone())),
+            Some(Dentry::Whiteout(print)) => return Ok(Found::Nothing(Some(Arc::clone(print)))),
             None => {}
         }
-        let Some(path) = lower.map(|dir| dir.join(name)) else { return Ok(Found::Nothing(false)) };
+        let Some(path) = lower.map(|dir| dir.join(name)) else { return Ok(Found::Nothing(None)) };
         match self.lower.lookup(&path)? {
             // Another link of the same file was covered before.
-            Some((ino, _)) if self.tree.node(ino).is_some() => Ok(Found::Covered(ino, true)),
+            Some((ino, node)) if self.tree.node(ino).is_some() => Ok(Found::Covered(ino, Some(node.print(ino)))),
             Some((ino, node)) => Ok(Found::Base(ino, path, node)),
-            None => Ok(Found::Nothing(false)),
+            None => Ok(Found::Nothing(None)),
         }
     }
 
@@ -85,9 +85,9 @@ impl State {
         };
         for (name, dentry) in self.tree.dentries(dir) {
             match dentry {
-                Dentry::Whiteout => drop(names.remove(name)),
+                Dentry::Whiteout(_) => drop(names.remove(name)),
                 Dentry::Child { ino, .. } => {
-                    drop(names.insert(name.clone(), (ino, self.tree.node(ino).map(|n| n.kind()))));
+                    names.insert(name.clone(), (*ino, self.tree.node(*ino).map(|n| n.kind())));
                 }
             }
         }
@@ -126,7 +126,7 @@ impl State {
     pub fn resolve(&self, path: &TreePath) -> FsResult<Found> {
         let (mut at, mut lower) = self.root();
         let mut found = if self.tree.node(Ino::ROOT).is_some() {
-            Found::Covered(Ino::ROOT, true)
+            Found::Covered(Ino::ROOT, None)
         } else {
             match self.lower.lookup(&TreePath::root())? {
                 Some((ino, node)) => Found::Base(ino, TreePath::root(), node),
@@ -139,7 +139,7 @@ impl State {
             if names.peek().is_some() {
                 match self.as_dir(&found) {
                     Some(dir) => (at, lower) = dir,
-                    None => return Ok(Found::Nothing(false)),
+                    None => return Ok(Found::Nothing(None)),
                 }
             }
         }

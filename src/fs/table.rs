@@ -128,13 +128,8 @@ impl NodeTable {
     }
 
     /// Number of held nodes, the root included.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.held.len()
-    }
-
-    /// Never: the root is always held.
-    pub fn is_empty(&self) -> bool {
-        self.held.is_empty()
     }
 }
 
@@ -158,7 +153,7 @@ mod tests {
         assert!(table.forget(first, 1).is_some());
         assert_eq!(table.id_of(Ino(9)), Some(third), "forgetting the orphan does not touch the live node");
         assert!(table.forget(third, 1).is_some());
-        assert_eq!(table.len(), 2, "the root and the second orphan");
+        assert_eq!(table.count(), 2, "the root and the second orphan");
     }
 
     #[test]

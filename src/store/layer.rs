@@ -104,6 +104,8 @@ pub struct Upper {
     durable: bool,
     /// Number of records when the journal was last known to be synced.
     synced: u64,
+    /// Whether it holds any change.
+    changed: bool,
 }
 
 /// What [`Upper::begin_sync`] found to do; the slow part runs without the lock on the upper layer.
@@ -136,7 +138,7 @@ impl Upper {
         }
         let pool = PoolWriter::new(layer, pool).attempt(|| format!("stat {}", dir.show(POOL)))?;
         let synced = journal.count();
-        Ok(Upper { layer, journal, pool, durable, synced })
+        Ok(Upper { layer, journal, pool, durable, synced, changed: false })
     }
 
     /// Goes on writing to a layer that was read.
@@ -151,7 +153,8 @@ impl Upper {
         journal.append(&Record::Opened { boot })?;
         let pool = Arc::new(dir.file(POOL, true)?);
         let pool = PoolWriter::new(layer, pool).attempt(|| format!("stat {}", dir.show(POOL)))?;
-        Ok(Upper { layer, journal, pool, durable, synced: 0 })
+        let changed = contents.records.iter().any(|r| matches!(r, Record::Edits(_)));
+        Ok(Upper { layer, journal, pool, durable, synced: 0, changed })
     }
 
     /// Its number.
@@ -164,7 +167,14 @@ impl Upper {
     /// # Errors
     /// When it cannot be written; the journal then ends where it ended before.
     pub fn record(&mut self, record: &Record) -> Result<()> {
-        self.journal.append(record)
+        self.journal.append(record)?;
+        self.changed |= matches!(record, Record::Edits(_));
+        Ok(())
+    }
+
+    /// Whether anything was changed since the layer was begun.
+    pub fn is_changed(&self) -> bool {
+        self.changed
     }
 
     /// What must be synced so that everything recorded until now survives a power cut; none if it does already.

@@ -129,18 +129,22 @@ impl Source {
     }
 }
 
+/// The node of the base that a name of the tree hides, as it was when it was hidden; none if the base has no such name.
+/// Removing the name then needs a whiteout, and an apply finds out whether somebody else changed that node meanwhile.
+pub type Hides = Option<Arc<Fingerprint>>;
+
 /// What a directory of the upper layers says of a name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Dentry {
     /// The name stands for this node.
     Child {
         /// Which.
         ino: Ino,
-        /// Whether the base has the name too, so that removing it needs a whiteout.
-        hides: bool,
+        /// What of the base it hides.
+        hides: Hides,
     },
     /// The base has the name, and it is gone.
-    Whiteout,
+    Whiteout(Arc<Fingerprint>),
 }
 
 /// One primitive change of the tree.

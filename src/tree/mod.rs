@@ -24,7 +24,7 @@ use std::sync::Arc;
 use imbl::ordmap::DiffItem;
 use imbl::{OrdMap, OrdSet};
 
-pub use crate::store::record::{Body, Dentry, Edit, Meta, Node, Origin, Source, Xattrs};
+pub use crate::store::record::{Body, Dentry, Edit, Hides, Meta, Node, Origin, Source, Xattrs};
 use crate::types::{ByteRange, Ino, Name, TreePath};
 pub use extents::Segment;
 
@@ -95,15 +95,15 @@ impl Tree {
     }
 
     /// What a directory says of a name; none: whatever the base has shows through.
-    pub fn dentry(&self, dir: Ino, name: &Name) -> Option<Dentry> {
-        self.dentries.get(&(dir, name.clone())).copied()
+    pub fn dentry(&self, dir: Ino, name: &Name) -> Option<&Dentry> {
+        self.dentries.get(&(dir, name.clone()))
     }
 
     /// The names of which a directory says something, sorted.
-    pub fn dentries(&self, dir: Ino) -> impl Iterator<Item = (&Name, Dentry)> {
+    pub fn dentries(&self, dir: Ino) -> impl Iterator<Item = (&Name, &Dentry)> {
         self.dentries
             .range((Bound::Included((dir, Name::before_all())), Bound::Excluded((Ino(dir.0 + 1), Name::before_all()))))
-            .map(|((_, name), dentry)| (name, *dentry))
+            .map(|((_, name), dentry)| (name, dentry))
     }
 
     /// The names of a node in this tree: (directory, name), sorted.
@@ -169,7 +169,7 @@ impl Tree {
             Edit::Xattr { ino, name, value } => set_xattr(&mut self.node_mut(*ino)?.xattrs, name, value.as_ref()),
             Edit::Resize { ino, size } => self.resize(*ino, *size)?,
             Edit::Map { ino, range, to } => self.map(*ino, *range, *to)?,
-            Edit::Dentry { dir, name, to } => self.set_dentry(*dir, name, *to)?,
+            Edit::Dentry { dir, name, to } => self.set_dentry(*dir, name, to.clone())?,
             Edit::Remove { ino } => self.remove(*ino)?,
         }
         Ok(())
@@ -184,15 +184,18 @@ impl Tree {
             return Err(Misfit("a name in a node that is not a directory of the tree"));
         }
         let key = (dir, name.clone());
-        let before = match to {
+        if let Some(Dentry::Child { ino, .. }) = &to {
+            self.links.insert((*ino, dir, name.clone()));
+        }
+        let before = match to.clone() {
             Some(dentry) => self.dentries.insert(key, dentry),
             None => self.dentries.remove(&key),
         };
-        if let Some(Dentry::Child { ino, .. }) = before {
+        let still = |ino: Ino| matches!(&to, Some(Dentry::Child { ino: now, .. }) if *now == ino);
+        if let Some(Dentry::Child { ino, .. }) = before
+            && !still(ino)
+        {
             self.links.remove(&(ino, dir, name.clone()));
-        }
-        if let Some(Dentry::Child { ino, .. }) = to {
-            self.links.insert((ino, dir, name.clone()));
         }
         Ok(())
     }
@@ -237,7 +240,7 @@ impl Tree {
             }
         }
         for (ino, dir, name) in &self.links {
-            if !matches!(self.dentry(*dir, name), Some(Dentry::Child { ino: child, .. }) if child == *ino) {
+            if !matches!(self.dentry(*dir, name), Some(Dentry::Child { ino: child, .. }) if child == ino) {
                 return Err(format!("reverse link of {ino:?} to {name} in {dir:?} without that name"));
             }
         }

@@ -1,0 +1,466 @@
+//! Showing another state in place, while the kernel holds nodes of the present one.
+//!
+//! The rules that make it exact (they serve restore, undo, discard and apply alike):
+//!
+//! * A file keeps its id only if the same number is reachable in both states and its content is identical. Every other
+//!   held file becomes an orphan: those who hold it go on with their old content, and can never touch the new tree.
+//! * A directory keeps its id only if it has the same name in the same kept directory in both states. So no live dentry
+//!   of the kernel ever moves, and a process that stands in a directory that moved or vanished gets ENOENT.
+//!
+//! [`Core::switch_to`] works out from the diff of the two trees which held nodes are affected. Nodes that neither tree
+//! mentions are affected only through a directory above them: those are looked at if some directory did not keep its
+//! place, or if the base is shown in another epoch.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use crate::error::{FsResult, Result};
+use crate::fs::lower::LowerNode;
+use crate::fs::table::Place;
+use crate::fs::{Core, Found, Fs, State};
+use crate::store::layer::Upper;
+use crate::store::record::{Body, Dentry, Seal, Source};
+use crate::tree::Tree;
+use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
+
+/// The state to show next.
+pub struct Switch {
+    /// The state.
+    pub state: State,
+    /// The layer that is written to from then on.
+    pub upper: Upper,
+    /// That every file that is in both states has the same content, although it is kept in another place: after an apply.
+    pub same_content: bool,
+}
+
+/// What the kernel must forget after a switch. Told without any lock held.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Forgotten {
+    /// Names that stand for something else now, or for nothing.
+    pub names: BTreeSet<(NodeId, Name)>,
+    /// Kept nodes whose attributes differ.
+    pub attrs: BTreeSet<NodeId>,
+    /// Kept directories whose names differ.
+    pub listings: BTreeSet<NodeId>,
+}
+
+impl Fs {
+    /// Gives further writes to `next` and the layer written so far back, with the state that it completes.
+    pub fn begin_seal(&self, next: Upper) -> (Upper, State) {
+        let mut core = self.core();
+        (std::mem::replace(&mut core.upper, next), core.state.clone())
+    }
+
+    /// Seals a layer that [`Fs::begin_seal`] gave back. Syncs wait for it: what they sync lies on top of it.
+    ///
+    /// # Errors
+    /// As [`Upper::seal`].
+    pub fn finish_seal(&self, layer: Upper, seal: Seal) -> Result<()> {
+        let _gate = self.sync_gate.lock();
+        self.store.identities().lock().sync()?;
+        self.store.seal_layer(layer, seal)
+    }
+
+    /// Shows another state. The layer written so far must have been sealed by `seal`, which runs with the tree locked, so
+    /// that nothing is written between; it gives the state to show.
+    ///
+    /// # Errors
+    /// What `prepare` answers, or the base; then nothing has changed.
+    pub fn switch(&self, next: Switch) -> FsResult<Forgotten> {
+        self.core().switch_to(next)
+    }
+}
+
+/// What becomes of a held node.
+enum Fate {
+    Kept(Found),
+    Cut,
+}
+
+/// The two states of a switch, and what was found out about directories so far.
+struct Comparison<'a> {
+    before: &'a State,
+    after: &'a State,
+    same_content: bool,
+    kept_dirs: HashMap<Ino, bool>,
+    /// Which directory shows a directory of the base, in the state after.
+    shown: HashMap<TreePath, Option<Ino>>,
+    /// Nodes of the base that came to light or were hidden, by state.
+    base_before: HashMap<Ino, TreePath>,
+    base_after: HashMap<Ino, TreePath>,
+}
+
+impl Core {
+    fn switch_to(&mut self, next: Switch) -> FsResult<Forgotten> {
+        let before = self.state.clone();
+        let after = next.state;
+        let diff = before.tree.diff(&after.tree);
+        let same_epoch = before.lower.epoch() == after.lower.epoch()
+            && before.lower.history().len() == after.lower.history().len();
+        let mut names: BTreeSet<(Ino, Name)> = diff.names;
+        if !same_epoch {
+            names.extend(touched_names(&before, &after)?);
+        }
+        let mut compare = Comparison {
+            before: &before,
+            after: &after,
+            same_content: next.same_content,
+            kept_dirs: HashMap::new(),
+            shown: HashMap::new(),
+            base_before: HashMap::new(),
+            base_after: HashMap::new(),
+        };
+        let mut affected: BTreeSet<Ino> = diff.nodes.union(&diff.contents).copied().collect();
+        affected.insert(Ino::ROOT);
+        let mut changed_names = BTreeSet::new();
+        for (dir, name) in names {
+            let old = compare.note(&before, dir, &name, true)?;
+            let new = compare.note(&after, dir, &name, false)?;
+            affected.extend(old.iter().chain(&new));
+            if old != new {
+                changed_names.insert((dir, name));
+            }
+        }
+        let dirs_moved = compare.some_dir_moved(&affected)?;
+        let mut plans: BTreeMap<NodeId, (Ino, Fate)> = BTreeMap::new();
+        for (id, held) in self.table.iter() {
+            let Place::Live { base } = &held.place else { continue };
+            if affected.contains(&held.ino) || dirs_moved || !same_epoch {
+                plans.insert(id, (held.ino, compare.fate(held.ino, base.as_ref())?));
+            }
+        }
+        let mut forgotten = Forgotten::default();
+        let mut kept_bases = Vec::new();
+        let mut cut = Vec::new();
+        for (id, (ino, fate)) in plans {
+            let base = match self.table.get(id).map(|h| &h.place) {
+                Some(Place::Live { base }) => base.clone(),
+                _ => None,
+            };
+            let old = found_of(&before, ino, base.as_ref(), &compare.base_before)?;
+            match fate {
+                Fate::Kept(new) => {
+                    if attrs_differ(&before, &old, &after, &new)? {
+                        forgotten.attrs.insert(id);
+                    }
+                    if let Found::Base(_, path, _) = new {
+                        kept_bases.push((id, path));
+                    }
+                }
+                Fate::Cut => {
+                    let known = before.tree.links(ino).map(|(d, n)| (d, n.clone())).collect::<Vec<_>>();
+                    let aliases = self.aliases.get(&ino).cloned().unwrap_or_default();
+                    changed_names.extend(known.into_iter().chain(aliases));
+                    if let Found::Base(_, path, _) = &old
+                        && let Some((dir, name)) = path.split()
+                        && let Some((dir, _)) = before.lower.lookup(&dir)?
+                    {
+                        changed_names.insert((dir, name));
+                    }
+                    let record = match before.record(&old) {
+                        Ok(record) => Some(record),
+                        // The base lost it behind our back: those who hold it get what they would have got anyway.
+                        Err(error) => {
+                            log::warn!("restore: cannot keep node {} for its holders: {error}", ino.0);
+                            None
+                        }
+                    };
+                    cut.push((id, record));
+                }
+            }
+        }
+        for (dir, name) in changed_names {
+            if let Some(id) = self.table.id_of(dir) {
+                forgotten.listings.insert(id);
+                forgotten.names.insert((id, name));
+            }
+        }
+        self.state = after;
+        self.upper = next.upper;
+        for (id, record) in cut {
+            match record {
+                Some(record) => self.keep_record(id, record, |meta| meta.nlink = 0)?,
+                None => self.table.orphan(id),
+            }
+        }
+        for (id, path) in kept_bases {
+            self.table.set_base(id, Some(path));
+        }
+        self.served.clear();
+        Ok(forgotten)
+    }
+}
+
+/// The names at which the two states see another base, as (directory, name) in either.
+fn touched_names(before: &State, after: &State) -> FsResult<BTreeSet<(Ino, Name)>> {
+    let mut paths = before.lower.touched_since();
+    paths.extend(after.lower.touched_since());
+    let mut names = BTreeSet::new();
+    for path in paths {
+        let Some((dir, name)) = path.split() else { continue };
+        for state in [before, after] {
+            if let Some((ino, _)) = state.lower.lookup(&dir)? {
+                names.insert((ino, name.clone()));
+            }
+        }
+    }
+    Ok(names)
+}
+
+/// The node `ino` in a state: in the tree, or in the base at the path where it is known to be.
+fn found_of(
+    state: &State,
+    ino: Ino,
+    held: Option<&TreePath>,
+    noted: &HashMap<Ino, TreePath>,
+) -> FsResult<Found> {
+    if state.tree.node(ino).is_some() {
+        return Ok(Found::Covered(ino, None));
+    }
+    for path in noted.get(&ino).into_iter().chain(held) {
+        if let Some((found, node)) = state.lower.lookup(path)?
+            && found == ino
+        {
+            return Ok(Found::Base(ino, path.clone(), node));
+        }
+    }
+    Ok(Found::Nothing(None))
+}
+
+fn attrs_differ(before: &State, old: &Found, after: &State, new: &Found) -> FsResult<bool> {
+    if before.attr(old) != after.attr(new) {
+        return Ok(true);
+    }
+    // ACLs are cached by the kernel with the attributes.
+    match (old, new) {
+        (Found::Base(..), Found::Base(..)) => Ok(false),
+        (Found::Covered(a, _), Found::Covered(b, _)) => {
+            Ok(before.tree.node(*a).map(|n| &n.xattrs) != after.tree.node(*b).map(|n| &n.xattrs))
+        }
+        _ => Ok(true),
+    }
+}
+
+impl Comparison<'_> {
+    /// What a name stands for in a state, if the directory is in it; remembers where nodes of the base are.
+    fn note(&mut self, state: &State, dir: Ino, name: &Name, is_before: bool) -> FsResult<Option<Ino>> {
+        let lower = match state.tree.node(dir).map(|n| &n.body) {
+            Some(Body::Dir { base }) => base.clone(),
+            Some(_) => return Ok(None),
+            // A directory that this state does not mention is as in the base, where the other state knows it to be.
+            None => match self.base_path_of(dir, is_before)? {
+                Some(path) => Some(path),
+                None => return Ok(None),
+            },
+        };
+        let found = state.find(dir, lower.as_ref(), name)?;
+        if let Found::Base(ino, path, _) = &found {
+            let noted = if is_before { &mut self.base_before } else { &mut self.base_after };
+            noted.insert(*ino, path.clone());
+        }
+        Ok(found.ino())
+    }
+
+    /// The base path of a directory that one state does not mention and the other does, if it is seen there.
+    fn base_path_of(&mut self, dir: Ino, in_before: bool) -> FsResult<Option<TreePath>> {
+        let (state, other) = if in_before { (self.before, self.after) } else { (self.after, self.before) };
+        let Some(Body::Dir { base: Some(path) }) = other.tree.node(dir).map(|n| &n.body) else {
+            return self.untouched_dir(dir, in_before);
+        };
+        let path = path.clone();
+        if path.is_root() {
+            return Ok(Some(path));
+        }
+        Ok((shown_at(state, &path, &mut HashMap::new())? == Some(dir)).then_some(path))
+    }
+
+    /// The base path of a directory that neither tree mentions; found among what was touched by an apply.
+    fn untouched_dir(&self, dir: Ino, in_before: bool) -> FsResult<Option<TreePath>> {
+        let state = if in_before { self.before } else { self.after };
+        if dir == Ino::ROOT {
+            return Ok(Some(TreePath::root()));
+        }
+        for path in self.before.lower.touched_since().into_iter().chain(self.after.lower.touched_since()) {
+            let Some((above, _)) = path.split() else { continue };
+            if let Some((ino, LowerNode::Base(_) | LowerNode::Pre(..))) = state.lower.lookup(&above)?
+                && ino == dir
+            {
+                return Ok(Some(above));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a directory among the affected nodes is not where it was, so that nodes below it are affected, too.
+    fn some_dir_moved(&mut self, affected: &BTreeSet<Ino>) -> FsResult<bool> {
+        for ino in affected {
+            let is_dir = |state: &State, noted: &HashMap<Ino, TreePath>| -> FsResult<bool> {
+                Ok(state.attr(&found_of(state, *ino, None, noted)?).is_some_and(|a| a.kind == FileKind::Dir))
+            };
+            let was = is_dir(self.before, &self.base_before)?;
+            let is = is_dir(self.after, &self.base_after)?;
+            if (was || is) && !self.dir_kept(*ino, None)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// What becomes of a live node that is held; `held` is where it was last seen in the base.
+    fn fate(&mut self, ino: Ino, held: Option<&TreePath>) -> FsResult<Fate> {
+        let old = found_of(self.before, ino, held, &self.base_before)?;
+        let Some(kind) = self.before.attr(&old).map(|a| a.kind) else { return Ok(Fate::Cut) };
+        let new = self.after_of(ino, held, &old)?;
+        let Some(attr) = self.after.attr(&new) else { return Ok(Fate::Cut) };
+        if attr.kind != kind {
+            return Ok(Fate::Cut);
+        }
+        let keeps = match kind {
+            FileKind::Dir => self.dir_kept(ino, held)?,
+            FileKind::File | FileKind::Symlink | FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => {
+                self.same_content || self.content_identical(&old, &new)?
+            }
+        };
+        Ok(if keeps { Fate::Kept(new) } else { Fate::Cut })
+    }
+
+    /// The node in the state after, if it is reachable there.
+    fn after_of(&mut self, ino: Ino, held: Option<&TreePath>, old: &Found) -> FsResult<Found> {
+        if self.after.tree.node(ino).is_some() {
+            return Ok(Found::Covered(ino, None));
+        }
+        if ino == Ino::ROOT {
+            return self.after.resolve(&TreePath::root());
+        }
+        let origin = match old {
+            Found::Covered(ino, _) => self.before.tree.node(*ino).and_then(|n| match &n.body {
+                Body::File { origin, .. } => origin.as_ref().map(|o| o.path.clone()),
+                Body::Dir { base } => base.clone(),
+                Body::Symlink { .. } | Body::Special => None,
+            }),
+            Found::Base(_, path, _) => Some(path.clone()),
+            Found::Nothing(_) => None,
+        };
+        let merged = if self.same_content { self.before.tree.path(ino) } else { None };
+        let candidates = [self.base_after.get(&ino).cloned(), origin, held.cloned(), merged];
+        for path in candidates.into_iter().flatten() {
+            let Some((found, node)) = self.after.lower.lookup(&path)? else { continue };
+            if found == ino && self.seen_in_after(&path)? {
+                return Ok(Found::Base(ino, path, node));
+            }
+        }
+        Ok(Found::Nothing(None))
+    }
+
+    /// Whether the state after shows the node of the base at `path`.
+    fn seen_in_after(&mut self, path: &TreePath) -> FsResult<bool> {
+        let Some((above, name)) = path.split() else { return Ok(true) };
+        let Some(dir) = shown_at(self.after, &above, &mut self.shown)? else { return Ok(false) };
+        Ok(self.after.tree.dentry(dir, &name).is_none())
+    }
+
+    /// Whether a directory has the same name in the same kept directory in both states.
+    fn dir_kept(&mut self, ino: Ino, held: Option<&TreePath>) -> FsResult<bool> {
+        if ino == Ino::ROOT {
+            return Ok(true);
+        }
+        if let Some(known) = self.kept_dirs.get(&ino) {
+            return Ok(*known);
+        }
+        // A loop of directories cannot be; should the records hold one, it ends here and its members are not kept.
+        self.kept_dirs.insert(ino, false);
+        let old = found_of(self.before, ino, held, &self.base_before)?;
+        let new = self.after_of(ino, held, &old)?;
+        let was = place_in(self.before, &old)?;
+        let is = place_in(self.after, &new)?;
+        let kept = match (was, is) {
+            (Some((was_dir, was_name, above)), Some((is_dir, is_name, _))) if was_dir == is_dir && was_name == is_name => {
+                let both_dirs = [(self.before, &old), (self.after, &new)]
+                    .iter()
+                    .all(|(state, found)| state.attr(found).is_some_and(|a| a.kind == FileKind::Dir));
+                both_dirs && self.dir_kept(was_dir, above.as_ref())?
+            }
+            _ => false,
+        };
+        self.kept_dirs.insert(ino, kept);
+        Ok(kept)
+    }
+
+    /// Whether the bytes of a file (the text of a link, the number of a device) are the same, by what the records say.
+    fn content_identical(&self, old: &Found, new: &Found) -> FsResult<bool> {
+        if let (Found::Base(_, a, _), Found::Base(_, b, _)) = (old, new)
+            && self.before.lower.epoch() == self.after.lower.epoch()
+        {
+            return Ok(a == b || self.before.record(old)?.0.body == self.after.record(new)?.0.body);
+        }
+        let (old_node, old_extents) = self.before.record(old)?;
+        let (new_node, new_extents) = self.after.record(new)?;
+        if old_node.meta.rdev != new_node.meta.rdev {
+            return Ok(false);
+        }
+        let in_base = |extents: &[(_, Source)]| extents.iter().any(|(_, s)| matches!(s, Source::Base { .. }));
+        Ok(match (&old_node.body, &new_node.body) {
+            (Body::File { size: a, origin: from_a }, Body::File { size: b, origin: from_b }) => {
+                a == b
+                    && old_extents == new_extents
+                    && (!in_base(&old_extents) || same_origin(from_a.as_ref(), from_b.as_ref()))
+            }
+            (a, b) => a == b,
+        })
+    }
+}
+
+/// Whether two extents into the base mean the same bytes: the same file of the base, in the same condition.
+fn same_origin(
+    a: Option<&Arc<crate::store::record::Origin>>,
+    b: Option<&Arc<crate::store::record::Origin>>,
+) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => a.print == b.print,
+        _ => false,
+    }
+}
+
+/// The directory that holds a directory, its name there, and the path of the former in the base if it is not covered.
+fn place_in(state: &State, found: &Found) -> FsResult<Option<(Ino, Name, Option<TreePath>)>> {
+    Ok(match found {
+        Found::Covered(ino, _) => state.tree.parent(*ino).map(|(dir, name)| (dir, name.clone(), None)),
+        Found::Base(_, path, _) => match path.split() {
+            Some((above, name)) => state.lower.lookup(&above)?.map(|(dir, _)| (dir, name, Some(above))),
+            None => None,
+        },
+        Found::Nothing(_) => None,
+    })
+}
+
+/// Which live directory of a state shows the directory of the base at `path`; none if it is hidden.
+fn shown_at(state: &State, path: &TreePath, known: &mut HashMap<TreePath, Option<Ino>>) -> FsResult<Option<Ino>> {
+    let Some((above, name)) = path.split() else { return Ok(Some(Ino::ROOT)) };
+    if let Some(known) = known.get(path) {
+        return Ok(*known);
+    }
+    let shown = match state.lower.lookup(path)? {
+        None => None,
+        Some((ino, _)) => match covers(&state.tree, ino) {
+            Some(covered) => (covered.as_ref() == Some(path)).then_some(ino),
+            None => match shown_at(state, &above, known)? {
+                Some(dir) => match state.tree.dentry(dir, &name) {
+                    None => Some(ino),
+                    Some(Dentry::Child { .. } | Dentry::Whiteout(_)) => None,
+                },
+                None => None,
+            },
+        },
+    };
+    known.insert(path.clone(), shown);
+    Ok(shown)
+}
+
+/// What a directory of the tree covers of the base; none if the tree does not mention it.
+fn covers(tree: &Tree, ino: Ino) -> Option<Option<TreePath>> {
+    match tree.node(ino).map(|n| &n.body) {
+        Some(Body::Dir { base }) => Some(base.clone()),
+        Some(_) => Some(None),
+        None => None,
+    }
+}

@@ -1,0 +1,1 @@
+//! What happens to states over time: sealing, going back, comparing, applying.

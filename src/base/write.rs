@@ -39,6 +39,14 @@ impl<'a> BaseWriter<'a> {
         BaseWriter { root, resolver }
     }
 
+    /// Makes everything written to the filesystem of the base survive the machine (syncfs(2)).
+    ///
+    /// # Errors
+    /// What the host answers.
+    pub fn sync(&self) -> FsResult<()> {
+        nix::unistd::syncfs(&self.root.fd).map_err(write_error)
+    }
+
     /// Opens the directory `path` of the base to write in it.
     ///
     /// # Errors
@@ -200,6 +208,19 @@ impl WriteDir<'_> {
     /// `NotFound`, `NotADirectory`, `NotEmpty`.
     pub fn rmdir(&self, name: &Name) -> FsResult<()> {
         unlinkat(&self.root.fd, name.as_os_str(), UnlinkatFlags::RemoveDir).map_err(write_error)
+    }
+
+    /// Opens the regular file `name` to write it anew in place: it has links elsewhere that must stay links.
+    ///
+    /// # Errors
+    /// EINVAL for what is not a regular file, else what the host answers.
+    pub fn open_to_rewrite(&self, name: &Name) -> FsResult<File> {
+        let looked = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
+        super::must_be_file(&looked)?;
+        let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        let file = self.resolver.open(&self.root, name.as_bytes(), flags).map_err(write_error)?;
+        super::must_be_file(&file)?;
+        Ok(File::from(file))
     }
 
     /// Gives `name`, whatever it is, its owner, mode, extended attributes and, last, its times. Made again after a

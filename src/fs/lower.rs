@@ -14,7 +14,7 @@ use crate::base::{Base, BaseStat};
 use crate::error::{FsError, FsResult, Result};
 use crate::store::Store;
 use crate::store::record::{Body, LayerKind, Meta, Node, Origin, PreNode, Record, Source};
-use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, Name, TreePath};
+use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
 
 /// Open files of the base that are kept for the next read.
 const OPEN_FILES: usize = 128;
@@ -26,6 +26,7 @@ const PROBLEMS: usize = 100;
 pub struct PreImages {
     nodes: HashMap<TreePath, Option<Arc<PreNode>>>,
     names: HashMap<TreePath, BTreeSet<Name>>,
+    left: HashMap<TreePath, Option<Fingerprint>>,
 }
 
 impl PreImages {
@@ -35,6 +36,11 @@ impl PreImages {
             self.names.entry(dir).or_default().insert(name);
         }
         self.nodes.insert(path.clone(), node);
+    }
+
+    /// Says what the apply left at a path.
+    pub fn set_left(&mut self, path: TreePath, print: Option<Fingerprint>) {
+        self.left.insert(path, print);
     }
 
     /// The paths that the apply touched.
@@ -57,8 +63,11 @@ pub fn read_history(store: &Store) -> Result<PreHistory> {
     for info in layers.iter().filter(|l| l.header.kind == LayerKind::PreImage && l.seal.is_some()) {
         let mut images = PreImages::default();
         for record in store.read_layer(info.header.layer)?.records {
-            if let Record::PreImage(image) = record {
-                images.insert(&image.path, image.node.map(Arc::new));
+            match record {
+                Record::PreImage(image) => images.insert(&image.path, image.node.map(Arc::new)),
+                Record::Left(left) => images.set_left(left.path, left.print),
+                Record::Header(_) | Record::Opened { .. } | Record::Edits(_) => {}
+                Record::Synced | Record::Seal(_) | Record::Abandoned => {}
             }
         }
         history.push(Arc::new(images));
@@ -140,6 +149,11 @@ impl Lower {
             let node = images.nodes.get(path)?;
             Some((node.as_ref(), Epoch(u32::try_from(at).unwrap_or(u32::MAX) + 1)))
         })
+    }
+
+    /// What the last apply after this epoch that touched `path` left there; none if none touched it.
+    pub fn left_since(&self, path: &TreePath) -> Option<Option<Fingerprint>> {
+        self.history.iter().skip(self.epoch.0 as usize).rev().find_map(|images| images.left.get(path).copied())
     }
 
     /// The paths that applies after this epoch touched.
@@ -340,7 +354,7 @@ impl Lower {
             other => other.inspect_err(|error| self.problem(path, error))?,
         };
         if let Some(origin) = origin
-            && Fingerprint::of(&file)? != origin.print
+            && !fits(&origin.print, &Fingerprint::of(&file)?)
         {
             return Err(self.drift(path));
         }
@@ -371,6 +385,15 @@ impl Lower {
     pub fn problems(&self) -> Vec<(TreePath, String)> {
         self.problems.lock().iter().map(|(p, e)| (p.clone(), e.clone())).collect()
     }
+}
+
+/// The change time of a print that is taken while an apply is about to change the attributes of a file: any will do.
+pub const ANY_CTIME: Timestamp = Timestamp { secs: i64::MIN, nanos: 0 };
+
+/// Whether a file is as its print says.
+pub fn fits(expected: &Fingerprint, found: &Fingerprint) -> bool {
+    let ctime = if expected.ctime == ANY_CTIME { found.ctime } else { expected.ctime };
+    Fingerprint { ctime, ..*expected } == *found
 }
 
 /// A run of bytes of a file of the host, or of zeros.

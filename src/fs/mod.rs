@@ -172,6 +172,11 @@ impl Fs {
         self.core().upper.layer()
     }
 
+    /// Whether anything was changed since that layer was begun.
+    pub fn upper_is_changed(&self) -> bool {
+        self.core().upper.is_changed()
+    }
+
     /// Number of nodes that the kernel holds, the root included.
     pub fn held_nodes(&self) -> usize {
         self.core().table.count()

@@ -256,7 +256,15 @@ impl State {
     /// # Errors
     /// As [`State::plan`] and what the host answers.
     pub fn read_all(&self, found: &Found) -> FsResult<Vec<u8>> {
-        let pieces = self.plan(found, ByteRange { start: 0, end: u64::MAX })?;
+        self.read_range(found, ByteRange { start: 0, end: u64::MAX })
+    }
+
+    /// A range of the content of a file, cut at its size.
+    ///
+    /// # Errors
+    /// As [`State::read_all`].
+    pub fn read_range(&self, found: &Found, range: ByteRange) -> FsResult<Vec<u8>> {
+        let pieces = self.plan(found, range)?;
         let plan = super::ReadPlan::new(pieces, Arc::clone(&self.lower));
         Ok(plan.read(false)?.unwrap_or_default())
     }

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::error::{FsResult, Result};
-use crate::fs::lower::LowerNode;
+use crate::fs::lower::{Lower, LowerNode};
 use crate::fs::table::Place;
 use crate::fs::{Core, Found, Fs, State};
 use crate::store::layer::Upper;
@@ -29,6 +29,8 @@ pub struct Switch {
     pub state: State,
     /// The layer that is written to from then on.
     pub upper: Upper,
+    /// That the switch is not made if something was changed since the upper layer was begun.
+    pub only_if_unchanged: bool,
     /// That every file that is in both states has the same content, although it is kept in another place: after an apply.
     pub same_content: bool,
 }
@@ -61,13 +63,21 @@ impl Fs {
         self.store.seal_layer(layer, seal)
     }
 
-    /// Shows another state. The layer written so far must have been sealed by `seal`, which runs with the tree locked, so
-    /// that nothing is written between; it gives the state to show.
+    /// Shows another state; gives what the kernel must forget, or none if the switch was not made.
     ///
     /// # Errors
-    /// What `prepare` answers, or the base; then nothing has changed.
-    pub fn switch(&self, next: Switch) -> FsResult<Forgotten> {
-        self.core().switch_to(next)
+    /// What the base answers; then nothing has changed.
+    pub fn switch(&self, next: Switch) -> FsResult<Option<Forgotten>> {
+        let mut core = self.core();
+        if next.only_if_unchanged && core.upper.is_changed() {
+            return Ok(None);
+        }
+        core.switch_to(next).map(Some)
+    }
+
+    /// Looks at the base in another way from now on: with the pre-images of an apply that is about to change it, or without.
+    pub fn set_lower(&self, lower: Lower) {
+        self.core().state.lower = Arc::new(lower);
     }
 }
 

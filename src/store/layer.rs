@@ -91,6 +91,7 @@ fn trusted(records: &[(Record, u64)], boot: [u8; 16]) -> usize {
         }
         Record::PreImage(image) => image.node.is_some(),
         Record::Header(_) | Record::Opened { .. } | Record::Synced | Record::Seal(_) => false,
+        Record::Left(_) | Record::Abandoned => false,
     };
     records.iter().skip(synced).position(|(r, _)| refers(r)).map_or(records.len(), |at| synced + at)
 }
@@ -204,6 +205,19 @@ impl Upper {
     /// Bytes of the journal.
     pub fn journal_len(&self) -> u64 {
         self.journal.len()
+    }
+
+    /// Makes everything recorded until now survive a power cut, and says so in the journal.
+    ///
+    /// # Errors
+    /// As the calls it is made of.
+    pub fn sync(&mut self) -> Result<()> {
+        let attempt = || format!("sync layer {}", self.layer);
+        if self.durable {
+            self.pool.file().sync_data().attempt(attempt)?;
+        }
+        self.journal.append(&Record::Synced)?;
+        if self.durable { self.journal.sync() } else { Ok(()) }
     }
 
     /// Ends the layer: its bytes, then the seal, each synced. Nobody writes to it any more.

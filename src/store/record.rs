@@ -266,6 +266,15 @@ pub struct PreNode {
     pub extents: Vec<(ByteRange, Source)>,
 }
 
+/// What an apply left in the base at a path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Left {
+    /// The path in the base.
+    pub path: TreePath,
+    /// What is there now; none if nothing is.
+    pub print: Option<Fingerprint>,
+}
+
 /// A record of a layer's journal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Record {
@@ -282,8 +291,12 @@ pub enum Record {
     Synced,
     /// The last one of a sealed layer.
     Seal(Seal),
-    /// Part of a pre-image layer.
+    /// Part of a pre-image layer; a later one for the same path takes its place.
     PreImage(PreImage),
+    /// Part of a pre-image layer: what the apply left at a path.
+    Left(Left),
+    /// The apply did not come to its end, and the base is as it was before.
+    Abandoned,
 }
 
 /// Which layer is on top of a head.

@@ -39,14 +39,6 @@ impl<'a> BaseWriter<'a> {
         BaseWriter { root, resolver }
     }
 
-    /// Makes everything written to the filesystem of the base survive the machine (syncfs(2)).
-    ///
-    /// # Errors
-    /// What the host answers.
-    pub fn sync(&self) -> FsResult<()> {
-        nix::unistd::syncfs(&self.root.fd).map_err(write_error)
-    }
-
     /// Opens the directory `path` of the base to write in it.
     ///
     /// # Errors
@@ -239,6 +231,14 @@ impl WriteDir<'_> {
     /// As [`WriteDir::set_owner_mode_times_xattrs`].
     pub fn set_own_attributes(&self, wanted: &Attributes<'_>) -> FsResult<()> {
         make_so(&self.root.fd, wanted)
+    }
+
+    /// Makes everything written to the filesystem of the base survive the machine (syncfs(2)).
+    ///
+    /// # Errors
+    /// What the host answers.
+    pub fn sync_filesystem(&self) -> FsResult<()> {
+        nix::unistd::syncfs(&self.root.fd).map_err(write_error)
     }
 
     /// Makes the names of this directory survive the machine (fsync(2)).

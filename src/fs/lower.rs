@@ -27,6 +27,8 @@ pub struct PreImages {
     nodes: HashMap<TreePath, Option<Arc<PreNode>>>,
     names: HashMap<TreePath, BTreeSet<Name>>,
     left: HashMap<TreePath, Option<Fingerprint>>,
+    /// Files with several links, by their number on the host: they may be met under a name that was not touched.
+    linked: HashMap<u64, Arc<PreNode>>,
 }
 
 impl PreImages {
@@ -34,6 +36,10 @@ impl PreImages {
     pub fn insert(&mut self, path: &TreePath, node: Option<Arc<PreNode>>) {
         if let Some((dir, name)) = path.split() {
             self.names.entry(dir).or_default().insert(name);
+        }
+        if let Some(node) = node.as_ref().filter(|n| n.node.meta.nlink > 1 && n.node.kind() != FileKind::Dir)
+        {
+            self.linked.insert(node.host, Arc::clone(node));
         }
         self.nodes.insert(path.clone(), node);
     }
@@ -153,12 +159,24 @@ impl Lower {
 
     /// What the last apply after this epoch that touched `path` left there; none if none touched it.
     pub fn left_since(&self, path: &TreePath) -> Option<Option<Fingerprint>> {
-        self.history.iter().skip(self.epoch.0 as usize).rev().find_map(|images| images.left.get(path).copied())
+        self.history
+            .iter()
+            .skip(self.epoch.0 as usize)
+            .rev()
+            .find_map(|images| images.left.get(path).copied())
     }
 
     /// The paths that applies after this epoch touched.
     pub fn touched_since(&self) -> BTreeSet<TreePath> {
         self.history.iter().skip(self.epoch.0 as usize).flat_map(|i| i.paths().cloned()).collect()
+    }
+
+    /// The same for a file with several links that was touched under another name.
+    fn pre_linked(&self, host: u64, after: Epoch) -> Option<(&Arc<PreNode>, Epoch)> {
+        let later = self.history.iter().enumerate().skip(after.0 as usize);
+        later.into_iter().find_map(|(at, images)| {
+            Some((images.linked.get(&host)?, Epoch(u32::try_from(at).unwrap_or(u32::MAX) + 1)))
+        })
     }
 
     /// What is at `path`, and its number.
@@ -172,6 +190,11 @@ impl Lower {
         match self.base.stat(path) {
             Ok(stat) => {
                 let ino = self.store.identities().lock().of(stat.dev, stat.ino)?;
+                if let Some((pre, epoch)) =
+                    self.pre_linked(stat.ino, self.epoch).filter(|(pre, _)| pre.ino == ino)
+                {
+                    return Ok(Some((ino, LowerNode::Pre(Arc::clone(pre), epoch))));
+                }
                 Ok(Some((ino, LowerNode::Base(Box::new(stat)))))
             }
             Err(FsError::NotFound | FsError::NotADirectory) => Ok(None),
@@ -297,8 +320,15 @@ impl Lower {
     fn locate_in(&self, origin: &Origin, range: ByteRange, epoch: Epoch) -> FsResult<Vec<Piece>> {
         match self.pre(&origin.path, epoch) {
             None => {
+                if let Some((pre, epoch)) = self.pre_linked(origin.print.ino, epoch) {
+                    return self.locate_pre(pre, range, epoch);
+                }
                 let file = self.open(&origin.path, Some(origin))?;
-                Ok(vec![Piece { len: range.len(), from: Some((file, range.start)), drift: Some(origin.path.clone()) }])
+                Ok(vec![Piece {
+                    len: range.len(),
+                    from: Some((file, range.start)),
+                    drift: Some(origin.path.clone()),
+                }])
             }
             Some((Some(pre), epoch)) => self.locate_pre(pre, range, epoch),
             Some((None, _)) => Err(FsError::Drift(origin.path.clone())),
@@ -312,7 +342,8 @@ impl Lower {
     pub fn locate_pre(&self, pre: &PreNode, range: ByteRange, epoch: Epoch) -> FsResult<Vec<Piece>> {
         let mut pieces = Vec::new();
         let mut at = range.start;
-        for (extent, source) in pre.extents.iter().filter(|(e, _)| e.end > range.start && e.start < range.end) {
+        for (extent, source) in pre.extents.iter().filter(|(e, _)| e.end > range.start && e.start < range.end)
+        {
             if extent.start > at {
                 pieces.push(Piece { len: extent.start - at, from: None, drift: None });
                 at = extent.start;
@@ -320,7 +351,11 @@ impl Lower {
             let end = extent.end.min(range.end);
             match source.advanced(at - extent.start) {
                 Source::Pool { layer, offset } => {
-                    pieces.push(Piece { len: end - at, from: Some((self.store.pool(layer)?, offset)), drift: None });
+                    pieces.push(Piece {
+                        len: end - at,
+                        from: Some((self.store.pool(layer)?, offset)),
+                        drift: None,
+                    });
                 }
                 Source::Base { offset } => {
                     let Body::File { origin: Some(origin), .. } = &pre.node.body else {
@@ -350,7 +385,9 @@ impl Lower {
             return Ok(Arc::clone(file));
         }
         let file = match self.base.open_file(path) {
-            Err(FsError::NotFound | FsError::NotADirectory) if origin.is_some() => return Err(self.drift(path)),
+            Err(FsError::NotFound | FsError::NotADirectory) if origin.is_some() => {
+                return Err(self.drift(path));
+            }
             other => other.inspect_err(|error| self.problem(path, error))?,
         };
         if let Some(origin) = origin
@@ -359,7 +396,8 @@ impl Lower {
             return Err(self.drift(path));
         }
         if files.by_path.len() >= OPEN_FILES {
-            let oldest = files.by_path.iter().min_by_key(|(_, (_, used))| *used).map(|(path, _)| path.clone());
+            let oldest =
+                files.by_path.iter().min_by_key(|(_, (_, used))| *used).map(|(path, _)| path.clone());
             oldest.and_then(|path| files.by_path.remove(&path));
         }
         let file = Arc::new(file);
@@ -390,10 +428,10 @@ impl Lower {
 /// The change time of a print that is taken while an apply is about to change the attributes of a file: any will do.
 pub const ANY_CTIME: Timestamp = Timestamp { secs: i64::MIN, nanos: 0 };
 
-/// Whether a file is as its print says.
+/// Whether a file is as its print says. The number of the device does not count: it may change at a reboot.
 pub fn fits(expected: &Fingerprint, found: &Fingerprint) -> bool {
     let ctime = if expected.ctime == ANY_CTIME { found.ctime } else { expected.ctime };
-    Fingerprint { ctime, ..*expected } == *found
+    Fingerprint { ctime, dev: found.dev, ..*expected } == *found
 }
 
 /// A run of bytes of a file of the host, or of zeros.

@@ -327,9 +327,12 @@ impl Comparison<'_> {
         }
         let keeps = match kind {
             FileKind::Dir => self.dir_kept(ino, held)?,
-            FileKind::File | FileKind::Symlink | FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => {
-                self.same_content || self.content_identical(&old, &new)?
-            }
+            FileKind::File
+            | FileKind::Symlink
+            | FileKind::Fifo
+            | FileKind::Socket
+            | FileKind::Char
+            | FileKind::Block => self.same_content || self.content_identical(&old, &new)?,
         };
         Ok(if keeps { Fate::Kept(new) } else { Fate::Cut })
     }
@@ -384,7 +387,9 @@ impl Comparison<'_> {
         let was = place_in(self.before, &old)?;
         let is = place_in(self.after, &new)?;
         let kept = match (was, is) {
-            (Some((was_dir, was_name, above)), Some((is_dir, is_name, _))) if was_dir == is_dir && was_name == is_name => {
+            (Some((was_dir, was_name, above)), Some((is_dir, is_name, _)))
+                if was_dir == is_dir && was_name == is_name =>
+            {
                 let both_dirs = [(self.before, &old), (self.after, &new)]
                     .iter()
                     .all(|(state, found)| state.attr(found).is_some_and(|a| a.kind == FileKind::Dir));
@@ -426,7 +431,7 @@ fn same_origin(
     b: Option<&Arc<crate::store::record::Origin>>,
 ) -> bool {
     match (a, b) {
-        (Some(a), Some(b)) => a.print == b.print,
+        (Some(a), Some(b)) => crate::fs::lower::fits(&a.print, &b.print),
         _ => false,
     }
 }
@@ -444,7 +449,11 @@ fn place_in(state: &State, found: &Found) -> FsResult<Option<(Ino, Name, Option<
 }
 
 /// Which live directory of a state shows the directory of the base at `path`; none if it is hidden.
-fn shown_at(state: &State, path: &TreePath, known: &mut HashMap<TreePath, Option<Ino>>) -> FsResult<Option<Ino>> {
+fn shown_at(
+    state: &State,
+    path: &TreePath,
+    known: &mut HashMap<TreePath, Option<Ino>>,
+) -> FsResult<Option<Ino>> {
     let Some((above, name)) = path.split() else { return Ok(Some(Ino::ROOT)) };
     if let Some(known) = known.get(path) {
         return Ok(*known);

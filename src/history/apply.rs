@@ -25,7 +25,9 @@ use crate::history::diff::{self, PathChange, What};
 use crate::history::{Showing, Target, Timeline};
 use crate::store::Store;
 use crate::store::layer::Upper;
-use crate::store::record::{Body, Dentry, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Seal, Source};
+use crate::store::record::{
+    Body, Dentry, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Seal, Source,
+};
 use crate::sys::clock;
 use crate::sys::file::Rename;
 use crate::tree::Tree;
@@ -85,7 +87,13 @@ impl Timeline {
         // The whole tree is in the base now, so the head can lie on the base again. A part, or a tree that was written
         // to meanwhile, stays over the base as it was, which the pre-images keep showing.
         let shown = paths.is_empty()
-            && self.show(OpVerb::Apply, target, &self.state_of(target)?, description.clone(), Showing::SameContent)?;
+            && self.show(
+                OpVerb::Apply,
+                target,
+                &self.state_of(target)?,
+                description.clone(),
+                Showing::SameContent,
+            )?;
         if !shown {
             self.log(OpVerb::Apply, description, sealed)?;
         }
@@ -142,11 +150,10 @@ impl Timeline {
                 (Expected::Print(_), None) => Some("somebody else removed it from the base"),
                 // Names in a directory come and go; it is enough that it is the same one, unless it is to go.
                 (Expected::Print(print), Some(stat)) if is_dir && change.what != What::Deleted => {
-                    ((print.dev, print.ino) != (stat.dev, stat.ino)).then_some("somebody else replaced it in the base")
+                    (print.ino != stat.ino).then_some("somebody else replaced it in the base")
                 }
-                (Expected::Print(print), Some(stat)) => {
-                    (!lower::fits(print, &stat.fingerprint())).then_some("somebody else changed it in the base")
-                }
+                (Expected::Print(print), Some(stat)) => (!lower::fits(print, &stat.fingerprint()))
+                    .then_some("somebody else changed it in the base"),
                 (Expected::Unknown, Some(stat)) => {
                     (!is_dir && stat.ctime > since).then_some("somebody else changed it in the base")
                 }
@@ -164,7 +171,8 @@ impl Timeline {
         };
         let all = self.store().catalog();
         // Every later apply changed the base as well, so the last one counts.
-        let applied = all.iter().filter(|l| l.header.kind == LayerKind::PreImage && l.seal.is_some()).map(began).max();
+        let applied =
+            all.iter().filter(|l| l.header.kind == LayerKind::PreImage && l.seal.is_some()).map(began).max();
         let first = all.iter().filter(|l| l.header.epoch == epoch).map(began).min();
         applied.into_iter().chain(first).max().unwrap_or_default()
     }
@@ -176,16 +184,19 @@ impl Timeline {
         let epoch = Epoch(u32::try_from(history.len()).unwrap_or(u32::MAX).saturating_add(1));
         let mut layer = self.store().create_layer(None, "", epoch, LayerKind::PreImage).map_err(during)?;
         let touched = touched_paths(&plan.changes);
-        let images = record_images(&mut layer, &plan.from, &touched).attempt(|| "apply: keep what the base holds")?;
+        let images =
+            record_images(&mut layer, &plan.from, &touched).attempt(|| "apply: keep what the base holds")?;
         layer.sync().map_err(during)?;
-        let with_images: PreHistory = history.iter().cloned().chain([Arc::new(collect(&images, &[]))]).collect();
+        let with_images: PreHistory =
+            history.iter().cloned().chain([Arc::new(collect(&images, &[]))]).collect();
         let lower = |epoch: Epoch, history: &PreHistory| {
             Lower::new(Arc::clone(self.base()), Arc::clone(self.store()), epoch, history.clone())
         };
         let shown = self.fs().state().lower.epoch();
         // From here on nobody reads the base at these paths but through the pre-images.
         self.fs().set_lower(lower(shown, &with_images));
-        let to = State { tree: plan.to.tree.clone(), lower: Arc::new(lower(plan.to.lower.epoch(), &with_images)) };
+        let to =
+            State { tree: plan.to.tree.clone(), lower: Arc::new(lower(plan.to.lower.epoch(), &with_images)) };
         let written = write_base(self.base(), &plan.from, &to, &plan.changes, &touched)
             .and_then(|inos| self.settle(&mut layer, &plan.changes, images, &inos));
         let settled = match written {
@@ -193,11 +204,11 @@ impl Timeline {
             Err(error) => {
                 let back = set_back(self.store(), self.base(), &history, &with_images);
                 self.fs().set_lower(lower(shown, &history));
-                let error = FsResult::<()>::Err(error).attempt(|| "apply: write the base").err();
                 back.and_then(|()| layer.record(&Record::Abandoned)).map_err(|e| {
-                    e.during("set the base back after a failed apply").hint("the next start of jailfs tries again")
+                    e.during(format!("apply failed ({error}); set the base back"))
+                        .hint("the next start of jailfs tries again")
                 })?;
-                return Err(error.unwrap_or_else(|| Error::new(Kind::Failed, "apply", "it failed")));
+                return Err(error).attempt(|| "apply: write the base");
             }
         };
         let seal = Seal { name: None, message: String::new(), time: clock::now(), automatic: true };
@@ -239,8 +250,10 @@ impl Timeline {
             left.push((path.clone(), print));
             layer.record(&Record::Left(Left { path: path.clone(), print }))?;
             // Bytes that were left in place are found by the print that the file has from now on.
-            if let (Some(print), Some(PreNode { node: Node { body: Body::File { origin: Some(origin), .. }, .. }, .. })) =
-                (print, image.as_mut())
+            if let (
+                Some(print),
+                Some(PreNode { node: Node { body: Body::File { origin: Some(origin), .. }, .. }, .. }),
+            ) = (print, image.as_mut())
             {
                 *origin = Arc::new(Origin { path: path.clone(), print });
                 layer.record(&Record::PreImage(PreImage { path: path.clone(), node: image.clone() }))?;
@@ -290,7 +303,8 @@ fn expectation(to: &State, path: &TreePath) -> FsResult<Expected> {
     let Some((dir, name)) = path.split() else { return Ok(Expected::Unknown) };
     // Names are hidden in the directory that covers the directory of the base, wherever it stands in the tree now.
     let Some((ino, _)) = to.lower.lookup(&dir)? else { return Ok(Expected::Nothing) };
-    let covers = matches!(to.tree.node(ino).map(|n| &n.body), Some(Body::Dir { base: Some(base) }) if *base == dir);
+    let covers =
+        matches!(to.tree.node(ino).map(|n| &n.body), Some(Body::Dir { base: Some(base) }) if *base == dir);
     Ok(match to.tree.dentry(ino, &name).filter(|_| covers) {
         Some(Dentry::Child { hides: Some(print), .. } | Dentry::Whiteout(print)) => Expected::Print(**print),
         Some(Dentry::Child { hides: None, .. }) => Expected::Nothing,
@@ -349,13 +363,17 @@ fn record_images(layer: &mut Upper, from: &State, touched: &BTreeMap<TreePath, K
 fn image_of(layer: &mut Upper, from: &State, found: &Found, ino: Ino, keep: Keep) -> FsResult<PreNode> {
     let (node, extents) = from.record(found)?;
     let mut node = Arc::unwrap_or_clone(node);
-    let Body::File { size, origin } = &mut node.body else { return Ok(PreNode { ino, node, extents }) };
+    let host = match found {
+        Found::Base(_, _, LowerNode::Base(stat)) => stat.ino,
+        Found::Base(..) | Found::Covered(..) | Found::Nothing(_) => 0,
+    };
+    let Body::File { size, origin } = &mut node.body else { return Ok(PreNode { ino, host, node, extents }) };
     if keep == Keep::InPlace {
         if let Some(origin) = origin {
             let print = Fingerprint { ctime: ANY_CTIME, ..origin.print };
             *origin = Arc::new(Origin { path: origin.path.clone(), print });
         }
-        return Ok(PreNode { ino, node, extents });
+        return Ok(PreNode { ino, host, node, extents });
     }
     let size = *size;
     *origin = None;
@@ -371,7 +389,7 @@ fn image_of(layer: &mut Upper, from: &State, found: &Found, ino: Ino, keep: Keep
         }
         at = range.end;
     }
-    Ok(PreNode { ino, node, extents: kept })
+    Ok(PreNode { ino, host, node, extents: kept })
 }
 
 /// Makes the base look as in `to` at the changed paths. Gives the number of each node that was made or kept.
@@ -398,7 +416,7 @@ fn write_base(
         home.set_attributes(path)?;
     }
     // One sync for all: until the pre-images are sealed, a power cut sets everything back anyway.
-    home.writer.sync()?;
+    home.writer.dir(&TreePath::root())?.sync_filesystem()?;
     Ok(home.inos)
 }
 
@@ -480,10 +498,18 @@ impl<'a> Home<'a> {
         Ok(None)
     }
 
-    fn place_file(&self, dir: &WriteDir<'_>, name: &Name, change: &PathChange, record: &Node) -> FsResult<()> {
+    fn place_file(
+        &self,
+        dir: &WriteDir<'_>,
+        name: &Name,
+        change: &PathChange,
+        record: &Node,
+    ) -> FsResult<()> {
         // A file with more links is written anew in place: a new file would leave the other links behind.
         let linked = match (&change.what, &change.old) {
-            (What::Content, Found::Base(ino, _, LowerNode::Base(stat))) => stat.nlink > 1 && change.new.ino() == Some(*ino),
+            (What::Content, Found::Base(ino, _, LowerNode::Base(stat))) => {
+                stat.nlink > 1 && change.new.ino() == Some(*ino)
+            }
             _ => false,
         };
         if linked {
@@ -558,7 +584,12 @@ fn attributes<'x>(record: &Node, xattrs: &'x [(Vec<u8>, Vec<u8>)]) -> Attributes
 }
 
 /// Makes the base look as before the last of `with_images`.
-fn set_back(store: &Arc<Store>, base: &Arc<Base>, before: &PreHistory, with_images: &PreHistory) -> Result<()> {
+fn set_back(
+    store: &Arc<Store>,
+    base: &Arc<Base>,
+    before: &PreHistory,
+    with_images: &PreHistory,
+) -> Result<()> {
     let at = |epoch: usize| {
         let epoch = Epoch(u32::try_from(epoch).unwrap_or(u32::MAX));
         let lower = Lower::new(Arc::clone(base), Arc::clone(store), epoch, with_images.clone());

@@ -133,13 +133,19 @@ impl Walk<'_> {
     /// Finds nodes that left one path and came to another.
     fn find_renames(&mut self, diff: &TreeDiff) -> FsResult<()> {
         for (dir, name) in &diff.names {
-            let Some(crate::tree::Dentry::Child { ino, .. }) = self.new.tree.dentry(*dir, name) else { continue };
+            let Some(crate::tree::Dentry::Child { ino, .. }) = self.new.tree.dentry(*dir, name) else {
+                continue;
+            };
             let Some(new_path) = self.new.tree.path_in(*dir, name) else { continue };
             for old_path in self.old_paths(*ino)? {
                 let left = self.new.resolve(&old_path)?.ino() != Some(*ino);
                 let came = self.old.resolve(&new_path)?.ino() != Some(*ino);
                 // A node that only went along with a directory above it is told by the rename of that directory.
-                if left && came && !self.moved_from.contains_key(&old_path) && !self.went_along(&old_path, &new_path) {
+                if left
+                    && came
+                    && !self.moved_from.contains_key(&old_path)
+                    && !self.went_along(&old_path, &new_path)
+                {
                     self.moved_from.insert(old_path.clone(), new_path.clone());
                     self.moved_to.insert(new_path, old_path);
                     break;
@@ -161,7 +167,12 @@ impl Walk<'_> {
     /// The paths of a node in the older state, as far as the records tell.
     fn old_paths(&self, ino: Ino) -> FsResult<Vec<TreePath>> {
         if self.old.tree.node(ino).is_some() {
-            return Ok(self.old.tree.links(ino).filter_map(|(dir, name)| self.old.tree.path_in(dir, name)).collect());
+            return Ok(self
+                .old
+                .tree
+                .links(ino)
+                .filter_map(|(dir, name)| self.old.tree.path_in(dir, name))
+                .collect());
         }
         let base = self.new.tree.node(ino).and_then(|node| match &node.body {
             Body::Dir { base } => base.clone(),
@@ -181,7 +192,8 @@ impl Walk<'_> {
     }
 
     fn push(&mut self, path: &TreePath, what: What, old: &Found, new: &Found) {
-        let change = PathChange { path: path.clone(), old_path: None, what, old: old.clone(), new: new.clone() };
+        let change =
+            PathChange { path: path.clone(), old_path: None, what, old: old.clone(), new: new.clone() };
         self.changes.push(change);
     }
 
@@ -236,7 +248,13 @@ impl Walk<'_> {
     }
 
     /// Compares the names of two directories, where they can differ.
-    fn compare_names(&mut self, old_path: &TreePath, old: &Found, path: &TreePath, new: &Found) -> FsResult<()> {
+    fn compare_names(
+        &mut self,
+        old_path: &TreePath,
+        old: &Found,
+        path: &TreePath,
+        new: &Found,
+    ) -> FsResult<()> {
         let (Some((a, a_base)), Some((b, b_base))) = (self.old.as_dir(old), self.new.as_dir(new)) else {
             return Ok(());
         };
@@ -247,7 +265,9 @@ impl Walk<'_> {
             return Ok(());
         }
         if alike {
-            names.extend(self.old.tree.dentries(a).chain(self.new.tree.dentries(b)).map(|(name, _)| name.clone()));
+            names.extend(
+                self.old.tree.dentries(a).chain(self.new.tree.dentries(b)).map(|(name, _)| name.clone()),
+            );
             // Directories of the base that no tree mentions lead to paths that an apply touched.
             let deeper = self.touched.keys().filter_map(|dir| next_name(a_base.as_ref()?, dir));
             names.extend(deeper);
@@ -256,7 +276,8 @@ impl Walk<'_> {
             names.extend(self.new.merged_names(b, b_base.as_ref())?.into_keys());
         }
         for name in names {
-            let (x, y) = (self.old.find(a, a_base.as_ref(), &name)?, self.new.find(b, b_base.as_ref(), &name)?);
+            let (x, y) =
+                (self.old.find(a, a_base.as_ref(), &name)?, self.new.find(b, b_base.as_ref(), &name)?);
             if old_path == path {
                 self.compare(&path.join(&name), &x, &y)?;
             } else {
@@ -267,7 +288,13 @@ impl Walk<'_> {
     }
 
     /// Compares what stood at one path with what stands at another, below a directory that was renamed.
-    fn compare_moved(&mut self, old_path: &TreePath, old: &Found, path: &TreePath, new: &Found) -> FsResult<()> {
+    fn compare_moved(
+        &mut self,
+        old_path: &TreePath,
+        old: &Found,
+        path: &TreePath,
+        new: &Found,
+    ) -> FsResult<()> {
         match (self.old.attr(old), self.new.attr(new)) {
             (Some(a), Some(b)) if a.kind == b.kind => {
                 self.compare_nodes(path, old, new, a.kind)?;
@@ -338,7 +365,9 @@ pub fn same_content(old_state: &State, old: &Found, new_state: &State, new: &Fou
                 return Ok(false);
             }
             let in_base = a_extents.iter().any(|(_, s)| matches!(s, Source::Base { .. }));
-            let print = |o: &Option<std::sync::Arc<crate::tree::Origin>>| o.as_ref().map(|o| (o.path.clone(), o.print));
+            let print = |o: &Option<std::sync::Arc<crate::tree::Origin>>| {
+                o.as_ref().map(|o| (o.path.clone(), o.print))
+            };
             if a_extents == b_extents && (!in_base || print(from_x) == print(from_y)) {
                 return Ok(true);
             }

@@ -100,7 +100,14 @@ impl Timeline {
                 let upper = store.create_layer(None, head, epoch, LayerKind::Continues)?;
                 store.set_head(head, &HeadRecord { layer: upper.layer() })?;
                 let description = String::from_utf8_lossy(base.path()).into_owned();
-                let op = OpRecord { head: head.to_owned(), time: clock::now(), verb: OpVerb::Create, description, tree: None, epoch };
+                let op = OpRecord {
+                    head: head.to_owned(),
+                    time: clock::now(),
+                    verb: OpVerb::Create,
+                    description,
+                    tree: None,
+                    epoch,
+                };
                 store.append_op(op)?;
                 (upper, crate::tree::Tree::new(), epoch)
             }
@@ -241,8 +248,12 @@ impl Timeline {
         }
         let taken = |l: &LayerInfo| l.seal.as_ref().is_some_and(|s| s.name.as_deref() == Some(name));
         match self.sealed().into_iter().find(taken) {
-            Some(other) => Err(Error::new(Kind::Failed, attempt(), format!("checkpoint {} has this name", other.header.layer))
-                .hint("choose another name, or none")),
+            Some(other) => Err(Error::new(
+                Kind::Failed,
+                attempt(),
+                format!("checkpoint {} has this name", other.header.layer),
+            )
+            .hint("choose another name, or none")),
             None => Ok(()),
         }
     }
@@ -255,7 +266,10 @@ impl Timeline {
     fn seal(&self, seal: Seal) -> Result<LayerId> {
         let during = |e: Error| e.during("seal the tree");
         let below = self.fs.upper_layer();
-        let next = self.store.create_layer(Some(below), &self.head, self.epoch(), LayerKind::Continues).map_err(during)?;
+        let next = self
+            .store
+            .create_layer(Some(below), &self.head, self.epoch(), LayerKind::Continues)
+            .map_err(during)?;
         let above = next.layer();
         let (old, state) = self.fs.begin_seal(next);
         let layer = old.layer();
@@ -304,13 +318,22 @@ impl Timeline {
     }
 
     /// Publishes a state as the head's and shows it. Says whether it did.
-    fn show(&self, verb: OpVerb, to: Target, state: &State, description: String, how: Showing) -> Result<bool> {
+    fn show(
+        &self,
+        verb: OpVerb,
+        to: Target,
+        state: &State,
+        description: String,
+        how: Showing,
+    ) -> Result<bool> {
         let during = |e: Error| e.during(verb_text(verb));
-        let upper = self.store.create_layer(to.layer, &self.head, to.epoch, LayerKind::Branches).map_err(during)?;
+        let upper =
+            self.store.create_layer(to.layer, &self.head, to.epoch, LayerKind::Branches).map_err(during)?;
         let present = HeadRecord { layer: self.fs.upper_layer() };
         self.store.set_head(&self.head, &HeadRecord { layer: upper.layer() }).map_err(during)?;
         let same = how == Showing::SameContent;
-        let switch = crate::fs::Switch { state: state.clone(), upper, only_if_unchanged: same, same_content: same };
+        let switch =
+            crate::fs::Switch { state: state.clone(), upper, only_if_unchanged: same, same_content: same };
         let forgotten = match self.fs.switch(switch).attempt(|| verb_text(verb)) {
             Ok(Some(forgotten)) => forgotten,
             Ok(None) => {

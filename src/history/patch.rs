@@ -117,7 +117,8 @@ fn compose(old_path: &TreePath, old: &Side, new_path: &TreePath, new: &Side) -> 
 
 /// Appends the hunks of a unified diff; gives the number of lines added and removed.
 fn hunks(old: &[u8], new: &[u8], out: &mut Vec<u8>) -> (u64, u64) {
-    let input = InternedInput::new(imara_diff::sources::byte_lines(old), imara_diff::sources::byte_lines(new));
+    let input =
+        InternedInput::new(imara_diff::sources::byte_lines(old), imara_diff::sources::byte_lines(new));
     let mut diff = Diff::compute(Algorithm::Histogram, &input);
     diff.postprocess_lines(&input);
     let all: Vec<_> = diff.hunks().collect();
@@ -165,7 +166,9 @@ fn print_group(input: &InternedInput<&[u8]>, group: &[imara_diff::Hunk], out: &m
         for token in input.before.get(at..hunk.before.start as usize).unwrap_or_default() {
             line(b' ', token);
         }
-        for token in input.before.get(hunk.before.start as usize..hunk.before.end as usize).unwrap_or_default() {
+        for token in
+            input.before.get(hunk.before.start as usize..hunk.before.end as usize).unwrap_or_default()
+        {
             line(b'-', token);
         }
         for token in input.after.get(hunk.after.start as usize..hunk.after.end as usize).unwrap_or_default() {
@@ -212,7 +215,10 @@ mod tests {
     fn hunks_are_those_of_a_unified_diff() {
         assert_eq!(diff("a\nb\nc\n", "a\nX\nc\n"), "@@ -1,3 +1,3 @@\n a\n-b\n+X\n c\n");
         assert_eq!(diff("", "a\n"), "@@ -0,0 +1 @@\n+a\n");
-        assert_eq!(diff("a", "b"), "@@ -1 +1 @@\n-a\n\\ No newline at end of file\n+b\n\\ No newline at end of file\n");
+        assert_eq!(
+            diff("a", "b"),
+            "@@ -1 +1 @@\n-a\n\\ No newline at end of file\n+b\n\\ No newline at end of file\n"
+        );
     }
 
     #[test]

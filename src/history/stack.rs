@@ -79,7 +79,12 @@ fn replay(tree: &mut Tree, contents: &LayerContents, layer: LayerId) -> Result<(
 }
 
 /// Finds the layer that a head writes to, rebuilds its tree and goes on with it.
-pub(super) fn reopen(store: &Arc<Store>, roots: &mut Roots, head: &str, recorded: LayerId) -> Result<(Upper, Tree, Epoch)> {
+pub(super) fn reopen(
+    store: &Arc<Store>,
+    roots: &mut Roots,
+    head: &str,
+    recorded: LayerId,
+) -> Result<(Upper, Tree, Epoch)> {
     let mut top = recorded;
     while let Some(above) = store.continued(head, top) {
         top = above;

@@ -260,6 +260,8 @@ pub struct PreImage {
 pub struct PreNode {
     /// Its number.
     pub ino: Ino,
+    /// Its number on the host: by it the further links of a file are known.
+    pub host: u64,
     /// Its record; the origin of a file says how the file looks since the apply, if its bytes were left in place.
     pub node: Node,
     /// Where its bytes are.

@@ -10,6 +10,7 @@
 pub mod base;
 pub mod error;
 pub mod fs;
+pub mod fuse;
 pub mod jail;
 pub mod store;
 pub mod sys;

@@ -12,6 +12,7 @@
 mod acl;
 mod attrs;
 mod content;
+mod held;
 mod jailed;
 mod listing;
 pub mod lower;

@@ -23,7 +23,7 @@ const DEVICE: &str = "/dev/fuse";
 const HELPER: &str = "fusermount3";
 const SUBTYPE: &str = "jailfs";
 
-/// How a FUSE filesystem is mounted. Always with `default_permissions`, `nosuid` and `nodev`.
+/// How a FUSE filesystem is mounted. Always with `default_permissions`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FuseMountOptions {
     /// What mountinfo shows as the source.
@@ -32,6 +32,12 @@ pub struct FuseMountOptions {
     pub allow_other: bool,
     /// Whether the kernel refuses writes.
     pub read_only: bool,
+    /// Whether setuid and setgid programs and file capabilities count; only for root.
+    pub suid: bool,
+    /// Whether device nodes work; only for root.
+    pub dev: bool,
+    /// Whether no program may be run from it.
+    pub noexec: bool,
     /// The largest READ that the kernel sends, in bytes; the kernel's own limit if `None`.
     pub max_read: Option<u32>,
 }
@@ -132,10 +138,11 @@ fn mount_direct(mountpoint: &Path, options: &FuseMountOptions) -> Result<OwnedFd
     if let Some(bytes) = options.max_read {
         data.push_str(&format!(",max_read={bytes}"));
     }
-    let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-    if options.read_only {
-        flags |= MsFlags::MS_RDONLY;
-    }
+    let mut flags = MsFlags::empty();
+    flags.set(MsFlags::MS_NOSUID, !options.suid);
+    flags.set(MsFlags::MS_NODEV, !options.dev);
+    flags.set(MsFlags::MS_NOEXEC, options.noexec);
+    flags.set(MsFlags::MS_RDONLY, options.read_only);
     let kind = format!("fuse.{SUBTYPE}");
     let source = OsStr::from_bytes(&options.source);
     mount(Some(source), mountpoint, Some(kind.as_str()), flags, Some(data.as_str()))
@@ -184,8 +191,13 @@ fn helper_words(output: &std::process::Output) -> String {
 
 /// The value of `-o`. In the source, `\` and `,` are escaped as fusermount3 reads them back.
 fn helper_options(options: &FuseMountOptions) -> OsString {
-    let mut value = b"nosuid,nodev,default_permissions,subtype=".to_vec();
+    let mut value = b"default_permissions,subtype=".to_vec();
     value.extend_from_slice(SUBTYPE.as_bytes());
+    value.extend_from_slice(if options.suid { b",suid" } else { b",nosuid" });
+    value.extend_from_slice(if options.dev { b",dev" } else { b",nodev" });
+    if options.noexec {
+        value.extend_from_slice(b",noexec");
+    }
     if options.allow_other {
         value.extend_from_slice(b",allow_other");
     }
@@ -343,6 +355,7 @@ mod tests {
             allow_other: false,
             read_only: false,
             max_read: Some(1 << 20),
+            ..FuseMountOptions::default()
         }
     }
 

@@ -57,6 +57,13 @@ pub fn boot_id() -> io::Result<[u8; 16]> {
     parse_id(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "boot_id is not an id"))
 }
 
+/// The effective capabilities of a thread, as a mask (capabilities(7)); `None` if it is gone or hidden from us.
+pub fn effective_capabilities(tid: u32) -> Option<u64> {
+    let status = std::fs::read(format!("/proc/{tid}/status")).ok()?;
+    let digits = status_line(&status, b"CapEff:")?.trim_ascii();
+    u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+}
+
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
 }
@@ -200,6 +207,12 @@ mod tests {
         }
         let ours = shared_writable_maps(1, false).unwrap();
         assert!(!ours.unreadable.contains(&watched) && !ours.unreadable.contains(&std::process::id()));
+    }
+
+    #[test]
+    fn capabilities_of_a_thread_are_read() {
+        assert!(effective_capabilities(std::process::id()).is_some());
+        assert_eq!(effective_capabilities(0), None);
     }
 
     #[test]

@@ -30,8 +30,8 @@ use serde::{Deserialize, Serialize};
 use crate::control::{Greeting, Listener, Server};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fuse::{self, Mounted, Unmounter};
-use crate::sandbox::verbs::{Reply, Request};
 use crate::jail::Policy;
+use crate::sandbox::verbs::{Reply, Request};
 use crate::sandbox::{Sandbox, StoreOptions, View};
 use crate::store::codec;
 use crate::sys;
@@ -326,7 +326,7 @@ fn start_in_background() -> Result<Serving> {
     let sandbox = Sandbox::create_or_open(&plan.base, &plan.store, &plan.choice.store_options())?;
     log_into(&plan.store)?;
     exit_on_panic();
-    let mut serving = Serving::start(sandbox, &plan.mount_point, &plan.choice, open_gate)?;
+    let serving = Serving::start(sandbox, &plan.mount_point, &plan.choice, open_gate)?;
     end_on_signals(serving.unmounter(), false)?;
     Ok(serving)
 }

@@ -4,8 +4,8 @@
 //! test hangs, a watchdog takes every mount of this process away and ends it. There is no way to skip: a host that
 //! cannot mount fails the tests.
 
-#![expect(clippy::allow_attributes, reason = "each test file uses another part of this")]
 #![allow(dead_code, reason = "each test file uses another part of this")]
+#![expect(clippy::print_stderr, reason = "what is left behind must be said")]
 
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};

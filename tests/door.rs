@@ -857,7 +857,9 @@ fn another_state_is_shown_in_place() {
     let again = OpenOptions::new().read(true).write(true).open(bench.at("changed")).unwrap();
     let mapping = Mapping::of(&again, 6);
     mapping.set(0, b"second");
+    bench.mounted().kernel().flush().unwrap();
     let now = bench.fs.state();
+    fs::write(bench.at("changed"), "third").unwrap();
     switch_to(&bench, now);
     assert_eq!(read(bench.at("changed")), b"second", "mappings of renumbered files are brought home, too");
 }

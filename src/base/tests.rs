@@ -1,7 +1,7 @@
 use super::*;
 use crate::sys::file::{Rename, pread_full};
 use crate::sys::xattr;
-use crate::types::{PERM_BITS, Timestamp};
+use crate::types::{Fingerprint, PERM_BITS, Timestamp};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};

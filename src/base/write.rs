@@ -202,6 +202,19 @@ impl WriteDir<'_> {
         unlinkat(&self.root.fd, name.as_os_str(), UnlinkatFlags::RemoveDir).map_err(write_error)
     }
 
+    /// Opens the regular file `name` to write it anew in place: it has links elsewhere that must stay links.
+    ///
+    /// # Errors
+    /// EINVAL for what is not a regular file, else what the host answers.
+    pub fn open_to_rewrite(&self, name: &Name) -> FsResult<File> {
+        let looked = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
+        super::must_be_file(&looked)?;
+        let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        let file = self.resolver.open(&self.root, name.as_bytes(), flags).map_err(write_error)?;
+        super::must_be_file(&file)?;
+        Ok(File::from(file))
+    }
+
     /// Gives `name`, whatever it is, its owner, mode, extended attributes and, last, its times. Made again after a
     /// failure it ends the same.
     ///
@@ -218,6 +231,14 @@ impl WriteDir<'_> {
     /// As [`WriteDir::set_owner_mode_times_xattrs`].
     pub fn set_own_attributes(&self, wanted: &Attributes<'_>) -> FsResult<()> {
         make_so(&self.root.fd, wanted)
+    }
+
+    /// Makes everything written to the filesystem of the base survive the machine (syncfs(2)).
+    ///
+    /// # Errors
+    /// What the host answers.
+    pub fn sync_filesystem(&self) -> FsResult<()> {
+        nix::unistd::syncfs(&self.root.fd).map_err(write_error)
     }
 
     /// Makes the names of this directory survive the machine (fsync(2)).

@@ -132,7 +132,13 @@ mod tests {
 
     fn default_acl() -> Xattrs {
         let mut xattrs = None;
-        let acl = [entry(USER_OBJ, 7), AclEntry { tag: 2, perm: 7, id: 1000 }, entry(GROUP_OBJ, 5), entry(MASK, 7), entry(OTHER, 0)];
+        let acl = [
+            entry(USER_OBJ, 7),
+            AclEntry { tag: 2, perm: 7, id: 1000 },
+            entry(GROUP_OBJ, 5),
+            entry(MASK, 7),
+            entry(OTHER, 0),
+        ];
         crate::tree::set_xattr(&mut xattrs, DEFAULT, Some(&write(&acl)));
         xattrs
     }

@@ -93,7 +93,11 @@ impl Fs {
             if let Some(mode) = set.mode {
                 meta.mode = (meta.mode & TYPE_BITS) | (mode & PERM_BITS);
                 if let Some(value) = acl::after_chmod(&node.xattrs, meta.mode)? {
-                    edits.push(Edit::Xattr { ino: subject.key, name: acl::ACCESS.to_vec(), value: Some(value) });
+                    edits.push(Edit::Xattr {
+                        ino: subject.key,
+                        name: acl::ACCESS.to_vec(),
+                        value: Some(value),
+                    });
                 }
             }
             let now = clock::now();
@@ -143,7 +147,14 @@ impl Fs {
     ///
     /// # Errors
     /// EEXIST, ENODATA, E2BIG, ERANGE, ENOSPC, or what the store answers.
-    pub fn setxattr(&self, id: NodeId, name: &[u8], value: &[u8], create: bool, replace: bool) -> FsResult<()> {
+    pub fn setxattr(
+        &self,
+        id: NodeId,
+        name: &[u8],
+        value: &[u8],
+        create: bool,
+        replace: bool,
+    ) -> FsResult<()> {
         if name.is_empty() || name.len() > XATTR_NAME_MAX {
             return Err(FsError::Range);
         }

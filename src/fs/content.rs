@@ -132,7 +132,9 @@ impl Fs {
             return Err(FsError::FileTooBig);
         }
         let mut core = self.core();
-        core.change_file(&self.store, id, kill, |core, store, file| core.stage_write(store, file, offset, bytes))
+        core.change_file(&self.store, id, kill, |core, store, file| {
+            core.stage_write(store, file, offset, bytes)
+        })
     }
 
     /// Sets the size of a file; `kill` as for [`Fs::write`].
@@ -202,7 +204,9 @@ impl Fs {
             let found = match (&piece.from, to) {
                 (None, SeekTo::Hole) => Some(at),
                 (None, SeekTo::Data) => None,
-                (Some((file, from)), _) => seek_in(file, ByteRange::at(*from, piece.len), to)?.map(|f| at + (f - from)),
+                (Some((file, from)), _) => {
+                    seek_in(file, ByteRange::at(*from, piece.len), to)?.map(|f| at + (f - from))
+                }
             };
             if let Some(found) = found {
                 return Ok(found);
@@ -318,7 +322,13 @@ impl Core {
     }
 
     /// Writes bytes to the pool and gives the edits that show them.
-    fn stage_write(&mut self, store: &Arc<Store>, file: Subject, offset: u64, bytes: &[u8]) -> FsResult<Vec<Edit>> {
+    fn stage_write(
+        &mut self,
+        store: &Arc<Store>,
+        file: Subject,
+        offset: u64,
+        bytes: &[u8],
+    ) -> FsResult<Vec<Edit>> {
         if file.orphan {
             self.scratch(store)?;
         }
@@ -368,7 +378,9 @@ impl Core {
         };
         for segment in self.tree_of(file).segments(file.key, range) {
             match segment.source {
-                Some(Source::Pool { layer: owner, offset }) if owner == layer => runs.push(Run::Owned(segment.range, offset)),
+                Some(Source::Pool { layer: owner, offset }) if owner == layer => {
+                    runs.push(Run::Owned(segment.range, offset))
+                }
                 _ => fresh(&mut runs, segment.range),
             }
         }
@@ -380,7 +392,13 @@ impl Core {
     }
 
     /// The blocks that a fresh run touches, without what the upper layer owns of them already.
-    fn fill_range(&mut self, file: Subject, part: ByteRange, size: u64, layer: crate::types::LayerId) -> FsResult<ByteRange> {
+    fn fill_range(
+        &mut self,
+        file: Subject,
+        part: ByteRange,
+        size: u64,
+        layer: crate::types::LayerId,
+    ) -> FsResult<ByteRange> {
         let owned = |core: &Core, at: u64| match core.tree_of(file).extent_at(file.key, at) {
             Some((start, e)) if matches!(e.source, Source::Pool { layer: owner, .. } if owner == layer) => {
                 Some(ByteRange::at(start, e.len))

@@ -14,7 +14,7 @@ use crate::base::{Base, BaseStat};
 use crate::error::{FsError, FsResult, Result};
 use crate::store::Store;
 use crate::store::record::{Body, LayerKind, Meta, Node, Origin, PreNode, Record, Source};
-use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, Name, TreePath};
+use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
 
 /// Open files of the base that are kept for the next read.
 const OPEN_FILES: usize = 128;
@@ -26,6 +26,9 @@ const PROBLEMS: usize = 100;
 pub struct PreImages {
     nodes: HashMap<TreePath, Option<Arc<PreNode>>>,
     names: HashMap<TreePath, BTreeSet<Name>>,
+    left: HashMap<TreePath, Option<Fingerprint>>,
+    /// Files with several links, by their number on the host: they may be met under a name that was not touched.
+    linked: HashMap<u64, Arc<PreNode>>,
 }
 
 impl PreImages {
@@ -34,7 +37,16 @@ impl PreImages {
         if let Some((dir, name)) = path.split() {
             self.names.entry(dir).or_default().insert(name);
         }
+        if let Some(node) = node.as_ref().filter(|n| n.node.meta.nlink > 1 && n.node.kind() != FileKind::Dir)
+        {
+            self.linked.insert(node.host, Arc::clone(node));
+        }
         self.nodes.insert(path.clone(), node);
+    }
+
+    /// Says what the apply left at a path.
+    pub fn set_left(&mut self, path: TreePath, print: Option<Fingerprint>) {
+        self.left.insert(path, print);
     }
 
     /// The paths that the apply touched.
@@ -57,8 +69,11 @@ pub fn read_history(store: &Store) -> Result<PreHistory> {
     for info in layers.iter().filter(|l| l.header.kind == LayerKind::PreImage && l.seal.is_some()) {
         let mut images = PreImages::default();
         for record in store.read_layer(info.header.layer)?.records {
-            if let Record::PreImage(image) = record {
-                images.insert(&image.path, image.node.map(Arc::new));
+            match record {
+                Record::PreImage(image) => images.insert(&image.path, image.node.map(Arc::new)),
+                Record::Left(left) => images.set_left(left.path, left.print),
+                Record::Header(_) | Record::Opened { .. } | Record::Edits(_) => {}
+                Record::Synced | Record::Seal(_) | Record::Abandoned => {}
             }
         }
         history.push(Arc::new(images));
@@ -142,9 +157,26 @@ impl Lower {
         })
     }
 
+    /// What the last apply after this epoch that touched `path` left there; none if none touched it.
+    pub fn left_since(&self, path: &TreePath) -> Option<Option<Fingerprint>> {
+        self.history
+            .iter()
+            .skip(self.epoch.0 as usize)
+            .rev()
+            .find_map(|images| images.left.get(path).copied())
+    }
+
     /// The paths that applies after this epoch touched.
     pub fn touched_since(&self) -> BTreeSet<TreePath> {
         self.history.iter().skip(self.epoch.0 as usize).flat_map(|i| i.paths().cloned()).collect()
+    }
+
+    /// The same for a file with several links that was touched under another name.
+    fn pre_linked(&self, host: u64, after: Epoch) -> Option<(&Arc<PreNode>, Epoch)> {
+        let later = self.history.iter().enumerate().skip(after.0 as usize);
+        later.into_iter().find_map(|(at, images)| {
+            Some((images.linked.get(&host)?, Epoch(u32::try_from(at).unwrap_or(u32::MAX) + 1)))
+        })
     }
 
     /// What is at `path`, and its number.
@@ -158,6 +190,11 @@ impl Lower {
         match self.base.stat(path) {
             Ok(stat) => {
                 let ino = self.store.identities().lock().of(stat.dev, stat.ino)?;
+                if let Some((pre, epoch)) =
+                    self.pre_linked(stat.ino, self.epoch).filter(|(pre, _)| pre.ino == ino)
+                {
+                    return Ok(Some((ino, LowerNode::Pre(Arc::clone(pre), epoch))));
+                }
                 Ok(Some((ino, LowerNode::Base(Box::new(stat)))))
             }
             Err(FsError::NotFound | FsError::NotADirectory) => Ok(None),
@@ -283,8 +320,15 @@ impl Lower {
     fn locate_in(&self, origin: &Origin, range: ByteRange, epoch: Epoch) -> FsResult<Vec<Piece>> {
         match self.pre(&origin.path, epoch) {
             None => {
+                if let Some((pre, epoch)) = self.pre_linked(origin.print.ino, epoch) {
+                    return self.locate_pre(pre, range, epoch);
+                }
                 let file = self.open(&origin.path, Some(origin))?;
-                Ok(vec![Piece { len: range.len(), from: Some((file, range.start)), drift: Some(origin.path.clone()) }])
+                Ok(vec![Piece {
+                    len: range.len(),
+                    from: Some((file, range.start)),
+                    drift: Some(origin.path.clone()),
+                }])
             }
             Some((Some(pre), epoch)) => self.locate_pre(pre, range, epoch),
             Some((None, _)) => Err(FsError::Drift(origin.path.clone())),
@@ -298,7 +342,8 @@ impl Lower {
     pub fn locate_pre(&self, pre: &PreNode, range: ByteRange, epoch: Epoch) -> FsResult<Vec<Piece>> {
         let mut pieces = Vec::new();
         let mut at = range.start;
-        for (extent, source) in pre.extents.iter().filter(|(e, _)| e.end > range.start && e.start < range.end) {
+        for (extent, source) in pre.extents.iter().filter(|(e, _)| e.end > range.start && e.start < range.end)
+        {
             if extent.start > at {
                 pieces.push(Piece { len: extent.start - at, from: None, drift: None });
                 at = extent.start;
@@ -306,7 +351,11 @@ impl Lower {
             let end = extent.end.min(range.end);
             match source.advanced(at - extent.start) {
                 Source::Pool { layer, offset } => {
-                    pieces.push(Piece { len: end - at, from: Some((self.store.pool(layer)?, offset)), drift: None });
+                    pieces.push(Piece {
+                        len: end - at,
+                        from: Some((self.store.pool(layer)?, offset)),
+                        drift: None,
+                    });
                 }
                 Source::Base { offset } => {
                     let Body::File { origin: Some(origin), .. } = &pre.node.body else {
@@ -336,16 +385,19 @@ impl Lower {
             return Ok(Arc::clone(file));
         }
         let file = match self.base.open_file(path) {
-            Err(FsError::NotFound | FsError::NotADirectory) if origin.is_some() => return Err(self.drift(path)),
+            Err(FsError::NotFound | FsError::NotADirectory) if origin.is_some() => {
+                return Err(self.drift(path));
+            }
             other => other.inspect_err(|error| self.problem(path, error))?,
         };
         if let Some(origin) = origin
-            && Fingerprint::of(&file)? != origin.print
+            && !fits(&origin.print, &Fingerprint::of(&file)?)
         {
             return Err(self.drift(path));
         }
         if files.by_path.len() >= OPEN_FILES {
-            let oldest = files.by_path.iter().min_by_key(|(_, (_, used))| *used).map(|(path, _)| path.clone());
+            let oldest =
+                files.by_path.iter().min_by_key(|(_, (_, used))| *used).map(|(path, _)| path.clone());
             oldest.and_then(|path| files.by_path.remove(&path));
         }
         let file = Arc::new(file);
@@ -371,6 +423,15 @@ impl Lower {
     pub fn problems(&self) -> Vec<(TreePath, String)> {
         self.problems.lock().iter().map(|(p, e)| (p.clone(), e.clone())).collect()
     }
+}
+
+/// The change time of a print that is taken while an apply is about to change the attributes of a file: any will do.
+pub const ANY_CTIME: Timestamp = Timestamp { secs: i64::MIN, nanos: 0 };
+
+/// Whether a file is as its print says. The number of the device does not count: it may change at a reboot.
+pub fn fits(expected: &Fingerprint, found: &Fingerprint) -> bool {
+    let ctime = if expected.ctime == ANY_CTIME { found.ctime } else { expected.ctime };
+    Fingerprint { ctime, dev: found.dev, ..*expected } == *found
 }
 
 /// A run of bytes of a file of the host, or of zeros.

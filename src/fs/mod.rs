@@ -22,8 +22,6 @@ mod switch;
 
 mod table;
 
-
-
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fs::File;
 use std::ops::{Deref, DerefMut};
@@ -49,7 +47,6 @@ pub use listing::DirEntry;
 pub use names::RenameMode;
 pub use state::{Found, State};
 pub use switch::{Forgotten, Switch};
-
 
 /// The layer number that stands for the scratch file of orphans.
 const SCRATCH: LayerId = LayerId(0);
@@ -173,6 +170,11 @@ impl Fs {
         self.core().upper.layer()
     }
 
+    /// Whether anything was changed since that layer was begun.
+    pub fn upper_is_changed(&self) -> bool {
+        self.core().upper.is_changed()
+    }
+
     /// Number of nodes that the kernel holds, the root included.
     pub fn held_nodes(&self) -> usize {
         self.core().table.count()
@@ -205,7 +207,9 @@ impl Fs {
             core.listings.remove(&id);
             match held.place {
                 Place::Orphan => {
-                    if core.orphans.node(Ino(id.0)).is_some() && core.orphans.apply(&Edit::Remove { ino: Ino(id.0) }).is_err() {
+                    if core.orphans.node(Ino(id.0)).is_some()
+                        && core.orphans.apply(&Edit::Remove { ino: Ino(id.0) }).is_err()
+                    {
                         log::error!("orphan {} could not be released", id.0);
                     }
                 }
@@ -275,7 +279,9 @@ impl Core {
                 Some((ino, node)) if ino == held.ino => Ok(Target::Base(ino, path.clone(), node)),
                 _ => Err(self.lower.drift(path)),
             },
-            Place::Live { base: None } => Err(FsError::Damage("a held node is neither in the tree nor in the base")),
+            Place::Live { base: None } => {
+                Err(FsError::Damage("a held node is neither in the tree nor in the base"))
+            }
         }
     }
 
@@ -353,7 +359,9 @@ impl Core {
     pub(crate) fn attr_of(&self, id: NodeId, target: &Target) -> FsResult<Attr> {
         let attr = match target {
             Target::Covered(ino) => state::attr_in(&self.tree, *ino, *ino),
-            Target::Orphan(key) => state::attr_in(&self.orphans, *key, self.table.get(id).map_or(*key, |h| h.ino)),
+            Target::Orphan(key) => {
+                state::attr_in(&self.orphans, *key, self.table.get(id).map_or(*key, |h| h.ino))
+            }
             Target::Base(ino, _, node) => Some(state::lower_attr(*ino, node)),
         };
         attr.ok_or(FsError::NotFound)
@@ -388,7 +396,8 @@ impl Core {
 
     /// Where the bytes of a file are, as the records say.
     pub(crate) fn target_extents(&self, target: &Target) -> FsResult<Extents> {
-        let of = |tree: &Tree, key| tree.extents(key).map(|(s, e)| (ByteRange::at(s, e.len), e.source)).collect();
+        let of =
+            |tree: &Tree, key| tree.extents(key).map(|(s, e)| (ByteRange::at(s, e.len), e.source)).collect();
         match target {
             Target::Covered(ino) => Ok(of(&self.tree, *ino)),
             Target::Orphan(key) => Ok(of(&self.orphans, *key)),

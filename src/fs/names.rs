@@ -55,7 +55,15 @@ impl Fs {
     ///
     /// # Errors
     /// EEXIST, ENOENT for a directory that is gone, or what the store answers.
-    pub fn mknod(&self, dir: NodeId, name: &Name, mode: u32, rdev: u64, umask: u32, who: Caller) -> FsResult<Entry> {
+    pub fn mknod(
+        &self,
+        dir: NodeId,
+        name: &Name,
+        mode: u32,
+        rdev: u64,
+        umask: u32,
+        who: Caller,
+    ) -> FsResult<Entry> {
         let mode = if mode & TYPE_BITS == 0 { mode | FileKind::File.type_bits() } else { mode };
         let body = match FileKind::from_mode(mode) {
             Some(FileKind::File) => Body::File { size: 0, origin: None },
@@ -154,7 +162,14 @@ impl Fs {
     ///
     /// # Errors
     /// As rename(2); EXDEV for a directory whose links would lead out from the new place.
-    pub fn rename(&self, from_dir: NodeId, from: &Name, to_dir: NodeId, to: &Name, mode: RenameMode) -> FsResult<()> {
+    pub fn rename(
+        &self,
+        from_dir: NodeId,
+        from: &Name,
+        to_dir: NodeId,
+        to: &Name,
+        mode: RenameMode,
+    ) -> FsResult<()> {
         let mut core = self.core();
         let source = core.place(from_dir, from)?;
         let target = core.place(to_dir, to)?;
@@ -243,7 +258,8 @@ impl Core {
             }
         }
         let nlink = if is_dir { 2 } else { 1 };
-        let meta = Meta { mode, uid: who.uid, gid, nlink, rdev: newborn.rdev, atime: now, mtime: now, ctime: now };
+        let meta =
+            Meta { mode, uid: who.uid, gid, nlink, rdev: newborn.rdev, atime: now, mtime: now, ctime: now };
         let node = Node { meta, xattrs, body: newborn.body };
         let edits = vec![
             Edit::Put { ino, node: Box::new(node) },
@@ -376,7 +392,8 @@ impl Core {
         let mut edits = Vec::with_capacity(8);
         edits.push(Edit::Dentry { dir: from, name: source.name.clone(), to: self.what_remains(&after) });
         let dentry = Some(Dentry::Child { ino, hides: hidden });
-        let lost = if matches!(target.found, Found::Nothing(_)) { Vec::new() } else { self.take_name_off(target)? };
+        let lost =
+            if matches!(target.found, Found::Nothing(_)) { Vec::new() } else { self.take_name_off(target)? };
         edits.push(Edit::Dentry { dir: to, name: target.name.clone(), to: dentry });
         edits.extend(lost);
         let left = -i32::from(moves_dir);
@@ -399,8 +416,16 @@ impl Core {
         let (a, a_hides) = self.cover_found(from, &source.name, &source.found)?;
         let (b, b_hides) = self.cover_found(to, &target.name, &target.found)?;
         let mut edits = vec![
-            Edit::Dentry { dir: from, name: source.name.clone(), to: Some(Dentry::Child { ino: b, hides: a_hides }) },
-            Edit::Dentry { dir: to, name: target.name.clone(), to: Some(Dentry::Child { ino: a, hides: b_hides }) },
+            Edit::Dentry {
+                dir: from,
+                name: source.name.clone(),
+                to: Some(Dentry::Child { ino: b, hides: a_hides }),
+            },
+            Edit::Dentry {
+                dir: to,
+                name: target.name.clone(),
+                to: Some(Dentry::Child { ino: a, hides: b_hides }),
+            },
         ];
         let is_dir = |core: &Core, ino| core.tree.node(ino).is_some_and(|n| n.kind() == FileKind::Dir);
         let moved = i32::from(is_dir(self, b)) - i32::from(is_dir(self, a));

@@ -61,7 +61,9 @@ impl State {
         let Some(path) = lower.map(|dir| dir.join(name)) else { return Ok(Found::Nothing(None)) };
         match self.lower.lookup(&path)? {
             // Another link of the same file was covered before.
-            Some((ino, node)) if self.tree.node(ino).is_some() => Ok(Found::Covered(ino, Some(node.print(ino)))),
+            Some((ino, node)) if self.tree.node(ino).is_some() => {
+                Ok(Found::Covered(ino, Some(node.print(ino))))
+            }
             Some((ino, node)) => Ok(Found::Base(ino, path, node)),
             None => Ok(Found::Nothing(None)),
         }
@@ -78,7 +80,11 @@ impl State {
     }
 
     /// Names of a directory of the merged tree: all that is seen, sorted.
-    pub fn merged_names(&self, dir: Ino, lower: Option<&TreePath>) -> FsResult<BTreeMap<Name, (Ino, Option<FileKind>)>> {
+    pub fn merged_names(
+        &self,
+        dir: Ino,
+        lower: Option<&TreePath>,
+    ) -> FsResult<BTreeMap<Name, (Ino, Option<FileKind>)>> {
         let mut names = match lower {
             Some(path) => self.lower.list(path)?,
             None => BTreeMap::new(),
@@ -159,7 +165,9 @@ impl State {
     pub fn as_dir(&self, found: &Found) -> Option<(Ino, Option<TreePath>)> {
         match found {
             Found::Covered(ino, _) => Some((*ino, self.lower_path(*ino).ok()?)),
-            Found::Base(ino, path, node) => (lower_kind(node) == FileKind::Dir).then(|| (*ino, Some(path.clone()))),
+            Found::Base(ino, path, node) => {
+                (lower_kind(node) == FileKind::Dir).then(|| (*ino, Some(path.clone())))
+            }
             Found::Nothing(_) => None,
         }
     }
@@ -181,10 +189,13 @@ impl State {
         match found {
             Found::Covered(ino, _) => {
                 let node = self.tree.node(*ino).cloned().ok_or(FsError::NotFound)?;
-                let extents = self.tree.extents(*ino).map(|(s, e)| (ByteRange::at(s, e.len), e.source)).collect();
+                let extents =
+                    self.tree.extents(*ino).map(|(s, e)| (ByteRange::at(s, e.len), e.source)).collect();
                 Ok((node, extents))
             }
-            Found::Base(_, path, node) => self.lower.record(path, node).map(|(node, extents)| (Arc::new(node), extents)),
+            Found::Base(_, path, node) => {
+                self.lower.record(path, node).map(|(node, extents)| (Arc::new(node), extents))
+            }
             Found::Nothing(_) => Err(FsError::NotFound),
         }
     }
@@ -202,7 +213,12 @@ impl State {
     }
 
     /// The same for a node of the base.
-    pub(crate) fn plan_lower(&self, path: &TreePath, node: &LowerNode, range: ByteRange) -> FsResult<Vec<Piece>> {
+    pub(crate) fn plan_lower(
+        &self,
+        path: &TreePath,
+        node: &LowerNode,
+        range: ByteRange,
+    ) -> FsResult<Vec<Piece>> {
         check_file(lower_kind(node))?;
         match node {
             LowerNode::Base(stat) => {
@@ -211,7 +227,11 @@ impl State {
                     return Ok(Vec::new());
                 }
                 let file = self.lower.open(path, None)?;
-                Ok(vec![Piece { len: range.len(), from: Some((file, range.start)), drift: Some(path.clone()) }])
+                Ok(vec![Piece {
+                    len: range.len(),
+                    from: Some((file, range.start)),
+                    drift: Some(path.clone()),
+                }])
             }
             LowerNode::Pre(pre, epoch) => {
                 self.lower.locate_pre(pre, crate::tree::within(range, pre.node.size()), *epoch)
@@ -243,7 +263,8 @@ impl State {
                     pieces.push(Piece { len, from: Some((file, offset)), drift: None });
                 }
                 Some(Source::Base { offset }) => {
-                    let origin = origin.as_ref().ok_or(FsError::Damage("content in the base without an origin"))?;
+                    let origin =
+                        origin.as_ref().ok_or(FsError::Damage("content in the base without an origin"))?;
                     pieces.extend(self.lower.locate(origin, ByteRange::at(offset, len))?);
                 }
             }
@@ -256,7 +277,15 @@ impl State {
     /// # Errors
     /// As [`State::plan`] and what the host answers.
     pub fn read_all(&self, found: &Found) -> FsResult<Vec<u8>> {
-        let pieces = self.plan(found, ByteRange { start: 0, end: u64::MAX })?;
+        self.read_range(found, ByteRange { start: 0, end: u64::MAX })
+    }
+
+    /// A range of the content of a file, cut at its size.
+    ///
+    /// # Errors
+    /// As [`State::read_all`].
+    pub fn read_range(&self, found: &Found, range: ByteRange) -> FsResult<Vec<u8>> {
+        let pieces = self.plan(found, range)?;
         let plan = super::ReadPlan::new(pieces, Arc::clone(&self.lower));
         Ok(plan.read(false)?.unwrap_or_default())
     }
@@ -266,7 +295,9 @@ fn check_file(kind: FileKind) -> FsResult<()> {
     match kind {
         FileKind::File => Ok(()),
         FileKind::Dir => Err(FsError::IsADirectory),
-        FileKind::Symlink | FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => Err(FsError::Invalid),
+        FileKind::Symlink | FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => {
+            Err(FsError::Invalid)
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::error::{FsResult, Result};
-use crate::fs::lower::LowerNode;
+use crate::fs::lower::{Lower, LowerNode};
 use crate::fs::table::Place;
 use crate::fs::{Core, Found, Fs, State};
 use crate::store::layer::Upper;
@@ -29,6 +29,8 @@ pub struct Switch {
     pub state: State,
     /// The layer that is written to from then on.
     pub upper: Upper,
+    /// That the switch is not made if something was changed since the upper layer was begun.
+    pub only_if_unchanged: bool,
     /// That every file that is in both states has the same content, although it is kept in another place: after an apply.
     pub same_content: bool,
 }
@@ -61,13 +63,21 @@ impl Fs {
         self.store.seal_layer(layer, seal)
     }
 
-    /// Shows another state. The layer written so far must have been sealed by `seal`, which runs with the tree locked, so
-    /// that nothing is written between; it gives the state to show.
+    /// Shows another state; gives what the kernel must forget, or none if the switch was not made.
     ///
     /// # Errors
-    /// What `prepare` answers, or the base; then nothing has changed.
-    pub fn switch(&self, next: Switch) -> FsResult<Forgotten> {
-        self.core().switch_to(next)
+    /// What the base answers; then nothing has changed.
+    pub fn switch(&self, next: Switch) -> FsResult<Option<Forgotten>> {
+        let mut core = self.core();
+        if next.only_if_unchanged && core.upper.is_changed() {
+            return Ok(None);
+        }
+        core.switch_to(next).map(Some)
+    }
+
+    /// Looks at the base in another way from now on: with the pre-images of an apply that is about to change it, or without.
+    pub fn set_lower(&self, lower: Lower) {
+        self.core().state.lower = Arc::new(lower);
     }
 }
 
@@ -317,9 +327,12 @@ impl Comparison<'_> {
         }
         let keeps = match kind {
             FileKind::Dir => self.dir_kept(ino, held)?,
-            FileKind::File | FileKind::Symlink | FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => {
-                self.same_content || self.content_identical(&old, &new)?
-            }
+            FileKind::File
+            | FileKind::Symlink
+            | FileKind::Fifo
+            | FileKind::Socket
+            | FileKind::Char
+            | FileKind::Block => self.same_content || self.content_identical(&old, &new)?,
         };
         Ok(if keeps { Fate::Kept(new) } else { Fate::Cut })
     }
@@ -374,7 +387,9 @@ impl Comparison<'_> {
         let was = place_in(self.before, &old)?;
         let is = place_in(self.after, &new)?;
         let kept = match (was, is) {
-            (Some((was_dir, was_name, above)), Some((is_dir, is_name, _))) if was_dir == is_dir && was_name == is_name => {
+            (Some((was_dir, was_name, above)), Some((is_dir, is_name, _)))
+                if was_dir == is_dir && was_name == is_name =>
+            {
                 let both_dirs = [(self.before, &old), (self.after, &new)]
                     .iter()
                     .all(|(state, found)| state.attr(found).is_some_and(|a| a.kind == FileKind::Dir));
@@ -416,7 +431,7 @@ fn same_origin(
     b: Option<&Arc<crate::store::record::Origin>>,
 ) -> bool {
     match (a, b) {
-        (Some(a), Some(b)) => a.print == b.print,
+        (Some(a), Some(b)) => crate::fs::lower::fits(&a.print, &b.print),
         _ => false,
     }
 }
@@ -434,7 +449,11 @@ fn place_in(state: &State, found: &Found) -> FsResult<Option<(Ino, Name, Option<
 }
 
 /// Which live directory of a state shows the directory of the base at `path`; none if it is hidden.
-fn shown_at(state: &State, path: &TreePath, known: &mut HashMap<TreePath, Option<Ino>>) -> FsResult<Option<Ino>> {
+fn shown_at(
+    state: &State,
+    path: &TreePath,
+    known: &mut HashMap<TreePath, Option<Ino>>,
+) -> FsResult<Option<Ino>> {
     let Some((above, name)) = path.split() else { return Ok(Some(Ino::ROOT)) };
     if let Some(known) = known.get(path) {
         return Ok(*known);

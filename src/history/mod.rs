@@ -1,1 +1,367 @@
 //! What happens to states over time: sealing, going back, comparing, applying.
+//!
+//! A [`Timeline`] is a head of a store with its filesystem. One operation runs at a time; programs in the mount go on
+//! meanwhile and wait microseconds at most, when the upper layer or the state is exchanged.
+//!
+//! Always true:
+//! * the head's record names a layer from which the present state can be rebuilt, or one that this head continued;
+//! * a checkpoint exists if and only if its layer ends with a durable seal;
+//! * before an operation replaces the state, the state before it was sealed, so every operation can be undone.
+
+pub mod apply;
+pub mod diff;
+pub mod patch;
+mod stack;
+
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::base::Base;
+use crate::error::{Attempt, Error, Kind, Result};
+use crate::fs::lower::{self, Lower, PreHistory};
+use crate::fs::{Fs, Kernel, State};
+use crate::jail::Jail;
+use crate::store::Store;
+use crate::store::layer::LayerInfo;
+use crate::store::record::{HeadRecord, LayerKind, OpRecord, OpVerb, Seal};
+use crate::sys::clock;
+use crate::types::{Epoch, LayerId, Name};
+
+pub use stack::Roots;
+
+/// A head without a mount: nothing is held, nothing is dirty.
+struct NoKernel;
+
+impl Kernel for NoKernel {
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn forget(&self, _: &crate::fs::Forgotten) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A head of a store, and its filesystem.
+pub struct Timeline {
+    store: Arc<Store>,
+    base: Arc<Base>,
+    fs: Arc<Fs>,
+    head: String,
+    kernel: Mutex<Arc<dyn Kernel>>,
+    roots: Mutex<Roots>,
+    /// What each apply so far found in the base.
+    applies: Mutex<PreHistory>,
+    /// One operation at a time.
+    turn: Mutex<()>,
+}
+
+/// Which state an operation leads to: a sealed layer, or the base in an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The sealed layer; none is the base itself.
+    pub layer: Option<LayerId>,
+    /// The epoch of the base below it.
+    pub epoch: Epoch,
+}
+
+/// How a state is shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Showing {
+    /// Whatever was written since the last seal is given up for it.
+    Replaces,
+    /// It is the same tree, kept in another place; not if something was written since the last seal.
+    SameContent,
+}
+
+/// What an operation that replaced the state did.
+pub struct Replaced {
+    /// The layer that holds the state before it, if that was sealed for it.
+    pub before: Option<LayerId>,
+    /// The state before.
+    pub from: State,
+    /// The state since.
+    pub to: State,
+}
+
+impl Timeline {
+    /// Opens a head, or begins it on the base. An apply that did not come to its end is rolled back first.
+    ///
+    /// # Errors
+    /// Damage, or what the store and the base answer.
+    pub fn open(store: Arc<Store>, base: Arc<Base>, head: &str, jail: Jail) -> Result<Timeline> {
+        apply::roll_back_unfinished(&store, &base)?;
+        let applies = lower::read_history(&store)?;
+        let mut roots = Roots::new(Arc::clone(&store));
+        let (upper, tree, epoch) = match store.head(head)? {
+            None => {
+                let epoch = Epoch(u32::try_from(applies.len()).unwrap_or(u32::MAX));
+                let upper = store.create_layer(None, head, epoch, LayerKind::Continues)?;
+                store.set_head(head, &HeadRecord { layer: upper.layer() })?;
+                let description = String::from_utf8_lossy(base.path()).into_owned();
+                let op = OpRecord {
+                    head: head.to_owned(),
+                    time: clock::now(),
+                    verb: OpVerb::Create,
+                    description,
+                    tree: None,
+                    epoch,
+                };
+                store.append_op(op)?;
+                (upper, crate::tree::Tree::new(), epoch)
+            }
+            Some(record) => stack::reopen(&store, &mut roots, head, record.layer)?,
+        };
+        let lower = Lower::new(Arc::clone(&base), Arc::clone(&store), epoch, applies.clone());
+        let fs = Arc::new(Fs::new(Arc::clone(&store), tree, lower, upper, jail));
+        Ok(Timeline {
+            store,
+            base,
+            fs,
+            head: head.to_owned(),
+            kernel: Mutex::new(Arc::new(NoKernel)),
+            roots: Mutex::new(roots),
+            applies: Mutex::new(applies),
+            turn: Mutex::new(()),
+        })
+    }
+
+    /// The filesystem.
+    pub fn fs(&self) -> &Arc<Fs> {
+        &self.fs
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// The base.
+    pub fn base(&self) -> &Arc<Base> {
+        &self.base
+    }
+
+    /// Says that a kernel looks at the head from now on; none takes it away.
+    pub fn set_kernel(&self, kernel: Option<Arc<dyn Kernel>>) {
+        *self.kernel.lock() = kernel.unwrap_or_else(|| Arc::new(NoKernel));
+    }
+
+    fn kernel(&self) -> Arc<dyn Kernel> {
+        Arc::clone(&self.kernel.lock())
+    }
+
+    /// Waits for the operation before.
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock()
+    }
+
+    /// Brings home what programs wrote through shared mappings, so that the state is as they see it.
+    ///
+    /// # Errors
+    /// When some file could not be flushed.
+    pub fn flush(&self) -> Result<()> {
+        self.kernel().flush()
+    }
+
+    /// The epoch of the base as it is now.
+    pub fn base_epoch(&self) -> Epoch {
+        Epoch(u32::try_from(self.applies.lock().len()).unwrap_or(u32::MAX))
+    }
+
+    /// The sealed layer right below the one that is written to.
+    pub fn parent(&self) -> Option<LayerId> {
+        self.store.layer(self.fs.upper_layer()).and_then(|l| l.header.parent)
+    }
+
+    /// The state that a target names.
+    ///
+    /// # Errors
+    /// Damage, or a layer that does not exist.
+    pub fn state_of(&self, target: Target) -> Result<State> {
+        let tree = match target.layer {
+            Some(layer) => self.roots.lock().load(layer)?,
+            None => crate::tree::Tree::new(),
+        };
+        let current = self.fs.state().lower;
+        let applies = self.applies.lock().clone();
+        let lower = if current.epoch() == target.epoch && current.history().len() == applies.len() {
+            current
+        } else {
+            Arc::new(Lower::new(Arc::clone(&self.base), Arc::clone(&self.store), target.epoch, applies))
+        };
+        Ok(State { tree, lower })
+    }
+
+    /// The base as it is now, without any tree.
+    ///
+    /// # Errors
+    /// As [`Timeline::state_of`].
+    pub fn base_state(&self) -> Result<State> {
+        self.state_of(Target { layer: None, epoch: self.base_epoch() })
+    }
+
+    /// The sealed layers below the one that is written to, newest first.
+    pub fn ancestry(&self) -> Vec<LayerInfo> {
+        let mut line = Vec::new();
+        let mut at = self.parent();
+        while let Some(info) = at.and_then(|id| self.store.layer(id)) {
+            at = info.header.parent;
+            line.push(info);
+        }
+        line
+    }
+
+    /// All sealed states, oldest first.
+    pub fn sealed(&self) -> Vec<LayerInfo> {
+        let mut all = self.store.catalog();
+        all.retain(|l| l.seal.is_some() && l.header.kind != LayerKind::PreImage);
+        all
+    }
+
+    /// Seals the state as it is now and makes it a checkpoint.
+    ///
+    /// # Errors
+    /// A name that is taken or not a name, or what the store answers.
+    pub fn checkpoint(&self, name: Option<String>, message: String) -> Result<LayerId> {
+        let _turn = self.turn();
+        if let Some(name) = &name {
+            self.check_name(name)?;
+        }
+        let description = match (&name, message.as_str()) {
+            (Some(name), _) => name.clone(),
+            (None, message) => message.to_owned(),
+        };
+        self.flush()?;
+        let seal = Seal { name, message, time: clock::now(), automatic: false };
+        let layer = self.seal(seal)?;
+        self.log(OpVerb::Checkpoint, description, Target { layer: Some(layer), epoch: self.epoch() })?;
+        Ok(layer)
+    }
+
+    fn check_name(&self, name: &str) -> Result<()> {
+        let attempt = || format!("checkpoint '{name}'");
+        let special = name.starts_with('@') || name == "base" || name.bytes().all(|b| b.is_ascii_digit());
+        if special || Name::new(name.as_bytes()).is_err() {
+            return Err(Error::new(Kind::Usage, attempt(), "not a name for a checkpoint")
+                .hint("a name is not a number, not 'base', does not begin with '@' and has no '/'"));
+        }
+        let taken = |l: &LayerInfo| l.seal.as_ref().is_some_and(|s| s.name.as_deref() == Some(name));
+        match self.sealed().into_iter().find(taken) {
+            Some(other) => Err(Error::new(
+                Kind::Failed,
+                attempt(),
+                format!("checkpoint {} has this name", other.header.layer),
+            )
+            .hint("choose another name, or none")),
+            None => Ok(()),
+        }
+    }
+
+    fn epoch(&self) -> Epoch {
+        self.fs.state().lower.epoch()
+    }
+
+    /// Seals the upper layer under one that continues it.
+    fn seal(&self, seal: Seal) -> Result<LayerId> {
+        let during = |e: Error| e.during("seal the tree");
+        let below = self.fs.upper_layer();
+        let next = self
+            .store
+            .create_layer(Some(below), &self.head, self.epoch(), LayerKind::Continues)
+            .map_err(during)?;
+        let above = next.layer();
+        let (old, state) = self.fs.begin_seal(next);
+        let layer = old.layer();
+        self.fs.finish_seal(old, seal).map_err(during)?;
+        self.store.set_head(&self.head, &HeadRecord { layer: above }).map_err(during)?;
+        self.roots.lock().keep(layer, state.tree);
+        Ok(layer)
+    }
+
+    fn log(&self, verb: OpVerb, description: String, to: Target) -> Result<u64> {
+        self.store.append_op(OpRecord {
+            head: self.head.clone(),
+            time: clock::now(),
+            verb,
+            description,
+            tree: to.layer,
+            epoch: to.epoch,
+        })
+    }
+
+    /// Makes sure that the present state is sealed. Gives the sealed state, and the layer if it was sealed for this.
+    fn secure(&self, why: &str) -> Result<(Target, Option<LayerId>)> {
+        let epoch = self.epoch();
+        if !self.fs.upper_is_changed() {
+            return Ok((Target { layer: self.parent(), epoch }, None));
+        }
+        let seal = Seal { name: None, message: format!("before {why}"), time: clock::now(), automatic: true };
+        let layer = self.seal(seal)?;
+        let sealed = Target { layer: Some(layer), epoch };
+        self.log(OpVerb::Seal, format!("before {why}"), sealed)?;
+        Ok((sealed, Some(layer)))
+    }
+
+    /// Makes the tree what `to` is, in place.
+    ///
+    /// # Errors
+    /// What the store, the base or the kernel answers. Before the new state is shown, an error changes nothing.
+    pub fn replace(&self, verb: OpVerb, to: Target, description: String) -> Result<Replaced> {
+        let _turn = self.turn();
+        self.flush()?;
+        let state = self.state_of(to)?;
+        let (_, before) = self.secure(&format!("{} {description}", verb_text(verb)))?;
+        let from = self.fs.state();
+        self.show(verb, to, &state, description, Showing::Replaces)?;
+        Ok(Replaced { before, from, to: state })
+    }
+
+    /// Publishes a state as the head's and shows it. Says whether it did.
+    fn show(
+        &self,
+        verb: OpVerb,
+        to: Target,
+        state: &State,
+        description: String,
+        how: Showing,
+    ) -> Result<bool> {
+        let during = |e: Error| e.during(verb_text(verb));
+        let upper =
+            self.store.create_layer(to.layer, &self.head, to.epoch, LayerKind::Branches).map_err(during)?;
+        let present = HeadRecord { layer: self.fs.upper_layer() };
+        self.store.set_head(&self.head, &HeadRecord { layer: upper.layer() }).map_err(during)?;
+        let same = how == Showing::SameContent;
+        let switch =
+            crate::fs::Switch { state: state.clone(), upper, only_if_unchanged: same, same_content: same };
+        let forgotten = match self.fs.switch(switch).attempt(|| verb_text(verb)) {
+            Ok(Some(forgotten)) => forgotten,
+            Ok(None) => {
+                self.store.set_head(&self.head, &present)?;
+                return Ok(false);
+            }
+            Err(error) => {
+                // The tree is as it was, so the head must be, too.
+                self.store.set_head(&self.head, &present)?;
+                return Err(error);
+            }
+        };
+        self.log(verb, description, to)?;
+        self.kernel().forget(&forgotten).map_err(during)?;
+        Ok(true)
+    }
+}
+
+/// What an operation is called.
+pub fn verb_text(verb: OpVerb) -> &'static str {
+    match verb {
+        OpVerb::Create => "create",
+        OpVerb::Checkpoint => "checkpoint",
+        OpVerb::Seal => "seal",
+        OpVerb::Restore => "restore",
+        OpVerb::Discard => "discard",
+        OpVerb::Apply => "apply",
+        OpVerb::UndoApply => "undo apply",
+        OpVerb::OpRestore => "op restore",
+    }
+}

@@ -20,7 +20,9 @@ pub fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, String> {
 /// # Errors
 /// As [`encode`].
 pub fn encode_onto<T: Serialize>(value: &T, out: &mut Vec<u8>) -> Result<(), String> {
-    bincode::serde::encode_into_std_write(value, out, bincode::config::standard()).map(drop).map_err(|e| e.to_string())
+    bincode::serde::encode_into_std_write(value, out, bincode::config::standard())
+        .map(drop)
+        .map_err(|e| e.to_string())
 }
 
 /// Decodes a value from exactly `bytes`.

@@ -81,7 +81,9 @@ impl StoreDir {
         let file = match openat(&self.fd, name, flags, Mode::empty()) {
             Ok(fd) => File::from(fd),
             Err(Errno::ENOENT) => return Ok(None),
-            Err(errno) => return Err(std::io::Error::from(errno)).attempt(|| format!("open {}", self.show(name))),
+            Err(errno) => {
+                return Err(std::io::Error::from(errno)).attempt(|| format!("open {}", self.show(name)));
+            }
         };
         let mut bytes = Vec::new();
         let mut reader = &file;
@@ -115,7 +117,8 @@ impl StoreDir {
     /// # Errors
     /// As open(2).
     pub fn scratch(&self) -> Result<File> {
-        tempfile::tempfile_in(&self.path).attempt(|| format!("create a scratch file in {}", self.path.display()))
+        tempfile::tempfile_in(&self.path)
+            .attempt(|| format!("create a scratch file in {}", self.path.display()))
     }
 
     /// The names in this directory that `select` reads.
@@ -150,7 +153,9 @@ impl StoreDir {
     /// # Errors
     /// As fsync(2).
     pub fn sync(&self) -> Result<()> {
-        nix::unistd::fsync(&self.fd).map_err(std::io::Error::from).attempt(|| format!("sync {}", self.path.display()))
+        nix::unistd::fsync(&self.fd)
+            .map_err(std::io::Error::from)
+            .attempt(|| format!("sync {}", self.path.display()))
     }
 
     /// Where the directory was when it was opened.

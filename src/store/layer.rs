@@ -52,7 +52,8 @@ pub struct LayerContents {
 pub fn read(layers: &StoreDir, layer: LayerId, boot: [u8; 16]) -> Result<LayerContents> {
     let dir = layers.dir(&dir_name(layer))?;
     let what = dir.show(JOURNAL);
-    let bytes = dir.read(JOURNAL)?.ok_or_else(|| Error::damage(format!("read {what}"), "the file is missing"))?;
+    let bytes =
+        dir.read(JOURNAL)?.ok_or_else(|| Error::damage(format!("read {what}"), "the file is missing"))?;
     let contents = log::read::<Record>(&bytes, &what)?;
     let mut records = contents.records;
     records.truncate(trusted(&records, boot));
@@ -63,7 +64,10 @@ pub fn read(layers: &StoreDir, layer: LayerId, boot: [u8; 16]) -> Result<LayerCo
         return Err(Error::damage(format!("read {what} at offset 0"), "the first record is not a header"));
     };
     if header.layer != layer {
-        return Err(Error::damage(format!("read {what} at offset 0"), format!("it is the journal of layer {}", header.layer)));
+        return Err(Error::damage(
+            format!("read {what} at offset 0"),
+            format!("it is the journal of layer {}", header.layer),
+        ));
     }
     let records: Vec<Record> = records.collect();
     let seal = match records.last() {
@@ -84,13 +88,17 @@ fn trusted(records: &[(Record, u64)], boot: [u8; 16]) -> usize {
     if opened == Some(boot) {
         return records.len();
     }
-    let synced = records.iter().rposition(|(r, _)| matches!(r, Record::Synced | Record::Seal(_))).map_or(0, |at| at + 1);
+    let synced = records
+        .iter()
+        .rposition(|(r, _)| matches!(r, Record::Synced | Record::Seal(_)))
+        .map_or(0, |at| at + 1);
     let refers = |record: &Record| match record {
         Record::Edits(edits) => {
             edits.iter().any(|e| matches!(e, Edit::Map { to: Some(Source::Pool { .. }), .. }))
         }
         Record::PreImage(image) => image.node.is_some(),
         Record::Header(_) | Record::Opened { .. } | Record::Synced | Record::Seal(_) => false,
+        Record::Left(_) | Record::Abandoned => false,
     };
     records.iter().skip(synced).position(|(r, _)| refers(r)).map_or(records.len(), |at| synced + at)
 }
@@ -145,7 +153,12 @@ impl Upper {
     ///
     /// # Errors
     /// As the calls it is made of.
-    pub fn reopen(layers: &StoreDir, contents: &LayerContents, boot: [u8; 16], durable: bool) -> Result<Upper> {
+    pub fn reopen(
+        layers: &StoreDir,
+        contents: &LayerContents,
+        boot: [u8; 16],
+        durable: bool,
+    ) -> Result<Upper> {
         let layer = contents.info.header.layer;
         let dir = layers.dir(&dir_name(layer))?;
         let journal = Arc::new(dir.file(JOURNAL, false)?);
@@ -206,6 +219,19 @@ impl Upper {
         self.journal.len()
     }
 
+    /// Makes everything recorded until now survive a power cut, and says so in the journal.
+    ///
+    /// # Errors
+    /// As the calls it is made of.
+    pub fn sync(&mut self) -> Result<()> {
+        let attempt = || format!("sync layer {}", self.layer);
+        if self.durable {
+            self.pool.file().sync_data().attempt(attempt)?;
+        }
+        self.journal.append(&Record::Synced)?;
+        if self.durable { self.journal.sync() } else { Ok(()) }
+    }
+
     /// Ends the layer: its bytes, then the seal, each synced. Nobody writes to it any more.
     ///
     /// # Errors
@@ -214,7 +240,10 @@ impl Upper {
         let during = |e: Error| e.during(format!("seal layer {}", self.layer));
         if self.durable {
             let pool = self.pool.file().as_fd();
-            nix::unistd::fdatasync(pool).map_err(std::io::Error::from).attempt(|| "sync the pool").map_err(during)?;
+            nix::unistd::fdatasync(pool)
+                .map_err(std::io::Error::from)
+                .attempt(|| "sync the pool")
+                .map_err(during)?;
         }
         self.journal.append(&Record::Seal(seal))?;
         if self.durable { self.journal.sync() } else { Ok(()) }

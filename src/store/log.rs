@@ -54,15 +54,21 @@ pub fn read<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<Contents<T>
     let mut at = 0;
     while let Some((payload, next)) = frame_at(bytes, at, records.len() as u64) {
         let record = codec::decode(payload).map_err(|why| {
-            Error::damage(format!("read {what} at offset {at}"), format!("not a record of this format: {why}"))
-                .hint("a newer jailfs may have written it; use that one")
+            Error::damage(
+                format!("read {what} at offset {at}"),
+                format!("not a record of this format: {why}"),
+            )
+            .hint("a newer jailfs may have written it; use that one")
         })?;
         records.push((record, next as u64));
         at = next;
     }
     let torn = bytes.len() - at;
     if torn > 0 && good_frame_behind(bytes, at, records.len() as u64) {
-        return Err(Error::damage(format!("read {what} at offset {at}"), "bad frame with good frames behind it"));
+        return Err(Error::damage(
+            format!("read {what} at offset {at}"),
+            "bad frame with good frames behind it",
+        ));
     }
     Ok(Contents { records, end: at as u64, torn: torn as u64 })
 }
@@ -116,7 +122,8 @@ impl<T: Serialize> Log<T> {
         }
         self.buffer.clear();
         self.buffer.resize(FRAME_HEAD, 0);
-        codec::encode_onto(record, &mut self.buffer).map_err(|why| Error::damage(format!("encode for {}", self.what), why))?;
+        codec::encode_onto(record, &mut self.buffer)
+            .map_err(|why| Error::damage(format!("encode for {}", self.what), why))?;
         self.fill_head()?;
         if let Err(error) = self.file.write_all_at(&self.buffer, self.end) {
             self.broken = self.file.set_len(self.end).is_err();
@@ -135,8 +142,11 @@ impl<T: Serialize> Log<T> {
         }
         let len = u32::try_from(len).map_err(|_| too_long())?.to_le_bytes();
         let seq = self.seq.to_le_bytes();
-        let Some((head, payload)) = self.buffer.split_at_mut_checked(FRAME_HEAD) else { return Err(too_long()) };
-        let crc = crc32c::crc32c_append(crc32c::crc32c_append(crc32c::crc32c(&len), &seq), payload).to_le_bytes();
+        let Some((head, payload)) = self.buffer.split_at_mut_checked(FRAME_HEAD) else {
+            return Err(too_long());
+        };
+        let crc =
+            crc32c::crc32c_append(crc32c::crc32c_append(crc32c::crc32c(&len), &seq), payload).to_le_bytes();
         for (to, from) in head.iter_mut().zip(len.iter().chain(&crc).chain(&seq)) {
             *to = *from;
         }

@@ -87,7 +87,8 @@ pub fn exists(path: &Path) -> bool {
 /// # Errors
 /// When there is no store, or it is of another format.
 pub fn base_of(path: &Path) -> Result<BaseRecord> {
-    let dir = StoreDir::open(path).map_err(|e| e.kind(Kind::NoStore).hint("'jailfs mount BASE MNT' makes a store"))?;
+    let dir = StoreDir::open(path)
+        .map_err(|e| e.kind(Kind::NoStore).hint("'jailfs mount BASE MNT' makes a store"))?;
     check_format(&dir)?;
     read_base(&dir)
 }
@@ -100,12 +101,16 @@ fn check_format(dir: &StoreDir) -> Result<()> {
     if text == FORMAT.as_bytes() {
         return Ok(());
     }
-    let number = text.strip_prefix(b"jailfs-store ").and_then(|rest| std::str::from_utf8(rest).ok()?.trim().parse::<u64>().ok());
+    let number = text
+        .strip_prefix(b"jailfs-store ")
+        .and_then(|rest| std::str::from_utf8(rest).ok()?.trim().parse::<u64>().ok());
     Err(match number {
-        Some(number) if number > 1 => {
-            Error::new(Kind::Failed, attempt(), format!("the store has format {number}, this jailfs knows format 1"))
-                .hint("use the newer jailfs that wrote it")
-        }
+        Some(number) if number > 1 => Error::new(
+            Kind::Failed,
+            attempt(),
+            format!("the store has format {number}, this jailfs knows format 1"),
+        )
+        .hint("use the newer jailfs that wrote it"),
         _ => Error::damage(attempt(), "the file 'format' does not name a format"),
     })
 }
@@ -123,7 +128,8 @@ fn framed<T: Serialize>(record: &T, what: &str) -> Result<Vec<u8>> {
     let mut log = Log::append_to(Arc::clone(&scratch), what.to_owned(), 0, 0)?;
     log.append(record)?;
     let mut bytes = vec![0; usize::try_from(log.len()).unwrap_or(0)];
-    std::os::unix::fs::FileExt::read_exact_at(&*scratch, &mut bytes, 0).attempt(|| format!("write {what}"))?;
+    std::os::unix::fs::FileExt::read_exact_at(&*scratch, &mut bytes, 0)
+        .attempt(|| format!("write {what}"))?;
     Ok(bytes)
 }
 
@@ -131,16 +137,21 @@ fn take_lock(dir: &StoreDir) -> Result<Flock<File>> {
     let file = dir.file("lock", true)?;
     match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(lock) => Ok(lock),
-        Err((_, nix::errno::Errno::EWOULDBLOCK)) => {
-            Err(Error::new(Kind::InUse, format!("lock store '{}'", dir.path().display()), "another jailfs has it open")
-                .hint("'jailfs status' in its mount says more; 'jailfs umount MNT' ends it"))
-        }
+        Err((_, nix::errno::Errno::EWOULDBLOCK)) => Err(Error::new(
+            Kind::InUse,
+            format!("lock store '{}'", dir.path().display()),
+            "another jailfs has it open",
+        )
+        .hint("'jailfs status' in its mount says more; 'jailfs umount MNT' ends it")),
         Err((_, errno)) => Err(std::io::Error::from(errno)).attempt(|| format!("lock {}", dir.show("lock"))),
     }
 }
 
 /// Opens an append-only log and reads what is in it.
-fn open_log<T: Serialize + serde::de::DeserializeOwned>(dir: &StoreDir, name: &str) -> Result<(Log<T>, Vec<T>)> {
+fn open_log<T: Serialize + serde::de::DeserializeOwned>(
+    dir: &StoreDir,
+    name: &str,
+) -> Result<(Log<T>, Vec<T>)> {
     let bytes = dir.read(name)?.unwrap_or_default();
     let contents = log::read::<T>(&bytes, &dir.show(name))?;
     let count = contents.records.len() as u64;
@@ -162,11 +173,20 @@ impl Store {
         nix::sys::stat::fchmod(&dir, nix::sys::stat::Mode::S_IRWXU)
             .map_err(std::io::Error::from)
             .attempt(|| format!("create store '{}'", path.display()))?;
-        let foreign = dir.list(|n| (!matches!(n, "." | ".." | "lock" | "daemon.log" | "lost+found")).then(|| n.to_owned()))?;
-        let ours = |n: &String| matches!(n.as_str(), "README" | "base" | "heads" | "layers" | "tmp" | "heads.log" | "identities") || n.ends_with(".new");
+        let foreign = dir.list(|n| {
+            (!matches!(n, "." | ".." | "lock" | "daemon.log" | "lost+found")).then(|| n.to_owned())
+        })?;
+        let ours = |n: &String| {
+            matches!(n.as_str(), "README" | "base" | "heads" | "layers" | "tmp" | "heads.log" | "identities")
+                || n.ends_with(".new")
+        };
         if let Some(name) = foreign.iter().find(|n| !ours(n)) {
-            return Err(Error::new(Kind::Failed, format!("create store '{}'", path.display()), format!("the directory holds '{name}'"))
-                .hint("name an empty or new directory with --store"));
+            return Err(Error::new(
+                Kind::Failed,
+                format!("create store '{}'", path.display()),
+                format!("the directory holds '{name}'"),
+            )
+            .hint("name an empty or new directory with --store"));
         }
         let lock = take_lock(&dir)?;
         let durable = !options.volatile;
@@ -192,7 +212,12 @@ impl Store {
         Store::open_locked(dir, lock, root, options)
     }
 
-    fn open_locked(dir: StoreDir, lock: Flock<File>, root: (u64, u64), options: StoreOptions) -> Result<Store> {
+    fn open_locked(
+        dir: StoreDir,
+        lock: Flock<File>,
+        root: (u64, u64),
+        options: StoreOptions,
+    ) -> Result<Store> {
         let boot = crate::sys::proc::boot_id().attempt(|| "read the boot id")?;
         let base = read_base(&dir)?;
         let layers = dir.dir("layers")?;
@@ -204,7 +229,8 @@ impl Store {
         for id in &ids {
             let id = LayerId(*id);
             // A layer whose making was cut off has no header yet, nothing refers to it, and its number stays used.
-            let whole = layers.dir(&layer::dir_name(id))?.read(layer::JOURNAL)?.is_some_and(|j| !j.is_empty());
+            let whole =
+                layers.dir(&layer::dir_name(id))?.read(layer::JOURNAL)?.is_some_and(|j| !j.is_empty());
             if whole {
                 match layer::read(&layers, id, boot) {
                     Ok(contents) => drop(catalog.insert(id, contents.info)),
@@ -279,7 +305,13 @@ impl Store {
     ///
     /// # Errors
     /// As the calls it is made of; the number stays used.
-    pub fn create_layer(&self, parent: Option<LayerId>, head: &str, epoch: Epoch, kind: LayerKind) -> Result<Upper> {
+    pub fn create_layer(
+        &self,
+        parent: Option<LayerId>,
+        head: &str,
+        epoch: Epoch,
+        kind: LayerKind,
+    ) -> Result<Upper> {
         let layer = {
             let mut state = self.state.lock();
             let id = state.next_layer;

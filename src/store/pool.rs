@@ -86,7 +86,8 @@ impl PoolWriter {
         };
         let pool_end = block_ceil(at + range.len().max(size));
         self.next = pool_end;
-        self.windows.insert(ino, Window { file_next: range.end, pool_next: at + range.len(), pool_end, size });
+        self.windows
+            .insert(ino, Window { file_next: range.end, pool_next: at + range.len(), pool_end, size });
         at
     }
 

@@ -260,10 +260,21 @@ pub struct PreImage {
 pub struct PreNode {
     /// Its number.
     pub ino: Ino,
+    /// Its number on the host: by it the further links of a file are known.
+    pub host: u64,
     /// Its record; the origin of a file says how the file looks since the apply, if its bytes were left in place.
     pub node: Node,
     /// Where its bytes are.
     pub extents: Vec<(ByteRange, Source)>,
+}
+
+/// What an apply left in the base at a path.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Left {
+    /// The path in the base.
+    pub path: TreePath,
+    /// What is there now; none if nothing is.
+    pub print: Option<Fingerprint>,
 }
 
 /// A record of a layer's journal.
@@ -282,8 +293,12 @@ pub enum Record {
     Synced,
     /// The last one of a sealed layer.
     Seal(Seal),
-    /// Part of a pre-image layer.
+    /// Part of a pre-image layer; a later one for the same path takes its place.
     PreImage(PreImage),
+    /// Part of a pre-image layer: what the apply left at a path.
+    Left(Left),
+    /// The apply did not come to its end, and the base is as it was before.
+    Abandoned,
 }
 
 /// Which layer is on top of a head.

@@ -76,7 +76,8 @@ pub fn is_mounted_upon(dev: u64) -> io::Result<bool> {
 }
 
 fn has_mount_upon(entries: &[Entry], dev: u64) -> bool {
-    let ours: std::collections::HashSet<u64> = entries.iter().filter(|e| e.dev == dev).map(|e| e.id).collect();
+    let ours: std::collections::HashSet<u64> =
+        entries.iter().filter(|e| e.dev == dev).map(|e| e.id).collect();
     entries.iter().any(|entry| ours.contains(&entry.parent))
 }
 
@@ -163,7 +164,8 @@ mod tests {
 
     #[test]
     fn a_mount_inside_a_filesystem_is_seen() {
-        let entries = parse(b"20 1 0:52 / /m rw - fuse.jailfs jailfs rw\n21 20 0:60 / /m/x rw - tmpfs t rw\n");
+        let entries =
+            parse(b"20 1 0:52 / /m rw - fuse.jailfs jailfs rw\n21 20 0:60 / /m/x rw - tmpfs t rw\n");
         assert!(has_mount_upon(&entries, nix::sys::stat::makedev(0, 52)));
         assert!(!has_mount_upon(&entries, nix::sys::stat::makedev(0, 60)));
         let root = nix::sys::stat::stat("/").unwrap().st_dev;

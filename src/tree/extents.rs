@@ -122,7 +122,8 @@ impl Tree {
             if start < range.start {
                 self.extents.insert((ino, start), Extent { len: range.start - start, source: extent.source });
                 if end > range.end {
-                    let rest = Extent { len: end - range.end, source: extent.source.advanced(range.end - start) };
+                    let rest =
+                        Extent { len: end - range.end, source: extent.source.advanced(range.end - start) };
                     self.extents.insert((ino, range.end), rest);
                     return;
                 }

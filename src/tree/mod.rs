@@ -102,7 +102,10 @@ impl Tree {
     /// The names of which a directory says something, sorted.
     pub fn dentries(&self, dir: Ino) -> impl Iterator<Item = (&Name, &Dentry)> {
         self.dentries
-            .range((Bound::Included((dir, Name::before_all())), Bound::Excluded((Ino(dir.0 + 1), Name::before_all()))))
+            .range((
+                Bound::Included((dir, Name::before_all())),
+                Bound::Excluded((Ino(dir.0 + 1), Name::before_all())),
+            ))
             .map(|((_, name), dentry)| (name, dentry))
     }
 
@@ -166,7 +169,9 @@ impl Tree {
         match edit {
             Edit::Put { ino, node } => drop(self.nodes.insert(*ino, Arc::new((**node).clone()))),
             Edit::Meta { ino, meta } => self.node_mut(*ino)?.meta = *meta,
-            Edit::Xattr { ino, name, value } => set_xattr(&mut self.node_mut(*ino)?.xattrs, name, value.as_ref()),
+            Edit::Xattr { ino, name, value } => {
+                set_xattr(&mut self.node_mut(*ino)?.xattrs, name, value.as_ref())
+            }
             Edit::Resize { ino, size } => self.resize(*ino, *size)?,
             Edit::Map { ino, range, to } => self.map(*ino, *range, *to)?,
             Edit::Dentry { dir, name, to } => self.set_dentry(*dir, name, to.clone())?,
@@ -232,7 +237,9 @@ impl Tree {
             }
             if let Dentry::Child { ino, .. } = dentry {
                 if !self.nodes.contains_key(ino) {
-                    return Err(format!("name {name} in {dir:?} stands for {ino:?}, which is not in the tree"));
+                    return Err(format!(
+                        "name {name} in {dir:?} stands for {ino:?}, which is not in the tree"
+                    ));
                 }
                 if !self.links.contains(&(*ino, *dir, name.clone())) {
                     return Err(format!("name {name} in {dir:?} has no reverse link from {ino:?}"));
@@ -260,7 +267,9 @@ impl Tree {
             {
                 let end = b_start + b.len;
                 if end > *start || (end == *start && b.source.advanced(b.len) == extent.source) {
-                    return Err(format!("extents of {ino:?} at {b_start} and {start} overlap or are not joined"));
+                    return Err(format!(
+                        "extents of {ino:?} at {b_start} and {start} overlap or are not joined"
+                    ));
                 }
             }
             before = Some((*ino, *start, *extent));

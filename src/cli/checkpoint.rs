@@ -1,0 +1,42 @@
+//! `jailfs checkpoint`.
+
+use clap::Args;
+
+use super::Global;
+use super::json::Line;
+use super::out::Out;
+use super::show;
+use super::target::{Target, wrong_answer};
+use crate::error::Result;
+use crate::sandbox::verbs::{Reply, Request};
+
+/// Seal the tree as it is now, to come back to it with 'restore'
+///
+/// Takes as long however large the tree is.
+#[derive(Args)]
+pub(super) struct Checkpoint {
+    /// A name to find it by; must be new, and neither a number nor 'base' nor begin with '@'
+    name: Option<String>,
+    /// A message
+    #[arg(short, long, value_name = "TEXT", default_value = "")]
+    message: String,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Checkpoint {
+    pub(super) fn run(&self, global: &Global) -> Result<u8> {
+        let mut target = Target::find(global)?;
+        let request = Request::Checkpoint { name: self.name.clone(), message: self.message.clone() };
+        let Reply::Checkpoint(checkpoint) = target.call(request)? else { return Err(wrong_answer()) };
+        let mut out = Out::new();
+        if self.json {
+            out.line(&Line::checkpoint(&checkpoint).text()?);
+        } else {
+            out.line(&format!("checkpoint {}", show::checkpoint(&checkpoint)));
+        }
+        out.finish()?;
+        Ok(0)
+    }
+}

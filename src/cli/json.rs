@@ -1,0 +1,331 @@
+//! `--json`: one object per line, tagged with its `type`; docs/CLI.md lists them.
+//!
+//! Names are bytes and JSON is text. A path that is not UTF-8 stands in its field with U+FFFD for what is not text,
+//! and exactly, in hexadecimal, in a field beside it whose name ends in `_hex`, which is there only then.
+
+use serde::Serialize;
+
+use super::date;
+use super::show;
+use crate::error::{Error, Kind, Result};
+use crate::sandbox::verbs::{Applied, Change, Checkpoint, Operation, Restored, Status};
+use crate::types::{FileKind, TreePath};
+
+/// One line.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum Line {
+    Status {
+        base: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        base_hex: Option<String>,
+        store: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        store_hex: Option<String>,
+        mount: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        mount_hex: Option<String>,
+        pid: Option<u32>,
+        checkpoint: Option<u32>,
+        checkpoint_name: Option<String>,
+        changed: u64,
+        epoch: u32,
+        store_bytes: u64,
+        kernel_nodes: u64,
+        refused_links: u64,
+    },
+    RefusedLink {
+        path: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        path_hex: Option<String>,
+        target: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        target_hex: Option<String>,
+    },
+    BaseProblem {
+        path: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        path_hex: Option<String>,
+        reason: String,
+    },
+    Checkpoint {
+        id: u32,
+        name: Option<String>,
+        message: String,
+        time: String,
+        secs: i64,
+        nanos: u32,
+        parent: Option<u32>,
+        epoch: u32,
+        automatic: bool,
+        current: bool,
+    },
+    Operation {
+        op: u64,
+        time: String,
+        secs: i64,
+        nanos: u32,
+        verb: String,
+        description: String,
+        tree: Option<u32>,
+        epoch: u32,
+    },
+    Change {
+        status: char,
+        path: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        path_hex: Option<String>,
+        old_path: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        old_path_hex: Option<String>,
+        file: &'static str,
+        ino: u64,
+        old_size: Option<u64>,
+        new_size: Option<u64>,
+        lines_added: Option<u64>,
+        lines_removed: Option<u64>,
+        binary: bool,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        patch: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        patch_hex: Option<String>,
+    },
+    Restored {
+        to: String,
+        before: Option<u32>,
+        undo: Option<u64>,
+        dry_run: bool,
+        changes: usize,
+    },
+    Applied {
+        epoch: u32,
+        dry_run: bool,
+        undo: bool,
+        changes: usize,
+        conflicts: usize,
+    },
+    Conflict {
+        path: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        path_hex: Option<String>,
+        reason: String,
+    },
+}
+
+impl Line {
+    /// The line as text, without its end.
+    ///
+    /// # Errors
+    /// None that is known; serde_json's signature asks for it.
+    pub(super) fn text(&self) -> Result<String> {
+        serde_json::to_string(self)
+            .map_err(|error| Error::new(Kind::Failed, "write the output as JSON", error.to_string()))
+    }
+
+    pub(super) fn status(status: &Status) -> Line {
+        let (base, base_hex) = text(&status.base);
+        let (store, store_hex) = text(&status.store);
+        let (mount, mount_hex) = optional(status.mount.as_deref());
+        Line::Status {
+            base,
+            base_hex,
+            store,
+            store_hex,
+            mount,
+            mount_hex,
+            pid: status.pid,
+            checkpoint: status.checkpoint.as_ref().map(|checkpoint| checkpoint.id.0),
+            checkpoint_name: status.checkpoint.as_ref().and_then(|checkpoint| checkpoint.name.clone()),
+            changed: status.changed,
+            epoch: status.epoch.0,
+            store_bytes: status.store_bytes,
+            kernel_nodes: status.kernel_nodes,
+            refused_links: status.refused_count,
+        }
+    }
+
+    pub(super) fn refused_link(link: &TreePath, target: &[u8]) -> Line {
+        let ((path, path_hex), (target, target_hex)) = (text(link.as_bytes()), text(target));
+        Line::RefusedLink { path, path_hex, target, target_hex }
+    }
+
+    pub(super) fn base_problem(path: &TreePath, reason: &str) -> Line {
+        let (path, path_hex) = text(path.as_bytes());
+        Line::BaseProblem { path, path_hex, reason: reason.to_owned() }
+    }
+
+    pub(super) fn checkpoint(checkpoint: &Checkpoint) -> Line {
+        Line::Checkpoint {
+            id: checkpoint.id.0,
+            name: checkpoint.name.clone(),
+            message: checkpoint.message.clone(),
+            time: date::utc(checkpoint.time),
+            secs: checkpoint.time.secs,
+            nanos: checkpoint.time.nanos,
+            parent: checkpoint.parent.map(|parent| parent.0),
+            epoch: checkpoint.epoch.0,
+            automatic: checkpoint.automatic,
+            current: checkpoint.current,
+        }
+    }
+
+    pub(super) fn operation(operation: &Operation) -> Line {
+        Line::Operation {
+            op: operation.op,
+            time: date::utc(operation.time),
+            secs: operation.time.secs,
+            nanos: operation.time.nanos,
+            verb: operation.verb.clone(),
+            description: operation.description.clone(),
+            tree: operation.tree.map(|tree| tree.0),
+            epoch: operation.epoch.0,
+        }
+    }
+
+    pub(super) fn change(change: &Change) -> Line {
+        let (path, path_hex) = text(change.path.as_bytes());
+        let (old_path, old_path_hex) = optional(change.old_path.as_ref().map(TreePath::as_bytes));
+        let (patch, patch_hex) = optional(change.patch.as_deref());
+        Line::Change {
+            status: show::letter(change.kind),
+            path,
+            path_hex,
+            old_path,
+            old_path_hex,
+            file: file_kind(change.file),
+            ino: change.ino.0,
+            old_size: change.old_size,
+            new_size: change.new_size,
+            lines_added: change.lines.map(|(added, _)| added),
+            lines_removed: change.lines.map(|(_, removed)| removed),
+            binary: change.binary,
+            patch,
+            patch_hex,
+        }
+    }
+
+    pub(super) fn restored(restored: &Restored, undo: Option<u64>, dry_run: bool) -> Line {
+        Line::Restored {
+            to: restored.to.clone(),
+            before: restored.before.map(|before| before.0),
+            undo,
+            dry_run,
+            changes: restored.changes.len(),
+        }
+    }
+
+    pub(super) fn applied(applied: &Applied, dry_run: bool, undo: bool) -> Line {
+        Line::Applied {
+            epoch: applied.epoch.0,
+            dry_run,
+            undo,
+            changes: applied.changes.len(),
+            conflicts: applied.conflicts.len(),
+        }
+    }
+
+    pub(super) fn conflict(path: &TreePath, reason: &str) -> Line {
+        let (path, path_hex) = text(path.as_bytes());
+        Line::Conflict { path, path_hex, reason: reason.to_owned() }
+    }
+}
+
+/// Bytes as text, and in hexadecimal if they are not.
+fn text(bytes: &[u8]) -> (String, Option<String>) {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => (text.to_owned(), None),
+        Err(_) => (String::from_utf8_lossy(bytes).into_owned(), Some(hex(bytes))),
+    }
+}
+
+fn optional(bytes: Option<&[u8]>) -> (Option<String>, Option<String>) {
+    bytes.map(text).map_or((None, None), |(text, hex)| (Some(text), hex))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn file_kind(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::File => "file",
+        FileKind::Dir => "dir",
+        FileKind::Symlink => "symlink",
+        FileKind::Fifo => "fifo",
+        FileKind::Socket => "socket",
+        FileKind::Char => "char",
+        FileKind::Block => "block",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sandbox::verbs::ChangeKind;
+    use crate::types::{Epoch, Ino, LayerId, Timestamp};
+
+    fn change(path: &[u8]) -> Change {
+        Change {
+            path: TreePath::parse(path).unwrap(),
+            kind: ChangeKind::Modified,
+            old_path: None,
+            file: FileKind::File,
+            ino: Ino(7),
+            old_size: Some(1),
+            new_size: Some(2),
+            lines: Some((3, 4)),
+            binary: false,
+            patch: None,
+        }
+    }
+
+    #[test]
+    fn text_stands_as_it_is() {
+        let line = Line::change(&change("a/\"ä\n".as_bytes())).text().unwrap();
+        assert_eq!(
+            line,
+            r#"{"type":"change","status":"M","path":"a/\"ä\n","old_path":null,"file":"file","ino":7,"#
+                .to_owned()
+                + r#""old_size":1,"new_size":2,"lines_added":3,"lines_removed":4,"binary":false}"#
+        );
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_also_there_in_full() {
+        let mut change = change(b"a\xff/b");
+        change.old_path = Some(TreePath::parse(b"\xfe").unwrap());
+        change.patch = Some(b"+\xfd".to_vec());
+        let line: serde_json::Value = serde_json::from_str(&Line::change(&change).text().unwrap()).unwrap();
+        assert_eq!((&line["path"], &line["path_hex"]), (&"a\u{fffd}/b".into(), &"61ff2f62".into()));
+        assert_eq!(line["old_path_hex"], "fe");
+        assert_eq!(line["patch_hex"], "2bfd");
+    }
+
+    #[test]
+    fn a_checkpoint_tells_its_time_twice() {
+        let checkpoint = Checkpoint {
+            id: LayerId(3),
+            name: Some("green".to_owned()),
+            message: "tests pass".to_owned(),
+            time: Timestamp { secs: 1_767_323_045, nanos: 6 },
+            parent: Some(LayerId(2)),
+            epoch: Epoch(0),
+            automatic: false,
+            current: true,
+        };
+        let text = Line::checkpoint(&checkpoint).text().unwrap();
+        assert!(text.starts_with(r#"{"type":"checkpoint","id":3,"name":"green""#), "{text}");
+        assert!(text.contains(r#""time":"2026-01-02 03:04:05Z","secs":1767323045,"nanos":6"#), "{text}");
+    }
+
+    #[test]
+    fn every_tag_is_in_snake_case() {
+        let path = TreePath::parse(b"l").unwrap();
+        let text = Line::refused_link(&path, b"/etc\xff").text().unwrap();
+        assert_eq!(
+            text,
+            "{\"type\":\"refused_link\",\"path\":\"l\",\"target\":\"/etc\u{fffd}\",\"target_hex\":\"2f657463ff\"}"
+        );
+        assert!(Line::base_problem(&path, "EACCES").text().unwrap().contains(r#""type":"base_problem""#));
+    }
+}

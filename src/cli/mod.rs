@@ -1,0 +1,267 @@
+//! The command line: one file per verb, and what they share.
+//!
+//! Here, and in `main.rs`, is the only place where the program reads its arguments and environment, and prints. Exit
+//! codes are an ABI: `Kind::exit_code` for errors, and the command's own for `run`; docs/CLI.md lists them.
+
+mod apply;
+mod checkpoint;
+mod date;
+mod diff;
+mod discard;
+mod helper;
+mod host;
+mod json;
+mod log;
+mod mount;
+mod op;
+mod options;
+mod out;
+mod place;
+mod restore;
+mod run;
+mod show;
+mod status;
+mod target;
+mod umount;
+
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::daemon;
+use crate::error::{Attempt, Kind, Result};
+use crate::run::EXEC_VERB;
+
+/// A jailed, checkpointed overlay filesystem.
+///
+/// Mounts a directory so that a program can work in it as if it were the original. Nothing reaches the original until
+/// 'apply'; 'restore' goes back to a checkpoint, exactly and in place.
+#[derive(Parser)]
+#[command(name = "jailfs", version, max_term_width = 100)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+/// What every verb takes.
+#[derive(Args, Default)]
+struct Global {
+    /// Do as if started in DIR
+    #[arg(short = 'C', value_name = "DIR", global = true)]
+    dir: Option<PathBuf>,
+    /// The store to use, wherever we are
+    #[arg(long, value_name = "DIR", global = true)]
+    store: Option<PathBuf>,
+}
+
+impl Global {
+    /// The directory that the command works in; absolute and, unless its mount is dead, without links.
+    fn dir(&self) -> Result<PathBuf> {
+        match &self.dir {
+            Some(dir) => host::resolve_mount_point(dir),
+            None => std::env::current_dir().attempt(|| "find the current directory"),
+        }
+    }
+
+    /// `path`, if relative, from that directory.
+    fn at(&self, path: &Path) -> Result<PathBuf> {
+        match &self.dir {
+            Some(_) if path.is_relative() => Ok(self.dir()?.join(path)),
+            _ => Ok(path.to_owned()),
+        }
+    }
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    Mount(mount::Mount),
+    Umount(umount::Umount),
+    Run(run::Run),
+    Checkpoint(checkpoint::Checkpoint),
+    Log(log::Log),
+    Status(status::Status),
+    Diff(diff::Diff),
+    Restore(restore::Restore),
+    Apply(apply::Apply),
+    Discard(discard::Discard),
+    #[command(subcommand)]
+    Op(op::Op),
+    /// Serve a mount in the background; the plan is on the standard input
+    #[command(name = daemon::VERB, hide = true)]
+    Daemon {
+        /// The base and the mount point, for whoever lists processes
+        about: Vec<OsString>,
+    },
+    /// Become a command
+    #[command(name = EXEC_VERB, hide = true)]
+    Exec {
+        /// The command
+        #[arg(last = true)]
+        words: Vec<OsString>,
+    },
+}
+
+/// The program: reads the arguments of the process, does what they say, and returns the exit code.
+pub fn main() -> ExitCode {
+    let arguments = match helper::rewrite(std::env::args_os().collect()) {
+        Ok(Some(arguments)) => arguments,
+        Ok(None) => return ExitCode::SUCCESS,
+        Err(error) => {
+            out::error(&error);
+            return error.kind.exit_code().into();
+        }
+    };
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version go to the standard output and are no error.
+            return if error.print().is_ok() && !error.use_stderr() {
+                ExitCode::SUCCESS
+            } else {
+                Kind::Usage.exit_code().into()
+            };
+        }
+    };
+    start_log(&cli.verb);
+    match cli.verb.run(&cli.global) {
+        Ok(code) => code.into(),
+        Err(error) => {
+            out::error(&error);
+            cli.verb.code_of(error.kind).into()
+        }
+    }
+}
+
+impl Verb {
+    /// Does it; the exit code.
+    fn run(&self, global: &Global) -> Result<u8> {
+        match self {
+            Verb::Mount(verb) => verb.run(global),
+            Verb::Umount(verb) => verb.run(global),
+            Verb::Run(verb) => verb.run(global),
+            Verb::Checkpoint(verb) => verb.run(global),
+            Verb::Log(verb) => verb.run(global),
+            Verb::Status(verb) => verb.run(global),
+            Verb::Diff(verb) => verb.run(global),
+            Verb::Restore(verb) => verb.run(global),
+            Verb::Apply(verb) => verb.run(global),
+            Verb::Discard(verb) => verb.run(global),
+            Verb::Op(verb) => verb.run(global),
+            Verb::Daemon { .. } => Ok(daemon::main()),
+            Verb::Exec { words } => {
+                let (error, code) = crate::run::exec(words);
+                out::error(&error);
+                Ok(code)
+            }
+        }
+    }
+
+    /// The exit code for an error: of `run`, 125, so that the codes of the command keep their meaning.
+    fn code_of(&self, kind: Kind) -> u8 {
+        match self {
+            Verb::Run(_) => run::FAILED,
+            _ => kind.exit_code(),
+        }
+    }
+}
+
+/// Sends the log to the standard error: JAILFS_LOG chooses what, warnings and errors if it is not set.
+fn start_log(verb: &Verb) {
+    let mut log = env_logger::Builder::from_env(env_logger::Env::new().filter_or("JAILFS_LOG", "warn"));
+    if !matches!(verb, Verb::Daemon { .. }) {
+        // A person reads it now: no time, no module.
+        log.format(|to, record| {
+            let level = record.level().as_str().to_ascii_lowercase();
+            writeln!(to, "jailfs: {level}: {}", record.args())
+        });
+    }
+    if log.try_init().is_err() {
+        out::note("the log has been started already");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(line: &str) -> Cli {
+        Cli::try_parse_from(line.split(' ')).unwrap_or_else(|error| panic!("{line}: {error}"))
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_documented_form_is_understood() {
+        for line in [
+            "jailfs mount /b /m",
+            "jailfs mount /b /m --store /s -f -o ro,allow_other -o noexec",
+            "jailfs mount -o ro /b /m --volatile",
+            "jailfs umount /m",
+            "jailfs umount -l /m",
+            "jailfs checkpoint",
+            "jailfs checkpoint green -m tests",
+            "jailfs -C /m checkpoint --json",
+            "jailfs log --all --json",
+            "jailfs status --store /s",
+            "jailfs diff",
+            "jailfs diff @-1 @ -p src",
+            "jailfs diff --stat base -- src",
+            "jailfs restore 3 --dry-run",
+            "jailfs restore green --json",
+            "jailfs apply --dry-run src",
+            "jailfs apply --undo",
+            "jailfs discard",
+            "jailfs op log --json",
+            "jailfs op restore 3",
+            "jailfs run --keep -- make test",
+            "jailfs run make -C sub --json --store x",
+            "jailfs __daemon /b /m",
+            "jailfs __exec -- ls -l",
+        ] {
+            parse(line);
+        }
+        for line in [
+            "jailfs",
+            "jailfs mount /b",
+            "jailfs run",
+            "jailfs run --keep --apply x",
+            "jailfs diff -p --stat",
+            "jailfs op restore x",
+            "jailfs restore",
+            "jailfs apply --undo src",
+            "jailfs nonsense",
+        ] {
+            assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_follows_the_command_of_run_is_its_own() {
+        let cli = parse("jailfs -C /b run make -C sub --store x --keep -- y");
+        assert_eq!(cli.global.dir.as_deref(), Some(Path::new("/b")));
+        assert!(cli.global.store.is_none());
+        let Verb::Run(run) = cli.verb else { panic!("not run") };
+        assert_eq!(
+            run.command,
+            ["make", "-C", "sub", "--store", "x", "--keep", "--", "y"].map(OsString::from)
+        );
+        let Verb::Run(run) = parse("jailfs run --keep -- -weird --").verb else { panic!("not run") };
+        assert_eq!(run.command, ["-weird", "--"].map(OsString::from));
+    }
+
+    #[test]
+    fn an_error_of_run_keeps_the_codes_of_the_command() {
+        assert_eq!(parse("jailfs run x").verb.code_of(Kind::InUse), 125);
+        assert_eq!(parse("jailfs log").verb.code_of(Kind::InUse), 11);
+    }
+}

@@ -1,0 +1,100 @@
+//! `jailfs mount`.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use super::Global;
+use super::host;
+use super::options::Options;
+use super::out;
+use super::place;
+use crate::daemon::{self, Plan};
+use crate::error::{Error, Kind, Result};
+
+/// Mount BASE at MNT, to work in it without touching it
+///
+/// Returns when the mount stands; a daemon serves it. MNT may be BASE itself: then the mount hides it. A mount whose
+/// daemon has died is replaced.
+#[derive(Args)]
+pub(super) struct Mount {
+    /// The directory to show; it is not written to before 'apply'
+    base: PathBuf,
+    /// The directory to show it at; must exist
+    #[arg(value_name = "MNT")]
+    mount_point: PathBuf,
+    /// Serve in the foreground, until unmounted or interrupted
+    #[arg(short, long)]
+    foreground: bool,
+    /// fsync does nothing: for sandboxes that need not survive a power cut
+    #[arg(long)]
+    volatile: bool,
+    /// Options, separated by commas: ro, allow_other, noexec, suid, dev, writeback, volatile,
+    /// links=deny|rewrite|literal, allow-target=PATH, store=DIR
+    #[arg(short, value_name = "OPTIONS")]
+    options: Vec<OsString>,
+}
+
+impl Mount {
+    pub(super) fn run(&self, global: &Global) -> Result<u8> {
+        let plan = self.plan(global)?;
+        if self.foreground {
+            daemon::foreground(&plan, || out::note(&format!("mounted at '{}'", plan.mount_point.display())))?;
+        } else {
+            daemon::background(&plan)?;
+        }
+        Ok(0)
+    }
+
+    fn plan(&self, global: &Global) -> Result<Plan> {
+        let options = Options::parse(&self.options)?;
+        // The mount point first: a dead mount over the base hides the base.
+        let mount_point = free_mount_point(&global.at(&self.mount_point)?)?;
+        let base = directory(&global.at(&self.base)?)?;
+        let named = global.store.as_deref().or(options.store.as_deref());
+        let named = named.map(|store| global.at(store)).transpose()?;
+        let store = place::store_for(&base, named.as_deref())?;
+        place::check(&base, &mount_point, &store)?;
+        place::check_free(&store, &format!("mount '{}' at '{}'", base.display(), mount_point.display()))?;
+        let mut choice = options.choice;
+        choice.volatile |= self.volatile;
+        Ok(Plan { base, mount_point, store, choice })
+    }
+}
+
+/// The absolute path of a directory.
+///
+/// # Errors
+/// `CannotMount`: it does not exist, or is none.
+pub(super) fn directory(path: &Path) -> Result<PathBuf> {
+    let resolved = host::resolve(path).map_err(|error| error.kind(Kind::CannotMount))?;
+    if resolved.is_dir() {
+        return Ok(resolved);
+    }
+    Err(Error::new(Kind::CannotMount, format!("find '{}'", path.display()), "it is not a directory"))
+}
+
+/// The absolute path of a directory at which no sandbox is mounted. Dead mounts there are detached.
+fn free_mount_point(path: &Path) -> Result<PathBuf> {
+    while host::is_dead(path) {
+        let point = host::resolve_mount_point(path)?;
+        if host::mount_around(&point)?.as_ref() != Some(&point) {
+            let attempt = format!("mount at '{}'", path.display());
+            return Err(Error::new(
+                Kind::CannotMount,
+                attempt,
+                "a dead mount of another filesystem is in the way",
+            ));
+        }
+        host::unmount(&point, true)?;
+        log::warn!("the dead mount at '{}' is detached", point.display());
+    }
+    let point = directory(path)?;
+    if host::mount_around(&point)?.as_ref() == Some(&point) {
+        let attempt = format!("mount at '{}'", point.display());
+        return Err(Error::new(Kind::InUse, attempt, "a sandbox is mounted there already")
+            .hint(format!("use it as it is, or end it with 'jailfs umount {}'", point.display())));
+    }
+    Ok(point)
+}

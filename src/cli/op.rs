@@ -1,0 +1,77 @@
+//! `jailfs op log` and `jailfs op restore`.
+
+use clap::{Args, Subcommand};
+
+use super::Global;
+use super::json::Line;
+use super::out::Out;
+use super::restore;
+use super::target::{Target, wrong_answer};
+use super::{date, show};
+use crate::error::Result;
+use crate::sandbox::verbs::{Operation, Reply, Request};
+
+/// The operations that changed which state the tree shows, and the way back to each
+#[derive(Subcommand)]
+pub(super) enum Op {
+    Log(OpLog),
+    Restore(OpRestore),
+}
+
+/// List the operations, newest first
+#[derive(Args)]
+pub(super) struct OpLog {
+    /// Print one JSON object per operation
+    #[arg(long)]
+    json: bool,
+}
+
+/// Make the tree what it was right after an operation
+///
+/// This is an operation too, so it can be undone in the same way.
+#[derive(Args)]
+pub(super) struct OpRestore {
+    /// The number of the operation
+    #[arg(value_name = "N")]
+    op: u64,
+    /// Print JSON objects
+    #[arg(long)]
+    json: bool,
+}
+
+impl Op {
+    pub(super) fn run(&self, global: &Global) -> Result<u8> {
+        let mut target = Target::find(global)?;
+        match self {
+            Op::Log(verb) => verb.run(&mut target)?,
+            Op::Restore(verb) => verb.run(&mut target)?,
+        }
+        Ok(0)
+    }
+}
+
+impl OpLog {
+    fn run(&self, target: &mut Target) -> Result<()> {
+        let Reply::OpLog(log) = target.call(Request::OpLog)? else { return Err(wrong_answer()) };
+        let mut out = Out::new();
+        for operation in &log {
+            out.line(&if self.json { Line::operation(operation).text()? } else { line(operation) });
+        }
+        out.finish()
+    }
+}
+
+impl OpRestore {
+    fn run(&self, target: &mut Target) -> Result<()> {
+        let Reply::Restored(restored) = target.call(Request::OpRestore { op: self.op })? else {
+            return Err(wrong_answer());
+        };
+        restore::tell(target, &restored, false, self.json)
+    }
+}
+
+/// `  12  2026-01-02 03:04:05Z  restore     checkpoint 3 'green'`.
+fn line(operation: &Operation) -> String {
+    let (op, time, verb) = (operation.op, date::utc(operation.time), &operation.verb);
+    format!("{op:>4}  {time}  {verb:10}  {}", show::one_line(&operation.description)).trim_end().to_owned()
+}

@@ -1,0 +1,183 @@
+//! `-o OPTIONS`: the options of a mount, as mount(8) and fstab(5) write them.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use crate::daemon::{Choice, Links};
+use crate::error::{Error, Kind, Result};
+
+/// What the options say: about the mount, and which store.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Options {
+    pub(super) choice: Choice,
+    pub(super) store: Option<PathBuf>,
+}
+
+impl Options {
+    /// Reads options separated by commas. A later one wins over an earlier one; `allow-target` adds up. Options that
+    /// are for mount(8) or fstab(5) and not for the filesystem are passed over.
+    ///
+    /// # Errors
+    /// `Usage`: an option that is not known, or a value that it cannot have.
+    pub(super) fn parse(texts: &[OsString]) -> Result<Options> {
+        let mut options = Options::default();
+        for option in texts.iter().flat_map(|text| text.as_bytes().split(|byte| *byte == b',')) {
+            options.take(option)?;
+        }
+        Ok(options)
+    }
+
+    fn take(&mut self, option: &[u8]) -> Result<()> {
+        let (key, value) = match option.iter().position(|byte| *byte == b'=') {
+            Some(at) => (option.get(..at).unwrap_or_default(), option.get(at + 1..)),
+            None => (option, None),
+        };
+        let choice = &mut self.choice;
+        match (key, value) {
+            (b"ro", None) => choice.read_only = true,
+            (b"rw", None) => choice.read_only = false,
+            (b"allow_other", None) => choice.allow_other = Some(true),
+            (b"noallow_other", None) => choice.allow_other = Some(false),
+            (b"writeback", None) => choice.writeback = true,
+            (b"suid", None) => choice.suid = true,
+            (b"nosuid", None) => choice.suid = false,
+            (b"dev", None) => choice.dev = true,
+            (b"nodev", None) => choice.dev = false,
+            (b"noexec", None) => choice.noexec = true,
+            (b"exec", None) => choice.noexec = false,
+            (b"volatile", None) => choice.volatile = true,
+            (b"links", Some(policy)) => choice.links = links(policy)?,
+            (b"allow-target", Some(prefix)) => choice.allowed_targets.push(target(prefix)?),
+            (b"store", Some(path)) if !path.is_empty() => self.store = Some(path_of(path)),
+            _ if is_for_others(option) => {}
+            _ => return Err(bad(option, "it is not known, or its value is missing or not wanted")),
+        }
+        Ok(())
+    }
+}
+
+/// Whether an option is for mount(8), systemd or fstab(5) alone.
+fn is_for_others(option: &[u8]) -> bool {
+    let known: [&[u8]; 13] = [
+        b"",
+        b"defaults",
+        b"auto",
+        b"noauto",
+        b"nofail",
+        b"_netdev",
+        b"user",
+        b"nouser",
+        b"users",
+        b"owner",
+        b"group",
+        b"async",
+        b"relatime",
+    ];
+    known.contains(&option)
+        || [&b"x-"[..], b"X-", b"comment="].iter().any(|prefix| option.starts_with(prefix))
+}
+
+fn links(policy: &[u8]) -> Result<Links> {
+    match policy {
+        b"deny" => Ok(Links::Deny),
+        b"rewrite" => Ok(Links::Rewrite),
+        b"literal" => Ok(Links::Literal),
+        b"show" => Err(bad(b"links=show", "it is not supported yet")),
+        _ => Err(bad(policy, "links is deny, rewrite or literal")),
+    }
+}
+
+/// A prefix of targets: absolute and plain, or it would not mean what it seems to.
+fn target(prefix: &[u8]) -> Result<Vec<u8>> {
+    let plain = prefix.split(|byte| *byte == b'/').skip(1).all(|name| name != b"." && name != b"..");
+    if prefix.starts_with(b"/") && prefix.len() > 1 && plain {
+        Ok(prefix.strip_suffix(b"/").unwrap_or(prefix).to_vec())
+    } else {
+        Err(bad(prefix, "allow-target is an absolute path below '/', without '.' and '..'"))
+    }
+}
+
+fn path_of(bytes: &[u8]) -> PathBuf {
+    OsString::from_vec(bytes.to_vec()).into()
+}
+
+fn bad(option: &[u8], reason: &str) -> Error {
+    let option = OsStr::from_bytes(option);
+    Error::new(Kind::Usage, format!("read the mount option '{}'", option.display()), reason)
+        .hint("'jailfs mount --help' lists the options")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Options> {
+        Options::parse(&[text.into()])
+    }
+
+    fn choice(text: &str) -> Choice {
+        parse(text).unwrap().choice
+    }
+
+    #[test]
+    fn every_option_says_one_thing() {
+        let plain = Choice::default;
+        let table = [
+            ("", plain()),
+            ("ro", Choice { read_only: true, ..plain() }),
+            ("ro,rw", plain()),
+            ("allow_other", Choice { allow_other: Some(true), ..plain() }),
+            ("noallow_other", Choice { allow_other: Some(false), ..plain() }),
+            ("writeback", Choice { writeback: true, ..plain() }),
+            ("suid,dev,noexec", Choice { suid: true, dev: true, noexec: true, ..plain() }),
+            ("suid,dev,noexec,nosuid,nodev,exec", plain()),
+            ("volatile", Choice { volatile: true, ..plain() }),
+            ("links=deny", plain()),
+            ("links=rewrite", Choice { links: Links::Rewrite, ..plain() }),
+            ("links=literal", Choice { links: Links::Literal, ..plain() }),
+            (
+                "allow-target=/usr/bin,allow-target=/nix/",
+                Choice { allowed_targets: vec![b"/usr/bin".to_vec(), b"/nix".to_vec()], ..plain() },
+            ),
+            ("defaults,rw,_netdev,noauto,user,nofail,x-systemd.automount,X-a=b,comment=c", plain()),
+        ];
+        for (text, expected) in table {
+            assert_eq!(choice(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn options_may_come_in_parts_and_in_any_bytes() {
+        let texts = [OsString::from("ro"), OsString::from_vec(b"store=/s\xff".to_vec())];
+        let options = Options::parse(&texts).unwrap();
+        assert!(options.choice.read_only);
+        assert_eq!(options.store.unwrap().as_os_str().as_bytes(), b"/s\xff");
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused() {
+        let bad = [
+            "nonsense",
+            "ro=1",
+            "links",
+            "links=",
+            "links=show",
+            "links=maybe",
+            "store",
+            "store=",
+            "allow-target",
+            "allow-target=usr",
+            "allow-target=/",
+            "allow-target=/usr/../etc",
+            "rw,ro,oops",
+            "RO",
+            "userx",
+        ];
+        for text in bad {
+            let error = parse(text).unwrap_err();
+            assert!(error.kind == Kind::Usage && error.hint.is_some(), "{text}");
+        }
+        assert!(parse("links=show").unwrap_err().reason.contains("yet"));
+    }
+}

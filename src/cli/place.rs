@@ -1,0 +1,220 @@
+//! Where the store of a base is, and which places exclude each other.
+//!
+//! A store is found again by the path of its base: `<state>/jailfs/<id>`, where the id is the base's name, for
+//! people, and a checksum of its whole path. Two paths with one checksum do no harm: a store records its base and
+//! refuses another.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::DirBuilder;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use super::host;
+use crate::control;
+use crate::error::{Attempt, Error, Kind, Result};
+
+/// How much of the base's name goes into the id, in bytes.
+const ID_NAME_MAX: usize = 100;
+
+/// What the default place of stores depends on.
+pub(super) struct Env {
+    pub(super) xdg_state_home: Option<OsString>,
+    pub(super) home: Option<OsString>,
+    pub(super) root: bool,
+}
+
+impl Env {
+    /// Of this process.
+    pub(super) fn get() -> Env {
+        Env {
+            xdg_state_home: std::env::var_os("XDG_STATE_HOME"),
+            home: std::env::var_os("HOME"),
+            root: nix::unistd::geteuid().is_root(),
+        }
+    }
+
+    /// The directory of stores. Relative paths in the variables count as unset (XDG Base Directory Specification).
+    fn stores(&self) -> Option<PathBuf> {
+        let absolute =
+            |value: &Option<OsString>| value.as_ref().map(PathBuf::from).filter(|p| p.is_absolute());
+        absolute(&self.xdg_state_home)
+            .or_else(|| absolute(&self.home).map(|home| home.join(".local/state")))
+            .or_else(|| self.root.then(|| PathBuf::from("/var/lib")))
+            .map(|state| state.join("jailfs"))
+    }
+
+    /// The default store of `base`, which must be absolute and without links.
+    ///
+    /// # Errors
+    /// `Usage`: there is no home directory.
+    pub(super) fn default_store(&self, base: &Path) -> Result<PathBuf> {
+        let stores = self.stores().ok_or_else(|| {
+            Error::new(Kind::Usage, "choose a place for the store", "neither XDG_STATE_HOME nor HOME is set")
+                .hint("name one with --store DIR")
+        })?;
+        Ok(stores.join(id(base)))
+    }
+}
+
+/// The name of the store of `base`: `repo-1f2e3d4c`.
+fn id(base: &Path) -> OsString {
+    let name = base.file_name().unwrap_or(OsStr::new("root")).as_bytes();
+    let mut id = name.get(..ID_NAME_MAX).unwrap_or(name).to_vec();
+    id.extend_from_slice(format!("-{:08x}", crc32c::crc32c(base.as_os_str().as_bytes())).as_bytes());
+    OsString::from_vec(id)
+}
+
+/// The store for `base`: the one named, or the default one, whose parents are made.
+///
+/// # Errors
+/// The directory in which it shall be does not exist or cannot be made.
+pub(super) fn store_for(base: &Path, named: Option<&Path>) -> Result<PathBuf> {
+    let store = match named {
+        Some(store) => store.to_owned(),
+        None => {
+            let store = Env::get().default_store(base)?;
+            let parent = store.parent().unwrap_or(Path::new("/"));
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(parent)
+                .attempt(|| format!("create '{}'", parent.display()))?;
+            store
+        }
+    };
+    resolve_new(&store)
+}
+
+/// The absolute path without links of what may not exist yet; its parent must.
+pub(super) fn resolve_new(path: &Path) -> Result<PathBuf> {
+    if path.symlink_metadata().is_ok() {
+        return host::resolve(path);
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match path.file_name() {
+        Some(name) => Ok(host::resolve(parent)?.join(name)),
+        None => host::resolve(path),
+    }
+}
+
+/// Refuses places that exclude each other. All are absolute and without links.
+///
+/// # Errors
+/// `CannotMount`, with a hint.
+pub(super) fn check(base: &Path, mount_point: &Path, store: &Path) -> Result<()> {
+    let refuse = |reason: &str, hint: &str| {
+        let attempt = format!("mount '{}' at '{}'", base.display(), mount_point.display());
+        Err(Error::new(Kind::CannotMount, attempt, reason.to_owned()).hint(hint.to_owned()))
+    };
+    let elsewhere = "name another place with --store DIR";
+    if store.starts_with(base) {
+        return refuse(&format!("the store '{}' is inside the base", store.display()), elsewhere);
+    }
+    if base.starts_with(store) {
+        return refuse(&format!("the base is inside the store '{}'", store.display()), elsewhere);
+    }
+    if store.starts_with(mount_point) {
+        return refuse(&format!("the mount would hide the store '{}'", store.display()), elsewhere);
+    }
+    if mount_point.starts_with(store) {
+        return refuse("the mount point is inside the store", "choose another mount point");
+    }
+    if mount_point != base && mount_point.starts_with(base) {
+        return refuse(
+            "the mount point is inside the base, so the mount would contain itself",
+            "mount it beside the base, or over the base itself",
+        );
+    }
+    if mount_point != base && base.starts_with(mount_point) {
+        return refuse(
+            "the base is inside the mount point, so the mount would hide it",
+            "mount it beside the base, or over the base itself",
+        );
+    }
+    Ok(())
+}
+
+/// Refuses a store that a daemon holds, and says where it is mounted.
+///
+/// # Errors
+/// `InUse`, with a hint.
+pub(super) fn check_free(store: &Path, attempt: &str) -> Result<()> {
+    let Some(daemon) = control::connect(store)? else { return Ok(()) };
+    let mount = OsStr::from_bytes(&daemon.greeting().mount).display().to_string();
+    let reason = format!("its sandbox is mounted at '{mount}' (process {})", daemon.greeting().pid);
+    Err(Error::new(Kind::InUse, attempt, reason)
+        .hint(format!("work there; or 'jailfs umount {mount}'; or have a second sandbox with --store DIR")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env(xdg: Option<&str>, home: Option<&str>, root: bool) -> Env {
+        Env { xdg_state_home: xdg.map(Into::into), home: home.map(Into::into), root }
+    }
+
+    #[test]
+    fn the_default_store_follows_the_environment() {
+        let at = |env: Env| env.default_store(Path::new("/src/repo"));
+        let id = id(Path::new("/src/repo")).into_string().unwrap();
+        assert!(id.starts_with("repo-") && id.len() == "repo-".len() + 8, "{id}");
+        let table = [
+            (env(Some("/x"), Some("/h"), false), format!("/x/jailfs/{id}")),
+            (env(Some("x"), Some("/h"), false), format!("/h/.local/state/jailfs/{id}")),
+            (env(Some(""), Some("/h"), true), format!("/h/.local/state/jailfs/{id}")),
+            (env(None, None, true), format!("/var/lib/jailfs/{id}")),
+        ];
+        for (env, store) in table {
+            assert_eq!(at(env).unwrap(), PathBuf::from(store));
+        }
+        assert_eq!(at(env(None, Some("h"), false)).unwrap_err().kind, Kind::Usage);
+    }
+
+    #[test]
+    fn the_id_of_a_base_is_its_own_and_stays() {
+        assert_eq!(id(Path::new("/")), format!("root-{:08x}", crc32c::crc32c(b"/")).as_str());
+        assert_ne!(id(Path::new("/a/repo")), id(Path::new("/b/repo")));
+        // CRC-32C of "123456789" is a published check value.
+        assert_eq!(id(Path::new("123456789")), "123456789-e3069283");
+        let long = PathBuf::from(format!("/{}", "x".repeat(255)));
+        assert!(id(&long).len() <= 255);
+        assert!(id(Path::new(OsStr::from_bytes(b"/\xff"))).as_bytes().starts_with(b"\xff-"));
+    }
+
+    #[test]
+    fn places_that_exclude_each_other_are_refused() {
+        let ok =
+            |base: &str, mnt: &str, store: &str| check(base.as_ref(), mnt.as_ref(), store.as_ref()).is_ok();
+        let table = [
+            ("/r", "/m", "/s", true),
+            ("/r", "/r", "/s", true),
+            ("/r", "/r2", "/rs", true),
+            ("/r", "/m", "/r/s", false),
+            ("/r", "/m", "/r", false),
+            ("/s/r", "/m", "/s", false),
+            ("/r", "/m", "/m/s", false),
+            ("/r", "/m", "/m", false),
+            ("/r", "/s/m", "/s", false),
+            ("/r", "/r/m", "/s", false),
+            ("/m/r", "/m", "/s", false),
+            ("/", "/m", "/s", false),
+        ];
+        for (base, mnt, store, allowed) in table {
+            assert_eq!(ok(base, mnt, store), allowed, "base {base}, mount point {mnt}, store {store}");
+        }
+        let error = check("/r".as_ref(), "/m".as_ref(), "/r/s".as_ref()).unwrap_err();
+        assert!(error.kind == Kind::CannotMount && error.hint.is_some());
+    }
+
+    #[test]
+    fn a_store_need_not_exist_but_its_parent_must() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = host::resolve(dir.path()).unwrap();
+        std::os::unix::fs::symlink(dir.path(), dir.path().join("link")).unwrap();
+        assert_eq!(resolve_new(&dir.path().join("link/new")).unwrap(), real.join("new"));
+        assert_eq!(resolve_new(&dir.path().join("link")).unwrap(), real);
+        assert!(resolve_new(&dir.path().join("missing/new")).is_err());
+    }
+}

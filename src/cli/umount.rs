@@ -1,0 +1,86 @@
+//! `jailfs umount`.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+
+use super::Global;
+use super::host::{self, Within};
+use super::out;
+use crate::control::{self, Client};
+use crate::error::{Error, Kind, Result};
+use crate::sandbox::verbs::Request;
+
+/// How long a daemon may take to close its store once the mount is gone.
+const END_LIMIT: Duration = Duration::from_secs(60);
+
+/// Unmount MNT and end its daemon
+///
+/// Returns when the daemon has closed the store. What was written stays in the store; the next mount shows it again.
+/// A mount whose daemon has died is detached.
+#[derive(Args)]
+pub(super) struct Umount {
+    /// The mount point
+    #[arg(value_name = "MNT")]
+    mount_point: PathBuf,
+    /// Detach it also while it is in use; the daemon ends with the last user
+    #[arg(short, long)]
+    lazy: bool,
+}
+
+impl Umount {
+    pub(super) fn run(&self, global: &Global) -> Result<u8> {
+        let point = host::resolve_mount_point(&global.at(&self.mount_point)?)?;
+        let attempt = format!("unmount '{}'", point.display());
+        if host::is_dead(&point) {
+            // Whose it is the list of mounts says; another's is left alone.
+            is_mounted_at(&point, &attempt)?;
+            host::unmount(&point, true)?;
+            out::note(&format!("the daemon of '{}' was dead; the mount is detached", point.display()));
+            return Ok(0);
+        }
+        is_mounted_at(&point, &attempt)?;
+        if self.lazy {
+            host::unmount(&point, true)?;
+            return Ok(0);
+        }
+        match daemon_of(&point)? {
+            Some(client) => end(client, &point, &attempt)?,
+            // No daemon that could be asked: the kernel can.
+            None => host::unmount(&point, false)?,
+        }
+        Ok(0)
+    }
+}
+
+fn is_mounted_at(point: &Path, attempt: &str) -> Result<()> {
+    match host::mount_around(point)? {
+        Some(mounted) if mounted == point => Ok(()),
+        Some(mounted) => {
+            Err(Error::new(Kind::NoStore, attempt, "it is inside a mount, but not its mount point")
+                .hint(format!("jailfs umount {}", mounted.display())))
+        }
+        None => Err(Error::new(Kind::NoStore, attempt, "no sandbox is mounted there")),
+    }
+}
+
+fn daemon_of(point: &Path) -> Result<Option<Client>> {
+    let Within::Mount { store } = host::within(point)? else { return Ok(None) };
+    let client = control::connect(&store)?;
+    Ok(client.filter(|client| client.greeting().mount == point.as_os_str().as_bytes()))
+}
+
+fn end(mut client: Client, point: &Path, attempt: &str) -> Result<()> {
+    let pid = client.greeting().pid;
+    client.call(&Request::Unmount).map_err(|error| match error.kind {
+        Kind::InUse => host::busy_mount(error, point),
+        _ => error,
+    })?;
+    if client.wait_for_end(END_LIMIT) {
+        return Ok(());
+    }
+    let reason = format!("it is unmounted, but its daemon (process {pid}) has not closed the store yet");
+    Err(Error::new(Kind::Failed, attempt, reason).hint("STORE/daemon.log may say what it waits for"))
+}

@@ -1,0 +1,89 @@
+//! The side of the command.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use super::frame::{self, FrameError, Greeting, MAX_GREETING, MAX_REPLY, MAX_REQUEST, Until};
+use super::{SOCKET, StoreDir};
+use crate::error::{Error, Kind, Result};
+use crate::sandbox::verbs::{Reply, Request};
+use crate::store::codec;
+
+/// How long a daemon may take to greet. It greets from a thread that does nothing else.
+const GREETING_LIMIT: Duration = Duration::from_secs(10);
+
+/// A connection to the daemon of a store.
+pub struct Client {
+    stream: UnixStream,
+    greeting: Greeting,
+}
+
+/// Connects to the daemon of `store`; `None` if there is none, or no such store.
+///
+/// # Errors
+/// The daemon does not let this user in, does not answer, or speaks another version.
+pub fn connect(store: &Path) -> Result<Option<Client>> {
+    let attempt = || format!("talk to the daemon of store '{}'", store.display());
+    let dir = match StoreDir::open(store) {
+        Ok(dir) => dir,
+        Err(error) if error.errno == Some(nix::libc::ENOENT) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let stream = match UnixStream::connect(dir.socket()) {
+        Ok(stream) => stream,
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            return Ok(None);
+        }
+        Err(error) => return Err(Error::io(attempt(), &error)),
+    };
+    let greeting = match frame::read(&mut Until::new(&stream, GREETING_LIMIT), MAX_GREETING) {
+        Ok(bytes) => Greeting::decode(&bytes).ok_or_else(|| {
+            Error::new(Kind::Failed, attempt(), format!("what listens on '{SOCKET}' is not a jailfs daemon"))
+        })?,
+        // It is ending, or it is at its limit of connections, or we are not its user.
+        Err(FrameError::Closed) => {
+            return Err(Error::new(Kind::Failed, attempt(), "it closed the connection at once")
+                .hint("only the user who mounted it, and root, may talk to it"));
+        }
+        Err(error) => return Err(Error::new(Kind::Failed, attempt(), error.to_string())),
+    };
+    greeting.check()?;
+    Ok(Some(Client { stream, greeting }))
+}
+
+impl Client {
+    /// What the daemon said of itself.
+    pub fn greeting(&self) -> &Greeting {
+        &self.greeting
+    }
+
+    /// Asks, and waits for the answer however long the work takes.
+    ///
+    /// # Errors
+    /// The daemon's own error, or what is wrong with the connection.
+    pub fn call(&mut self, request: &Request) -> Result<Reply> {
+        let lost = |reason: String| {
+            Error::new(Kind::Failed, format!("ask the daemon (process {})", self.greeting.pid), reason)
+                .hint("STORE/daemon.log says why it ended, if it did")
+        };
+        let bytes = codec::encode(request).map_err(&lost)?;
+        frame::write(&mut &self.stream, &bytes, MAX_REQUEST).map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput => lost("the request is too long: name fewer paths".to_owned()),
+            _ => lost(error.to_string()),
+        })?;
+        self.stream.set_read_timeout(None).map_err(|error| lost(error.to_string()))?;
+        let bytes = frame::read(&mut &self.stream, MAX_REPLY).map_err(|error| lost(error.to_string()))?;
+        codec::decode::<Result<Reply>>(&bytes)
+            .map_err(|error| lost(format!("the answer makes no sense: {error}")))?
+    }
+
+    /// Waits until the daemon has closed its store and the connection; `false` if it has not after `limit`.
+    pub fn wait_for_end(self, limit: Duration) -> bool {
+        match frame::read(&mut Until::new(&self.stream, limit), 0) {
+            Err(FrameError::Io(error)) => error.kind() != io::ErrorKind::WouldBlock,
+            _ => true,
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! The control socket: how a command reaches the daemon that holds a store.
+//!
+//! `STORE/control` is a Unix stream socket of mode 0600 in a directory of mode 0700. The process that holds the
+//! lock of the store listens on it, so a socket on which nobody answers is left over from a dead daemon and may be
+//! replaced. Whoever connects must run as the daemon's user or as root (SO_PEERCRED, unix(7)).
+//!
+//! ```text
+//! server -> client   frame: greeting     "jailfsct" | version u32 | pid u32 | mount point, bytes up to the end
+//! client -> server   frame: Request      any number of times, each answered by
+//! server -> client   frame: Result<Reply, Error>
+//!
+//! frame = length u32 little-endian | payload of that length
+//! ```
+//! The greeting is laid out by hand, so that a client of another version can read it and say what is wrong; the other
+//! payloads are `store::codec`. After an `Unmount` that was done the connection stays open until the daemon has
+//! closed the store: its end tells the client that the store is free.
+//!
+//! A path in a sockaddr_un has at most 107 bytes. So both sides hold the store's directory open and name the socket
+//! `/proc/self/fd/N/control`.
+
+mod client;
+mod frame;
+mod server;
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::OFlag;
+
+pub use client::{Client, connect};
+pub use frame::{Greeting, VERSION};
+pub use server::{Listener, Server};
+
+use crate::error::{Attempt, Result};
+
+/// The name of the socket in the store's directory.
+pub const SOCKET: &str = "control";
+
+/// A store's directory, held open so that its socket has a short path.
+struct StoreDir(File);
+
+impl StoreDir {
+    fn open(store: &Path) -> Result<StoreDir> {
+        OpenOptions::new()
+            .read(true)
+            .custom_flags((OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_PATH).bits())
+            .open(store)
+            .attempt(|| format!("open store '{}'", store.display()))
+            .map(StoreDir)
+    }
+
+    /// The path of the socket, valid in this process while `self` lives.
+    fn socket(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}/{SOCKET}", self.0.as_raw_fd()))
+    }
+}

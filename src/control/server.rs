@@ -1,0 +1,452 @@
+//! The side of the daemon.
+//!
+//! One thread accepts, one thread serves each connection. What comes in is a stranger's: a frame must be complete
+//! within a time limit and below a size limit, and what does not decode is answered with an error and the end of the
+//! connection. A peer can waste its own connection and nothing else; there are at most [`MAX_CONNECTIONS`] of them.
+
+use std::io;
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::sys::stat::{FchmodatFlags, Mode, fchmodat};
+use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
+use parking_lot::{Condvar, Mutex};
+
+use super::frame::{self, FrameError, Greeting, MAX_GREETING, MAX_REPLY, MAX_REQUEST, Until};
+use super::{SOCKET, StoreDir};
+use crate::error::{Attempt, Error, Kind, Result};
+use crate::sandbox::verbs::{Reply, Request};
+use crate::store::codec;
+
+/// How many connections are served at a time; a command holds one, for as long as it runs.
+pub(super) const MAX_CONNECTIONS: usize = 64;
+/// How long a request may take to arrive, and a connection may be idle.
+const REQUEST_LIMIT: Duration = Duration::from_secs(30);
+/// How long the end waits for requests that are being answered.
+const END_LIMIT: Duration = Duration::from_secs(30);
+/// How long a peer may refuse to take any of a reply.
+const WRITE_LIMIT: Duration = Duration::from_secs(30);
+
+/// What answers a request.
+type Handler = Box<dyn Fn(Request) -> Result<Reply> + Send + Sync>;
+
+/// A socket that takes connections but does not serve them yet.
+pub struct Listener {
+    dir: StoreDir,
+    socket: UnixListener,
+    name: SocketName,
+    request_limit: Duration,
+}
+
+/// The name of the socket in the store's directory; unlinked when dropped.
+struct SocketName(Arc<std::fs::File>);
+
+impl Drop for SocketName {
+    fn drop(&mut self) {
+        if let Err(error) = unlinkat(&*self.0, SOCKET, UnlinkatFlags::NoRemoveDir) {
+            log::debug!("remove the control socket: {error}");
+        }
+    }
+}
+
+impl Listener {
+    /// Takes the name of the socket in the store's directory. The caller holds the lock of the store: a socket that
+    /// is already there has no living owner.
+    ///
+    /// # Errors
+    /// The directory cannot be opened or written.
+    pub fn bind(store: &Path) -> Result<Listener> {
+        let attempt = || format!("listen on '{}'", store.join(SOCKET).display());
+        let dir = StoreDir::open(store)?;
+        match unlinkat(&dir.0, SOCKET, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) | Err(nix::Error::ENOENT) => {}
+            Err(error) => return Err(Error::io(attempt(), &error.into())),
+        }
+        let socket = UnixListener::bind(dir.socket()).attempt(attempt)?;
+        let name = SocketName(Arc::new(dir.0.try_clone().attempt(attempt)?));
+        // Until here the directory (0700) keeps others out; the mode of the socket is a second wall.
+        fchmodat(&dir.0, SOCKET, Mode::from_bits_truncate(0o600), FchmodatFlags::FollowSymlink)
+            .map_err(io::Error::from)
+            .attempt(attempt)?;
+        Ok(Listener { dir, socket, name, request_limit: REQUEST_LIMIT })
+    }
+
+    /// Serves connections from now on; `handler` answers, in the thread of the connection.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn serve<H>(self, greeting: Greeting, handler: H) -> Result<Server>
+    where
+        H: Fn(Request) -> Result<Reply> + Send + Sync + 'static,
+    {
+        let shared = Arc::new(Shared {
+            greeting: greeting.encode(),
+            handler: Box::new(handler),
+            uid: geteuid().as_raw(),
+            connections: AtomicUsize::new(0),
+            ending: AtomicBool::new(false),
+            waiting: Mutex::new(Vec::new()),
+            busy: Mutex::new(0),
+            idle: Condvar::new(),
+            request_limit: self.request_limit,
+        });
+        let (socket, for_thread) = (self.socket, Arc::clone(&shared));
+        let accepting = thread::Builder::new()
+            .name("control".to_owned())
+            .spawn(move || accept(&socket, &for_thread))
+            .attempt(|| "start the thread of the control socket")?;
+        Ok(Server { shared, dir: self.dir, name: Some(self.name), accepting: Some(accepting) })
+    }
+}
+
+/// A served control socket. When dropped it takes no more connections, and its name is gone.
+pub struct Server {
+    shared: Arc<Shared>,
+    dir: StoreDir,
+    name: Option<SocketName>,
+    accepting: Option<JoinHandle<()>>,
+}
+
+/// What the threads share.
+struct Shared {
+    greeting: Vec<u8>,
+    handler: Handler,
+    uid: u32,
+    connections: AtomicUsize,
+    ending: AtomicBool,
+    /// Connections whose peers wait for the end of the daemon.
+    waiting: Mutex<Vec<UnixStream>>,
+    /// How many requests are being answered.
+    busy: Mutex<usize>,
+    /// Notified when `busy` becomes 0.
+    idle: Condvar,
+    request_limit: Duration,
+}
+
+impl Server {
+    /// Ends the taking of connections, then the connections of those who wait for the end. Call it after the store
+    /// has been closed.
+    pub fn stop(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.ending.store(true, Ordering::SeqCst);
+        // Accepting blocks; one connection of our own wakes it.
+        let woken = UnixStream::connect(self.dir.socket()).is_ok();
+        if let Some(thread) = self.accepting.take().filter(|_| woken)
+            && thread.join().is_err()
+        {
+            log::error!("the thread of the control socket has panicked");
+        }
+        self.name = None;
+        // The unmount that ended the daemon was asked by one of them: it must still get its answer.
+        let mut busy = self.shared.busy.lock();
+        if self.shared.idle.wait_while_for(&mut busy, |busy| *busy > 0, END_LIMIT).timed_out() {
+            log::warn!("{} control requests are cut off", *busy);
+        }
+        drop(busy);
+        self.shared.waiting.lock().clear();
+    }
+}
+
+fn accept(socket: &UnixListener, shared: &Arc<Shared>) {
+    loop {
+        let accepted = socket.accept();
+        if shared.ending.load(Ordering::SeqCst) {
+            return;
+        }
+        match accepted {
+            Ok((stream, _)) => start(stream, shared),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => {
+                // Out of descriptors or memory: the connection stays in the queue, so pause instead of spinning.
+                log::warn!("accept on the control socket: {error}");
+                thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+}
+
+fn start(stream: UnixStream, shared: &Arc<Shared>) {
+    if let Err(reason) = admit(&stream, shared) {
+        log::warn!("a connection to the control socket is refused: {reason}");
+        return;
+    }
+    let guard = Connection::new(shared);
+    let spawned = thread::Builder::new().name("control-peer".to_owned()).spawn(move || {
+        let shared = Arc::clone(&guard.0);
+        converse(stream, &shared);
+        drop(guard);
+    });
+    if let Err(error) = spawned {
+        log::warn!("start a thread for a connection: {error}");
+    }
+}
+
+/// Counts a connection for as long as it lives.
+struct Connection(Arc<Shared>);
+
+impl Connection {
+    fn new(shared: &Arc<Shared>) -> Connection {
+        shared.connections.fetch_add(1, Ordering::SeqCst);
+        Connection(Arc::clone(shared))
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Counts a request from its arrival to its answer.
+struct Busy<'a>(&'a Shared);
+
+impl Busy<'_> {
+    fn new(shared: &Shared) -> Busy<'_> {
+        *shared.busy.lock() += 1;
+        Busy(shared)
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        let mut busy = self.0.busy.lock();
+        *busy = busy.saturating_sub(1);
+        if *busy == 0 {
+            self.0.idle.notify_all();
+        }
+    }
+}
+
+fn admit(stream: &UnixStream, shared: &Shared) -> std::result::Result<(), String> {
+    let peer = getsockopt(stream, PeerCredentials).map_err(|error| error.to_string())?;
+    if !may_talk(peer.uid(), shared.uid) {
+        return Err(format!("process {} runs as user {}", peer.pid(), peer.uid()));
+    }
+    if shared.connections.load(Ordering::SeqCst) >= MAX_CONNECTIONS {
+        return Err(format!("there are {MAX_CONNECTIONS} already"));
+    }
+    Ok(())
+}
+
+/// The daemon's own user and root may talk to it, nobody else.
+fn may_talk(peer: u32, daemon: u32) -> bool {
+    peer == daemon || peer == 0
+}
+
+/// Serves one connection up to its end.
+fn converse(stream: UnixStream, shared: &Shared) {
+    if let Err(error) = stream.set_write_timeout(Some(WRITE_LIMIT)) {
+        log::warn!("control connection: {error}");
+        return;
+    }
+    if frame::write(&mut &stream, &shared.greeting, MAX_GREETING).is_err() {
+        return;
+    }
+    loop {
+        let bytes = match frame::read(&mut Until::new(&stream, shared.request_limit), MAX_REQUEST) {
+            Ok(bytes) => bytes,
+            Err(FrameError::Closed) => return,
+            Err(error) => return refuse(&stream, &error.to_string()),
+        };
+        let request = match codec::decode::<Request>(&bytes) {
+            Ok(request) => request,
+            Err(error) => return refuse(&stream, &error),
+        };
+        let _busy = Busy::new(shared);
+        let ends = request == Request::Unmount;
+        let result = (shared.handler)(request);
+        let done = ends && result.is_ok();
+        if let Err(error) = answer(&stream, &result) {
+            log::debug!("answer a control request: {error}");
+            return;
+        }
+        if done {
+            shared.waiting.lock().push(stream);
+            return;
+        }
+    }
+}
+
+/// Sends a result; if it is too long, an error that says so.
+fn answer(stream: &UnixStream, result: &Result<Reply>) -> io::Result<()> {
+    if let Some(bytes) = codec::encode(result).ok().filter(|bytes| bytes.len() <= MAX_REPLY as usize) {
+        return frame::write(&mut &*stream, &bytes, MAX_REPLY);
+    }
+    let error: Result<Reply> =
+        Err(Error::new(Kind::Failed, "answer", "the answer is too long").hint("name fewer paths"));
+    let bytes = codec::encode(&error).map_err(io::Error::other)?;
+    frame::write(&mut &*stream, &bytes, MAX_REPLY)
+}
+
+/// Says what is wrong with what came in; the connection ends with it.
+fn refuse(stream: &UnixStream, reason: &str) {
+    log::warn!("a control message is refused: {reason}");
+    let error: Result<Reply> = Err(Error::new(Kind::Failed, "read a request", reason));
+    if answer(stream, &error).and_then(|()| stream.shutdown(Shutdown::Both)).is_err() {
+        log::debug!("the peer is gone already");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    use super::super::connect;
+    use super::*;
+    use crate::types::TreePath;
+
+    fn echo(request: Request) -> Result<Reply> {
+        match request {
+            Request::Unmount | Request::Discard => Ok(Reply::Done),
+            Request::Log => Ok(Reply::Log(Vec::new())),
+            other => Err(Error::new(Kind::Conflict, "test", format!("{other:?}")).hint("none")),
+        }
+    }
+
+    fn serve(store: &Path) -> Server {
+        Listener::bind(store).unwrap().serve(Greeting::of_this_process(b"/mnt"), echo).unwrap()
+    }
+
+    fn raw(store: &Path) -> UnixStream {
+        let stream = UnixStream::connect(store.join(SOCKET)).unwrap();
+        frame::read(&mut &stream, MAX_GREETING).unwrap();
+        stream
+    }
+
+    #[test]
+    fn requests_and_errors_travel() {
+        let store = tempfile::tempdir().unwrap();
+        let server = serve(store.path());
+        let mut client = connect(store.path()).unwrap().unwrap();
+        assert_eq!((client.greeting().pid, &client.greeting().mount[..]), (std::process::id(), &b"/mnt"[..]));
+        assert_eq!(client.call(&Request::Log), Ok(Reply::Log(Vec::new())));
+        let paths = vec![TreePath::parse(b"a\xff").unwrap()];
+        let error = client.call(&Request::Apply { paths, dry_run: true, undo: false }).unwrap_err();
+        assert_eq!((error.kind, error.hint.as_deref()), (Kind::Conflict, Some("none")));
+        assert_eq!(client.call(&Request::Discard), Ok(Reply::Done));
+        server.stop();
+        assert!(connect(store.path()).unwrap().is_none());
+    }
+
+    #[test]
+    fn the_socket_is_private_and_a_dead_one_is_replaced() {
+        let store = tempfile::tempdir().unwrap();
+        assert!(connect(store.path()).unwrap().is_none());
+        assert!(connect(&store.path().join("missing")).unwrap().is_none());
+        // Bound by someone who then died without unlinking it.
+        drop(UnixListener::bind(store.path().join(SOCKET)).unwrap());
+        assert!(connect(store.path()).unwrap().is_none());
+        let server = serve(store.path());
+        let meta = std::fs::symlink_metadata(store.path().join(SOCKET)).unwrap();
+        assert_eq!(meta.permissions().mode() & 0o7777, 0o600);
+        assert_eq!(meta.uid(), geteuid().as_raw());
+        assert!(connect(store.path()).unwrap().is_some());
+        drop(server);
+        assert!(!store.path().join(SOCKET).exists());
+    }
+
+    #[test]
+    fn a_store_deeper_than_a_socket_address_works() {
+        let top = tempfile::tempdir().unwrap();
+        let store = top.path().join("d".repeat(200)).join("e".repeat(200));
+        std::fs::create_dir_all(&store).unwrap();
+        let server = serve(&store);
+        let mut client = connect(&store).unwrap().unwrap();
+        assert_eq!(client.call(&Request::Log), Ok(Reply::Log(Vec::new())));
+        server.stop();
+    }
+
+    #[test]
+    fn junk_ends_its_own_connection_only() {
+        let store = tempfile::tempdir().unwrap();
+        let _server = serve(store.path());
+        let junk: [&[u8]; 4] = [
+            &[0xff; 64],                     // a length above the limit
+            &[3, 0, 0, 0, 0xff, 0xff, 0xff], // no request
+            &[2, 0, 0, 0, 1, 0],             // a request, and bytes left over
+            &[0, 0, 0, 0],                   // an empty payload
+        ];
+        for bytes in junk {
+            let mut stream = raw(store.path());
+            stream.write_all(bytes).unwrap();
+            let reply = frame::read(&mut stream, MAX_REPLY).unwrap();
+            assert!(codec::decode::<Result<Reply>>(&reply).unwrap().is_err(), "{bytes:?}");
+            // With unread junk in its queue the socket ends with ECONNRESET, else with an ordinary end.
+            assert!(matches!(stream.read(&mut [0; 9]), Ok(0) | Err(_)), "{bytes:?}");
+        }
+        assert!(connect(store.path()).unwrap().unwrap().call(&Request::Log).is_ok());
+    }
+
+    #[test]
+    fn a_request_must_arrive_in_time_however_it_dribbles() {
+        let store = tempfile::tempdir().unwrap();
+        let mut listener = Listener::bind(store.path()).unwrap();
+        listener.request_limit = Duration::from_millis(200);
+        let _server = listener.serve(Greeting::of_this_process(b""), echo).unwrap();
+        let mut stream = raw(store.path());
+        let writer = stream.try_clone().unwrap();
+        let dribble = thread::spawn(move || {
+            for byte in [100u8, 0, 0, 0].into_iter().chain([0; 96]) {
+                if (&writer).write_all(&[byte]).is_err() {
+                    return;
+                }
+                thread::sleep(Duration::from_millis(20));
+            }
+        });
+        let reply = frame::read(&mut stream, MAX_REPLY).unwrap();
+        let error = codec::decode::<Result<Reply>>(&reply).unwrap().unwrap_err();
+        assert_eq!(error.reason, "timed out");
+        dribble.join().unwrap();
+    }
+
+    #[test]
+    fn only_its_user_and_root_may_talk_to_a_daemon() {
+        assert!(may_talk(1000, 1000) && may_talk(0, 1000) && may_talk(0, 0));
+        assert!(!may_talk(1001, 1000) && !may_talk(1000, 0) && !may_talk(65534, 1000));
+    }
+
+    #[test]
+    fn there_is_a_limit_of_connections() {
+        let store = tempfile::tempdir().unwrap();
+        let _server = serve(store.path());
+        let held: Vec<_> = (0..MAX_CONNECTIONS).map(|_| connect(store.path()).unwrap().unwrap()).collect();
+        assert!(connect(store.path()).is_err());
+        drop(held);
+        let again = (0..100).any(|_| {
+            thread::sleep(Duration::from_millis(20));
+            connect(store.path()).is_ok()
+        });
+        assert!(again);
+    }
+
+    #[test]
+    fn who_asked_for_the_end_waits_for_it() {
+        let store = tempfile::tempdir().unwrap();
+        let server = serve(store.path());
+        let mut client = connect(store.path()).unwrap().unwrap();
+        assert_eq!(client.call(&Request::Unmount), Ok(Reply::Done));
+        let waiter = thread::spawn(move || client.wait_for_end(Duration::from_secs(20)));
+        thread::sleep(Duration::from_millis(50));
+        assert!(!waiter.is_finished());
+        server.stop();
+        assert!(waiter.join().unwrap());
+
+        let server = serve(store.path());
+        let mut client = connect(store.path()).unwrap().unwrap();
+        assert_eq!(client.call(&Request::Unmount), Ok(Reply::Done));
+        assert!(!client.wait_for_end(Duration::from_millis(50)));
+        drop(server);
+    }
+}

@@ -1,0 +1,472 @@
+//! The process that serves a mount, in the foreground or in the background.
+//!
+//! In the background it is this program again (`/proc/self/exe __daemon`): it gets its [`Plan`] on its standard
+//! input and reports on its standard output, once, that the mount stands or why it does not; the command that
+//! started it waits for that. No fork without exec, so no thread or lock is ever half there.
+//!
+//! Always true:
+//! * The signals that end the process are blocked in all threads, and one thread waits for them.
+//! * The store is closed before the control socket: who waits for the end of the daemon finds the store free.
+//! * A daemon that panics exits and leaves a dead mount (ENOTCONN). It does not unmount: what runs in the mount would
+//!   go on in the directory below, which may be the base itself.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+
+use nix::fcntl::OFlag;
+use nix::sys::signal::{SigSet, Signal};
+use nix::unistd::{dup2_stderr, dup2_stdin, dup2_stdout};
+use parking_lot::RwLock;
+use serde::{Deserialize, Serialize};
+
+use crate::control::{Greeting, Listener, Server};
+use crate::error::{Attempt, Error, Kind, Result};
+use crate::fuse::{self, Mounted, Unmounter};
+use crate::jail::Policy;
+use crate::sandbox::verbs::{Reply, Request};
+use crate::sandbox::{Sandbox, StoreOptions, View};
+use crate::store::codec;
+use crate::sys;
+
+/// The hidden verb by which the program starts itself in the background.
+pub const VERB: &str = "__daemon";
+/// The name of the log in the store's directory.
+pub const LOG: &str = "daemon.log";
+/// At the start of a daemon a log larger than this, in bytes, is emptied.
+const LOG_LIMIT: u64 = 8 << 20;
+/// The longest report, in bytes.
+const MAX_REPORT: u64 = 1 << 20;
+
+/// What to mount where, and how.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// The base; absolute.
+    #[serde(with = "path_bytes")]
+    pub base: PathBuf,
+    /// The mount point; absolute.
+    #[serde(with = "path_bytes")]
+    pub mount_point: PathBuf,
+    /// The store; absolute.
+    #[serde(with = "path_bytes")]
+    pub store: PathBuf,
+    /// How to mount it.
+    pub choice: Choice,
+}
+
+/// What a person may choose about a mount.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Choice {
+    /// Nothing can be written.
+    pub read_only: bool,
+    /// Whether other users may look in; none for the default of the rank below.
+    pub allow_other: Option<bool>,
+    /// Whether the kernel collects writes.
+    pub writeback: bool,
+    /// Whether setuid bits count.
+    pub suid: bool,
+    /// Whether device nodes work.
+    pub dev: bool,
+    /// Whether no program can be started.
+    pub noexec: bool,
+    /// What readlink answers.
+    pub links: Links,
+    /// Prefixes outside the mount that links may lead to.
+    pub allowed_targets: Vec<Vec<u8>>,
+    /// Whether fsync does nothing.
+    pub volatile: bool,
+}
+
+/// What readlink answers for links that lead out, or could.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Links {
+    /// Those that lead out are refused.
+    #[default]
+    Deny,
+    /// And all others are answered in relative canonical form.
+    Rewrite,
+    /// As stored.
+    Literal,
+}
+
+impl Choice {
+    fn store_options(&self) -> StoreOptions {
+        StoreOptions { volatile: self.volatile }
+    }
+
+    fn mount_options(&self) -> fuse::MountOptions {
+        fuse::MountOptions {
+            read_only: self.read_only,
+            allow_other: self.allow_other,
+            writeback: self.writeback,
+            suid: self.suid,
+            dev: self.dev,
+            noexec: self.noexec,
+        }
+    }
+
+    fn view(&self, mount_point: &Path) -> View {
+        View {
+            mount_point: mount_point.to_owned(),
+            policy: match self.links {
+                Links::Deny => Policy::Deny,
+                Links::Rewrite => Policy::Rewrite,
+                Links::Literal => Policy::Literal,
+            },
+            allowed_targets: self.allowed_targets.clone(),
+        }
+    }
+}
+
+/// Paths are bytes on the wire; serde itself takes only UTF-8.
+mod path_bytes {
+    use std::ffi::OsString;
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    use std::path::{Path, PathBuf};
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+        path.as_os_str().as_bytes().serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+        Ok(OsString::from_vec(Vec::deserialize(deserializer)?).into())
+    }
+}
+
+/// Whether a request is refused before the sandbox sees it.
+pub type Gate = fn(&Request) -> Result<()>;
+
+/// Lets every request through.
+///
+/// # Errors
+/// None.
+pub fn open_gate(_: &Request) -> Result<()> {
+    Ok(())
+}
+
+/// A sandbox that is mounted and answers on its control socket.
+pub struct Serving {
+    /// None once it was waited for.
+    mounted: Option<Mounted>,
+    unmounter: Unmounter,
+    server: Server,
+    sandbox: Arc<Shared>,
+}
+
+/// The sandbox while it is served; none when it has been closed. A request holds the lock as long as it works.
+type Shared = RwLock<Option<Arc<Sandbox>>>;
+
+impl Serving {
+    /// Mounts `sandbox` and serves it from threads of this process.
+    ///
+    /// # Errors
+    /// The socket cannot be bound, or the mount cannot be made.
+    pub fn start(sandbox: Arc<Sandbox>, mount_point: &Path, choice: &Choice, gate: Gate) -> Result<Serving> {
+        // The socket first: whoever sees the mount finds it.
+        let listener = Listener::bind(sandbox.store_path())?;
+        sandbox.set_view(choice.view(mount_point));
+        let store = sandbox.store_path().to_owned();
+        let mounted = fuse::mount(Arc::clone(sandbox.fs()), mount_point, &store, &choice.mount_options())?;
+        sandbox.attach(mounted.kernel());
+        let unmounter = mounted.unmounter();
+        let asked = mounted.unmounter();
+        let sandbox = Arc::new(RwLock::new(Some(sandbox)));
+        let shared = Arc::clone(&sandbox);
+        let greeting = Greeting::of_this_process(mount_point.as_os_str().as_bytes());
+        let server = listener.serve(greeting, move |request| {
+            gate(&request)?;
+            answer(request, &shared, &asked)
+        })?;
+        Ok(Serving { mounted: Some(mounted), unmounter, server, sandbox })
+    }
+
+    /// What unmounts it, from any thread.
+    pub fn unmounter(&self) -> Unmounter {
+        self.unmounter.clone()
+    }
+
+    /// Waits until it has been unmounted, by whomever.
+    pub fn wait(&mut self) {
+        if let Some(Err(error)) = self.mounted.take().map(Mounted::wait) {
+            log::error!("{error}");
+        }
+    }
+
+    /// Ends the service and closes the store.
+    pub fn close(self) {
+        let (server, sandbox) = self.end();
+        drop(sandbox);
+        server.stop();
+    }
+
+    /// Ends the service; the sandbox goes on without a mount.
+    pub fn into_sandbox(self) -> Option<Arc<Sandbox>> {
+        let (server, sandbox) = self.end();
+        server.stop();
+        sandbox
+    }
+
+    fn end(self) -> (Server, Option<Arc<Sandbox>>) {
+        drop(self.mounted);
+        let sandbox = self.sandbox.write().take();
+        if let Some(Err(error)) = sandbox.as_ref().map(|s| s.detach()) {
+            log::error!("{error}");
+        }
+        (self.server, sandbox)
+    }
+}
+
+fn answer(request: Request, shared: &Shared, unmounter: &Unmounter) -> Result<Reply> {
+    if request == Request::Unmount {
+        unmounter.unmount(false)?;
+        return Ok(Reply::Done);
+    }
+    match &*shared.read() {
+        Some(sandbox) => sandbox.handle(request),
+        None => Err(Error::new(Kind::Failed, "answer a request", "the daemon is ending")),
+    }
+}
+
+/// Serves `plan` in this process, up to the end of the mount; `ready` is called when it stands. Call it before any
+/// thread has been started.
+///
+/// # Errors
+/// The store cannot be opened, or the mount cannot be made.
+pub fn foreground(plan: &Plan, ready: impl FnOnce()) -> Result<()> {
+    block_signals()?;
+    exit_on_panic();
+    let sandbox = Sandbox::create_or_open(&plan.base, &plan.store, &plan.choice.store_options())?;
+    let mut serving = Serving::start(sandbox, &plan.mount_point, &plan.choice, open_gate)?;
+    end_on_signals(serving.unmounter(), true)?;
+    ready();
+    serving.wait();
+    serving.close();
+    Ok(())
+}
+
+/// Starts a daemon that serves `plan`, and returns when the mount stands.
+///
+/// # Errors
+/// The daemon's own error, or how it died.
+pub fn background(plan: &Plan) -> Result<()> {
+    let attempt = || format!("mount '{}'", plan.mount_point.display());
+    let failed = |reason: String| Error::new(Kind::CannotMount, attempt(), reason);
+    let plan_bytes = codec::encode(plan).map_err(failed)?;
+    let mut daemon = Command::new("/proc/self/exe")
+        .arg0("jailfs")
+        .args([VERB.as_ref(), plan.base.as_os_str(), plan.mount_point.as_os_str()])
+        .current_dir("/")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .attempt(|| "start the daemon")?;
+    if let Some(mut stdin) = daemon.stdin.take()
+        && let Err(error) = stdin.write_all(&plan_bytes)
+    {
+        // It died before it read its plan; what it reports, or its status, says more than this error.
+        log::debug!("hand the daemon its plan: {error}");
+    }
+    let report = daemon.stdout.take().map(read_report).transpose();
+    match report {
+        Ok(Some(Some(report))) => codec::decode::<Result<()>>(&report).map_err(failed)?,
+        Ok(_) => {
+            let status = daemon.wait().attempt(|| "wait for the daemon")?;
+            Err(failed(format!("the daemon died ({status})"))
+                .hint(format!("see '{}'", plan.store.join(LOG).display())))
+        }
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+/// Reads the one frame that a daemon reports; none if it ends before it is complete.
+fn read_report(mut from: impl Read) -> io::Result<Option<Vec<u8>>> {
+    let mut len = [0u8; 4];
+    let mut report = Vec::new();
+    if let Err(error) = from.read_exact(&mut len) {
+        return if error.kind() == io::ErrorKind::UnexpectedEof { Ok(None) } else { Err(error) };
+    }
+    let len = u64::from(u32::from_le_bytes(len));
+    from.take(len.min(MAX_REPORT)).read_to_end(&mut report)?;
+    Ok((report.len() as u64 == len).then_some(report))
+}
+
+/// The life of the process that [`background`] started: up to the end of the mount. The exit code is for whoever
+/// watches processes; what went wrong has been reported through the pipe.
+pub fn main() -> u8 {
+    let started = start_in_background();
+    let reported = report(&started.as_ref().map(|_| ()).map_err(Error::clone));
+    match started.and_then(|serving| reported.map(|()| serving)) {
+        Ok(mut serving) => {
+            serving.wait();
+            serving.close();
+            0
+        }
+        Err(error) => error.kind.exit_code(),
+    }
+}
+
+fn start_in_background() -> Result<Serving> {
+    close_inherited()?;
+    let mut plan = Vec::new();
+    io::stdin().lock().read_to_end(&mut plan).attempt(|| "read the plan")?;
+    let plan: Plan = codec::decode(&plan).map_err(|error| Error::new(Kind::Usage, "read the plan", error))?;
+    dup2_stdin(&dev_null()?).map_err(io::Error::from).attempt(|| "close the standard input")?;
+    // Without a terminal there is no SIGINT from it, and no SIGHUP when it closes.
+    sys::process::new_session().attempt(|| "leave the terminal")?;
+    block_signals()?;
+    let sandbox = Sandbox::create_or_open(&plan.base, &plan.store, &plan.choice.store_options())?;
+    log_into(&plan.store)?;
+    exit_on_panic();
+    let serving = Serving::start(sandbox, &plan.mount_point, &plan.choice, open_gate)?;
+    end_on_signals(serving.unmounter(), false)?;
+    Ok(serving)
+}
+
+/// Closes every descriptor but the standard three. A daemon that keeps what a shell left open holds the pipe that
+/// somebody reads to its end, or the lock of a script. Nothing in this process has been opened before it.
+fn close_inherited() -> Result<()> {
+    let listed = std::fs::read_dir("/proc/self/fd").attempt(|| "list the open files")?;
+    // Collected first: the directory that is read has a descriptor too, and it is closed by its owner.
+    let numbers: Vec<i32> = listed
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|fd| *fd > 2)
+        .collect();
+    for number in numbers {
+        match nix::unistd::close(number) {
+            Ok(()) | Err(nix::Error::EBADF) => {}
+            Err(error) => log::debug!("close the inherited descriptor {number}: {error}"),
+        }
+    }
+    Ok(())
+}
+
+/// Tells the command that waits how it went, and lets go of its pipe.
+fn report(result: &Result<()>) -> Result<()> {
+    let bytes =
+        codec::encode(result).map_err(|error| Error::new(Kind::Failed, "report to the command", error))?;
+    let mut stdout = io::stdout().lock();
+    let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes();
+    // The command may have been killed; the mount stands all the same.
+    if let Err(error) =
+        stdout.write_all(&len).and_then(|()| stdout.write_all(&bytes)).and_then(|()| stdout.flush())
+    {
+        log::warn!("report to the command: {error}");
+    }
+    dup2_stdout(&dev_null()?).map_err(io::Error::from).attempt(|| "close the standard output")
+}
+
+fn dev_null() -> Result<std::fs::File> {
+    OpenOptions::new().read(true).write(true).open("/dev/null").attempt(|| "open '/dev/null'")
+}
+
+/// Sends the standard error, and with it the log, to the file in the store.
+fn log_into(store: &Path) -> Result<()> {
+    let path = store.join(LOG);
+    let attempt = || format!("open '{}'", path.display());
+    let file = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(OFlag::O_NOFOLLOW.bits())
+        .open(&path)
+        .attempt(attempt)?;
+    if file.metadata().attempt(attempt)?.len() > LOG_LIMIT {
+        file.set_len(0).attempt(attempt)?;
+    }
+    dup2_stderr(file.as_fd()).map_err(io::Error::from).attempt(|| "redirect the standard error")
+}
+
+/// The signals that end a daemon, and SIGHUP.
+fn signals() -> SigSet {
+    SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP])
+}
+
+/// Blocks the signals in this thread and in all that it starts. A program started from it inherits the mask.
+fn block_signals() -> Result<()> {
+    signals().thread_block().map_err(io::Error::from).attempt(|| "block signals")
+}
+
+/// Starts the thread that waits for signals: the first unmounts, the second ends the process at once.
+fn end_on_signals(unmounter: Unmounter, hangup_ends: bool) -> Result<()> {
+    let wait = move || {
+        let mut asked = false;
+        loop {
+            match signals().wait() {
+                Ok(Signal::SIGHUP) if !hangup_ends => {}
+                Ok(_) if asked => std::process::exit(1),
+                Ok(signal) => {
+                    asked = true;
+                    unmount_on(signal, &unmounter);
+                }
+                Err(error) => log::error!("wait for signals: {error}"),
+            }
+        }
+    };
+    thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(wait)
+        .attempt(|| "start the signal thread")
+        .map(drop)
+}
+
+/// Unmounts; a mount in use is detached, and the process ends with its last user.
+fn unmount_on(signal: Signal, unmounter: &Unmounter) {
+    let mut result = unmounter.unmount(false);
+    if result.as_ref().is_err_and(|error| error.kind == Kind::InUse) {
+        log::warn!(
+            "{signal}: the mount is in use: it is detached, and ends with its last user or a second signal"
+        );
+        result = unmounter.unmount(true);
+    }
+    if let Err(error) = result {
+        log::error!("{signal}: {error}; a second signal ends the daemon at once");
+    }
+}
+
+/// Makes a panic of any thread the end of the process, with status 101, after it has been logged.
+pub(crate) fn exit_on_panic() {
+    std::panic::set_hook(Box::new(|info| {
+        log::error!("{info}\n{}", std::backtrace::Backtrace::force_capture());
+        std::process::exit(101);
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_keeps_every_byte_of_its_paths() {
+        let path = |bytes: &[u8]| PathBuf::from(std::ffi::OsStr::from_bytes(bytes));
+        let plan = Plan {
+            base: path(b"/b\xff\n"),
+            mount_point: path(b"/m, x"),
+            store: path(b"/s"),
+            choice: Choice {
+                links: Links::Rewrite,
+                allowed_targets: vec![b"/usr/bin".to_vec()],
+                allow_other: Some(false),
+                ..Choice::default()
+            },
+        };
+        assert_eq!(codec::decode::<Plan>(&codec::encode(&plan).unwrap()), Ok(plan));
+    }
+
+    #[test]
+    fn a_report_is_whole_or_none() {
+        assert_eq!(read_report(&b"\x02\0\0\0ok, and more"[..]).unwrap().as_deref(), Some(&b"ok"[..]));
+        for cut in [&b""[..], b"\x02", b"\x02\0\0\0", b"\x02\0\0\0o", b"\xff\xff\xff\xffo"] {
+            assert_eq!(read_report(cut).unwrap(), None);
+        }
+    }
+}

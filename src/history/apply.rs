@@ -1,0 +1,657 @@
+//! Writing the tree into the base, and taking that back.
+//!
+//! An apply is made of steps that can each be cut off:
+//!
+//! 1. The plan: what differs between the base as it is and the tree. A path at which the base is not as it was when the
+//!    tree covered it is a conflict, and then nothing is written.
+//! 2. A pre-image layer records, for every path that will be touched, what is there, with the bytes that would be lost.
+//!    It is synced and marked before the first change of the base.
+//! 3. The base is written: new content is staged next to its target and renamed over it.
+//! 4. What was left at each path is recorded, and the pre-image layer is sealed: this is the moment of the apply.
+//!
+//! An unsealed pre-image layer found at a start belongs to an apply that was cut off: the base is set back to it. The
+//! same code writes the tree home, sets the base back and undoes an apply: each makes a list of paths look as in a state.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use crate::base::{Attributes, Base, BaseWriter, WriteDir};
+use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
+use crate::fs::lower::{self, ANY_CTIME, Lower, LowerNode, PreHistory, PreImages};
+use crate::fs::{Found, State};
+use crate::history::diff::{self, PathChange, What};
+use crate::history::{Showing, Target, Timeline};
+use crate::store::Store;
+use crate::store::layer::Upper;
+use crate::store::record::{
+    Body, Dentry, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Seal, Source,
+};
+use crate::sys::clock;
+use crate::sys::file::Rename;
+use crate::tree::Tree;
+use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath};
+
+/// Bytes copied at once.
+const STEP: u64 = 1 << 20;
+
+/// What an apply would do.
+pub struct Plan {
+    /// The base as it is.
+    pub from: State,
+    /// What it is to become.
+    pub to: State,
+    /// Where they differ, times of directories included.
+    pub changes: Vec<PathChange>,
+    /// Paths at which the base is not as the tree knows it, and why.
+    pub conflicts: Vec<(TreePath, String)>,
+}
+
+impl Timeline {
+    /// Finds out what an apply would do. Only at or below `paths`, if there are any.
+    ///
+    /// # Errors
+    /// What the base or the store answers.
+    pub fn plan_apply(&self, paths: &[TreePath]) -> Result<Plan> {
+        let _turn = self.turn();
+        self.flush()?;
+        self.plan(self.fs.state(), paths)
+    }
+
+    fn plan(&self, to: State, paths: &[TreePath]) -> Result<Plan> {
+        let from = self.base_state()?;
+        let mut changes = diff::changes(&from, &to, false).attempt(|| "compare with the base")?;
+        if !paths.is_empty() {
+            changes = select(changes, paths);
+        }
+        let conflicts = self.conflicts(&to, &changes).attempt(|| "compare with the base")?;
+        Ok(Plan { from, to, changes, conflicts })
+    }
+
+    /// Writes the tree into the base. With conflicts, writes nothing.
+    ///
+    /// # Errors
+    /// What the base or the store answers; the base is then as it was.
+    pub fn apply(&self, paths: &[TreePath]) -> Result<Plan> {
+        let _turn = self.turn();
+        self.flush()?;
+        let (sealed, _) = self.secure("apply")?;
+        let plan = self.plan(self.state_of(sealed)?, paths)?;
+        if !plan.conflicts.is_empty() || plan.changes.is_empty() {
+            return Ok(plan);
+        }
+        let description = format!("{} paths", plan.changes.len());
+        let epoch = self.write_home(&plan)?;
+        let target = Target { layer: None, epoch };
+        // The whole tree is in the base now, so the head can lie on the base again. A part, or a tree that was written
+        // to meanwhile, stays over the base as it was, which the pre-images keep showing.
+        let shown = paths.is_empty()
+            && self.show(
+                OpVerb::Apply,
+                target,
+                &self.state_of(target)?,
+                description.clone(),
+                Showing::SameContent,
+            )?;
+        if !shown {
+            self.log(OpVerb::Apply, description, sealed)?;
+        }
+        Ok(plan)
+    }
+
+    /// Finds out what [`Timeline::undo_apply`] would do.
+    ///
+    /// # Errors
+    /// When there was no apply, or what the base or the store answers.
+    pub fn plan_undo(&self) -> Result<Plan> {
+        let _turn = self.turn();
+        self.plan(self.before_last_apply()?, &[])
+    }
+
+    fn before_last_apply(&self) -> Result<State> {
+        let Some(before) = self.base_epoch().0.checked_sub(1) else {
+            return Err(Error::new(Kind::Failed, "undo apply", "nothing was applied yet"));
+        };
+        self.state_of(Target { layer: None, epoch: Epoch(before) })
+    }
+
+    /// Sets the base back to what it was before the last apply. The tree stays as it is.
+    ///
+    /// # Errors
+    /// As [`Timeline::apply`].
+    pub fn undo_apply(&self) -> Result<Plan> {
+        let _turn = self.turn();
+        self.flush()?;
+        let plan = self.plan(self.before_last_apply()?, &[])?;
+        if plan.conflicts.is_empty() && !plan.changes.is_empty() {
+            let (sealed, _) = self.secure("undo apply")?;
+            self.write_home(&plan)?;
+            self.log(OpVerb::UndoApply, format!("{} paths", plan.changes.len()), sealed)?;
+        }
+        Ok(plan)
+    }
+
+    /// Paths at which the base is not as the tree knows it.
+    fn conflicts(&self, to: &State, changes: &[PathChange]) -> FsResult<Vec<(TreePath, String)>> {
+        let since = self.epoch_began(to.lower.epoch());
+        let mut conflicts = Vec::new();
+        for change in changes {
+            let found = match self.base().stat(&change.path) {
+                Ok(stat) => Some(stat),
+                Err(FsError::NotFound | FsError::NotADirectory) => None,
+                Err(error) => return Err(error),
+            };
+            let expected = expectation(to, &change.path)?;
+            let is_dir = found.as_ref().is_some_and(|s| s.kind == FileKind::Dir);
+            let why = match (&expected, &found) {
+                (Expected::Nothing, None) | (Expected::Unknown, None) => None,
+                (Expected::Nothing, Some(_)) => Some("somebody else made it in the base"),
+                (Expected::Print(_), None) => Some("somebody else removed it from the base"),
+                // Names in a directory come and go; it is enough that it is the same one, unless it is to go.
+                (Expected::Print(print), Some(stat)) if is_dir && change.what != What::Deleted => {
+                    (print.ino != stat.ino).then_some("somebody else replaced it in the base")
+                }
+                (Expected::Print(print), Some(stat)) => (!lower::fits(print, &stat.fingerprint()))
+                    .then_some("somebody else changed it in the base"),
+                (Expected::Unknown, Some(stat)) => {
+                    (!is_dir && stat.ctime > since).then_some("somebody else changed it in the base")
+                }
+            };
+            conflicts.extend(why.map(|why| (change.path.clone(), why.to_owned())));
+        }
+        Ok(conflicts)
+    }
+
+    /// When the base came to be as an epoch shows it.
+    fn epoch_began(&self, epoch: Epoch) -> Timestamp {
+        let began = |info: &crate::store::layer::LayerInfo| match (&info.seal, info.header.kind) {
+            (Some(seal), LayerKind::PreImage) => seal.time,
+            _ => info.header.time,
+        };
+        let all = self.store().catalog();
+        // Every later apply changed the base as well, so the last one counts.
+        let applied =
+            all.iter().filter(|l| l.header.kind == LayerKind::PreImage && l.seal.is_some()).map(began).max();
+        let first = all.iter().filter(|l| l.header.epoch == epoch).map(began).min();
+        applied.into_iter().chain(first).max().unwrap_or_default()
+    }
+
+    /// Makes the base look as the plan says. Gives the epoch that this begins.
+    fn write_home(&self, plan: &Plan) -> Result<Epoch> {
+        let during = |e: Error| e.during("apply");
+        let history = self.applies.lock().clone();
+        let epoch = Epoch(u32::try_from(history.len()).unwrap_or(u32::MAX).saturating_add(1));
+        let mut layer = self.store().create_layer(None, "", epoch, LayerKind::PreImage).map_err(during)?;
+        let touched = touched_paths(&plan.changes);
+        let images =
+            record_images(&mut layer, &plan.from, &touched).attempt(|| "apply: keep what the base holds")?;
+        layer.sync().map_err(during)?;
+        let with_images: PreHistory =
+            history.iter().cloned().chain([Arc::new(collect(&images, &[]))]).collect();
+        let lower = |epoch: Epoch, history: &PreHistory| {
+            Lower::new(Arc::clone(self.base()), Arc::clone(self.store()), epoch, history.clone())
+        };
+        let shown = self.fs().state().lower.epoch();
+        // From here on nobody reads the base at these paths but through the pre-images.
+        self.fs().set_lower(lower(shown, &with_images));
+        let to =
+            State { tree: plan.to.tree.clone(), lower: Arc::new(lower(plan.to.lower.epoch(), &with_images)) };
+        let written = write_base(self.base(), &plan.from, &to, &plan.changes, &touched)
+            .and_then(|inos| self.settle(&mut layer, &plan.changes, images, &inos));
+        let settled = match written {
+            Ok(settled) => settled,
+            Err(error) => {
+                let back = set_back(self.store(), self.base(), &history, &with_images);
+                self.fs().set_lower(lower(shown, &history));
+                back.and_then(|()| layer.record(&Record::Abandoned)).map_err(|e| {
+                    e.during(format!("apply failed ({error}); set the base back"))
+                        .hint("the next start of jailfs tries again")
+                })?;
+                return Err(error).attempt(|| "apply: write the base");
+            }
+        };
+        let seal = Seal { name: None, message: String::new(), time: clock::now(), automatic: true };
+        self.store().identities().lock().sync().map_err(during)?;
+        self.store().seal_layer(layer, seal).map_err(during)?;
+        let history: PreHistory = history.into_iter().chain([Arc::new(settled)]).collect();
+        self.fs().set_lower(lower(shown, &history));
+        *self.applies.lock() = history;
+        Ok(epoch)
+    }
+
+    /// Records what was left at each path: prints for the next apply, and numbers, so that every node keeps its own.
+    fn settle(
+        &self,
+        layer: &mut Upper,
+        changes: &[PathChange],
+        mut images: Images,
+        inos: &BTreeMap<TreePath, Ino>,
+    ) -> FsResult<PreImages> {
+        let mut ids = self.store().identities().lock();
+        for change in changes {
+            // The host may give the number of a file that is gone to another one, which must not pass for it.
+            let gone = matches!(change.what, What::Deleted | What::Type | What::Content);
+            if let (Found::Base(ino, _, LowerNode::Base(stat)), true) = (&change.old, gone)
+                && stat.nlink <= 1
+                && ids.of(stat.dev, stat.ino)? == *ino
+            {
+                let fresh = ids.fresh()?;
+                ids.name(stat.dev, stat.ino, fresh)?;
+            }
+        }
+        let mut left = Vec::new();
+        for (path, image) in &mut images {
+            let stat = found(self.base().stat(path))?;
+            if let (Some(stat), Some(ino)) = (&stat, inos.get(path)) {
+                ids.name(stat.dev, stat.ino, *ino)?;
+            }
+            let print = stat.map(|s| s.fingerprint());
+            left.push((path.clone(), print));
+            layer.record(&Record::Left(Left { path: path.clone(), print }))?;
+            // Bytes that were left in place are found by the print that the file has from now on.
+            if let (
+                Some(print),
+                Some(PreNode { node: Node { body: Body::File { origin: Some(origin), .. }, .. }, .. }),
+            ) = (print, image.as_mut())
+            {
+                *origin = Arc::new(Origin { path: path.clone(), print });
+                layer.record(&Record::PreImage(PreImage { path: path.clone(), node: image.clone() }))?;
+            }
+        }
+        Ok(collect(&images, &left))
+    }
+}
+
+/// What the base holds at each touched path.
+type Images = Vec<(TreePath, Option<PreNode>)>;
+
+fn collect(images: &Images, left: &[(TreePath, Option<Fingerprint>)]) -> PreImages {
+    let mut all = PreImages::default();
+    for (path, node) in images {
+        all.insert(path, node.clone().map(Arc::new));
+    }
+    for (path, print) in left {
+        all.set_left(path.clone(), *print);
+    }
+    all
+}
+
+/// A node that may not be there.
+fn found<T>(result: FsResult<T>) -> FsResult<Option<T>> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(FsError::NotFound | FsError::NotADirectory) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// What the tree expects of the base at a path.
+enum Expected {
+    /// No such name.
+    Nothing,
+    /// A node that looks like this.
+    Print(Fingerprint),
+    /// The tree never looked at it.
+    Unknown,
+}
+
+fn expectation(to: &State, path: &TreePath) -> FsResult<Expected> {
+    if let Some(left) = to.lower.left_since(path) {
+        return Ok(left.map_or(Expected::Nothing, Expected::Print));
+    }
+    let Some((dir, name)) = path.split() else { return Ok(Expected::Unknown) };
+    // Names are hidden in the directory that covers the directory of the base, wherever it stands in the tree now.
+    let Some((ino, _)) = to.lower.lookup(&dir)? else { return Ok(Expected::Nothing) };
+    let covers =
+        matches!(to.tree.node(ino).map(|n| &n.body), Some(Body::Dir { base: Some(base) }) if *base == dir);
+    Ok(match to.tree.dentry(ino, &name).filter(|_| covers) {
+        Some(Dentry::Child { hides: Some(print), .. } | Dentry::Whiteout(print)) => Expected::Print(**print),
+        Some(Dentry::Child { hides: None, .. }) => Expected::Nothing,
+        None => Expected::Unknown,
+    })
+}
+
+/// The changes at or below some paths, and the new directories that they need.
+fn select(changes: Vec<PathChange>, paths: &[TreePath]) -> Vec<PathChange> {
+    let wanted = |change: &PathChange| {
+        paths.iter().any(|path| {
+            let needs = matches!(change.what, What::Added | What::Type) && path.starts_with(&change.path);
+            change.path.starts_with(path) || needs
+        })
+    };
+    changes.into_iter().filter(wanted).collect()
+}
+
+/// The paths at which an apply changes something: the changes, and the directories in which names come and go.
+fn touched_paths(changes: &[PathChange]) -> BTreeMap<TreePath, Keep> {
+    let mut touched = BTreeMap::new();
+    for change in changes {
+        let renames = !matches!(change.what, What::Attributes | What::DirTimes);
+        if renames && let Some((dir, _)) = change.path.split() {
+            touched.entry(dir).or_insert(Keep::InPlace);
+        }
+        touched.insert(change.path.clone(), if renames { Keep::Copy } else { Keep::InPlace });
+    }
+    touched
+}
+
+/// What becomes of the bytes of a file that an apply touches.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Keep {
+    /// They would be lost, so they are copied.
+    Copy,
+    /// They stay where they are.
+    InPlace,
+}
+
+/// Records what the base holds at the touched paths.
+fn record_images(layer: &mut Upper, from: &State, touched: &BTreeMap<TreePath, Keep>) -> FsResult<Images> {
+    let mut images = Images::new();
+    for (path, keep) in touched {
+        let found = from.resolve(path)?;
+        let node = match (&found, found.ino()) {
+            (Found::Nothing(_), _) | (_, None) => None,
+            (_, Some(ino)) => Some(image_of(layer, from, &found, ino, *keep)?),
+        };
+        layer.record(&Record::PreImage(PreImage { path: path.clone(), node: node.clone() }))?;
+        images.push((path.clone(), node));
+    }
+    Ok(images)
+}
+
+fn image_of(layer: &mut Upper, from: &State, found: &Found, ino: Ino, keep: Keep) -> FsResult<PreNode> {
+    let (node, extents) = from.record(found)?;
+    let mut node = Arc::unwrap_or_clone(node);
+    let host = match found {
+        Found::Base(_, _, LowerNode::Base(stat)) => stat.ino,
+        Found::Base(..) | Found::Covered(..) | Found::Nothing(_) => 0,
+    };
+    let Body::File { size, origin } = &mut node.body else { return Ok(PreNode { ino, host, node, extents }) };
+    if keep == Keep::InPlace {
+        if let Some(origin) = origin {
+            let print = Fingerprint { ctime: ANY_CTIME, ..origin.print };
+            *origin = Arc::new(Origin { path: origin.path.clone(), print });
+        }
+        return Ok(PreNode { ino, host, node, extents });
+    }
+    let size = *size;
+    *origin = None;
+    let mut kept = Vec::new();
+    let mut at = 0;
+    while at < size {
+        let range = ByteRange { start: at, end: (at + STEP).min(size) };
+        let bytes = from.read_range(found, range)?;
+        if bytes.iter().any(|b| *b != 0) {
+            let offset = layer.pool.allocate(ino, range, true);
+            layer.pool.write(offset, &bytes)?;
+            kept.push((range, Source::Pool { layer: layer.layer(), offset }));
+        }
+        at = range.end;
+    }
+    Ok(PreNode { ino, host, node, extents: kept })
+}
+
+/// Makes the base look as in `to` at the changed paths. Gives the number of each node that was made or kept.
+fn write_base(
+    base: &Base,
+    from: &State,
+    to: &State,
+    changes: &[PathChange],
+    touched: &BTreeMap<TreePath, Keep>,
+) -> FsResult<BTreeMap<TreePath, Ino>> {
+    let mut home = Home { writer: base.writer(), from, to, placed: BTreeMap::new(), inos: BTreeMap::new() };
+    for change in changes.iter().rev().filter(|c| matches!(c.what, What::Deleted | What::Type)) {
+        home.remove(change)?;
+    }
+    for change in changes {
+        match change.what {
+            What::Added | What::Type | What::Content => home.place(change)?,
+            What::Deleted | What::Attributes | What::DirTimes => {}
+            What::Renamed => return Err(FsError::Damage("an apply is planned without renames")),
+        }
+    }
+    // Last, because every change of names changes the times of a directory; deepest first, because of the modes.
+    for path in touched.keys().rev() {
+        home.set_attributes(path)?;
+    }
+    // One sync for all: until the pre-images are sealed, a power cut sets everything back anyway.
+    home.writer.dir(&TreePath::root())?.sync_filesystem()?;
+    Ok(home.inos)
+}
+
+/// The base while it is written.
+struct Home<'a> {
+    writer: BaseWriter<'a>,
+    from: &'a State,
+    to: &'a State,
+    /// Where a file was put, so that its further links are links.
+    placed: BTreeMap<Ino, TreePath>,
+    inos: BTreeMap<TreePath, Ino>,
+}
+
+impl<'a> Home<'a> {
+    fn dir(&self, path: &TreePath) -> FsResult<(WriteDir<'a>, Name)> {
+        let (dir, name) = path.split().ok_or(FsError::NotPermitted)?;
+        Ok((self.writer.dir(&dir)?, name))
+    }
+
+    fn remove(&self, change: &PathChange) -> FsResult<()> {
+        let (dir, name) = self.dir(&change.path)?;
+        match dir.stat(&name)? {
+            None => Ok(()),
+            Some(stat) if stat.kind == FileKind::Dir => dir.rmdir(&name),
+            Some(_) => dir.unlink(&name),
+        }
+    }
+
+    fn place(&mut self, change: &PathChange) -> FsResult<()> {
+        let ino = change.new.ino().ok_or(FsError::NotFound)?;
+        let (record, _) = self.to.record(&change.new)?;
+        self.inos.insert(change.path.clone(), ino);
+        let (dir, name) = self.dir(&change.path)?;
+        if let Body::Dir { .. } = &record.body {
+            return dir.mkdir(&name, 0o700);
+        }
+        if let Some(first) = self.other_link(ino, &change.path)? {
+            let (from_dir, from) = self.dir(&first)?;
+            let staged = dir.temp_name()?;
+            dir.hard_link_from(&from_dir, &from, &staged)?;
+            dir.rename(&staged, &dir, &name, Rename::Replace)?;
+            // Renaming one link of a file over another does nothing (rename(2)), and the staged name stays.
+            return if dir.stat(&staged)?.is_some() { dir.unlink(&staged) } else { Ok(()) };
+        }
+        self.placed.insert(ino, change.path.clone());
+        match &record.body {
+            Body::File { .. } => self.place_file(&dir, &name, change, &record),
+            Body::Symlink { target } => {
+                let staged = dir.temp_name()?;
+                dir.symlink(&staged, target)?;
+                publish(&dir, &staged, &name, &record)
+            }
+            Body::Special => {
+                let staged = dir.temp_name()?;
+                dir.mknod(&staged, record.meta.mode, record.meta.rdev)?;
+                publish(&dir, &staged, &name, &record)
+            }
+            Body::Dir { .. } => Ok(()),
+        }
+    }
+
+    /// A path of the base at which the same file stands already, as it is to be.
+    fn other_link(&self, ino: Ino, path: &TreePath) -> FsResult<Option<TreePath>> {
+        if let Some(first) = self.placed.get(&ino) {
+            return Ok(Some(first.clone()));
+        }
+        let links = self.to.tree.links(ino).filter_map(|(dir, name)| self.to.tree.path_in(dir, name));
+        for link in links.filter(|link| link != path) {
+            let old = self.from.resolve(&link)?;
+            if old.ino() != Some(ino) {
+                continue;
+            }
+            let new = self.to.resolve(&link)?;
+            let unchanged = diff::same_content(self.from, &old, self.to, &new)?;
+            if unchanged && found(self.writer.dir(&link.split().ok_or(FsError::NotFound)?.0))?.is_some() {
+                return Ok(Some(link));
+            }
+        }
+        Ok(None)
+    }
+
+    fn place_file(
+        &self,
+        dir: &WriteDir<'_>,
+        name: &Name,
+        change: &PathChange,
+        record: &Node,
+    ) -> FsResult<()> {
+        // A file with more links is written anew in place: a new file would leave the other links behind.
+        let linked = match (&change.what, &change.old) {
+            (What::Content, Found::Base(ino, _, LowerNode::Base(stat))) => {
+                stat.nlink > 1 && change.new.ino() == Some(*ino)
+            }
+            _ => false,
+        };
+        if linked {
+            let file = dir.open_to_rewrite(name)?;
+            file.set_len(0)?;
+            self.copy_content(&change.new, record.size(), &file)?;
+            return dir.set_owner_mode_times_xattrs(name, &attributes(record, &xattr_list(record)));
+        }
+        let (staged, file) = dir.create_temp_file()?;
+        let written = self.copy_content(&change.new, record.size(), &file);
+        match written.and_then(|()| publish(dir, &staged, name, record)) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                // The error that is told is the first one; a staged file that stays is removed at the next start.
+                if dir.stat(&staged).is_ok_and(|s| s.is_some()) && dir.unlink(&staged).is_err() {
+                    log::warn!("apply: a staged file stays in the base until the next start");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn copy_content(&self, found: &Found, size: u64, to: &File) -> FsResult<()> {
+        to.set_len(size)?;
+        let mut at = 0;
+        while at < size {
+            let range = ByteRange { start: at, end: (at + STEP).min(size) };
+            let bytes = self.to.read_range(found, range)?;
+            if bytes.len() as u64 != range.len() {
+                return Err(FsError::Damage("a file is shorter than its record says"));
+            }
+            if bytes.iter().any(|b| *b != 0) {
+                to.write_all_at(&bytes, at)?;
+            }
+            at = range.end;
+        }
+        Ok(())
+    }
+
+    /// Gives a path its attributes, if it is there.
+    fn set_attributes(&mut self, path: &TreePath) -> FsResult<()> {
+        let wanted = self.to.resolve(path)?;
+        let Some(ino) = wanted.ino() else { return Ok(()) };
+        let (record, _) = self.to.record(&wanted)?;
+        let xattrs = xattr_list(&record);
+        let attributes = attributes(&record, &xattrs);
+        self.inos.insert(path.clone(), ino);
+        if record.kind() == FileKind::Dir {
+            let dir = self.writer.dir(path)?;
+            return dir.set_own_attributes(&attributes);
+        }
+        let (dir, name) = self.dir(path)?;
+        if self.placed.get(&ino).is_some() {
+            return Ok(());
+        }
+        dir.set_owner_mode_times_xattrs(&name, &attributes)
+    }
+}
+
+fn publish(dir: &WriteDir<'_>, staged: &Name, name: &Name, record: &Node) -> FsResult<()> {
+    dir.set_owner_mode_times_xattrs(staged, &attributes(record, &xattr_list(record)))?;
+    dir.rename(staged, dir, name, Rename::Replace)
+}
+
+fn xattr_list(record: &Node) -> Vec<(Vec<u8>, Vec<u8>)> {
+    record.xattrs.iter().flat_map(|x| x.iter()).map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+fn attributes<'x>(record: &Node, xattrs: &'x [(Vec<u8>, Vec<u8>)]) -> Attributes<'x> {
+    let meta = &record.meta;
+    Attributes { mode: meta.mode, uid: meta.uid, gid: meta.gid, atime: meta.atime, mtime: meta.mtime, xattrs }
+}
+
+/// Makes the base look as before the last of `with_images`.
+fn set_back(
+    store: &Arc<Store>,
+    base: &Arc<Base>,
+    before: &PreHistory,
+    with_images: &PreHistory,
+) -> Result<()> {
+    let at = |epoch: usize| {
+        let epoch = Epoch(u32::try_from(epoch).unwrap_or(u32::MAX));
+        let lower = Lower::new(Arc::clone(base), Arc::clone(store), epoch, with_images.clone());
+        State { tree: Tree::new(), lower: Arc::new(lower) }
+    };
+    let attempt = || "set the base back";
+    let (from, to) = (at(with_images.len()), at(before.len()));
+    let changes = diff::changes(&from, &to, false).attempt(attempt)?;
+    let mut touched = touched_paths(&changes);
+    for path in with_images.last().iter().flat_map(|images| images.paths()) {
+        touched.entry(path.clone()).or_insert(Keep::InPlace);
+    }
+    remove_staged(base, touched.keys()).attempt(attempt)?;
+    write_base(base, &from, &to, &changes, &touched).map(drop).attempt(attempt)
+}
+
+/// Removes what an apply that was cut off had staged.
+fn remove_staged<'p>(base: &Base, touched: impl Iterator<Item = &'p TreePath>) -> FsResult<()> {
+    let dirs: BTreeSet<TreePath> = touched.filter_map(|path| path.split().map(|(dir, _)| dir)).collect();
+    for path in dirs {
+        let Some(names) = found(base.list(&path))? else { continue };
+        for entry in names.iter().filter(|e| WriteDir::is_temp_name(&e.name)) {
+            base.writer().dir(&path)?.unlink(&entry.name)?;
+        }
+    }
+    Ok(())
+}
+
+/// Sets the base back to what it was before an apply that was cut off.
+///
+/// # Errors
+/// What the base or the store answers; the next start tries again.
+pub(super) fn roll_back_unfinished(store: &Arc<Store>, base: &Arc<Base>) -> Result<()> {
+    let unfinished: Vec<LayerId> = store
+        .catalog()
+        .iter()
+        .filter(|l| l.header.kind == LayerKind::PreImage && l.seal.is_none())
+        .map(|l| l.header.layer)
+        .collect();
+    for id in unfinished {
+        let during = |e: Error| e.during(format!("roll back the apply of layer {id}"));
+        let contents = store.read_layer(id).map_err(during)?;
+        if contents.records.iter().any(|r| matches!(r, Record::Abandoned)) {
+            continue;
+        }
+        // The base is written only after the images were complete and marked so.
+        let complete = contents.records.iter().position(|r| matches!(r, Record::Synced));
+        if let Some(complete) = complete {
+            let mut images = PreImages::default();
+            for record in contents.records.iter().take(complete) {
+                if let Record::PreImage(image) = record {
+                    images.insert(&image.path, image.node.clone().map(Arc::new));
+                }
+            }
+            let before = lower::read_history(store)?;
+            let with_images: PreHistory = before.iter().cloned().chain([Arc::new(images)]).collect();
+            set_back(store, base, &before, &with_images).map_err(during)?;
+            log::warn!("an apply that was cut off was rolled back");
+        }
+        let mut layer = store.reopen_layer(&contents).map_err(during)?;
+        layer.record(&Record::Abandoned).map_err(during)?;
+        layer.sync().map_err(during)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,405 @@
+//! What differs between two states, by path.
+//!
+//! The walk goes down only where the trees say that something differs, so it costs what differs and not what is there.
+//! Two files are the same if their records say so; if those differ, their bytes decide.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use crate::error::{FsError, FsResult};
+use crate::fs::{Found, State};
+use crate::store::record::{Body, Node, Source};
+use crate::tree::TreeDiff;
+use crate::types::{ByteRange, FileKind, Ino, Name, TreePath};
+
+/// How a path differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// Only the newer state has it.
+    Added,
+    /// Only the older state has it.
+    Deleted,
+    /// It is another kind of node.
+    Type,
+    /// The content differs, and perhaps attributes.
+    Content,
+    /// Mode, owner, times or extended attributes differ.
+    Attributes,
+    /// A directory of which only the times differ, as they do when a name in it comes or goes.
+    DirTimes,
+    /// The node stands at another path; what else differs of it is not said.
+    Renamed,
+}
+
+/// One path that differs.
+#[derive(Clone, Debug)]
+pub struct PathChange {
+    /// The path in the newer state; in the older one if it was deleted.
+    pub path: TreePath,
+    /// The path in the older state, for a rename.
+    pub old_path: Option<TreePath>,
+    /// How it differs.
+    pub what: What,
+    /// What stands there in the older state.
+    pub old: Found,
+    /// What stands there in the newer state.
+    pub new: Found,
+}
+
+/// What differs from `old` to `new`, sorted by path. With `renames`, a node that left one path and came to another is
+/// one change instead of two.
+///
+/// # Errors
+/// What the base answers.
+pub fn changes(old: &State, new: &State, renames: bool) -> FsResult<Vec<PathChange>> {
+    let diff = old.tree.diff(&new.tree);
+    let mut walk = Walk {
+        old,
+        new,
+        hot: hot_nodes(old, new, &diff)?,
+        touched: touched_names(old, new),
+        moved_to: HashMap::new(),
+        moved_from: BTreeMap::new(),
+        changes: Vec::new(),
+    };
+    if renames {
+        walk.find_renames(&diff)?;
+    }
+    let (a, b) = (old.resolve(&TreePath::root())?, new.resolve(&TreePath::root())?);
+    walk.compare(&TreePath::root(), &a, &b)?;
+    walk.changes.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(walk.changes)
+}
+
+/// The paths of the base that applies touched after the older of two epochs, by directory.
+fn touched_names(old: &State, new: &State) -> HashMap<TreePath, BTreeSet<Name>> {
+    let mut names: HashMap<TreePath, BTreeSet<Name>> = HashMap::new();
+    if old.lower.epoch() != new.lower.epoch() {
+        for path in old.lower.touched_since().into_iter().chain(new.lower.touched_since()) {
+            if let Some((dir, name)) = path.split() {
+                names.entry(dir).or_default().insert(name);
+            }
+        }
+    }
+    names
+}
+
+/// The nodes that differ or have something that differs below them, in either state.
+fn hot_nodes(old: &State, new: &State, diff: &TreeDiff) -> FsResult<HashSet<Ino>> {
+    let mut hot = HashSet::from([Ino::ROOT]);
+    let changed = diff.nodes.iter().chain(&diff.contents).chain(diff.names.iter().map(|(dir, _)| dir));
+    for ino in changed {
+        for state in [old, new] {
+            heat(state, *ino, &mut hot);
+        }
+    }
+    if old.lower.epoch() != new.lower.epoch() {
+        for path in old.lower.touched_since().into_iter().chain(new.lower.touched_since()) {
+            let mut at = Some(path);
+            while let Some(path) = at {
+                for state in [old, new] {
+                    if let Some((ino, _)) = state.lower.lookup(&path)? {
+                        heat(state, ino, &mut hot);
+                    }
+                }
+                at = path.split().map(|(dir, _)| dir);
+            }
+        }
+    }
+    Ok(hot)
+}
+
+fn heat(state: &State, ino: Ino, hot: &mut HashSet<Ino>) {
+    hot.insert(ino);
+    let mut above: Vec<Ino> = state.tree.links(ino).map(|(dir, _)| dir).collect();
+    while let Some(dir) = above.pop() {
+        if hot.insert(dir) {
+            above.extend(state.tree.links(dir).map(|(up, _)| up));
+        }
+    }
+}
+
+struct Walk<'a> {
+    old: &'a State,
+    new: &'a State,
+    hot: HashSet<Ino>,
+    touched: HashMap<TreePath, BTreeSet<Name>>,
+    /// Old path of each rename, by new path, and the other way round.
+    moved_to: HashMap<TreePath, TreePath>,
+    moved_from: BTreeMap<TreePath, TreePath>,
+    changes: Vec<PathChange>,
+}
+
+impl Walk<'_> {
+    /// Finds nodes that left one path and came to another.
+    fn find_renames(&mut self, diff: &TreeDiff) -> FsResult<()> {
+        for (dir, name) in &diff.names {
+            let Some(crate::tree::Dentry::Child { ino, .. }) = self.new.tree.dentry(*dir, name) else {
+                continue;
+            };
+            let Some(new_path) = self.new.tree.path_in(*dir, name) else { continue };
+            for old_path in self.old_paths(*ino)? {
+                let left = self.new.resolve(&old_path)?.ino() != Some(*ino);
+                let came = self.old.resolve(&new_path)?.ino() != Some(*ino);
+                // A node that only went along with a directory above it is told by the rename of that directory.
+                if left
+                    && came
+                    && !self.moved_from.contains_key(&old_path)
+                    && !self.went_along(&old_path, &new_path)
+                {
+                    self.moved_from.insert(old_path.clone(), new_path.clone());
+                    self.moved_to.insert(new_path, old_path);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn went_along(&self, old_path: &TreePath, new_path: &TreePath) -> bool {
+        match (old_path.split(), new_path.split()) {
+            (Some((old_dir, old_name)), Some((new_dir, new_name))) => {
+                old_name == new_name && old_dir != new_dir && self.moved_from.get(&old_dir) == Some(&new_dir)
+            }
+            _ => false,
+        }
+    }
+
+    /// The paths of a node in the older state, as far as the records tell.
+    fn old_paths(&self, ino: Ino) -> FsResult<Vec<TreePath>> {
+        if self.old.tree.node(ino).is_some() {
+            return Ok(self
+                .old
+                .tree
+                .links(ino)
+                .filter_map(|(dir, name)| self.old.tree.path_in(dir, name))
+                .collect());
+        }
+        let base = self.new.tree.node(ino).and_then(|node| match &node.body {
+            Body::Dir { base } => base.clone(),
+            Body::File { origin, .. } => origin.as_ref().map(|o| o.path.clone()),
+            Body::Symlink { .. } | Body::Special => None,
+        });
+        let Some((above, name)) = base.as_ref().and_then(TreePath::split) else { return Ok(Vec::new()) };
+        let Some((dir, _)) = self.old.lower.lookup(&above)? else { return Ok(Vec::new()) };
+        match self.old.dir_path(dir, Some(&above)) {
+            Ok(dir) => {
+                let path = dir.join(&name);
+                Ok((self.old.resolve(&path)?.ino() == Some(ino)).then_some(path).into_iter().collect())
+            }
+            Err(FsError::NotFound) => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn push(&mut self, path: &TreePath, what: What, old: &Found, new: &Found) {
+        let change =
+            PathChange { path: path.clone(), old_path: None, what, old: old.clone(), new: new.clone() };
+        self.changes.push(change);
+    }
+
+    fn compare(&mut self, path: &TreePath, old: &Found, new: &Found) -> FsResult<()> {
+        if let (Found::Covered(a, _), Found::Covered(b, _)) = (old, new)
+            && a == b
+            && !self.hot.contains(a)
+        {
+            return Ok(());
+        }
+        match (self.old.attr(old), self.new.attr(new)) {
+            (None, None) => Ok(()),
+            (None, Some(_)) => self.added(path, new),
+            (Some(_), None) => self.deleted(path, old),
+            (Some(a), Some(b)) if a.kind != b.kind => {
+                // A directory that became something else, or the other way round, takes its names along.
+                self.children_of_gone(path, old, a.kind)?;
+                self.push(path, What::Type, old, new);
+                self.children_of_come(path, new, b.kind)
+            }
+            (Some(a), Some(_)) => {
+                self.compare_nodes(path, old, new, a.kind)?;
+                if a.kind == FileKind::Dir { self.compare_names(path, old, path, new) } else { Ok(()) }
+            }
+        }
+    }
+
+    fn compare_nodes(&mut self, path: &TreePath, old: &Found, new: &Found, kind: FileKind) -> FsResult<()> {
+        if let (Found::Base(_, a, _), Found::Base(_, b, _)) = (old, new)
+            && a == b
+            && self.old.lower.epoch() == self.new.lower.epoch()
+        {
+            return Ok(());
+        }
+        let (old_node, _) = self.old.record(old)?;
+        let (new_node, _) = self.new.record(new)?;
+        let what = if kind == FileKind::Dir {
+            match (same_attributes(&old_node, &new_node), same_times(&old_node, &new_node)) {
+                (true, true) => return Ok(()),
+                (true, false) => What::DirTimes,
+                (false, _) => What::Attributes,
+            }
+        } else if !same_content(self.old, old, self.new, new)? {
+            What::Content
+        } else if same_attributes(&old_node, &new_node) && same_times(&old_node, &new_node) {
+            return Ok(());
+        } else {
+            What::Attributes
+        };
+        self.push(path, what, old, new);
+        Ok(())
+    }
+
+    /// Compares the names of two directories, where they can differ.
+    fn compare_names(
+        &mut self,
+        old_path: &TreePath,
+        old: &Found,
+        path: &TreePath,
+        new: &Found,
+    ) -> FsResult<()> {
+        let (Some((a, a_base)), Some((b, b_base))) = (self.old.as_dir(old), self.new.as_dir(new)) else {
+            return Ok(());
+        };
+        let alike = a == b && a_base == b_base;
+        let touched = a_base.iter().chain(&b_base).filter_map(|dir| self.touched.get(dir)).flatten().cloned();
+        let mut names: BTreeSet<Name> = touched.collect();
+        if alike && names.is_empty() && !self.hot.contains(&a) {
+            return Ok(());
+        }
+        if alike {
+            names.extend(
+                self.old.tree.dentries(a).chain(self.new.tree.dentries(b)).map(|(name, _)| name.clone()),
+            );
+            // Directories of the base that no tree mentions lead to paths that an apply touched.
+            let deeper = self.touched.keys().filter_map(|dir| next_name(a_base.as_ref()?, dir));
+            names.extend(deeper);
+        } else {
+            names.extend(self.old.merged_names(a, a_base.as_ref())?.into_keys());
+            names.extend(self.new.merged_names(b, b_base.as_ref())?.into_keys());
+        }
+        for name in names {
+            let (x, y) =
+                (self.old.find(a, a_base.as_ref(), &name)?, self.new.find(b, b_base.as_ref(), &name)?);
+            if old_path == path {
+                self.compare(&path.join(&name), &x, &y)?;
+            } else {
+                self.compare_moved(&old_path.join(&name), &x, &path.join(&name), &y)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares what stood at one path with what stands at another, below a directory that was renamed.
+    fn compare_moved(
+        &mut self,
+        old_path: &TreePath,
+        old: &Found,
+        path: &TreePath,
+        new: &Found,
+    ) -> FsResult<()> {
+        match (self.old.attr(old), self.new.attr(new)) {
+            (Some(a), Some(b)) if a.kind == b.kind => {
+                self.compare_nodes(path, old, new, a.kind)?;
+                if a.kind == FileKind::Dir { self.compare_names(old_path, old, path, new) } else { Ok(()) }
+            }
+            (None, Some(_)) => self.added(path, new),
+            (Some(_), None) => self.deleted(old_path, old),
+            _ => self.compare(path, old, new),
+        }
+    }
+
+    fn added(&mut self, path: &TreePath, new: &Found) -> FsResult<()> {
+        if let Some(old_path) = self.moved_to.get(path).cloned() {
+            let old = self.old.resolve(&old_path)?;
+            let change = PathChange {
+                path: path.clone(),
+                old_path: Some(old_path.clone()),
+                what: What::Renamed,
+                old: old.clone(),
+                new: new.clone(),
+            };
+            self.changes.push(change);
+            return self.compare_names(&old_path, &old, path, new);
+        }
+        self.push(path, What::Added, &Found::Nothing(None), new);
+        let kind = self.new.attr(new).map_or(FileKind::File, |a| a.kind);
+        self.children_of_come(path, new, kind)
+    }
+
+    fn deleted(&mut self, path: &TreePath, old: &Found) -> FsResult<()> {
+        if self.moved_from.contains_key(path) {
+            return Ok(());
+        }
+        self.push(path, What::Deleted, old, &Found::Nothing(None));
+        let kind = self.old.attr(old).map_or(FileKind::File, |a| a.kind);
+        self.children_of_gone(path, old, kind)
+    }
+
+    fn children_of_come(&mut self, path: &TreePath, new: &Found, kind: FileKind) -> FsResult<()> {
+        let Some((dir, base)) = self.new.as_dir(new).filter(|_| kind == FileKind::Dir) else { return Ok(()) };
+        for name in self.new.merged_names(dir, base.as_ref())?.into_keys() {
+            let found = self.new.find(dir, base.as_ref(), &name)?;
+            self.compare(&path.join(&name), &Found::Nothing(None), &found)?;
+        }
+        Ok(())
+    }
+
+    fn children_of_gone(&mut self, path: &TreePath, old: &Found, kind: FileKind) -> FsResult<()> {
+        let Some((dir, base)) = self.old.as_dir(old).filter(|_| kind == FileKind::Dir) else { return Ok(()) };
+        for name in self.old.merged_names(dir, base.as_ref())?.into_keys() {
+            let found = self.old.find(dir, base.as_ref(), &name)?;
+            self.compare(&path.join(&name), &found, &Found::Nothing(None))?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether two nodes of the same kind have the same content: bytes, text of a link, number of a device.
+///
+/// # Errors
+/// What the base answers.
+pub fn same_content(old_state: &State, old: &Found, new_state: &State, new: &Found) -> FsResult<bool> {
+    let (a, a_extents) = old_state.record(old)?;
+    let (b, b_extents) = new_state.record(new)?;
+    match (&a.body, &b.body) {
+        (Body::File { size: x, origin: from_x }, Body::File { size: y, origin: from_y }) => {
+            if x != y {
+                return Ok(false);
+            }
+            let in_base = a_extents.iter().any(|(_, s)| matches!(s, Source::Base { .. }));
+            let print = |o: &Option<std::sync::Arc<crate::tree::Origin>>| {
+                o.as_ref().map(|o| (o.path.clone(), o.print))
+            };
+            if a_extents == b_extents && (!in_base || print(from_x) == print(from_y)) {
+                return Ok(true);
+            }
+            same_bytes(old_state, old, new_state, new, *x)
+        }
+        (Body::Special, Body::Special) => Ok(a.meta.rdev == b.meta.rdev),
+        (x, y) => Ok(x == y),
+    }
+}
+
+fn same_bytes(old_state: &State, old: &Found, new_state: &State, new: &Found, size: u64) -> FsResult<bool> {
+    const STEP: u64 = 1 << 20;
+    let mut at = 0;
+    while at < size {
+        let range = ByteRange { start: at, end: (at + STEP).min(size) };
+        if old_state.read_range(old, range)? != new_state.read_range(new, range)? {
+            return Ok(false);
+        }
+        at = range.end;
+    }
+    Ok(true)
+}
+
+/// The name in `dir` that leads to `path`, which lies below it.
+fn next_name(dir: &TreePath, path: &TreePath) -> Option<Name> {
+    (path != dir && path.starts_with(dir)).then(|| path.names().nth(dir.names().count()))?
+}
+
+fn same_attributes(a: &Node, b: &Node) -> bool {
+    a.meta.mode == b.meta.mode && a.meta.uid == b.meta.uid && a.meta.gid == b.meta.gid && a.xattrs == b.xattrs
+}
+
+fn same_times(a: &Node, b: &Node) -> bool {
+    a.meta.mtime == b.meta.mtime
+}

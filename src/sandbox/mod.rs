@@ -1,0 +1,392 @@
+//! The front door of the library: a base, its store, and what can be asked of them.
+//!
+//! With or without a mount it is the same [`Sandbox`]: the daemon holds one and serves it, a command without a daemon
+//! opens one for itself, and a program that embeds jailfs works on it directly.
+
+pub mod verbs;
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::base::Base;
+use crate::error::{Attempt, Error, Kind, Result};
+use crate::fs::{Found, Fs, Kernel, State};
+use crate::history::diff::{self, PathChange, What};
+use crate::history::{Replaced, Target, Timeline, apply, patch, verb_text};
+use crate::jail::{Jail, Policy};
+use crate::sandbox::verbs::{
+    Applied, Change, ChangeKind, Checkpoint, Detail, Operation, Reply, Request, Restored, Rev, Status,
+};
+use crate::store::layer::LayerInfo;
+use crate::store::record::OpVerb;
+use crate::store::{self, Store};
+use crate::types::{FileKind, Ino, LayerId, TreePath};
+
+pub use crate::store::StoreOptions;
+
+/// The one head of a store.
+const HEAD: &str = "main";
+
+/// A base with its store.
+pub struct Sandbox {
+    timeline: Timeline,
+    store_path: PathBuf,
+    base_path: PathBuf,
+    mounted: Mutex<Option<PathBuf>>,
+}
+
+/// How the mount is seen: what its links may do, and where it is.
+pub struct View {
+    /// Absolute path of the mount point.
+    pub mount_point: PathBuf,
+    /// How links are answered.
+    pub policy: Policy,
+    /// Prefixes outside the mount that links may lead to.
+    pub allowed_targets: Vec<Vec<u8>>,
+}
+
+impl Sandbox {
+    /// Opens the store for a base, or makes it. Holds the store's lock until it is dropped.
+    ///
+    /// # Errors
+    /// [`Kind::InUse`] for a store that another process holds, a store of another base, damage, or what the host answers.
+    pub fn create_or_open(base: &Path, store: &Path, options: &StoreOptions) -> Result<Arc<Sandbox>> {
+        let base = Base::open(base)?;
+        let store = if store::exists(store) {
+            let known = store::base_of(store)?;
+            if known.path != base.path() {
+                return Err(Error::new(
+                    Kind::Failed,
+                    format!("open store '{}'", store.display()),
+                    format!(
+                        "it belongs to the base '{}'",
+                        Path::new(std::ffi::OsStr::from_bytes(&known.path)).display()
+                    ),
+                )
+                .hint("name another store with --store"));
+            }
+            Store::open(store, base.root_id(), *options)?
+        } else {
+            Store::create(store, base.path(), base.root_id(), *options)?
+        };
+        Sandbox::new(store, base)
+    }
+
+    /// Opens an existing store and the base that it is for.
+    ///
+    /// # Errors
+    /// [`Kind::NoStore`] if there is none, else as [`Sandbox::create_or_open`].
+    pub fn open(store: &Path) -> Result<Arc<Sandbox>> {
+        let known = store::base_of(store)?;
+        let base = Base::open(Path::new(std::ffi::OsStr::from_bytes(&known.path)))?;
+        Sandbox::new(Store::open(store, base.root_id(), StoreOptions::default())?, base)
+    }
+
+    fn new(store: Store, base: Base) -> Result<Arc<Sandbox>> {
+        let store_path = store.dir().path().to_owned();
+        let base_path = PathBuf::from(std::ffi::OsStr::from_bytes(base.path()));
+        let jail = Jail {
+            policy: Policy::Deny,
+            mount_point: base.path().to_owned(),
+            base_path: base.path().to_owned(),
+            allowed_targets: Vec::new(),
+        };
+        let timeline = Timeline::open(Arc::new(store), Arc::new(base), HEAD, jail)?;
+        Ok(Arc::new(Sandbox { timeline, store_path, base_path, mounted: Mutex::new(None) }))
+    }
+
+    /// The directory of the store.
+    pub fn store_path(&self) -> &Path {
+        &self.store_path
+    }
+
+    /// The base.
+    pub fn base_path(&self) -> &Path {
+        &self.base_path
+    }
+
+    /// The files, for a mount or for a program that works on them directly.
+    pub fn fs(&self) -> &Arc<Fs> {
+        self.timeline.fs()
+    }
+
+    /// Says by which rules links are answered from now on. Before the mount is seen by anybody.
+    pub fn set_view(&self, view: View) {
+        self.fs().set_jail(Jail {
+            policy: view.policy,
+            mount_point: view.mount_point.as_os_str().as_bytes().to_owned(),
+            base_path: self.base_path.as_os_str().as_bytes().to_owned(),
+            allowed_targets: view.allowed_targets,
+        });
+        *self.mounted.lock() = Some(view.mount_point);
+    }
+
+    /// Says that a kernel looks at the files from now on.
+    pub fn attach(&self, kernel: Arc<dyn Kernel>) {
+        self.timeline.set_kernel(Some(kernel));
+    }
+
+    /// Says that no kernel looks at the files any more, and syncs what was written.
+    ///
+    /// # Errors
+    /// When the sync fails.
+    pub fn detach(&self) -> Result<()> {
+        self.timeline.set_kernel(None);
+        *self.mounted.lock() = None;
+        self.fs().sync().attempt(|| "sync the store")
+    }
+
+    /// Does what is asked. [`Request::Unmount`] is for whoever holds the mount.
+    ///
+    /// # Errors
+    /// Whatever goes wrong, in words; see [`Kind`].
+    pub fn handle(&self, request: Request) -> Result<Reply> {
+        match request {
+            Request::Status => self.status().map(Reply::Status),
+            Request::Log => Ok(Reply::Log(self.checkpoints())),
+            Request::OpLog => Ok(Reply::OpLog(self.operations())),
+            Request::Checkpoint { name, message } => {
+                let id = self.timeline.checkpoint(name, message)?;
+                self.checkpoint_info(id).map(Reply::Checkpoint)
+            }
+            Request::Diff { from, to, paths, detail } => {
+                self.diff(&from, &to, &paths, detail).map(Reply::Diff)
+            }
+            Request::Restore { to, dry_run } => {
+                let target = self.target(&to)?;
+                self.go_to(OpVerb::Restore, target, self.describe(target), dry_run).map(Reply::Restored)
+            }
+            Request::Discard => {
+                let target = self.last_seal();
+                self.go_to(OpVerb::Discard, target, self.describe(target), false).map(Reply::Restored)
+            }
+            Request::OpRestore { op } => self.restore_operation(op).map(Reply::Restored),
+            Request::Apply { paths, dry_run, undo } => self.apply(&paths, dry_run, undo).map(Reply::Applied),
+            Request::Unmount => Err(Error::new(Kind::Failed, "unmount", "it is not mounted")),
+        }
+    }
+
+    fn status(&self) -> Result<Status> {
+        self.timeline.flush()?;
+        let last = self.last_checkpoint();
+        let since = match last {
+            Some(id) => self.timeline.state_of(self.sealed_target(id)?)?,
+            None => self.timeline.base_state()?,
+        };
+        let changed =
+            diff::changes(&since, &self.fs().state(), true).attempt(|| "compare with the last checkpoint")?;
+        let (refused_links, refused_count) = self.fs().refused_links();
+        let mount = self.mounted.lock().clone();
+        Ok(Status {
+            base: self.base_path.as_os_str().as_bytes().to_owned(),
+            store: self.store_path.as_os_str().as_bytes().to_owned(),
+            pid: mount.as_ref().map(|_| std::process::id()),
+            mount: mount.map(|m| m.as_os_str().as_bytes().to_owned()),
+            checkpoint: last.map(|id| self.checkpoint_info(id)).transpose()?,
+            changed: changed.iter().filter(|c| c.what != What::DirTimes).count() as u64,
+            epoch: self.timeline.base_epoch(),
+            store_bytes: self.timeline.store().disk_usage(),
+            kernel_nodes: self.fs().held_nodes() as u64 - 1,
+            refused_links,
+            refused_count,
+            base_problems: self.fs().base_problems(),
+        })
+    }
+
+    /// All sealed states, newest first.
+    fn checkpoints(&self) -> Vec<Checkpoint> {
+        let parent = self.timeline.parent();
+        self.timeline.sealed().iter().rev().filter_map(|info| checkpoint_of(info, parent)).collect()
+    }
+
+    fn checkpoint_info(&self, id: LayerId) -> Result<Checkpoint> {
+        let info = self.timeline.store().layer(id);
+        info.as_ref()
+            .and_then(|info| checkpoint_of(info, self.timeline.parent()))
+            .ok_or_else(|| no_checkpoint(&Rev::Id(id)))
+    }
+
+    fn operations(&self) -> Vec<Operation> {
+        let ops = self.timeline.store().ops();
+        let numbered = ops.into_iter().enumerate().map(|(at, op)| Operation {
+            op: at as u64 + 1,
+            time: op.time,
+            verb: verb_text(op.verb).to_owned(),
+            description: op.description,
+            tree: op.tree,
+            epoch: op.epoch,
+        });
+        let mut operations: Vec<Operation> = numbered.collect();
+        operations.reverse();
+        operations
+    }
+
+    /// The last checkpoint that a person made, below the head.
+    fn last_checkpoint(&self) -> Option<LayerId> {
+        self.made_by_people().next()
+    }
+
+    fn made_by_people(&self) -> impl Iterator<Item = LayerId> {
+        let line = self.timeline.ancestry();
+        line.into_iter().filter(|l| l.seal.as_ref().is_some_and(|s| !s.automatic)).map(|l| l.header.layer)
+    }
+
+    /// What a discard goes back to: the last checkpoint, or the base.
+    fn last_seal(&self) -> Target {
+        let found = self.last_checkpoint().and_then(|id| self.sealed_target(id).ok());
+        // Without a checkpoint below the head, that is the base in the epoch that the head lies over.
+        found.unwrap_or(Target { layer: None, epoch: self.fs().state().lower.epoch() })
+    }
+
+    fn sealed_target(&self, id: LayerId) -> Result<Target> {
+        let info = self.timeline.store().layer(id).filter(|l| l.seal.is_some());
+        let info = info.ok_or_else(|| no_checkpoint(&Rev::Id(id)))?;
+        Ok(Target { layer: Some(id), epoch: info.header.epoch })
+    }
+
+    fn target(&self, rev: &Rev) -> Result<Target> {
+        match rev {
+            Rev::Base => Ok(Target { layer: None, epoch: self.timeline.base_epoch() }),
+            Rev::Id(id) => self.sealed_target(*id),
+            Rev::Back(n) => {
+                let id = self.made_by_people().nth(*n as usize - 1).ok_or_else(|| no_checkpoint(rev))?;
+                self.sealed_target(id)
+            }
+            Rev::Name(name) => {
+                let named = |l: &LayerInfo| l.seal.as_ref().is_some_and(|s| s.name.as_ref() == Some(name));
+                let info =
+                    self.timeline.sealed().into_iter().find(named).ok_or_else(|| no_checkpoint(rev))?;
+                self.sealed_target(info.header.layer)
+            }
+            Rev::Now => Err(Error::new(Kind::Usage, "restore '@'", "'@' is the tree as it is now")),
+        }
+    }
+
+    fn state(&self, rev: &Rev) -> Result<State> {
+        match rev {
+            Rev::Now => {
+                self.timeline.flush()?;
+                Ok(self.fs().state())
+            }
+            Rev::Back(_) | Rev::Base | Rev::Id(_) | Rev::Name(_) => self.timeline.state_of(self.target(rev)?),
+        }
+    }
+
+    fn describe(&self, target: Target) -> String {
+        let Some(id) = target.layer else { return "base".to_owned() };
+        let name = self.timeline.store().layer(id).and_then(|l| l.seal).and_then(|s| s.name);
+        name.map_or_else(|| id.to_string(), |name| format!("{id} '{name}'"))
+    }
+
+    fn diff(&self, from: &Rev, to: &Rev, paths: &[TreePath], detail: Detail) -> Result<Vec<Change>> {
+        let (old, new) = (self.state(from)?, self.state(to)?);
+        let attempt = || format!("compare {from} with {to}");
+        let below = |path: &TreePath| paths.is_empty() || paths.iter().any(|p| path.starts_with(p));
+        let changes = diff::changes(&old, &new, true).attempt(attempt)?;
+        let told = changes.iter().filter(|c| c.what != What::DirTimes);
+        let told = told.filter(|c| below(&c.path) || c.old_path.as_ref().is_some_and(below));
+        told.map(|change| change_of(&old, &new, change, detail).attempt(attempt)).collect()
+    }
+
+    fn go_to(&self, verb: OpVerb, target: Target, description: String, dry_run: bool) -> Result<Restored> {
+        if dry_run {
+            self.timeline.flush()?;
+            let changes = plain_changes(&self.fs().state(), &self.timeline.state_of(target)?)?;
+            return Ok(Restored { to: description, before: None, changes });
+        }
+        let Replaced { before, from, to } = self.timeline.replace(verb, target, description.clone())?;
+        Ok(Restored { to: description, before, changes: plain_changes(&from, &to)? })
+    }
+
+    fn restore_operation(&self, op: u64) -> Result<Restored> {
+        let found = self.operations().into_iter().find(|o| o.op == op).ok_or_else(|| {
+            Error::new(Kind::NoStore, format!("restore operation {op}"), "there is no such operation")
+                .hint("'jailfs op log' lists them")
+        })?;
+        let target = Target { layer: found.tree, epoch: found.epoch };
+        self.go_to(OpVerb::OpRestore, target, format!("operation {op}"), false)
+    }
+
+    fn apply(&self, paths: &[TreePath], dry_run: bool, undo: bool) -> Result<Applied> {
+        let plan = match (undo, dry_run) {
+            (false, false) => self.timeline.apply(paths)?,
+            (false, true) => self.timeline.plan_apply(paths)?,
+            (true, false) => self.timeline.undo_apply()?,
+            (true, true) => self.timeline.plan_undo()?,
+        };
+        self.applied(plan)
+    }
+
+    fn applied(&self, plan: apply::Plan) -> Result<Applied> {
+        let told = plan.changes.iter().filter(|c| c.what != What::DirTimes);
+        let changes: Result<Vec<Change>> = told
+            .map(|c| {
+                change_of(&plan.from, &plan.to, c, Detail::NameStatus).attempt(|| "list what was applied")
+            })
+            .collect();
+        Ok(Applied { changes: changes?, epoch: self.timeline.base_epoch(), conflicts: plan.conflicts })
+    }
+}
+
+fn no_checkpoint(rev: &Rev) -> Error {
+    Error::new(Kind::NoStore, format!("find checkpoint '{rev}'"), "there is no such checkpoint")
+        .hint("'jailfs log' lists them")
+}
+
+fn checkpoint_of(info: &LayerInfo, parent: Option<LayerId>) -> Option<Checkpoint> {
+    let seal = info.seal.as_ref()?;
+    Some(Checkpoint {
+        id: info.header.layer,
+        name: seal.name.clone(),
+        message: seal.message.clone(),
+        time: seal.time,
+        parent: info.header.parent,
+        epoch: info.header.epoch,
+        automatic: seal.automatic,
+        current: parent == Some(info.header.layer),
+    })
+}
+
+fn plain_changes(old: &State, new: &State) -> Result<Vec<Change>> {
+    let changes = diff::changes(old, new, true).attempt(|| "list what changed")?;
+    let told = changes.iter().filter(|c| c.what != What::DirTimes);
+    told.map(|c| change_of(old, new, c, Detail::NameStatus).attempt(|| "list what changed")).collect()
+}
+
+fn change_of(
+    old: &State,
+    new: &State,
+    change: &PathChange,
+    detail: Detail,
+) -> crate::error::FsResult<Change> {
+    let (before, after) = (old.attr(&change.old), new.attr(&change.new));
+    let size = |attr: Option<crate::fs::Attr>| attr.filter(|a| a.kind == FileKind::File).map(|a| a.size);
+    let shown = after.or(before);
+    let text = match detail {
+        Detail::NameStatus => None,
+        Detail::Stat | Detail::Patch => patch::text_of(old, new, change)?,
+    };
+    let number = |found: &Found| found.ino();
+    Ok(Change {
+        path: change.path.clone(),
+        kind: match change.what {
+            What::Added => ChangeKind::Added,
+            What::Deleted => ChangeKind::Deleted,
+            What::Type => ChangeKind::TypeChanged,
+            What::Content => ChangeKind::Modified,
+            What::Attributes | What::DirTimes => ChangeKind::Attributes,
+            What::Renamed => ChangeKind::Renamed,
+        },
+        old_path: change.old_path.clone(),
+        file: shown.map_or(FileKind::File, |a| a.kind),
+        ino: number(&change.new).or(number(&change.old)).unwrap_or(Ino(0)),
+        old_size: size(before),
+        new_size: size(after),
+        binary: text.as_ref().is_some_and(|t| t.lines.is_none()),
+        lines: text.as_ref().and_then(|t| t.lines),
+        patch: text.filter(|_| detail == Detail::Patch).map(|t| t.patch),
+    })
+}

@@ -1,0 +1,341 @@
+//! The library without a mount: checkpoints, restores, applies, on small trees.
+
+use std::fs as host;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use jailfs::fs::{Caller, RenameMode, SetAttr};
+use jailfs::sandbox::verbs::{ChangeKind, Detail, Reply, Request, Rev};
+use jailfs::sandbox::{Sandbox, StoreOptions};
+use jailfs::types::{LayerId, Name, NodeId, TreePath};
+
+const ME: Caller = Caller { uid: 0, gid: 0 };
+
+struct Place {
+    _dir: tempfile::TempDir,
+    base: std::path::PathBuf,
+    store: std::path::PathBuf,
+}
+
+impl Place {
+    fn new() -> Place {
+        let dir = tempfile::tempdir().unwrap();
+        let (base, store) = (dir.path().join("base"), dir.path().join("store"));
+        host::create_dir(&base).unwrap();
+        Place { _dir: dir, base, store }
+    }
+
+    fn open(&self) -> Arc<Sandbox> {
+        Sandbox::create_or_open(&self.base, &self.store, &StoreOptions::default()).unwrap()
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.base.join(path);
+        host::create_dir_all(path.parent().unwrap()).unwrap();
+        host::write(path, text).unwrap();
+    }
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+fn id(sandbox: &Sandbox, path: &str) -> NodeId {
+    path.split('/').filter(|p| !p.is_empty()).fold(NodeId::ROOT, |dir, part| {
+        sandbox.fs().lookup(dir, &name(part)).unwrap_or_else(|e| panic!("{path}: {e}")).id
+    })
+}
+
+fn split(path: &str) -> (&str, &str) {
+    path.rsplit_once('/').unwrap_or(("", path))
+}
+
+fn put(sandbox: &Sandbox, path: &str, text: &str) {
+    let (dir, last) = split(path);
+    let dir = id(sandbox, dir);
+    let file = match sandbox.fs().lookup(dir, &name(last)) {
+        Ok(entry) => entry.id,
+        Err(_) => sandbox.fs().mknod(dir, &name(last), 0o100_644, 0, 0, ME).unwrap().id,
+    };
+    sandbox.fs().truncate(file, 0, false).unwrap();
+    sandbox.fs().write(file, 0, text.as_bytes(), false).unwrap();
+}
+
+fn get(sandbox: &Sandbox, path: &str) -> String {
+    let bytes = sandbox.fs().read(id(sandbox, path), 0, u64::MAX).unwrap().read(false).unwrap().unwrap();
+    String::from_utf8(bytes).unwrap()
+}
+
+fn rm(sandbox: &Sandbox, path: &str) {
+    let (dir, last) = split(path);
+    sandbox.fs().unlink(id(sandbox, dir), &name(last)).unwrap();
+}
+
+fn checkpoint(sandbox: &Sandbox, text: &str) -> LayerId {
+    let request = Request::Checkpoint { name: Some(text.to_owned()), message: String::new() };
+    match sandbox.handle(request).unwrap() {
+        Reply::Checkpoint(checkpoint) => checkpoint.id,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn restore(sandbox: &Sandbox, rev: &str) {
+    sandbox.handle(Request::Restore { to: Rev::parse(rev), dry_run: false }).unwrap();
+}
+
+fn diff(sandbox: &Sandbox, from: &str, to: &str) -> Vec<(ChangeKind, String)> {
+    let request =
+        Request::Diff { from: Rev::parse(from), to: Rev::parse(to), paths: vec![], detail: Detail::Patch };
+    match sandbox.handle(request).unwrap() {
+        Reply::Diff(changes) => changes.into_iter().map(|c| (c.kind, c.path.to_string())).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn apply(sandbox: &Sandbox, paths: &[&str], undo: bool) -> (usize, Vec<String>) {
+    let paths = paths.iter().map(|p| TreePath::parse(p.as_bytes()).unwrap()).collect();
+    match sandbox.handle(Request::Apply { paths, dry_run: false, undo }).unwrap() {
+        Reply::Applied(a) => (a.changes.len(), a.conflicts.into_iter().map(|c| c.0.to_string()).collect()),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Everything that can be seen of a tree, without change times.
+fn picture(sandbox: &Sandbox) -> Vec<String> {
+    fn walk(sandbox: &Sandbox, dir: NodeId, path: &str, lines: &mut Vec<String>) {
+        let attr = sandbox.fs().getattr(dir).unwrap();
+        lines.push(format!("{path}/ {:o} {} {:?}", attr.meta.mode, attr.ino.0, attr.meta.mtime));
+        for child in sandbox.fs().names(dir).unwrap() {
+            let entry = sandbox.fs().lookup(dir, &child).unwrap();
+            let path = format!("{path}/{child}");
+            match entry.attr.kind {
+                jailfs::types::FileKind::Dir => walk(sandbox, entry.id, &path, lines),
+                jailfs::types::FileKind::File => {
+                    let text =
+                        sandbox.fs().read(entry.id, 0, u64::MAX).unwrap().read(false).unwrap().unwrap();
+                    lines.push(format!("{path} {:?} {:?}", entry.attr, String::from_utf8_lossy(&text)));
+                }
+                _ => lines.push(format!("{path} {:?} {:?}", entry.attr, sandbox.fs().link_text(entry.id))),
+            }
+        }
+    }
+    let mut lines = Vec::new();
+    walk(sandbox, NodeId::ROOT, "", &mut lines);
+    lines
+}
+
+#[test]
+fn what_is_written_stays_out_of_the_base_and_in_the_store() {
+    let place = Place::new();
+    place.write("a/b", "base");
+    let ino = host::metadata(place.base.join("a/b")).unwrap().ino();
+    {
+        let sandbox = place.open();
+        assert_eq!(get(&sandbox, "a/b"), "base");
+        put(&sandbox, "a/b", "changed");
+        put(&sandbox, "a/new", "new");
+    }
+    assert_eq!(host::read_to_string(place.base.join("a/b")).unwrap(), "base");
+    assert!(!place.base.join("a/new").exists());
+    let sandbox = place.open();
+    assert_eq!((get(&sandbox, "a/b"), get(&sandbox, "a/new")), ("changed".into(), "new".into()));
+    assert_eq!(sandbox.fs().getattr(id(&sandbox, "a/b")).unwrap().ino.0, ino, "the number stays");
+}
+
+#[test]
+fn a_restore_brings_back_exactly_what_was() {
+    let place = Place::new();
+    place.write("dir/one", "1");
+    place.write("dir/sub/two", "2");
+    place.write("gone/x", "x");
+    let sandbox = place.open();
+    put(&sandbox, "kept", "kept");
+    put(&sandbox, "dir/one", "one");
+    let before = picture(&sandbox);
+    checkpoint(&sandbox, "green");
+    put(&sandbox, "dir/one", "other");
+    put(&sandbox, "added", "added");
+    rm(&sandbox, "kept");
+    rm(&sandbox, "gone/x");
+    sandbox.fs().rmdir(NodeId::ROOT, &name("gone")).unwrap();
+    sandbox
+        .fs()
+        .rename(NodeId::ROOT, &name("dir"), NodeId::ROOT, &name("moved"), RenameMode::Replace)
+        .unwrap();
+    sandbox.fs().mkdir(NodeId::ROOT, &name("dir"), 0o700, 0, ME).unwrap();
+    put(&sandbox, "dir/fresh", "fresh");
+    let after = picture(&sandbox);
+    restore(&sandbox, "green");
+    assert_eq!(picture(&sandbox), before);
+    let Reply::OpLog(ops) = sandbox.handle(Request::OpLog).unwrap() else { panic!() };
+    let sealed = ops.iter().find(|o| o.verb == "seal").unwrap().op;
+    sandbox.handle(Request::OpRestore { op: sealed }).unwrap();
+    assert_eq!(picture(&sandbox), after, "a restore can be undone");
+    drop(sandbox);
+    let sandbox = place.open();
+    assert_eq!(picture(&sandbox), after, "and it stays so");
+    restore(&sandbox, "green");
+    assert_eq!(picture(&sandbox), before);
+}
+
+#[test]
+fn holders_of_a_changed_file_are_cut_off_and_those_of_an_unchanged_one_are_not() {
+    let place = Place::new();
+    place.write("same", "same");
+    place.write("other", "base");
+    let sandbox = place.open();
+    checkpoint(&sandbox, "start");
+    let (same, other) = (id(&sandbox, "same"), id(&sandbox, "other"));
+    put(&sandbox, "other", "changed");
+    restore(&sandbox, "start");
+    sandbox.fs().write(other, 0, b"late", false).unwrap();
+    assert_eq!(get(&sandbox, "other"), "base", "a late write goes to the old content");
+    let orphan = sandbox.fs().read(other, 0, 100).unwrap().read(false).unwrap().unwrap();
+    assert_eq!(orphan, b"lateged", "which its holder still sees");
+    assert_eq!(sandbox.fs().getattr(other).unwrap().meta.nlink, 0);
+    assert_ne!(id(&sandbox, "other"), other);
+    assert_eq!(id(&sandbox, "same"), same);
+    sandbox.fs().write(same, 0, b"S", false).unwrap();
+    assert_eq!(get(&sandbox, "same"), "Same");
+    assert!(sandbox.fs().link(other, NodeId::ROOT, &name("back")).is_err(), "nobody brings it back");
+}
+
+#[test]
+fn a_directory_that_moved_is_gone_for_those_who_stand_in_it() {
+    let place = Place::new();
+    place.write("d/f", "f");
+    place.write("stays/f", "f");
+    let sandbox = place.open();
+    checkpoint(&sandbox, "start");
+    let stays = id(&sandbox, "stays");
+    sandbox.fs().rename(NodeId::ROOT, &name("d"), NodeId::ROOT, &name("e"), RenameMode::Replace).unwrap();
+    let (moved, file) = (id(&sandbox, "e"), id(&sandbox, "e/f"));
+    restore(&sandbox, "start");
+    assert!(sandbox.fs().lookup(moved, &name("f")).is_err());
+    assert!(sandbox.fs().mkdir(moved, &name("n"), 0o755, 0, ME).is_err());
+    assert!(sandbox.fs().lookup(stays, &name("f")).is_ok());
+    assert_eq!(id(&sandbox, "d/f"), file, "a file in it that did not change keeps its holders");
+}
+
+#[test]
+fn apply_writes_the_tree_home_and_older_checkpoints_stay_exact() {
+    let place = Place::new();
+    for n in 0..5 {
+        place.write(&format!("d/f{n}"), &format!("base {n}"));
+    }
+    place.write("twin", "twin");
+    host::hard_link(place.base.join("twin"), place.base.join("pair")).unwrap();
+    let sandbox = place.open();
+    let before = picture(&sandbox);
+    checkpoint(&sandbox, "start");
+    put(&sandbox, "d/f0", "changed");
+    rm(&sandbox, "d/f1");
+    put(&sandbox, "twin", "both");
+    sandbox.fs().mkdir(NodeId::ROOT, &name("empty"), 0o711, 0, ME).unwrap();
+    sandbox.fs().symlink(NodeId::ROOT, &name("link"), b"d/f2", ME).unwrap();
+    sandbox.fs().setattr(id(&sandbox, "d/f2"), SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+    sandbox
+        .fs()
+        .rename(id(&sandbox, "d"), &name("f3"), NodeId::ROOT, &name("up"), RenameMode::Replace)
+        .unwrap();
+    let wanted = picture(&sandbox);
+    let (count, conflicts) = apply(&sandbox, &[], false);
+    assert!(count >= 7 && conflicts.is_empty(), "{count} {conflicts:?}");
+    let read = |path: &str| host::read_to_string(place.base.join(path));
+    assert_eq!(read("d/f0").unwrap(), "changed");
+    assert!(read("d/f1").is_err() && read("d/f3").is_err());
+    assert_eq!(read("up").unwrap(), "base 3");
+    assert_eq!((read("twin").unwrap(), read("pair").unwrap()), ("both".into(), "both".into()));
+    assert_eq!(host::metadata(place.base.join("pair")).unwrap().nlink(), 2);
+    assert_eq!(host::metadata(place.base.join("empty")).unwrap().permissions().mode() & 0o777, 0o711);
+    assert_eq!(host::read_link(place.base.join("link")).unwrap(), Path::new("d/f2"));
+    let strip = |lines: Vec<String>| -> Vec<String> {
+        // The host gives change times, looking at the base above changed access times, blocks depend on where bytes are.
+        let part = |l: &str, from: &str, to: &str| {
+            l.split(from).nth(1).map(|r| r.split(to).next().unwrap().to_owned())
+        };
+        let cut = |l: String| match part(&l, "mtime", "ctime") {
+            Some(mtime) => {
+                format!("{} {mtime} {:?}", l.split("atime").next().unwrap(), part(&l, "size", "blocks"))
+            }
+            None => l,
+        };
+        lines.into_iter().map(cut).collect()
+    };
+    assert_eq!(strip(picture(&sandbox)), strip(wanted.clone()), "the mount shows the same, numbers included");
+    assert_eq!(diff(&sandbox, "base", "@"), vec![]);
+    drop(sandbox);
+    let sandbox = place.open();
+    assert_eq!(strip(picture(&sandbox)), strip(wanted.clone()));
+    restore(&sandbox, "start");
+    assert_eq!(picture(&sandbox), before, "the checkpoint is as it was, although the base is not");
+    assert_ne!(diff(&sandbox, "base", "@"), vec![]);
+    let (_, conflicts) = apply(&sandbox, &[], false);
+    assert!(conflicts.is_empty(), "{conflicts:?}");
+    assert_eq!((read("d/f0").unwrap(), read("d/f1").unwrap()), ("base 0".into(), "base 1".into()));
+    let (_, conflicts) = apply(&sandbox, &[], true);
+    assert!(conflicts.is_empty(), "{conflicts:?}");
+    assert_eq!(read("d/f0").unwrap(), "changed", "the last apply is taken back");
+}
+
+#[test]
+fn a_base_that_somebody_changed_is_a_conflict_and_nothing_is_written() {
+    let place = Place::new();
+    place.write("f", "base");
+    place.write("g", "base");
+    let sandbox = place.open();
+    put(&sandbox, "f", "mine");
+    put(&sandbox, "g", "mine");
+    put(&sandbox, "new", "mine");
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    place.write("f", "theirs");
+    place.write("new", "theirs");
+    let (_, conflicts) = apply(&sandbox, &[], false);
+    assert_eq!(conflicts, ["f", "new"]);
+    assert_eq!(host::read_to_string(place.base.join("g")).unwrap(), "base");
+    assert_eq!(apply(&sandbox, &["g"], false).1, Vec::<String>::new(), "the rest can be applied by path");
+    assert_eq!(host::read_to_string(place.base.join("g")).unwrap(), "mine");
+    assert_eq!(get(&sandbox, "f"), "mine");
+}
+
+#[test]
+fn the_first_byte_written_to_a_large_file_costs_a_block() {
+    let place = Place::new();
+    let file = host::File::create(place.base.join("large")).unwrap();
+    file.set_len(1 << 30).unwrap();
+    let sandbox = place.open();
+    let large = id(&sandbox, "large");
+    sandbox.fs().write(large, (1 << 29) + 5, b"x", false).unwrap();
+    let pool = host::metadata(place.store.join("layers/00000001/pool")).unwrap();
+    assert!(pool.blocks() * 512 <= 8192, "{} blocks", pool.blocks());
+    let around = sandbox.fs().read(large, (1 << 29) + 4, 3).unwrap().read(false).unwrap().unwrap();
+    assert_eq!(around, b"\0x\0");
+    assert_eq!(sandbox.fs().getattr(large).unwrap().size, 1 << 30);
+}
+
+#[test]
+fn a_diff_tells_what_was_done() {
+    let place = Place::new();
+    place.write("d/edit", "a\nb\n");
+    place.write("d/gone", "x");
+    place.write("old/deep/file", "y");
+    let sandbox = place.open();
+    put(&sandbox, "d/edit", "a\nc\n");
+    rm(&sandbox, "d/gone");
+    put(&sandbox, "d/new", "n");
+    sandbox
+        .fs()
+        .rename(NodeId::ROOT, &name("old"), NodeId::ROOT, &name("renamed"), RenameMode::Replace)
+        .unwrap();
+    let expected = [
+        (ChangeKind::Modified, "d/edit".to_owned()),
+        (ChangeKind::Deleted, "d/gone".to_owned()),
+        (ChangeKind::Added, "d/new".to_owned()),
+        (ChangeKind::Renamed, "renamed".to_owned()),
+    ];
+    assert_eq!(diff(&sandbox, "base", "@"), expected);
+    checkpoint(&sandbox, "c");
+    assert_eq!(diff(&sandbox, "c", "@"), vec![]);
+    assert_eq!(diff(&sandbox, "base", "c"), expected);
+}

@@ -797,7 +797,11 @@ fn switch_to(bench: &Bench, state: jailfs::fs::State) -> jailfs::fs::Forgotten {
     let parent = Some(bench.fs.upper_layer());
     let upper =
         bench.fs.store().create_layer(parent, "main", jailfs::types::Epoch(0), LayerKind::Branches).unwrap();
-    let forgotten = bench.fs.switch(jailfs::fs::Switch { state, upper, same_content: false }).unwrap();
+    let forgotten = bench
+        .fs
+        .switch(jailfs::fs::Switch { state, upper, same_content: false, only_if_unchanged: false })
+        .unwrap()
+        .unwrap();
     bench.mounted().kernel().forget(&forgotten).unwrap();
     forgotten
 }
@@ -889,4 +893,55 @@ fn very_many_names_are_forgotten_at_once_but_never_below_a_mount() {
             nix::mount::umount(&inner).unwrap();
         }
     }
+}
+
+/// Set in the process that runs tests again as an ordinary user.
+const ORDINARY: &str = "JAILFS_TEST_ORDINARY_USER";
+
+/// Through fusermount3, and without a look into other users' processes.
+#[test]
+fn an_ordinary_user_mounts_and_all_of_it_works() {
+    if std::env::var_os(ORDINARY).is_some() || !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "--test-threads=1"]).env(ORDINARY, "1").current_dir("/");
+    let tests = [
+        "a_mount_begins_and_ends",
+        "dropping_a_mount_detaches_it",
+        "options_reach_the_kernel",
+        "files_are_created_written_read_and_cut",
+        "opening_reading_again_and_closing_costs_no_message",
+        "names_are_moved_replaced_kept_and_exchanged",
+        "links_are_followed_inside_and_refused_outside",
+        "extended_attributes_are_kept_and_the_store_is_named",
+        "an_unlinked_file_lives_as_long_as_it_is_open",
+        "what_mappings_hold_is_brought_home",
+        "another_state_is_shown_in_place",
+    ];
+    command.args(tests);
+    std::os::unix::process::CommandExt::uid(&mut command, 65534);
+    std::os::unix::process::CommandExt::gid(&mut command, 65534);
+    let run = std::thread::spawn(move || {
+        open_device_to_all();
+        command.output().unwrap()
+    });
+    let output = run.join().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains(&format!("{} passed", tests.len())), "{text}");
+}
+
+/// Gives this thread, and what it starts, a mount namespace in which everybody may use `/dev/fuse`, as on a usual host;
+/// containers often keep it for root.
+fn open_device_to_all() {
+    use nix::mount::{MsFlags, mount};
+    let none = None::<&str>;
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).unwrap();
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let device = dir.path().join("fuse");
+    mknod(&device, SFlag::S_IFCHR, Mode::S_IRUSR, makedev(10, 229)).unwrap();
+    fs::set_permissions(&device, PermissionsExt::from_mode(0o666)).unwrap();
+    mount(Some(&device), "/dev/fuse", none, MsFlags::MS_BIND, none).unwrap();
 }

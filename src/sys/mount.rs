@@ -451,7 +451,12 @@ mod tests {
         let value = helper_options(&FuseMountOptions { read_only: true, ..options() });
         assert_eq!(
             value.as_bytes(),
-            b"nosuid,nodev,default_permissions,subtype=jailfs,ro,max_read=1048576,fsname=a\\,b \\\\c"
+            b"default_permissions,subtype=jailfs,nosuid,nodev,ro,max_read=1048576,fsname=a\\,b \\\\c"
+        );
+        let loose = FuseMountOptions { suid: true, dev: true, noexec: true, ..FuseMountOptions::default() };
+        assert_eq!(
+            helper_options(&loose).as_bytes(),
+            b"default_permissions,subtype=jailfs,suid,dev,noexec,fsname="
         );
     }
 

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::error::{FsResult, Result};
-use crate::fs::lower::{Lower, LowerNode};
+use crate::fs::lower::Lower;
 use crate::fs::table::Place;
 use crate::fs::{Core, Found, Fs, State};
 use crate::store::layer::Upper;
@@ -98,6 +98,9 @@ struct Comparison<'a> {
     /// Nodes of the base that came to light or were hidden, by state.
     base_before: HashMap<Ino, TreePath>,
     base_after: HashMap<Ino, TreePath>,
+    /// Directories of the base in which an apply touched a name, by state.
+    touched_before: HashMap<Ino, TreePath>,
+    touched_after: HashMap<Ino, TreePath>,
 }
 
 impl Core {
@@ -108,10 +111,21 @@ impl Core {
         let same_epoch = before.lower.epoch() == after.lower.epoch()
             && before.lower.history().len() == after.lower.history().len();
         let mut names: BTreeSet<(Ino, Name)> = diff.names;
+        let mut touched_before = HashMap::new();
+        let mut touched_after = HashMap::new();
         if !same_epoch {
-            names.extend(touched_names(&before, &after)?);
+            for (dir, touched) in touched_names(&before, &after) {
+                for (state, dirs) in [(&before, &mut touched_before), (&after, &mut touched_after)] {
+                    if let Some((ino, _)) = state.lower.lookup(&dir)? {
+                        dirs.insert(ino, dir.clone());
+                        names.extend(touched.iter().map(|name| (ino, name.clone())));
+                    }
+                }
+            }
         }
         let mut compare = Comparison {
+            touched_before,
+            touched_after,
             before: &before,
             after: &after,
             same_content: next.same_content,
@@ -201,20 +215,15 @@ impl Core {
     }
 }
 
-/// The names at which the two states see another base, as (directory, name) in either.
-fn touched_names(before: &State, after: &State) -> FsResult<BTreeSet<(Ino, Name)>> {
-    let mut paths = before.lower.touched_since();
-    paths.extend(after.lower.touched_since());
-    let mut names = BTreeSet::new();
-    for path in paths {
-        let Some((dir, name)) = path.split() else { continue };
-        for state in [before, after] {
-            if let Some((ino, _)) = state.lower.lookup(&dir)? {
-                names.insert((ino, name.clone()));
-            }
+/// The names at which the two states see another base, by the path of their directory in the base.
+fn touched_names(before: &State, after: &State) -> BTreeMap<TreePath, BTreeSet<Name>> {
+    let mut names: BTreeMap<TreePath, BTreeSet<Name>> = BTreeMap::new();
+    for path in before.lower.touched_since().into_iter().chain(after.lower.touched_since()) {
+        if let Some((dir, name)) = path.split() {
+            names.entry(dir).or_default().insert(name);
         }
     }
-    Ok(names)
+    names
 }
 
 /// The node `ino` in a state: in the tree, or in the base at the path where it is known to be.
@@ -275,30 +284,15 @@ impl Comparison<'_> {
     fn base_path_of(&mut self, dir: Ino, in_before: bool) -> FsResult<Option<TreePath>> {
         let (state, other) = if in_before { (self.before, self.after) } else { (self.after, self.before) };
         let Some(Body::Dir { base: Some(path) }) = other.tree.node(dir).map(|n| &n.body) else {
-            return self.untouched_dir(dir, in_before);
+            // Neither tree mentions it: then it matters only for what an apply touched.
+            let touched = if in_before { &self.touched_before } else { &self.touched_after };
+            return Ok(if dir == Ino::ROOT { Some(TreePath::root()) } else { touched.get(&dir).cloned() });
         };
         let path = path.clone();
         if path.is_root() {
             return Ok(Some(path));
         }
         Ok((shown_at(state, &path, &mut HashMap::new())? == Some(dir)).then_some(path))
-    }
-
-    /// The base path of a directory that neither tree mentions; found among what was touched by an apply.
-    fn untouched_dir(&self, dir: Ino, in_before: bool) -> FsResult<Option<TreePath>> {
-        let state = if in_before { self.before } else { self.after };
-        if dir == Ino::ROOT {
-            return Ok(Some(TreePath::root()));
-        }
-        for path in self.before.lower.touched_since().into_iter().chain(self.after.lower.touched_since()) {
-            let Some((above, _)) = path.split() else { continue };
-            if let Some((ino, LowerNode::Base(_) | LowerNode::Pre(..))) = state.lower.lookup(&above)?
-                && ino == dir
-            {
-                return Ok(Some(above));
-            }
-        }
-        Ok(None)
     }
 
     /// Whether a directory among the affected nodes is not where it was, so that nodes below it are affected, too.

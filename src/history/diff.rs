@@ -52,11 +52,12 @@ pub struct PathChange {
 /// What the base answers.
 pub fn changes(old: &State, new: &State, renames: bool) -> FsResult<Vec<PathChange>> {
     let diff = old.tree.diff(&new.tree);
+    let touched = touched_names(old, new);
     let mut walk = Walk {
         old,
         new,
-        hot: hot_nodes(old, new, &diff)?,
-        touched: touched_names(old, new),
+        hot: hot_nodes(old, new, &diff, &touched)?,
+        touched,
         moved_to: HashMap::new(),
         moved_from: BTreeMap::new(),
         changes: Vec::new(),
@@ -75,8 +76,13 @@ fn touched_names(old: &State, new: &State) -> HashMap<TreePath, BTreeSet<Name>> 
     let mut names: HashMap<TreePath, BTreeSet<Name>> = HashMap::new();
     if old.lower.epoch() != new.lower.epoch() {
         for path in old.lower.touched_since().into_iter().chain(new.lower.touched_since()) {
-            if let Some((dir, name)) = path.split() {
-                names.entry(dir).or_default().insert(name);
+            // The names that lead to a touched path are looked at, too.
+            let mut at = path.split();
+            while let Some((dir, name)) = at {
+                at = dir.split();
+                if !names.entry(dir).or_default().insert(name) {
+                    break;
+                }
             }
         }
     }
@@ -84,7 +90,12 @@ fn touched_names(old: &State, new: &State) -> HashMap<TreePath, BTreeSet<Name>> 
 }
 
 /// The nodes that differ or have something that differs below them, in either state.
-fn hot_nodes(old: &State, new: &State, diff: &TreeDiff) -> FsResult<HashSet<Ino>> {
+fn hot_nodes(
+    old: &State,
+    new: &State,
+    diff: &TreeDiff,
+    touched: &HashMap<TreePath, BTreeSet<Name>>,
+) -> FsResult<HashSet<Ino>> {
     let mut hot = HashSet::from([Ino::ROOT]);
     let changed = diff.nodes.iter().chain(&diff.contents).chain(diff.names.iter().map(|(dir, _)| dir));
     for ino in changed {
@@ -92,16 +103,13 @@ fn hot_nodes(old: &State, new: &State, diff: &TreeDiff) -> FsResult<HashSet<Ino>
             heat(state, *ino, &mut hot);
         }
     }
-    if old.lower.epoch() != new.lower.epoch() {
-        for path in old.lower.touched_since().into_iter().chain(new.lower.touched_since()) {
-            let mut at = Some(path);
-            while let Some(path) = at {
-                for state in [old, new] {
-                    if let Some((ino, _)) = state.lower.lookup(&path)? {
-                        heat(state, ino, &mut hot);
-                    }
+    // A node at a touched path shows its own difference; the directories above it must be entered.
+    for (dir, names) in touched {
+        for path in std::iter::once(dir.clone()).chain(names.iter().map(|name| dir.join(name))) {
+            for state in [old, new] {
+                if let Some((ino, _)) = state.lower.lookup(&path)? {
+                    heat(state, ino, &mut hot);
                 }
-                at = path.split().map(|(dir, _)| dir);
             }
         }
     }
@@ -268,9 +276,6 @@ impl Walk<'_> {
             names.extend(
                 self.old.tree.dentries(a).chain(self.new.tree.dentries(b)).map(|(name, _)| name.clone()),
             );
-            // Directories of the base that no tree mentions lead to paths that an apply touched.
-            let deeper = self.touched.keys().filter_map(|dir| next_name(a_base.as_ref()?, dir));
-            names.extend(deeper);
         } else {
             names.extend(self.old.merged_names(a, a_base.as_ref())?.into_keys());
             names.extend(self.new.merged_names(b, b_base.as_ref())?.into_keys());
@@ -389,11 +394,6 @@ fn same_bytes(old_state: &State, old: &Found, new_state: &State, new: &Found, si
         at = range.end;
     }
     Ok(true)
-}
-
-/// The name in `dir` that leads to `path`, which lies below it.
-fn next_name(dir: &TreePath, path: &TreePath) -> Option<Name> {
-    (path != dir && path.starts_with(dir)).then(|| path.names().nth(dir.names().count()))?
 }
 
 fn same_attributes(a: &Node, b: &Node) -> bool {

@@ -138,8 +138,10 @@ impl Walk<'_> {
             };
             let Some(new_path) = self.new.tree.path_in(*dir, name) else { continue };
             for old_path in self.old_paths(*ino)? {
-                let left = self.new.resolve(&old_path)?.ino() != Some(*ino);
-                let came = self.old.resolve(&new_path)?.ino() != Some(*ino);
+                // Where something else stands, that is told as changed: a rename on top would tell the path twice, or not
+                // at all.
+                let left = self.new.resolve(&old_path)?.ino().is_none();
+                let came = self.old.resolve(&new_path)?.ino().is_none();
                 // A node that only went along with a directory above it is told by the rename of that directory.
                 if left
                     && came

@@ -189,7 +189,7 @@ impl Core {
         self.upper = next.upper;
         for (id, record) in cut {
             match record {
-                Some(record) => self.keep_record(id, record, |meta| meta.nlink = 0)?,
+                Some(record) => self.keep_record(id, record, before.lower.epoch(), |meta| meta.nlink = 0)?,
                 None => self.table.orphan(id),
             }
         }

@@ -327,7 +327,7 @@ impl World {
             };
             let names: BTreeSet<Bytes> = self.tree.node(dir).names().keys().cloned().collect();
             let reader = &mut self.readers[at];
-            let gone: Vec<Bytes> = reader.always.difference(&names).cloned().collect();
+            let gone: Vec<Bytes> = reader.ever.difference(&names).cloned().collect();
             reader.again.extend(gone);
             reader.always.retain(|name| names.contains(name));
             reader.ever.extend(names);

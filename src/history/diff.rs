@@ -52,11 +52,16 @@ pub struct PathChange {
 /// What the base answers.
 pub fn changes(old: &State, new: &State, renames: bool) -> FsResult<Vec<PathChange>> {
     let diff = old.tree.diff(&new.tree);
+    let mut paths = unseen_links(old, new, &diff)?;
+    if old.lower.epoch() != new.lower.epoch() {
+        paths.extend(old.lower.touched_since());
+        paths.extend(new.lower.touched_since());
+    }
     let mut walk = Walk {
         old,
         new,
-        hot: hot_nodes(old, new, &diff)?,
-        touched: touched_names(old, new),
+        hot: hot_nodes(old, new, &diff, &paths)?,
+        touched: by_directory(&paths),
         moved_to: HashMap::new(),
         moved_from: BTreeMap::new(),
         changes: Vec::new(),
@@ -70,21 +75,53 @@ pub fn changes(old: &State, new: &State, renames: bool) -> FsResult<Vec<PathChan
     Ok(walk.changes)
 }
 
-/// The paths of the base that applies touched after the older of two epochs, by directory.
-fn touched_names(old: &State, new: &State) -> HashMap<TreePath, BTreeSet<Name>> {
-    let mut names: HashMap<TreePath, BTreeSet<Name>> = HashMap::new();
-    if old.lower.epoch() != new.lower.epoch() {
-        for path in old.lower.touched_since().into_iter().chain(new.lower.touched_since()) {
-            if let Some((dir, name)) = path.split() {
-                names.entry(dir).or_default().insert(name);
+/// Paths of the base at which files stand that differ and that the trees know by other names only. Nothing but the base
+/// itself can tell its hard links, so it is read whole, if there is such a file.
+fn unseen_links(old: &State, new: &State, diff: &TreeDiff) -> FsResult<BTreeSet<TreePath>> {
+    let is_unseen = |state: &State, ino: Ino| {
+        state.tree.node(ino).is_some_and(|node| {
+            node.kind() != FileKind::Dir && node.meta.nlink as usize > state.tree.links(ino).count()
+        })
+    };
+    let changed = diff.nodes.union(&diff.contents).copied();
+    let wanted: HashSet<Ino> = changed.filter(|ino| is_unseen(old, *ino) || is_unseen(new, *ino)).collect();
+    let mut paths = BTreeSet::new();
+    if wanted.is_empty() {
+        return Ok(paths);
+    }
+    let lowers = [Some(&old.lower), (old.lower.epoch() != new.lower.epoch()).then_some(&new.lower)];
+    for lower in lowers.into_iter().flatten() {
+        let mut dirs = vec![TreePath::root()];
+        while let Some(dir) = dirs.pop() {
+            for (name, (ino, kind)) in lower.list(&dir)? {
+                match kind {
+                    Some(FileKind::Dir) => dirs.push(dir.join(&name)),
+                    _ if wanted.contains(&ino) => drop(paths.insert(dir.join(&name))),
+                    _ => {}
+                }
             }
         }
+    }
+    Ok(paths)
+}
+
+/// Paths of the base, as names by directory.
+fn by_directory(paths: &BTreeSet<TreePath>) -> HashMap<TreePath, BTreeSet<Name>> {
+    let mut names: HashMap<TreePath, BTreeSet<Name>> = HashMap::new();
+    for (dir, name) in paths.iter().filter_map(TreePath::split) {
+        names.entry(dir).or_default().insert(name);
     }
     names
 }
 
-/// The nodes that differ or have something that differs below them, in either state.
-fn hot_nodes(old: &State, new: &State, diff: &TreeDiff) -> FsResult<HashSet<Ino>> {
+/// The nodes that differ or have something that differs below them, in either state; `paths` of the base are to be
+/// looked at as well.
+fn hot_nodes(
+    old: &State,
+    new: &State,
+    diff: &TreeDiff,
+    paths: &BTreeSet<TreePath>,
+) -> FsResult<HashSet<Ino>> {
     let mut hot = HashSet::from([Ino::ROOT]);
     let changed = diff.nodes.iter().chain(&diff.contents).chain(diff.names.iter().map(|(dir, _)| dir));
     for ino in changed {
@@ -92,17 +129,15 @@ fn hot_nodes(old: &State, new: &State, diff: &TreeDiff) -> FsResult<HashSet<Ino>
             heat(state, *ino, &mut hot);
         }
     }
-    if old.lower.epoch() != new.lower.epoch() {
-        for path in old.lower.touched_since().into_iter().chain(new.lower.touched_since()) {
-            let mut at = Some(path);
-            while let Some(path) = at {
-                for state in [old, new] {
-                    if let Some((ino, _)) = state.lower.lookup(&path)? {
-                        heat(state, ino, &mut hot);
-                    }
+    for path in paths {
+        let mut at = Some(path.clone());
+        while let Some(path) = at {
+            for state in [old, new] {
+                if let Some((ino, _)) = state.lower.lookup(&path)? {
+                    heat(state, ino, &mut hot);
                 }
-                at = path.split().map(|(dir, _)| dir);
             }
+            at = path.split().map(|(dir, _)| dir);
         }
     }
     Ok(hot)
@@ -122,6 +157,7 @@ struct Walk<'a> {
     old: &'a State,
     new: &'a State,
     hot: HashSet<Ino>,
+    /// Names in directories of the base that are looked at although no tree mentions them.
     touched: HashMap<TreePath, BTreeSet<Name>>,
     /// Old path of each rename, by new path, and the other way round.
     moved_to: HashMap<TreePath, TreePath>,
@@ -270,7 +306,7 @@ impl Walk<'_> {
             names.extend(
                 self.old.tree.dentries(a).chain(self.new.tree.dentries(b)).map(|(name, _)| name.clone()),
             );
-            // Directories of the base that no tree mentions lead to paths that an apply touched.
+            // Directories of the base that no tree mentions lead to them.
             let deeper = self.touched.keys().filter_map(|dir| next_name(a_base.as_ref()?, dir));
             names.extend(deeper);
         } else {

@@ -490,9 +490,7 @@ fn check_diff(old: &Tree, new: &Tree, changes: &[Change]) {
     }
     for (path, id) in &is {
         let Some(before) = left.get(path) else { panic!("{} was added and not told", show(path)) };
-        // Of a file with several names in the base, a diff need not know all.
-        let linked = is.iter().any(|(other, i)| i == id && named.contains(other));
-        if !named.contains(path) && !path.is_empty() && !linked {
+        if !named.contains(path) && !path.is_empty() {
             assert!(seen(old, *before) == seen(new, *id), "{} changed and was not told", show(path));
         }
     }

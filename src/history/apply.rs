@@ -402,18 +402,20 @@ fn write_base(
 ) -> FsResult<BTreeMap<TreePath, Ino>> {
     let mut home = Home { writer: base.writer(), from, to, placed: BTreeMap::new(), inos: BTreeMap::new() };
     for change in changes.iter().rev().filter(|c| matches!(c.what, What::Deleted | What::Type)) {
-        home.remove(change)?;
+        home.remove(change).attempt(|| format!("remove '{}'", change.path))?;
     }
     for change in changes {
         match change.what {
-            What::Added | What::Type | What::Content => home.place(change)?,
+            What::Added | What::Type | What::Content => {
+                home.place(change).attempt(|| format!("write '{}'", change.path))?
+            }
             What::Deleted | What::Attributes | What::DirTimes => {}
             What::Renamed => return Err(FsError::Damage("an apply is planned without renames")),
         }
     }
     // Last, because every change of names changes the times of a directory; deepest first, because of the modes.
     for path in touched.keys().rev() {
-        home.set_attributes(path)?;
+        home.set_attributes(path).attempt(|| format!("set the attributes of '{path}'"))?;
     }
     // One sync for all: until the pre-images are sealed, a power cut sets everything back anyway.
     home.writer.dir(&TreePath::root())?.sync_filesystem()?;
@@ -446,8 +448,11 @@ impl<'a> Home<'a> {
     }
 
     fn place(&mut self, change: &PathChange) -> FsResult<()> {
-        let ino = change.new.ino().ok_or(FsError::NotFound)?;
-        let (record, _) = self.to.record(&change.new)?;
+        // Not as the plan found it: what it shows of the base, say below a renamed directory, may be removed from there
+        // by now, and is kept in the pre-images.
+        let new = self.to.resolve(&change.path)?;
+        let ino = new.ino().ok_or(FsError::NotFound)?;
+        let (record, _) = self.to.record(&new)?;
         self.inos.insert(change.path.clone(), ino);
         let (dir, name) = self.dir(&change.path)?;
         if let Body::Dir { .. } = &record.body {
@@ -463,7 +468,7 @@ impl<'a> Home<'a> {
         }
         self.placed.insert(ino, change.path.clone());
         match &record.body {
-            Body::File { .. } => self.place_file(&dir, &name, change, &record),
+            Body::File { .. } => self.place_file(&dir, &name, (&change.old, &new), &record),
             Body::Symlink { target } => {
                 let staged = dir.temp_name()?;
                 dir.symlink(&staged, target)?;
@@ -502,24 +507,22 @@ impl<'a> Home<'a> {
         &self,
         dir: &WriteDir<'_>,
         name: &Name,
-        change: &PathChange,
+        (old, new): (&Found, &Found),
         record: &Node,
     ) -> FsResult<()> {
         // A file with more links is written anew in place: a new file would leave the other links behind.
-        let linked = match (&change.what, &change.old) {
-            (What::Content, Found::Base(ino, _, LowerNode::Base(stat))) => {
-                stat.nlink > 1 && change.new.ino() == Some(*ino)
-            }
-            _ => false,
+        let linked = match old {
+            Found::Base(ino, _, LowerNode::Base(stat)) => stat.nlink > 1 && new.ino() == Some(*ino),
+            Found::Base(..) | Found::Covered(..) | Found::Nothing(_) => false,
         };
         if linked {
             let file = dir.open_to_rewrite(name)?;
             file.set_len(0)?;
-            self.copy_content(&change.new, record.size(), &file)?;
+            self.copy_content(new, record.size(), &file)?;
             return dir.set_owner_mode_times_xattrs(name, &attributes(record, &xattr_list(record)));
         }
         let (staged, file) = dir.create_temp_file()?;
-        let written = self.copy_content(&change.new, record.size(), &file);
+        let written = self.copy_content(new, record.size(), &file);
         match written.and_then(|()| publish(dir, &staged, name, record)) {
             Ok(()) => Ok(()),
             Err(error) => {

@@ -231,7 +231,7 @@ impl Timeline {
         let mut ids = self.store().identities().lock();
         for change in changes {
             // The host may give the number of a file that is gone to another one, which must not pass for it.
-            let gone = matches!(change.what, What::Deleted | What::Type | What::Content);
+            let gone = matches!(change.what, What::Deleted | What::Type | What::Content | What::Links);
             if let (Found::Base(ino, _, LowerNode::Base(stat)), true) = (&change.old, gone)
                 && stat.nlink <= 1
                 && ids.of(stat.dev, stat.ino)? == *ino
@@ -406,7 +406,7 @@ fn write_base(
     }
     for change in changes {
         match change.what {
-            What::Added | What::Type | What::Content => {
+            What::Added | What::Type | What::Content | What::Links => {
                 home.place(change).attempt(|| format!("write '{}'", change.path))?
             }
             What::Deleted | What::Attributes | What::DirTimes => {}

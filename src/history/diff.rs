@@ -22,6 +22,8 @@ pub enum What {
     Type,
     /// The content differs, and perhaps attributes.
     Content,
+    /// The same content, and perhaps attributes, in another file: it is a hard link of other names.
+    Links,
     /// Mode, owner, times or extended attributes differ.
     Attributes,
     /// A directory of which only the times differ, as they do when a name in it comes or goes.
@@ -276,6 +278,8 @@ impl Walk<'_> {
             }
         } else if !same_content(self.old, old, self.new, new)? {
             What::Content
+        } else if old.ino() != new.ino() && (old_node.meta.nlink > 1 || new_node.meta.nlink > 1) {
+            What::Links
         } else if same_attributes(&old_node, &new_node) && same_times(&old_node, &new_node) {
             return Ok(());
         } else {

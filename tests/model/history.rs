@@ -473,6 +473,7 @@ fn check_diff(old: &Tree, new: &Tree, changes: &[Change]) {
     for change in changes.iter().filter(|c| c.kind != ChangeKind::Deleted) {
         let at = path(&change.path);
         let id = is.get(&at).unwrap_or_else(|| panic!("{} is not there", change.path));
+        let relinked = left.get(&at).is_some_and(|was| was != id);
         let before = left.get(&at).map(|id| seen(old, *id));
         let after = seen(new, *id);
         let content = |s: &(u32, u32, u32, _, _, Bytes)| s.5.clone();
@@ -480,7 +481,7 @@ fn check_diff(old: &Tree, new: &Tree, changes: &[Change]) {
             (ChangeKind::Added, before) => before.is_none(),
             (ChangeKind::Renamed, before) => before.is_some(),
             (ChangeKind::Modified, Some(b)) => content(b) != after.5,
-            (ChangeKind::Attributes, Some(b)) => *b != after && content(b) == after.5,
+            (ChangeKind::Attributes, Some(b)) => (*b != after || relinked) && content(b) == after.5,
             (ChangeKind::TypeChanged, Some(b)) => b.0 & 0o170_000 != after.0 & 0o170_000,
             _ => false,
         };

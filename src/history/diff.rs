@@ -66,6 +66,7 @@ pub fn changes(old: &State, new: &State, renames: bool) -> FsResult<Vec<PathChan
         touched: by_directory(&paths),
         moved_to: HashMap::new(),
         moved_from: BTreeMap::new(),
+        left: HashSet::new(),
         changes: Vec::new(),
     };
     if renames {
@@ -73,6 +74,9 @@ pub fn changes(old: &State, new: &State, renames: bool) -> FsResult<Vec<PathChan
     }
     let (a, b) = (old.resolve(&TreePath::root())?, new.resolve(&TreePath::root())?);
     walk.compare(&TreePath::root(), &a, &b)?;
+    while walk.drop_half_renames() {
+        walk.compare(&TreePath::root(), &a, &b)?;
+    }
     walk.changes.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(walk.changes)
 }
@@ -164,6 +168,8 @@ struct Walk<'a> {
     /// Old path of each rename, by new path, and the other way round.
     moved_to: HashMap<TreePath, TreePath>,
     moved_from: BTreeMap<TreePath, TreePath>,
+    /// Old paths of renames at which the walk found nothing any more.
+    left: HashSet<TreePath>,
     changes: Vec<PathChange>,
 }
 
@@ -193,6 +199,24 @@ impl Walk<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Forgets renames of which the walk met only one end, and what it found. Below a renamed directory both ends have
+    /// other paths than the trees say, and something else may stand there.
+    fn drop_half_renames(&mut self) -> bool {
+        let told: HashSet<&TreePath> = self.changes.iter().filter_map(|c| c.old_path.as_ref()).collect();
+        let whole = |old: &TreePath| self.left.contains(old) && told.contains(old);
+        let half: Vec<TreePath> = self.moved_from.keys().filter(|old| !whole(old)).cloned().collect();
+        for old in &half {
+            if let Some(new) = self.moved_from.remove(old) {
+                self.moved_to.remove(&new);
+            }
+        }
+        if !half.is_empty() {
+            self.changes.clear();
+            self.left.clear();
+        }
+        !half.is_empty()
     }
 
     fn went_along(&self, old_path: &TreePath, new_path: &TreePath) -> bool {
@@ -368,6 +392,7 @@ impl Walk<'_> {
 
     fn deleted(&mut self, path: &TreePath, old: &Found) -> FsResult<()> {
         if self.moved_from.contains_key(path) {
+            self.left.insert(path.clone());
             return Ok(());
         }
         self.push(path, What::Deleted, old, &Found::Nothing(None));

@@ -400,7 +400,9 @@ fn write_base(
     changes: &[PathChange],
     touched: &BTreeMap<TreePath, Keep>,
 ) -> FsResult<BTreeMap<TreePath, Ino>> {
-    let mut home = Home { writer: base.writer(), from, to, placed: BTreeMap::new(), inos: BTreeMap::new() };
+    let unseen = diff::unseen_links(from, to, &from.tree.diff(&to.tree))?;
+    let mut home =
+        Home { writer: base.writer(), from, to, unseen, placed: BTreeMap::new(), inos: BTreeMap::new() };
     for change in changes.iter().rev().filter(|c| matches!(c.what, What::Deleted | What::Type)) {
         home.remove(change).attempt(|| format!("remove '{}'", change.path))?;
     }
@@ -427,6 +429,8 @@ struct Home<'a> {
     writer: BaseWriter<'a>,
     from: &'a State,
     to: &'a State,
+    /// Names in the base of files that the tree knows by other names.
+    unseen: BTreeMap<TreePath, Ino>,
     /// Where a file was put, so that its further links are links.
     placed: BTreeMap<Ino, TreePath>,
     inos: BTreeMap<TreePath, Ino>,
@@ -489,12 +493,16 @@ impl<'a> Home<'a> {
             return Ok(Some(first.clone()));
         }
         let links = self.to.tree.links(ino).filter_map(|(dir, name)| self.to.tree.path_in(dir, name));
-        for link in links.filter(|link| link != path) {
+        let unseen = self.unseen.iter().filter(|(_, of)| **of == ino).map(|(path, _)| path.clone());
+        for link in links.chain(unseen).filter(|link| link != path) {
             let old = self.from.resolve(&link)?;
             if old.ino() != Some(ino) {
                 continue;
             }
             let new = self.to.resolve(&link)?;
+            if new.ino() != Some(ino) {
+                continue;
+            }
             let unchanged = diff::same_content(self.from, &old, self.to, &new)?;
             if unchanged && found(self.writer.dir(&link.split().ok_or(FsError::NotFound)?.0))?.is_some() {
                 return Ok(Some(link));

@@ -54,7 +54,7 @@ pub struct PathChange {
 /// What the base answers.
 pub fn changes(old: &State, new: &State, renames: bool) -> FsResult<Vec<PathChange>> {
     let diff = old.tree.diff(&new.tree);
-    let mut paths = unseen_links(old, new, &diff)?;
+    let mut paths: BTreeSet<TreePath> = unseen_links(old, new, &diff)?.into_keys().collect();
     if old.lower.epoch() != new.lower.epoch() {
         paths.extend(old.lower.touched_since());
         paths.extend(new.lower.touched_since());
@@ -83,7 +83,11 @@ pub fn changes(old: &State, new: &State, renames: bool) -> FsResult<Vec<PathChan
 
 /// Paths of the base at which files stand that differ and that the trees know by other names only. Nothing but the base
 /// itself can tell its hard links, so it is read whole, if there is such a file.
-fn unseen_links(old: &State, new: &State, diff: &TreeDiff) -> FsResult<BTreeSet<TreePath>> {
+pub(super) fn unseen_links(
+    old: &State,
+    new: &State,
+    diff: &TreeDiff,
+) -> FsResult<BTreeMap<TreePath, Ino>> {
     let is_unseen = |state: &State, ino: Ino| {
         state.tree.node(ino).is_some_and(|node| {
             node.kind() != FileKind::Dir && node.meta.nlink as usize > state.tree.links(ino).count()
@@ -91,7 +95,7 @@ fn unseen_links(old: &State, new: &State, diff: &TreeDiff) -> FsResult<BTreeSet<
     };
     let changed = diff.nodes.union(&diff.contents).copied();
     let wanted: HashSet<Ino> = changed.filter(|ino| is_unseen(old, *ino) || is_unseen(new, *ino)).collect();
-    let mut paths = BTreeSet::new();
+    let mut paths = BTreeMap::new();
     if wanted.is_empty() {
         return Ok(paths);
     }
@@ -102,7 +106,7 @@ fn unseen_links(old: &State, new: &State, diff: &TreeDiff) -> FsResult<BTreeSet<
             for (name, (ino, kind)) in lower.list(&dir)? {
                 match kind {
                     Some(FileKind::Dir) => dirs.push(dir.join(&name)),
-                    _ if wanted.contains(&ino) => drop(paths.insert(dir.join(&name))),
+                    _ if wanted.contains(&ino) => drop(paths.insert(dir.join(&name), ino)),
                     _ => {}
                 }
             }

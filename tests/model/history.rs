@@ -169,6 +169,7 @@ impl World {
         let attrs = self.attrs();
         self.told.take();
         let applied = self.applied(Vec::new(), false);
+        self.say_changes(&applied.changes);
         self.host = host::read(&self.base);
         if let Some(how) = self.tree.differs(&self.host, false, Times::NoChange) {
             panic!("the base is not as the tree after an apply: {how}");

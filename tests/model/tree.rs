@@ -184,7 +184,11 @@ impl Tree {
                 return Some(format!("{}: number {y} instead of {x}", show(path)));
             }
             if *there.entry(*x).or_insert(*y) != *y || *back.entry(*y).or_insert(*x) != *x {
-                return Some(format!("{}: hard links are grouped in another way", show(path)));
+                let group = |paths: &BTreeMap<Bytes, Id>, id: Id| {
+                    paths.iter().filter(|p| *p.1 == id).map(|p| show(p.0)).collect::<Vec<_>>().join(" ")
+                };
+                let (a, b) = (group(&a, *x), group(&b, *y));
+                return Some(format!("{}: names of one file are {b} instead of {a}", show(path)));
             }
             if let Some(how) = node_differs(self.node(*x), other.node(*y), times) {
                 return Some(format!("{} ({x}): {how}", show(path)));

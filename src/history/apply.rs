@@ -183,7 +183,12 @@ impl Timeline {
         let history = self.applies.lock().clone();
         let epoch = Epoch(u32::try_from(history.len()).unwrap_or(u32::MAX).saturating_add(1));
         let mut layer = self.store().create_layer(None, "", epoch, LayerKind::PreImage).map_err(during)?;
-        let touched = touched_paths(&plan.changes);
+        let mut touched = touched_paths(&plan.changes);
+        // With each of its names that comes or goes, a file has another change time and count under all others.
+        let linked = linked_names(&plan.from, &plan.to, &plan.changes).attempt(|| "apply: read the base")?;
+        for path in linked.into_keys() {
+            touched.entry(path).or_insert(Keep::InPlace);
+        }
         let images =
             record_images(&mut layer, &plan.from, &touched).attempt(|| "apply: keep what the base holds")?;
         layer.sync().map_err(during)?;
@@ -336,6 +341,16 @@ fn touched_paths(changes: &[PathChange]) -> BTreeMap<TreePath, Keep> {
     touched
 }
 
+/// All names that the base has of those files with several names of which names come or go, or that are written anew.
+fn linked_names(from: &State, to: &State, changes: &[PathChange]) -> FsResult<BTreeMap<TreePath, Ino>> {
+    let several = |state: &State, found: &Found| {
+        state.attr(found).filter(|a| a.kind != FileKind::Dir && a.meta.nlink > 1).map(|a| a.ino)
+    };
+    let named = changes.iter().filter(|c| !matches!(c.what, What::Attributes | What::DirTimes));
+    let wanted = named.flat_map(|c| [several(from, &c.old), several(to, &c.new)]).flatten().collect();
+    diff::names_in_base(&from.lower, &wanted)
+}
+
 /// What becomes of the bytes of a file that an apply touches.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Keep {
@@ -400,9 +415,9 @@ fn write_base(
     changes: &[PathChange],
     touched: &BTreeMap<TreePath, Keep>,
 ) -> FsResult<BTreeMap<TreePath, Ino>> {
-    let unseen = diff::unseen_links(from, to, &from.tree.diff(&to.tree))?;
+    let linked = linked_names(from, to, changes)?;
     let mut home =
-        Home { writer: base.writer(), from, to, unseen, placed: BTreeMap::new(), inos: BTreeMap::new() };
+        Home { writer: base.writer(), from, to, linked, placed: BTreeMap::new(), inos: BTreeMap::new() };
     for change in changes.iter().rev().filter(|c| matches!(c.what, What::Deleted | What::Type)) {
         home.remove(change).attempt(|| format!("remove '{}'", change.path))?;
     }
@@ -429,8 +444,8 @@ struct Home<'a> {
     writer: BaseWriter<'a>,
     from: &'a State,
     to: &'a State,
-    /// Names in the base of files that the tree knows by other names.
-    unseen: BTreeMap<TreePath, Ino>,
+    /// All names that the base had of the files with several that the changes concern.
+    linked: BTreeMap<TreePath, Ino>,
     /// Where a file was put, so that its further links are links.
     placed: BTreeMap<Ino, TreePath>,
     inos: BTreeMap<TreePath, Ino>,
@@ -492,20 +507,14 @@ impl<'a> Home<'a> {
         if let Some(first) = self.placed.get(&ino) {
             return Ok(Some(first.clone()));
         }
-        let links = self.to.tree.links(ino).filter_map(|(dir, name)| self.to.tree.path_in(dir, name));
-        let unseen = self.unseen.iter().filter(|(_, of)| **of == ino).map(|(path, _)| path.clone());
-        for link in links.chain(unseen).filter(|link| link != path) {
-            let old = self.from.resolve(&link)?;
-            if old.ino() != Some(ino) {
-                continue;
-            }
-            let new = self.to.resolve(&link)?;
-            if new.ino() != Some(ino) {
+        for (link, _) in self.linked.iter().filter(|(link, of)| **of == ino && *link != path) {
+            let (old, new) = (self.from.resolve(link)?, self.to.resolve(link)?);
+            if old.ino() != Some(ino) || new.ino() != Some(ino) {
                 continue;
             }
             let unchanged = diff::same_content(self.from, &old, self.to, &new)?;
             if unchanged && found(self.writer.dir(&link.split().ok_or(FsError::NotFound)?.0))?.is_some() {
-                return Ok(Some(link));
+                return Ok(Some(link.clone()));
             }
         }
         Ok(None)

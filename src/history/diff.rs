@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::error::{FsError, FsResult};
+use crate::fs::lower::Lower;
 use crate::fs::{Found, State};
 use crate::store::record::{Body, Node, Source};
 use crate::tree::TreeDiff;
@@ -54,7 +55,7 @@ pub struct PathChange {
 /// What the base answers.
 pub fn changes(old: &State, new: &State, renames: bool) -> FsResult<Vec<PathChange>> {
     let diff = old.tree.diff(&new.tree);
-    let mut paths: BTreeSet<TreePath> = unseen_links(old, new, &diff)?.into_keys().collect();
+    let mut paths = unseen_links(old, new, &diff)?;
     if old.lower.epoch() != new.lower.epoch() {
         paths.extend(old.lower.touched_since());
         paths.extend(new.lower.touched_since());
@@ -81,13 +82,8 @@ pub fn changes(old: &State, new: &State, renames: bool) -> FsResult<Vec<PathChan
     Ok(walk.changes)
 }
 
-/// Paths of the base at which files stand that differ and that the trees know by other names only. Nothing but the base
-/// itself can tell its hard links, so it is read whole, if there is such a file.
-pub(super) fn unseen_links(
-    old: &State,
-    new: &State,
-    diff: &TreeDiff,
-) -> FsResult<BTreeMap<TreePath, Ino>> {
+/// Paths of the base at which files stand that differ and that the trees know by other names only.
+fn unseen_links(old: &State, new: &State, diff: &TreeDiff) -> FsResult<BTreeSet<TreePath>> {
     let is_unseen = |state: &State, ino: Ino| {
         state.tree.node(ino).is_some_and(|node| {
             node.kind() != FileKind::Dir && node.meta.nlink as usize > state.tree.links(ino).count()
@@ -95,20 +91,27 @@ pub(super) fn unseen_links(
     };
     let changed = diff.nodes.union(&diff.contents).copied();
     let wanted: HashSet<Ino> = changed.filter(|ino| is_unseen(old, *ino) || is_unseen(new, *ino)).collect();
-    let mut paths = BTreeMap::new();
-    if wanted.is_empty() {
-        return Ok(paths);
+    let mut paths: BTreeSet<TreePath> = names_in_base(&old.lower, &wanted)?.into_keys().collect();
+    if old.lower.epoch() != new.lower.epoch() {
+        paths.extend(names_in_base(&new.lower, &wanted)?.into_keys());
     }
-    let lowers = [Some(&old.lower), (old.lower.epoch() != new.lower.epoch()).then_some(&new.lower)];
-    for lower in lowers.into_iter().flatten() {
-        let mut dirs = vec![TreePath::root()];
-        while let Some(dir) = dirs.pop() {
-            for (name, (ino, kind)) in lower.list(&dir)? {
-                match kind {
-                    Some(FileKind::Dir) => dirs.push(dir.join(&name)),
-                    _ if wanted.contains(&ino) => drop(paths.insert(dir.join(&name), ino)),
-                    _ => {}
-                }
+    Ok(paths)
+}
+
+/// The paths of the base at which some nodes stand. Nothing but the base itself can tell the hard links of a file, so it
+/// is read whole, unless there is nothing to look for.
+///
+/// # Errors
+/// What the base answers.
+pub(super) fn names_in_base(lower: &Lower, wanted: &HashSet<Ino>) -> FsResult<BTreeMap<TreePath, Ino>> {
+    let mut paths = BTreeMap::new();
+    let mut dirs = if wanted.is_empty() { Vec::new() } else { vec![TreePath::root()] };
+    while let Some(dir) = dirs.pop() {
+        for (name, (ino, kind)) in lower.list(&dir)? {
+            match kind {
+                Some(FileKind::Dir) => dirs.push(dir.join(&name)),
+                _ if wanted.contains(&ino) => drop(paths.insert(dir.join(&name), ino)),
+                _ => {}
             }
         }
     }
@@ -372,7 +375,12 @@ impl Walk<'_> {
             }
             (None, Some(_)) => self.added(path, new),
             (Some(_), None) => self.deleted(old_path, old),
-            _ => self.compare(path, old, new),
+            (Some(a), Some(b)) => {
+                self.children_of_gone(old_path, old, a.kind)?;
+                self.push(path, What::Type, old, new);
+                self.children_of_come(path, new, b.kind)
+            }
+            (None, None) => Ok(()),
         }
     }
 

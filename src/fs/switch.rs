@@ -169,9 +169,17 @@ impl Core {
                     }
                     if let Found::Base(_, path, _) = new {
                         kept_bases.push((id, path));
+                        // The kernel goes on knowing it by names that no tree will tell from now on.
+                        let names: BTreeSet<_> =
+                            before.tree.links(ino).map(|(dir, name)| (dir, name.clone())).collect();
+                        if names.len() > 1 {
+                            self.aliases.entry(ino).or_default().extend(names);
+                        }
                     }
                 }
                 Fate::Cut => {
+                    // Its holders see that it has no links any more.
+                    forgotten.attrs.insert(id);
                     let known = before.tree.links(ino).map(|(d, n)| (d, n.clone())).collect::<Vec<_>>();
                     let aliases = self.aliases.get(&ino).cloned().unwrap_or_default();
                     changed_names.extend(known.into_iter().chain(aliases));

@@ -154,6 +154,7 @@ impl Core {
             }
         }
         let mut forgotten = Forgotten::default();
+        let compare_listings = !same_epoch && !next.same_content;
         let mut kept_bases = Vec::new();
         let mut cut = Vec::new();
         for (id, (ino, fate)) in plans {
@@ -166,6 +167,11 @@ impl Core {
                 Fate::Kept(new) => {
                     if attrs_differ(&before, &old, &after, &new)? {
                         forgotten.attrs.insert(id);
+                    }
+                    // The records of two epochs speak of different directories of the base: the names decide.
+                    if compare_listings {
+                        let differing = names_that_differ(&before, &old, &after, &new)?;
+                        changed_names.extend(differing.into_iter().map(|name| (ino, name)));
                     }
                     if let Found::Base(_, path, _) = new {
                         kept_bases.push((id, path));
@@ -356,13 +362,20 @@ impl Comparison<'_> {
             Found::Base(_, path, _) => Some(path.clone()),
             Found::Nothing(_) => None,
         };
-        // After an apply the base has what the mount showed, at the same paths.
-        let merged = if self.same_content { paths_in(self.before, old)? } else { Vec::new() };
         let candidates = [self.base_after.get(&ino).cloned(), origin, held.cloned()];
-        for path in candidates.into_iter().flatten().chain(merged) {
+        for path in candidates.into_iter().flatten() {
             let Some((found, node)) = self.after.lower.lookup(&path)? else { continue };
             if found == ino && self.seen_in_after(&path)? {
                 return Ok(Found::Base(ino, path, node));
+            }
+        }
+        // In another epoch the base may have it elsewhere: after an apply, where the mount showed it before.
+        if self.same_content || self.before.lower.epoch() != self.after.lower.epoch() {
+            for path in paths_in(self.before, old)? {
+                let found = self.after.resolve(&path)?;
+                if found.ino() == Some(ino) {
+                    return Ok(found);
+                }
             }
         }
         Ok(Found::Nothing(None))
@@ -437,6 +450,18 @@ fn same_origin(
         (Some(a), Some(b)) => crate::fs::lower::fits(&a.print, &b.print),
         _ => false,
     }
+}
+
+/// The names that stand for other nodes in two states of a directory; none for what is no directory.
+fn names_that_differ(before: &State, old: &Found, after: &State, new: &Found) -> FsResult<Vec<Name>> {
+    let (Some((a, a_base)), Some((b, b_base))) = (before.as_dir(old), after.as_dir(new)) else {
+        return Ok(Vec::new());
+    };
+    let was = before.merged_names(a, a_base.as_ref())?;
+    let is = after.merged_names(b, b_base.as_ref())?;
+    let number = |found: Option<&(Ino, Option<FileKind>)>| found.map(|f| f.0);
+    let names: BTreeSet<&Name> = was.keys().chain(is.keys()).collect();
+    Ok(names.into_iter().filter(|n| number(was.get(*n)) != number(is.get(*n))).cloned().collect())
 }
 
 /// The paths at which a state shows a node, as far as they are known.

@@ -306,9 +306,12 @@ impl World {
             let now = fs.getattr(id).unwrap_or_else(|e| panic!("getattr of {id:?} after a switch: {e}"));
             assert_eq!(now.ino.0, ino);
             let cut = now.meta.nlink == 0;
-            match fate(before, &self.tree, ino, untouched) {
-                Some(wanted) => assert_eq!(cut, wanted, "whether {id:?} is cut off"),
-                None => {}
+            if let Some(wanted) = fate(before, &self.tree, ino, untouched) {
+                let at = |tree: &Tree| -> Vec<String> {
+                    tree.paths().into_iter().filter(|p| p.1 == ino).map(|p| show(&p.0)).collect()
+                };
+                let (was, is) = (at(before), at(&self.tree));
+                assert_eq!(cut, wanted, "whether {id:?} ({ino}), from {was:?} to {is:?}, is cut off");
             }
             if cut {
                 let node = before.node(ino).clone();

@@ -582,7 +582,7 @@ impl<'a> Home<'a> {
             return dir.set_own_attributes(&attributes);
         }
         let (dir, name) = self.dir(path)?;
-        if self.placed.get(&ino).is_some() {
+        if self.placed.contains_key(&ino) {
             return Ok(());
         }
         dir.set_owner_mode_times_xattrs(&name, &attributes)

@@ -36,11 +36,9 @@ fn nothing_changes_the_tree_once_its_mount_is_dropped() {
     }
     let sandbox = Arc::clone(&bench.fs);
     drop(bench);
-    let file = sandbox.ino_at(&jailfs::types::TreePath::parse(b"f").unwrap()).unwrap();
     let size = |fs: &jailfs::fs::Fs| {
         let state = fs.state();
         let found = state.resolve(&jailfs::types::TreePath::parse(b"f").unwrap()).unwrap();
-        assert_eq!(found.ino(), Some(file));
         state.attr(&found).unwrap().size
     };
     let at_the_end = size(&sandbox);

@@ -1,6 +1,6 @@
 //! A mount that is dropped is over at once, also for those who are still inside.
 
-#![expect(clippy::unwrap_used, reason = "a failure is what a test is for")]
+#![expect(clippy::expect_used, reason = "a failure is what a test is for")]
 
 mod common;
 

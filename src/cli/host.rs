@@ -1,7 +1,7 @@
 //! What the command line asks of the host: which mount a directory lies in, and how to take a mount away.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
+use nix::sys::statvfs::statvfs;
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sys;
@@ -83,9 +84,10 @@ pub(super) fn mount_around(path: &Path) -> Result<Option<PathBuf>> {
     Ok(ours.map(|mount| OsString::from_vec(mount.mount_point).into()))
 }
 
-/// Whether `path` is, or is in, a mount whose daemon is dead.
+/// Whether `path` is, or is in, a mount whose daemon is dead. Asked by statfs(2), which the kernel always hands on:
+/// stat(2) would be answered from what the kernel remembers of the root, also when nobody serves it any more.
 pub(super) fn is_dead(path: &Path) -> bool {
-    fs::metadata(path).is_err_and(|error| errno(&error) == Errno::ENOTCONN)
+    statvfs(path).is_err_and(|error| error == Errno::ENOTCONN)
 }
 
 /// The absolute path of a mount point, which may be dead: then it cannot be resolved itself, but its parent can.

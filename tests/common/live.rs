@@ -13,7 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::statvfs::statvfs;
 use nix::unistd::Pid;
 
 /// How long one test may take.
@@ -98,11 +100,11 @@ impl Live {
     pub fn kill_and_mount(&mut self) {
         let pid = Pid::from_raw(self.daemon() as i32);
         kill(pid, Signal::SIGKILL).unwrap();
-        // Its parent is not this process; it is gone when its socket has no listener any more.
+        // The signal is on its way; the daemon is gone when the kernel says so of its mount.
         let gone = Instant::now() + Duration::from_secs(10);
-        while kill(pid, None).is_ok() && !is_zombie(pid) {
+        while statvfs(&self.mnt) != Err(Errno::ENOTCONN) {
             assert!(Instant::now() < gone, "the daemon outlives SIGKILL");
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::sleep(Duration::from_millis(1));
         }
         self.mount();
     }
@@ -184,7 +186,9 @@ impl Live {
             }
             eprintln!("the test takes longer than {LIMIT:?}: its daemon and processes are killed");
             for pid in watched.pids.lock().unwrap().drain(..) {
-                drop(kill(Pid::from_raw(pid as i32), Signal::SIGKILL));
+                if let Err(error) = kill(Pid::from_raw(pid as i32), Signal::SIGKILL) {
+                    eprintln!("kill {pid}: {error}");
+                }
             }
         });
     }
@@ -220,11 +224,6 @@ impl Drop for Live {
         }
         self.check_base();
     }
-}
-
-fn is_zombie(pid: Pid) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
 fn checked(command: &mut Command, what: &str) -> String {

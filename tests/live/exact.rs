@@ -38,7 +38,7 @@ fn exact(change: &str) {
     assert_same(&start, &live.snapshot(), "restore to the base");
     live.restore("changed");
     assert_same(&changed, &live.snapshot(), "restore forward");
-    live.sh("echo late > late; rm -f one; mkdir -p late-dir/x");
+    live.sh("echo late > late; rm -rf one; mkdir -p late-dir/x");
     let late = live.snapshot();
     live.restore("start");
     let before_restore = live.json(&["log", "--all"])[0]["id"].to_string();

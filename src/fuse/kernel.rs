@@ -6,8 +6,8 @@
 //!
 //! **Bringing home.** Bytes that processes wrote through shared mappings are in the kernel until somebody asks for them.
 //! syncfs(2) only starts that, so each file that can have such bytes is opened through the mount and synced. These are
-//! the files with a live shared writable mapping (close and munmap sync by themselves); with the writeback cache, or
-//! where a process cannot be looked into, all files that the kernel holds.
+//! the files with a live shared mapping (close and munmap sync by themselves); with the writeback cache, or where a process
+//! cannot be looked into, all files that the kernel holds.
 //!
 //! Both run in the thread of whoever changes the state, without any lock: the kernel's answers depend on requests that
 //! the door must be able to serve meanwhile.
@@ -104,7 +104,7 @@ impl Kernel for Mount {
         if self.channel.line().is_none() {
             return Ok(());
         }
-        let scan = sys::proc::shared_writable_maps(self.dev, self.all_users)
+        let scan = sys::proc::shared_maps(self.dev, self.all_users)
             .attempt(|| "find out who has files of the mount mapped")?;
         let mut files: BTreeSet<Ino> =
             scan.files.iter().flat_map(|(number, _)| self.fs.meant_by(*number)).collect();

@@ -193,6 +193,14 @@ impl Live {
         });
     }
 
+    /// The base must have these files as the mount shows them.
+    #[track_caller]
+    pub fn check_applied(&self, paths: &[&str]) {
+        for path in paths {
+            assert_eq!(std::fs::read(self.base.join(path)).ok(), std::fs::read(self.mnt.join(path)).ok(), "{path}");
+        }
+    }
+
     /// Holds the base against what it was.
     pub fn check_base(&self) {
         if !self.applied {

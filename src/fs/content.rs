@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::lower::Piece;
-use crate::fs::{Core, Fs, MAX_FILE_SIZE, SCRATCH, Target};
+use crate::fs::{Core, Fs, MAX_FILE_SIZE, SCRATCH, State, Target};
 use crate::store::Store;
 use crate::store::pool::{BLOCK, PoolWriter, block_ceil, block_floor};
 use crate::store::record::{Edit, Meta, Source};
@@ -271,7 +271,10 @@ impl Core {
         let scratch = self.scratch.as_ref().map(PoolWriter::file);
         match target {
             Target::Covered(ino) => self.plan_in(&self.tree, *ino, range, None),
-            Target::Orphan(key) => self.plan_in(&self.orphans, *key, range, scratch),
+            Target::Orphan(key) => {
+                let known = State { tree: Tree::new(), lower: self.lower_of_orphan(*key) };
+                known.plan_in(&self.orphans, *key, range, scratch)
+            }
             Target::Base(_, path, node) => self.plan_lower(path, node, range),
         }
     }

@@ -128,6 +128,11 @@ impl Lower {
         Lower { base, store, epoch, history, files: Mutex::default(), problems: Mutex::default() }
     }
 
+    /// The same base in another epoch.
+    pub fn in_epoch(&self, epoch: Epoch) -> Lower {
+        Lower::new(Arc::clone(&self.base), Arc::clone(&self.store), epoch, self.history.clone())
+    }
+
     /// Which epoch it shows.
     pub fn epoch(&self) -> Epoch {
         self.epoch

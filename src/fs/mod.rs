@@ -39,7 +39,7 @@ use crate::store::pool::PoolWriter;
 use crate::store::record::{Dentry, Edit, Hides, Meta, Node, Record, Source};
 use crate::sys::clock;
 use crate::tree::{Misfit, Tree};
-use crate::types::{ByteRange, FileKind, Ino, LayerId, Name, NodeId, TreePath};
+use crate::types::{ByteRange, Epoch, FileKind, Ino, LayerId, Name, NodeId, TreePath};
 
 pub use attrs::{SetAttr, SetTime};
 pub use content::{ReadPlan, SeekTo};
@@ -109,6 +109,8 @@ pub(crate) struct Core {
     pub(crate) table: NodeTable,
     /// Records and extents of nodes that are gone and still held, each under its id as its number.
     orphans: Tree,
+    /// The epoch of the base to which the extents of each orphan refer: the head may go on over another.
+    orphan_epochs: HashMap<Ino, Epoch>,
     scratch: Option<PoolWriter>,
     listings: HashMap<NodeId, listing::Listing>,
     /// How far the text of each link that the kernel was given climbs.
@@ -136,6 +138,7 @@ impl Fs {
             upper,
             table: NodeTable::new(),
             orphans: Tree::new(),
+            orphan_epochs: HashMap::new(),
             scratch: None,
             listings: HashMap::new(),
             served: HashMap::new(),
@@ -207,6 +210,7 @@ impl Fs {
             core.listings.remove(&id);
             match held.place {
                 Place::Orphan => {
+                    core.orphan_epochs.remove(&Ino(id.0));
                     if core.orphans.node(Ino(id.0)).is_some()
                         && core.orphans.apply(&Edit::Remove { ino: Ino(id.0) }).is_err()
                     {
@@ -405,11 +409,12 @@ impl Core {
         }
     }
 
-    /// Makes the node behind an id an orphan: what is left of it stays for those who hold it.
+    /// Makes the node behind an id an orphan: what is left of it, in a state of `epoch`, stays for those who hold it.
     pub(crate) fn keep_record(
         &mut self,
         id: NodeId,
         (node, extents): (Arc<Node>, Extents),
+        epoch: Epoch,
         change: impl FnOnce(&mut Meta),
     ) -> FsResult<()> {
         let key = Ino(id.0);
@@ -420,12 +425,21 @@ impl Core {
         for (range, source) in extents {
             self.orphans.apply(&Edit::Map { ino: key, range, to: Some(source) }).map_err(misfit)?;
         }
+        self.orphan_epochs.insert(key, epoch);
         if let Some(held) = self.table.get(id) {
             self.served.remove(&held.ino);
         }
         self.table.orphan(id);
         self.listings.remove(&id);
         Ok(())
+    }
+
+    /// The base as an orphan knew it.
+    pub(crate) fn lower_of_orphan(&self, key: Ino) -> Arc<Lower> {
+        match self.orphan_epochs.get(&key) {
+            Some(epoch) if *epoch != self.lower.epoch() => Arc::new(self.lower.in_epoch(*epoch)),
+            Some(_) | None => Arc::clone(&self.lower),
+        }
     }
 
     /// Where orphans write.

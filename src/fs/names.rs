@@ -325,7 +325,7 @@ impl Core {
         let Some(id) = self.table.id_of(ino) else { return self.commit(edits) };
         let kept = (self.record_of(&target)?, self.target_extents(&target)?);
         self.commit(edits)?;
-        self.keep_record(id, kept, |meta| {
+        self.keep_record(id, kept, self.lower.epoch(), |meta| {
             meta.nlink = 0;
             meta.ctime = clock::now();
         })

@@ -192,7 +192,7 @@ impl Core {
         self.upper = next.upper;
         for (id, record) in cut {
             match record {
-                Some(record) => self.keep_record(id, record, |meta| meta.nlink = 0)?,
+                Some(record) => self.keep_record(id, record, before.lower.epoch(), |meta| meta.nlink = 0)?,
                 None => self.table.orphan(id),
             }
         }
@@ -371,9 +371,10 @@ impl Comparison<'_> {
             Found::Base(_, path, _) => Some(path.clone()),
             Found::Nothing(_) => None,
         };
-        let merged = if self.same_content { self.before.tree.path(ino) } else { None };
-        let candidates = [self.base_after.get(&ino).cloned(), origin, held.cloned(), merged];
-        for path in candidates.into_iter().flatten() {
+        // After an apply the base has what the mount showed, at the same paths.
+        let merged = if self.same_content { paths_in(self.before, old)? } else { Vec::new() };
+        let candidates = [self.base_after.get(&ino).cloned(), origin, held.cloned()];
+        for path in candidates.into_iter().flatten().chain(merged) {
             let Some((found, node)) = self.after.lower.lookup(&path)? else { continue };
             if found == ino && self.seen_in_after(&path)? {
                 return Ok(Found::Base(ino, path, node));
@@ -451,6 +452,23 @@ fn same_origin(
         (Some(a), Some(b)) => crate::fs::lower::fits(&a.print, &b.print),
         _ => false,
     }
+}
+
+/// The paths at which a state shows a node, as far as they are known.
+fn paths_in(state: &State, found: &Found) -> FsResult<Vec<TreePath>> {
+    Ok(match found {
+        Found::Covered(ino, _) => {
+            state.tree.links(*ino).filter_map(|(dir, name)| state.tree.path_in(dir, name)).collect()
+        }
+        Found::Base(_, path, _) => match path.split() {
+            Some((above, name)) => match state.lower.lookup(&above)? {
+                Some((dir, _)) => vec![state.dir_path(dir, Some(&above))?.join(&name)],
+                None => Vec::new(),
+            },
+            None => Vec::new(),
+        },
+        Found::Nothing(_) => Vec::new(),
+    })
 }
 
 /// The directory that holds a directory, its name there, and the path of the former in the base if it is not covered.

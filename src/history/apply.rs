@@ -183,7 +183,12 @@ impl Timeline {
         let history = self.applies.lock().clone();
         let epoch = Epoch(u32::try_from(history.len()).unwrap_or(u32::MAX).saturating_add(1));
         let mut layer = self.store().create_layer(None, "", epoch, LayerKind::PreImage).map_err(during)?;
-        let touched = touched_paths(&plan.changes);
+        let mut touched = touched_paths(&plan.changes);
+        // With each of its names that comes or goes, a file has another change time and count under all others.
+        let linked = linked_names(&plan.from, &plan.to, &plan.changes).attempt(|| "apply: read the base")?;
+        for path in linked.into_keys() {
+            touched.entry(path).or_insert(Keep::InPlace);
+        }
         let images =
             record_images(&mut layer, &plan.from, &touched).attempt(|| "apply: keep what the base holds")?;
         layer.sync().map_err(during)?;
@@ -231,7 +236,7 @@ impl Timeline {
         let mut ids = self.store().identities().lock();
         for change in changes {
             // The host may give the number of a file that is gone to another one, which must not pass for it.
-            let gone = matches!(change.what, What::Deleted | What::Type | What::Content);
+            let gone = matches!(change.what, What::Deleted | What::Type | What::Content | What::Links);
             if let (Found::Base(ino, _, LowerNode::Base(stat)), true) = (&change.old, gone)
                 && stat.nlink <= 1
                 && ids.of(stat.dev, stat.ino)? == *ino
@@ -336,6 +341,16 @@ fn touched_paths(changes: &[PathChange]) -> BTreeMap<TreePath, Keep> {
     touched
 }
 
+/// All names that the base has of those files with several names of which names come or go, or that are written anew.
+fn linked_names(from: &State, to: &State, changes: &[PathChange]) -> FsResult<BTreeMap<TreePath, Ino>> {
+    let several = |state: &State, found: &Found| {
+        state.attr(found).filter(|a| a.kind != FileKind::Dir && a.meta.nlink > 1).map(|a| a.ino)
+    };
+    let named = changes.iter().filter(|c| !matches!(c.what, What::Attributes | What::DirTimes));
+    let wanted = named.flat_map(|c| [several(from, &c.old), several(to, &c.new)]).flatten().collect();
+    diff::names_in_base(&from.lower, &wanted)
+}
+
 /// What becomes of the bytes of a file that an apply touches.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Keep {
@@ -400,20 +415,24 @@ fn write_base(
     changes: &[PathChange],
     touched: &BTreeMap<TreePath, Keep>,
 ) -> FsResult<BTreeMap<TreePath, Ino>> {
-    let mut home = Home { writer: base.writer(), from, to, placed: BTreeMap::new(), inos: BTreeMap::new() };
+    let linked = linked_names(from, to, changes)?;
+    let mut home =
+        Home { writer: base.writer(), from, to, linked, placed: BTreeMap::new(), inos: BTreeMap::new() };
     for change in changes.iter().rev().filter(|c| matches!(c.what, What::Deleted | What::Type)) {
-        home.remove(change)?;
+        home.remove(change).attempt(|| format!("remove '{}'", change.path))?;
     }
     for change in changes {
         match change.what {
-            What::Added | What::Type | What::Content => home.place(change)?,
+            What::Added | What::Type | What::Content | What::Links => {
+                home.place(change).attempt(|| format!("write '{}'", change.path))?
+            }
             What::Deleted | What::Attributes | What::DirTimes => {}
             What::Renamed => return Err(FsError::Damage("an apply is planned without renames")),
         }
     }
     // Last, because every change of names changes the times of a directory; deepest first, because of the modes.
     for path in touched.keys().rev() {
-        home.set_attributes(path)?;
+        home.set_attributes(path).attempt(|| format!("set the attributes of '{path}'"))?;
     }
     // One sync for all: until the pre-images are sealed, a power cut sets everything back anyway.
     home.writer.dir(&TreePath::root())?.sync_filesystem()?;
@@ -425,6 +444,8 @@ struct Home<'a> {
     writer: BaseWriter<'a>,
     from: &'a State,
     to: &'a State,
+    /// All names that the base had of the files with several that the changes concern.
+    linked: BTreeMap<TreePath, Ino>,
     /// Where a file was put, so that its further links are links.
     placed: BTreeMap<Ino, TreePath>,
     inos: BTreeMap<TreePath, Ino>,
@@ -446,8 +467,11 @@ impl<'a> Home<'a> {
     }
 
     fn place(&mut self, change: &PathChange) -> FsResult<()> {
-        let ino = change.new.ino().ok_or(FsError::NotFound)?;
-        let (record, _) = self.to.record(&change.new)?;
+        // Not as the plan found it: what it shows of the base, say below a renamed directory, may be removed from there
+        // by now, and is kept in the pre-images.
+        let new = self.to.resolve(&change.path)?;
+        let ino = new.ino().ok_or(FsError::NotFound)?;
+        let (record, _) = self.to.record(&new)?;
         self.inos.insert(change.path.clone(), ino);
         let (dir, name) = self.dir(&change.path)?;
         if let Body::Dir { .. } = &record.body {
@@ -463,7 +487,7 @@ impl<'a> Home<'a> {
         }
         self.placed.insert(ino, change.path.clone());
         match &record.body {
-            Body::File { .. } => self.place_file(&dir, &name, change, &record),
+            Body::File { .. } => self.place_file(&dir, &name, (&change.old, &new), &record),
             Body::Symlink { target } => {
                 let staged = dir.temp_name()?;
                 dir.symlink(&staged, target)?;
@@ -483,16 +507,14 @@ impl<'a> Home<'a> {
         if let Some(first) = self.placed.get(&ino) {
             return Ok(Some(first.clone()));
         }
-        let links = self.to.tree.links(ino).filter_map(|(dir, name)| self.to.tree.path_in(dir, name));
-        for link in links.filter(|link| link != path) {
-            let old = self.from.resolve(&link)?;
-            if old.ino() != Some(ino) {
+        for (link, _) in self.linked.iter().filter(|(link, of)| **of == ino && *link != path) {
+            let (old, new) = (self.from.resolve(link)?, self.to.resolve(link)?);
+            if old.ino() != Some(ino) || new.ino() != Some(ino) {
                 continue;
             }
-            let new = self.to.resolve(&link)?;
             let unchanged = diff::same_content(self.from, &old, self.to, &new)?;
             if unchanged && found(self.writer.dir(&link.split().ok_or(FsError::NotFound)?.0))?.is_some() {
-                return Ok(Some(link));
+                return Ok(Some(link.clone()));
             }
         }
         Ok(None)
@@ -502,24 +524,22 @@ impl<'a> Home<'a> {
         &self,
         dir: &WriteDir<'_>,
         name: &Name,
-        change: &PathChange,
+        (old, new): (&Found, &Found),
         record: &Node,
     ) -> FsResult<()> {
         // A file with more links is written anew in place: a new file would leave the other links behind.
-        let linked = match (&change.what, &change.old) {
-            (What::Content, Found::Base(ino, _, LowerNode::Base(stat))) => {
-                stat.nlink > 1 && change.new.ino() == Some(*ino)
-            }
-            _ => false,
+        let linked = match old {
+            Found::Base(ino, _, LowerNode::Base(stat)) => stat.nlink > 1 && new.ino() == Some(*ino),
+            Found::Base(..) | Found::Covered(..) | Found::Nothing(_) => false,
         };
         if linked {
             let file = dir.open_to_rewrite(name)?;
             file.set_len(0)?;
-            self.copy_content(&change.new, record.size(), &file)?;
+            self.copy_content(new, record.size(), &file)?;
             return dir.set_owner_mode_times_xattrs(name, &attributes(record, &xattr_list(record)));
         }
         let (staged, file) = dir.create_temp_file()?;
-        let written = self.copy_content(&change.new, record.size(), &file);
+        let written = self.copy_content(new, record.size(), &file);
         match written.and_then(|()| publish(dir, &staged, name, record)) {
             Ok(()) => Ok(()),
             Err(error) => {

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::error::{FsError, FsResult};
+use crate::fs::lower::Lower;
 use crate::fs::{Found, State};
 use crate::store::record::{Body, Node, Source};
 use crate::tree::TreeDiff;
@@ -22,6 +23,8 @@ pub enum What {
     Type,
     /// The content differs, and perhaps attributes.
     Content,
+    /// The same content, and perhaps attributes, in another file: it is a hard link of other names.
+    Links,
     /// Mode, owner, times or extended attributes differ.
     Attributes,
     /// A directory of which only the times differ, as they do when a name in it comes or goes.
@@ -52,13 +55,19 @@ pub struct PathChange {
 /// What the base answers.
 pub fn changes(old: &State, new: &State, renames: bool) -> FsResult<Vec<PathChange>> {
     let diff = old.tree.diff(&new.tree);
+    let mut paths = unseen_links(old, new, &diff)?;
+    if old.lower.epoch() != new.lower.epoch() {
+        paths.extend(old.lower.touched_since());
+        paths.extend(new.lower.touched_since());
+    }
     let mut walk = Walk {
         old,
         new,
-        hot: hot_nodes(old, new, &diff)?,
-        touched: touched_names(old, new),
+        hot: hot_nodes(old, new, &diff, &paths)?,
+        touched: by_directory(&paths),
         moved_to: HashMap::new(),
         moved_from: BTreeMap::new(),
+        left: HashSet::new(),
         changes: Vec::new(),
     };
     if renames {
@@ -66,25 +75,66 @@ pub fn changes(old: &State, new: &State, renames: bool) -> FsResult<Vec<PathChan
     }
     let (a, b) = (old.resolve(&TreePath::root())?, new.resolve(&TreePath::root())?);
     walk.compare(&TreePath::root(), &a, &b)?;
+    while walk.drop_half_renames() {
+        walk.compare(&TreePath::root(), &a, &b)?;
+    }
     walk.changes.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(walk.changes)
 }
 
-/// The paths of the base that applies touched after the older of two epochs, by directory.
-fn touched_names(old: &State, new: &State) -> HashMap<TreePath, BTreeSet<Name>> {
-    let mut names: HashMap<TreePath, BTreeSet<Name>> = HashMap::new();
+/// Paths of the base at which files stand that differ and that the trees know by other names only.
+fn unseen_links(old: &State, new: &State, diff: &TreeDiff) -> FsResult<BTreeSet<TreePath>> {
+    let is_unseen = |state: &State, ino: Ino| {
+        state.tree.node(ino).is_some_and(|node| {
+            node.kind() != FileKind::Dir && node.meta.nlink as usize > state.tree.links(ino).count()
+        })
+    };
+    let changed = diff.nodes.union(&diff.contents).copied();
+    let wanted: HashSet<Ino> = changed.filter(|ino| is_unseen(old, *ino) || is_unseen(new, *ino)).collect();
+    let mut paths: BTreeSet<TreePath> = names_in_base(&old.lower, &wanted)?.into_keys().collect();
     if old.lower.epoch() != new.lower.epoch() {
-        for path in old.lower.touched_since().into_iter().chain(new.lower.touched_since()) {
-            if let Some((dir, name)) = path.split() {
-                names.entry(dir).or_default().insert(name);
+        paths.extend(names_in_base(&new.lower, &wanted)?.into_keys());
+    }
+    Ok(paths)
+}
+
+/// The paths of the base at which some nodes stand. Nothing but the base itself can tell the hard links of a file, so it
+/// is read whole, unless there is nothing to look for.
+///
+/// # Errors
+/// What the base answers.
+pub(super) fn names_in_base(lower: &Lower, wanted: &HashSet<Ino>) -> FsResult<BTreeMap<TreePath, Ino>> {
+    let mut paths = BTreeMap::new();
+    let mut dirs = if wanted.is_empty() { Vec::new() } else { vec![TreePath::root()] };
+    while let Some(dir) = dirs.pop() {
+        for (name, (ino, kind)) in lower.list(&dir)? {
+            match kind {
+                Some(FileKind::Dir) => dirs.push(dir.join(&name)),
+                _ if wanted.contains(&ino) => drop(paths.insert(dir.join(&name), ino)),
+                _ => {}
             }
         }
+    }
+    Ok(paths)
+}
+
+/// Paths of the base, as names by directory.
+fn by_directory(paths: &BTreeSet<TreePath>) -> HashMap<TreePath, BTreeSet<Name>> {
+    let mut names: HashMap<TreePath, BTreeSet<Name>> = HashMap::new();
+    for (dir, name) in paths.iter().filter_map(TreePath::split) {
+        names.entry(dir).or_default().insert(name);
     }
     names
 }
 
-/// The nodes that differ or have something that differs below them, in either state.
-fn hot_nodes(old: &State, new: &State, diff: &TreeDiff) -> FsResult<HashSet<Ino>> {
+/// The nodes that differ or have something that differs below them, in either state; `paths` of the base are to be
+/// looked at as well.
+fn hot_nodes(
+    old: &State,
+    new: &State,
+    diff: &TreeDiff,
+    paths: &BTreeSet<TreePath>,
+) -> FsResult<HashSet<Ino>> {
     let mut hot = HashSet::from([Ino::ROOT]);
     let changed = diff.nodes.iter().chain(&diff.contents).chain(diff.names.iter().map(|(dir, _)| dir));
     for ino in changed {
@@ -92,17 +142,15 @@ fn hot_nodes(old: &State, new: &State, diff: &TreeDiff) -> FsResult<HashSet<Ino>
             heat(state, *ino, &mut hot);
         }
     }
-    if old.lower.epoch() != new.lower.epoch() {
-        for path in old.lower.touched_since().into_iter().chain(new.lower.touched_since()) {
-            let mut at = Some(path);
-            while let Some(path) = at {
-                for state in [old, new] {
-                    if let Some((ino, _)) = state.lower.lookup(&path)? {
-                        heat(state, ino, &mut hot);
-                    }
+    for path in paths {
+        let mut at = Some(path.clone());
+        while let Some(path) = at {
+            for state in [old, new] {
+                if let Some((ino, _)) = state.lower.lookup(&path)? {
+                    heat(state, ino, &mut hot);
                 }
-                at = path.split().map(|(dir, _)| dir);
             }
+            at = path.split().map(|(dir, _)| dir);
         }
     }
     Ok(hot)
@@ -122,10 +170,13 @@ struct Walk<'a> {
     old: &'a State,
     new: &'a State,
     hot: HashSet<Ino>,
+    /// Names in directories of the base that are looked at although no tree mentions them.
     touched: HashMap<TreePath, BTreeSet<Name>>,
     /// Old path of each rename, by new path, and the other way round.
     moved_to: HashMap<TreePath, TreePath>,
     moved_from: BTreeMap<TreePath, TreePath>,
+    /// Old paths of renames at which the walk found nothing any more.
+    left: HashSet<TreePath>,
     changes: Vec<PathChange>,
 }
 
@@ -138,8 +189,10 @@ impl Walk<'_> {
             };
             let Some(new_path) = self.new.tree.path_in(*dir, name) else { continue };
             for old_path in self.old_paths(*ino)? {
-                let left = self.new.resolve(&old_path)?.ino() != Some(*ino);
-                let came = self.old.resolve(&new_path)?.ino() != Some(*ino);
+                // Where something else stands, that is told as changed: a rename on top would tell the path twice, or not
+                // at all.
+                let left = self.new.resolve(&old_path)?.ino().is_none();
+                let came = self.old.resolve(&new_path)?.ino().is_none();
                 // A node that only went along with a directory above it is told by the rename of that directory.
                 if left
                     && came
@@ -153,6 +206,24 @@ impl Walk<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Forgets renames of which the walk met only one end, and what it found. Below a renamed directory both ends have
+    /// other paths than the trees say, and something else may stand there.
+    fn drop_half_renames(&mut self) -> bool {
+        let told: HashSet<&TreePath> = self.changes.iter().filter_map(|c| c.old_path.as_ref()).collect();
+        let whole = |old: &TreePath| self.left.contains(old) && told.contains(old);
+        let half: Vec<TreePath> = self.moved_from.keys().filter(|old| !whole(old)).cloned().collect();
+        for old in &half {
+            if let Some(new) = self.moved_from.remove(old) {
+                self.moved_to.remove(&new);
+            }
+        }
+        if !half.is_empty() {
+            self.changes.clear();
+            self.left.clear();
+        }
+        !half.is_empty()
     }
 
     fn went_along(&self, old_path: &TreePath, new_path: &TreePath) -> bool {
@@ -238,6 +309,8 @@ impl Walk<'_> {
             }
         } else if !same_content(self.old, old, self.new, new)? {
             What::Content
+        } else if old.ino() != new.ino() && (old_node.meta.nlink > 1 || new_node.meta.nlink > 1) {
+            What::Links
         } else if same_attributes(&old_node, &new_node) && same_times(&old_node, &new_node) {
             return Ok(());
         } else {
@@ -268,7 +341,7 @@ impl Walk<'_> {
             names.extend(
                 self.old.tree.dentries(a).chain(self.new.tree.dentries(b)).map(|(name, _)| name.clone()),
             );
-            // Directories of the base that no tree mentions lead to paths that an apply touched.
+            // Directories of the base that no tree mentions lead to them.
             let deeper = self.touched.keys().filter_map(|dir| next_name(a_base.as_ref()?, dir));
             names.extend(deeper);
         } else {
@@ -302,7 +375,12 @@ impl Walk<'_> {
             }
             (None, Some(_)) => self.added(path, new),
             (Some(_), None) => self.deleted(old_path, old),
-            _ => self.compare(path, old, new),
+            (Some(a), Some(b)) => {
+                self.children_of_gone(old_path, old, a.kind)?;
+                self.push(path, What::Type, old, new);
+                self.children_of_come(path, new, b.kind)
+            }
+            (None, None) => Ok(()),
         }
     }
 
@@ -326,6 +404,7 @@ impl Walk<'_> {
 
     fn deleted(&mut self, path: &TreePath, old: &Found) -> FsResult<()> {
         if self.moved_from.contains_key(path) {
+            self.left.insert(path.clone());
             return Ok(());
         }
         self.push(path, What::Deleted, old, &Found::Nothing(None));

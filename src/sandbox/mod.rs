@@ -377,7 +377,7 @@ fn change_of(
             What::Deleted => ChangeKind::Deleted,
             What::Type => ChangeKind::TypeChanged,
             What::Content => ChangeKind::Modified,
-            What::Attributes | What::DirTimes => ChangeKind::Attributes,
+            What::Links | What::Attributes | What::DirTimes => ChangeKind::Attributes,
             What::Renamed => ChangeKind::Renamed,
         },
         old_path: change.old_path.clone(),

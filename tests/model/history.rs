@@ -1,0 +1,503 @@
+//! What people do: checkpoints, restores, applies, remounts, kills, diffs; and what must be true after each.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jailfs::fs::{Attr, Forgotten};
+use jailfs::sandbox::verbs::{Applied, Change, ChangeKind, Checkpoint, Detail, Reply, Request, Rev};
+use jailfs::types::{LayerId, NodeId, TreePath};
+
+use crate::host;
+use crate::tree::{Body, Bytes, Id, ROOT, Times, Tree, below, ids, is_below, parent, show};
+use crate::world::{Behind, World};
+
+/// What may happen to those who hold a file that nobody wrote to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Untouched {
+    /// They keep it.
+    Kept,
+    /// Between two epochs of the base the records may tell of the same bytes in different ways.
+    MayBeCut,
+}
+
+impl World {
+    /// One thing that a person does.
+    pub fn turn(&mut self) {
+        match self.rng.below(20) {
+            0..=4 => self.checkpoint(),
+            5..=8 => self.restore(),
+            9 => self.op_restore(),
+            10 => self.discard(),
+            11 | 12 => self.remount(),
+            13 => self.kill(),
+            14 => self.apply(),
+            15 => self.apply_path(),
+            16 => self.undo_apply(),
+            _ => self.diff(),
+        }
+    }
+
+    fn seals(&self) -> Vec<Checkpoint> {
+        let Reply::Log(all) = self.ask(Request::Log) else { panic!("not a log") };
+        all
+    }
+
+    fn checkpoint(&mut self) {
+        let name = self.rng.one_in(2).then(|| format!("name{}", self.checkpoints.len()));
+        self.say(format!("checkpoint {name:?}"));
+        let before = self.tree.clone();
+        let request = Request::Checkpoint { name, message: String::new() };
+        let Reply::Checkpoint(made) = self.ask(request) else { panic!("not a checkpoint") };
+        self.checkpoints.insert(made.id, self.tree.clone());
+        assert_eq!(self.note_operations(&before), ["checkpoint"]);
+        self.check(Times::All);
+    }
+
+    /// Does something that replaces the state, and holds the holders of nodes against its promises.
+    fn switch(&mut self, request: Request, to: &Tree, times: Times, untouched: Untouched) {
+        let before = self.tree.clone();
+        let attrs = self.attrs();
+        self.told.take();
+        let Reply::Restored(done) = self.ask(request) else { panic!("not a restore") };
+        if let Some(layer) = done.before {
+            self.checkpoints.insert(layer, before.clone());
+        }
+        self.tree = to.clone();
+        let forgotten = self.told.take();
+        self.say_changes(&done.changes);
+        check_diff(&before, &self.tree, &done.changes);
+        self.after_switch(&before, &attrs, &forgotten, untouched);
+        self.check(times);
+        self.check_host();
+        self.note_operations(&before);
+    }
+
+    fn epoch(&self) -> usize {
+        self.fs().state().lower.epoch().0 as usize
+    }
+
+    fn untouched(&self, to: usize) -> Untouched {
+        if to == self.epoch() { Untouched::Kept } else { Untouched::MayBeCut }
+    }
+
+    /// A state that can be named, what it is, and its epoch.
+    fn any_rev(&mut self) -> (Rev, Tree, usize, Times) {
+        let seals = self.seals();
+        if seals.is_empty() || self.rng.one_in(6) {
+            let epoch = self.epochs.len() - 1;
+            return (Rev::Base, self.epochs[epoch].clone(), epoch, Times::NoChange);
+        }
+        let seal = self.rng.pick(&seals).clone();
+        let tree = self.checkpoints[&seal.id].clone();
+        let rev = match seal.name {
+            Some(name) if self.rng.one_in(2) => Rev::Name(name),
+            _ => Rev::Id(seal.id),
+        };
+        (rev, tree, seal.epoch.0 as usize, Times::All)
+    }
+
+    fn restore(&mut self) {
+        let (to, tree, epoch, times) = self.any_rev();
+        self.say(format!("restore {to}"));
+        let untouched = self.untouched(epoch);
+        self.switch(Request::Restore { to, dry_run: false }, &tree, times, untouched);
+    }
+
+    fn op_restore(&mut self) {
+        let Reply::OpLog(all) = self.ask(Request::OpLog) else { panic!("not a log") };
+        let op = self.rng.pick(&all).clone();
+        self.say(format!("op restore {} ({} to {:?})", op.op, op.verb, op.tree));
+        let tree = self.operations[&op.op].clone();
+        let times = if op.tree.is_none() { Times::NoChange } else { Times::All };
+        let untouched = self.untouched(op.epoch.0 as usize);
+        self.switch(Request::OpRestore { op: op.op }, &tree, times, untouched);
+    }
+
+    fn discard(&mut self) {
+        let seals: BTreeMap<LayerId, Checkpoint> = self.seals().into_iter().map(|c| (c.id, c)).collect();
+        let mut at = seals.values().find(|c| c.current).map(|c| c.id);
+        while let Some(seal) = at.map(|id| &seals[&id]).filter(|c| c.automatic) {
+            at = seal.parent;
+        }
+        self.say(format!("discard to {at:?}"));
+        let epoch = at.map_or(self.epoch(), |id| seals[&id].epoch.0 as usize);
+        let tree = at.map_or_else(|| self.epochs[epoch].clone(), |id| self.checkpoints[&id].clone());
+        let times = if at.is_none() { Times::NoChange } else { Times::All };
+        let untouched = self.untouched(epoch);
+        self.switch(Request::Discard, &tree, times, untouched);
+    }
+
+    fn remount(&mut self) {
+        self.say("remount".to_owned());
+        self.close();
+        self.open();
+        self.check(Times::All);
+    }
+
+    /// What is in the store at this moment is all that a killed daemon leaves.
+    fn kill(&mut self) {
+        self.stores += 1;
+        let copy = self.dir.join(format!("store{}", self.stores));
+        self.say(format!("kill, and go on with {}", copy.display()));
+        let done = std::process::Command::new("cp").arg("-a").arg(&self.store).arg(&copy).status().unwrap();
+        assert!(done.success());
+        self.close();
+        self.store = copy;
+        self.open();
+        self.check(Times::All);
+    }
+
+    fn applied(&self, paths: Vec<TreePath>, undo: bool) -> Applied {
+        match self.ask(Request::Apply { paths, dry_run: false, undo }) {
+            Reply::Applied(applied) => {
+                assert!(applied.conflicts.is_empty(), "conflicts: {:?}", applied.conflicts);
+                applied
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Takes over what was sealed before an apply.
+    fn note_seals(&mut self, before: &Tree) {
+        for seal in self.seals() {
+            self.checkpoints.entry(seal.id).or_insert_with(|| before.clone());
+        }
+    }
+
+    fn apply(&mut self) {
+        self.say("apply".to_owned());
+        let before = self.tree.clone();
+        let attrs = self.attrs();
+        self.told.take();
+        let applied = self.applied(Vec::new(), false);
+        self.say_changes(&applied.changes);
+        self.host = host::read(&self.base);
+        if let Some(how) = self.tree.differs(&self.host, false, Times::NoChange) {
+            panic!("the base is not as the tree after an apply: {how}");
+        }
+        if applied.epoch.0 as usize == self.epochs.len() {
+            self.epochs.push(self.tree.clone());
+        }
+        assert_eq!(applied.epoch.0 as usize + 1, self.epochs.len());
+        let forgotten = self.told.take();
+        self.after_switch(&before, &attrs, &forgotten, Untouched::Kept);
+        self.check(Times::NoChange);
+        self.note_seals(&before);
+        self.note_operations(&before);
+    }
+
+    /// Writes a part of the tree home.
+    fn apply_path(&mut self) {
+        let base = self.epochs[self.epochs.len() - 1].clone();
+        let (new, old) = (self.tree.paths(), base.paths());
+        let all: BTreeSet<&Bytes> = new.keys().chain(old.keys()).filter(|p| !p.is_empty()).collect();
+        let all: Vec<Bytes> = all.into_iter().cloned().collect();
+        if all.is_empty() {
+            return;
+        }
+        let top = self.rng.pick(&all).clone();
+        let Some(wanted) = part_applied(&base, &self.tree, &top) else { return };
+        self.say(format!("apply {}", show(&top)));
+        let before = self.tree.clone();
+        let applied = self.applied(vec![TreePath::parse(&top).unwrap()], false);
+        self.host = host::read(&self.base);
+        let mut wanted = wanted;
+        // Of the directories above only the names are told here.
+        let mut above = parent(&top);
+        let host_paths = self.host.paths();
+        let wanted_paths = wanted.paths();
+        while let Some(path) = above {
+            if let (Some(theirs), Some(ours)) = (host_paths.get(path), wanted_paths.get(path)) {
+                let theirs = self.host.node(*theirs).clone();
+                let ours = wanted.node_mut(*ours);
+                let names = ours.names().clone();
+                *ours = theirs;
+                *ours.names_mut() = names;
+            }
+            above = parent(path);
+        }
+        if let Some(how) = wanted.differs(&self.host, false, Times::NoChange) {
+            panic!("the base is not as it should be after a part was applied: {how}");
+        }
+        if applied.epoch.0 as usize == self.epochs.len() {
+            self.epochs.push(wanted);
+        }
+        assert_eq!(applied.epoch.0 as usize + 1, self.epochs.len());
+        self.check(Times::All);
+        self.note_seals(&before);
+        self.note_operations(&before);
+    }
+
+    fn undo_apply(&mut self) {
+        let Some(back) = self.epochs.len().checked_sub(2) else {
+            let undo = Request::Apply { paths: Vec::new(), dry_run: false, undo: true };
+            assert!(self.sandbox().handle(undo).is_err(), "nothing was applied");
+            return;
+        };
+        self.say("undo apply".to_owned());
+        let before = self.tree.clone();
+        let applied = self.applied(Vec::new(), true);
+        let wanted = self.epochs[back].clone();
+        self.host = host::read(&self.base);
+        if let Some(how) = wanted.differs(&self.host, false, Times::NoChange) {
+            panic!("the base is not as before the apply: {how}");
+        }
+        if applied.epoch.0 as usize == self.epochs.len() {
+            self.epochs.push(wanted);
+        }
+        self.check(Times::All);
+        self.note_seals(&before);
+        self.note_operations(&before);
+    }
+
+    fn diff(&mut self) {
+        let (from, old, _, _) = self.any_rev();
+        let (to, new) = if self.rng.one_in(2) {
+            (Rev::Now, self.tree.clone())
+        } else {
+            let (rev, tree, _, _) = self.any_rev();
+            (rev, tree)
+        };
+        let detail = *self.rng.pick(&[Detail::NameStatus, Detail::Stat, Detail::Patch]);
+        self.say(format!("diff {from} {to}"));
+        let told = |world: &World, from: &Rev, to: &Rev| {
+            let request = Request::Diff { from: from.clone(), to: to.clone(), paths: Vec::new(), detail };
+            match world.ask(request) {
+                Reply::Diff(changes) => changes,
+                other => panic!("{other:?}"),
+            }
+        };
+        let changes = told(self, &from, &to);
+        self.say_changes(&changes);
+        check_diff(&old, &new, &changes);
+        let nothing = told(self, &to, &to);
+        assert!(nothing.is_empty(), "differs from itself: {nothing:?}");
+    }
+
+
+    fn say_changes(&mut self, changes: &[Change]) {
+        for change in changes {
+            let from = change.old_path.as_ref().map(|p| format!("from {}", show(p.as_bytes())));
+            self.say(format!("    {:?} {} {}", change.kind, show(change.path.as_bytes()), from.unwrap_or_default()));
+        }
+    }
+
+    /// What the kernel was told of all that it holds.
+    fn attrs(&self) -> BTreeMap<NodeId, Attr> {
+        let live = self.held.keys().copied().filter(|id| self.live(*id).is_some());
+        live.map(|id| (id, self.fs().getattr(id).unwrap())).collect()
+    }
+
+    /// Holds what became of held nodes, and what the kernel was told, against the promises of a restore.
+    fn after_switch(
+        &mut self,
+        before: &Tree,
+        attrs: &BTreeMap<NodeId, Attr>,
+        told: &Forgotten,
+        untouched: Untouched,
+    ) {
+        let fs = self.fs();
+        let held: Vec<(NodeId, Id)> =
+            self.held.keys().filter_map(|id| self.live(*id).map(|ino| (*id, ino))).collect();
+        for (id, ino) in held {
+            let now = fs.getattr(id).unwrap_or_else(|e| panic!("getattr of {id:?} after a switch: {e}"));
+            assert_eq!(now.ino.0, ino);
+            let cut = now.meta.nlink == 0;
+            match fate(before, &self.tree, ino, untouched) {
+                Some(wanted) => assert_eq!(cut, wanted, "whether {id:?} is cut off"),
+                None => {}
+            }
+            if cut {
+                let node = before.node(ino).clone();
+                let dead = if node.is_dir() { Behind::DeadDir } else { Behind::Orphan(Box::new(node)) };
+                self.held.get_mut(&id).unwrap().behind = dead;
+            } else if without_access_time(attrs[&id]) != without_access_time(now) {
+                assert!(told.attrs.contains(&id), "the kernel has old attributes of {id:?} ({ino})");
+            }
+        }
+        self.check_names_told(before, told);
+        let alive: BTreeSet<NodeId> = self.held.keys().copied().filter(|id| self.live(*id).is_some()).collect();
+        self.dentries.retain(|(dir, _), _| alive.contains(dir));
+        self.update_readers();
+    }
+
+    /// Every name that stands for something else now must have been told.
+    fn check_names_told(&mut self, before: &Tree, told: &Forgotten) {
+        let dirs: Vec<(NodeId, Id)> = self.held.keys().filter_map(|id| Some((*id, self.live(*id)?))).collect();
+        for (id, ino) in dirs.into_iter().filter(|(_, ino)| self.tree.node(*ino).is_dir()) {
+            let (old, new) = (before.node(ino).names(), self.tree.node(ino).names());
+            if old != new {
+                assert!(told.listings.contains(&id), "the kernel has an old listing of {id:?} ({ino})");
+            }
+            let names: BTreeSet<&Bytes> = old.keys().chain(new.keys()).collect();
+            for name in names {
+                let is_told = told.names.iter().any(|(dir, n)| *dir == id && n.as_bytes() == &name[..]);
+                let known = self.dentries.get(&(id, name.clone())).copied();
+                let stale = match (old.get(name), new.get(name)) {
+                    (None, Some(_)) => true,
+                    (Some(_), None) => known.is_some(),
+                    (Some(a), Some(b)) if a != b => known.is_some(),
+                    _ => known.is_some_and(|child| self.live(child).is_none()),
+                };
+                assert!(!stale || is_told, "the kernel has an old idea of {} in {id:?} ({ino})", show(name));
+                if is_told {
+                    self.dentries.remove(&(id, name.clone()));
+                }
+            }
+        }
+    }
+}
+
+/// The host changes the time at which we looked at a directory.
+fn without_access_time(mut attr: Attr) -> Attr {
+    attr.meta.atime = jailfs::types::Timestamp::default();
+    attr
+}
+
+/// Whether the holders of a node must be cut off; none if either is right.
+fn fate(before: &Tree, after: &Tree, ino: Id, untouched: Untouched) -> Option<bool> {
+    let old = before.node(ino);
+    let Some(new) = after.get(ino) else { return Some(true) };
+    match (&old.body, &new.body) {
+        (Body::Dir(_), Body::Dir(_)) => Some(!dir_stays(before, after, ino)),
+        (Body::File(a), Body::File(b)) if **a != **b => Some(true),
+        (Body::File(a), Body::File(b)) => {
+            (std::rc::Rc::ptr_eq(a, b) && untouched == Untouched::Kept).then_some(false)
+        }
+        _ => (untouched == Untouched::Kept).then_some(false),
+    }
+}
+
+fn dir_stays(before: &Tree, after: &Tree, dir: Id) -> bool {
+    if dir == ROOT {
+        return true;
+    }
+    let (a, b) = (before.places(dir), after.places(dir));
+    a == b && dir_stays(before, after, a[0].0)
+}
+
+/// The base after the part of the tree at and below `top` was written home; none if it shares nodes with the rest, so
+/// that nobody can say what it should be.
+fn part_applied(base: &Tree, tree: &Tree, top: &[u8]) -> Option<Tree> {
+    let (old, new) = (base.paths(), tree.paths());
+    let inside: BTreeSet<Id> = below(&old, top).chain(below(&new, top)).map(|(_, id)| id).collect();
+    let shared = |(path, id): (&Bytes, &Id)| !is_below(path, top) && inside.contains(id);
+    if old.iter().any(shared) || new.iter().any(shared) {
+        return None;
+    }
+    let exists = new.contains_key(top);
+    let mut wanted = base.clone();
+    let mut missing = Vec::new();
+    let mut above = parent(top);
+    while let Some(path) = above {
+        match (old.get(path), new.get(path)) {
+            (Some(a), Some(b)) if a == b => {}
+            (None, Some(b)) if base.get(*b).is_none() && exists => missing.push(path.to_vec()),
+            (Some(a), None) if !exists && base.node(*a).is_dir() => {}
+            _ => return None,
+        }
+        above = parent(path);
+    }
+    if ids(&old).iter().any(|id| inside.contains(id)) {
+        if let Some(dir) = parent(top).and_then(|p| old.get(p)) {
+            let name = name_of(top);
+            if wanted.node(*dir).is_dir() && wanted.node(*dir).names().contains_key(name) {
+                wanted.node_mut(*dir).names_mut().remove(name);
+                inside.iter().for_each(|id| drop(wanted.nodes.remove(id)));
+            }
+        }
+    }
+    if !exists {
+        return Some(wanted);
+    }
+    for path in missing.iter().rev() {
+        let id = new[path];
+        let mut node = tree.node(id).clone();
+        node.names_mut().clear();
+        wanted.nodes.insert(id, node);
+        let up = new[parent(path)?];
+        wanted.node_mut(up).names_mut().insert(name_of(path).to_vec(), id);
+    }
+    for (_, id) in below(&new, top) {
+        wanted.nodes.insert(id, tree.node(id).clone());
+    }
+    let up = new[parent(top)?];
+    wanted.node_mut(up).names_mut().insert(name_of(top).to_vec(), new[top]);
+    Some(wanted)
+}
+
+fn name_of(path: &[u8]) -> &[u8] {
+    path.rsplit(|b| *b == b'/').next().unwrap_or_default()
+}
+
+/// What can be seen at a path, without what a diff does not tell.
+fn seen(tree: &Tree, id: Id) -> (u32, u32, u32, Option<jailfs::types::Timestamp>, BTreeMap<Bytes, Bytes>, Bytes) {
+    let node = tree.node(id);
+    let content = match &node.body {
+        Body::File(bytes) => bytes.to_vec(),
+        Body::Link(text) => text.clone(),
+        Body::Dir(_) | Body::Special => Vec::new(),
+    };
+    let mtime = (!node.is_dir()).then_some(node.mtime);
+    (node.mode, node.uid, node.gid, mtime, node.xattrs.clone(), content)
+}
+
+/// Works the changes off on the older state: it must then be the newer one, and no change may be idle.
+fn check_diff(old: &Tree, new: &Tree, changes: &[Change]) {
+    let (was, is) = (old.paths(), new.paths());
+    let mut left: BTreeMap<Bytes, Id> = was.clone();
+    let path = |p: &TreePath| p.as_bytes().to_vec();
+    for change in changes.iter().filter(|c| c.kind == ChangeKind::Deleted) {
+        assert!(left.remove(&path(&change.path)).is_some(), "{} was not there to be deleted", change.path);
+    }
+    let mut renames: Vec<(Bytes, Bytes)> = Vec::new();
+    for change in changes.iter().filter(|c| c.kind == ChangeKind::Renamed) {
+        let (from, to) = (path(change.old_path.as_ref().unwrap()), path(&change.path));
+        assert_eq!(was.get(&from), is.get(&to), "{} is another node than before the rename", change.path);
+        assert_ne!(is.get(&from), is.get(&to), "{} did not leave its path", change.path);
+        assert!(!was.contains_key(&to) || was[&to] != is[&to], "{} was there before", change.path);
+        renames.push((from, to));
+    }
+    renames.sort_by_key(|r| std::cmp::Reverse(r.0.len()));
+    let mut moved: Vec<(Bytes, BTreeMap<Bytes, Id>)> = Vec::new();
+    for (from, to) in renames {
+        let part: BTreeMap<Bytes, Id> = below(&left, &from).map(|(p, id)| (p[from.len()..].to_vec(), id)).collect();
+        left.retain(|p, _| !is_below(p, &from));
+        moved.push((to, part));
+    }
+    moved.sort_by_key(|m| m.0.len());
+    for (to, part) in moved {
+        for (rest, id) in part {
+            assert!(left.insert([&to[..], &rest].concat(), id).is_none(), "{} is taken", show(&to));
+        }
+    }
+    let mut named: BTreeSet<Bytes> = BTreeSet::new();
+    for change in changes.iter().filter(|c| c.kind != ChangeKind::Deleted) {
+        let at = path(&change.path);
+        let id = is.get(&at).unwrap_or_else(|| panic!("{} is not there", change.path));
+        let relinked = left.get(&at).is_some_and(|was| was != id);
+        let before = left.get(&at).map(|id| seen(old, *id));
+        let after = seen(new, *id);
+        let content = |s: &(u32, u32, u32, _, _, Bytes)| s.5.clone();
+        let right = match (change.kind, &before) {
+            (ChangeKind::Added, before) => before.is_none(),
+            (ChangeKind::Renamed, before) => before.is_some(),
+            (ChangeKind::Modified, Some(b)) => content(b) != after.5,
+            (ChangeKind::Attributes, Some(b)) => (*b != after || relinked) && content(b) == after.5,
+            (ChangeKind::TypeChanged, Some(b)) => b.0 & 0o170_000 != after.0 & 0o170_000,
+            _ => false,
+        };
+        assert!(right, "{}: {:?} is not what happened", change.path, change.kind);
+        assert!(named.insert(at.clone()), "{} is told twice", change.path);
+        left.insert(at, *id);
+    }
+    for (path, id) in &is {
+        let Some(before) = left.get(path) else { panic!("{} was added and not told", show(path)) };
+        if !named.contains(path) && !path.is_empty() {
+            assert!(seen(old, *before) == seen(new, *id), "{} changed and was not told", show(path));
+        }
+    }
+    if let Some(path) = left.keys().find(|p| !is.contains_key(*p)) {
+        panic!("{} is gone and was not told", show(path));
+    }
+}
+

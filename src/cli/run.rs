@@ -132,7 +132,7 @@ impl Sandboxed {
     fn begin(sandbox: Arc<Sandbox>, program: &Program) -> Result<Sandboxed> {
         let Reply::Status(status) = sandbox.handle(Request::Status)? else { return Err(wrong_answer()) };
         if status.changed > 0 {
-            out::note(&format!("{} changed paths were kept and are in the sandbox", status.changed));
+            out::note(&format!("kept from before, and in the sandbox: {}", show::paths(status.changed)));
             let message = format!("before run: {}", program.line());
             let request = Request::Checkpoint { name: None, message };
             let Reply::Checkpoint(checkpoint) = sandbox.handle(request)? else { return Err(wrong_answer()) };
@@ -173,7 +173,10 @@ impl Sandboxed {
             return Ok(());
         }
         if waiting != changes.len() {
-            out::note(&format!("with what was kept before, {waiting} paths differ from the base"));
+            out::note(&format!(
+                "with what was kept before, in all that differs from the base: {}",
+                show::paths(waiting as u64)
+            ));
         }
         let fate = if fate == Fate::Ask { self.ask(changes.is_empty())? } else { fate };
         match fate {

@@ -56,19 +56,19 @@ fn stat_name(change: &Change) -> String {
 
 fn stat_column(change: &Change, most: u64) -> String {
     match (change.lines, change.kind) {
+        (_, ChangeKind::Attributes) => "attributes only".to_owned(),
+        (None | Some((0, 0)), ChangeKind::Renamed) => "renamed".to_owned(),
         (Some((added, removed)), _) => {
             let (plus, minus) = (scale(added, most), scale(removed, most));
             let bar = "+".repeat(plus) + &"-".repeat(minus);
             format!("{:>5} {bar}", added.saturating_add(removed)).trim_end().to_owned()
         }
-        (None, ChangeKind::Attributes) => "attributes only".to_owned(),
         (None, _) if change.file == FileKind::File => {
             let what = if change.binary { "Bin " } else { "" };
             format!("{what}{} -> {} bytes", change.old_size.unwrap_or(0), change.new_size.unwrap_or(0))
         }
         (None, ChangeKind::Added) => "added".to_owned(),
         (None, ChangeKind::Deleted) => "deleted".to_owned(),
-        (None, ChangeKind::Renamed) => "renamed".to_owned(),
         (None, ChangeKind::Modified | ChangeKind::TypeChanged) => "changed".to_owned(),
     }
 }

@@ -29,7 +29,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::{Greeting, Listener, Server};
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fuse::{self, Mounted, Unmounter};
+use crate::fs::Fs;
+use crate::fuse::{self, Handed, Mounted, Unmounter};
 use crate::jail::Policy;
 use crate::sandbox::verbs::{Reply, Request};
 use crate::sandbox::{Sandbox, StoreOptions, View};
@@ -171,11 +172,32 @@ impl Serving {
     /// # Errors
     /// The socket cannot be bound, or the mount cannot be made.
     pub fn start(sandbox: Arc<Sandbox>, mount_point: &Path, choice: &Choice, gate: Gate) -> Result<Serving> {
+        let options = choice.mount_options();
+        let mount = |fs, store: &Path| fuse::mount(fs, mount_point, store, &options);
+        Serving::start_with(sandbox, mount_point, choice, gate, mount)
+    }
+
+    /// Serves `sandbox` from threads of this process in a mount that was made for it in another mount namespace, where
+    /// it is seen at `mount_point`.
+    ///
+    /// # Errors
+    /// The socket cannot be bound, or the mount cannot be served.
+    pub fn adopt(sandbox: Arc<Sandbox>, handed: Handed, mount_point: &Path, gate: Gate) -> Result<Serving> {
+        let mount = |fs, store: &Path| fuse::adopt(fs, handed, mount_point, store);
+        Serving::start_with(sandbox, mount_point, &Choice::default(), gate, mount)
+    }
+
+    fn start_with(
+        sandbox: Arc<Sandbox>,
+        mount_point: &Path,
+        choice: &Choice,
+        gate: Gate,
+        mount: impl FnOnce(Arc<Fs>, &Path) -> Result<Mounted>,
+    ) -> Result<Serving> {
         // The socket first: whoever sees the mount finds it.
         let listener = Listener::bind(sandbox.store_path())?;
         sandbox.set_view(choice.view(mount_point));
-        let store = sandbox.store_path().to_owned();
-        let mounted = fuse::mount(Arc::clone(sandbox.fs()), mount_point, &store, &choice.mount_options())?;
+        let mounted = mount(Arc::clone(sandbox.fs()), sandbox.store_path())?;
         sandbox.attach(mounted.kernel());
         let unmounter = mounted.unmounter();
         let asked = mounted.unmounter();

@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use nix::sys::statvfs::statvfs;
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sys;
@@ -51,7 +50,9 @@ pub(super) fn within(dir: &Path) -> Result<Within> {
         Ok(bytes) => Ok(Within::Mount { store: OsString::from_vec(bytes).into() }),
         Err(error) => match errno(&error) {
             Errno::ENODATA | Errno::EOPNOTSUPP | Errno::ENOSYS => Ok(Within::Host),
-            Errno::ENOTCONN => Ok(mount_around(&absolute(dir)?)?.map_or(Within::Host, Within::DeadMount)),
+            Errno::ENOTCONN | Errno::ECONNABORTED => {
+                Ok(mount_around(&absolute(dir)?)?.map_or(Within::Host, Within::DeadMount))
+            }
             _ => Err(Error::io(attempt(), &error)),
         },
     }
@@ -84,10 +85,10 @@ pub(super) fn mount_around(path: &Path) -> Result<Option<PathBuf>> {
     Ok(ours.map(|mount| OsString::from_vec(mount.mount_point).into()))
 }
 
-/// Whether `path` is, or is in, a mount whose daemon is dead. Asked by statfs(2), which the kernel always hands on:
-/// stat(2) would be answered from what the kernel remembers of the root, also when nobody serves it any more.
+/// Whether `path` is, or is in, a mount whose daemon is dead. Asked with statfs(2), which the kernel never answers by
+/// itself: the attributes of the root it may remember for ever.
 pub(super) fn is_dead(path: &Path) -> bool {
-    statvfs(path).is_err_and(|error| error == Errno::ENOTCONN)
+    matches!(nix::sys::statfs::statfs(path), Err(Errno::ENOTCONN | Errno::ECONNABORTED))
 }
 
 /// The absolute path of a mount point, which may be dead: then it cannot be resolved itself, but its parent can.

@@ -144,7 +144,9 @@ pub(super) fn check_free(store: &Path, attempt: &str) -> Result<()> {
     let mount = OsStr::from_bytes(&daemon.greeting().mount).display().to_string();
     let reason = format!("its sandbox is mounted at '{mount}' (process {})", daemon.greeting().pid);
     Err(Error::new(Kind::InUse, attempt, reason)
-        .hint(format!("work there; or 'jailfs umount {mount}'; or have a second sandbox with --store DIR")))
+        .hint(format!(
+            "work in it, or end it with 'jailfs umount {mount}'; a second sandbox needs a store of its own: --store DIR"
+        )))
 }
 
 #[cfg(test)]

@@ -44,7 +44,7 @@ impl Fs {
 }
 
 impl Core {
-    fn path_of(&self, ino: Ino) -> Option<TreePath> {
+    pub(super) fn path_of(&self, ino: Ino) -> Option<TreePath> {
         if ino == Ino::ROOT {
             return Some(TreePath::root());
         }

@@ -25,6 +25,8 @@ use fuser::{
     TimeOrNow, WriteFlags,
 };
 
+use parking_lot::{RwLock, RwLockReadGuard};
+
 use crate::error::{FsError, FsResult};
 use crate::fs::{Caller, Entry, Fs, RenameMode, SeekTo, SetAttr};
 use crate::fuse::counters::{Counters, Op};
@@ -59,7 +61,31 @@ pub(super) struct Door {
     opendir_unasked: bool,
     workers: Workers,
     counters: Arc<Counters>,
+    gate: Arc<Gate>,
 }
+
+/// Whether requests are still served. When [`Gate::close`] returns, no request is being served and none will be: what
+/// processes still do in a mount that has ended changes nothing.
+#[derive(Default)]
+pub(super) struct Gate {
+    is_closed: RwLock<bool>,
+}
+
+impl Gate {
+    /// Lets a request in, for as long as the pass is held; none if the gate is closed. A job that no worker could take
+    /// runs inside another request: so not `read`, which would wait for whoever closes the gate, who waits for that one.
+    fn pass(&self) -> Option<RwLockReadGuard<'_, bool>> {
+        Some(self.is_closed.read_recursive()).filter(|is_closed| !**is_closed)
+    }
+
+    /// Closes the gate, after the requests that are in.
+    pub(super) fn close(&self) {
+        *self.is_closed.write() = true;
+    }
+}
+
+/// What a request is answered once the gate is closed: as the kernel answers when nobody serves.
+const CUT_OFF: Errno = Errno::ENOTCONN;
 
 /// A request, as it is named in the log if it is refused.
 struct Asked<'a> {
@@ -145,7 +171,13 @@ impl Door {
             opendir_unasked: true,
             workers: Workers::default(),
             counters: Arc::default(),
+            gate: Arc::default(),
         }
+    }
+
+    /// What ends the service for everybody.
+    pub(super) fn gate(&self) -> Arc<Gate> {
+        Arc::clone(&self.gate)
     }
 
     /// What was asked for so far.
@@ -252,6 +284,7 @@ impl Filesystem for Door {
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Lookup, request, parent, Some(name));
         match name_of(name).and_then(|name| self.fs.lookup(node(parent), &name)) {
             Err(FsError::NotFound) => reply.entry(&FOREVER, &no_entry(), Generation(0)),
@@ -265,6 +298,7 @@ impl Filesystem for Door {
     }
 
     fn getattr(&self, request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Getattr, request, ino, None);
         asked.answer_attr(self.fs.getattr(node(ino)), reply);
     }
@@ -287,6 +321,7 @@ impl Filesystem for Door {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Setattr, request, ino, None);
         let changes_privileges = size.is_some() || uid.is_some() || gid.is_some();
         let set = SetAttr {
@@ -302,6 +337,7 @@ impl Filesystem for Door {
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Readlink, request, ino, None);
         asked.answer_data(self.fs.readlink(node(ino)), reply);
     }
@@ -316,6 +352,7 @@ impl Filesystem for Door {
         rdev: u32,
         reply: ReplyEntry,
     ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Mknod, request, parent, Some(name));
         let result = name_of(name).and_then(|name| {
             self.fs.mknod(node(parent), &name, mode, decode_device(rdev), umask, caller(request))
@@ -332,6 +369,7 @@ impl Filesystem for Door {
         umask: u32,
         reply: ReplyEntry,
     ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Mkdir, request, parent, Some(name));
         let result =
             name_of(name).and_then(|name| self.fs.mkdir(node(parent), &name, mode, umask, caller(request)));
@@ -339,11 +377,13 @@ impl Filesystem for Door {
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Unlink, request, parent, Some(name));
         asked.answer_empty(name_of(name).and_then(|name| self.fs.unlink(node(parent), &name)), reply);
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Rmdir, request, parent, Some(name));
         asked.answer_empty(name_of(name).and_then(|name| self.fs.rmdir(node(parent), &name)), reply);
     }
@@ -356,6 +396,7 @@ impl Filesystem for Door {
         target: &Path,
         reply: ReplyEntry,
     ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Symlink, request, parent, Some(link_name));
         let text = target.as_os_str().as_bytes();
         let result =
@@ -373,6 +414,7 @@ impl Filesystem for Door {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Rename, request, parent, Some(name));
         let result = || {
             let (from, to, mode) = (name_of(name)?, name_of(newname)?, rename_mode(flags)?);
@@ -382,6 +424,7 @@ impl Filesystem for Door {
     }
 
     fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Link, request, newparent, Some(newname));
         let result = name_of(newname).and_then(|name| self.fs.link(node(ino), node(newparent), &name));
         asked.answer_entry(result, reply);
@@ -407,6 +450,7 @@ impl Filesystem for Door {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked: Asked<'static> = self.asked(Op::Read, request, ino, None);
         let plan = match self.fs.read(node(ino), offset, size.into()) {
             Ok(plan) => plan,
@@ -433,6 +477,7 @@ impl Filesystem for Door {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Write, request, ino, None);
         let kill = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         match self.fs.write(node(ino), offset, data, kill) {
@@ -468,6 +513,7 @@ impl Filesystem for Door {
     }
 
     fn fsync(&self, request: &Request, ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         self.sync(self.asked(Op::Fsync, request, ino, None), reply);
     }
 
@@ -488,6 +534,7 @@ impl Filesystem for Door {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Readdir, request, ino, None);
         let mut taken = 0_usize;
         let result = self.fs.readdir(node(ino), offset, |entry| {
@@ -516,10 +563,12 @@ impl Filesystem for Door {
     }
 
     fn fsyncdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         self.sync(self.asked(Op::Fsyncdir, request, ino, None), reply);
     }
 
     fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Statfs, request, ino, None);
         match self.fs.statfs() {
             Ok(host) => reply.statfs(
@@ -546,6 +595,7 @@ impl Filesystem for Door {
         _position: u32,
         reply: ReplyEmpty,
     ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         const XATTR_CREATE: i32 = 1;
         const XATTR_REPLACE: i32 = 2;
         let asked = self.asked(Op::Setxattr, request, ino, Some(name));
@@ -560,6 +610,7 @@ impl Filesystem for Door {
     }
 
     fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Getxattr, request, ino, Some(name));
         let name = name.as_bytes();
         let result = if name == STORE_ATTRIBUTE {
@@ -573,11 +624,13 @@ impl Filesystem for Door {
     }
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Listxattr, request, ino, None);
         asked.answer_sized(self.fs.listxattr(node(ino)), size, reply);
     }
 
     fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Removexattr, request, ino, Some(name));
         let name = name.as_bytes();
         let result = if name.starts_with(OWN_PREFIX) {
@@ -687,6 +740,7 @@ impl Filesystem for Door {
         mode: i32,
         reply: ReplyEmpty,
     ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Fallocate, request, ino, None);
         let kill = self.kills_privileges(node(ino), request);
         asked.answer_empty(self.fs.fallocate(node(ino), mode, offset, length, kill), reply);
@@ -701,6 +755,7 @@ impl Filesystem for Door {
         whence: i32,
         reply: ReplyLseek,
     ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Lseek, request, ino, None);
         let found = seek_target(offset, whence).and_then(|(offset, to)| self.fs.seek(node(ino), offset, to));
         match found.map(i64::try_from) {
@@ -723,16 +778,39 @@ impl Filesystem for Door {
         flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked: Asked<'static> = self.asked(Op::CopyFileRange, request, ino_out, None);
         if !flags.is_empty() {
             return reply.error(asked.refuse(&FsError::Invalid));
         }
-        let fs = Arc::clone(&self.fs);
+        let (fs, gate) = (Arc::clone(&self.fs), Arc::clone(&self.gate));
         self.workers.run(move || {
+            // The pass above ends with this function.
+            let Some(_pass) = gate.pass() else { return reply.error(CUT_OFF) };
             match fs.copy_range(node(ino_in), offset_in, node(ino_out), offset_out, len.min(MAX_COPY)) {
                 Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
                 Err(error) => reply.error(asked.refuse(&error)),
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gate_closes_after_those_who_are_in_and_for_good() {
+        let gate = Gate::default();
+        let pass = gate.pass().unwrap();
+        std::thread::scope(|scope| {
+            let closing = scope.spawn(|| gate.close());
+            std::thread::sleep(Duration::from_millis(30));
+            assert!(!closing.is_finished(), "a request is in");
+            // What the request itself needs is not kept out.
+            drop(gate.pass().unwrap());
+            drop(pass);
+        });
+        assert!(gate.pass().is_none());
     }
 }

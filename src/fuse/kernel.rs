@@ -91,12 +91,20 @@ impl Line {
 pub(super) struct Mount {
     pub(super) fs: Arc<Fs>,
     pub(super) channel: Arc<Channel>,
-    pub(super) mount_point: PathBuf,
+    pub(super) root: Root,
     /// `st_dev` of the files in the mount.
     pub(super) dev: u64,
     pub(super) writeback: bool,
     /// Whether other users than ours may enter.
     pub(super) all_users: bool,
+}
+
+/// How we come into a mount.
+pub(super) enum Root {
+    /// By its mount point. It is opened only when needed, because that keeps the mount busy.
+    At(PathBuf),
+    /// By its root, held open: the mount point is in another mount namespace.
+    Held(OwnedFd),
 }
 
 impl Kernel for Mount {
@@ -153,11 +161,14 @@ impl Mount {
             && line.begin_epoch().is_ok()
     }
 
-    /// The root of the mount; held only while needed, because it keeps the mount busy.
     fn open_root(&self) -> Result<OwnedFd> {
-        let attempt = || format!("enter the mount '{}'", self.mount_point.display());
+        let point = match &self.root {
+            Root::At(point) => point,
+            Root::Held(root) => return root.try_clone().attempt(|| "enter the mount"),
+        };
+        let attempt = || format!("enter the mount '{}'", point.display());
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let root = open(&self.mount_point, flags, Mode::empty()).map_err(io::Error::from).attempt(attempt)?;
+        let root = open(point, flags, Mode::empty()).map_err(io::Error::from).attempt(attempt)?;
         let stat = fstat(&root).map_err(io::Error::from).attempt(attempt)?;
         if stat.st_dev != self.dev {
             return Err(Error::new(crate::error::Kind::Failed, attempt(), "something else is mounted there"));

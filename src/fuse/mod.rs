@@ -4,6 +4,9 @@
 //! needs. One thread takes the requests and answers the quick ones itself; more threads were slower (measured). The
 //! kernel's first message (INIT) is answered before [`mount`] returns, and nothing may look into the mount before that: it
 //! would wait for ourselves.
+//!
+//! A mount can also be made for us in another mount namespace ([`adopt`]): then we hold its session and its root, and
+//! cannot unmount it, only end it.
 
 mod counters;
 mod door;
@@ -13,12 +16,16 @@ mod translate;
 mod workers;
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
 use fuser::{Config, Session, SessionACL};
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::Mode;
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::{Fs, Kernel};
@@ -28,11 +35,14 @@ use crate::sys::mountinfo;
 
 pub use counters::Counters;
 
-use door::Door;
-use kernel::{Channel, Mount};
+use door::{Door, Gate};
+use kernel::{Channel, Mount, Root};
 
 /// What mountinfo shows as the source of our mounts.
 const SOURCE: &[u8] = b"jailfs";
+/// How long the end of an aborted session is waited for. It comes at once; what it waits for is a request that is
+/// being served.
+const END_LIMIT: Duration = Duration::from_secs(5);
 
 /// How a head is mounted. By default writable, for our own user (for all, if that is root), without device nodes and
 /// setuid.
@@ -52,9 +62,11 @@ pub struct MountOptions {
     pub dev: bool,
 }
 
-/// A live mount. Dropping it detaches the mount, unless it was waited for.
+/// A live mount. Dropping it ends the mount at once, unless it was waited for: when that returns, nothing that processes
+/// still do in it changes the tree, they get ENOTCONN.
 pub struct Mounted {
     unmounter: Unmounter,
+    gate: Arc<Gate>,
     kernel: Arc<Mount>,
     counters: Arc<Counters>,
     /// None once it was waited for.
@@ -66,6 +78,21 @@ pub struct Mounted {
 pub struct Unmounter {
     mount_point: Arc<Path>,
     dev: u64,
+    /// It is mounted in another mount namespace.
+    is_elsewhere: bool,
+}
+
+/// A mount that was made for us in another mount namespace.
+#[derive(Debug)]
+pub struct Handed {
+    /// The descriptor of the session.
+    pub device: OwnedFd,
+    /// The root of the mount (O_PATH).
+    pub root: OwnedFd,
+    /// `st_dev` of its files.
+    pub dev: u64,
+    /// Whether other users than ours may enter.
+    pub all_users: bool,
 }
 
 /// Mounts a filesystem. `store_path` is what the attribute `user.jailfs.store` tells.
@@ -81,15 +108,58 @@ pub fn mount(fs: Arc<Fs>, mount_point: &Path, store_path: &Path, options: &Mount
     let device =
         mount_fuse(&mount_point, &fuse_options(options, all_users)).map_err(|e| explain(attempt(), &e))?;
     // From here on the mount exists; whatever fails, this takes it away.
-    let mut guard = Detach(Some(Unmounter { mount_point: Arc::from(&*mount_point), dev: 0 }));
-    let dev = topmost(&mount_point).attempt(attempt).map_err(cannot)?.map(|entry| entry.dev);
-    let dev = dev.ok_or_else(|| Error::new(Kind::CannotMount, attempt(), "the mount is not to be seen"))?;
-    let raw = device.try_clone().attempt(attempt).map_err(cannot)?;
+    let mut guard = Detach(Some(mount_point.clone()));
+    let dev = dev_at(&mount_point).map_err(cannot)?;
+    let unmounter = Unmounter { mount_point: Arc::from(&*mount_point), dev, is_elsewhere: false };
+    let root = Root::At(mount_point.clone());
     let door = Door::new(Arc::clone(&fs), store_path, options.writeback);
-    let counters = door.counters();
+    let mounted = start(fs, door, device, root, unmounter, (options.writeback, all_users)).map_err(cannot)?;
+    guard.0 = None;
+    Ok(mounted)
+}
+
+/// Makes a mount for another process to [`adopt`]: this one is in a mount namespace of its own and will not serve it.
+/// Nothing may look into it before that. All users may enter if `all_users`.
+///
+/// # Errors
+/// [`Kind::CannotMount`], with a hint where there is one.
+pub fn hand_out(mount_point: &Path, all_users: bool) -> Result<Handed> {
+    let attempt = || format!("mount '{}'", mount_point.display());
+    let cannot = |e: Error| e.kind(Kind::CannotMount);
+    let options = fuse_options(&MountOptions::default(), all_users);
+    let device = sys::mount::mount_direct(mount_point, &options).map_err(|e| explain(attempt(), &e))?;
+    let dev = dev_at(mount_point).map_err(cannot)?;
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let root = open(mount_point, flags, Mode::empty()).map_err(io::Error::from).attempt(attempt);
+    Ok(Handed { device, root: root.map_err(cannot)?, dev, all_users })
+}
+
+/// Serves a mount that was made for us in another mount namespace, where it is seen at `mount_point`.
+///
+/// # Errors
+/// [`Kind::CannotMount`].
+pub fn adopt(fs: Arc<Fs>, handed: Handed, mount_point: &Path, store_path: &Path) -> Result<Mounted> {
+    let Handed { device, root, dev, all_users } = handed;
+    let unmounter = Unmounter { mount_point: Arc::from(mount_point), dev, is_elsewhere: true };
+    let door = Door::new(Arc::clone(&fs), store_path, false);
+    start(fs, door, device, Root::Held(root), unmounter, (false, all_users))
+        .map_err(|e| e.kind(Kind::CannotMount))
+}
+
+fn start(
+    fs: Arc<Fs>,
+    door: Door,
+    device: OwnedFd,
+    root: Root,
+    unmounter: Unmounter,
+    (writeback, all_users): (bool, bool),
+) -> Result<Mounted> {
+    let attempt = || format!("serve '{}'", unmounter.mount_point.display());
+    let raw = device.try_clone().attempt(attempt)?;
+    let (counters, gate) = (door.counters(), door.gate());
     let mut config = Config::default();
     config.n_threads = Some(1);
-    let session = Session::from_fd(door, device, SessionACL::All, config).attempt(attempt).map_err(cannot)?;
+    let session = Session::from_fd(door, device, SessionACL::All, config).attempt(attempt)?;
     let channel = Arc::new(Channel::default());
     channel.connect(session.notifier(), raw);
     let closer = CloseAtEnd(Arc::clone(&channel));
@@ -97,11 +167,9 @@ pub fn mount(fs: Arc<Fs>, mount_point: &Path, store_path: &Path, options: &Mount
         let _closer = closer;
         session.run()
     });
-    let thread = thread.attempt(attempt).map_err(cannot)?;
-    guard.0 = None;
-    let unmounter = Unmounter { mount_point: Arc::from(&*mount_point), dev };
-    let kernel = Arc::new(Mount { fs, channel, mount_point, dev, writeback: options.writeback, all_users });
-    Ok(Mounted { unmounter, kernel, counters, session: Some(thread) })
+    let thread = thread.attempt(attempt)?;
+    let kernel = Arc::new(Mount { fs, channel, root, dev: unmounter.dev, writeback, all_users });
+    Ok(Mounted { unmounter, gate, kernel, counters, session: Some(thread) })
 }
 
 fn fuse_options(options: &MountOptions, allow_other: bool) -> FuseMountOptions {
@@ -135,21 +203,24 @@ fn explain_point(error: Error) -> Error {
     }
 }
 
-/// What is seen at a mount point.
-fn topmost(mount_point: &Path) -> io::Result<Option<mountinfo::Entry>> {
+/// `st_dev` of what is seen at a mount point.
+fn dev_at(mount_point: &Path) -> Result<u64> {
+    let attempt = || format!("mount '{}'", mount_point.display());
     let wanted = mount_point.as_os_str().as_bytes();
-    Ok(mountinfo::read()?.into_iter().rfind(|entry| entry.mount_point == wanted))
+    let top = mountinfo::read().attempt(attempt)?.into_iter().rfind(|entry| entry.mount_point == wanted);
+    top.map(|entry| entry.dev)
+        .ok_or_else(|| Error::new(Kind::Failed, attempt(), "the mount is not to be seen"))
 }
 
 /// Takes a half-made mount away.
-struct Detach(Option<Unmounter>);
+struct Detach(Option<PathBuf>);
 
 impl Drop for Detach {
     fn drop(&mut self) {
-        if let Some(unmounter) = self.0.take()
-            && let Err(error) = sys::mount::unmount(&unmounter.mount_point, true)
+        if let Some(point) = self.0.take()
+            && let Err(error) = sys::mount::unmount(&point, true)
         {
-            log::warn!("could not take the mount '{}' away: {error}", unmounter.mount_point.display());
+            log::warn!("could not take the mount '{}' away: {error}", point.display());
         }
     }
 }
@@ -200,11 +271,34 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        if self.session.is_some()
+        let Some(session) = self.session.take() else { return };
+        if !self.unmounter.is_elsewhere
             && let Err(error) = self.unmounter.unmount(true)
         {
             log::warn!("{error}");
         }
+        // Detaching ends nothing while somebody is still inside. So nobody is served any more; and where the kernel lets
+        // us say so, it answers them itself and the session ends.
+        self.gate.close();
+        if session.is_finished() || sys::mount::abort_fuse(self.unmounter.dev) {
+            end_in_time(session);
+        }
+    }
+}
+
+fn end_in_time(session: JoinHandle<io::Result<()>>) {
+    let end = std::time::Instant::now() + END_LIMIT;
+    while !session.is_finished() {
+        if std::time::Instant::now() > end {
+            log::warn!("the session has not ended in time");
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    match session.join() {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => log::debug!("the session ended: {error}"),
+        Err(_) => log::error!("the session ended by a panic"),
     }
 }
 
@@ -215,6 +309,9 @@ impl Unmounter {
     /// [`Kind::InUse`] while something is open in it or mounted on it, else [`Kind::Failed`].
     pub fn unmount(&self, lazy: bool) -> Result<()> {
         let attempt = || format!("unmount '{}'", self.mount_point.display());
+        if self.is_elsewhere {
+            return Err(Error::new(Kind::InUse, attempt(), "it is mounted in another mount namespace"));
+        }
         let wanted = self.mount_point.as_os_str().as_bytes();
         let here: Vec<_> = mountinfo::read().attempt(attempt)?;
         let here: Vec<_> = here.into_iter().filter(|entry| entry.mount_point == wanted).collect();

@@ -125,7 +125,9 @@ mod tests {
         let workers = Workers::default();
         for _ in 0..100 {
             let done = Arc::clone(&done);
-            workers.run(move || drop(done.fetch_add(1, Ordering::SeqCst)));
+            workers.run(move || {
+                done.fetch_add(1, Ordering::SeqCst);
+            });
         }
         workers.finish();
         assert_eq!(done.load(Ordering::SeqCst), 100);
@@ -135,7 +137,7 @@ mod tests {
     fn a_slow_job_holds_up_no_other() {
         let workers = Workers::default();
         let (release, wait) = mpsc::channel::<()>();
-        workers.run(move || drop(wait.recv()));
+        workers.run(move || assert!(wait.recv().is_ok()));
         let (said, heard) = mpsc::channel();
         for at in 0..10 {
             let said = said.clone();

@@ -111,7 +111,7 @@ impl Timeline {
 
     fn before_last_apply(&self) -> Result<State> {
         let Some(before) = self.base_epoch().0.checked_sub(1) else {
-            return Err(Error::new(Kind::Failed, "undo apply", "nothing was applied yet"));
+            return Err(Error::new(Kind::NoStore, "undo apply", "nothing was applied yet"));
         };
         self.state_of(Target { layer: None, epoch: Epoch(before) })
     }

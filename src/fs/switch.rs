@@ -40,9 +40,9 @@ pub struct Switch {
 pub struct Forgotten {
     /// Names that stand for something else now, or for nothing.
     pub names: BTreeSet<(NodeId, Name)>,
-    /// Kept nodes whose attributes differ.
+    /// Nodes whose attributes differ: kept ones, and those that are gone and have no link any more.
     pub attrs: BTreeSet<NodeId>,
-    /// Kept directories whose names differ.
+    /// Directories whose names differ, those that are gone among them.
     pub listings: BTreeSet<NodeId>,
 }
 
@@ -157,12 +157,15 @@ impl Core {
         let compare_listings = !same_epoch && !next.same_content;
         let mut kept_bases = Vec::new();
         let mut cut = Vec::new();
+        let dead_dirs: BTreeSet<Ino> =
+            plans.values().filter(|(_, fate)| matches!(fate, Fate::Cut)).map(|(ino, _)| *ino).collect();
         for (id, (ino, fate)) in plans {
             let base = match self.table.get(id).map(|h| &h.place) {
                 Some(Place::Live { base }) => base.clone(),
                 _ => None,
             };
             let old = found_of(&before, ino, base.as_ref(), &compare.base_before)?;
+            let names = self.known_names(&before, ino, &old)?;
             match fate {
                 Fate::Kept(new) => {
                     if attrs_differ(&before, &old, &after, &new)? {
@@ -182,18 +185,16 @@ impl Core {
                             self.aliases.entry(ino).or_default().extend(names);
                         }
                     }
+                    // The kernel drops a directory's names with it, but not those in use: through such a one a process in
+                    // a directory that is gone would still reach a file that is not.
+                    changed_names.extend(names.into_iter().filter(|(dir, _)| dead_dirs.contains(dir)));
                 }
                 Fate::Cut => {
-                    // Its holders see that it has no links any more.
+                    changed_names.extend(names);
+                    // Its holders see that it has no name any more, and in a directory that there is nothing.
                     forgotten.attrs.insert(id);
-                    let known = before.tree.links(ino).map(|(d, n)| (d, n.clone())).collect::<Vec<_>>();
-                    let aliases = self.aliases.get(&ino).cloned().unwrap_or_default();
-                    changed_names.extend(known.into_iter().chain(aliases));
-                    if let Found::Base(_, path, _) = &old
-                        && let Some((dir, name)) = path.split()
-                        && let Some((dir, _)) = before.lower.lookup(&dir)?
-                    {
-                        changed_names.insert((dir, name));
+                    if before.attr(&old).is_none_or(|attr| attr.kind == FileKind::Dir) {
+                        forgotten.listings.insert(id);
                     }
                     let record = match before.record(&old) {
                         Ok(record) => Some(record),
@@ -226,6 +227,20 @@ impl Core {
         }
         self.served.clear();
         Ok(forgotten)
+    }
+
+    /// The names under which the kernel can hold a node, as (directory, name).
+    fn known_names(&self, state: &State, ino: Ino, found: &Found) -> FsResult<BTreeSet<(Ino, Name)>> {
+        let mut names: BTreeSet<(Ino, Name)> =
+            state.tree.links(ino).map(|(dir, name)| (dir, name.clone())).collect();
+        names.extend(self.aliases.get(&ino).into_iter().flatten().cloned());
+        if let Found::Base(_, path, _) = found
+            && let Some((dir, name)) = path.split()
+            && let Some((dir, _)) = state.lower.lookup(&dir)?
+        {
+            names.insert((dir, name));
+        }
+        Ok(names)
     }
 }
 

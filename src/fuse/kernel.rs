@@ -6,8 +6,8 @@
 //!
 //! **Bringing home.** Bytes that processes wrote through shared mappings are in the kernel until somebody asks for them.
 //! syncfs(2) only starts that, so each file that can have such bytes is opened through the mount and synced. These are
-//! the files with a live shared writable mapping (close and munmap sync by themselves); with the writeback cache, or
-//! where a process cannot be looked into, all files that the kernel holds.
+//! the files with a live shared mapping (close and munmap sync by themselves); with the writeback cache, or where a process
+//! cannot be looked into, all files that the kernel holds.
 //!
 //! Both run in the thread of whoever changes the state, without any lock: the kernel's answers depend on requests that
 //! the door must be able to serve meanwhile.
@@ -17,6 +17,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use fuser::{INodeNo, Notifier};
 use nix::errno::Errno;
@@ -31,8 +32,8 @@ use crate::types::{Ino, NodeId, TreePath};
 
 /// From so many names on a new epoch costs less than telling each.
 const MANY_NAMES: usize = 20_000;
-/// How often a file is looked for that is renamed meanwhile.
-const TRIES: usize = 8;
+/// How long a file is looked for that is renamed again and again meanwhile.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The session as others than its own thread use it; closed when that thread ends, so that no copy of the descriptor
 /// keeps a mount alive that nobody serves.
@@ -112,7 +113,7 @@ impl Kernel for Mount {
         if self.channel.line().is_none() {
             return Ok(());
         }
-        let scan = sys::proc::shared_writable_maps(self.dev, self.all_users)
+        let scan = sys::proc::shared_maps(self.dev, self.all_users)
             .attempt(|| "find out who has files of the mount mapped")?;
         let mut files: BTreeSet<Ino> =
             scan.files.iter().flat_map(|(number, _)| self.fs.meant_by(*number)).collect();
@@ -178,21 +179,23 @@ impl Mount {
 
     /// Brings home what is dirty of one file; of one that is gone, its bytes belong to its holders alone.
     fn flush_file(&self, root: &OwnedFd, ino: Ino) -> Result<()> {
-        let mut last = (TreePath::root(), Errno::ENOENT);
-        for _ in 0..TRIES {
+        let end = Instant::now() + PATIENCE;
+        loop {
             let Some(path) = self.fs.path_of(ino) else { return Ok(()) };
-            match open_for_sync(root, &path) {
+            let errno = match open_for_sync(root, &path) {
                 Ok(file) if fstat(&file).is_ok_and(|stat| stat.st_ino == ino.0) => {
                     return sys::file::sync_file_range_all(&file).attempt(|| format!("bring home '{path}'"));
                 }
-                // Renamed between our question and the open.
-                Ok(_) => last = (path, Errno::ESTALE),
                 Err(Errno::EACCES) if self.nobody_could_write(ino, &path) => return Ok(()),
-                Err(errno) => last = (path, errno),
+                // Renamed between our question and the open: by now it may have a name that stays for long enough.
+                Ok(_) => Errno::ESTALE,
+                Err(errno) => errno,
+            };
+            let renamed = matches!(errno, Errno::ESTALE | Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP);
+            if !renamed || Instant::now() > end {
+                return Err(Error::io(format!("bring home '{path}'"), &errno.into()));
             }
         }
-        let (path, errno) = last;
-        Err(Error::io(format!("bring home '{path}'"), &errno.into()))
     }
 
     /// Whether a file that we may not open is one that no process in the mount may open either: it is another user's, and

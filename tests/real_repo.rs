@@ -1,6 +1,8 @@
 //! A real repository of 20,000 files in a real mount: git, cargo, tar, rsync and sed work in it; it is checkpointed, half of
 //! it is destroyed while a shell sits inside, restored and compared in every attribute, applied and compared with the base.
 
+#![expect(clippy::unwrap_used, reason = "a failure is what a test is for")]
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;

@@ -76,8 +76,14 @@ fn writers_at_full_speed_never_mix_what_is_before_a_restore_with_what_is_after()
         if let Some(before) = sealed.get(&back) {
             for (old, new) in before.iter().zip(&seen) {
                 let sealed_part = old.len().min(new.len());
-                let common = old.bytes().zip(new.bytes()).take(sealed_part).take_while(|(a, b)| a == b).count();
-                assert!(old.as_bytes()[..common].ends_with(b"\n") || common == sealed_part || common == 0 || old[..common].contains('\n'));
+                let common =
+                    old.bytes().zip(new.bytes()).take(sealed_part).take_while(|(a, b)| a == b).count();
+                assert!(
+                    old.as_bytes()[..common].ends_with(b"\n")
+                        || common == sealed_part
+                        || common == 0
+                        || old[..common].contains('\n')
+                );
             }
         }
         sealed.insert(back, seen);
@@ -137,7 +143,10 @@ fn git_finds_nothing_changed_after_a_restore() {
     live.restore("clean");
     assert_same(&seen, &live.snapshot(), "the repository");
     // Numbers and times are as in the index: git neither reads the files again nor writes the index anew.
-    assert_eq!(live.sh("GIT_TRACE2_PERF=1 git diff-files --name-only 2>&1 | grep -v perf | grep '^src' || true"), "");
+    assert_eq!(
+        live.sh("GIT_TRACE2_PERF=1 git diff-files --name-only 2>&1 | grep -v perf | grep '^src' || true"),
+        ""
+    );
     assert_eq!(live.sh("git diff-files; git diff-index HEAD"), "");
     assert_eq!(live.sh(status), "");
     assert_eq!(live.sh("cksum .git/index; git rev-parse HEAD"), index);
@@ -248,7 +257,11 @@ fn an_older_checkpoint_is_exact_after_an_apply_and_a_remount() {
     live.checkpoint("changed");
     live.jailfs(&["apply"]);
     // The files are now those of the base, whose time of the last change nobody can set.
-    assert_same(&without(&["ctime="], &changed), &without(&["ctime="], &live.snapshot()), "the tree after the apply");
+    assert_same(
+        &without(&["ctime="], &changed),
+        &without(&["ctime="], &live.snapshot()),
+        "the tree after the apply",
+    );
     live.check_applied(&["new", "moved/two", "dir/two"]);
     shell.gives("cat k; cat ../new", "k\nnew");
     holder.gives("os.pread(k, 10, 0), bytes(m[:])", "(b'k\\n', b'two\\n')");

@@ -104,6 +104,18 @@ struct Comparison<'a> {
 }
 
 impl Core {
+    /// Where the base of `after` has held files that the present tree knows by fewer names than they have.
+    fn unseen_names(&self, after: &State) -> FsResult<HashMap<Ino, TreePath>> {
+        let held = self.table.iter().filter(|(_, h)| h.place != Place::Orphan).map(|(_, h)| h.ino);
+        let unseen = held.filter(|ino| {
+            self.tree.node(*ino).is_some_and(|node| {
+                node.kind() != FileKind::Dir && node.meta.nlink as usize > self.tree.links(*ino).count()
+            })
+        });
+        let names = after.lower.names_of(&unseen.collect())?;
+        Ok(names.into_iter().map(|(path, ino)| (ino, path)).collect())
+    }
+
     fn switch_to(&mut self, next: Switch) -> FsResult<Forgotten> {
         let before = self.state.clone();
         let after = next.state;
@@ -132,7 +144,7 @@ impl Core {
             kept_dirs: HashMap::new(),
             shown: HashMap::new(),
             base_before: HashMap::new(),
-            base_after: HashMap::new(),
+            base_after: if next.same_content { self.unseen_names(&after)? } else { HashMap::new() },
         };
         let mut affected: BTreeSet<Ino> = diff.nodes.union(&diff.contents).copied().collect();
         affected.insert(Ino::ROOT);
@@ -414,6 +426,11 @@ impl Comparison<'_> {
         // A loop of directories cannot be; should the records hold one, it ends here and its members are not kept.
         self.kept_dirs.insert(ino, false);
         let old = found_of(self.before, ino, held, &self.base_before)?;
+        if matches!(old, Found::Nothing(_)) {
+            // Unknown without the path at which it is held; who knows that asks again.
+            self.kept_dirs.remove(&ino);
+            return Ok(false);
+        }
         let new = self.after_of(ino, held, &old)?;
         let was = place_in(self.before, &old)?;
         let is = place_in(self.after, &new)?;
@@ -462,7 +479,9 @@ fn same_origin(
     b: Option<&Arc<crate::store::record::Origin>>,
 ) -> bool {
     match (a, b) {
-        (Some(a), Some(b)) => crate::fs::lower::fits(&a.print, &b.print),
+        (Some(a), Some(b)) => {
+            crate::fs::lower::fits(&a.print, &b.print) || crate::fs::lower::fits(&b.print, &a.print)
+        }
         _ => false,
     }
 }

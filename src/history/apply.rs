@@ -348,7 +348,7 @@ fn linked_names(from: &State, to: &State, changes: &[PathChange]) -> FsResult<BT
     };
     let named = changes.iter().filter(|c| !matches!(c.what, What::Attributes | What::DirTimes));
     let wanted = named.flat_map(|c| [several(from, &c.old), several(to, &c.new)]).flatten().collect();
-    diff::names_in_base(&from.lower, &wanted)
+    from.lower.names_of(&wanted)
 }
 
 /// What becomes of the bytes of a file that an apply touches.

@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::error::{FsError, FsResult};
-use crate::fs::lower::Lower;
 use crate::fs::{Found, State};
 use crate::store::record::{Body, Node, Source};
 use crate::tree::TreeDiff;
@@ -92,29 +91,9 @@ fn unseen_links(old: &State, new: &State, diff: &TreeDiff) -> FsResult<BTreeSet<
     };
     let changed = diff.nodes.union(&diff.contents).copied();
     let wanted: HashSet<Ino> = changed.filter(|ino| is_unseen(old, *ino) || is_unseen(new, *ino)).collect();
-    let mut paths: BTreeSet<TreePath> = names_in_base(&old.lower, &wanted)?.into_keys().collect();
+    let mut paths: BTreeSet<TreePath> = old.lower.names_of(&wanted)?.into_keys().collect();
     if old.lower.epoch() != new.lower.epoch() {
-        paths.extend(names_in_base(&new.lower, &wanted)?.into_keys());
-    }
-    Ok(paths)
-}
-
-/// The paths of the base at which some nodes stand. Nothing but the base itself can tell the hard links of a file, so it
-/// is read whole, unless there is nothing to look for.
-///
-/// # Errors
-/// What the base answers.
-pub(super) fn names_in_base(lower: &Lower, wanted: &HashSet<Ino>) -> FsResult<BTreeMap<TreePath, Ino>> {
-    let mut paths = BTreeMap::new();
-    let mut dirs = if wanted.is_empty() { Vec::new() } else { vec![TreePath::root()] };
-    while let Some(dir) = dirs.pop() {
-        for (name, (ino, kind)) in lower.list(&dir)? {
-            match kind {
-                Some(FileKind::Dir) => dirs.push(dir.join(&name)),
-                _ if wanted.contains(&ino) => drop(paths.insert(dir.join(&name), ino)),
-                _ => {}
-            }
-        }
+        paths.extend(new.lower.names_of(&wanted)?.into_keys());
     }
     Ok(paths)
 }

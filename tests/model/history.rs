@@ -15,7 +15,7 @@ use crate::world::{Behind, World};
 enum Untouched {
     /// They keep it.
     Kept,
-    /// Between two epochs of the base the records may tell of the same bytes in different ways.
+    /// Below the newest epoch of the base the records may tell of the same bytes in different ways.
     MayBeCut,
 }
 
@@ -76,7 +76,8 @@ impl World {
     }
 
     fn untouched(&self, to: usize) -> Untouched {
-        if to == self.epoch() { Untouched::Kept } else { Untouched::MayBeCut }
+        let newest = self.epochs.len() - 1;
+        if to == newest && self.epoch() == newest { Untouched::Kept } else { Untouched::MayBeCut }
     }
 
     /// A state that can be named, what it is, and its epoch.

@@ -61,8 +61,7 @@ impl Live {
         shell(&base, script);
         let base_before = snapshot(&base, true);
         let watched = Arc::new(Watched::default());
-        let mut live =
-            Live { dir, base, mnt, store, base_before, applied: false, mounted: false, watched };
+        let mut live = Live { dir, base, mnt, store, base_before, applied: false, mounted: false, watched };
         live.watch();
         live.mount_with(options);
         live
@@ -86,7 +85,10 @@ impl Live {
     /// Unmounts it; nothing may be in use any more.
     pub fn umount(&mut self) {
         let mnt = self.mnt.clone();
-        checked(Command::new(env!("CARGO_BIN_EXE_jailfs")).arg("umount").arg(&mnt).current_dir("/"), "umount");
+        checked(
+            Command::new(env!("CARGO_BIN_EXE_jailfs")).arg("umount").arg(&mnt).current_dir("/"),
+            "umount",
+        );
         self.mounted = false;
     }
 
@@ -197,7 +199,11 @@ impl Live {
     #[track_caller]
     pub fn check_applied(&self, paths: &[&str]) {
         for path in paths {
-            assert_eq!(std::fs::read(self.base.join(path)).ok(), std::fs::read(self.mnt.join(path)).ok(), "{path}");
+            assert_eq!(
+                std::fs::read(self.base.join(path)).ok(),
+                std::fs::read(self.mnt.join(path)).ok(),
+                "{path}"
+            );
         }
     }
 

@@ -17,7 +17,11 @@ fn cannot_climb_out(live: &Live, shell: &mut Shell, depth: usize) {
         let up = vec![".."; levels].join("/");
         let seen = shell.run(&format!("ls -a {up} 2>&1; cat {up}/secret {up}/etc/passwd 2>&1"));
         assert!(!seen.contains("secret\n") && !seen.contains("etc\n"), "{up}: {seen}");
-        assert_eq!(seen.matches("No such file").count(), 2 + usize::from(seen.contains("ls:")), "{up}: {seen}");
+        assert_eq!(
+            seen.matches("No such file").count(),
+            2 + usize::from(seen.contains("ls:")),
+            "{up}: {seen}"
+        );
     }
 }
 
@@ -212,7 +216,10 @@ fn a_directory_that_is_being_read_goes_on_with_what_is_there() {
     puppet.run("rest = [e.name for e in many]; names = first + rest");
     puppet.gives("len(names) == len(set(names))", "True");
     puppet.gives("{f'name{i}' for i in range(3000, 3001)} <= set(names)", "True");
-    puppet.gives("{n for n in (f'name{i}' for i in range(1, 3001)) if not n.startswith('name2')} - set(names)", "set()");
+    puppet.gives(
+        "{n for n in (f'name{i}' for i in range(1, 3001)) if not n.startswith('name2')} - set(names)",
+        "set()",
+    );
     puppet.gives("len(os.listdir('many'))", "3000");
     puppet.run("seen = [e.name for e in other]");
     puppet.gives("len(seen) == len(set(seen))", "True");
@@ -226,9 +233,7 @@ fn more_than_twenty_thousand_names_change_under_a_shell() {
     let mut gone = live.puppet("there");
     let mut maker = live.puppet("");
     maker.run("fd = os.open('here/file', os.O_RDWR)");
-    maker.run(
-        "for d in range(4): os.mkdir(f'there/{d}'); [os.mknod(f'there/{d}/{i}') for i in range(5100)]",
-    );
+    maker.run("for d in range(4): os.mkdir(f'there/{d}'); [os.mknod(f'there/{d}/{i}') for i in range(5100)]");
     live.sh("mv there here/there");
     live.restore("start");
     shell.gives("ls", "file\nsub");

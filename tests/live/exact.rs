@@ -144,7 +144,8 @@ fn restore_is_exact_whatever_the_kernel_remembers() {
 fn nothing_that_the_kernel_remembers_outlives_a_restore() {
     let live = Live::new(BASE);
     live.checkpoint("start");
-    let look = "ls -lR . > /dev/null; find . -type f -exec cat {} + > /dev/null; ls absent new 2>/dev/null || true";
+    let look =
+        "ls -lR . > /dev/null; find . -type f -exec cat {} + > /dev/null; ls absent new 2>/dev/null || true";
     live.sh(look);
     live.sh("rm one; echo longer content > dir/two; chmod 600 dir/two; echo x > new; rm -rf src; mkdir src");
     live.sh(look);
@@ -153,7 +154,10 @@ fn nothing_that_the_kernel_remembers_outlives_a_restore() {
     assert_eq!(live.read("one"), "one\n", "a name that was absent a moment ago");
     assert_eq!(live.read("src/a/3"), "a 3\n");
     assert_eq!(live.sh("stat -c '%s %a' dir/two; cat dir/two"), "4 640\ntwo\n");
-    assert_eq!(live.sh("ls src src/b | tr '\\n' ' '"), "src:\na\nb\n\nsrc/b:\n1\n2\n3\n4\n5\n".replace('\n', " "));
+    assert_eq!(
+        live.sh("ls src src/b | tr '\\n' ' '"),
+        "src:\na\nb\n\nsrc/b:\n1\n2\n3\n4\n5\n".replace('\n', " ")
+    );
     assert!(!live.exists("new"));
     live.sh("ls | grep -x new && exit 1; true");
 }

@@ -53,7 +53,9 @@ fn the_holder_of_a_file_that_was_cut_off_reads_on_and_writes_for_itself() {
         puppet.gives(&format!("os.pread({fd}, 100, 0)"), content);
         puppet.run(&format!("os.pwrite({fd}, b'late', 1); os.ftruncate({fd}, 50); os.fsync({fd})"));
         puppet.gives(&format!("os.pread({fd}, 5, 0)[1:]"), "b'late'");
-        puppet.run(&format!("os.posix_fallocate({fd}, 0, 8192); os.fchmod({fd}, 0o600); os.utime({fd}, (1, 1))"));
+        puppet.run(&format!(
+            "os.posix_fallocate({fd}, 0, 8192); os.fchmod({fd}, 0o600); os.utime({fd}, (1, 1))"
+        ));
         puppet.gives(&format!("os.fstat({fd}).st_size"), "8192");
         puppet.gives(&format!("os.fstat({fd}).st_nlink"), "0");
         assert_same(&start, &live.snapshot(), &format!("the tree after late writes to {fd}"));

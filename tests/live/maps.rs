@@ -53,7 +53,9 @@ fn pages_of_every_kind_of_mapping_are_in_the_checkpoint() {
     // Dirty, and since then only readable; mapped by a thread that outlives the first; a file without a name, and one
     // that was renamed since, or linked.
     puppet.run("m = mapped('changed'); dirty(m, 65)");
-    puppet.run("a = ctypes.addressof(ctypes.c_char.from_buffer(m)); libc.mprotect(ctypes.c_void_p(a), 16384, 1)");
+    puppet.run(
+        "a = ctypes.addressof(ctypes.c_char.from_buffer(m)); libc.mprotect(ctypes.c_void_p(a), 16384, 1)",
+    );
     puppet.run("n = mapped('renamed'); dirty(n, 66); os.mkdir('d'); os.rename('renamed', 'd/other'); os.link('d/other', 'l')");
     puppet.run("g = mapped('removed'); os.unlink('removed'); dirty(g, 67)");
     let script = "import ctypes, threading, time, mmap, os, sys
@@ -105,7 +107,10 @@ fn pages_that_were_dirty_before_a_restore_never_appear_after_it() {
     live.sh("sync");
     assert_same(&start, &live.snapshot(), "the tree later");
     // Those who map what was cut off see what they wrote; no SIGBUS.
-    puppet.gives("[bytes(m[:2]) for m in (changed, removed, replaced, renamed, added)]", "[b'AB', b'AB', b'AB', b'AB', b'AB']");
+    puppet.gives(
+        "[bytes(m[:2]) for m in (changed, removed, replaced, renamed, added)]",
+        "[b'AB', b'AB', b'AB', b'AB', b'AB']",
+    );
     puppet.run("for m in (changed, removed, replaced, renamed, added): m.flush()");
     puppet.gives("same[0]", "45");
     puppet.run("for m in (changed, removed, replaced, renamed, added): m.close()");

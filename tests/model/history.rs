@@ -273,11 +273,15 @@ impl World {
         assert!(nothing.is_empty(), "differs from itself: {nothing:?}");
     }
 
-
     fn say_changes(&mut self, changes: &[Change]) {
         for change in changes {
             let from = change.old_path.as_ref().map(|p| format!("from {}", show(p.as_bytes())));
-            self.say(format!("    {:?} {} {}", change.kind, show(change.path.as_bytes()), from.unwrap_or_default()));
+            self.say(format!(
+                "    {:?} {} {}",
+                change.kind,
+                show(change.path.as_bytes()),
+                from.unwrap_or_default()
+            ));
         }
     }
 
@@ -315,14 +319,16 @@ impl World {
             }
         }
         self.check_names_told(before, told);
-        let alive: BTreeSet<NodeId> = self.held.keys().copied().filter(|id| self.live(*id).is_some()).collect();
+        let alive: BTreeSet<NodeId> =
+            self.held.keys().copied().filter(|id| self.live(*id).is_some()).collect();
         self.dentries.retain(|(dir, _), _| alive.contains(dir));
         self.update_readers();
     }
 
     /// Every name that stands for something else now must have been told.
     fn check_names_told(&mut self, before: &Tree, told: &Forgotten) {
-        let dirs: Vec<(NodeId, Id)> = self.held.keys().filter_map(|id| Some((*id, self.live(*id)?))).collect();
+        let dirs: Vec<(NodeId, Id)> =
+            self.held.keys().filter_map(|id| Some((*id, self.live(*id)?))).collect();
         for (id, ino) in dirs.into_iter().filter(|(_, ino)| self.tree.node(*ino).is_dir()) {
             let (old, new) = (before.node(ino).names(), self.tree.node(ino).names());
             if old != new {
@@ -430,7 +436,10 @@ fn name_of(path: &[u8]) -> &[u8] {
 }
 
 /// What can be seen at a path, without what a diff does not tell.
-fn seen(tree: &Tree, id: Id) -> (u32, u32, u32, Option<jailfs::types::Timestamp>, BTreeMap<Bytes, Bytes>, Bytes) {
+fn seen(
+    tree: &Tree,
+    id: Id,
+) -> (u32, u32, u32, Option<jailfs::types::Timestamp>, BTreeMap<Bytes, Bytes>, Bytes) {
     let node = tree.node(id);
     let content = match &node.body {
         Body::File(bytes) => bytes.to_vec(),
@@ -460,7 +469,8 @@ fn check_diff(old: &Tree, new: &Tree, changes: &[Change]) {
     renames.sort_by_key(|r| std::cmp::Reverse(r.0.len()));
     let mut moved: Vec<(Bytes, BTreeMap<Bytes, Id>)> = Vec::new();
     for (from, to) in renames {
-        let part: BTreeMap<Bytes, Id> = below(&left, &from).map(|(p, id)| (p[from.len()..].to_vec(), id)).collect();
+        let part: BTreeMap<Bytes, Id> =
+            below(&left, &from).map(|(p, id)| (p[from.len()..].to_vec(), id)).collect();
         left.retain(|p, _| !is_below(p, &from));
         moved.push((to, part));
     }
@@ -500,4 +510,3 @@ fn check_diff(old: &Tree, new: &Tree, changes: &[Change]) {
         panic!("{} is gone and was not told", show(path));
     }
 }
-

@@ -31,7 +31,9 @@ pub fn name(rng: &mut Rng) -> Bytes {
 /// Bytes in which every offset looks different from its neighbours, and which are never zero.
 pub fn content(rng: &mut Rng, len: usize) -> Bytes {
     let seed = rng.next();
-    (0..len as u64).map(|i| ((i.wrapping_mul(31).wrapping_add(i >> 8).wrapping_add(seed)) % 255) as u8 + 1).collect()
+    (0..len as u64)
+        .map(|i| ((i.wrapping_mul(31).wrapping_add(i >> 8).wrapping_add(seed)) % 255) as u8 + 1)
+        .collect()
 }
 
 pub fn size(rng: &mut Rng) -> usize {
@@ -74,8 +76,11 @@ pub fn make(base: &Path, rng: &mut Rng, root: bool) {
                 host::create_dir(&path).unwrap();
                 dirs.push(path.clone());
             }
-            4 => symlink(OsStr::from_bytes([&b"a"[..], b"../b", b"/etc/passwd", b"c/\xff"][rng.below(4) as usize]), &path)
-                .unwrap(),
+            4 => symlink(
+                OsStr::from_bytes([&b"a"[..], b"../b", b"/etc/passwd", b"c/\xff"][rng.below(4) as usize]),
+                &path,
+            )
+            .unwrap(),
             5 => nix::sys::stat::mknod(&path, SFlag::S_IFIFO, Mode::from_bits_truncate(0o644), 0).unwrap(),
             6 | 7 if !files.is_empty() => {
                 host::hard_link(&files[rng.below(files.len() as u64) as usize], &path).unwrap()
@@ -103,7 +108,8 @@ pub fn make(base: &Path, rng: &mut Rng, root: bool) {
     for path in all.iter().rev() {
         let (secs, nanos) = (time(rng), time(rng));
         let times = |t: Timestamp| TimeSpec::new(t.secs, i64::from(t.nanos));
-        utimensat(nix::fcntl::AT_FDCWD, path, &times(secs), &times(nanos), UtimensatFlags::NoFollowSymlink).unwrap();
+        utimensat(nix::fcntl::AT_FDCWD, path, &times(secs), &times(nanos), UtimensatFlags::NoFollowSymlink)
+            .unwrap();
     }
 }
 

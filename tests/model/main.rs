@@ -31,7 +31,9 @@ const STEPS: u64 = 400;
 const TOLD: usize = 60;
 
 fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{variable} is no number")))
+    std::env::var(variable)
+        .ok()
+        .map(|text| text.parse().unwrap_or_else(|_| panic!("{variable} is no number")))
 }
 
 fn run(seed: u64) {

@@ -45,7 +45,11 @@ impl World {
             Ok(ino) => self.tree.node(ino).names().keys().cloned().collect(),
             Err(_) => Vec::new(),
         };
-        if names.is_empty() || self.rng.one_in(4) { host::name(&mut self.rng) } else { self.rng.pick(&names).clone() }
+        if names.is_empty() || self.rng.one_in(4) {
+            host::name(&mut self.rng)
+        } else {
+            self.rng.pick(&names).clone()
+        }
     }
 
     fn child(&self, dir: NodeId, name: &[u8]) -> Result<Option<Id>, FsError> {
@@ -142,7 +146,8 @@ impl World {
             }
         }
         let t = entry.attr.meta.mtime;
-        let node = Node { mode, uid: who.uid, gid, atime: t, mtime: t, ctime: t, xattrs: Default::default(), body };
+        let node =
+            Node { mode, uid: who.uid, gid, atime: t, mtime: t, ctime: t, xattrs: Default::default(), body };
         self.tree.nodes.insert(ino, node);
         self.tree.node_mut(up).names_mut().insert(name.clone(), ino);
         self.touched_node(up, true);
@@ -269,7 +274,12 @@ impl World {
         self.touched_node(to_up, true);
     }
 
-    fn may_rename(&self, from: (NodeId, &[u8]), to: (NodeId, &[u8]), mode: RenameMode) -> Result<(), FsError> {
+    fn may_rename(
+        &self,
+        from: (NodeId, &[u8]),
+        to: (NodeId, &[u8]),
+        mode: RenameMode,
+    ) -> Result<(), FsError> {
         let source = self.child(from.0, from.1)?;
         let target = self.child(to.0, to.1)?;
         let moved = source.ok_or(FsError::NotFound)?;
@@ -471,7 +481,14 @@ impl World {
             };
             let names: BTreeSet<Bytes> = self.tree.node(ino).names().keys().cloned().collect();
             let (always, ever) = (names.clone(), names);
-            self.readers.push(Reader { dir, cookie: 0, seen: Vec::new(), always, ever, again: BTreeSet::new() });
+            self.readers.push(Reader {
+                dir,
+                cookie: 0,
+                seen: Vec::new(),
+                always,
+                ever,
+                again: BTreeSet::new(),
+            });
         }
         if self.readers.is_empty() {
             return;
@@ -502,7 +519,12 @@ impl World {
             }
             let child = self.tree.child(ino, &entry.name);
             let child = child.unwrap_or_else(|| panic!("{} is listed and gone", show(&entry.name)));
-            assert_eq!((entry.ino.0, entry.kind), (child, self.tree.node(child).kind()), "{}", show(&entry.name));
+            assert_eq!(
+                (entry.ino.0, entry.kind),
+                (child, self.tree.node(child).kind()),
+                "{}",
+                show(&entry.name)
+            );
             let reader = &mut self.readers[at];
             let twice = reader.seen.contains(&entry.name) && !reader.again.contains(&entry.name);
             assert!(!twice, "{} is listed twice", show(&entry.name));
@@ -511,7 +533,8 @@ impl World {
         }
         if end {
             let reader = self.readers.remove(at);
-            let missed: Vec<_> = reader.always.iter().filter(|n| !reader.seen.contains(n)).map(|n| show(n)).collect();
+            let missed: Vec<_> =
+                reader.always.iter().filter(|n| !reader.seen.contains(n)).map(|n| show(n)).collect();
             assert!(missed.is_empty(), "readdir missed {missed:?}");
         }
     }

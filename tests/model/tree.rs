@@ -219,7 +219,9 @@ fn node_differs(a: &Node, b: &Node, times: Times) -> Option<String> {
     }
     match (&a.body, &b.body) {
         (Body::File(x), Body::File(y)) => bytes_differ(x, y),
-        (Body::Link(x), Body::Link(y)) if x != y => Some(format!("leads to {} instead of {}", show(y), show(x))),
+        (Body::Link(x), Body::Link(y)) if x != y => {
+            Some(format!("leads to {} instead of {}", show(y), show(x)))
+        }
         _ => None,
     }
 }

@@ -304,7 +304,8 @@ impl World {
 
     /// Lets go of what the kernel holds of a node, unless a name below it or a reader needs it.
     pub fn forget(&mut self, id: NodeId, all: bool) {
-        let busy = self.readers.iter().any(|r| r.dir == id) || self.dentries.keys().any(|(dir, _)| *dir == id);
+        let busy =
+            self.readers.iter().any(|r| r.dir == id) || self.dentries.keys().any(|(dir, _)| *dir == id);
         let held = self.held.get_mut(&id).unwrap();
         let count = if all { held.count } else { 1 };
         if id == NodeId::ROOT || (busy && count == held.count) {
@@ -412,7 +413,8 @@ impl World {
             FileKind::Symlink => Body::Link(fs.link_text(id).unwrap()),
             FileKind::Dir => {
                 let listed = list(fs, id);
-                let sorted: Vec<Bytes> = fs.names(id).unwrap().iter().map(|n| n.as_bytes().to_vec()).collect();
+                let sorted: Vec<Bytes> =
+                    fs.names(id).unwrap().iter().map(|n| n.as_bytes().to_vec()).collect();
                 assert_eq!(listed.keys().cloned().collect::<Vec<_>>(), sorted, "names of {}", show(path));
                 Body::Dir(listed.iter().map(|(name, (ino, _))| (name.clone(), ino.0)).collect())
             }

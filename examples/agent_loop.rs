@@ -49,8 +49,11 @@ fn work(repository: &Path, test: &str, steps: &[String]) -> Result<()> {
 }
 
 fn mount(sandbox: &Arc<Sandbox>, store: &Path, mount_point: &Path) -> Result<fuse::Mounted> {
-    let view =
-        View { mount_point: mount_point.to_owned(), policy: Policy::Deny, allowed_targets: vec![b"/usr".to_vec()] };
+    let view = View {
+        mount_point: mount_point.to_owned(),
+        policy: Policy::Deny,
+        allowed_targets: vec![b"/usr".to_vec()],
+    };
     sandbox.set_view(view);
     let mounted = fuse::mount(Arc::clone(sandbox.fs()), mount_point, store, &MountOptions::default())?;
     sandbox.attach(mounted.kernel());
@@ -82,7 +85,9 @@ fn shell(mount_point: &Path, command: &str) -> Result<bool> {
 
 fn finish(sandbox: &Sandbox) -> Result<()> {
     let dry_run = std::env::var_os("JAILFS_APPLY").is_none_or(|value| value != "1");
-    let Reply::Applied(applied) = sandbox.handle(Request::Apply { paths: Vec::new(), dry_run, undo: false })? else {
+    let Reply::Applied(applied) =
+        sandbox.handle(Request::Apply { paths: Vec::new(), dry_run, undo: false })?
+    else {
         return Err(Error::new(Kind::Failed, "apply", "an answer to something else"));
     };
     for change in &applied.changes {

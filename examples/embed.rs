@@ -33,13 +33,15 @@ fn main() -> ExitCode {
 
 fn tour(base: &Path) -> Result<()> {
     let place = tempfile::tempdir().attempt(|| "make a directory for the store")?;
-    let sandbox = Sandbox::create_or_open(base, &place.path().join("store"), &StoreOptions { volatile: true })?;
+    let sandbox =
+        Sandbox::create_or_open(base, &place.path().join("store"), &StoreOptions { volatile: true })?;
     let fs = sandbox.fs();
     let names = fs.names(NodeId::ROOT).attempt(|| "list the root")?;
     println!("{} names in the root of the base", names.len());
 
     let me = Caller { uid: 0, gid: 0 };
-    let name = Name::new(b"made-by-embed").map_err(|_| Error::new(Kind::Usage, "name a file", "not a name"))?;
+    let name =
+        Name::new(b"made-by-embed").map_err(|_| Error::new(Kind::Usage, "name a file", "not a name"))?;
     let file = fs.mknod(NodeId::ROOT, &name, 0o100_644, 0, 0o022, me).attempt(|| "create a file")?;
     fs.write(file.id, 0, b"first\n", false).attempt(|| "write")?;
     sandbox.handle(Request::Checkpoint { name: Some("first".into()), message: String::new() })?;
@@ -54,7 +56,8 @@ fn tour(base: &Path) -> Result<()> {
 }
 
 fn show(sandbox: &Sandbox, from: &Rev, to: &Rev) -> Result<()> {
-    let request = Request::Diff { from: from.clone(), to: to.clone(), paths: Vec::new(), detail: Detail::Patch };
+    let request =
+        Request::Diff { from: from.clone(), to: to.clone(), paths: Vec::new(), detail: Detail::Patch };
     let Reply::Diff(changes) = sandbox.handle(request)? else {
         return Err(Error::new(Kind::Failed, "diff", "an answer to something else"));
     };

@@ -801,7 +801,8 @@ fn switch_to(bench: &Bench, state: jailfs::fs::State) -> jailfs::fs::Forgotten {
         .fs
         .switch(jailfs::fs::Switch { state, upper, same_content: false, only_if_unchanged: false })
         .unwrap()
-        .unwrap();
+        .unwrap()
+        .forgotten;
     bench.mounted().kernel().forget(&forgotten).unwrap();
     forgotten
 }

@@ -46,7 +46,7 @@ pub use content::{ReadPlan, SeekTo};
 pub use listing::DirEntry;
 pub use names::RenameMode;
 pub use state::{Found, State};
-pub use switch::{Forgotten, Switch};
+pub use switch::{Forgotten, Switch, Switched};
 
 /// The layer number that stands for the scratch file of orphans.
 const SCRATCH: LayerId = LayerId(0);

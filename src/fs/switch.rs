@@ -46,6 +46,16 @@ pub struct Forgotten {
     pub listings: BTreeSet<NodeId>,
 }
 
+/// What a switch left behind.
+pub struct Switched {
+    /// What the kernel must forget.
+    pub forgotten: Forgotten,
+    /// The layer that was written to up to it.
+    pub layer: Upper,
+    /// The state that this layer completes: the one that was shown up to the switch.
+    pub state: State,
+}
+
 impl Fs {
     /// Gives further writes to `next` and the layer written so far back, with the state that it completes.
     pub fn begin_seal(&self, next: Upper) -> (Upper, State) {
@@ -63,11 +73,11 @@ impl Fs {
         self.store.seal_layer(layer, seal)
     }
 
-    /// Shows another state; gives what the kernel must forget, or none if the switch was not made.
+    /// Shows another state; gives what was shown before, or none if the switch was not made.
     ///
     /// # Errors
     /// What the base answers; then nothing has changed.
-    pub fn switch(&self, next: Switch) -> FsResult<Option<Forgotten>> {
+    pub fn switch(&self, next: Switch) -> FsResult<Option<Switched>> {
         let mut core = self.core();
         if next.only_if_unchanged && core.upper.is_changed() {
             return Ok(None);
@@ -116,7 +126,7 @@ impl Core {
         Ok(names.into_iter().map(|(path, ino)| (ino, path)).collect())
     }
 
-    fn switch_to(&mut self, next: Switch) -> FsResult<Forgotten> {
+    fn switch_to(&mut self, next: Switch) -> FsResult<Switched> {
         let before = self.state.clone();
         let after = next.state;
         let diff = before.tree.diff(&after.tree);
@@ -227,7 +237,7 @@ impl Core {
             }
         }
         self.state = after;
-        self.upper = next.upper;
+        let layer = std::mem::replace(&mut self.upper, next.upper);
         for (id, record) in cut {
             match record {
                 Some(record) => self.keep_record(id, record, before.lower.epoch(), |meta| meta.nlink = 0)?,
@@ -238,7 +248,7 @@ impl Core {
             self.table.set_base(id, Some(path));
         }
         self.served.clear();
-        Ok(forgotten)
+        Ok(Switched { forgotten, layer, state: before })
     }
 
     /// The names under which the kernel can hold a node, as (directory, name).

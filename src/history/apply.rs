@@ -87,13 +87,15 @@ impl Timeline {
         // The whole tree is in the base now, so the head can lie on the base again. A part, or a tree that was written
         // to meanwhile, stays over the base as it was, which the pre-images keep showing.
         let shown = paths.is_empty()
-            && self.show(
-                OpVerb::Apply,
-                target,
-                &self.state_of(target)?,
-                description.clone(),
-                Showing::SameContent,
-            )?;
+            && self
+                .show(
+                    OpVerb::Apply,
+                    target,
+                    &self.state_of(target)?,
+                    description.clone(),
+                    Showing::SameContent,
+                )?
+                .is_some();
         if !shown {
             self.log(OpVerb::Apply, description, sealed)?;
         }

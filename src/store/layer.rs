@@ -77,6 +77,21 @@ pub fn read(layers: &StoreDir, layer: LayerId, boot: [u8; 16]) -> Result<LayerCo
     Ok(LayerContents { info: LayerInfo { header, seal }, records, end, count })
 }
 
+/// What the catalog knows of a layer. Of a sealed one only the ends are decoded: what is between is looked at when it is
+/// replayed.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_info(layers: &StoreDir, layer: LayerId, boot: [u8; 16]) -> Result<LayerInfo> {
+    let bytes = layers.dir(&dir_name(layer))?.read(JOURNAL)?.unwrap_or_default();
+    match log::ends::<Record>(&bytes) {
+        Some((Record::Header(header), Record::Seal(seal))) if header.layer == layer => {
+            Ok(LayerInfo { header, seal: Some(seal) })
+        }
+        _ => Ok(read(layers, layer, boot)?.info),
+    }
+}
+
 /// How many of the records can be trusted. If the machine was booted again since the last daemon wrote, the host may
 /// have kept a journal page and lost the pool page it speaks of: then records after the last `Synced` are true only up
 /// to the first that refers to pool bytes.

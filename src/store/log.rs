@@ -73,6 +73,23 @@ pub fn read<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<Contents<T>
     Ok(Contents { records, end: at as u64, torn: torn as u64 })
 }
 
+/// The first and the last record of a log that is whole to its last byte, without looking into those between; none for a
+/// log that is not.
+pub fn ends<T: DeserializeOwned>(bytes: &[u8]) -> Option<(T, T)> {
+    let (mut first, mut last) = (None, None);
+    let (mut at, mut count) = (0, 0);
+    while let Some((payload, next)) = frame_at(bytes, at, count) {
+        first = first.or(Some(payload));
+        last = Some(payload);
+        at = next;
+        count += 1;
+    }
+    if at != bytes.len() {
+        return None;
+    }
+    Some((codec::decode(first?).ok()?, codec::decode(last?).ok()?))
+}
+
 /// The payload of the frame at `at` and where the next frame begins, if the frame is whole and its checksum is right.
 fn frame_at(bytes: &[u8], at: usize, seq: u64) -> Option<(&[u8], usize)> {
     let (payload, found_seq, next) = any_frame_at(bytes, at)?;

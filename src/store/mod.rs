@@ -230,15 +230,11 @@ impl Store {
         ids.sort_unstable();
         for id in &ids {
             let id = LayerId(*id);
-            // A layer whose making was cut off has no header yet, nothing refers to it, and its number stays used.
-            let whole =
-                layers.dir(&layer::dir_name(id))?.read(layer::JOURNAL)?.is_some_and(|j| !j.is_empty());
-            if whole {
-                match layer::read(&layers, id, boot) {
-                    Ok(contents) => drop(catalog.insert(id, contents.info)),
-                    Err(error) if error.kind == Kind::Damage && layer_is_newborn(&layers, id)? => {}
-                    Err(error) => return Err(error),
-                }
+            match layer::read_info(&layers, id, boot) {
+                Ok(info) => drop(catalog.insert(id, info)),
+                // A layer whose making was cut off has no header yet, nothing refers to it, and its number stays used.
+                Err(error) if error.kind == Kind::Damage && layer_is_newborn(&layers, id)? => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(Store {

@@ -4,7 +4,14 @@
 //! [`PATIENCE`]; a test that hangs in the mount itself is ended by a watchdog, which takes its mounts away first. What
 //! docs/CLI.md says is what is tested here.
 
-#![expect(clippy::print_stderr, reason = "what is left behind must be said")]
+#![expect(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a failure is what a test is for, and what is left behind must be said"
+)]
 
 #[path = "cli/apply.rs"]
 mod apply;

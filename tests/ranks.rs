@@ -1,5 +1,7 @@
 //! Holds the architecture: a module imports only from lower ranks (docs/ARCHITECTURE.md), and only `sys` is unsafe.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a failure is what a test is for")]
+
 use std::path::{Path, PathBuf};
 
 /// The ranks, lowest first. Modules of one rank do not know each other.

@@ -12,11 +12,6 @@ impl Fs {
         self.core().path_of(ino)
     }
 
-    /// The number of the node at a path, as the mount shows it now; links are not followed.
-    pub fn ino_at(&self, path: &TreePath) -> Option<Ino> {
-        self.core().resolve(path).ok()?.ino()
-    }
-
     /// The nodes that a number in `/proc/PID/maps` can mean: the kernel shows there the number that it heard last, which
     /// for a renumbered node is its id until its attributes were asked for.
     pub fn meant_by(&self, number: u64) -> BTreeSet<Ino> {

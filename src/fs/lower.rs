@@ -4,7 +4,7 @@
 //! that it touched, what was there before (its pre-image). A lookup for a state of epoch `e` asks the pre-images of the
 //! later epochs first, earliest first, and only then the base. The number of a node is decided here, too.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::sync::Arc;
 
@@ -245,6 +245,26 @@ impl Lower {
             }
         }
         Ok(names)
+    }
+
+    /// All paths at which some nodes that are no directories stand. Nothing but the base itself can tell the hard links
+    /// of a file, so it is read whole, unless there is nothing to look for.
+    ///
+    /// # Errors
+    /// What the host answers.
+    pub fn names_of(&self, wanted: &HashSet<Ino>) -> FsResult<BTreeMap<TreePath, Ino>> {
+        let mut paths = BTreeMap::new();
+        let mut dirs = if wanted.is_empty() { Vec::new() } else { vec![TreePath::root()] };
+        while let Some(dir) = dirs.pop() {
+            for (name, (ino, kind)) in self.list(&dir)? {
+                match kind {
+                    Some(FileKind::Dir) => dirs.push(dir.join(&name)),
+                    _ if wanted.contains(&ino) => drop(paths.insert(dir.join(&name), ino)),
+                    _ => {}
+                }
+            }
+        }
+        Ok(paths)
     }
 
     /// The text of a link.

@@ -98,7 +98,7 @@ pub(crate) enum Target {
 }
 
 /// Ranges of a file and where each is.
-pub(crate) type Extents = Vec<(ByteRange, Source)>;
+pub type Extents = Vec<(ByteRange, Source)>;
 
 /// A link that was refused because it leads out.
 pub type RefusedLink = (TreePath, Vec<u8>);

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::error::{FsResult, Result};
-use crate::fs::lower::{Lower, LowerNode};
+use crate::fs::lower::Lower;
 use crate::fs::table::Place;
 use crate::fs::{Core, Found, Fs, State};
 use crate::store::layer::Upper;
@@ -108,9 +108,24 @@ struct Comparison<'a> {
     /// Nodes of the base that came to light or were hidden, by state.
     base_before: HashMap<Ino, TreePath>,
     base_after: HashMap<Ino, TreePath>,
+    /// Directories of the base in which an apply touched a name, by state.
+    touched_before: HashMap<Ino, TreePath>,
+    touched_after: HashMap<Ino, TreePath>,
 }
 
 impl Core {
+    /// Where the base of `after` has held files that the present tree knows by fewer names than they have.
+    fn unseen_names(&self, after: &State) -> FsResult<HashMap<Ino, TreePath>> {
+        let held = self.table.iter().filter(|(_, h)| h.place != Place::Orphan).map(|(_, h)| h.ino);
+        let unseen = held.filter(|ino| {
+            self.tree.node(*ino).is_some_and(|node| {
+                node.kind() != FileKind::Dir && node.meta.nlink as usize > self.tree.links(*ino).count()
+            })
+        });
+        let names = after.lower.names_of(&unseen.collect())?;
+        Ok(names.into_iter().map(|(path, ino)| (ino, path)).collect())
+    }
+
     fn switch_to(&mut self, next: Switch) -> FsResult<Switched> {
         let before = self.state.clone();
         let after = next.state;
@@ -118,17 +133,28 @@ impl Core {
         let same_epoch = before.lower.epoch() == after.lower.epoch()
             && before.lower.history().len() == after.lower.history().len();
         let mut names: BTreeSet<(Ino, Name)> = diff.names;
+        let mut touched_before = HashMap::new();
+        let mut touched_after = HashMap::new();
         if !same_epoch {
-            names.extend(touched_names(&before, &after)?);
+            for (dir, touched) in touched_names(&before, &after) {
+                for (state, dirs) in [(&before, &mut touched_before), (&after, &mut touched_after)] {
+                    if let Some((ino, _)) = state.lower.lookup(&dir)? {
+                        dirs.insert(ino, dir.clone());
+                        names.extend(touched.iter().map(|name| (ino, name.clone())));
+                    }
+                }
+            }
         }
         let mut compare = Comparison {
+            touched_before,
+            touched_after,
             before: &before,
             after: &after,
             same_content: next.same_content,
             kept_dirs: HashMap::new(),
             shown: HashMap::new(),
             base_before: HashMap::new(),
-            base_after: HashMap::new(),
+            base_after: if next.same_content { self.unseen_names(&after)? } else { HashMap::new() },
         };
         let mut affected: BTreeSet<Ino> = diff.nodes.union(&diff.contents).copied().collect();
         affected.insert(Ino::ROOT);
@@ -150,6 +176,7 @@ impl Core {
             }
         }
         let mut forgotten = Forgotten::default();
+        let compare_listings = !same_epoch && !next.same_content;
         let mut kept_bases = Vec::new();
         let mut cut = Vec::new();
         let dead_dirs: BTreeSet<Ino> =
@@ -166,8 +193,19 @@ impl Core {
                     if attrs_differ(&before, &old, &after, &new)? {
                         forgotten.attrs.insert(id);
                     }
+                    // The records of two epochs speak of different directories of the base: the names decide.
+                    if compare_listings {
+                        let differing = names_that_differ(&before, &old, &after, &new)?;
+                        changed_names.extend(differing.into_iter().map(|name| (ino, name)));
+                    }
                     if let Found::Base(_, path, _) = new {
                         kept_bases.push((id, path));
+                        // The kernel goes on knowing it by names that no tree will tell from now on.
+                        let names: BTreeSet<_> =
+                            before.tree.links(ino).map(|(dir, name)| (dir, name.clone())).collect();
+                        if names.len() > 1 {
+                            self.aliases.entry(ino).or_default().extend(names);
+                        }
                     }
                     // The kernel drops a directory's names with it, but not those in use: through such a one a process in
                     // a directory that is gone would still reach a file that is not.
@@ -228,20 +266,15 @@ impl Core {
     }
 }
 
-/// The names at which the two states see another base, as (directory, name) in either.
-fn touched_names(before: &State, after: &State) -> FsResult<BTreeSet<(Ino, Name)>> {
-    let mut paths = before.lower.touched_since();
-    paths.extend(after.lower.touched_since());
-    let mut names = BTreeSet::new();
-    for path in paths {
-        let Some((dir, name)) = path.split() else { continue };
-        for state in [before, after] {
-            if let Some((ino, _)) = state.lower.lookup(&dir)? {
-                names.insert((ino, name.clone()));
-            }
+/// The names at which the two states see another base, by the path of their directory in the base.
+fn touched_names(before: &State, after: &State) -> BTreeMap<TreePath, BTreeSet<Name>> {
+    let mut names: BTreeMap<TreePath, BTreeSet<Name>> = BTreeMap::new();
+    for path in before.lower.touched_since().into_iter().chain(after.lower.touched_since()) {
+        if let Some((dir, name)) = path.split() {
+            names.entry(dir).or_default().insert(name);
         }
     }
-    Ok(names)
+    names
 }
 
 /// The node `ino` in a state: in the tree, or in the base at the path where it is known to be.
@@ -302,30 +335,15 @@ impl Comparison<'_> {
     fn base_path_of(&mut self, dir: Ino, in_before: bool) -> FsResult<Option<TreePath>> {
         let (state, other) = if in_before { (self.before, self.after) } else { (self.after, self.before) };
         let Some(Body::Dir { base: Some(path) }) = other.tree.node(dir).map(|n| &n.body) else {
-            return self.untouched_dir(dir, in_before);
+            // Neither tree mentions it: then it matters only for what an apply touched.
+            let touched = if in_before { &self.touched_before } else { &self.touched_after };
+            return Ok(if dir == Ino::ROOT { Some(TreePath::root()) } else { touched.get(&dir).cloned() });
         };
         let path = path.clone();
         if path.is_root() {
             return Ok(Some(path));
         }
         Ok((shown_at(state, &path, &mut HashMap::new())? == Some(dir)).then_some(path))
-    }
-
-    /// The base path of a directory that neither tree mentions; found among what was touched by an apply.
-    fn untouched_dir(&self, dir: Ino, in_before: bool) -> FsResult<Option<TreePath>> {
-        let state = if in_before { self.before } else { self.after };
-        if dir == Ino::ROOT {
-            return Ok(Some(TreePath::root()));
-        }
-        for path in self.before.lower.touched_since().into_iter().chain(self.after.lower.touched_since()) {
-            let Some((above, _)) = path.split() else { continue };
-            if let Some((ino, LowerNode::Base(_) | LowerNode::Pre(..))) = state.lower.lookup(&above)?
-                && ino == dir
-            {
-                return Ok(Some(above));
-            }
-        }
-        Ok(None)
     }
 
     /// Whether a directory among the affected nodes is not where it was, so that nodes below it are affected, too.
@@ -381,13 +399,20 @@ impl Comparison<'_> {
             Found::Base(_, path, _) => Some(path.clone()),
             Found::Nothing(_) => None,
         };
-        // After an apply the base has what the mount showed, at the same paths.
-        let merged = if self.same_content { paths_in(self.before, old)? } else { Vec::new() };
         let candidates = [self.base_after.get(&ino).cloned(), origin, held.cloned()];
-        for path in candidates.into_iter().flatten().chain(merged) {
+        for path in candidates.into_iter().flatten() {
             let Some((found, node)) = self.after.lower.lookup(&path)? else { continue };
             if found == ino && self.seen_in_after(&path)? {
                 return Ok(Found::Base(ino, path, node));
+            }
+        }
+        // In another epoch the base may have it elsewhere: after an apply, where the mount showed it before.
+        if self.same_content || self.before.lower.epoch() != self.after.lower.epoch() {
+            for path in paths_in(self.before, old)? {
+                let found = self.after.resolve(&path)?;
+                if found.ino() == Some(ino) {
+                    return Ok(found);
+                }
             }
         }
         Ok(Found::Nothing(None))
@@ -411,6 +436,11 @@ impl Comparison<'_> {
         // A loop of directories cannot be; should the records hold one, it ends here and its members are not kept.
         self.kept_dirs.insert(ino, false);
         let old = found_of(self.before, ino, held, &self.base_before)?;
+        if matches!(old, Found::Nothing(_)) {
+            // Unknown without the path at which it is held; who knows that asks again.
+            self.kept_dirs.remove(&ino);
+            return Ok(false);
+        }
         let new = self.after_of(ino, held, &old)?;
         let was = place_in(self.before, &old)?;
         let is = place_in(self.after, &new)?;
@@ -459,9 +489,23 @@ fn same_origin(
     b: Option<&Arc<crate::store::record::Origin>>,
 ) -> bool {
     match (a, b) {
-        (Some(a), Some(b)) => crate::fs::lower::fits(&a.print, &b.print),
+        (Some(a), Some(b)) => {
+            crate::fs::lower::fits(&a.print, &b.print) || crate::fs::lower::fits(&b.print, &a.print)
+        }
         _ => false,
     }
+}
+
+/// The names that stand for other nodes in two states of a directory; none for what is no directory.
+fn names_that_differ(before: &State, old: &Found, after: &State, new: &Found) -> FsResult<Vec<Name>> {
+    let (Some((a, a_base)), Some((b, b_base))) = (before.as_dir(old), after.as_dir(new)) else {
+        return Ok(Vec::new());
+    };
+    let was = before.merged_names(a, a_base.as_ref())?;
+    let is = after.merged_names(b, b_base.as_ref())?;
+    let number = |found: Option<&(Ino, Option<FileKind>)>| found.map(|f| f.0);
+    let names: BTreeSet<&Name> = was.keys().chain(is.keys()).collect();
+    Ok(names.into_iter().filter(|n| number(was.get(*n)) != number(is.get(*n))).cloned().collect())
 }
 
 /// The paths at which a state shows a node, as far as they are known.

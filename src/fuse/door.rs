@@ -783,11 +783,12 @@ impl Filesystem for Door {
         if !flags.is_empty() {
             return reply.error(asked.refuse(&FsError::Invalid));
         }
+        let kill = self.kills_privileges(node(ino_out), request);
         let (fs, gate) = (Arc::clone(&self.fs), Arc::clone(&self.gate));
         self.workers.run(move || {
             // The pass above ends with this function.
             let Some(_pass) = gate.pass() else { return reply.error(CUT_OFF) };
-            match fs.copy_range(node(ino_in), offset_in, node(ino_out), offset_out, len.min(MAX_COPY)) {
+            match fs.copy_range(node(ino_in), offset_in, node(ino_out), offset_out, len.min(MAX_COPY), kill) {
                 Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
                 Err(error) => reply.error(asked.refuse(&error)),
             }

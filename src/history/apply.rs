@@ -350,7 +350,7 @@ fn linked_names(from: &State, to: &State, changes: &[PathChange]) -> FsResult<BT
     };
     let named = changes.iter().filter(|c| !matches!(c.what, What::Attributes | What::DirTimes));
     let wanted = named.flat_map(|c| [several(from, &c.old), several(to, &c.new)]).flatten().collect();
-    diff::names_in_base(&from.lower, &wanted)
+    from.lower.names_of(&wanted)
 }
 
 /// What becomes of the bytes of a file that an apply touches.
@@ -584,7 +584,7 @@ impl<'a> Home<'a> {
             return dir.set_own_attributes(&attributes);
         }
         let (dir, name) = self.dir(path)?;
-        if self.placed.get(&ino).is_some() {
+        if self.placed.contains_key(&ino) {
             return Ok(());
         }
         dir.set_owner_mode_times_xattrs(&name, &attributes)

@@ -229,13 +229,11 @@ impl Timeline {
         if let Some(name) = &name {
             self.check_name(name)?;
         }
-        let description = match (&name, message.as_str()) {
-            (Some(name), _) => name.clone(),
-            (None, message) => message.to_owned(),
-        };
         self.flush()?;
+        let told = name.as_ref().map(|name| format!(" '{name}'")).unwrap_or_default();
         let seal = Seal { name, message, time: clock::now(), automatic: false };
         let layer = self.seal(seal)?;
+        let description = format!("{layer}{told}");
         self.log(OpVerb::Checkpoint, description, Target { layer: Some(layer), epoch: self.epoch() })?;
         Ok(layer)
     }

@@ -24,7 +24,7 @@ pub fn block_floor(offset: u64) -> u64 {
 
 /// The first block boundary at or after `offset`; saturates.
 pub fn block_ceil(offset: u64) -> u64 {
-    offset.checked_add(BLOCK - 1).map_or(u64::MAX & !(BLOCK - 1), block_floor)
+    offset.checked_add(BLOCK - 1).map_or(!(BLOCK - 1), block_floor)
 }
 
 /// Addresses set aside for the file that grows.

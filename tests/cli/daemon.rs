@@ -28,7 +28,10 @@ fn a_mount_stands_when_the_command_returns_and_is_gone_when_umount_does() {
     assert!(!place.exists("mnt/only-here"));
     place.ok("", "umount mnt2");
     place.umount();
-    assert!(!lives(daemon) && !place.is_mounted("mnt"));
+    // The store is free, and the process has nothing left to do.
+    assert!(!place.is_mounted("mnt"));
+    assert_eq!(place.ok("base", "diff"), "");
+    until("the daemon ends", || !lives(daemon));
     let nothing = place.fails("", "umount mnt", 10);
     assert!(nothing.contains("no sandbox is mounted there"), "{nothing}");
     place.fails("", "umount nowhere", 10);
@@ -165,7 +168,7 @@ fn a_busy_mount_is_refused_or_ends_with_its_last_user() {
     place.ok("", "umount --lazy mnt");
     assert!(!place.is_mounted("mnt") && lives(daemon));
     // The store is still held, and a command says so or asks the daemon.
-    assert_eq!(place.fails("", "mount base mnt", 11).contains("hint: "), true);
+    assert!(place.fails("", "mount base mnt", 11).contains("hint: "));
     user.kill().unwrap();
     user.wait().unwrap();
     until("the daemon ends", || !lives(daemon));
@@ -293,4 +296,49 @@ fn a_command_in_the_middle_of_the_work_of_another_waits_or_is_refused() {
     assert!(said.iter().all(|said| said.code == 0 || said.code == 11), "{said:?}");
     let made = said.iter().filter(|said| said.code == 0).count();
     assert_eq!(place.ok("base", "log").lines().count(), made, "{said:?}");
+}
+
+#[test]
+fn mount_of_the_system_finds_it() {
+    let place = Place::new();
+    fs::create_dir(place.at("bin")).unwrap();
+    fs::copy(JAILFS, place.at("bin/jailfs")).unwrap();
+    let fstab = format!("{0}/base {0}/mnt fuse.jailfs noauto,noexec,nofail 0 0\n", place.root().display());
+    place.write("fstab", fstab);
+    // In a mount namespace of its own, so that no program of the system is changed.
+    let script = "
+        mount --bind bin /usr/local/bin
+        mount -t fuse.jailfs $PWD/base $PWD/mnt -o noexec; cat mnt/a; umount mnt
+        mount --fstab fstab $PWD/mnt; grep $PWD/mnt /proc/self/mountinfo | cut -d' ' -f 6; umount mnt
+    ";
+    let mut command = place.command("", "unshare");
+    let told = said(command.args(["-m", "sh", "-euxc", script]));
+    assert_eq!((told.code, told.out.as_str()), (0, "one\nrw,nosuid,nodev,noexec,relatime\n"), "{told:?}");
+}
+
+#[test]
+fn a_store_that_is_held_or_damaged_has_an_exit_code_of_its_own() {
+    let place = Place::new();
+    place.mount();
+    place.write("mnt/x", "some content\n");
+    place.ok("mnt", "checkpoint");
+    place.write("mnt/y", "more of it\n");
+    let store = place.json("mnt", "status")[0]["store"].as_str().unwrap().to_owned();
+    place.umount();
+    // Another program has the lock and does not listen.
+    let held = place.sh("", &format!("flock {store}/lock $JAILFS -C base log || echo code $?"));
+    assert!(held.out == "code 11\n" && held.err.contains("hint: "), "{held:?}");
+    let held = place.sh("", &format!("flock {store}/lock $JAILFS mount base mnt || echo code $?"));
+    assert!(held.out == "code 11\n" && held.err.contains("another jailfs has it open"), "{held:?}");
+    let journal = format!("{store}/layers/00000001/journal");
+    let mut bytes = fs::read(&journal).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0xff;
+    fs::write(&journal, bytes).unwrap();
+    for line in ["-C base log", "mount base mnt", "-C base status --json"] {
+        let damaged = place.fails("", line, 4);
+        assert!(damaged.contains("layers/00000001/journal at offset "), "{damaged}");
+    }
+    assert_eq!(place.run_code("true"), 125);
+    assert!(!place.is_mounted("mnt"));
 }

@@ -126,6 +126,11 @@ impl Place {
         self.call("base", words)
     }
 
+    /// The exit code of [`Place::run`] without options.
+    pub fn run_code(&self, script: &str) -> i32 {
+        self.run("", script).code
+    }
+
     pub fn mount(&self) {
         self.ok("", "mount base mnt");
     }
@@ -140,7 +145,7 @@ impl Place {
         i32::try_from(pid).expect("a number of a process")
     }
 
-    /// The names of processes of the place's daemons.
+    /// Whether something is mounted at a path of the place.
     pub fn is_mounted(&self, path: &str) -> bool {
         mounts_below(&self.at(path)).contains(&self.at(path))
     }

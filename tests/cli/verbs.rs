@@ -377,3 +377,35 @@ fn the_variable_of_a_run_names_the_sandbox_last() {
     let elsewhere = said(command.env("JAILFS_SANDBOX", &store).args(["-C", "/", "log"]));
     assert_eq!(elsewhere.code, 10, "{elsewhere:?}");
 }
+
+/// The blocks of commands at the end of docs/CLI.md, as scripts.
+fn examples() -> Vec<String> {
+    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/CLI.md")).unwrap();
+    let (_, examples) = text.split_once("\n## Examples\n").unwrap();
+    let mut scripts = vec![String::new()];
+    for line in examples.lines() {
+        match (line.strip_prefix("    "), scripts.last_mut()) {
+            (Some(command), Some(script)) => *script += &format!("{command}\n"),
+            (None, Some(script)) if !script.is_empty() && !line.is_empty() => scripts.push(String::new()),
+            _ => {}
+        }
+    }
+    scripts
+}
+
+#[test]
+fn the_examples_of_the_manual_work() {
+    let scripts = examples();
+    assert_eq!(scripts.len(), 2, "{scripts:?}");
+    for script in scripts {
+        let place = Place::new();
+        fs::rename(place.at("base"), place.at("repo")).unwrap();
+        fs::create_dir(place.at("bin")).unwrap();
+        fs::copy(JAILFS, place.at("bin/jailfs")).unwrap();
+        place.write("bin/make", "#!/bin/sh\n[ $# = 0 ] || cd $2\necho made > made\n");
+        fs::set_permissions(place.at("bin/make"), PermissionsExt::from_mode(0o755)).unwrap();
+        let done = place.sh("", &format!("PATH=$PWD/bin:$PATH\n{script}"));
+        assert_eq!(done.code, 0, "{script}{done:?}");
+        assert_eq!(place.read("repo/made"), "made\n", "{script}{done:?}");
+    }
+}

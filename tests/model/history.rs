@@ -15,7 +15,7 @@ use crate::world::{Behind, World};
 enum Untouched {
     /// They keep it.
     Kept,
-    /// Between two epochs of the base the records may tell of the same bytes in different ways.
+    /// Below the newest epoch of the base the records may tell of the same bytes in different ways.
     MayBeCut,
 }
 
@@ -76,7 +76,8 @@ impl World {
     }
 
     fn untouched(&self, to: usize) -> Untouched {
-        if to == self.epoch() { Untouched::Kept } else { Untouched::MayBeCut }
+        let newest = self.epochs.len() - 1;
+        if to == newest && self.epoch() == newest { Untouched::Kept } else { Untouched::MayBeCut }
     }
 
     /// A state that can be named, what it is, and its epoch.
@@ -306,9 +307,12 @@ impl World {
             let now = fs.getattr(id).unwrap_or_else(|e| panic!("getattr of {id:?} after a switch: {e}"));
             assert_eq!(now.ino.0, ino);
             let cut = now.meta.nlink == 0;
-            match fate(before, &self.tree, ino, untouched) {
-                Some(wanted) => assert_eq!(cut, wanted, "whether {id:?} is cut off"),
-                None => {}
+            if let Some(wanted) = fate(before, &self.tree, ino, untouched) {
+                let at = |tree: &Tree| -> Vec<String> {
+                    tree.paths().into_iter().filter(|p| p.1 == ino).map(|p| show(&p.0)).collect()
+                };
+                let (was, is) = (at(before), at(&self.tree));
+                assert_eq!(cut, wanted, "whether {id:?} ({ino}), from {was:?} to {is:?}, is cut off");
             }
             if cut {
                 let node = before.node(ino).clone();

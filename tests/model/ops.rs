@@ -19,7 +19,7 @@ fn named(name: &[u8]) -> Name {
 impl World {
     /// Any held number.
     fn any(&mut self) -> NodeId {
-        let ids: Vec<NodeId> = self.held.keys().copied().collect();
+        let ids = self.handed_out();
         *self.rng.pick(&ids)
     }
 
@@ -28,14 +28,14 @@ impl World {
         if self.rng.one_in(12) {
             return self.any();
         }
-        let dirs: Vec<NodeId> = self.held.keys().copied().filter(|id| self.as_dir(*id).is_ok()).collect();
+        let dirs: Vec<NodeId> = self.handed_out().into_iter().filter(|id| self.as_dir(*id).is_ok()).collect();
         *self.rng.pick(&dirs)
     }
 
     /// A held number that is mostly one of a file, live or gone.
     fn any_file(&mut self) -> NodeId {
         let file = |w: &World, id| w.node(id).is_some_and(|n| n.bytes().is_some());
-        let files: Vec<NodeId> = self.held.keys().copied().filter(|id| file(self, *id)).collect();
+        let files: Vec<NodeId> = self.handed_out().into_iter().filter(|id| file(self, *id)).collect();
         if files.is_empty() || self.rng.one_in(20) { self.any() } else { *self.rng.pick(&files) }
     }
 
@@ -546,7 +546,7 @@ impl World {
             return;
         }
         self.say(format!("copy_range {from:?} {at} {to:?} {into} {len}"));
-        let done = self.fs().copy_range(from, at, to, into, len).unwrap();
+        let done = self.fs().copy_range(from, at, to, into, len, true).unwrap();
         let bytes = self.node(from).unwrap().bytes().unwrap();
         let start = (at as usize).min(bytes.len());
         let bytes = bytes[start..((at + len) as usize).min(bytes.len())].to_vec();

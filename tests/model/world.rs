@@ -28,6 +28,9 @@ pub enum Behind {
 }
 
 pub struct Held {
+    /// Which it was of all that were handed out: numbers of the host are not the same in the next run, and a choice
+    /// must be.
+    pub order: u64,
     pub count: u64,
     pub ino: Id,
     pub behind: Behind,
@@ -86,6 +89,7 @@ pub struct World {
     /// What the base shows in each epoch, under the numbers of the mount.
     pub epochs: Vec<Tree>,
     pub held: BTreeMap<NodeId, Held>,
+    handed_out: u64,
     /// Names that the kernel looked up, and what it was given.
     pub dentries: BTreeMap<(NodeId, Bytes), NodeId>,
     pub readers: Vec<Reader>,
@@ -118,6 +122,7 @@ impl World {
             numbers: host.nodes.keys().copied().collect(),
             host,
             held: BTreeMap::new(),
+            handed_out: 0,
             dentries: BTreeMap::new(),
             readers: Vec::new(),
             checkpoints: BTreeMap::new(),
@@ -147,7 +152,7 @@ impl World {
         let sandbox = sandbox.unwrap_or_else(|e| panic!("open {}: {e}", self.store.display()));
         sandbox.attach(Arc::clone(&self.told) as Arc<dyn Kernel>);
         self.sandbox = Some(sandbox);
-        let root = Held { count: 1, ino: ROOT, behind: Behind::Live(ROOT) };
+        let root = Held { order: 0, count: 1, ino: ROOT, behind: Behind::Live(ROOT) };
         self.held = BTreeMap::from([(NodeId::ROOT, root)]);
         self.dentries.clear();
         self.readers.clear();
@@ -175,6 +180,13 @@ impl World {
             }
         }
         verbs
+    }
+
+    /// All held numbers, in the order in which they were handed out.
+    pub fn handed_out(&self) -> Vec<NodeId> {
+        let mut ids: Vec<NodeId> = self.held.keys().copied().collect();
+        ids.sort_by_key(|id| self.held[id].order);
+        ids
     }
 
     /// The node of a held number, if it is in the tree.
@@ -230,7 +242,8 @@ impl World {
             None => {
                 assert_eq!(self.held_as(ino), None, "a node has two numbers");
                 let behind = Behind::Live(ino);
-                self.held.insert(entry.id, Held { count: 1, ino, behind });
+                self.handed_out += 1;
+                self.held.insert(entry.id, Held { order: self.handed_out, count: 1, ino, behind });
             }
         }
         self.dentries.insert((place.0, place.1.to_vec()), entry.id);

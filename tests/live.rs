@@ -1,5 +1,13 @@
 //! Checkpoint and restore in place, under live processes, through the real binary and a real mount.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stderr,
+    reason = "a failure is what a test is for"
+)]
+
 #[path = "live/cwd.rs"]
 mod cwd;
 #[path = "live/exact.rs"]

@@ -32,6 +32,7 @@ pub struct Live {
     pub mnt: PathBuf,
     pub store: PathBuf,
     base_before: Vec<String>,
+    options: Vec<&'static str>,
     /// Whether an apply may have changed the base.
     pub applied: bool,
     mounted: bool,
@@ -52,7 +53,7 @@ impl Live {
     }
 
     /// The same with further words for `mount`.
-    pub fn with_options(script: &str, options: &[&str]) -> Live {
+    pub fn with_options(script: &str, options: &[&'static str]) -> Live {
         let dir = tempfile::tempdir().unwrap();
         let path = jailfs::sys::path::resolve(dir.path()).unwrap();
         let (base, mnt, store) = (path.join("base"), path.join("mnt"), path.join("store"));
@@ -61,21 +62,19 @@ impl Live {
         shell(&base, script);
         let base_before = snapshot(&base, true);
         let watched = Arc::new(Watched::default());
-        let mut live = Live { dir, base, mnt, store, base_before, applied: false, mounted: false, watched };
+        let options = options.to_vec();
+        let mut live =
+            Live { dir, base, mnt, store, base_before, options, applied: false, mounted: false, watched };
         live.watch();
-        live.mount_with(options);
+        live.mount();
         live
     }
 
-    /// Mounts it again, with what the store has.
+    /// Mounts it, with what the store has.
     pub fn mount(&mut self) {
-        self.mount_with(&[]);
-    }
-
-    fn mount_with(&mut self, options: &[&str]) {
         let (base, mnt, store) = (self.base.clone(), self.mnt.clone(), self.store.clone());
         let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
-        let command = command.arg("mount").args([&base, &mnt]).arg("--store").arg(&store).args(options);
+        let command = command.arg("mount").args([&base, &mnt]).arg("--store").arg(&store).args(&self.options);
         checked(command.current_dir("/"), "mount");
         self.mounted = true;
         let pid = self.daemon();

@@ -48,9 +48,9 @@ fn writers_at_full_speed_never_mix_what_is_before_a_restore_with_what_is_after()
     let mut writers: Vec<_> = (0..WRITERS).map(|_| live.puppet("")).collect();
     for (who, writer) in writers.iter_mut().enumerate() {
         writer.run(WRITER);
-        writer.begin(&format!("work({who}, 6)"));
+        writer.begin(&format!("work({who}, 3.5)"));
     }
-    let end = Instant::now() + Duration::from_secs(5);
+    let end = Instant::now() + Duration::from_millis(2500);
     let mut rounds = 0;
     while Instant::now() < end && rounds < 50 {
         let name = format!("c{rounds}");
@@ -74,7 +74,7 @@ fn writers_at_full_speed_never_mix_what_is_before_a_restore_with_what_is_after()
         rounds += 1;
     }
     let written: Vec<u64> = writers.iter_mut().map(|w| w.answer().unwrap().parse().unwrap()).collect();
-    assert!(rounds > 5 && written.iter().all(|n| *n > 10), "{rounds} rounds, {written:?} lines");
+    assert!(rounds > 3 && written.iter().all(|n| *n > 10), "{rounds} rounds, {written:?} lines");
     assert_eq!(live.read("still"), "still\n");
     // Quiet now: every checkpoint is a state of its own, and stays one.
     for round in [0, rounds / 2, rounds - 1] {
@@ -101,7 +101,7 @@ fn every_acknowledged_write_is_in_the_tree_or_in_a_state_that_can_be_restored() 
     let mut writer = live.puppet("");
     let work = "
 def work():
-    end, n = time.monotonic() + 3, 0
+    end, n = time.monotonic() + 1.5, 0
     while time.monotonic() < end:
         n += 1
         os.close(os.open(f'n{n}', os.O_CREAT | os.O_WRONLY))
@@ -109,7 +109,7 @@ def work():
 ";
     writer.run(work);
     writer.begin("work()");
-    for _ in 0..8 {
+    for _ in 0..5 {
         live.restore("start");
     }
     let made: u32 = writer.answer().unwrap().parse().unwrap();
@@ -191,7 +191,7 @@ fn a_mount_inside_the_mount_survives_a_restore_of_other_files() {
         check();
         // So many names that all would be dropped at once, if nothing were mounted there.
         let mut maker = live.puppet("other");
-        maker.run("for d in range(3): os.mkdir(f'{d}'); [os.mknod(f'{d}/{i}') for i in range(7000)]");
+        maker.run("for d in range(2): os.mkdir(f'{d}'); [os.mknod(f'{d}/{i}') for i in range(10050)]");
         check();
         assert_eq!(live.sh("ls other").trim(), "x");
     }));
@@ -204,7 +204,7 @@ fn a_mount_inside_the_mount_survives_a_restore_of_other_files() {
 
 #[test]
 fn a_thousand_checkpoints_do_not_make_a_lookup_slower() {
-    let script = "mkdir dir; for i in $(seq 200); do echo $i > dir/$i; done";
+    let script = "mkdir dir; for i in $(seq 30); do echo $i > dir/$i; done";
     let mut live = Live::with_options(script, &["--volatile"]);
     let mut puppet = live.puppet("");
     let measure = "
@@ -226,7 +226,7 @@ def measure():
     // One process makes the changes, and one connection the checkpoints: a command for each would take longer.
     let mut client = jailfs::control::connect(&live.store).unwrap().unwrap();
     for n in 0..1000 {
-        puppet.run(&format!("write('dir/{}', b'{n}')", n % 100));
+        puppet.run(&format!("write('dir/{}', b'{n}')", n % 20));
         client.call(&Request::Checkpoint { name: None, message: String::new() }).unwrap();
     }
     drop(client);
@@ -239,7 +239,7 @@ def measure():
     assert_same(&seen, &live.snapshot(), "the first checkpoint");
     let middle = log[500]["id"].to_string();
     live.restore(&middle);
-    puppet.gives("read('dir/99'), read('dir/100')", "(b'499', b'100\\n')");
+    puppet.gives("read('dir/19'), read('dir/20')", "(b'499', b'20\\n')");
     live.restore("@-1");
     puppet.end();
     live.restore(&log[0]["id"].to_string());

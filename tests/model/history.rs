@@ -407,15 +407,14 @@ fn part_applied(base: &Tree, tree: &Tree, top: &[u8]) -> Option<Tree> {
         }
         above = parent(path);
     }
-    if ids(&old).iter().any(|id| inside.contains(id)) {
-        if let Some(dir) = parent(top).and_then(|p| old.get(p)) {
+    if ids(&old).iter().any(|id| inside.contains(id))
+        && let Some(dir) = parent(top).and_then(|p| old.get(p)) {
             let name = name_of(top);
             if wanted.node(*dir).is_dir() && wanted.node(*dir).names().contains_key(name) {
                 wanted.node_mut(*dir).names_mut().remove(name);
                 inside.iter().for_each(|id| drop(wanted.nodes.remove(id)));
             }
         }
-    }
     if !exists {
         return Some(wanted);
     }

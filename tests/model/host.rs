@@ -125,7 +125,7 @@ fn decorate(path: &Path, rng: &mut Rng, root: bool) {
         let file = open(path);
         xattr::set(&file, b"user.base", &content(rng, 20)).unwrap();
     }
-    let mode = host::Permissions::from(std::os::unix::fs::PermissionsExt::from_mode(perm(rng, root)));
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(perm(rng, root));
     host::set_permissions(path, mode).unwrap();
 }
 

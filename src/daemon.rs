@@ -29,9 +29,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::{Greeting, Listener, Server};
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fuse::{self, Mounted, Unmounter};
+use crate::fs::Fs;
+use crate::fuse::{self, Handed, Mounted, Unmounter};
+use crate::jail::Policy;
 use crate::sandbox::verbs::{Reply, Request};
-use crate::sandbox::{Sandbox, StoreOptions};
+use crate::sandbox::{Sandbox, StoreOptions, View};
 use crate::store::codec;
 use crate::sys;
 
@@ -108,10 +110,16 @@ impl Choice {
             suid: self.suid,
             dev: self.dev,
             noexec: self.noexec,
-            links: match self.links {
-                Links::Deny => fuse::LinkPolicy::Deny,
-                Links::Rewrite => fuse::LinkPolicy::Rewrite,
-                Links::Literal => fuse::LinkPolicy::Literal,
+        }
+    }
+
+    fn view(&self, mount_point: &Path) -> View {
+        View {
+            mount_point: mount_point.to_owned(),
+            policy: match self.links {
+                Links::Deny => Policy::Deny,
+                Links::Rewrite => Policy::Rewrite,
+                Links::Literal => Policy::Literal,
             },
             allowed_targets: self.allowed_targets.clone(),
         }
@@ -148,7 +156,9 @@ pub fn open_gate(_: &Request) -> Result<()> {
 
 /// A sandbox that is mounted and answers on its control socket.
 pub struct Serving {
-    mounted: Mounted,
+    /// None once it was waited for.
+    mounted: Option<Mounted>,
+    unmounter: Unmounter,
     server: Server,
     sandbox: Arc<Shared>,
 }
@@ -162,43 +172,78 @@ impl Serving {
     /// # Errors
     /// The socket cannot be bound, or the mount cannot be made.
     pub fn start(sandbox: Arc<Sandbox>, mount_point: &Path, choice: &Choice, gate: Gate) -> Result<Serving> {
+        let options = choice.mount_options();
+        let mount = |fs, store: &Path| fuse::mount(fs, mount_point, store, &options);
+        Serving::start_with(sandbox, mount_point, choice, gate, mount)
+    }
+
+    /// Serves `sandbox` from threads of this process in a mount that was made for it in another mount namespace, where
+    /// it is seen at `mount_point`.
+    ///
+    /// # Errors
+    /// The socket cannot be bound, or the mount cannot be served.
+    pub fn adopt(sandbox: Arc<Sandbox>, handed: Handed, mount_point: &Path, gate: Gate) -> Result<Serving> {
+        let mount = |fs, store: &Path| fuse::adopt(fs, handed, mount_point, store);
+        Serving::start_with(sandbox, mount_point, &Choice::default(), gate, mount)
+    }
+
+    fn start_with(
+        sandbox: Arc<Sandbox>,
+        mount_point: &Path,
+        choice: &Choice,
+        gate: Gate,
+        mount: impl FnOnce(Arc<Fs>, &Path) -> Result<Mounted>,
+    ) -> Result<Serving> {
         // The socket first: whoever sees the mount finds it.
         let listener = Listener::bind(sandbox.store_path())?;
-        let mounted = fuse::mount(&sandbox, mount_point, &choice.mount_options())?;
-        let unmounter = mounted.unmount_handle();
+        sandbox.set_view(choice.view(mount_point));
+        let mounted = mount(Arc::clone(sandbox.fs()), sandbox.store_path())?;
+        sandbox.attach(mounted.kernel());
+        let unmounter = mounted.unmounter();
+        let asked = mounted.unmounter();
         let sandbox = Arc::new(RwLock::new(Some(sandbox)));
         let shared = Arc::clone(&sandbox);
         let greeting = Greeting::of_this_process(mount_point.as_os_str().as_bytes());
         let server = listener.serve(greeting, move |request| {
             gate(&request)?;
-            answer(request, &shared, &unmounter)
+            answer(request, &shared, &asked)
         })?;
-        Ok(Serving { mounted, server, sandbox })
+        Ok(Serving { mounted: Some(mounted), unmounter, server, sandbox })
     }
 
     /// What unmounts it, from any thread.
     pub fn unmounter(&self) -> Unmounter {
-        self.mounted.unmount_handle()
+        self.unmounter.clone()
     }
 
     /// Waits until it has been unmounted, by whomever.
-    pub fn wait(&self) {
-        self.mounted.wait();
+    pub fn wait(&mut self) {
+        if let Some(Err(error)) = self.mounted.take().map(Mounted::wait) {
+            log::error!("{error}");
+        }
     }
 
     /// Ends the service and closes the store.
     pub fn close(self) {
-        drop(self.mounted);
-        drop(self.sandbox.write().take());
-        self.server.stop();
+        let (server, sandbox) = self.end();
+        drop(sandbox);
+        server.stop();
     }
 
     /// Ends the service; the sandbox goes on without a mount.
     pub fn into_sandbox(self) -> Option<Arc<Sandbox>> {
+        let (server, sandbox) = self.end();
+        server.stop();
+        sandbox
+    }
+
+    fn end(self) -> (Server, Option<Arc<Sandbox>>) {
         drop(self.mounted);
         let sandbox = self.sandbox.write().take();
-        self.server.stop();
-        sandbox
+        if let Some(Err(error)) = sandbox.as_ref().map(|s| s.detach()) {
+            log::error!("{error}");
+        }
+        (self.server, sandbox)
     }
 }
 
@@ -222,7 +267,7 @@ pub fn foreground(plan: &Plan, ready: impl FnOnce()) -> Result<()> {
     block_signals()?;
     exit_on_panic();
     let sandbox = Sandbox::create_or_open(&plan.base, &plan.store, &plan.choice.store_options())?;
-    let serving = Serving::start(sandbox, &plan.mount_point, &plan.choice, open_gate)?;
+    let mut serving = Serving::start(sandbox, &plan.mount_point, &plan.choice, open_gate)?;
     end_on_signals(serving.unmounter(), true)?;
     ready();
     serving.wait();
@@ -282,7 +327,7 @@ pub fn main() -> u8 {
     let started = start_in_background();
     let reported = report(&started.as_ref().map(|_| ()).map_err(Error::clone));
     match started.and_then(|serving| reported.map(|()| serving)) {
-        Ok(serving) => {
+        Ok(mut serving) => {
             serving.wait();
             serving.close();
             0

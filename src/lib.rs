@@ -8,15 +8,15 @@
 //! `cli`, `daemon`, `run`.
 
 pub mod base;
-// pub mod cli;
+pub mod cli;
 pub mod control;
-// pub mod daemon;
+pub mod daemon;
 pub mod error;
 pub mod fs;
-// pub mod fuse;
+pub mod fuse;
 pub mod history;
 pub mod jail;
-// pub mod run;
+pub mod run;
 pub mod sandbox;
 pub mod store;
 pub mod sys;

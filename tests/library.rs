@@ -1,5 +1,12 @@
 //! The library without a mount: checkpoints, restores, applies, on small trees.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    reason = "a failure is what a test is for"
+)]
+
 use std::fs as host;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;

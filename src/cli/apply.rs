@@ -90,11 +90,11 @@ pub(super) fn tell_conflicts(applied: &Applied) {
 
 /// The error of an apply that found conflicts.
 pub(super) fn conflict(applied: &Applied) -> Error {
-    let paths = applied.conflicts.len();
+    let paths = show::paths(applied.conflicts.len() as u64);
     Error::new(
         Kind::Conflict,
         "apply",
-        format!("the base has changed meanwhile at {paths} paths; nothing is written"),
+        format!("the base has changed meanwhile at {paths}; nothing is written"),
     )
     .hint("look at these paths in the base; apply the others by naming them")
 }

@@ -1,7 +1,7 @@
 //! What the command line asks of the host: which mount a directory lies in, and how to take a mount away.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
@@ -50,7 +50,9 @@ pub(super) fn within(dir: &Path) -> Result<Within> {
         Ok(bytes) => Ok(Within::Mount { store: OsString::from_vec(bytes).into() }),
         Err(error) => match errno(&error) {
             Errno::ENODATA | Errno::EOPNOTSUPP | Errno::ENOSYS => Ok(Within::Host),
-            Errno::ENOTCONN => Ok(mount_around(&absolute(dir)?)?.map_or(Within::Host, Within::DeadMount)),
+            Errno::ENOTCONN | Errno::ECONNABORTED => {
+                Ok(mount_around(&absolute(dir)?)?.map_or(Within::Host, Within::DeadMount))
+            }
             _ => Err(Error::io(attempt(), &error)),
         },
     }
@@ -83,9 +85,10 @@ pub(super) fn mount_around(path: &Path) -> Result<Option<PathBuf>> {
     Ok(ours.map(|mount| OsString::from_vec(mount.mount_point).into()))
 }
 
-/// Whether `path` is, or is in, a mount whose daemon is dead.
+/// Whether `path` is, or is in, a mount whose daemon is dead. Asked with statfs(2), which the kernel never answers by
+/// itself: the attributes of the root it may remember for ever.
 pub(super) fn is_dead(path: &Path) -> bool {
-    fs::metadata(path).is_err_and(|error| errno(&error) == Errno::ENOTCONN)
+    matches!(nix::sys::statfs::statfs(path), Err(Errno::ENOTCONN | Errno::ECONNABORTED))
 }
 
 /// The absolute path of a mount point, which may be dead: then it cannot be resolved itself, but its parent can.

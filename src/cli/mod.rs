@@ -33,7 +33,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::daemon;
 use crate::error::{Attempt, Kind, Result};
-use crate::run::EXEC_VERB;
+use crate::run::{Cage, EXEC_VERB};
 
 /// A jailed, checkpointed overlay filesystem.
 ///
@@ -100,6 +100,12 @@ enum Verb {
     /// Become a command
     #[command(name = EXEC_VERB, hide = true)]
     Exec {
+        /// The socket to the process that serves its tree
+        #[arg(long)]
+        cage: i32,
+        /// The base
+        #[arg(long)]
+        over: PathBuf,
         /// The command
         #[arg(last = true)]
         words: Vec<OsString>,
@@ -153,9 +159,10 @@ impl Verb {
             Verb::Discard(verb) => verb.run(global),
             Verb::Op(verb) => verb.run(global),
             Verb::Daemon { .. } => Ok(daemon::main()),
-            Verb::Exec { words } => {
-                let (error, code) = crate::run::exec(words);
-                out::error(&error);
+            Verb::Exec { cage, over, words } => {
+                let cage = Cage { socket: *cage, over: over.clone() };
+                let (error, code) = crate::run::become_command(&cage, words);
+                error.iter().for_each(out::error);
                 Ok(code)
             }
         }
@@ -226,7 +233,7 @@ mod tests {
             "jailfs run --keep -- make test",
             "jailfs run make -C sub --json --store x",
             "jailfs __daemon /b /m",
-            "jailfs __exec -- ls -l",
+            "jailfs __exec --cage 3 --over /b -- ls -l",
         ] {
             parse(line);
         }

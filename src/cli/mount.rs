@@ -90,7 +90,10 @@ fn free_mount_point(path: &Path) -> Result<PathBuf> {
         host::unmount(&point, true)?;
         log::warn!("the dead mount at '{}' is detached", point.display());
     }
-    let point = directory(path)?;
+    let point = directory(path).map_err(|error| match error.errno {
+        Some(nix::libc::ENOENT) => error.hint("make the mount point first: an empty directory"),
+        _ => error,
+    })?;
     if host::mount_around(&point)?.as_ref() == Some(&point) {
         let attempt = format!("mount at '{}'", point.display());
         return Err(Error::new(Kind::InUse, attempt, "a sandbox is mounted there already")

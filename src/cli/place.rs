@@ -9,6 +9,8 @@ use std::fs::DirBuilder;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::host;
 use crate::control;
@@ -16,6 +18,9 @@ use crate::error::{Attempt, Error, Kind, Result};
 
 /// How much of the base's name goes into the id, in bytes.
 const ID_NAME_MAX: usize = 100;
+
+/// How long a daemon without a mount may take to end.
+const ENDING_LIMIT: Duration = Duration::from_secs(1);
 
 /// What the default place of stores depends on.
 pub(super) struct Env {
@@ -135,16 +140,32 @@ pub(super) fn check(base: &Path, mount_point: &Path, store: &Path) -> Result<()>
     Ok(())
 }
 
-/// Refuses a store that a daemon holds, and says where it is mounted.
+/// Refuses a store that a daemon holds, and says where it is mounted. A daemon that is just ending, because its mount was
+/// taken away by umount(8) or a signal, is waited for.
 ///
 /// # Errors
 /// `InUse`, with a hint.
 pub(super) fn check_free(store: &Path, attempt: &str) -> Result<()> {
-    let Some(daemon) = control::connect(store)? else { return Ok(()) };
+    let Some(daemon) = daemon_that_stays(store)? else { return Ok(()) };
     let mount = OsStr::from_bytes(&daemon.greeting().mount).display().to_string();
     let reason = format!("its sandbox is mounted at '{mount}' (process {})", daemon.greeting().pid);
     Err(Error::new(Kind::InUse, attempt, reason)
-        .hint(format!("work there; or 'jailfs umount {mount}'; or have a second sandbox with --store DIR")))
+        .hint(format!(
+            "work in it, or end it with 'jailfs umount {mount}'; a second sandbox needs a store of its own: --store DIR"
+        )))
+}
+
+/// The daemon of a store, if there is one and it does not end soon.
+fn daemon_that_stays(store: &Path) -> Result<Option<control::Client>> {
+    let end = Instant::now() + ENDING_LIMIT;
+    loop {
+        let Some(daemon) = control::connect(store)? else { return Ok(None) };
+        let point = PathBuf::from(OsStr::from_bytes(&daemon.greeting().mount));
+        if host::mount_around(&point)?.as_ref() == Some(&point) || Instant::now() > end {
+            return Ok(Some(daemon));
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Args;
 
@@ -14,9 +15,9 @@ use super::host::{self, Within};
 use super::mount::directory;
 use super::target::wrong_answer;
 use super::{Global, out, place, show};
-use crate::daemon::{self, Choice, Serving};
+use crate::daemon::{self, Serving};
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::run::{Confinement, End, Program, block_signals, let_signals_through};
+use crate::run::{End, Program, block_signals, let_signals_through};
 use crate::sandbox::verbs::{Applied, Change, Detail, Reply, Request, Rev};
 use crate::sandbox::{Sandbox, StoreOptions};
 
@@ -61,11 +62,9 @@ impl Run {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
         let (base, store) = places(global)?;
         let program = Program { words: self.command.clone() };
-        // Before any thread, and in this order: see `crate::run`.
+        // Before any thread: see `crate::run`.
         block_signals()?;
         daemon::exit_on_panic();
-        let walls = Confinement::enter()?;
-        log::info!("in {:?}", walls.namespace);
         let sandbox = Sandbox::create_or_open(&base, &store, &StoreOptions::default())?;
         let mut sandboxed = Sandboxed::begin(sandbox, &program)?;
         let end = sandboxed.serve(&base, &program)?;
@@ -133,7 +132,7 @@ impl Sandboxed {
     fn begin(sandbox: Arc<Sandbox>, program: &Program) -> Result<Sandboxed> {
         let Reply::Status(status) = sandbox.handle(Request::Status)? else { return Err(wrong_answer()) };
         if status.changed > 0 {
-            out::note(&format!("{} changed paths were kept and are in the sandbox", status.changed));
+            out::note(&format!("kept from before, and in the sandbox: {}", show::paths(status.changed)));
             let message = format!("before run: {}", program.line());
             let request = Request::Checkpoint { name: None, message };
             let Reply::Checkpoint(checkpoint) = sandbox.handle(request)? else { return Err(wrong_answer()) };
@@ -143,14 +142,20 @@ impl Sandboxed {
         Ok(Sandboxed { sandbox, start })
     }
 
-    /// Mounts the sandbox over its base for as long as the command runs.
+    /// Runs the command in the sandbox, mounted over its base in a mount namespace of the command's own.
     fn serve(&mut self, base: &Path, program: &Program) -> Result<End> {
         let store = self.sandbox.store_path().to_owned();
-        let serving = Serving::start(Arc::clone(&self.sandbox), base, &Choice::default(), gate)?;
-        // What follows must not end before the mount is taken down: it would hide the base from the apply.
-        let end =
-            program.run(base, &[("JAILFS_ROOT", base.as_os_str()), ("JAILFS_SANDBOX", store.as_os_str())]);
-        take_down(serving)?;
+        let env = [("JAILFS_ROOT", base.as_os_str()), ("JAILFS_SANDBOX", store.as_os_str())];
+        let (mut started, handed) = program.start(base, &env)?;
+        let serving = Serving::adopt(Arc::clone(&self.sandbox), handed, base, gate)?;
+        started.go()?;
+        let end = started.wait();
+        let left = remaining(started.namespace());
+        if !left.is_empty() {
+            let left = left.join(", ");
+            out::note(&format!("processes remain in the sandbox and are cut off from it: {left}"));
+        }
+        drop(serving.into_sandbox());
         end
     }
 
@@ -168,7 +173,10 @@ impl Sandboxed {
             return Ok(());
         }
         if waiting != changes.len() {
-            out::note(&format!("with what was kept before, {waiting} paths differ from the base"));
+            out::note(&format!(
+                "with what was kept before, in all that differs from the base: {}",
+                show::paths(waiting as u64)
+            ));
         }
         let fate = if fate == Fate::Ask { self.ask(changes.is_empty())? } else { fate };
         match fate {
@@ -275,33 +283,26 @@ fn gate(request: &Request) -> Result<()> {
     Err(Error::new(Kind::InUse, attempt, "'jailfs run' holds this sandbox").hint(hint))
 }
 
-/// Unmounts. Processes that the command has left behind are told of, and cut off: their next access to the tree fails.
-fn take_down(serving: Serving) -> Result<()> {
-    match serving.unmounter().unmount(false) {
-        Err(error) if error.kind == Kind::InUse => {
-            let left = others_in_namespace();
-            out::note(&format!(
-                "processes remain in the sandbox and are cut off from it: {}",
-                left.join(", ")
-            ));
-            serving.unmounter().unmount(true)?;
+/// The processes that the command has left behind, as `number (name)`. Those that are just ending are waited for.
+fn remaining(namespace: &Path) -> Vec<String> {
+    for _ in 0..10 {
+        if inside(namespace).is_empty() {
+            return Vec::new();
         }
-        done => done?,
+        std::thread::sleep(Duration::from_millis(10));
     }
-    drop(serving.into_sandbox());
-    Ok(())
+    inside(namespace)
 }
 
-/// The processes that share this process's mount namespace, as `number (name)`. It is our own, so they came from
-/// the command.
-fn others_in_namespace() -> Vec<String> {
-    let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
-    let own = namespace("self");
+/// The processes in a mount namespace. It is that of the command, so they came from it.
+fn inside(namespace: &Path) -> Vec<String> {
     let listed = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = listed.filter_map(|entry| entry.file_name().into_string().ok());
     numbers
-        .filter(|pid| pid.parse().is_ok_and(|pid: u32| pid != std::process::id()))
-        .filter(|pid| own.is_some() && namespace(pid) == own)
+        .filter(|pid| pid.parse::<u32>().is_ok())
+        .filter(|pid| {
+            std::fs::read_link(format!("/proc/{pid}/ns/mnt")).is_ok_and(|theirs| theirs == namespace)
+        })
         .map(|pid| {
             let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
             format!("{pid} ({})", show::one_line(os_str(name.trim_ascii()).display().to_string().as_str()))
@@ -336,9 +337,10 @@ mod tests {
     }
 
     #[test]
-    fn nobody_else_is_in_a_namespace_unless_listed() {
-        // The test shares its namespace with whoever started it; it is itself never listed.
-        let own = format!("{} (", std::process::id());
-        assert!(others_in_namespace().iter().all(|process| !process.starts_with(&own)));
+    fn who_is_in_a_namespace_is_listed() {
+        let own = std::fs::read_link("/proc/self/ns/mnt").unwrap();
+        let us = format!("{} (", std::process::id());
+        assert!(inside(&own).iter().any(|process| process.starts_with(&us)));
+        assert_eq!(remaining(Path::new("mnt:[0]")), Vec::<String>::new());
     }
 }

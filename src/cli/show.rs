@@ -56,18 +56,19 @@ fn stat_name(change: &Change) -> String {
 
 fn stat_column(change: &Change, most: u64) -> String {
     match (change.lines, change.kind) {
+        (_, ChangeKind::Attributes) => "attributes only".to_owned(),
+        (None | Some((0, 0)), ChangeKind::Renamed) => "renamed".to_owned(),
         (Some((added, removed)), _) => {
             let (plus, minus) = (scale(added, most), scale(removed, most));
-            format!("{:>5} {}{}", added.saturating_add(removed), "+".repeat(plus), "-".repeat(minus))
+            let bar = "+".repeat(plus) + &"-".repeat(minus);
+            format!("{:>5} {bar}", added.saturating_add(removed)).trim_end().to_owned()
         }
-        (None, ChangeKind::Attributes) => "attributes only".to_owned(),
         (None, _) if change.file == FileKind::File => {
             let what = if change.binary { "Bin " } else { "" };
             format!("{what}{} -> {} bytes", change.old_size.unwrap_or(0), change.new_size.unwrap_or(0))
         }
         (None, ChangeKind::Added) => "added".to_owned(),
         (None, ChangeKind::Deleted) => "deleted".to_owned(),
-        (None, ChangeKind::Renamed) => "renamed".to_owned(),
         (None, ChangeKind::Modified | ChangeKind::TypeChanged) => "changed".to_owned(),
     }
 }
@@ -81,6 +82,16 @@ fn scale(lines: u64, most: u64) -> usize {
         u64::try_from(exact).unwrap_or(GRAPH_WIDTH).max(u64::from(lines > 0))
     };
     usize::try_from(scaled).unwrap_or(0)
+}
+
+/// `1 path`, `2 paths`.
+pub(super) fn paths(number: u64) -> String {
+    if number == 1 { "1 path".to_owned() } else { format!("{number} paths") }
+}
+
+/// `once`, `2 times`.
+pub(super) fn times(number: u64) -> String {
+    if number == 1 { "once".to_owned() } else { format!("{number} times") }
 }
 
 /// `2 added, 1 modified, 3 deleted`, or `nothing changed`.
@@ -177,6 +188,10 @@ mod tests {
         ];
         assert_eq!(summary(&changes), "1 added, 2 deleted");
         assert_eq!(summary(&[]), "nothing changed");
+        assert_eq!(
+            (paths(1), paths(0), times(1), times(2)),
+            ("1 path".into(), "0 paths".into(), "once".into(), "2 times".into())
+        );
         assert_eq!(deletions(&changes).collect::<Vec<_>>(), ["D\tx", "D\tz"]);
     }
 

@@ -64,10 +64,16 @@ fn text(status: &Data) -> Vec<String> {
         format!("store       {} ({})", path(&status.store), show::size(status.store_bytes)),
     ];
     all.append(&mut lines);
-    all.push(format!("changed     {} paths {since}", status.changed));
-    all.push(format!("applied     {} times", status.epoch));
+    all.push(format!("changed     {} {since}", show::paths(status.changed)));
+    all.push(match status.epoch.0 {
+        0 => "applied     never".to_owned(),
+        epoch => format!("applied     {}", show::times(epoch.into())),
+    });
     if status.refused_count > 0 {
-        all.push(format!("links that lead out were refused {} times, the last:", status.refused_count));
+        all.push(format!(
+            "links that lead out were refused {}, the last:",
+            show::times(status.refused_count)
+        ));
         let links = status.refused_links.iter();
         all.extend(links.map(|(link, target)| format!("  {link} -> {}", path(target))));
     }

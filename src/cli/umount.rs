@@ -32,7 +32,11 @@ pub(super) struct Umount {
 
 impl Umount {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
-        let point = host::resolve_mount_point(&global.at(&self.mount_point)?)?;
+        let point =
+            host::resolve_mount_point(&global.at(&self.mount_point)?).map_err(|error| match error.errno {
+                Some(nix::libc::ENOENT | nix::libc::ENOTDIR) => error.kind(Kind::NoStore),
+                _ => error,
+            })?;
         let attempt = format!("unmount '{}'", point.display());
         if host::is_dead(&point) {
             // Whose it is the list of mounts says; another's is left alone.

@@ -219,11 +219,19 @@ impl Fs {
         }
     }
 
-    /// Copies bytes from one file into another. Gives the number of bytes copied, less than asked at the end of the source.
+    /// Copies bytes from one file into another; `kill` as for [`Fs::write`]. Gives the number of bytes copied, less than asked at the end of the source.
     ///
     /// # Errors
     /// As [`Fs::read`] and [`Fs::write`]; bytes copied before the error stay.
-    pub fn copy_range(&self, from: NodeId, at: u64, to: NodeId, into: u64, len: u64) -> FsResult<u64> {
+    pub fn copy_range(
+        &self,
+        from: NodeId,
+        at: u64,
+        to: NodeId,
+        into: u64,
+        len: u64,
+        kill: bool,
+    ) -> FsResult<u64> {
         const STEP: u64 = 1 << 20;
         let mut done = 0;
         while done < len {
@@ -232,7 +240,7 @@ impl Fs {
             if bytes.is_empty() {
                 break;
             }
-            self.write(to, into + done, &bytes, true)?;
+            self.write(to, into + done, &bytes, kill)?;
             done += bytes.len() as u64;
         }
         Ok(done)

@@ -34,8 +34,9 @@ impl Fs {
                 Ok(served)
             }
             Answer::Text(_) | Answer::Escapes { .. } => {
-                let path = core.dir_path(dir.0, dir.1.as_ref()).unwrap_or_default();
-                log::warn!("refused a link in '{path}' that leads out");
+                let (Target::Covered(ino) | Target::Base(ino, ..) | Target::Orphan(ino)) = &target;
+                let path = core.path_of(*ino).unwrap_or_default();
+                log::warn!("refused the link '{path}', which leads out");
                 core.note_refused(path, text.clone());
                 Err(FsError::LeavesJail)
             }

@@ -12,6 +12,7 @@
 mod acl;
 mod attrs;
 mod content;
+mod held;
 mod jailed;
 mod listing;
 pub mod lower;
@@ -45,7 +46,7 @@ pub use content::{ReadPlan, SeekTo};
 pub use listing::DirEntry;
 pub use names::RenameMode;
 pub use state::{Found, State};
-pub use switch::{Forgotten, Switch};
+pub use switch::{Forgotten, Switch, Switched};
 
 /// The layer number that stands for the scratch file of orphans.
 const SCRATCH: LayerId = LayerId(0);
@@ -97,7 +98,7 @@ pub(crate) enum Target {
 }
 
 /// Ranges of a file and where each is.
-pub(crate) type Extents = Vec<(ByteRange, Source)>;
+pub type Extents = Vec<(ByteRange, Source)>;
 
 /// A link that was refused because it leads out.
 pub type RefusedLink = (TreePath, Vec<u8>);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::lower::{self, Lower, LowerNode, Piece};
-use crate::fs::{Attr, lower_kind};
+use crate::fs::{Attr, Extents, lower_kind};
 use crate::store::record::{Body, Dentry, Hides, Node, Source};
 use crate::tree::Tree;
 use crate::types::{ByteRange, FileKind, Ino, Name, TreePath};
@@ -185,7 +185,7 @@ impl State {
     ///
     /// # Errors
     /// ENOENT for nothing, or what the base answers.
-    pub fn record(&self, found: &Found) -> FsResult<(Arc<Node>, Vec<(ByteRange, Source)>)> {
+    pub fn record(&self, found: &Found) -> FsResult<(Arc<Node>, Extents)> {
         match found {
             Found::Covered(ino, _) => {
                 let node = self.tree.node(*ino).cloned().ok_or(FsError::NotFound)?;

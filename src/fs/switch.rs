@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::error::{FsResult, Result};
-use crate::fs::lower::{Lower, LowerNode};
+use crate::fs::lower::Lower;
 use crate::fs::table::Place;
 use crate::fs::{Core, Found, Fs, State};
 use crate::store::layer::Upper;
@@ -40,10 +40,20 @@ pub struct Switch {
 pub struct Forgotten {
     /// Names that stand for something else now, or for nothing.
     pub names: BTreeSet<(NodeId, Name)>,
-    /// Kept nodes whose attributes differ.
+    /// Nodes whose attributes differ: kept ones, and those that are gone and have no link any more.
     pub attrs: BTreeSet<NodeId>,
-    /// Kept directories whose names differ.
+    /// Directories whose names differ, those that are gone among them.
     pub listings: BTreeSet<NodeId>,
+}
+
+/// What a switch left behind.
+pub struct Switched {
+    /// What the kernel must forget.
+    pub forgotten: Forgotten,
+    /// The layer that was written to up to it.
+    pub layer: Upper,
+    /// The state that this layer completes: the one that was shown up to the switch.
+    pub state: State,
 }
 
 impl Fs {
@@ -63,11 +73,11 @@ impl Fs {
         self.store.seal_layer(layer, seal)
     }
 
-    /// Shows another state; gives what the kernel must forget, or none if the switch was not made.
+    /// Shows another state; gives what was shown before, or none if the switch was not made.
     ///
     /// # Errors
     /// What the base answers; then nothing has changed.
-    pub fn switch(&self, next: Switch) -> FsResult<Option<Forgotten>> {
+    pub fn switch(&self, next: Switch) -> FsResult<Option<Switched>> {
         let mut core = self.core();
         if next.only_if_unchanged && core.upper.is_changed() {
             return Ok(None);
@@ -98,6 +108,9 @@ struct Comparison<'a> {
     /// Nodes of the base that came to light or were hidden, by state.
     base_before: HashMap<Ino, TreePath>,
     base_after: HashMap<Ino, TreePath>,
+    /// Directories of the base in which an apply touched a name, by state.
+    touched_before: HashMap<Ino, TreePath>,
+    touched_after: HashMap<Ino, TreePath>,
 }
 
 impl Core {
@@ -113,17 +126,28 @@ impl Core {
         Ok(names.into_iter().map(|(path, ino)| (ino, path)).collect())
     }
 
-    fn switch_to(&mut self, next: Switch) -> FsResult<Forgotten> {
+    fn switch_to(&mut self, next: Switch) -> FsResult<Switched> {
         let before = self.state.clone();
         let after = next.state;
         let diff = before.tree.diff(&after.tree);
         let same_epoch = before.lower.epoch() == after.lower.epoch()
             && before.lower.history().len() == after.lower.history().len();
         let mut names: BTreeSet<(Ino, Name)> = diff.names;
+        let mut touched_before = HashMap::new();
+        let mut touched_after = HashMap::new();
         if !same_epoch {
-            names.extend(touched_names(&before, &after)?);
+            for (dir, touched) in touched_names(&before, &after) {
+                for (state, dirs) in [(&before, &mut touched_before), (&after, &mut touched_after)] {
+                    if let Some((ino, _)) = state.lower.lookup(&dir)? {
+                        dirs.insert(ino, dir.clone());
+                        names.extend(touched.iter().map(|name| (ino, name.clone())));
+                    }
+                }
+            }
         }
         let mut compare = Comparison {
+            touched_before,
+            touched_after,
             before: &before,
             after: &after,
             same_content: next.same_content,
@@ -155,12 +179,15 @@ impl Core {
         let compare_listings = !same_epoch && !next.same_content;
         let mut kept_bases = Vec::new();
         let mut cut = Vec::new();
+        let dead_dirs: BTreeSet<Ino> =
+            plans.values().filter(|(_, fate)| matches!(fate, Fate::Cut)).map(|(ino, _)| *ino).collect();
         for (id, (ino, fate)) in plans {
             let base = match self.table.get(id).map(|h| &h.place) {
                 Some(Place::Live { base }) => base.clone(),
                 _ => None,
             };
             let old = found_of(&before, ino, base.as_ref(), &compare.base_before)?;
+            let names = self.known_names(&before, ino, &old)?;
             match fate {
                 Fate::Kept(new) => {
                     if attrs_differ(&before, &old, &after, &new)? {
@@ -173,17 +200,23 @@ impl Core {
                     }
                     if let Found::Base(_, path, _) = new {
                         kept_bases.push((id, path));
+                        // The kernel goes on knowing it by names that no tree will tell from now on.
+                        let names: BTreeSet<_> =
+                            before.tree.links(ino).map(|(dir, name)| (dir, name.clone())).collect();
+                        if names.len() > 1 {
+                            self.aliases.entry(ino).or_default().extend(names);
+                        }
                     }
+                    // The kernel drops a directory's names with it, but not those in use: through such a one a process in
+                    // a directory that is gone would still reach a file that is not.
+                    changed_names.extend(names.into_iter().filter(|(dir, _)| dead_dirs.contains(dir)));
                 }
                 Fate::Cut => {
-                    let known = before.tree.links(ino).map(|(d, n)| (d, n.clone())).collect::<Vec<_>>();
-                    let aliases = self.aliases.get(&ino).cloned().unwrap_or_default();
-                    changed_names.extend(known.into_iter().chain(aliases));
-                    if let Found::Base(_, path, _) = &old
-                        && let Some((dir, name)) = path.split()
-                        && let Some((dir, _)) = before.lower.lookup(&dir)?
-                    {
-                        changed_names.insert((dir, name));
+                    changed_names.extend(names);
+                    // Its holders see that it has no name any more, and in a directory that there is nothing.
+                    forgotten.attrs.insert(id);
+                    if before.attr(&old).is_none_or(|attr| attr.kind == FileKind::Dir) {
+                        forgotten.listings.insert(id);
                     }
                     let record = match before.record(&old) {
                         Ok(record) => Some(record),
@@ -204,7 +237,7 @@ impl Core {
             }
         }
         self.state = after;
-        self.upper = next.upper;
+        let layer = std::mem::replace(&mut self.upper, next.upper);
         for (id, record) in cut {
             match record {
                 Some(record) => self.keep_record(id, record, before.lower.epoch(), |meta| meta.nlink = 0)?,
@@ -215,24 +248,33 @@ impl Core {
             self.table.set_base(id, Some(path));
         }
         self.served.clear();
-        Ok(forgotten)
+        Ok(Switched { forgotten, layer, state: before })
+    }
+
+    /// The names under which the kernel can hold a node, as (directory, name).
+    fn known_names(&self, state: &State, ino: Ino, found: &Found) -> FsResult<BTreeSet<(Ino, Name)>> {
+        let mut names: BTreeSet<(Ino, Name)> =
+            state.tree.links(ino).map(|(dir, name)| (dir, name.clone())).collect();
+        names.extend(self.aliases.get(&ino).into_iter().flatten().cloned());
+        if let Found::Base(_, path, _) = found
+            && let Some((dir, name)) = path.split()
+            && let Some((dir, _)) = state.lower.lookup(&dir)?
+        {
+            names.insert((dir, name));
+        }
+        Ok(names)
     }
 }
 
-/// The names at which the two states see another base, as (directory, name) in either.
-fn touched_names(before: &State, after: &State) -> FsResult<BTreeSet<(Ino, Name)>> {
-    let mut paths = before.lower.touched_since();
-    paths.extend(after.lower.touched_since());
-    let mut names = BTreeSet::new();
-    for path in paths {
-        let Some((dir, name)) = path.split() else { continue };
-        for state in [before, after] {
-            if let Some((ino, _)) = state.lower.lookup(&dir)? {
-                names.insert((ino, name.clone()));
-            }
+/// The names at which the two states see another base, by the path of their directory in the base.
+fn touched_names(before: &State, after: &State) -> BTreeMap<TreePath, BTreeSet<Name>> {
+    let mut names: BTreeMap<TreePath, BTreeSet<Name>> = BTreeMap::new();
+    for path in before.lower.touched_since().into_iter().chain(after.lower.touched_since()) {
+        if let Some((dir, name)) = path.split() {
+            names.entry(dir).or_default().insert(name);
         }
     }
-    Ok(names)
+    names
 }
 
 /// The node `ino` in a state: in the tree, or in the base at the path where it is known to be.
@@ -293,30 +335,15 @@ impl Comparison<'_> {
     fn base_path_of(&mut self, dir: Ino, in_before: bool) -> FsResult<Option<TreePath>> {
         let (state, other) = if in_before { (self.before, self.after) } else { (self.after, self.before) };
         let Some(Body::Dir { base: Some(path) }) = other.tree.node(dir).map(|n| &n.body) else {
-            return self.untouched_dir(dir, in_before);
+            // Neither tree mentions it: then it matters only for what an apply touched.
+            let touched = if in_before { &self.touched_before } else { &self.touched_after };
+            return Ok(if dir == Ino::ROOT { Some(TreePath::root()) } else { touched.get(&dir).cloned() });
         };
         let path = path.clone();
         if path.is_root() {
             return Ok(Some(path));
         }
         Ok((shown_at(state, &path, &mut HashMap::new())? == Some(dir)).then_some(path))
-    }
-
-    /// The base path of a directory that neither tree mentions; found among what was touched by an apply.
-    fn untouched_dir(&self, dir: Ino, in_before: bool) -> FsResult<Option<TreePath>> {
-        let state = if in_before { self.before } else { self.after };
-        if dir == Ino::ROOT {
-            return Ok(Some(TreePath::root()));
-        }
-        for path in self.before.lower.touched_since().into_iter().chain(self.after.lower.touched_since()) {
-            let Some((above, _)) = path.split() else { continue };
-            if let Some((ino, LowerNode::Base(_) | LowerNode::Pre(..))) = state.lower.lookup(&above)?
-                && ino == dir
-            {
-                return Ok(Some(above));
-            }
-        }
-        Ok(None)
     }
 
     /// Whether a directory among the affected nodes is not where it was, so that nodes below it are affected, too.

@@ -87,13 +87,15 @@ impl Timeline {
         // The whole tree is in the base now, so the head can lie on the base again. A part, or a tree that was written
         // to meanwhile, stays over the base as it was, which the pre-images keep showing.
         let shown = paths.is_empty()
-            && self.show(
-                OpVerb::Apply,
-                target,
-                &self.state_of(target)?,
-                description.clone(),
-                Showing::SameContent,
-            )?;
+            && self
+                .show(
+                    OpVerb::Apply,
+                    target,
+                    &self.state_of(target)?,
+                    description.clone(),
+                    Showing::SameContent,
+                )?
+                .is_some();
         if !shown {
             self.log(OpVerb::Apply, description, sealed)?;
         }
@@ -111,7 +113,7 @@ impl Timeline {
 
     fn before_last_apply(&self) -> Result<State> {
         let Some(before) = self.base_epoch().0.checked_sub(1) else {
-            return Err(Error::new(Kind::Failed, "undo apply", "nothing was applied yet"));
+            return Err(Error::new(Kind::NoStore, "undo apply", "nothing was applied yet"));
         };
         self.state_of(Target { layer: None, epoch: Epoch(before) })
     }
@@ -582,7 +584,7 @@ impl<'a> Home<'a> {
             return dir.set_own_attributes(&attributes);
         }
         let (dir, name) = self.dir(path)?;
-        if self.placed.get(&ino).is_some() {
+        if self.placed.contains_key(&ino) {
             return Ok(());
         }
         dir.set_owner_mode_times_xattrs(&name, &attributes)

@@ -59,11 +59,12 @@ pub fn changes(old: &State, new: &State, renames: bool) -> FsResult<Vec<PathChan
         paths.extend(old.lower.touched_since());
         paths.extend(new.lower.touched_since());
     }
+    let touched = by_directory(&paths);
     let mut walk = Walk {
         old,
         new,
-        hot: hot_nodes(old, new, &diff, &paths)?,
-        touched: by_directory(&paths),
+        hot: hot_nodes(old, new, &diff, &touched)?,
+        touched,
         moved_to: HashMap::new(),
         moved_from: BTreeMap::new(),
         left: HashSet::new(),
@@ -100,19 +101,26 @@ fn unseen_links(old: &State, new: &State, diff: &TreeDiff) -> FsResult<BTreeSet<
 /// Paths of the base, as names by directory.
 fn by_directory(paths: &BTreeSet<TreePath>) -> HashMap<TreePath, BTreeSet<Name>> {
     let mut names: HashMap<TreePath, BTreeSet<Name>> = HashMap::new();
-    for (dir, name) in paths.iter().filter_map(TreePath::split) {
-        names.entry(dir).or_default().insert(name);
+    for path in paths {
+        // The names that lead to a path are looked at, too.
+        let mut at = path.split();
+        while let Some((dir, name)) = at {
+            at = dir.split();
+            if !names.entry(dir).or_default().insert(name) {
+                break;
+            }
+        }
     }
     names
 }
 
-/// The nodes that differ or have something that differs below them, in either state; `paths` of the base are to be
+/// The nodes that differ or have something that differs below them, in either state; `touched` names of the base are to be
 /// looked at as well.
 fn hot_nodes(
     old: &State,
     new: &State,
     diff: &TreeDiff,
-    paths: &BTreeSet<TreePath>,
+    touched: &HashMap<TreePath, BTreeSet<Name>>,
 ) -> FsResult<HashSet<Ino>> {
     let mut hot = HashSet::from([Ino::ROOT]);
     let changed = diff.nodes.iter().chain(&diff.contents).chain(diff.names.iter().map(|(dir, _)| dir));
@@ -121,15 +129,14 @@ fn hot_nodes(
             heat(state, *ino, &mut hot);
         }
     }
-    for path in paths {
-        let mut at = Some(path.clone());
-        while let Some(path) = at {
+    // A node at a touched path shows its own difference; the directories above it must be entered.
+    for (dir, names) in touched {
+        for path in std::iter::once(dir.clone()).chain(names.iter().map(|name| dir.join(name))) {
             for state in [old, new] {
                 if let Some((ino, _)) = state.lower.lookup(&path)? {
                     heat(state, ino, &mut hot);
                 }
             }
-            at = path.split().map(|(dir, _)| dir);
         }
     }
     Ok(hot)
@@ -320,9 +327,6 @@ impl Walk<'_> {
             names.extend(
                 self.old.tree.dentries(a).chain(self.new.tree.dentries(b)).map(|(name, _)| name.clone()),
             );
-            // Directories of the base that no tree mentions lead to them.
-            let deeper = self.touched.keys().filter_map(|dir| next_name(a_base.as_ref()?, dir));
-            names.extend(deeper);
         } else {
             names.extend(self.old.merged_names(a, a_base.as_ref())?.into_keys());
             names.extend(self.new.merged_names(b, b_base.as_ref())?.into_keys());
@@ -447,11 +451,6 @@ fn same_bytes(old_state: &State, old: &Found, new_state: &State, new: &Found, si
         at = range.end;
     }
     Ok(true)
-}
-
-/// The name in `dir` that leads to `path`, which lies below it.
-fn next_name(dir: &TreePath, path: &TreePath) -> Option<Name> {
-    (path != dir && path.starts_with(dir)).then(|| path.names().nth(dir.names().count()))?
 }
 
 fn same_attributes(a: &Node, b: &Node) -> bool {

@@ -6,7 +6,8 @@
 //! Always true:
 //! * the head's record names a layer from which the present state can be rebuilt, or one that this head continued;
 //! * a checkpoint exists if and only if its layer ends with a durable seal;
-//! * before an operation replaces the state, the state before it was sealed, so every operation can be undone.
+//! * before an operation replaces the state, the state before it was sealed, so every operation can be undone; what was
+//!   written while it did so is sealed right after it.
 
 pub mod apply;
 pub mod diff;
@@ -20,10 +21,10 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::base::Base;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::lower::{self, Lower, PreHistory};
-use crate::fs::{Fs, Kernel, State};
+use crate::fs::{Fs, Kernel, State, Switched};
 use crate::jail::Jail;
 use crate::store::Store;
-use crate::store::layer::LayerInfo;
+use crate::store::layer::{LayerInfo, Upper};
 use crate::store::record::{HeadRecord, LayerKind, OpRecord, OpVerb, Seal};
 use crate::sys::clock;
 use crate::types::{Epoch, LayerId, Name};
@@ -228,13 +229,11 @@ impl Timeline {
         if let Some(name) = &name {
             self.check_name(name)?;
         }
-        let description = match (&name, message.as_str()) {
-            (Some(name), _) => name.clone(),
-            (None, message) => message.to_owned(),
-        };
         self.flush()?;
+        let told = name.as_ref().map(|name| format!(" '{name}'")).unwrap_or_default();
         let seal = Seal { name, message, time: clock::now(), automatic: false };
         let layer = self.seal(seal)?;
+        let description = format!("{layer}{told}");
         self.log(OpVerb::Checkpoint, description, Target { layer: Some(layer), epoch: self.epoch() })?;
         Ok(layer)
     }
@@ -312,12 +311,14 @@ impl Timeline {
         self.flush()?;
         let state = self.state_of(to)?;
         let (_, before) = self.secure(&format!("{} {description}", verb_text(verb)))?;
-        let from = self.fs.state();
-        self.show(verb, to, &state, description, Showing::Replaces)?;
-        Ok(Replaced { before, from, to: state })
+        match self.show(verb, to, &state, description, Showing::Replaces)? {
+            Some((from, rest)) => Ok(Replaced { before: rest.or(before), from, to: state }),
+            None => Err(Error::damage(verb_text(verb), "the state was not shown")),
+        }
     }
 
-    /// Publishes a state as the head's and shows it. Says whether it did.
+    /// Publishes a state as the head's and shows it. Gives the state before, and the layer with what was written since
+    /// the last seal, if anything was; none if the state was not shown.
     fn show(
         &self,
         verb: OpVerb,
@@ -325,7 +326,7 @@ impl Timeline {
         state: &State,
         description: String,
         how: Showing,
-    ) -> Result<bool> {
+    ) -> Result<Option<(State, Option<LayerId>)>> {
         let during = |e: Error| e.during(verb_text(verb));
         let upper =
             self.store.create_layer(to.layer, &self.head, to.epoch, LayerKind::Branches).map_err(during)?;
@@ -334,21 +335,38 @@ impl Timeline {
         let same = how == Showing::SameContent;
         let switch =
             crate::fs::Switch { state: state.clone(), upper, only_if_unchanged: same, same_content: same };
-        let forgotten = match self.fs.switch(switch).attempt(|| verb_text(verb)) {
-            Ok(Some(forgotten)) => forgotten,
-            Ok(None) => {
-                self.store.set_head(&self.head, &present)?;
-                return Ok(false);
-            }
-            Err(error) => {
-                // The tree is as it was, so the head must be, too.
-                self.store.set_head(&self.head, &present)?;
-                return Err(error);
-            }
-        };
+        let Switched { forgotten, layer, state: from } =
+            match self.fs.switch(switch).attempt(|| verb_text(verb)) {
+                Ok(Some(switched)) => switched,
+                Ok(None) => {
+                    self.store.set_head(&self.head, &present)?;
+                    return Ok(None);
+                }
+                Err(error) => {
+                    // The tree is as it was, so the head must be, too.
+                    self.store.set_head(&self.head, &present)?;
+                    return Err(error);
+                }
+            };
+        // First of all, and whatever fails then: what the kernel remembers is of a state that is not shown any more.
+        let told = self.kernel().forget(&forgotten);
+        let rest = self.secure_rest(layer, &from, verb)?;
         self.log(verb, description, to)?;
-        self.kernel().forget(&forgotten).map_err(during)?;
-        Ok(true)
+        told.map_err(during)?;
+        Ok(Some((from, rest)))
+    }
+
+    /// Seals what was written between [`Timeline::secure`] and the moment in which the state was replaced.
+    fn secure_rest(&self, layer: Upper, state: &State, verb: OpVerb) -> Result<Option<LayerId>> {
+        if !layer.is_changed() {
+            return Ok(None);
+        }
+        let (id, message) = (layer.layer(), format!("during {}", verb_text(verb)));
+        let seal = Seal { name: None, message: message.clone(), time: clock::now(), automatic: true };
+        self.fs.finish_seal(layer, seal).map_err(|e| e.during("seal the tree"))?;
+        self.roots.lock().keep(id, state.tree.clone());
+        self.log(OpVerb::Seal, message, Target { layer: Some(id), epoch: state.lower.epoch() })?;
+        Ok(Some(id))
     }
 }
 

@@ -102,6 +102,12 @@ fn compose(old_path: &TreePath, old: &Side, new_path: &TreePath, new: &Side) -> 
     }
     patch.extend_from_slice(head.as_bytes());
     if old.content == new.content && !(old.binary || new.binary) {
+        // Without hunks only this line tells patch(1) which side is no file and which an empty one.
+        match (old.exists, new.exists) {
+            (false, _) => patch.extend_from_slice(b"index 0000000..e69de29\n"),
+            (_, false) => patch.extend_from_slice(b"index e69de29..0000000\n"),
+            _ => {}
+        }
         return Text { lines: Some((0, 0)), patch };
     }
     let from = if old.exists { a } else { "/dev/null".to_owned() };
@@ -110,9 +116,18 @@ fn compose(old_path: &TreePath, old: &Side, new_path: &TreePath, new: &Side) -> 
         patch.extend_from_slice(format!("Binary files {from} and {to} differ\n").as_bytes());
         return Text { lines: None, patch };
     }
+    let (from, to) = (ended(from), ended(to));
     patch.extend_from_slice(format!("--- {from}\n+++ {to}\n").as_bytes());
     let lines = hunks(&old.content, &new.content, &mut patch);
     Text { lines: Some(lines), patch }
+}
+
+/// A name as the last thing of its line: a tab after one with spaces, or patch(1) takes the first word for the name.
+fn ended(mut name: String) -> String {
+    if name.contains(' ') && !name.starts_with('"') {
+        name.push('\t');
+    }
+    name
 }
 
 /// Appends the hunks of a unified diff; gives the number of lines added and removed.

@@ -278,7 +278,7 @@ impl Sandbox {
     fn describe(&self, target: Target) -> String {
         let Some(id) = target.layer else { return "base".to_owned() };
         let name = self.timeline.store().layer(id).and_then(|l| l.seal).and_then(|s| s.name);
-        name.map_or_else(|| id.to_string(), |name| format!("{id} '{name}'"))
+        name.map_or_else(|| format!("checkpoint {id}"), |name| format!("checkpoint {id} '{name}'"))
     }
 
     fn diff(&self, from: &Rev, to: &Rev, paths: &[TreePath], detail: Detail) -> Result<Vec<Change>> {

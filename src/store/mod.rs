@@ -13,6 +13,8 @@
 
 pub mod codec;
 pub mod dir;
+#[cfg(test)]
+mod golden;
 pub mod identities;
 pub mod layer;
 pub mod log;

@@ -1,8 +1,9 @@
 //! Pools: the files that hold content bytes.
 //!
 //! A pool is sparse and its addresses are logical: space that nothing was written to costs nothing. Addresses are given
-//! out once and never again, so an extent that a sealed state holds cannot change under it. A file that grows gets
-//! windows of addresses that double from 64 KiB to 4 MiB, so that sequential writes stay one extent.
+//! out once and never again, so an extent that a sealed state holds cannot change under it. The first bytes of a file get
+//! the blocks that they need, so that small files lie side by side; a file that goes on growing gets windows of
+//! addresses that double from 64 KiB to 4 MiB, so that sequential writes stay few extents also between other writers.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -23,7 +24,7 @@ pub fn block_floor(offset: u64) -> u64 {
 
 /// The first block boundary at or after `offset`; saturates.
 pub fn block_ceil(offset: u64) -> u64 {
-    offset.checked_add(BLOCK - 1).map_or(u64::MAX & !(BLOCK - 1), block_floor)
+    offset.checked_add(BLOCK - 1).map_or(!(BLOCK - 1), block_floor)
 }
 
 /// Addresses set aside for the file that grows.
@@ -81,8 +82,10 @@ impl PoolWriter {
             return at;
         }
         let size = match self.windows.get(&ino) {
-            Some(window) if window.file_next == range.start => (window.size * 2).min(LARGEST_WINDOW),
-            _ => SMALLEST_WINDOW,
+            Some(window) if window.file_next == range.start => {
+                (window.size * 2).clamp(SMALLEST_WINDOW, LARGEST_WINDOW)
+            }
+            _ => 0,
         };
         let pool_end = block_ceil(at + range.len().max(size));
         self.next = pool_end;
@@ -123,9 +126,13 @@ mod tests {
         let mut pool = writer();
         let a = pool.allocate(Ino(1), ByteRange::at(0, 1000), true);
         let other = pool.allocate(Ino(2), ByteRange::at(0, 1000), true);
-        assert!(pool.continues(Ino(1), 1000));
-        assert_eq!(pool.allocate(Ino(1), ByteRange::at(1000, 5000), true), a + 1000);
-        assert!(other >= a + SMALLEST_WINDOW);
+        assert_eq!(other, a + BLOCK, "small files lie side by side");
+        assert_eq!(pool.allocate(Ino(1), ByteRange::at(1000, 3000), true), a + 1000);
+        let window = pool.allocate(Ino(1), ByteRange::at(4000, 5000), true);
+        let far = pool.allocate(Ino(2), ByteRange::at(90_000, 10), true);
+        assert!(far >= window + SMALLEST_WINDOW);
+        assert!(pool.continues(Ino(1), 9000));
+        assert_eq!(pool.allocate(Ino(1), ByteRange::at(9000, 5000), true), window + 5000);
     }
 
     #[test]

@@ -5,8 +5,8 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::io::{self, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -15,7 +15,8 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::socket::{
-    AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, socketpair,
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, sendmsg,
+    socketpair,
 };
 use nix::sys::stat::Mode;
 
@@ -23,7 +24,7 @@ const DEVICE: &str = "/dev/fuse";
 const HELPER: &str = "fusermount3";
 const SUBTYPE: &str = "jailfs";
 
-/// How a FUSE filesystem is mounted. Always with `default_permissions`, `nosuid` and `nodev`.
+/// How a FUSE filesystem is mounted. Always with `default_permissions`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FuseMountOptions {
     /// What mountinfo shows as the source.
@@ -32,6 +33,12 @@ pub struct FuseMountOptions {
     pub allow_other: bool,
     /// Whether the kernel refuses writes.
     pub read_only: bool,
+    /// Whether setuid and setgid programs and file capabilities count; only for root.
+    pub suid: bool,
+    /// Whether device nodes work; only for root.
+    pub dev: bool,
+    /// Whether no program may be run from it.
+    pub noexec: bool,
     /// The largest READ that the kernel sends, in bytes; the kernel's own limit if `None`.
     pub max_read: Option<u32>,
 }
@@ -114,7 +121,11 @@ pub fn mount_fuse(mountpoint: &Path, options: &FuseMountOptions) -> Result<Owned
     }
 }
 
-fn mount_direct(mountpoint: &Path, options: &FuseMountOptions) -> Result<OwnedFd, MountError> {
+/// As [`mount_fuse`], by mount(2) only: in a namespace of our own, where no helper could see the mount point.
+///
+/// # Errors
+/// [`MountError`] says which step failed.
+pub fn mount_direct(mountpoint: &Path, options: &FuseMountOptions) -> Result<OwnedFd, MountError> {
     let device =
         open(DEVICE, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).map_err(|errno| match errno {
             Errno::EACCES | Errno::EPERM => MountError::DeviceDenied(errno.into()),
@@ -132,10 +143,11 @@ fn mount_direct(mountpoint: &Path, options: &FuseMountOptions) -> Result<OwnedFd
     if let Some(bytes) = options.max_read {
         data.push_str(&format!(",max_read={bytes}"));
     }
-    let mut flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-    if options.read_only {
-        flags |= MsFlags::MS_RDONLY;
-    }
+    let mut flags = MsFlags::empty();
+    flags.set(MsFlags::MS_NOSUID, !options.suid);
+    flags.set(MsFlags::MS_NODEV, !options.dev);
+    flags.set(MsFlags::MS_NOEXEC, options.noexec);
+    flags.set(MsFlags::MS_RDONLY, options.read_only);
     let kind = format!("fuse.{SUBTYPE}");
     let source = OsStr::from_bytes(&options.source);
     mount(Some(source), mountpoint, Some(kind.as_str()), flags, Some(data.as_str()))
@@ -184,8 +196,13 @@ fn helper_words(output: &std::process::Output) -> String {
 
 /// The value of `-o`. In the source, `\` and `,` are escaped as fusermount3 reads them back.
 fn helper_options(options: &FuseMountOptions) -> OsString {
-    let mut value = b"nosuid,nodev,default_permissions,subtype=".to_vec();
+    let mut value = b"default_permissions,subtype=".to_vec();
     value.extend_from_slice(SUBTYPE.as_bytes());
+    value.extend_from_slice(if options.suid { b",suid" } else { b",nosuid" });
+    value.extend_from_slice(if options.dev { b",dev" } else { b",nodev" });
+    if options.noexec {
+        value.extend_from_slice(b",noexec");
+    }
     if options.allow_other {
         value.extend_from_slice(b",allow_other");
     }
@@ -205,31 +222,63 @@ fn helper_options(options: &FuseMountOptions) -> OsString {
     OsString::from_vec(value)
 }
 
-/// Receives one descriptor over a socket (SCM_RIGHTS, unix(7)), not kept over exec; `None` if the other end closed
-/// without sending one.
+/// Receives one descriptor over a socket; `None` if the other end closed without sending one.
 fn receive_descriptor(socket: &OwnedFd) -> Result<Option<OwnedFd>, Errno> {
-    let mut byte = [0];
-    let mut parts = [IoSliceMut::new(&mut byte)];
-    let mut space = nix::cmsg_space!([std::os::fd::RawFd; 1]);
+    let (_, descriptors) = receive(socket, &mut [0])?;
+    Ok(descriptors.into_iter().next())
+}
+
+/// The most descriptors in one message.
+const MOST_DESCRIPTORS: usize = 2;
+
+/// Receives a message with descriptors (SCM_RIGHTS, unix(7)), which are not kept over exec; how many bytes it has, 0 if
+/// the other end closed.
+///
+/// # Errors
+/// Those of recvmsg(2).
+pub fn receive<Fd: AsFd>(socket: Fd, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), Errno> {
+    let mut parts = [IoSliceMut::new(bytes)];
+    let mut space = nix::cmsg_space!([std::os::fd::RawFd; MOST_DESCRIPTORS]);
     let message = loop {
         let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-        match recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut space), flags) {
+        match recvmsg::<()>(socket.as_fd().as_raw_fd(), &mut parts, Some(&mut space), flags) {
             Err(Errno::EINTR) => {}
             other => break other?,
         }
     };
-    let mut received = None;
+    let mut received = Vec::new();
     for control in message.cmsgs()? {
         let ControlMessageOwned::ScmRights(descriptors) = control else {
             continue;
         };
         for descriptor in descriptors {
             // SAFETY: unix(7): the descriptors in an SCM_RIGHTS message are new ones of this process, which nobody
-            // else owns. The space asked for holds one; were there more, each would be closed by the next.
-            received = Some(unsafe { OwnedFd::from_raw_fd(descriptor) });
+            // else owns.
+            received.push(unsafe { OwnedFd::from_raw_fd(descriptor) });
         }
     }
-    Ok(received)
+    Ok((message.bytes, received))
+}
+
+/// Sends a message with descriptors (SCM_RIGHTS, unix(7)) over the socket of that number, which this process has
+/// inherited.
+///
+/// # Errors
+/// Those of sendmsg(2).
+pub fn send(socket: RawFd, bytes: &[u8], descriptors: &[OwnedFd]) -> Result<(), Errno> {
+    let numbers: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
+    let rights = [ControlMessage::ScmRights(&numbers)];
+    let rights = if numbers.is_empty() { &[][..] } else { &rights[..] };
+    sendmsg::<()>(socket, &[IoSlice::new(bytes)], rights, MsgFlags::MSG_NOSIGNAL, None)?;
+    Ok(())
+}
+
+/// A pair of sockets that keep messages apart; neither is kept over exec.
+///
+/// # Errors
+/// Those of socketpair(2).
+pub fn message_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
 }
 
 /// Unmounts what is mounted at `mountpoint`, following no link there; `lazy` detaches it also while it is in use.
@@ -266,6 +315,13 @@ fn unmount_by_helper(mountpoint: &Path, lazy: bool) -> io::Result<()> {
     let words = helper_words(&output);
     let kind = if words.contains("busy") { io::ErrorKind::ResourceBusy } else { io::ErrorKind::Other };
     Err(io::Error::new(kind, words))
+}
+
+/// Ends the FUSE connection of the filesystem `dev` at once, whoever uses it: all its requests answer ENOTCONN (the
+/// kernel's documentation of FUSE). Whether it was done; not where the control filesystem is not mounted.
+pub fn abort_fuse(dev: u64) -> bool {
+    let number = nix::sys::stat::minor(dev);
+    std::fs::write(format!("/sys/fs/fuse/connections/{number}/abort"), "1").is_ok()
 }
 
 /// A private view of the directory `dir` that nobody can write through and that changes no access time: a detached,
@@ -343,6 +399,7 @@ mod tests {
             allow_other: false,
             read_only: false,
             max_read: Some(1 << 20),
+            ..FuseMountOptions::default()
         }
     }
 
@@ -438,7 +495,12 @@ mod tests {
         let value = helper_options(&FuseMountOptions { read_only: true, ..options() });
         assert_eq!(
             value.as_bytes(),
-            b"nosuid,nodev,default_permissions,subtype=jailfs,ro,max_read=1048576,fsname=a\\,b \\\\c"
+            b"default_permissions,subtype=jailfs,nosuid,nodev,ro,max_read=1048576,fsname=a\\,b \\\\c"
+        );
+        let loose = FuseMountOptions { suid: true, dev: true, noexec: true, ..FuseMountOptions::default() };
+        assert_eq!(
+            helper_options(&loose).as_bytes(),
+            b"default_permissions,subtype=jailfs,suid,dev,noexec,fsname="
         );
     }
 

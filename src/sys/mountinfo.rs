@@ -49,6 +49,38 @@ pub fn read() -> io::Result<Vec<Entry>> {
     Ok(parse(&text))
 }
 
+/// Whether anything is mounted inside the filesystem `dev`, in any mount namespace that `/proc` shows us.
+///
+/// # Errors
+/// Those of reading `/proc`.
+pub fn is_mounted_upon(dev: u64) -> io::Result<bool> {
+    let mut namespaces = std::collections::HashSet::new();
+    for process in std::fs::read_dir("/proc")? {
+        let Ok(process) = process else { continue };
+        if !process.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit) {
+            continue;
+        }
+        // Where the namespace is hidden, its mounts may still be shown; they are then read more often than needed.
+        if let Ok(namespace) = std::fs::read_link(process.path().join("ns/mnt"))
+            && !namespaces.insert(namespace)
+        {
+            continue;
+        }
+        // A process that ended meanwhile sees no mounts.
+        let Ok(text) = std::fs::read(process.path().join("mountinfo")) else { continue };
+        if has_mount_upon(&parse(&text), dev) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn has_mount_upon(entries: &[Entry], dev: u64) -> bool {
+    let ours: std::collections::HashSet<u64> =
+        entries.iter().filter(|e| e.dev == dev).map(|e| e.id).collect();
+    entries.iter().any(|entry| ours.contains(&entry.parent))
+}
+
 /// Parses the text of a mountinfo file.
 pub fn parse(text: &[u8]) -> Vec<Entry> {
     text.split(|&byte| byte == b'\n').filter_map(parse_line).collect()
@@ -128,6 +160,17 @@ mod tests {
         }
         assert_eq!(unescape(b"\\04\\400\\"), b"\\04\\400\\");
         assert_eq!(unescape(b"\\377"), b"\xff");
+    }
+
+    #[test]
+    fn a_mount_inside_a_filesystem_is_seen() {
+        let entries =
+            parse(b"20 1 0:52 / /m rw - fuse.jailfs jailfs rw\n21 20 0:60 / /m/x rw - tmpfs t rw\n");
+        assert!(has_mount_upon(&entries, nix::sys::stat::makedev(0, 52)));
+        assert!(!has_mount_upon(&entries, nix::sys::stat::makedev(0, 60)));
+        let root = nix::sys::stat::stat("/").unwrap().st_dev;
+        assert!(is_mounted_upon(root).unwrap(), "/proc is mounted upon the root");
+        assert!(!is_mounted_upon(u64::MAX).unwrap());
     }
 
     #[test]

@@ -8,36 +8,34 @@ use nix::sys::stat::makedev;
 /// Who may hold dirty pages of a filesystem through a mapping.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scan {
-    /// `st_ino` of a file, and the process that has it mapped shared and writable. Sorted, each pair once.
+    /// `st_ino` of a file, and the process that has it mapped shared. Sorted, each pair once.
     pub files: Vec<(u64, u32)>,
     /// Processes whose mappings we may not see: they may have any file mapped.
     pub unreadable: Vec<u32>,
 }
 
-/// Finds the live shared writable mappings (`rw-s`) of files of the filesystem `dev`, by reading `/proc/*/maps`.
+/// Finds the live shared mappings of files of the filesystem `dev`, by reading `/proc/*/maps`. Those that cannot be
+/// written count as well: they may have been writable when their pages became dirty (mprotect(2)).
 /// Unreadable processes count if their real uid is ours, or all of them if `all_users`: those whose users can reach
-/// the mount. Kernel threads and zombies map nothing. Processes hidden by `hidepid` are not seen at all.
+/// the mount. Kernel threads and zombies map nothing, except that a process whose first thread has ended looks like a
+/// zombie and is seen in its other threads. Processes hidden by `hidepid` are not seen at all.
 ///
 /// # Errors
 /// Those of reading `/proc`.
-pub fn shared_writable_maps(dev: u64, all_users: bool) -> io::Result<Scan> {
+pub fn shared_maps(dev: u64, all_users: bool) -> io::Result<Scan> {
     let own_uid = nix::unistd::getuid().as_raw();
     let mut scan = Scan::default();
-    for entry in std::fs::read_dir("/proc")? {
-        let Some(pid) = entry.ok().and_then(|entry| parse_number(entry.file_name().as_bytes())) else {
-            continue;
-        };
-        match std::fs::read(format!("/proc/{pid}/maps")) {
-            Ok(text) => {
-                scan.files.extend(parse_maps(&text, dev).into_iter().map(|ino| (ino, pid)));
-            }
+    for pid in numbered(std::fs::read_dir("/proc")?) {
+        match maps_of(pid) {
+            Ok(text) => scan.files.extend(parse_maps(&text, dev).into_iter().map(|ino| (ino, pid))),
             // The process ended meanwhile, and its mappings with it.
             Err(error) if is_gone(&error) => {}
+            // Refused: that happens only where there is memory.
             Err(_) => {
                 let Ok(status) = std::fs::read(format!("/proc/{pid}/status")) else {
                     continue;
                 };
-                if has_memory(&status) && (all_users || real_uid(&status) == Some(own_uid)) {
+                if all_users || real_uid(&status) == Some(own_uid) {
                     scan.unreadable.push(pid);
                 }
             }
@@ -46,6 +44,27 @@ pub fn shared_writable_maps(dev: u64, all_users: bool) -> io::Result<Scan> {
     scan.files.sort_unstable();
     scan.files.dedup();
     Ok(scan)
+}
+
+/// The mappings of a process. They are those of its first thread, or, where that has ended, of any other.
+fn maps_of(pid: u32) -> io::Result<Vec<u8>> {
+    let text = std::fs::read(format!("/proc/{pid}/maps"))?;
+    if !text.is_empty() {
+        return Ok(text);
+    }
+    for thread in numbered(std::fs::read_dir(format!("/proc/{pid}/task"))?).filter(|thread| *thread != pid) {
+        match std::fs::read(format!("/proc/{pid}/task/{thread}/maps")) {
+            Ok(text) if text.is_empty() => {}
+            Err(error) if is_gone(&error) => {}
+            other => return other,
+        }
+    }
+    Ok(Vec::new())
+}
+
+/// The names in a directory of `/proc` that are numbers.
+fn numbered(listed: std::fs::ReadDir) -> impl Iterator<Item = u32> {
+    listed.filter_map(|entry| parse_number(entry.ok()?.file_name().as_bytes()))
 }
 
 /// Distinguishes one boot of the machine from the next (random(4)).
@@ -57,11 +76,18 @@ pub fn boot_id() -> io::Result<[u8; 16]> {
     parse_id(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "boot_id is not an id"))
 }
 
+/// The effective capabilities of a thread, as a mask (capabilities(7)); `None` if it is gone or hidden from us.
+pub fn effective_capabilities(tid: u32) -> Option<u64> {
+    let status = std::fs::read(format!("/proc/{tid}/status")).ok()?;
+    let digits = status_line(&status, b"CapEff:")?.trim_ascii();
+    u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+}
+
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
 }
 
-/// The inode numbers of the shared writable mappings of files of `dev`, each once (proc_pid_maps(5)).
+/// The inode numbers of the shared mappings of files of `dev`, each once (proc_pid_maps(5)).
 ///
 /// `7f00-7f10 rw-s 00000000 08:01 4242  /path`
 fn parse_maps(text: &[u8], dev: u64) -> Vec<u64> {
@@ -75,8 +101,7 @@ fn parse_maps(text: &[u8], dev: u64) -> Vec<u64> {
 fn parse_map(line: &[u8], dev: u64) -> Option<u64> {
     let mut fields = line.split(|&byte| byte == b' ');
     let permissions = fields.nth(1)?;
-    let (&write, &shared) = (permissions.get(1)?, permissions.get(3)?);
-    if write != b'w' || shared != b's' {
+    if permissions.get(3) != Some(&b's') {
         return None;
     }
     let device = std::str::from_utf8(fields.nth(1)?).ok()?;
@@ -84,11 +109,6 @@ fn parse_map(line: &[u8], dev: u64) -> Option<u64> {
     let device = makedev(u64::from_str_radix(major, 16).ok()?, u64::from_str_radix(minor, 16).ok()?);
     let ino: u64 = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
     (device == dev && ino != 0).then_some(ino)
-}
-
-/// Kernel threads and zombies have no `VmSize` line (proc_pid_status(5)).
-fn has_memory(status: &[u8]) -> bool {
-    status_line(status, b"VmSize:").is_some()
 }
 
 fn real_uid(status: &[u8]) -> Option<u32> {
@@ -136,8 +156,8 @@ mod tests {
         torn";
 
     #[test]
-    fn only_shared_writable_mappings_of_the_device_count() {
-        assert_eq!(parse_maps(MAPS, makedev(8, 1)), [42, 43]);
+    fn only_shared_mappings_of_the_device_count() {
+        assert_eq!(parse_maps(MAPS, makedev(8, 1)), [42, 43, 44]);
         assert_eq!(parse_maps(MAPS, makedev(8, 2)), [46]);
         assert!(parse_maps(MAPS, makedev(0, 0)).is_empty());
     }
@@ -148,7 +168,7 @@ mod tests {
         file.set_len(4096).unwrap();
         let (dev, ino) = (file.metadata().unwrap().dev(), file.metadata().unwrap().ino());
         let own = (ino, std::process::id());
-        assert!(!shared_writable_maps(dev, true).unwrap().files.contains(&own));
+        assert!(!shared_maps(dev, true).unwrap().files.contains(&own));
         let length = std::num::NonZeroUsize::new(4096).unwrap();
         // SAFETY: mmap(2) of a file of that length at an address that the kernel chooses; nothing reads or writes it.
         let address = unsafe {
@@ -162,10 +182,40 @@ mod tests {
             )
         };
         assert_ne!(address, libc::MAP_FAILED);
-        assert!(shared_writable_maps(dev, true).unwrap().files.contains(&own));
+        assert!(shared_maps(dev, true).unwrap().files.contains(&own));
         // SAFETY: munmap(2) of exactly what was mapped above and is not used again.
         assert_eq!(unsafe { libc::munmap(address, length.get()) }, 0);
-        assert!(!shared_writable_maps(dev, true).unwrap().files.contains(&own));
+        assert!(!shared_maps(dev, true).unwrap().files.contains(&own));
+    }
+
+    #[test]
+    fn a_mapping_is_found_also_when_the_first_thread_has_ended_and_nobody_can_write_it() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(4096).unwrap();
+        let metadata = file.as_file().metadata().unwrap();
+        let script = "import ctypes, mmap, sys, threading
+file = open(sys.argv[1], 'r+b')
+m = mmap.mmap(file.fileno(), 0)
+libc, address = ctypes.CDLL(None), ctypes.addressof(ctypes.c_char.from_buffer(m))
+def go():
+    main.join(0.1)
+    while open('/proc/self/stat').read().split(') ')[1][0] != 'Z': pass
+    print('alone', libc.mprotect(ctypes.c_void_p(address), 4096, mmap.PROT_READ), flush=True)
+    sys.stdin.read()
+main = threading.current_thread()
+threading.Thread(target=go).start()
+libc.pthread_exit(None)";
+        let mut command = std::process::Command::new("python3");
+        let command = command.args(["-I", "-S", "-c", script]).arg(file.path());
+        let pipe = std::process::Stdio::piped;
+        let mut child = command.stdin(pipe()).stdout(pipe()).spawn().unwrap();
+        let mut said = [0; 8];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut said).unwrap();
+        let found = shared_maps(metadata.dev(), true).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(said, *b"alone 0\n");
+        assert!(found.files.contains(&(metadata.ino(), child.id())), "{found:?}");
     }
 
     const WATCHED: &str = "JAILFS_TEST_WATCHED_PID";
@@ -191,23 +241,28 @@ mod tests {
             return;
         };
         let watched: u32 = watched.parse().unwrap();
-        let everybody = shared_writable_maps(1, true).unwrap();
+        let everybody = shared_maps(1, true).unwrap();
         assert!(everybody.unreadable.contains(&watched));
         for pid in &everybody.unreadable {
             if let Ok(status) = std::fs::read(format!("/proc/{pid}/status")) {
                 assert!(status_line(&status, b"Kthread:").is_none_or(|flag| flag.ends_with(b"0")), "{pid}");
             }
         }
-        let ours = shared_writable_maps(1, false).unwrap();
+        let ours = shared_maps(1, false).unwrap();
         assert!(!ours.unreadable.contains(&watched) && !ours.unreadable.contains(&std::process::id()));
     }
 
     #[test]
-    fn kernel_threads_have_no_memory() {
+    fn capabilities_of_a_thread_are_read() {
+        assert!(effective_capabilities(std::process::id()).is_some());
+        assert_eq!(effective_capabilities(0), None);
+    }
+
+    #[test]
+    fn the_real_user_is_read() {
         let own = std::fs::read("/proc/self/status").unwrap();
-        assert!(has_memory(&own));
         assert_eq!(real_uid(&own), Some(nix::unistd::getuid().as_raw()));
-        assert!(!has_memory(b"Name:\tkthreadd\nUid:\t0\t0\t0\t0\n"));
+        assert_eq!(real_uid(b"Name:\tkthreadd\nUid:\t0\t1\t2\t3\n"), Some(0));
     }
 
     #[test]

@@ -546,7 +546,7 @@ impl World {
             return;
         }
         self.say(format!("copy_range {from:?} {at} {to:?} {into} {len}"));
-        let done = self.fs().copy_range(from, at, to, into, len).unwrap();
+        let done = self.fs().copy_range(from, at, to, into, len, true).unwrap();
         let bytes = self.node(from).unwrap().bytes().unwrap();
         let start = (at as usize).min(bytes.len());
         let bytes = bytes[start..((at + len) as usize).min(bytes.len())].to_vec();

@@ -1,0 +1,817 @@
+//! The door: each request is translated, given to [`Fs`], and answered. Nothing is decided here that a program could
+//! see, except what only this protocol has:
+//!
+//! * **Nothing is open.** OPEN, OPENDIR, CREATE and FLUSH answer ENOSYS once, and the kernel does not ask again: opening,
+//!   reading a cached file and closing cost no message, and a restore has no handles to fix.
+//! * **The kernel may remember for ever.** Every change comes through it, or it is told by [`super::kernel`].
+//! * **A renumbered node** (one that a restore gave a new id) cannot be named by LOOKUP together with its true number:
+//!   fuser sends one number as both. Its attributes are then sent as already outdated, so that the kernel asks GETATTR.
+//! * `user.jailfs.store` tells which store a mount belongs to. It is not listed and cannot be set.
+//!
+//! What waits for a disk (a sync, a read of what is not in memory, a copy) goes to a worker; all else is answered at once.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use fuser::{
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation,
+    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier,
+    RenameFlags, ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
+    ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
+    TimeOrNow, WriteFlags,
+};
+
+use parking_lot::{RwLock, RwLockReadGuard};
+
+use crate::error::{FsError, FsResult};
+use crate::fs::{Caller, Entry, Fs, RenameMode, SeekTo, SetAttr};
+use crate::fuse::counters::{Counters, Op};
+use crate::fuse::errno::verdict;
+use crate::fuse::translate::{FOREVER, decode_device, file_attr, file_type, no_entry, node, set_time};
+use crate::fuse::workers::Workers;
+use crate::sys;
+use crate::types::{Name, NodeId};
+
+/// What the kernel may send in one request.
+const MAX_REQUEST: u32 = 1 << 20;
+/// Requests that nobody waits for, such as read-ahead, that the kernel has under way at once.
+const MAX_BACKGROUND: u16 = 64;
+/// The most that one COPY_FILE_RANGE copies: the answer has 32 bits, and the program asks again.
+const MAX_COPY: u64 = 1 << 30;
+/// The attribute that names the store of a mount.
+const STORE_ATTRIBUTE: &[u8] = b"user.jailfs.store";
+/// Attributes that are ours.
+const OWN_PREFIX: &[u8] = b"user.jailfs.";
+/// setuid and setgid.
+const PRIVILEGE_BITS: u32 = 0o6000;
+/// CAP_FSETID of capabilities(7).
+const CAP_FSETID: u64 = 1 << 4;
+
+/// What serves the requests of one mount.
+pub(super) struct Door {
+    fs: Arc<Fs>,
+    store_path: Vec<u8>,
+    writeback: bool,
+    /// Whether the kernel takes ENOSYS to OPEN and OPENDIR for "never ask again".
+    open_unasked: bool,
+    opendir_unasked: bool,
+    workers: Workers,
+    counters: Arc<Counters>,
+    gate: Arc<Gate>,
+}
+
+/// Whether requests are still served. When [`Gate::close`] returns, no request is being served and none will be: what
+/// processes still do in a mount that has ended changes nothing.
+#[derive(Default)]
+pub(super) struct Gate {
+    is_closed: RwLock<bool>,
+}
+
+impl Gate {
+    /// Lets a request in, for as long as the pass is held; none if the gate is closed. A job that no worker could take
+    /// runs inside another request: so not `read`, which would wait for whoever closes the gate, who waits for that one.
+    fn pass(&self) -> Option<RwLockReadGuard<'_, bool>> {
+        Some(self.is_closed.read_recursive()).filter(|is_closed| !**is_closed)
+    }
+
+    /// Closes the gate, after the requests that are in.
+    pub(super) fn close(&self) {
+        *self.is_closed.write() = true;
+    }
+}
+
+/// What a request is answered once the gate is closed: as the kernel answers when nobody serves.
+const CUT_OFF: Errno = Errno::ENOTCONN;
+
+/// A request, as it is named in the log if it is refused.
+struct Asked<'a> {
+    op: Op,
+    node: u64,
+    pid: u32,
+    name: Option<&'a OsStr>,
+}
+
+impl Asked<'_> {
+    /// Logs why the request is refused, and gives the errno.
+    fn refuse(&self, error: &FsError) -> Errno {
+        let (errno, level) = verdict(error);
+        if log::log_enabled!(level) {
+            let (op, node, pid) = (self.op.name(), self.node, self.pid);
+            match self.name {
+                Some(name) => {
+                    let name = name.as_bytes().escape_ascii();
+                    log::log!(level, "{op} '{name}' in node {node} for process {pid}: {error}");
+                }
+                None => log::log!(level, "{op} node {node} for process {pid}: {error}"),
+            }
+        }
+        errno
+    }
+
+    fn answer_empty(&self, result: FsResult<()>, reply: ReplyEmpty) {
+        match result {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+
+    fn answer_entry(&self, result: FsResult<Entry>, reply: ReplyEntry) {
+        match result {
+            Ok(entry) => {
+                let attr = file_attr(entry.id.0, &entry.attr);
+                let renumbered = entry.id.0 != entry.attr.ino.0;
+                let attr_ttl = if renumbered { Duration::ZERO } else { FOREVER };
+                reply.entry_with_ttls(&attr_ttl, &FOREVER, &attr, Generation(0));
+            }
+            Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+
+    fn answer_attr(&self, result: FsResult<crate::fs::Attr>, reply: ReplyAttr) {
+        match result {
+            Ok(attr) => reply.attr(&FOREVER, &file_attr(attr.ino.0, &attr)),
+            Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+
+    fn answer_data(&self, result: FsResult<Vec<u8>>, reply: ReplyData) {
+        match result {
+            Ok(bytes) => reply.data(&bytes),
+            Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+
+    /// Answers GETXATTR and LISTXATTR: `room` 0 asks for the size only.
+    fn answer_sized(&self, result: FsResult<Vec<u8>>, room: u32, reply: ReplyXattr) {
+        let answer = result.and_then(|bytes| match u32::try_from(bytes.len()) {
+            Ok(len) if room == 0 => Ok((len, None)),
+            Ok(len) if len <= room => Ok((len, Some(bytes))),
+            Ok(_) | Err(_) => Err(FsError::Range),
+        });
+        match answer {
+            Ok((len, None)) => reply.size(len),
+            Ok((_, Some(bytes))) => reply.data(&bytes),
+            Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+}
+
+impl Door {
+    /// The door of a filesystem; `store_path` is what `user.jailfs.store` tells.
+    pub(super) fn new(fs: Arc<Fs>, store_path: &Path, writeback: bool) -> Door {
+        Door {
+            fs,
+            store_path: store_path.as_os_str().as_bytes().to_vec(),
+            writeback,
+            open_unasked: true,
+            opendir_unasked: true,
+            workers: Workers::default(),
+            counters: Arc::default(),
+            gate: Arc::default(),
+        }
+    }
+
+    /// What ends the service for everybody.
+    pub(super) fn gate(&self) -> Arc<Gate> {
+        Arc::clone(&self.gate)
+    }
+
+    /// What was asked for so far.
+    pub(super) fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
+    }
+
+    fn asked<'a>(&self, op: Op, request: &Request, node: INodeNo, name: Option<&'a OsStr>) -> Asked<'a> {
+        self.counters.count(op);
+        Asked { op, node: node.0, pid: request.pid(), name }
+    }
+
+    /// Whether a change of size takes setuid and setgid from the file: the caller lacks CAP_FSETID. The kernel says so
+    /// in a flag that fuser does not show; asking costs something, so only where there is a bit to take.
+    fn kills_privileges(&self, id: NodeId, request: &Request) -> bool {
+        let has_bits = self.fs.getattr(id).is_ok_and(|attr| attr.meta.mode & PRIVILEGE_BITS != 0);
+        has_bits
+            && match sys::proc::effective_capabilities(request.pid()) {
+                Some(capabilities) => capabilities & CAP_FSETID == 0,
+                None => request.uid() != 0,
+            }
+    }
+
+    fn sync(&self, asked: Asked<'static>, reply: ReplyEmpty) {
+        if !self.fs.store().durable() {
+            // The kernel then does not ask again.
+            return reply.error(Errno::ENOSYS);
+        }
+        let fs = Arc::clone(&self.fs);
+        self.workers.run(move || asked.answer_empty(fs.sync(), reply));
+    }
+}
+
+fn caller(request: &Request) -> Caller {
+    Caller { uid: request.uid(), gid: request.gid() }
+}
+
+fn name_of(name: &OsStr) -> FsResult<Name> {
+    Ok(Name::new(name.as_bytes())?)
+}
+
+fn rename_mode(flags: RenameFlags) -> FsResult<RenameMode> {
+    if flags.is_empty() {
+        Ok(RenameMode::Replace)
+    } else if flags == RenameFlags::RENAME_NOREPLACE {
+        Ok(RenameMode::NoReplace)
+    } else if flags == RenameFlags::RENAME_EXCHANGE {
+        Ok(RenameMode::Exchange)
+    } else {
+        // RENAME_WHITEOUT is for filesystems below an overlayfs.
+        Err(FsError::Invalid)
+    }
+}
+
+fn seek_target(offset: i64, whence: i32) -> FsResult<(u64, SeekTo)> {
+    const SEEK_DATA: i32 = 3;
+    const SEEK_HOLE: i32 = 4;
+    let to = match whence {
+        SEEK_DATA => SeekTo::Data,
+        SEEK_HOLE => SeekTo::Hole,
+        _ => return Err(FsError::Invalid),
+    };
+    Ok((u64::try_from(offset).map_err(|_| FsError::NoSuchOffset)?, to))
+}
+
+/// What is asked of the kernel if it offers it; each is a promise or a saving that SEMANTICS or ARCHITECTURE explains.
+const WANTED: &[(InitFlags, &str)] = &[
+    (InitFlags::FUSE_NO_OPEN_SUPPORT, "opening a file costs a message"),
+    (InitFlags::FUSE_NO_OPENDIR_SUPPORT, "opening a directory costs a message"),
+    (InitFlags::FUSE_PARALLEL_DIROPS, "lookups in one directory wait for each other"),
+    (InitFlags::FUSE_POSIX_ACL, "there are no ACLs"),
+    (InitFlags::FUSE_DONT_MASK, "default ACLs are combined with the umask"),
+    (InitFlags::FUSE_HANDLE_KILLPRIV_V2, "each write asks for capabilities first"),
+    (InitFlags::FUSE_MAX_PAGES, "requests are at most 128 KiB"),
+    (InitFlags::FUSE_EXPLICIT_INVAL_DATA, "a changed size drops cached pages"),
+    (InitFlags::FUSE_ASYNC_DIO, "direct requests wait for each other"),
+];
+
+impl Filesystem for Door {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        for (flag, without) in WANTED {
+            if config.add_capabilities(*flag).is_err() {
+                log::warn!("this kernel lacks {flag:?}: {without}");
+            }
+        }
+        self.open_unasked = config.capabilities().contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
+        self.opendir_unasked = config.capabilities().contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
+        if self.writeback && config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE).is_err() {
+            log::warn!("this kernel has no writeback cache: writes go through");
+        }
+        let limits = [
+            config.set_max_write(MAX_REQUEST).err(),
+            config.set_max_background(MAX_BACKGROUND).err().map(u32::from),
+            config.set_time_granularity(Duration::from_nanos(1)).err().map(|_| 0),
+        ];
+        if limits.iter().any(Option::is_some) {
+            log::warn!("limits of the session were refused: {limits:?}");
+        }
+        Ok(())
+    }
+
+    fn destroy(&mut self) {
+        self.workers.finish();
+    }
+
+    fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked = self.asked(Op::Lookup, request, parent, Some(name));
+        match name_of(name).and_then(|name| self.fs.lookup(node(parent), &name)) {
+            Err(FsError::NotFound) => reply.entry(&FOREVER, &no_entry(), Generation(0)),
+            result => asked.answer_entry(result, reply),
+        }
+    }
+
+    fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
+        self.counters.count(Op::Forget);
+        self.fs.forget(node(ino), nlookup);
+    }
+
+    fn getattr(&self, request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked = self.asked(Op::Getattr, request, ino, None);
+        asked.answer_attr(self.fs.getattr(node(ino)), reply);
+    }
+
+    fn setattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked = self.asked(Op::Setattr, request, ino, None);
+        let changes_privileges = size.is_some() || uid.is_some() || gid.is_some();
+        let set = SetAttr {
+            mode,
+            uid,
+            gid,
+            size,
+            atime: atime.map(set_time),
+            mtime: mtime.map(set_time),
+            kill: changes_privileges && self.kills_privileges(node(ino), request),
+        };
+        asked.answer_attr(self.fs.setattr(node(ino), set), reply);
+    }
+
+    fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked = self.asked(Op::Readlink, request, ino, None);
+        asked.answer_data(self.fs.readlink(node(ino)), reply);
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked = self.asked(Op::Mknod, request, parent, Some(name));
+        let result = name_of(name).and_then(|name| {
+            self.fs.mknod(node(parent), &name, mode, decode_device(rdev), umask, caller(request))
+        });
+        asked.answer_entry(result, reply);
+    }
+
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        reply: ReplyEntry,
+    ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked = self.asked(Op::Mkdir, request, parent, Some(name));
+        let result =
+            name_of(name).and_then(|name| self.fs.mkdir(node(parent), &name, mode, umask, caller(request)));
+        asked.answer_entry(result, reply);
+    }
+
+    fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked = self.asked(Op::Unlink, request, parent, Some(name));
+        asked.answer_empty(name_of(name).and_then(|name| self.fs.unlink(node(parent), &name)), reply);
+    }
+
+    fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked = self.asked(Op::Rmdir, request, parent, Some(name));
+        asked.answer_empty(name_of(name).and_then(|name| self.fs.rmdir(node(parent), &name)), reply);
+    }
+
+    fn symlink(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        link_name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked = self.asked(Op::Symlink, request, parent, Some(link_name));
+        let text = target.as_os_str().as_bytes();
+        let result =
+            name_of(link_name).and_then(|name| self.fs.symlink(node(parent), &name, text, caller(request)));
+        asked.answer_entry(result, reply);
+    }
+
+    fn rename(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked = self.asked(Op::Rename, request, parent, Some(name));
+        let result = || {
+            let (from, to, mode) = (name_of(name)?, name_of(newname)?, rename_mode(flags)?);
+            self.fs.rename(node(parent), &from, node(newparent), &to, mode)
+        };
+        asked.answer_empty(result(), reply);
+    }
+
+    fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked = self.asked(Op::Link, request, newparent, Some(newname));
+        let result = name_of(newname).and_then(|name| self.fs.link(node(ino), node(newparent), &name));
+        asked.answer_entry(result, reply);
+    }
+
+    fn open(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        self.counters.count(Op::Open);
+        if self.open_unasked {
+            reply.error(Errno::ENOSYS);
+        } else {
+            reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
+        }
+    }
+
+    fn read(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked: Asked<'static> = self.asked(Op::Read, request, ino, None);
+        let plan = match self.fs.read(node(ino), offset, size.into()) {
+            Ok(plan) => plan,
+            Err(error) => return reply.error(asked.refuse(&error)),
+        };
+        match plan.read(true) {
+            Ok(Some(bytes)) => reply.data(&bytes),
+            Err(error) => reply.error(asked.refuse(&error)),
+            Ok(None) => self.workers.run(move || {
+                asked.answer_data(plan.read(false).map(Option::unwrap_or_default), reply);
+            }),
+        }
+    }
+
+    fn write(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked = self.asked(Op::Write, request, ino, None);
+        let kill = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        match self.fs.write(node(ino), offset, data, kill) {
+            Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX)),
+            Err(error) => reply.error(asked.refuse(&error)),
+        }
+    }
+
+    fn flush(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        self.counters.count(Op::Flush);
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.counters.count(Op::Release);
+        reply.ok();
+    }
+
+    fn fsync(&self, request: &Request, ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        self.sync(self.asked(Op::Fsync, request, ino, None), reply);
+    }
+
+    fn opendir(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        self.counters.count(Op::Opendir);
+        if self.opendir_unasked {
+            reply.error(Errno::ENOSYS);
+        } else {
+            reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_CACHE_DIR);
+        }
+    }
+
+    fn readdir(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked = self.asked(Op::Readdir, request, ino, None);
+        let mut taken = 0_usize;
+        let result = self.fs.readdir(node(ino), offset, |entry| {
+            let name = OsStr::from_bytes(&entry.name);
+            let is_full = reply.add(INodeNo(entry.ino.0), entry.cookie, file_type(entry.kind), name);
+            taken += usize::from(!is_full);
+            !is_full
+        });
+        match result {
+            Err(error) if taken == 0 => reply.error(asked.refuse(&error)),
+            // What was found is given; the error comes again when the kernel goes on behind it.
+            Ok(()) | Err(_) => reply.ok(),
+        }
+    }
+
+    fn releasedir(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.counters.count(Op::Releasedir);
+        reply.ok();
+    }
+
+    fn fsyncdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        self.sync(self.asked(Op::Fsyncdir, request, ino, None), reply);
+    }
+
+    fn statfs(&self, request: &Request, ino: INodeNo, reply: ReplyStatfs) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked = self.asked(Op::Statfs, request, ino, None);
+        match self.fs.statfs() {
+            Ok(host) => reply.statfs(
+                host.blocks(),
+                host.blocks_free(),
+                host.blocks_available(),
+                host.files(),
+                host.files_free(),
+                u32::try_from(host.block_size()).unwrap_or(4096),
+                255,
+                u32::try_from(host.fragment_size()).unwrap_or(4096),
+            ),
+            Err(error) => reply.error(asked.refuse(&error)),
+        }
+    }
+
+    fn setxattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        const XATTR_CREATE: i32 = 1;
+        const XATTR_REPLACE: i32 = 2;
+        let asked = self.asked(Op::Setxattr, request, ino, Some(name));
+        let name = name.as_bytes();
+        let result = if name.starts_with(OWN_PREFIX) {
+            Err(FsError::NotPermitted)
+        } else {
+            let (create, replace) = (flags & XATTR_CREATE != 0, flags & XATTR_REPLACE != 0);
+            self.fs.setxattr(node(ino), name, value, create, replace)
+        };
+        asked.answer_empty(result, reply);
+    }
+
+    fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked = self.asked(Op::Getxattr, request, ino, Some(name));
+        let name = name.as_bytes();
+        let result = if name == STORE_ATTRIBUTE {
+            Ok(self.store_path.clone())
+        } else if name.starts_with(OWN_PREFIX) {
+            Err(FsError::NoAttribute)
+        } else {
+            self.fs.getxattr(node(ino), name)
+        };
+        asked.answer_sized(result, size, reply);
+    }
+
+    fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked = self.asked(Op::Listxattr, request, ino, None);
+        asked.answer_sized(self.fs.listxattr(node(ino)), size, reply);
+    }
+
+    fn removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked = self.asked(Op::Removexattr, request, ino, Some(name));
+        let name = name.as_bytes();
+        let result = if name.starts_with(OWN_PREFIX) {
+            Err(FsError::NotPermitted)
+        } else {
+            self.fs.removexattr(node(ino), name)
+        };
+        asked.answer_empty(result, reply);
+    }
+
+    // The kernel checks permissions itself (`default_permissions`).
+    fn access(&self, _request: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
+        self.counters.count(Op::Access);
+        reply.error(Errno::ENOSYS);
+    }
+
+    // The kernel then makes the node by MKNOD, which needs no handle.
+    fn create(
+        &self,
+        _request: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        _flags: i32,
+        reply: ReplyCreate,
+    ) {
+        self.counters.count(Op::Create);
+        reply.error(Errno::ENOSYS);
+    }
+
+    // The kernel locks by itself, without messages.
+    fn getlk(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _lock_owner: LockOwner,
+        _start: u64,
+        _end: u64,
+        _typ: i32,
+        _pid: u32,
+        reply: ReplyLock,
+    ) {
+        self.counters.count(Op::Locks);
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn setlk(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _lock_owner: LockOwner,
+        _start: u64,
+        _end: u64,
+        _typ: i32,
+        _pid: u32,
+        _sleep: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.counters.count(Op::Locks);
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn bmap(&self, _request: &Request, _ino: INodeNo, _blocksize: u32, _idx: u64, reply: ReplyBmap) {
+        self.counters.count(Op::Bmap);
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn ioctl(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _flags: IoctlFlags,
+        _cmd: u32,
+        _in_data: &[u8],
+        _out_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        self.counters.count(Op::Ioctl);
+        reply.error(Errno::ENOTTY);
+    }
+
+    fn poll(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _ph: PollNotifier,
+        _events: PollEvents,
+        _flags: PollFlags,
+        reply: ReplyPoll,
+    ) {
+        self.counters.count(Op::Poll);
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fallocate(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked = self.asked(Op::Fallocate, request, ino, None);
+        let kill = self.kills_privileges(node(ino), request);
+        asked.answer_empty(self.fs.fallocate(node(ino), mode, offset, length, kill), reply);
+    }
+
+    fn lseek(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked = self.asked(Op::Lseek, request, ino, None);
+        let found = seek_target(offset, whence).and_then(|(offset, to)| self.fs.seek(node(ino), offset, to));
+        match found.map(i64::try_from) {
+            Ok(Ok(found)) => reply.offset(found),
+            Ok(Err(_)) => reply.error(asked.refuse(&FsError::FileTooBig)),
+            Err(error) => reply.error(asked.refuse(&error)),
+        }
+    }
+
+    fn copy_file_range(
+        &self,
+        request: &Request,
+        ino_in: INodeNo,
+        _fh_in: FileHandle,
+        offset_in: u64,
+        ino_out: INodeNo,
+        _fh_out: FileHandle,
+        offset_out: u64,
+        len: u64,
+        flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked: Asked<'static> = self.asked(Op::CopyFileRange, request, ino_out, None);
+        if !flags.is_empty() {
+            return reply.error(asked.refuse(&FsError::Invalid));
+        }
+        let kill = self.kills_privileges(node(ino_out), request);
+        let (fs, gate) = (Arc::clone(&self.fs), Arc::clone(&self.gate));
+        self.workers.run(move || {
+            // The pass above ends with this function.
+            let Some(_pass) = gate.pass() else { return reply.error(CUT_OFF) };
+            match fs.copy_range(node(ino_in), offset_in, node(ino_out), offset_out, len.min(MAX_COPY), kill) {
+                Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
+                Err(error) => reply.error(asked.refuse(&error)),
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gate_closes_after_those_who_are_in_and_for_good() {
+        let gate = Gate::default();
+        let pass = gate.pass().unwrap();
+        std::thread::scope(|scope| {
+            let closing = scope.spawn(|| gate.close());
+            std::thread::sleep(Duration::from_millis(30));
+            assert!(!closing.is_finished(), "a request is in");
+            // What the request itself needs is not kept out.
+            drop(gate.pass().unwrap());
+            drop(pass);
+        });
+        assert!(gate.pass().is_none());
+    }
+}

@@ -1,0 +1,341 @@
+//! The kernel's door: one mount of one [`Fs`].
+//!
+//! We mount by ourselves and own the descriptor of the session, because fuser does not know every message that a restore
+//! needs. One thread takes the requests and answers the quick ones itself; more threads were slower (measured). The
+//! kernel's first message (INIT) is answered before [`mount`] returns, and nothing may look into the mount before that: it
+//! would wait for ourselves.
+//!
+//! A mount can also be made for us in another mount namespace ([`adopt`]): then we hold its session and its root, and
+//! cannot unmount it, only end it.
+
+mod counters;
+mod door;
+mod errno;
+mod kernel;
+mod translate;
+mod workers;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use fuser::{Config, Session, SessionACL};
+use nix::fcntl::{OFlag, open};
+use nix::sys::stat::Mode;
+
+use crate::error::{Attempt, Error, Kind, Result};
+use crate::fs::{Fs, Kernel};
+use crate::sys;
+use crate::sys::mount::{FuseMountOptions, MountError, mount_fuse};
+use crate::sys::mountinfo;
+
+pub use counters::Counters;
+
+use door::{Door, Gate};
+use kernel::{Channel, Mount, Root};
+
+/// What mountinfo shows as the source of our mounts.
+const SOURCE: &[u8] = b"jailfs";
+/// How long the end of an aborted session is waited for. It comes at once; what it waits for is a request that is
+/// being served.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// How a head is mounted. By default writable, for our own user (for all, if that is root), without device nodes and
+/// setuid.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MountOptions {
+    /// The kernel refuses changes.
+    pub read_only: bool,
+    /// Whether other users may enter, as far as modes allow; if nothing is said, for root yes, for a user no.
+    pub allow_other: Option<bool>,
+    /// The kernel collects writes. Many small writes become cheaper, most other things dearer.
+    pub writeback: bool,
+    /// No program may be run from the mount.
+    pub noexec: bool,
+    /// setuid and setgid count. Only root may ask for it.
+    pub suid: bool,
+    /// Device nodes work. Only root may ask for it.
+    pub dev: bool,
+}
+
+/// A live mount. Dropping it ends the mount at once, unless it was waited for: when that returns, nothing that processes
+/// still do in it changes the tree, they get ENOTCONN.
+pub struct Mounted {
+    unmounter: Unmounter,
+    gate: Arc<Gate>,
+    kernel: Arc<Mount>,
+    counters: Arc<Counters>,
+    /// None once it was waited for.
+    session: Option<JoinHandle<io::Result<()>>>,
+}
+
+/// Ends a mount, from any thread.
+#[derive(Clone, Debug)]
+pub struct Unmounter {
+    mount_point: Arc<Path>,
+    dev: u64,
+    /// It is mounted in another mount namespace.
+    is_elsewhere: bool,
+}
+
+/// A mount that was made for us in another mount namespace.
+#[derive(Debug)]
+pub struct Handed {
+    /// The descriptor of the session.
+    pub device: OwnedFd,
+    /// The root of the mount (O_PATH).
+    pub root: OwnedFd,
+    /// `st_dev` of its files.
+    pub dev: u64,
+    /// Whether other users than ours may enter.
+    pub all_users: bool,
+}
+
+/// Mounts a filesystem. `store_path` is what the attribute `user.jailfs.store` tells.
+///
+/// # Errors
+/// [`Kind::CannotMount`], with a hint where there is one.
+pub fn mount(fs: Arc<Fs>, mount_point: &Path, store_path: &Path, options: &MountOptions) -> Result<Mounted> {
+    let cannot = |e: Error| e.kind(Kind::CannotMount);
+    let attempt = || format!("mount '{}'", mount_point.display());
+    let mount_point =
+        sys::path::resolve(mount_point).attempt(attempt).map_err(|e| explain_point(cannot(e)))?;
+    let all_users = options.allow_other.unwrap_or_else(|| nix::unistd::geteuid().is_root());
+    let device =
+        mount_fuse(&mount_point, &fuse_options(options, all_users)).map_err(|e| explain(attempt(), &e))?;
+    // From here on the mount exists; whatever fails, this takes it away.
+    let mut guard = Detach(Some(mount_point.clone()));
+    let dev = dev_at(&mount_point).map_err(cannot)?;
+    let unmounter = Unmounter { mount_point: Arc::from(&*mount_point), dev, is_elsewhere: false };
+    let root = Root::At(mount_point.clone());
+    let door = Door::new(Arc::clone(&fs), store_path, options.writeback);
+    let mounted = start(fs, door, device, root, unmounter, (options.writeback, all_users)).map_err(cannot)?;
+    guard.0 = None;
+    Ok(mounted)
+}
+
+/// Makes a mount for another process to [`adopt`]: this one is in a mount namespace of its own and will not serve it.
+/// Nothing may look into it before that. All users may enter if `all_users`.
+///
+/// # Errors
+/// [`Kind::CannotMount`], with a hint where there is one.
+pub fn hand_out(mount_point: &Path, all_users: bool) -> Result<Handed> {
+    let attempt = || format!("mount '{}'", mount_point.display());
+    let cannot = |e: Error| e.kind(Kind::CannotMount);
+    let options = fuse_options(&MountOptions::default(), all_users);
+    let device = sys::mount::mount_direct(mount_point, &options).map_err(|e| explain(attempt(), &e))?;
+    let dev = dev_at(mount_point).map_err(cannot)?;
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let root = open(mount_point, flags, Mode::empty()).map_err(io::Error::from).attempt(attempt);
+    Ok(Handed { device, root: root.map_err(cannot)?, dev, all_users })
+}
+
+/// Serves a mount that was made for us in another mount namespace, where it is seen at `mount_point`.
+///
+/// # Errors
+/// [`Kind::CannotMount`].
+pub fn adopt(fs: Arc<Fs>, handed: Handed, mount_point: &Path, store_path: &Path) -> Result<Mounted> {
+    let Handed { device, root, dev, all_users } = handed;
+    let unmounter = Unmounter { mount_point: Arc::from(mount_point), dev, is_elsewhere: true };
+    let door = Door::new(Arc::clone(&fs), store_path, false);
+    start(fs, door, device, Root::Held(root), unmounter, (false, all_users))
+        .map_err(|e| e.kind(Kind::CannotMount))
+}
+
+fn start(
+    fs: Arc<Fs>,
+    door: Door,
+    device: OwnedFd,
+    root: Root,
+    unmounter: Unmounter,
+    (writeback, all_users): (bool, bool),
+) -> Result<Mounted> {
+    let attempt = || format!("serve '{}'", unmounter.mount_point.display());
+    let raw = device.try_clone().attempt(attempt)?;
+    let (counters, gate) = (door.counters(), door.gate());
+    let mut config = Config::default();
+    config.n_threads = Some(1);
+    let session = Session::from_fd(door, device, SessionACL::All, config).attempt(attempt)?;
+    let channel = Arc::new(Channel::default());
+    channel.connect(session.notifier(), raw);
+    let closer = CloseAtEnd(Arc::clone(&channel));
+    let thread = Builder::new().name("jailfs-session".into()).spawn(move || {
+        let _closer = closer;
+        session.run()
+    });
+    let thread = thread.attempt(attempt)?;
+    let kernel = Arc::new(Mount { fs, channel, root, dev: unmounter.dev, writeback, all_users });
+    Ok(Mounted { unmounter, gate, kernel, counters, session: Some(thread) })
+}
+
+fn fuse_options(options: &MountOptions, allow_other: bool) -> FuseMountOptions {
+    FuseMountOptions {
+        source: SOURCE.to_vec(),
+        allow_other,
+        read_only: options.read_only,
+        suid: options.suid,
+        dev: options.dev,
+        noexec: options.noexec,
+        max_read: None,
+    }
+}
+
+fn explain(attempt: String, error: &MountError) -> Error {
+    let mut said = Error::new(Kind::CannotMount, attempt, error.to_string());
+    said.errno = error.errno();
+    match error.hint() {
+        Some(hint) => said.hint(hint),
+        None => said,
+    }
+}
+
+fn explain_point(error: Error) -> Error {
+    match error.errno {
+        Some(code) if code == nix::errno::Errno::ENOENT as i32 => error.hint("make the directory first"),
+        Some(code) if code == nix::errno::Errno::ENOTCONN as i32 => {
+            error.hint("a mount whose daemon is gone is in the way; 'jailfs umount MNT' takes it away")
+        }
+        _ => error,
+    }
+}
+
+/// `st_dev` of what is seen at a mount point.
+fn dev_at(mount_point: &Path) -> Result<u64> {
+    let attempt = || format!("mount '{}'", mount_point.display());
+    let wanted = mount_point.as_os_str().as_bytes();
+    let top = mountinfo::read().attempt(attempt)?.into_iter().rfind(|entry| entry.mount_point == wanted);
+    top.map(|entry| entry.dev)
+        .ok_or_else(|| Error::new(Kind::Failed, attempt(), "the mount is not to be seen"))
+}
+
+/// Takes a half-made mount away.
+struct Detach(Option<PathBuf>);
+
+impl Drop for Detach {
+    fn drop(&mut self) {
+        if let Some(point) = self.0.take()
+            && let Err(error) = sys::mount::unmount(&point, true)
+        {
+            log::warn!("could not take the mount '{}' away: {error}", point.display());
+        }
+    }
+}
+
+/// Closes the channel when the session's thread ends, in whatever way.
+struct CloseAtEnd(Arc<Channel>);
+
+impl Drop for CloseAtEnd {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+impl Mounted {
+    /// What must be told to the kernel around a change of state.
+    pub fn kernel(&self) -> Arc<dyn Kernel> {
+        Arc::clone(&self.kernel) as Arc<dyn Kernel>
+    }
+
+    /// Ends the mount from elsewhere.
+    pub fn unmounter(&self) -> Unmounter {
+        self.unmounter.clone()
+    }
+
+    /// Where it is mounted: absolute, without links.
+    pub fn mount_point(&self) -> &Path {
+        &self.unmounter.mount_point
+    }
+
+    /// Messages from the kernel so far.
+    pub fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// Waits until the mount is gone, that is unmounted and left by everybody.
+    ///
+    /// # Errors
+    /// When the session ended in another way; the mount then answers ENOTCONN until it is unmounted.
+    pub fn wait(mut self) -> Result<()> {
+        let Some(session) = self.session.take() else { return Ok(()) };
+        let attempt = || format!("serve '{}'", self.unmounter.mount_point.display());
+        match session.join() {
+            Ok(result) => result.attempt(attempt),
+            Err(_) => Err(Error::new(Kind::Failed, attempt(), "the session ended by a panic")),
+        }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let Some(session) = self.session.take() else { return };
+        if !self.unmounter.is_elsewhere
+            && let Err(error) = self.unmounter.unmount(true)
+        {
+            log::warn!("{error}");
+        }
+        // Detaching ends nothing while somebody is still inside. So nobody is served any more; and where the kernel lets
+        // us say so, it answers them itself and the session ends.
+        self.gate.close();
+        if session.is_finished() || sys::mount::abort_fuse(self.unmounter.dev) {
+            end_in_time(session);
+        }
+    }
+}
+
+fn end_in_time(session: JoinHandle<io::Result<()>>) {
+    let end = std::time::Instant::now() + END_LIMIT;
+    while !session.is_finished() {
+        if std::time::Instant::now() > end {
+            log::warn!("the session has not ended in time");
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    match session.join() {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => log::debug!("the session ended: {error}"),
+        Err(_) => log::error!("the session ended by a panic"),
+    }
+}
+
+impl Unmounter {
+    /// Unmounts; `lazy` detaches the mount also while it is in use. One that is gone already is fine.
+    ///
+    /// # Errors
+    /// [`Kind::InUse`] while something is open in it or mounted on it, else [`Kind::Failed`].
+    pub fn unmount(&self, lazy: bool) -> Result<()> {
+        let attempt = || format!("unmount '{}'", self.mount_point.display());
+        if self.is_elsewhere {
+            return Err(Error::new(Kind::InUse, attempt(), "it is mounted in another mount namespace"));
+        }
+        let wanted = self.mount_point.as_os_str().as_bytes();
+        let here: Vec<_> = mountinfo::read().attempt(attempt)?;
+        let here: Vec<_> = here.into_iter().filter(|entry| entry.mount_point == wanted).collect();
+        match here.last() {
+            Some(top) if top.dev == self.dev => {}
+            Some(_) if here.iter().any(|entry| entry.dev == self.dev) => {
+                let error = Error::new(Kind::InUse, attempt(), "something else is mounted on top of it");
+                return Err(error.hint("unmount that first"));
+            }
+            Some(_) | None => return Ok(()),
+        }
+        sys::mount::unmount(&self.mount_point, lazy).attempt(attempt).map_err(|error| {
+            if error.errno == Some(nix::errno::Errno::EBUSY as i32) || error.reason.contains("busy") {
+                error
+                    .kind(Kind::InUse)
+                    .hint("leave the directory and close its files, or detach it with '--lazy'")
+            } else {
+                error
+            }
+        })
+    }
+
+    /// Where it is mounted.
+    pub fn mount_point(&self) -> &Path {
+        &self.mount_point
+    }
+}

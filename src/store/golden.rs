@@ -1,0 +1,168 @@
+//! Every variant of every record, held to its bytes. A store that was written opens for ever, so a line here never
+//! changes; a new variant is a new line at the end of its table.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::BaseRecord;
+use super::codec::{decode, encode};
+use super::record::*;
+use crate::types::{ByteRange, Epoch, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath};
+
+const T: Timestamp = Timestamp { secs: -2, nanos: 5 };
+
+fn name() -> Name {
+    Name::new(b"n\xff").unwrap()
+}
+
+fn path() -> TreePath {
+    TreePath::parse(b"a/b").unwrap()
+}
+
+fn print() -> Fingerprint {
+    Fingerprint { dev: 1, ino: 2, size: 3, mtime: T, ctime: T }
+}
+
+fn meta() -> Meta {
+    Meta { mode: 0o100_644, uid: 1000, gid: 100, nlink: 1, rdev: 0, atime: T, mtime: T, ctime: T }
+}
+
+fn node(body: Body) -> Node {
+    let xattrs = BTreeMap::from([(b"user.x".to_vec(), b"v".to_vec())]);
+    Node { meta: meta(), xattrs: Some(Arc::new(xattrs)), body }
+}
+
+fn file() -> Body {
+    Body::File { size: 300, origin: Some(Arc::new(Origin { path: path(), print: print() })) }
+}
+
+/// Holds values to their bytes, both ways.
+fn hold<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(rows: &[(T, &str)]) {
+    let mut wrong = Vec::new();
+    for (value, golden) in rows {
+        let bytes = encode(value).unwrap();
+        let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
+        if hex != *golden {
+            wrong.push(format!("{value:?}\n  is      {hex}\n  must be {golden}"));
+        }
+        assert_eq!(&decode::<T>(&bytes).unwrap(), value);
+    }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn records_of_a_journal() {
+    let header = Header {
+        layer: LayerId(7),
+        parent: Some(LayerId(6)),
+        head: "main".into(),
+        epoch: Epoch(1),
+        kind: LayerKind::Continues,
+        time: T,
+    };
+    let seal = Seal { name: Some("green".into()), message: "m".into(), time: T, automatic: false };
+    let image = |node| PreImage { path: path(), node };
+    let source = Source::Pool { layer: LayerId(9), offset: 4096 };
+    let pre =
+        PreNode { ino: Ino(5), host: 5, node: node(file()), extents: vec![(ByteRange::at(0, 300), source)] };
+    let edits = |edit| Record::Edits(vec![edit]);
+    let ino = Ino(1 << 48);
+    hold(&[
+        (Record::Header(header.clone()), "00070106046d61696e01000305"),
+        (
+            Record::Header(Header { parent: None, kind: LayerKind::Branches, ..header.clone() }),
+            "000700046d61696e01010305",
+        ),
+        (Record::Header(Header { kind: LayerKind::PreImage, ..header }), "00070106046d61696e01020305"),
+        (Record::Opened { boot: [7; 16] }, "0107070707070707070707070707070707"),
+        (
+            edits(Edit::Put { ino, node: Box::new(node(file())) }),
+            "020100fd0000000000000100fba481fbe803640100030503050305010106757365722e78017600fb2c010103612f6201020303050305",
+        ),
+        (
+            edits(Edit::Put { ino, node: Box::new(node(Body::Dir { base: Some(path()) })) }),
+            "020100fd0000000000000100fba481fbe803640100030503050305010106757365722e780176010103612f62",
+        ),
+        (
+            edits(Edit::Put { ino, node: Box::new(node(Body::Symlink { target: b"../x".to_vec() })) }),
+            "020100fd0000000000000100fba481fbe803640100030503050305010106757365722e78017602042e2e2f78",
+        ),
+        (
+            edits(Edit::Put { ino, node: Box::new(node(Body::Special)) }),
+            "020100fd0000000000000100fba481fbe803640100030503050305010106757365722e78017603",
+        ),
+        (edits(Edit::Meta { ino, meta: meta() }), "020101fd0000000000000100fba481fbe803640100030503050305"),
+        (
+            edits(Edit::Xattr { ino, name: b"user.x".to_vec(), value: Some(b"v".to_vec()) }),
+            "020102fd000000000000010006757365722e78010176",
+        ),
+        (edits(Edit::Resize { ino, size: 1 << 40 }), "020103fd0000000000000100fd0000000000010000"),
+        (
+            edits(Edit::Map { ino, range: ByteRange::at(4096, 4096), to: Some(source) }),
+            "020104fd0000000000000100fb0010fb0020010009fb0010",
+        ),
+        (
+            edits(Edit::Map { ino, range: ByteRange::at(0, 1), to: Some(Source::Base { offset: 70_000 }) }),
+            "020104fd000000000000010000010101fc70110100",
+        ),
+        (edits(Edit::Map { ino, range: ByteRange::at(0, 1), to: None }), "020104fd0000000000000100000100"),
+        (
+            edits(Edit::Dentry {
+                dir: Ino::ROOT,
+                name: name(),
+                to: Some(Dentry::Child { ino, hides: Some(Arc::new(print())) }),
+            }),
+            "02010501026eff0100fd00000000000001000101020303050305",
+        ),
+        (
+            edits(Edit::Dentry {
+                dir: Ino::ROOT,
+                name: name(),
+                to: Some(Dentry::Whiteout(Arc::new(print()))),
+            }),
+            "02010501026eff010101020303050305",
+        ),
+        (edits(Edit::Dentry { dir: Ino::ROOT, name: name(), to: None }), "02010501026eff00"),
+        (edits(Edit::Remove { ino }), "020106fd0000000000000100"),
+        (Record::Synced, "03"),
+        (Record::Seal(seal), "040105677265656e016d030500"),
+        (Record::PreImage(image(None)), "0503612f6200"),
+        (
+            Record::PreImage(image(Some(pre))),
+            "0503612f62010505fba481fbe803640100030503050305010106757365722e78017600fb2c010103612f62010203030503050100fb2c010009fb0010",
+        ),
+        (Record::Left(Left { path: path(), print: Some(print()) }), "0603612f620101020303050305"),
+        (Record::Abandoned, "07"),
+    ]);
+}
+
+#[test]
+fn records_of_the_other_files() {
+    hold(&[(HeadRecord { layer: LayerId(300) }, "fb2c01")]);
+    hold(&[(BaseRecord { path: b"/base".to_vec() }, "052f62617365")]);
+    hold(&[
+        (IdentityRecord::Reserved(Ino(1 << 48)), "00fd0000000000000100"),
+        (IdentityRecord::Named { dev: 0, host: 12, ino: Ino(34) }, "01000c22"),
+    ]);
+    let op = |verb| OpRecord {
+        head: "main".into(),
+        time: T,
+        verb,
+        description: "d".into(),
+        tree: Some(LayerId(1)),
+        epoch: Epoch(0),
+    };
+    hold(&[
+        (op(OpVerb::Create), "046d61696e0305000164010100"),
+        (op(OpVerb::Checkpoint), "046d61696e0305010164010100"),
+        (op(OpVerb::Seal), "046d61696e0305020164010100"),
+        (op(OpVerb::Restore), "046d61696e0305030164010100"),
+        (op(OpVerb::Discard), "046d61696e0305040164010100"),
+        (op(OpVerb::Apply), "046d61696e0305050164010100"),
+        (op(OpVerb::UndoApply), "046d61696e0305060164010100"),
+        (op(OpVerb::OpRestore), "046d61696e0305070164010100"),
+    ]);
+}

@@ -1,0 +1,344 @@
+//! Mounts and those who serve them: the daemon from its start to every one of its ends.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use nix::sys::signal::Signal;
+
+use crate::place::{JAILFS, Place, lives, said, signal, until};
+
+#[test]
+fn a_mount_stands_when_the_command_returns_and_is_gone_when_umount_does() {
+    let place = Place::new();
+    place.mount();
+    assert!(place.is_mounted("mnt"));
+    assert_eq!(place.read("mnt/a"), "one\n");
+    let daemon = place.daemon();
+    let command = fs::read(format!("/proc/{daemon}/cmdline")).unwrap();
+    assert!(command.starts_with(b"jailfs\0__daemon\0"), "it can be told apart in a list of processes");
+    assert_eq!(fs::read_link(format!("/proc/{daemon}/cwd")).unwrap().to_str(), Some("/"));
+    let again = place.fails("", "mount base mnt", 11);
+    assert!(again.contains("a sandbox is mounted there already\nhint: use it as it is"), "{again}");
+    fs::create_dir(place.at("mnt2")).unwrap();
+    let second = place.fails("", "mount base mnt2", 11);
+    assert!(second.contains("its sandbox is mounted at") && second.contains("--store DIR"), "{second}");
+    place.ok("", "mount base mnt2 --store home/second");
+    place.write("mnt2/only-here", "x");
+    assert!(!place.exists("mnt/only-here"));
+    place.ok("", "umount mnt2");
+    place.umount();
+    // The store is free, and the process has nothing left to do.
+    assert!(!place.is_mounted("mnt"));
+    assert_eq!(place.ok("base", "diff"), "");
+    until("the daemon ends", || !lives(daemon));
+    let nothing = place.fails("", "umount mnt", 10);
+    assert!(nothing.contains("no sandbox is mounted there"), "{nothing}");
+    place.fails("", "umount nowhere", 10);
+}
+
+#[test]
+fn what_cannot_be_mounted_says_why() {
+    let place = Place::new();
+    place.write("file", "x");
+    fs::create_dir(place.at("base/inside")).unwrap();
+    fs::create_dir_all(place.at("outer/base")).unwrap();
+    fs::create_dir(place.at("other")).unwrap();
+    place.mount();
+    place.umount();
+    let store = place.sh("home", "echo .local/state/jailfs/*").out.trim().to_owned();
+    for (line, words) in [
+        ("mount missing mnt", "find 'missing': No such file or directory"),
+        ("mount base missing", "find 'missing': No such file or directory\nhint: make the mount point first"),
+        ("mount base file", "find 'file': it is not a directory"),
+        ("mount file mnt", "find 'file': it is not a directory"),
+        ("mount base base/inside", "the mount would contain itself\nhint: mount it beside the base"),
+        ("mount outer/base outer", "the mount would hide it"),
+        ("mount base mnt --store base/s", "is inside the base\nhint: name another place with --store DIR"),
+        ("mount outer/base mnt --store outer", "the base is inside the store"),
+        ("mount base mnt --store mnt/s", "the mount would hide the store"),
+    ] {
+        let said = place.fails("", line, 12);
+        assert!(said.contains(words), "jailfs {line}: {said}");
+    }
+    let other = place.fails("", &format!("mount other mnt --store home/{store}"), 1);
+    assert!(
+        other.contains("it belongs to the base") && other.contains("hint: name another store"),
+        "{other}"
+    );
+    fs::write(place.at(format!("home/{store}/format")), "jailfs-store 999\n").unwrap();
+    for line in ["mount base mnt", "-C base log"] {
+        let newer = place.say("", line);
+        assert_eq!(newer.code, 1, "{newer:?}");
+        assert!(newer.err.contains("999") && newer.err.contains("\nhint: "), "{newer:?}");
+    }
+    assert!(!place.is_mounted("mnt"));
+}
+
+#[test]
+fn options_do_what_they_say() {
+    let place = Place::new();
+    let options = || {
+        let all = jailfs::sys::mountinfo::read().unwrap();
+        let wanted = place.at("mnt");
+        let entry =
+            all.into_iter().find(|entry| entry.mount_point == wanted.as_os_str().as_encoded_bytes()).unwrap();
+        (String::from_utf8(entry.fs_type).unwrap(), String::from_utf8(entry.options).unwrap())
+    };
+    place.mount();
+    let (kind, plain) = options();
+    assert_eq!(kind, "fuse.jailfs");
+    assert!(plain.contains("rw") && plain.contains("nosuid") && plain.contains("nodev"), "{plain}");
+    place.umount();
+    place.ok("", "mount base mnt -o ro,noexec,defaults,x-note=1 -o nofail");
+    let (_, read_only) = options();
+    assert!(read_only.contains("ro,") && read_only.contains("noexec"), "{read_only}");
+    assert_eq!(fs::write(place.at("mnt/a"), "x").unwrap_err().raw_os_error(), Some(nix::libc::EROFS));
+    place.umount();
+    place.ok("", "mount base mnt -o suid,dev,volatile,writeback,links=rewrite,allow-target=/etc");
+    let (_, open) = options();
+    assert!(!open.contains("nosuid") && !open.contains("nodev"), "{open}");
+    place.umount();
+    place.ok("", "mount base mnt -o store=home/named");
+    assert!(place.exists("home/named/format"));
+    place.umount();
+    for wrong in ["oops", "links=show", "store=", "allow-target=relative"] {
+        let said = place.fails("", &format!("mount base mnt -o {wrong}"), 2);
+        assert!(said.contains(wrong.split('=').next().unwrap()), "{said}");
+    }
+}
+
+#[test]
+fn mount_helpers_call_it_in_their_own_form() {
+    let place = Place::new();
+    let (base, mnt) = (place.at("base"), place.at("mnt"));
+    // As mount(8) calls /sbin/mount.fuse.jailfs.
+    let mut command = Command::new(JAILFS);
+    place.environment(&mut command);
+    let helper =
+        said(command.arg0("/sbin/mount.fuse.jailfs").args([&base, &mnt]).args(["-sv", "-o", "rw,noexec"]));
+    assert_eq!(helper.code, 0, "{helper:?}");
+    assert!(place.is_mounted("mnt"));
+    // umount(8), without waiting for the daemon.
+    let daemon = place.daemon();
+    assert_eq!(said(Command::new("umount").arg(&mnt)).code, 0);
+    until("the daemon ends", || !lives(daemon));
+    // As mount.fuse3 calls it, which adds dev and suid unasked.
+    let helper = said(place.command("", JAILFS).args([&base, &mnt]).args(["-o", "rw,dev,suid"]));
+    assert_eq!(helper.code, 0, "{helper:?}");
+    let entry = jailfs::sys::mountinfo::read()
+        .unwrap()
+        .into_iter()
+        .find(|e| e.mount_point == mnt.as_os_str().as_encoded_bytes());
+    assert!(entry.unwrap().has_option("nosuid"));
+    place.umount();
+    // Only pretending.
+    let helper = said(place.command("", JAILFS).args([&base, &mnt]).arg("-f"));
+    assert_eq!((helper.code, place.is_mounted("mnt")), (0, false), "{helper:?}");
+    let mut command = Command::new(JAILFS);
+    place.environment(&mut command);
+    assert_eq!(said(command.arg0("mount.fuse.jailfs").args([&base, &mnt]).arg("-x")).code, 2);
+}
+
+#[test]
+fn a_signal_unmounts_and_closes_the_store() {
+    for end in [Signal::SIGTERM, Signal::SIGINT] {
+        let place = Place::new();
+        place.mount();
+        place.write("mnt/kept", "x");
+        let daemon = place.daemon();
+        signal(daemon, Signal::SIGHUP);
+        assert_eq!(place.read("mnt/kept"), "x", "a hangup is nothing to a daemon");
+        signal(daemon, end);
+        until("the daemon ends", || !lives(daemon));
+        assert!(!place.is_mounted("mnt"));
+        assert_eq!(place.ok("base", "diff"), "A\tkept\n");
+    }
+}
+
+#[test]
+fn a_busy_mount_is_refused_or_ends_with_its_last_user() {
+    let place = Place::new();
+    place.mount();
+    let daemon = place.daemon();
+    let mut user = Command::new("sleep").arg("60").current_dir(place.at("mnt")).spawn().unwrap();
+    let busy = place.fails("", "umount mnt", 11);
+    assert!(busy.contains("busy") && busy.contains("\nhint: ") && busy.contains("--lazy"), "{busy}");
+    assert!(place.is_mounted("mnt"));
+    place.ok("", "umount --lazy mnt");
+    assert!(!place.is_mounted("mnt") && lives(daemon));
+    // The store is still held, and a command says so or asks the daemon.
+    assert!(place.fails("", "mount base mnt", 11).contains("hint: "));
+    user.kill().unwrap();
+    user.wait().unwrap();
+    until("the daemon ends", || !lives(daemon));
+    place.mount();
+    // The same by a signal; a second one ends it at once.
+    let daemon = place.daemon();
+    let mut user = Command::new("sleep").arg("60").current_dir(place.at("mnt")).spawn().unwrap();
+    signal(daemon, Signal::SIGTERM);
+    until("the mount is detached", || !place.is_mounted("mnt"));
+    assert!(lives(daemon));
+    signal(daemon, Signal::SIGTERM);
+    until("the daemon ends", || !lives(daemon));
+    user.kill().unwrap();
+    user.wait().unwrap();
+}
+
+#[test]
+fn what_a_killed_daemon_acknowledged_is_there_again() {
+    let place = Place::new();
+    place.mount();
+    place.ok("mnt", "checkpoint green");
+    place.write("mnt/a", "acknowledged\n");
+    fs::create_dir(place.at("mnt/dir")).unwrap();
+    let daemon = place.daemon();
+    signal(daemon, Signal::SIGKILL);
+    until("the daemon is dead", || !lives(daemon));
+    let gone = fs::metadata(place.at("mnt/sub/unseen")).unwrap_err().raw_os_error();
+    assert!(matches!(gone, Some(nix::libc::ENOTCONN | nix::libc::ECONNABORTED)), "{gone:?}");
+    let dead = place.fails("", "-C mnt log", 1);
+    assert!(dead.contains("is dead\nhint: 'jailfs umount "), "{dead}");
+    // Without the mount the store can be asked, and a mount replaces the dead one.
+    assert_eq!(place.ok("base", "diff"), "M\ta\nA\tdir/\n");
+    let again = place.say("", "mount base mnt");
+    assert_eq!(again.code, 0, "{again:?}");
+    assert!(again.err.contains("the dead mount at"), "{again:?}");
+    assert_eq!((place.read("mnt/a").as_str(), place.exists("mnt/dir")), ("acknowledged\n", true));
+    assert_eq!(place.ok("mnt", "log").lines().count(), 1);
+    let daemon = place.daemon();
+    signal(daemon, Signal::SIGKILL);
+    until("the daemon is dead", || !lives(daemon));
+    let detached = place.say("", "umount mnt");
+    assert!(detached.code == 0 && detached.err.contains("was dead; the mount is detached"), "{detached:?}");
+    assert!(!place.is_mounted("mnt"));
+}
+
+#[test]
+fn a_mount_over_its_own_base_hides_it() {
+    let place = Place::new();
+    place.ok("", "mount base base");
+    place.write("base/a", "in the sandbox\n");
+    let status = place.ok("base", "status");
+    assert!(status.contains(&format!("mount       {}", place.at("base").display())), "{status}");
+    let pid = place.json("base", "status")[0]["pid"].as_i64().unwrap() as i32;
+    signal(pid, Signal::SIGKILL);
+    until("the daemon is dead", || !lives(pid));
+    place.ok("", "mount base base");
+    assert_eq!(place.read("base/a"), "in the sandbox\n");
+    // Applied while the mount hides the base.
+    assert!(place.ok("base", "apply").starts_with("applied: 1 modified\n"));
+    place.write("base/b", "not applied");
+    place.ok("", "umount base");
+    assert_eq!((place.read("base/a").as_str(), place.exists("base/b")), ("in the sandbox\n", false));
+}
+
+#[test]
+fn in_the_foreground_it_says_when_it_stands_and_ends_with_its_mount() {
+    for by_signal in [true, false] {
+        let place = Place::new();
+        let mut command = Command::new(JAILFS);
+        place.environment(&mut command);
+        let err = fs::File::options().create_new(true).write(true).open(place.at("err")).unwrap();
+        command
+            .args(["mount", "-f", "base", "mnt"])
+            .current_dir(place.root())
+            .stdin(Stdio::null())
+            .stderr(err);
+        let mut child = command.spawn().unwrap();
+        until("it stands", || place.read("err").contains("mounted at '"));
+        assert_eq!(place.read("mnt/a"), "one\n");
+        if by_signal {
+            signal(child.id().cast_signed(), Signal::SIGINT);
+        } else {
+            place.umount();
+        }
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+        assert!(!place.is_mounted("mnt"));
+    }
+}
+
+#[test]
+fn of_two_mounts_at_once_one_wins() {
+    let place = Place::new();
+    fs::create_dir(place.at("mnt2")).unwrap();
+    let said: Vec<_> = std::thread::scope(|scope| {
+        let both = ["mnt", "mnt2"].map(|mnt| {
+            scope.spawn({
+                let place = &place;
+                move || place.say("", &format!("mount base {mnt}"))
+            })
+        });
+        both.map(|one| one.join().unwrap()).into_iter().collect()
+    });
+    let mut codes: Vec<i32> = said.iter().map(|said| said.code).collect();
+    codes.sort_unstable();
+    assert_eq!(codes, [0, 11], "{said:?}");
+}
+
+#[test]
+fn a_command_in_the_middle_of_the_work_of_another_waits_or_is_refused() {
+    let place = Place::new();
+    place.mount();
+    place.umount();
+    // Two commands without a daemon: one holds the lock, the other waits for it or says so.
+    let said: Vec<_> = std::thread::scope(|scope| {
+        let all: Vec<_> = (0..4)
+            .map(|n| {
+                scope.spawn({
+                    let place = &place;
+                    move || place.say("base", &format!("checkpoint c{n}"))
+                })
+            })
+            .collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    assert!(said.iter().all(|said| said.code == 0 || said.code == 11), "{said:?}");
+    let made = said.iter().filter(|said| said.code == 0).count();
+    assert_eq!(place.ok("base", "log").lines().count(), made, "{said:?}");
+}
+
+#[test]
+fn mount_of_the_system_finds_it() {
+    let place = Place::new();
+    fs::create_dir(place.at("bin")).unwrap();
+    fs::copy(JAILFS, place.at("bin/jailfs")).unwrap();
+    let fstab = format!("{0}/base {0}/mnt fuse.jailfs noauto,noexec,nofail 0 0\n", place.root().display());
+    place.write("fstab", fstab);
+    // In a mount namespace of its own, so that no program of the system is changed.
+    let script = "
+        mount --bind bin /usr/local/bin
+        mount -t fuse.jailfs $PWD/base $PWD/mnt -o noexec; cat mnt/a; umount mnt
+        mount --fstab fstab $PWD/mnt; grep $PWD/mnt /proc/self/mountinfo | cut -d' ' -f 6; umount mnt
+    ";
+    let mut command = place.command("", "unshare");
+    let told = said(command.args(["-m", "sh", "-euxc", script]));
+    assert_eq!((told.code, told.out.as_str()), (0, "one\nrw,nosuid,nodev,noexec,relatime\n"), "{told:?}");
+}
+
+#[test]
+fn a_store_that_is_held_or_damaged_has_an_exit_code_of_its_own() {
+    let place = Place::new();
+    place.mount();
+    place.write("mnt/x", "some content\n");
+    place.ok("mnt", "checkpoint");
+    place.write("mnt/y", "more of it\n");
+    let store = place.json("mnt", "status")[0]["store"].as_str().unwrap().to_owned();
+    place.umount();
+    // Another program has the lock and does not listen.
+    let held = place.sh("", &format!("flock {store}/lock $JAILFS -C base log || echo code $?"));
+    assert!(held.out == "code 11\n" && held.err.contains("hint: "), "{held:?}");
+    let held = place.sh("", &format!("flock {store}/lock $JAILFS mount base mnt || echo code $?"));
+    assert!(held.out == "code 11\n" && held.err.contains("another jailfs has it open"), "{held:?}");
+    let journal = format!("{store}/layers/00000001/journal");
+    let mut bytes = fs::read(&journal).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0xff;
+    fs::write(&journal, bytes).unwrap();
+    for line in ["-C base log", "mount base mnt", "-C base status --json"] {
+        let damaged = place.fails("", line, 4);
+        assert!(damaged.contains("layers/00000001/journal at offset "), "{damaged}");
+    }
+    assert_eq!(place.run_code("true"), 125);
+    assert!(!place.is_mounted("mnt"));
+}

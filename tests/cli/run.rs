@@ -1,0 +1,274 @@
+//! `jailfs run`: what the command sees, how it ends, and what becomes of what it did.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use nix::sys::signal::Signal;
+
+use crate::place::{JAILFS, Place, said, said_with_input, signal, until};
+
+#[test]
+fn a_command_sees_the_repository_at_its_own_path_and_cannot_change_it() {
+    let place = Place::new();
+    place.sh("base", "git init -q .");
+    let before = place.sh("base", "find . -printf '%p %i %m %s %T@ %C@\\n' | sort").out;
+    let said = place.run(
+        "--keep",
+        "pwd; git rev-parse --show-toplevel; echo $JAILFS_ROOT; cat a; echo two >> a; rm del; git add -A; grep -c . /proc/self/mountinfo >/dev/null",
+    );
+    let base = place.at("base").display().to_string();
+    assert_eq!((said.code, said.out), (0, format!("{base}\n{base}\n{base}\none\n")));
+    assert!(said.err.contains("M\ta\n") && said.err.contains("D\tdel\n"), "{}", said.err);
+    assert!(
+        said.err.contains("jailfs: kept; 'jailfs diff base', 'jailfs apply' and 'jailfs discard'"),
+        "{}",
+        said.err
+    );
+    assert_eq!(place.sh("base", "find . -printf '%p %i %m %s %T@ %C@\\n' | sort").out, before);
+    assert!(!place.is_mounted("base"));
+    // What was kept is there in the next run, and can be applied.
+    let next = place.run("--keep", "cat a; ls");
+    assert_eq!((next.code, next.out.as_str()), (0, "one\ntwo\na\nsub\n"));
+    assert!(next.err.contains("jailfs: kept from before, and in the sandbox: "), "{}", next.err);
+    assert!(place.ok("base", "apply").contains("D\tdel\n"));
+    assert_eq!((place.read("base/a").as_str(), place.exists("base/del")), ("one\ntwo\n", false));
+}
+
+#[test]
+fn what_becomes_of_the_changes_is_the_callers_choice() {
+    let place = Place::new();
+    let applied = place.run("--apply", "echo two >> a; rm del");
+    assert_eq!(applied.code, 0, "{applied:?}");
+    assert!(
+        applied.err.ends_with("jailfs: applied: 1 modified, 1 deleted\njailfs: undo: jailfs apply --undo\n"),
+        "{applied:?}"
+    );
+    assert_eq!((place.read("base/a").as_str(), place.exists("base/del")), ("one\ntwo\n", false));
+    let discarded = place.run("--discard", "echo three >> a; mkdir n");
+    assert!(discarded.err.contains("jailfs: discarded: 1 added, 1 modified\n"), "{discarded:?}");
+    assert_eq!(place.ok("base", "diff base"), "");
+    let failed = place.run("--apply", "echo three >> a; false");
+    assert_eq!(failed.code, 1);
+    assert!(
+        failed.err.contains("the command has failed: its changes are kept and not applied"),
+        "{failed:?}"
+    );
+    assert_eq!(place.ok("base", "diff base"), "M\ta\n");
+    // Discarding what this command did leaves what another has left.
+    let discarded =
+        place.run("--discard", "$JAILFS checkpoint inside; echo >> sub/b; $JAILFS checkpoint; rm a");
+    assert!(discarded.err.contains("jailfs: discarded: 1 modified, 1 deleted\n"), "{discarded:?}");
+    assert_eq!(place.ok("base", "diff base"), "M\ta\n");
+    // Without a terminal, keeping is the default.
+    let plain = place.run("", "echo four >> a");
+    assert!(plain.err.contains("jailfs: kept; "), "{plain:?}");
+    assert_eq!(place.read("base/a"), "one\ntwo\n");
+    let nothing = Place::new().run("", "true");
+    assert_eq!((nothing.code, nothing.err.as_str()), (0, "jailfs: the command has changed nothing\n"));
+}
+
+#[test]
+fn a_conflict_of_an_apply_is_a_failure_of_jailfs() {
+    let place = Place::new();
+    let script = format!(
+        "echo mine >> a; touch {0}/go; while [ ! -e {0}/went ]; do sleep 0.01; done",
+        place.root().display()
+    );
+    let said = std::thread::scope(|scope| {
+        let running = scope.spawn(|| place.run("--apply", &script));
+        until("the command has written", || place.exists("go"));
+        place.write("base/a", "theirs, and longer\n");
+        place.write("went", "");
+        running.join().unwrap()
+    });
+    assert_eq!(said.code, 125, "{said:?}");
+    assert!(said.err.contains("conflict\ta\t") && said.err.contains("jailfs: error: apply: "), "{said:?}");
+    assert_eq!(place.read("base/a"), "theirs, and longer\n");
+}
+
+#[test]
+fn the_exit_code_is_the_commands() {
+    let place = Place::new();
+    assert_eq!(place.run("", "exit 7").code, 7);
+    assert_eq!(place.run("", "kill -9 $$").code, 137);
+    assert_eq!(place.run("", "kill -TERM $$").code, 143);
+    let missing = place.say("base", "run /no/such/command");
+    assert_eq!(
+        (missing.code, missing.err.contains("run '/no/such/command': No such file")),
+        (127, true),
+        "{missing:?}"
+    );
+    let cannot = place.say("base", "run /etc/passwd");
+    assert_eq!(
+        (cannot.code, cannot.err.contains("run '/etc/passwd': Permission denied")),
+        (126, true),
+        "{cannot:?}"
+    );
+    assert_eq!(place.say("base", "run").code, 2);
+    let nested = place.run("", "$JAILFS run true");
+    assert_eq!((nested.code, nested.err.contains("it lies in the sandbox of")), (125, true), "{nested:?}");
+    place.mount();
+    let mounted = place.run("", "true");
+    assert_eq!((mounted.code, mounted.err.contains("its sandbox is mounted at")), (125, true), "{mounted:?}");
+    assert_eq!(place.say("", "-C missing run true").code, 125);
+    // -C, and a store of its own.
+    let mut command = place.command("", JAILFS);
+    let said = said(command.args([
+        "-C",
+        "base",
+        "--store",
+        "../home/own",
+        "run",
+        "--",
+        "sh",
+        "-c",
+        "pwd; pwd -P; echo -- \"$@\"",
+        "x",
+        "-C",
+        "--keep",
+    ]));
+    let base = place.at("base").display().to_string();
+    assert_eq!((said.code, said.out), (0, format!("{base}\n{base}\n-- -C --keep\n")), "{}", said.err);
+}
+
+#[test]
+fn inside_it_can_travel_but_not_let_itself_out() {
+    let place = Place::new();
+    let said = place.run(
+        "--keep",
+        r#"
+        echo good >> a; $JAILFS checkpoint good >/dev/null || exit 20
+        rm -rf sub; $JAILFS restore good >/dev/null || exit 21
+        cat sub/b >/dev/null || exit 22
+        $JAILFS diff base; $JAILFS apply --dry-run | head -n 1
+        $JAILFS apply; echo apply $?
+        $JAILFS apply --undo; echo undo $?
+        $JAILFS umount . ; echo umount $?
+        cd /; $JAILFS log | wc -l; $JAILFS -C "$JAILFS_ROOT" status | sed -n 's/^base *//p'
+        "#,
+    );
+    let base = place.at("base").display().to_string();
+    assert_eq!(
+        said.out,
+        format!("M\ta\nwould apply: 1 modified\napply 11\nundo 11\numount 11\n1\n{base}\n"),
+        "{}",
+        said.err
+    );
+    assert!(said.err.contains("'jailfs run' holds this sandbox\nhint: "), "{}", said.err);
+    assert_eq!(place.read("base/a"), "one\n");
+    assert_eq!(place.ok("base", "log").lines().count(), 1);
+}
+
+#[test]
+fn who_stays_behind_is_cut_off_before_the_changes_are_judged() {
+    let place = Place::new();
+    let root = place.root().display().to_string();
+    // It holds an open file, a working directory and a mapping's worth of names, and writes as fast as it can.
+    let stays = format!(
+        "exec 3>>log; (i=0; while :; do i=$((i+1)); echo $i >&3 || break; echo $i > n$((i % 50)) || break; done; \
+         (echo late > late) 2>{root}/late; echo over > {root}/over) 2>{root}/errors & sleep 0.2"
+    );
+    let said = place.run("--apply", &stays);
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(
+        said.err.contains("jailfs: processes remain in the sandbox and are cut off from it: "),
+        "{said:?}"
+    );
+    until("what is left has failed", || place.exists("over"));
+    let errors = place.read("errors");
+    assert!(
+        errors.contains("not connected") || errors.contains("I/O error") || errors.contains("connection"),
+        "{errors}"
+    );
+    assert!(!place.exists("base/late"));
+    // What was applied is one moment: the tree and the base are the same, now and later.
+    assert_eq!(place.ok("base", "diff base"), "");
+    assert!(place.exists("base/log"));
+}
+
+#[test]
+fn signals_reach_the_command_and_what_it_did_is_kept() {
+    for (sent, script, code) in [
+        (Signal::SIGTERM, "trap 'echo got >> a; exit 3' TERM; touch $GO; while :; do sleep 0.02; done", 3),
+        (Signal::SIGHUP, "echo before >> a; touch $GO; exec sleep 20", 129),
+        // From a terminal it comes to the command by itself; sent to jailfs alone it is nothing.
+        (Signal::SIGINT, "echo x >> a; touch $GO; sleep 0.3; exit 4", 4),
+    ] {
+        let place = Place::new();
+        let mut command = Command::new(JAILFS);
+        place.environment(&mut command);
+        command
+            .env("GO", place.at("go"))
+            .args(["run", "--", "sh", "-c", script])
+            .current_dir(place.at("base"));
+        let child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        until("the command runs", || place.exists("go"));
+        signal(child.id().cast_signed(), sent);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(code), "{sent}: {output:?}");
+        assert_eq!(place.ok("base", "diff base"), "M\ta\n", "{sent}");
+    }
+}
+
+#[test]
+fn a_killed_run_leaves_what_it_acknowledged() {
+    let place = Place::new();
+    let mut command = Command::new(JAILFS);
+    place.environment(&mut command);
+    let script =
+        "echo kept >> a; touch $GO; while echo x >> more; do sleep 0.01; done 2>/dev/null; echo > $GO.over";
+    command.env("GO", place.at("go")).args(["run", "--", "sh", "-c", script]).current_dir(place.at("base"));
+    let mut child = command.stdin(Stdio::null()).spawn().unwrap();
+    until("the command runs", || place.exists("go"));
+    signal(child.id().cast_signed(), Signal::SIGKILL);
+    child.wait().unwrap();
+    until("the command is cut off", || place.exists("go.over"));
+    assert!(!place.is_mounted("base"));
+    assert_eq!((place.read("base/a").as_str(), place.exists("base/more")), ("one\n", false));
+    let next = place.run("--keep", "cat a");
+    assert_eq!((next.code, next.out.as_str()), (0, "one\nkept\n"), "{next:?}");
+}
+
+#[test]
+fn on_a_terminal_it_asks() {
+    // script(1) makes the terminal; what is typed waits there until it is read.
+    let ask = |place: &Place, options: &str, typed: &str, todo: &str| {
+        let mut command = place.command("base", "script");
+        let line = format!("{JAILFS} run {options} -- sh -c '{todo}'");
+        said_with_input(command.args(["-qec", &line, "/dev/null"]).env("SHELL", "/bin/sh"), typed)
+    };
+    let place = Place::new();
+    let said = ask(&place, "", "what\np\na\n", "echo two >> a");
+    assert_eq!(said.code, 0, "{said:?}");
+    assert_eq!(
+        said.out.matches("jailfs: [a]pply, [k]eep, [d]iscard, or show the [p]atch?").count(),
+        3,
+        "{}",
+        said.out
+    );
+    assert!(said.out.contains("+two"), "{}", said.out);
+    assert!(said.out.contains("jailfs: applied: 1 modified"), "{}", said.out);
+    assert_eq!(place.read("base/a"), "one\ntwo\n");
+    let said = ask(&place, "--ask", "d\n", "echo three >> a");
+    assert!(said.out.contains("jailfs: discarded: 1 modified"), "{}", said.out);
+    let said = ask(&place, "--ask", "keep\n", "echo four >> a; exit 5");
+    assert_eq!((said.code, said.out.contains("jailfs: kept, not applied; ")), (5, true), "{}", said.out);
+    // The end of the input keeps.
+    let said = ask(&place, "--ask", "\u{4}", "true");
+    assert!(said.out.contains("[a]pply or [k]eep?") && said.out.contains("jailfs: kept"), "{}", said.out);
+    assert_eq!(
+        (place.read("base/a").as_str(), place.ok("base", "diff base").as_str()),
+        ("one\ntwo\n", "M\ta\n")
+    );
+}
+
+#[test]
+fn a_mapped_file_is_in_the_diff_when_the_command_has_ended() {
+    let place = Place::new();
+    place.write("base/big", vec![b'.'; 10_000]);
+    let script =
+        "python3 -c \"import mmap; f=open('big','r+b'); m=mmap.mmap(f.fileno(),0); m[0:5]=b'hello'\"";
+    let said = place.run("--apply", script);
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(fs::read(place.at("base/big")).unwrap().starts_with(b"hello....."));
+}

@@ -1,0 +1,104 @@
+//! Ordinary users: mounts by fusermount3, and `run` in a user namespace.
+//!
+//! Each test is a shell script of the user `nobody`, in a mount namespace in which `/dev/fuse` is open to all, as it is
+//! on most systems. Every line of the script must succeed.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::chown;
+
+use crate::place::{JAILFS, Place, Said, said};
+
+const NOBODY: u32 = 65534;
+
+/// A place that belongs to nobody, with a copy of the program in it.
+fn place() -> Place {
+    let place = Place::new();
+    fs::set_permissions(place.root(), PermissionsExt::from_mode(0o755)).unwrap();
+    // A copy, because the directory of the build need not be open to others.
+    fs::copy(JAILFS, place.at("jailfs")).unwrap();
+    let given = said(place.command("", "chown").args(["-R", "65534:65534", "base", "mnt", "home"]));
+    assert_eq!(given.code, 0, "{given:?}");
+    place
+}
+
+fn as_nobody(place: &Place, script: &str) -> Said {
+    place.write("script", script);
+    let device =
+        "mknod ../fuse c 10 229 && chmod 666 ../fuse && mount --bind ../fuse /dev/fuse && rm ../fuse";
+    let user = "exec setpriv --reuid 65534 --regid 65534 --clear-groups sh -eux ../script";
+    let mut command = place.command("mnt", "unshare");
+    command
+        .env("JAILFS", place.at("jailfs"))
+        .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+    said(command.args(["-m", "sh", "-ec", &format!("{device}; cd ..; mkdir -p x; cd x; {user}")]))
+}
+
+#[test]
+fn an_ordinary_user_needs_no_options() {
+    let place = place();
+    let said = as_nobody(
+        &place,
+        r#"
+        cd ..; $JAILFS mount base mnt
+        grep -q ' fuse.jailfs .*user_id=65534' /proc/self/mountinfo
+        cd mnt; $JAILFS checkpoint green
+        echo two >> a; rm del; mkdir n
+        [ "$($JAILFS diff)" = "$(printf 'M\ta\nD\tdel\nA\tn/')" ]
+        $JAILFS restore green; [ "$(cat a)" = one ]; [ -e del ]; [ ! -e n ]
+        echo three >> a; $JAILFS apply; [ "$(tail -n 1 ../base/a)" = three ]
+        code=0; $JAILFS umount ../mnt || code=$?; [ $code = 11 ]
+        cd ..; $JAILFS umount mnt; ! grep "$PWD/mnt" /proc/self/mountinfo
+        $JAILFS mount base mnt
+        kill -9 $($JAILFS -C mnt status --json | sed 's/.*"pid":\([0-9]*\).*/\1/'); while stat -f mnt >/dev/null 2>&1; do :; done
+        $JAILFS mount base mnt; cat mnt/a
+        kill -9 $($JAILFS -C mnt status --json | sed 's/.*"pid":\([0-9]*\).*/\1/'); while stat -f mnt >/dev/null 2>&1; do :; done
+        $JAILFS umount mnt; ! grep "$PWD/mnt" /proc/self/mountinfo
+        "#,
+    );
+    assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
+}
+
+#[test]
+fn an_ordinary_user_runs_a_command_without_a_helper() {
+    let place = place();
+    let said = as_nobody(
+        &place,
+        r#"
+        cd ../base
+        $JAILFS run --keep -- sh -euc '[ "$(id -u):$(id -g)" = 65534:65534 ]; [ "$PWD" = "$JAILFS_ROOT" ]
+            echo two >> a; rm del; $JAILFS checkpoint in; mkdir n; $JAILFS restore in; [ ! -e n ]'
+        [ "$(cat a)" = one ]; [ -e del ]
+        $JAILFS apply; [ "$(tail -n 1 a)" = two ]; [ ! -e del ]
+        $JAILFS run --apply -- sh -c 'echo three >> a'; [ "$(tail -n 1 a)" = three ]
+        $JAILFS run --keep -- sh -c '(sleep 0.2; echo late > late) 2>/dev/null & true' 2> ../home/err
+        grep -q 'cut off from it: .*(sh)' ../home/err; sleep 0.4; [ -z "$($JAILFS diff base)" ]
+        "#,
+    );
+    assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
+}
+
+#[test]
+fn files_of_other_owners_keep_them_through_a_run() {
+    let place = place();
+    fs::create_dir(place.at("base/roots")).unwrap();
+    fs::create_dir(place.at("base/roots/mine")).unwrap();
+    place.write("base/shared", "s\n");
+    place.write("base/roots-file", "r\n");
+    fs::set_permissions(place.at("base/roots-file"), PermissionsExt::from_mode(0o666)).unwrap();
+    chown(place.at("base/roots/mine"), Some(NOBODY), Some(NOBODY)).unwrap();
+    chown(place.at("base/shared"), Some(NOBODY), Some(7)).unwrap();
+    let before = place.sh("base", "stat -c '%n %u:%g %a' roots roots-file shared").out;
+    let said = as_nobody(
+        &place,
+        r#"
+        cd ../base
+        $JAILFS run --apply -- sh -c 'echo x > roots/mine/new; echo x >> a
+            ! echo x 2>/dev/null >> roots-file; ! echo x 2>/dev/null >> shared; ! rm -f roots-file 2>/dev/null; cat shared'
+        [ "$($JAILFS diff base)" = "" ]
+        "#,
+    );
+    assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
+    assert!(place.exists("base/roots/mine/new"));
+    assert_eq!(place.sh("base", "stat -c '%n %u:%g %a' roots roots-file shared").out, before);
+}

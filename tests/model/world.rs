@@ -357,7 +357,7 @@ impl World {
         }
         if times == Times::NoChange {
             for (id, node) in &mut self.tree.nodes {
-                node.ctime = seen.node(*id).ctime;
+                (node.atime, node.ctime) = (seen.node(*id).atime, seen.node(*id).ctime);
             }
         }
         self.check_held();

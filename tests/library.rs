@@ -346,3 +346,18 @@ fn a_diff_tells_what_was_done() {
     assert_eq!(diff(&sandbox, "c", "@"), vec![]);
     assert_eq!(diff(&sandbox, "base", "c"), expected);
 }
+
+#[test]
+fn two_files_of_the_base_never_share_a_number_after_an_apply_by_path() {
+    let place = Place::new();
+    place.write("a", "text");
+    let sandbox = place.open();
+    sandbox.fs().rename(NodeId::ROOT, &name("a"), NodeId::ROOT, &name("b"), RenameMode::Replace).unwrap();
+    assert_eq!(apply(&sandbox, &["b"], false).1, Vec::<String>::new());
+    assert!(place.base.join("a").exists() && place.base.join("b").exists());
+    restore(&sandbox, "base");
+    let number = |path: &str| sandbox.fs().getattr(id(&sandbox, path)).unwrap().ino;
+    assert_ne!(number("a"), number("b"));
+    put(&sandbox, "b", "other");
+    assert_eq!((get(&sandbox, "a"), get(&sandbox, "b")), ("text".into(), "other".into()));
+}

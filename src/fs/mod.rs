@@ -2,7 +2,7 @@
 //! without a mount.
 //!
 //! Every operation is the same few steps: find the node, cover what will change (a copy-up of metadata only), write
-//! content bytes to the pool, commit a list of edits. [`Core::commit`] appends the list to the journal as one frame and
+//! content bytes to the pool, commit a list of edits. `Core::commit` appends the list to the journal as one frame and
 //! applies it to the tree, in this order, so that what was acknowledged is on record. Copy-ups are committed on their
 //! own: they change nothing that can be seen.
 //!

@@ -236,9 +236,11 @@ impl Timeline {
         inos: &BTreeMap<TreePath, Ino>,
     ) -> FsResult<PreImages> {
         let mut ids = self.store().identities().lock();
+        let mut gone_numbers = BTreeSet::new();
         for change in changes {
             // The host may give the number of a file that is gone to another one, which must not pass for it.
             let gone = matches!(change.what, What::Deleted | What::Type | What::Content | What::Links);
+            gone_numbers.extend(change.old.ino().filter(|_| gone));
             if let (Found::Base(ino, _, LowerNode::Base(stat)), true) = (&change.old, gone)
                 && stat.nlink <= 1
                 && ids.of(stat.dev, stat.ino)? == *ino
@@ -250,7 +252,11 @@ impl Timeline {
         let mut left = Vec::new();
         for (path, image) in &mut images {
             let stat = found(self.base().stat(path))?;
-            if let (Some(stat), Some(ino)) = (&stat, inos.get(path)) {
+            if let (Some(stat), Some(ino)) = (&stat, inos.get(path))
+                && ids.of(stat.dev, stat.ino)? != *ino
+                // After an apply by path the node may still stand at its old path; two files never share a number.
+                && (gone_numbers.contains(ino) || !ids.stands_for_base(*ino))
+            {
                 ids.name(stat.dev, stat.ino, *ino)?;
             }
             let print = stat.map(|s| s.fingerprint());

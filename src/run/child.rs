@@ -70,7 +70,7 @@ impl End {
     }
 }
 
-/// Blocks the signals that [`Program::run`] waits for. Call it before any thread is started.
+/// Blocks the signals that [`Started::wait`] waits for. Call it before any thread is started.
 ///
 /// # Errors
 /// The host refuses, which sigprocmask(2) does not know.

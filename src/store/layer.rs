@@ -2,7 +2,7 @@
 //!
 //! The journal begins with a header and, once the layer is sealed, ends with a seal. Between them every frame is one
 //! operation. A record refers only to pool bytes that were written before it, so after a kill the whole journal is true;
-//! after a power cut it is true up to what was synced, see [`trusted`].
+//! after a power cut it is true up to what was synced, see `trusted`.
 
 use std::fs::File;
 use std::os::fd::AsFd;

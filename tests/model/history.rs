@@ -7,7 +7,7 @@ use jailfs::sandbox::verbs::{Applied, Change, ChangeKind, Checkpoint, Detail, Re
 use jailfs::types::{LayerId, NodeId, TreePath};
 
 use crate::host;
-use crate::tree::{Body, Bytes, Id, ROOT, Times, Tree, below, ids, is_below, parent, show};
+use crate::tree::{Body, Bytes, Id, ROOT, Times, Tree, below, is_below, parent, show};
 use crate::world::{Behind, World};
 
 /// What may happen to those who hold a file that nobody wrote to.
@@ -407,14 +407,11 @@ fn part_applied(base: &Tree, tree: &Tree, top: &[u8]) -> Option<Tree> {
         }
         above = parent(path);
     }
-    if ids(&old).iter().any(|id| inside.contains(id))
-        && let Some(dir) = parent(top).and_then(|p| old.get(p)) {
-            let name = name_of(top);
-            if wanted.node(*dir).is_dir() && wanted.node(*dir).names().contains_key(name) {
-                wanted.node_mut(*dir).names_mut().remove(name);
-                inside.iter().for_each(|id| drop(wanted.nodes.remove(id)));
-            }
-        }
+    if old.contains_key(top) {
+        let dir = old[parent(top)?];
+        wanted.node_mut(dir).names_mut().remove(name_of(top));
+        below(&old, top).for_each(|(_, id)| drop(wanted.nodes.remove(&id)));
+    }
     if !exists {
         return Some(wanted);
     }

@@ -24,6 +24,7 @@ use crate::fs::{Found, State};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::{Showing, Target, Timeline};
 use crate::store::Store;
+use crate::store::identities::Identities;
 use crate::store::layer::Upper;
 use crate::store::record::{
     Body, Dentry, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Seal, Source,
@@ -205,7 +206,7 @@ impl Timeline {
         let to =
             State { tree: plan.to.tree.clone(), lower: Arc::new(lower(plan.to.lower.epoch(), &with_images)) };
         let written = write_base(self.base(), &plan.from, &to, &plan.changes, &touched)
-            .and_then(|inos| self.settle(&mut layer, &plan.changes, images, &inos));
+            .and_then(|inos| self.settle(&mut layer, plan, images, &inos));
         let settled = match written {
             Ok(settled) => settled,
             Err(error) => {
@@ -231,16 +232,14 @@ impl Timeline {
     fn settle(
         &self,
         layer: &mut Upper,
-        changes: &[PathChange],
+        plan: &Plan,
         mut images: Images,
         inos: &BTreeMap<TreePath, Ino>,
     ) -> FsResult<PreImages> {
         let mut ids = self.store().identities().lock();
-        let mut gone_numbers = BTreeSet::new();
-        for change in changes {
+        for change in &plan.changes {
             // The host may give the number of a file that is gone to another one, which must not pass for it.
             let gone = matches!(change.what, What::Deleted | What::Type | What::Content | What::Links);
-            gone_numbers.extend(change.old.ino().filter(|_| gone));
             if let (Found::Base(ino, _, LowerNode::Base(stat)), true) = (&change.old, gone)
                 && stat.nlink <= 1
                 && ids.of(stat.dev, stat.ino)? == *ino
@@ -254,8 +253,7 @@ impl Timeline {
             let stat = found(self.base().stat(path))?;
             if let (Some(stat), Some(ino)) = (&stat, inos.get(path))
                 && ids.of(stat.dev, stat.ino)? != *ino
-                // After an apply by path the node may still stand at its old path; two files never share a number.
-                && (gone_numbers.contains(ino) || !ids.stands_for_base(*ino))
+                && !self.stays_elsewhere(plan, path, *ino, inos, &mut ids)?
             {
                 ids.name(stat.dev, stat.ino, *ino)?;
             }
@@ -273,6 +271,35 @@ impl Timeline {
             }
         }
         Ok(collect(&images, &left))
+    }
+}
+
+impl Timeline {
+    /// Whether a node that an apply by path wrote to `path` still stands in the base where it came from. Two files of the
+    /// base never share a number, so the new one gets its own.
+    fn stays_elsewhere(
+        &self,
+        plan: &Plan,
+        path: &TreePath,
+        ino: Ino,
+        inos: &BTreeMap<TreePath, Ino>,
+        ids: &mut Identities,
+    ) -> FsResult<bool> {
+        let origin = match plan.to.tree.node(ino).map(|n| &n.body) {
+            Some(Body::File { origin: Some(origin), .. }) => &origin.path,
+            Some(Body::Dir { base: Some(base) }) => base,
+            _ => return Ok(false),
+        };
+        if origin == path {
+            return Ok(false);
+        }
+        if let Some(now) = inos.get(origin) {
+            return Ok(*now == ino);
+        }
+        match found(self.base().stat(origin))? {
+            Some(stat) => Ok(ids.of(stat.dev, stat.ino)? == ino),
+            None => Ok(false),
+        }
     }
 }
 

@@ -90,11 +90,6 @@ impl Identities {
         self.append(IdentityRecord::Named { dev, host, ino })
     }
 
-    /// Whether a node of the base may have this number.
-    pub fn stands_for_base(&self, ino: Ino) -> bool {
-        ino < Ino::OWN_RANGE || self.taken.contains(&ino)
-    }
-
     /// A number that was never given out.
     ///
     /// # Errors

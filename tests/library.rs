@@ -361,3 +361,107 @@ fn two_files_of_the_base_never_share_a_number_after_an_apply_by_path() {
     put(&sandbox, "b", "other");
     assert_eq!((get(&sandbox, "a"), get(&sandbox, "b")), ("text".into(), "other".into()));
 }
+
+/// The longest value of an attribute that the mount takes, and more than a host's filesystem does.
+fn make_unappliable(sandbox: &Sandbox, path: &str) {
+    sandbox.fs().setxattr(id(sandbox, path), b"user.large", &[b'x'; 65_536], false, false).unwrap();
+}
+
+fn fails_to_apply(sandbox: &Sandbox) {
+    let refused = sandbox.handle(Request::Apply { paths: vec![], dry_run: false, undo: false });
+    assert!(refused.is_err(), "the host takes no attribute as large as that");
+}
+
+#[test]
+fn an_apply_that_fails_leaves_base_and_tree_as_they_were() {
+    let place = Place::new();
+    let long = "0123456789abcdef".repeat(1000);
+    for path in ["a", "b", "z"] {
+        place.write(path, &long);
+    }
+    place.write("gone/deep", "x");
+    place.write("twin", &long);
+    host::hard_link(place.base.join("twin"), place.base.join("pair")).unwrap();
+    let sandbox = place.open();
+    checkpoint(&sandbox, "start");
+    let start = picture(&sandbox);
+    // Most of these files is still in the base.
+    for path in ["a", "b", "twin"] {
+        sandbox.fs().write(id(&sandbox, path), 5, b"mine", false).unwrap();
+    }
+    rm(&sandbox, "gone/deep");
+    sandbox.fs().rmdir(NodeId::ROOT, &name("gone")).unwrap();
+    put(&sandbox, "new", "new");
+    make_unappliable(&sandbox, "z");
+    let changed = picture(&sandbox);
+    fails_to_apply(&sandbox);
+    for path in ["a", "b", "z", "twin", "pair"] {
+        assert_eq!(host::read_to_string(place.base.join(path)).unwrap(), long, "{path} of the base");
+    }
+    assert_eq!(host::read_to_string(place.base.join("gone/deep")).unwrap(), "x");
+    assert!(!place.base.join("new").exists());
+    assert_eq!(picture(&sandbox), changed, "the tree does not see it");
+    fails_to_apply(&sandbox);
+    assert_eq!(picture(&sandbox), changed, "not even twice");
+    drop(sandbox);
+    let sandbox = place.open();
+    assert_eq!(picture(&sandbox), changed, "and a start does not change that");
+    restore(&sandbox, "start");
+    assert_eq!(picture(&sandbox), start);
+    restore(&sandbox, "@-1");
+    put(&sandbox, "a", "short");
+    let (_, conflicts) = apply(&sandbox, &[], false);
+    assert_eq!(conflicts, Vec::<String>::new(), "nobody else has changed the base");
+    assert_eq!(host::read_to_string(place.base.join("a")).unwrap(), "short");
+    fails_to_undo_nothing(&sandbox, &place, &long);
+}
+
+fn fails_to_undo_nothing(sandbox: &Sandbox, place: &Place, long: &str) {
+    make_unappliable(sandbox, "z");
+    fails_to_apply(sandbox);
+    apply(sandbox, &[], true);
+    let undone = host::read_to_string(place.base.join("a")).unwrap();
+    assert_eq!(undone, long, "undo is for the last apply that did something");
+}
+
+/// Cuts the last frame off a log: 16 bytes of head, the first four of which are the length of the rest.
+fn cut_last_frame(log: &Path) {
+    let bytes = host::read(log).unwrap();
+    let (mut at, mut last) = (0, 0);
+    while at < bytes.len() {
+        last = at;
+        at += 16 + u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize;
+    }
+    host::OpenOptions::new().write(true).open(log).unwrap().set_len(last as u64).unwrap();
+}
+
+#[test]
+fn an_apply_that_is_cut_off_is_taken_back_at_the_next_start() {
+    let place = Place::new();
+    let long = "0123456789abcdef".repeat(1000);
+    place.write("a", &long);
+    place.write("d/gone", "x");
+    let sandbox = place.open();
+    sandbox.fs().write(id(&sandbox, "a"), 5, b"mine", false).unwrap();
+    put(&sandbox, "new", "new");
+    rm(&sandbox, "d/gone");
+    let changed = picture(&sandbox);
+    assert_eq!(apply(&sandbox, &["a", "new", "d"], false).1, Vec::<String>::new());
+    assert!(place.base.join("new").exists() && !place.base.join("d/gone").exists());
+    drop(sandbox);
+    // As if it had been killed right before the seal, which is the moment of the apply.
+    let layers = host::read_dir(place.store.join("layers")).unwrap();
+    let last = layers.map(|entry| entry.unwrap().path()).max().unwrap();
+    cut_last_frame(&last.join("journal"));
+    for _ in 0..2 {
+        let sandbox = place.open();
+        assert_eq!(host::read_to_string(place.base.join("a")).unwrap(), long);
+        assert_eq!(host::read_to_string(place.base.join("d/gone")).unwrap(), "x");
+        assert!(!place.base.join("new").exists());
+        assert_eq!(picture(&sandbox), changed);
+    }
+    let sandbox = place.open();
+    assert_eq!(apply(&sandbox, &[], false).1, Vec::<String>::new(), "nobody else has changed the base");
+    assert!(get(&sandbox, "a").starts_with("01234mine9"));
+    assert!(host::read_to_string(place.base.join("a")).unwrap().starts_with("01234mine9"));
+}

@@ -9,22 +9,26 @@
 //! 3. The base is written: new content is staged next to its target and renamed over it.
 //! 4. What was left at each path is recorded, and the pre-image layer is sealed: this is the moment of the apply.
 //!
-//! An unsealed pre-image layer found at a start belongs to an apply that was cut off: the base is set back to it. The
-//! same code writes the tree home, sets the base back and undoes an apply: each makes a list of paths look as in a state.
+//! An apply that fails is taken back: the base is set back to the pre-images. An unsealed pre-image layer found at a
+//! start belongs to an apply that was cut off, and is taken back then. The files of the base are not the same ones after
+//! that, only their bytes are: so a taken-back apply begins an epoch like any other, in which the tree finds the bytes it
+//! left in the base, and every node its number.
+//!
+//! The same code writes the tree home, sets the base back and undoes an apply: each makes a list of paths look as in a
+//! state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use crate::base::{Attributes, Base, BaseWriter, WriteDir};
+use crate::base::{Attributes, Base, BaseStat, BaseWriter, WriteDir};
 use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
 use crate::fs::lower::{self, ANY_CTIME, Lower, LowerNode, PreHistory, PreImages};
 use crate::fs::{Found, State};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::{Showing, Target, Timeline};
 use crate::store::Store;
-use crate::store::identities::Identities;
 use crate::store::layer::Upper;
 use crate::store::record::{
     Body, Dentry, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Seal, Source,
@@ -36,6 +40,8 @@ use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, LayerId, Name, 
 
 /// Bytes copied at once.
 const STEP: u64 = 1 << 20;
+/// The message of the seal of an apply that was taken back.
+const TAKEN_BACK: &str = "taken back";
 
 /// What an apply would do.
 pub struct Plan {
@@ -76,6 +82,7 @@ impl Timeline {
     /// What the base or the store answers; the base is then as it was.
     pub fn apply(&self, paths: &[TreePath]) -> Result<Plan> {
         let _turn = self.turn();
+        self.check_not_stuck()?;
         self.flush()?;
         let (sealed, _) = self.secure("apply")?;
         let plan = self.plan(self.state_of(sealed)?, paths)?;
@@ -113,10 +120,15 @@ impl Timeline {
     }
 
     fn before_last_apply(&self) -> Result<State> {
-        let Some(before) = self.base_epoch().0.checked_sub(1) else {
+        let layers = self.store().catalog();
+        let applies =
+            layers.iter().filter(|l| l.header.kind == LayerKind::PreImage).filter_map(|l| l.seal.as_ref());
+        // What was taken back changed nothing.
+        let last = applies.enumerate().filter(|(_, seal)| seal.message != TAKEN_BACK).last();
+        let Some((before, _)) = last else {
             return Err(Error::new(Kind::NoStore, "undo apply", "nothing was applied yet"));
         };
-        self.state_of(Target { layer: None, epoch: Epoch(before) })
+        self.state_of(Target { layer: None, epoch: Epoch(u32::try_from(before).unwrap_or(u32::MAX)) })
     }
 
     /// Sets the base back to what it was before the last apply. The tree stays as it is.
@@ -125,6 +137,7 @@ impl Timeline {
     /// As [`Timeline::apply`].
     pub fn undo_apply(&self) -> Result<Plan> {
         let _turn = self.turn();
+        self.check_not_stuck()?;
         self.flush()?;
         let plan = self.plan(self.before_last_apply()?, &[])?;
         if plan.conflicts.is_empty() && !plan.changes.is_empty() {
@@ -206,101 +219,136 @@ impl Timeline {
         let to =
             State { tree: plan.to.tree.clone(), lower: Arc::new(lower(plan.to.lower.epoch(), &with_images)) };
         let written = write_base(self.base(), &plan.from, &to, &plan.changes, &touched)
-            .and_then(|inos| self.settle(&mut layer, plan, images, &inos));
-        let settled = match written {
-            Ok(settled) => settled,
+            .and_then(|inos| self.without_shared_numbers(plan, inos))
+            .and_then(|inos| settle(self.store(), self.base(), &mut layer, images.clone(), &inos));
+        let (settled, failure) = match written {
+            Ok(settled) => (settled, None),
             Err(error) => {
-                let back = set_back(self.store(), self.base(), &history, &with_images);
-                self.fs().set_lower(lower(shown, &history));
-                back.and_then(|()| layer.record(&Record::Abandoned)).map_err(|e| {
-                    e.during(format!("apply failed ({error}); set the base back"))
-                        .hint("the next start of jailfs tries again")
-                })?;
-                return Err(error).attempt(|| "apply: write the base");
+                let back = take_back(self.store(), self.base(), &mut layer, images, &history);
+                let settled = back.map_err(|e| self.stop_applying(e, &format!("apply failed ({error})")))?;
+                (settled, Some(error))
             }
         };
-        let seal = Seal { name: None, message: String::new(), time: clock::now(), automatic: true };
-        self.store().identities().lock().sync().map_err(during)?;
-        self.store().seal_layer(layer, seal).map_err(during)?;
+        let message = if failure.is_some() { TAKEN_BACK } else { "" };
+        close(self.store(), layer, message).map_err(|e| self.stop_applying(e, "apply"))?;
         let history: PreHistory = history.into_iter().chain([Arc::new(settled)]).collect();
         self.fs().set_lower(lower(shown, &history));
         *self.applies.lock() = history;
-        Ok(epoch)
+        failure.map_or(Ok(epoch), |error| Err(error).attempt(|| "apply: write the base"))
     }
 
-    /// Records what was left at each path: prints for the next apply, and numbers, so that every node keeps its own.
-    fn settle(
+    /// The numbers of what was written, without those of nodes that an apply by path wrote to another path while they still
+    /// stand in the base where they came from: two files of the base never share a number.
+    fn without_shared_numbers(
         &self,
-        layer: &mut Upper,
         plan: &Plan,
-        mut images: Images,
-        inos: &BTreeMap<TreePath, Ino>,
-    ) -> FsResult<PreImages> {
+        inos: BTreeMap<TreePath, Ino>,
+    ) -> FsResult<BTreeMap<TreePath, Ino>> {
+        let mut own = BTreeMap::new();
         let mut ids = self.store().identities().lock();
-        for change in &plan.changes {
-            // The host may give the number of a file that is gone to another one, which must not pass for it.
-            let gone = matches!(change.what, What::Deleted | What::Type | What::Content | What::Links);
-            if let (Found::Base(ino, _, LowerNode::Base(stat)), true) = (&change.old, gone)
-                && stat.nlink <= 1
-                && ids.of(stat.dev, stat.ino)? == *ino
+        for (path, ino) in &inos {
+            let origin = match plan.to.tree.node(*ino).map(|n| &n.body) {
+                Some(Body::File { origin: Some(origin), .. }) => Some(&origin.path),
+                Some(Body::Dir { base }) => base.as_ref(),
+                _ => None,
+            };
+            let stays = match origin.filter(|origin| *origin != path).map(|origin| (origin, inos.get(origin)))
             {
-                let fresh = ids.fresh()?;
-                ids.name(stat.dev, stat.ino, fresh)?;
+                None => false,
+                Some((_, Some(now))) => now == ino,
+                Some((origin, None)) => match found(self.base().stat(origin))? {
+                    Some(stat) => ids.of(stat.dev, stat.ino)? == *ino,
+                    None => false,
+                },
+            };
+            // A further link of the same file is the same file.
+            let same_file = match found(self.base().stat(path))? {
+                Some(stat) => ids.of(stat.dev, stat.ino)? == *ino,
+                None => false,
+            };
+            if !stays || same_file {
+                own.insert(path.clone(), *ino);
             }
         }
-        let mut left = Vec::new();
-        for (path, image) in &mut images {
-            let stat = found(self.base().stat(path))?;
-            if let (Some(stat), Some(ino)) = (&stat, inos.get(path))
-                && ids.of(stat.dev, stat.ino)? != *ino
-                && !self.stays_elsewhere(plan, path, *ino, inos, &mut ids)?
-            {
-                ids.name(stat.dev, stat.ino, *ino)?;
-            }
-            let print = stat.map(|s| s.fingerprint());
-            left.push((path.clone(), print));
-            layer.record(&Record::Left(Left { path: path.clone(), print }))?;
-            // Bytes that were left in place are found by the print that the file has from now on.
-            if let (
-                Some(print),
-                Some(PreNode { node: Node { body: Body::File { origin: Some(origin), .. }, .. }, .. }),
-            ) = (print, image.as_mut())
-            {
-                *origin = Arc::new(Origin { path: path.clone(), print });
-                layer.record(&Record::PreImage(PreImage { path: path.clone(), node: image.clone() }))?;
-            }
+        Ok(own)
+    }
+
+    /// After a failure that leaves an apply half done: only a start of jailfs can take it back.
+    fn stop_applying(&self, error: Error, during: &str) -> Error {
+        self.apply_is_stuck.store(true, std::sync::atomic::Ordering::SeqCst);
+        error.during(during).hint("unmount and mount again: the apply is then taken back")
+    }
+
+    fn check_not_stuck(&self) -> Result<()> {
+        if !self.apply_is_stuck.load(std::sync::atomic::Ordering::SeqCst) {
+            return Ok(());
         }
-        Ok(collect(&images, &left))
+        Err(Error::new(Kind::InUse, "apply", "an apply before it failed and could not be taken back")
+            .hint("unmount and mount again: it is then taken back"))
     }
 }
 
-impl Timeline {
-    /// Whether a node that an apply by path wrote to `path` still stands in the base where it came from. Two files of the
-    /// base never share a number, so the new one gets its own.
-    fn stays_elsewhere(
-        &self,
-        plan: &Plan,
-        path: &TreePath,
-        ino: Ino,
-        inos: &BTreeMap<TreePath, Ino>,
-        ids: &mut Identities,
-    ) -> FsResult<bool> {
-        let origin = match plan.to.tree.node(ino).map(|n| &n.body) {
-            Some(Body::File { origin: Some(origin), .. }) => &origin.path,
-            Some(Body::Dir { base: Some(base) }) => base,
-            _ => return Ok(false),
-        };
-        if origin == path {
-            return Ok(false);
-        }
-        if let Some(now) = inos.get(origin) {
-            return Ok(*now == ino);
-        }
-        match found(self.base().stat(origin))? {
-            Some(stat) => Ok(ids.of(stat.dev, stat.ino)? == ino),
-            None => Ok(false),
+/// Seals a pre-image layer.
+fn close(store: &Store, layer: Upper, message: &str) -> Result<()> {
+    store.identities().lock().sync()?;
+    let seal = Seal { name: None, message: message.to_owned(), time: clock::now(), automatic: true };
+    store.seal_layer(layer, seal)
+}
+
+/// Records what was left at each path: prints for the next apply, and numbers, so that every node keeps its own.
+fn settle(
+    store: &Store,
+    base: &Base,
+    layer: &mut Upper,
+    mut images: Images,
+    inos: &BTreeMap<TreePath, Ino>,
+) -> FsResult<PreImages> {
+    let mut ids = store.identities().lock();
+    let (dev, _) = base.root_id();
+    let now: Vec<Option<BaseStat>> =
+        images.iter().map(|(path, _)| found(base.stat(path))).collect::<FsResult<_>>()?;
+    for ((_, image), stat) in images.iter().zip(&now) {
+        let Some(image) = image else { continue };
+        // The host may give the number of a file that is gone to another one, which must not pass for it.
+        let is_alone = image.node.kind() == FileKind::Dir || image.node.meta.nlink <= 1;
+        let is_gone = stat.as_ref().is_none_or(|stat| stat.ino != image.host);
+        if is_gone && is_alone && ids.of(dev, image.host)? == image.ino {
+            let fresh = ids.fresh()?;
+            ids.name(dev, image.host, fresh)?;
         }
     }
+    let mut left = Vec::new();
+    for ((path, image), stat) in images.iter_mut().zip(now) {
+        if let (Some(stat), Some(ino)) = (&stat, inos.get(path)) {
+            ids.name(stat.dev, stat.ino, *ino)?;
+        }
+        let print = stat.map(|s| s.fingerprint());
+        left.push((path.clone(), print));
+        layer.record(&Record::Left(Left { path: path.clone(), print }))?;
+        // Bytes that were left in place are found by the print that the file has from now on.
+        if let (
+            Some(print),
+            Some(PreNode { node: Node { body: Body::File { origin: Some(origin), .. }, .. }, .. }),
+        ) = (print, image.as_mut())
+        {
+            *origin = Arc::new(Origin { path: path.clone(), print });
+            layer.record(&Record::PreImage(PreImage { path: path.clone(), node: image.clone() }))?;
+        }
+    }
+    Ok(collect(&images, &left))
+}
+
+/// Sets the base back to `images`, which an apply after `before` found, and records what is there since.
+fn take_back(
+    store: &Arc<Store>,
+    base: &Arc<Base>,
+    layer: &mut Upper,
+    images: Images,
+    before: &PreHistory,
+) -> Result<PreImages> {
+    let with_images: PreHistory = before.iter().cloned().chain([Arc::new(collect(&images, &[]))]).collect();
+    let inos = set_back(store, base, before, &with_images)?;
+    settle(store, base, layer, images, &inos).attempt(|| "set the base back")
 }
 
 /// What the base holds at each touched path.
@@ -638,13 +686,13 @@ fn attributes<'x>(record: &Node, xattrs: &'x [(Vec<u8>, Vec<u8>)]) -> Attributes
     Attributes { mode: meta.mode, uid: meta.uid, gid: meta.gid, atime: meta.atime, mtime: meta.mtime, xattrs }
 }
 
-/// Makes the base look as before the last of `with_images`.
+/// Makes the base look as before the last of `with_images`. Gives the number of each node that it touched.
 fn set_back(
     store: &Arc<Store>,
     base: &Arc<Base>,
     before: &PreHistory,
     with_images: &PreHistory,
-) -> Result<()> {
+) -> Result<BTreeMap<TreePath, Ino>> {
     let at = |epoch: usize| {
         let epoch = Epoch(u32::try_from(epoch).unwrap_or(u32::MAX));
         let lower = Lower::new(Arc::clone(base), Arc::clone(store), epoch, with_images.clone());
@@ -658,7 +706,7 @@ fn set_back(
         touched.entry(path.clone()).or_insert(Keep::InPlace);
     }
     remove_staged(base, touched.keys()).attempt(attempt)?;
-    write_base(base, &from, &to, &changes, &touched).map(drop).attempt(attempt)
+    write_base(base, &from, &to, &changes, &touched).attempt(attempt)
 }
 
 /// Removes what an apply that was cut off had staged.
@@ -690,23 +738,26 @@ pub(super) fn roll_back_unfinished(store: &Arc<Store>, base: &Arc<Base>) -> Resu
         if contents.records.iter().any(|r| matches!(r, Record::Abandoned)) {
             continue;
         }
-        // The base is written only after the images were complete and marked so.
-        let complete = contents.records.iter().position(|r| matches!(r, Record::Synced));
-        if let Some(complete) = complete {
-            let mut images = PreImages::default();
-            for record in contents.records.iter().take(complete) {
-                if let Record::PreImage(image) = record {
-                    images.insert(&image.path, image.node.clone().map(Arc::new));
-                }
-            }
-            let before = lower::read_history(store)?;
-            let with_images: PreHistory = before.iter().cloned().chain([Arc::new(images)]).collect();
-            set_back(store, base, &before, &with_images).map_err(during)?;
-            log::warn!("an apply that was cut off was rolled back");
-        }
         let mut layer = store.reopen_layer(&contents).map_err(during)?;
-        layer.record(&Record::Abandoned).map_err(during)?;
-        layer.sync().map_err(during)?;
+        // The base is written only after the images were complete and marked so.
+        let Some(complete) = contents.records.iter().position(|r| matches!(r, Record::Synced)) else {
+            layer.record(&Record::Abandoned).map_err(during)?;
+            layer.sync().map_err(during)?;
+            continue;
+        };
+        let images: Images = contents.records.into_iter().take(complete).filter_map(image_in).collect();
+        let before = lower::read_history(store).map_err(during)?;
+        take_back(store, base, &mut layer, images, &before).map_err(during)?;
+        close(store, layer, TAKEN_BACK).map_err(during)?;
+        log::warn!("an apply that was cut off was taken back");
     }
     Ok(())
+}
+
+fn image_in(record: Record) -> Option<(TreePath, Option<PreNode>)> {
+    match record {
+        Record::PreImage(image) => Some((image.path, image.node)),
+        Record::Header(_) | Record::Opened { .. } | Record::Edits(_) | Record::Synced => None,
+        Record::Seal(_) | Record::Left(_) | Record::Abandoned => None,
+    }
 }

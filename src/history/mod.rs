@@ -15,6 +15,7 @@ pub mod patch;
 mod stack;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -54,6 +55,8 @@ pub struct Timeline {
     roots: Mutex<Roots>,
     /// What each apply so far found in the base.
     applies: Mutex<PreHistory>,
+    /// An apply failed and could not be taken back: no other may come before that is done.
+    apply_is_stuck: AtomicBool,
     /// One operation at a time.
     turn: Mutex<()>,
 }
@@ -87,7 +90,7 @@ pub struct Replaced {
 }
 
 impl Timeline {
-    /// Opens a head, or begins it on the base. An apply that did not come to its end is rolled back first.
+    /// Opens a head, or begins it on the base. An apply that did not come to its end is taken back first.
     ///
     /// # Errors
     /// Damage, or what the store and the base answer.
@@ -124,6 +127,7 @@ impl Timeline {
             kernel: Mutex::new(Arc::new(NoKernel)),
             roots: Mutex::new(roots),
             applies: Mutex::new(applies),
+            apply_is_stuck: AtomicBool::new(false),
             turn: Mutex::new(()),
         })
     }

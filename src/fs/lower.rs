@@ -73,7 +73,7 @@ pub fn read_history(store: &Store) -> Result<PreHistory> {
                 Record::PreImage(image) => images.insert(&image.path, image.node.map(Arc::new)),
                 Record::Left(left) => images.set_left(left.path, left.print),
                 Record::Header(_) | Record::Opened { .. } | Record::Edits(_) => {}
-                Record::Synced | Record::Seal(_) | Record::Abandoned => {}
+                Record::Synced | Record::SyncedTo(_) | Record::Seal(_) | Record::Abandoned => {}
             }
         }
         history.push(Arc::new(images));

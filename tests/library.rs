@@ -450,3 +450,28 @@ fn an_apply_that_is_cut_off_is_taken_back_at_the_next_start() {
     assert!(get(&sandbox, "a").starts_with("01234mine9"));
     assert!(host::read_to_string(place.base.join("a")).unwrap().starts_with("01234mine9"));
 }
+
+#[test]
+fn a_base_file_that_somebody_replaced_is_never_shown_as_the_old_one() {
+    let place = Place::new();
+    place.write("seen", "old");
+    place.write("covered", "old");
+    let sandbox = place.open();
+    assert_eq!((get(&sandbox, "seen"), get(&sandbox, "covered")), ("old".into(), "old".into()));
+    sandbox.fs().setattr(id(&sandbox, "covered"), SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+    for path in ["seen", "covered"] {
+        place.write("fresh", "new");
+        host::rename(place.base.join("fresh"), place.base.join(path)).unwrap();
+    }
+    let covered = id(&sandbox, "covered");
+    assert!(sandbox.fs().read(covered, 0, 9).is_err(), "the bytes that were covered are gone");
+    // A kernel that forgot it asks for it anew.
+    let old = id(&sandbox, "seen");
+    sandbox.fs().forget(old, 9);
+    assert_eq!(get(&sandbox, "seen"), "new", "what was never covered is shown as it is now");
+    let Reply::Status(status) = sandbox.handle(Request::Status).unwrap() else { panic!() };
+    assert!(status.base_problems.iter().any(|(path, _)| path.to_string() == "covered"));
+    // Written anew in place, while we have it open.
+    host::write(place.base.join("seen"), "now").unwrap();
+    assert_eq!(get(&sandbox, "seen"), "now");
+}

@@ -328,7 +328,7 @@ impl Lower {
                 if let Some((pre, epoch)) = self.pre_linked(origin.print.ino, epoch) {
                     return self.locate_pre(pre, range, epoch);
                 }
-                let file = self.open(&origin.path, Some(origin))?;
+                let file = self.open_covered(origin)?;
                 Ok(vec![Piece {
                     len: range.len(),
                     from: Some((file, range.start)),
@@ -377,35 +377,41 @@ impl Lower {
         Ok(pieces)
     }
 
-    /// Opens a file of the base, or finds it open; with an origin, holds it against the print taken when it was covered.
+    /// Opens a file of the base that the tree covers, or finds it open; holds it against the print taken when it was
+    /// covered.
     ///
     /// # Errors
     /// [`FsError::Drift`], else what the host answers.
-    pub fn open(&self, path: &TreePath, origin: Option<&Origin>) -> FsResult<Arc<File>> {
+    fn open_covered(&self, origin: &Origin) -> FsResult<Arc<File>> {
+        let file = match self.open(&origin.path, &origin.print) {
+            Err(FsError::NotFound | FsError::NotADirectory) => return Err(self.drift(&origin.path)),
+            other => other?,
+        };
+        if fits(&origin.print, &Fingerprint::of(&file)?) { Ok(file) } else { Err(self.drift(&origin.path)) }
+    }
+
+    /// Opens a file of the base, or finds it open and as `print` says: an open file can have been replaced at its path, or
+    /// written anew in place. What is opened is as it is now.
+    ///
+    /// # Errors
+    /// What the host answers.
+    pub fn open(&self, path: &TreePath, print: &Fingerprint) -> FsResult<Arc<File>> {
         let mut files = self.files.lock();
         files.clock += 1;
         let now = files.clock;
-        if let Some((file, used)) = files.by_path.get_mut(path) {
+        if let Some((file, used)) = files.by_path.get_mut(path)
+            && fits(print, &Fingerprint::of(file)?)
+        {
             *used = now;
             return Ok(Arc::clone(file));
         }
-        let file = match self.base.open_file(path) {
-            Err(FsError::NotFound | FsError::NotADirectory) if origin.is_some() => {
-                return Err(self.drift(path));
-            }
-            other => other.inspect_err(|error| self.problem(path, error))?,
-        };
-        if let Some(origin) = origin
-            && !fits(&origin.print, &Fingerprint::of(&file)?)
-        {
-            return Err(self.drift(path));
-        }
+        files.by_path.remove(path);
+        let file = Arc::new(self.base.open_file(path).inspect_err(|error| self.problem(path, error))?);
         if files.by_path.len() >= OPEN_FILES {
             let oldest =
                 files.by_path.iter().min_by_key(|(_, (_, used))| *used).map(|(path, _)| path.clone());
             oldest.and_then(|path| files.by_path.remove(&path));
         }
-        let file = Arc::new(file);
         files.by_path.insert(path.clone(), (Arc::clone(&file), now));
         Ok(file)
     }

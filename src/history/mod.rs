@@ -346,9 +346,10 @@ impl Timeline {
                 return Err(error);
             }
         };
+        // First of all, and whatever else fails: the kernel would go on showing the state before.
+        let told = self.kernel().forget(&forgotten).map_err(during);
         self.log(verb, description, to)?;
-        self.kernel().forget(&forgotten).map_err(during)?;
-        Ok(true)
+        told.map(|()| true)
     }
 }
 

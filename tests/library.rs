@@ -475,3 +475,13 @@ fn a_base_file_that_somebody_replaced_is_never_shown_as_the_old_one() {
     host::write(place.base.join("seen"), "now").unwrap();
     assert_eq!(get(&sandbox, "seen"), "now");
 }
+
+#[test]
+fn attributes_that_only_a_host_can_give_meaning_are_refused() {
+    let place = Place::new();
+    place.write("f", "");
+    let sandbox = place.open();
+    let set = |name: &[u8]| sandbox.fs().setxattr(id(&sandbox, "f"), name, b"x", false, false);
+    assert_eq!(set(b"system.odd"), Err(jailfs::error::FsError::Unsupported));
+    assert_eq!((set(b"user.odd"), set(b"trusted.odd")), (Ok(()), Ok(())));
+}

@@ -458,7 +458,10 @@ fn a_base_file_that_somebody_replaced_is_never_shown_as_the_old_one() {
     place.write("covered", "old");
     let sandbox = place.open();
     assert_eq!((get(&sandbox, "seen"), get(&sandbox, "covered")), ("old".into(), "old".into()));
-    sandbox.fs().setattr(id(&sandbox, "covered"), SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+    sandbox
+        .fs()
+        .setattr(id(&sandbox, "covered"), SetAttr { mode: Some(0o600), ..SetAttr::default() })
+        .unwrap();
     for path in ["seen", "covered"] {
         place.write("fresh", "new");
         host::rename(place.base.join("fresh"), place.base.join(path)).unwrap();
@@ -484,4 +487,22 @@ fn attributes_that_only_a_host_can_give_meaning_are_refused() {
     let set = |name: &[u8]| sandbox.fs().setxattr(id(&sandbox, "f"), name, b"x", false, false);
     assert_eq!(set(b"system.odd"), Err(jailfs::error::FsError::Unsupported));
     assert_eq!((set(b"user.odd"), set(b"trusted.odd")), (Ok(()), Ok(())));
+}
+
+#[test]
+fn very_many_checkpoints_hold_few_files_open() {
+    let place = Place::new();
+    let sandbox = place.open();
+    for n in 0..300 {
+        put(&sandbox, &format!("f{n}"), "x");
+        checkpoint(&sandbox, &format!("c{n}"));
+    }
+    for n in 0..300 {
+        assert_eq!(get(&sandbox, &format!("f{n}")), "x");
+    }
+    let layers = place.store.join("layers");
+    let open = host::read_dir("/proc/self/fd").unwrap();
+    let ours = open
+        .filter(|fd| host::read_link(fd.as_ref().unwrap().path()).is_ok_and(|to| to.starts_with(&layers)));
+    assert!(ours.count() < 150, "a process may hold only so many");
 }

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use crate::base::{Base, BaseStat};
 use crate::error::{FsError, FsResult, Result};
 use crate::store::Store;
+use crate::store::recent::Recent;
 use crate::store::record::{Body, LayerKind, Meta, Node, Origin, PreNode, Record, Source};
 use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
 
@@ -112,20 +113,15 @@ pub struct Lower {
     store: Arc<Store>,
     epoch: Epoch,
     history: PreHistory,
-    files: Mutex<OpenFiles>,
+    files: Mutex<Recent<TreePath>>,
     problems: Mutex<BTreeMap<TreePath, String>>,
-}
-
-#[derive(Default)]
-struct OpenFiles {
-    by_path: HashMap<TreePath, (Arc<File>, u64)>,
-    clock: u64,
 }
 
 impl Lower {
     /// The base in `epoch`, given all applies.
     pub fn new(base: Arc<Base>, store: Arc<Store>, epoch: Epoch, history: PreHistory) -> Lower {
-        Lower { base, store, epoch, history, files: Mutex::default(), problems: Mutex::default() }
+        let files = Mutex::new(Recent::new(OPEN_FILES));
+        Lower { base, store, epoch, history, files, problems: Mutex::default() }
     }
 
     /// The same base in another epoch.
@@ -397,22 +393,13 @@ impl Lower {
     /// What the host answers.
     pub fn open(&self, path: &TreePath, print: &Fingerprint) -> FsResult<Arc<File>> {
         let mut files = self.files.lock();
-        files.clock += 1;
-        let now = files.clock;
-        if let Some((file, used)) = files.by_path.get_mut(path)
-            && fits(print, &Fingerprint::of(file)?)
+        if let Some(file) = files.get(path)
+            && fits(print, &Fingerprint::of(&file)?)
         {
-            *used = now;
-            return Ok(Arc::clone(file));
+            return Ok(file);
         }
-        files.by_path.remove(path);
         let file = Arc::new(self.base.open_file(path).inspect_err(|error| self.problem(path, error))?);
-        if files.by_path.len() >= OPEN_FILES {
-            let oldest =
-                files.by_path.iter().min_by_key(|(_, (_, used))| *used).map(|(path, _)| path.clone());
-            oldest.and_then(|path| files.by_path.remove(&path));
-        }
-        files.by_path.insert(path.clone(), (Arc::clone(&file), now));
+        files.put(path.clone(), Arc::clone(&file));
         Ok(file)
     }
 

@@ -506,3 +506,29 @@ fn very_many_checkpoints_hold_few_files_open() {
         .filter(|fd| host::read_link(fd.as_ref().unwrap().path()).is_ok_and(|to| to.starts_with(&layers)));
     assert!(ours.count() < 150, "a process may hold only so many");
 }
+
+/// A checkpoint that was killed before its seal: `main` still names the layer that was to be sealed.
+fn checkpoint_without_seal(place: &Place) {
+    let head = place.store.join("heads/main");
+    let sandbox = place.open();
+    put(&sandbox, "before", "before");
+    let old_head = host::read(&head).unwrap();
+    let layer = checkpoint(&sandbox, "never");
+    put(&sandbox, "after", "after");
+    drop(sandbox);
+    cut_last_frame(&place.store.join(format!("layers/{:08}/journal", layer.0)));
+    host::write(head, old_head).unwrap();
+}
+
+#[test]
+fn a_checkpoint_that_is_cut_off_loses_nothing_and_is_none() {
+    let place = Place::new();
+    checkpoint_without_seal(&place);
+    for _ in 0..2 {
+        let sandbox = place.open();
+        assert_eq!((get(&sandbox, "before"), get(&sandbox, "after")), ("before".into(), "after".into()));
+        let Reply::Log(log) = sandbox.handle(Request::Log).unwrap() else { panic!() };
+        let seals: Vec<_> = log.iter().map(|c| (c.automatic, c.name.clone())).collect();
+        assert_eq!(seals, [(true, None)], "what was below is sealed now, as a state of nobody's");
+    }
+}

@@ -40,6 +40,8 @@ pub struct LayerContents {
     pub info: LayerInfo,
     /// All records after the header.
     pub records: Vec<Record>,
+    /// Whether a power cut took records, or content that they spoke of.
+    pub is_cut: bool,
     /// Where they end in the journal.
     end: u64,
     count: u64,
@@ -56,7 +58,9 @@ pub fn read(layers: &StoreDir, layer: LayerId, boot: [u8; 16]) -> Result<LayerCo
         dir.read(JOURNAL)?.ok_or_else(|| Error::damage(format!("read {what}"), "the file is missing"))?;
     let contents = log::read::<Record>(&bytes, &what)?;
     let mut records = contents.records;
-    records.truncate(trusted(&records, boot));
+    let trusted = trusted(&records, boot);
+    let is_cut = trusted < records.len();
+    records.truncate(trusted);
     let end = records.last().map_or(0, |r| r.1);
     let count = records.len() as u64;
     let mut records = records.into_iter().map(|r| r.0);
@@ -74,7 +78,7 @@ pub fn read(layers: &StoreDir, layer: LayerId, boot: [u8; 16]) -> Result<LayerCo
         Some(Record::Seal(seal)) => Some(seal.clone()),
         _ => None,
     };
-    Ok(LayerContents { info: LayerInfo { header, seal }, records, end, count })
+    Ok(LayerContents { info: LayerInfo { header, seal }, records, is_cut, end, count })
 }
 
 /// How many of the records can be trusted. If the machine was booted again since the last daemon wrote, the host may

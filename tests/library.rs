@@ -465,3 +465,85 @@ fn an_apply_that_is_cut_off_is_taken_back_at_the_next_start() {
     assert!(get(&sandbox, "a").starts_with("01234mine9"));
     assert!(host::read_to_string(place.base.join("a")).unwrap().starts_with("01234mine9"));
 }
+
+#[test]
+fn a_base_file_that_somebody_replaced_is_never_shown_as_the_old_one() {
+    let place = Place::new();
+    place.write("seen", "old");
+    place.write("covered", "old");
+    let sandbox = place.open();
+    assert_eq!((get(&sandbox, "seen"), get(&sandbox, "covered")), ("old".into(), "old".into()));
+    sandbox
+        .fs()
+        .setattr(id(&sandbox, "covered"), SetAttr { mode: Some(0o600), ..SetAttr::default() })
+        .unwrap();
+    for path in ["seen", "covered"] {
+        place.write("fresh", "new");
+        host::rename(place.base.join("fresh"), place.base.join(path)).unwrap();
+    }
+    let covered = id(&sandbox, "covered");
+    assert!(sandbox.fs().read(covered, 0, 9).is_err(), "the bytes that were covered are gone");
+    // A kernel that forgot it asks for it anew.
+    let old = id(&sandbox, "seen");
+    sandbox.fs().forget(old, 9);
+    assert_eq!(get(&sandbox, "seen"), "new", "what was never covered is shown as it is now");
+    let Reply::Status(status) = sandbox.handle(Request::Status).unwrap() else { panic!() };
+    assert!(status.base_problems.iter().any(|(path, _)| path.to_string() == "covered"));
+    // Written anew in place, while we have it open.
+    host::write(place.base.join("seen"), "now").unwrap();
+    assert_eq!(get(&sandbox, "seen"), "now");
+}
+
+#[test]
+fn attributes_that_only_a_host_can_give_meaning_are_refused() {
+    let place = Place::new();
+    place.write("f", "");
+    let sandbox = place.open();
+    let set = |name: &[u8]| sandbox.fs().setxattr(id(&sandbox, "f"), name, b"x", false, false);
+    assert_eq!(set(b"system.odd"), Err(jailfs::error::FsError::Unsupported));
+    assert_eq!((set(b"user.odd"), set(b"trusted.odd")), (Ok(()), Ok(())));
+}
+
+#[test]
+fn very_many_checkpoints_hold_few_files_open() {
+    let place = Place::new();
+    let sandbox = place.open();
+    for n in 0..300 {
+        put(&sandbox, &format!("f{n}"), "x");
+        checkpoint(&sandbox, &format!("c{n}"));
+    }
+    for n in 0..300 {
+        assert_eq!(get(&sandbox, &format!("f{n}")), "x");
+    }
+    let layers = place.store.join("layers");
+    let open = host::read_dir("/proc/self/fd").unwrap();
+    let ours = open
+        .filter(|fd| host::read_link(fd.as_ref().unwrap().path()).is_ok_and(|to| to.starts_with(&layers)));
+    assert!(ours.count() < 150, "a process may hold only so many");
+}
+
+/// A checkpoint that was killed before its seal: `main` still names the layer that was to be sealed.
+fn checkpoint_without_seal(place: &Place) {
+    let head = place.store.join("heads/main");
+    let sandbox = place.open();
+    put(&sandbox, "before", "before");
+    let old_head = host::read(&head).unwrap();
+    let layer = checkpoint(&sandbox, "never");
+    put(&sandbox, "after", "after");
+    drop(sandbox);
+    cut_last_frame(&place.store.join(format!("layers/{:08}/journal", layer.0)));
+    host::write(head, old_head).unwrap();
+}
+
+#[test]
+fn a_checkpoint_that_is_cut_off_loses_nothing_and_is_none() {
+    let place = Place::new();
+    checkpoint_without_seal(&place);
+    for _ in 0..2 {
+        let sandbox = place.open();
+        assert_eq!((get(&sandbox, "before"), get(&sandbox, "after")), ("before".into(), "after".into()));
+        let Reply::Log(log) = sandbox.handle(Request::Log).unwrap() else { panic!() };
+        let seals: Vec<_> = log.iter().map(|c| (c.automatic, c.name.clone())).collect();
+        assert_eq!(seals, [(true, None)], "what was below is sealed now, as a state of nobody's");
+    }
+}

@@ -161,6 +161,10 @@ impl Fs {
         if value.len() > XATTR_SIZE_MAX {
             return Err(FsError::TooLarge);
         }
+        // Of the others no base could take them home: the host's filesystems know them by meaning.
+        if name.starts_with(b"system.") && name != acl::ACCESS && name != acl::DEFAULT {
+            return Err(FsError::Unsupported);
+        }
         let mut core = self.core();
         let subject = core.subject(id)?;
         let node = core.tree_of(subject).node(subject.key).cloned().ok_or(FsError::NotFound)?;

@@ -5,7 +5,6 @@
 //! no sealed state can change.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
@@ -77,7 +76,7 @@ impl ReadPlan {
                     _ => return Ok(None),
                 }
             } else {
-                pread_full(file, part, *offset)?
+                sysfile::pread_full(file, part, *offset)?
             };
             if got < part.len() {
                 return Err(match &piece.drift {
@@ -88,23 +87,6 @@ impl ReadPlan {
         }
         Ok(Some(bytes))
     }
-}
-
-/// Reads until the buffer is full or the file ends.
-fn pread_full(file: &File, mut buffer: &mut [u8], mut offset: u64) -> std::io::Result<usize> {
-    let wanted = buffer.len();
-    while !buffer.is_empty() {
-        match file.read_at(buffer, offset) {
-            Ok(0) => break,
-            Ok(got) => {
-                buffer = buffer.get_mut(got..).unwrap_or_default();
-                offset += got as u64;
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(wanted - buffer.len())
 }
 
 impl Fs {

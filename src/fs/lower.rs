@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use crate::base::{Base, BaseStat};
 use crate::error::{FsError, FsResult, Result};
 use crate::store::Store;
+use crate::store::recent::Recent;
 use crate::store::record::{Body, LayerKind, Meta, Node, Origin, PreNode, Record, Source};
 use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
 
@@ -73,7 +74,7 @@ pub fn read_history(store: &Store) -> Result<PreHistory> {
                 Record::PreImage(image) => images.insert(&image.path, image.node.map(Arc::new)),
                 Record::Left(left) => images.set_left(left.path, left.print),
                 Record::Header(_) | Record::Opened { .. } | Record::Edits(_) => {}
-                Record::Synced | Record::Seal(_) | Record::Abandoned => {}
+                Record::Synced | Record::SyncedTo(_) | Record::Seal(_) | Record::Abandoned => {}
             }
         }
         history.push(Arc::new(images));
@@ -112,20 +113,15 @@ pub struct Lower {
     store: Arc<Store>,
     epoch: Epoch,
     history: PreHistory,
-    files: Mutex<OpenFiles>,
+    files: Mutex<Recent<TreePath>>,
     problems: Mutex<BTreeMap<TreePath, String>>,
-}
-
-#[derive(Default)]
-struct OpenFiles {
-    by_path: HashMap<TreePath, (Arc<File>, u64)>,
-    clock: u64,
 }
 
 impl Lower {
     /// The base in `epoch`, given all applies.
     pub fn new(base: Arc<Base>, store: Arc<Store>, epoch: Epoch, history: PreHistory) -> Lower {
-        Lower { base, store, epoch, history, files: Mutex::default(), problems: Mutex::default() }
+        let files = Mutex::new(Recent::new(OPEN_FILES));
+        Lower { base, store, epoch, history, files, problems: Mutex::default() }
     }
 
     /// The same base in another epoch.
@@ -348,7 +344,7 @@ impl Lower {
                 if let Some((pre, epoch)) = self.pre_linked(origin.print.ino, epoch) {
                     return self.locate_pre(pre, range, epoch);
                 }
-                let file = self.open(&origin.path, Some(origin))?;
+                let file = self.open_covered(origin)?;
                 Ok(vec![Piece {
                     len: range.len(),
                     from: Some((file, range.start)),
@@ -397,36 +393,33 @@ impl Lower {
         Ok(pieces)
     }
 
-    /// Opens a file of the base, or finds it open; with an origin, holds it against the print taken when it was covered.
+    /// Opens a file of the base that the tree covers, or finds it open; holds it against the print taken when it was
+    /// covered.
     ///
     /// # Errors
     /// [`FsError::Drift`], else what the host answers.
-    pub fn open(&self, path: &TreePath, origin: Option<&Origin>) -> FsResult<Arc<File>> {
-        let mut files = self.files.lock();
-        files.clock += 1;
-        let now = files.clock;
-        if let Some((file, used)) = files.by_path.get_mut(path) {
-            *used = now;
-            return Ok(Arc::clone(file));
-        }
-        let file = match self.base.open_file(path) {
-            Err(FsError::NotFound | FsError::NotADirectory) if origin.is_some() => {
-                return Err(self.drift(path));
-            }
-            other => other.inspect_err(|error| self.problem(path, error))?,
+    fn open_covered(&self, origin: &Origin) -> FsResult<Arc<File>> {
+        let file = match self.open(&origin.path, &origin.print) {
+            Err(FsError::NotFound | FsError::NotADirectory) => return Err(self.drift(&origin.path)),
+            other => other?,
         };
-        if let Some(origin) = origin
-            && !fits(&origin.print, &Fingerprint::of(&file)?)
+        if fits(&origin.print, &Fingerprint::of(&file)?) { Ok(file) } else { Err(self.drift(&origin.path)) }
+    }
+
+    /// Opens a file of the base, or finds it open and as `print` says: an open file can have been replaced at its path, or
+    /// written anew in place. What is opened is as it is now.
+    ///
+    /// # Errors
+    /// What the host answers.
+    pub fn open(&self, path: &TreePath, print: &Fingerprint) -> FsResult<Arc<File>> {
+        let mut files = self.files.lock();
+        if let Some(file) = files.get(path)
+            && fits(print, &Fingerprint::of(&file)?)
         {
-            return Err(self.drift(path));
+            return Ok(file);
         }
-        if files.by_path.len() >= OPEN_FILES {
-            let oldest =
-                files.by_path.iter().min_by_key(|(_, (_, used))| *used).map(|(path, _)| path.clone());
-            oldest.and_then(|path| files.by_path.remove(&path));
-        }
-        let file = Arc::new(file);
-        files.by_path.insert(path.clone(), (Arc::clone(&file), now));
+        let file = Arc::new(self.base.open_file(path).inspect_err(|error| self.problem(path, error))?);
+        files.put(path.clone(), Arc::clone(&file));
         Ok(file)
     }
 

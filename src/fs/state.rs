@@ -226,7 +226,7 @@ impl State {
                 if range.is_empty() {
                     return Ok(Vec::new());
                 }
-                let file = self.lower.open(path, None)?;
+                let file = self.lower.open(path, &stat.fingerprint())?;
                 Ok(vec![Piece {
                     len: range.len(),
                     from: Some((file, range.start)),

@@ -21,7 +21,7 @@ use crate::fs::{Core, Found, Fs, State};
 use crate::store::layer::Upper;
 use crate::store::record::{Body, Dentry, Seal, Source};
 use crate::tree::Tree;
-use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
+use crate::types::{FileKind, Ino, LayerId, Name, NodeId, TreePath};
 
 /// The state to show next.
 pub struct Switch {
@@ -57,20 +57,22 @@ pub struct Switched {
 }
 
 impl Fs {
-    /// Gives further writes to `next` and the layer written so far back, with the state that it completes.
-    pub fn begin_seal(&self, next: Upper) -> (Upper, State) {
-        let mut core = self.core();
-        (std::mem::replace(&mut core.upper, next), core.state.clone())
-    }
-
-    /// Seals a layer that [`Fs::begin_seal`] gave back. Syncs wait for it: what they sync lies on top of it.
+    /// Seals the layer written so far; further writes go to `next` at once. Gives the sealed layer and its state. Syncs
+    /// wait for it: what they sync lies on top of it.
     ///
     /// # Errors
-    /// As [`Upper::seal`].
-    pub fn finish_seal(&self, layer: Upper, seal: Seal) -> Result<()> {
+    /// As [`Upper::seal`]; writes go to `next` all the same.
+    pub fn seal(&self, next: Upper, seal: Seal) -> Result<(LayerId, State)> {
+        // Before the exchange: a sync in between would find nothing to do in `next`, and answer too early.
         let _gate = self.sync_gate.lock();
+        let (layer, state) = {
+            let mut core = self.core();
+            (std::mem::replace(&mut core.upper, next), core.state.clone())
+        };
+        let id = layer.layer();
         self.store.identities().lock().sync()?;
-        self.store.seal_layer(layer, seal)
+        self.store.seal_layer(layer, seal)?;
+        Ok((id, state))
     }
 
     /// Shows another state; gives what was shown before, or none if the switch was not made.

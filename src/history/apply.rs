@@ -758,6 +758,6 @@ fn image_in(record: Record) -> Option<(TreePath, Option<PreNode>)> {
     match record {
         Record::PreImage(image) => Some((image.path, image.node)),
         Record::Header(_) | Record::Opened { .. } | Record::Edits(_) | Record::Synced => None,
-        Record::Seal(_) | Record::Left(_) | Record::Abandoned => None,
+        Record::Seal(_) | Record::Left(_) | Record::Abandoned | Record::SyncedTo(_) => None,
     }
 }

@@ -433,7 +433,11 @@ pub fn same_content(old_state: &State, old: &Found, new_state: &State, new: &Fou
             if a_extents == b_extents && (!in_base || print(from_x) == print(from_y)) {
                 return Ok(true);
             }
-            same_bytes(old_state, old, new_state, new, *x)
+            match same_bytes(old_state, old, new_state, new, *x) {
+                // Bytes that are gone are not the same: or one such file would hide all that differs otherwise.
+                Err(FsError::Drift(_)) => Ok(false),
+                told => told,
+            }
         }
         (Body::Special, Body::Special) => Ok(a.meta.rdev == b.meta.rdev),
         (x, y) => Ok(x == y),

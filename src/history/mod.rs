@@ -274,9 +274,7 @@ impl Timeline {
             .create_layer(Some(below), &self.head, self.epoch(), LayerKind::Continues)
             .map_err(during)?;
         let above = next.layer();
-        let (old, state) = self.fs.begin_seal(next);
-        let layer = old.layer();
-        self.fs.finish_seal(old, seal).map_err(during)?;
+        let (layer, state) = self.fs.seal(next, seal).map_err(during)?;
         self.store.set_head(&self.head, &HeadRecord { layer: above }).map_err(during)?;
         self.roots.lock().keep(layer, state.tree);
         Ok(layer)

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use crate::error::{Error, Kind, Result};
 use crate::store::Store;
 use crate::store::layer::{LayerContents, Upper};
-use crate::store::record::{HeadRecord, LayerKind, Record};
+use crate::store::record::{HeadRecord, LayerKind, Record, Seal};
+use crate::sys::clock;
 use crate::tree::{Misfit, Tree};
 use crate::types::{Epoch, LayerId};
 
@@ -86,10 +87,19 @@ pub(super) fn reopen(
     recorded: LayerId,
 ) -> Result<(Upper, Tree, Epoch)> {
     let mut top = recorded;
+    let mut contents = store.read_layer(top)?;
     while let Some(above) = store.continued(head, top) {
+        if contents.info.seal.is_none() {
+            seal_late(store, &contents)?;
+            if contents.is_cut {
+                // What lies above was written on top of what is lost. A new layer takes its place.
+                contents = store.read_layer(top)?;
+                break;
+            }
+        }
         top = above;
+        contents = store.read_layer(top)?;
     }
-    let contents = store.read_layer(top)?;
     let epoch = contents.info.header.epoch;
     let upper = if contents.info.seal.is_some() {
         store.create_layer(Some(top), head, epoch, LayerKind::Continues)?
@@ -108,4 +118,12 @@ pub(super) fn reopen(
         store.set_head(head, &HeadRecord { layer: upper.layer() })?;
     }
     Ok((upper, tree, epoch))
+}
+
+/// Seals a layer under one that continues it: a crash came in between. Unsealed, its bytes would never be synced, although
+/// those above it are.
+fn seal_late(store: &Store, contents: &LayerContents) -> Result<()> {
+    let message = "cut off".to_owned();
+    let seal = Seal { name: None, message, time: clock::now(), automatic: true };
+    store.seal_layer(store.reopen_layer(contents)?, seal)
 }

@@ -136,6 +136,7 @@ fn records_of_a_journal() {
         ),
         (Record::Left(Left { path: path(), print: Some(print()) }), "0603612f620101020303050305"),
         (Record::Abandoned, "07"),
+        (Record::SyncedTo(300), "08fb2c01"),
     ]);
 }
 

@@ -40,6 +40,8 @@ pub struct LayerContents {
     pub info: LayerInfo,
     /// All records after the header.
     pub records: Vec<Record>,
+    /// Whether a power cut took records, or content that they spoke of.
+    pub is_cut: bool,
     /// Where they end in the journal.
     end: u64,
     count: u64,
@@ -56,7 +58,9 @@ pub fn read(layers: &StoreDir, layer: LayerId, boot: [u8; 16]) -> Result<LayerCo
         dir.read(JOURNAL)?.ok_or_else(|| Error::damage(format!("read {what}"), "the file is missing"))?;
     let contents = log::read::<Record>(&bytes, &what)?;
     let mut records = contents.records;
-    records.truncate(trusted(&records, boot));
+    let trusted = trusted(&records, boot);
+    let is_cut = trusted < records.len();
+    records.truncate(trusted);
     let end = records.last().map_or(0, |r| r.1);
     let count = records.len() as u64;
     let mut records = records.into_iter().map(|r| r.0);
@@ -74,7 +78,7 @@ pub fn read(layers: &StoreDir, layer: LayerId, boot: [u8; 16]) -> Result<LayerCo
         Some(Record::Seal(seal)) => Some(seal.clone()),
         _ => None,
     };
-    Ok(LayerContents { info: LayerInfo { header, seal }, records, end, count })
+    Ok(LayerContents { info: LayerInfo { header, seal }, records, is_cut, end, count })
 }
 
 /// What the catalog knows of a layer. Of a sealed one only the ends are decoded: what is between is looked at when it is
@@ -103,17 +107,21 @@ fn trusted(records: &[(Record, u64)], boot: [u8; 16]) -> usize {
     if opened == Some(boot) {
         return records.len();
     }
-    let synced = records
-        .iter()
-        .rposition(|(r, _)| matches!(r, Record::Synced | Record::Seal(_)))
-        .map_or(0, |at| at + 1);
+    let covers = |(at, (record, _)): (usize, &(Record, u64))| match record {
+        Record::Synced | Record::Seal(_) => Some(at + 1),
+        // No more than what is before it.
+        Record::SyncedTo(count) => usize::try_from(*count).ok().map(|count| count.min(at)),
+        Record::Header(_) | Record::Opened { .. } | Record::Edits(_) => None,
+        Record::PreImage(_) | Record::Left(_) | Record::Abandoned => None,
+    };
+    let synced = records.iter().enumerate().filter_map(covers).max().unwrap_or(0);
     let refers = |record: &Record| match record {
         Record::Edits(edits) => {
             edits.iter().any(|e| matches!(e, Edit::Map { to: Some(Source::Pool { .. }), .. }))
         }
         Record::PreImage(image) => image.node.is_some(),
         Record::Header(_) | Record::Opened { .. } | Record::Synced | Record::Seal(_) => false,
-        Record::Left(_) | Record::Abandoned => false,
+        Record::Left(_) | Record::Abandoned | Record::SyncedTo(_) => false,
     };
     records.iter().skip(synced).position(|(r, _)| refers(r)).map_or(records.len(), |at| synced + at)
 }
@@ -215,18 +223,20 @@ impl Upper {
         })
     }
 
-    /// Says that the pool was synced as `work` asked; the journal is to be synced next.
+    /// Says that the pool was synced as `work` asked; the journal is to be synced next. Records that came meanwhile may
+    /// speak of pool bytes that are not synced, so the record says how many are covered.
     ///
     /// # Errors
     /// When the record cannot be written.
     pub fn pool_synced(&mut self, work: &SyncWork) -> Result<()> {
-        // Records that came meanwhile may speak of pool bytes that are not synced; `Synced` must not cover those.
-        if self.journal.count() == work.upto { self.journal.append(&Record::Synced) } else { Ok(()) }
+        self.journal.append(&Record::SyncedTo(work.upto))
     }
 
     /// Says that the journal was synced up to `upto` records.
     pub fn journal_synced(&mut self, upto: u64) {
-        self.synced = self.synced.max(upto);
+        // The record that says so needs no sync of its own, or every sync would ask for the next.
+        let all = if self.journal.count() == upto + 1 { upto + 1 } else { upto };
+        self.synced = self.synced.max(all);
     }
 
     /// Bytes of the journal.
@@ -286,5 +296,32 @@ mod tests {
         assert_eq!(trusted(&records, [1; 16]), 6, "same boot: a kill loses nothing");
         assert_eq!(trusted(&records, [2; 16]), 4, "new boot: up to the first that refers to the pool");
         assert_eq!(trusted(&records[..3], [2; 16]), 3);
+    }
+
+    #[test]
+    fn what_was_synced_is_trusted_also_if_others_wrote_meanwhile() {
+        let header = Header {
+            layer: LayerId(1),
+            parent: None,
+            head: "main".into(),
+            epoch: crate::types::Epoch(0),
+            kind: crate::store::record::LayerKind::Continues,
+            time: crate::types::Timestamp::default(),
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let layers = StoreDir::open(dir.path()).unwrap();
+        let mut upper = Upper::create(&layers, header, [1; 16], true).unwrap();
+        upper.record(&map()).unwrap();
+        let work = upper.begin_sync().unwrap();
+        upper.record(&map()).unwrap();
+        upper.pool_synced(&work).unwrap();
+        upper.journal_synced(work.upto);
+        let after_cut = read(&layers, LayerId(1), [2; 16]).unwrap().records;
+        assert_eq!(after_cut, [Record::Opened { boot: [1; 16] }, map()], "the synced one, and not the next");
+        upper.record(&map()).unwrap();
+        let rest = upper.begin_sync().unwrap();
+        upper.pool_synced(&rest).unwrap();
+        upper.journal_synced(rest.upto);
+        assert!(upper.begin_sync().is_none(), "a sync after a sync has nothing to do");
     }
 }

@@ -19,9 +19,10 @@ pub mod identities;
 pub mod layer;
 pub mod log;
 pub mod pool;
+pub mod recent;
 pub mod record;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
@@ -35,11 +36,14 @@ use crate::store::dir::StoreDir;
 use crate::store::identities::Identities;
 use crate::store::layer::{LayerContents, LayerInfo, Upper};
 use crate::store::log::Log;
+use crate::store::recent::Recent;
 use crate::store::record::{HeadRecord, Header, IdentityRecord, LayerKind, OpRecord};
 use crate::sys::clock;
 use crate::types::{Epoch, LayerId};
 
 const FORMAT: &str = "jailfs-store 1\n";
+/// Pools that are kept open.
+const OPEN_POOLS: usize = 128;
 const README: &str = "This directory is a jailfs store: checkpoints and changes of a sandboxed directory (see 'base').\n\
 Do not edit it. 'jailfs log --store DIR' lists what is in it.\n";
 
@@ -75,7 +79,7 @@ pub struct Store {
 
 struct State {
     catalog: BTreeMap<LayerId, LayerInfo>,
-    pools: HashMap<LayerId, Arc<File>>,
+    pools: Recent<LayerId>,
     next_layer: u32,
 }
 
@@ -245,7 +249,7 @@ impl Store {
             boot,
             state: Mutex::new(State {
                 catalog,
-                pools: HashMap::new(),
+                pools: Recent::new(OPEN_POOLS),
                 next_layer: ids.last().copied().unwrap_or(0) + 1,
             }),
             identities: Mutex::new(Identities::new(id_log, id_records, root)),
@@ -321,7 +325,7 @@ impl Store {
             .map_err(|e| e.during(format!("create layer {layer}")))?;
         let mut state = self.state.lock();
         state.catalog.insert(layer, LayerInfo { header, seal: None });
-        state.pools.insert(layer, Arc::clone(upper.pool.file()));
+        state.pools.put(layer, Arc::clone(upper.pool.file()));
         Ok(upper)
     }
 
@@ -331,7 +335,7 @@ impl Store {
     /// As the calls it is made of.
     pub fn reopen_layer(&self, contents: &LayerContents) -> Result<Upper> {
         let upper = Upper::reopen(&self.layers, contents, self.boot, self.durable)?;
-        self.state.lock().pools.insert(upper.layer(), Arc::clone(upper.pool.file()));
+        self.state.lock().pools.put(upper.layer(), Arc::clone(upper.pool.file()));
         Ok(upper)
     }
 
@@ -354,10 +358,10 @@ impl Store {
     /// As open(2).
     pub fn pool(&self, id: LayerId) -> Result<Arc<File>> {
         if let Some(file) = self.state.lock().pools.get(&id) {
-            return Ok(Arc::clone(file));
+            return Ok(file);
         }
         let file = Arc::new(self.layers.dir(&layer::dir_name(id))?.file(layer::POOL, false)?);
-        self.state.lock().pools.insert(id, Arc::clone(&file));
+        self.state.lock().pools.put(id, Arc::clone(&file));
         Ok(file)
     }
 

@@ -299,6 +299,8 @@ pub enum Record {
     Left(Left),
     /// The apply did not come to its end, and the base is as it was before.
     Abandoned,
+    /// The first records of the journal, so many, survive a power cut, with the pool bytes that they refer to.
+    SyncedTo(u64),
 }
 
 /// Which layer is on top of a head.

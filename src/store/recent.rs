@@ -1,0 +1,62 @@
+//! Open files that are kept for the next use.
+//!
+//! Always true: no more are kept than the limit says, whatever the number of layers or of files of a base; a process may
+//! hold only so many (RLIMIT_NOFILE, often 1,024). Whoever uses a file holds it open for as long as it needs it.
+
+use std::borrow::Borrow;
+use std::collections::HashMap;
+use std::fs::File;
+use std::hash::Hash;
+use std::sync::Arc;
+
+/// Open files by what they are known as, the recently used ones.
+pub struct Recent<K> {
+    files: HashMap<K, (Arc<File>, u64)>,
+    limit: usize,
+    clock: u64,
+}
+
+impl<K: Clone + Eq + Hash> Recent<K> {
+    /// Keeps at most `limit` files.
+    pub fn new(limit: usize) -> Recent<K> {
+        Recent { files: HashMap::new(), limit, clock: 0 }
+    }
+
+    /// The file known as `key`, if it is kept.
+    pub fn get<Q: Eq + Hash + ?Sized>(&mut self, key: &Q) -> Option<Arc<File>>
+    where
+        K: Borrow<Q>,
+    {
+        self.clock += 1;
+        let (file, used) = self.files.get_mut(key)?;
+        *used = self.clock;
+        Some(Arc::clone(file))
+    }
+
+    /// Keeps a file; the one that was not used for longest may go.
+    pub fn put(&mut self, key: K, file: Arc<File>) {
+        self.clock += 1;
+        self.files.insert(key, (file, self.clock));
+        if self.files.len() > self.limit {
+            let oldest = self.files.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone());
+            oldest.and_then(|key| self.files.remove(&key));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_used_last_is_kept_and_no_more_than_the_limit() {
+        let mut recent = Recent::new(2);
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        recent.put(1, Arc::clone(&file));
+        recent.put(2, Arc::clone(&file));
+        assert!(recent.get(&1).is_some());
+        recent.put(3, Arc::clone(&file));
+        assert_eq!([1, 2, 3].map(|key| recent.get(&key).is_some()), [true, false, true]);
+        assert_eq!(Arc::strong_count(&file), 3);
+    }
+}

@@ -27,13 +27,12 @@ use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
 use crate::fs::lower::{self, ANY_CTIME, Lower, LowerNode, PreHistory, PreImages};
 use crate::fs::{Found, State};
 use crate::history::diff::{self, PathChange, What};
-use crate::history::{Showing, Target, Timeline};
+use crate::history::{Showing, Target, Timeline, close};
 use crate::store::Store;
 use crate::store::layer::Upper;
 use crate::store::record::{
-    Body, Dentry, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Seal, Source,
+    Body, Dentry, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Source,
 };
-use crate::sys::clock;
 use crate::sys::file::Rename;
 use crate::tree::Tree;
 use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath};
@@ -286,13 +285,6 @@ impl Timeline {
         Err(Error::new(Kind::InUse, "apply", "an apply before it failed and could not be taken back")
             .hint("unmount and mount again: it is then taken back"))
     }
-}
-
-/// Seals a pre-image layer.
-fn close(store: &Store, layer: Upper, message: &str) -> Result<()> {
-    store.identities().lock().sync()?;
-    let seal = Seal { name: None, message: message.to_owned(), time: clock::now(), automatic: true };
-    store.seal_layer(layer, seal)
 }
 
 /// Records what was left at each path: prints for the next apply, and numbers, so that every node keeps its own.

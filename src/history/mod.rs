@@ -364,12 +364,18 @@ impl Timeline {
             return Ok(None);
         }
         let (id, message) = (layer.layer(), format!("during {}", verb_text(verb)));
-        let seal = Seal { name: None, message: message.clone(), time: clock::now(), automatic: true };
-        self.fs.finish_seal(layer, seal).map_err(|e| e.during("seal the tree"))?;
+        close(&self.store, layer, &message).map_err(|e| e.during("seal the tree"))?;
         self.roots.lock().keep(id, state.tree.clone());
         self.log(OpVerb::Seal, message, Target { layer: Some(id), epoch: state.lower.epoch() })?;
         Ok(Some(id))
     }
+}
+
+/// Seals a layer that nobody writes to any more.
+fn close(store: &Store, layer: Upper, message: &str) -> Result<()> {
+    store.identities().lock().sync()?;
+    let seal = Seal { name: None, message: message.to_owned(), time: clock::now(), automatic: true };
+    store.seal_layer(layer, seal)
 }
 
 /// What an operation is called.

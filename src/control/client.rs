@@ -20,11 +20,25 @@ pub struct Client {
     greeting: Greeting,
 }
 
+/// How often a daemon may die while we wait for its greeting.
+const TRIES: usize = 8;
+
 /// Connects to the daemon of `store`; `None` if there is none, or no such store.
 ///
 /// # Errors
 /// The daemon does not let this user in, does not answer, or speaks another version.
 pub fn connect(store: &Path) -> Result<Option<Client>> {
+    for _ in 0..TRIES {
+        match connect_once(store) {
+            // It died with us in its queue: now nobody listens, or another.
+            Err(error) if error.errno == Some(nix::libc::ECONNRESET) => {}
+            other => return other,
+        }
+    }
+    connect_once(store)
+}
+
+fn connect_once(store: &Path) -> Result<Option<Client>> {
     let attempt = || format!("talk to the daemon of store '{}'", store.display());
     let dir = match StoreDir::open(store) {
         Ok(dir) => dir,
@@ -47,6 +61,7 @@ pub fn connect(store: &Path) -> Result<Option<Client>> {
             return Err(Error::new(Kind::Failed, attempt(), "it closed the connection at once")
                 .hint("only the user who mounted it, and root, may talk to it"));
         }
+        Err(FrameError::Io(error)) => return Err(Error::io(attempt(), &error)),
         Err(error) => return Err(Error::new(Kind::Failed, attempt(), error.to_string())),
     };
     greeting.check()?;
@@ -85,5 +100,22 @@ impl Client {
             Err(FrameError::Io(error)) => error.kind() != io::ErrorKind::WouldBlock,
             _ => true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_that_dies_while_we_wait_for_it_is_none() {
+        let store = tempfile::tempdir().unwrap();
+        let socket = std::os::unix::net::UnixListener::bind(store.path().join(SOCKET)).unwrap();
+        std::thread::scope(|scope| {
+            let connecting = scope.spawn(|| connect(store.path()));
+            std::thread::sleep(Duration::from_millis(50));
+            drop(socket);
+            assert!(connecting.join().unwrap().unwrap().is_none());
+        });
     }
 }

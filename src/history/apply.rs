@@ -18,27 +18,25 @@
 //! state.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use crate::base::{Attributes, Base, BaseStat, BaseWriter, WriteDir};
+use crate::base::{Base, BaseStat, WriteDir};
 use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
 use crate::fs::lower::{self, ANY_CTIME, Lower, LowerNode, PreHistory, PreImages};
 use crate::fs::{Found, State};
 use crate::history::diff::{self, PathChange, What};
+use crate::history::home::write_base;
 use crate::history::{Showing, Target, Timeline, close};
 use crate::store::Store;
 use crate::store::layer::Upper;
 use crate::store::record::{
     Body, Dentry, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Source,
 };
-use crate::sys::file::Rename;
 use crate::tree::Tree;
-use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath};
+use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, LayerId, Timestamp, TreePath};
 
 /// Bytes copied at once.
-const STEP: u64 = 1 << 20;
+pub(super) const STEP: u64 = 1 << 20;
 /// The message of the seal of an apply that was taken back.
 const TAKEN_BACK: &str = "taken back";
 
@@ -358,7 +356,7 @@ fn collect(images: &Images, left: &[(TreePath, Option<Fingerprint>)]) -> PreImag
 }
 
 /// A node that may not be there.
-fn found<T>(result: FsResult<T>) -> FsResult<Option<T>> {
+pub(super) fn found<T>(result: FsResult<T>) -> FsResult<Option<T>> {
     match result {
         Ok(found) => Ok(Some(found)),
         Err(FsError::NotFound | FsError::NotADirectory) => Ok(None),
@@ -417,7 +415,11 @@ fn touched_paths(changes: &[PathChange]) -> BTreeMap<TreePath, Keep> {
 }
 
 /// All names that the base has of those files with several names of which names come or go, or that are written anew.
-fn linked_names(from: &State, to: &State, changes: &[PathChange]) -> FsResult<BTreeMap<TreePath, Ino>> {
+pub(super) fn linked_names(
+    from: &State,
+    to: &State,
+    changes: &[PathChange],
+) -> FsResult<BTreeMap<TreePath, Ino>> {
     let several = |state: &State, found: &Found| {
         state.attr(found).filter(|a| a.kind != FileKind::Dir && a.meta.nlink > 1).map(|a| a.ino)
     };
@@ -428,7 +430,7 @@ fn linked_names(from: &State, to: &State, changes: &[PathChange]) -> FsResult<BT
 
 /// What becomes of the bytes of a file that an apply touches.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Keep {
+pub(super) enum Keep {
     /// They would be lost, so they are copied.
     Copy,
     /// They stay where they are.
@@ -480,202 +482,6 @@ fn image_of(layer: &mut Upper, from: &State, found: &Found, ino: Ino, keep: Keep
         at = range.end;
     }
     Ok(PreNode { ino, host, node, extents: kept })
-}
-
-/// Makes the base look as in `to` at the changed paths. Gives the number of each node that was made or kept.
-fn write_base(
-    base: &Base,
-    from: &State,
-    to: &State,
-    changes: &[PathChange],
-    touched: &BTreeMap<TreePath, Keep>,
-) -> FsResult<BTreeMap<TreePath, Ino>> {
-    let linked = linked_names(from, to, changes)?;
-    let mut home =
-        Home { writer: base.writer(), from, to, linked, placed: BTreeMap::new(), inos: BTreeMap::new() };
-    for change in changes.iter().rev().filter(|c| matches!(c.what, What::Deleted | What::Type)) {
-        home.remove(change).attempt(|| format!("remove '{}'", change.path))?;
-    }
-    for change in changes {
-        match change.what {
-            What::Added | What::Type | What::Content | What::Links => {
-                home.place(change).attempt(|| format!("write '{}'", change.path))?
-            }
-            What::Deleted | What::Attributes | What::DirTimes => {}
-            What::Renamed => return Err(FsError::Damage("an apply is planned without renames")),
-        }
-    }
-    // Last, because every change of names changes the times of a directory; deepest first, because of the modes.
-    for path in touched.keys().rev() {
-        home.set_attributes(path).attempt(|| format!("set the attributes of '{path}'"))?;
-    }
-    // One sync for all: until the pre-images are sealed, a power cut sets everything back anyway.
-    home.writer.dir(&TreePath::root())?.sync_filesystem()?;
-    Ok(home.inos)
-}
-
-/// The base while it is written.
-struct Home<'a> {
-    writer: BaseWriter<'a>,
-    from: &'a State,
-    to: &'a State,
-    /// All names that the base had of the files with several that the changes concern.
-    linked: BTreeMap<TreePath, Ino>,
-    /// Where a file was put, so that its further links are links.
-    placed: BTreeMap<Ino, TreePath>,
-    inos: BTreeMap<TreePath, Ino>,
-}
-
-impl<'a> Home<'a> {
-    fn dir(&self, path: &TreePath) -> FsResult<(WriteDir<'a>, Name)> {
-        let (dir, name) = path.split().ok_or(FsError::NotPermitted)?;
-        Ok((self.writer.dir(&dir)?, name))
-    }
-
-    fn remove(&self, change: &PathChange) -> FsResult<()> {
-        let (dir, name) = self.dir(&change.path)?;
-        match dir.stat(&name)? {
-            None => Ok(()),
-            Some(stat) if stat.kind == FileKind::Dir => dir.rmdir(&name),
-            Some(_) => dir.unlink(&name),
-        }
-    }
-
-    fn place(&mut self, change: &PathChange) -> FsResult<()> {
-        // Not as the plan found it: what it shows of the base, say below a renamed directory, may be removed from there
-        // by now, and is kept in the pre-images.
-        let new = self.to.resolve(&change.path)?;
-        let ino = new.ino().ok_or(FsError::NotFound)?;
-        let (record, _) = self.to.record(&new)?;
-        self.inos.insert(change.path.clone(), ino);
-        let (dir, name) = self.dir(&change.path)?;
-        if let Body::Dir { .. } = &record.body {
-            return dir.mkdir(&name, 0o700);
-        }
-        if let Some(first) = self.other_link(ino, &change.path)? {
-            let (from_dir, from) = self.dir(&first)?;
-            let staged = dir.temp_name()?;
-            dir.hard_link_from(&from_dir, &from, &staged)?;
-            dir.rename(&staged, &dir, &name, Rename::Replace)?;
-            // Renaming one link of a file over another does nothing (rename(2)), and the staged name stays.
-            return if dir.stat(&staged)?.is_some() { dir.unlink(&staged) } else { Ok(()) };
-        }
-        self.placed.insert(ino, change.path.clone());
-        match &record.body {
-            Body::File { .. } => self.place_file(&dir, &name, (&change.old, &new), &record),
-            Body::Symlink { target } => {
-                let staged = dir.temp_name()?;
-                dir.symlink(&staged, target)?;
-                publish(&dir, &staged, &name, &record)
-            }
-            Body::Special => {
-                let staged = dir.temp_name()?;
-                dir.mknod(&staged, record.meta.mode, record.meta.rdev)?;
-                publish(&dir, &staged, &name, &record)
-            }
-            Body::Dir { .. } => Ok(()),
-        }
-    }
-
-    /// A path of the base at which the same file stands already, as it is to be.
-    fn other_link(&self, ino: Ino, path: &TreePath) -> FsResult<Option<TreePath>> {
-        if let Some(first) = self.placed.get(&ino) {
-            return Ok(Some(first.clone()));
-        }
-        for (link, _) in self.linked.iter().filter(|(link, of)| **of == ino && *link != path) {
-            let (old, new) = (self.from.resolve(link)?, self.to.resolve(link)?);
-            if old.ino() != Some(ino) || new.ino() != Some(ino) {
-                continue;
-            }
-            let unchanged = diff::same_content(self.from, &old, self.to, &new)?;
-            if unchanged && found(self.writer.dir(&link.split().ok_or(FsError::NotFound)?.0))?.is_some() {
-                return Ok(Some(link.clone()));
-            }
-        }
-        Ok(None)
-    }
-
-    fn place_file(
-        &self,
-        dir: &WriteDir<'_>,
-        name: &Name,
-        (old, new): (&Found, &Found),
-        record: &Node,
-    ) -> FsResult<()> {
-        // A file with more links is written anew in place: a new file would leave the other links behind.
-        let linked = match old {
-            Found::Base(ino, _, LowerNode::Base(stat)) => stat.nlink > 1 && new.ino() == Some(*ino),
-            Found::Base(..) | Found::Covered(..) | Found::Nothing(_) => false,
-        };
-        if linked {
-            let file = dir.open_to_rewrite(name)?;
-            file.set_len(0)?;
-            self.copy_content(new, record.size(), &file)?;
-            return dir.set_owner_mode_times_xattrs(name, &attributes(record, &xattr_list(record)));
-        }
-        let (staged, file) = dir.create_temp_file()?;
-        let written = self.copy_content(new, record.size(), &file);
-        match written.and_then(|()| publish(dir, &staged, name, record)) {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                // The error that is told is the first one; a staged file that stays is removed at the next start.
-                if dir.stat(&staged).is_ok_and(|s| s.is_some()) && dir.unlink(&staged).is_err() {
-                    log::warn!("apply: a staged file stays in the base until the next start");
-                }
-                Err(error)
-            }
-        }
-    }
-
-    fn copy_content(&self, found: &Found, size: u64, to: &File) -> FsResult<()> {
-        to.set_len(size)?;
-        let mut at = 0;
-        while at < size {
-            let range = ByteRange { start: at, end: (at + STEP).min(size) };
-            let bytes = self.to.read_range(found, range)?;
-            if bytes.len() as u64 != range.len() {
-                return Err(FsError::Damage("a file is shorter than its record says"));
-            }
-            if bytes.iter().any(|b| *b != 0) {
-                to.write_all_at(&bytes, at)?;
-            }
-            at = range.end;
-        }
-        Ok(())
-    }
-
-    /// Gives a path its attributes, if it is there.
-    fn set_attributes(&mut self, path: &TreePath) -> FsResult<()> {
-        let wanted = self.to.resolve(path)?;
-        let Some(ino) = wanted.ino() else { return Ok(()) };
-        let (record, _) = self.to.record(&wanted)?;
-        let xattrs = xattr_list(&record);
-        let attributes = attributes(&record, &xattrs);
-        self.inos.insert(path.clone(), ino);
-        if record.kind() == FileKind::Dir {
-            let dir = self.writer.dir(path)?;
-            return dir.set_own_attributes(&attributes);
-        }
-        let (dir, name) = self.dir(path)?;
-        if self.placed.contains_key(&ino) {
-            return Ok(());
-        }
-        dir.set_owner_mode_times_xattrs(&name, &attributes)
-    }
-}
-
-fn publish(dir: &WriteDir<'_>, staged: &Name, name: &Name, record: &Node) -> FsResult<()> {
-    dir.set_owner_mode_times_xattrs(staged, &attributes(record, &xattr_list(record)))?;
-    dir.rename(staged, dir, name, Rename::Replace)
-}
-
-fn xattr_list(record: &Node) -> Vec<(Vec<u8>, Vec<u8>)> {
-    record.xattrs.iter().flat_map(|x| x.iter()).map(|(name, value)| (name.clone(), value.clone())).collect()
-}
-
-fn attributes<'x>(record: &Node, xattrs: &'x [(Vec<u8>, Vec<u8>)]) -> Attributes<'x> {
-    let meta = &record.meta;
-    Attributes { mode: meta.mode, uid: meta.uid, gid: meta.gid, atime: meta.atime, mtime: meta.mtime, xattrs }
 }
 
 /// Makes the base look as before the last of `with_images`. Gives the number of each node that it touched.

@@ -11,6 +11,7 @@
 
 pub mod apply;
 pub mod diff;
+mod home;
 pub mod patch;
 mod stack;
 

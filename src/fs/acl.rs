@@ -61,8 +61,8 @@ fn equivalent_mode(entries: &[AclEntry]) -> (u32, bool) {
     (bits, entries.iter().all(|e| matches!(e.tag, USER_OBJ | GROUP_OBJ | OTHER)))
 }
 
-/// Limits the entries that the permission bits stand for to `bits`, and gives back what remains of the bits.
-fn limit(entries: &mut [AclEntry], bits: u32) -> u32 {
+/// Changes each entry that a class of the permission bits stands for, given that class of `bits`.
+fn for_each_class(entries: &mut [AclEntry], bits: u32, change: impl Fn(&mut u16, u16)) {
     let has_mask = entries.iter().any(|e| e.tag == MASK);
     for entry in entries.iter_mut() {
         let shift = match entry.tag {
@@ -72,9 +72,8 @@ fn limit(entries: &mut [AclEntry], bits: u32) -> u32 {
             OTHER => 0,
             _ => continue,
         };
-        entry.perm &= u16::try_from(bits >> shift & 7).unwrap_or(0);
+        change(&mut entry.perm, u16::try_from(bits >> shift & 7).unwrap_or(0));
     }
-    equivalent_mode(entries).0
 }
 
 /// The mode and attributes of a new node in a directory with these attributes.
@@ -83,7 +82,8 @@ pub(super) fn inherit(above: &Xattrs, mode: u32, umask: u32, is_dir: bool) -> Fs
         return Ok((mode & !(umask & 0o777), None));
     };
     let mut entries = parse(default)?;
-    let bits = limit(&mut entries, mode & 0o777);
+    for_each_class(&mut entries, mode, |perm, class| *perm &= class);
+    let bits = equivalent_mode(&entries).0;
     let mut xattrs = None;
     if !equivalent_mode(&entries).1 {
         crate::tree::set_xattr(&mut xattrs, ACCESS, Some(&write(&entries)));
@@ -98,17 +98,7 @@ pub(super) fn inherit(above: &Xattrs, mode: u32, umask: u32, is_dir: bool) -> Fs
 pub(super) fn after_chmod(xattrs: &Xattrs, mode: u32) -> FsResult<Option<Vec<u8>>> {
     let Some(value) = xattrs.as_ref().and_then(|x| x.get(ACCESS)) else { return Ok(None) };
     let mut entries = parse(value)?;
-    let has_mask = entries.iter().any(|e| e.tag == MASK);
-    for entry in &mut entries {
-        let shift = match entry.tag {
-            USER_OBJ => 6,
-            GROUP_OBJ if !has_mask => 3,
-            MASK => 3,
-            OTHER => 0,
-            _ => continue,
-        };
-        entry.perm = u16::try_from(mode >> shift & 7).unwrap_or(0);
-    }
+    for_each_class(&mut entries, mode, |perm, class| *perm = class);
     Ok(Some(write(&entries)))
 }
 

@@ -73,10 +73,11 @@ pub fn changes(old: &State, new: &State, renames: bool) -> FsResult<Vec<PathChan
     if renames {
         walk.find_renames(&diff)?;
     }
-    let (a, b) = (old.resolve(&TreePath::root())?, new.resolve(&TreePath::root())?);
-    walk.compare(&TreePath::root(), &a, &b)?;
+    let root = TreePath::root();
+    let (a, b) = (old.resolve(&root)?, new.resolve(&root)?);
+    walk.compare(&root, &a, &root, &b)?;
     while walk.drop_half_renames() {
-        walk.compare(&TreePath::root(), &a, &b)?;
+        walk.compare(&root, &a, &root, &b)?;
     }
     walk.changes.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(walk.changes)
@@ -254,7 +255,8 @@ impl Walk<'_> {
         self.changes.push(change);
     }
 
-    fn compare(&mut self, path: &TreePath, old: &Found, new: &Found) -> FsResult<()> {
+    /// Compares what stood at one path with what stands at another; below a directory that was renamed the paths differ.
+    fn compare(&mut self, old_path: &TreePath, old: &Found, path: &TreePath, new: &Found) -> FsResult<()> {
         if let (Found::Covered(a, _), Found::Covered(b, _)) = (old, new)
             && a == b
             && !self.hot.contains(a)
@@ -264,16 +266,16 @@ impl Walk<'_> {
         match (self.old.attr(old), self.new.attr(new)) {
             (None, None) => Ok(()),
             (None, Some(_)) => self.added(path, new),
-            (Some(_), None) => self.deleted(path, old),
+            (Some(_), None) => self.deleted(old_path, old),
             (Some(a), Some(b)) if a.kind != b.kind => {
                 // A directory that became something else, or the other way round, takes its names along.
-                self.children_of_gone(path, old, a.kind)?;
+                self.children_of_gone(old_path, old, a.kind)?;
                 self.push(path, What::Type, old, new);
                 self.children_of_come(path, new, b.kind)
             }
             (Some(a), Some(_)) => {
                 self.compare_nodes(path, old, new, a.kind)?;
-                if a.kind == FileKind::Dir { self.compare_names(path, old, path, new) } else { Ok(()) }
+                if a.kind == FileKind::Dir { self.compare_names(old_path, old, path, new) } else { Ok(()) }
             }
         }
     }
@@ -334,37 +336,9 @@ impl Walk<'_> {
         for name in names {
             let (x, y) =
                 (self.old.find(a, a_base.as_ref(), &name)?, self.new.find(b, b_base.as_ref(), &name)?);
-            if old_path == path {
-                self.compare(&path.join(&name), &x, &y)?;
-            } else {
-                self.compare_moved(&old_path.join(&name), &x, &path.join(&name), &y)?;
-            }
+            self.compare(&old_path.join(&name), &x, &path.join(&name), &y)?;
         }
         Ok(())
-    }
-
-    /// Compares what stood at one path with what stands at another, below a directory that was renamed.
-    fn compare_moved(
-        &mut self,
-        old_path: &TreePath,
-        old: &Found,
-        path: &TreePath,
-        new: &Found,
-    ) -> FsResult<()> {
-        match (self.old.attr(old), self.new.attr(new)) {
-            (Some(a), Some(b)) if a.kind == b.kind => {
-                self.compare_nodes(path, old, new, a.kind)?;
-                if a.kind == FileKind::Dir { self.compare_names(old_path, old, path, new) } else { Ok(()) }
-            }
-            (None, Some(_)) => self.added(path, new),
-            (Some(_), None) => self.deleted(old_path, old),
-            (Some(a), Some(b)) => {
-                self.children_of_gone(old_path, old, a.kind)?;
-                self.push(path, What::Type, old, new);
-                self.children_of_come(path, new, b.kind)
-            }
-            (None, None) => Ok(()),
-        }
     }
 
     fn added(&mut self, path: &TreePath, new: &Found) -> FsResult<()> {
@@ -399,7 +373,8 @@ impl Walk<'_> {
         let Some((dir, base)) = self.new.as_dir(new).filter(|_| kind == FileKind::Dir) else { return Ok(()) };
         for name in self.new.merged_names(dir, base.as_ref())?.into_keys() {
             let found = self.new.find(dir, base.as_ref(), &name)?;
-            self.compare(&path.join(&name), &Found::Nothing(None), &found)?;
+            let path = path.join(&name);
+            self.compare(&path, &Found::Nothing(None), &path, &found)?;
         }
         Ok(())
     }
@@ -408,7 +383,8 @@ impl Walk<'_> {
         let Some((dir, base)) = self.old.as_dir(old).filter(|_| kind == FileKind::Dir) else { return Ok(()) };
         for name in self.old.merged_names(dir, base.as_ref())?.into_keys() {
             let found = self.old.find(dir, base.as_ref(), &name)?;
-            self.compare(&path.join(&name), &found, &Found::Nothing(None))?;
+            let path = path.join(&name);
+            self.compare(&path, &found, &path, &Found::Nothing(None))?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! A [`Live`] is one base, one store and one mount point. It unmounts when it is dropped, also in a panic, and holds the
 //! base against what it was: nothing but an apply may change a byte or a time of it. A [`Puppet`] is a python process
 //! that does what it is told and says what came of it, so that a test can hold descriptors, mappings and directories
-//! across a restore without holding them itself. After [`LIMIT`] a watchdog kills the daemon and the puppets, so that
+//! across a restore without holding them itself. After [`LIMIT`], or its own limit, a watchdog kills the daemon and the puppets, so that
 //! whatever hangs fails instead.
 
 use std::io::{BufRead, BufReader, Write};
@@ -18,7 +18,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::statvfs::statvfs;
 use nix::unistd::Pid;
 
-/// How long one test may take.
+/// How long one test may take, if it does not ask for more.
 const LIMIT: Duration = Duration::from_secs(100);
 /// What a program says of every node of a tree.
 const SNAPSHOT: &str = include_str!("snapshot.py");
@@ -54,6 +54,11 @@ impl Live {
 
     /// The same with further words for `mount`.
     pub fn with_options(script: &str, options: &[&'static str]) -> Live {
+        Live::with_limit(script, options, LIMIT)
+    }
+
+    /// The same, for a test that may take this long.
+    pub fn with_limit(script: &str, options: &[&'static str], limit: Duration) -> Live {
         let dir = tempfile::tempdir().unwrap();
         let path = jailfs::sys::path::resolve(dir.path()).unwrap();
         let (base, mnt, store) = (path.join("base"), path.join("mnt"), path.join("store"));
@@ -65,7 +70,7 @@ impl Live {
         let options = options.to_vec();
         let mut live =
             Live { dir, base, mnt, store, base_before, options, applied: false, mounted: false, watched };
-        live.watch();
+        live.watch(limit);
         live.mount();
         live
     }
@@ -175,17 +180,17 @@ impl Live {
         self.dir.path()
     }
 
-    fn watch(&self) {
+    fn watch(&self, limit: Duration) {
         let watched = Arc::clone(&self.watched);
         std::thread::spawn(move || {
-            let end = Instant::now() + LIMIT;
+            let end = Instant::now() + limit;
             while Instant::now() < end {
                 if watched.over.load(Ordering::Relaxed) {
                     return;
                 }
                 std::thread::sleep(Duration::from_millis(100));
             }
-            eprintln!("the test takes longer than {LIMIT:?}: its daemon and processes are killed");
+            eprintln!("the test takes longer than {limit:?}: its daemon and processes are killed");
             for pid in watched.pids.lock().unwrap().drain(..) {
                 if let Err(error) = kill(Pid::from_raw(pid as i32), Signal::SIGKILL) {
                     eprintln!("kill {pid}: {error}");

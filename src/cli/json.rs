@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::date;
 use super::show;
 use crate::error::{Error, Kind, Result};
-use crate::sandbox::verbs::{Applied, Change, Checkpoint, Operation, Restored, Status};
+use crate::sandbox::verbs::{Applied, Change, Checkpoint, Collected, Operation, Restored, Status};
 use crate::types::{FileKind, TreePath};
 
 /// One line.
@@ -103,6 +103,13 @@ pub(super) enum Line {
         undo: bool,
         changes: usize,
         conflicts: usize,
+    },
+    Collected {
+        bytes: u64,
+        store_bytes: u64,
+        dropped: u64,
+        layers: u64,
+        dry_run: bool,
     },
     Conflict {
         path: String,
@@ -221,6 +228,16 @@ impl Line {
             undo,
             changes: applied.changes.len(),
             conflicts: applied.conflicts.len(),
+        }
+    }
+
+    pub(super) fn collected(collected: &Collected, dry_run: bool) -> Line {
+        Line::Collected {
+            bytes: collected.bytes,
+            store_bytes: collected.store_bytes,
+            dropped: collected.dropped.len() as u64,
+            layers: collected.layers.len() as u64,
+            dry_run,
         }
     }
 

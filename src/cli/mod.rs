@@ -8,9 +8,11 @@ mod checkpoint;
 mod date;
 mod diff;
 mod discard;
+mod gc;
 mod helper;
 mod host;
 mod json;
+mod keep;
 mod log;
 mod mount;
 mod op;
@@ -89,6 +91,10 @@ enum Verb {
     Restore(restore::Restore),
     Apply(apply::Apply),
     Discard(discard::Discard),
+    Drop(keep::Drop),
+    Hold(keep::Hold),
+    Release(keep::Release),
+    Gc(gc::Gc),
     #[command(subcommand)]
     Op(op::Op),
     /// Serve a mount in the background; the plan is on the standard input
@@ -157,6 +163,10 @@ impl Verb {
             Verb::Restore(verb) => verb.run(global),
             Verb::Apply(verb) => verb.run(global),
             Verb::Discard(verb) => verb.run(global),
+            Verb::Drop(verb) => verb.run(global),
+            Verb::Hold(verb) => verb.run(global),
+            Verb::Release(verb) => verb.run(global),
+            Verb::Gc(verb) => verb.run(global),
             Verb::Op(verb) => verb.run(global),
             Verb::Daemon { .. } => Ok(daemon::main()),
             Verb::Exec { cage, over, words } => {
@@ -228,6 +238,10 @@ mod tests {
             "jailfs apply --dry-run src",
             "jailfs apply --undo",
             "jailfs discard",
+            "jailfs drop green --json",
+            "jailfs hold 3",
+            "jailfs release @-1",
+            "jailfs gc --dry-run --keep 10 --max-store 2G --json",
             "jailfs op log --json",
             "jailfs op restore 3",
             "jailfs run --keep -- make test",
@@ -246,6 +260,8 @@ mod tests {
             "jailfs op restore x",
             "jailfs restore",
             "jailfs apply --undo src",
+            "jailfs gc --max-store much",
+            "jailfs drop",
             "jailfs nonsense",
         ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");

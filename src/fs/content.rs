@@ -10,9 +10,9 @@ use std::sync::Arc;
 use crate::error::{FsError, FsResult};
 use crate::fs::lower::Piece;
 use crate::fs::{Core, Fs, MAX_FILE_SIZE, SCRATCH, State, Target};
-use crate::store::Store;
 use crate::store::pool::{BLOCK, PoolWriter, block_ceil, block_floor};
 use crate::store::record::{Edit, Meta, Source};
+use crate::store::{Reading, Store};
 use crate::sys::clock;
 use crate::sys::file as sysfile;
 use crate::tree::{Misfit, Tree};
@@ -28,6 +28,7 @@ pub(super) const CAPABILITY: &[u8] = b"security.capability";
 pub struct ReadPlan {
     pieces: Vec<Piece>,
     lower: Arc<crate::fs::lower::Lower>,
+    _reading: Reading,
 }
 
 /// What lseek(2) looks for.
@@ -40,9 +41,10 @@ pub enum SeekTo {
 }
 
 impl ReadPlan {
-    /// The plan to read `pieces`; drift is reported to `lower`.
+    /// The plan to read `pieces`, of a state that cannot change meanwhile; drift is reported to `lower`.
     pub(crate) fn new(pieces: Vec<Piece>, lower: Arc<crate::fs::lower::Lower>) -> ReadPlan {
-        ReadPlan { pieces, lower }
+        let _reading = lower.reading();
+        ReadPlan { pieces, lower, _reading }
     }
 
     /// Bytes that the read gives.

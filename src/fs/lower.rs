@@ -12,9 +12,9 @@ use parking_lot::Mutex;
 
 use crate::base::{Base, BaseStat};
 use crate::error::{FsError, FsResult, Result};
-use crate::store::Store;
 use crate::store::recent::Recent;
 use crate::store::record::{Body, LayerKind, Meta, Node, Origin, PreNode, Record, Source};
+use crate::store::{Reading, Store};
 use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
 
 /// Open files of the base that are kept for the next read.
@@ -30,6 +30,7 @@ pub struct PreImages {
     left: HashMap<TreePath, Option<Fingerprint>>,
     /// Files with several links, by their number on the host: they may be met under a name that was not touched.
     linked: HashMap<u64, Arc<PreNode>>,
+    is_collected: bool,
 }
 
 impl PreImages {
@@ -45,9 +46,24 @@ impl PreImages {
         self.nodes.insert(path.clone(), node);
     }
 
+    /// What is left of the pre-images that gc gave back.
+    pub fn collected() -> PreImages {
+        PreImages { is_collected: true, ..PreImages::default() }
+    }
+
+    /// Whether gc gave them back: nobody can see the base as it was before this apply.
+    pub fn is_collected(&self) -> bool {
+        self.is_collected
+    }
+
     /// Says what the apply left at a path.
     pub fn set_left(&mut self, path: TreePath, print: Option<Fingerprint>) {
         self.left.insert(path, print);
+    }
+
+    /// Where the bytes are that the apply replaced.
+    pub fn extents(&self) -> impl Iterator<Item = (ByteRange, Source)> {
+        self.nodes.values().flatten().flat_map(|node| node.extents.iter().copied())
     }
 
     /// The paths that the apply touched.
@@ -70,11 +86,16 @@ pub fn read_history(store: &Store) -> Result<PreHistory> {
     for info in layers.iter().filter(|l| l.header.kind == LayerKind::PreImage && l.seal.is_some()) {
         let mut images = PreImages::default();
         for record in store.read_layer(info.header.layer)?.records {
+            images.is_collected |= record == Record::Compact;
             match record {
                 Record::PreImage(image) => images.insert(&image.path, image.node.map(Arc::new)),
                 Record::Left(left) => images.set_left(left.path, left.print),
                 Record::Header(_) | Record::Opened { .. } | Record::Edits(_) => {}
-                Record::Synced | Record::SyncedTo(_) | Record::Seal(_) | Record::Abandoned => {}
+                Record::Synced
+                | Record::SyncedTo(_)
+                | Record::Seal(_)
+                | Record::Abandoned
+                | Record::Compact => {}
             }
         }
         history.push(Arc::new(images));
@@ -435,6 +456,11 @@ impl Lower {
         if problems.len() < PROBLEMS {
             problems.insert(path.clone(), error.to_string());
         }
+    }
+
+    /// Says that bytes are about to be read whose place is known now.
+    pub(crate) fn reading(&self) -> Reading {
+        self.store.reading()
     }
 
     /// What went wrong with the base so far.

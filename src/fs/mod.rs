@@ -100,6 +100,20 @@ pub(crate) enum Target {
 /// Ranges of a file and where each is.
 pub type Extents = Vec<(ByteRange, Source)>;
 
+/// What the head refers to in pools.
+pub struct Reach {
+    /// What is shown.
+    pub state: State,
+    /// What is gone and still held.
+    pub orphans: Tree,
+    /// The layer that is written to.
+    pub upper: LayerId,
+    /// Addresses of its pool that were given out and may still be written.
+    pub reserved: Vec<ByteRange>,
+    /// Where the addresses begin that were not given out.
+    pub end: u64,
+}
+
 /// A link that was refused because it leads out.
 pub type RefusedLink = (TreePath, Vec<u8>);
 
@@ -166,6 +180,19 @@ impl Fs {
     /// The tree as it is now and the base below it.
     pub fn state(&self) -> State {
         self.core().state.clone()
+    }
+
+    /// What the head refers to, at one moment.
+    pub fn reach(&self) -> Reach {
+        let core = self.core();
+        let (reserved, end) = core.upper.pool.reserved();
+        Reach {
+            state: core.state.clone(),
+            orphans: core.orphans.clone(),
+            upper: core.upper.layer(),
+            reserved,
+            end,
+        }
     }
 
     /// The layer that is written to.
@@ -236,10 +263,10 @@ impl Fs {
         // Whoever waits here finds the work done by the one before, or does it for all that came meanwhile.
         let _gate = self.sync_gate.lock();
         let Some(work) = self.core().upper.begin_sync() else { return Ok(()) };
-        work.pool.sync_data()?;
+        work.sync_pool()?;
         self.store.identities().lock().sync()?;
         self.core().upper.pool_synced(&work)?;
-        work.journal.sync_data()?;
+        work.sync_journal()?;
         self.core().upper.journal_synced(work.upto);
         Ok(())
     }

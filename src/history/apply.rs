@@ -117,15 +117,19 @@ impl Timeline {
     }
 
     fn before_last_apply(&self) -> Result<State> {
+        let Some(before) = self.last_undoable() else {
+            return Err(Error::new(Kind::NoStore, "undo apply", "nothing was applied yet"));
+        };
+        self.state_of(Target { layer: None, epoch: Epoch(before) })
+    }
+
+    /// The epoch that the last apply ended; what was taken back changed nothing.
+    pub(super) fn last_undoable(&self) -> Option<u32> {
         let layers = self.store().catalog();
         let applies =
             layers.iter().filter(|l| l.header.kind == LayerKind::PreImage).filter_map(|l| l.seal.as_ref());
-        // What was taken back changed nothing.
         let last = applies.enumerate().filter(|(_, seal)| seal.message != TAKEN_BACK).last();
-        let Some((before, _)) = last else {
-            return Err(Error::new(Kind::NoStore, "undo apply", "nothing was applied yet"));
-        };
-        self.state_of(Target { layer: None, epoch: Epoch(u32::try_from(before).unwrap_or(u32::MAX)) })
+        last.and_then(|(before, _)| u32::try_from(before).ok())
     }
 
     /// Sets the base back to what it was before the last apply. The tree stays as it is.
@@ -556,6 +560,7 @@ fn image_in(record: Record) -> Option<(TreePath, Option<PreNode>)> {
     match record {
         Record::PreImage(image) => Some((image.path, image.node)),
         Record::Header(_) | Record::Opened { .. } | Record::Edits(_) | Record::Synced => None,
-        Record::Seal(_) | Record::Left(_) | Record::Abandoned | Record::SyncedTo(_) => None,
+        Record::Seal(_) | Record::Left(_) | Record::Abandoned => None,
+        Record::SyncedTo(_) | Record::Compact => None,
     }
 }

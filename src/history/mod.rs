@@ -11,9 +11,11 @@
 
 pub mod apply;
 pub mod diff;
+pub mod gc;
 mod home;
 pub mod patch;
 mod stack;
+mod tidy;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -32,6 +34,7 @@ use crate::sys::clock;
 use crate::types::{Epoch, LayerId, Name};
 
 pub use stack::Roots;
+pub use tidy::Effort;
 
 /// A head without a mount: nothing is held, nothing is dirty.
 struct NoKernel;
@@ -60,6 +63,8 @@ pub struct Timeline {
     apply_is_stuck: AtomicBool,
     /// One operation at a time.
     turn: Mutex<()>,
+    /// Sealed layers are rewritten by one thread at a time.
+    tidying: Mutex<()>,
 }
 
 /// Which state an operation leads to: a sealed layer, or the base in an epoch.
@@ -130,6 +135,7 @@ impl Timeline {
             applies: Mutex::new(applies),
             apply_is_stuck: AtomicBool::new(false),
             turn: Mutex::new(()),
+            tidying: Mutex::new(()),
         })
     }
 
@@ -185,6 +191,15 @@ impl Timeline {
     /// # Errors
     /// Damage, or a layer that does not exist.
     pub fn state_of(&self, target: Target) -> Result<State> {
+        let since = usize::try_from(target.epoch.0).unwrap_or(usize::MAX);
+        if self.applies.lock().iter().skip(since).any(|images| images.is_collected()) {
+            let why = "what the base was before the applies since was collected by gc";
+            return Err(Error::new(
+                Kind::NoStore,
+                format!("go back to epoch {} of the base", target.epoch.0),
+                why,
+            ));
+        }
         let tree = match target.layer {
             Some(layer) => self.roots.lock().load(layer)?,
             None => crate::tree::Tree::new(),
@@ -221,7 +236,9 @@ impl Timeline {
     /// All sealed states, oldest first.
     pub fn sealed(&self) -> Vec<LayerInfo> {
         let mut all = self.store.catalog();
-        all.retain(|l| l.seal.is_some() && l.header.kind != LayerKind::PreImage);
+        all.retain(|l| {
+            l.seal.is_some() && matches!(l.header.kind, LayerKind::Continues | LayerKind::Branches)
+        });
         all
     }
 

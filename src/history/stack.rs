@@ -34,6 +34,11 @@ impl Roots {
         }
     }
 
+    /// Keeps the tree of a layer no longer.
+    pub fn forget(&mut self, layer: LayerId) {
+        self.kept.remove(&layer);
+    }
+
     /// The tree of a sealed layer.
     ///
     /// # Errors
@@ -50,11 +55,25 @@ impl Roots {
             let info = self.store.layer(id).ok_or_else(|| {
                 Error::new(Kind::NoStore, format!("load layer {id}"), "there is no such layer")
             })?;
+            if info.header.kind == LayerKind::Collected {
+                return Err(Error::new(Kind::NoStore, format!("load layer {id}"), "it was collected by gc"));
+            }
             above.push(id);
             at = info.header.parent;
             if at.is_some_and(|parent| parent >= id) {
                 return Err(Error::damage(format!("load layer {id}"), "its parent is not older than itself"));
             }
+        }
+        // An index on the way is as good as all that is below it.
+        let indexed = above.iter().position(|id| self.store.layer(*id).is_some_and(|l| l.index.is_some()));
+        if let Some(at) = indexed
+            && let Some(id) = above.get(at).copied()
+            && let Some(contents) = self.store.read_index(id)
+        {
+            tree = Tree::new();
+            replay(&mut tree, &contents, id)?;
+            self.keep(id, tree.clone());
+            above.truncate(at);
         }
         for id in above.into_iter().rev() {
             let contents = self.store.read_layer(id)?;

@@ -3,20 +3,23 @@
 //! With or without a mount it is the same [`Sandbox`]: the daemon holds one and serves it, a command without a daemon
 //! opens one for itself, and a program that embeds jailfs works on it directly.
 
+mod upkeep;
 pub mod verbs;
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use crate::base::Base;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::{Found, Fs, Kernel, State};
 use crate::history::diff::{self, PathChange, What};
+use crate::history::gc::Keep;
 use crate::history::{Replaced, Target, Timeline, apply, patch, verb_text};
 use crate::jail::{Jail, Policy};
+use crate::sandbox::upkeep::Housekeeper;
 use crate::sandbox::verbs::{
     Applied, Change, ChangeKind, Checkpoint, Detail, Operation, Reply, Request, Restored, Rev, Status,
 };
@@ -32,10 +35,14 @@ const HEAD: &str = "main";
 
 /// A base with its store.
 pub struct Sandbox {
-    timeline: Timeline,
+    timeline: Arc<Timeline>,
     store_path: PathBuf,
     base_path: PathBuf,
     mounted: Mutex<Option<PathBuf>>,
+    /// Tidies up while it is mounted.
+    housekeeper: Mutex<Option<Housekeeper>>,
+    /// Held for writing while space is given back, so that nobody looks at a state that loses its content.
+    sweeping: RwLock<()>,
 }
 
 /// How the mount is seen: what its links may do, and where it is.
@@ -95,7 +102,14 @@ impl Sandbox {
             allowed_targets: Vec::new(),
         };
         let timeline = Timeline::open(Arc::new(store), Arc::new(base), HEAD, jail)?;
-        Ok(Arc::new(Sandbox { timeline, store_path, base_path, mounted: Mutex::new(None) }))
+        Ok(Arc::new(Sandbox {
+            timeline: Arc::new(timeline),
+            store_path,
+            base_path,
+            mounted: Mutex::new(None),
+            housekeeper: Mutex::new(None),
+            sweeping: RwLock::new(()),
+        }))
     }
 
     /// The directory of the store.
@@ -127,6 +141,10 @@ impl Sandbox {
     /// Says that a kernel looks at the files from now on.
     pub fn attach(&self, kernel: Arc<dyn Kernel>) {
         self.timeline.set_kernel(Some(kernel));
+        match Housekeeper::start(&self.timeline) {
+            Ok(housekeeper) => *self.housekeeper.lock() = Some(housekeeper),
+            Err(error) => log::warn!("nobody tidies the store up: {error}"),
+        }
     }
 
     /// Says that no kernel looks at the files any more, and syncs what was written.
@@ -135,6 +153,9 @@ impl Sandbox {
     /// When the sync fails.
     pub fn detach(&self) -> Result<()> {
         self.timeline.set_kernel(None);
+        // It is waited for without its lock.
+        let housekeeper = self.housekeeper.lock().take();
+        drop(housekeeper);
         *self.mounted.lock() = None;
         self.fs().sync().attempt(|| "sync the store")
     }
@@ -144,6 +165,24 @@ impl Sandbox {
     /// # Errors
     /// Whatever goes wrong, in words; see [`Kind`].
     pub fn handle(&self, request: Request) -> Result<Reply> {
+        let reply = match request {
+            Request::Drop { rev } => self.drop_checkpoint(&rev).map(Reply::Checkpoint),
+            Request::Hold { rev, held } => self.hold(&rev, held).map(Reply::Checkpoint),
+            Request::Gc { operations, keep, max_store, dry_run } => {
+                let keep = Keep { operations, checkpoints: keep, store_bytes: max_store };
+                self.gc(keep, dry_run).map(Reply::Collected)
+            }
+            request => self.handle_states(request),
+        };
+        if let Some(housekeeper) = &*self.housekeeper.lock() {
+            housekeeper.wake();
+        }
+        reply
+    }
+
+    /// What looks at states, or makes them.
+    fn handle_states(&self, request: Request) -> Result<Reply> {
+        let _looking = self.sweeping.read();
         match request {
             Request::Status => self.status().map(Reply::Status),
             Request::Log => Ok(Reply::Log(self.checkpoints())),
@@ -165,7 +204,9 @@ impl Sandbox {
             }
             Request::OpRestore { op } => self.restore_operation(op).map(Reply::Restored),
             Request::Apply { paths, dry_run, undo } => self.apply(&paths, dry_run, undo).map(Reply::Applied),
-            Request::Unmount => Err(Error::new(Kind::Failed, "unmount", "it is not mounted")),
+            Request::Drop { .. } | Request::Hold { .. } | Request::Gc { .. } | Request::Unmount => {
+                Err(Error::new(Kind::Failed, "unmount", "it is not mounted"))
+            }
         }
     }
 
@@ -245,6 +286,11 @@ impl Sandbox {
         let info = self.timeline.store().layer(id).filter(|l| l.seal.is_some());
         let info = info.ok_or_else(|| no_checkpoint(&Rev::Id(id)))?;
         Ok(Target { layer: Some(id), epoch: info.header.epoch })
+    }
+
+    /// The checkpoint that a rev names.
+    fn checkpoint_named(&self, rev: &Rev) -> Result<LayerId> {
+        self.target(rev)?.layer.ok_or_else(|| no_checkpoint(rev))
     }
 
     fn target(&self, rev: &Rev) -> Result<Target> {

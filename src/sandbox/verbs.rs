@@ -109,6 +109,29 @@ pub enum Request {
         /// Its number.
         op: u64,
     },
+    /// Gives a checkpoint up; [`Request::Gc`] gives its space back.
+    Drop {
+        /// Which.
+        rev: Rev,
+    },
+    /// Keeps a checkpoint from being dropped, by a person or by [`Request::Gc`].
+    Hold {
+        /// Which.
+        rev: Rev,
+        /// Or not any more.
+        held: bool,
+    },
+    /// Gives back the space of what nothing needs.
+    Gc {
+        /// What so many of the last operations can go back to stays.
+        operations: u64,
+        /// Give up all but the newest checkpoints, so many, and those that are held.
+        keep: Option<u64>,
+        /// Give up the oldest checkpoints until the store takes no more than this many bytes.
+        max_store: Option<u64>,
+        /// Only say what would be given back.
+        dry_run: bool,
+    },
     /// Unmounts and ends the daemon.
     Unmount,
 }
@@ -122,7 +145,7 @@ pub enum Reply {
     Log(Vec<Checkpoint>),
     /// To [`Request::OpLog`].
     OpLog(Vec<Operation>),
-    /// To [`Request::Checkpoint`].
+    /// To [`Request::Checkpoint`], [`Request::Drop`] and [`Request::Hold`].
     Checkpoint(Checkpoint),
     /// To [`Request::Diff`], sorted by path.
     Diff(Vec<Change>),
@@ -130,8 +153,23 @@ pub enum Reply {
     Restored(Restored),
     /// To [`Request::Apply`].
     Applied(Applied),
+    /// To [`Request::Gc`].
+    Collected(Collected),
     /// To [`Request::Unmount`].
     Done,
+}
+
+/// What a gc gave back, or would.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Collected {
+    /// The checkpoints that were given up for it, oldest first.
+    pub dropped: Vec<Checkpoint>,
+    /// The sealed layers whose records nothing needs.
+    pub layers: Vec<LayerId>,
+    /// Bytes on disk.
+    pub bytes: u64,
+    /// Bytes that the store takes on disk now.
+    pub store_bytes: u64,
 }
 
 /// How a sandbox stands.

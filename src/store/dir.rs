@@ -7,19 +7,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, OFlag, openat, renameat};
-use nix::sys::stat::{Mode, mkdirat};
-use nix::unistd::{UnlinkatFlags, unlinkat};
+use nix::fcntl::{AT_FDCWD, OFlag, openat};
+use nix::sys::stat::Mode;
 
 use crate::error::{Attempt, Result};
+use crate::store::disk;
 
 /// An open directory below (or at) the root of a store.
 pub struct StoreDir {
     fd: OwnedFd,
     path: PathBuf,
 }
-
-const PRIVATE: Mode = Mode::S_IRWXU;
 
 impl StoreDir {
     /// Opens the directory at `path`.
@@ -51,10 +49,8 @@ impl StoreDir {
     /// # Errors
     /// As mkdir(2).
     pub fn make_dir(&self, name: &str) -> Result<StoreDir> {
-        match mkdirat(&self.fd, name, PRIVATE) {
-            Ok(()) | Err(Errno::EEXIST) => self.dir(name),
-            Err(errno) => Err(std::io::Error::from(errno)).attempt(|| format!("create {}", self.show(name))),
-        }
+        disk::mkdir(self, name).attempt(|| format!("create {}", self.show(name)))?;
+        self.dir(name)
     }
 
     /// Opens a file for reading and writing; makes it if `create`.
@@ -66,10 +62,19 @@ impl StoreDir {
         if create {
             flags |= OFlag::O_CREAT;
         }
-        openat(&self.fd, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)
-            .map(File::from)
-            .map_err(std::io::Error::from)
-            .attempt(|| format!("open {}", self.show(name)))
+        disk::open(self, name, flags).attempt(|| format!("open {}", self.show(name)))
+    }
+
+    /// Bytes of a file; none if there is none.
+    ///
+    /// # Errors
+    /// As fstatat(2).
+    pub fn size(&self, name: &str) -> Result<Option<u64>> {
+        match nix::sys::stat::fstatat(&self.fd, name, nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(u64::try_from(stat.st_size).unwrap_or(0))),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(std::io::Error::from(errno)).attempt(|| format!("stat {}", self.show(name))),
+        }
     }
 
     /// Reads a whole file; none if there is none.
@@ -96,19 +101,15 @@ impl StoreDir {
     /// # Errors
     /// As the calls it is made of; the old content then stays.
     pub fn publish(&self, name: &str, bytes: &[u8], durable: bool) -> Result<()> {
-        use std::io::Write;
         let temp = format!("{name}.new");
         let what = || format!("publish {}", self.show(name));
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
-        let fd = openat(&self.fd, temp.as_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR)
-            .map_err(std::io::Error::from)
-            .attempt(what)?;
-        let mut file = File::from(fd);
-        file.write_all(bytes).attempt(what)?;
+        let file = disk::open(self, &temp, flags).attempt(what)?;
+        disk::write_at(&file, bytes, 0).attempt(what)?;
         if durable {
-            file.sync_all().attempt(what)?;
+            disk::sync(&file).attempt(what)?;
         }
-        renameat(&self.fd, temp.as_str(), &self.fd, name).map_err(std::io::Error::from).attempt(what)?;
+        disk::rename(self, &temp, name).attempt(what)?;
         if durable { self.sync() } else { Ok(()) }
     }
 
@@ -142,10 +143,7 @@ impl StoreDir {
     /// # Errors
     /// As unlink(2).
     pub fn remove(&self, name: &str) -> Result<()> {
-        match unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
-            Ok(()) | Err(Errno::ENOENT) => Ok(()),
-            Err(errno) => Err(std::io::Error::from(errno)).attempt(|| format!("remove {}", self.show(name))),
-        }
+        disk::remove(self, name).attempt(|| format!("remove {}", self.show(name)))
     }
 
     /// Makes the names of this directory survive a power cut.
@@ -153,9 +151,7 @@ impl StoreDir {
     /// # Errors
     /// As fsync(2).
     pub fn sync(&self) -> Result<()> {
-        nix::unistd::fsync(&self.fd)
-            .map_err(std::io::Error::from)
-            .attempt(|| format!("sync {}", self.path.display()))
+        disk::sync_dir(self).attempt(|| format!("sync {}", self.path.display()))
     }
 
     /// Where the directory was when it was opened.

@@ -76,7 +76,11 @@ fn records_of_a_journal() {
             Record::Header(Header { parent: None, kind: LayerKind::Branches, ..header.clone() }),
             "000700046d61696e01010305",
         ),
-        (Record::Header(Header { kind: LayerKind::PreImage, ..header }), "00070106046d61696e01020305"),
+        (
+            Record::Header(Header { kind: LayerKind::PreImage, ..header.clone() }),
+            "00070106046d61696e01020305",
+        ),
+        (Record::Header(Header { kind: LayerKind::Collected, ..header }), "00070106046d61696e01030305"),
         (Record::Opened { boot: [7; 16] }, "0107070707070707070707070707070707"),
         (
             edits(Edit::Put { ino, node: Box::new(node(file())) }),
@@ -137,11 +141,13 @@ fn records_of_a_journal() {
         (Record::Left(Left { path: path(), print: Some(print()) }), "0603612f620101020303050305"),
         (Record::Abandoned, "07"),
         (Record::SyncedTo(300), "08fb2c01"),
+        (Record::Compact, "09"),
     ]);
 }
 
 #[test]
 fn records_of_the_other_files() {
+    hold(&[(HoldsRecord { layers: [LayerId(1), LayerId(300)].into() }, "0201fb2c01")]);
     hold(&[(HeadRecord { layer: LayerId(300) }, "fb2c01")]);
     hold(&[(BaseRecord { path: b"/base".to_vec() }, "052f62617365")]);
     hold(&[

@@ -5,11 +5,11 @@
 //! after a power cut it is true up to what was synced, see `trusted`.
 
 use std::fs::File;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use crate::error::{Attempt, Error, Result};
 use crate::store::dir::StoreDir;
+use crate::store::disk;
 use crate::store::log::{self, Log};
 use crate::store::pool::PoolWriter;
 use crate::store::record::{Edit, Header, Record, Seal, Source};
@@ -17,6 +17,8 @@ use crate::types::LayerId;
 
 /// Name of the journal in the directory of a layer.
 pub const JOURNAL: &str = "journal";
+/// Name of the index in the directory of a layer.
+pub const INDEX: &str = "index";
 /// Name of the pool in the directory of a layer.
 pub const POOL: &str = "pool";
 
@@ -32,6 +34,12 @@ pub struct LayerInfo {
     pub header: Header,
     /// Its last record, if it is sealed.
     pub seal: Option<Seal>,
+    /// Whether its journal says only what came of it.
+    pub compact: bool,
+    /// Bytes of its journal.
+    pub bytes: u64,
+    /// Bytes of its index, if it has one.
+    pub index: Option<u64>,
 }
 
 /// A layer as read from disk.
@@ -52,10 +60,20 @@ pub struct LayerContents {
 /// # Errors
 /// Damage, with file and offset.
 pub fn read(layers: &StoreDir, layer: LayerId, boot: [u8; 16]) -> Result<LayerContents> {
+    read_file(layers, layer, JOURNAL, boot)
+}
+
+/// Reads the journal or the index of a layer.
+pub(super) fn read_file(
+    layers: &StoreDir,
+    layer: LayerId,
+    name: &str,
+    boot: [u8; 16],
+) -> Result<LayerContents> {
     let dir = layers.dir(&dir_name(layer))?;
-    let what = dir.show(JOURNAL);
+    let what = dir.show(name);
     let bytes =
-        dir.read(JOURNAL)?.ok_or_else(|| Error::damage(format!("read {what}"), "the file is missing"))?;
+        dir.read(name)?.ok_or_else(|| Error::damage(format!("read {what}"), "the file is missing"))?;
     let contents = log::read::<Record>(&bytes, &what)?;
     let mut records = contents.records;
     let trusted = trusted(&records, boot);
@@ -78,7 +96,10 @@ pub fn read(layers: &StoreDir, layer: LayerId, boot: [u8; 16]) -> Result<LayerCo
         Some(Record::Seal(seal)) => Some(seal.clone()),
         _ => None,
     };
-    Ok(LayerContents { info: LayerInfo { header, seal }, records, is_cut, end, count })
+    let compact = matches!(records.first(), Some(Record::Compact));
+    let index = dir.size(INDEX)?;
+    let info = LayerInfo { header, seal, compact, bytes: end, index };
+    Ok(LayerContents { info, records, is_cut, end, count })
 }
 
 /// What the catalog knows of a layer. Of a sealed one only the ends are decoded: what is between is looked at when it is
@@ -87,10 +108,13 @@ pub fn read(layers: &StoreDir, layer: LayerId, boot: [u8; 16]) -> Result<LayerCo
 /// # Errors
 /// As [`read`].
 pub fn read_info(layers: &StoreDir, layer: LayerId, boot: [u8; 16]) -> Result<LayerInfo> {
-    let bytes = layers.dir(&dir_name(layer))?.read(JOURNAL)?.unwrap_or_default();
-    match log::ends::<Record>(&bytes) {
-        Some((Record::Header(header), Record::Seal(seal))) if header.layer == layer => {
-            Ok(LayerInfo { header, seal: Some(seal) })
+    let dir = layers.dir(&dir_name(layer))?;
+    let bytes = dir.read(JOURNAL)?.unwrap_or_default();
+    match log::outline::<Record>(&bytes) {
+        Some((Record::Header(header), second, Record::Seal(seal))) if header.layer == layer => {
+            let compact = matches!(second, Record::Compact);
+            let index = dir.size(INDEX)?;
+            Ok(LayerInfo { header, seal: Some(seal), compact, bytes: bytes.len() as u64, index })
         }
         _ => Ok(read(layers, layer, boot)?.info),
     }
@@ -112,7 +136,7 @@ fn trusted(records: &[(Record, u64)], boot: [u8; 16]) -> usize {
         // No more than what is before it.
         Record::SyncedTo(count) => usize::try_from(*count).ok().map(|count| count.min(at)),
         Record::Header(_) | Record::Opened { .. } | Record::Edits(_) => None,
-        Record::PreImage(_) | Record::Left(_) | Record::Abandoned => None,
+        Record::PreImage(_) | Record::Left(_) | Record::Abandoned | Record::Compact => None,
     };
     let synced = records.iter().enumerate().filter_map(covers).max().unwrap_or(0);
     let refers = |record: &Record| match record {
@@ -121,7 +145,7 @@ fn trusted(records: &[(Record, u64)], boot: [u8; 16]) -> usize {
         }
         Record::PreImage(image) => image.node.is_some(),
         Record::Header(_) | Record::Opened { .. } | Record::Synced | Record::Seal(_) => false,
-        Record::Left(_) | Record::Abandoned | Record::SyncedTo(_) => false,
+        Record::Left(_) | Record::Abandoned | Record::SyncedTo(_) | Record::Compact => false,
     };
     records.iter().skip(synced).position(|(r, _)| refers(r)).map_or(records.len(), |at| synced + at)
 }
@@ -142,11 +166,29 @@ pub struct Upper {
 /// What [`Upper::begin_sync`] found to do; the slow part runs without the lock on the upper layer.
 pub struct SyncWork {
     /// The pool to sync first.
-    pub pool: Arc<File>,
+    pool: Arc<File>,
     /// The journal to sync after `Synced` was appended.
-    pub journal: Arc<File>,
+    journal: Arc<File>,
     /// How many records that covers.
     pub upto: u64,
+}
+
+impl SyncWork {
+    /// Makes the content that the records speak of survive a power cut.
+    ///
+    /// # Errors
+    /// As fdatasync(2).
+    pub fn sync_pool(&self) -> std::io::Result<()> {
+        disk::sync(&self.pool)
+    }
+
+    /// Makes the records survive one.
+    ///
+    /// # Errors
+    /// As fdatasync(2).
+    pub fn sync_journal(&self) -> std::io::Result<()> {
+        disk::sync(&self.journal)
+    }
 }
 
 impl Upper {
@@ -251,27 +293,26 @@ impl Upper {
     pub fn sync(&mut self) -> Result<()> {
         let attempt = || format!("sync layer {}", self.layer);
         if self.durable {
-            self.pool.file().sync_data().attempt(attempt)?;
+            disk::sync(self.pool.file()).attempt(attempt)?;
         }
         self.journal.append(&Record::Synced)?;
         if self.durable { self.journal.sync() } else { Ok(()) }
     }
 
-    /// Ends the layer: its bytes, then the seal, each synced. Nobody writes to it any more.
+    /// Ends the layer: its bytes, then the seal, each synced. Nobody writes to it any more. Gives the bytes of its journal.
     ///
     /// # Errors
     /// As the calls it is made of; the layer then stays unsealed, and a later start joins it with the one above.
-    pub fn seal(mut self, seal: Seal) -> Result<()> {
+    pub fn seal(mut self, seal: Seal) -> Result<u64> {
         let during = |e: Error| e.during(format!("seal layer {}", self.layer));
         if self.durable {
-            let pool = self.pool.file().as_fd();
-            nix::unistd::fdatasync(pool)
-                .map_err(std::io::Error::from)
-                .attempt(|| "sync the pool")
-                .map_err(during)?;
+            disk::sync(self.pool.file()).attempt(|| "sync the pool").map_err(during)?;
         }
         self.journal.append(&Record::Seal(seal))?;
-        if self.durable { self.journal.sync() } else { Ok(()) }
+        if self.durable {
+            self.journal.sync()?;
+        }
+        Ok(self.journal.len())
     }
 }
 

@@ -11,14 +11,13 @@
 
 use std::fs::File;
 use std::marker::PhantomData;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Attempt, Error, Result};
-use crate::store::codec;
+use crate::store::{codec, disk};
 
 /// Bytes before the payload of a frame.
 pub const FRAME_HEAD: usize = 16;
@@ -73,13 +72,17 @@ pub fn read<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<Contents<T>
     Ok(Contents { records, end: at as u64, torn: torn as u64 })
 }
 
-/// The first and the last record of a log that is whole to its last byte, without looking into those between; none for a
-/// log that is not.
-pub fn ends<T: DeserializeOwned>(bytes: &[u8]) -> Option<(T, T)> {
-    let (mut first, mut last) = (None, None);
+/// The first, the second and the last record of a log that is whole to its last byte, without looking into those
+/// between; none for a log that is not, or has fewer than two.
+pub fn outline<T: DeserializeOwned>(bytes: &[u8]) -> Option<(T, T, T)> {
+    let (mut first, mut second, mut last) = (None, None, None);
     let (mut at, mut count) = (0, 0);
     while let Some((payload, next)) = frame_at(bytes, at, count) {
-        first = first.or(Some(payload));
+        match count {
+            0 => first = Some(payload),
+            1 => second = Some(payload),
+            _ => {}
+        }
         last = Some(payload);
         at = next;
         count += 1;
@@ -87,7 +90,8 @@ pub fn ends<T: DeserializeOwned>(bytes: &[u8]) -> Option<(T, T)> {
     if at != bytes.len() {
         return None;
     }
-    Some((codec::decode(first?).ok()?, codec::decode(last?).ok()?))
+    let record = |payload: Option<&[u8]>| codec::decode(payload?).ok();
+    Some((record(first)?, record(second)?, record(last)?))
 }
 
 /// The payload of the frame at `at` and where the next frame begins, if the frame is whole and its checksum is right.
@@ -120,7 +124,7 @@ impl<T: Serialize> Log<T> {
     pub fn append_to(file: Arc<File>, what: String, end: u64, count: u64) -> Result<Log<T>> {
         let len = file.metadata().attempt(|| format!("stat {what}"))?.len();
         if len > end {
-            file.set_len(end).attempt(|| format!("cut torn bytes off {what}"))?;
+            disk::cut(&file, end).attempt(|| format!("cut torn bytes off {what}"))?;
         }
         Ok(Log { file, what, end, seq: count, broken: false, buffer: Vec::new(), records: PhantomData })
     }
@@ -142,8 +146,8 @@ impl<T: Serialize> Log<T> {
         codec::encode_onto(record, &mut self.buffer)
             .map_err(|why| Error::damage(format!("encode for {}", self.what), why))?;
         self.fill_head()?;
-        if let Err(error) = self.file.write_all_at(&self.buffer, self.end) {
-            self.broken = self.file.set_len(self.end).is_err();
+        if let Err(error) = disk::write_at(&self.file, &self.buffer, self.end) {
+            self.broken = disk::cut(&self.file, self.end).is_err();
             return Err(Error::io(format!("write {}", self.what), &error));
         }
         self.end += self.buffer.len() as u64;
@@ -180,7 +184,7 @@ impl<T: Serialize> Log<T> {
     /// # Errors
     /// As fdatasync(2).
     pub fn sync(&self) -> Result<()> {
-        self.file.sync_data().attempt(|| format!("sync {}", self.what))
+        disk::sync(&self.file).attempt(|| format!("sync {}", self.what))
     }
 
     /// Number of records.
@@ -201,6 +205,8 @@ impl<T: Serialize> Log<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+
     use super::*;
 
     fn log_of(records: &[String]) -> Vec<u8> {

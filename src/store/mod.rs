@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! README  format  base             what this is; "jailfs-store 1"; the path of the base
+//! holds                            which layers are kept whatever happens
 //! lock                             held by the one process that has the store open
 //! heads/NAME                       which layer is on top of a head; replaced atomically
 //! heads.log  identities            append-only logs
@@ -13,16 +14,19 @@
 
 pub mod codec;
 pub mod dir;
+mod disk;
 #[cfg(test)]
 mod golden;
 pub mod identities;
 pub mod layer;
 pub mod log;
 pub mod pool;
+mod readers;
 pub mod recent;
 pub mod record;
+mod sealed;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
@@ -36,12 +40,17 @@ use crate::store::dir::StoreDir;
 use crate::store::identities::Identities;
 use crate::store::layer::{LayerContents, LayerInfo, Upper};
 use crate::store::log::Log;
+use crate::store::readers::Readers;
+pub use crate::store::readers::Reading;
 use crate::store::recent::Recent;
-use crate::store::record::{HeadRecord, Header, IdentityRecord, LayerKind, OpRecord};
+use crate::store::record::{HeadRecord, Header, HoldsRecord, IdentityRecord, LayerKind, OpRecord};
 use crate::sys::clock;
 use crate::types::{Epoch, LayerId};
 
+const HOLDS: &str = "holds";
 const FORMAT: &str = "jailfs-store 1\n";
+/// How long it is waited for readers.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
 /// Pools that are kept open.
 const OPEN_POOLS: usize = 128;
 const README: &str = "This directory is a jailfs store: checkpoints and changes of a sandboxed directory (see 'base').\n\
@@ -72,7 +81,9 @@ pub struct Store {
     boot: [u8; 16],
     state: Mutex<State>,
     identities: Mutex<Identities>,
+    holds: Mutex<BTreeSet<LayerId>>,
     ops: Mutex<(Log<OpRecord>, Vec<OpRecord>)>,
+    readers: Readers,
     // Last, so that everything above is closed when the lock is let go.
     _lock: Flock<File>,
 }
@@ -122,10 +133,16 @@ fn check_format(dir: &StoreDir) -> Result<()> {
 }
 
 fn read_base(dir: &StoreDir) -> Result<BaseRecord> {
-    let what = || format!("read {}", dir.show("base"));
-    let bytes = dir.read("base")?.ok_or_else(|| Error::damage(what(), "the file is missing"))?;
-    let record = log::read::<BaseRecord>(&bytes, &dir.show("base"))?;
-    record.records.into_iter().next().map(|r| r.0).ok_or_else(|| Error::damage(what(), "no whole record"))
+    let missing = || Error::damage(format!("read {}", dir.show("base")), "the file is missing");
+    read_one(dir, "base")?.ok_or_else(missing)
+}
+
+/// Reads a file of one record; none if there is no such file.
+fn read_one<T: serde::de::DeserializeOwned>(dir: &StoreDir, name: &str) -> Result<Option<T>> {
+    let Some(bytes) = dir.read(name)? else { return Ok(None) };
+    let record = log::read::<T>(&bytes, &dir.show(name))?.records.into_iter().next();
+    let whole = record.ok_or_else(|| Error::damage(format!("read {}", dir.show(name)), "no whole record"))?;
+    Ok(Some(whole.0))
 }
 
 /// One record as the bytes of a log, for files that hold just one.
@@ -183,8 +200,10 @@ impl Store {
             (!matches!(n, "." | ".." | "lock" | "daemon.log" | "lost+found")).then(|| n.to_owned())
         })?;
         let ours = |n: &String| {
-            matches!(n.as_str(), "README" | "base" | "heads" | "layers" | "tmp" | "heads.log" | "identities")
-                || n.ends_with(".new")
+            matches!(
+                n.as_str(),
+                "README" | "base" | "heads" | "layers" | "tmp" | "heads.log" | "identities" | "holds"
+            ) || n.ends_with(".new")
         };
         if let Some(name) = foreign.iter().find(|n| !ours(n)) {
             return Err(Error::new(
@@ -253,7 +272,9 @@ impl Store {
                 next_layer: ids.last().copied().unwrap_or(0) + 1,
             }),
             identities: Mutex::new(Identities::new(id_log, id_records, root)),
+            holds: Mutex::new(read_one::<HoldsRecord>(&dir, HOLDS)?.map_or_else(BTreeSet::new, |r| r.layers)),
             ops: Mutex::new(ops),
+            readers: Readers::default(),
             layers,
             dir,
             _lock: lock,
@@ -324,7 +345,8 @@ impl Store {
         let upper = Upper::create(&self.layers, header.clone(), self.boot, self.durable)
             .map_err(|e| e.during(format!("create layer {layer}")))?;
         let mut state = self.state.lock();
-        state.catalog.insert(layer, LayerInfo { header, seal: None });
+        let bytes = upper.journal_len();
+        state.catalog.insert(layer, LayerInfo { header, seal: None, compact: false, bytes, index: None });
         state.pools.put(layer, Arc::clone(upper.pool.file()));
         Ok(upper)
     }
@@ -345,9 +367,10 @@ impl Store {
     /// As [`Upper::seal`].
     pub fn seal_layer(&self, upper: Upper, seal: record::Seal) -> Result<()> {
         let layer = upper.layer();
-        upper.seal(seal.clone())?;
+        let bytes = upper.seal(seal.clone())?;
         if let Some(info) = self.state.lock().catalog.get_mut(&layer) {
             info.seal = Some(seal);
+            info.bytes = bytes;
         }
         Ok(())
     }
@@ -365,15 +388,38 @@ impl Store {
         Ok(file)
     }
 
+    /// Says that bytes are about to be read whose place is known now.
+    pub fn reading(&self) -> Reading {
+        self.readers.enter()
+    }
+
+    /// Waits for everybody who is reading what may be out of date; false if somebody does not come to an end.
+    pub fn wait_for_readers(&self) -> bool {
+        self.readers.wait_for_all(PATIENCE)
+    }
+
     /// Which layer is on top of a head.
     ///
     /// # Errors
     /// Damage.
     pub fn head(&self, name: &str) -> Result<Option<HeadRecord>> {
-        let Some(bytes) = self.heads.read(name)? else { return Ok(None) };
-        let what = self.heads.show(name);
-        let head = log::read::<HeadRecord>(&bytes, &what)?.records.into_iter().next();
-        head.map(|r| Some(r.0)).ok_or_else(|| Error::damage(format!("read {what}"), "no whole record"))
+        read_one(&self.heads, name)
+    }
+
+    /// The layers that are kept whatever happens.
+    pub fn holds(&self) -> BTreeSet<LayerId> {
+        self.holds.lock().clone()
+    }
+
+    /// Says which layers are kept whatever happens.
+    ///
+    /// # Errors
+    /// As the calls it is made of; nothing has changed then.
+    pub fn set_holds(&self, layers: &BTreeSet<LayerId>) -> Result<()> {
+        let record = HoldsRecord { layers: layers.clone() };
+        self.dir.publish(HOLDS, &framed(&record, HOLDS)?, self.durable)?;
+        *self.holds.lock() = record.layers;
+        Ok(())
     }
 
     /// Puts a layer on top of a head.
@@ -418,7 +464,7 @@ impl Store {
         let state = self.state.lock();
         let of = |id: &LayerId| {
             let Ok(dir) = self.layers.dir(&layer::dir_name(*id)) else { return 0 };
-            [layer::POOL, layer::JOURNAL]
+            [layer::POOL, layer::JOURNAL, layer::INDEX]
                 .iter()
                 .filter_map(|name| Some(dir.file(name, false).ok()?.metadata().ok()?.blocks() * 512))
                 .sum()

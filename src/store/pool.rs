@@ -7,9 +7,9 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use crate::store::disk;
 use crate::types::{ByteRange, Ino, LayerId};
 
 /// Content is recorded in blocks of this many bytes.
@@ -99,6 +99,12 @@ impl PoolWriter {
         self.windows.get(&ino).is_some_and(|w| w.file_next == file_offset && w.pool_next < w.pool_end)
     }
 
+    /// The addresses that were given out and are still to be written, and where those begin that were never given out.
+    pub fn reserved(&self) -> (Vec<ByteRange>, u64) {
+        let windows = self.windows.values().map(|w| ByteRange { start: w.pool_next, end: w.pool_end });
+        (windows.filter(|range| !range.is_empty()).collect(), self.next)
+    }
+
     /// Forgets the window of a file that is gone or was cut.
     pub fn close_window(&mut self, ino: Ino) {
         self.windows.remove(&ino);
@@ -109,7 +115,7 @@ impl PoolWriter {
     /// # Errors
     /// As pwrite(2).
     pub fn write(&self, offset: u64, bytes: &[u8]) -> std::io::Result<()> {
-        self.file.write_all_at(bytes, offset)
+        disk::write_at(&self.file, bytes, offset)
     }
 }
 

@@ -33,6 +33,11 @@ impl<K: Clone + Eq + Hash> Recent<K> {
         Some(Arc::clone(file))
     }
 
+    /// Keeps a file no longer.
+    pub fn drop_file(&mut self, key: &K) {
+        self.files.remove(key);
+    }
+
     /// Keeps a file; the one that was not used for longest may go.
     pub fn put(&mut self, key: K, file: Arc<File>) {
         self.clock += 1;

@@ -214,6 +214,8 @@ pub enum LayerKind {
     Branches,
     /// What the base held, before an apply, at the paths that the apply touched.
     PreImage,
+    /// Its records went into the layers above it; its pool holds content that others refer to.
+    Collected,
 }
 
 /// The first record of a layer.
@@ -301,6 +303,8 @@ pub enum Record {
     Abandoned,
     /// The first records of the journal, so many, survive a power cut, with the pool bytes that they refer to.
     SyncedTo(u64),
+    /// The second record of a journal that was rewritten as what came of it, and of an index.
+    Compact,
 }
 
 /// Which layer is on top of a head.
@@ -308,6 +312,13 @@ pub enum Record {
 pub struct HeadRecord {
     /// The upper layer.
     pub layer: LayerId,
+}
+
+/// Which layers no drop and no gc takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HoldsRecord {
+    /// Their numbers.
+    pub layers: std::collections::BTreeSet<LayerId>,
 }
 
 /// A record of `heads.log`.

@@ -14,6 +14,7 @@ pub mod mountinfo;
 pub mod path;
 pub mod proc;
 pub mod process;
+pub mod step;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod xattr;

@@ -15,6 +15,7 @@
 //!
 //! No system call is made here, and nothing is known of the kernel or of disks.
 
+mod delta;
 mod extents;
 
 use std::collections::BTreeSet;

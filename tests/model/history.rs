@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jailfs::fs::{Attr, Forgotten};
-use jailfs::sandbox::verbs::{Applied, Change, ChangeKind, Checkpoint, Detail, Reply, Request, Rev};
+use jailfs::sandbox::verbs::{
+    Applied, Change, ChangeKind, Checkpoint, Detail, Operation, Reply, Request, Rev,
+};
 use jailfs::types::{LayerId, NodeId, TreePath};
 
 use crate::host;
@@ -22,7 +24,7 @@ enum Untouched {
 impl World {
     /// One thing that a person does.
     pub fn turn(&mut self) {
-        match self.rng.below(20) {
+        match self.rng.below(24) {
             0..=4 => self.checkpoint(),
             5..=8 => self.restore(),
             9 => self.op_restore(),
@@ -32,6 +34,9 @@ impl World {
             14 => self.apply(),
             15 => self.apply_path(),
             16 => self.undo_apply(),
+            17 => self.drop_checkpoint(),
+            18 | 19 => self.gc(),
+            20 => self.tidy(),
             _ => self.diff(),
         }
     }
@@ -105,7 +110,9 @@ impl World {
 
     fn op_restore(&mut self) {
         let Reply::OpLog(all) = self.ask(Request::OpLog) else { panic!("not a log") };
-        let op = self.rng.pick(&all).clone();
+        // What gc gave back cannot be gone back to.
+        let all: Vec<_> = all.into_iter().filter(|op| !self.collected.contains(&op.op)).collect();
+        let Some(op) = (!all.is_empty()).then(|| self.rng.pick(&all).clone()) else { return };
         self.say(format!("op restore {} ({} to {:?})", op.op, op.verb, op.tree));
         let tree = self.operations[&op.op].clone();
         let times = if op.tree.is_none() { Times::NoChange } else { Times::All };
@@ -125,6 +132,40 @@ impl World {
         let times = if at.is_none() { Times::NoChange } else { Times::All };
         let untouched = self.untouched(epoch);
         self.switch(Request::Discard, &tree, times, untouched);
+    }
+
+    fn drop_checkpoint(&mut self) {
+        let seals: Vec<Checkpoint> = self.seals().into_iter().filter(|seal| !seal.automatic).collect();
+        if seals.is_empty() {
+            return;
+        }
+        let seal = self.rng.pick(&seals).clone();
+        self.say(format!("drop {}", seal.id));
+        self.ask(Request::Drop { rev: Rev::Id(seal.id) });
+        assert!(self.seals().iter().all(|left| left.id != seal.id || left.automatic));
+    }
+
+    fn gc(&mut self) {
+        let operations = u64::from(self.rng.below(6) as u32);
+        let keep = self.rng.one_in(3).then(|| u64::from(self.rng.below(4) as u32));
+        self.say(format!("gc, keeping {operations} operations and {keep:?} checkpoints"));
+        let Reply::OpLog(all) = self.ask(Request::OpLog) else { panic!("not a log") };
+        let request = |dry_run| Request::Gc { operations, keep, max_store: None, dry_run };
+        let Reply::Collected(planned) = self.ask(request(true)) else { panic!("not a gc") };
+        let Reply::Collected(done) = self.ask(request(false)) else { panic!("not a gc") };
+        assert_eq!((planned.dropped.len(), &planned.layers), (done.dropped.len(), &done.layers));
+        let old = all.iter().skip(operations as usize).map(|op| op.op);
+        self.collected.extend(old);
+        // A checkpoint that gc gives up is given up for the operations, too.
+        let dropped = |op: &Operation| op.tree.is_some_and(|tree| done.dropped.iter().any(|c| c.id == tree));
+        self.collected.extend(all.iter().filter(|op| dropped(op)).map(|op| op.op));
+        self.check(Times::All);
+    }
+
+    fn tidy(&mut self) {
+        self.say("tidy".to_owned());
+        self.sandbox().tidy().unwrap();
+        self.check(Times::All);
     }
 
     fn remount(&mut self) {

@@ -95,6 +95,8 @@ pub struct World {
     pub readers: Vec<Reader>,
     pub checkpoints: BTreeMap<LayerId, Tree>,
     pub operations: BTreeMap<u64, Tree>,
+    /// Operations to which gc has made it impossible to go back.
+    pub collected: BTreeSet<u64>,
     /// All numbers that were ever shown.
     pub numbers: BTreeSet<Id>,
 }
@@ -126,6 +128,7 @@ impl World {
             dentries: BTreeMap::new(),
             readers: Vec::new(),
             checkpoints: BTreeMap::new(),
+            collected: BTreeSet::new(),
             operations: BTreeMap::new(),
         };
         world.open();

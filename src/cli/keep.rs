@@ -1,0 +1,77 @@
+//! `jailfs drop`, `jailfs hold` and `jailfs release`: which checkpoints stay.
+
+use clap::Args;
+
+use super::Global;
+use super::json::Line;
+use super::out::Out;
+use super::show;
+use super::target::{Target, wrong_answer};
+use crate::error::Result;
+use crate::sandbox::verbs::{Reply, Request, Rev};
+
+/// Give up a checkpoint
+///
+/// It is none any more. Its space comes back with 'jailfs gc', once no recent operation needs it; until then 'jailfs op
+/// restore' can go back to it.
+#[derive(Args)]
+pub(super) struct Drop {
+    #[command(flatten)]
+    which: Which,
+}
+
+/// Keep a checkpoint from being dropped, also by 'jailfs gc'
+#[derive(Args)]
+pub(super) struct Hold {
+    #[command(flatten)]
+    which: Which,
+}
+
+/// Let a checkpoint that is held be dropped again
+#[derive(Args)]
+pub(super) struct Release {
+    #[command(flatten)]
+    which: Which,
+}
+
+#[derive(Args)]
+struct Which {
+    /// The checkpoint: its number or name, or '@-N' for the N-th last
+    #[arg(value_name = "ID|NAME")]
+    checkpoint: String,
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Drop {
+    pub(super) fn run(&self, global: &Global) -> Result<u8> {
+        self.which.tell(global, "dropped", |rev| Request::Drop { rev })
+    }
+}
+
+impl Hold {
+    pub(super) fn run(&self, global: &Global) -> Result<u8> {
+        self.which.tell(global, "held", |rev| Request::Hold { rev, held: true })
+    }
+}
+
+impl Release {
+    pub(super) fn run(&self, global: &Global) -> Result<u8> {
+        self.which.tell(global, "released", |rev| Request::Hold { rev, held: false })
+    }
+}
+
+impl Which {
+    fn tell(&self, global: &Global, done: &str, request: impl Fn(Rev) -> Request) -> Result<u8> {
+        let reply = Target::find(global)?.call(request(Rev::parse(&self.checkpoint)))?;
+        let Reply::Checkpoint(checkpoint) = reply else { return Err(wrong_answer()) };
+        let mut out = Out::new();
+        out.line(&match self.json {
+            true => Line::checkpoint(&checkpoint).text()?,
+            false => format!("{done} {}", show::checkpoint(&checkpoint)),
+        });
+        out.finish()?;
+        Ok(0)
+    }
+}

@@ -1,0 +1,401 @@
+//! Giving space back: what no head, checkpoint, hold, recent operation, pre-image or held file needs any more.
+//!
+//! Four steps, each of which can be cut off anywhere and is then finished the next time:
+//!
+//! 1. **Needed** are the checkpoints, what is held, what the recent operations can go back to, and what a head lies on.
+//! 2. Each needed layer whose parent is not needed is rewritten as what leads from the nearest needed layer below it.
+//!    Afterwards no needed layer lies on one that is not.
+//! 3. The records of those that are not needed go, top down; their pools stay, as layers that are **collected**.
+//! 4. In every pool, the blocks to which no extent of a needed state refers are given back to the host; a collected layer
+//!    without any is removed.
+//!
+//! A block is given back only when it can never be asked for again: the records that gave it up are synced, no window of
+//! addresses still leads to it, and whoever was reading when it was given up is done.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::error::{Attempt, Error, Kind, Result};
+use crate::fs::lower::{PreHistory, PreImages};
+use crate::fs::{Reach, State};
+use crate::history::Timeline;
+use crate::store::layer::LayerInfo;
+use crate::store::pool::{block_ceil, block_floor};
+use crate::store::record::{Header, LayerKind, OpRecord, Seal, Source};
+use crate::tree::Tree;
+use crate::types::{ByteRange, Epoch, LayerId};
+
+/// What is kept, besides what is always kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keep {
+    /// What the last operations can go back to, so many.
+    pub operations: u64,
+    /// The newest checkpoints, so many; none keeps all. What is held is kept in any case.
+    pub checkpoints: Option<u64>,
+    /// Checkpoints are given up, the oldest first, until the store takes no more than this many bytes.
+    pub store_bytes: Option<u64>,
+}
+
+/// What was given back, or would be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// Checkpoints that were given up for it, oldest first.
+    pub dropped: Vec<LayerInfo>,
+    /// Layers whose records are not needed.
+    pub layers: Vec<LayerId>,
+    /// Bytes on disk.
+    pub bytes: u64,
+}
+
+/// Ranges of pools to which something refers.
+#[derive(Default)]
+struct Refs {
+    pools: BTreeMap<LayerId, Vec<ByteRange>>,
+}
+
+impl Refs {
+    fn add(&mut self, source: Source, len: u64) {
+        if let Source::Pool { layer, offset } = source {
+            // Blocks are given back whole.
+            let range = ByteRange { start: block_floor(offset), end: block_ceil(offset.saturating_add(len)) };
+            self.pools.entry(layer).or_default().push(range);
+        }
+    }
+
+    fn add_range(&mut self, layer: LayerId, range: ByteRange) {
+        self.pools.entry(layer).or_default().push(range);
+    }
+
+    /// What of `data` is not referred to. The ranges of `data` are in order.
+    fn unused(&mut self, layer: LayerId, data: &[ByteRange]) -> Vec<ByteRange> {
+        let used = self.pools.entry(layer).or_default();
+        used.sort_unstable_by_key(|range| range.start);
+        let mut unused = Vec::new();
+        let mut used = used.iter().peekable();
+        for range in data {
+            let mut at = range.start;
+            while let Some(next) = used.peek() {
+                if next.start > at && at < range.end {
+                    unused.push(ByteRange { start: at, end: next.start.min(range.end) });
+                }
+                at = at.max(next.end);
+                if next.end > range.end {
+                    break;
+                }
+                used.next();
+            }
+            if at < range.end {
+                unused.push(ByteRange { start: at, end: range.end });
+            }
+        }
+        unused.retain(|range| !range.is_empty());
+        unused
+    }
+}
+
+impl Timeline {
+    /// Gives back what is not needed; with `dry_run` only says what that is.
+    ///
+    /// # Errors
+    /// What the store answers; what was done until then stays done, and nothing that is needed is lost.
+    pub fn gc(&self, keep: Keep, dry_run: bool) -> Result<Collected> {
+        let _turn = self.turn();
+        let _tidying = self.tidying.lock();
+        let before = self.store.disk_usage();
+        let mut collected = Collected::default();
+        for old in self.beyond(keep.checkpoints) {
+            if !dry_run {
+                self.give_up(&old)?;
+            }
+            collected.dropped.push(old);
+        }
+        let mut bytes = self.collect(keep, &mut collected, dry_run)?;
+        while let Some(limit) = keep.store_bytes {
+            let rest = before.saturating_sub(bytes);
+            let left = self.droppable().into_iter().find(|info| !collected.dropped.contains(info));
+            let Some(oldest) = left.filter(|_| rest > limit) else { break };
+            if !dry_run {
+                self.give_up(&oldest)?;
+            }
+            collected.dropped.push(oldest);
+            bytes = bytes.max(self.collect(keep, &mut collected, dry_run)?);
+        }
+        collected.bytes = if dry_run { bytes } else { before.saturating_sub(self.store.disk_usage()) };
+        Ok(collected)
+    }
+
+    /// Checkpoints that may be given up, oldest first.
+    fn droppable(&self) -> Vec<LayerInfo> {
+        let held = self.store.holds();
+        let mut all = self.sealed();
+        all.retain(|l| l.seal.as_ref().is_some_and(|s| !s.automatic) && !held.contains(&l.header.layer));
+        all
+    }
+
+    fn beyond(&self, checkpoints: Option<u64>) -> Vec<LayerInfo> {
+        let Some(kept) = checkpoints.and_then(|kept| usize::try_from(kept).ok()) else { return Vec::new() };
+        let all = self.sealed().iter().filter(|l| l.seal.as_ref().is_some_and(|s| !s.automatic)).count();
+        let mut old = self.droppable();
+        old.truncate(all.saturating_sub(kept));
+        old
+    }
+
+    /// Gives up a checkpoint: it is none any more, and its space comes back with the next [`Timeline::gc`], when no
+    /// recent operation needs it either.
+    ///
+    /// # Errors
+    /// One that is held, or what the store answers.
+    pub fn drop_checkpoint(&self, layer: LayerId) -> Result<()> {
+        let _turn = self.turn();
+        let _tidying = self.tidying.lock();
+        let attempt = || format!("drop checkpoint {layer}");
+        if self.store.holds().contains(&layer) {
+            return Err(Error::new(Kind::InUse, attempt(), "it is held")
+                .hint(format!("'jailfs release {layer}' lets it go")));
+        }
+        match self.store.layer(layer) {
+            Some(info) if info.seal.as_ref().is_some_and(|seal| !seal.automatic) => self.give_up(&info),
+            _ => Err(Error::new(Kind::NoStore, attempt(), "there is no such checkpoint")
+                .hint("'jailfs log' lists them")),
+        }
+    }
+
+    fn give_up(&self, info: &LayerInfo) -> Result<()> {
+        let layer = info.header.layer;
+        let Some(seal) = info.seal.clone() else { return Ok(()) };
+        let told = seal.name.as_ref().map(|name| format!(" '{name}'")).unwrap_or_default();
+        let (below, tree) = self.with_parent(info.header.parent, layer)?;
+        let seal = Seal { name: None, automatic: true, message: format!("dropped{told}"), ..seal };
+        self.store.rewrite_layer(info.header.clone(), seal, below.edits_to(&tree))
+    }
+
+    /// Keeps a checkpoint from being dropped; or not any more.
+    ///
+    /// # Errors
+    /// When there is no such checkpoint, or what the store answers.
+    pub fn hold(&self, layer: LayerId, held: bool) -> Result<()> {
+        let _turn = self.turn();
+        let mut holds = self.store.holds();
+        let verb = if held { "hold" } else { "release" };
+        if held && !self.sealed().iter().any(|l| l.header.layer == layer) {
+            return Err(Error::new(
+                Kind::NoStore,
+                format!("{verb} checkpoint {layer}"),
+                "there is no such checkpoint",
+            )
+            .hint("'jailfs log' lists them"));
+        }
+        if held {
+            holds.insert(layer)
+        } else {
+            holds.remove(&layer)
+        };
+        self.store.set_holds(&holds).map_err(|e| e.during(format!("{verb} checkpoint {layer}")))
+    }
+
+    fn with_parent(&self, parent: Option<LayerId>, layer: LayerId) -> Result<(Tree, Tree)> {
+        let mut roots = self.roots.lock();
+        let below = parent.map_or_else(|| Ok(Tree::new()), |parent| roots.load(parent))?;
+        Ok((below, roots.load(layer)?))
+    }
+
+    /// The sealed layers that something needs, apart from those that `collected` gives up.
+    fn needed(&self, keep: Keep, collected: &Collected) -> BTreeSet<LayerId> {
+        let dropped: BTreeSet<LayerId> = collected.dropped.iter().map(|l| l.header.layer).collect();
+        let mut needed = self.store.holds();
+        let ops = self.store.ops();
+        needed.extend(recent(&ops, keep).filter_map(|op| op.tree));
+        needed.retain(|layer| !dropped.contains(layer));
+        for info in self.store.catalog() {
+            let is_checkpoint = info.seal.as_ref().is_some_and(|seal| !seal.automatic);
+            if is_checkpoint && !dropped.contains(&info.header.layer) {
+                needed.insert(info.header.layer);
+            }
+            if info.seal.is_none() {
+                needed.extend(info.header.parent);
+            }
+        }
+        let sealed: BTreeSet<LayerId> = self.sealed().iter().map(|l| l.header.layer).collect();
+        needed.retain(|layer| sealed.contains(layer));
+        needed
+    }
+
+    /// Gives back what only given-up states need. Gives the bytes that this frees, or would.
+    fn collect(&self, keep: Keep, collected: &mut Collected, dry_run: bool) -> Result<u64> {
+        let needed = self.needed(keep, collected);
+        let reach = self.fs.reach();
+        if !dry_run {
+            // What gave blocks up must survive before the blocks go.
+            self.fs.sync().attempt(|| "gc: sync")?;
+        }
+        let below =
+            |layer: LayerId| self.nearest(&needed, self.store.layer(layer).and_then(|l| l.header.parent));
+        if !dry_run {
+            for layer in &needed {
+                self.lift(*layer, below(*layer))?;
+            }
+        }
+        let images = self.needed_images(keep, &needed, &reach.state);
+        let mut refs = self.references(&needed, &reach, &images, below)?;
+        let unneeded = self.sealed().into_iter().rev().filter(|l| !needed.contains(&l.header.layer));
+        let mut bytes = 0;
+        for info in unneeded {
+            bytes += info.bytes + info.index.unwrap_or(0);
+            collected.layers.push(info.header.layer);
+            if !dry_run {
+                self.roots.lock().forget(info.header.layer);
+                self.store.collect_layer(info.header.layer)?;
+            }
+        }
+        if !dry_run {
+            self.clear_images(&images)?;
+            if !self.store.wait_for_readers() {
+                return Err(Error::new(Kind::InUse, "gc", "somebody does not come to an end of reading")
+                    .hint("what is not needed any more is still there; try again"));
+            }
+        }
+        Ok(bytes + self.sweep(&mut refs, &reach, dry_run)?)
+    }
+
+    /// The nearest needed layer at or below one.
+    fn nearest(&self, needed: &BTreeSet<LayerId>, mut at: Option<LayerId>) -> Option<LayerId> {
+        while let Some(layer) = at.filter(|layer| !needed.contains(layer)) {
+            at = self.store.layer(layer).and_then(|l| l.header.parent);
+        }
+        at
+    }
+
+    /// Puts a layer on another one below it.
+    fn lift(&self, layer: LayerId, parent: Option<LayerId>) -> Result<()> {
+        let Some(LayerInfo { header, seal: Some(seal), .. }) = self.store.layer(layer) else { return Ok(()) };
+        if header.parent == parent {
+            return Ok(());
+        }
+        let (below, tree) = self.with_parent(parent, layer)?;
+        self.store.rewrite_layer(Header { parent, ..header }, seal, below.edits_to(&tree))
+    }
+
+    /// What the needed states refer to.
+    fn references(
+        &self,
+        needed: &BTreeSet<LayerId>,
+        reach: &Reach,
+        images: &BTreeSet<LayerId>,
+        below: impl Fn(LayerId) -> Option<LayerId>,
+    ) -> Result<Refs> {
+        let mut refs = Refs::default();
+        let mut add = |from: &Tree, to: &Tree| {
+            for ino in from.diff(to).contents {
+                to.extents(ino).for_each(|(_, extent)| refs.add(extent.source, extent.len));
+            }
+        };
+        for layer in needed {
+            let (from, to) = self.with_parent(below(*layer), *layer)?;
+            add(&from, &to);
+        }
+        let parent = self.parent();
+        let from = parent.map_or_else(|| Ok(Tree::new()), |parent| self.roots.lock().load(parent))?;
+        add(&from, &reach.state.tree);
+        add(&Tree::new(), &reach.orphans);
+        for range in &reach.reserved {
+            refs.add_range(reach.upper, *range);
+        }
+        refs.add_range(reach.upper, ByteRange { start: reach.end, end: u64::MAX });
+        let applies = self.applies.lock().clone();
+        for (layer, image) in
+            self.image_layers().into_iter().zip(&applies).filter(|(l, _)| images.contains(l))
+        {
+            // A new pool for each apply, and few of them: the whole of it stays.
+            refs.add_range(layer, ByteRange { start: 0, end: u64::MAX });
+            image.extents().for_each(|(range, source)| refs.add(source, range.len()));
+        }
+        Ok(refs)
+    }
+
+    /// The layers of the applies, oldest first: as many as there are epochs after the first.
+    fn image_layers(&self) -> Vec<LayerId> {
+        let mut all = self.store.catalog();
+        all.retain(|l| l.header.kind == LayerKind::PreImage && l.seal.is_some());
+        all.iter().map(|l| l.header.layer).collect()
+    }
+
+    /// The layers of those applies through which a needed state sees the base, and of the last one, which can be undone.
+    fn needed_images(&self, keep: Keep, needed: &BTreeSet<LayerId>, shown: &State) -> BTreeSet<LayerId> {
+        let ops = self.store.ops();
+        let states = needed.iter().filter_map(|layer| self.store.layer(*layer)).map(|l| l.header.epoch);
+        let epochs = states.chain(recent(&ops, keep).map(|op| op.epoch)).chain([shown.lower.epoch()]);
+        let oldest = epochs.min().unwrap_or(Epoch(0)).0;
+        let undoable = self.last_undoable().unwrap_or(u32::MAX);
+        let from = usize::try_from(oldest.min(undoable)).unwrap_or(usize::MAX);
+        self.image_layers().into_iter().skip(from).collect()
+    }
+
+    /// Empties the pre-images that nobody needs. The layers stay: their number counts the epochs.
+    fn clear_images(&self, needed: &BTreeSet<LayerId>) -> Result<()> {
+        let layers = self.image_layers();
+        for layer in layers.iter().filter(|layer| !needed.contains(layer)) {
+            if let Some(LayerInfo { header, seal: Some(seal), compact: false, .. }) = self.store.layer(*layer)
+            {
+                self.store.rewrite_layer(header, seal, std::iter::empty())?;
+            }
+        }
+        let mut applies = self.applies.lock();
+        let emptied = applies.iter().zip(&layers).map(|(images, layer)| match needed.contains(layer) {
+            true => std::sync::Arc::clone(images),
+            false => std::sync::Arc::new(PreImages::collected()),
+        });
+        *applies = emptied.collect::<PreHistory>();
+        Ok(())
+    }
+
+    /// Gives the unused blocks of all pools back, and removes collected layers that have none left.
+    fn sweep(&self, refs: &mut Refs, reach: &Reach, dry_run: bool) -> Result<u64> {
+        let mut bytes = 0;
+        for info in self.store.catalog() {
+            let layer = info.header.layer;
+            // Layers that were begun since, and those of an operation that was cut off, are looked at the next time.
+            let is_settled = info.seal.is_some() || layer == reach.upper;
+            if !is_settled {
+                continue;
+            }
+            let unused = refs.unused(layer, &self.store.pool_data(layer)?);
+            bytes += unused.iter().map(ByteRange::len).sum::<u64>();
+            if dry_run {
+                continue;
+            }
+            let is_used = refs.pools.get(&layer).is_some_and(|used| !used.is_empty());
+            if info.header.kind == LayerKind::Collected && !is_used {
+                self.store.remove_layer(layer)?;
+            } else {
+                self.store.punch_pool(layer, &unused)?;
+            }
+        }
+        Ok(bytes)
+    }
+}
+
+/// The operations that can be gone back to.
+fn recent(ops: &[OpRecord], keep: Keep) -> impl Iterator<Item = &OpRecord> {
+    ops.iter().rev().take(usize::try_from(keep.operations).unwrap_or(usize::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_referred_to_is_unused_and_nothing_else() {
+        let range = |start: u64, end: u64| ByteRange { start: start * 4096, end: end * 4096 };
+        let mut refs = Refs::default();
+        for (start, len) in [(5 * 4096 + 7, 1), (9 * 4096, 3 * 4096), (1, 2 * 4096), (9 * 4096, 1)] {
+            refs.add(Source::Pool { layer: LayerId(1), offset: start }, len);
+        }
+        let data = [range(0, 4), range(5, 7), range(8, 20)];
+        let unused = refs.unused(LayerId(1), &data);
+        assert_eq!(unused, [range(3, 4), range(6, 7), range(8, 9), range(12, 20)]);
+        assert_eq!(
+            refs.unused(LayerId(2), &data),
+            data,
+            "a pool that nothing refers to is unused as a whole"
+        );
+    }
+}

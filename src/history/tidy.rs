@@ -1,0 +1,89 @@
+//! Keeping the way to every state short: what a day of work leaves is rewritten as what came of it.
+//!
+//! Nothing that can be seen changes by it. A sealed journal becomes the shortest list of edits from its parent's tree; where
+//! many layers lie between a state and the last index below it, its whole tree is written down. So the time to mount
+//! depends on how much differs from the base, not on how it came to differ.
+
+use crate::error::Result;
+use crate::history::Timeline;
+use crate::store::layer::LayerInfo;
+use crate::store::record::LayerKind;
+use crate::tree::Tree;
+use crate::types::LayerId;
+
+/// A journal of fewer bytes is left as it is.
+const SMALL_JOURNAL: u64 = 16 << 10;
+/// Layers that are replayed over an index, at most.
+const LONGEST_WAY: usize = 128;
+/// Bytes of journals that are replayed, without an index or in addition to half of its size.
+const FREE_BYTES: u64 = 256 << 10;
+/// Indexes that are kept, the newest.
+const INDEXES: usize = 4;
+
+/// What is rewritten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effort {
+    /// Journals that are not small, and what is far from an index.
+    WhereItPays,
+    /// All of it.
+    Everything,
+}
+
+impl Timeline {
+    /// Rewrites journals and writes indexes where that makes the way to a state shorter. Cut off anywhere, it has done a
+    /// part of it.
+    ///
+    /// # Errors
+    /// What the store answers; nothing is lost then.
+    pub fn tidy(&self, effort: Effort) -> Result<()> {
+        let _tidying = self.tidying.lock();
+        for info in self.sealed() {
+            if !info.compact && (info.bytes > SMALL_JOURNAL || effort == Effort::Everything) {
+                self.compact(&info)?;
+            }
+        }
+        if let Some(top) = self.parent()
+            && (self.way_is_long(top) || effort == Effort::Everything)
+        {
+            let tree = self.roots.lock().load(top)?;
+            self.store.write_index(top, Tree::new().edits_to(&tree))?;
+            let mut indexed: Vec<LayerId> = self.store.catalog().iter().filter_map(has_index).collect();
+            indexed.reverse();
+            for old in indexed.into_iter().skip(INDEXES) {
+                self.store.remove_index(old)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Rewrites a journal as what leads from the parent's tree to the layer's.
+    fn compact(&self, info: &LayerInfo) -> Result<()> {
+        let Some(seal) = info.seal.clone() else { return Ok(()) };
+        let (below, tree) = {
+            let mut roots = self.roots.lock();
+            let below = info.header.parent.map_or_else(|| Ok(Tree::new()), |parent| roots.load(parent))?;
+            (below, roots.load(info.header.layer)?)
+        };
+        self.store.rewrite_layer(info.header.clone(), seal, below.edits_to(&tree))
+    }
+
+    /// Whether more is replayed to rebuild the tree of a layer than its size is worth.
+    fn way_is_long(&self, top: LayerId) -> bool {
+        let (mut layers, mut bytes) = (0, 0);
+        let mut at = Some(top);
+        while let Some(info) = at.and_then(|id| self.store.layer(id)) {
+            if let Some(index) = info.index {
+                return layers > LONGEST_WAY || bytes > FREE_BYTES + index / 2;
+            }
+            layers += 1;
+            bytes += info.bytes;
+            at = info.header.parent;
+        }
+        layers > LONGEST_WAY || bytes > FREE_BYTES
+    }
+}
+
+fn has_index(info: &LayerInfo) -> Option<LayerId> {
+    let wanted = info.index.is_some() && info.header.kind != LayerKind::Collected;
+    wanted.then_some(info.header.layer)
+}

@@ -1,0 +1,117 @@
+//! What keeps a store small and quick: holds, drops, gc, and the thread that tidies up behind the operations.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::Result;
+use crate::history::gc::Keep;
+use crate::history::{Effort, Timeline};
+use crate::sandbox::Sandbox;
+use crate::sandbox::verbs::{Checkpoint, Collected, Rev};
+
+impl Sandbox {
+    /// Gives a checkpoint up.
+    pub(super) fn drop_checkpoint(&self, rev: &Rev) -> Result<Checkpoint> {
+        let _alone = self.sweeping.write();
+        let layer = self.checkpoint_named(rev)?;
+        let dropped = self.checkpoint_info(layer)?;
+        self.timeline.drop_checkpoint(layer)?;
+        Ok(dropped)
+    }
+
+    /// Keeps a checkpoint from being dropped, or not any more.
+    pub(super) fn hold(&self, rev: &Rev, held: bool) -> Result<Checkpoint> {
+        let layer = self.checkpoint_named(rev)?;
+        self.timeline.hold(layer, held)?;
+        self.checkpoint_info(layer)
+    }
+
+    /// Rewrites what is in the store in its shortest form. A mount does that by itself where it pays; nothing that can be
+    /// seen changes by it.
+    ///
+    /// # Errors
+    /// What the store answers; nothing is lost then.
+    pub fn tidy(&self) -> Result<()> {
+        let _looking = self.sweeping.read();
+        self.timeline.tidy(Effort::Everything)
+    }
+
+    /// Gives space back. Nobody else looks at states meanwhile; programs in the mount go on.
+    pub(super) fn gc(&self, keep: Keep, dry_run: bool) -> Result<Collected> {
+        let _alone = self.sweeping.write();
+        let parent = self.timeline.parent();
+        let collected = self.timeline.gc(keep, dry_run)?;
+        Ok(Collected {
+            dropped: collected.dropped.iter().filter_map(|info| super::checkpoint_of(info, parent)).collect(),
+            layers: collected.layers,
+            bytes: collected.bytes,
+            store_bytes: self.timeline.store().disk_usage(),
+        })
+    }
+}
+
+/// The thread that tidies up. It ends, and is waited for, when this is dropped.
+pub(super) struct Housekeeper {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<Wanted>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Wanted {
+    work: bool,
+    end: bool,
+}
+
+impl Housekeeper {
+    /// Starts it, with what there is to do at a start.
+    pub(super) fn start(timeline: &Arc<Timeline>) -> std::io::Result<Housekeeper> {
+        let shared = Arc::new(Shared::default());
+        shared.state.lock().work = true;
+        let (timeline, of_thread) = (Arc::clone(timeline), Arc::clone(&shared));
+        let body = move || {
+            while of_thread.wait() {
+                if let Err(error) = timeline.tidy(Effort::WhereItPays) {
+                    log::warn!("the store could not be tidied, and works on as it is: {error}");
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("housekeeper".to_owned()).spawn(body)?;
+        Ok(Housekeeper { shared, thread: Some(thread) })
+    }
+
+    /// Says that there may be something to do.
+    pub(super) fn wake(&self) {
+        self.shared.state.lock().work = true;
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Shared {
+    /// Waits for work; false at the end.
+    fn wait(&self) -> bool {
+        let mut state = self.state.lock();
+        while !state.work && !state.end {
+            self.changed.wait(&mut state);
+        }
+        state.work = false;
+        !state.end
+    }
+}
+
+impl Drop for Housekeeper {
+    fn drop(&mut self) {
+        self.shared.state.lock().end = true;
+        self.shared.changed.notify_one();
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            log::error!("the housekeeper panicked");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Every change of a store's files, each one call: the only way in which the store writes.
+//!
+//! So a test can end the process before each of them, let each fail, and record them all to see what a power cut could
+//! leave (`sys::step`). Nothing is decided here.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat, renameat};
+use nix::sys::stat::{Mode, mkdirat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+
+use crate::sys::step::{self, Step};
+use crate::types::ByteRange;
+
+/// Tells a test what was done.
+macro_rules! note {
+    ($change:ident { $($field:ident: $value:expr),* }) => {
+        #[cfg(feature = "crash-points")]
+        step::note(|| Ok(step::Change::$change { $($field: $value),* }))?;
+    };
+}
+
+#[cfg(feature = "crash-points")]
+fn ino(fd: impl AsFd) -> io::Result<u64> {
+    Ok(nix::sys::stat::fstat(fd)?.st_ino)
+}
+
+/// Opens a file of a directory with these flags (openat(2)); if it is made, only its owner may read it.
+pub(super) fn open(dir: impl AsFd, name: &str, flags: OFlag) -> io::Result<File> {
+    step::begin(Step::StoreOpen)?;
+    let file = File::from(openat(&dir, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?);
+    if flags.contains(OFlag::O_CREAT) {
+        note!(Open { dir: ino(&dir)?, name: name.to_owned(), ino: ino(&file)? });
+    }
+    if flags.contains(OFlag::O_TRUNC) {
+        note!(Cut { ino: ino(&file)?, len: 0 });
+    }
+    Ok(file)
+}
+
+/// Writes all of `bytes` (pwrite(2)).
+pub(super) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    step::begin(Step::StoreWrite)?;
+    file.write_all_at(bytes, offset)?;
+    note!(Write { ino: ino(file)?, offset: offset, bytes: bytes.to_vec() });
+    Ok(())
+}
+
+/// Sets the length of a file (ftruncate(2)).
+pub(super) fn cut(file: &File, len: u64) -> io::Result<()> {
+    step::begin(Step::StoreCut)?;
+    file.set_len(len)?;
+    note!(Cut { ino: ino(file)?, len: len });
+    Ok(())
+}
+
+/// Gives the blocks of a range back (fallocate(2)).
+pub(super) fn punch(file: &File, range: ByteRange) -> io::Result<()> {
+    step::begin(Step::StorePunch)?;
+    crate::sys::file::punch_hole(file, range)?;
+    note!(Punch { ino: ino(file)?, range: range });
+    Ok(())
+}
+
+/// Makes the bytes of a file survive a power cut (fdatasync(2)).
+pub(super) fn sync(file: &File) -> io::Result<()> {
+    step::begin(Step::StoreSync)?;
+    file.sync_data()?;
+    note!(Sync { ino: ino(file)? });
+    Ok(())
+}
+
+/// Moves a name over another in the same directory (renameat(2)).
+pub(super) fn rename(dir: impl AsFd, from: &str, to: &str) -> io::Result<()> {
+    step::begin(Step::StoreRename)?;
+    renameat(&dir, from, &dir, to)?;
+    note!(Rename { dir: ino(&dir)?, from: from.to_owned(), to: to.to_owned() });
+    Ok(())
+}
+
+/// Removes a file (unlinkat(2)); a missing one is fine.
+pub(super) fn remove(dir: impl AsFd, name: &str) -> io::Result<()> {
+    step::begin(Step::StoreRemove)?;
+    gone(unlinkat(&dir, name, UnlinkatFlags::NoRemoveDir))?;
+    note!(Remove { dir: ino(&dir)?, name: name.to_owned() });
+    Ok(())
+}
+
+/// Removes an empty directory (unlinkat(2)); a missing one is fine.
+pub(super) fn remove_dir(dir: impl AsFd, name: &str) -> io::Result<()> {
+    step::begin(Step::StoreRemove)?;
+    gone(unlinkat(&dir, name, UnlinkatFlags::RemoveDir))?;
+    note!(Remove { dir: ino(&dir)?, name: name.to_owned() });
+    Ok(())
+}
+
+fn gone(result: nix::Result<()>) -> io::Result<()> {
+    match result {
+        Ok(()) | Err(Errno::ENOENT) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Makes a directory (mkdirat(2)); one that exists is fine.
+pub(super) fn mkdir(dir: impl AsFd, name: &str) -> io::Result<()> {
+    step::begin(Step::StoreMkdir)?;
+    match mkdirat(&dir, name, Mode::S_IRWXU) {
+        Ok(()) | Err(Errno::EEXIST) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    #[cfg(feature = "crash-points")]
+    step::note(|| {
+        let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let made = openat(&dir, name, flags, Mode::empty())?;
+        Ok(step::Change::Mkdir { dir: ino(&dir)?, name: name.to_owned(), ino: ino(made)? })
+    })?;
+    Ok(())
+}
+
+/// Makes the names of a directory survive a power cut (fsync(2)).
+pub(super) fn sync_dir(dir: impl AsFd) -> io::Result<()> {
+    step::begin(Step::StoreSyncDir)?;
+    nix::unistd::fsync(&dir)?;
+    note!(SyncDir { ino: ino(&dir)? });
+    Ok(())
+}

@@ -1,0 +1,183 @@
+//! What becomes of a layer after its seal: its journal is rewritten as what came of it, its whole tree is written down as
+//! an index, its records go into the layers above, and at last it goes.
+//!
+//! ```text
+//! layers/00000007/journal    Header, Compact, Edits ..., Seal: what leads from the parent's tree to this one
+//! layers/00000007/index      the same with a header without a parent: what leads from the empty tree to this one
+//! ```
+//!
+//! Always true: each file is published whole by rename, so a reader finds the old one or the new one, and both say the
+//! same of the tree. An index is only a shorter way to a tree: one that is not whole is passed over, and `check` tells it.
+
+use std::sync::Arc;
+
+use crate::error::{Attempt, Error, Result};
+use crate::store::layer::{self, INDEX, JOURNAL, LayerContents, LayerInfo, POOL};
+use crate::store::log::Log;
+use crate::store::record::{Edit, Header, LayerKind, Record, Seal};
+use crate::store::{Store, disk};
+use crate::types::{ByteRange, LayerId};
+
+/// Edits in one frame of a rewritten journal: few enough to be read one after the other, enough to make frames cheap.
+const EDITS: usize = 1024;
+
+impl Store {
+    /// Rewrites the journal of a sealed layer as `edits`, under a header that may name another parent, and with a seal
+    /// that may say something else.
+    ///
+    /// # Errors
+    /// As the calls it is made of; the journal then stays as it was.
+    pub fn rewrite_layer(&self, header: Header, seal: Seal, edits: impl Iterator<Item = Edit>) -> Result<()> {
+        let layer = header.layer;
+        self.publish_records(JOURNAL, &header, &seal, edits)
+            .map_err(|e| e.during(format!("rewrite layer {layer}")))?;
+        let info = layer::read_info(&self.layers, layer, self.boot)?;
+        self.state.lock().catalog.insert(layer, info);
+        Ok(())
+    }
+
+    /// Writes down the whole tree of a sealed layer: the edits that lead to it from the empty tree.
+    ///
+    /// # Errors
+    /// As the calls it is made of; there is no index then, or the one that was there.
+    pub fn write_index(&self, layer: LayerId, edits: impl Iterator<Item = Edit>) -> Result<()> {
+        let attempt = || format!("write the index of layer {layer}");
+        let Some(LayerInfo { header, seal: Some(seal), .. }) = self.layer(layer) else {
+            return Err(Error::damage(attempt(), "the layer is not sealed"));
+        };
+        self.publish_records(INDEX, &Header { parent: None, ..header }, &seal, edits)
+            .map_err(|e| e.during(attempt()))?;
+        let info = layer::read_info(&self.layers, layer, self.boot)?;
+        self.state.lock().catalog.insert(layer, info);
+        Ok(())
+    }
+
+    fn publish_records(
+        &self,
+        name: &str,
+        header: &Header,
+        seal: &Seal,
+        mut edits: impl Iterator<Item = Edit>,
+    ) -> Result<()> {
+        let dir = self.layers.dir(&layer::dir_name(header.layer))?;
+        let temp = format!("{name}.new");
+        dir.remove(&temp)?;
+        let file = Arc::new(dir.file(&temp, true)?);
+        let mut log = Log::append_to(Arc::clone(&file), dir.show(&temp), 0, 0)?;
+        log.append(&Record::Header(header.clone()))?;
+        log.append(&Record::Compact)?;
+        loop {
+            let some: Vec<Edit> = edits.by_ref().take(EDITS).collect();
+            if some.is_empty() {
+                break;
+            }
+            log.append(&Record::Edits(some))?;
+        }
+        log.append(&Record::Seal(seal.clone()))?;
+        if self.durable {
+            log.sync()?;
+        }
+        disk::rename(&dir, &temp, name).attempt(|| format!("publish {}", dir.show(name)))?;
+        if self.durable { dir.sync() } else { Ok(()) }
+    }
+
+    /// The whole tree of a layer, if it was written down; none also if that cannot be read, and then the log says so.
+    pub fn read_index(&self, layer: LayerId) -> Option<LayerContents> {
+        self.layer(layer).and_then(|info| info.index)?;
+        match layer::read_file(&self.layers, layer, INDEX, self.boot) {
+            Ok(contents) if contents.info.seal.is_some() => Some(contents),
+            Ok(_) => {
+                log::warn!(
+                    "the index of layer {layer} is not whole; its tree is rebuilt from the layers below"
+                );
+                None
+            }
+            Err(error) => {
+                log::warn!("{error}; the tree is rebuilt from the layers below");
+                None
+            }
+        }
+    }
+
+    /// Takes the index of a layer away.
+    ///
+    /// # Errors
+    /// As unlink(2).
+    pub fn remove_index(&self, layer: LayerId) -> Result<()> {
+        self.layers.dir(&layer::dir_name(layer))?.remove(INDEX)?;
+        if let Some(info) = self.state.lock().catalog.get_mut(&layer) {
+            info.index = None;
+        }
+        Ok(())
+    }
+
+    /// Gives up the records of a sealed layer that no other lies on; its pool stays.
+    ///
+    /// # Errors
+    /// As the calls it is made of; the layer then stays as it was.
+    pub fn collect_layer(&self, layer: LayerId) -> Result<()> {
+        let attempt = || format!("collect layer {layer}");
+        let Some(LayerInfo { header, seal: Some(seal), .. }) = self.layer(layer) else {
+            return Err(Error::damage(attempt(), "the layer is not sealed"));
+        };
+        let header = Header { parent: None, kind: LayerKind::Collected, ..header };
+        self.rewrite_layer(header, seal, std::iter::empty())?;
+        self.remove_index(layer)
+    }
+
+    /// Removes a collected layer with its pool, to which nothing refers.
+    ///
+    /// # Errors
+    /// As the calls it is made of; what is left is removed the next time.
+    pub fn remove_layer(&self, layer: LayerId) -> Result<()> {
+        let name = layer::dir_name(layer);
+        let dir = self.layers.dir(&name)?;
+        // The journal last: without it nobody would know what the rest is.
+        for file in [POOL, INDEX, "journal.new", "index.new", JOURNAL] {
+            dir.remove(file)?;
+        }
+        {
+            let mut state = self.state.lock();
+            state.catalog.remove(&layer);
+            state.pools.drop_file(&layer);
+        }
+        disk::remove_dir(&self.layers, &name).attempt(|| format!("remove {}", self.layers.show(&name)))
+    }
+
+    /// Gives back ranges of the pool of a layer, to which nothing refers and nothing will.
+    ///
+    /// # Errors
+    /// As fallocate(2); a filesystem that cannot is no error, and gives nothing back.
+    pub fn punch_pool(&self, layer: LayerId, ranges: &[ByteRange]) -> Result<()> {
+        let pool = self.pool(layer)?;
+        for range in ranges {
+            match disk::punch(&pool, *range) {
+                Err(error) if error.raw_os_error() == Some(nix::errno::Errno::EOPNOTSUPP as i32) => {
+                    return Ok(());
+                }
+                other => other.attempt(|| format!("give back space of the pool of layer {layer}"))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The ranges of the pool of a layer that take space on disk, in whole blocks of the host.
+    ///
+    /// # Errors
+    /// As lseek(2).
+    pub fn pool_data(&self, layer: LayerId) -> Result<Vec<ByteRange>> {
+        let attempt = || format!("read the pool of layer {layer}");
+        let pool = self.pool(layer)?;
+        let mut found = Vec::new();
+        let mut at = 0;
+        while let Some(start) = crate::sys::file::seek_data(&*pool, at).attempt(attempt)? {
+            let end = crate::sys::file::seek_hole(&*pool, start).attempt(attempt)?.unwrap_or(start);
+            if end <= start {
+                break;
+            }
+            found.push(ByteRange { start, end });
+            at = end;
+        }
+        Ok(found)
+    }
+}

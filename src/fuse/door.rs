@@ -324,7 +324,8 @@ impl Filesystem for Door {
     ) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked: Asked<'static> = self.asked(Op::Read, request, ino, None);
-        let plan = match self.fs.read(node(ino), offset, size.into()) {
+        // Never more than we said the kernel may ask for: the answer is made in memory.
+        let plan = match self.fs.read(node(ino), offset, size.min(handshake::MAX_REQUEST).into()) {
             Ok(plan) => plan,
             Err(error) => return reply.error(asked.refuse(&error)),
         };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use fuser::{InitFlags, KernelConfig};
 
 /// What the kernel may send in one request.
-const MAX_REQUEST: u32 = 1 << 20;
+pub(super) const MAX_REQUEST: u32 = 1 << 20;
 /// Requests that nobody waits for, such as read-ahead, that the kernel has under way at once.
 const MAX_BACKGROUND: u16 = 64;
 

@@ -73,8 +73,15 @@ pub const TMPFILE: u32 = 51;
 pub const ROOT: u64 = 1;
 
 /// The arguments of a request, put together field by field.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Body(pub Vec<u8>);
+
+impl std::fmt::Debug for Body {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes:", self.0.len())?;
+        self.0.iter().take(200).try_for_each(|byte| write!(f, " {byte:02x}"))
+    }
+}
 
 impl Body {
     pub fn new() -> Body {
@@ -340,6 +347,12 @@ impl Raw {
         assert!(listed.iter().any(|(_, listed)| listed == name.as_bytes()));
         self.ask(UNLINK, ROOT, Body::new().name(name.as_bytes())).expect("remove");
         self.forget(file.node, 1);
+        self.settle();
+    }
+
+    /// Waits until what has no answer was served.
+    pub fn settle(&mut self) {
+        self.getattr(ROOT).expect("the root is there");
     }
 
     /// Ends the session as an unmount does; gives what the server says of it.

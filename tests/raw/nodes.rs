@@ -43,7 +43,11 @@ fn every_request() -> Vec<(&'static str, u32, Body)> {
 
 fn all_are_refused(raw: &mut Raw, node: u64) {
     for (what, opcode, body) in every_request() {
-        let answer = raw.ask(opcode, node, body);
+        let answer = match opcode {
+            // "No such name" has a form of its own there.
+            LOOKUP => raw.lookup(node, b"x").map(|_| Vec::new()),
+            _ => raw.ask(opcode, node, body),
+        };
         assert_eq!(answer, Err(Errno::ENOENT), "{what} of node {node}");
     }
 }

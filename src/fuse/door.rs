@@ -26,7 +26,7 @@ use fuser::{
 };
 
 use crate::error::{FsError, FsResult};
-use crate::fs::{Caller, Fs, RenameMode, SeekTo, SetAttr};
+use crate::fs::{Caller, Fs, RenameMode, SeekTo, SetAttr, SetXattr};
 use crate::fuse::answer::Asked;
 use crate::fuse::counters::{Counters, Op};
 use crate::fuse::gate::{CUT_OFF, Gate};
@@ -40,10 +40,13 @@ use crate::types::{Name, NodeId};
 const MAX_COPY: u64 = 1 << 30;
 /// The attribute that names the store of a mount.
 const STORE_ATTRIBUTE: &[u8] = b"user.jailfs.store";
+/// The attribute that is the access ACL of a file.
+const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 /// Attributes that are ours.
 const OWN_PREFIX: &[u8] = b"user.jailfs.";
 /// setuid and setgid.
 const PRIVILEGE_BITS: u32 = 0o6000;
+const SETGID: u32 = 0o2000;
 /// CAP_FSETID of capabilities(7).
 const CAP_FSETID: u64 = 1 << 4;
 
@@ -95,8 +98,23 @@ impl Door {
     fn kills_privileges(&self, id: NodeId, request: &Request) -> bool {
         let has_bits = self.fs.getattr(id).is_ok_and(|attr| attr.meta.mode & PRIVILEGE_BITS != 0);
         has_bits
-            && match sys::proc::effective_capabilities(request.pid()) {
-                Some(capabilities) => capabilities & CAP_FSETID == 0,
+            && match sys::proc::privileges(request.pid()) {
+                Some(caller) => caller.capabilities & CAP_FSETID == 0,
+                None => request.uid() != 0,
+            }
+    }
+
+    /// Whether an ACL that this caller sets takes setgid from the file, as its chmod(2) would: it is not in the group of
+    /// the file and lacks CAP_FSETID. This, too, the kernel says only in a message that fuser does not know.
+    fn takes_setgid(&self, id: NodeId, request: &Request) -> bool {
+        let Ok(attr) = self.fs.getattr(id) else { return false };
+        let has_bit = attr.meta.mode & SETGID != 0;
+        has_bit
+            && request.gid() != attr.meta.gid
+            && match sys::proc::privileges(request.pid()) {
+                Some(caller) => {
+                    caller.capabilities & CAP_FSETID == 0 && !caller.groups.contains(&attr.meta.gid)
+                }
                 None => request.uid() != 0,
             }
     }
@@ -476,8 +494,12 @@ impl Filesystem for Door {
         let result = if name.starts_with(OWN_PREFIX) {
             Err(FsError::NotPermitted)
         } else {
-            let (create, replace) = (flags & XATTR_CREATE != 0, flags & XATTR_REPLACE != 0);
-            self.fs.setxattr(node(ino), name, value, create, replace)
+            let how = SetXattr {
+                create: flags & XATTR_CREATE != 0,
+                replace: flags & XATTR_REPLACE != 0,
+                takes_setgid: name == ACCESS_ACL && self.takes_setgid(node(ino), request),
+            };
+            self.fs.setxattr(node(ino), name, value, how)
         };
         asked.answer_empty(result, reply);
     }

@@ -254,8 +254,7 @@ impl Raw {
             match poll(&mut ready, timeout) {
                 Ok(0) => return None,
                 Ok(_) => break,
-                Err(Errno::EINTR) => {}
-                Err(error) => panic!("poll: {error}"),
+                Err(error) => assert_eq!(error, Errno::EINTR, "poll"),
             }
         }
         let mut bytes = vec![0; ROOM];
@@ -274,8 +273,8 @@ impl Raw {
     #[track_caller]
     pub fn ask(&mut self, opcode: u32, node: u64, body: Body) -> Result<Vec<u8>, Errno> {
         let unique = self.send(opcode, node, &body);
-        let answer = self.receive(PATIENCE).unwrap_or_else(|| panic!("no answer to {opcode}"));
-        assert_eq!(answer.unique, unique, "one answer to each request");
+        let answer = self.receive(PATIENCE).expect("an answer");
+        assert_eq!(answer.unique, unique, "one answer to each request, and to {opcode}");
         answer.result()
     }
 

@@ -47,6 +47,13 @@ impl Side {
         self.as_user(0, script);
     }
 
+    /// The same with an argument, `$1`.
+    pub fn sh_with(&mut self, script: &str, argument: &str) {
+        let mut command = Command::new("sh");
+        command.args(["-c", script, "sh", argument]);
+        self.say(command, &format!("{script}\nwith {argument}"));
+    }
+
     /// The same as another user, with that number also as the only group.
     pub fn as_user(&mut self, user: u32, script: &str) {
         let mut command = if user == 0 {
@@ -59,11 +66,16 @@ impl Side {
             command.args([&user, &group, "--clear-groups", "sh", "-c"]);
             command
         };
-        let output = command.arg(script).current_dir(&self.dir).env("LC_ALL", "C").output().unwrap();
+        command.arg(script);
+        self.say(command, script);
+    }
+
+    fn say(&mut self, mut command: Command, what: &str) {
+        let output = command.current_dir(&self.dir).env("LC_ALL", "C").output().unwrap();
         let text = [&output.stdout[..], &output.stderr[..]].concat();
         // Some programs say the whole path.
         let text = String::from_utf8_lossy(&text).replace(self.dir.to_str().unwrap(), "DIR");
-        self.lines.push(format!("{script}\n{text}status {:?}", output.status.code()));
+        self.lines.push(format!("{what}\n{text}status {:?}", output.status.code()));
     }
 }
 
@@ -81,8 +93,9 @@ pub fn same(fill: impl Fn(&Path), act: impl Fn(&mut Side)) -> Vec<String> {
     let bench = Bench::over(&fill);
     let mut found = Side::new(&bench.at(""));
     act(&mut found);
-    for (wanted, found) in wanted.lines.iter().zip(&found.lines) {
-        assert_eq!(wanted, found, "in a plain directory, and in the mount");
+    for (at, (on_host, in_mount)) in wanted.lines.iter().zip(&found.lines).enumerate() {
+        let before = &found.lines[at.saturating_sub(3)..at];
+        assert_eq!(on_host, in_mount, "in a plain directory, and in the mount; before that: {before:#?}");
     }
     assert_eq!(wanted.lines.len(), found.lines.len());
     assert!(!found.lines.is_empty(), "nothing was compared");

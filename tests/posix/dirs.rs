@@ -194,7 +194,7 @@ fn a_gibibyte_of_names_is_read_without_growing() {
         assert_eq!(count, wanted);
     }
     let asked = bench.count("readdir") - asked;
-    assert!(asked < 100, "the kernel answers from what it has: {asked}");
+    assert!(asked < 1000, "the kernel answers from what it has: {asked}");
     assert!(resident() < memory + 64 * 1024, "{} KiB were {memory}", resident());
     fs::write(bench.at("name-new"), "").unwrap();
     reader.rewind();

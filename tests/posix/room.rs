@@ -90,7 +90,7 @@ fn every_mode_of_fallocate_does_what_the_host_does_or_says_that_it_does_not() {
             side.tried("not open for writing", fallocate(&read_only, FallocateFlags::empty(), 0, 10));
             side.tried(
                 "a negative offset",
-                fallocate(&open(&side.at("base")), FallocateFlags::empty(), -1, 10),
+                fallocate(open(&side.at("base")), FallocateFlags::empty(), -1, 10),
             );
         },
     );
@@ -226,7 +226,10 @@ fn blocks(path: &Path) -> u64 {
 fn blocks_are_those_that_a_file_takes_and_not_its_holes() {
     same(
         |dir| {
-            sparse(&dir.join("file"));
+            // So few runs that ext4 needs no further block for the list of them.
+            let file = open(&dir.join("file"));
+            file.set_len(100 * 4096).unwrap();
+            [2, 3, 50].iter().for_each(|block| file.write_all_at(&[5; 4096], block * 4096).unwrap());
             fs::write(dir.join("small"), "x").unwrap();
             fs::write(dir.join("empty"), "").unwrap();
         },

@@ -27,7 +27,7 @@ impl Small {
 
 impl Drop for Small {
     fn drop(&mut self) {
-        drop(nix::mount::umount2(self.0.path(), nix::mount::MntFlags::MNT_DETACH));
+        let _gone = nix::mount::umount2(self.0.path(), nix::mount::MntFlags::MNT_DETACH);
     }
 }
 
@@ -85,7 +85,7 @@ fn a_full_disk_is_enospc_and_everything_that_was_answered_stays() {
     let file = OpenOptions::new().write(true).create(true).truncate(true).open(mnt.join("filling")).unwrap();
     let mut written = 0_u64;
     let error = loop {
-        match file.write_at(&[written as u8 + 1; 4096], written * 4096) {
+        match file.write_at(&[(written as u8).wrapping_add(1); 4096], written * 4096) {
             Ok(len) => assert_eq!(len, 4096),
             Err(error) => break error,
         }
@@ -97,7 +97,10 @@ fn a_full_disk_is_enospc_and_everything_that_was_answered_stays() {
     let check = |what: &str| {
         assert_eq!(fs::metadata(mnt.join("filling")).unwrap().len(), written * 4096, "{what}");
         let bytes = fs::read(mnt.join("filling")).unwrap();
-        let right = bytes.chunks(4096).zip(0_u64..).all(|(block, n)| block.iter().all(|b| *b == n as u8 + 1));
+        let right = bytes
+            .chunks(4096)
+            .zip(0_u64..)
+            .all(|(block, n)| block.iter().all(|b| *b == (n as u8).wrapping_add(1)));
         assert!(right, "{what}: every answered write is there");
         assert_eq!(fs::read(mnt.join("before")).unwrap(), b"before", "{what}");
         assert_eq!(fs::read(mnt.join("large")).unwrap(), vec![9; 4 << 20], "{what}");

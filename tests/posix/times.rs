@@ -61,7 +61,7 @@ fn open(side: &Side, name: &str) -> File {
 fn each_operation_changes_the_times_that_it_changes_on_the_host() {
     same(base, |side| {
         noted(side, "read", |side| drop(fs::read(side.at("file")).unwrap()));
-        noted(side, "list", |side| drop(fs::read_dir(side.at("dir")).unwrap().count()));
+        noted(side, "list", |side| assert!(fs::read_dir(side.at("dir")).unwrap().count() > 0));
         noted(side, "write", |side| open(side, "file").write_all(b"x").unwrap());
         noted(side, "write nothing", |side| assert_eq!(open(side, "file").write(b"").unwrap(), 0));
         noted(side, "cut", |side| open(side, "file").set_len(5).unwrap());
@@ -127,7 +127,7 @@ fn times_are_set_as_on_the_host() {
                 (-1, 0),
                 (-1, 999_999_999),
                 (-86_400 * 365, 5),
-                (-(1 << 31), 1),
+                (-(1 << 31) + 5, 1),
                 ((1 << 31) + 7, 8),
                 ((1 << 33) + 1, 123_456_789),
             ] {

@@ -17,6 +17,7 @@ const XATTR_NAME_MAX: usize = 255;
 const XATTR_LIST_MAX: usize = 65_536;
 
 const SETGID: u32 = 0o2000;
+const GROUP_EXEC: u32 = 0o010;
 
 /// A time to be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +123,30 @@ impl Fs {
         }
         let target = core.target(id)?;
         core.attr_of(id, &target)
+    }
+
+    /// Takes a setgid bit that goes with no right to execute from a file that was changed. Who is in the file's group may
+    /// leave it there (`may_leave`, asked only then, with the group), as the kernel's `setattr_should_drop_sgid` has it.
+    /// Whether it was taken.
+    ///
+    /// # Errors
+    /// What the store answers.
+    pub fn take_bare_setgid(&self, id: NodeId, may_leave: impl FnOnce(u32) -> bool) -> FsResult<bool> {
+        let attr = self.getattr(id)?;
+        let is_bare = |mode: u32| mode & (SETGID | GROUP_EXEC) == SETGID;
+        if attr.kind != FileKind::File || !is_bare(attr.meta.mode) || may_leave(attr.meta.gid) {
+            return Ok(false);
+        }
+        let mut core = self.core();
+        let subject = core.subject(id)?;
+        let mut meta = core.tree_of(subject).node(subject.key).map(|n| n.meta).ok_or(FsError::NotFound)?;
+        if !is_bare(meta.mode) {
+            return Ok(false);
+        }
+        meta.mode &= !SETGID;
+        meta.ctime = clock::now();
+        core.commit_to(subject, vec![Edit::Meta { ino: subject.key, meta }])?;
+        Ok(true)
     }
 
     /// The value of an extended attribute.

@@ -31,10 +31,10 @@ use crate::fuse::answer::Asked;
 use crate::fuse::counters::{Counters, Op};
 use crate::fuse::gate::{CUT_OFF, Gate};
 use crate::fuse::handshake;
+use crate::fuse::privileges::By;
 use crate::fuse::translate::{FOREVER, decode_device, file_type, no_entry, node, set_time};
 use crate::fuse::workers::Workers;
-use crate::sys;
-use crate::types::{Name, NodeId};
+use crate::types::Name;
 
 /// The most that one COPY_FILE_RANGE copies: the answer has 32 bits, and the program asks again.
 const MAX_COPY: u64 = 1 << 30;
@@ -44,12 +44,6 @@ const STORE_ATTRIBUTE: &[u8] = b"user.jailfs.store";
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 /// Attributes that are ours.
 const OWN_PREFIX: &[u8] = b"user.jailfs.";
-/// setuid and setgid.
-const PRIVILEGE_BITS: u32 = 0o6000;
-const SETGID: u32 = 0o2000;
-/// CAP_FSETID of capabilities(7).
-const CAP_FSETID: u64 = 1 << 4;
-
 /// What serves the requests of one mount.
 pub(super) struct Door {
     fs: Arc<Fs>,
@@ -91,32 +85,6 @@ impl Door {
     fn asked<'a>(&self, op: Op, request: &Request, node: INodeNo, name: Option<&'a OsStr>) -> Asked<'a> {
         self.counters.count(op);
         Asked { op, node: node.0, pid: request.pid(), name }
-    }
-
-    /// Whether a change of size takes setuid and setgid from the file: the caller lacks CAP_FSETID. The kernel says so
-    /// in a flag that fuser does not show; asking costs something, so only where there is a bit to take.
-    fn kills_privileges(&self, id: NodeId, request: &Request) -> bool {
-        let has_bits = self.fs.getattr(id).is_ok_and(|attr| attr.meta.mode & PRIVILEGE_BITS != 0);
-        has_bits
-            && match sys::proc::privileges(request.pid()) {
-                Some(caller) => caller.capabilities & CAP_FSETID == 0,
-                None => request.uid() != 0,
-            }
-    }
-
-    /// Whether an ACL that this caller sets takes setgid from the file, as its chmod(2) would: it is not in the group of
-    /// the file and lacks CAP_FSETID. This, too, the kernel says only in a message that fuser does not know.
-    fn takes_setgid(&self, id: NodeId, request: &Request) -> bool {
-        let Ok(attr) = self.fs.getattr(id) else { return false };
-        let has_bit = attr.meta.mode & SETGID != 0;
-        has_bit
-            && request.gid() != attr.meta.gid
-            && match sys::proc::privileges(request.pid()) {
-                Some(caller) => {
-                    caller.capabilities & CAP_FSETID == 0 && !caller.groups.contains(&attr.meta.gid)
-                }
-                None => request.uid() != 0,
-            }
     }
 
     fn sync(&self, asked: Asked<'static>, reply: ReplyEmpty) {
@@ -221,9 +189,13 @@ impl Filesystem for Door {
             size,
             atime: atime.map(set_time),
             mtime: mtime.map(set_time),
-            kill: changes_privileges && self.kills_privileges(node(ino), request),
+            kill: changes_privileges && By::of(request).kills_privileges(&self.fs, node(ino)),
         };
-        asked.answer_attr(self.fs.setattr(node(ino), set), reply);
+        let mut result = self.fs.setattr(node(ino), set);
+        if changes_privileges && result.is_ok() && By::of(request).leave(&self.fs, &asked, node(ino)) {
+            result = self.fs.getattr(node(ino));
+        }
+        asked.answer_attr(result, reply);
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
@@ -372,7 +344,12 @@ impl Filesystem for Door {
         let asked = self.asked(Op::Write, request, ino, None);
         let kill = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         match self.fs.write(node(ino), offset, data, kill) {
-            Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX)),
+            Ok(()) => {
+                if kill {
+                    By::of(request).leave(&self.fs, &asked, node(ino));
+                }
+                reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX));
+            }
             Err(error) => reply.error(asked.refuse(&error)),
         }
     }
@@ -497,7 +474,7 @@ impl Filesystem for Door {
             let how = SetXattr {
                 create: flags & XATTR_CREATE != 0,
                 replace: flags & XATTR_REPLACE != 0,
-                takes_setgid: name == ACCESS_ACL && self.takes_setgid(node(ino), request),
+                takes_setgid: name == ACCESS_ACL && By::of(request).takes_setgid(&self.fs, node(ino)),
             };
             self.fs.setxattr(node(ino), name, value, how)
         };
@@ -637,8 +614,12 @@ impl Filesystem for Door {
     ) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Fallocate, request, ino, None);
-        let kill = self.kills_privileges(node(ino), request);
-        asked.answer_empty(self.fs.fallocate(node(ino), mode, offset, length, kill), reply);
+        let kill = By::of(request).kills_privileges(&self.fs, node(ino));
+        let result = self.fs.fallocate(node(ino), mode, offset, length, kill);
+        if kill && result.is_ok() {
+            By::of(request).leave(&self.fs, &asked, node(ino));
+        }
+        asked.answer_empty(result, reply);
     }
 
     fn lseek(
@@ -678,13 +659,19 @@ impl Filesystem for Door {
         if !flags.is_empty() {
             return reply.error(asked.refuse(&FsError::Invalid));
         }
-        let kill = self.kills_privileges(node(ino_out), request);
+        let by = By::of(request);
+        let kill = by.kills_privileges(&self.fs, node(ino_out));
         let (fs, gate) = (Arc::clone(&self.fs), Arc::clone(&self.gate));
         self.workers.run(move || {
             // The pass above ends with this function.
             let Some(_pass) = gate.pass() else { return reply.error(CUT_OFF) };
             match fs.copy_range(node(ino_in), offset_in, node(ino_out), offset_out, len.min(MAX_COPY), kill) {
-                Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
+                Ok(copied) => {
+                    if kill {
+                        by.leave(&fs, &asked, node(ino_out));
+                    }
+                    reply.written(u32::try_from(copied).unwrap_or(u32::MAX));
+                }
                 Err(error) => reply.error(asked.refuse(&error)),
             }
         });

@@ -15,6 +15,7 @@ mod errno;
 mod gate;
 mod handshake;
 mod kernel;
+mod privileges;
 mod translate;
 mod workers;
 

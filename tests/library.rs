@@ -13,7 +13,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use jailfs::fs::{Caller, RenameMode, SetAttr};
+use jailfs::fs::{Caller, RenameMode, SetAttr, SetXattr};
 use jailfs::sandbox::verbs::{ChangeKind, Detail, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::types::{LayerId, Name, NodeId, TreePath};
@@ -365,7 +365,7 @@ fn two_files_of_the_base_never_share_a_number_after_an_apply_by_path() {
 
 /// The longest value of an attribute that the mount takes, and more than a host's filesystem does.
 fn make_unappliable(sandbox: &Sandbox, path: &str) {
-    sandbox.fs().setxattr(id(sandbox, path), b"user.large", &[b'x'; 65_536], false, false).unwrap();
+    sandbox.fs().setxattr(id(sandbox, path), b"user.large", &[b'x'; 65_536], SetXattr::default()).unwrap();
 }
 
 fn fails_to_apply(sandbox: &Sandbox) {
@@ -500,7 +500,7 @@ fn attributes_that_only_a_host_can_give_meaning_are_refused() {
     let place = Place::new();
     place.write("f", "");
     let sandbox = place.open();
-    let set = |name: &[u8]| sandbox.fs().setxattr(id(&sandbox, "f"), name, b"x", false, false);
+    let set = |name: &[u8]| sandbox.fs().setxattr(id(&sandbox, "f"), name, b"x", SetXattr::default());
     assert_eq!(set(b"system.odd"), Err(jailfs::error::FsError::Unsupported));
     assert_eq!((set(b"user.odd"), set(b"trusted.odd")), (Ok(()), Ok(())));
 }

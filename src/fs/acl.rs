@@ -13,6 +13,11 @@ pub(super) const ACCESS: &[u8] = b"system.posix_acl_access";
 /// The attribute of the default ACL.
 pub(super) const DEFAULT: &[u8] = b"system.posix_acl_default";
 
+/// Whether an attribute is an ACL.
+pub(super) fn is_acl(name: &[u8]) -> bool {
+    name == ACCESS || name == DEFAULT
+}
+
 const VERSION: u32 = 2;
 const USER_OBJ: u16 = 0x01;
 const GROUP_OBJ: u16 = 0x04;

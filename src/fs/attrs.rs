@@ -16,6 +16,9 @@ const XATTR_NAME_MAX: usize = 255;
 /// Largest list of names, in bytes (`XATTR_LIST_MAX`).
 const XATTR_LIST_MAX: usize = 65_536;
 
+const SETGID: u32 = 0o2000;
+const GROUP_EXEC: u32 = 0o010;
+
 /// A time to be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetTime {
@@ -42,6 +45,17 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
     /// Whether the caller lacks CAP_FSETID, so that a change of size or owner drops setuid and setgid.
     pub kill: bool,
+}
+
+/// How an extended attribute is set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetXattr {
+    /// It must be new: XATTR_CREATE of setxattr(2).
+    pub create: bool,
+    /// It must be there: XATTR_REPLACE.
+    pub replace: bool,
+    /// With an access ACL, setgid goes: its caller is not in the file's group and lacks CAP_FSETID.
+    pub takes_setgid: bool,
 }
 
 impl SetTime {
@@ -111,6 +125,30 @@ impl Fs {
         core.attr_of(id, &target)
     }
 
+    /// Takes a setgid bit that goes with no right to execute from a file that was changed. Who is in the file's group may
+    /// leave it there (`may_leave`, asked only then, with the group), as the kernel's `setattr_should_drop_sgid` has it.
+    /// Whether it was taken.
+    ///
+    /// # Errors
+    /// What the store answers.
+    pub fn take_bare_setgid(&self, id: NodeId, may_leave: impl FnOnce(u32) -> bool) -> FsResult<bool> {
+        let attr = self.getattr(id)?;
+        let is_bare = |mode: u32| mode & (SETGID | GROUP_EXEC) == SETGID;
+        if attr.kind != FileKind::File || !is_bare(attr.meta.mode) || may_leave(attr.meta.gid) {
+            return Ok(false);
+        }
+        let mut core = self.core();
+        let subject = core.subject(id)?;
+        let mut meta = core.tree_of(subject).node(subject.key).map(|n| n.meta).ok_or(FsError::NotFound)?;
+        if !is_bare(meta.mode) {
+            return Ok(false);
+        }
+        meta.mode &= !SETGID;
+        meta.ctime = clock::now();
+        core.commit_to(subject, vec![Edit::Meta { ino: subject.key, meta }])?;
+        Ok(true)
+    }
+
     /// The value of an extended attribute.
     ///
     /// # Errors
@@ -143,18 +181,11 @@ impl Fs {
         }
     }
 
-    /// Sets an extended attribute. `create` and `replace` as XATTR_CREATE and XATTR_REPLACE of setxattr(2).
+    /// Sets an extended attribute.
     ///
     /// # Errors
     /// EEXIST, ENODATA, E2BIG, ERANGE, ENOSPC, or what the store answers.
-    pub fn setxattr(
-        &self,
-        id: NodeId,
-        name: &[u8],
-        value: &[u8],
-        create: bool,
-        replace: bool,
-    ) -> FsResult<()> {
+    pub fn setxattr(&self, id: NodeId, name: &[u8], value: &[u8], how: SetXattr) -> FsResult<()> {
         if name.is_empty() || name.len() > XATTR_NAME_MAX {
             return Err(FsError::Range);
         }
@@ -162,17 +193,17 @@ impl Fs {
             return Err(FsError::TooLarge);
         }
         // Of the others no base could take them home: the host's filesystems know them by meaning.
-        if name.starts_with(b"system.") && name != acl::ACCESS && name != acl::DEFAULT {
+        if name.starts_with(b"system.") && !acl::is_acl(name) {
             return Err(FsError::Unsupported);
         }
         let mut core = self.core();
         let subject = core.subject(id)?;
         let node = core.tree_of(subject).node(subject.key).cloned().ok_or(FsError::NotFound)?;
         let exists = node.xattrs.as_ref().is_some_and(|x| x.contains_key(name));
-        if exists && create {
+        if exists && how.create {
             return Err(FsError::Exists);
         }
-        if !exists && replace {
+        if !exists && how.replace {
             return Err(FsError::NoAttribute);
         }
         let listed: usize = node.xattrs.iter().flat_map(|x| x.keys()).map(|n| n.len() + 1).sum();
@@ -183,7 +214,7 @@ impl Fs {
         let mut stored = Some(value.to_vec());
         if name == acl::ACCESS {
             let (mode, acl) = acl::on_set(value, meta.mode)?;
-            meta.mode = mode;
+            meta.mode = if how.takes_setgid { mode & !SETGID } else { mode };
             stored = acl;
         }
         if name == acl::DEFAULT && node.kind() != FileKind::Dir {
@@ -206,7 +237,8 @@ impl Fs {
         let subject = core.subject(id)?;
         let node = core.tree_of(subject).node(subject.key).cloned().ok_or(FsError::NotFound)?;
         if !node.xattrs.as_ref().is_some_and(|x| x.contains_key(name)) {
-            return Err(FsError::NoAttribute);
+            // Every file has an ACL, if only the one that its mode is: there is nothing to be missed.
+            return if acl::is_acl(name) { Ok(()) } else { Err(FsError::NoAttribute) };
         }
         let mut meta = node.meta;
         meta.ctime = clock::now();

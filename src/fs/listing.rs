@@ -73,7 +73,7 @@ impl Fs {
             }
         }
         let listing = core.listings.get(&id).ok_or(FsError::NotFound)?;
-        for (cookie, name) in listing.by_cookie.range(after.max(FIRST_COOKIE - 1) + 1..) {
+        for (cookie, name) in listing.by_cookie.range(after.saturating_add(1).max(FIRST_COOKIE)..) {
             let (ino, kind) = match known.get(name) {
                 Some((ino, Some(kind))) => (*ino, *kind),
                 _ => match core.find(dir, lower.as_ref(), name)? {

@@ -15,10 +15,13 @@ use crate::error::{FsError, FsResult, Result};
 use crate::store::recent::Recent;
 use crate::store::record::{Body, LayerKind, Meta, Node, Origin, PreNode, Record, Source};
 use crate::store::{Reading, Store};
+use crate::sys;
 use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
 
 /// Open files of the base that are kept for the next read.
 const OPEN_FILES: usize = 128;
+/// Runs of data of one file of the base that are told apart from its holes.
+const MOST_RUNS: usize = 1000;
 /// Problems that are kept for `status`.
 const PROBLEMS: usize = 100;
 
@@ -344,11 +347,37 @@ impl Lower {
                     FileKind::Symlink => Body::Symlink { target: self.base.readlink(path)? },
                     FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => Body::Special,
                 };
-                let whole = (stat.kind == FileKind::File && stat.size > 0)
-                    .then(|| (ByteRange::at(0, stat.size), Source::Base { offset: 0 }));
-                Ok((Node { meta: meta_of(stat), xattrs, body }, whole.into_iter().collect()))
+                let extents = match &body {
+                    Body::File { origin: Some(origin), .. } => self.data_of(origin, stat),
+                    _ => Vec::new(),
+                };
+                Ok((Node { meta: meta_of(stat), xattrs, body }, extents))
             }
         }
+    }
+
+    /// Where a file of the base has data: only what it takes on disk counts as content of ours. A file that cannot be
+    /// looked into is taken as a whole.
+    fn data_of(&self, origin: &Origin, stat: &BaseStat) -> Vec<(ByteRange, Source)> {
+        let whole = ByteRange::at(0, stat.size);
+        let has_holes = stat.blocks.saturating_mul(512) < stat.size;
+        let runs = if has_holes { self.runs_of_data(origin, stat.size).ok() } else { None };
+        let runs = runs.unwrap_or_else(|| vec![whole]);
+        let runs = runs.into_iter().filter(|run| !run.is_empty());
+        runs.map(|run| (run, Source::Base { offset: run.start })).collect()
+    }
+
+    fn runs_of_data(&self, origin: &Origin, size: u64) -> FsResult<Vec<ByteRange>> {
+        let file = self.open_covered(origin)?;
+        let (mut runs, mut at) = (Vec::new(), 0);
+        while let Some(start) = sys::file::seek_data(&file, at)?.filter(|start| *start < size) {
+            let hole = sys::file::seek_hole(&file, start)?.unwrap_or(size).min(size);
+            // The last run that is told apart goes to the end. A run has a byte, or this would not end.
+            let end = if runs.len() + 1 < MOST_RUNS && hole > start { hole } else { size };
+            runs.push(ByteRange { start, end });
+            at = end;
+        }
+        Ok(runs)
     }
 
     /// Where the bytes of `range` of a file of this epoch's base are now. `print` is what the file must look like.

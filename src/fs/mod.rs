@@ -41,7 +41,7 @@ use crate::sys::clock;
 use crate::tree::{Misfit, Tree};
 use crate::types::{ByteRange, Epoch, FileKind, Ino, LayerId, Name, NodeId, TreePath};
 
-pub use attrs::{SetAttr, SetTime};
+pub use attrs::{SetAttr, SetTime, SetXattr};
 pub use content::{ReadPlan, SeekTo};
 pub use listing::DirEntry;
 pub use names::RenameMode;
@@ -421,6 +421,10 @@ impl Core {
         // A filesystem that does not count subdirectories shows 1 for every directory; it stays so.
         if meta.nlink >= 2 {
             meta.nlink = meta.nlink.saturating_add_signed(links).max(2);
+        }
+        // As on ext4: from here on it is not counted any more.
+        if meta.nlink > names::LINK_MAX {
+            meta.nlink = 1;
         }
         Ok(Edit::Meta { ino: dir, meta })
     }

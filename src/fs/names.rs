@@ -9,7 +9,7 @@ use crate::sys::clock;
 use crate::types::{FileKind, Ino, Name, NodeId, TYPE_BITS, TreePath};
 
 /// The largest number of links of a file, as on ext4.
-const LINK_MAX: u32 = 65_000;
+pub(super) const LINK_MAX: u32 = 65_000;
 const SETGID: u32 = 0o2000;
 
 /// What a rename does about a name that exists (rename(2)).
@@ -241,9 +241,6 @@ impl Core {
         let (dir, _) = self.cover_dir(dir)?;
         let is_dir = matches!(newborn.body, Body::Dir { .. });
         let above = self.tree.node(dir).cloned().ok_or(FsError::NotFound)?;
-        if is_dir && above.meta.nlink >= LINK_MAX {
-            return Err(FsError::TooManyLinks);
-        }
         let ino = store.identities().lock().fresh()?;
         let now = clock::now();
         let (mut mode, xattrs) = match newborn.body {

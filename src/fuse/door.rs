@@ -15,42 +15,35 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation,
-    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier,
+    INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier,
     RenameFlags, ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
     ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
     TimeOrNow, WriteFlags,
 };
 
-use parking_lot::{RwLock, RwLockReadGuard};
-
 use crate::error::{FsError, FsResult};
-use crate::fs::{Caller, Entry, Fs, RenameMode, SeekTo, SetAttr};
+use crate::fs::{Caller, Fs, RenameMode, SeekTo, SetAttr, SetXattr};
+use crate::fuse::answer::Asked;
 use crate::fuse::counters::{Counters, Op};
-use crate::fuse::errno::verdict;
-use crate::fuse::translate::{FOREVER, decode_device, file_attr, file_type, no_entry, node, set_time};
+use crate::fuse::gate::{CUT_OFF, Gate};
+use crate::fuse::handshake;
+use crate::fuse::privileges::By;
+use crate::fuse::translate::{FOREVER, decode_device, file_type, no_entry, node, set_time};
 use crate::fuse::workers::Workers;
-use crate::sys;
-use crate::types::{Name, NodeId};
+use crate::types::Name;
 
-/// What the kernel may send in one request.
-const MAX_REQUEST: u32 = 1 << 20;
-/// Requests that nobody waits for, such as read-ahead, that the kernel has under way at once.
-const MAX_BACKGROUND: u16 = 64;
 /// The most that one COPY_FILE_RANGE copies: the answer has 32 bits, and the program asks again.
 const MAX_COPY: u64 = 1 << 30;
 /// The attribute that names the store of a mount.
 const STORE_ATTRIBUTE: &[u8] = b"user.jailfs.store";
+/// The attribute that is the access ACL of a file.
+const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 /// Attributes that are ours.
 const OWN_PREFIX: &[u8] = b"user.jailfs.";
-/// setuid and setgid.
-const PRIVILEGE_BITS: u32 = 0o6000;
-/// CAP_FSETID of capabilities(7).
-const CAP_FSETID: u64 = 1 << 4;
-
 /// What serves the requests of one mount.
 pub(super) struct Door {
     fs: Arc<Fs>,
@@ -62,102 +55,6 @@ pub(super) struct Door {
     workers: Workers,
     counters: Arc<Counters>,
     gate: Arc<Gate>,
-}
-
-/// Whether requests are still served. When [`Gate::close`] returns, no request is being served and none will be: what
-/// processes still do in a mount that has ended changes nothing.
-#[derive(Default)]
-pub(super) struct Gate {
-    is_closed: RwLock<bool>,
-}
-
-impl Gate {
-    /// Lets a request in, for as long as the pass is held; none if the gate is closed. A job that no worker could take
-    /// runs inside another request: so not `read`, which would wait for whoever closes the gate, who waits for that one.
-    fn pass(&self) -> Option<RwLockReadGuard<'_, bool>> {
-        Some(self.is_closed.read_recursive()).filter(|is_closed| !**is_closed)
-    }
-
-    /// Closes the gate, after the requests that are in.
-    pub(super) fn close(&self) {
-        *self.is_closed.write() = true;
-    }
-}
-
-/// What a request is answered once the gate is closed: as the kernel answers when nobody serves.
-const CUT_OFF: Errno = Errno::ENOTCONN;
-
-/// A request, as it is named in the log if it is refused.
-struct Asked<'a> {
-    op: Op,
-    node: u64,
-    pid: u32,
-    name: Option<&'a OsStr>,
-}
-
-impl Asked<'_> {
-    /// Logs why the request is refused, and gives the errno.
-    fn refuse(&self, error: &FsError) -> Errno {
-        let (errno, level) = verdict(error);
-        if log::log_enabled!(level) {
-            let (op, node, pid) = (self.op.name(), self.node, self.pid);
-            match self.name {
-                Some(name) => {
-                    let name = name.as_bytes().escape_ascii();
-                    log::log!(level, "{op} '{name}' in node {node} for process {pid}: {error}");
-                }
-                None => log::log!(level, "{op} node {node} for process {pid}: {error}"),
-            }
-        }
-        errno
-    }
-
-    fn answer_empty(&self, result: FsResult<()>, reply: ReplyEmpty) {
-        match result {
-            Ok(()) => reply.ok(),
-            Err(error) => reply.error(self.refuse(&error)),
-        }
-    }
-
-    fn answer_entry(&self, result: FsResult<Entry>, reply: ReplyEntry) {
-        match result {
-            Ok(entry) => {
-                let attr = file_attr(entry.id.0, &entry.attr);
-                let renumbered = entry.id.0 != entry.attr.ino.0;
-                let attr_ttl = if renumbered { Duration::ZERO } else { FOREVER };
-                reply.entry_with_ttls(&attr_ttl, &FOREVER, &attr, Generation(0));
-            }
-            Err(error) => reply.error(self.refuse(&error)),
-        }
-    }
-
-    fn answer_attr(&self, result: FsResult<crate::fs::Attr>, reply: ReplyAttr) {
-        match result {
-            Ok(attr) => reply.attr(&FOREVER, &file_attr(attr.ino.0, &attr)),
-            Err(error) => reply.error(self.refuse(&error)),
-        }
-    }
-
-    fn answer_data(&self, result: FsResult<Vec<u8>>, reply: ReplyData) {
-        match result {
-            Ok(bytes) => reply.data(&bytes),
-            Err(error) => reply.error(self.refuse(&error)),
-        }
-    }
-
-    /// Answers GETXATTR and LISTXATTR: `room` 0 asks for the size only.
-    fn answer_sized(&self, result: FsResult<Vec<u8>>, room: u32, reply: ReplyXattr) {
-        let answer = result.and_then(|bytes| match u32::try_from(bytes.len()) {
-            Ok(len) if room == 0 => Ok((len, None)),
-            Ok(len) if len <= room => Ok((len, Some(bytes))),
-            Ok(_) | Err(_) => Err(FsError::Range),
-        });
-        match answer {
-            Ok((len, None)) => reply.size(len),
-            Ok((_, Some(bytes))) => reply.data(&bytes),
-            Err(error) => reply.error(self.refuse(&error)),
-        }
-    }
 }
 
 impl Door {
@@ -188,17 +85,6 @@ impl Door {
     fn asked<'a>(&self, op: Op, request: &Request, node: INodeNo, name: Option<&'a OsStr>) -> Asked<'a> {
         self.counters.count(op);
         Asked { op, node: node.0, pid: request.pid(), name }
-    }
-
-    /// Whether a change of size takes setuid and setgid from the file: the caller lacks CAP_FSETID. The kernel says so
-    /// in a flag that fuser does not show; asking costs something, so only where there is a bit to take.
-    fn kills_privileges(&self, id: NodeId, request: &Request) -> bool {
-        let has_bits = self.fs.getattr(id).is_ok_and(|attr| attr.meta.mode & PRIVILEGE_BITS != 0);
-        has_bits
-            && match sys::proc::effective_capabilities(request.pid()) {
-                Some(capabilities) => capabilities & CAP_FSETID == 0,
-                None => request.uid() != 0,
-            }
     }
 
     fn sync(&self, asked: Asked<'static>, reply: ReplyEmpty) {
@@ -243,39 +129,11 @@ fn seek_target(offset: i64, whence: i32) -> FsResult<(u64, SeekTo)> {
     Ok((u64::try_from(offset).map_err(|_| FsError::NoSuchOffset)?, to))
 }
 
-/// What is asked of the kernel if it offers it; each is a promise or a saving that SEMANTICS or ARCHITECTURE explains.
-const WANTED: &[(InitFlags, &str)] = &[
-    (InitFlags::FUSE_NO_OPEN_SUPPORT, "opening a file costs a message"),
-    (InitFlags::FUSE_NO_OPENDIR_SUPPORT, "opening a directory costs a message"),
-    (InitFlags::FUSE_PARALLEL_DIROPS, "lookups in one directory wait for each other"),
-    (InitFlags::FUSE_POSIX_ACL, "there are no ACLs"),
-    (InitFlags::FUSE_DONT_MASK, "default ACLs are combined with the umask"),
-    (InitFlags::FUSE_HANDLE_KILLPRIV_V2, "each write asks for capabilities first"),
-    (InitFlags::FUSE_MAX_PAGES, "requests are at most 128 KiB"),
-    (InitFlags::FUSE_EXPLICIT_INVAL_DATA, "a changed size drops cached pages"),
-    (InitFlags::FUSE_ASYNC_DIO, "direct requests wait for each other"),
-];
-
 impl Filesystem for Door {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        for (flag, without) in WANTED {
-            if config.add_capabilities(*flag).is_err() {
-                log::warn!("this kernel lacks {flag:?}: {without}");
-            }
-        }
-        self.open_unasked = config.capabilities().contains(InitFlags::FUSE_NO_OPEN_SUPPORT);
-        self.opendir_unasked = config.capabilities().contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT);
-        if self.writeback && config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE).is_err() {
-            log::warn!("this kernel has no writeback cache: writes go through");
-        }
-        let limits = [
-            config.set_max_write(MAX_REQUEST).err(),
-            config.set_max_background(MAX_BACKGROUND).err().map(u32::from),
-            config.set_time_granularity(Duration::from_nanos(1)).err().map(|_| 0),
-        ];
-        if limits.iter().any(Option::is_some) {
-            log::warn!("limits of the session were refused: {limits:?}");
-        }
+        let agreed = handshake::agree(config, self.writeback);
+        self.open_unasked = agreed.open_unasked;
+        self.opendir_unasked = agreed.opendir_unasked;
         Ok(())
     }
 
@@ -331,9 +189,13 @@ impl Filesystem for Door {
             size,
             atime: atime.map(set_time),
             mtime: mtime.map(set_time),
-            kill: changes_privileges && self.kills_privileges(node(ino), request),
+            kill: changes_privileges && By::of(request).kills_privileges(&self.fs, node(ino)),
         };
-        asked.answer_attr(self.fs.setattr(node(ino), set), reply);
+        let mut result = self.fs.setattr(node(ino), set);
+        if changes_privileges && result.is_ok() && By::of(request).leave(&self.fs, &asked, node(ino)) {
+            result = self.fs.getattr(node(ino));
+        }
+        asked.answer_attr(result, reply);
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
@@ -452,7 +314,8 @@ impl Filesystem for Door {
     ) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked: Asked<'static> = self.asked(Op::Read, request, ino, None);
-        let plan = match self.fs.read(node(ino), offset, size.into()) {
+        // Never more than we said the kernel may ask for: the answer is made in memory.
+        let plan = match self.fs.read(node(ino), offset, size.min(handshake::MAX_REQUEST).into()) {
             Ok(plan) => plan,
             Err(error) => return reply.error(asked.refuse(&error)),
         };
@@ -481,7 +344,12 @@ impl Filesystem for Door {
         let asked = self.asked(Op::Write, request, ino, None);
         let kill = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         match self.fs.write(node(ino), offset, data, kill) {
-            Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX)),
+            Ok(()) => {
+                if kill {
+                    By::of(request).leave(&self.fs, &asked, node(ino));
+                }
+                reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX));
+            }
             Err(error) => reply.error(asked.refuse(&error)),
         }
     }
@@ -603,8 +471,12 @@ impl Filesystem for Door {
         let result = if name.starts_with(OWN_PREFIX) {
             Err(FsError::NotPermitted)
         } else {
-            let (create, replace) = (flags & XATTR_CREATE != 0, flags & XATTR_REPLACE != 0);
-            self.fs.setxattr(node(ino), name, value, create, replace)
+            let how = SetXattr {
+                create: flags & XATTR_CREATE != 0,
+                replace: flags & XATTR_REPLACE != 0,
+                takes_setgid: name == ACCESS_ACL && By::of(request).takes_setgid(&self.fs, node(ino)),
+            };
+            self.fs.setxattr(node(ino), name, value, how)
         };
         asked.answer_empty(result, reply);
     }
@@ -742,8 +614,12 @@ impl Filesystem for Door {
     ) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Fallocate, request, ino, None);
-        let kill = self.kills_privileges(node(ino), request);
-        asked.answer_empty(self.fs.fallocate(node(ino), mode, offset, length, kill), reply);
+        let kill = By::of(request).kills_privileges(&self.fs, node(ino));
+        let result = self.fs.fallocate(node(ino), mode, offset, length, kill);
+        if kill && result.is_ok() {
+            By::of(request).leave(&self.fs, &asked, node(ino));
+        }
+        asked.answer_empty(result, reply);
     }
 
     fn lseek(
@@ -783,35 +659,21 @@ impl Filesystem for Door {
         if !flags.is_empty() {
             return reply.error(asked.refuse(&FsError::Invalid));
         }
-        let kill = self.kills_privileges(node(ino_out), request);
+        let by = By::of(request);
+        let kill = by.kills_privileges(&self.fs, node(ino_out));
         let (fs, gate) = (Arc::clone(&self.fs), Arc::clone(&self.gate));
         self.workers.run(move || {
             // The pass above ends with this function.
             let Some(_pass) = gate.pass() else { return reply.error(CUT_OFF) };
             match fs.copy_range(node(ino_in), offset_in, node(ino_out), offset_out, len.min(MAX_COPY), kill) {
-                Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
+                Ok(copied) => {
+                    if kill {
+                        by.leave(&fs, &asked, node(ino_out));
+                    }
+                    reply.written(u32::try_from(copied).unwrap_or(u32::MAX));
+                }
                 Err(error) => reply.error(asked.refuse(&error)),
             }
         });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_gate_closes_after_those_who_are_in_and_for_good() {
-        let gate = Gate::default();
-        let pass = gate.pass().unwrap();
-        std::thread::scope(|scope| {
-            let closing = scope.spawn(|| gate.close());
-            std::thread::sleep(Duration::from_millis(30));
-            assert!(!closing.is_finished(), "a request is in");
-            // What the request itself needs is not kept out.
-            drop(gate.pass().unwrap());
-            drop(pass);
-        });
-        assert!(gate.pass().is_none());
     }
 }

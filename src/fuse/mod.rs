@@ -8,10 +8,14 @@
 //! A mount can also be made for us in another mount namespace ([`adopt`]): then we hold its session and its root, and
 //! cannot unmount it, only end it.
 
+mod answer;
 mod counters;
 mod door;
 mod errno;
+mod gate;
+mod handshake;
 mod kernel;
+mod privileges;
 mod translate;
 mod workers;
 
@@ -35,7 +39,8 @@ use crate::sys::mountinfo;
 
 pub use counters::Counters;
 
-use door::{Door, Gate};
+use door::Door;
+use gate::Gate;
 use kernel::{Channel, Mount, Root};
 
 /// What mountinfo shows as the source of our mounts.

@@ -76,11 +76,25 @@ pub fn boot_id() -> io::Result<[u8; 16]> {
     parse_id(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "boot_id is not an id"))
 }
 
-/// The effective capabilities of a thread, as a mask (capabilities(7)); `None` if it is gone or hidden from us.
-pub fn effective_capabilities(tid: u32) -> Option<u64> {
-    let status = std::fs::read(format!("/proc/{tid}/status")).ok()?;
-    let digits = status_line(&status, b"CapEff:")?.trim_ascii();
-    u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+/// What a thread may do beyond its user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Privileges {
+    /// Its effective capabilities, as a mask (capabilities(7)).
+    pub capabilities: u64,
+    /// Its supplementary groups.
+    pub groups: Vec<u32>,
+}
+
+/// The privileges of a thread (proc_pid_status(5)); `None` if it is gone or hidden from us.
+pub fn privileges(tid: u32) -> Option<Privileges> {
+    parse_privileges(&std::fs::read(format!("/proc/{tid}/status")).ok()?)
+}
+
+fn parse_privileges(status: &[u8]) -> Option<Privileges> {
+    let digits = status_line(status, b"CapEff:")?.trim_ascii();
+    let capabilities = u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+    let groups = status_line(status, b"Groups:")?.split(u8::is_ascii_whitespace);
+    Some(Privileges { capabilities, groups: groups.filter_map(parse_number).collect() })
 }
 
 fn is_gone(error: &io::Error) -> bool {
@@ -253,9 +267,12 @@ libc.pthread_exit(None)";
     }
 
     #[test]
-    fn capabilities_of_a_thread_are_read() {
-        assert!(effective_capabilities(std::process::id()).is_some());
-        assert_eq!(effective_capabilities(0), None);
+    fn privileges_of_a_thread_are_read() {
+        assert!(privileges(std::process::id()).is_some());
+        assert_eq!(privileges(0), None);
+        let parsed = parse_privileges(b"Name:\tx\nGroups:\t4 24 1000 \nCapEff:\t000001ffffffffff\n").unwrap();
+        assert_eq!(parsed, Privileges { capabilities: 0x1ff_ffff_ffff, groups: vec![4, 24, 1000] });
+        assert!(parse_privileges(b"Groups:\t \nCapEff:\t0\n").unwrap().groups.is_empty());
     }
 
     #[test]

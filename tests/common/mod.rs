@@ -7,6 +7,8 @@
 #![allow(dead_code, reason = "each test file uses another part of this")]
 #![expect(clippy::print_stderr, reason = "what is left behind must be said")]
 
+pub mod raw;
+
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -132,12 +134,12 @@ impl Drop for Bench {
 }
 
 /// The base, the store and the mount point.
-fn places(dir: &Path) -> (PathBuf, PathBuf, PathBuf) {
+pub fn places(dir: &Path) -> (PathBuf, PathBuf, PathBuf) {
     (dir.join("base"), dir.join("store"), dir.join("mnt"))
 }
 
 /// A new store and head for a base.
-fn open_new(base: &Path, store: &Path, mnt: &Path) -> Arc<Fs> {
+pub fn open_new(base: &Path, store: &Path, mnt: &Path) -> Arc<Fs> {
     let path = base.as_os_str().as_bytes().to_vec();
     let jail = Jail {
         policy: Policy::Deny,

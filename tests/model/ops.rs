@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use jailfs::error::FsError;
-use jailfs::fs::{Caller, RenameMode, SeekTo, SetAttr, SetTime};
+use jailfs::fs::{Caller, RenameMode, SeekTo, SetAttr, SetTime, SetXattr};
 use jailfs::types::{FileKind, Name, NodeId};
 
 use crate::host;
@@ -443,12 +443,13 @@ impl World {
         let value = host::content(&mut self.rng, len);
         let (create, replace) = *self.rng.pick(&[(false, false), (true, false), (false, true)]);
         self.say(format!("setxattr {id:?} {} {len} {create} {replace}", show(name)));
+        let how = SetXattr { create, replace, takes_setgid: false };
         let wanted = match exists {
             true if create => Err(FsError::Exists),
             false if replace => Err(FsError::NoAttribute),
             _ => Ok(()),
         };
-        if self.expect(self.fs().setxattr(id, name, &value, create, replace), wanted).is_some() {
+        if self.expect(self.fs().setxattr(id, name, &value, how), wanted).is_some() {
             self.node_mut(id).xattrs.insert(name.to_vec(), value);
             self.touched(id, false);
         }

@@ -1,0 +1,86 @@
+//! How a request is answered: what `fs` gave becomes a reply, what it refused an errno and a line in the log.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use fuser::{Errno, Generation, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyXattr};
+
+use crate::error::{FsError, FsResult};
+use crate::fs::{Attr, Entry};
+use crate::fuse::counters::Op;
+use crate::fuse::errno::verdict;
+use crate::fuse::translate::{FOREVER, file_attr};
+
+/// A request, as it is named in the log if it is refused.
+pub(super) struct Asked<'a> {
+    pub(super) op: Op,
+    pub(super) node: u64,
+    pub(super) pid: u32,
+    pub(super) name: Option<&'a OsStr>,
+}
+
+impl Asked<'_> {
+    /// Logs why the request is refused, and gives the errno.
+    pub(super) fn refuse(&self, error: &FsError) -> Errno {
+        let (errno, level) = verdict(error);
+        if log::log_enabled!(level) {
+            let (op, node, pid) = (self.op.name(), self.node, self.pid);
+            match self.name {
+                Some(name) => {
+                    let name = name.as_bytes().escape_ascii();
+                    log::log!(level, "{op} '{name}' in node {node} for process {pid}: {error}");
+                }
+                None => log::log!(level, "{op} node {node} for process {pid}: {error}"),
+            }
+        }
+        errno
+    }
+
+    pub(super) fn answer_empty(&self, result: FsResult<()>, reply: ReplyEmpty) {
+        match result {
+            Ok(()) => reply.ok(),
+            Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+
+    pub(super) fn answer_entry(&self, result: FsResult<Entry>, reply: ReplyEntry) {
+        match result {
+            Ok(entry) => {
+                let attr = file_attr(entry.id.0, &entry.attr);
+                let renumbered = entry.id.0 != entry.attr.ino.0;
+                let attr_ttl = if renumbered { Duration::ZERO } else { FOREVER };
+                reply.entry_with_ttls(&attr_ttl, &FOREVER, &attr, Generation(0));
+            }
+            Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+
+    pub(super) fn answer_attr(&self, result: FsResult<Attr>, reply: ReplyAttr) {
+        match result {
+            Ok(attr) => reply.attr(&FOREVER, &file_attr(attr.ino.0, &attr)),
+            Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+
+    pub(super) fn answer_data(&self, result: FsResult<Vec<u8>>, reply: ReplyData) {
+        match result {
+            Ok(bytes) => reply.data(&bytes),
+            Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+
+    /// Answers GETXATTR and LISTXATTR: `room` 0 asks for the size only.
+    pub(super) fn answer_sized(&self, result: FsResult<Vec<u8>>, room: u32, reply: ReplyXattr) {
+        let answer = result.and_then(|bytes| match u32::try_from(bytes.len()) {
+            Ok(len) if room == 0 => Ok((len, None)),
+            Ok(len) if len <= room => Ok((len, Some(bytes))),
+            Ok(_) | Err(_) => Err(FsError::Range),
+        });
+        match answer {
+            Ok((len, None)) => reply.size(len),
+            Ok((_, Some(bytes))) => reply.data(&bytes),
+            Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! The gate before the door of a mount: once it is closed, no request changes anything any more.
+
+use fuser::Errno;
+use parking_lot::{RwLock, RwLockReadGuard};
+
+/// What a request is answered once the gate is closed: as the kernel answers when nobody serves.
+pub(super) const CUT_OFF: Errno = Errno::ENOTCONN;
+
+/// Whether requests are still served. When [`Gate::close`] returns, no request is being served and none will be: what
+/// processes still do in a mount that has ended changes nothing.
+#[derive(Default)]
+pub(super) struct Gate {
+    is_closed: RwLock<bool>,
+}
+
+impl Gate {
+    /// Lets a request in, for as long as the pass is held; none if the gate is closed. A job that no worker could take
+    /// runs inside another request: so not `read`, which would wait for whoever closes the gate, who waits for that one.
+    pub(super) fn pass(&self) -> Option<RwLockReadGuard<'_, bool>> {
+        Some(self.is_closed.read_recursive()).filter(|is_closed| !**is_closed)
+    }
+
+    /// Closes the gate, after the requests that are in.
+    pub(super) fn close(&self) {
+        *self.is_closed.write() = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gate_closes_after_those_who_are_in_and_for_good() {
+        let gate = Gate::default();
+        let pass = gate.pass().unwrap();
+        std::thread::scope(|scope| {
+            let closing = scope.spawn(|| gate.close());
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            assert!(!closing.is_finished(), "a request is in");
+            // What the request itself needs is not kept out.
+            drop(gate.pass().unwrap());
+            drop(pass);
+        });
+        assert!(gate.pass().is_none());
+    }
+}

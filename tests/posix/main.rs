@@ -1,0 +1,31 @@
+//! What programs see: each test does the same in a plain directory of the host and in a mount, and the outcomes are the
+//! same, down to the errno. Where the host is no measure (inode numbers across a restore, say), the promise is asserted.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::disallowed_methods,
+    clippy::print_stderr,
+    unsafe_code,
+    reason = "a test may stop at whatever it does not expect, and touches files as programs do"
+)]
+
+mod acls;
+mod both;
+mod coherent;
+#[path = "../common/mod.rs"]
+mod common;
+mod dirs;
+mod errnos;
+#[path = "../common/live.rs"]
+#[expect(dead_code, reason = "each test file uses another part of this")]
+mod harness;
+mod identity;
+mod owners;
+mod rename;
+mod room;
+mod space;
+mod times;
+mod watch;

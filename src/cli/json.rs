@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::date;
 use super::show;
 use crate::error::{Error, Kind, Result};
-use crate::sandbox::verbs::{Applied, Change, Checkpoint, Collected, Operation, Restored, Status};
+use crate::sandbox::verbs::{Applied, Change, Checked, Checkpoint, Collected, Operation, Restored, Status};
 use crate::types::{FileKind, TreePath};
 
 /// One line.
@@ -110,6 +110,20 @@ pub(super) enum Line {
         dropped: u64,
         layers: u64,
         dry_run: bool,
+    },
+    Problem {
+        text: String,
+    },
+    Repaired {
+        text: String,
+    },
+    Checked {
+        problems: u64,
+        layers: u64,
+        records: u64,
+        extents: u64,
+        bytes_read: u64,
+        bytes_without_sum: u64,
     },
     Conflict {
         path: String,
@@ -238,6 +252,25 @@ impl Line {
             dropped: collected.dropped.len() as u64,
             layers: collected.layers.len() as u64,
             dry_run,
+        }
+    }
+
+    pub(super) fn problem(text: &str) -> Line {
+        Line::Problem { text: text.to_owned() }
+    }
+
+    pub(super) fn repaired(text: &str) -> Line {
+        Line::Repaired { text: text.to_owned() }
+    }
+
+    pub(super) fn checked(checked: &Checked) -> Line {
+        Line::Checked {
+            problems: checked.problems.len() as u64,
+            layers: checked.layers,
+            records: checked.records,
+            extents: checked.extents,
+            bytes_read: checked.bytes_read,
+            bytes_without_sum: checked.bytes_without_sum,
         }
     }
 

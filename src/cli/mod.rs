@@ -4,6 +4,7 @@
 //! codes are an ABI: `Kind::exit_code` for errors, and the command's own for `run`; docs/CLI.md lists them.
 
 mod apply;
+mod check;
 mod checkpoint;
 mod date;
 mod diff;
@@ -95,6 +96,7 @@ enum Verb {
     Hold(keep::Hold),
     Release(keep::Release),
     Gc(gc::Gc),
+    Check(check::Check),
     #[command(subcommand)]
     Op(op::Op),
     /// Serve a mount in the background; the plan is on the standard input
@@ -167,6 +169,7 @@ impl Verb {
             Verb::Hold(verb) => verb.run(global),
             Verb::Release(verb) => verb.run(global),
             Verb::Gc(verb) => verb.run(global),
+            Verb::Check(verb) => verb.run(global),
             Verb::Op(verb) => verb.run(global),
             Verb::Daemon { .. } => Ok(daemon::main()),
             Verb::Exec { cage, over, words } => {
@@ -240,6 +243,7 @@ mod tests {
             "jailfs discard",
             "jailfs drop green --json",
             "jailfs hold 3",
+            "jailfs check --read-data --repair --json",
             "jailfs release @-1",
             "jailfs gc --dry-run --keep 10 --max-store 2G --json",
             "jailfs op log --json",

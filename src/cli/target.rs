@@ -17,7 +17,7 @@ use super::place::Env;
 use crate::control::{self, Client};
 use crate::error::{Error, Kind, Result};
 use crate::sandbox::Sandbox;
-use crate::sandbox::verbs::{Reply, Request};
+use crate::sandbox::verbs::{Checked, Reply, Request};
 use crate::types::TreePath;
 
 /// A sandbox that can be asked.
@@ -52,6 +52,24 @@ impl Target {
         let sandbox = Sandbox::open(&store)?;
         let root = sandbox.base_path().to_owned();
         Ok(Target { door: Door::Local(sandbox), root, dir })
+    }
+
+    /// Checks the store that the command line means, also one that cannot be opened.
+    ///
+    /// # Errors
+    /// `NoStore`: there is none. `InUse`: it is to be repaired, and somebody has it open.
+    pub(super) fn check(global: &Global, read_data: bool, repair: bool) -> Result<Checked> {
+        let (store, _) = find_store(global, &global.dir()?)?;
+        if repair {
+            return Sandbox::repair_store(&store, read_data);
+        }
+        let Some(mut client) = control::connect(&store)? else {
+            return Sandbox::check_store(&store, read_data);
+        };
+        match client.call(&Request::Check { read_data })? {
+            Reply::Checked(checked) => Ok(checked),
+            _ => Err(wrong_answer()),
+        }
     }
 
     /// Asks.

@@ -86,6 +86,14 @@ impl ReadPlan {
                     None => FsError::Damage("a pool is shorter than the records say"),
                 });
             }
+            if let Some(sums) = &piece.sums
+                && let Some(block) = sums.check(file, *offset, part)?
+            {
+                log::error!(
+                    "content fails its checksum at offset {block} of a pool; 'jailfs check --read-data' tells where"
+                );
+                return Err(FsError::Damage("content that fails its checksum"));
+            }
         }
         Ok(Some(bytes))
     }

@@ -14,9 +14,10 @@ use crate::base::{Base, BaseStat};
 use crate::error::{FsError, FsResult, Result};
 use crate::store::recent::Recent;
 use crate::store::record::{Body, LayerKind, Meta, Node, Origin, PreNode, Record, Source};
+use crate::store::sums::Sums;
 use crate::store::{Reading, Store};
 use crate::sys;
-use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
+use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath};
 
 /// Open files of the base that are kept for the next read.
 const OPEN_FILES: usize = 128;
@@ -395,11 +396,7 @@ impl Lower {
                     return self.locate_pre(pre, range, epoch);
                 }
                 let file = self.open_covered(origin)?;
-                Ok(vec![Piece {
-                    len: range.len(),
-                    from: Some((file, range.start)),
-                    drift: Some(origin.path.clone()),
-                }])
+                Ok(vec![Piece::of_base(range.len(), file, range.start, &origin.path)])
             }
             Some((Some(pre), epoch)) => self.locate_pre(pre, range, epoch),
             Some((None, _)) => Err(FsError::Drift(origin.path.clone())),
@@ -416,17 +413,13 @@ impl Lower {
         for (extent, source) in pre.extents.iter().filter(|(e, _)| e.end > range.start && e.start < range.end)
         {
             if extent.start > at {
-                pieces.push(Piece { len: extent.start - at, from: None, drift: None });
+                pieces.push(Piece::zeros(extent.start - at));
                 at = extent.start;
             }
             let end = extent.end.min(range.end);
             match source.advanced(at - extent.start) {
                 Source::Pool { layer, offset } => {
-                    pieces.push(Piece {
-                        len: end - at,
-                        from: Some((self.store.pool(layer)?, offset)),
-                        drift: None,
-                    });
+                    pieces.push(Piece::of_pool(end - at, &self.store, layer, offset)?);
                 }
                 Source::Base { offset } => {
                     let Body::File { origin: Some(origin), .. } = &pre.node.body else {
@@ -438,7 +431,7 @@ impl Lower {
             at = end;
         }
         if at < range.end {
-            pieces.push(Piece { len: range.end - at, from: None, drift: None });
+            pieces.push(Piece::zeros(range.end - at));
         }
         Ok(pieces)
     }
@@ -516,6 +509,29 @@ pub struct Piece {
     pub from: Option<(Arc<File>, u64)>,
     /// The base path that is to be reported if the file is shorter than that.
     pub drift: Option<TreePath>,
+    /// What the bytes are held against.
+    pub sums: Option<Arc<Sums>>,
+}
+
+impl Piece {
+    /// So many zeros.
+    pub fn zeros(len: u64) -> Piece {
+        Piece { len, from: None, drift: None, sums: None }
+    }
+
+    /// Bytes of a file of the base.
+    pub fn of_base(len: u64, file: Arc<File>, offset: u64, path: &TreePath) -> Piece {
+        Piece { len, from: Some((file, offset)), drift: Some(path.clone()), sums: None }
+    }
+
+    /// Bytes of the pool of a layer.
+    ///
+    /// # Errors
+    /// As open(2).
+    pub fn of_pool(len: u64, store: &Store, layer: LayerId, offset: u64) -> FsResult<Piece> {
+        let file = store.pool(layer)?;
+        Ok(Piece { len, from: Some((file, offset)), drift: None, sums: store.sums(layer) })
+    }
 }
 
 /// The attributes of a node of the base, as a record.

@@ -227,11 +227,7 @@ impl State {
                     return Ok(Vec::new());
                 }
                 let file = self.lower.open(path, &stat.fingerprint())?;
-                Ok(vec![Piece {
-                    len: range.len(),
-                    from: Some((file, range.start)),
-                    drift: Some(path.clone()),
-                }])
+                Ok(vec![Piece::of_base(range.len(), file, range.start, path)])
             }
             LowerNode::Pre(pre, epoch) => {
                 self.lower.locate_pre(pre, crate::tree::within(range, pre.node.size()), *epoch)
@@ -254,13 +250,14 @@ impl State {
         for segment in tree.segments(ino, range) {
             let len = segment.range.len();
             match segment.source {
-                None => pieces.push(Piece { len, from: None, drift: None }),
+                None => pieces.push(Piece::zeros(len)),
                 Some(Source::Pool { layer, offset }) => {
-                    let file = match scratch {
-                        Some(scratch) if layer == super::SCRATCH => Arc::clone(scratch),
-                        _ => self.lower.store().pool(layer)?,
-                    };
-                    pieces.push(Piece { len, from: Some((file, offset)), drift: None });
+                    pieces.push(match scratch {
+                        Some(scratch) if layer == super::SCRATCH => {
+                            Piece { from: Some((Arc::clone(scratch), offset)), ..Piece::zeros(len) }
+                        }
+                        _ => Piece::of_pool(len, self.lower.store(), layer, offset)?,
+                    });
                 }
                 Some(Source::Base { offset }) => {
                     let origin =

@@ -10,6 +10,7 @@
 //!   written while it did so is sealed right after it.
 
 pub mod apply;
+pub mod check;
 pub mod diff;
 pub mod gc;
 mod home;

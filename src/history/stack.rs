@@ -86,7 +86,7 @@ impl Roots {
     }
 }
 
-fn replay(tree: &mut Tree, contents: &LayerContents, layer: LayerId) -> Result<()> {
+pub(super) fn replay(tree: &mut Tree, contents: &LayerContents, layer: LayerId) -> Result<()> {
     for (number, record) in contents.records.iter().enumerate() {
         let Record::Edits(edits) = record else { continue };
         for edit in edits {

@@ -1,7 +1,8 @@
 //! Keeping the way to every state short: what a day of work leaves is rewritten as what came of it.
 //!
 //! Nothing that can be seen changes by it. A sealed journal becomes the shortest list of edits from its parent's tree; where
-//! many layers lie between a state and the last index below it, its whole tree is written down. So the time to mount
+//! many layers lie between a state and the last index below it, its whole tree is written down; and the content of a sealed
+//! pool gets its checksums. So the time to mount
 //! depends on how much differs from the base, not on how it came to differ.
 
 use crate::error::Result;
@@ -40,6 +41,11 @@ impl Timeline {
         for info in self.sealed() {
             if !info.compact && (info.bytes > SMALL_JOURNAL || effort == Effort::Everything) {
                 self.compact(&info)?;
+            }
+        }
+        for info in self.store.catalog() {
+            if info.seal.is_some() && !info.summed {
+                self.store.write_sums(info.header.layer)?;
             }
         }
         if let Some(top) = self.parent()

@@ -172,6 +172,7 @@ impl Sandbox {
                 let keep = Keep { operations, checkpoints: keep, store_bytes: max_store };
                 self.gc(keep, dry_run).map(Reply::Collected)
             }
+            Request::Check { read_data } => self.check(read_data).map(Reply::Checked),
             request => self.handle_states(request),
         };
         if let Some(housekeeper) = &*self.housekeeper.lock() {
@@ -204,9 +205,11 @@ impl Sandbox {
             }
             Request::OpRestore { op } => self.restore_operation(op).map(Reply::Restored),
             Request::Apply { paths, dry_run, undo } => self.apply(&paths, dry_run, undo).map(Reply::Applied),
-            Request::Drop { .. } | Request::Hold { .. } | Request::Gc { .. } | Request::Unmount => {
-                Err(Error::new(Kind::Failed, "unmount", "it is not mounted"))
-            }
+            Request::Drop { .. }
+            | Request::Hold { .. }
+            | Request::Gc { .. }
+            | Request::Check { .. }
+            | Request::Unmount => Err(Error::new(Kind::Failed, "unmount", "it is not mounted")),
         }
     }
 

@@ -1,5 +1,6 @@
 //! What keeps a store small and quick: holds, drops, gc, and the thread that tidies up behind the operations.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -7,9 +8,9 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::Result;
 use crate::history::gc::Keep;
-use crate::history::{Effort, Timeline};
+use crate::history::{Effort, Timeline, check};
 use crate::sandbox::Sandbox;
-use crate::sandbox::verbs::{Checkpoint, Collected, Rev};
+use crate::sandbox::verbs::{Checked, Checkpoint, Collected, Rev};
 
 impl Sandbox {
     /// Gives a checkpoint up.
@@ -38,6 +39,32 @@ impl Sandbox {
         self.timeline.tidy(Effort::Everything)
     }
 
+    /// Holds the store against everything that must be true of it. Nothing is rewritten meanwhile.
+    pub(super) fn check(&self, read_data: bool) -> Result<Checked> {
+        let _alone = self.sweeping.write();
+        self.timeline.check(read_data).map(checked)
+    }
+
+    /// Checks a store that need not be sound enough to be opened.
+    ///
+    /// # Errors
+    /// When there is no store at `path`, or it is of another format.
+    pub fn check_store(path: &Path, read_data: bool) -> Result<Checked> {
+        check::check(path, read_data).map(checked)
+    }
+
+    /// Checks a store that nobody has open, and mends what can be mended without losing anything: an index and checksums that
+    /// cannot be read are made anew from the journals and the content.
+    ///
+    /// # Errors
+    /// As [`Sandbox::check_store`], and what the store answers. [`Kind::InUse`]: somebody has it open.
+    ///
+    /// [`Kind::InUse`]: crate::error::Kind::InUse
+    pub fn repair_store(path: &Path, read_data: bool) -> Result<Checked> {
+        let repaired = check::repair(path)?;
+        Ok(Checked { repaired, ..Sandbox::check_store(path, read_data)? })
+    }
+
     /// Gives space back. Nobody else looks at states meanwhile; programs in the mount go on.
     pub(super) fn gc(&self, keep: Keep, dry_run: bool) -> Result<Collected> {
         let _alone = self.sweeping.write();
@@ -49,6 +76,18 @@ impl Sandbox {
             bytes: collected.bytes,
             store_bytes: self.timeline.store().disk_usage(),
         })
+    }
+}
+
+fn checked(report: check::Report) -> Checked {
+    Checked {
+        problems: report.problems.iter().map(ToString::to_string).collect(),
+        repaired: Vec::new(),
+        layers: report.layers,
+        records: report.records,
+        extents: report.extents,
+        bytes_read: report.bytes_read,
+        bytes_without_sum: report.bytes_without_sum,
     }
 }
 

@@ -132,6 +132,11 @@ pub enum Request {
         /// Only say what would be given back.
         dry_run: bool,
     },
+    /// Holds the store against everything that must be true of it.
+    Check {
+        /// Read every byte of content, too.
+        read_data: bool,
+    },
     /// Unmounts and ends the daemon.
     Unmount,
 }
@@ -155,8 +160,29 @@ pub enum Reply {
     Applied(Applied),
     /// To [`Request::Gc`].
     Collected(Collected),
+    /// To [`Request::Check`].
+    Checked(Checked),
     /// To [`Request::Unmount`].
     Done,
+}
+
+/// What a check found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checked {
+    /// What is not as it must be, one line each.
+    pub problems: Vec<String>,
+    /// What was mended, one line each.
+    pub repaired: Vec<String>,
+    /// Layers that were read.
+    pub layers: u64,
+    /// Records of journals that were read.
+    pub records: u64,
+    /// Extents that were followed.
+    pub extents: u64,
+    /// Bytes of content that were read and held against their checksums.
+    pub bytes_read: u64,
+    /// Bytes of content that have no checksums yet: those of the upper layer.
+    pub bytes_without_sum: u64,
 }
 
 /// What a gc gave back, or would.

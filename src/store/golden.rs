@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use super::BaseRecord;
 use super::codec::{decode, encode};
 use super::record::*;
+use super::sums::SumsRecord;
 use crate::types::{ByteRange, Epoch, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath};
 
 const T: Timestamp = Timestamp { secs: -2, nanos: 5 };
@@ -147,6 +148,10 @@ fn records_of_a_journal() {
 
 #[test]
 fn records_of_the_other_files() {
+    hold(&[
+        (SumsRecord::Blocks { first: 300, sums: vec![1, 70_000] }, "00fb2c010201fc70110100"),
+        (SumsRecord::End, "01"),
+    ]);
     hold(&[(HoldsRecord { layers: [LayerId(1), LayerId(300)].into() }, "0201fb2c01")]);
     hold(&[(HeadRecord { layer: LayerId(300) }, "fb2c01")]);
     hold(&[(BaseRecord { path: b"/base".to_vec() }, "052f62617365")]);

@@ -19,6 +19,8 @@ use crate::types::LayerId;
 pub const JOURNAL: &str = "journal";
 /// Name of the index in the directory of a layer.
 pub const INDEX: &str = "index";
+/// Name of the checksums in the directory of a layer.
+pub const SUMS: &str = "sums";
 /// Name of the pool in the directory of a layer.
 pub const POOL: &str = "pool";
 
@@ -36,6 +38,8 @@ pub struct LayerInfo {
     pub seal: Option<Seal>,
     /// Whether its journal says only what came of it.
     pub compact: bool,
+    /// Whether the content in its pool has checksums.
+    pub summed: bool,
     /// Bytes of its journal.
     pub bytes: u64,
     /// Bytes of its index, if it has one.
@@ -97,8 +101,9 @@ pub(super) fn read_file(
         _ => None,
     };
     let compact = matches!(records.first(), Some(Record::Compact));
+    let summed = dir.size(SUMS)?.is_some();
     let index = dir.size(INDEX)?;
-    let info = LayerInfo { header, seal, compact, bytes: end, index };
+    let info = LayerInfo { header, seal, compact, summed, bytes: end, index };
     Ok(LayerContents { info, records, is_cut, end, count })
 }
 
@@ -113,8 +118,9 @@ pub fn read_info(layers: &StoreDir, layer: LayerId, boot: [u8; 16]) -> Result<La
     match log::outline::<Record>(&bytes) {
         Some((Record::Header(header), second, Record::Seal(seal))) if header.layer == layer => {
             let compact = matches!(second, Record::Compact);
+            let summed = dir.size(SUMS)?.is_some();
             let index = dir.size(INDEX)?;
-            Ok(LayerInfo { header, seal: Some(seal), compact, bytes: bytes.len() as u64, index })
+            Ok(LayerInfo { header, seal: Some(seal), compact, summed, bytes: bytes.len() as u64, index })
         }
         _ => Ok(read(layers, layer, boot)?.info),
     }

@@ -18,6 +18,7 @@ mod disk;
 #[cfg(test)]
 mod golden;
 pub mod identities;
+pub mod inspect;
 pub mod layer;
 pub mod log;
 pub mod pool;
@@ -25,8 +26,9 @@ mod readers;
 pub mod recent;
 pub mod record;
 mod sealed;
+pub mod sums;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
@@ -44,6 +46,7 @@ use crate::store::readers::Readers;
 pub use crate::store::readers::Reading;
 use crate::store::recent::Recent;
 use crate::store::record::{HeadRecord, Header, HoldsRecord, IdentityRecord, LayerKind, OpRecord};
+use crate::store::sums::Sums;
 use crate::sys::clock;
 use crate::types::{Epoch, LayerId};
 
@@ -91,6 +94,8 @@ pub struct Store {
 struct State {
     catalog: BTreeMap<LayerId, LayerInfo>,
     pools: Recent<LayerId>,
+    /// Checksums of pools; none where they could not be read.
+    sums: HashMap<LayerId, Option<Arc<Sums>>>,
     next_layer: u32,
 }
 
@@ -269,6 +274,7 @@ impl Store {
             state: Mutex::new(State {
                 catalog,
                 pools: Recent::new(OPEN_POOLS),
+                sums: HashMap::new(),
                 next_layer: ids.last().copied().unwrap_or(0) + 1,
             }),
             identities: Mutex::new(Identities::new(id_log, id_records, root)),
@@ -346,7 +352,10 @@ impl Store {
             .map_err(|e| e.during(format!("create layer {layer}")))?;
         let mut state = self.state.lock();
         let bytes = upper.journal_len();
-        state.catalog.insert(layer, LayerInfo { header, seal: None, compact: false, bytes, index: None });
+        state.catalog.insert(
+            layer,
+            LayerInfo { header, seal: None, compact: false, summed: false, bytes, index: None },
+        );
         state.pools.put(layer, Arc::clone(upper.pool.file()));
         Ok(upper)
     }
@@ -464,7 +473,7 @@ impl Store {
         let state = self.state.lock();
         let of = |id: &LayerId| {
             let Ok(dir) = self.layers.dir(&layer::dir_name(*id)) else { return 0 };
-            [layer::POOL, layer::JOURNAL, layer::INDEX]
+            [layer::POOL, layer::JOURNAL, layer::INDEX, layer::SUMS]
                 .iter()
                 .filter_map(|name| Some(dir.file(name, false).ok()?.metadata().ok()?.blocks() * 512))
                 .sum()

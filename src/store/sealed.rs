@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use crate::error::{Attempt, Error, Result};
-use crate::store::layer::{self, INDEX, JOURNAL, LayerContents, LayerInfo, POOL};
+use crate::store::layer::{self, INDEX, JOURNAL, LayerContents, LayerInfo, POOL, SUMS};
 use crate::store::log::Log;
 use crate::store::record::{Edit, Header, LayerKind, Record, Seal};
 use crate::store::{Store, disk};
@@ -133,13 +133,14 @@ impl Store {
         let name = layer::dir_name(layer);
         let dir = self.layers.dir(&name)?;
         // The journal last: without it nobody would know what the rest is.
-        for file in [POOL, INDEX, "journal.new", "index.new", JOURNAL] {
+        for file in [POOL, INDEX, SUMS, "journal.new", "index.new", "sums.new", JOURNAL] {
             dir.remove(file)?;
         }
         {
             let mut state = self.state.lock();
             state.catalog.remove(&layer);
             state.pools.drop_file(&layer);
+            state.sums.remove(&layer);
         }
         disk::remove_dir(&self.layers, &name).attempt(|| format!("remove {}", self.layers.show(&name)))
     }

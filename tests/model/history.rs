@@ -39,6 +39,18 @@ impl World {
             20 => self.tidy(),
             _ => self.diff(),
         }
+        if self.rng.one_in(3) {
+            self.check_store();
+        }
+    }
+
+    /// The store keeps its own rules, to the last byte.
+    fn check_store(&self) {
+        let Reply::Checked(checked) = self.ask(Request::Check { read_data: true }) else {
+            panic!("not a check")
+        };
+        assert!(checked.problems.is_empty(), "{:#?}", checked.problems);
+        assert!(checked.layers > 0 && checked.records > 0);
     }
 
     fn seals(&self) -> Vec<Checkpoint> {

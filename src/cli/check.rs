@@ -1,0 +1,61 @@
+//! `jailfs check`.
+
+use clap::Args;
+
+use super::Global;
+use super::json::Line;
+use super::out::{self, Out};
+use super::show;
+use super::target::Target;
+use crate::error::{Kind, Result};
+
+/// Hold the store against everything that must be true of it
+///
+/// Reads every record, rebuilds every tree and follows every extent. Changes nothing; works on a mounted store, and on one
+/// that is too damaged to be mounted. Exit code 4 if something is not as it must be.
+#[derive(Args)]
+pub(super) struct Check {
+    /// Read all content, too, and hold it against its checksums
+    #[arg(long)]
+    read_data: bool,
+    /// Remove indexes and checksums that cannot be read, which are made anew; nothing can be lost by it
+    #[arg(long)]
+    repair: bool,
+    /// Print JSON objects
+    #[arg(long)]
+    json: bool,
+}
+
+impl Check {
+    pub(super) fn run(&self, global: &Global) -> Result<u8> {
+        let checked = Target::check(global, self.read_data, self.repair)?;
+        let mut out = Out::new();
+        if self.json {
+            for problem in &checked.problems {
+                out.line(&Line::problem(problem).text()?);
+            }
+            for done in &checked.repaired {
+                out.line(&Line::repaired(done).text()?);
+            }
+            out.line(&Line::checked(&checked).text()?);
+        } else {
+            checked.repaired.iter().for_each(|done| out.line(&show::one_line(done)));
+            checked.problems.iter().for_each(|problem| out.line(&show::one_line(problem)));
+            let (layers, records, extents) = (checked.layers, checked.records, checked.extents);
+            let mut text = format!("checked {layers} layers, {records} records, {extents} extents");
+            if self.read_data {
+                let (read, without) = (show::size(checked.bytes_read), show::size(checked.bytes_without_sum));
+                text += &format!(", {read} of content; {without} have no checksums yet");
+            }
+            out.line(&text);
+        }
+        out.finish()?;
+        match checked.problems.len() {
+            0 => Ok(0),
+            number => {
+                out::note(&format!("{number} problems; the check has changed nothing"));
+                Ok(Kind::Damage.exit_code())
+            }
+        }
+    }
+}

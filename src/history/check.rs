@@ -1,0 +1,337 @@
+//! Holding a store against everything that must be true of it. Nothing is changed, and the store need not be open.
+//!
+//! [`Problem`] is the list of what must be true: each variant says how it can be broken.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::Path;
+
+use crate::error::{Error, Result};
+use crate::history::Timeline;
+use crate::history::stack::replay;
+use crate::store::inspect::Inspect;
+use crate::store::layer::{INDEX, LayerContents, POOL, SUMS};
+use crate::store::record::{LayerKind, Record, Source};
+use crate::tree::{Extent, Tree};
+use crate::types::{ByteRange, Ino, LayerId};
+
+/// A way in which a store is not as it must be.
+#[derive(Debug)]
+pub enum Problem {
+    /// Every frame of every file is whole, has its checksum and its number, and holds a record of this format.
+    Record(Error),
+    /// A layer lies on an older one, which is there and has not been collected.
+    Parent(LayerId, LayerId),
+    /// A layer on which another lies, or that is a checkpoint, is sealed.
+    Unsealed(LayerId),
+    /// Every edit fits the tree to which it is applied.
+    Edit(Error),
+    /// A tree keeps the rules of [`Tree::verify`].
+    Tree(LayerId, String),
+    /// Every extent lies in a pool that is there and reaches so far.
+    Extent(LayerId, Ino, Source, u64),
+    /// An index says the same as the journals below it.
+    Index(LayerId),
+    /// Content is as it was when its layer was sealed.
+    Content(String, u64),
+    /// A head has a layer on top.
+    Head(String, LayerId),
+    /// An operation leads to a sealed layer, if gc has not given that up.
+    Operation(u64, LayerId),
+    /// What is held is there.
+    Hold(LayerId),
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Problem::Record(error) | Problem::Edit(error) => write!(f, "{error}"),
+            Problem::Parent(layer, parent) => {
+                write!(f, "layer {layer} lies on layer {parent}, which is not there")
+            }
+            Problem::Unsealed(layer) => write!(f, "layer {layer} has lost its seal"),
+            Problem::Tree(layer, why) => write!(f, "the tree of layer {layer}: {why}"),
+            Problem::Extent(layer, ino, source, len) => {
+                write!(
+                    f,
+                    "file {} in layer {layer} refers to {len} bytes at {source:?}, which are not there",
+                    ino.0
+                )
+            }
+            Problem::Index(layer) => write!(f, "the index of layer {layer} is not what its journals say"),
+            Problem::Content(file, offset) => {
+                write!(f, "{file} at offset {offset}: content fails its checksum")
+            }
+            Problem::Head(name, layer) => write!(f, "head '{name}' is on layer {layer}, which is not there"),
+            Problem::Operation(op, layer) => {
+                write!(f, "operation {op} leads to layer {layer}, which has lost its seal")
+            }
+            Problem::Hold(layer) => write!(f, "layer {layer} is held and is not there"),
+        }
+    }
+}
+
+/// What a check went through.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// What is not as it must be.
+    pub problems: Vec<Problem>,
+    /// Layers.
+    pub layers: u64,
+    /// Records of journals.
+    pub records: u64,
+    /// Extents.
+    pub extents: u64,
+    /// Bytes of content that were read and held against their checksums.
+    pub bytes_read: u64,
+    /// Bytes of content that have no checksums yet.
+    pub bytes_without_sum: u64,
+}
+
+/// Checks the store at `path`; with `read_data` also every byte of content that something refers to.
+///
+/// # Errors
+/// When there is no store, or it is of another format.
+pub fn check(path: &Path, read_data: bool) -> Result<Report> {
+    let store = Inspect::open(path)?;
+    let mut checker =
+        Checker { store, report: Report::default(), layers: BTreeMap::new(), refs: BTreeMap::new() };
+    checker.read_layers()?;
+    checker.check_trees();
+    checker.check_names();
+    if read_data {
+        checker.check_content();
+    }
+    Ok(checker.report)
+}
+
+impl Timeline {
+    /// Checks the store that this is a head of, while nobody rewrites it.
+    ///
+    /// # Errors
+    /// As [`check`].
+    pub fn check(&self, read_data: bool) -> Result<Report> {
+        let _turn = self.turn();
+        let _tidying = self.tidying.lock();
+        check(self.store.dir().path(), read_data)
+    }
+}
+
+/// Makes anew what can be made anew from the rest: indexes, and checksums that cannot be read. Says what it did.
+///
+/// # Errors
+/// When the store is in use, or what it answers.
+pub fn repair(path: &Path) -> Result<Vec<String>> {
+    let inspect = Inspect::open(path)?;
+    let _lock = inspect.lock()?;
+    let mut done = Vec::new();
+    for layer in inspect.layers()? {
+        if inspect.index(layer).map_or(true, |found| found.is_some_and(|index| index.info.seal.is_none())) {
+            inspect.remove(layer, INDEX)?;
+            done.push(format!(
+                "removed the index of layer {layer}, which could not be read; it is not needed"
+            ));
+        }
+        if inspect.sums(layer).is_err() {
+            inspect.remove(layer, SUMS)?;
+            done.push(format!(
+                "removed the checksums of layer {layer}, which could not be read; the next mount makes them anew"
+            ));
+        }
+    }
+    Ok(done)
+}
+
+struct Checker {
+    store: Inspect,
+    report: Report,
+    layers: BTreeMap<LayerId, LayerContents>,
+    /// What of each pool something refers to.
+    refs: BTreeMap<LayerId, Vec<ByteRange>>,
+}
+
+impl Checker {
+    fn problem(&mut self, problem: Problem) {
+        self.report.problems.push(problem);
+    }
+
+    fn read_layers(&mut self) -> Result<()> {
+        for layer in self.store.layers()? {
+            self.report.layers += 1;
+            match self.store.layer(layer) {
+                Ok(contents) => {
+                    self.report.records += contents.records.len() as u64 + 1;
+                    self.layers.insert(layer, contents);
+                }
+                // A layer whose making was cut off; nothing refers to it.
+                Err(_) if self.store.is_newborn(layer).unwrap_or(false) => {}
+                Err(error) => self.problem(Problem::Record(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Rebuilds every tree from the one below it and holds it against the rules.
+    fn check_trees(&mut self) {
+        let mut trees: BTreeMap<LayerId, Tree> = BTreeMap::new();
+        let has_child: BTreeSet<LayerId> =
+            self.layers.values().filter_map(|l| l.info.header.parent).collect();
+        let tops: BTreeSet<LayerId> = self
+            .store
+            .heads()
+            .into_iter()
+            .flatten()
+            .filter_map(|(_, head)| head.ok().flatten())
+            .map(|h| h.layer)
+            .collect();
+        for layer in self.layers.keys().copied().collect::<Vec<_>>() {
+            let Some(contents) = self.layers.get(&layer) else { continue };
+            let header = contents.info.header.clone();
+            if header.kind == LayerKind::PreImage {
+                self.check_images(layer);
+                continue;
+            }
+            if header.kind == LayerKind::Collected {
+                continue;
+            }
+            let below = match header.parent.map(|parent| (parent, trees.get(&parent))) {
+                None => Tree::new(),
+                Some((_, Some(tree))) => tree.clone(),
+                Some((parent, None)) => {
+                    self.problem(Problem::Parent(layer, parent));
+                    continue;
+                }
+            };
+            let mut tree = below.clone();
+            if let Err(error) = replay(&mut tree, contents, layer) {
+                self.problem(Problem::Edit(error));
+                continue;
+            }
+            // The layer on top of a head is sealed only when another is put on it; a crash in between leaves two open.
+            let is_open = contents.info.seal.is_none();
+            if is_open && has_child.contains(&layer) && !tops.contains(&layer) {
+                self.problem(Problem::Unsealed(layer));
+            }
+            if let Err(why) = tree.verify() {
+                self.problem(Problem::Tree(layer, why));
+            }
+            let changed: Vec<(Ino, Extent)> = below
+                .diff(&tree)
+                .contents
+                .into_iter()
+                .flat_map(|ino| tree.extents(ino).map(move |(_, extent)| (ino, extent)).collect::<Vec<_>>())
+                .collect();
+            for (ino, extent) in changed {
+                self.check_extent(layer, ino, extent.source, extent.len);
+            }
+            self.check_index(layer, &tree);
+            trees.insert(layer, tree);
+        }
+    }
+
+    fn check_extent(&mut self, layer: LayerId, ino: Ino, source: Source, len: u64) {
+        self.report.extents += 1;
+        let Source::Pool { layer: pool, offset } = source else { return };
+        let range = ByteRange::at(offset, len);
+        match self.store.pool(pool) {
+            Ok((_, end)) if range.end <= end => self.refs.entry(pool).or_default().push(range),
+            _ => self.problem(Problem::Extent(layer, ino, source, len)),
+        }
+    }
+
+    fn check_images(&mut self, layer: LayerId) {
+        let Some(contents) = self.layers.get(&layer) else { return };
+        let images = contents.records.iter().filter_map(|record| match record {
+            Record::PreImage(image) => image.node.as_ref(),
+            _ => None,
+        });
+        let extents: Vec<(Ino, ByteRange, Source)> = images
+            .flat_map(|node| node.extents.iter().map(|(range, source)| (node.ino, *range, *source)))
+            .collect();
+        for (ino, range, source) in extents {
+            self.check_extent(layer, ino, source, range.len());
+        }
+    }
+
+    fn check_index(&mut self, layer: LayerId, tree: &Tree) {
+        match self.store.index(layer) {
+            Ok(None) => {}
+            Ok(Some(contents)) => {
+                let mut found = Tree::new();
+                let is_whole = contents.info.seal.is_some() && replay(&mut found, &contents, layer).is_ok();
+                if !is_whole || !tree.diff(&found).is_empty() {
+                    self.problem(Problem::Index(layer));
+                }
+            }
+            Err(error) => self.problem(Problem::Record(error)),
+        }
+    }
+
+    /// What refers to layers by their number.
+    fn check_names(&mut self) {
+        match self.store.heads() {
+            Ok(heads) => {
+                for (name, head) in heads {
+                    match head {
+                        Ok(Some(head)) if self.layers.contains_key(&head.layer) => {}
+                        Ok(Some(head)) => self.problem(Problem::Head(name, head.layer)),
+                        Ok(None) => {}
+                        Err(error) => self.problem(Problem::Record(error)),
+                    }
+                }
+            }
+            Err(error) => self.problem(Problem::Record(error)),
+        }
+        match self.store.ops() {
+            Ok(ops) => {
+                for (at, layer) in ops.iter().enumerate().filter_map(|(at, op)| Some((at, op.tree?))) {
+                    if self.layers.get(&layer).is_some_and(|l| l.info.seal.is_none()) {
+                        self.problem(Problem::Operation(at as u64 + 1, layer));
+                    }
+                }
+            }
+            Err(error) => self.problem(Problem::Record(error)),
+        }
+        if let Err(error) = self.store.identities() {
+            self.problem(Problem::Record(error));
+        }
+        match self.store.holds() {
+            Ok(holds) => {
+                for layer in
+                    holds.into_iter().filter(|layer| !self.layers.contains_key(layer)).collect::<Vec<_>>()
+                {
+                    self.problem(Problem::Hold(layer));
+                }
+            }
+            Err(error) => self.problem(Problem::Record(error)),
+        }
+    }
+
+    /// Reads every block that something refers to.
+    fn check_content(&mut self) {
+        for (layer, ranges) in std::mem::take(&mut self.refs) {
+            let bytes: u64 = ranges.iter().map(ByteRange::len).sum();
+            let sums = match self.store.sums(layer) {
+                Ok(Some(sums)) => sums,
+                Ok(None) => {
+                    self.report.bytes_without_sum += bytes;
+                    continue;
+                }
+                Err(error) => {
+                    self.problem(Problem::Record(error));
+                    continue;
+                }
+            };
+            match self.store.damaged_blocks(layer, &sums, &ranges) {
+                Ok(blocks) => {
+                    self.report.bytes_read += bytes;
+                    let file = self.store.show(layer, POOL);
+                    for block in blocks {
+                        self.problem(Problem::Content(file.clone(), block));
+                    }
+                }
+                Err(error) => self.problem(Problem::Record(error)),
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Reading a store without having it open: nothing is written, nothing is locked, and what is damaged is told piece by piece.
+
+use std::fs::File;
+use std::path::Path;
+
+use crate::error::{Attempt, Result};
+use crate::store::dir::StoreDir;
+use crate::store::layer::{self, INDEX, LayerContents, POOL, SUMS};
+use crate::store::record::{HeadRecord, HoldsRecord, IdentityRecord, OpRecord};
+use crate::store::sums::{self, Sums};
+use crate::store::{BaseRecord, HOLDS, check_format, log, read_base, read_one};
+use crate::types::{ByteRange, LayerId};
+
+/// The files of a store.
+pub struct Inspect {
+    dir: StoreDir,
+    layers: StoreDir,
+    boot: [u8; 16],
+    /// The base that it is for.
+    pub base: BaseRecord,
+}
+
+impl Inspect {
+    /// Looks at the store at `path`.
+    ///
+    /// # Errors
+    /// When there is no store, it is of another format, or does not say what it is for.
+    pub fn open(path: &Path) -> Result<Inspect> {
+        let dir = StoreDir::open(path)?;
+        check_format(&dir)?;
+        let boot = crate::sys::proc::boot_id().attempt(|| "read the boot id")?;
+        Ok(Inspect { base: read_base(&dir)?, layers: dir.dir("layers")?, dir, boot })
+    }
+
+    /// The numbers of the layers, oldest first.
+    ///
+    /// # Errors
+    /// As readdir(3).
+    pub fn layers(&self) -> Result<Vec<LayerId>> {
+        let mut ids = self.layers.list(|name| name.parse::<u32>().ok().filter(|_| name.len() == 8))?;
+        ids.sort_unstable();
+        Ok(ids.into_iter().map(LayerId).collect())
+    }
+
+    /// The journal of a layer.
+    ///
+    /// # Errors
+    /// Damage, with file and offset.
+    pub fn layer(&self, layer: LayerId) -> Result<LayerContents> {
+        layer::read(&self.layers, layer, self.boot)
+    }
+
+    /// Whether the making of a layer was cut off inside its first record.
+    ///
+    /// # Errors
+    /// As open(2).
+    pub fn is_newborn(&self, layer: LayerId) -> Result<bool> {
+        super::layer_is_newborn(&self.layers, layer)
+    }
+
+    /// The index of a layer, if it has one.
+    ///
+    /// # Errors
+    /// Damage, with file and offset.
+    pub fn index(&self, layer: LayerId) -> Result<Option<LayerContents>> {
+        match self.layers.dir(&layer::dir_name(layer))?.size(INDEX)? {
+            Some(_) => layer::read_file(&self.layers, layer, INDEX, self.boot).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The checksums of a layer, if it has any.
+    ///
+    /// # Errors
+    /// Damage, with file and offset.
+    pub fn sums(&self, layer: LayerId) -> Result<Option<Sums>> {
+        match self.layers.dir(&layer::dir_name(layer))?.size(SUMS)? {
+            Some(_) => sums::read_sums(&self.layers, layer).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The pool of a layer and its length.
+    ///
+    /// # Errors
+    /// As open(2).
+    pub fn pool(&self, layer: LayerId) -> Result<(File, u64)> {
+        let dir = self.layers.dir(&layer::dir_name(layer))?;
+        let file = dir.file(POOL, false)?;
+        let len = file.metadata().attempt(|| format!("stat {}", dir.show(POOL)))?.len();
+        Ok((file, len))
+    }
+
+    /// The blocks in `ranges` of a pool that are not as they were written.
+    ///
+    /// # Errors
+    /// As pread(2).
+    pub fn damaged_blocks(&self, layer: LayerId, sums: &Sums, ranges: &[ByteRange]) -> Result<Vec<u64>> {
+        let (pool, _) = self.pool(layer)?;
+        sums::damaged(&pool, sums, ranges).attempt(|| format!("read {}", self.show(layer, POOL)))
+    }
+
+    /// Keeps everybody else from opening the store.
+    ///
+    /// # Errors
+    /// In use, or as open(2).
+    pub fn lock(&self) -> Result<impl Drop + use<>> {
+        super::take_lock(&self.dir)
+    }
+
+    /// Removes a file of a layer. Hold the lock.
+    ///
+    /// # Errors
+    /// As unlink(2).
+    pub fn remove(&self, layer: LayerId, name: &str) -> Result<()> {
+        self.layers.dir(&layer::dir_name(layer))?.remove(name)
+    }
+
+    /// The path of a file of a layer, for messages.
+    pub fn show(&self, layer: LayerId, name: &str) -> String {
+        format!("{}/{name}", self.layers.show(&layer::dir_name(layer)))
+    }
+
+    /// The heads and the layer on top of each.
+    ///
+    /// # Errors
+    /// As readdir(3); each head has its own.
+    pub fn heads(&self) -> Result<Vec<(String, Result<Option<HeadRecord>>)>> {
+        let heads = self.dir.dir("heads")?;
+        let names = heads
+            .list(|name| (!name.starts_with('.') && !name.ends_with(".new")).then(|| name.to_owned()))?;
+        Ok(names.into_iter().map(|name| (name.clone(), read_one(&heads, &name))).collect())
+    }
+
+    /// The log of heads.
+    ///
+    /// # Errors
+    /// Damage, with file and offset.
+    pub fn ops(&self) -> Result<Vec<OpRecord>> {
+        self.records("heads.log")
+    }
+
+    /// The log of numbers.
+    ///
+    /// # Errors
+    /// Damage, with file and offset.
+    pub fn identities(&self) -> Result<Vec<IdentityRecord>> {
+        self.records("identities")
+    }
+
+    /// What is held.
+    ///
+    /// # Errors
+    /// Damage, with file and offset.
+    pub fn holds(&self) -> Result<Vec<LayerId>> {
+        let record = read_one::<HoldsRecord>(&self.dir, HOLDS)?;
+        Ok(record.map_or_else(Vec::new, |record| record.layers.into_iter().collect()))
+    }
+
+    fn records<T: serde::de::DeserializeOwned>(&self, name: &str) -> Result<Vec<T>> {
+        let bytes = self.dir.read(name)?.unwrap_or_default();
+        Ok(log::read::<T>(&bytes, &self.dir.show(name))?
+            .records
+            .into_iter()
+            .map(|(record, _)| record)
+            .collect())
+    }
+}

@@ -1,0 +1,238 @@
+//! Checksums of the content of sealed pools: CRC-32C of every block of 4 KiB that takes space, in `layers/00000007/sums`.
+//!
+//! They are made once, after the seal, when nobody writes to the pool any more, and are held against the bytes at every
+//! read. A block at the end of a pool counts with zeros behind it. A layer that has none yet (the head's upper layer, and one
+//! that was sealed a moment ago) is read without.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Attempt, Error, Result};
+use crate::store::layer::{self, SUMS};
+use crate::store::log::{self, Log};
+use crate::store::pool::{BLOCK, block_floor};
+use crate::store::{Store, disk};
+use crate::types::{ByteRange, LayerId};
+
+/// Blocks in one record.
+const RUN: usize = 4096;
+/// Checksums that are kept in memory, so many; then it begins anew.
+pub(super) const KEPT: usize = 16 << 20;
+
+/// A record of `sums`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SumsRecord {
+    /// Blocks that follow each other.
+    Blocks {
+        /// The number of the first: its address, divided by 4096.
+        first: u64,
+        /// The CRC-32C of each.
+        sums: Vec<u32>,
+    },
+    /// The last record.
+    End,
+}
+
+/// The checksums of a pool.
+#[derive(Debug, Default)]
+pub struct Sums {
+    /// Runs by their first block, in order.
+    runs: Vec<(u64, Vec<u32>)>,
+}
+
+impl Sums {
+    /// Number of blocks.
+    pub fn len(&self) -> usize {
+        self.runs.iter().map(|(_, sums)| sums.len()).sum()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    fn of(&self, block: u64) -> Option<u32> {
+        let at = self.runs.partition_point(|(first, _)| *first <= block).checked_sub(1)?;
+        let (first, sums) = self.runs.get(at)?;
+        sums.get(usize::try_from(block - first).ok()?).copied()
+    }
+
+    /// Holds the bytes that were read from `offset` of a pool on against their checksums. Gives the address of the first
+    /// block that is not as it was written.
+    ///
+    /// # Errors
+    /// As pread(2): of blocks that were read in part, the rest is read.
+    pub fn check(&self, pool: &File, offset: u64, bytes: &[u8]) -> std::io::Result<Option<u64>> {
+        let end = offset + bytes.len() as u64;
+        let mut at = offset;
+        while at < end {
+            let block = block_floor(at);
+            let next = (block + BLOCK).min(end);
+            if let Some(wanted) = self.of(block / BLOCK) {
+                let whole = (at == block && next == block + BLOCK)
+                    .then(|| bytes.get((at - offset) as usize..(next - offset) as usize))
+                    .flatten();
+                let found = match whole {
+                    Some(whole) => crc32c::crc32c(whole),
+                    None => crc32c::crc32c(&read_block(pool, block)?),
+                };
+                if found != wanted {
+                    return Ok(Some(block));
+                }
+            }
+            at = next;
+        }
+        Ok(None)
+    }
+}
+
+/// A block of a pool, with zeros behind its end.
+fn read_block(pool: &File, at: u64) -> std::io::Result<[u8; BLOCK as usize]> {
+    let mut block = [0; BLOCK as usize];
+    let mut rest: &mut [u8] = &mut block;
+    let mut at = at;
+    while !rest.is_empty() {
+        let got = pool.read_at(rest, at)?;
+        if got == 0 {
+            break;
+        }
+        at += got as u64;
+        rest = rest.get_mut(got..).unwrap_or_default();
+    }
+    Ok(block)
+}
+
+impl Store {
+    /// Makes the checksums of a sealed pool.
+    ///
+    /// # Errors
+    /// As the calls it is made of; there are none then.
+    pub fn write_sums(&self, layer: LayerId) -> Result<()> {
+        let attempt = || format!("write the checksums of layer {layer}");
+        let pool = self.pool(layer)?;
+        let dir = self.layers.dir(&layer::dir_name(layer))?;
+        let temp = format!("{SUMS}.new");
+        dir.remove(&temp)?;
+        let file = Arc::new(dir.file(&temp, true)?);
+        let mut log = Log::append_to(file, dir.show(&temp), 0, 0)?;
+        for range in self.pool_data(layer)? {
+            let mut at = block_floor(range.start);
+            while at < range.end {
+                let first = at / BLOCK;
+                let mut sums = Vec::new();
+                while at < range.end && sums.len() < RUN {
+                    sums.push(crc32c::crc32c(&read_block(&pool, at).attempt(attempt)?));
+                    at += BLOCK;
+                }
+                log.append(&SumsRecord::Blocks { first, sums })?;
+            }
+        }
+        log.append(&SumsRecord::End)?;
+        if self.durable {
+            log.sync()?;
+        }
+        disk::rename(&dir, &temp, SUMS).attempt(attempt)?;
+        if self.durable {
+            dir.sync()?;
+        }
+        let mut state = self.state.lock();
+        state.sums.remove(&layer);
+        if let Some(info) = state.catalog.get_mut(&layer) {
+            info.summed = true;
+        }
+        Ok(())
+    }
+
+    /// The checksums of the pool of a layer, if it has any. Such as cannot be read are none, and the log says so.
+    pub fn sums(&self, layer: LayerId) -> Option<Arc<Sums>> {
+        let mut state = self.state.lock();
+        if let Some(known) = state.sums.get(&layer) {
+            return known.clone();
+        }
+        state.catalog.get(&layer).filter(|info| info.summed)?;
+        let sums = match read_sums(&self.layers, layer) {
+            Ok(sums) => Some(Arc::new(sums)),
+            Err(error) => {
+                ::log::warn!("{error}; the content of layer {layer} is served without being checked");
+                None
+            }
+        };
+        if state.sums.values().flatten().map(|sums| sums.len()).sum::<usize>() > KEPT {
+            state.sums.clear();
+        }
+        state.sums.insert(layer, sums.clone());
+        sums
+    }
+}
+
+/// Reads the checksums of a layer.
+///
+/// # Errors
+/// Damage, with file and offset.
+pub(super) fn read_sums(layers: &super::dir::StoreDir, layer: LayerId) -> Result<Sums> {
+    let dir = layers.dir(&layer::dir_name(layer))?;
+    let what = dir.show(SUMS);
+    let missing = || Error::damage(format!("read {what}"), "the file is missing");
+    let bytes = dir.read(SUMS)?.ok_or_else(missing)?;
+    let mut records: Vec<SumsRecord> =
+        log::read(&bytes, &what)?.records.into_iter().map(|(record, _)| record).collect();
+    if records.pop() != Some(SumsRecord::End) {
+        return Err(Error::damage(format!("read {what} at offset {}", bytes.len()), "its end is missing"));
+    }
+    let mut sums = Sums::default();
+    for record in records {
+        match record {
+            SumsRecord::Blocks { first, sums: run } => sums.runs.push((first, run)),
+            SumsRecord::End => return Err(Error::damage(format!("read {what}"), "it ends twice")),
+        }
+    }
+    Ok(sums)
+}
+
+/// The blocks of `ranges` of a pool that are not as they were written.
+///
+/// # Errors
+/// As pread(2).
+pub(super) fn damaged(pool: &File, sums: &Sums, ranges: &[ByteRange]) -> std::io::Result<Vec<u64>> {
+    let mut found = Vec::new();
+    for range in ranges {
+        let mut at = block_floor(range.start);
+        while at < range.end {
+            if let Some(wanted) = sums.of(at / BLOCK)
+                && crc32c::crc32c(&read_block(pool, at)?) != wanted
+            {
+                found.push(at);
+            }
+            at += BLOCK;
+        }
+    }
+    found.dedup();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flipped_bit_is_found_wherever_a_read_begins_and_ends() {
+        let pool = tempfile::tempfile().unwrap();
+        let bytes: Vec<u8> = (0..10_000u32).map(|n| (n % 251) as u8).collect();
+        pool.write_all_at(&bytes, 8192).unwrap();
+        let run = (2..5).map(|block| crc32c::crc32c(&read_block(&pool, block * BLOCK).unwrap())).collect();
+        let sums = Sums { runs: vec![(2, run)] };
+        let read = |from: usize, to: usize| {
+            let mut part = vec![0; to - from];
+            pool.read_exact_at(&mut part, 8192 + from as u64).unwrap();
+            sums.check(&pool, 8192 + from as u64, &part).unwrap()
+        };
+        assert_eq!((read(0, 10_000), read(5, 9), read(4000, 4100)), (None, None, None));
+        pool.write_all_at(&[bytes[5000] ^ 1], 8192 + 5000).unwrap();
+        assert_eq!((read(0, 10_000), read(4990, 5010)), (Some(12_288), Some(12_288)));
+        assert_eq!(read(0, 4096), None, "other blocks are as they were");
+        assert_eq!(read(4096, 4097), Some(12_288), "a byte is as good as its block");
+    }
+}

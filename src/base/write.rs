@@ -16,6 +16,7 @@ use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 use crate::error::{FsError, FsResult};
 use crate::sys::file::{Rename, open_in, rename};
 use crate::sys::process::unlikely_number;
+use crate::sys::step::{self, Step};
 use crate::types::{FileKind, Name, PERM_BITS, TYPE_BITS, TreePath};
 
 use super::attributes::{Attributes, make_so};
@@ -106,6 +107,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// As for all of [`WriteDir`].
     pub fn create_temp_file(&self) -> FsResult<(Name, File)> {
+        step::begin(Step::BaseStage)?;
         for _ in 0..TRIES {
             let name = stage_name()?;
             let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
@@ -143,6 +145,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `Exists`.
     pub fn mkdir(&self, name: &Name, mode: u32) -> FsResult<()> {
+        step::begin(Step::BaseMkdir)?;
         mkdirat(&self.root.fd, name.as_os_str(), Mode::from_bits_truncate(mode & PERM_BITS))
             .map_err(write_error)
     }
@@ -152,6 +155,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `Exists`.
     pub fn symlink(&self, name: &Name, target: &[u8]) -> FsResult<()> {
+        step::begin(Step::BaseLink)?;
         symlinkat(std::ffi::OsStr::from_bytes(target), &self.root.fd, name.as_os_str()).map_err(write_error)
     }
 
@@ -160,6 +164,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `Exists`; `NotPermitted` for devices without privilege; `Invalid` for a directory or symlink.
     pub fn mknod(&self, name: &Name, mode: u32, rdev: u64) -> FsResult<()> {
+        step::begin(Step::BaseLink)?;
         match FileKind::from_mode(mode) {
             None | Some(FileKind::Dir | FileKind::Symlink) => return Err(FsError::Invalid),
             Some(_) => {}
@@ -174,6 +179,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `Exists`, `NotFound`, `TooManyLinks`; `NotPermitted` for a directory.
     pub fn hard_link_from(&self, from_dir: &WriteDir<'_>, from: &Name, name: &Name) -> FsResult<()> {
+        step::begin(Step::BaseLink)?;
         let (from, name) = (from.as_os_str(), name.as_os_str());
         linkat(&from_dir.root.fd, from, &self.root.fd, name, AtFlags::empty()).map_err(write_error)
     }
@@ -183,6 +189,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `NotFound`; `Exists` with [`Rename::NoReplace`]; `NotEmpty`, `IsADirectory`, `NotADirectory` as rename(2).
     pub fn rename(&self, from: &Name, to_dir: &WriteDir<'_>, to: &Name, how: Rename) -> FsResult<()> {
+        step::begin(Step::BaseRename)?;
         rename(&self.root.fd, from, &to_dir.root.fd, to, how).map_err(write_failure)
     }
 
@@ -191,6 +198,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `NotFound`, `IsADirectory`.
     pub fn unlink(&self, name: &Name) -> FsResult<()> {
+        step::begin(Step::BaseRemove)?;
         unlinkat(&self.root.fd, name.as_os_str(), UnlinkatFlags::NoRemoveDir).map_err(write_error)
     }
 
@@ -199,6 +207,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `NotFound`, `NotADirectory`, `NotEmpty`.
     pub fn rmdir(&self, name: &Name) -> FsResult<()> {
+        step::begin(Step::BaseRemove)?;
         unlinkat(&self.root.fd, name.as_os_str(), UnlinkatFlags::RemoveDir).map_err(write_error)
     }
 
@@ -207,6 +216,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// EINVAL for what is not a regular file, else what the host answers.
     pub fn open_to_rewrite(&self, name: &Name) -> FsResult<File> {
+        step::begin(Step::BaseStage)?;
         let looked = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
         super::must_be_file(&looked)?;
         let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
@@ -221,6 +231,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `NotFound`; `LeavesJail` for a mount point; `Unsupported` for attributes that the filesystem does not have.
     pub fn set_owner_mode_times_xattrs(&self, name: &Name, wanted: &Attributes<'_>) -> FsResult<()> {
+        step::begin(Step::BaseAttributes)?;
         let object = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
         make_so(&object, wanted)
     }
@@ -230,6 +241,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// As [`WriteDir::set_owner_mode_times_xattrs`].
     pub fn set_own_attributes(&self, wanted: &Attributes<'_>) -> FsResult<()> {
+        step::begin(Step::BaseAttributes)?;
         make_so(&self.root.fd, wanted)
     }
 
@@ -238,6 +250,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// What the host answers.
     pub fn sync_filesystem(&self) -> FsResult<()> {
+        step::begin(Step::BaseSync)?;
         nix::unistd::syncfs(&self.root.fd).map_err(write_error)
     }
 
@@ -246,6 +259,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// Those of the host, EIO above all.
     pub fn fsync(&self) -> FsResult<()> {
+        step::begin(Step::BaseSync)?;
         nix::unistd::fsync(&self.root.fd).map_err(write_error)
     }
 }

@@ -491,13 +491,14 @@ impl Lower {
     }
 }
 
-/// The change time of a print that is taken while an apply is about to change the attributes of a file: any will do.
-pub const ANY_CTIME: Timestamp = Timestamp { secs: i64::MIN, nanos: 0 };
+/// The change time in the print of a file whose attributes an apply is setting: its times are not held against the print then.
+pub const ANY_TIMES: Timestamp = Timestamp { secs: i64::MIN, nanos: 0 };
 
 /// Whether a file is as its print says. The number of the device does not count: it may change at a reboot.
 pub fn fits(expected: &Fingerprint, found: &Fingerprint) -> bool {
-    let ctime = if expected.ctime == ANY_CTIME { found.ctime } else { expected.ctime };
-    Fingerprint { ctime, dev: found.dev, ..*expected } == *found
+    let any = expected.ctime == ANY_TIMES;
+    let (mtime, ctime) = if any { (found.mtime, found.ctime) } else { (expected.mtime, expected.ctime) };
+    Fingerprint { mtime, ctime, dev: found.dev, ..*expected } == *found
 }
 
 /// A run of bytes of a file of the host, or of zeros.

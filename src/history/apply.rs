@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use crate::base::{Base, BaseStat, WriteDir};
 use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
-use crate::fs::lower::{self, ANY_CTIME, Lower, LowerNode, PreHistory, PreImages};
+use crate::fs::lower::{self, ANY_TIMES, Lower, LowerNode, PreHistory, PreImages};
 use crate::fs::{Found, State};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::home::write_base;
@@ -466,7 +466,7 @@ fn image_of(layer: &mut Upper, from: &State, found: &Found, ino: Ino, keep: Keep
     let Body::File { size, origin } = &mut node.body else { return Ok(PreNode { ino, host, node, extents }) };
     if keep == Keep::InPlace {
         if let Some(origin) = origin {
-            let print = Fingerprint { ctime: ANY_CTIME, ..origin.print };
+            let print = Fingerprint { ctime: ANY_TIMES, ..origin.print };
             *origin = Arc::new(Origin { path: origin.path.clone(), print });
         }
         return Ok(PreNode { ino, host, node, extents });

@@ -17,6 +17,7 @@ use crate::history::apply::{Keep, STEP, found, linked_names};
 use crate::history::diff::{self, PathChange, What};
 use crate::store::record::{Body, Node};
 use crate::sys::file::Rename;
+use crate::sys::step::{self, Step};
 use crate::types::{ByteRange, FileKind, Ino, Name, TreePath};
 
 /// Makes the base look as in `to` at the changed paths. Gives the number of each node that was made or kept.
@@ -146,6 +147,7 @@ impl<'a> Home<'a> {
         };
         if linked {
             let file = dir.open_to_rewrite(name)?;
+            step::begin(Step::BaseWrite)?;
             file.set_len(0)?;
             self.copy_content(new, record.size(), &file)?;
             return dir.set_owner_mode_times_xattrs(name, &attributes(record, &xattr_list(record)));
@@ -174,6 +176,7 @@ impl<'a> Home<'a> {
                 return Err(FsError::Damage("a file is shorter than its record says"));
             }
             if bytes.iter().any(|b| *b != 0) {
+                step::begin(Step::BaseWrite)?;
                 to.write_all_at(&bytes, at)?;
             }
             at = range.end;

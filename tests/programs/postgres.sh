@@ -4,7 +4,13 @@ PATH=$(ls -d /usr/lib/postgresql/*/bin | sort -V | tail -n 1):$PATH
 export PGDATA=$PWD/data PGHOST=$PWD PGDATABASE=postgres PGUSER=bench PGOPTIONS='-c client_min_messages=warning'
 
 start() { pg_ctl -s -w -t 60 -l "$OUT/log" start || { tail -n 20 "$OUT/log"; return 1; }; }
-stop() { pg_ctl -s -w -t 60 -m "${1-fast}" stop; }
+
+stop() { # and waits until the process is gone as well, so that nobody takes it for a server that still runs
+    main=$(head -n 1 data/postmaster.pid)
+    pg_ctl -s -w -t 60 -m "${1-fast}" stop
+    while test -d "/proc/$main"; do :; done
+}
+
 ask() { psql -XAtqc "$1"; }
 count() { ask 'select count(*) from pgbench_history'; }
 

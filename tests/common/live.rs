@@ -211,11 +211,6 @@ impl Live {
         }
     }
 
-    /// An apply has changed the base: from here on it is held against what it is now.
-    pub fn base_is_now(&mut self) {
-        self.base_before = snapshot(&self.base, true);
-    }
-
     /// Holds the base against what it was.
     pub fn check_base(&self) {
         if !self.applied {

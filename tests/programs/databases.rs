@@ -16,7 +16,8 @@ struct Begun(Child);
 
 impl Begun {
     fn begin(place: &Place, step: &str) -> Begun {
-        let log = std::fs::File::create(place.live.outside().join("begun.log")).unwrap();
+        let path = place.live.outside().join("begun.log");
+        let log = std::fs::OpenOptions::new().write(true).create_new(true).open(path).unwrap();
         let mut command: Command = place.begin(step);
         Begun(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap())
     }

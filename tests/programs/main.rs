@@ -23,6 +23,7 @@ mod harness;
 mod place;
 mod venv;
 
+use harness::{assert_same, snapshot};
 use place::{Place, User};
 
 /// A program works, and goes on working whatever becomes of its tree meanwhile.
@@ -44,7 +45,7 @@ fn program(name: &'static str, user: User, options: &[&'static str]) {
     place.restore("worked", &worked);
 
     // Now the same on files that are the base's.
-    place.apply();
+    let base = place.apply();
     place.step("moved");
     place.step("holds");
     let home = place.checkpoint("home");
@@ -52,6 +53,7 @@ fn program(name: &'static str, user: User, options: &[&'static str]) {
     place.restore("home", &home);
     place.step("holds");
     place.restore("worked", &worked);
+    assert_same(&base, &snapshot(&place.live.base, true), "the base");
 }
 
 #[test]

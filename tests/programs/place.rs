@@ -79,15 +79,17 @@ impl Place {
     }
 
     /// Writes the tree home, where it must be the same in all that an apply keeps; then the mount shows only the base.
+    /// Gives what the base is now.
     #[track_caller]
-    pub fn apply(&mut self) {
+    pub fn apply(&mut self) -> Vec<String> {
+        self.live.applied = true;
         self.live.jailfs(&["apply"]);
-        let wanted = portable(&self.live.snapshot());
-        assert_same(&wanted, &portable(&snapshot(&self.live.base, true)), &format!("{}: the base", self.name));
+        let (wanted, base) = (self.live.snapshot(), snapshot(&self.live.base, true));
+        assert_same(&portable(&wanted), &portable(&base), &format!("{}: the base", self.name));
         assert_eq!(self.live.jailfs(&["diff", "base", "@"]), "");
-        self.live.base_is_now();
         // A look at the base changes the times of access of its links, and a mount keeps what it remembers of them.
         self.live.remount();
+        base
     }
 }
 

@@ -158,6 +158,7 @@ fn records_of_the_other_files() {
     hold(&[
         (IdentityRecord::Reserved(Ino(1 << 48)), "00fd0000000000000100"),
         (IdentityRecord::Named { dev: 0, host: 12, ino: Ino(34) }, "01000c22"),
+        (IdentityRecord::Synced, "02"),
     ]);
     let op = |verb| OpRecord {
         head: "main".into(),

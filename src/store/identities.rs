@@ -22,6 +22,8 @@ pub struct Identities {
     taken: HashSet<Ino>,
     next: u64,
     reserved: u64,
+    /// Number of records that survive a power cut.
+    synced: u64,
 }
 
 impl Identities {
@@ -34,6 +36,7 @@ impl Identities {
             taken: HashSet::new(),
             next: Ino::OWN_RANGE.0,
             reserved: Ino::OWN_RANGE.0,
+            synced: 0,
         };
         for record in records {
             new.note(record);
@@ -49,6 +52,7 @@ impl Identities {
                 self.taken.insert(ino);
                 self.named.insert((dev, host), ino);
             }
+            IdentityRecord::Synced => {}
         }
     }
 
@@ -97,7 +101,7 @@ impl Identities {
     pub fn fresh(&mut self) -> Result<Ino> {
         if self.next >= self.reserved {
             self.append(IdentityRecord::Reserved(Ino(self.next + RESERVE)))?;
-            self.log.sync()?;
+            self.sync()?;
         }
         let ino = Ino(self.next);
         self.next += 1;
@@ -114,8 +118,13 @@ impl Identities {
     ///
     /// # Errors
     /// As fdatasync(2).
-    pub fn sync(&self) -> Result<()> {
-        self.log.sync()
+    pub fn sync(&mut self) -> Result<()> {
+        if self.synced < self.log.count() {
+            self.log.append(&IdentityRecord::Synced)?;
+            self.log.sync()?;
+            self.synced = self.log.count();
+        }
+        Ok(())
     }
 }
 

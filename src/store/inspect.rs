@@ -5,17 +5,17 @@ use std::path::Path;
 
 use crate::error::{Attempt, Result};
 use crate::store::dir::StoreDir;
-use crate::store::layer::{self, INDEX, LayerContents, POOL, SUMS};
+use crate::store::layer::{self, INDEX, LayerContents, POOL, SUMS, Trust};
 use crate::store::record::{HeadRecord, HoldsRecord, IdentityRecord, OpRecord};
 use crate::store::sums::{self, Sums};
-use crate::store::{BaseRecord, HOLDS, check_format, log, read_base, read_one};
+use crate::store::{BaseRecord, HOLDS, check_format, log, read_base, read_one, read_trust};
 use crate::types::{ByteRange, LayerId};
 
 /// The files of a store.
 pub struct Inspect {
     dir: StoreDir,
     layers: StoreDir,
-    boot: [u8; 16],
+    trust: Trust,
     /// The base that it is for.
     pub base: BaseRecord,
 }
@@ -28,8 +28,8 @@ impl Inspect {
     pub fn open(path: &Path) -> Result<Inspect> {
         let dir = StoreDir::open(path)?;
         check_format(&dir)?;
-        let boot = crate::sys::proc::boot_id().attempt(|| "read the boot id")?;
-        Ok(Inspect { base: read_base(&dir)?, layers: dir.dir("layers")?, dir, boot })
+        let trust = read_trust(&dir)?;
+        Ok(Inspect { base: read_base(&dir)?, layers: dir.dir("layers")?, dir, trust })
     }
 
     /// The numbers of the layers, oldest first.
@@ -47,7 +47,7 @@ impl Inspect {
     /// # Errors
     /// Damage, with file and offset.
     pub fn layer(&self, layer: LayerId) -> Result<LayerContents> {
-        layer::read(&self.layers, layer, self.boot)
+        layer::read(&self.layers, layer, self.trust)
     }
 
     /// Whether the making of a layer was cut off inside its first record.
@@ -64,7 +64,7 @@ impl Inspect {
     /// Damage, with file and offset.
     pub fn index(&self, layer: LayerId) -> Result<Option<LayerContents>> {
         match self.layers.dir(&layer::dir_name(layer))?.size(INDEX)? {
-            Some(_) => layer::read_file(&self.layers, layer, INDEX, self.boot).map(Some),
+            Some(_) => layer::read_file(&self.layers, layer, INDEX, self.trust).map(Some),
             None => Ok(None),
         }
     }

@@ -59,12 +59,22 @@ pub struct LayerContents {
     count: u64,
 }
 
+/// What a power cut may have done to a store.
+#[derive(Clone, Copy, Debug)]
+pub struct Trust {
+    /// Under which boot of the machine we are.
+    pub boot: [u8; 16],
+    /// The oldest layer that is not known to have been synced to its end: the one that the head's record names. All that lies
+    /// below it was, before that record was published.
+    pub torn_from: LayerId,
+}
+
 /// Reads the journal of a layer and cuts from it, in memory, what a power cut may have left without its pool bytes.
 ///
 /// # Errors
 /// Damage, with file and offset.
-pub fn read(layers: &StoreDir, layer: LayerId, boot: [u8; 16]) -> Result<LayerContents> {
-    read_file(layers, layer, JOURNAL, boot)
+pub fn read(layers: &StoreDir, layer: LayerId, trust: Trust) -> Result<LayerContents> {
+    read_file(layers, layer, JOURNAL, trust)
 }
 
 /// Reads the journal or the index of a layer.
@@ -72,16 +82,22 @@ pub(super) fn read_file(
     layers: &StoreDir,
     layer: LayerId,
     name: &str,
-    boot: [u8; 16],
+    trust: Trust,
 ) -> Result<LayerContents> {
     let dir = layers.dir(&dir_name(layer))?;
     let what = dir.show(name);
     let bytes =
         dir.read(name)?.ok_or_else(|| Error::damage(format!("read {what}"), "the file is missing"))?;
-    let contents = log::read::<Record>(&bytes, &what)?;
+    let log::Torn { contents, behind } = log::read_torn::<Record>(&bytes, &what)?;
+    let may_be_torn =
+        name == JOURNAL && layer >= trust.torn_from && is_of_another_boot(&contents.records, trust);
+    let is_torn = may_be_torn && can_be_torn(&behind);
+    if !behind.is_empty() && !is_torn {
+        return Err(log::damage_at(&what, contents.end));
+    }
     let mut records = contents.records;
-    let trusted = trusted(&records, boot);
-    let is_cut = trusted < records.len();
+    let trusted = trusted(&records, trust.boot);
+    let is_cut = trusted < records.len() || !behind.is_empty();
     records.truncate(trusted);
     let end = records.last().map_or(0, |r| r.1);
     let count = records.len() as u64;
@@ -112,7 +128,7 @@ pub(super) fn read_file(
 ///
 /// # Errors
 /// As [`read`].
-pub fn read_info(layers: &StoreDir, layer: LayerId, boot: [u8; 16]) -> Result<LayerInfo> {
+pub fn read_info(layers: &StoreDir, layer: LayerId, trust: Trust) -> Result<LayerInfo> {
     let dir = layers.dir(&dir_name(layer))?;
     let bytes = dir.read(JOURNAL)?.unwrap_or_default();
     match log::outline::<Record>(&bytes) {
@@ -122,19 +138,46 @@ pub fn read_info(layers: &StoreDir, layer: LayerId, boot: [u8; 16]) -> Result<La
             let index = dir.size(INDEX)?;
             Ok(LayerInfo { header, seal: Some(seal), compact, summed, bytes: bytes.len() as u64, index })
         }
-        _ => Ok(read(layers, layer, boot)?.info),
+        _ => Ok(read(layers, layer, trust)?.info),
     }
+}
+
+/// The boot under which somebody last began to write.
+fn last_boot(records: &[(Record, u64)]) -> Option<[u8; 16]> {
+    records.iter().rev().find_map(|(record, _)| match record {
+        Record::Opened { boot } => Some(*boot),
+        _ => None,
+    })
+}
+
+/// Whether the machine was booted since somebody last wrote to the layer on top of a head.
+///
+/// # Errors
+/// Damage, with file and offset.
+pub(super) fn was_rebooted(layers: &StoreDir, trust: Trust) -> Result<bool> {
+    let dir = layers.dir(&dir_name(trust.torn_from))?;
+    let bytes = dir.read(JOURNAL)?.unwrap_or_default();
+    let contents = log::read_torn::<Record>(&bytes, &dir.show(JOURNAL))?.contents;
+    Ok(is_of_another_boot(&contents.records, trust))
+}
+
+fn is_of_another_boot(records: &[(Record, u64)], trust: Trust) -> bool {
+    last_boot(records).is_some_and(|boot| boot != trust.boot)
+}
+
+/// Whether a power cut alone can have left these good frames behind a bad one. A sync is begun only when the one before it
+/// has come to its end, and each leaves a record: behind a frame that was never synced there is one at most.
+fn can_be_torn(behind: &[Record]) -> bool {
+    let syncs = |r: &&Record| matches!(r, Record::Synced | Record::SyncedTo(_) | Record::Seal(_));
+    let reopened = behind.iter().any(|record| matches!(record, Record::Opened { .. }));
+    behind.iter().filter(syncs).count() <= 1 && !reopened
 }
 
 /// How many of the records can be trusted. If the machine was booted again since the last daemon wrote, the host may
 /// have kept a journal page and lost the pool page it speaks of: then records after the last `Synced` are true only up
 /// to the first that refers to pool bytes.
 fn trusted(records: &[(Record, u64)], boot: [u8; 16]) -> usize {
-    let opened = records.iter().rev().find_map(|(r, _)| match r {
-        Record::Opened { boot } => Some(*boot),
-        _ => None,
-    });
-    if opened == Some(boot) {
+    if last_boot(records) == Some(boot) {
         return records.len();
     }
     let covers = |(at, (record, _)): (usize, &(Record, u64))| match record {
@@ -363,7 +406,8 @@ mod tests {
         upper.record(&map()).unwrap();
         upper.pool_synced(&work).unwrap();
         upper.journal_synced(work.upto);
-        let after_cut = read(&layers, LayerId(1), [2; 16]).unwrap().records;
+        let trust = Trust { boot: [2; 16], torn_from: LayerId(0) };
+        let after_cut = read(&layers, LayerId(1), trust).unwrap().records;
         assert_eq!(after_cut, [Record::Opened { boot: [1; 16] }, map()], "the synced one, and not the next");
         upper.record(&map()).unwrap();
         let rest = upper.begin_sync().unwrap();

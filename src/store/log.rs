@@ -39,8 +39,16 @@ pub struct Contents<T> {
     pub records: Vec<(T, u64)>,
     /// Where the good frames end.
     pub end: u64,
-    /// Bytes of a torn frame behind them.
+    /// Bytes behind them that are no good frame, or lie behind one that is not.
     pub torn: u64,
+}
+
+/// What was read from a log that a power cut may have torn anywhere.
+pub struct Torn<T> {
+    /// The good frames from the beginning.
+    pub contents: Contents<T>,
+    /// The records of good frames behind a bad one.
+    pub behind: Vec<T>,
 }
 
 /// Reads all frames of a log's bytes. `what` names the file in errors.
@@ -49,27 +57,53 @@ pub struct Contents<T> {
 /// Damage, with file and offset, for a bad frame that has good ones behind it, and for a good frame whose payload is not
 /// a record of this format.
 pub fn read<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<Contents<T>> {
+    let contents = read_good(bytes, what)?;
+    let count = contents.records.len() as u64;
+    match next_good(bytes, usize::try_from(contents.end).unwrap_or(usize::MAX), count) {
+        None => Ok(contents),
+        Some(_) => Err(damage_at(what, contents.end)),
+    }
+}
+
+/// Reads a log to which a power cut may have happened: the host may have kept a later page of what was not synced and lost an
+/// earlier one. The caller decides, by the records behind a bad frame, whether it can have come so.
+///
+/// # Errors
+/// Damage: a good frame whose payload is not a record of this format.
+pub fn read_torn<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<Torn<T>> {
+    let contents = read_good(bytes, what)?;
+    let mut behind = Vec::new();
+    let mut at = usize::try_from(contents.end).unwrap_or(usize::MAX);
+    let mut seq = contents.records.len() as u64;
+    while let Some((payload, found, next)) = next_good(bytes, at, seq) {
+        behind.push(decode(payload, what, at as u64)?);
+        (at, seq) = (next.saturating_sub(1), found);
+    }
+    Ok(Torn { contents, behind })
+}
+
+/// The error for a bad frame that has good ones behind it.
+pub fn damage_at(what: &str, offset: u64) -> Error {
+    Error::damage(format!("read {what} at offset {offset}"), "bad frame with good frames behind it")
+        .hint("'jailfs check' tells what else is damaged")
+}
+
+fn decode<T: DeserializeOwned>(payload: &[u8], what: &str, at: u64) -> Result<T> {
+    codec::decode(payload).map_err(|why| {
+        Error::damage(format!("read {what} at offset {at}"), format!("not a record of this format: {why}"))
+            .hint("a newer jailfs may have written it; use that one")
+    })
+}
+
+fn read_good<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<Contents<T>> {
     let mut records = Vec::new();
     let mut at = 0;
     while let Some((payload, next)) = frame_at(bytes, at, records.len() as u64) {
-        let record = codec::decode(payload).map_err(|why| {
-            Error::damage(
-                format!("read {what} at offset {at}"),
-                format!("not a record of this format: {why}"),
-            )
-            .hint("a newer jailfs may have written it; use that one")
-        })?;
+        let record = decode(payload, what, at as u64)?;
         records.push((record, next as u64));
         at = next;
     }
-    let torn = bytes.len() - at;
-    if torn > 0 && good_frame_behind(bytes, at, records.len() as u64) {
-        return Err(Error::damage(
-            format!("read {what} at offset {at}"),
-            "bad frame with good frames behind it",
-        ));
-    }
-    Ok(Contents { records, end: at as u64, torn: torn as u64 })
+    Ok(Contents { records, end: at as u64, torn: (bytes.len() - at) as u64 })
 }
 
 /// The first, the second and the last record of a log that is whole to its last byte, without looking into those
@@ -110,10 +144,10 @@ fn any_frame_at(bytes: &[u8], at: usize) -> Option<(&[u8], u64, usize)> {
     (sum == u32::from_le_bytes(*crc)).then_some((payload, u64::from_le_bytes(seq.try_into().ok()?), next))
 }
 
-/// Whether any whole frame with a later number lies behind `at`.
-fn good_frame_behind(bytes: &[u8], at: usize, seq: u64) -> bool {
+/// The next whole frame behind `at` with a later number than the one that should stand there: payload, number, end.
+fn next_good(bytes: &[u8], at: usize, seq: u64) -> Option<(&[u8], u64, usize)> {
     (at + 1..bytes.len().saturating_sub(FRAME_HEAD - 1))
-        .any(|start| any_frame_at(bytes, start).is_some_and(|(_, found, _)| found > seq))
+        .find_map(|start| any_frame_at(bytes, start).filter(|(_, found, _)| *found > seq))
 }
 
 impl<T: Serialize> Log<T> {

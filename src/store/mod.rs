@@ -40,7 +40,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::dir::StoreDir;
 use crate::store::identities::Identities;
-use crate::store::layer::{LayerContents, LayerInfo, Upper};
+use crate::store::layer::{LayerContents, LayerInfo, Trust, Upper};
 use crate::store::log::Log;
 use crate::store::readers::Readers;
 pub use crate::store::readers::Reading;
@@ -51,6 +51,7 @@ use crate::sys::clock;
 use crate::types::{Epoch, LayerId};
 
 const HOLDS: &str = "holds";
+const IDENTITIES: &str = "identities";
 const FORMAT: &str = "jailfs-store 1\n";
 /// How long it is waited for readers.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
@@ -81,7 +82,7 @@ pub struct Store {
     tmp: StoreDir,
     base: BaseRecord,
     durable: bool,
-    boot: [u8; 16],
+    trust: Trust,
     state: Mutex<State>,
     identities: Mutex<Identities>,
     holds: Mutex<BTreeSet<LayerId>>,
@@ -142,6 +143,17 @@ fn read_base(dir: &StoreDir) -> Result<BaseRecord> {
     read_one(dir, "base")?.ok_or_else(missing)
 }
 
+/// What a power cut may have done to the store, from its heads. A head that cannot be read is told when it is asked for.
+fn read_trust(dir: &StoreDir) -> Result<Trust> {
+    let boot = crate::sys::proc::boot_id().attempt(|| "read the boot id")?;
+    let heads = dir.make_dir("heads")?;
+    let names =
+        heads.list(|name| (!name.starts_with('.') && !name.ends_with(".new")).then(|| name.to_owned()))?;
+    let tops = names.iter().filter_map(|name| read_one::<HeadRecord>(&heads, name).ok().flatten());
+    let torn_from = tops.map(|head| head.layer).min().unwrap_or(LayerId(0));
+    Ok(Trust { boot, torn_from })
+}
+
 /// Reads a file of one record; none if there is no such file.
 fn read_one<T: serde::de::DeserializeOwned>(dir: &StoreDir, name: &str) -> Result<Option<T>> {
     let Some(bytes) = dir.read(name)? else { return Ok(None) };
@@ -184,6 +196,23 @@ fn open_log<T: Serialize + serde::de::DeserializeOwned>(
     let contents = log::read::<T>(&bytes, &dir.show(name))?;
     let count = contents.records.len() as u64;
     let log = Log::append_to(Arc::new(dir.file(name, true)?), dir.show(name), contents.end, count)?;
+    Ok((log, contents.records.into_iter().map(|r| r.0).collect()))
+}
+
+/// Opens the log of numbers. Its records are appended without a sync, so a power cut may tear it anywhere behind the last
+/// that came to its end; what lies there is of operations that the power cut took, too.
+fn open_identities(
+    dir: &StoreDir,
+    was_rebooted: impl Fn() -> Result<bool>,
+) -> Result<(Log<IdentityRecord>, Vec<IdentityRecord>)> {
+    let (bytes, what) = (dir.read(IDENTITIES)?.unwrap_or_default(), dir.show(IDENTITIES));
+    let log::Torn { contents, behind } = log::read_torn::<IdentityRecord>(&bytes, &what)?;
+    let syncs = behind.iter().filter(|record| **record == IdentityRecord::Synced).count();
+    if !behind.is_empty() && (syncs > 1 || !was_rebooted()?) {
+        return Err(log::damage_at(&what, contents.end));
+    }
+    let count = contents.records.len() as u64;
+    let log = Log::append_to(Arc::new(dir.file(IDENTITIES, true)?), what, contents.end, count)?;
     Ok((log, contents.records.into_iter().map(|r| r.0).collect()))
 }
 
@@ -248,17 +277,17 @@ impl Store {
         root: (u64, u64),
         options: StoreOptions,
     ) -> Result<Store> {
-        let boot = crate::sys::proc::boot_id().attempt(|| "read the boot id")?;
+        let trust = read_trust(&dir)?;
         let base = read_base(&dir)?;
         let layers = dir.dir("layers")?;
-        let (id_log, id_records) = open_log::<IdentityRecord>(&dir, "identities")?;
+        let (id_log, id_records) = open_identities(&dir, || layer::was_rebooted(&layers, trust))?;
         let ops = open_log::<OpRecord>(&dir, "heads.log")?;
         let mut catalog = BTreeMap::new();
         let mut ids = layers.list(|name| name.parse::<u32>().ok().filter(|_| name.len() == 8))?;
         ids.sort_unstable();
         for id in &ids {
             let id = LayerId(*id);
-            match layer::read_info(&layers, id, boot) {
+            match layer::read_info(&layers, id, trust) {
                 Ok(info) => drop(catalog.insert(id, info)),
                 // A layer whose making was cut off has no header yet, nothing refers to it, and its number stays used.
                 Err(error) if error.kind == Kind::Damage && layer_is_newborn(&layers, id)? => {}
@@ -270,7 +299,7 @@ impl Store {
             tmp: dir.make_dir("tmp")?,
             base,
             durable: !options.volatile,
-            boot,
+            trust,
             state: Mutex::new(State {
                 catalog,
                 pools: Recent::new(OPEN_POOLS),
@@ -327,7 +356,7 @@ impl Store {
     /// # Errors
     /// Damage, with file and offset.
     pub fn read_layer(&self, id: LayerId) -> Result<LayerContents> {
-        layer::read(&self.layers, id, self.boot)
+        layer::read(&self.layers, id, self.trust)
     }
 
     /// Makes a new layer.
@@ -348,7 +377,7 @@ impl Store {
             LayerId(id)
         };
         let header = Header { layer, parent, head: head.to_owned(), epoch, kind, time: clock::now() };
-        let upper = Upper::create(&self.layers, header.clone(), self.boot, self.durable)
+        let upper = Upper::create(&self.layers, header.clone(), self.trust.boot, self.durable)
             .map_err(|e| e.during(format!("create layer {layer}")))?;
         let mut state = self.state.lock();
         let bytes = upper.journal_len();
@@ -365,7 +394,7 @@ impl Store {
     /// # Errors
     /// As the calls it is made of.
     pub fn reopen_layer(&self, contents: &LayerContents) -> Result<Upper> {
-        let upper = Upper::reopen(&self.layers, contents, self.boot, self.durable)?;
+        let upper = Upper::reopen(&self.layers, contents, self.trust.boot, self.durable)?;
         self.state.lock().pools.put(upper.layer(), Arc::clone(upper.pool.file()));
         Ok(upper)
     }

@@ -373,4 +373,6 @@ pub enum IdentityRecord {
         /// Our number.
         ino: Ino,
     },
+    /// Everything before this is about to be synced.
+    Synced,
 }

@@ -64,7 +64,7 @@ pub fn begin(_: Step) -> std::io::Result<()> {
 }
 
 #[cfg(feature = "crash-points")]
-pub use rules::{Change, begin, note, record, with};
+pub use rules::{Change, begin, boot, note, record, set_boot, with};
 
 #[cfg(feature = "crash-points")]
 mod rules {
@@ -208,6 +208,18 @@ mod rules {
         Mkdir { dir: u64, name: String, ino: u64 },
         /// The names of a directory survive a power cut.
         SyncDir { ino: u64 },
+    }
+
+    static BOOT: RwLock<Option<[u8; 16]>> = RwLock::new(None);
+
+    /// Says which boot of the machine this is to be, for the whole process.
+    pub fn set_boot(boot: Option<[u8; 16]>) {
+        *BOOT.write() = boot;
+    }
+
+    /// The boot that a test wants.
+    pub fn boot() -> Option<[u8; 16]> {
+        *BOOT.read()
     }
 
     type Recorder = Box<dyn Fn(Change) + Send + Sync>;

@@ -1,0 +1,501 @@
+//! Power cuts: every change of a store's files is recorded while random work goes on, and then a disk is made up from it as a
+//! power cut may leave it: up to some moment everything that was synced, and of the rest whatever the host happened to have
+//! written, page by page and in any order. Each such store must open, be sound to the last byte, and hold at least
+//! what was synced.
+//!
+//! `JAILFS_POWER_SEED=N` runs one seed, `JAILFS_POWER_SEEDS=N` that many from 1 on.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stderr,
+    reason = "a failure is what a test is for, and the figures are worth a line"
+)]
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use jailfs::fs::{Caller, RenameMode};
+use jailfs::sandbox::verbs::{Detail, Reply, Request, Rev};
+use jailfs::sandbox::{Sandbox, StoreOptions};
+use jailfs::sys::step::{self, Change};
+use jailfs::types::{Name, NodeId};
+
+const SEEDS: u64 = 5;
+/// Operations of one seed.
+const OPERATIONS: usize = 120;
+/// Power cuts of one seed.
+const CUTS: usize = 60;
+const PAGE: u64 = 4096;
+const ME: Caller = Caller { uid: 0, gid: 0 };
+
+/// Numbers that are the same at every run (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+}
+
+/// What the tree shows: the content of each file by its name.
+type Files = BTreeMap<String, Vec<u8>>;
+
+/// What is known at a moment of the record.
+#[derive(Clone, Default)]
+struct Known {
+    files: Files,
+    checkpoints: BTreeMap<String, Files>,
+}
+
+/// The states after each operation, and where in the record each was acknowledged.
+#[derive(Default)]
+struct Story {
+    /// After how many changes, and what then.
+    states: Vec<(usize, Known)>,
+    /// The state that was synced at the latest after so many changes: an index of `states`.
+    synced: Vec<(usize, usize)>,
+}
+
+struct Work {
+    sandbox: Arc<Sandbox>,
+    random: Random,
+    now: Known,
+    story: Story,
+    record: Arc<Mutex<Vec<Change>>>,
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+impl Work {
+    fn note(&mut self, synced: bool) {
+        let at = self.record.lock().unwrap().len();
+        self.story.states.push((at, self.now.clone()));
+        if synced {
+            self.story.synced.push((at, self.story.states.len() - 1));
+        }
+    }
+
+    fn id(&self, file: &str) -> Option<NodeId> {
+        self.sandbox.fs().lookup(NodeId::ROOT, &name(file)).ok().map(|entry| entry.id)
+    }
+
+    fn make(&mut self, file: &str) -> NodeId {
+        if let Some(id) = self.id(file) {
+            return id;
+        }
+        let made = self.sandbox.fs().mknod(NodeId::ROOT, &name(file), 0o100_644, 0, 0, ME).unwrap();
+        self.now.files.insert(file.to_owned(), Vec::new());
+        self.note(false);
+        made.id
+    }
+
+    fn file(&mut self) -> String {
+        format!("f{}", self.random.below(8))
+    }
+
+    fn bytes(&mut self) -> Vec<u8> {
+        let len = [10, 300, 5000, 20_000][self.random.below(4) as usize];
+        let first = self.random.next();
+        (0..len).map(|n| (first.wrapping_add(n) % 251) as u8).collect()
+    }
+
+    fn operation(&mut self) {
+        let synced = match self.random.below(24) {
+            0..=7 => self.write(),
+            8..=10 => self.replace(),
+            11 => self.unlink(),
+            12..=14 => self.rename(),
+            15..=18 => {
+                self.sandbox.fs().sync().unwrap();
+                true
+            }
+            19 | 20 => self.checkpoint(),
+            21 => self.restore(),
+            22 => self.gc(),
+            _ => {
+                self.sandbox.tidy().unwrap();
+                false
+            }
+        };
+        self.note(synced);
+    }
+
+    /// Writes into a file, over what it has or behind it. What others see of it is its own file, so it is never over bytes that
+    /// were synced: those may be old or new after a power cut.
+    fn write(&mut self) -> bool {
+        let (file, bytes) = (self.file(), self.bytes());
+        let id = self.make(&file);
+        let content = self.now.files.entry(file).or_default();
+        let at = content.len();
+        self.sandbox.fs().write(id, at as u64, &bytes, false).unwrap();
+        content.extend(bytes);
+        false
+    }
+
+    /// As an editor saves: a new file, then a rename over the old one.
+    fn replace(&mut self) -> bool {
+        let (file, bytes) = (self.file(), self.bytes());
+        let id = self.make("staged");
+        self.sandbox.fs().truncate(id, 0, false).unwrap();
+        self.sandbox.fs().write(id, 0, &bytes, false).unwrap();
+        self.now.files.insert("staged".to_owned(), bytes.clone());
+        self.note(false);
+        let (root, from, to) = (NodeId::ROOT, name("staged"), name(&file));
+        self.sandbox.fs().rename(root, &from, root, &to, RenameMode::Replace).unwrap();
+        self.now.files.remove("staged");
+        self.now.files.insert(file, bytes);
+        false
+    }
+
+    fn unlink(&mut self) -> bool {
+        let file = self.file();
+        if self.now.files.remove(&file).is_some() {
+            self.sandbox.fs().unlink(NodeId::ROOT, &name(&file)).unwrap();
+        }
+        false
+    }
+
+    fn rename(&mut self) -> bool {
+        let (from, to) = (self.file(), self.file());
+        if from != to
+            && let Some(content) = self.now.files.remove(&from)
+        {
+            let root = NodeId::ROOT;
+            self.sandbox.fs().rename(root, &name(&from), root, &name(&to), RenameMode::Replace).unwrap();
+            self.now.files.insert(to, content);
+        }
+        false
+    }
+
+    fn checkpoint(&mut self) -> bool {
+        let label = format!("c{}", self.record.lock().unwrap().len());
+        let request = Request::Checkpoint { name: Some(label.clone()), message: String::new() };
+        self.sandbox.handle(request).unwrap();
+        self.now.checkpoints.insert(label, self.now.files.clone());
+        true
+    }
+
+    fn restore(&mut self) -> bool {
+        let labels: Vec<String> = self.now.checkpoints.keys().cloned().collect();
+        if labels.is_empty() {
+            return false;
+        }
+        let label = labels[self.random.below(labels.len() as u64) as usize].clone();
+        self.sandbox.handle(Request::Restore { to: Rev::Name(label.clone()), dry_run: false }).unwrap();
+        self.now.files = self.now.checkpoints[&label].clone();
+        true
+    }
+
+    fn gc(&mut self) -> bool {
+        let keep = (self.random.below(3) == 0).then(|| self.random.below(4));
+        let operations = self.random.below(4);
+        let request = Request::Gc { operations, keep, max_store: None, dry_run: false };
+        let Reply::Collected(collected) = self.sandbox.handle(request).unwrap() else { panic!("not a gc") };
+        for dropped in collected.dropped {
+            self.now.checkpoints.remove(&dropped.name.unwrap_or_default());
+        }
+        false
+    }
+}
+
+/// A file as the host has it, and what of it might be lost.
+#[derive(Clone, Default)]
+struct HostFile {
+    bytes: Vec<u8>,
+    /// Since the last sync: pages that were written, each as it became, and lengths.
+    pending: Vec<Pending>,
+}
+
+#[derive(Clone)]
+enum Pending {
+    Page { at: u64, bytes: Vec<u8> },
+    Length(u64),
+}
+
+/// A directory entry that is not on the disk for certain.
+#[derive(Clone)]
+enum Entry {
+    Link(u64, String, u64),
+    Unlink(u64, String),
+    Rename(u64, String, String),
+}
+
+#[derive(Clone, Default)]
+struct Disk {
+    files: HashMap<u64, HostFile>,
+    /// Directory and name of everything that is on the disk for certain.
+    names: BTreeMap<(u64, String), u64>,
+    /// The same with what is pending.
+    seen: BTreeMap<(u64, String), u64>,
+    pending: Vec<Entry>,
+    dirs: BTreeSet<u64>,
+    /// The host gives the number of a file that is gone to another: what each number stands for now.
+    stands_for: HashMap<u64, u64>,
+    made: u64,
+}
+
+impl Disk {
+    fn of(&self, number: u64) -> u64 {
+        self.stands_for.get(&number).copied().unwrap_or(number)
+    }
+
+    /// A name of a directory, and what it stands for: something new, if it was not known to.
+    fn name(&mut self, dir: u64, name: &str, number: u64) -> u64 {
+        let known = self.seen.get(&(dir, name.to_owned())).copied();
+        if let Some(known) = known.filter(|known| *known == self.of(number)) {
+            return known;
+        }
+        self.made += 1;
+        let new = (1 << 60) + self.made;
+        self.stands_for.insert(number, new);
+        self.seen.insert((dir, name.to_owned()), new);
+        self.pending.push(Entry::Link(dir, name.to_owned(), new));
+        new
+    }
+
+    fn apply(&mut self, change: &Change) {
+        match change {
+            Change::Open { dir, name, ino } => {
+                let new = self.name(self.of(*dir), name, *ino);
+                self.files.entry(new).or_default();
+            }
+            Change::Mkdir { dir, name, ino } => {
+                let new = self.name(self.of(*dir), name, *ino);
+                self.dirs.insert(new);
+            }
+            Change::Write { ino, offset, bytes } => {
+                let file = self.files.entry(self.stands_for.get(ino).copied().unwrap_or(*ino)).or_default();
+                let mut at = *offset;
+                for chunk in pages(*offset, bytes) {
+                    file.pending.push(Pending::Page { at, bytes: chunk.to_vec() });
+                    at += chunk.len() as u64;
+                }
+            }
+            Change::Cut { ino, len } => {
+                self.files
+                    .entry(self.stands_for.get(ino).copied().unwrap_or(*ino))
+                    .or_default()
+                    .pending
+                    .push(Pending::Length(*len));
+            }
+            Change::Punch { ino, range } => {
+                let zeros = vec![0; range.len() as usize];
+                let file = self.files.entry(self.stands_for.get(ino).copied().unwrap_or(*ino)).or_default();
+                let mut at = range.start;
+                for chunk in pages(range.start, &zeros) {
+                    file.pending.push(Pending::Page { at, bytes: chunk.to_vec() });
+                    at += chunk.len() as u64;
+                }
+            }
+            Change::Sync { ino } => {
+                let file = self.files.entry(self.stands_for.get(ino).copied().unwrap_or(*ino)).or_default();
+                let pending = std::mem::take(&mut file.pending);
+                pending.iter().for_each(|p| put(&mut file.bytes, p));
+            }
+            Change::Rename { dir, from, to } => {
+                let dir = &self.of(*dir);
+                let ino = self.seen.remove(&(*dir, from.clone())).unwrap();
+                self.seen.insert((*dir, to.clone()), ino);
+                self.pending.push(Entry::Rename(*dir, from.clone(), to.clone()));
+            }
+            Change::Remove { dir, name } => {
+                let dir = &self.of(*dir);
+                if self.seen.remove(&(*dir, name.clone())).is_some() {
+                    self.pending.push(Entry::Unlink(*dir, name.clone()));
+                }
+            }
+            // A sync of a directory commits the journal of the host, and with it all names so far.
+            Change::SyncDir { .. } => {
+                let pending = std::mem::take(&mut self.pending);
+                pending.iter().for_each(|entry| enter(&mut self.names, entry));
+            }
+        }
+    }
+
+    /// What a power cut leaves: of the names that are not certain a first part, of the pages any.
+    fn cut(mut self, random: &mut Random, root: u64, to: &Path) {
+        let kept = random.below(self.pending.len() as u64 + 1) as usize;
+        for entry in &self.pending[..kept] {
+            enter(&mut self.names, entry);
+        }
+        let how = random.below(4);
+        for file in self.files.values_mut() {
+            let pending = std::mem::take(&mut file.pending);
+            let first = random.below(pending.len() as u64 + 1) as usize;
+            for (at, p) in pending.iter().enumerate() {
+                let kept = match how {
+                    0 => false,
+                    1 => at < first,
+                    _ => random.below(2) == 0,
+                };
+                if kept {
+                    put(&mut file.bytes, p);
+                }
+            }
+        }
+        self.lay(root, to);
+    }
+
+    fn lay(&self, dir: u64, to: &Path) {
+        std::fs::create_dir(to).unwrap();
+        for ((_, name), ino) in self.names.range((dir, String::new())..(dir + 1, String::new())) {
+            if self.dirs.contains(ino) {
+                self.lay(*ino, &to.join(name));
+            } else {
+                std::fs::write(to.join(name), &self.files[ino].bytes).unwrap();
+            }
+        }
+    }
+}
+
+fn pages(offset: u64, bytes: &[u8]) -> Vec<&[u8]> {
+    let mut parts = Vec::new();
+    let mut rest = bytes;
+    let mut at = offset;
+    while !rest.is_empty() {
+        let len = (PAGE - at % PAGE).min(rest.len() as u64) as usize;
+        let (part, behind) = rest.split_at(len);
+        parts.push(part);
+        at += len as u64;
+        rest = behind;
+    }
+    parts
+}
+
+fn put(bytes: &mut Vec<u8>, pending: &Pending) {
+    match pending {
+        Pending::Page { at, bytes: page } => {
+            let (start, end) = (*at as usize, *at as usize + page.len());
+            if bytes.len() < end {
+                bytes.resize(end, 0);
+            }
+            bytes[start..end].copy_from_slice(page);
+        }
+        Pending::Length(len) => bytes.resize(*len as usize, 0),
+    }
+}
+
+fn enter(names: &mut BTreeMap<(u64, String), u64>, entry: &Entry) {
+    match entry {
+        Entry::Link(dir, name, ino) => drop(names.insert((*dir, name.clone()), *ino)),
+        Entry::Unlink(dir, name) => drop(names.remove(&(*dir, name.clone()))),
+        Entry::Rename(dir, from, to) => {
+            if let Some(ino) = names.remove(&(*dir, from.clone())) {
+                names.insert((*dir, to.clone()), ino);
+            }
+        }
+    }
+}
+
+fn read_all(sandbox: &Sandbox) -> Files {
+    let state = sandbox.fs().state();
+    let request =
+        Request::Diff { from: Rev::Base, to: Rev::Now, paths: Vec::new(), detail: Detail::NameStatus };
+    let Reply::Diff(changes) = sandbox.handle(request).unwrap() else { panic!("not a diff") };
+    let mut files = Files::new();
+    for change in changes {
+        let found = state.resolve(&change.path).unwrap();
+        let size = change.new_size.unwrap_or(0);
+        let range = jailfs::types::ByteRange { start: 0, end: size };
+        files.insert(
+            change.path.to_string().trim_matches('\'').to_owned(),
+            state.read_range(&found, range).unwrap(),
+        );
+    }
+    files
+}
+
+fn read_known(sandbox: &Sandbox) -> Known {
+    let mut known = Known { files: read_all(sandbox), checkpoints: BTreeMap::new() };
+    let Reply::Log(log) = sandbox.handle(Request::Log).unwrap() else { panic!("not a log") };
+    for checkpoint in log.into_iter().filter(|c| !c.automatic) {
+        sandbox.handle(Request::Restore { to: Rev::Id(checkpoint.id), dry_run: false }).unwrap();
+        known.checkpoints.insert(checkpoint.name.unwrap(), read_all(sandbox));
+    }
+    known
+}
+
+/// Holds what a power cut after `at` changes left against what was known.
+fn judge(story: &Story, at: usize, found: &Known, told: &str) {
+    let synced = story.synced.iter().rev().find(|(done, _)| *done <= at).map_or(0, |(_, state)| *state);
+    // The operation that was under way may be there.
+    let last = story.states.iter().position(|(done, _)| *done > at).unwrap_or(story.states.len() - 1);
+    let possible = &story.states[synced..=last];
+    assert!(
+        possible.iter().any(|(_, known)| known.files == found.files),
+        "{told}: the tree is none of the {} states since the last sync: {:?}",
+        possible.len(),
+        found.files.iter().map(|(name, bytes)| (name, bytes.len())).collect::<Vec<_>>()
+    );
+    for (label, files) in &found.checkpoints {
+        let made = story.states.iter().find_map(|(_, known)| known.checkpoints.get(label));
+        assert!(made == Some(files), "{told}: checkpoint {label} is another");
+    }
+    for label in story.states[synced].1.checkpoints.keys() {
+        let dropped = possible.iter().any(|(_, known)| !known.checkpoints.contains_key(label));
+        assert!(dropped || found.checkpoints.contains_key(label), "{told}: checkpoint {label} is gone");
+    }
+}
+
+fn run(seed: u64) -> usize {
+    let dir = tempfile::tempdir().unwrap();
+    let (base, store) = (dir.path().join("base"), dir.path().join("store"));
+    std::fs::create_dir(&base).unwrap();
+    step::set_boot(Some([1; 16]));
+    let record: Arc<Mutex<Vec<Change>>> = Arc::default();
+    let into = Arc::clone(&record);
+    step::record(Some(Box::new(move |change| into.lock().unwrap().push(change))));
+    std::fs::create_dir(&store).unwrap();
+    let root = std::os::unix::fs::MetadataExt::ino(&store.metadata().unwrap());
+    let sandbox = Sandbox::create_or_open(&base, &store, &StoreOptions::default()).unwrap();
+    let made = record.lock().unwrap().len();
+    let mut work =
+        Work { sandbox, random: Random(seed), now: Known::default(), story: Story::default(), record };
+    work.note(true);
+    for _ in 0..OPERATIONS {
+        work.operation();
+    }
+    step::record(None);
+    let changes = work.record.lock().unwrap().clone();
+    let (story, mut random) = (work.story, work.random);
+    drop(work.sandbox);
+    step::set_boot(Some([2; 16]));
+    for cut in 0..CUTS {
+        let at = made + random.below((changes.len() - made) as u64 + 1) as usize;
+        let mut disk = Disk::default();
+        changes[..at].iter().for_each(|change| disk.apply(change));
+        let copy: PathBuf = dir.path().join(format!("cut{cut}"));
+        disk.cut(&mut random, root, &copy);
+        let told = format!("JAILFS_POWER_SEED={seed}, cut {cut}, after {at} of {} changes", changes.len());
+        let sandbox = Sandbox::open(&copy).unwrap_or_else(|error| panic!("{told}: {error}"));
+        let found = read_known(&sandbox);
+        judge(&story, at, &found, &told);
+        drop(sandbox);
+        let checked = Sandbox::check_store(&copy, true).unwrap();
+        assert!(checked.problems.is_empty(), "{told}: {:#?}", checked.problems);
+    }
+    CUTS
+}
+
+#[test]
+fn whatever_a_power_cut_leaves_opens_and_holds_what_was_synced() {
+    let number = |variable: &str| std::env::var(variable).ok().map(|text| text.parse().unwrap());
+    let cuts: usize = match number("JAILFS_POWER_SEED") {
+        Some(seed) => run(seed),
+        None => (1..=number("JAILFS_POWER_SEEDS").unwrap_or(SEEDS)).map(run).sum(),
+    };
+    eprintln!("{cuts} power cuts");
+}

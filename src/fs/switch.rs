@@ -238,6 +238,10 @@ impl Core {
                 forgotten.names.insert((id, name));
             }
         }
+        let cut_ids = cut.iter().map(|(id, _)| *id).collect();
+        for (dir, above) in self.cut_footings(&cut_ids)? {
+            self.walks.remove(dir, above);
+        }
         self.state = after;
         let layer = std::mem::replace(&mut self.upper, next.upper);
         for (id, record) in cut {
@@ -249,7 +253,6 @@ impl Core {
         for (id, path) in kept_bases {
             self.table.set_base(id, Some(path));
         }
-        self.served.clear();
         Ok(Switched { forgotten, layer, state: before })
     }
 

@@ -18,6 +18,8 @@ pub struct Held {
     pub nlookup: u64,
     /// What it is.
     pub place: Place,
+    /// Its number is handed out under another id from now on. Only links are: see `fs/jailed.rs`.
+    pub retired: bool,
 }
 
 /// Where a held node is.
@@ -46,7 +48,7 @@ impl NodeTable {
     pub fn new() -> NodeTable {
         let mut table = NodeTable { next: NodeId::RENUMBERED.0, ..NodeTable::default() };
         let place = Place::Live { base: Some(TreePath::root()) };
-        table.held.insert(NodeId::ROOT, Held { ino: Ino::ROOT, nlookup: 1, place });
+        table.held.insert(NodeId::ROOT, Held { ino: Ino::ROOT, nlookup: 1, place, retired: false });
         table
     }
 
@@ -58,7 +60,8 @@ impl NodeTable {
     /// The id under which a live node is held; none if the kernel does not hold it.
     pub fn id_of(&self, ino: Ino) -> Option<NodeId> {
         let id = self.renumbered.get(&ino).copied().unwrap_or(NodeId(ino.0));
-        self.held.get(&id).filter(|h| h.place != Place::Orphan && h.ino == ino).map(|_| id)
+        let current = |h: &&Held| h.place != Place::Orphan && h.ino == ino && !h.retired;
+        self.held.get(&id).filter(current).map(|_| id)
     }
 
     /// Hands a live node out once more.
@@ -73,7 +76,7 @@ impl NodeTable {
             return id;
         }
         let id = self.unused_id(ino);
-        self.held.insert(id, Held { ino, nlookup: 1, place: Place::Live { base } });
+        self.held.insert(id, Held { ino, nlookup: 1, place: Place::Live { base }, retired: false });
         id
     }
 
@@ -107,6 +110,16 @@ impl NodeTable {
     pub fn orphan(&mut self, id: NodeId) {
         if let Some(held) = self.held.get_mut(&id) {
             held.place = Place::Orphan;
+            if self.renumbered.get(&held.ino) == Some(&id) {
+                self.renumbered.remove(&held.ino);
+            }
+        }
+    }
+
+    /// Gives the number of a live node another id when it is handed out again; this one stays what it is.
+    pub fn retire(&mut self, id: NodeId) {
+        if let Some(held) = self.held.get_mut(&id) {
+            held.retired = true;
             if self.renumbered.get(&held.ino) == Some(&id) {
                 self.renumbered.remove(&held.ino);
             }
@@ -154,6 +167,21 @@ mod tests {
         assert_eq!(table.id_of(Ino(9)), Some(third), "forgetting the orphan does not touch the live node");
         assert!(table.forget(third, 1).is_some());
         assert_eq!(table.count(), 2, "the root and the second orphan");
+    }
+
+    #[test]
+    fn a_retired_id_stays_live_and_is_not_handed_out_again() {
+        let mut table = NodeTable::new();
+        let first = table.hold(Ino(9), None);
+        table.retire(first);
+        assert_eq!(table.id_of(Ino(9)), None);
+        let second = table.hold(Ino(9), None);
+        assert!(second != first && table.get(first).is_some_and(|held| held.place != Place::Orphan));
+        table.retire(second);
+        let third = table.hold(Ino(9), None);
+        assert!(third != first && third != second);
+        assert!(table.forget(second, 1).is_some() && table.forget(first, 1).is_some());
+        assert_eq!(table.id_of(Ino(9)), Some(third));
     }
 
     #[test]

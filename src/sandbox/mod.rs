@@ -222,7 +222,7 @@ impl Sandbox {
         };
         let changed =
             diff::changes(&since, &self.fs().state(), true).attempt(|| "compare with the last checkpoint")?;
-        let (refused_links, refused_count) = self.fs().refused_links();
+        let (refusals, refused_count) = self.fs().refusals();
         let mount = self.mounted.lock().clone();
         Ok(Status {
             base: self.base_path.as_os_str().as_bytes().to_owned(),
@@ -234,7 +234,7 @@ impl Sandbox {
             epoch: self.timeline.base_epoch(),
             store_bytes: self.timeline.store().disk_usage(),
             kernel_nodes: self.fs().held_nodes() as u64 - 1,
-            refused_links,
+            refusals,
             refused_count,
             base_problems: self.fs().base_problems(),
         })

@@ -97,6 +97,38 @@ fn parse_privileges(status: &[u8]) -> Option<Privileges> {
     Some(Privileges { capabilities, groups: groups.filter_map(parse_number).collect() })
 }
 
+/// The name of the program that a thread runs (`comm`), without a newline; `None` if it is gone or hidden from us.
+pub fn program_of(tid: u32) -> Option<Vec<u8>> {
+    let mut name = std::fs::read(format!("/proc/{tid}/comm")).ok()?;
+    if name.last() == Some(&b'\n') {
+        name.pop();
+    }
+    Some(name)
+}
+
+/// Whether a thread that is blocked in a system call is in readlink(2) or readlinkat(2). `None` if it cannot be told: it
+/// is gone or hidden from us, or it runs. A thread that is no process's own, as those of io_uring are, is in none; nor is
+/// one that speaks to the kernel in another ABI than ours (32 bits): its numbers mean other calls.
+pub fn is_in_readlink(tid: u32) -> Option<bool> {
+    parse_syscall(&std::fs::read(format!("/proc/{tid}/syscall")).ok()?)
+}
+
+/// `89 0x7ffe... 0x... 0x... 0x... 0x... 0x... SP PC` (proc_pid_syscall(5)), or `running`, or `-1 SP PC`.
+fn parse_syscall(text: &[u8]) -> Option<bool> {
+    let text = std::str::from_utf8(text).ok()?;
+    let fields: Vec<&str> = text.split_ascii_whitespace().collect();
+    let [number, .., stack, counter] = &fields[..] else { return None };
+    let number: libc::c_long = number.parse().ok()?;
+    // A thread of the kernel has the number of the call in which it was made, and stands nowhere.
+    let stands = |place: &str| place.strip_prefix("0x").is_some_and(|digits| digits != "0");
+    Some(READLINKS.contains(&number) && fields.len() == 9 && stands(stack) && stands(counter))
+}
+
+#[cfg(target_arch = "x86_64")]
+const READLINKS: &[libc::c_long] = &[libc::SYS_readlink, libc::SYS_readlinkat];
+#[cfg(not(target_arch = "x86_64"))]
+const READLINKS: &[libc::c_long] = &[libc::SYS_readlinkat];
+
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
 }

@@ -113,31 +113,41 @@ impl Fs {
         }
     }
 
-    /// What was refused because it leads out: the last hundred, and how many in all.
+    /// What was refused because it leads out: the last hundred that differ, and how often in all.
     pub fn refusals(&self) -> (Vec<Refusal>, u64) {
         let core = self.core();
         (core.refused.iter().cloned().collect(), core.refused_count)
     }
 
-    /// Notes what was refused. Without the lock of the head: it asks the host who it was.
+    /// Notes what was refused. Without the lock of the head: it asks the host who it was. What is known already is only
+    /// counted, so that nobody fills the log by trying again.
     pub(super) fn refuse(&self, path: TreePath, what: Refused, pid: u32) {
         let process = sys::proc::program_of(pid).unwrap_or_default();
-        let program = process.escape_ascii();
-        match &what {
-            Refused::Link(text) => {
-                let text = text.escape_ascii();
-                log::warn!("refused the link '{path}', which leads out to '{text}', for process {pid} ({program})");
-            }
-            Refused::Rename(to) => log::warn!(
-                "refused to move '{path}' to '{to}', from where its links lead out, for process {pid} ({program})"
-            ),
-        }
+        let refusal = Refusal { path, what, pid, process };
         let mut core = self.core();
         core.refused_count += 1;
+        let known = core.refused.iter().position(|old| {
+            (&old.path, &old.what, &old.process) == (&refusal.path, &refusal.what, &refusal.process)
+        });
+        match known {
+            Some(at) => drop(core.refused.remove(at)),
+            None => log::warn!("{refusal}"),
+        }
         if core.refused.len() >= REFUSALS {
             core.refused.pop_front();
         }
-        core.refused.push_back(Refusal { path, what, pid, process });
+        core.refused.push_back(refusal);
+    }
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Refusal { path, what, pid, process } = self;
+        match what {
+            Refused::Link(text) => write!(f, "refused the link '{path}', which leads to '{}'", text.escape_ascii())?,
+            Refused::Rename(to) => write!(f, "refused to move '{path}' to '{to}', from where its links lead out")?,
+        }
+        write!(f, ", for process {pid} ({})", process.escape_ascii())
     }
 }
 

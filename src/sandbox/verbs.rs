@@ -220,7 +220,7 @@ pub struct Status {
     pub store_bytes: u64,
     /// Nodes that the kernel holds now.
     pub kernel_nodes: u64,
-    /// Ways out that were blocked, newest last, at most 100.
+    /// Ways out that were blocked, each once for a program, newest last, at most 100.
     pub refusals: Vec<Refusal>,
     /// How many times one was blocked.
     pub refused_count: u64,

@@ -102,7 +102,7 @@ pub enum Policy {
     Rewrite,
     /// As stored, nothing is judged: for views that are themselves the jail.
     Literal,
-    /// As [`Policy::Deny`] here; whether the reader only wants to see the text is judged elsewhere.
+    /// As [`Policy::Deny`]; whoever only reads a text is told what is stored without asking here.
     Show,
 }
 

@@ -30,6 +30,10 @@ use crate::types::{FileKind, Ino, LayerId, TreePath};
 
 pub use crate::store::StoreOptions;
 
+/// What is said of a path of the base at which something else is mounted.
+const MOUNTED_UPON: &str = "something else is mounted there; it is shown empty";
+/// Problems with the base that `status` tells.
+const PROBLEMS: usize = 100;
 /// The one head of a store.
 const HEAD: &str = "main";
 
@@ -236,8 +240,19 @@ impl Sandbox {
             kernel_nodes: self.fs().held_nodes() as u64 - 1,
             refusals,
             refused_count,
-            base_problems: self.fs().base_problems(),
+            base_problems: self.base_problems(),
         })
+    }
+
+    /// What is wrong with the base, and what of it is not shown.
+    fn base_problems(&self) -> Vec<(TreePath, String)> {
+        let mut problems = self.fs().base_problems();
+        match self.fs().state().lower.base().mounts_inside() {
+            Ok(mounts) => problems.extend(mounts.into_iter().map(|path| (path, MOUNTED_UPON.to_owned()))),
+            Err(error) => problems.push((TreePath::root(), format!("its mounts cannot be listed: {error}"))),
+        }
+        problems.truncate(PROBLEMS);
+        problems
     }
 
     /// All sealed states, newest first.

@@ -11,6 +11,7 @@
     reason = "a failure is what a test is for"
 )]
 
+mod common;
 #[path = "attack/place.rs"]
 mod place;
 #[path = "attack/races.rs"]

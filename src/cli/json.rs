@@ -339,9 +339,9 @@ fn file_kind(kind: FileKind) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sandbox::verbs::ChangeKind;
     use crate::fs::{Refusal, Refused};
-use crate::types::{Epoch, Ino, LayerId, Timestamp};
+    use crate::sandbox::verbs::ChangeKind;
+    use crate::types::{Epoch, Ino, LayerId, Timestamp};
 
     fn change(path: &[u8]) -> Change {
         Change {

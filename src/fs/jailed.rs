@@ -144,8 +144,12 @@ impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Refusal { path, what, pid, process } = self;
         match what {
-            Refused::Link(text) => write!(f, "refused the link '{path}', which leads to '{}'", text.escape_ascii())?,
-            Refused::Rename(to) => write!(f, "refused to move '{path}' to '{to}', from where its links lead out")?,
+            Refused::Link(text) => {
+                write!(f, "refused the link '{path}', which leads to '{}'", text.escape_ascii())?
+            }
+            Refused::Rename(to) => {
+                write!(f, "refused to move '{path}' to '{to}', from where its links lead out")?
+            }
         }
         write!(f, ", for process {pid} ({})", process.escape_ascii())
     }

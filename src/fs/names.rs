@@ -234,7 +234,8 @@ impl Core {
         if let Some(lost) = lost_dir {
             self.walks.remove(lost, to_dir);
         }
-        for (ino, dir) in [(Some(moved), to_dir), (lost, from_dir)] {
+        let came = lost.filter(|_| mode == RenameMode::Exchange);
+        for (ino, dir) in [(Some(moved), to_dir), (came, from_dir)] {
             if let Some((ino, kind)) = ino.and_then(|ino| Some((ino, self.tree.node(ino)?.kind()))) {
                 self.note_handed(dir, ino, kind);
             }

@@ -225,7 +225,8 @@ impl Filesystem for Door {
             Ok(LinkAnswer::Wait(first)) => {
                 let (fs, channel) = (Arc::clone(&self.fs), Arc::clone(&self.channel));
                 self.settling.run(move || {
-                    asked.answer_data(settle::read_settled(&fs, &channel, node(ino), asked.pid, first), reply);
+                    asked
+                        .answer_data(settle::read_settled(&fs, &channel, node(ino), asked.pid, first), reply);
                 });
             }
         }

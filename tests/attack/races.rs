@@ -41,8 +41,7 @@ fn mv(root: &Path, from: &str, to: &str, done: &mut u64) {
 }
 
 fn exchange(root: &Path, a: &str, b: &str, done: &mut u64) {
-    let swapped =
-        renameat2(AT_FDCWD, &root.join(a), AT_FDCWD, &root.join(b), RenameFlags::RENAME_EXCHANGE);
+    let swapped = renameat2(AT_FDCWD, &root.join(a), AT_FDCWD, &root.join(b), RenameFlags::RENAME_EXCHANGE);
     *done += u64::from(swapped.is_ok());
 }
 
@@ -175,12 +174,7 @@ const ATTACKS: &[Attack] = &[
             make(
                 root,
                 &["a", "x/y/z"],
-                &[
-                    ("a/l", "../hit"),
-                    ("a/d", ".."),
-                    ("x/y/z/l", "../../../hit"),
-                    ("x/y/z/d", "../../.."),
-                ],
+                &[("a/l", "../hit"), ("a/d", ".."), ("x/y/z/l", "../../../hit"), ("x/y/z/d", "../../..")],
             );
         },
         mischief: &[|root, done| {
@@ -342,7 +336,8 @@ fn no_race_leads_out_of_the_mount() {
         let tally = run(attack, &place, &place.at("mnt"), Instant::now() + each);
         assert!(!tally.is_out(), "{}: {tally:?}", attack.name);
         assert_eq!(damage(&place), Vec::<String>::new(), "{}", attack.name);
-        let [made, tried, came] = [&tally.changes, &tally.tries, &tally.inside].map(|n| n.load(Ordering::Relaxed));
+        let [made, tried, came] =
+            [&tally.changes, &tally.tries, &tally.inside].map(|n| n.load(Ordering::Relaxed));
         let rate = |n: u64| (n as f64 / each.as_secs_f64()) as u64;
         eprintln!(
             "{}: in {:.1} s {} changes and {} tries a second, {} of them inside, none out",
@@ -380,6 +375,10 @@ fn every_race_leads_out_of_an_overlayfs() {
         let tally = run(attack, &place, &root, begun + PATIENCE);
         assert!(tally.is_out(), "{}: nothing came of it: {tally:?}", attack.name);
         let seen = tally.seen.lock().unwrap();
-        eprintln!("{}: out of an overlayfs after {:.2} s: {seen:?}", attack.name, begun.elapsed().as_secs_f64());
+        eprintln!(
+            "{}: out of an overlayfs after {:.2} s: {seen:?}",
+            attack.name,
+            begun.elapsed().as_secs_f64()
+        );
     }
 }

@@ -43,7 +43,8 @@ fn readlink_tells_the_stored_text_and_following_is_refused() {
     }
     assert_eq!(fs::read_to_string(place.at("mnt/odd")).unwrap(), "inside");
     // What programs need: tar and cp take the links with them, git knows them.
-    let script = "cp -a mnt copy && tar -C mnt -cf copy.tar . && [ \"$(readlink copy/leak)\" = ../out/secret ]
+    let script =
+        "cp -a mnt copy && tar -C mnt -cf copy.tar . && [ \"$(readlink copy/leak)\" = ../out/secret ]
         [ \"$(tar -tvf copy.tar | grep -c -e '-> ../out')\" = 2 ]
         cd mnt && git init -q . && git add -A && git -c user.name=a -c user.email=b commit -qm x
         [ -z \"$(git status --porcelain)\" ] && [ \"$(git show HEAD:leak)\" = ../out/secret ]";

@@ -244,7 +244,9 @@ fn a_directory_that_moves_down_counts_as_up_until_the_kernel_has_moved_it() {
     let tree = Tree::new();
     let link = tree.symlink("a/l", "../../f");
     assert_eq!(tree.mv("a", "x/a"), Ok(()));
-    assert!(matches!(tree.sandbox.fs().readlink(link, 0), Ok(LinkAnswer::Wait(which)) if which.into == tree.id("x")));
+    assert!(
+        matches!(tree.sandbox.fs().readlink(link, 0), Ok(LinkAnswer::Wait(which)) if which.into == tree.id("x"))
+    );
     assert_eq!(tree.read(link), Ok("later ../../f".into()));
     assert_eq!(tree.read(link), Ok("../../f".into()));
     // The kernel makes one such move at a time: the next one tells that the one before is over.

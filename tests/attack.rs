@@ -11,6 +11,8 @@
     reason = "a failure is what a test is for"
 )]
 
+#[path = "attack/apply.rs"]
+mod apply;
 mod common;
 #[path = "attack/place.rs"]
 mod place;

@@ -13,6 +13,8 @@
 
 #[path = "attack/apply.rs"]
 mod apply;
+#[path = "attack/base.rs"]
+mod base;
 mod common;
 #[path = "attack/place.rs"]
 mod place;

@@ -933,6 +933,21 @@ fn an_ordinary_user_mounts_and_all_of_it_works() {
     assert!(text.contains(&format!("{} passed", tests.len())), "{text}");
 }
 
+/// As in containers whose seccomp profile knows no openat2(2), or forbids it.
+#[test]
+fn without_openat2_all_of_it_works() {
+    const MASK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/mask.py");
+    for errno in ["ENOSYS", "EPERM"] {
+        let mut command = Command::new("python3");
+        command.args(["-I", MASK, errno]).arg(std::env::current_exe().unwrap()).current_dir("/");
+        let skipped = ["without_openat2", "an_ordinary_user", "with_100_000_names", "very_many_names"];
+        let output = command.args(skipped.iter().flat_map(|name| ["--skip", name])).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{errno}: {text}\n{}", String::from_utf8_lossy(&output.stderr));
+        assert!(text.contains(" passed; 0 failed; 0 ignored; 0 measured; 4 filtered out"), "{text}");
+    }
+}
+
 /// Gives this thread, and what it starts, a mount namespace in which everybody may use `/dev/fuse`, as on a usual host;
 /// containers often keep it for root.
 fn open_device_to_all() {

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{FsError, FsResult};
+use crate::fs::table::Place;
 use crate::fs::{Core, Found, Fs, State, Target, lower_kind};
 use crate::jail::{Answer, Jail, Policy, Step, Walk};
 use crate::store::record::Body;
@@ -41,7 +42,7 @@ pub enum LinkAnswer {
 pub struct Move {
     /// The directory into which it moves, which the kernel has locked until it is through.
     pub into: NodeId,
-    dir: Ino,
+    dir: NodeId,
     /// How many levels it was below the root.
     depth: usize,
     number: u64,
@@ -243,7 +244,7 @@ impl Core {
         let mut met = self.handed.get(&id).cloned().unwrap_or_default();
         met.retain(|dir| self.table.get(*dir).is_some());
         for dir in &met {
-            match self.footing(*dir, up)? {
+            match self.footing(*dir, up) {
                 Footing::Firm => {}
                 Footing::Soon(which) => return Ok(Judged::Wait(which)),
                 Footing::None => {
@@ -260,94 +261,69 @@ impl Core {
         Ok(Judged::Text(text))
     }
 
-    fn footing(&self, dir: NodeId, up: usize) -> FsResult<Footing> {
-        let mut at = match self.live_dir(dir) {
-            Ok(dir) => dir,
-            Err(FsError::NotFound | FsError::NotADirectory) => return Ok(Footing::None),
-            Err(error) => return Err(error),
-        };
-        let (mut depth, mut least) = (0, None);
-        loop {
-            if let Some(which) = self.on_its_way.filter(|which| which.dir == at.0) {
-                least = Some((which.depth + depth, which));
-            }
-            let Some(above) = self.parent_of(at.0, at.1.as_ref())? else { break };
-            depth += 1;
-            at = above;
+    fn footing(&self, dir: NodeId, up: usize) -> Footing {
+        if self.table.get(dir).is_none_or(|held| held.place == Place::Orphan) {
+            return Footing::None;
         }
-        Ok(match least {
+        let Some(depth) = self.depth_seen(dir) else { return Footing::None };
+        let moving = self.on_its_way.and_then(|which| Some((which, self.levels_below(dir, which.dir)?)));
+        match moving {
             _ if up > depth => Footing::None,
-            Some((least, which)) if up > least => Footing::Soon(which),
+            Some((which, levels)) if up > which.depth + levels => Footing::Soon(which),
             Some(_) | None => Footing::Firm,
-        })
+        }
     }
 
-    /// Notes that the kernel may meet a link in a directory from now on.
+    /// Notes that the kernel sees a node in a directory from now on.
     pub(super) fn note_handed(&mut self, dir: NodeId, ino: Ino, kind: FileKind) {
-        if kind == FileKind::Symlink
-            && let Some(id) = self.table.id_of(ino)
-        {
-            self.handed.entry(id).or_default().insert(dir);
+        let Some(id) = self.table.id_of(ino) else { return };
+        match kind {
+            FileKind::Symlink => drop(self.handed.entry(id).or_default().insert(dir)),
+            FileKind::Dir => self.table.set_within(id, dir),
+            FileKind::File | FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => {}
         }
     }
 
-    /// Whether a directory may stand at `depth`, 1 being right below the root, for all that walks may still do in it.
-    pub(super) fn may_stand_at(&self, moved: Ino, depth: usize) -> FsResult<bool> {
-        self.walks.may_stand_at(depth, |dir| self.levels_below(dir, moved))
-    }
-
-    /// Notes that a directory is about to leave another.
-    pub(super) fn leave(&mut self, moved: Ino, parent: NodeId) -> FsResult<()> {
+    /// Refuses a move of a directory from which walks in it would lead out, and notes that it leaves `from`. Gives the
+    /// move if it leads away from the root.
+    pub(super) fn note_move(&mut self, moved: Ino, from: NodeId, into: NodeId) -> FsResult<Option<Move>> {
+        // Whom the kernel has not seen nobody stands in.
+        let Some(dir) = self.table.id_of(moved).filter(|_| from != into) else { return Ok(None) };
+        // A kernel that let go of a directory above one that it names is none; whatever it is, it gets no way out.
+        let [before, after] = [from, into].map(|above| self.depth_seen(above).map(|depth| depth + 1));
+        let rises = before.is_none() || after < before;
+        if rises && !self.walks.may_stand_at(after.unwrap_or(0), |marked| self.levels_below(marked, dir)) {
+            return Err(FsError::LeavesJail);
+        }
         let mut walks = std::mem::take(&mut self.walks);
-        let noted = walks.leave(parent, |dir| self.levels_below(dir, moved));
+        walks.leave(from, |marked| self.levels_below(marked, dir));
         self.walks = walks;
-        noted
-    }
-
-    /// Notes that a directory has moved from `before` levels below the root into the directory `into`, farther away.
-    pub(super) fn note_descent(&mut self, dir: Ino, before: usize, into: NodeId) {
         self.moves += 1;
-        self.on_its_way = Some(Move { into, dir, depth: before, number: self.moves });
+        let sinks = after.is_none() || after > before;
+        Ok(sinks.then_some(Move { into, dir, depth: before.unwrap_or(0), number: self.moves }))
     }
 
-    /// How many levels a held directory is below another; none if it is not, or is gone.
-    fn levels_below(&self, dir: NodeId, top: Ino) -> FsResult<Option<usize>> {
-        let mut at = match self.live_dir(dir) {
-            Ok(dir) => dir,
-            Err(FsError::NotFound | FsError::NotADirectory) => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let mut levels = 0;
-        loop {
-            if at.0 == top {
-                return Ok(Some(levels));
-            }
-            match self.parent_of(at.0, at.1.as_ref())? {
-                Some(above) => at = above,
-                None => return Ok(None),
-            }
-            levels += 1;
-        }
+    /// How many levels the kernel sees a directory below the root.
+    fn depth_seen(&self, dir: NodeId) -> Option<usize> {
+        self.levels_below(dir, NodeId::ROOT)
     }
 
-    /// Of the directories that a switch cuts off, those in which a walk may be under way, each with the one above it; the
-    /// lower ones first. Before the switch.
-    pub(super) fn cut_footings(&self, cut: &BTreeSet<NodeId>) -> FsResult<Vec<(NodeId, NodeId)>> {
-        let mut found = Vec::new();
-        // What is above a marked directory gets its marks, so all that are cut off are looked at.
-        let mut dirs: Vec<NodeId> = self.walks.dirs().filter(|dir| cut.contains(dir)).collect();
-        let mut seen: BTreeSet<NodeId> = dirs.iter().copied().collect();
-        while let Some(dir) = dirs.pop() {
-            let Ok((ino, lower)) = self.live_dir(dir) else { continue };
-            let Some((above, _)) = self.parent_of(ino, lower.as_ref())? else { continue };
-            let Some(above) = self.table.id_of(above) else { continue };
-            found.push((self.depth_of(ino, lower.as_ref())?, dir, above));
-            if cut.contains(&above) && seen.insert(above) {
-                dirs.push(above);
+    /// How many levels the kernel sees a directory below another; none if it is not.
+    fn levels_below(&self, dir: NodeId, top: NodeId) -> Option<usize> {
+        self.table.line(dir).position(|(id, _)| id == top)
+    }
+
+    /// Of the directories that a switch cuts off, those in which a walk may be under way leave it to the one above.
+    pub(super) fn cut_walks(&mut self, cut: &BTreeSet<NodeId>) {
+        let mut marked: Vec<NodeId> = self.walks.dirs().filter(|dir| cut.contains(dir)).collect();
+        // What is above gets the marks of what is below, and may be cut off, too. All that is below such a one is cut off.
+        while let Some(dir) = marked.pop() {
+            let Some(above) = self.table.get(dir).and_then(|held| held.within) else { continue };
+            self.walks.remove(dir, above);
+            if cut.contains(&above) {
+                marked.push(above);
             }
         }
-        found.sort_unstable_by(|a, b| b.cmp(a));
-        Ok(found.into_iter().map(|(_, dir, above)| (dir, above)).collect())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
-use crate::fs::{Caller, Core, Entry, Found, Fs, Refused, Target, acl, lower_kind};
+use crate::fs::{Caller, Core, Entry, Found, Fs, Move, Refused, Target, acl, lower_kind};
 use crate::store::record::{Body, Dentry, Edit, Meta, Node};
 use crate::sys::clock;
 use crate::types::{FileKind, Ino, Name, NodeId, TYPE_BITS, TreePath};
@@ -218,18 +218,19 @@ impl Core {
         if Some(moved) == target.found.ino() {
             return Ok(());
         }
-        let mut descents = vec![self.check_move((from_dir, source), (to_dir, target))?];
+        let mut moves = vec![self.check_move((from_dir, source), (to_dir, target))?];
         let lost = target.found.ino();
         let mut lost_dir = None;
         if mode == RenameMode::Exchange {
-            descents.push(self.check_move((to_dir, target), (from_dir, source))?);
+            moves.push(self.check_move((to_dir, target), (from_dir, source))?);
             self.exchange(from_dir, to_dir, source, target)?;
         } else {
             lost_dir = lost.and_then(|ino| self.table.id_of(ino));
             self.replace(from_dir, to_dir, source, target)?;
         }
-        for (dir, before, into) in descents.into_iter().flatten() {
-            self.note_descent(dir, before, into);
+        // Of two that change places one comes nearer to the root.
+        if let Some(down) = moves.into_iter().flatten().next() {
+            self.on_its_way = Some(down);
         }
         if let Some(lost) = lost_dir {
             self.walks.remove(lost, to_dir);
@@ -373,13 +374,13 @@ impl Core {
         if names.is_empty() { Ok(()) } else { Err(FsError::NotEmpty) }
     }
 
-    /// Refuses a move that rename(2) does not allow, or that would let links below lead out. Gives a directory that comes
-    /// to be farther from the root, with its depth so far and the directory into which it goes.
+    /// Refuses a move that rename(2) does not allow, or that would let links below lead out. Gives that of a directory that
+    /// goes away from the root.
     fn check_move(
         &mut self,
         (from_dir, source): (NodeId, &Place),
         (to_dir, target): (NodeId, &Place),
-    ) -> FsResult<Option<(Ino, usize, NodeId)>> {
+    ) -> FsResult<Option<Move>> {
         let Some(moved) = source.found.ino() else { return Err(FsError::NotFound) };
         if self.kind_of(&source.found)? != FileKind::Dir {
             return Ok(None);
@@ -394,16 +395,7 @@ impl Core {
                 None => break,
             }
         }
-        if from_dir == to_dir {
-            return Ok(None);
-        }
-        let before = self.depth_of(source.dir, source.lower.as_ref())? + 1;
-        let after = self.depth_of(target.dir, target.lower.as_ref())? + 1;
-        if after < before && !self.may_stand_at(moved, after)? {
-            return Err(FsError::LeavesJail);
-        }
-        self.leave(moved, from_dir)?;
-        Ok((after > before).then_some((moved, before, to_dir)))
+        self.note_move(moved, from_dir, to_dir)
     }
 
     fn replace(&mut self, from_dir: NodeId, to_dir: NodeId, source: &Place, target: &Place) -> FsResult<()> {

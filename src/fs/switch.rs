@@ -238,10 +238,7 @@ impl Core {
                 forgotten.names.insert((id, name));
             }
         }
-        let cut_ids = cut.iter().map(|(id, _)| *id).collect();
-        for (dir, above) in self.cut_footings(&cut_ids)? {
-            self.walks.remove(dir, above);
-        }
+        self.cut_walks(&cut.iter().map(|(id, _)| *id).collect());
         self.state = after;
         let layer = std::mem::replace(&mut self.upper, next.upper);
         for (id, record) in cut {

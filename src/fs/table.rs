@@ -18,6 +18,8 @@ pub struct Held {
     pub nlookup: u64,
     /// What it is.
     pub place: Place,
+    /// Of a directory, the one in which the kernel sees it, or last saw it; none for the root.
+    pub within: Option<NodeId>,
     /// Its number is handed out under another id from now on. Only links are: see `fs/jailed.rs`.
     pub retired: bool,
 }
@@ -48,7 +50,9 @@ impl NodeTable {
     pub fn new() -> NodeTable {
         let mut table = NodeTable { next: NodeId::RENUMBERED.0, ..NodeTable::default() };
         let place = Place::Live { base: Some(TreePath::root()) };
-        table.held.insert(NodeId::ROOT, Held { ino: Ino::ROOT, nlookup: 1, place, retired: false });
+        table
+            .held
+            .insert(NodeId::ROOT, Held { ino: Ino::ROOT, nlookup: 1, place, within: None, retired: false });
         table
     }
 
@@ -76,7 +80,8 @@ impl NodeTable {
             return id;
         }
         let id = self.unused_id(ino);
-        self.held.insert(id, Held { ino, nlookup: 1, place: Place::Live { base }, retired: false });
+        self.held
+            .insert(id, Held { ino, nlookup: 1, place: Place::Live { base }, within: None, retired: false });
         id
     }
 
@@ -124,6 +129,25 @@ impl NodeTable {
                 self.renumbered.remove(&held.ino);
             }
         }
+    }
+
+    /// Says in which directory the kernel sees a directory.
+    pub fn set_within(&mut self, id: NodeId, above: NodeId) {
+        if let Some(held) = self.held.get_mut(&id) {
+            held.within = Some(above);
+        }
+    }
+
+    /// A held directory and those above it, as the kernel sees them. The last one is the root, or the kernel has let go of
+    /// the next one, and of everybody who stood below it.
+    pub fn line(&self, dir: NodeId) -> impl Iterator<Item = (NodeId, &Held)> {
+        let mut next = Some(dir);
+        std::iter::from_fn(move || {
+            let id = next?;
+            let held = self.held.get(&id)?;
+            next = held.within;
+            Some((id, held))
+        })
     }
 
     /// Says where a live node is in the base.

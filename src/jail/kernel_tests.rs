@@ -296,24 +296,24 @@ fn mischiefs() -> impl Strategy<Value = Mischief> {
 }
 
 /// How far below `top` a directory is; none if it is elsewhere or gone.
-fn below(toy: &Toy, top: usize) -> impl Fn(usize) -> Result<Option<usize>, ()> + '_ {
+fn below(toy: &Toy, top: usize) -> impl Fn(usize) -> Option<usize> + '_ {
     move |dir| {
         let mut at = dir;
         let mut levels = 0;
         while at != top {
             if at == ROOT || toy.nodes[at].gone {
-                return Ok(None);
+                return None;
             }
             at = toy.nodes[at].parent;
             levels += 1;
         }
-        Ok(Some(levels))
+        Some(levels)
     }
 }
 
 /// Makes the change, unless the marks of walks forbid it: such renames are refused. `link` stands for the one walk.
 fn make(toy: &mut Toy, walks: &mut Walks<(), usize>, mischief: &Mischief, walker: usize, next: &[u8]) {
-    let alive = |toy: &Toy, node: usize| below(toy, ROOT)(node) != Ok(None);
+    let alive = |toy: &Toy, node: usize| below(toy, ROOT)(node).is_some();
     let dirs: Vec<usize> =
         (0..toy.nodes.len()).filter(|&node| toy.is_dir(node) && alive(toy, node)).collect();
     let aimed = mischief.aimed && toy.is_dir(walker) && alive(toy, walker) && next != b"." && next != b"..";
@@ -323,7 +323,7 @@ fn make(toy: &mut Toy, walks: &mut Walks<(), usize>, mischief: &Mischief, walker
         Put::New(_) | Put::Nothing => None,
     };
     if let Some(moved) = moved {
-        let allowed = walks.may_stand_at(toy.depth(dir) + 1, below(toy, moved)) == Ok(true);
+        let allowed = walks.may_stand_at(toy.depth(dir) + 1, below(toy, moved));
         if moved == ROOT || toy.is_within(dir, moved) || !allowed {
             return;
         }
@@ -343,7 +343,7 @@ fn make(toy: &mut Toy, walks: &mut Walks<(), usize>, mischief: &Mischief, walker
         }
         Put::Move(_) => {
             let Some(moved) = moved else { return };
-            walks.leave(toy.nodes[moved].parent, below(toy, moved)).unwrap();
+            walks.leave(toy.nodes[moved].parent, below(toy, moved));
             toy.take(moved);
             toy.put(dir, name, moved);
         }

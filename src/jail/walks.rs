@@ -45,22 +45,16 @@ impl<L: Copy + Ord + Hash, D: Copy + Ord + Hash> Walks<L, D> {
 
     /// A directory is about to leave `parent`. `below` says how many levels a directory is below it: 0 for itself, none
     /// for one that is elsewhere.
-    ///
-    /// # Errors
-    /// What `below` fails with; then nothing has changed.
-    pub fn leave<E>(&mut self, parent: D, below: impl FnMut(D) -> Result<Option<usize>, E>) -> Result<(), E> {
-        let passed: Vec<(L, usize)> = self
-            .marks_below(below)?
-            .into_iter()
-            .flat_map(|(dir, levels)| {
-                let marks = self.marks.get(&dir).into_iter().flatten();
-                marks.map(move |(link, up)| (*link, up.saturating_sub(levels + 1)))
+    pub fn leave(&mut self, parent: D, below: impl Fn(D) -> Option<usize>) {
+        let marked = self.marks.iter().filter_map(|(dir, marks)| Some((marks, below(*dir)?)));
+        let passed: Vec<(L, usize)> = marked
+            .flat_map(|(marks, levels)| {
+                marks.iter().map(move |(link, up)| (*link, up.saturating_sub(levels + 1)))
             })
             .collect();
         for (link, up) in passed {
             self.serve(link, parent, up);
         }
-        Ok(())
     }
 
     /// A directory was removed from `parent`; of several, the lower ones first.
@@ -75,16 +69,9 @@ impl<L: Copy + Ord + Hash, D: Copy + Ord + Hash> Walks<L, D> {
     }
 
     /// Whether a directory may stand at `depth`: 1 is right below the root. `below` as in [`Walks::leave`].
-    ///
-    /// # Errors
-    /// What `below` fails with.
-    pub fn may_stand_at<E>(
-        &self,
-        depth: usize,
-        below: impl FnMut(D) -> Result<Option<usize>, E>,
-    ) -> Result<bool, E> {
-        let below = self.marks_below(below)?;
-        Ok(below.into_iter().all(|(dir, levels)| self.highest(dir) <= depth + levels))
+    pub fn may_stand_at(&self, depth: usize, below: impl Fn(D) -> Option<usize>) -> bool {
+        let mut marked = self.marks.iter().filter_map(|(dir, marks)| Some((marks, below(*dir)?)));
+        marked.all(|(marks, levels)| marks.values().all(|up| *up <= depth + levels))
     }
 
     /// The kernel let go of a link: no walk of its text is under way.
@@ -115,23 +102,6 @@ impl<L: Copy + Ord + Hash, D: Copy + Ord + Hash> Walks<L, D> {
     pub fn dirs(&self) -> impl Iterator<Item = D> + '_ {
         self.marks.keys().copied()
     }
-
-    fn highest(&self, dir: D) -> usize {
-        self.marks.get(&dir).and_then(|marks| marks.values().max().copied()).unwrap_or(0)
-    }
-
-    fn marks_below<E>(
-        &self,
-        mut below: impl FnMut(D) -> Result<Option<usize>, E>,
-    ) -> Result<Vec<(D, usize)>, E> {
-        let mut found = Vec::new();
-        for dir in self.marks.keys() {
-            if let Some(levels) = below(*dir)? {
-                found.push((*dir, levels));
-            }
-        }
-        Ok(found)
-    }
 }
 
 #[cfg(test)]
@@ -139,21 +109,21 @@ mod tests {
     use super::*;
 
     /// The directories `c/b/a` and so on: 3 is in 2, 2 in 1, 1 in the root.
-    fn below(top: u32) -> impl FnMut(u32) -> Result<Option<usize>, ()> {
-        move |dir| Ok(dir.checked_sub(top).map(|levels| levels as usize))
+    fn below(top: u32) -> impl Fn(u32) -> Option<usize> {
+        move |dir| dir.checked_sub(top).map(|levels| levels as usize)
     }
 
     #[test]
     fn who_is_marked_holds_those_above() {
         let mut walks = Walks::default();
         walks.serve('l', 3, 3);
-        assert_eq!(walks.may_stand_at(3, below(3)), Ok(true));
-        assert_eq!(walks.may_stand_at(2, below(3)), Ok(false));
-        assert_eq!(walks.may_stand_at(2, below(2)), Ok(true), "where it is");
-        assert_eq!(walks.may_stand_at(1, below(2)), Ok(false));
-        assert_eq!(walks.may_stand_at(1, below(4)), Ok(true), "nobody is marked there");
+        assert!(walks.may_stand_at(3, below(3)));
+        assert!(!walks.may_stand_at(2, below(3)));
+        assert!(walks.may_stand_at(2, below(2)), "where it is");
+        assert!(!walks.may_stand_at(1, below(2)));
+        assert!(walks.may_stand_at(1, below(4)), "nobody is marked there");
         walks.forget_link('l');
-        assert_eq!(walks.may_stand_at(1, below(3)), Ok(true));
+        assert!(walks.may_stand_at(1, below(3)));
         assert!(walks.marks.is_empty() && walks.links.is_empty());
     }
 
@@ -161,11 +131,11 @@ mod tests {
     fn who_has_passed_a_directory_does_not_move_with_it() {
         let mut walks = Walks::default();
         walks.serve('l', 3, 3);
-        walks.leave(2, below(3)).unwrap();
+        walks.leave(2, below(3));
         // 3 is elsewhere now; a walk may stand in 2 with two steps to go.
-        let gone = |top| move |dir: u32| Ok::<_, ()>((dir < 3 && dir >= top).then(|| (dir - top) as usize));
-        assert_eq!(walks.may_stand_at(1, gone(2)), Ok(false));
-        walks.leave(1, gone(2)).unwrap();
+        let gone = |top| move |dir: u32| (dir < 3 && dir >= top).then(|| (dir - top) as usize);
+        assert!(!walks.may_stand_at(1, gone(2)));
+        walks.leave(1, gone(2));
         assert_eq!(walks.marks[&2], BTreeMap::from([('l', 2)]));
         assert!(!walks.marks.contains_key(&1), "one step is always possible");
         walks.forget_dir(2);

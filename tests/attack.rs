@@ -18,10 +18,10 @@ mod base;
 mod common;
 #[path = "attack/place.rs"]
 mod place;
+#[path = "attack/policies.rs"]
+mod policies;
 #[path = "attack/races.rs"]
 mod races;
-#[path = "attack/show.rs"]
-mod show;
 #[path = "attack/table.rs"]
 mod table;
 #[path = "attack/walks.rs"]

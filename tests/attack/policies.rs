@@ -1,4 +1,4 @@
-//! `links=show`: readlink(2) tells, following does not.
+//! `-o links=` and `-o allow-target=`: what readlink(2) tells, what can be followed, and what git makes of it.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -48,11 +48,89 @@ fn readlink_tells_the_stored_text_and_following_is_refused() {
         [ \"$(tar -tvf copy.tar | grep -c -e '-> ../out')\" = 2 ]
         cd mnt && git init -q . && git add -A && git -c user.name=a -c user.email=b commit -qm x
         [ -z \"$(git status --porcelain)\" ] && [ \"$(git show HEAD:leak)\" = ../out/secret ]";
-    let mut command = Command::new("sh");
-    place.environment(command.args(["-euc", script]).current_dir(place.top()));
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    shell(&place, "", script);
     place.ok(&["umount", "mnt"]);
+}
+
+/// A repository in which every sort of link is committed, and the policies as SEMANTICS describes them.
+#[test]
+fn every_policy_means_for_git_what_is_documented() {
+    let place = place();
+    let base = place.at("base");
+    let script = "ln -s .//d/f slashes; ln -s \"$PWD/d/f\" into; ln -s d/f plain; find . | xargs touch -h -d yesterday
+        git init -q .; git add -A
+        git -c user.name=a -c user.email=b commit -qm x";
+    shell(&place, "base", script);
+    let into = base.join("d/f").display().to_string();
+    // Policy; what is told for leak, odd, slashes, into and plain; what git calls modified once it looks.
+    let deny = ["", "d/f", ".//d/f", "d/f", "d/f"];
+    let stored = ["../out/secret", "d/../d/f", ".//d/f", into.as_str(), "d/f"];
+    let rewrite = ["", "d/f", "d/f", "d/f", "d/f"];
+    let table = [
+        ("deny", deny, "d/abs into leak odd outdir"),
+        ("show", stored, ""),
+        ("rewrite", rewrite, "d/abs into leak odd outdir slashes"),
+        ("literal", stored, ""),
+    ];
+    for (policy, told, modified) in table {
+        place.ok(&["mount", "base", "mnt", "-o", &format!("links={policy}")]);
+        let names = ["leak", "odd", "slashes", "into", "plain"];
+        let read = names.map(|name| {
+            fs::read_link(place.at("mnt").join(name)).map_or(String::new(), |text| text.display().to_string())
+        });
+        assert_eq!(read, told.map(str::to_owned), "{policy}");
+        // What its index knows git does not read again.
+        assert_eq!(shell(&place, "mnt", "git status --porcelain"), "", "{policy}");
+        let status = "touch -h leak odd slashes into plain outdir d/abs; git status --porcelain | sed 's/ M //' | xargs echo";
+        assert_eq!(shell(&place, "mnt", status).trim(), modified, "{policy}");
+        let works = policy == "show" || policy == "literal";
+        for command in
+            ["git add -A", "tar -cf ../x.tar .", "cp -a . ../copy; rc=$?; rm -rf ../copy; exit $rc"]
+        {
+            let said = shell(&place, "mnt", &format!("if ({command}) >/dev/null 2>&1; then echo works; fi"));
+            assert_eq!(said.trim() == "works", works, "{policy}: {command}");
+        }
+        for follow in ["odd", "slashes", "into", "plain"] {
+            assert_eq!(
+                fs::read_to_string(place.at("mnt").join(follow)).unwrap(),
+                "inside",
+                "{policy}: {follow}"
+            );
+        }
+        assert_eq!(fs::read_to_string(place.at("mnt/leak")).is_ok(), policy == "literal", "{policy}");
+        place.ok(&["-C", "mnt", "discard"]);
+        place.ok(&["umount", "mnt"]);
+    }
+}
+
+#[test]
+fn allowed_targets_add_up_and_nothing_beside_them_is_let_through() {
+    let place = place();
+    for dir in ["one", "two", "three", "onex"] {
+        fs::create_dir(place.at(dir)).unwrap();
+        fs::write(place.at(dir).join("f"), dir).unwrap();
+        symlink(place.at(dir).join("f"), place.at("base").join(dir)).unwrap();
+    }
+    symlink(place.at("one/../three/f"), place.at("base/dots")).unwrap();
+    symlink("../one/f", place.at("base/relative")).unwrap();
+    let allow = |dir: &str| format!("allow-target={}", place.at(dir).display());
+    place.ok(&["mount", "base", "mnt", "-o", &allow("one"), "-o", &allow("two")]);
+    for dir in ["one", "two"] {
+        assert_eq!(fs::read_to_string(place.at("mnt").join(dir)).unwrap(), dir);
+    }
+    for dir in ["three", "onex", "dots", "relative", "leak"] {
+        assert_eq!(errno(fs::read(place.at("mnt").join(dir))), libc::EXDEV, "{dir}");
+    }
+    place.ok(&["umount", "mnt"]);
+}
+
+/// Runs a shell script; it must succeed.
+fn shell(place: &Place, dir: &str, script: &str) -> String {
+    let mut command = Command::new("sh");
+    place.environment(command.args(["-euc", script]).current_dir(place.at(dir)));
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// What `links=show` leaves open: readlink(2) follows the links before the last one in the same call. It tells the text of a

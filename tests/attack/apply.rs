@@ -15,6 +15,8 @@ use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
 const TIME: Duration = Duration::from_secs(2);
+/// How much longer it may take until one apply has come through.
+const PATIENCE: Duration = Duration::from_secs(40);
 
 /// Everything that is seen of the outside.
 fn look(dir: &Path) -> BTreeMap<PathBuf, String> {
@@ -95,7 +97,11 @@ fn apply_never_writes_through_a_link_while_base_and_agent_race() {
         scope.spawn(|| ground.swap(&stop, &swaps));
         let end = Instant::now() + TIME;
         let mut round = 0;
-        while Instant::now() < end {
+        let nothing_yet = || {
+            let none = |count: &AtomicU64| count.load(Ordering::Relaxed) == 0;
+            (none(&applied) || none(&refused)) && Instant::now() < end + PATIENCE
+        };
+        while Instant::now() < end || nothing_yet() {
             let sandbox = ground.open();
             std::thread::scope(|inner| {
                 let agent = inner.spawn(|| {

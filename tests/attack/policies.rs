@@ -57,7 +57,8 @@ fn readlink_tells_the_stored_text_and_following_is_refused() {
 fn every_policy_means_for_git_what_is_documented() {
     let place = place();
     let base = place.at("base");
-    let script = "ln -s .//d/f slashes; ln -s \"$PWD/d/f\" into; ln -s d/f plain; find . | xargs touch -h -d yesterday
+    let script =
+        "ln -s .//d/f slashes; ln -s \"$PWD/d/f\" into; ln -s d/f plain; find . | xargs touch -h -d yesterday
         git init -q .; git add -A
         git -c user.name=a -c user.email=b commit -qm x";
     shell(&place, "base", script);

@@ -11,14 +11,16 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{AT_FDCWD, AtFlags, RenameFlags, renameat2};
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, RenameFlags, openat, renameat2};
+use nix::sys::stat::Mode;
 use nix::unistd::linkat;
 
-use crate::place::Place;
+use crate::place::{JAILFS, Place};
 
 /// What lies inside, and what nobody may see.
 const INSIDE: &str = "inside";
@@ -56,6 +58,12 @@ fn link(root: &Path, text: &str, path: &str, done: &mut u64) {
 fn hard_link(root: &Path, from: &str, to: &str, done: &mut u64) {
     let linked = linkat(AT_FDCWD, &root.join(from), AT_FDCWD, &root.join(to), AtFlags::empty());
     *done += u64::from(linked.is_ok());
+}
+
+/// Makes the tree what the base is. Only in a mount of ours.
+fn restore(root: &Path, done: &mut u64) {
+    let restored = Command::new(JAILFS).arg("-C").arg(root).args(["restore", "base"]).output();
+    *done += u64::from(restored.is_ok_and(|output| output.status.success()));
 }
 
 fn anew(root: &Path, path: &str, text: &str, done: &mut u64) {
@@ -197,6 +205,23 @@ const ATTACKS: &[Attack] = &[
         files: &["a/l", "x/y/l"],
         dirs: &["a/d", "x/y/d"],
     },
+    Attack {
+        name: "a restore takes the directory of the link down again",
+        setup: |root| {
+            make(root, &["a/b/c"], &[("a/b/c/l", "../../../hit"), ("a/b/c/d", "../../..")]);
+        },
+        mischief: &[|root, done| {
+            for name in ["l", "d"] {
+                unlink(root, &format!("a/b/c/{name}"), done);
+            }
+            mv(root, "a/b/c", "c", done);
+            link(root, "../../../hit", "c/l", done);
+            link(root, "../../..", "c/d", done);
+            restore(root, done);
+        }],
+        files: &["a/b/c/l", "c/l"],
+        dirs: &["a/b/c/d", "c/d"],
+    },
 ];
 
 /// What went on in an attack.
@@ -224,14 +249,26 @@ impl Tally {
 /// Goes through the links, in all ways, until told to stop.
 fn walk(attack: &Attack, root: &Path, me: usize, tally: &Tally, stop: &AtomicBool) {
     let mut turn = me;
+    let mut stand = None;
     while !stop.load(Ordering::Relaxed) {
         turn += 1;
         let file = root.join(attack.files[turn % attack.files.len()]);
         let dir = root.join(attack.dirs[turn % attack.dirs.len()]);
         let mut inside = 0;
-        let mut text = String::new();
-        if fs::File::open(&file).and_then(|mut open| open.read_to_string(&mut text)).is_ok() {
-            if text == OUTSIDE { tally.seen("read") } else { inside += 1 }
+        // By the path, and from a directory in which it stands since a while ago.
+        if turn % 16 < 2 {
+            stand = fs::File::open(file.parent().unwrap()).ok();
+        }
+        let from_here =
+            stand.as_ref().map(|dir| openat(dir, file.file_name().unwrap(), OFlag::O_RDONLY, Mode::empty()));
+        let from_here = from_here.and_then(Result::ok).map(fs::File::from);
+        for mut open in from_here.into_iter().chain(fs::File::open(&file)) {
+            let mut text = String::new();
+            match open.read_to_string(&mut text) {
+                Ok(_) if text == OUTSIDE => tally.seen("read"),
+                Ok(_) => inside += 1,
+                Err(_) => {}
+            }
         }
         if let Ok(stat) = fs::metadata(&file) {
             if stat.len() == OUTSIDE.len() as u64 { tally.seen("stat") } else { inside += 1 }
@@ -243,7 +280,7 @@ fn walk(attack: &Attack, root: &Path, me: usize, tally: &Tally, stop: &AtomicBoo
         inside += u64::from(fs::remove_file(dir.join("victim")).is_ok());
         inside += u64::from(fs::create_dir(dir.join(&mine)).is_ok());
         inside += u64::from(fs::remove_dir(dir.join(&mine)).is_ok());
-        tally.tries.fetch_add(7, Ordering::Relaxed);
+        tally.tries.fetch_add(8, Ordering::Relaxed);
         tally.inside.fetch_add(inside, Ordering::Relaxed);
         // So that a file is there to be removed, inside or out.
         let _there_or_not = fs::write(root.join("victim"), "inside");
@@ -299,7 +336,8 @@ fn run(attack: &Attack, place: &Place, root: &Path, end: Instant) -> Tally {
             let (tally, stop) = (&tally, &stop);
             scope.spawn(move || walk(attack, root, me, tally, stop));
         }
-        while Instant::now() < end && !tally.is_out() {
+        let nobody_came = || tally.inside.load(Ordering::Relaxed) == 0 && Instant::now() < end + PATIENCE;
+        while (Instant::now() < end || nobody_came()) && !tally.is_out() {
             std::thread::sleep(Duration::from_millis(20));
             for what in damage(place) {
                 tally.seen(&what);

@@ -7,9 +7,10 @@
 //! again, asks for every name, and whoever stands in the old place finds that there is no such link.
 //!
 //! Two things go on after the answer, and are followed in [`crate::jail::Walks`]: the kernel's walk of the text; and, when
-//! a directory was moved, its own view of the tree, which is behind ours until it has taken our answer. Only one directory
-//! can be on its way from one to another at a time (the kernel holds `s_vfs_rename_mutex`). If it goes down, links in it
-//! are judged as if it were still up, and where that makes a difference the answer waits until the kernel is through.
+//! a directory was moved, its own view of the tree, which is behind ours until it has taken our answer. Only one rename
+//! from a directory into another can be under way at a time (the kernel holds `s_vfs_rename_mutex`). A link in a directory
+//! that it moves can be walked from both places; where that makes a difference the answer waits until the kernel is
+//! through.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -37,7 +38,7 @@ pub enum LinkAnswer {
     Wait(Move),
 }
 
-/// A directory that moves away from the root: the kernel may still see it where it was.
+/// A directory that moves into another one: the kernel may still see it where it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
     /// The directory into which it moves, which the kernel has locked until it is through.
@@ -91,10 +92,7 @@ impl Fs {
 
     /// Says that the kernel has taken a move in.
     pub fn settled(&self, which: &Move) {
-        let mut core = self.core();
-        if core.on_its_way.as_ref().is_some_and(|now| now.number == which.number) {
-            core.on_its_way = None;
-        }
+        self.core().on_their_way.retain(|now| now.number != which.number);
     }
 
     /// Whether readlink(2) tells the text of a link as it is stored: to callers that do not follow it.
@@ -266,12 +264,16 @@ impl Core {
             return Footing::None;
         }
         let Some(depth) = self.depth_seen(dir) else { return Footing::None };
-        let moving = self.on_its_way.and_then(|which| Some((which, self.levels_below(dir, which.dir)?)));
-        match moving {
-            _ if up > depth => Footing::None,
-            Some((which, levels)) if up > which.depth + levels => Footing::Soon(which),
-            Some(_) | None => Footing::Firm,
+        if up > depth {
+            return Footing::None;
         }
+        // By its old place a walk would lead out, or would come to a directory that is not marked with more than one step
+        // to go.
+        let matters = |which: &&Move| {
+            let levels = self.levels_below(dir, which.dir);
+            levels.is_some_and(|levels| up > which.depth + levels || up > levels + 2)
+        };
+        self.on_their_way.iter().find(matters).map_or(Footing::Firm, |which| Footing::Soon(*which))
     }
 
     /// Notes that the kernel sees a node in a directory from now on.
@@ -284,8 +286,7 @@ impl Core {
         }
     }
 
-    /// Refuses a move of a directory from which walks in it would lead out, and notes that it leaves `from`. Gives the
-    /// move if it leads away from the root.
+    /// Refuses a move of a directory from which walks in it would lead out, and notes that it leaves `from`.
     pub(super) fn note_move(&mut self, moved: Ino, from: NodeId, into: NodeId) -> FsResult<Option<Move>> {
         // Whom the kernel has not seen nobody stands in.
         let Some(dir) = self.table.id_of(moved).filter(|_| from != into) else { return Ok(None) };
@@ -299,8 +300,7 @@ impl Core {
         walks.leave(from, |marked| self.levels_below(marked, dir));
         self.walks = walks;
         self.moves += 1;
-        let sinks = after.is_none() || after > before;
-        Ok(sinks.then_some(Move { into, dir, depth: before.unwrap_or(0), number: self.moves }))
+        Ok(Some(Move { into, dir, depth: before.unwrap_or(0), number: self.moves }))
     }
 
     /// How many levels the kernel sees a directory below the root.

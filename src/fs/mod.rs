@@ -129,8 +129,8 @@ pub(crate) struct Core {
     handed: HashMap<NodeId, BTreeSet<NodeId>>,
     /// Where the kernel may be walking the text of a link.
     walks: Walks<NodeId, NodeId>,
-    /// The last directory that moved away from the root, while the kernel may still see it where it was.
-    on_its_way: Option<Move>,
+    /// The directory, or the two, that moved last, while the kernel may still see them where they were.
+    on_their_way: Vec<Move>,
     /// Counts such moves.
     moves: u64,
     /// Names under which the kernel was given a file that the tree does not know by that name: further links of the base.
@@ -161,7 +161,7 @@ impl Fs {
             listings: HashMap::new(),
             handed: HashMap::new(),
             walks: Walks::default(),
-            on_its_way: None,
+            on_their_way: Vec::new(),
             moves: 0,
             aliases: HashMap::new(),
             refused: VecDeque::new(),

@@ -181,7 +181,7 @@ impl Fs {
         let mut core = self.core();
         if from_dir != to_dir {
             // The kernel lets only one such rename at a time come to us: it is through with the one before.
-            core.on_its_way = None;
+            core.on_their_way.clear();
         }
         let source = core.place(from_dir, from)?;
         let target = core.place(to_dir, to)?;
@@ -228,10 +228,7 @@ impl Core {
             lost_dir = lost.and_then(|ino| self.table.id_of(ino));
             self.replace(from_dir, to_dir, source, target)?;
         }
-        // Of two that change places one comes nearer to the root.
-        if let Some(down) = moves.into_iter().flatten().next() {
-            self.on_its_way = Some(down);
-        }
+        self.on_their_way.extend(moves.into_iter().flatten());
         if let Some(lost) = lost_dir {
             self.walks.remove(lost, to_dir);
         }
@@ -374,8 +371,8 @@ impl Core {
         if names.is_empty() { Ok(()) } else { Err(FsError::NotEmpty) }
     }
 
-    /// Refuses a move that rename(2) does not allow, or that would let links below lead out. Gives that of a directory that
-    /// goes away from the root.
+    /// Refuses a move that rename(2) does not allow, or that would let links below lead out. Gives that of a directory into
+    /// another one.
     fn check_move(
         &mut self,
         (from_dir, source): (NodeId, &Place),

@@ -259,3 +259,26 @@ fn a_directory_that_moves_down_counts_as_up_until_the_kernel_has_moved_it() {
     assert_eq!(tree.mv("x/y/a", "x/z/a"), Ok(()));
     assert_eq!(tree.mv("x/z/a", "x/y/a"), Ok(()));
 }
+
+#[test]
+fn a_text_that_leaves_a_directory_on_its_way_by_its_old_place_waits() {
+    let tree = Tree::new();
+    let link = tree.symlink("a/b/c/l", "../../../f");
+    let near = tree.symlink("a/b/c/near", "../f");
+    // Aside, and read before the kernel has moved it: a walk would come to `a/b`, and nobody would know.
+    assert_eq!(tree.mv("a/b/c", "x/y/c"), Ok(()));
+    assert_eq!(tree.read(near), Ok("../f".into()), "one step is always possible");
+    assert_eq!(tree.read(link), Ok("later ../../../f".into()));
+    assert_eq!(tree.mv("x/y", "y"), REFUSED);
+    assert_eq!(tree.mv("a/b", "b"), Ok(()), "nobody came there");
+    // Two that change places.
+    let tree = Tree::new();
+    let dirs = ["a/b/c", "x/y/z"];
+    for dir in dirs {
+        tree.symlink(&format!("{dir}/l"), "../../../f");
+    }
+    assert_eq!(tree.rename(dirs[0], dirs[1], RenameMode::Exchange), Ok(()));
+    for dir in dirs {
+        assert_eq!(tree.read(tree.id(&format!("{dir}/l"))), Ok("later ../../../f".into()));
+    }
+}

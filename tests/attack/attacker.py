@@ -339,6 +339,14 @@ OPS = {
 }
 
 
+def _or_none(act):
+    """What it gives; none where it fails, because somebody ended or let go meanwhile."""
+    try:
+        return act()
+    except OSError:
+        return None
+
+
 def _errno(act):
     try:
         act()
@@ -624,12 +632,9 @@ def as_child(act):
 def descriptor_of_another(c):
     """The watcher holds the directory outside open, and is our parent or its parent."""
     for pid in (name for name in os.listdir("/proc") if name.isdigit()):
-        try:
-            for fd in os.listdir(f"/proc/{pid}/fd"):
-                if os.readlink(f"/proc/{pid}/fd/{fd}") == c.out:
-                    return read(f"/proc/{pid}/fd/{fd}/secret")
-        except OSError:
-            continue
+        for fd in _or_none(lambda: os.listdir(f"/proc/{pid}/fd")) or []:
+            if _or_none(lambda: os.readlink(f"/proc/{pid}/fd/{fd}")) == c.out:
+                return read(f"/proc/{pid}/fd/{fd}/secret")
     raise OSError(errno.ENOENT, "nobody holds it")
 
 

@@ -97,15 +97,15 @@ impl Configuration {
         }
     }
 
-    /// The shell script that runs the attacker; `$ATTACK` is how.
-    fn script(self) -> String {
+    /// The shell script that runs the attacker.
+    fn script(self, attack: &str) -> String {
         let mount = "$JAILFS mount base mnt";
         let end = "$JAILFS -C mnt status --json > status; $JAILFS umount mnt";
         match self {
-            MountRoot | MountUser => format!("{mount}; $ATTACK; {end}"),
-            Masked(errno) => format!("$PYTHON -I mask.py {errno} {mount}; $ATTACK; {end}"),
-            RunRoot | RunUser => "cd base; exec $JAILFS run --keep -- $ATTACK".to_owned(),
-            Plain { .. } | Overlay => "exec $ATTACK".to_owned(),
+            MountRoot | MountUser => format!("{mount}; {attack}; {end}"),
+            Masked(errno) => format!("$PYTHON -I mask.py {errno} {mount}; {attack}; {end}"),
+            RunRoot | RunUser => format!("cd base; exec $JAILFS run --keep -- {attack}"),
+            Plain { .. } | Overlay => format!("exec {attack}"),
         }
     }
 }
@@ -269,9 +269,10 @@ impl Attacker {
         let place = &ground.place;
         let [base, tree, out] = ["base", ground.configuration.tree(), "out"].map(|dir| place.at(dir));
         let base = if ground.configuration == Overlay { tree.clone() } else { base };
-        let attack = [PYTHON.into(), "-I".into(), place.at("attacker.py"), "attack".into(), base, tree, out]
-            .map(|word: PathBuf| word.display().to_string());
-        let script = format!("cd {}; {}", place.top().display(), ground.configuration.script());
+        // The attacker's text is handed over, because the command of a run may not see the file.
+        let words = [base, tree, out].map(|path| format!("'{}'", path.display())).join(" ");
+        let attack = format!("$PYTHON -I -S -c \"$ATTACKER\" attack {words}");
+        let script = format!("cd {}; {}", place.top().display(), ground.configuration.script(&attack));
         let mut command = if ground.configuration.is_root() {
             let mut command = Command::new("sh");
             command.args(["-euc", &script]);
@@ -285,7 +286,7 @@ impl Attacker {
             command
         };
         place.environment(&mut command);
-        command.env("JAILFS", place.at("jailfs")).env("PYTHON", PYTHON).env("ATTACK", attack.join(" "));
+        command.env("JAILFS", place.at("jailfs")).env("PYTHON", PYTHON).env("ATTACKER", ATTACKER);
         command.current_dir(place.top()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let (stdin, stdout) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));

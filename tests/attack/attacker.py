@@ -271,6 +271,12 @@ def readdir_links(c):
     return [e.name for e in os.scandir(c.at("d"))]
 
 
+def absent(c):
+    """Whether a name outside that is not there can be told from one that is."""
+    there, not_there = (_errno(lambda: os.stat(c.at("d/" + name))) for name in ("secret", "absent"))
+    return REVEALED if not_there == errno.ENOENT and there != errno.ENOENT else "no"
+
+
 OPS = {
     "read": lambda c: read(c.at("l")),
     "read-dir-link": lambda c: read(c.at("d/secret")),
@@ -283,7 +289,7 @@ OPS = {
     "lstat-inside-dir": lambda c: f"ino:{os.lstat(c.at('d/secret')).st_ino};",
     "access": lambda c: REVEALED if os.access(c.at("l"), os.F_OK) else "no",
     "exists": lambda c: REVEALED if os.path.exists(c.at("d/secret")) else "no",
-    "absent": lambda c: REVEALED if _errno(lambda: os.stat(c.at("d/absent"))) == errno.ENOENT else "no",
+    "absent": absent,
     "list": readdir_links,
     "scandir-slash": lambda c: os.listdir(c.at("d/.")),
     "chdir": lambda c: chdir_and(c, lambda: read("secret")),

@@ -95,6 +95,8 @@ pub enum Links {
     Rewrite,
     /// As stored.
     Literal,
+    /// Those that lead out are refused, but readlink(2) tells what is stored.
+    Show,
 }
 
 impl Choice {
@@ -120,6 +122,7 @@ impl Choice {
                 Links::Deny => Policy::Deny,
                 Links::Rewrite => Policy::Rewrite,
                 Links::Literal => Policy::Literal,
+                Links::Show => Policy::Show,
             },
             allowed_targets: self.allowed_targets.clone(),
         }

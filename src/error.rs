@@ -172,6 +172,8 @@ pub enum FsError {
     Unsupported,
     /// Following or moving this would lead out of the mount: EXDEV.
     LeavesJail,
+    /// The kernel knows the node by a name that it has no longer, and must look it up again: ESTALE.
+    Stale,
     /// The mount is read-only: EROFS.
     ReadOnly,
     /// The base changed behind our back at this path: EIO.
@@ -205,6 +207,7 @@ impl fmt::Display for FsError {
             FsError::TooManyLinks => f.write_str("too many links"),
             FsError::Unsupported => f.write_str("operation not supported"),
             FsError::LeavesJail => f.write_str("would leave the mount"),
+            FsError::Stale => f.write_str("stale name"),
             FsError::ReadOnly => f.write_str("read-only mount"),
             FsError::Drift(path) => write!(f, "the base changed behind our back: {path}"),
             FsError::Damage(what) => write!(f, "inconsistent state: {what}"),

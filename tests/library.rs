@@ -169,7 +169,7 @@ fn a_restore_brings_back_exactly_what_was() {
     sandbox.fs().rmdir(NodeId::ROOT, &name("gone")).unwrap();
     sandbox
         .fs()
-        .rename(NodeId::ROOT, &name("dir"), NodeId::ROOT, &name("moved"), RenameMode::Replace)
+        .rename(NodeId::ROOT, &name("dir"), NodeId::ROOT, &name("moved"), RenameMode::Replace, 0)
         .unwrap();
     sandbox.fs().mkdir(NodeId::ROOT, &name("dir"), 0o700, 0, ME).unwrap();
     put(&sandbox, "dir/fresh", "fresh");
@@ -217,7 +217,7 @@ fn a_directory_that_moved_is_gone_for_those_who_stand_in_it() {
     let sandbox = place.open();
     checkpoint(&sandbox, "start");
     let stays = id(&sandbox, "stays");
-    sandbox.fs().rename(NodeId::ROOT, &name("d"), NodeId::ROOT, &name("e"), RenameMode::Replace).unwrap();
+    sandbox.fs().rename(NodeId::ROOT, &name("d"), NodeId::ROOT, &name("e"), RenameMode::Replace, 0).unwrap();
     let (moved, file) = (id(&sandbox, "e"), id(&sandbox, "e/f"));
     restore(&sandbox, "start");
     assert!(sandbox.fs().lookup(moved, &name("f")).is_err());
@@ -245,7 +245,7 @@ fn apply_writes_the_tree_home_and_older_checkpoints_stay_exact() {
     sandbox.fs().setattr(id(&sandbox, "d/f2"), SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
     sandbox
         .fs()
-        .rename(id(&sandbox, "d"), &name("f3"), NodeId::ROOT, &name("up"), RenameMode::Replace)
+        .rename(id(&sandbox, "d"), &name("f3"), NodeId::ROOT, &name("up"), RenameMode::Replace, 0)
         .unwrap();
     let wanted = picture(&sandbox);
     let (count, conflicts) = apply(&sandbox, &[], false);
@@ -334,7 +334,7 @@ fn a_diff_tells_what_was_done() {
     put(&sandbox, "d/new", "n");
     sandbox
         .fs()
-        .rename(NodeId::ROOT, &name("old"), NodeId::ROOT, &name("renamed"), RenameMode::Replace)
+        .rename(NodeId::ROOT, &name("old"), NodeId::ROOT, &name("renamed"), RenameMode::Replace, 0)
         .unwrap();
     let expected = [
         (ChangeKind::Modified, "d/edit".to_owned()),
@@ -353,7 +353,7 @@ fn two_files_of_the_base_never_share_a_number_after_an_apply_by_path() {
     let place = Place::new();
     place.write("a", "text");
     let sandbox = place.open();
-    sandbox.fs().rename(NodeId::ROOT, &name("a"), NodeId::ROOT, &name("b"), RenameMode::Replace).unwrap();
+    sandbox.fs().rename(NodeId::ROOT, &name("a"), NodeId::ROOT, &name("b"), RenameMode::Replace, 0).unwrap();
     assert_eq!(apply(&sandbox, &["b"], false).1, Vec::<String>::new());
     assert!(place.base.join("a").exists() && place.base.join("b").exists());
     restore(&sandbox, "base");

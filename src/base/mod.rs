@@ -184,6 +184,26 @@ impl Base {
         attributes::read_xattrs(&self.open_in_view(path)?).map_err(read_failure)
     }
 
+    /// Where something else is mounted upon the base now: what is shown there is empty.
+    ///
+    /// # Errors
+    /// Those of reading `/proc/self/mountinfo`.
+    pub fn mounts_inside(&self) -> std::io::Result<Vec<TreePath>> {
+        let base = sys::file::mount_id(&self.plain.fd);
+        let below = |point: &[u8]| {
+            let rest = point.strip_prefix(&self.path[..])?;
+            let rest = if self.path == b"/" { rest } else { rest.strip_prefix(b"/")? };
+            TreePath::parse(rest).ok().filter(|path| !path.is_root())
+        };
+        let all = sys::mountinfo::read()?;
+        // What is mounted upon a mount of the base is inside that one.
+        let upon = all.iter().filter(|mount| base.is_none_or(|base| mount.parent == base));
+        let mut found: Vec<TreePath> = upon.filter_map(|mount| below(&mount.mount_point)).collect();
+        found.sort_unstable();
+        found.dedup();
+        Ok(found)
+    }
+
     /// Sizes and limits of the filesystem that holds the base (statvfs(3)).
     ///
     /// # Errors

@@ -593,6 +593,8 @@ fn a_mount_inside_the_base_is_an_empty_directory() {
         };
         check(&before);
         place.on_all(check);
+        let told: Vec<String> = before.mounts_inside().unwrap().iter().map(ToString::to_string).collect();
+        assert_eq!(told, ["bind", "bound", "tmp"]);
         for at in ["tmp", "bind", "bound"] {
             crate::sys::mount::unmount(&place.at(at), true).unwrap();
         }

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::date;
 use super::show;
 use crate::error::{Error, Kind, Result};
+use crate::fs::{Refusal, Refused};
 use crate::sandbox::verbs::{Applied, Change, Checked, Checkpoint, Collected, Operation, Restored, Status};
 use crate::types::{FileKind, TreePath};
 
@@ -41,6 +42,22 @@ pub(super) enum Line {
         target: String,
         #[serde(skip_serializing_if = "Option::is_none")]
         target_hex: Option<String>,
+        pid: Option<u32>,
+        process: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        process_hex: Option<String>,
+    },
+    RefusedRename {
+        path: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        path_hex: Option<String>,
+        to: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        to_hex: Option<String>,
+        pid: Option<u32>,
+        process: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        process_hex: Option<String>,
     },
     BaseProblem {
         path: String,
@@ -165,9 +182,20 @@ impl Line {
         }
     }
 
-    pub(super) fn refused_link(link: &TreePath, target: &[u8]) -> Line {
-        let ((path, path_hex), (target, target_hex)) = (text(link.as_bytes()), text(target));
-        Line::RefusedLink { path, path_hex, target, target_hex }
+    pub(super) fn refusal(refusal: &Refusal) -> Line {
+        let ((path, path_hex), (process, process_hex)) =
+            (text(refusal.path.as_bytes()), text(&refusal.process));
+        let pid = Some(refusal.pid).filter(|pid| *pid != 0);
+        match &refusal.what {
+            Refused::Link(target) => {
+                let (target, target_hex) = text(target);
+                Line::RefusedLink { path, path_hex, target, target_hex, pid, process, process_hex }
+            }
+            Refused::Rename(to) => {
+                let (to, to_hex) = text(to.as_bytes());
+                Line::RefusedRename { path, path_hex, to, to_hex, pid, process, process_hex }
+            }
+        }
     }
 
     pub(super) fn base_problem(path: &TreePath, reason: &str) -> Line {
@@ -311,6 +339,7 @@ fn file_kind(kind: FileKind) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fs::{Refusal, Refused};
     use crate::sandbox::verbs::ChangeKind;
     use crate::types::{Epoch, Ino, LayerId, Timestamp};
 
@@ -371,11 +400,15 @@ mod tests {
     #[test]
     fn every_tag_is_in_snake_case() {
         let path = TreePath::parse(b"l").unwrap();
-        let text = Line::refused_link(&path, b"/etc\xff").text().unwrap();
+        let refusal = |what| Refusal { path: path.clone(), what, pid: 7, process: b"cat".to_vec() };
+        let text = Line::refusal(&refusal(Refused::Link(b"/etc\xff".to_vec()))).text().unwrap();
         assert_eq!(
             text,
-            "{\"type\":\"refused_link\",\"path\":\"l\",\"target\":\"/etc\u{fffd}\",\"target_hex\":\"2f657463ff\"}"
+            "{\"type\":\"refused_link\",\"path\":\"l\",\"target\":\"/etc\u{fffd}\",\
+             \"target_hex\":\"2f657463ff\",\"pid\":7,\"process\":\"cat\"}"
         );
+        let text = Line::refusal(&refusal(Refused::Rename(path.clone()))).text().unwrap();
+        assert!(text.starts_with(r#"{"type":"refused_rename","path":"l","to":"l","pid":7"#), "{text}");
         assert!(Line::base_problem(&path, "EACCES").text().unwrap().contains(r#""type":"base_problem""#));
     }
 }

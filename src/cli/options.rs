@@ -83,8 +83,8 @@ fn links(policy: &[u8]) -> Result<Links> {
         b"deny" => Ok(Links::Deny),
         b"rewrite" => Ok(Links::Rewrite),
         b"literal" => Ok(Links::Literal),
-        b"show" => Err(bad(b"links=show", "it is not supported yet")),
-        _ => Err(bad(policy, "links is deny, rewrite or literal")),
+        b"show" => Ok(Links::Show),
+        _ => Err(bad(policy, "links is deny, show, rewrite or literal")),
     }
 }
 
@@ -136,6 +136,7 @@ mod tests {
             ("links=deny", plain()),
             ("links=rewrite", Choice { links: Links::Rewrite, ..plain() }),
             ("links=literal", Choice { links: Links::Literal, ..plain() }),
+            ("links=show", Choice { links: Links::Show, ..plain() }),
             (
                 "allow-target=/usr/bin,allow-target=/nix/",
                 Choice { allowed_targets: vec![b"/usr/bin".to_vec(), b"/nix".to_vec()], ..plain() },
@@ -162,7 +163,6 @@ mod tests {
             "ro=1",
             "links",
             "links=",
-            "links=show",
             "links=maybe",
             "store",
             "store=",
@@ -178,6 +178,5 @@ mod tests {
             let error = parse(text).unwrap_err();
             assert!(error.kind == Kind::Usage && error.hint.is_some(), "{text}");
         }
-        assert!(parse("links=show").unwrap_err().reason.contains("yet"));
     }
 }

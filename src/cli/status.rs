@@ -11,6 +11,7 @@ use super::out::Out;
 use super::target::{Target, wrong_answer};
 use super::{date, show};
 use crate::error::Result;
+use crate::fs::{Refusal, Refused};
 use crate::sandbox::verbs::{Reply, Request};
 
 /// Show where the sandbox is and how it stands
@@ -38,9 +39,9 @@ impl Status {
 type Data = crate::sandbox::verbs::Status;
 
 fn json(status: &Data) -> Result<Vec<String>> {
-    let links = status.refused_links.iter().map(|(link, target)| Line::refused_link(link, target));
     let problems = status.base_problems.iter().map(|(path, reason)| Line::base_problem(path, reason));
-    std::iter::once(Line::status(status)).chain(links).chain(problems).map(|line| line.text()).collect()
+    let refusals = status.refusals.iter().map(Line::refusal);
+    std::iter::once(Line::status(status)).chain(refusals).chain(problems).map(|line| line.text()).collect()
 }
 
 fn text(status: &Data) -> Vec<String> {
@@ -70,12 +71,9 @@ fn text(status: &Data) -> Vec<String> {
         epoch => format!("applied     {}", show::times(epoch.into())),
     });
     if status.refused_count > 0 {
-        all.push(format!(
-            "links that lead out were refused {}, the last:",
-            show::times(status.refused_count)
-        ));
-        let links = status.refused_links.iter();
-        all.extend(links.map(|(link, target)| format!("  {link} -> {}", path(target))));
+        let times = show::times(status.refused_count);
+        all.push(format!("what leads out was refused {times}, the last:"));
+        all.extend(status.refusals.iter().map(refusal));
     }
     if !status.base_problems.is_empty() {
         all.push("problems with the base:".to_owned());
@@ -83,6 +81,21 @@ fn text(status: &Data) -> Vec<String> {
         all.extend(problems.map(|(path, reason)| format!("  {path}: {}", show::one_line(reason))));
     }
     all
+}
+
+fn refusal(refusal: &Refusal) -> String {
+    let what = match &refusal.what {
+        Refused::Link(target) => show::one_line(&OsStr::from_bytes(target).display().to_string()),
+        Refused::Rename(to) => format!("(moved to) {to}"),
+    };
+    let who = match refusal.pid {
+        0 => "a process out of sight".to_owned(),
+        pid => {
+            let program = OsStr::from_bytes(&refusal.process).display().to_string();
+            format!("process {pid} ({})", show::one_line(&program))
+        }
+    };
+    format!("  {} -> {what}, by {who}", refusal.path)
 }
 
 #[cfg(test)]
@@ -101,7 +114,20 @@ mod tests {
             epoch: Epoch(1),
             store_bytes: 2048,
             kernel_nodes: 0,
-            refused_links: vec![(TreePath::parse(b"l").unwrap(), b"/etc\n".to_vec())],
+            refusals: vec![
+                Refusal {
+                    path: TreePath::parse(b"l").unwrap(),
+                    what: Refused::Link(b"/etc\n".to_vec()),
+                    pid: 7,
+                    process: b"c\n".to_vec(),
+                },
+                Refusal {
+                    path: TreePath::parse(b"a/d").unwrap(),
+                    what: Refused::Rename(TreePath::parse(b"d").unwrap()),
+                    pid: 0,
+                    process: Vec::new(),
+                },
+            ],
             refused_count: 3,
             base_problems: vec![(TreePath::parse(b"secret").unwrap(), "Permission denied".to_owned())],
         }
@@ -112,14 +138,15 @@ mod tests {
         let text = text(&status()).join("\n");
         assert!(text.contains("mount       not mounted\n"), "{text}");
         assert!(text.contains("changed     2 paths since the base\n"), "{text}");
-        assert!(text.contains("refused 3 times, the last:\n  l -> /etc\\n\n"), "{text}");
+        assert!(text.contains("refused 3 times, the last:\n  l -> /etc\\n, by process 7 (c\\n)\n"), "{text}");
+        assert!(text.contains("  a/d -> (moved to) d, by a process out of sight\n"), "{text}");
         assert!(text.ends_with("problems with the base:\n  secret: Permission denied"), "{text}");
     }
 
     #[test]
     fn json_has_a_line_per_thing() {
         let lines = json(&status()).unwrap();
-        assert_eq!(lines.len(), 3);
+        assert_eq!(lines.len(), 4);
         assert!(lines[0].starts_with(r#"{"type":"status","base":"/src/repo","store":"/s"#), "{}", lines[0]);
         assert!(lines[0].contains(r#""store_hex":"2f73ff""#), "{}", lines[0]);
     }

@@ -32,7 +32,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::error::{Error, FsError, FsResult, Result};
 use crate::fs::lower::{Lower, LowerNode};
 use crate::fs::table::{NodeTable, Place};
-use crate::jail::Jail;
+use crate::jail::{Jail, Walks};
 use crate::store::Store;
 use crate::store::layer::Upper;
 use crate::store::pool::PoolWriter;
@@ -43,6 +43,7 @@ use crate::types::{ByteRange, Epoch, FileKind, Ino, LayerId, Name, NodeId, TreeP
 
 pub use attrs::{SetAttr, SetTime, SetXattr};
 pub use content::{ReadPlan, SeekTo};
+pub use jailed::{LinkAnswer, Move, Refusal, Refused};
 pub use listing::DirEntry;
 pub use names::RenameMode;
 pub use state::{Found, State};
@@ -114,9 +115,6 @@ pub struct Reach {
     pub end: u64,
 }
 
-/// A link that was refused because it leads out.
-pub type RefusedLink = (TreePath, Vec<u8>);
-
 pub(crate) struct Core {
     pub(crate) state: State,
     pub(crate) upper: Upper,
@@ -127,11 +125,17 @@ pub(crate) struct Core {
     orphan_epochs: HashMap<Ino, Epoch>,
     scratch: Option<PoolWriter>,
     listings: HashMap<NodeId, listing::Listing>,
-    /// How far the text of each link that the kernel was given climbs.
-    served: HashMap<Ino, usize>,
+    /// The directories through which each link that the kernel holds was handed out.
+    handed: HashMap<NodeId, BTreeSet<NodeId>>,
+    /// Where the kernel may be walking the text of a link.
+    walks: Walks<NodeId, NodeId>,
+    /// The directory, or the two, that moved last, while the kernel may still see them where they were.
+    on_their_way: Vec<Move>,
+    /// Counts such moves.
+    moves: u64,
     /// Names under which the kernel was given a file that the tree does not know by that name: further links of the base.
     aliases: HashMap<Ino, BTreeSet<(Ino, Name)>>,
-    refused: VecDeque<RefusedLink>,
+    refused: VecDeque<Refusal>,
     refused_count: u64,
 }
 
@@ -155,7 +159,10 @@ impl Fs {
             orphan_epochs: HashMap::new(),
             scratch: None,
             listings: HashMap::new(),
-            served: HashMap::new(),
+            handed: HashMap::new(),
+            walks: Walks::default(),
+            on_their_way: Vec::new(),
+            moves: 0,
             aliases: HashMap::new(),
             refused: VecDeque::new(),
             refused_count: 0,
@@ -210,12 +217,6 @@ impl Fs {
         self.core().table.count()
     }
 
-    /// Links that were refused: the last hundred, and how many in all.
-    pub fn refused_links(&self) -> (Vec<RefusedLink>, u64) {
-        let core = self.core();
-        (core.refused.iter().cloned().collect(), core.refused_count)
-    }
-
     /// What went wrong with the base so far.
     pub fn base_problems(&self) -> Vec<(TreePath, String)> {
         let lower = Arc::clone(&self.core().lower);
@@ -235,6 +236,9 @@ impl Fs {
         let mut core = self.core();
         if let Some(held) = core.table.forget(id, count) {
             core.listings.remove(&id);
+            core.handed.remove(&id);
+            core.walks.forget_link(id);
+            core.walks.forget_dir(id);
             match held.place {
                 Place::Orphan => {
                     core.orphan_epochs.remove(&Ino(id.0));
@@ -245,8 +249,9 @@ impl Fs {
                     }
                 }
                 Place::Live { .. } => {
-                    core.served.remove(&held.ino);
-                    core.aliases.remove(&held.ino);
+                    if core.table.id_of(held.ino).is_none() {
+                        core.aliases.remove(&held.ino);
+                    }
                 }
             }
         }
@@ -308,8 +313,10 @@ impl Core {
             Place::Live { .. } if self.tree.node(held.ino).is_some() => Ok(Target::Covered(held.ino)),
             Place::Live { base: Some(path) } => match self.lower.lookup(path)? {
                 Some((ino, node)) if ino == held.ino => Ok(Target::Base(ino, path.clone(), node)),
+                _ if held.retired => Err(FsError::NotFound),
                 _ => Err(self.lower.drift(path)),
             },
+            Place::Live { base: None } if held.retired => Err(FsError::NotFound),
             Place::Live { base: None } => {
                 Err(FsError::Damage("a held node is neither in the tree nor in the base"))
             }
@@ -398,14 +405,16 @@ impl Core {
         attr.ok_or(FsError::NotFound)
     }
 
-    /// Hands out what a name stands for.
-    pub(crate) fn hand_out(&mut self, found: Found) -> FsResult<Entry> {
+    /// Hands out what a name in a directory stands for.
+    pub(crate) fn hand_out(&mut self, dir: NodeId, found: Found) -> FsResult<Entry> {
         let attr = self.attr(&found).ok_or(FsError::NotFound)?;
         let base = match found {
             Found::Base(_, path, _) => Some(path),
             Found::Covered(..) | Found::Nothing(_) => None,
         };
-        Ok(Entry { id: self.table.hold(attr.ino, base), attr })
+        let entry = Entry { id: self.table.hold(attr.ino, base), attr };
+        self.note_handed(dir, attr.ino, attr.kind);
+        Ok(entry)
     }
 
     /// The attributes of a covered node, to be changed and committed.
@@ -457,9 +466,6 @@ impl Core {
             self.orphans.apply(&Edit::Map { ino: key, range, to: Some(source) }).map_err(misfit)?;
         }
         self.orphan_epochs.insert(key, epoch);
-        if let Some(held) = self.table.get(id) {
-            self.served.remove(&held.ino);
-        }
         self.table.orphan(id);
         self.listings.remove(&id);
         Ok(())
@@ -481,14 +487,6 @@ impl Core {
             self.scratch = Some(pool);
         }
         self.scratch.as_mut().ok_or_else(|| Error::damage("create a scratch file", "it is gone"))
-    }
-
-    pub(crate) fn note_refused(&mut self, link: TreePath, target: Vec<u8>) {
-        self.refused_count += 1;
-        if self.refused.len() >= 100 {
-            self.refused.pop_front();
-        }
-        self.refused.push_back((link, target));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
-use crate::fs::{Caller, Core, Entry, Found, Fs, Target, acl, lower_kind};
+use crate::fs::{Caller, Core, Entry, Found, Fs, Move, Refused, Target, acl, lower_kind};
 use crate::store::record::{Body, Dentry, Edit, Meta, Node};
 use crate::sys::clock;
 use crate::types::{FileKind, Ino, Name, NodeId, TYPE_BITS, TreePath};
@@ -48,7 +48,7 @@ impl Fs {
         let mut core = self.core();
         let place = core.place(dir, name)?;
         core.note_alias(&place);
-        core.hand_out(place.found)
+        core.hand_out(dir, place.found)
     }
 
     /// Makes a file, fifo, socket or device (mknod(2)); `mode` has the type bits.
@@ -109,6 +109,7 @@ impl Fs {
             return Err(FsError::NotPermitted);
         }
         let ino = core.cover(id)?;
+        let parent = dir;
         let (dir, _) = core.cover_dir(dir)?;
         let mut meta = core.meta(ino)?;
         if meta.nlink >= LINK_MAX {
@@ -120,7 +121,7 @@ impl Fs {
         let dentry = Edit::Dentry { dir, name, to: Some(Dentry::Child { ino, hides: hides.clone() }) };
         let edits = vec![Edit::Meta { ino, meta }, dentry, core.touch_dir(dir, 0)?];
         core.commit(edits)?;
-        core.hand_out(Found::Covered(ino, hides))
+        core.hand_out(parent, Found::Covered(ino, hides))
     }
 
     /// Removes a name that is not a directory's.
@@ -145,6 +146,7 @@ impl Fs {
     /// # Errors
     /// ENOENT, ENOTDIR, ENOTEMPTY, or what the store answers.
     pub fn rmdir(&self, dir: NodeId, name: &Name) -> FsResult<()> {
+        let parent = dir;
         let mut core = self.core();
         let place = core.place(dir, name)?;
         if core.kind_of(&place.found)? != FileKind::Dir {
@@ -155,13 +157,18 @@ impl Fs {
         let mut edits = core.take_name_off(&place)?;
         edits.insert(0, Edit::Dentry { dir, name: name.clone(), to: core.what_remains(&place.found) });
         edits.push(core.touch_dir(dir, -1)?);
-        core.commit_after_orphaning(edits, &place.found)
+        let removed = place.found.ino().and_then(|ino| core.table.id_of(ino));
+        core.commit_after_orphaning(edits, &place.found)?;
+        if let Some(removed) = removed {
+            core.walks.remove(removed, parent);
+        }
+        Ok(())
     }
 
-    /// Moves a name (renameat2(2)). A directory moves as one name, whatever is below it.
+    /// Moves a name (renameat2(2)). A directory moves as one name, whatever is below it. `pid` is who asks.
     ///
     /// # Errors
-    /// As rename(2); EXDEV for a directory whose links would lead out from the new place.
+    /// As rename(2); EXDEV for a directory whose links would lead out from the new place, which is noted for `status`.
     pub fn rename(
         &self,
         from_dir: NodeId,
@@ -169,28 +176,23 @@ impl Fs {
         to_dir: NodeId,
         to: &Name,
         mode: RenameMode,
+        pid: u32,
     ) -> FsResult<()> {
         let mut core = self.core();
+        if from_dir != to_dir {
+            // The kernel lets only one such rename at a time come to us: it is through with the one before.
+            core.on_their_way.clear();
+        }
         let source = core.place(from_dir, from)?;
         let target = core.place(to_dir, to)?;
-        if matches!(source.found, Found::Nothing(_)) {
-            return Err(FsError::NotFound);
+        let renamed = core.rename((from_dir, &source), (to_dir, &target), mode);
+        if renamed == Err(FsError::LeavesJail) {
+            let path = |place: &Place| core.dir_path(place.dir, place.lower.as_ref());
+            let (path, to) = (path(&source)?.join(from), path(&target)?.join(to));
+            drop(core);
+            self.refuse(path, Refused::Rename(to), pid);
         }
-        match (mode, &target.found) {
-            (RenameMode::NoReplace, Found::Covered(..) | Found::Base(..)) => return Err(FsError::Exists),
-            (RenameMode::Exchange, Found::Nothing(_)) => return Err(FsError::NotFound),
-            _ => {}
-        }
-        if core.ino_of(&source.found).is_some() && core.ino_of(&source.found) == core.ino_of(&target.found) {
-            return Ok(());
-        }
-        core.check_move(&source, &target)?;
-        if mode == RenameMode::Exchange {
-            core.check_move(&target, &source)?;
-            core.exchange(from_dir, to_dir, &source, &target)
-        } else {
-            core.replace(from_dir, to_dir, &source, &target)
-        }
+        renamed
     }
 }
 
@@ -199,6 +201,44 @@ impl Core {
         let (dir, lower) = self.live_dir(dir)?;
         let found = self.find(dir, lower.as_ref(), name)?;
         Ok(Place { dir, lower, name: name.clone(), found })
+    }
+
+    fn rename(
+        &mut self,
+        (from_dir, source): (NodeId, &Place),
+        (to_dir, target): (NodeId, &Place),
+        mode: RenameMode,
+    ) -> FsResult<()> {
+        let Some(moved) = source.found.ino() else { return Err(FsError::NotFound) };
+        match (mode, &target.found) {
+            (RenameMode::NoReplace, Found::Covered(..) | Found::Base(..)) => return Err(FsError::Exists),
+            (RenameMode::Exchange, Found::Nothing(_)) => return Err(FsError::NotFound),
+            _ => {}
+        }
+        if Some(moved) == target.found.ino() {
+            return Ok(());
+        }
+        let mut moves = vec![self.check_move((from_dir, source), (to_dir, target))?];
+        let lost = target.found.ino();
+        let mut lost_dir = None;
+        if mode == RenameMode::Exchange {
+            moves.push(self.check_move((to_dir, target), (from_dir, source))?);
+            self.exchange(from_dir, to_dir, source, target)?;
+        } else {
+            lost_dir = lost.and_then(|ino| self.table.id_of(ino));
+            self.replace(from_dir, to_dir, source, target)?;
+        }
+        self.on_their_way.extend(moves.into_iter().flatten());
+        if let Some(lost) = lost_dir {
+            self.walks.remove(lost, to_dir);
+        }
+        let came = lost.filter(|_| mode == RenameMode::Exchange);
+        for (ino, dir) in [(Some(moved), to_dir), (came, from_dir)] {
+            if let Some((ino, kind)) = ino.and_then(|ino| Some((ino, self.tree.node(ino)?.kind()))) {
+                self.note_handed(dir, ino, kind);
+            }
+        }
+        Ok(())
     }
 
     /// Remembers a name by which the tree does not know a file with several links.
@@ -210,13 +250,6 @@ impl Core {
         };
         if links > 1 {
             self.aliases.entry(ino).or_default().insert((place.dir, place.name.clone()));
-        }
-    }
-
-    fn ino_of(&self, found: &Found) -> Option<Ino> {
-        match found {
-            Found::Covered(ino, _) | Found::Base(ino, ..) => Some(*ino),
-            Found::Nothing(_) => None,
         }
     }
 
@@ -236,6 +269,7 @@ impl Core {
         newborn: Newborn,
         who: Caller,
     ) -> FsResult<Entry> {
+        let parent = dir;
         let place = self.place(dir, name)?;
         let Found::Nothing(hides) = place.found else { return Err(FsError::Exists) };
         let (dir, _) = self.cover_dir(dir)?;
@@ -264,7 +298,7 @@ impl Core {
             self.touch_dir(dir, i32::from(is_dir))?,
         ];
         self.commit(edits)?;
-        self.hand_out(Found::Covered(ino, hides))
+        self.hand_out(parent, Found::Covered(ino, hides))
     }
 
     /// What a directory says of a name once the node behind it lost it.
@@ -337,13 +371,17 @@ impl Core {
         if names.is_empty() { Ok(()) } else { Err(FsError::NotEmpty) }
     }
 
-    /// Refuses a move that rename(2) does not allow, or that would let links below lead out.
-    fn check_move(&self, source: &Place, target: &Place) -> FsResult<()> {
-        let is_dir = self.kind_of(&source.found)? == FileKind::Dir;
-        if !is_dir {
-            return Ok(());
+    /// Refuses a move that rename(2) does not allow, or that would let links below lead out. Gives that of a directory into
+    /// another one.
+    fn check_move(
+        &mut self,
+        (from_dir, source): (NodeId, &Place),
+        (to_dir, target): (NodeId, &Place),
+    ) -> FsResult<Option<Move>> {
+        let Some(moved) = source.found.ino() else { return Err(FsError::NotFound) };
+        if self.kind_of(&source.found)? != FileKind::Dir {
+            return Ok(None);
         }
-        let Some(moved) = self.ino_of(&source.found) else { return Err(FsError::NotFound) };
         let mut at = (target.dir, target.lower.clone());
         loop {
             if at.0 == moved {
@@ -354,13 +392,7 @@ impl Core {
                 None => break,
             }
         }
-        self.check_links_stay_inside(moved, source, target)
-    }
-
-    fn check_links_stay_inside(&self, moved: Ino, source: &Place, target: &Place) -> FsResult<()> {
-        let before = self.depth_of(source.dir, source.lower.as_ref())?;
-        let after = self.depth_of(target.dir, target.lower.as_ref())?;
-        if after < before { self.check_served_links(moved, before - after) } else { Ok(()) }
+        self.note_move(moved, from_dir, to_dir)
     }
 
     fn replace(&mut self, from_dir: NodeId, to_dir: NodeId, source: &Place, target: &Place) -> FsResult<()> {

@@ -238,6 +238,7 @@ impl Core {
                 forgotten.names.insert((id, name));
             }
         }
+        self.cut_walks(&cut.iter().map(|(id, _)| *id).collect());
         self.state = after;
         let layer = std::mem::replace(&mut self.upper, next.upper);
         for (id, record) in cut {
@@ -249,7 +250,6 @@ impl Core {
         for (id, path) in kept_bases {
             self.table.set_base(id, Some(path));
         }
-        self.served.clear();
         Ok(Switched { forgotten, layer, state: before })
     }
 

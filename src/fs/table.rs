@@ -18,6 +18,10 @@ pub struct Held {
     pub nlookup: u64,
     /// What it is.
     pub place: Place,
+    /// Of a directory, the one in which the kernel sees it, or last saw it; none for the root.
+    pub within: Option<NodeId>,
+    /// Its number is handed out under another id from now on. Only links are: see `fs/jailed.rs`.
+    pub retired: bool,
 }
 
 /// Where a held node is.
@@ -46,7 +50,9 @@ impl NodeTable {
     pub fn new() -> NodeTable {
         let mut table = NodeTable { next: NodeId::RENUMBERED.0, ..NodeTable::default() };
         let place = Place::Live { base: Some(TreePath::root()) };
-        table.held.insert(NodeId::ROOT, Held { ino: Ino::ROOT, nlookup: 1, place });
+        table
+            .held
+            .insert(NodeId::ROOT, Held { ino: Ino::ROOT, nlookup: 1, place, within: None, retired: false });
         table
     }
 
@@ -58,7 +64,8 @@ impl NodeTable {
     /// The id under which a live node is held; none if the kernel does not hold it.
     pub fn id_of(&self, ino: Ino) -> Option<NodeId> {
         let id = self.renumbered.get(&ino).copied().unwrap_or(NodeId(ino.0));
-        self.held.get(&id).filter(|h| h.place != Place::Orphan && h.ino == ino).map(|_| id)
+        let current = |h: &&Held| h.place != Place::Orphan && h.ino == ino && !h.retired;
+        self.held.get(&id).filter(current).map(|_| id)
     }
 
     /// Hands a live node out once more.
@@ -73,7 +80,8 @@ impl NodeTable {
             return id;
         }
         let id = self.unused_id(ino);
-        self.held.insert(id, Held { ino, nlookup: 1, place: Place::Live { base } });
+        self.held
+            .insert(id, Held { ino, nlookup: 1, place: Place::Live { base }, within: None, retired: false });
         id
     }
 
@@ -111,6 +119,35 @@ impl NodeTable {
                 self.renumbered.remove(&held.ino);
             }
         }
+    }
+
+    /// Gives the number of a live node another id when it is handed out again; this one stays what it is.
+    pub fn retire(&mut self, id: NodeId) {
+        if let Some(held) = self.held.get_mut(&id) {
+            held.retired = true;
+            if self.renumbered.get(&held.ino) == Some(&id) {
+                self.renumbered.remove(&held.ino);
+            }
+        }
+    }
+
+    /// Says in which directory the kernel sees a directory.
+    pub fn set_within(&mut self, id: NodeId, above: NodeId) {
+        if let Some(held) = self.held.get_mut(&id) {
+            held.within = Some(above);
+        }
+    }
+
+    /// A held directory and those above it, as the kernel sees them. The last one is the root, or the kernel has let go of
+    /// the next one, and of everybody who stood below it.
+    pub fn line(&self, dir: NodeId) -> impl Iterator<Item = (NodeId, &Held)> {
+        let mut next = Some(dir);
+        std::iter::from_fn(move || {
+            let id = next?;
+            let held = self.held.get(&id)?;
+            next = held.within;
+            Some((id, held))
+        })
     }
 
     /// Says where a live node is in the base.
@@ -154,6 +191,21 @@ mod tests {
         assert_eq!(table.id_of(Ino(9)), Some(third), "forgetting the orphan does not touch the live node");
         assert!(table.forget(third, 1).is_some());
         assert_eq!(table.count(), 2, "the root and the second orphan");
+    }
+
+    #[test]
+    fn a_retired_id_stays_live_and_is_not_handed_out_again() {
+        let mut table = NodeTable::new();
+        let first = table.hold(Ino(9), None);
+        table.retire(first);
+        assert_eq!(table.id_of(Ino(9)), None);
+        let second = table.hold(Ino(9), None);
+        assert!(second != first && table.get(first).is_some_and(|held| held.place != Place::Orphan));
+        table.retire(second);
+        let third = table.hold(Ino(9), None);
+        assert!(third != first && third != second);
+        assert!(table.forget(second, 1).is_some() && table.forget(first, 1).is_some());
+        assert_eq!(table.id_of(Ino(9)), Some(third));
     }
 
     #[test]

@@ -26,14 +26,17 @@ use fuser::{
 };
 
 use crate::error::{FsError, FsResult};
-use crate::fs::{Caller, Fs, RenameMode, SeekTo, SetAttr, SetXattr};
+use crate::fs::{Caller, Fs, LinkAnswer, RenameMode, SeekTo, SetAttr, SetXattr};
 use crate::fuse::answer::Asked;
 use crate::fuse::counters::{Counters, Op};
 use crate::fuse::gate::{CUT_OFF, Gate};
 use crate::fuse::handshake;
+use crate::fuse::kernel::Channel;
 use crate::fuse::privileges::By;
+use crate::fuse::settle;
 use crate::fuse::translate::{FOREVER, decode_device, file_type, no_entry, node, set_time};
 use crate::fuse::workers::Workers;
+use crate::sys;
 use crate::types::Name;
 
 /// The most that one COPY_FILE_RANGE copies: the answer has 32 bits, and the program asks again.
@@ -53,6 +56,9 @@ pub(super) struct Door {
     open_unasked: bool,
     opendir_unasked: bool,
     workers: Workers,
+    /// Links that wait until the kernel has taken a move in. Apart from the others, one of which it may wait for.
+    settling: Workers,
+    channel: Arc<Channel>,
     counters: Arc<Counters>,
     gate: Arc<Gate>,
 }
@@ -67,6 +73,8 @@ impl Door {
             open_unasked: true,
             opendir_unasked: true,
             workers: Workers::default(),
+            settling: Workers::default(),
+            channel: Arc::default(),
             counters: Arc::default(),
             gate: Arc::default(),
         }
@@ -75,6 +83,11 @@ impl Door {
     /// What ends the service for everybody.
     pub(super) fn gate(&self) -> Arc<Gate> {
         Arc::clone(&self.gate)
+    }
+
+    /// The session, as others use it; it is connected when there is one.
+    pub(super) fn channel(&self) -> Arc<Channel> {
+        Arc::clone(&self.channel)
     }
 
     /// What was asked for so far.
@@ -139,6 +152,7 @@ impl Filesystem for Door {
 
     fn destroy(&mut self) {
         self.workers.finish();
+        self.settling.finish();
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
@@ -200,8 +214,22 @@ impl Filesystem for Door {
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
-        let asked = self.asked(Op::Readlink, request, ino, None);
-        asked.answer_data(self.fs.readlink(node(ino)), reply);
+        let asked: Asked<'static> = self.asked(Op::Readlink, request, ino, None);
+        // Whoever only reads the text may see it; the kernel waits for us in the very call that says so.
+        if self.fs.tells_stored_text() && sys::proc::is_in_readlink(request.pid()) == Some(true) {
+            return asked.answer_data(self.fs.link_text(node(ino)), reply);
+        }
+        match self.fs.readlink(node(ino), request.pid()) {
+            Ok(LinkAnswer::Text(text)) => reply.data(&text),
+            Err(error) => reply.error(asked.refuse(&error)),
+            Ok(LinkAnswer::Wait(first)) => {
+                let (fs, channel) = (Arc::clone(&self.fs), Arc::clone(&self.channel));
+                self.settling.run(move || {
+                    asked
+                        .answer_data(settle::read_settled(&fs, &channel, node(ino), asked.pid, first), reply);
+                });
+            }
+        }
     }
 
     fn mknod(
@@ -280,7 +308,7 @@ impl Filesystem for Door {
         let asked = self.asked(Op::Rename, request, parent, Some(name));
         let result = || {
             let (from, to, mode) = (name_of(name)?, name_of(newname)?, rename_mode(flags)?);
-            self.fs.rename(node(parent), &from, node(newparent), &to, mode)
+            self.fs.rename(node(parent), &from, node(newparent), &to, mode, request.pid())
         };
         asked.answer_empty(result(), reply);
     }

@@ -28,6 +28,8 @@ pub(super) fn verdict(error: &FsError) -> (fuser::Errno, Level) {
         FsError::Unsupported => (Errno::EOPNOTSUPP, Level::Debug),
         // As RESOLVE_BENEATH of openat2(2) answers; `fs` has logged the link itself.
         FsError::LeavesJail => (Errno::EXDEV, Level::Debug),
+        // The kernel then walks the path again, and asks for each name anew.
+        FsError::Stale => (Errno::ESTALE, Level::Debug),
         FsError::ReadOnly => (Errno::EROFS, Level::Debug),
         FsError::Drift(_) | FsError::Damage(_) => (Errno::EIO, Level::Warn),
         FsError::Host(code) => (from_host(*code), Level::Warn),

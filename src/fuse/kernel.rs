@@ -13,6 +13,7 @@
 //! the door must be able to serve meanwhile.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -54,6 +55,17 @@ impl Channel {
     /// Closes it, for good.
     pub(super) fn close(&self) {
         *self.0.lock() = None;
+    }
+
+    /// Returns when nobody holds the lock of a directory in the kernel who held it when this was called. `name` is one that
+    /// the directory does not have.
+    pub(super) fn wait_for_lock(&self, dir: NodeId, name: &OsStr) {
+        // The kernel says that it does not know the name, or not the directory, in which then nothing is under way.
+        if let Some(line) = self.line()
+            && let Err(error) = line.notifier.inval_entry(INodeNo(dir.0), name)
+        {
+            log::debug!("wait for directory {}: {error}", dir.0);
+        }
     }
 
     fn line(&self) -> Option<Arc<Line>> {

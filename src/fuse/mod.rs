@@ -16,6 +16,7 @@ mod gate;
 mod handshake;
 mod kernel;
 mod privileges;
+mod settle;
 mod translate;
 mod workers;
 
@@ -161,11 +162,10 @@ fn start(
 ) -> Result<Mounted> {
     let attempt = || format!("serve '{}'", unmounter.mount_point.display());
     let raw = device.try_clone().attempt(attempt)?;
-    let (counters, gate) = (door.counters(), door.gate());
+    let (counters, gate, channel) = (door.counters(), door.gate(), door.channel());
     let mut config = Config::default();
     config.n_threads = Some(1);
     let session = Session::from_fd(door, device, SessionACL::All, config).attempt(attempt)?;
-    let channel = Arc::new(Channel::default());
     channel.connect(session.notifier(), raw);
     let closer = CloseAtEnd(Arc::clone(&channel));
     let thread = Builder::new().name("jailfs-session".into()).spawn(move || {

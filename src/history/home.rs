@@ -2,7 +2,7 @@
 //!
 //! The same code writes the tree home, sets the base back after a failure or a crash, and undoes an apply: each makes a
 //! list of paths look as in a state. Every call is beneath the base and follows no link. New content is staged next to its
-//! target and renamed over it; a file with further links is written anew in place, so that they stay links. What is
+//! target and renamed over it; a file with further links in the base is written anew in place, so that they stay links. What is
 //! written here may be cut off at any step: the pre-images that were recorded before tell how to take it back.
 
 use std::collections::BTreeMap;
@@ -140,9 +140,13 @@ impl<'a> Home<'a> {
         (old, new): (&Found, &Found),
         record: &Node,
     ) -> FsResult<()> {
-        // A file with more links is written anew in place: a new file would leave the other links behind.
+        // A file with more links is written anew in place: a new file would leave the other links behind. Unless these are
+        // all outside of the base: what is there is not ours to write.
+        let links = |ino: &Ino| self.linked.values().filter(|of| *of == ino).count();
         let linked = match old {
-            Found::Base(ino, _, LowerNode::Base(stat)) => stat.nlink > 1 && new.ino() == Some(*ino),
+            Found::Base(ino, _, LowerNode::Base(stat)) => {
+                stat.nlink > 1 && new.ino() == Some(*ino) && links(ino) > 1
+            }
             Found::Base(..) | Found::Covered(..) | Found::Nothing(_) => false,
         };
         if linked {

@@ -1,13 +1,14 @@
 //! A toy of the kernel's walk follows what the resolver serves, in random trees, also while somebody changes them.
 //! It asserts what the module is for: no walk ever gets out, and none ends elsewhere than in the bare directory.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::toy::{Kind, ROOT, Toy};
-use super::{Answer, Jail, LINKS_MAX, Policy, components, host_parts};
+use super::{Answer, Jail, LINKS_MAX, Policy, Walks, components, host_parts};
 
 /// How a walk ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -294,22 +295,55 @@ fn mischiefs() -> impl Strategy<Value = Mischief> {
     })
 }
 
-/// Makes the change, except one that moves the directory in which the walk stands nearer to the root: such renames
-/// are refused.
-fn make(toy: &mut Toy, mischief: &Mischief, walker: usize, next: &[u8]) {
-    let dirs: Vec<usize> = (0..toy.nodes.len()).filter(|&node| toy.is_dir(node)).collect();
-    let aimed = mischief.aimed && toy.is_dir(walker) && next != b"." && next != b"..";
+/// How far below `top` a directory is; none if it is elsewhere or gone.
+fn below(toy: &Toy, top: usize) -> impl Fn(usize) -> Option<usize> + '_ {
+    move |dir| {
+        let mut at = dir;
+        let mut levels = 0;
+        while at != top {
+            if at == ROOT || toy.nodes[at].gone {
+                return None;
+            }
+            at = toy.nodes[at].parent;
+            levels += 1;
+        }
+        Some(levels)
+    }
+}
+
+/// Makes the change, unless the marks of walks forbid it: such renames are refused. `link` stands for the one walk.
+fn make(toy: &mut Toy, walks: &mut Walks<(), usize>, mischief: &Mischief, walker: usize, next: &[u8]) {
+    let alive = |toy: &Toy, node: usize| below(toy, ROOT)(node).is_some();
+    let dirs: Vec<usize> =
+        (0..toy.nodes.len()).filter(|&node| toy.is_dir(node) && alive(toy, node)).collect();
+    let aimed = mischief.aimed && toy.is_dir(walker) && alive(toy, walker) && next != b"." && next != b"..";
     let (dir, name) = if aimed { (walker, next) } else { (*mischief.dir.get(&dirs), &mischief.name[..]) };
+    let moved = match &mischief.put {
+        Put::Move(which) => Some(*which.get(&dirs)),
+        Put::New(_) | Put::Nothing => None,
+    };
+    if let Some(moved) = moved {
+        let allowed = walks.may_stand_at(toy.depth(dir) + 1, below(toy, moved));
+        if moved == ROOT || toy.is_within(dir, moved) || !allowed {
+            return;
+        }
+    }
+    // What has the name must be empty to lose it, as rmdir(2) and rename(2) demand of a directory.
+    if let Some(lost) = toy.child(dir, name) {
+        if Some(lost) == moved || matches!(&toy.nodes[lost].kind, Kind::Dir(names) if !names.is_empty()) {
+            return;
+        }
+        if toy.is_dir(lost) {
+            walks.remove(lost, dir);
+        }
+    }
     match &mischief.put {
         Put::New(made) => {
             toy.add(dir, name, kind(made));
         }
-        Put::Move(which) => {
-            let moved = *which.get(&dirs);
-            let nearer = toy.depth(dir) + 1 < toy.depth(moved);
-            if moved == ROOT || toy.is_within(dir, moved) || (nearer && toy.is_within(walker, moved)) {
-                return;
-            }
+        Put::Move(_) => {
+            let Some(moved) = moved else { return };
+            walks.leave(toy.nodes[moved].parent, below(toy, moved));
             toy.take(moved);
             toy.put(dir, name, moved);
         }
@@ -353,15 +387,24 @@ proptest! {
         for (dir, text) in starts(&toy, &extra) {
             for late in 0..3 {
                 let mut tree = toy.clone();
+                let walks = RefCell::new(Walks::default());
                 let mut changes = changes.iter();
                 let mut step = 0;
                 let mischief = |tree: &mut Toy, walker: usize, next: &[u8]| {
                     step += 1;
+                    // While the directory is gone nothing is served for a link in it, and nothing asked.
                     if step > late && let Some(change) = changes.next() {
-                        make(tree, change, walker, next);
+                        make(tree, &mut walks.borrow_mut(), change, walker, next);
                     }
                 };
-                let end = walk(&jail, Ground::Kernel, &mut tree, dir, &text, served(&jail), mischief);
+                let read = |toy: &Toy, dir: usize, stored: &[u8]| {
+                    let answer = served(&jail)(toy, dir, stored);
+                    if let Ok(text) = &answer {
+                        walks.borrow_mut().serve((), dir, Jail::climb(text));
+                    }
+                    answer
+                };
+                let end = walk(&jail, Ground::Kernel, &mut tree, dir, &text, read, mischief);
                 prop_assert_ne!(end, End::Out, "{} in {}", text.escape_ascii(), dir);
             }
         }

@@ -10,8 +10,8 @@
 //! **Why that is enough.** Between our answer and the kernel's walk anybody may exchange any name for a link. A name
 //! leads down, or to a link; and for that link the kernel asks us again, where it is judged at its own directory.
 //! Only `..` leads up, and the leading ones are walked from the directory of the link, whose depth is known. That
-//! depth shrinks only if the directory, or one above it, moves up; such renames are refused elsewhere, with the help
-//! of [`Jail::escapes_from_depth`]. After a name a `..` would be walked from wherever that name leads by then, so
+//! depth shrinks only if the directory, or one above it, moves up; such renames are refused while a walk may be under
+//! way ([`Walks`]). After a name a `..` would be walked from wherever that name leads by then, so
 //! there it is never served. The resolution below decides *which* of the safe texts is given and what is refused;
 //! safety rests on the shape alone.
 //!
@@ -49,6 +49,9 @@ mod kernel_tests;
 mod table_tests;
 #[cfg(test)]
 mod toy;
+mod walks;
+
+pub use walks::Walks;
 
 /// The longest text of a link, in bytes, that symlink(2) takes and a READLINK reply can carry: `PATH_MAX` less the
 /// NUL.
@@ -99,7 +102,7 @@ pub enum Policy {
     Rewrite,
     /// As stored, nothing is judged: for views that are themselves the jail.
     Literal,
-    /// As [`Policy::Deny`] here; whether the reader only wants to see the text is judged elsewhere.
+    /// As [`Policy::Deny`]; whoever only reads a text is told what is stored without asking here.
     Show,
 }
 

@@ -30,6 +30,10 @@ use crate::types::{FileKind, Ino, LayerId, TreePath};
 
 pub use crate::store::StoreOptions;
 
+/// What is said of a path of the base at which something else is mounted.
+const MOUNTED_UPON: &str = "something else is mounted there; it is shown empty";
+/// Problems with the base that `status` tells.
+const PROBLEMS: usize = 100;
 /// The one head of a store.
 const HEAD: &str = "main";
 
@@ -222,7 +226,7 @@ impl Sandbox {
         };
         let changed =
             diff::changes(&since, &self.fs().state(), true).attempt(|| "compare with the last checkpoint")?;
-        let (refused_links, refused_count) = self.fs().refused_links();
+        let (refusals, refused_count) = self.fs().refusals();
         let mount = self.mounted.lock().clone();
         Ok(Status {
             base: self.base_path.as_os_str().as_bytes().to_owned(),
@@ -234,10 +238,21 @@ impl Sandbox {
             epoch: self.timeline.base_epoch(),
             store_bytes: self.timeline.store().disk_usage(),
             kernel_nodes: self.fs().held_nodes() as u64 - 1,
-            refused_links,
+            refusals,
             refused_count,
-            base_problems: self.fs().base_problems(),
+            base_problems: self.base_problems(),
         })
+    }
+
+    /// What is wrong with the base, and what of it is not shown.
+    fn base_problems(&self) -> Vec<(TreePath, String)> {
+        let mut problems = self.fs().base_problems();
+        match self.fs().state().lower.base().mounts_inside() {
+            Ok(mounts) => problems.extend(mounts.into_iter().map(|path| (path, MOUNTED_UPON.to_owned()))),
+            Err(error) => problems.push((TreePath::root(), format!("its mounts cannot be listed: {error}"))),
+        }
+        problems.truncate(PROBLEMS);
+        problems
     }
 
     /// All sealed states, newest first.

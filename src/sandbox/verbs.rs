@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::fs::Refusal;
 use crate::types::{Epoch, FileKind, Ino, LayerId, Timestamp, TreePath};
 
 /// Names a state of the tree: `@`, `@-N`, `base`, a checkpoint's number or its name.
@@ -219,9 +220,9 @@ pub struct Status {
     pub store_bytes: u64,
     /// Nodes that the kernel holds now.
     pub kernel_nodes: u64,
-    /// Links that were refused because they lead out: link and target, newest last, at most 100.
-    pub refused_links: Vec<(TreePath, Vec<u8>)>,
-    /// How many times a link was refused.
+    /// Ways out that were blocked, each once for a program, newest last, at most 100.
+    pub refusals: Vec<Refusal>,
+    /// How many times one was blocked.
     pub refused_count: u64,
     /// Paths of the base that could not be read, or that changed behind our back, with the reason; at most 100.
     pub base_problems: Vec<(TreePath, String)>,

@@ -101,6 +101,49 @@ fn parse_privileges(status: &[u8]) -> Option<Privileges> {
     Some(Privileges { capabilities, groups: groups.filter_map(parse_number).collect() })
 }
 
+/// The name of the program that a thread runs (`comm`), without a newline; `None` if it is gone or hidden from us.
+pub fn program_of(tid: u32) -> Option<Vec<u8>> {
+    let mut name = std::fs::read(format!("/proc/{tid}/comm")).ok()?;
+    if name.last() == Some(&b'\n') {
+        name.pop();
+    }
+    Some(name)
+}
+
+/// Whether a thread that is blocked in a system call is in readlink(2) or readlinkat(2). `None` if it cannot be told: it
+/// is gone or hidden from us, or it runs. A thread that is no process's own, as those of io_uring are, is in none; nor is
+/// one that speaks to the kernel in another ABI than ours (32 bits): its numbers mean other calls.
+pub fn is_in_readlink(tid: u32) -> Option<bool> {
+    let path = format!("/proc/{tid}/syscall");
+    for _ in 0..ABOUT_TO_SLEEP {
+        match std::fs::read(&path).ok()? {
+            // It has asked us and is about to wait for the answer.
+            running if running.starts_with(b"running") => std::thread::yield_now(),
+            text => return parse_syscall(&text),
+        }
+    }
+    None
+}
+
+/// How often a thread that is about to sleep is looked at again.
+const ABOUT_TO_SLEEP: usize = 1000;
+
+/// `89 0x7ffe... 0x... 0x... 0x... 0x... 0x... SP PC` (proc_pid_syscall(5)), or `running`, or `-1 SP PC`.
+fn parse_syscall(text: &[u8]) -> Option<bool> {
+    let text = std::str::from_utf8(text).ok()?;
+    let fields: Vec<&str> = text.split_ascii_whitespace().collect();
+    let [number, .., stack, counter] = &fields[..] else { return None };
+    let number: libc::c_long = number.parse().ok()?;
+    // A thread of the kernel has the number of the call in which it was made, and stands nowhere.
+    let stands = |place: &str| place.strip_prefix("0x").is_some_and(|digits| digits != "0");
+    Some(READLINKS.contains(&number) && fields.len() == 9 && stands(stack) && stands(counter))
+}
+
+#[cfg(target_arch = "x86_64")]
+const READLINKS: &[libc::c_long] = &[libc::SYS_readlink, libc::SYS_readlinkat];
+#[cfg(not(target_arch = "x86_64"))]
+const READLINKS: &[libc::c_long] = &[libc::SYS_readlinkat];
+
 fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
 }
@@ -277,6 +320,26 @@ libc.pthread_exit(None)";
         let parsed = parse_privileges(b"Name:\tx\nGroups:\t4 24 1000 \nCapEff:\t000001ffffffffff\n").unwrap();
         assert_eq!(parsed, Privileges { capabilities: 0x1ff_ffff_ffff, groups: vec![4, 24, 1000] });
         assert!(parse_privileges(b"Groups:\t \nCapEff:\t0\n").unwrap().groups.is_empty());
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn only_a_blocked_readlink_of_our_own_abi_is_one() {
+        let tail = "0xffffff9c 0x7ffc0000 0x7ffc1000 0x1000 0x0 0x0 0x7ffc2000 0x7f0000001000\n";
+        for (number, is) in [("89", true), ("267", true), ("257", false), ("78", false), ("85", false)] {
+            assert_eq!(parse_syscall(format!("{number} {tail}").as_bytes()), Some(is), "{number}");
+        }
+        // A worker of io_uring, made during a readlink: it stands nowhere.
+        let worker = b"267 0xffffff9c 0x7ffc0000 0x7ffc1000 0x1000 0x0 0x0 0x0 0x0\n";
+        assert_eq!(parse_syscall(worker), Some(false));
+        assert_eq!(parse_syscall(b"1073741913 0x0 0x0 0x0 0x0 0x0 0x0 0x1 0x1\n"), Some(false), "x32");
+        assert_eq!(parse_syscall(b"-1 0x7ffc2000 0x7f0000001000\n"), Some(false), "in no system call");
+        for odd in [&b"running\n"[..], b"", b"\xff", b"0x59 1 2"] {
+            assert_eq!(parse_syscall(odd), None);
+        }
+        assert_eq!(is_in_readlink(0), None);
+        assert_eq!(is_in_readlink(std::process::id()), is_in_readlink(std::process::id()).filter(|is| !is));
+        assert_eq!(program_of(0), None);
     }
 
     #[test]

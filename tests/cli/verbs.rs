@@ -172,7 +172,7 @@ fn the_log_and_the_status_count_what_there_is() {
     assert!(status.contains("checkpoint  2 'two', 20"), "{status}");
     assert!(status.contains("changed     1 path since the checkpoint\n"), "{status}");
     assert!(
-        status.contains("links that lead out were refused once, the last:\n  out -> /etc/passwd\n"),
+        status.contains("what leads out was refused once, the last:\n  out -> /etc/passwd, by process "),
         "{status}"
     );
     let json = place.json("mnt", "status");

@@ -1,0 +1,28 @@
+//! The wall of the mount, as an attacker meets it: a table of attacks in five configurations, races on real mounts, and
+//! the same attacks where they must be seen to succeed.
+
+#![expect(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::disallowed_methods,
+    reason = "a failure is what a test is for"
+)]
+
+#[path = "attack/apply.rs"]
+mod apply;
+#[path = "attack/base.rs"]
+mod base;
+mod common;
+#[path = "attack/place.rs"]
+mod place;
+#[path = "attack/policies.rs"]
+mod policies;
+#[path = "attack/races.rs"]
+mod races;
+#[path = "attack/table.rs"]
+mod table;
+#[path = "attack/walks.rs"]
+mod walks;

@@ -1,0 +1,188 @@
+//! What `apply` writes, while base and agent race.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use jailfs::fs::Caller;
+use jailfs::sandbox::verbs::{Reply, Request};
+use jailfs::sandbox::{Sandbox, StoreOptions};
+use jailfs::types::{Name, NodeId};
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+
+const ME: Caller = Caller { uid: 0, gid: 0 };
+const TIME: Duration = Duration::from_secs(2);
+/// How much longer it may take until one apply has come through.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// Everything that is seen of the outside.
+fn look(dir: &Path) -> BTreeMap<PathBuf, String> {
+    let all = crate::common::snapshot(dir);
+    all.into_iter().map(|seen| (seen.path, format!("{:?} {:?}", &seen.stat[..9], seen.bytes))).collect()
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+/// A base with a directory `d`, and beside it a link `l` to a directory outside that looks the same.
+struct Ground {
+    _dir: tempfile::TempDir,
+    base: PathBuf,
+    store: PathBuf,
+    outside: PathBuf,
+}
+
+impl Ground {
+    fn new() -> Ground {
+        let dir = tempfile::tempdir().unwrap();
+        let [base, store, outside] = ["base", "store", "outside"].map(|name| dir.path().join(name));
+        for dir in [base.join("d"), outside.clone()] {
+            fs::create_dir_all(dir.join("sub")).unwrap();
+            for file in ["f", "gone", "sub/g"] {
+                fs::write(dir.join(file), "old").unwrap();
+            }
+        }
+        symlink("../outside", base.join("l")).unwrap();
+        Ground { _dir: dir, base, store, outside }
+    }
+
+    /// Exchanges the directory and the link until told to stop.
+    fn swap(&self, stop: &AtomicBool, swaps: &AtomicU64) {
+        let [d, l] = ["d", "l"].map(|name| self.base.join(name));
+        while !stop.load(Ordering::Relaxed) {
+            let done = renameat2(AT_FDCWD, &d, AT_FDCWD, &l, RenameFlags::RENAME_EXCHANGE);
+            swaps.fetch_add(u64::from(done.is_ok()), Ordering::Relaxed);
+        }
+    }
+
+    fn open(&self) -> std::sync::Arc<Sandbox> {
+        loop {
+            // What was left half done is taken back at the start, which may fail by a swap as well.
+            match Sandbox::create_or_open(&self.base, &self.store, &StoreOptions::default()) {
+                Ok(sandbox) => return sandbox,
+                Err(error) => assert!(error.kind != jailfs::error::Kind::Damage, "{error}"),
+            }
+        }
+    }
+}
+
+/// One round of an agent's work: changes, makes and removes files below `d`, as far as it is there just now.
+fn work(sandbox: &Sandbox, round: u64) -> bool {
+    let fs = sandbox.fs();
+    let Ok(dir) = fs.lookup(NodeId::ROOT, &name("d")) else { return false };
+    let text = format!("new {round}");
+    for file in ["f", "made"] {
+        let found =
+            fs.lookup(dir.id, &name(file)).or_else(|_| fs.mknod(dir.id, &name(file), 0o100_644, 0, 0, ME));
+        if let Ok(entry) = found {
+            let _done = fs.write(entry.id, 0, text.as_bytes(), false);
+        }
+    }
+    let _done = fs.unlink(dir.id, &name("gone"));
+    let _done = fs.mkdir(dir.id, &name(&format!("n{}", round % 4)), 0o755, 0, ME);
+    true
+}
+
+#[test]
+fn apply_never_writes_through_a_link_while_base_and_agent_race() {
+    let ground = Ground::new();
+    let before = look(&ground.outside);
+    let (stop, swaps, applied, refused) =
+        (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| ground.swap(&stop, &swaps));
+        let end = Instant::now() + TIME;
+        let mut round = 0;
+        let nothing_yet = || {
+            let none = |count: &AtomicU64| count.load(Ordering::Relaxed) == 0;
+            (none(&applied) || none(&refused)) && Instant::now() < end + PATIENCE
+        };
+        while Instant::now() < end || nothing_yet() {
+            let sandbox = ground.open();
+            std::thread::scope(|inner| {
+                let agent = inner.spawn(|| {
+                    let mut round = 0;
+                    while work(&sandbox, round) && round < 50 {
+                        round += 1;
+                    }
+                });
+                for _ in 0..5 {
+                    round += 1;
+                    work(&sandbox, round);
+                    match sandbox.handle(Request::Apply { paths: vec![], dry_run: false, undo: false }) {
+                        Ok(Reply::Applied(told)) if told.conflicts.is_empty() => {
+                            applied.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Ok(_) | Err(_) => {
+                            refused.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+                agent.join().unwrap();
+            });
+            assert_eq!(look(&ground.outside), before);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(look(&ground.outside), before);
+    let [swaps, applied, refused] = [swaps, applied, refused].map(AtomicU64::into_inner);
+    eprintln!("{swaps} swaps, {applied} applies, {refused} refused");
+    assert!(swaps > 100 && applied > 0 && refused > 0, "{swaps} {applied} {refused}");
+}
+
+/// So the race is one: a program that writes by path gets out at once.
+#[test]
+fn a_copy_by_path_is_led_out_of_the_base_in_the_same_race() {
+    let ground = Ground::new();
+    let before = look(&ground.outside);
+    let (stop, swaps) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| ground.swap(&stop, &swaps));
+        let end = Instant::now() + Duration::from_secs(20);
+        while look(&ground.outside) == before {
+            assert!(Instant::now() < end, "it never got out");
+            let _written = fs::write(ground.base.join("d/f"), "new");
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// A backup made of hard links, or a package store that files were linked from.
+#[test]
+fn what_an_apply_replaces_is_not_changed_under_its_names_outside_of_the_base() {
+    let ground = Ground::new();
+    for (name, outside) in [("one", "kept-one"), ("two", "kept-two")] {
+        fs::write(ground.base.join(name), "old").unwrap();
+        fs::hard_link(ground.base.join(name), ground.outside.join(outside)).unwrap();
+    }
+    fs::hard_link(ground.base.join("d/f"), ground.base.join("d/pair")).unwrap();
+    let sandbox = ground.open();
+    for (dir, file) in
+        [(NodeId::ROOT, "one"), (sandbox.fs().lookup(NodeId::ROOT, &name("d")).unwrap().id, "f")]
+    {
+        let file = sandbox.fs().lookup(dir, &name(file)).unwrap();
+        sandbox.fs().write(file.id, 0, b"new", false).unwrap();
+    }
+    sandbox.handle(Request::Apply { paths: vec![], dry_run: false, undo: false }).unwrap();
+    let read = |path: PathBuf| fs::read_to_string(path).unwrap();
+    assert_eq!(
+        (read(ground.base.join("one")), read(ground.outside.join("kept-one"))),
+        ("new".into(), "old".into())
+    );
+    assert_eq!(
+        (read(ground.base.join("two")), read(ground.outside.join("kept-two"))),
+        ("old".into(), "old".into())
+    );
+    assert_eq!(read(ground.base.join("d/pair")), "new", "links within the base stay links");
+    let number = |path: PathBuf| fs::metadata(path).unwrap().ino();
+    assert_eq!(number(ground.base.join("two")), number(ground.outside.join("kept-two")), "nobody touched it");
+    sandbox.handle(Request::Apply { paths: vec![], dry_run: false, undo: true }).unwrap();
+    assert_eq!(
+        (read(ground.base.join("one")), read(ground.base.join("d/pair"))),
+        ("old".into(), "old".into())
+    );
+}

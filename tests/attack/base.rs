@@ -1,0 +1,101 @@
+//! The base under a live mount: what is mounted in it, and what happens to it while the mount reads.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+use nix::mount::{MsFlags, mount};
+
+use crate::place::{JAILFS, Place};
+
+const FILES: usize = 600;
+
+fn place() -> Place {
+    let place = Place::new(Duration::from_secs(120));
+    for dir in ["base/d/deep", "mnt", "home", "out/deep"] {
+        fs::create_dir_all(place.at(dir)).unwrap();
+    }
+    place
+}
+
+#[test]
+fn a_mount_in_the_base_is_seen_empty_and_told_by_status() {
+    let place = place();
+    let none = None::<&str>;
+    mount(Some("none"), &place.at("base/d"), Some("tmpfs"), MsFlags::empty(), none).unwrap();
+    fs::write(place.at("base/d/secret"), "secret").unwrap();
+    fs::create_dir(place.at("base/d/in")).unwrap();
+    mount(Some("none"), &place.at("base/d/in"), Some("tmpfs"), MsFlags::empty(), none).unwrap();
+    place.ok(&["mount", "base", "mnt"]);
+    assert_eq!(fs::read_dir(place.at("mnt/d")).unwrap().count(), 0);
+    assert!(fs::read(place.at("mnt/d/secret")).is_err());
+    let status = place.ok(&["-C", "mnt", "status", "--json"]);
+    let told: Vec<&str> = status.lines().filter(|line| line.contains("base_problem")).collect();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(
+        told[0].contains(r#""path":"d""#) && told[0].contains("something else is mounted there"),
+        "{told:?}"
+    );
+    let text = place.ok(&["-C", "mnt", "status"]);
+    assert!(
+        text.contains("problems with the base:\n  d: something else is mounted there; it is shown empty"),
+        "{text}"
+    );
+    place.ok(&["umount", "mnt"]);
+}
+
+/// Somebody exchanges a directory of the base for a link to one outside, in which files of the same names lie. With the
+/// calls of this kernel, and where openat2(2) is missing or forbidden.
+#[test]
+fn a_mount_never_shows_what_is_outside_of_a_base_that_is_swapped_under_it() {
+    for mask in ["", "ENOSYS", "EPERM"] {
+        let place = place();
+        for n in 0..FILES {
+            for (dir, text) in [("base/d", "inside"), ("out", "outside")] {
+                fs::write(place.at(&format!("{dir}/f{n}")), text).unwrap();
+                fs::write(place.at(&format!("{dir}/deep/f{n}")), text).unwrap();
+            }
+        }
+        symlink("../out", place.at("base/l")).unwrap();
+        let mut command = Command::new(if mask.is_empty() { JAILFS } else { "/usr/bin/python3" });
+        if !mask.is_empty() {
+            let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/mask.py");
+            command.args(["-I", script, mask, JAILFS]);
+        }
+        place.environment(command.args(["mount", "base", "mnt"]).current_dir(place.top()));
+        assert!(command.status().unwrap().success());
+        // What the kernel has met as a directory it does not take for a link.
+        assert!(fs::metadata(place.at("mnt/d/deep")).unwrap().is_dir());
+        let (stop, swaps) = (AtomicBool::new(false), AtomicU64::new(0));
+        let (mut inside, mut refused) = (0, 0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let [d, l] = ["base/d", "base/l"].map(|name| place.at(name));
+                while !stop.load(Ordering::Relaxed) {
+                    renameat2(AT_FDCWD, &d, AT_FDCWD, &l, RenameFlags::RENAME_EXCHANGE).unwrap();
+                    swaps.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            // Each name once, so that the kernel remembers none.
+            for n in 0..FILES {
+                for path in [format!("mnt/d/f{n}"), format!("mnt/d/deep/f{n}")] {
+                    match fs::read_to_string(place.at(&path)) {
+                        Ok(text) => {
+                            assert_eq!(text, "inside", "{mask}: {path}");
+                            inside += 1;
+                        }
+                        Err(_) => refused += 1,
+                    }
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        let swaps = swaps.into_inner();
+        eprintln!("openat2 {mask}: {swaps} swaps, {inside} reads inside, {refused} refused");
+        assert!(swaps > 100 && inside > 0 && refused > 0, "{mask}: {swaps} {inside} {refused}");
+        place.ok(&["umount", "mnt"]);
+    }
+}

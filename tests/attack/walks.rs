@@ -1,0 +1,284 @@
+//! What may be changed while a text that was served is being walked. Here nobody walks: the kernel has the text and has not
+//! forgotten the link, which is all that the filesystem knows in a race.
+
+use std::sync::Arc;
+
+use jailfs::error::{FsError, FsResult};
+use jailfs::fs::{Caller, LinkAnswer, RenameMode};
+use jailfs::sandbox::verbs::{Request, Rev};
+use jailfs::sandbox::{Sandbox, StoreOptions};
+use jailfs::types::{Name, NodeId};
+
+const ME: Caller = Caller { uid: 0, gid: 0 };
+
+/// A tree of directories `a/b/c` and `x/y/z`, as a kernel holds it.
+struct Tree {
+    sandbox: Arc<Sandbox>,
+    _dir: tempfile::TempDir,
+}
+
+impl Tree {
+    fn new() -> Tree {
+        let dir = tempfile::tempdir().unwrap();
+        let base = dir.path().join("base");
+        std::fs::create_dir_all(base.join("a/b/c")).unwrap();
+        let store = dir.path().join("store");
+        let sandbox = Sandbox::create_or_open(&base, &store, &StoreOptions::default()).unwrap();
+        let tree = Tree { sandbox, _dir: dir };
+        for path in ["x", "x/y", "x/y/z"] {
+            tree.mkdir(path);
+        }
+        tree
+    }
+
+    fn id(&self, path: &str) -> NodeId {
+        path.split('/').filter(|part| !part.is_empty()).fold(NodeId::ROOT, |dir, part| {
+            self.sandbox.fs().lookup(dir, &name(part)).unwrap_or_else(|e| panic!("{path}: {e}")).id
+        })
+    }
+
+    fn place<'a>(&self, path: &'a str) -> (NodeId, Name, &'a str) {
+        let (dir, last) = path.rsplit_once('/').unwrap_or(("", path));
+        (self.id(dir), name(last), last)
+    }
+
+    fn mkdir(&self, path: &str) {
+        let (dir, last, _) = self.place(path);
+        self.sandbox.fs().mkdir(dir, &last, 0o755, 0, ME).unwrap();
+    }
+
+    fn symlink(&self, path: &str, text: &str) -> NodeId {
+        let (dir, last, _) = self.place(path);
+        self.sandbox.fs().symlink(dir, &last, text.as_bytes(), ME).unwrap().id
+    }
+
+    fn read(&self, id: NodeId) -> Result<String, FsError> {
+        match self.sandbox.fs().readlink(id, 0)? {
+            LinkAnswer::Text(text) => Ok(String::from_utf8(text).unwrap()),
+            LinkAnswer::Wait(which) => {
+                self.sandbox.fs().settled(&which);
+                self.read(id).map(|text| format!("later {text}"))
+            }
+        }
+    }
+
+    fn rename(&self, from: &str, to: &str, mode: RenameMode) -> FsResult<()> {
+        let ((from, old, _), (to, new, _)) = (self.place(from), self.place(to));
+        self.sandbox.fs().rename(from, &old, to, &new, mode, 0)
+    }
+
+    fn mv(&self, from: &str, to: &str) -> FsResult<()> {
+        self.rename(from, to, RenameMode::Replace)
+    }
+
+    fn unlink(&self, path: &str) {
+        let (dir, last, _) = self.place(path);
+        self.sandbox.fs().unlink(dir, &last).unwrap();
+    }
+
+    fn rmdir(&self, path: &str) {
+        let (dir, last, _) = self.place(path);
+        self.sandbox.fs().rmdir(dir, &last).unwrap();
+    }
+
+    fn do_(&self, request: Request) {
+        self.sandbox.handle(request).unwrap();
+    }
+
+    fn forget(&self, id: NodeId) {
+        self.sandbox.fs().forget(id, u64::MAX);
+    }
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+const REFUSED: FsResult<()> = Err(FsError::LeavesJail);
+
+#[test]
+fn a_directory_stays_down_while_a_text_may_be_walked_in_it() {
+    let tree = Tree::new();
+    let link = tree.symlink("a/b/c/l", "../../../f");
+    assert_eq!(tree.mv("a/b/c", "x/c"), Ok(()), "nobody has read it yet");
+    assert_eq!(tree.mv("x/c", "a/b/c"), Ok(()));
+    assert_eq!(tree.read(link), Ok("later ../../../f".into()));
+    for (from, to) in [("a/b/c", "c"), ("a/b/c", "a/c"), ("a/b", "b"), ("a/b/c", "x/c")] {
+        assert_eq!(tree.mv(from, to), REFUSED, "{from} {to}");
+    }
+    assert_eq!(tree.rename("a/b/c", "x", RenameMode::Exchange), REFUSED);
+    assert_eq!(tree.rename("x", "a/b/c", RenameMode::Exchange), REFUSED);
+    assert_eq!(tree.mv("a/b/c", "x/y/c"), Ok(()), "as deep as before");
+    assert_eq!(tree.mv("x/y/c", "x/y/z/c"), Ok(()), "deeper");
+    assert_eq!(tree.mv("x/y/z/c", "c"), REFUSED);
+    tree.forget(link);
+    assert_eq!(tree.mv("x/y/z/c", "c"), Ok(()), "the walk is over");
+    assert_eq!(tree.read(tree.id("c/l")), REFUSED.map(|()| String::new()), "and who asks again is refused");
+    let (refusals, count) = tree.sandbox.fs().refusals();
+    assert_eq!((refusals.len(), count), (8, 8), "{refusals:?}");
+}
+
+#[test]
+fn it_stays_down_whatever_becomes_of_the_link() {
+    let gone: [fn(&Tree); 5] = [
+        |tree| tree.unlink("a/b/c/l"),
+        |tree| tree.mv("a/b/c/l", "x/y/z/l").unwrap(),
+        |tree| tree.mv("a/b/c/l", "l").unwrap(),
+        |tree| {
+            tree.symlink("a/b/c/other", "elsewhere");
+            tree.mv("a/b/c/other", "a/b/c/l").unwrap();
+        },
+        |tree| {
+            let link = tree.id("a/b/c/l");
+            tree.sandbox.fs().link(link, NodeId::ROOT, &name("hard")).unwrap();
+        },
+    ];
+    for (at, go) in gone.iter().enumerate() {
+        let tree = Tree::new();
+        let link = tree.symlink("a/b/c/l", "../../../f");
+        assert_eq!(tree.read(link), Ok("../../../f".into()));
+        go(&tree);
+        assert_eq!(tree.mv("a/b/c", "c"), REFUSED, "{at}");
+        assert_eq!(tree.mv("a/b", "b"), REFUSED, "{at}");
+        tree.forget(link);
+        assert_eq!(tree.mv("a/b/c", "c"), Ok(()), "{at}");
+    }
+}
+
+#[test]
+fn who_has_passed_a_directory_is_not_forgotten_when_it_moves_away() {
+    let tree = Tree::new();
+    tree.mkdir("a/b/c/d");
+    tree.symlink("a/b/c/d/l", "../../../../f");
+    tree.read(tree.id("a/b/c/d/l")).unwrap();
+    // A walk can stand in b now, with two steps to go.
+    assert_eq!(tree.mv("a/b/c", "x/y/c"), Ok(()));
+    assert_eq!(tree.mv("a/b", "b"), REFUSED);
+    assert_eq!(tree.mv("x/y", "y"), REFUSED);
+    // Or in b, below another directory.
+    assert_eq!(tree.mv("a/b", "x/b"), Ok(()));
+    assert_eq!(tree.mv("x/b", "b"), REFUSED);
+}
+
+#[test]
+fn a_directory_that_is_removed_leaves_its_walks_to_the_one_above() {
+    let tree = Tree::new();
+    let link = tree.symlink("a/b/c/l", "../../../f");
+    tree.read(link).unwrap();
+    tree.unlink("a/b/c/l");
+    tree.rmdir("a/b/c");
+    assert_eq!(tree.mv("a/b", "b"), REFUSED);
+    tree.mkdir("a/b/c");
+    assert_eq!(tree.mv("a/b/c", "c"), Ok(()), "another one of the same name");
+    // Replaced by another directory.
+    let tree = Tree::new();
+    tree.read(tree.symlink("a/b/c/l", "../../../f")).unwrap();
+    tree.unlink("a/b/c/l");
+    tree.mkdir("empty");
+    assert_eq!(tree.mv("empty", "a/b/c"), Ok(()));
+    assert_eq!(tree.mv("a/b", "b"), REFUSED);
+}
+
+#[test]
+fn a_restore_leaves_walks_where_they_are() {
+    let tree = Tree::new();
+    tree.do_(Request::Checkpoint { name: Some("c".into()), message: String::new() });
+    tree.mkdir("a/b/new");
+    tree.mkdir("a/b/new/deep");
+    for path in ["a/b/c/l", "a/b/new/deep/l"] {
+        let up = "../".repeat(path.split('/').count() - 1);
+        tree.read(tree.symlink(path, &up)).unwrap();
+    }
+    tree.do_(Request::Restore { to: Rev::Name("c".into()), dry_run: false });
+    // The first stood in a directory that goes on, the second in one that is gone, in another one that is gone.
+    assert_eq!(tree.mv("a/b/c", "c"), REFUSED);
+    assert_eq!(tree.mv("a/b", "b"), REFUSED);
+}
+
+#[test]
+fn a_link_that_was_met_nearer_to_the_root_is_looked_up_again() {
+    let tree = Tree::new();
+    let link = tree.symlink("a/l", "../../f");
+    assert_eq!(tree.mv("a/l", "x/y/z/l"), Ok(()));
+    // Somebody may have met it in `a`, and ask only now.
+    assert_eq!(tree.read(link), Err(FsError::Stale));
+    assert_eq!(tree.read(link), Err(FsError::Stale), "however often");
+    let again = tree.id("x/y/z/l");
+    assert_ne!(again, link);
+    assert_eq!(tree.read(again), Ok("../../f".into()));
+    let attr = |id| tree.sandbox.fs().getattr(id).unwrap();
+    assert_eq!(attr(again), attr(link), "it is the same file");
+    assert_eq!(tree.read(link), Err(FsError::Stale));
+    tree.unlink("x/y/z/l");
+    assert_eq!(tree.sandbox.fs().getattr(link).err(), Some(FsError::NotFound));
+    assert!(tree.sandbox.fs().getattr(again).is_ok(), "its holder keeps it");
+    tree.forget(link);
+
+    // One that stays inside from both is simply served, and one name of two that is removed still counts.
+    let plain = tree.symlink("a/p", "../f");
+    assert_eq!(tree.mv("a/p", "x/y/p"), Ok(()));
+    assert_eq!(tree.read(plain), Ok("../f".into()));
+    let twice = tree.symlink("a/t", "../../f");
+    tree.sandbox.fs().link(twice, tree.id("x/y"), &name("t")).unwrap();
+    assert_eq!(tree.read(twice), Err(FsError::LeavesJail), "from its name in a");
+    tree.unlink("a/t");
+    assert_eq!(tree.read(twice), Err(FsError::Stale));
+    assert_eq!(tree.read(tree.id("x/y/t")), Ok("../../f".into()));
+}
+
+#[test]
+fn a_link_that_was_met_in_a_directory_that_a_restore_cut_off_is_looked_up_again() {
+    let tree = Tree::new();
+    tree.symlink("a/b/c/l", "../../../f");
+    tree.do_(Request::Checkpoint { name: Some("deep".into()), message: String::new() });
+    assert_eq!(tree.mv("a/b/c", "c"), Ok(()));
+    // Somebody stands in `c`, met the link there, and asks after the restore.
+    let link = tree.id("c/l");
+    tree.do_(Request::Restore { to: Rev::Name("deep".into()), dry_run: false });
+    assert!(tree.read(link).is_err());
+    assert_eq!(tree.read(tree.id("a/b/c/l")), Ok("../../../f".into()));
+}
+
+#[test]
+fn a_directory_that_moves_down_counts_as_up_until_the_kernel_has_moved_it() {
+    let tree = Tree::new();
+    let link = tree.symlink("a/l", "../../f");
+    assert_eq!(tree.mv("a", "x/a"), Ok(()));
+    assert!(
+        matches!(tree.sandbox.fs().readlink(link, 0), Ok(LinkAnswer::Wait(which)) if which.into == tree.id("x"))
+    );
+    assert_eq!(tree.read(link), Ok("later ../../f".into()));
+    assert_eq!(tree.read(link), Ok("../../f".into()));
+    // The kernel makes one such move at a time: the next one tells that the one before is over.
+    let other = tree.symlink("x/a/b/m", "../../../../f");
+    assert_eq!(tree.read(other), Err(FsError::LeavesJail));
+    assert_eq!(tree.mv("x/a", "x/y/a"), Ok(()));
+    assert_eq!(tree.mv("x/y/z", "x/z"), Ok(()));
+    assert_eq!(tree.read(tree.id("x/y/a/b/m")), Ok("../../../../f".into()));
+    // An old answer to an old move settles nothing.
+    assert_eq!(tree.mv("x/y/a", "x/z/a"), Ok(()));
+    assert_eq!(tree.mv("x/z/a", "x/y/a"), Ok(()));
+}
+
+#[test]
+fn a_text_that_leaves_a_directory_on_its_way_by_its_old_place_waits() {
+    let tree = Tree::new();
+    let link = tree.symlink("a/b/c/l", "../../../f");
+    let near = tree.symlink("a/b/c/near", "../f");
+    // Aside, and read before the kernel has moved it: a walk would come to `a/b`, and nobody would know.
+    assert_eq!(tree.mv("a/b/c", "x/y/c"), Ok(()));
+    assert_eq!(tree.read(near), Ok("../f".into()), "one step is always possible");
+    assert_eq!(tree.read(link), Ok("later ../../../f".into()));
+    assert_eq!(tree.mv("x/y", "y"), REFUSED);
+    assert_eq!(tree.mv("a/b", "b"), Ok(()), "nobody came there");
+    // Two that change places.
+    let tree = Tree::new();
+    let dirs = ["a/b/c", "x/y/z"];
+    for dir in dirs {
+        tree.symlink(&format!("{dir}/l"), "../../../f");
+    }
+    assert_eq!(tree.rename(dirs[0], dirs[1], RenameMode::Exchange), Ok(()));
+    for dir in dirs {
+        assert_eq!(tree.read(tree.id(&format!("{dir}/l"))), Ok("later ../../../f".into()));
+    }
+}

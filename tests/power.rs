@@ -9,7 +9,6 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::indexing_slicing,
-    clippy::print_stderr,
     reason = "a failure is what a test is for, and the figures are worth a line"
 )]
 
@@ -154,7 +153,7 @@ impl Work {
         self.now.files.insert("staged".to_owned(), bytes.clone());
         self.note(false);
         let (root, from, to) = (NodeId::ROOT, name("staged"), name(&file));
-        self.sandbox.fs().rename(root, &from, root, &to, RenameMode::Replace).unwrap();
+        self.sandbox.fs().rename(root, &from, root, &to, RenameMode::Replace, 1).unwrap();
         self.now.files.remove("staged");
         self.now.files.insert(file, bytes);
         false
@@ -174,7 +173,7 @@ impl Work {
             && let Some(content) = self.now.files.remove(&from)
         {
             let root = NodeId::ROOT;
-            self.sandbox.fs().rename(root, &name(&from), root, &name(&to), RenameMode::Replace).unwrap();
+            self.sandbox.fs().rename(root, &name(&from), root, &name(&to), RenameMode::Replace, 1).unwrap();
             self.now.files.insert(to, content);
         }
         false

@@ -157,6 +157,47 @@ verbs! {
     a_gc_that_gives_up_checkpoints_and_is_cut_off_at_any_step_loses_no_other: "gc" "--operations" "0" "--keep" "1";
 }
 
+/// Each of the store's files with one bit flipped: it is told, or it changes nothing that can be asked for.
+#[test]
+fn a_flipped_bit_is_told_or_harmless() {
+    let mut live = prepared();
+    live.mount();
+    live.checkpoint("all");
+    live.umount();
+    let sandbox = Sandbox::open(&live.store).unwrap();
+    sandbox.tidy().unwrap();
+    drop(sandbox);
+    let before = states(&live.store);
+    let files = shell(&live.store, "find layers heads heads.log identities base format -type f -size +0");
+    let every: usize = std::env::var("JAILFS_FLIP_STRIDE").map_or(331, |stride| stride.parse().unwrap());
+    let (mut flips, mut told, mut at) = (0, 0, 0);
+    for file in files.lines().map(|file| live.store.join(file)) {
+        let whole = std::fs::read(&file).unwrap();
+        while at < whole.len() {
+            let mut bad = whole.clone();
+            bad[at] ^= 1 << (at % 8);
+            std::fs::write(&file, &bad).unwrap();
+            let when = format!("bit {} of byte {at} of {}", at % 8, file.display());
+            let checked = Sandbox::check_store(&live.store, true);
+            let problems = checked.as_ref().map_or(1, |checked| checked.problems.len());
+            match std::panic::catch_unwind(|| states(&live.store)) {
+                Ok(found) => assert!(
+                    found == before || problems > 0,
+                    "{when}: it is not told, and the states are others"
+                ),
+                Err(_) => assert!(problems > 0, "{when}: it cannot be opened, and the check finds nothing"),
+            }
+            (flips, told) = (flips + 1, told + usize::from(problems > 0));
+            at += every;
+            // What was opened may have been changed: a torn tail is cut off.
+            std::fs::write(&file, &whole).unwrap();
+        }
+        at -= whole.len();
+    }
+    assert!(flips > 100 && told * 10 > flips * 8, "{told} of {flips} were told");
+    eprintln!("{flips} bits flipped, {told} told, the others changed nothing");
+}
+
 /// What the base shows of a tree, without what no apply can give back: the numbers and change times of the host.
 fn host(base: &Path) -> String {
     shell(

@@ -18,5 +18,7 @@ mod files;
 mod harness;
 #[path = "live/maps.rs"]
 mod maps;
+#[path = "live/upkeep.rs"]
+mod upkeep;
 #[path = "live/whole.rs"]
 mod whole;

@@ -127,15 +127,18 @@ impl Timeline {
     fn droppable(&self) -> Vec<LayerInfo> {
         let held = self.store.holds();
         let mut all = self.sealed();
-        all.retain(|l| l.seal.as_ref().is_some_and(|s| !s.automatic) && !held.contains(&l.header.layer));
+        all.retain(|l| is_checkpoint(l) && !held.contains(&l.header.layer));
         all
     }
 
+    /// The checkpoints before the newest so many that may be given up.
     fn beyond(&self, checkpoints: Option<u64>) -> Vec<LayerInfo> {
         let Some(kept) = checkpoints.and_then(|kept| usize::try_from(kept).ok()) else { return Vec::new() };
-        let all = self.sealed().iter().filter(|l| l.seal.as_ref().is_some_and(|s| !s.automatic)).count();
+        let mut newest: Vec<LayerId> =
+            self.sealed().iter().filter(|l| is_checkpoint(l)).map(|l| l.header.layer).collect();
+        newest.drain(..newest.len().saturating_sub(kept));
         let mut old = self.droppable();
-        old.truncate(all.saturating_sub(kept));
+        old.retain(|info| !newest.contains(&info.header.layer));
         old
     }
 
@@ -153,7 +156,7 @@ impl Timeline {
                 .hint(format!("'jailfs release {layer}' lets it go")));
         }
         match self.store.layer(layer) {
-            Some(info) if info.seal.as_ref().is_some_and(|seal| !seal.automatic) => self.give_up(&info),
+            Some(info) if is_checkpoint(&info) => self.give_up(&info),
             _ => Err(Error::new(Kind::NoStore, attempt(), "there is no such checkpoint")
                 .hint("'jailfs log' lists them")),
         }
@@ -206,8 +209,7 @@ impl Timeline {
         needed.extend(recent(&ops, keep).filter_map(|op| op.tree));
         needed.retain(|layer| !dropped.contains(layer));
         for info in self.store.catalog() {
-            let is_checkpoint = info.seal.as_ref().is_some_and(|seal| !seal.automatic);
-            if is_checkpoint && !dropped.contains(&info.header.layer) {
+            if is_checkpoint(&info) && !dropped.contains(&info.header.layer) {
                 needed.insert(info.header.layer);
             }
             if info.seal.is_none() {
@@ -371,6 +373,11 @@ impl Timeline {
         }
         Ok(bytes)
     }
+}
+
+/// Whether a person made it.
+fn is_checkpoint(info: &LayerInfo) -> bool {
+    info.seal.as_ref().is_some_and(|seal| !seal.automatic)
 }
 
 /// The operations that can be gone back to.

@@ -8,7 +8,7 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 
-use crate::both::{Side, same};
+use crate::both::{Side, same_also_with_writeback};
 use crate::common::Bench;
 use crate::harness::Live;
 
@@ -56,7 +56,7 @@ fn every_mode_of_fallocate_does_what_the_host_does_or_says_that_it_does_not() {
     const COLLAPSE: i32 = 8;
     const ZERO: i32 = 16;
     const INSERT: i32 = 32;
-    same(
+    same_also_with_writeback(
         |dir| fs::write(dir.join("base"), [7; 20_000]).unwrap(),
         |side| {
             fs::write(side.at("new"), [8; 20_000]).unwrap();
@@ -150,7 +150,7 @@ fn mix(side: &mut Side) {
 
 #[test]
 fn holes_and_data_of_base_and_mount_are_told_as_one() {
-    same(|dir| sparse(&dir.join("file")), mix);
+    same_also_with_writeback(|dir| sparse(&dir.join("file")), mix);
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn holes_stay_holes_through_checkpoints_restores_and_remounts() {
 
 #[test]
 fn ranges_are_copied_as_the_host_copies_them() {
-    same(
+    same_also_with_writeback(
         |dir| {
             let bytes: Vec<u8> = (0..100_000_u32).map(|n| (n % 251 + 1) as u8).collect();
             fs::write(dir.join("from"), bytes).unwrap();
@@ -224,7 +224,7 @@ fn blocks(path: &Path) -> u64 {
 
 #[test]
 fn blocks_are_those_that_a_file_takes_and_not_its_holes() {
-    same(
+    same_also_with_writeback(
         |dir| {
             // So few runs that ext4 needs no further block for the list of them.
             let file = open(&dir.join("file"));

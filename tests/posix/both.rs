@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use jailfs::fuse::MountOptions;
 use nix::errno::Errno;
 
 use crate::common::Bench;
@@ -82,6 +83,18 @@ impl Side {
 /// Does the same on both sides, each made by `fill`, and compares. Gives what was noted.
 #[track_caller]
 pub fn same(fill: impl Fn(&Path), act: impl Fn(&mut Side)) -> Vec<String> {
+    compare(&[MountOptions::default()], fill, act)
+}
+
+/// The same also with `-o writeback`, where the kernel keeps sizes and times of its own.
+#[track_caller]
+pub fn same_also_with_writeback(fill: impl Fn(&Path), act: impl Fn(&mut Side)) -> Vec<String> {
+    let writeback = MountOptions { writeback: true, ..MountOptions::default() };
+    compare(&[MountOptions::default(), writeback], fill, act)
+}
+
+#[track_caller]
+fn compare(mounts: &[MountOptions], fill: impl Fn(&Path), act: impl Fn(&mut Side)) -> Vec<String> {
     let plain = tempfile::tempdir().unwrap();
     let open = || std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(plain.path(), open()).unwrap();
@@ -90,16 +103,21 @@ pub fn same(fill: impl Fn(&Path), act: impl Fn(&mut Side)) -> Vec<String> {
     fill(&dir);
     let mut wanted = Side::new(&dir);
     act(&mut wanted);
-    let bench = Bench::over(&fill);
-    let mut found = Side::new(&bench.at(""));
-    act(&mut found);
-    for (at, (on_host, in_mount)) in wanted.lines.iter().zip(&found.lines).enumerate() {
-        let before = &found.lines[at.saturating_sub(3)..at];
-        assert_eq!(on_host, in_mount, "in a plain directory, and in the mount; before that: {before:#?}");
+    assert!(!wanted.lines.is_empty(), "nothing was compared");
+    for options in mounts {
+        let bench = Bench::with(options, &fill);
+        let mut found = Side::new(&bench.at(""));
+        act(&mut found);
+        for (at, (on_host, in_mount)) in wanted.lines.iter().zip(&found.lines).enumerate() {
+            let before = &found.lines[at.saturating_sub(3)..at];
+            assert_eq!(
+                on_host, in_mount,
+                "on the host, and in the mount {options:?}; before that: {before:#?}"
+            );
+        }
+        assert_eq!(wanted.lines.len(), found.lines.len());
     }
-    assert_eq!(wanted.lines.len(), found.lines.len());
-    assert!(!found.lines.is_empty(), "nothing was compared");
-    found.lines
+    wanted.lines
 }
 
 /// Does something as another user, in a thread of its own.

@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use crate::both::same;
+use crate::both::same_also_with_writeback;
 
 fn content(file: &mut File) -> String {
     file.seek(SeekFrom::Start(0)).unwrap();
@@ -16,7 +16,7 @@ fn content(file: &mut File) -> String {
 /// overlayfs copies the file up at the first write, and the first descriptor goes on reading the old one.
 #[test]
 fn a_descriptor_opened_for_reading_sees_what_others_write_later() {
-    let lines = same(
+    let lines = same_also_with_writeback(
         |dir| fs::write(dir.join("file"), "of the base").unwrap(),
         |side| {
             let mut first = File::open(side.at("file")).unwrap();
@@ -52,7 +52,7 @@ fn a_descriptor_opened_for_reading_sees_what_others_write_later() {
 
 #[test]
 fn all_names_of_a_file_are_one_file_whichever_is_written() {
-    same(
+    same_also_with_writeback(
         |dir| {
             fs::create_dir(dir.join("d")).unwrap();
             fs::write(dir.join("a"), "one").unwrap();

@@ -4,11 +4,13 @@ use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
+use std::process::Command;
 
+use jailfs::fuse::MountOptions;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 
-use crate::both::{Side, same};
+use crate::both::{Side, same, same_also_with_writeback};
 use crate::common::Bench;
 use crate::harness::Live;
 
@@ -56,7 +58,7 @@ fn every_mode_of_fallocate_does_what_the_host_does_or_says_that_it_does_not() {
     const COLLAPSE: i32 = 8;
     const ZERO: i32 = 16;
     const INSERT: i32 = 32;
-    same(
+    same_also_with_writeback(
         |dir| fs::write(dir.join("base"), [7; 20_000]).unwrap(),
         |side| {
             fs::write(side.at("new"), [8; 20_000]).unwrap();
@@ -153,6 +155,23 @@ fn holes_and_data_of_base_and_mount_are_told_as_one() {
     same(|dir| sparse(&dir.join("file")), mix);
 }
 
+/// The kernel asks us where data is without sending what it has first. With a cache of writes that would be holes where
+/// somebody has just written, and `cp` leaves holes out: so the whole file is data.
+#[test]
+fn with_a_writeback_cache_no_data_is_told_as_a_hole() {
+    let options = MountOptions { writeback: true, ..MountOptions::default() };
+    let bench = Bench::with(&options, |base| sparse(&base.join("file")));
+    let file = open(&bench.at("file"));
+    for block in [20, 60] {
+        file.write_all_at(b"data", block * 4096).unwrap();
+        assert_eq!(data_and_holes(&file), [(0, 100)]);
+    }
+    let copied =
+        Command::new("cp").args(["--sparse=auto", "file", "copy"]).current_dir(bench.at("")).status();
+    assert!(copied.unwrap().success());
+    assert_eq!(summary(&file), summary(&open(&bench.at("copy"))));
+}
+
 #[test]
 fn holes_stay_holes_through_checkpoints_restores_and_remounts() {
     let mut live =
@@ -177,7 +196,7 @@ fn holes_stay_holes_through_checkpoints_restores_and_remounts() {
 
 #[test]
 fn ranges_are_copied_as_the_host_copies_them() {
-    same(
+    same_also_with_writeback(
         |dir| {
             let bytes: Vec<u8> = (0..100_000_u32).map(|n| (n % 251 + 1) as u8).collect();
             fs::write(dir.join("from"), bytes).unwrap();

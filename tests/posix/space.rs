@@ -9,10 +9,10 @@ use std::process::Command;
 use nix::errno::Errno;
 
 /// A small filesystem, taken away at the end.
-struct Small(tempfile::TempDir);
+pub struct Small(tempfile::TempDir);
 
 impl Small {
-    fn new(size: &str) -> Small {
+    pub fn new(size: &str) -> Small {
         let dir = tempfile::tempdir().unwrap();
         let options = format!("size={size},mode=755");
         let none = nix::mount::MsFlags::empty();
@@ -20,7 +20,7 @@ impl Small {
         Small(dir)
     }
 
-    fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         self.0.path()
     }
 }

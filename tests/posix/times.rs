@@ -10,7 +10,7 @@ use nix::fcntl::{AT_FDCWD, FallocateFlags, fallocate};
 use nix::sys::stat::{UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;
 
-use crate::both::{Side, as_user, same};
+use crate::both::{Side, as_user, same_also_with_writeback};
 
 /// `(mtime, ctime)` of some nodes.
 fn times(side: &Side, names: &[&str]) -> Vec<Option<[(i64, i64); 2]>> {
@@ -59,7 +59,7 @@ fn open(side: &Side, name: &str) -> File {
 
 #[test]
 fn each_operation_changes_the_times_that_it_changes_on_the_host() {
-    same(base, |side| {
+    same_also_with_writeback(base, |side| {
         noted(side, "read", |side| drop(fs::read(side.at("file")).unwrap()));
         noted(side, "list", |side| assert!(fs::read_dir(side.at("dir")).unwrap().count() > 0));
         noted(side, "write", |side| open(side, "file").write_all(b"x").unwrap());
@@ -114,7 +114,7 @@ const NOW: i64 = libc::UTIME_NOW;
 
 #[test]
 fn times_are_set_as_on_the_host() {
-    same(base, |side| {
+    same_also_with_writeback(base, |side| {
         let told = |side: &mut Side, what: &str, name: &str| {
             let stat = fs::symlink_metadata(side.at(name)).unwrap();
             side.note(what, (stat.atime(), stat.atime_nsec(), stat.mtime(), stat.mtime_nsec()));

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use parking_lot::{RwLock, RwLockReadGuard};
+
 use crate::harness::{Live, assert_same, snapshot};
 
 /// How long a program with all its steps may take. Builds and installations on a busy machine take their time.
@@ -13,6 +15,10 @@ const LIMIT: Duration = Duration::from_secs(400);
 const STEP: &str = "200";
 /// The user who is nobody.
 const NOBODY: u32 = 65534;
+
+/// Held for reading by all who have mounts. `jailfs run` makes a namespace of mounts, in which those that are there go on for
+/// as long as it runs, however they are unmounted elsewhere; so it must begin when there are none.
+pub static MOUNTS: RwLock<()> = RwLock::new(());
 
 /// Who runs a program. All mounts are root's.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,13 +32,16 @@ pub struct Place {
     name: &'static str,
     user: User,
     pub live: Live,
+    // Behind the mount, so that it is let go of after it.
+    _mounts: RwLockReadGuard<'static, ()>,
 }
 
 impl Place {
     /// A mount of an empty base, which belongs to the user.
     pub fn new(name: &'static str, user: User, options: &[&'static str]) -> Place {
+        let mounts = MOUNTS.read();
         let live = Live::with_limit("", options, LIMIT);
-        let place = Place { name, user, live };
+        let place = Place { name, user, live, _mounts: mounts };
         std::fs::set_permissions(place.live.outside(), PermissionsExt::from_mode(0o755)).unwrap();
         prepare(place.live.outside());
         user.owns(&place.live.mnt);

@@ -8,6 +8,8 @@ ACCOUNTS, MONEY = 200, 1000
 def open_it(path):
     db = sqlite3.connect(path, timeout=100, isolation_level=None)
     db.execute("PRAGMA synchronous = NORMAL")
+    # Pages are read through a mapping, and written with write(2).
+    assert db.execute("PRAGMA mmap_size = 100000000").fetchone()[0] > 0
     return db
 
 

@@ -3,10 +3,11 @@
 use std::process::{Command, Stdio};
 
 use crate::harness::{assert_same, snapshot};
-use crate::place::{environment, prepare, succeed, words};
+use crate::place::{MOUNTS, environment, prepare, succeed, words};
 
 #[test]
 fn a_virtual_environment_needs_no_option_under_run() {
+    let _alone = MOUNTS.write();
     let dir = tempfile::tempdir().unwrap();
     let dir = jailfs::sys::path::resolve(dir.path()).unwrap();
     let (base, store) = (dir.join("base"), dir.join("store"));

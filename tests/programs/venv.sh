@@ -36,6 +36,6 @@ holds() {
 more() {
     venv/bin/pip uninstall -q -y pytest
     test ! -e venv/bin/pytest
-    /usr/bin/python3 -m venv --clear venv
+    /usr/bin/python3 -m venv --clear --without-pip venv
     rm -rf tests
 }

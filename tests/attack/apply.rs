@@ -50,12 +50,24 @@ impl Ground {
         Ground { _dir: dir, base, store, outside }
     }
 
-    /// Exchanges the directory and the link until told to stop.
+    /// Exchanges the directory and the link, and back, until told to stop: at full speed, and at times not, so that
+    /// something comes through.
     fn swap(&self, stop: &AtomicBool, swaps: &AtomicU64) {
         let [d, l] = ["d", "l"].map(|name| self.base.join(name));
+        let begun = Instant::now();
         while !stop.load(Ordering::Relaxed) {
-            let done = renameat2(AT_FDCWD, &d, AT_FDCWD, &l, RenameFlags::RENAME_EXCHANGE);
-            swaps.fetch_add(u64::from(done.is_ok()), Ordering::Relaxed);
+            if begun.elapsed().as_millis() / 50 % 2 == 1 {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            }
+            for _ in 0..2 {
+                let done = renameat2(AT_FDCWD, &d, AT_FDCWD, &l, RenameFlags::RENAME_EXCHANGE);
+                swaps.fetch_add(u64::from(done.is_ok()), Ordering::Relaxed);
+            }
+            // An apply that met both names in between may have taken one of them for gone.
+            if l.symlink_metadata().is_err() {
+                let _there_or_not = symlink("../outside", &l);
+            }
         }
     }
 

@@ -44,7 +44,7 @@ fn a_mount_in_the_base_is_seen_empty_and_told_by_status() {
         text.contains("problems with the base:\n  d: something else is mounted there; it is shown empty"),
         "{text}"
     );
-    place.ok(&["umount", "mnt"]);
+    place.umount();
 }
 
 /// Somebody exchanges a directory of the base for a link to one outside, in which files of the same names lie. With the
@@ -96,6 +96,6 @@ fn a_mount_never_shows_what_is_outside_of_a_base_that_is_swapped_under_it() {
         let swaps = swaps.into_inner();
         eprintln!("openat2 {mask}: {swaps} swaps, {inside} reads inside, {refused} refused");
         assert!(swaps > 100 && inside > 0 && refused > 0, "{mask}: {swaps} {inside} {refused}");
-        place.ok(&["umount", "mnt"]);
+        place.umount();
     }
 }

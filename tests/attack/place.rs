@@ -20,6 +20,9 @@ pub const JAILFS: &str = env!("CARGO_BIN_EXE_jailfs");
 /// Where programs are found also by ordinary users.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// What `jailfs umount` says of a mount that is gone here and still seen elsewhere.
+pub const STILL_SEEN: &str = "it is unmounted, but its daemon";
+
 /// A directory for one test, deep enough that a way out that is some levels too long still ends in it.
 pub struct Place {
     dir: Option<tempfile::TempDir>,
@@ -65,6 +68,14 @@ impl Place {
         let err = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "jailfs {words:?}: {err}");
         String::from_utf8(output.stdout).expect("it says text")
+    }
+
+    /// Unmounts `mnt`. A mount namespace that another test made meanwhile has a copy of the mount, and its daemon ends with
+    /// the last of them: that is not waited for.
+    pub fn umount(&self) {
+        let output = self.jailfs(&["umount", "mnt"]);
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() || err.contains(STILL_SEEN), "jailfs umount: {err}");
     }
 
     pub fn environment(&self, command: &mut Command) {

@@ -49,7 +49,7 @@ fn readlink_tells_the_stored_text_and_following_is_refused() {
         cd mnt && git init -q . && git add -A && git -c user.name=a -c user.email=b commit -qm x
         [ -z \"$(git status --porcelain)\" ] && [ \"$(git show HEAD:leak)\" = ../out/secret ]";
     shell(&place, "", script);
-    place.ok(&["umount", "mnt"]);
+    place.umount();
 }
 
 /// A repository in which every sort of link is committed, and the policies as SEMANTICS describes them.
@@ -100,7 +100,7 @@ fn every_policy_means_for_git_what_is_documented() {
         }
         assert_eq!(fs::read_to_string(place.at("mnt/leak")).is_ok(), policy == "literal", "{policy}");
         place.ok(&["-C", "mnt", "discard"]);
-        place.ok(&["umount", "mnt"]);
+        place.umount();
     }
 }
 
@@ -122,7 +122,7 @@ fn allowed_targets_add_up_and_nothing_beside_them_is_let_through() {
     for dir in ["three", "onex", "dots", "relative", "leak"] {
         assert_eq!(errno(fs::read(place.at("mnt").join(dir))), libc::EXDEV, "{dir}");
     }
-    place.ok(&["umount", "mnt"]);
+    place.umount();
 }
 
 /// Runs a shell script; it must succeed.
@@ -146,11 +146,11 @@ fn the_residue_of_show_is_the_text_of_links_outside() {
     for how in ["mnt/outdir/link", "mnt/outdir/secret", "mnt/outdir"] {
         assert_eq!(errno(fs::metadata(place.at(how))), libc::EXDEV, "{how}");
     }
-    place.ok(&["umount", "mnt"]);
+    place.umount();
     // Not with the default.
     place.ok(&["mount", "base", "mnt"]);
     assert_eq!(errno(fs::read_link(place.at("mnt/outdir/link"))), libc::EXDEV);
-    place.ok(&["umount", "mnt"]);
+    place.umount();
 }
 
 /// What asks in a name that is not its own is not told: a thread of io_uring that goes through a link, and a call in the
@@ -168,7 +168,7 @@ fn io_uring_and_callers_of_32_bits_are_refused() {
         // Where the kernel has no such thing, nobody can attack with it.
         assert!(out.trim() == "-18 b''" || out.trim() == "none", "{out}{err}");
     }
-    place.ok(&["umount", "mnt"]);
+    place.umount();
 }
 
 /// openat(2) by io_uring, made in a thread of its own. Says the result, and what was read.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use crate::place::{JAILFS, PATH, Place};
+use crate::place::{JAILFS, PATH, Place, STILL_SEEN};
 
 const ATTACKER: &str = include_str!("attacker.py");
 const MASK: &str = include_str!("../common/mask.py");
@@ -100,7 +100,9 @@ impl Configuration {
     /// The shell script that runs the attacker.
     fn script(self, attack: &str) -> String {
         let mount = "$JAILFS mount base mnt";
-        let end = "$JAILFS -C mnt status --json > status; $JAILFS umount mnt";
+        let end = format!(
+            "$JAILFS -C mnt status --json > status; $JAILFS umount mnt 2> end || grep -q '{STILL_SEEN}' end"
+        );
         match self {
             MountRoot | MountUser => format!("{mount}; {attack}; {end}"),
             Masked(errno) => format!("$PYTHON -I mask.py {errno} {mount}; {attack}; {end}"),

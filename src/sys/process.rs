@@ -2,10 +2,12 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use nix::fcntl::{OFlag, open};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open};
 use nix::sys::stat::Mode;
-use nix::unistd::{dup2_stderr, dup2_stdin, dup2_stdout};
+use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork};
 
 /// Makes the process the leader of a session of its own, away from the terminal (setsid(2)).
 ///
@@ -26,6 +28,36 @@ pub fn silence_stdio() -> io::Result<()> {
     dup2_stdout(&null)?;
     dup2_stderr(&null)?;
     Ok(())
+}
+
+/// Takes a descriptor that this process has inherited and was told the number of; it is not kept over exec from now on.
+///
+/// # Errors
+/// EBADF if there is none of that number, or if it is one of the standard three.
+pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
+    if number <= 2 {
+        return Err(Errno::EBADF.into());
+    }
+    // SAFETY: fcntl(2) answers EBADF for a descriptor that is not open, and the borrow ends with the call.
+    fcntl(unsafe { BorrowedFd::borrow_raw(number) }, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+    // SAFETY: it is open, as was just seen, and nobody in this program owns a descriptor that it was started with.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Makes a child that goes on from here (fork(2)): its number, or `None` in the child.
+///
+/// # Errors
+/// EBUSY if this process has several threads: in the child only this one would live, and the locks of the others would be
+/// held for ever. And those of fork(2).
+pub fn fork_alone() -> io::Result<Option<Pid>> {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(Errno::EBUSY.into());
+    }
+    // SAFETY: fork(2): with a single thread nothing is left half done by another, so the child may do what it likes.
+    match unsafe { fork() }? {
+        ForkResult::Parent { child } => Ok(Some(child)),
+        ForkResult::Child => Ok(None),
+    }
 }
 
 /// A number that differs from call to call and from process to process; for names of temporary files, not for

@@ -265,8 +265,7 @@ fn spawn(words: &[OsString]) -> Step<Pid> {
     let Some((name, arguments)) = words.split_first() else {
         return Err(Stop::NoCommand(Error::new(Kind::Usage, "run", "no command is given"), FAILED));
     };
-    // The library gives it an empty signal mask.
-    match Command::new(name).args(arguments).spawn() {
+    match sys::process::spawn_with_signals(Command::new(name).args(arguments)) {
         Ok(child) => Ok(Pid::from_raw(child.id().cast_signed())),
         Err(error) => {
             let code = code_of(&error);

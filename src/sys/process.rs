@@ -3,9 +3,12 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open};
+use nix::sys::signal::SigSet;
 use nix::sys::stat::Mode;
 use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork};
 
@@ -58,6 +61,18 @@ pub fn fork_alone() -> io::Result<Option<Pid>> {
         ForkResult::Parent { child } => Ok(Some(child)),
         ForkResult::Child => Ok(None),
     }
+}
+
+/// Starts a command in which no signal is blocked: std hands the mask of this thread on.
+///
+/// # Errors
+/// As [`Command::spawn`].
+pub fn spawn_with_signals(command: &mut Command) -> io::Result<Child> {
+    let unblock = || SigSet::empty().thread_set_mask().map_err(io::Error::from);
+    // SAFETY: the closure runs between fork and exec and only calls sigprocmask(2), which is safe there
+    // (signal-safety(7)).
+    unsafe { command.pre_exec(unblock) };
+    command.spawn()
 }
 
 /// A number that differs from call to call and from process to process; for names of temporary files, not for

@@ -51,10 +51,13 @@ impl Confine {
         let given = |option: &str, paths: &[PathBuf]| -> Result<Vec<PathBuf>> {
             paths.iter().map(|path| named(global, option, path)).collect()
         };
-        let outside = |option: &str, paths: Vec<PathBuf>| match paths.iter().find(|path| path.starts_with(base)) {
-            Some(path) => Err(wrong(option, path, "it lies in the sandbox, which is writable and nobody else's")),
-            None => Ok(paths),
-        };
+        let outside =
+            |option: &str, paths: Vec<PathBuf>| match paths.iter().find(|path| path.starts_with(base)) {
+                Some(path) => {
+                    Err(wrong(option, path, "it lies in the sandbox, which is writable and nobody else's"))
+                }
+                None => Ok(paths),
+            };
         let writable = outside("--bind-rw", given("--bind-rw", &self.bind_rw)?)?;
         let mut shown = outside("--show", given("--show", &self.show)?)?;
         shown.extend(outside("--bind-ro", given("--bind-ro", &self.bind_ro)?)?);
@@ -72,8 +75,11 @@ impl Confine {
             paths.sort();
             paths.dedup();
         }
-        let told: Vec<PathBuf> =
-            hidden.iter().filter(|path| !shown.iter().any(|shown| path.starts_with(shown))).cloned().collect();
+        let told: Vec<PathBuf> = hidden
+            .iter()
+            .filter(|path| !shown.iter().any(|shown| path.starts_with(shown)))
+            .cloned()
+            .collect();
         Ok(Spec {
             readme: readme(base, &writable, &told),
             base: base.into(),
@@ -125,7 +131,8 @@ fn is_scratch(value: &OsStr, spec: &Spec, writable: &[PathBuf]) -> bool {
 /// A base whose place in the view belongs to the kernel cannot be one.
 fn refuse_base(base: &Path) -> Result<()> {
     let is_kernels = ["/proc", "/sys"].iter().any(|known| base.starts_with(known));
-    let is_device = base.starts_with("/dev") && !(base.starts_with("/dev/shm") && base != Path::new("/dev/shm"));
+    let is_device =
+        base.starts_with("/dev") && !(base.starts_with("/dev/shm") && base != Path::new("/dev/shm"));
     if is_kernels || is_device {
         let attempt = format!("run a command in a sandbox of '{}'", base.display());
         return Err(Error::new(Kind::Usage, attempt, "it is the kernel's"));

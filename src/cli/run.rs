@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::apply;
 use super::confine::Confine;
@@ -19,7 +21,9 @@ use super::{Global, out, place, show};
 use crate::control::Listener;
 use crate::daemon::{self, Choice, Serving};
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::run::{End, NotStarted, Program, Spec, Started, Waited, Walls, block_signals, let_signals_through};
+use crate::run::{
+    End, NotStarted, Program, Spec, Started, Waited, Walls, block_signals, let_signals_through,
+};
 use crate::sandbox::verbs::{Applied, Change, Detail, Reply, Request, Rev};
 use crate::sandbox::{Sandbox, StoreOptions};
 
@@ -125,6 +129,11 @@ impl Run {
         let mut sandboxed = Sandboxed::begin(sandbox, &self.program(&spec, 1))?;
         let outcome = self.attempts(&mut sandboxed, &spec)?;
         sandboxed.finish(self.fate(outcome), outcome)?;
+        drop(sandboxed);
+        if outcome == Outcome::Ended(End::Killed(Signal::SIGINT as u8)) {
+            // A shell goes on with its loop or script after a command that only says it was interrupted.
+            die_of_interrupt()?;
+        }
         Ok(outcome.code())
     }
 
@@ -244,7 +253,10 @@ impl Sandboxed {
         attempt: u32,
         refused: &Error,
     ) -> Result<(Outcome, bool)> {
-        let place = tempfile::Builder::new().prefix("jailfs-run-").tempdir().attempt(|| "make a place for the mount")?;
+        let place = tempfile::Builder::new()
+            .prefix("jailfs-run-")
+            .tempdir()
+            .attempt(|| "make a place for the mount")?;
         let name = Path::new(&spec.base).file_name().unwrap_or("root".as_ref());
         let (point, scratch) = (place.path().join("mount").join(name), place.path().join("tmp"));
         for dir in [&point, &scratch] {
@@ -389,19 +401,31 @@ fn run_served(mut started: Started, serving: Serving, run: &Run) -> Result<(Outc
     if run.confine.require_confinement {
         require(&walls)?;
     }
-    started.run()?;
-    let outcome = until_it_ends(&mut started, run.timeout);
+    let outcome = match started.run()? {
+        Some(end) => Ok(Outcome::Ended(end)),
+        None => until_it_ends(&mut started, run.timeout),
+    };
     let interrupted = started.is_interrupted();
     if matches!(outcome, Ok(Outcome::Ended(_))) {
         let left = started.remaining();
         if !left.is_empty() {
-            out::note(&format!("processes remain in the sandbox and are ended: {}", show::one_line(&left.join(", "))));
+            out::note(&format!(
+                "processes remain in the sandbox and are ended: {}",
+                show::one_line(&left.join(", "))
+            ));
         }
     }
     // While it is served: a process that waits for the tree could not end otherwise.
     started.end();
     drop(serving.into_sandbox());
     Ok((outcome?, interrupted))
+}
+
+/// Ends this process by SIGINT. If that is ignored, it goes on.
+fn die_of_interrupt() -> Result<()> {
+    let attempt = || "end as the command ended";
+    let_signals_through()?;
+    kill(Pid::this(), Signal::SIGINT).map_err(io::Error::from).attempt(attempt)
 }
 
 fn require(walls: &Walls) -> Result<()> {

@@ -280,12 +280,18 @@ impl Started {
         }
     }
 
-    /// Lets the command run.
+    /// Lets the command run; unless somebody has sent a signal by now, which would have ended it: then how.
     ///
     /// # Errors
     /// It has ended meanwhile.
-    pub fn run(&self) -> Result<()> {
-        self.say(&Order::Run)
+    pub fn run(&mut self) -> Result<Option<End>> {
+        let attempt = || "wait for signals";
+        if let Some(info) = self.signals.read_signal().map_err(io::Error::from).attempt(attempt)? {
+            self.interrupted = true;
+            return Ok(Some(End::Killed(u8::try_from(info.ssi_signo).unwrap_or(0))));
+        }
+        self.say(&Order::Run)?;
+        Ok(None)
     }
 
     /// Waits for the end of the command, or for `until`; hands signals on meanwhile.
@@ -318,10 +324,8 @@ impl Started {
     /// Whether there are news, and signals.
     fn poll(&self, timeout: PollTimeout) -> Result<[bool; 2]> {
         let line = self.line.as_ref().map_or(self.signals.as_fd(), AsFd::as_fd);
-        let mut ready = [
-            PollFd::new(line, PollFlags::POLLIN),
-            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
-        ];
+        let mut ready =
+            [PollFd::new(line, PollFlags::POLLIN), PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
         match poll(&mut ready, timeout) {
             Ok(_) => Ok(ready.map(|fd| fd.any().unwrap_or(false))),
             Err(Errno::EINTR) => Ok([false; 2]),
@@ -357,22 +361,29 @@ impl Started {
         self.say(&Order::Continue)
     }
 
-    /// Stops as the command was stopped, so that a shell sees it, and goes on with it.
+    /// Stops as the command was stopped, so that a shell sees it, and goes on with it. Without a terminal there is no shell that
+    /// would, and whoever let this process wait for it waits on.
     fn stop_with_it(&self, signal: i32) -> Result<()> {
         let attempt = || "stop with the command";
+        let Some(terminal) = &self.terminal else { return Ok(()) };
         let signal = Signal::try_from(signal).unwrap_or(Signal::SIGSTOP);
-        let inner = self.terminal.as_ref().and_then(Terminal::take_back);
+        let inner = terminal.take_back(|group| self.is_inside(group));
         let alone = SigSet::from_iter([signal]);
-        // Here this process stops, with all its threads, until somebody lets it go on.
+        // Here, or where it is no longer blocked, this process stops with all its threads until somebody lets it go on.
         kill(Pid::this(), signal).map_err(io::Error::from).attempt(attempt)?;
         if signal != Signal::SIGSTOP {
             alone.thread_unblock().map_err(io::Error::from).attempt(attempt)?;
             alone.thread_block().map_err(io::Error::from).attempt(attempt)?;
         }
-        if let (Some(terminal), Some(group)) = (&self.terminal, inner) {
-            terminal.give_to(group);
+        if let Some(group) = inner {
+            terminal.give_back(group);
         }
         self.say(&Order::Continue)
+    }
+
+    fn is_inside(&self, process: Pid) -> bool {
+        let theirs = std::fs::read_link(format!("/proc/{process}/ns/mnt"));
+        theirs.is_ok_and(|theirs| theirs == self.namespace)
     }
 
     /// What the command has left behind, as `number (name)`. Those that are just ending are waited for.
@@ -396,10 +407,7 @@ impl Started {
         let numbers = listed.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
         numbers
             .filter(|pid| !self.processes.contains(&Pid::from_raw(*pid)))
-            .filter(|pid| {
-                let theirs = std::fs::read_link(format!("/proc/{pid}/ns/mnt"));
-                theirs.is_ok_and(|theirs| theirs == self.namespace)
-            })
+            .filter(|pid| self.is_inside(Pid::from_raw(*pid)))
             .map(|pid| {
                 let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
                 format!("{pid} ({})", OsStr::from_bytes(name.trim_ascii()).display())
@@ -431,6 +439,7 @@ impl Drop for Started {
             super::inside::end_children(&self.spared);
         }
         if let Some(terminal) = &self.terminal {
+            terminal.take_back(|_| false);
             terminal.restore();
         }
     }

@@ -81,7 +81,9 @@ fn live(line: &Line, words: &[OsString]) -> Step<()> {
     blocked.thread_block().map_err(io::Error::from).attempt(|| "block signals")?;
     let Order::Prepare(spec) = hear(line)? else { return Err(out_of_turn()) };
     let view = if spec.elsewhere.is_some() {
-        prctl::set_child_subreaper(true).map_err(io::Error::from).attempt(|| "become the parent of orphans")?;
+        prctl::set_child_subreaper(true)
+            .map_err(io::Error::from)
+            .attempt(|| "become the parent of orphans")?;
         None
     } else {
         match enter_view(line, &spec)? {

@@ -88,7 +88,12 @@ mod tests {
     use super::*;
 
     fn spec(base: &str) -> Spec {
-        Spec { base: base.into(), store: "/state/s".into(), program: "/usr/bin/jailfs".into(), ..Spec::default() }
+        Spec {
+            base: base.into(),
+            store: "/state/s".into(),
+            program: "/usr/bin/jailfs".into(),
+            ..Spec::default()
+        }
     }
 
     fn plan(spec: &Spec) -> Layout {

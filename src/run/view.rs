@@ -15,8 +15,8 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt}
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::libc;
 use nix::fcntl::{OFlag, open};
+use nix::libc;
 use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, fstat};
 use nix::sys::statvfs::{FsFlags, statvfs};
@@ -92,7 +92,8 @@ fn seal_one_by_one() -> io::Result<()> {
         match remount(point, Flags::ALL, Flags::NONE) {
             Ok(()) => {}
             // Covered by a later mount, so nobody gets there either.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL | libc::EACCES)) => {}
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL | libc::EACCES)) => {}
             Err(error) => return Err(error),
         }
     }
@@ -169,11 +170,8 @@ fn sources(plan: &Layout) -> Result<HashMap<PathBuf, Source>> {
 /// The terminal of this process.
 fn terminal() -> Option<PathBuf> {
     use std::io::IsTerminal;
-    let standard = [
-        (0, io::stdin().is_terminal()),
-        (1, io::stdout().is_terminal()),
-        (2, io::stderr().is_terminal()),
-    ];
+    let standard =
+        [(0, io::stdin().is_terminal()), (1, io::stdout().is_terminal()), (2, io::stderr().is_terminal())];
     let (number, _) = standard.into_iter().find(|(_, is)| *is)?;
     fs::read_link(format!("/proc/self/fd/{number}")).ok().filter(|path| path.is_absolute())
 }
@@ -188,7 +186,8 @@ impl View {
     fn lay(mut self, spec: &Spec, plan: &Layout) -> Result<()> {
         for (path, step) in &plan.steps {
             self.take(path, *step).map_err(|error| {
-                let error = Error::io(format!("put '{}' into the view of the command", path.display()), &error);
+                let error =
+                    Error::io(format!("put '{}' into the view of the command", path.display()), &error);
                 error.kind(Kind::CannotMount)
             })?;
         }
@@ -282,7 +281,11 @@ impl View {
 
     fn bind(&self, path: &Path, writable: bool) -> io::Result<()> {
         let source = self.sources.get(path).ok_or(Errno::ENOENT)?;
-        if source.is_dir { make_dir(path)? } else { make_file(path)? }
+        if source.is_dir {
+            make_dir(path)?
+        } else {
+            make_file(path)?
+        }
         source.bind(path)?;
         if !writable {
             return Ok(());
@@ -337,7 +340,9 @@ pub(super) fn mount_proc() -> Result<bool> {
     for path in MACHINE.iter().map(|name| proc.join(name)).filter(|path| path.exists()) {
         let attempt = || format!("make '{}' read-only", path.display());
         let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
-        mount(Some(&path), &path, None::<&str>, flags, None::<&str>).map_err(io::Error::from).attempt(attempt)?;
+        mount(Some(&path), &path, None::<&str>, flags, None::<&str>)
+            .map_err(io::Error::from)
+            .attempt(attempt)?;
         change(&path, READ_ONLY, Flags::NONE).attempt(attempt)?;
     }
     for path in MACHINE_SECRETS.iter().map(|name| proc.join(name)) {
@@ -385,14 +390,17 @@ mod tests {
                 fs::create_dir_all(root.join(made)).unwrap();
             }
             let _socket = std::os::unix::net::UnixListener::bind(root.join("store/control")).unwrap();
-            for (file, text) in [("store/format", "1"), ("home/.ssh/id", "key"), ("home/.netrc", "password")] {
+            for (file, text) in [("store/format", "1"), ("home/.ssh/id", "key"), ("home/.netrc", "password")]
+            {
                 fs::write(root.join(file), text).unwrap();
             }
             let spec = Spec {
                 base: root.join("base").into(),
                 store: root.join("store").into(),
                 program: std::env::current_exe().unwrap().into(),
-                hidden: [".ssh", ".netrc", ".missing"].map(|name| root.join("home").join(name).into()).to_vec(),
+                hidden: [".ssh", ".netrc", ".missing"]
+                    .map(|name| root.join("home").join(name).into())
+                    .to_vec(),
                 writable: vec![root.join("home").into()],
                 readme: "here".to_owned(),
                 ..Spec::default()
@@ -415,13 +423,17 @@ mod tests {
                 fs::write(path, "x").unwrap();
             }
             assert_eq!(fs::read_to_string(README).unwrap(), "here");
-            let names = |path: &Path| fs::read_dir(path).unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>();
+            let names =
+                |path: &Path| fs::read_dir(path).unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>();
             assert_eq!(names(&root.join("home/.ssh")), [""; 0]);
             assert_eq!(fs::read_to_string(root.join("home/.netrc")).unwrap(), "");
             fs::write(root.join("home/.config/x"), "as on the host").unwrap();
             assert!(fs::write(root.join("home/.ssh/x"), "").is_err());
             assert_eq!(names(&root.join("store")), ["control"]);
-            assert!(std::os::unix::net::UnixStream::connect(root.join("store/control")).is_err(), "it is dropped");
+            assert!(
+                std::os::unix::net::UnixStream::connect(root.join("store/control")).is_err(),
+                "it is dropped"
+            );
             assert!(!root.join("home/.missing").exists() && root.join("base").is_dir());
             fs::write("/dev/null", "x").unwrap();
             assert_eq!(names(Path::new("/dev/pts")), ["ptmx"]);

@@ -155,7 +155,8 @@ fn rules_of_view(spec: &Spec) -> Vec<Allowed> {
 }
 
 fn rules_without_view(spec: &Spec) -> Vec<Allowed> {
-    let hidden: Vec<PathBuf> = spec.hidden.iter().chain(&spec.stores).chain([&spec.store]).map(PathBuf::from).collect();
+    let hidden: Vec<PathBuf> =
+        spec.hidden.iter().chain(&spec.stores).chain([&spec.store]).map(PathBuf::from).collect();
     let shown: Vec<&Path> = spec.shown.iter().map(Path::new).collect();
     let hidden: Vec<PathBuf> =
         hidden.into_iter().filter(|path| !shown.iter().any(|shown| path.starts_with(shown))).collect();
@@ -171,7 +172,10 @@ fn rules_without_view(spec: &Spec) -> Vec<Allowed> {
     }
     rules.extend(spec.writable.iter().map(|path| (path.into(), everything())));
     rules.extend(shown.iter().map(|path| (path.to_path_buf(), reading() | AccessFs::ResolveUnix)));
-    rules.push((PathBuf::from(&spec.store).join(crate::control::SOCKET), AccessFs::ResolveUnix | AccessFs::WriteFile));
+    rules.push((
+        PathBuf::from(&spec.store).join(crate::control::SOCKET),
+        AccessFs::ResolveUnix | AccessFs::WriteFile,
+    ));
     rules
 }
 
@@ -206,7 +210,8 @@ fn restrict(rules: Vec<Allowed>) -> std::result::Result<Option<u32>, RulesetErro
         .set_compatibility(CompatLevel::BestEffort);
     let status = rules.into_iter().try_fold(ruleset, allow)?.restrict_self()?;
     Ok(match (status.ruleset, status.landlock) {
-        (RulesetStatus::NotEnforced, _) | (_, LandlockStatus::NotEnabled | LandlockStatus::NotImplemented) => None,
+        (RulesetStatus::NotEnforced, _)
+        | (_, LandlockStatus::NotEnabled | LandlockStatus::NotImplemented) => None,
         (_, LandlockStatus::Available { effective_abi, kernel_abi }) => {
             let version = kernel_abi.unwrap_or(effective_abi as i32);
             u32::try_from(version).ok()
@@ -214,7 +219,10 @@ fn restrict(rules: Vec<Allowed>) -> std::result::Result<Option<u32>, RulesetErro
     })
 }
 
-fn allow(ruleset: RulesetCreated, (path, access): Allowed) -> std::result::Result<RulesetCreated, RulesetError> {
+fn allow(
+    ruleset: RulesetCreated,
+    (path, access): Allowed,
+) -> std::result::Result<RulesetCreated, RulesetError> {
     // What is not there needs no permission.
     let Ok(held) = PathFd::new(&path) else { return Ok(ruleset) };
     let is_dir = fs::metadata(&path).is_ok_and(|about| about.is_dir());
@@ -316,7 +324,12 @@ mod tests {
         assert!(keeps("PATH", "/bin", true, &[]) && keeps("LC_ALL", "C", true, &[]));
         assert!(!keeps("SSH_AUTH_SOCK", "/tmp/ssh-1/agent", false, &[]));
         assert!(keeps("SSH_AUTH_SOCK", "/tmp/ssh-1/agent", false, &["/tmp/ssh-1".into()]));
-        assert!(keeps("DBUS_SESSION_BUS_ADDRESS", "unix:path=/run/user/1/bus", false, &["/run/user/1/bus".into()]));
+        assert!(keeps(
+            "DBUS_SESSION_BUS_ADDRESS",
+            "unix:path=/run/user/1/bus",
+            false,
+            &["/run/user/1/bus".into()]
+        ));
         assert!(keeps("XDG_RUNTIME_DIR", "/run/user/1", false, &["/run/user/1/bus".into()]));
     }
 

@@ -21,12 +21,12 @@ const REQUEST: u32 = if cfg!(target_endian = "little") { 24 } else { 28 };
 /// The number of ioctl(2) in every architecture in which a process of this machine can make calls (`AUDIT_ARCH_*` of
 /// linux/audit.h; x32 is told by a bit of the number).
 const IOCTL: &[(u32, u32)] = &[
-    (0xc000_003e, 16),              // x86_64
+    (0xc000_003e, 16),                // x86_64
     (0xc000_003e, 0x4000_0000 | 514), // x32
-    (0x4000_0003, 54),              // i386
-    (0xc000_00b7, 29),              // aarch64
-    (0x4000_0028, 54),              // arm
-    (0xc000_00f3, 29),              // riscv64
+    (0x4000_0003, 54),                // i386
+    (0xc000_00b7, 29),                // aarch64
+    (0x4000_0028, 54),                // arm
+    (0xc000_00f3, 29),                // riscv64
 ];
 
 /// The requests by which input is made up.

@@ -180,16 +180,31 @@ fn start(place: &Place, options: &str, script: &str) -> std::process::Child {
     place.make_out();
     let mut command = Command::new(JAILFS);
     place.environment(&mut command);
-    command.args(["run", "--bind-rw", "../out"]).args(options.split_whitespace()).args(["--", "sh", "-c", script]);
+    command
+        .args(["run", "--bind-rw", "../out"])
+        .args(options.split_whitespace())
+        .args(["--", "sh", "-c", script]);
     command.current_dir(place.at("base")).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 #[test]
 fn signals_reach_the_command_and_what_it_did_is_kept() {
     for (sent, script, code) in [
-        (Signal::SIGTERM, "trap 'echo got >> a; exit 3' TERM; touch ../out/go; while :; do sleep 0.02; done", 3),
-        (Signal::SIGINT, "trap 'echo got >> a; exit 4' INT; touch ../out/go; while :; do sleep 0.02; done", 4),
-        (Signal::SIGUSR1, "trap 'echo got >> a; exit 5' USR1; touch ../out/go; while :; do sleep 0.02; done", 5),
+        (
+            Signal::SIGTERM,
+            "trap 'echo got >> a; exit 3' TERM; touch ../out/go; while :; do sleep 0.02; done",
+            3,
+        ),
+        (
+            Signal::SIGINT,
+            "trap 'echo got >> a; exit 4' INT; touch ../out/go; while :; do sleep 0.02; done",
+            4,
+        ),
+        (
+            Signal::SIGUSR1,
+            "trap 'echo got >> a; exit 5' USR1; touch ../out/go; while :; do sleep 0.02; done",
+            5,
+        ),
         (Signal::SIGHUP, "echo before >> a; touch ../out/go; exec sleep 20", 129),
         (Signal::SIGQUIT, "ulimit -c 0; echo before >> a; touch ../out/go; exec sleep 20", 131),
     ] {

@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::{Greeting, Listener, Server};
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fs::Fs;
+use crate::fs::{Fs, Limits};
 use crate::fuse::{self, Handed, Mounted, Unmounter};
 use crate::jail::Policy;
 use crate::sandbox::verbs::{Reply, Request};
@@ -83,6 +83,10 @@ pub struct Choice {
     pub allowed_targets: Vec<Vec<u8>>,
     /// Whether fsync does nothing.
     pub volatile: bool,
+    /// How many bytes may be stored; none for no limit.
+    pub max_bytes: Option<u64>,
+    /// How many nodes may be made or changed; none for no limit.
+    pub max_files: Option<u64>,
 }
 
 /// What readlink answers for links that lead out, or could.
@@ -193,10 +197,11 @@ impl Serving {
         listener: Listener,
         handed: Handed,
         mount_point: &Path,
+        choice: &Choice,
         gate: Gate,
     ) -> Result<Serving> {
         let mount = |fs, store: &Path| fuse::adopt(fs, handed, mount_point, store);
-        let choice = Choice { links: Links::Literal, ..Choice::default() };
+        let choice = Choice { links: Links::Literal, ..choice.clone() };
         Serving::start_with(sandbox, listener, mount_point, &choice, gate, mount)
     }
 
@@ -209,6 +214,7 @@ impl Serving {
         mount: impl FnOnce(Arc<Fs>, &Path) -> Result<Mounted>,
     ) -> Result<Serving> {
         sandbox.set_view(choice.view(mount_point));
+        sandbox.fs().set_limits(Limits { bytes: choice.max_bytes, files: choice.max_files });
         let mounted = mount(Arc::clone(sandbox.fs()), sandbox.store_path())?;
         sandbox.attach(mounted.kernel());
         let unmounter = mounted.unmounter();

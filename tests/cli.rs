@@ -21,6 +21,8 @@ mod attempts;
 mod confine;
 #[path = "cli/daemon.rs"]
 mod daemon;
+#[path = "cli/limits.rs"]
+mod limits;
 #[path = "cli/place.rs"]
 mod place;
 #[path = "cli/run.rs"]

@@ -17,12 +17,12 @@ use super::confine::Confine;
 use super::host::{self, Within};
 use super::mount::directory;
 use super::target::wrong_answer;
-use super::{Global, out, place, show};
+use super::{Global, options, out, place, show};
 use crate::control::Listener;
 use crate::daemon::{self, Choice, Serving};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::run::{
-    End, NotStarted, Program, Spec, Started, Waited, Walls, block_signals, let_signals_through,
+    End, Group, NotStarted, Program, Share, Spec, Started, Waited, Walls, block_signals, let_signals_through,
 };
 use crate::sandbox::verbs::{Applied, Change, Detail, Reply, Request, Rev};
 use crate::sandbox::{Sandbox, StoreOptions};
@@ -60,6 +60,18 @@ pub(super) struct Run {
     /// Run the command up to N times, each time from the same state, until it ends with 0
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     attempts: u32,
+    /// Let the sandbox store at most N bytes (K, M, G and T count in 1024); then its disk is full
+    #[arg(long, value_name = "N", value_parser = options::size)]
+    max_bytes: Option<u64>,
+    /// Let the sandbox make or change at most N files
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    max_files: Option<u64>,
+    /// Let the command have at most N bytes of memory, with all that it starts
+    #[arg(long, value_name = "N", value_parser = options::size)]
+    memory: Option<u64>,
+    /// Let the command have at most N processes and threads
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    processes: Option<u64>,
     #[command(flatten)]
     confine: Confine,
     /// The command and its arguments
@@ -135,6 +147,10 @@ impl Run {
             die_of_interrupt()?;
         }
         Ok(outcome.code())
+    }
+
+    fn choice(&self) -> Choice {
+        Choice { max_bytes: self.max_bytes, max_files: self.max_files, ..Choice::default() }
     }
 
     fn program(&self, spec: &Spec, attempt: u32) -> Program {
@@ -228,11 +244,13 @@ impl Sandboxed {
 
     /// Runs the command once. Whether somebody has asked for an end meanwhile.
     fn serve(&mut self, run: &Run, spec: &Spec, attempt: u32) -> Result<(Outcome, bool)> {
+        let group = Group::make(Share { memory: run.memory, processes: run.processes })?;
         let listener = Listener::bind(self.sandbox.store_path())?;
-        match run.program(spec, attempt).start(spec.clone(), |_| Ok(())) {
+        match run.program(spec, attempt).start(spec.clone(), |process| group.join(process)) {
             Ok((started, Some(handed))) => {
                 let base = Path::new(&spec.base);
-                let serving = Serving::adopt(Arc::clone(&self.sandbox), listener, handed, base, gate)?;
+                let serving =
+                    Serving::adopt(Arc::clone(&self.sandbox), listener, handed, base, &run.choice(), gate)?;
                 run_served(started, serving, run)
             }
             Ok((_, None)) => Err(wrong_answer()),
@@ -240,7 +258,9 @@ impl Sandboxed {
             Err(NotStarted::Refused(error)) if run.confine.require_confinement => Err(error),
             Err(NotStarted::Refused(error)) => {
                 drop(listener);
-                self.serve_elsewhere(run, spec, attempt, &error)
+                out::note(&format!("warning: no namespaces are to be had here: {error}"));
+                self.serve_elsewhere(run, spec, attempt, &group)
+                    .map_err(|other| unless_mounted(&error, other))
             }
         }
     }
@@ -251,32 +271,22 @@ impl Sandboxed {
         run: &Run,
         spec: &Spec,
         attempt: u32,
-        refused: &Error,
+        group: &Group,
     ) -> Result<(Outcome, bool)> {
-        let place = tempfile::Builder::new()
-            .prefix("jailfs-run-")
-            .tempdir()
-            .attempt(|| "make a place for the mount")?;
+        let place = tempfile::Builder::new().prefix("jailfs-run-").tempdir();
+        let place = place.attempt(|| "make a place for the mount")?;
         let name = Path::new(&spec.base).file_name().unwrap_or("root".as_ref());
         let (point, scratch) = (place.path().join("mount").join(name), place.path().join("tmp"));
         for dir in [&point, &scratch] {
             std::fs::create_dir_all(dir).attempt(|| format!("create '{}'", dir.display()))?;
         }
         let point = host::resolve(&point)?;
-        let choice = Choice::default();
-        let serving = Serving::start(Arc::clone(&self.sandbox), &point, &choice, gate).map_err(|error| {
-            let reason = format!("{refused}; and {error}");
-            Error::new(Kind::CannotMount, "run a command in a sandbox", reason).hint(
-                "neither namespaces nor mounts are to be had here; docs/CONTAINERS.md says what each place needs",
-            )
-        })?;
+        let serving = Serving::start(Arc::clone(&self.sandbox), &point, &run.choice(), gate)?;
         let spec = Spec { elsewhere: Some((point.into(), scratch.into())), ..spec.clone() };
-        out::note(&format!("warning: no namespaces are to be had here: {refused}"));
-        let (started, _) = match run.program(&spec, attempt).start(spec, |_| Ok(())) {
-            Ok(started) => started,
-            Err(NotStarted::Failed(error) | NotStarted::Refused(error)) => return Err(error),
-        };
-        run_served(started, serving, run)
+        match run.program(&spec, attempt).start(spec, |process| group.join(process)) {
+            Ok((started, _)) => run_served(started, serving, run),
+            Err(NotStarted::Failed(error) | NotStarted::Refused(error)) => Err(error),
+        }
     }
 
     /// Makes the tree what it was before the command.
@@ -419,6 +429,16 @@ fn run_served(mut started: Started, serving: Serving, run: &Run) -> Result<(Outc
     started.end();
     drop(serving.into_sandbox());
     Ok((outcome?, interrupted))
+}
+
+/// The error where neither way leads to a sandbox.
+fn unless_mounted(refused: &Error, error: Error) -> Error {
+    if error.kind != Kind::CannotMount {
+        return error;
+    }
+    Error::new(Kind::CannotMount, "run a command in a sandbox", format!("{refused}; and {error}")).hint(
+        "neither namespaces nor mounts are to be had here; docs/CONTAINERS.md says what each place needs",
+    )
 }
 
 /// Ends this process by SIGINT. If that is ignored, it goes on.

@@ -21,6 +21,7 @@
 //! Order matters: the inside is entered by a process with one thread (a process with several cannot enter a user namespace, nor be
 //! forked), and signals are blocked before any thread is started (each inherits the mask).
 
+mod cgroup;
 mod child;
 mod inside;
 mod layout;
@@ -31,6 +32,7 @@ mod terminal;
 mod view;
 mod walls;
 
+pub use cgroup::{Group, Share};
 pub use child::{EXEC_VERB, End, NotStarted, Program, Started, Waited, block_signals, let_signals_through};
 pub use inside::become_command;
 pub use talk::Spec;

@@ -49,8 +49,16 @@ pub(super) fn begin(no_net: bool, map: impl FnOnce() -> Result<()>) -> Result<Wa
         Some(Err(error)) => return Err(refused("make a mount namespace", error)),
     };
     // Mounts of the host must not come in and ours must not go out; where they were shared they still are.
-    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
-        .map_err(|error| refused("make the mounts of the namespace private", error))?;
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    mount(None::<&str>, "/", None::<&str>, private, None::<&str>).map_err(|error| {
+        let attempt = "make the mounts of the namespace private";
+        match error {
+            nix::Error::EINVAL => Error::io(attempt, &error.into()).kind(Kind::CannotMount).hint(
+                "the root directory is not a mount, as in a plain chroot: 'mount --bind DIR DIR' before chroot(8) makes it one",
+            ),
+            _ => refused(attempt, error),
+        }
+    })?;
     Ok(way)
 }
 

@@ -358,6 +358,33 @@ fn one_line_says_which_walls_stand() {
     }
 }
 
+#[test]
+fn without_a_user_namespace_root_gives_its_power_up() {
+    // In a chroot nobody may make a user namespace, and root may still mount.
+    let place = place();
+    place.write(
+        "inside",
+        r#"
+        no() { if "$@"; then echo "it went well: $*" >&2; exit 99; fi; }
+        [ "$(id -u)" = 0 ]; chown 7:8 a; [ "$(stat -c %u:%g a)" = 7:8 ]
+        caps=$((0x$(sed -n 's/^CapEff:.//p' /proc/self/status)))
+        for cap in 2 12 13 16 17 19 21 22 25 27; do [ $((caps >> cap & 1)) = 0 ]; done
+        no mount -t tmpfs t /media 2>/dev/null; no umount -l /tmp 2>/dev/null; no umount -l $HOME/.ssh 2>/dev/null
+        no mount -o remount,bind,rw / 2>/dev/null; no sh -c 'echo x >> /srv/host-file' 2>/dev/null; no grep -rs SECRET $HOME
+        for file in kernel/core_pattern vm/overcommit_memory; do no sh -c "cat /proc/sys/$file > /proc/sys/$file" 2>/dev/null; done
+        no sh -c 'echo b > /proc/sysrq-trigger' 2>/dev/null; no mknod /tmp/disk b 8 0 2>/dev/null; no cat /dev/mem 2>/dev/null
+        no readlink /proc/1/root 2>/dev/null; [ "$(ls /proc | grep -c '^[0-9]*$')" -le 5 ]
+        "#,
+    );
+    let line = "mount --rbind / /mnt; mount --bind . /mnt/srv; exec chroot /mnt sh -euc 'cd /srv/base; \
+                exec $JAILFS run --discard --require-confinement -- sh -euc \"$(cat ../inside)\"'";
+    let mut command = place.command("", "unshare");
+    command.env("JAILFS", "/srv/jailfs").env("HOME", "/srv/home");
+    let said = said(command.args(["-m", "sh", "-ec", line]));
+    assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
+    assert!(said.err.contains("a view of its own (mount, pid, ipc, uts namespaces)"), "{}", said.err);
+}
+
 /// Makes unshare(2) answer EPERM, as profiles of containers and kernels without user namespaces do, and executes the rest of
 /// the line.
 const REFUSE_NAMESPACES: &str = r#"

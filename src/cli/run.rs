@@ -487,7 +487,25 @@ fn gate(request: &Request) -> Result<()> {
             ("apply", "end the command; then the changes can be applied")
         }
         Request::Unmount => ("unmount", "end the command; then the sandbox is unmounted"),
-        _ => return Ok(()),
+        // What a command could give up is what its caller goes back to.
+        Request::Drop { .. } => ("drop a checkpoint", "end the command; then checkpoints can be dropped"),
+        Request::Gc { dry_run: false, .. } => ("gc", "end the command; then space can be given back"),
+        Request::Hold { held: false, .. } => {
+            ("release a checkpoint", "end the command; then it can be released")
+        }
+        // No `_`: whether a command may ask for something new is to be decided here.
+        Request::Status
+        | Request::Log
+        | Request::OpLog
+        | Request::Checkpoint { .. }
+        | Request::Diff { .. }
+        | Request::Restore { .. }
+        | Request::Discard
+        | Request::Apply { dry_run: true, .. }
+        | Request::OpRestore { .. }
+        | Request::Hold { held: true, .. }
+        | Request::Gc { dry_run: true, .. }
+        | Request::Check { .. } => return Ok(()),
     };
     Err(Error::new(Kind::InUse, attempt, "'jailfs run' holds this sandbox").hint(hint))
 }
@@ -503,7 +521,12 @@ mod tests {
         assert_eq!(gate(&Request::Unmount).unwrap_err().kind, Kind::InUse);
         let undo = Request::Apply { paths: Vec::new(), dry_run: false, undo: true };
         assert!(gate(&undo).is_err());
-        for allowed in [apply(true), Request::Status, Request::Discard, Request::Log] {
+        let gc = |dry_run| Request::Gc { operations: 0, keep: Some(0), max_store: None, dry_run };
+        let hold = |held| Request::Hold { rev: Rev::Back(1), held };
+        for refused in [Request::Drop { rev: Rev::Back(1) }, gc(false), hold(false)] {
+            assert_eq!(gate(&refused).unwrap_err().kind, Kind::InUse, "{refused:?}");
+        }
+        for allowed in [gc(true), hold(true), apply(true), Request::Status, Request::Discard, Request::Log] {
             assert_eq!(gate(&allowed), Ok(()));
         }
     }

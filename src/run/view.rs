@@ -8,10 +8,11 @@
 //! its own it gets copies of them that are locked together (mount_namespaces(7)). Landlock refuses mounting altogether.
 
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -26,7 +27,7 @@ use super::talk::Spec;
 use crate::control;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sys;
-use crate::sys::view::{Flags, remount, set_flags};
+use crate::sys::view::{Flags, remount, remount_listed, set_flags};
 
 /// What a command finds in `/dev`, beside the terminal and what is made there.
 const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
@@ -86,14 +87,15 @@ fn seal_host() -> Result<()> {
 
 /// As one recursive call, where there is none.
 fn seal_one_by_one() -> io::Result<()> {
-    use std::os::unix::ffi::OsStrExt;
     for entry in sys::mountinfo::read()? {
-        let point = Path::new(std::ffi::OsStr::from_bytes(&entry.mount_point));
-        match remount(point, Flags::ALL, Flags::NONE) {
+        match remount_listed(&entry, Flags::ALL, Flags::NONE) {
             Ok(()) => {}
             // Covered by a later mount, so nobody gets there either.
             Err(error)
                 if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL | libc::EACCES)) => {}
+            // Its process is dead: nothing can be written to it, nor read.
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED | libc::EIO)) => {}
             Err(error) => return Err(error),
         }
     }
@@ -206,8 +208,11 @@ impl View {
                 empty(path, 0o1777)
             }
             Step::Empty => {
+                // A link is only a name: some hosts find all of their programs through /run/current-system.
+                let links = links_in(path);
                 self.sealed.push(path.to_owned());
-                empty(path, 0o755)
+                empty(path, 0o755)?;
+                links.iter().try_for_each(|(name, target)| symlink(target, path.join(name)))
             }
             Step::Devices => {
                 self.sealed.push(path.to_owned());
@@ -228,7 +233,7 @@ impl View {
         fs::write(NOTHING, "")?;
         fs::set_permissions(NOTHING, Permissions::from_mode(0o444))?;
         for (name, target) in LINKS {
-            std::os::unix::fs::symlink(target, dev.join(name))?;
+            symlink(target, dev.join(name))?;
         }
         for name in DEVICES.iter().chain(&["console"]) {
             let path = dev.join(name);
@@ -357,6 +362,12 @@ fn empty(path: &Path, mode: u32) -> io::Result<()> {
     let options = format!("mode={mode:o}");
     mount(Some("jailfs-empty"), path, Some("tmpfs"), flags, Some(options.as_str()))?;
     Ok(())
+}
+
+/// The names and texts of the links in a directory.
+fn links_in(dir: &Path) -> Vec<(OsString, PathBuf)> {
+    let listed = fs::read_dir(dir).into_iter().flatten().flatten();
+    listed.filter_map(|entry| Some((entry.file_name(), fs::read_link(entry.path()).ok()?))).collect()
 }
 
 /// Makes a directory, and those above it, where they are not there: that can only be in what was put there empty.

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::talk::Spec;
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::sys::{capabilities, ioctl_filter};
+use crate::sys::{capabilities, ioctl_filter, process};
 
 /// What root keeps in a sandbox: power over files and over its own processes, and none over the machine.
 const KEPT_BY_ROOT: u64 = capabilities::CHOWN
@@ -101,6 +101,10 @@ impl Walls {
 pub(super) fn take_on(spec: &Spec, in_view: bool) -> Result<Option<u32>> {
     // Opened with the rights that are given up below.
     let rules = if in_view { rules_of_view(spec) } else { rules_without_view(spec) };
+    // Where there are no keys, or none to be had, there is nothing to leave behind.
+    if let Err(error) = process::new_session_keyring() {
+        log::debug!("leave the session keyring: {error}");
+    }
     give_up_capabilities()?;
     prctl::set_no_new_privs().map_err(io::Error::from).attempt(|| "renounce new privileges")?;
     // So that the command cannot look into this process, or reach the host through its open files.

@@ -75,6 +75,19 @@ pub fn spawn_with_signals(command: &mut Command) -> io::Result<Child> {
     command.spawn()
 }
 
+/// Gives this process a session keyring of its own, without the keys of the one that it was started with (keyctl(2)).
+///
+/// # Errors
+/// ENOSYS where the kernel has no keys, EPERM where a container does not let the call through, EDQUOT.
+pub fn new_session_keyring() -> io::Result<()> {
+    const JOIN_SESSION_KEYRING: libc::c_long = 1;
+    let anonymous = std::ptr::null::<libc::c_char>();
+    // SAFETY: KEYCTL_JOIN_SESSION_KEYRING(2const) takes a name, or NULL for a new keyring without one.
+    let result = unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, anonymous) };
+    Errno::result(result)?;
+    Ok(())
+}
+
 /// A number that differs from call to call and from process to process; for names of temporary files, not for
 /// secrets.
 pub fn unlikely_number() -> u64 {

@@ -1,6 +1,6 @@
 //! Flags of mounts, and the loopback of a network namespace of our own.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -9,6 +9,8 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sys::statvfs::{FsFlags, statvfs};
+
+use super::mountinfo::Entry;
 
 /// What is changed about a mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,12 +80,35 @@ pub fn set_flags(path: &Path, set: Flags, clear: Flags, recursive: bool) -> io::
 /// EPERM for a flag that is locked, EINVAL if `path` is not the root of a mount.
 pub fn remount(path: &Path, set: Flags, clear: Flags) -> io::Result<()> {
     let now = statvfs(path)?.flags();
+    let flags = Flags {
+        read_only: now.contains(FsFlags::ST_RDONLY),
+        nosuid: now.contains(FsFlags::ST_NOSUID),
+        nodev: now.contains(FsFlags::ST_NODEV),
+    };
+    remount_from(path, flags, now.contains(FsFlags::ST_NOEXEC), set, clear)
+}
+
+/// As [`remount`], for a mount of the list of mounts: nobody asks its filesystem, which may be served by a process that
+/// does not answer.
+///
+/// # Errors
+/// As [`remount`].
+pub fn remount_listed(entry: &Entry, set: Flags, clear: Flags) -> io::Result<()> {
+    let path = Path::new(OsStr::from_bytes(&entry.mount_point));
+    let flags = Flags {
+        read_only: entry.has_option("ro"),
+        nosuid: entry.has_option("nosuid"),
+        nodev: entry.has_option("nodev"),
+    };
+    remount_from(path, flags, entry.has_option("noexec"), set, clear)
+}
+
+fn remount_from(path: &Path, now: Flags, noexec: bool, set: Flags, clear: Flags) -> io::Result<()> {
     let mut flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND;
-    let has = |flag: FsFlags, set: bool, clear: bool| (now.contains(flag) || set) && !clear;
-    flags.set(MsFlags::MS_RDONLY, has(FsFlags::ST_RDONLY, set.read_only, clear.read_only));
-    flags.set(MsFlags::MS_NOSUID, has(FsFlags::ST_NOSUID, set.nosuid, clear.nosuid));
-    flags.set(MsFlags::MS_NODEV, has(FsFlags::ST_NODEV, set.nodev, clear.nodev));
-    flags.set(MsFlags::MS_NOEXEC, now.contains(FsFlags::ST_NOEXEC));
+    flags.set(MsFlags::MS_RDONLY, (now.read_only || set.read_only) && !clear.read_only);
+    flags.set(MsFlags::MS_NOSUID, (now.nosuid || set.nosuid) && !clear.nosuid);
+    flags.set(MsFlags::MS_NODEV, (now.nodev || set.nodev) && !clear.nodev);
+    flags.set(MsFlags::MS_NOEXEC, noexec);
     // Without a word about access times the kernel leaves them as they are.
     mount(None::<&str>, path, None::<&str>, flags, None::<&str>)?;
     Ok(())

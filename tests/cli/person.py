@@ -45,6 +45,7 @@ def see(text):
 for line in open(script):
     verb, _, rest = line.rstrip("\n").partition(" ")
     if verb == "type":
+        front = os.tcgetpgrp(terminal)
         os.write(terminal, rest.encode() + b"\r")
         # The echo is passed over: it ends with the line.
         if "$?" in rest or "echo" in rest:
@@ -57,8 +58,14 @@ for line in open(script):
         rows, columns = map(int, rest.split())
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     elif verb == "settle":
-        # A job is in the foreground when the shell has made it so, which nothing on the terminal tells.
-        time.sleep(0.3)
+        # What was typed last is a job; it gets what is typed now when the shell has given it the terminal.
+        end = time.monotonic() + PATIENCE
+        while os.tcgetpgrp(terminal) == front and time.monotonic() < end:
+            look(0.02)
+        time.sleep(0.1)
+    elif verb == "pause":
+        # For what nothing tells: that a shell waits for its child, or has noticed a signal.
+        time.sleep(0.5)
     elif verb == "see" and not see(rest.encode()):
         fail(line)
 end = time.monotonic() + PATIENCE

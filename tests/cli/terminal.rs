@@ -4,7 +4,7 @@
 
 use crate::place::{JAILFS, Place, said};
 
-/// Plays a script of `type TEXT`, `see TEXT`, `size ROWS COLUMNS` and `settle` lines to an interactive shell.
+/// Plays a script of `type`, `keys`, `key`, `see`, `size`, `settle` and `pause` lines to an interactive shell.
 const PERSON: &str = include_str!("person.py");
 
 fn play(place: &Place, script: &str) {
@@ -45,14 +45,14 @@ type echo code $?
 see code 130
 type $JAILFS run --keep -- sh catches
 see ready
-settle
+pause
 key ^C
 see caught
 see on
 see OUTSIDE>
 type $JAILFS run --keep -- cat &
 see confined by
-settle
+pause
 type
 see Stopped
 type fg

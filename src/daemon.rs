@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::{Greeting, Listener, Server};
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fs::Fs;
+use crate::fs::{Fs, Limits};
 use crate::fuse::{self, Handed, Mounted, Unmounter};
 use crate::jail::Policy;
 use crate::sandbox::verbs::{Reply, Request};
@@ -83,6 +83,10 @@ pub struct Choice {
     pub allowed_targets: Vec<Vec<u8>>,
     /// Whether fsync does nothing.
     pub volatile: bool,
+    /// How many bytes may be stored; none for no limit.
+    pub max_bytes: Option<u64>,
+    /// How many nodes may be made or changed; none for no limit.
+    pub max_files: Option<u64>,
 }
 
 /// What readlink answers for links that lead out, or could.
@@ -177,29 +181,40 @@ impl Serving {
     pub fn start(sandbox: Arc<Sandbox>, mount_point: &Path, choice: &Choice, gate: Gate) -> Result<Serving> {
         let options = choice.mount_options();
         let mount = |fs, store: &Path| fuse::mount(fs, mount_point, store, &options);
-        Serving::start_with(sandbox, mount_point, choice, gate, mount)
+        // The socket first: whoever sees the mount finds it.
+        let listener = Listener::bind(sandbox.store_path())?;
+        Serving::start_with(sandbox, listener, mount_point, choice, gate, mount)
     }
 
     /// Serves `sandbox` from threads of this process in a mount that was made for it in another mount namespace, where
-    /// it is seen at `mount_point`.
+    /// it is seen at `mount_point`. That is a view of its own, with the control socket in it, so `listener` was there first; and
+    /// its links are what they are, because nothing leads out of it.
     ///
     /// # Errors
-    /// The socket cannot be bound, or the mount cannot be served.
-    pub fn adopt(sandbox: Arc<Sandbox>, handed: Handed, mount_point: &Path, gate: Gate) -> Result<Serving> {
+    /// The mount cannot be served.
+    pub fn adopt(
+        sandbox: Arc<Sandbox>,
+        listener: Listener,
+        handed: Handed,
+        mount_point: &Path,
+        choice: &Choice,
+        gate: Gate,
+    ) -> Result<Serving> {
         let mount = |fs, store: &Path| fuse::adopt(fs, handed, mount_point, store);
-        Serving::start_with(sandbox, mount_point, &Choice::default(), gate, mount)
+        let choice = Choice { links: Links::Literal, ..choice.clone() };
+        Serving::start_with(sandbox, listener, mount_point, &choice, gate, mount)
     }
 
     fn start_with(
         sandbox: Arc<Sandbox>,
+        listener: Listener,
         mount_point: &Path,
         choice: &Choice,
         gate: Gate,
         mount: impl FnOnce(Arc<Fs>, &Path) -> Result<Mounted>,
     ) -> Result<Serving> {
-        // The socket first: whoever sees the mount finds it.
-        let listener = Listener::bind(sandbox.store_path())?;
         sandbox.set_view(choice.view(mount_point));
+        sandbox.fs().set_limits(Limits { bytes: choice.max_bytes, files: choice.max_files });
         let mounted = mount(Arc::clone(sandbox.fs()), sandbox.store_path())?;
         sandbox.attach(mounted.kernel());
         let unmounter = mounted.unmounter();

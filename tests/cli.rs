@@ -15,12 +15,20 @@
 
 #[path = "cli/apply.rs"]
 mod apply;
+#[path = "cli/attempts.rs"]
+mod attempts;
+#[path = "cli/confine.rs"]
+mod confine;
 #[path = "cli/daemon.rs"]
 mod daemon;
+#[path = "cli/limits.rs"]
+mod limits;
 #[path = "cli/place.rs"]
 mod place;
 #[path = "cli/run.rs"]
 mod run;
+#[path = "cli/terminal.rs"]
+mod terminal;
 #[path = "cli/user.rs"]
 mod user;
 #[path = "cli/verbs.rs"]

@@ -137,24 +137,44 @@ fn at_every_step(words: &[&str]) {
     eprintln!("{words:?}: {steps} steps, each with SIGKILL, one in {} with EIO and a full disk", stride());
 }
 
-macro_rules! verbs {
-    ($($test:ident: $($word:literal)*;)*) => {
-        $(#[test]
-        fn $test() {
-            at_every_step(&[$($word),*]);
-        })*
-    };
+#[test]
+fn a_checkpoint_that_is_cut_off_at_any_step_is_there_or_not() {
+    at_every_step(&["checkpoint", "green"]);
 }
 
-verbs! {
-    a_checkpoint_that_is_cut_off_at_any_step_is_there_or_not: "checkpoint" "green";
-    a_restore_that_is_cut_off_at_any_step_was_done_or_not: "restore" "c1";
-    a_discard_that_is_cut_off_at_any_step_was_done_or_not: "discard";
-    going_back_to_an_operation_cut_off_at_any_step_was_done_or_not: "op" "restore" "2";
-    a_drop_that_is_cut_off_at_any_step_was_done_or_not: "drop" "c1";
-    a_hold_that_is_cut_off_at_any_step_was_done_or_not: "hold" "c1";
-    a_gc_that_is_cut_off_at_any_step_loses_nothing: "gc" "--operations" "0";
-    a_gc_that_gives_up_checkpoints_and_is_cut_off_at_any_step_loses_no_other: "gc" "--operations" "0" "--keep" "1";
+#[test]
+fn a_restore_that_is_cut_off_at_any_step_was_done_or_not() {
+    at_every_step(&["restore", "c1"]);
+}
+
+#[test]
+fn a_discard_that_is_cut_off_at_any_step_was_done_or_not() {
+    at_every_step(&["discard"]);
+}
+
+#[test]
+fn going_back_to_an_operation_cut_off_at_any_step_was_done_or_not() {
+    at_every_step(&["op", "restore", "2"]);
+}
+
+#[test]
+fn a_drop_that_is_cut_off_at_any_step_was_done_or_not() {
+    at_every_step(&["drop", "c1"]);
+}
+
+#[test]
+fn a_hold_that_is_cut_off_at_any_step_was_done_or_not() {
+    at_every_step(&["hold", "c1"]);
+}
+
+#[test]
+fn a_gc_that_is_cut_off_at_any_step_loses_nothing() {
+    at_every_step(&["gc", "--operations", "0"]);
+}
+
+#[test]
+fn a_gc_that_gives_up_checkpoints_and_is_cut_off_at_any_step_loses_no_other() {
+    at_every_step(&["gc", "--operations", "0", "--keep", "1"]);
 }
 
 /// Each of the store's files with one bit flipped: it is told, or it changes nothing that can be asked for.

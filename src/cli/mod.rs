@@ -6,6 +6,7 @@
 mod apply;
 mod check;
 mod checkpoint;
+mod confine;
 mod date;
 mod diff;
 mod discard;
@@ -36,7 +37,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::daemon;
 use crate::error::{Attempt, Kind, Result};
-use crate::run::{Cage, EXEC_VERB};
+use crate::run::EXEC_VERB;
 
 /// A jailed, checkpointed overlay filesystem.
 ///
@@ -111,9 +112,6 @@ enum Verb {
         /// The socket to the process that serves its tree
         #[arg(long)]
         cage: i32,
-        /// The base
-        #[arg(long)]
-        over: PathBuf,
         /// The command
         #[arg(last = true)]
         words: Vec<OsString>,
@@ -172,12 +170,7 @@ impl Verb {
             Verb::Check(verb) => verb.run(global),
             Verb::Op(verb) => verb.run(global),
             Verb::Daemon { .. } => Ok(daemon::main()),
-            Verb::Exec { cage, over, words } => {
-                let cage = Cage { socket: *cage, over: over.clone() };
-                let (error, code) = crate::run::become_command(&cage, words);
-                error.iter().for_each(out::error);
-                Ok(code)
-            }
+            Verb::Exec { cage, words } => Ok(crate::run::become_command(*cage, words)),
         }
     }
 
@@ -251,7 +244,7 @@ mod tests {
             "jailfs run --keep -- make test",
             "jailfs run make -C sub --json --store x",
             "jailfs __daemon /b /m",
-            "jailfs __exec --cage 3 --over /b -- ls -l",
+            "jailfs __exec --cage 3 -- ls -l",
         ] {
             parse(line);
         }

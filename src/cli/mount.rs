@@ -31,7 +31,7 @@ pub(super) struct Mount {
     #[arg(long)]
     volatile: bool,
     /// Options, separated by commas: ro, allow_other, noexec, suid, dev, writeback, volatile,
-    /// links=deny|rewrite|literal, allow-target=PATH, store=DIR
+    /// links=deny|rewrite|literal, allow-target=PATH, max-bytes=N, max-files=N, store=DIR
     #[arg(short, value_name = "OPTIONS")]
     options: Vec<OsString>,
 }

@@ -49,11 +49,51 @@ impl Options {
             (b"volatile", None) => choice.volatile = true,
             (b"links", Some(policy)) => choice.links = links(policy)?,
             (b"allow-target", Some(prefix)) => choice.allowed_targets.push(target(prefix)?),
+            (b"max-bytes", Some(text)) => choice.max_bytes = Some(number(option, text, size)?),
+            (b"max-files", Some(text)) => choice.max_files = Some(number(option, text, count)?),
             (b"store", Some(path)) if !path.is_empty() => self.store = Some(path_of(path)),
             _ if is_for_others(option) => {}
             _ => return Err(bad(option, "it is not known, or its value is missing or not wanted")),
         }
         Ok(())
+    }
+}
+
+fn number(option: &[u8], text: &[u8], read: fn(&str) -> std::result::Result<u64, String>) -> Result<u64> {
+    let text = std::str::from_utf8(text).map_err(|_| bad(option, "it is not text"))?;
+    read(text).map_err(|reason| bad(option, &reason))
+}
+
+/// Reads a number of bytes: `4096`, `512K`, `1.5G`; the units are powers of 1024.
+pub(super) fn size(text: &str) -> std::result::Result<u64, String> {
+    let wrong = || "a size is a number of bytes, or a number with K, M, G or T behind it".to_owned();
+    let (number, unit) = match text.char_indices().last() {
+        Some((at, 'K' | 'k')) => (text.get(..at), 1u64 << 10),
+        Some((at, 'M' | 'm')) => (text.get(..at), 1 << 20),
+        Some((at, 'G' | 'g')) => (text.get(..at), 1 << 30),
+        Some((at, 'T' | 't')) => (text.get(..at), 1 << 40),
+        _ => (Some(text), 1),
+    };
+    let number = number.unwrap_or_default();
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(unit).ok_or_else(wrong);
+    }
+    // A part of a unit: to the thousandth.
+    let (whole, part) = number.split_once('.').ok_or_else(wrong)?;
+    let digits = part.len();
+    if unit == 1 || digits == 0 || digits > 3 || !part.bytes().all(|digit| digit.is_ascii_digit()) {
+        return Err(wrong());
+    }
+    let thousandths = format!("{part:0<3}").parse::<u64>().map_err(|_| wrong())?;
+    let whole = whole.parse::<u64>().ok().and_then(|whole| whole.checked_mul(unit)).ok_or_else(wrong)?;
+    whole.checked_add(unit / 1000 * thousandths + unit % 1000 * thousandths / 1000).ok_or_else(wrong)
+}
+
+/// Reads a number of things.
+pub(super) fn count(text: &str) -> std::result::Result<u64, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("it is a number from 1 on".to_owned()),
+        Ok(number) => Ok(number),
     }
 }
 
@@ -141,10 +181,29 @@ mod tests {
                 "allow-target=/usr/bin,allow-target=/nix/",
                 Choice { allowed_targets: vec![b"/usr/bin".to_vec(), b"/nix".to_vec()], ..plain() },
             ),
+            (
+                "max-bytes=1.5G,max-files=1000",
+                Choice { max_bytes: Some(3 << 29), max_files: Some(1000), ..plain() },
+            ),
             ("defaults,rw,_netdev,noauto,user,nofail,x-systemd.automount,X-a=b,comment=c", plain()),
         ];
         for (text, expected) in table {
             assert_eq!(choice(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_size_has_units_of_1024() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("2k", 2048),
+            ("3M", 3 << 20),
+            ("0.5K", 512),
+            ("1.25G", 5 << 28),
+            ("1T", 1 << 40),
+        ] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
         }
     }
 
@@ -173,6 +232,14 @@ mod tests {
             "rw,ro,oops",
             "RO",
             "userx",
+            "max-bytes",
+            "max-bytes=",
+            "max-bytes=x",
+            "max-bytes=1.G",
+            "max-bytes=1.5",
+            "max-bytes=99999999T",
+            "max-files=0",
+            "max-files=1K",
         ];
         for text in bad {
             let error = parse(text).unwrap_err();

@@ -40,7 +40,7 @@ impl Env {
     }
 
     /// The directory of stores. Relative paths in the variables count as unset (XDG Base Directory Specification).
-    fn stores(&self) -> Option<PathBuf> {
+    pub(super) fn stores(&self) -> Option<PathBuf> {
         let absolute =
             |value: &Option<OsString>| value.as_ref().map(PathBuf::from).filter(|p| p.is_absolute());
         absolute(&self.xdg_state_home)

@@ -2,34 +2,44 @@
 //!
 //! All that jailfs itself says here goes to the standard error: the standard output is the command's.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::io::{self, BufRead, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::apply;
+use super::confine::Confine;
 use super::host::{self, Within};
 use super::mount::directory;
 use super::target::wrong_answer;
-use super::{Global, out, place, show};
-use crate::daemon::{self, Serving};
+use super::{Global, options, out, place, show};
+use crate::control::Listener;
+use crate::daemon::{self, Choice, Serving};
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::run::{End, Program, block_signals, let_signals_through};
+use crate::run::{
+    End, Group, NotStarted, Program, Share, Spec, Started, Waited, Walls, block_signals, let_signals_through,
+};
 use crate::sandbox::verbs::{Applied, Change, Detail, Reply, Request, Rev};
 use crate::sandbox::{Sandbox, StoreOptions};
 
 /// The exit code when jailfs failed and not the command.
 pub(super) const FAILED: u8 = 125;
+/// The exit code when the time was over, as of timeout(1).
+const TIMED_OUT: u8 = 124;
+/// How long a command that was told to end because its time is over may take for that.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// Run a command in a sandbox of the current directory
 ///
-/// The command sees the directory at its own path; nothing else sees the sandbox. When it has ended, what changed is
-/// listed, and applied, kept or discarded. What is kept is there in the next run, and for 'jailfs diff', 'apply' and
-/// 'discard' in this directory. The exit code is the command's; 125 if jailfs failed, 126 if the command cannot be
-/// executed, 127 if it was not found.
+/// The command sees the directory at its own path and can change all of it; the rest of the host it sees read-only and
+/// without secrets. When it has ended, what changed is listed, and applied, kept or discarded. What is kept is there in the
+/// next run, and for 'jailfs diff', 'apply' and 'discard' in this directory. The exit code is the command's; 124 if its time
+/// was over, 125 if jailfs failed, 126 if the command cannot be executed, 127 if it was not found.
 #[derive(Args)]
 pub(super) struct Run {
     /// Apply the changes if the command ends with 0; keep them if not
@@ -44,6 +54,26 @@ pub(super) struct Run {
     /// Ask what to do (the default on a terminal)
     #[arg(long, group = "end")]
     ask: bool,
+    /// End the command, with all that it started, after T: seconds, or with s, m, h or d behind it
+    #[arg(long, value_name = "T", value_parser = duration)]
+    timeout: Option<Duration>,
+    /// Run the command up to N times, each time from the same state, until it ends with 0
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    attempts: u32,
+    /// Let the sandbox store at most N bytes (K, M, G and T count in 1024); then its disk is full
+    #[arg(long, value_name = "N", value_parser = options::size)]
+    max_bytes: Option<u64>,
+    /// Let the sandbox make or change at most N files
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    max_files: Option<u64>,
+    /// Let the command have at most N bytes of memory, with all that it starts
+    #[arg(long, value_name = "N", value_parser = options::size)]
+    memory: Option<u64>,
+    /// Let the command have at most N processes and threads
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    processes: Option<u64>,
+    #[command(flatten)]
+    confine: Confine,
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
     pub(super) command: Vec<OsString>,
@@ -58,21 +88,95 @@ enum Fate {
     Ask,
 }
 
+/// How an attempt went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// The command has ended.
+    Ended(End),
+    /// It was ended, because its time was over.
+    TimedOut,
+    /// There was no command to run; the code to exit with.
+    NotStarted(u8),
+}
+
+impl Outcome {
+    const SUCCESS: Outcome = Outcome::Ended(End::Exited(0));
+
+    fn code(self) -> u8 {
+        match self {
+            Outcome::Ended(end) => end.code(),
+            Outcome::TimedOut => TIMED_OUT,
+            Outcome::NotStarted(code) => code,
+        }
+    }
+}
+
+/// Reads a time as timeout(1) does.
+fn duration(text: &str) -> std::result::Result<Duration, String> {
+    let (number, unit) = match text.strip_suffix(['s', 'm', 'h', 'd']) {
+        Some(number) => (number, text.get(number.len()..).unwrap_or_default()),
+        None => (text, "s"),
+    };
+    let seconds = match unit {
+        "m" => 60.0,
+        "h" => 3600.0,
+        "d" => 86400.0,
+        _ => 1.0,
+    };
+    let number: f64 = number.parse().map_err(|_| "a time is a number, or one with s, m, h or d behind it")?;
+    match Duration::try_from_secs_f64(number * seconds) {
+        Ok(time) if !time.is_zero() => Ok(time),
+        _ => Err("a time is more than nothing".to_owned()),
+    }
+}
+
 impl Run {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
         let (base, store) = places(global)?;
-        let program = Program { words: self.command.clone() };
         // Before any thread: see `crate::run`.
         block_signals()?;
         daemon::exit_on_panic();
         let sandbox = Sandbox::create_or_open(&base, &store, &StoreOptions::default())?;
-        let mut sandboxed = Sandboxed::begin(sandbox, &program)?;
-        let end = sandboxed.serve(&base, &program)?;
-        sandboxed.finish(self.fate(end), end)?;
-        Ok(end.code())
+        let spec = self.confine.spec(global, &base, &store)?;
+        let mut sandboxed = Sandboxed::begin(sandbox, &self.program(&spec, 1))?;
+        let outcome = self.attempts(&mut sandboxed, &spec)?;
+        sandboxed.finish(self.fate(outcome), outcome)?;
+        drop(sandboxed);
+        if outcome == Outcome::Ended(End::Killed(Signal::SIGINT as u8)) {
+            // A shell goes on with its loop or script after a command that only says it was interrupted.
+            die_of_interrupt()?;
+        }
+        Ok(outcome.code())
     }
 
-    fn fate(&self, end: End) -> Fate {
+    fn choice(&self) -> Choice {
+        Choice { max_bytes: self.max_bytes, max_files: self.max_files, ..Choice::default() }
+    }
+
+    fn program(&self, spec: &Spec, attempt: u32) -> Program {
+        Program { words: self.command.clone(), env: self.confine.environment(spec, attempt) }
+    }
+
+    /// Runs the command until an attempt succeeds, or the last one is over.
+    fn attempts(&self, sandboxed: &mut Sandboxed, spec: &Spec) -> Result<Outcome> {
+        let mut attempt = 1;
+        loop {
+            let (outcome, interrupted) = sandboxed.serve(self, spec, attempt)?;
+            let is_over = outcome == Outcome::SUCCESS || matches!(outcome, Outcome::NotStarted(_));
+            if is_over || interrupted || attempt >= self.attempts {
+                return Ok(outcome);
+            }
+            let how = match outcome {
+                Outcome::TimedOut => "ran out of time".to_owned(),
+                other => format!("failed ({})", other.code()),
+            };
+            sandboxed.roll_back()?;
+            out::note(&format!("attempt {attempt} of {} {how}, and was rolled back", self.attempts));
+            attempt += 1;
+        }
+    }
+
+    fn fate(&self, outcome: Outcome) -> Fate {
         let wanted = match (self.apply, self.discard, self.keep, self.ask) {
             (true, ..) => Fate::Apply,
             (_, true, ..) => Fate::Discard,
@@ -81,7 +185,7 @@ impl Run {
             _ if io::stdin().is_terminal() && io::stderr().is_terminal() => Fate::Ask,
             _ => Fate::Keep,
         };
-        if wanted == Fate::Apply && end != End::Exited(0) {
+        if wanted == Fate::Apply && outcome != Outcome::SUCCESS {
             out::note("the command has failed: its changes are kept and not applied");
             return Fate::Keep;
         }
@@ -116,10 +220,6 @@ fn places(global: &Global) -> Result<(PathBuf, PathBuf)> {
     Ok((base, store))
 }
 
-fn os_str(bytes: &[u8]) -> &OsStr {
-    std::os::unix::ffi::OsStrExt::from_bytes(bytes)
-}
-
 /// A sandbox from before the command to what becomes of its changes.
 struct Sandboxed {
     sandbox: Arc<Sandbox>,
@@ -142,24 +242,70 @@ impl Sandboxed {
         Ok(Sandboxed { sandbox, start })
     }
 
-    /// Runs the command in the sandbox, mounted over its base in a mount namespace of the command's own.
-    fn serve(&mut self, base: &Path, program: &Program) -> Result<End> {
-        let store = self.sandbox.store_path().to_owned();
-        let env = [("JAILFS_ROOT", base.as_os_str()), ("JAILFS_SANDBOX", store.as_os_str())];
-        let (mut started, handed) = program.start(base, &env)?;
-        let serving = Serving::adopt(Arc::clone(&self.sandbox), handed, base, gate)?;
-        started.go()?;
-        let end = started.wait();
-        let left = remaining(started.namespace());
-        if !left.is_empty() {
-            let left = left.join(", ");
-            out::note(&format!("processes remain in the sandbox and are cut off from it: {left}"));
+    /// Runs the command once. Whether somebody has asked for an end meanwhile.
+    fn serve(&mut self, run: &Run, spec: &Spec, attempt: u32) -> Result<(Outcome, bool)> {
+        let group = Group::make(Share { memory: run.memory, processes: run.processes })?;
+        let listener = Listener::bind(self.sandbox.store_path())?;
+        match run.program(spec, attempt).start(spec.clone(), |process| group.join(process)) {
+            Ok((started, Some(handed))) => {
+                let base = Path::new(&spec.base);
+                let serving =
+                    Serving::adopt(Arc::clone(&self.sandbox), listener, handed, base, &run.choice(), gate)?;
+                run_served(started, serving, run)
+            }
+            Ok((_, None)) => Err(wrong_answer()),
+            Err(NotStarted::Failed(error)) => Err(error),
+            Err(NotStarted::Refused(error)) if run.confine.require_confinement => Err(error),
+            Err(NotStarted::Refused(error)) => {
+                drop(listener);
+                out::note(&format!("warning: no namespaces are to be had here: {error}"));
+                self.serve_elsewhere(run, spec, attempt, &group)
+                    .map_err(|other| unless_mounted(&error, other))
+            }
         }
-        drop(serving.into_sandbox());
-        end
     }
 
-    fn finish(&self, fate: Fate, end: End) -> Result<()> {
+    /// Without namespaces: in a mount of its own, which all processes of this user see.
+    fn serve_elsewhere(
+        &self,
+        run: &Run,
+        spec: &Spec,
+        attempt: u32,
+        group: &Group,
+    ) -> Result<(Outcome, bool)> {
+        let place = tempfile::Builder::new().prefix("jailfs-run-").tempdir();
+        let place = place.attempt(|| "make a place for the mount")?;
+        let name = Path::new(&spec.base).file_name().unwrap_or("root".as_ref());
+        let (point, scratch) = (place.path().join("mount").join(name), place.path().join("tmp"));
+        for dir in [&point, &scratch] {
+            std::fs::create_dir_all(dir).attempt(|| format!("create '{}'", dir.display()))?;
+        }
+        let point = host::resolve(&point)?;
+        let serving = Serving::start(Arc::clone(&self.sandbox), &point, &run.choice(), gate)?;
+        let spec = Spec { elsewhere: Some((point.into(), scratch.into())), ..spec.clone() };
+        match run.program(&spec, attempt).start(spec, |process| group.join(process)) {
+            Ok((started, _)) => run_served(started, serving, run),
+            Err(NotStarted::Failed(error) | NotStarted::Refused(error)) => Err(error),
+        }
+    }
+
+    /// Makes the tree what it was before the command.
+    fn roll_back(&self) -> Result<()> {
+        // A command can make checkpoints of its own, so "since the last one" is not enough.
+        let Reply::Status(status) = self.sandbox.handle(Request::Status)? else { return Err(wrong_answer()) };
+        let last = status.checkpoint.map_or(Rev::Base, |checkpoint| Rev::Id(checkpoint.id));
+        let request = if last == self.start {
+            Request::Discard
+        } else {
+            Request::Restore { to: self.start.clone(), dry_run: false }
+        };
+        match self.sandbox.handle(request)? {
+            Reply::Restored(_) => Ok(()),
+            _ => Err(wrong_answer()),
+        }
+    }
+
+    fn finish(&self, fate: Fate, outcome: Outcome) -> Result<()> {
         let changes = self.diff(self.start.clone())?;
         if changes.is_empty() {
             out::note("the command has changed nothing");
@@ -183,7 +329,7 @@ impl Sandboxed {
             Fate::Apply => self.apply(),
             Fate::Discard => self.discard(&changes),
             Fate::Keep | Fate::Ask => {
-                let left = if end == End::Exited(0) { "kept" } else { "kept, not applied" };
+                let left = if outcome == Outcome::SUCCESS { "kept" } else { "kept, not applied" };
                 out::note(&format!(
                     "{left}; 'jailfs diff base', 'jailfs apply' and 'jailfs discard' in this directory go on from here"
                 ));
@@ -252,17 +398,80 @@ impl Sandboxed {
     }
 
     fn discard(&self, changes: &[Change]) -> Result<()> {
-        // A command can make checkpoints of its own, so "since the last one" is not enough.
-        let Reply::Status(status) = self.sandbox.handle(Request::Status)? else { return Err(wrong_answer()) };
-        let last = status.checkpoint.map_or(Rev::Base, |checkpoint| Rev::Id(checkpoint.id));
-        let request = if last == self.start {
-            Request::Discard
-        } else {
-            Request::Restore { to: self.start.clone(), dry_run: false }
-        };
-        let Reply::Restored(_) = self.sandbox.handle(request)? else { return Err(wrong_answer()) };
+        self.roll_back()?;
         out::note(&format!("discarded: {}", show::summary(changes)));
         Ok(())
+    }
+}
+
+/// Runs a command whose tree is served, up to the end of the last process that came from it.
+fn run_served(mut started: Started, serving: Serving, run: &Run) -> Result<(Outcome, bool)> {
+    let walls = started.served()?;
+    out::note(&walls.line());
+    if run.confine.require_confinement {
+        require(&walls)?;
+    }
+    let outcome = match started.run()? {
+        Some(end) => Ok(Outcome::Ended(end)),
+        None => until_it_ends(&mut started, run.timeout),
+    };
+    let interrupted = started.is_interrupted();
+    if matches!(outcome, Ok(Outcome::Ended(_))) {
+        let left = started.remaining();
+        if !left.is_empty() {
+            out::note(&format!(
+                "processes remain in the sandbox and are ended: {}",
+                show::one_line(&left.join(", "))
+            ));
+        }
+    }
+    // While it is served: a process that waits for the tree could not end otherwise.
+    started.end();
+    drop(serving.into_sandbox());
+    Ok((outcome?, interrupted))
+}
+
+/// The error where neither way leads to a sandbox.
+fn unless_mounted(refused: &Error, error: Error) -> Error {
+    if error.kind != Kind::CannotMount {
+        return error;
+    }
+    Error::new(Kind::CannotMount, "run a command in a sandbox", format!("{refused}; and {error}")).hint(
+        "neither namespaces nor mounts are to be had here; docs/CONTAINERS.md says what each place needs",
+    )
+}
+
+/// Ends this process by SIGINT. If that is ignored, it goes on.
+fn die_of_interrupt() -> Result<()> {
+    let attempt = || "end as the command ended";
+    let_signals_through()?;
+    kill(Pid::this(), Signal::SIGINT).map_err(io::Error::from).attempt(attempt)
+}
+
+fn require(walls: &Walls) -> Result<()> {
+    if walls.are_complete() {
+        return Ok(());
+    }
+    let reason = format!("not all walls stand: {}", walls.line());
+    Err(Error::new(Kind::Failed, "confine the command", reason)
+        .hint("docs/CONTAINERS.md says what each wall needs; without --require-confinement the command runs behind what stands"))
+}
+
+fn until_it_ends(started: &mut Started, timeout: Option<Duration>) -> Result<Outcome> {
+    let until = timeout.and_then(|time| Instant::now().checked_add(time));
+    match started.wait(until)? {
+        Waited::Ended(end) => Ok(Outcome::Ended(end)),
+        Waited::NotStarted(error, code) => {
+            out::error(&error);
+            Ok(Outcome::NotStarted(code))
+        }
+        Waited::TimeIsOver => {
+            out::note("the time is over: the command is ended");
+            started.terminate()?;
+            // Whether it ends by itself or not, its time was over.
+            started.wait(Some(Instant::now() + GRACE))?;
+            Ok(Outcome::TimedOut)
+        }
     }
 }
 
@@ -278,36 +487,27 @@ fn gate(request: &Request) -> Result<()> {
             ("apply", "end the command; then the changes can be applied")
         }
         Request::Unmount => ("unmount", "end the command; then the sandbox is unmounted"),
-        _ => return Ok(()),
+        // What a command could give up is what its caller goes back to.
+        Request::Drop { .. } => ("drop a checkpoint", "end the command; then checkpoints can be dropped"),
+        Request::Gc { dry_run: false, .. } => ("gc", "end the command; then space can be given back"),
+        Request::Hold { held: false, .. } => {
+            ("release a checkpoint", "end the command; then it can be released")
+        }
+        // No `_`: whether a command may ask for something new is to be decided here.
+        Request::Status
+        | Request::Log
+        | Request::OpLog
+        | Request::Checkpoint { .. }
+        | Request::Diff { .. }
+        | Request::Restore { .. }
+        | Request::Discard
+        | Request::Apply { dry_run: true, .. }
+        | Request::OpRestore { .. }
+        | Request::Hold { held: true, .. }
+        | Request::Gc { dry_run: true, .. }
+        | Request::Check { .. } => return Ok(()),
     };
     Err(Error::new(Kind::InUse, attempt, "'jailfs run' holds this sandbox").hint(hint))
-}
-
-/// The processes that the command has left behind, as `number (name)`. Those that are just ending are waited for.
-fn remaining(namespace: &Path) -> Vec<String> {
-    for _ in 0..10 {
-        if inside(namespace).is_empty() {
-            return Vec::new();
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    inside(namespace)
-}
-
-/// The processes in a mount namespace. It is that of the command, so they came from it.
-fn inside(namespace: &Path) -> Vec<String> {
-    let listed = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let numbers = listed.filter_map(|entry| entry.file_name().into_string().ok());
-    numbers
-        .filter(|pid| pid.parse::<u32>().is_ok())
-        .filter(|pid| {
-            std::fs::read_link(format!("/proc/{pid}/ns/mnt")).is_ok_and(|theirs| theirs == namespace)
-        })
-        .map(|pid| {
-            let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-            format!("{pid} ({})", show::one_line(os_str(name.trim_ascii()).display().to_string().as_str()))
-        })
-        .collect()
 }
 
 #[cfg(test)]
@@ -321,26 +521,53 @@ mod tests {
         assert_eq!(gate(&Request::Unmount).unwrap_err().kind, Kind::InUse);
         let undo = Request::Apply { paths: Vec::new(), dry_run: false, undo: true };
         assert!(gate(&undo).is_err());
-        for allowed in [apply(true), Request::Status, Request::Discard, Request::Log] {
+        let gc = |dry_run| Request::Gc { operations: 0, keep: Some(0), max_store: None, dry_run };
+        let hold = |held| Request::Hold { rev: Rev::Back(1), held };
+        for refused in [Request::Drop { rev: Rev::Back(1) }, gc(false), hold(false)] {
+            assert_eq!(gate(&refused).unwrap_err().kind, Kind::InUse, "{refused:?}");
+        }
+        for allowed in [gc(true), hold(true), apply(true), Request::Status, Request::Discard, Request::Log] {
             assert_eq!(gate(&allowed), Ok(()));
         }
     }
 
-    #[test]
-    fn a_failed_command_is_not_applied() {
-        let run = |apply, keep, discard| Run { apply, keep, discard, ask: false, command: Vec::new() };
-        assert_eq!(run(true, false, false).fate(End::Exited(0)), Fate::Apply);
-        assert_eq!(run(true, false, false).fate(End::Exited(1)), Fate::Keep);
-        assert_eq!(run(true, false, false).fate(End::Killed(9)), Fate::Keep);
-        assert_eq!(run(false, true, false).fate(End::Exited(0)), Fate::Keep);
-        assert_eq!(run(false, false, true).fate(End::Exited(1)), Fate::Discard);
+    fn parse(line: &str) -> Run {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            run: Run,
+        }
+        <Line as clap::Parser>::parse_from(format!("run {line} x").split_whitespace()).run
     }
 
     #[test]
-    fn who_is_in_a_namespace_is_listed() {
-        let own = std::fs::read_link("/proc/self/ns/mnt").unwrap();
-        let us = format!("{} (", std::process::id());
-        assert!(inside(&own).iter().any(|process| process.starts_with(&us)));
-        assert_eq!(remaining(Path::new("mnt:[0]")), Vec::<String>::new());
+    fn a_failed_command_is_not_applied() {
+        let fate = |line: &str, outcome| parse(line).fate(outcome);
+        let failed = Outcome::Ended(End::Exited(1));
+        assert_eq!(fate("--apply", Outcome::SUCCESS), Fate::Apply);
+        assert_eq!(fate("--apply", failed), Fate::Keep);
+        assert_eq!(fate("--apply", Outcome::Ended(End::Killed(9))), Fate::Keep);
+        assert_eq!(fate("--apply", Outcome::TimedOut), Fate::Keep);
+        assert_eq!(fate("--keep", Outcome::SUCCESS), Fate::Keep);
+        assert_eq!(fate("--discard", failed), Fate::Discard);
+    }
+
+    #[test]
+    fn a_time_is_read_as_timeout_reads_it() {
+        assert_eq!(duration("3"), Ok(Duration::from_secs(3)));
+        assert_eq!(duration("0.5s"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(duration("1h"), Ok(Duration::from_secs(3600)));
+        assert_eq!(duration("1d"), Ok(Duration::from_secs(86400)));
+        for wrong in ["", "s", "0", "-1", "1x", "nan", "inf", "m5"] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_outcome_has_the_code_of_env_and_timeout() {
+        assert_eq!(Outcome::Ended(End::Exited(3)).code(), 3);
+        assert_eq!(Outcome::Ended(End::Killed(15)).code(), 143);
+        assert_eq!((Outcome::TimedOut.code(), Outcome::NotStarted(127).code()), (124, 127));
     }
 }

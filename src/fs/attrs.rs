@@ -197,6 +197,7 @@ impl Fs {
             return Err(FsError::Unsupported);
         }
         let mut core = self.core();
+        core.need_bytes(&self.store, value.len() as u64)?;
         let subject = core.subject(id)?;
         let node = core.tree_of(subject).node(subject.key).cloned().ok_or(FsError::NotFound)?;
         let exists = node.xattrs.as_ref().is_some_and(|x| x.contains_key(name));

@@ -342,13 +342,20 @@ impl Core {
         if range.end > size {
             edits.push(Edit::Resize { ino: file.key, size: range.end });
         }
-        for run in self.runs(file, range, size, layer) {
+        let runs = self.runs(file, range, size, layer);
+        let fresh = runs.iter().map(|run| match run {
+            Run::Owned(..) => 0,
+            Run::Fresh(part) => part.len(),
+        });
+        self.need_bytes(store, fresh.sum())?;
+        for run in runs {
             match run {
                 Run::Owned(part, at) => self.pool(file)?.write(at, slice(bytes, offset, part)?)?,
                 Run::Fresh(part) => {
                     let whole = self.fill_range(file, part, size.max(range.end), layer)?;
                     let left = self.current_bytes(file, ByteRange { start: whole.start, end: part.start })?;
                     let right = self.current_bytes(file, ByteRange { start: part.end, end: whole.end })?;
+                    self.took(whole.len());
                     let pool = self.pool(file)?;
                     let at = pool.allocate(file.key, whole, whole.end >= size);
                     let middle = slice(bytes, offset, part)?;

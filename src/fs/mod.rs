@@ -17,6 +17,7 @@ mod jailed;
 mod listing;
 pub mod lower;
 mod names;
+mod room;
 mod state;
 mod switch;
 
@@ -46,6 +47,7 @@ pub use content::{ReadPlan, SeekTo};
 pub use jailed::{LinkAnswer, Move, Refusal, Refused};
 pub use listing::DirEntry;
 pub use names::RenameMode;
+pub use room::{Limits, Space};
 pub use state::{Found, State};
 pub use switch::{Forgotten, Switch, Switched};
 
@@ -137,6 +139,7 @@ pub(crate) struct Core {
     aliases: HashMap<Ino, BTreeSet<(Ino, Name)>>,
     refused: VecDeque<Refusal>,
     refused_count: u64,
+    room: room::Room,
 }
 
 /// A head of a store, as a filesystem.
@@ -166,6 +169,7 @@ impl Fs {
             aliases: HashMap::new(),
             refused: VecDeque::new(),
             refused_count: 0,
+            room: room::Room::default(),
         };
         Fs { store, core: Mutex::new(core), jail: Mutex::new(Arc::new(jail)), sync_gate: Mutex::new(()) }
     }
@@ -221,14 +225,6 @@ impl Fs {
     pub fn base_problems(&self) -> Vec<(TreePath, String)> {
         let lower = Arc::clone(&self.core().lower);
         lower.problems()
-    }
-
-    /// Space of the filesystem that holds the store, as statvfs(3).
-    ///
-    /// # Errors
-    /// As fstatvfs(3).
-    pub fn statfs(&self) -> FsResult<nix::sys::statvfs::Statvfs> {
-        nix::sys::statvfs::fstatvfs(self.store.dir()).map_err(|e| FsError::Host(e as i32))
     }
 
     /// Takes back `count` of what was handed out for a node.
@@ -297,7 +293,9 @@ impl Core {
             return Ok(());
         }
         let record = Record::Edits(edits);
+        let before = self.upper.journal_len();
         self.upper.record(&record)?;
+        self.took(self.upper.journal_len().saturating_sub(before));
         let Record::Edits(edits) = record else { return Ok(()) };
         for edit in &edits {
             self.tree.apply(edit).map_err(|Misfit(what)| FsError::Damage(what))?;

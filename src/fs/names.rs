@@ -272,6 +272,7 @@ impl Core {
         let parent = dir;
         let place = self.place(dir, name)?;
         let Found::Nothing(hides) = place.found else { return Err(FsError::Exists) };
+        self.need_node(store)?;
         let (dir, _) = self.cover_dir(dir)?;
         let is_dir = matches!(newborn.body, Body::Dir { .. });
         let above = self.tree.node(dir).cloned().ok_or(FsError::NotFound)?;

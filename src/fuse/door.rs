@@ -467,15 +467,15 @@ impl Filesystem for Door {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Statfs, request, ino, None);
         match self.fs.statfs() {
-            Ok(host) => reply.statfs(
-                host.blocks(),
-                host.blocks_free(),
-                host.blocks_available(),
-                host.files(),
-                host.files_free(),
-                u32::try_from(host.block_size()).unwrap_or(4096),
+            Ok(space) => reply.statfs(
+                space.blocks,
+                space.free,
+                space.available,
+                space.files,
+                space.files_free,
+                space.block_size,
                 255,
-                u32::try_from(host.fragment_size()).unwrap_or(4096),
+                space.block_size,
             ),
             Err(error) => reply.error(asked.refuse(&error)),
         }

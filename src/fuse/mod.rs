@@ -124,16 +124,25 @@ pub fn mount(fs: Arc<Fs>, mount_point: &Path, store_path: &Path, options: &Mount
     Ok(mounted)
 }
 
+/// Opens the kernel's device, for [`hand_out`] in the same user namespace.
+///
+/// # Errors
+/// [`Kind::CannotMount`], with a hint where there is one.
+pub fn open_device() -> Result<OwnedFd> {
+    sys::mount::open_device().map_err(|e| explain("mount a sandbox".to_owned(), &e))
+}
+
 /// Makes a mount for another process to [`adopt`]: this one is in a mount namespace of its own and will not serve it.
 /// Nothing may look into it before that. All users may enter if `all_users`.
 ///
 /// # Errors
 /// [`Kind::CannotMount`], with a hint where there is one.
-pub fn hand_out(mount_point: &Path, all_users: bool) -> Result<Handed> {
+pub fn hand_out(device: OwnedFd, mount_point: &Path, all_users: bool) -> Result<Handed> {
     let attempt = || format!("mount '{}'", mount_point.display());
     let cannot = |e: Error| e.kind(Kind::CannotMount);
     let options = fuse_options(&MountOptions::default(), all_users);
-    let device = sys::mount::mount_direct(mount_point, &options).map_err(|e| explain(attempt(), &e))?;
+    let device = sys::mount::mount_device(device, mount_point, &options);
+    let device = device.map_err(|e| explain(attempt(), &e))?;
     let dev = dev_at(mount_point).map_err(cannot)?;
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let root = open(mount_point, flags, Mode::empty()).map_err(io::Error::from).attempt(attempt);

@@ -1,37 +1,36 @@
-//! The command as a child process.
+//! The side of the process outside: starts the command, serves its wishes, and knows when all of it is gone.
 //!
-//! It is started through this program again (`__exec --cage ... -- CMD...`), which puts up its walls, lets the signals
-//! through and becomes the command. That step tells "not found" from every failure of our own: its status is 127 or 126
-//! then, as in env(1).
-//!
-//! ```text
-//! child -> parent   Result<Report, Error>, with the session and the root of the mount (SCM_RIGHTS)
-//! parent -> child   one byte: it is served. The end of the connection instead: it is not
-//! ```
-//! While the command runs, this process must outlive it: it does not die of the SIGINT and SIGQUIT that a terminal
-//! sends to both, and hands SIGTERM and SIGHUP on.
+//! The command and everything that it starts stay in the process group and on the terminal of this process, as if a shell had
+//! started them: the terminal's own signals reach them without us. What another process sends to us we hand on. So that a
+//! shell sees its job stop when the command stops, we stop too; and go on with it.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStringExt;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
+use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::sys::socket::{MsgFlags, recv};
+use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-use super::{Confinement, Namespace};
+use super::namespace;
+use super::talk::{Line, News, Order, Spec};
+use super::terminal::Terminal;
+use super::walls::Walls;
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fuse::{self, Handed};
-use crate::store::codec;
-use crate::sys::mount::{message_pair, receive, send};
+use crate::fuse::Handed;
+use crate::sys::mount::message_pair;
 
 /// The hidden verb by which the program becomes the command.
 pub const EXEC_VERB: &str = "__exec";
@@ -41,18 +40,17 @@ pub const CANNOT_EXECUTE: u8 = 126;
 /// The status when the command was not found.
 pub const NOT_FOUND: u8 = 127;
 
-/// The longest report of a child, in bytes.
-const MAX_REPORT: usize = 64 << 10;
-
 /// A command with its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
     /// Its name, looked for in PATH if it has no `/`, then its arguments.
     pub words: Vec<OsString>,
+    /// Its environment.
+    pub env: Vec<(OsString, OsString)>,
 }
 
 /// How a command ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum End {
     /// With this status.
     Exited(u8),
@@ -70,12 +68,39 @@ impl End {
     }
 }
 
-/// Blocks the signals that [`Started::wait`] waits for. Call it before any thread is started.
+/// What ended a wait.
+#[derive(Debug)]
+pub enum Waited {
+    /// The command has ended; what it started may still live.
+    Ended(End),
+    /// It did not come to a command; the code to exit with.
+    NotStarted(Error, u8),
+    /// The time is over and it runs.
+    TimeIsOver,
+}
+
+/// Why a command was not started.
+#[derive(Debug)]
+pub enum NotStarted {
+    /// Namespaces are not to be had here; without them it may work.
+    Refused(Error),
+    /// Something else is wrong.
+    Failed(Error),
+}
+
+impl From<Error> for NotStarted {
+    fn from(error: Error) -> NotStarted {
+        NotStarted::Failed(error)
+    }
+}
+
+/// Blocks the signals that [`Started::wait`] waits for, and those by which a terminal stops whoever is in the background.
+/// Call it before any thread is started.
 ///
 /// # Errors
 /// The host refuses, which sigprocmask(2) does not know.
 pub fn block_signals() -> Result<()> {
-    signals().thread_block().map_err(io::Error::from).attempt(|| "block signals")
+    blocked().thread_block().map_err(io::Error::from).attempt(|| "block signals")
 }
 
 /// Undoes [`block_signals`], after throwing away what came meanwhile: it was meant for the command.
@@ -85,14 +110,22 @@ pub fn block_signals() -> Result<()> {
 pub fn let_signals_through() -> Result<()> {
     let attempt = || "let signals through";
     let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
-    let pending = SignalFd::with_flags(&signals(), flags).map_err(io::Error::from).attempt(attempt)?;
+    let pending = SignalFd::with_flags(&blocked(), flags).map_err(io::Error::from).attempt(attempt)?;
     while pending.read_signal().map_err(io::Error::from).attempt(attempt)?.is_some() {}
-    signals().thread_unblock().map_err(io::Error::from).attempt(attempt)
+    blocked().thread_unblock().map_err(io::Error::from).attempt(attempt)
 }
 
-fn signals() -> SigSet {
-    use Signal::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-    SigSet::from_iter([SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM])
+/// The signals that are handed on.
+fn handed_on() -> SigSet {
+    use Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+    SigSet::from_iter([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2])
+}
+
+fn blocked() -> SigSet {
+    use Signal::{SIGTSTP, SIGTTIN, SIGTTOU};
+    let mut set = handed_on();
+    set.extend([SIGTSTP, SIGTTIN, SIGTTOU]);
+    set
 }
 
 impl Program {
@@ -102,189 +135,336 @@ impl Program {
         words.join(" ")
     }
 
-    /// Starts it in a mount namespace of its own, with a mount over `dir` that nobody serves yet; it runs from
-    /// [`Started::go`] on, in `dir`, with `env` added to the environment. [`block_signals`] comes first.
+    /// Starts it behind the walls that `spec` describes; it runs from [`Started::run`] on. With namespaces it comes with a mount
+    /// over the base that nobody serves yet. [`block_signals`] comes first. `joins` is given the process before it has started
+    /// anything.
     ///
     /// # Errors
-    /// The child cannot be started, or cannot mount.
-    pub fn start(&self, dir: &Path, env: &[(&str, &OsStr)]) -> Result<(Started, Handed)> {
+    /// It cannot be started, or not behind all of these walls.
+    pub fn start(
+        &self,
+        spec: Spec,
+        joins: impl FnOnce(Pid) -> Result<()>,
+    ) -> std::result::Result<(Started, Option<Handed>), NotStarted> {
         let attempt = || format!("start '{}'", self.line());
+        // What is started is left to us by the process in between, and what escapes from it without namespaces too.
+        prctl::set_child_subreaper(true).map_err(io::Error::from).attempt(attempt)?;
         let (ours, theirs) = message_pair().map_err(io::Error::from).attempt(attempt)?;
-        fcntl(&theirs, FcntlArg::F_SETFD(FdFlag::empty())).map_err(io::Error::from).attempt(attempt)?;
+        let spared = super::inside::children();
+        let first = self.spawn(theirs).attempt(attempt)?;
+        let (base, in_view) = (PathBuf::from(&spec.base), spec.elsewhere.is_none());
+        let signals = SignalFd::with_flags(&handed_on(), SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
+        let mut started = Started {
+            interrupted: false,
+            line: Some(Line::new(ours)),
+            processes: vec![first],
+            spared,
+            namespace: PathBuf::new(),
+            base,
+            signals: signals.map_err(io::Error::from).attempt(attempt)?,
+            terminal: Terminal::of_this_process(),
+        };
+        joins(first)?;
+        started.say(&Order::Prepare(Box::new(spec)))?;
+        let handed = if in_view { Some(started.enter_view()?) } else { None };
+        Ok((started, handed))
+    }
+
+    /// Starts this program again, with their end of the connection and without anything else that is not standard and would be
+    /// a way out: a directory that is open leads to all of the host.
+    fn spawn(&self, theirs: OwnedFd) -> io::Result<Pid> {
+        close_directories_on_exec()?;
+        fcntl(&theirs, FcntlArg::F_SETFD(FdFlag::empty()))?;
         let child = Command::new("/proc/self/exe")
-            .arg(EXEC_VERB)
-            .arg("--cage")
-            .arg(theirs.as_raw_fd().to_string())
-            .arg("--over")
-            .arg(dir)
-            .arg("--")
+            .arg0("jailfs")
+            .args([EXEC_VERB, "--cage", &theirs.as_raw_fd().to_string(), "--"])
             .args(&self.words)
-            .envs(env.iter().copied())
-            .spawn()
-            .attempt(attempt)?;
-        drop(theirs);
-        let mut started = Started { child, socket: ours, namespace: PathBuf::new() };
-        match started.report()? {
-            (Ok(report), [Some(device), Some(root)]) => {
-                started.namespace = OsString::from_vec(report.namespace).into();
-                Ok((started, Handed { device, root, dev: report.dev, all_users: report.all_users }))
-            }
-            (Ok(_), _) => Err(Error::new(Kind::Failed, attempt(), "it has not handed over its mount")),
-            (Err(error), _) => Err(error),
-        }
+            .env_clear()
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .spawn()?;
+        Ok(Pid::from_raw(child.id().cast_signed()))
     }
 }
 
-/// What the child tells of the mount that it has made.
-#[derive(Serialize, Deserialize)]
-struct Report {
-    dev: u64,
-    all_users: bool,
-    /// What `/proc/PID/ns/mnt` of every process inside says.
-    namespace: Vec<u8>,
+/// Marks every open directory, and everything that only names a file, to be closed on exec. Files, pipes and sockets that a
+/// shell opened for the command are its own business.
+fn close_directories_on_exec() -> io::Result<()> {
+    let listed = std::fs::read_dir("/proc/self/fd")?;
+    let numbers: Vec<i32> =
+        listed.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for number in numbers.into_iter().filter(|number| *number > 2) {
+        let is_dir = std::fs::metadata(format!("/proc/self/fd/{number}")).is_ok_and(|about| about.is_dir());
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+        let flags = flags.and_then(|digits| i32::from_str_radix(digits.trim(), 8).ok()).unwrap_or(0);
+        if (is_dir || flags & libc::O_PATH != 0) && flags & libc::O_CLOEXEC == 0 {
+            drop(crate::sys::process::inherited(number)?);
+        }
+    }
+    Ok(())
 }
 
-/// A command that waits for its tree, or runs. If it is dropped while it waits, it ends.
+/// A command that waits for its tree, or runs. Dropping it ends it with all that it has started.
 #[derive(Debug)]
 pub struct Started {
-    child: Child,
-    socket: OwnedFd,
+    /// None when it is to end.
+    line: Option<Line>,
+    /// What we started, and what was left to us, until it is reaped.
+    processes: Vec<Pid>,
+    /// Children that this process had before: of the program that it was in, before it was jailfs.
+    spared: Vec<Pid>,
     namespace: PathBuf,
+    base: PathBuf,
+    signals: SignalFd,
+    terminal: Option<Terminal>,
+    /// Somebody has asked for an end.
+    interrupted: bool,
 }
 
 impl Started {
-    fn report(&mut self) -> Result<(Result<Report>, [Option<OwnedFd>; 2])> {
-        let attempt = || "wait for the mount of the command";
-        let mut bytes = vec![0; MAX_REPORT];
-        let (len, descriptors) =
-            receive(&self.socket, &mut bytes).map_err(io::Error::from).attempt(attempt)?;
-        if len == 0 {
-            let status = self.child.wait().attempt(attempt)?;
-            return Err(Error::new(Kind::Failed, attempt(), format!("the process ended ({status})")));
+    fn say(&self, order: &Order) -> Result<()> {
+        match &self.line {
+            Some(line) => line.say(order),
+            None => Ok(()),
         }
-        let report = codec::decode(bytes.get(..len).unwrap_or_default());
-        let mut descriptors = descriptors.into_iter();
-        let report = report.map_err(|error| Error::new(Kind::Failed, attempt(), error))?;
-        Ok((report, [descriptors.next(), descriptors.next()]))
     }
 
-    /// Lets the command run: its tree is served from now on.
+    fn hear(&self) -> std::result::Result<(News, Vec<OwnedFd>), NotStarted> {
+        let died = || Error::new(Kind::Failed, "start the command", "the process that starts it has ended");
+        let Some(line) = &self.line else { return Err(died().into()) };
+        match line.hear()? {
+            Some((News::Refused(error), _)) => Err(NotStarted::Refused(error)),
+            Some((News::Failed(error, _), _)) => Err(error.into()),
+            Some(other) => Ok(other),
+            None => Err(died().into()),
+        }
+    }
+
+    /// Follows the way into the view, up to its first process.
+    fn enter_view(&mut self) -> std::result::Result<Handed, NotStarted> {
+        let mut handed = None;
+        loop {
+            match self.hear()? {
+                (News::Map, _) => {
+                    let [first, ..] = *self.processes else { return Err(out_of_turn().into()) };
+                    namespace::map(first).map_err(NotStarted::Refused)?;
+                    self.say(&Order::Mapped)?;
+                }
+                (News::Mounted { dev, all_users }, descriptors) => {
+                    let mut descriptors = descriptors.into_iter();
+                    let (Some(device), Some(root)) = (descriptors.next(), descriptors.next()) else {
+                        return Err(out_of_turn().into());
+                    };
+                    handed = Some(Handed { device, root, dev, all_users });
+                }
+                (News::Started(pid, namespace), _) => {
+                    self.processes.push(Pid::from_raw(pid));
+                    self.namespace = namespace.into();
+                    return handed.ok_or_else(|| out_of_turn().into());
+                }
+                _ => return Err(out_of_turn().into()),
+            }
+        }
+    }
+
+    /// Says that the tree is served; which walls stand.
+    ///
+    /// # Errors
+    /// It could not put them up.
+    pub fn served(&self) -> Result<Walls> {
+        self.say(&Order::Served)?;
+        match self.hear() {
+            Ok((News::Ready(walls), _)) => Ok(walls),
+            Ok(_) => Err(out_of_turn()),
+            Err(NotStarted::Refused(error) | NotStarted::Failed(error)) => Err(error),
+        }
+    }
+
+    /// Lets the command run; unless somebody has sent a signal by now, which would have ended it: then how.
     ///
     /// # Errors
     /// It has ended meanwhile.
-    pub fn go(&self) -> Result<()> {
-        send(self.socket.as_raw_fd(), b"!", &[]).map_err(io::Error::from).attempt(|| "start the command")
+    pub fn run(&mut self) -> Result<Option<End>> {
+        let attempt = || "wait for signals";
+        if let Some(info) = self.signals.read_signal().map_err(io::Error::from).attempt(attempt)? {
+            self.interrupted = true;
+            return Ok(Some(End::Killed(u8::try_from(info.ssi_signo).unwrap_or(0))));
+        }
+        self.say(&Order::Run)?;
+        Ok(None)
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the command, or for `until`; hands signals on meanwhile.
     ///
     /// # Errors
     /// It cannot be waited for.
-    pub fn wait(&mut self) -> Result<End> {
-        wait(&mut self.child)
+    pub fn wait(&mut self, until: Option<Instant>) -> Result<Waited> {
+        loop {
+            let Some(timeout) = timeout(until) else { return Ok(Waited::TimeIsOver) };
+            let [news, signals] = self.poll(timeout)?;
+            if signals {
+                self.hand_on()?;
+            }
+            if !news {
+                continue;
+            }
+            match self.line.as_ref().map_or(Ok(None), Line::hear)? {
+                Some((News::Ended(end), _)) => return Ok(Waited::Ended(end)),
+                Some((News::Failed(error, code), _)) => return Ok(Waited::NotStarted(error, code)),
+                Some((News::Stopped(signal), _)) => self.stop_with_it(signal)?,
+                Some(_) => return Err(out_of_turn()),
+                None => {
+                    let died = "the first process of the sandbox was killed, and all others with it";
+                    return Err(Error::new(Kind::Failed, "wait for the command", died));
+                }
+            }
+        }
     }
 
-    /// The mount namespace of the command and of what it has started, as `/proc/PID/ns/mnt` names it.
-    pub fn namespace(&self) -> &Path {
-        &self.namespace
+    /// Whether there are news, and signals.
+    fn poll(&self, timeout: PollTimeout) -> Result<[bool; 2]> {
+        let line = self.line.as_ref().map_or(self.signals.as_fd(), AsFd::as_fd);
+        let mut ready =
+            [PollFd::new(line, PollFlags::POLLIN), PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut ready, timeout) {
+            Ok(_) => Ok(ready.map(|fd| fd.any().unwrap_or(false))),
+            Err(Errno::EINTR) => Ok([false; 2]),
+            Err(error) => Err(Error::io("wait for the command", &error.into())),
+        }
+    }
+
+    /// Hands on what other processes sent to us. What the kernel sent, for the terminal, it sent to the command too.
+    fn hand_on(&mut self) -> Result<()> {
+        let attempt = || "wait for signals";
+        while let Some(info) = self.signals.read_signal().map_err(io::Error::from).attempt(attempt)? {
+            let Ok(number) = i32::try_from(info.ssi_signo) else { continue };
+            self.interrupted |= ![libc::SIGUSR1, libc::SIGUSR2].contains(&number);
+            if info.ssi_code <= 0 {
+                self.say(&Order::Signal(number))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a signal has asked for an end, of the command or of this process: then it is not to be run again.
+    pub fn is_interrupted(&self) -> bool {
+        self.interrupted
+    }
+
+    /// Asks the command to end.
+    ///
+    /// # Errors
+    /// It has ended meanwhile.
+    pub fn terminate(&self) -> Result<()> {
+        self.say(&Order::Signal(Signal::SIGTERM as i32))?;
+        // One that is stopped could not.
+        self.say(&Order::Continue)
+    }
+
+    /// Stops as the command was stopped, so that a shell sees it, and goes on with it. Without a terminal there is no shell that
+    /// would, and whoever let this process wait for it waits on.
+    fn stop_with_it(&self, signal: i32) -> Result<()> {
+        let attempt = || "stop with the command";
+        let Some(terminal) = &self.terminal else { return Ok(()) };
+        let signal = Signal::try_from(signal).unwrap_or(Signal::SIGSTOP);
+        let inner = terminal.take_back(|group| self.is_inside(group));
+        let alone = SigSet::from_iter([signal]);
+        // Here, or where it is no longer blocked, this process stops with all its threads until somebody lets it go on.
+        kill(Pid::this(), signal).map_err(io::Error::from).attempt(attempt)?;
+        if signal != Signal::SIGSTOP {
+            alone.thread_unblock().map_err(io::Error::from).attempt(attempt)?;
+            alone.thread_block().map_err(io::Error::from).attempt(attempt)?;
+        }
+        if let Some(group) = inner {
+            terminal.give_back(group);
+        }
+        self.say(&Order::Continue)
+    }
+
+    fn is_inside(&self, process: Pid) -> bool {
+        let theirs = std::fs::read_link(format!("/proc/{process}/ns/mnt"));
+        theirs.is_ok_and(|theirs| theirs == self.namespace)
+    }
+
+    /// What the command has left behind, as `number (name)`. Those that are just ending are waited for.
+    pub fn remaining(&self) -> Vec<String> {
+        for _ in 0..10 {
+            if self.inside().is_empty() {
+                return Vec::new();
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        self.inside()
+    }
+
+    /// The processes in the mount namespace of the command, but for the first. Without namespaces, those that stand or run in the
+    /// mount cannot be told from others, and are none.
+    fn inside(&self) -> Vec<String> {
+        if self.namespace.as_os_str().is_empty() {
+            return Vec::new();
+        }
+        let listed = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let numbers = listed.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        numbers
+            .filter(|pid| !self.processes.contains(&Pid::from_raw(*pid)))
+            .filter(|pid| self.is_inside(Pid::from_raw(*pid)))
+            .map(|pid| {
+                let name = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+                format!("{pid} ({})", OsStr::from_bytes(name.trim_ascii()).display())
+            })
+            .collect()
+    }
+
+    /// Ends whatever is left of it, and returns when no process of it lives any more. The tree must still be served: a
+    /// process that waits for it ends when it is answered.
+    pub fn end(self) {
+        drop(self);
+    }
+
+    /// Where the command sees the sandbox.
+    pub fn base(&self) -> &Path {
+        &self.base
     }
 }
 
-/// What the child is told on its command line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cage {
-    /// The number of the socket to the parent.
-    pub socket: RawFd,
-    /// The base; absolute.
-    pub over: PathBuf,
-}
-
-impl Cage {
-    /// Puts up the walls, mounts, and returns when the parent serves the mount; `false` if it will not, which it tells
-    /// itself.
-    fn enter(&self) -> Result<bool> {
-        let made = self.make();
-        let (report, descriptors) = match made {
-            Ok((report, Handed { device, root, .. })) => (Ok(report), vec![device, root]),
-            Err(error) => (Err(error), Vec::new()),
-        };
-        let failed = report.is_err();
-        let attempt = || "hand over the mount";
-        let bytes = codec::encode(&report).map_err(|error| Error::new(Kind::Failed, attempt(), error))?;
-        send(self.socket, &bytes, &descriptors).map_err(io::Error::from).attempt(attempt)?;
-        drop(descriptors);
-        if failed {
-            return Ok(false);
+impl Drop for Started {
+    fn drop(&mut self) {
+        // The first process of a pid namespace ends at the end of the connection and takes all others along; the kernel lets it
+        // be reaped when they are gone. Without one, the same process has ended its children.
+        self.line = None;
+        for pid in &self.processes {
+            while waitpid(*pid, None) == Err(Errno::EINTR) {}
         }
-        let mut go = [0];
-        let served =
-            recv(self.socket, &mut go, MsgFlags::empty()).map_err(io::Error::from).attempt(attempt)?;
-        if served == 0 {
-            return Ok(false);
+        if self.namespace.as_os_str().is_empty() {
+            super::inside::end_children(&self.spared);
         }
-        nix::unistd::close(self.socket).map_err(io::Error::from).attempt(attempt)?;
-        std::env::set_current_dir(&self.over).attempt(|| format!("enter '{}'", self.over.display()))?;
-        Ok(true)
-    }
-
-    fn make(&self) -> Result<(Report, Handed)> {
-        let walls = Confinement::enter()?;
-        let all_users = walls.namespace == Namespace::Mount;
-        let handed = fuse::hand_out(&self.over, all_users)?;
-        let namespace = std::fs::read_link("/proc/self/ns/mnt").attempt(|| "name the mount namespace")?;
-        let namespace = namespace.into_os_string().into_vec();
-        Ok((Report { dev: handed.dev, all_users, namespace }, handed))
-    }
-}
-
-fn wait(child: &mut Child) -> Result<End> {
-    let pid = Pid::from_raw(child.id().cast_signed());
-    loop {
-        // Asked before every wait: a SIGCHLD that came before this loop is no longer pending when it was taken.
-        if let Some(status) = child.try_wait().attempt(|| "wait for the command")? {
-            let killed = status.signal().and_then(|signal| u8::try_from(signal).ok());
-            let code = status.code().and_then(|code| u8::try_from(code).ok());
-            return Ok(killed.map_or(End::Exited(code.unwrap_or(125)), End::Killed));
-        }
-        let signal = signals().wait().map_err(io::Error::from).attempt(|| "wait for signals")?;
-        // SIGINT and SIGQUIT the terminal has sent to the command too. It is not reaped yet, so the number is its own.
-        if matches!(signal, Signal::SIGTERM | Signal::SIGHUP)
-            && let Err(error) = kill(pid, signal)
-        {
-            log::warn!("hand {signal} to the command: {error}");
+        if let Some(terminal) = &self.terminal {
+            terminal.take_back(|_| false);
+            terminal.restore();
         }
     }
 }
 
-/// Goes into the cage and becomes the command: what the hidden verb does. Returns only if that fails, with the status
-/// to exit with and the error, unless the parent tells it. The process must have one thread.
-pub fn become_command(cage: &Cage, words: &[OsString]) -> (Option<Error>, u8) {
-    match cage.enter() {
-        Ok(true) => {
-            let (error, code) = exec(words);
-            (Some(error), code)
-        }
-        Ok(false) => (None, 125),
-        Err(error) => (Some(error), 125),
+/// How long poll(2) may wait; none if the time is over.
+fn timeout(until: Option<Instant>) -> Option<PollTimeout> {
+    let Some(until) = until else { return Some(PollTimeout::NONE) };
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return None;
     }
+    // Rounded up, so that it never waits for nothing.
+    let millis = left.as_millis().saturating_add(1);
+    Some(PollTimeout::from(u16::try_from(millis).unwrap_or(u16::MAX)))
 }
 
-fn exec(words: &[OsString]) -> (Error, u8) {
-    let Some((name, arguments)) = words.split_first() else {
-        return (Error::new(Kind::Usage, "run", "no command is given"), 125);
-    };
-    let attempt = format!("run '{}'", name.display());
-    if let Err(error) = signals().thread_unblock() {
-        return (Error::io(attempt, &error.into()), 125);
-    }
-    let error = Command::new(name).args(arguments).exec();
-    let missing =
-        matches!(Errno::from_raw(error.raw_os_error().unwrap_or(0)), Errno::ENOENT | Errno::ENOTDIR);
-    (Error::io(attempt, &error), if missing { NOT_FOUND } else { CANNOT_EXECUTE })
+fn out_of_turn() -> Error {
+    Error::new(Kind::Failed, "start the command", "the process inside spoke out of turn")
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -293,12 +473,11 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_cannot_start_is_told_apart() {
-        let words = |text: &str| vec![OsString::from(text)];
-        assert_eq!(exec(&words("/nowhere/at/all")).1, NOT_FOUND);
-        assert_eq!(exec(&words("no-such-command-anywhere")).1, NOT_FOUND);
-        assert_eq!(exec(&words("/etc/passwd")).1, CANNOT_EXECUTE);
-        assert_eq!(exec(&words("/")).1, CANNOT_EXECUTE);
-        assert_eq!(exec(&[]).1, 125);
+    fn a_wait_ends_with_its_time() {
+        assert_eq!(timeout(None), Some(PollTimeout::NONE));
+        assert_eq!(timeout(Some(Instant::now())), None);
+        let soon = timeout(Some(Instant::now() + Duration::from_millis(5))).unwrap();
+        assert!(soon > PollTimeout::ZERO);
+        assert!(timeout(Some(Instant::now() + Duration::from_secs(1 << 20))).is_some());
     }
 }

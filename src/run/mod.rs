@@ -1,50 +1,40 @@
 //! One command in a sandbox of its own: the walls around it, and its life as a child.
 //!
-//! Two processes take part. The **child** enters a private mount namespace, mounts the sandbox over the base there, hands
-//! the session to its parent, waits until it is served, and becomes the command. The **parent** holds the store and
-//! serves, and stays outside all namespaces. So
+//! Two processes take part. The one **outside** holds the store and serves the tree, and stays in the namespaces that it was
+//! started in. The one **inside** is this program again: it makes the namespaces and the view, mounts the sandbox over the
+//! base's own path there, hands the session out, becomes the first process of the pid namespace, takes on the second wall,
+//! and starts the command. So
 //!
-//! * nothing outside sees the mount, and when the last process inside is gone, so is the mount; when the parent dies by
-//!   whatever means, the mount is dead, and what was written is in the store;
-//! * the parent sees the base itself, also while the command runs, and sees every file with its true owner. An ordinary
-//!   user needs a user namespace to mount, in which only one user and one group have numbers: served from inside it, the
-//!   files of all others would seem to belong to user 65534, and so they would be recorded;
+//! * nothing outside sees the mount, and when the last process inside is gone, so is the mount; when the process outside
+//!   dies by whatever means, so do all inside, and what was written is in the store;
+//! * the process outside sees the base itself, also while the command runs, and sees every file with its true owner: an ordinary
+//!   user's user namespace knows one user and one group, and served from inside it, the files of all others would seem
+//!   to belong to user 65534, and so they would be recorded;
 //! * the numbers that are mapped are mapped to themselves, so the two sides need no translation. What is not mapped the
-//!   kernel shows as 65534 and lets nobody change (EACCES, EOVERFLOW).
+//!   kernel shows as 65534 and lets nobody change (EACCES, EOVERFLOW);
+//! * the view is the jail, so links in it keep their text: an absolute one leads to a path of the view.
 //!
-//! Order matters: the namespace is entered before any thread is started (unshare(2) of a user namespace is refused
-//! to a process with threads, and that of a mount namespace would hold for one thread only), and the signals are
-//! blocked before any thread is started (each inherits the mask).
+//! The **first wall** is the view ([`layout`], `view`, `namespace`): what is not to be seen or written is not there. The
+//! **second** (`walls`) is what every process inside has taken on: no capabilities over the machine, no new privileges, Landlock.
+//! Where namespaces are refused the second stands alone, and the sandbox is mounted at a place of its own.
+//!
+//! Order matters: the inside is entered by a process with one thread (a process with several cannot enter a user namespace, nor be
+//! forked), and signals are blocked before any thread is started (each inherits the mask).
 
+mod cgroup;
 mod child;
+mod inside;
+mod layout;
 mod namespace;
+pub mod secrets;
+mod talk;
+mod terminal;
+mod view;
+mod walls;
 
-pub use child::{Cage, EXEC_VERB, End, Program, Started, become_command, block_signals, let_signals_through};
-pub use namespace::Namespace;
-
-use crate::error::Result;
-
-/// The walls around the command.
-///
-/// What stands now: a private mount namespace, in which the sandbox lies over the base at the base's own path. That
-/// shows the command a tree in which it can do no harm; it does not keep it from paths outside that tree.
-///
-/// The further walls of `jailfs run` belong here and nowhere else, in the order in which a process must put them up:
-/// user, mount and pid namespaces with the rest of the host read-only or hidden ([`Namespace`]); then, between that and
-/// the exec of the command ([`become_command`]), no_new_privs and Landlock as the second wall, which is the only one
-/// where namespaces are forbidden.
-#[derive(Debug)]
-pub struct Confinement {
-    /// The namespace that this process and the command are in.
-    pub namespace: Namespace,
-}
-
-impl Confinement {
-    /// Puts up the walls around this process. It must have one thread.
-    ///
-    /// # Errors
-    /// `CannotMount`: namespaces are not allowed here.
-    pub fn enter() -> Result<Confinement> {
-        Ok(Confinement { namespace: Namespace::enter()? })
-    }
-}
+pub use cgroup::{Group, Share};
+pub use child::{EXEC_VERB, End, NotStarted, Program, Started, Waited, block_signals, let_signals_through};
+pub use inside::become_command;
+pub use talk::Spec;
+pub use view::README;
+pub use walls::{ViewWall, Walls, keeps_variable, readme};

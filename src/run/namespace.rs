@@ -1,75 +1,151 @@
-//! A mount namespace of our own.
+//! The namespaces of the command.
 //!
-//! Root unshares the mount namespace. Anybody else, and root without CAP_SYS_ADMIN, first needs a user namespace, in
-//! which only their own user and group are mapped: to themselves, so that the command sees the ids it is used to. All
-//! other ids show as the overflow id (65534) inside, and supplementary groups cannot be dropped or changed.
+//! Two ways lead into them.
+//! * **As root of the machine** (or with CAP_SYS_ADMIN): the view is made first, with all rights; then the process enters a user
+//!   namespace in which every number stands for itself. So owners keep their numbers and root is root over files, but over
+//!   the machine, its network and the mounts of the view it has no power: they belong to the namespace outside.
+//!   Where that one is refused the rest stands without it, and root gives up its capabilities instead.
+//! * **As anybody else**: a user namespace comes first, and what is mounted is mounted with the rights that it gives. An ordinary
+//!   user has only the own user and group in it, mapped to themselves, so that the command sees the ids it is used to; all
+//!   others show as 65534. Root of a container may map all.
+//!
+//! The maps are written by the process outside, which may do more.
 
 use std::fs;
 use std::io;
 use std::path::PathBuf;
 
+use nix::libc;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
-use nix::unistd::{getegid, geteuid};
+use nix::unistd::{Pid, getegid, geteuid};
 
 use crate::error::{Attempt, Error, Kind, Result};
+use crate::sys::capabilities;
 
-/// Which namespaces this process has entered.
+/// How the namespaces are entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Namespace {
-    /// A mount namespace, as root.
-    Mount,
-    /// A user namespace with one user, and a mount namespace that it owns.
-    UserAndMount,
+pub(super) enum Way {
+    /// The mount namespace first, the user namespace when the view is made.
+    ViewFirst,
+    /// The user namespace with all others, then the view.
+    UserFirst,
 }
 
-impl Namespace {
-    /// Enters a private mount namespace. Nothing mounted from now on is seen outside.
-    ///
-    /// # Errors
-    /// `CannotMount`: the host does not allow it.
-    pub fn enter() -> Result<Namespace> {
-        let namespace = match geteuid().is_root().then(|| unshare(CloneFlags::CLONE_NEWNS)) {
-            Some(Ok(())) => Namespace::Mount,
-            Some(Err(nix::Error::EPERM)) | None => enter_user_namespace()?,
-            Some(Err(error)) => return Err(refused("unshare the mount namespace", error)),
-        };
-        // Mounts of the host must not come in and ours must not go out; where they were shared they still are.
-        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
-            .map_err(|error| refused("make the mounts of the namespace private", error))?;
-        Ok(namespace)
+/// Enters the first namespaces: those in which the view is made.
+///
+/// # Errors
+/// `CannotMount`: the host does not allow it.
+pub(super) fn begin(no_net: bool, map: impl FnOnce() -> Result<()>) -> Result<Way> {
+    let may_mount = capabilities::effective().is_ok_and(|have| have & capabilities::SYS_ADMIN != 0);
+    let way = match may_mount.then(|| unshare(CloneFlags::CLONE_NEWNS)) {
+        Some(Ok(())) => Way::ViewFirst,
+        Some(Err(nix::Error::EPERM)) | None => {
+            unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | others(no_net))
+                .map_err(|error| refused("make the namespaces of the command", error))?;
+            map()?;
+            Way::UserFirst
+        }
+        Some(Err(error)) => return Err(refused("make a mount namespace", error)),
+    };
+    // Mounts of the host must not come in and ours must not go out; where they were shared they still are.
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    mount(None::<&str>, "/", None::<&str>, private, None::<&str>).map_err(|error| {
+        let attempt = "make the mounts of the namespace private";
+        match error {
+            nix::Error::EINVAL => Error::io(attempt, &error.into()).kind(Kind::CannotMount).hint(
+                "the root directory is not a mount, as in a plain chroot: 'mount --bind DIR DIR' before chroot(8) makes it one",
+            ),
+            _ => refused(attempt, error),
+        }
+    })?;
+    Ok(way)
+}
+
+/// Enters the others, when the view is made. Whether there is a user namespace.
+///
+/// # Errors
+/// The host does not allow it.
+pub(super) fn complete(way: Way, no_net: bool, map: impl FnOnce() -> Result<()>) -> Result<bool> {
+    if way == Way::UserFirst {
+        return Ok(true);
+    }
+    match unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | others(no_net)) {
+        Ok(()) => map().map(|()| true),
+        Err(nix::Error::EPERM | nix::Error::ENOSPC | nix::Error::EUSERS | nix::Error::EINVAL) => {
+            unshare(others(no_net)).map_err(|error| refused("make the namespaces of the command", error))?;
+            Ok(false)
+        }
+        Err(error) => Err(refused("make the namespaces of the command", error)),
     }
 }
 
-fn enter_user_namespace() -> Result<Namespace> {
-    let (uid, gid) = (geteuid(), getegid());
-    unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)
-        .map_err(|error| refused("unshare the user and mount namespaces", error))?;
-    // In this order: gid_map is refused to the unprivileged until setgroups is denied (user_namespaces(7)).
-    write_map("setgroups", "deny")?;
-    write_map("uid_map", &format!("{uid} {uid} 1"))?;
-    write_map("gid_map", &format!("{gid} {gid} 1"))?;
-    Ok(Namespace::UserAndMount)
+fn others(no_net: bool) -> CloneFlags {
+    let mut flags = CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWUTS;
+    flags.set(CloneFlags::CLONE_NEWNET, no_net);
+    flags
 }
 
-fn write_map(name: &str, text: &str) -> Result<()> {
-    let path = PathBuf::from("/proc/self").join(name);
-    fs::write(&path, text)
-        .attempt(|| format!("write '{}'", path.display()))
-        .map_err(|error| error.kind(Kind::CannotMount))
+/// Maps the numbers of the user namespace of `process`: all that there are here, or the own ones alone where no more is
+/// allowed.
+///
+/// # Errors
+/// Those of writing the maps (user_namespaces(7)).
+pub(super) fn map(process: Pid) -> Result<()> {
+    let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
+    let write = |name: &str, text: &str| fs::write(format!("/proc/{process}/{name}"), text);
+    let all = |name: &str| Ok(identity(&fs::read_to_string(format!("/proc/self/{name}"))?));
+    let mapped = all("uid_map").and_then(|map| write("uid_map", &map));
+    match mapped {
+        Ok(()) => all("gid_map").and_then(|map| write("gid_map", &map)),
+        Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
+            // In this order: gid_map is refused to the unprivileged until setgroups is denied.
+            write("setgroups", "deny")
+                .and_then(|()| write("uid_map", &format!("{uid} {uid} 1")))
+                .and_then(|()| write("gid_map", &format!("{gid} {gid} 1")))
+        }
+        Err(error) => Err(error),
+    }
+    .attempt(|| "map the numbers of the user namespace")
+    .map_err(|error| error.kind(Kind::CannotMount))
 }
 
-fn refused(attempt: &str, error: nix::Error) -> Error {
+/// A map of every number that a map knows to itself. A line is: first inside, first outside, how many.
+fn identity(map: &str) -> String {
+    let lines = map.lines().filter_map(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let (first, count) = (fields.next()?, fields.nth(1)?);
+        Some(format!("{first} {first} {count}\n"))
+    });
+    lines.collect()
+}
+
+/// The error for namespaces that are not to be had.
+pub(super) fn refused(attempt: &str, error: nix::Error) -> Error {
     let hint = match error {
         nix::Error::EPERM | nix::Error::EACCES | nix::Error::ENOSPC | nix::Error::EUSERS => {
             "user namespaces are switched off here (kernel.unprivileged_userns_clone, \
              kernel.apparmor_restrict_unprivileged_userns, user.max_user_namespaces, or the seccomp profile of a \
-             container): run as root, or use 'jailfs mount' and work in the mount"
+             container); docs/CONTAINERS.md says what each needs"
         }
         nix::Error::EINVAL => "a process with several threads cannot enter a user namespace",
         _ => return Error::io(attempt, &io::Error::from(error)).kind(Kind::CannotMount),
     };
     Error::io(attempt, &io::Error::from(error)).kind(Kind::CannotMount).hint(hint)
+}
+
+/// What `/proc/PID/ns/mnt` of this process and its children says.
+pub(super) fn name() -> Result<PathBuf> {
+    fs::read_link("/proc/self/ns/mnt").attempt(|| "name the mount namespace")
+}
+
+/// For tests: a mount namespace for this thread alone.
+#[cfg(test)]
+pub(super) fn private_mounts_of_this_thread() {
+    unshare(CloneFlags::CLONE_NEWNS).unwrap();
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
+    // A thread that shares its current directory with others could not change it.
+    unshare(CloneFlags::CLONE_FS).unwrap();
 }
 
 #[cfg(test)]
@@ -80,7 +156,14 @@ mod tests {
     fn a_refusal_says_what_to_do() {
         let error = refused("unshare", nix::Error::EPERM);
         assert_eq!(error.kind, Kind::CannotMount);
-        assert!(error.hint.unwrap().contains("jailfs mount"));
+        assert!(error.hint.unwrap().contains("CONTAINERS.md"));
         assert!(refused("unshare", nix::Error::EIO).hint.is_none());
+    }
+
+    #[test]
+    fn every_number_stands_for_itself() {
+        assert_eq!(identity("         0          0 4294967295\n"), "0 0 4294967295\n");
+        assert_eq!(identity("0 1000 1\n1 100000 65536\n"), "0 0 1\n1 1 65536\n");
+        assert_eq!(identity("\nx\n"), "");
     }
 }

@@ -6,9 +6,11 @@
 
 #![expect(unsafe_code, reason = "calls that nix does not wrap; each block names the promise it relies on")]
 
+pub mod capabilities;
 pub mod clock;
 pub mod dir;
 pub mod file;
+pub mod ioctl_filter;
 pub mod mount;
 pub mod mountinfo;
 pub mod path;
@@ -17,4 +19,5 @@ pub mod process;
 pub mod step;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod view;
 pub mod xattr;

@@ -121,16 +121,31 @@ pub fn mount_fuse(mountpoint: &Path, options: &FuseMountOptions) -> Result<Owned
     }
 }
 
-/// As [`mount_fuse`], by mount(2) only: in a namespace of our own, where no helper could see the mount point.
+fn mount_direct(mountpoint: &Path, options: &FuseMountOptions) -> Result<OwnedFd, MountError> {
+    mount_device(open_device()?, mountpoint, options)
+}
+
+/// Opens the device, for [`mount_device`] in the same user namespace.
+///
+/// # Errors
+/// [`MountError`] says why it cannot be opened.
+pub fn open_device() -> Result<OwnedFd, MountError> {
+    open(DEVICE, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).map_err(|errno| match errno {
+        Errno::EACCES | Errno::EPERM => MountError::DeviceDenied(errno.into()),
+        _ => MountError::NoDevice(errno.into()),
+    })
+}
+
+/// As [`mount_fuse`], by mount(2) only: in a namespace of our own, where no helper could see the mount point, nor perhaps
+/// anybody the device.
 ///
 /// # Errors
 /// [`MountError`] says which step failed.
-pub fn mount_direct(mountpoint: &Path, options: &FuseMountOptions) -> Result<OwnedFd, MountError> {
-    let device =
-        open(DEVICE, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).map_err(|errno| match errno {
-            Errno::EACCES | Errno::EPERM => MountError::DeviceDenied(errno.into()),
-            _ => MountError::NoDevice(errno.into()),
-        })?;
+pub fn mount_device(
+    device: OwnedFd,
+    mountpoint: &Path,
+    options: &FuseMountOptions,
+) -> Result<OwnedFd, MountError> {
     let mut data = format!(
         "fd={},rootmode=40000,user_id={},group_id={},default_permissions",
         device.as_raw_fd(),

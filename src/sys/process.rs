@@ -2,10 +2,15 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
 
-use nix::fcntl::{OFlag, open};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open};
+use nix::sys::signal::SigSet;
 use nix::sys::stat::Mode;
-use nix::unistd::{dup2_stderr, dup2_stdin, dup2_stdout};
+use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork};
 
 /// Makes the process the leader of a session of its own, away from the terminal (setsid(2)).
 ///
@@ -25,6 +30,61 @@ pub fn silence_stdio() -> io::Result<()> {
     dup2_stdin(&null)?;
     dup2_stdout(&null)?;
     dup2_stderr(&null)?;
+    Ok(())
+}
+
+/// Takes a descriptor that this process has inherited and was told the number of; it is not kept over exec from now on.
+///
+/// # Errors
+/// EBADF if there is none of that number, or if it is one of the standard three.
+pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
+    if number <= 2 {
+        return Err(Errno::EBADF.into());
+    }
+    // SAFETY: fcntl(2) answers EBADF for a descriptor that is not open, and the borrow ends with the call.
+    fcntl(unsafe { BorrowedFd::borrow_raw(number) }, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+    // SAFETY: it is open, as was just seen, and nobody in this program owns a descriptor that it was started with.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Makes a child that goes on from here (fork(2)): its number, or `None` in the child.
+///
+/// # Errors
+/// EBUSY if this process has several threads: in the child only this one would live, and the locks of the others would be
+/// held for ever. And those of fork(2).
+pub fn fork_alone() -> io::Result<Option<Pid>> {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(Errno::EBUSY.into());
+    }
+    // SAFETY: fork(2): with a single thread nothing is left half done by another, so the child may do what it likes.
+    match unsafe { fork() }? {
+        ForkResult::Parent { child } => Ok(Some(child)),
+        ForkResult::Child => Ok(None),
+    }
+}
+
+/// Starts a command in which no signal is blocked: std hands the mask of this thread on.
+///
+/// # Errors
+/// As [`Command::spawn`].
+pub fn spawn_with_signals(command: &mut Command) -> io::Result<Child> {
+    let unblock = || SigSet::empty().thread_set_mask().map_err(io::Error::from);
+    // SAFETY: the closure runs between fork and exec and only calls sigprocmask(2), which is safe there
+    // (signal-safety(7)).
+    unsafe { command.pre_exec(unblock) };
+    command.spawn()
+}
+
+/// Gives this process a session keyring of its own, without the keys of the one that it was started with (keyctl(2)).
+///
+/// # Errors
+/// ENOSYS where the kernel has no keys, EPERM where a container does not let the call through, EDQUOT.
+pub fn new_session_keyring() -> io::Result<()> {
+    const JOIN_SESSION_KEYRING: libc::c_long = 1;
+    let anonymous = std::ptr::null::<libc::c_char>();
+    // SAFETY: KEYCTL_JOIN_SESSION_KEYRING(2const) takes a name, or NULL for a new keyring without one.
+    let result = unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, anonymous) };
+    Errno::result(result)?;
     Ok(())
 }
 

@@ -19,9 +19,6 @@ const ATTACKER: &str = include_str!("attacker.py");
 const MASK: &str = include_str!("../common/mask.py");
 const PYTHON: &str = "/usr/bin/python3";
 const NOBODY: u32 = 65534;
-/// Whether `jailfs run` keeps the process from paths outside the tree. While it does not, the rows about the process must be
-/// seen to get out; once it does, they must not.
-const RUN_CONFINES: bool = false;
 
 /// Where a table is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,9 +78,6 @@ impl Configuration {
         match (self, row.kind) {
             (_, Kind::Works) => Some(false),
             (Plain { .. } | Overlay, _) => Some(true),
-            (RunRoot, Kind::Process) => Some(!RUN_CONFINES),
-            // What a user can do outside varies with the host.
-            (RunUser, Kind::Process) => RUN_CONFINES.then_some(false),
             (_, Kind::Escape | Kind::Process) => Some(false),
         }
     }

@@ -63,6 +63,11 @@ impl Place {
         fs::read_to_string(self.at(path)).expect("read a file")
     }
 
+    /// A directory beside the base, for what a command in a sandbox may write on the host.
+    pub fn make_out(&self) {
+        fs::create_dir_all(self.at("out")).expect("make a directory");
+    }
+
     pub fn exists(&self, path: impl AsRef<Path>) -> bool {
         self.at(path).symlink_metadata().is_ok()
     }
@@ -77,7 +82,7 @@ impl Place {
 
     pub fn environment(&self, command: &mut Command) {
         command.env("HOME", self.at("home"));
-        for name in ["XDG_STATE_HOME", "JAILFS_SANDBOX", "JAILFS_ROOT", "JAILFS_LOG"] {
+        for name in ["XDG_STATE_HOME", "XDG_RUNTIME_DIR", "JAILFS_SANDBOX", "JAILFS_ROOT", "JAILFS_LOG"] {
             command.env_remove(name);
         }
         command.env("JAILFS", JAILFS);

@@ -402,9 +402,10 @@ fn the_examples_of_the_manual_work() {
         fs::rename(place.at("base"), place.at("repo")).unwrap();
         fs::create_dir(place.at("bin")).unwrap();
         fs::copy(JAILFS, place.at("bin/jailfs")).unwrap();
-        place.write("bin/make", "#!/bin/sh\n[ $# = 0 ] || cd $2\necho made > made\n");
-        fs::set_permissions(place.at("bin/make"), PermissionsExt::from_mode(0o755)).unwrap();
-        let done = place.sh("", &format!("PATH=$PWD/bin:$PATH\n{script}"));
+        // In the base, because a command of 'run' sees nothing else below /tmp.
+        place.write("repo/make", "#!/bin/sh\n[ $# = 0 ] || cd $2\necho made > made\n");
+        fs::set_permissions(place.at("repo/make"), PermissionsExt::from_mode(0o755)).unwrap();
+        let done = place.sh("", &format!("PATH=$PWD/bin:$PWD/repo:$PATH\n{script}"));
         assert_eq!(done.code, 0, "{script}{done:?}");
         assert_eq!(place.read("repo/made"), "made\n", "{script}{done:?}");
     }

@@ -1,0 +1,162 @@
+//! How much a sandbox may store.
+//!
+//! What counts is what the store takes on the disk of the host: content and records, of all its states. So a limit protects the
+//! host, and what a sandbox removes comes back when the store gives it back (`gc`), not before. Between two looks at the
+//! store what is written is added up; a look is taken when the sum reaches the limit, and not more often than once in a
+//! while.
+//!
+//! Only what needs room is refused (ENOSPC): new content, new nodes, larger attributes. Removing, renaming, truncating and
+//! setting attributes go on, although their records take a few bytes.
+
+use std::os::unix::fs::MetadataExt;
+use std::time::{Duration, Instant};
+
+use crate::error::{FsError, FsResult};
+use crate::fs::{Core, Fs};
+use crate::store::Store;
+use crate::store::pool::PoolWriter;
+
+/// How long a look at the store is believed.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// The unit of space that is told.
+const BLOCK: u64 = 4096;
+
+/// What a sandbox may store; none for no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes on the disk of the host.
+    pub bytes: Option<u64>,
+    /// Files, directories and links that were made or changed.
+    pub files: Option<u64>,
+}
+
+/// The limits, and what is stored.
+#[derive(Debug, Default)]
+pub(crate) struct Room {
+    limits: Limits,
+    used: u64,
+    looked: Option<Instant>,
+}
+
+/// Space and nodes of a filesystem, as statvfs(3) tells them; space in blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// All blocks.
+    pub blocks: u64,
+    /// Free blocks.
+    pub free: u64,
+    /// Free blocks for ordinary users.
+    pub available: u64,
+    /// All nodes.
+    pub files: u64,
+    /// Nodes that can still be made.
+    pub files_free: u64,
+}
+
+impl Fs {
+    /// Says how much may be stored from now on.
+    pub fn set_limits(&self, limits: Limits) {
+        let mut core = self.core();
+        core.room.limits = limits;
+        core.look_at_store(&self.store);
+    }
+
+    /// The space that there is: of the filesystem that holds the store, or less where there is a limit.
+    ///
+    /// # Errors
+    /// As fstatvfs(3).
+    pub fn statfs(&self) -> FsResult<Space> {
+        let host = nix::sys::statvfs::fstatvfs(self.store.dir()).map_err(|e| FsError::Host(e as i32))?;
+        let mut space = Space {
+            block_size: u32::try_from(host.fragment_size()).unwrap_or(4096),
+            blocks: host.blocks(),
+            free: host.blocks_free(),
+            available: host.blocks_available(),
+            files: host.files(),
+            files_free: host.files_free(),
+        };
+        let mut core = self.core();
+        core.look_again(&self.store);
+        let Limits { bytes, files } = core.room.limits;
+        if let Some(bytes) = bytes {
+            space = space.in_small_blocks();
+            let left = bytes.saturating_sub(core.room.used) / BLOCK;
+            space.blocks = bytes / BLOCK;
+            space.free = space.free.min(left);
+            space.available = space.available.min(left);
+        }
+        if let Some(files) = files {
+            space.files = files;
+            space.files_free = space.files_free.min(files.saturating_sub(core.stored_nodes()));
+        }
+        Ok(space)
+    }
+}
+
+impl Space {
+    fn in_small_blocks(self) -> Space {
+        let in_blocks = |blocks: u64| blocks.saturating_mul(u64::from(self.block_size)) / BLOCK;
+        Space {
+            block_size: 4096,
+            blocks: in_blocks(self.blocks),
+            free: in_blocks(self.free),
+            available: in_blocks(self.available),
+            ..self
+        }
+    }
+}
+
+impl Core {
+    /// Asks for room for so many bytes.
+    ///
+    /// # Errors
+    /// ENOSPC.
+    pub(super) fn need_bytes(&mut self, store: &Store, bytes: u64) -> FsResult<()> {
+        let Some(limit) = self.room.limits.bytes else { return Ok(()) };
+        if self.room.used.saturating_add(bytes) <= limit {
+            return Ok(());
+        }
+        self.look_again(store);
+        if self.room.used.saturating_add(bytes) <= limit { Ok(()) } else { Err(FsError::NoSpace) }
+    }
+
+    /// Asks for room for one more node.
+    ///
+    /// # Errors
+    /// ENOSPC.
+    pub(super) fn need_node(&mut self, store: &Store) -> FsResult<()> {
+        match self.room.limits.files {
+            Some(limit) if self.stored_nodes() >= limit => Err(FsError::NoSpace),
+            // Its record, and the block in which it may begin.
+            _ => self.need_bytes(store, BLOCK),
+        }
+    }
+
+    /// Notes that so many bytes were stored.
+    pub(super) fn took(&mut self, bytes: u64) {
+        self.room.used = self.room.used.saturating_add(bytes);
+    }
+
+    fn stored_nodes(&self) -> u64 {
+        (self.tree.len() + self.orphans.len()) as u64
+    }
+
+    /// Looks at the store, unless that was done just now.
+    fn look_again(&mut self, store: &Store) {
+        if self.room.looked.is_none_or(|looked| looked.elapsed() >= LOOK_AGAIN) {
+            self.look_at_store(store);
+        }
+    }
+
+    fn look_at_store(&mut self, store: &Store) {
+        if self.room.limits == Limits::default() {
+            return;
+        }
+        let scratch = self.scratch.as_ref().map(PoolWriter::file);
+        let scratch = scratch.and_then(|file| file.metadata().ok()).map_or(0, |about| about.blocks() * 512);
+        self.room.used = store.disk_usage().saturating_add(scratch);
+        self.room.looked = Some(Instant::now());
+    }
+}

@@ -1,0 +1,347 @@
+//! The second wall: what a process takes on itself and can never put off.
+//!
+//! Taken on by the process that starts the command, in this order: capabilities are given up; no_new_privs, so that no program
+//! gives any back; made-up terminal input is refused; Landlock. All of it is inherited by everything that is started.
+//!
+//! In the view Landlock says once more what the mounts say, by the files themselves, so it also holds for what is reached by
+//! another way than a path: a file of the host that was inherited open, a signal, an abstract socket. Where there is no view it
+//! is the only wall, and then it has to hide the secrets too: Landlock can only allow, so everything but them is allowed,
+//! directory by directory.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use landlock::{
+    ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, LandlockStatus, PathBeneath, PathFd, Ruleset,
+    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
+};
+use nix::sys::prctl;
+use serde::{Deserialize, Serialize};
+
+use super::talk::Spec;
+use crate::error::{Attempt, Error, Kind, Result};
+use crate::sys::{capabilities, ioctl_filter, process};
+
+/// What root keeps in a sandbox: power over files and over its own processes, and none over the machine.
+const KEPT_BY_ROOT: u64 = capabilities::CHOWN
+    | capabilities::DAC_OVERRIDE
+    | capabilities::FOWNER
+    | capabilities::FSETID
+    | capabilities::KILL
+    | capabilities::SETGID
+    | capabilities::SETUID
+    | capabilities::SETFCAP
+    | capabilities::NET_BIND_SERVICE
+    | capabilities::SYS_CHROOT;
+
+/// The newest Landlock that we know the meaning of.
+const NEWEST: ABI = ABI::V9;
+
+/// Which walls stand around a command.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Walls {
+    /// The view, if there are namespaces.
+    pub view: Option<ViewWall>,
+    /// The version of Landlock, if there is any.
+    pub landlock: Option<u32>,
+}
+
+/// What is particular about a view.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ViewWall {
+    /// There is a user namespace.
+    pub user: bool,
+    /// /proc shows the processes of the command only.
+    pub own_proc: bool,
+    /// There is no network but a loopback.
+    pub no_net: bool,
+}
+
+impl Walls {
+    /// Whether both walls stand.
+    pub fn are_complete(&self) -> bool {
+        self.view.is_some() && self.landlock.is_some()
+    }
+
+    /// The walls in one line.
+    pub fn line(&self) -> String {
+        let mut stand = Vec::new();
+        let mut missing = Vec::new();
+        match &self.view {
+            Some(view) => {
+                let user = if view.user { "user, " } else { "" };
+                let net = if view.no_net { ", net" } else { "" };
+                stand.push(format!("a view of its own ({user}mount, pid, ipc, uts{net} namespaces)"));
+                if !view.own_proc {
+                    missing.push("the list of processes outside can be read: no new /proc is allowed here");
+                }
+            }
+            None => missing.push("no namespaces: processes and /tmp are shared with the host"),
+        }
+        match self.landlock {
+            Some(version) => stand.push(format!("Landlock {version}")),
+            None => missing.push("no Landlock in this kernel, or not allowed here (it needs Linux 5.19)"),
+        }
+        stand.push("no new privileges".to_owned());
+        let mut line = format!("confined by {}", stand.join(", "));
+        for what in missing {
+            line.push_str("; but ");
+            line.push_str(what);
+        }
+        line
+    }
+}
+
+/// Takes the walls on.
+///
+/// # Errors
+/// What the kernel refuses, but for Landlock, which may not be there: then there is no version.
+pub(super) fn take_on(spec: &Spec, in_view: bool) -> Result<Option<u32>> {
+    // Opened with the rights that are given up below.
+    let rules = if in_view { rules_of_view(spec) } else { rules_without_view(spec) };
+    // Where there are no keys, or none to be had, there is nothing to leave behind.
+    if let Err(error) = process::new_session_keyring() {
+        log::debug!("leave the session keyring: {error}");
+    }
+    give_up_capabilities()?;
+    prctl::set_no_new_privs().map_err(io::Error::from).attempt(|| "renounce new privileges")?;
+    // So that the command cannot look into this process, or reach the host through its open files.
+    prctl::set_dumpable(false).map_err(io::Error::from).attempt(|| "close this process to its children")?;
+    ioctl_filter::refuse(&ioctl_filter::MADE_UP_INPUT).attempt(|| "refuse made-up terminal input")?;
+    restrict(rules).map_err(|error| Error::new(Kind::Failed, "put up Landlock", error.to_string()))
+}
+
+fn give_up_capabilities() -> Result<()> {
+    let attempt = || "give up capabilities";
+    let keep = if nix::unistd::geteuid().is_root() { KEPT_BY_ROOT } else { 0 };
+    match capabilities::keep_only(keep) {
+        // Who may not limit the bounding set has nothing that no_new_privs would let it gain.
+        Err(error) if error.raw_os_error() == Some(nix::libc::EPERM) => {
+            capabilities::limit(keep).attempt(attempt)
+        }
+        other => other.attempt(attempt),
+    }
+}
+
+/// A path, and what may be done at and below it.
+type Allowed = (PathBuf, BitFlags<AccessFs>);
+
+fn reading() -> BitFlags<AccessFs> {
+    AccessFs::Execute | AccessFs::ReadFile | AccessFs::ReadDir
+}
+
+fn everything() -> BitFlags<AccessFs> {
+    AccessFs::from_all(NEWEST)
+}
+
+fn devices() -> BitFlags<AccessFs> {
+    AccessFs::ReadFile | AccessFs::ReadDir | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev
+}
+
+fn in_processes() -> BitFlags<AccessFs> {
+    AccessFs::WriteFile | AccessFs::Truncate
+}
+
+fn rules_of_view(spec: &Spec) -> Vec<Allowed> {
+    let mut rules: Vec<Allowed> = vec![
+        ("/".into(), reading()),
+        ("/proc".into(), in_processes()),
+        ("/dev".into(), devices()),
+        (PathBuf::from(&spec.base), everything()),
+        (PathBuf::from(&spec.store), AccessFs::ResolveUnix.into()),
+    ];
+    rules.extend(["/tmp", "/var/tmp", "/dev/shm"].map(|path| (path.into(), everything())));
+    rules.extend(spec.writable.iter().map(|path| (path.into(), everything())));
+    rules.extend(spec.shown.iter().map(|path| (path.into(), AccessFs::ResolveUnix.into())));
+    rules
+}
+
+fn rules_without_view(spec: &Spec) -> Vec<Allowed> {
+    let hidden: Vec<PathBuf> =
+        spec.hidden.iter().chain(&spec.stores).chain([&spec.store]).map(PathBuf::from).collect();
+    let shown: Vec<&Path> = spec.shown.iter().map(Path::new).collect();
+    let hidden: Vec<PathBuf> =
+        hidden.into_iter().filter(|path| !shown.iter().any(|shown| path.starts_with(shown))).collect();
+    let mut rules = Vec::new();
+    allow_but(Path::new("/"), &hidden, &mut rules);
+    rules.push(("/proc".into(), in_processes()));
+    for device in ["null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"] {
+        rules.push((Path::new("/dev").join(device), devices()));
+    }
+    rules.push(("/dev/shm".into(), everything()));
+    if let Some((mount, scratch)) = &spec.elsewhere {
+        rules.extend([mount, scratch].map(|path| (path.into(), everything())));
+    }
+    rules.extend(spec.writable.iter().map(|path| (path.into(), everything())));
+    rules.extend(shown.iter().map(|path| (path.to_path_buf(), reading() | AccessFs::ResolveUnix)));
+    rules.push((
+        PathBuf::from(&spec.store).join(crate::control::SOCKET),
+        AccessFs::ResolveUnix | AccessFs::WriteFile,
+    ));
+    rules
+}
+
+/// Allows reading of `dir` but for what is hidden. On the way to something hidden only what lies beside it is allowed, and not
+/// the listing of the directory, which would hold below it too.
+fn allow_but(dir: &Path, hidden: &[PathBuf], rules: &mut Vec<Allowed>) {
+    if hidden.iter().any(|path| dir == path) {
+        return;
+    }
+    if !hidden.iter().any(|path| path.starts_with(dir)) {
+        rules.push((dir.to_owned(), reading()));
+        return;
+    }
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        // A link is judged where it leads to.
+        if entry.file_type().is_ok_and(|kind| !kind.is_symlink()) {
+            allow_but(&path, hidden, rules);
+        }
+    }
+}
+
+fn restrict(rules: Vec<Allowed>) -> std::result::Result<Option<u32>, RulesetError> {
+    // Without this right no file could be moved from one directory to another: then rather no Landlock.
+    let movable = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+    let Ok(ruleset) = movable.handle_access(AccessFs::Refer) else { return Ok(None) };
+    let ruleset = ruleset
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(everything())?
+        .scope(Scope::from_all(NEWEST))?
+        .create()?
+        .set_compatibility(CompatLevel::BestEffort);
+    let status = rules.into_iter().try_fold(ruleset, allow)?.restrict_self()?;
+    Ok(match (status.ruleset, status.landlock) {
+        (RulesetStatus::NotEnforced, _)
+        | (_, LandlockStatus::NotEnabled | LandlockStatus::NotImplemented) => None,
+        (_, LandlockStatus::Available { effective_abi, kernel_abi }) => {
+            let version = kernel_abi.unwrap_or(effective_abi as i32);
+            u32::try_from(version).ok()
+        }
+    })
+}
+
+fn allow(
+    ruleset: RulesetCreated,
+    (path, access): Allowed,
+) -> std::result::Result<RulesetCreated, RulesetError> {
+    // What is not there needs no permission.
+    let Ok(held) = PathFd::new(&path) else { return Ok(ruleset) };
+    let is_dir = fs::metadata(&path).is_ok_and(|about| about.is_dir());
+    let access = if is_dir { access } else { access & AccessFs::from_file(NEWEST) };
+    if access.is_empty() { Ok(ruleset) } else { ruleset.add_rule(PathBeneath::new(held, access)) }
+}
+
+/// What a command can read about where it is.
+pub fn readme(base: &Path, writable: &[PathBuf], hidden: &[PathBuf]) -> String {
+    let list = |paths: &[PathBuf]| {
+        let lines = paths.iter().map(|path| format!("  {}\n", path.display()));
+        lines.collect::<String>()
+    };
+    let or_none = |text: String| if text.is_empty() { "  (nothing)\n".to_owned() } else { text };
+    let scratch = ["/tmp", "/var/tmp", "/dev/shm"].map(PathBuf::from);
+    format!(
+        "You are in a sandbox of 'jailfs run'.\n\n\
+         Writable, and seen by nobody else until it is applied:\n  {}\n\
+         Writable, private, and gone when the command ends:\n{}\
+         Writable as on the host (--bind-rw):\n{}\
+         \n\
+         Everything else is read-only. A refusal there is 'Read-only file system' or 'Permission denied';\n\
+         whoever started 'jailfs run' can allow a directory with --bind-rw DIR.\n\n\
+         Hidden: shown empty, or absent. Whoever started 'jailfs run' can show a path with --show PATH:\n{}\
+         \n\
+         Also hidden: /run with the sockets of services, devices, other processes, and the stores of jailfs.\n\
+         Mounting, gaining privileges, and signals to processes outside are refused.\n\
+         'jailfs checkpoint', 'restore', 'diff', 'status' and 'discard' work here; 'apply' does not.\n",
+        base.display(),
+        list(&scratch),
+        or_none(list(writable)),
+        or_none(list(hidden)),
+    )
+}
+
+/// Variables that name sockets of the host, which are hidden: without them programs know at once.
+const SOCKETS: &[&str] =
+    &["XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "SSH_AUTH_SOCK", "GPG_AGENT_INFO", "WAYLAND_DISPLAY"];
+/// Variables that are left with `--env-clear`, beside `LC_*`.
+const PLAIN: &[&str] = &["HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER"];
+
+/// Whether a variable goes on into the environment of the command. `shown` is what the caller asked to be shown or bound.
+pub fn keeps_variable(name: &OsStr, value: &OsStr, clear: bool, shown: &[PathBuf]) -> bool {
+    let text = name.to_str().unwrap_or_default();
+    if clear {
+        return PLAIN.contains(&text) || text.starts_with("LC_");
+    }
+    if !SOCKETS.contains(&text) {
+        return true;
+    }
+    let value = value.to_str().unwrap_or_default();
+    let path = value.split(['=', ',', ';', ':']).find(|part| part.starts_with('/')).map(Path::new);
+    path.is_some_and(|path| shown.iter().any(|shown| path.starts_with(shown) || shown.starts_with(path)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_says_which_walls_stand_and_which_do_not() {
+        let view = ViewWall { user: true, own_proc: true, no_net: true };
+        let all = Walls { view: Some(view.clone()), landlock: Some(7) };
+        assert!(all.are_complete());
+        assert_eq!(
+            all.line(),
+            "confined by a view of its own (user, mount, pid, ipc, uts, net namespaces), Landlock 7, no new privileges"
+        );
+        let old = Walls { view: Some(ViewWall { own_proc: false, ..view }), landlock: None };
+        assert!(!old.are_complete() && old.line().matches("; but ").count() == 2);
+        let alone = Walls { view: None, landlock: Some(4) };
+        assert!(!alone.are_complete());
+        assert_eq!(
+            alone.line(),
+            "confined by Landlock 4, no new privileges; but no namespaces: processes and /tmp are shared with the host"
+        );
+    }
+
+    #[test]
+    fn everything_but_the_secrets_is_allowed() {
+        let dir = tempfile::tempdir().unwrap();
+        for made in ["a/b", "a/secret", "c"] {
+            fs::create_dir_all(dir.path().join(made)).unwrap();
+        }
+        std::os::unix::fs::symlink("a/secret", dir.path().join("link")).unwrap();
+        let mut rules = Vec::new();
+        allow_but(dir.path(), &[dir.path().join("a/secret")], &mut rules);
+        let mut allowed: Vec<_> = rules.into_iter().map(|(path, _)| path).collect();
+        allowed.sort();
+        assert_eq!(allowed, [dir.path().join("a/b"), dir.path().join("c")]);
+    }
+
+    #[test]
+    fn variables_that_name_hidden_sockets_are_dropped() {
+        let keeps = |name: &str, value: &str, clear, shown: &[PathBuf]| {
+            keeps_variable(OsStr::new(name), OsStr::new(value), clear, shown)
+        };
+        assert!(keeps("TOKEN", "x", false, &[]) && !keeps("TOKEN", "x", true, &[]));
+        assert!(keeps("PATH", "/bin", true, &[]) && keeps("LC_ALL", "C", true, &[]));
+        assert!(!keeps("SSH_AUTH_SOCK", "/tmp/ssh-1/agent", false, &[]));
+        assert!(keeps("SSH_AUTH_SOCK", "/tmp/ssh-1/agent", false, &["/tmp/ssh-1".into()]));
+        assert!(keeps(
+            "DBUS_SESSION_BUS_ADDRESS",
+            "unix:path=/run/user/1/bus",
+            false,
+            &["/run/user/1/bus".into()]
+        ));
+        assert!(keeps("XDG_RUNTIME_DIR", "/run/user/1", false, &["/run/user/1/bus".into()]));
+    }
+
+    #[test]
+    fn the_readme_says_what_can_be_done() {
+        let text = readme(Path::new("/repo"), &[], &["/root/.ssh".into()]);
+        for part in ["  /repo\n", "  (nothing)\n", "  /root/.ssh\n", "--show PATH", "--bind-rw DIR"] {
+            assert!(text.contains(part), "{part}");
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! `jailfs run --timeout --attempts`: what an attempt leaves to the next, and what it does not.
+
+use std::time::{Duration, Instant};
+
+use crate::place::Place;
+
+#[test]
+fn a_failed_attempt_is_rolled_back_and_the_next_begins_where_it_began() {
+    let place = Place::new();
+    place.make_out();
+    place.run("--keep", "echo kept >> a");
+    let script = r#"
+        ls; cat a; echo $JAILFS_ATTEMPT >> ../out/attempts; [ ! -e /tmp/left ] || exit 9
+        rm -rf sub del; echo $JAILFS_ATTEMPT > n; echo > /tmp/left; $JAILFS checkpoint >/dev/null
+        (setsid sh -c 'trap "" TERM HUP; while :; do echo > ../out/alive; echo > late; sleep 0.01; done' &)
+        while [ ! -e ../out/alive ]; do sleep 0.01; done
+        [ $JAILFS_ATTEMPT = 3 ]
+    "#;
+    let said = place.run("--attempts 5 --keep --bind-rw ../out", script);
+    assert_eq!((said.code, said.out), (0, "a\ndel\nsub\none\nkept\n".repeat(3)), "{}", said.err);
+    assert_eq!(place.read("out/attempts"), "1\n2\n3\n");
+    assert!(said.err.contains("attempt 1 of 5 failed (1), and was rolled back\n"), "{}", said.err);
+    let diff = place.ok("base", "diff base");
+    assert!(diff.contains("M\ta\n") && diff.contains("A\tn\n") && diff.contains("D\tdel\n"), "{diff}");
+    std::fs::remove_file(place.at("out/alive")).unwrap();
+    let all = place.run("--attempts 2 --keep", "echo $JAILFS_ATTEMPT > n; cat n; exit 7");
+    assert_eq!((all.code, all.out.as_str()), (7, "1\n2\n"), "{}", all.err);
+    assert!(!place.exists("out/alive"), "every process of an attempt is gone");
+    // What is kept of the last attempt is its own.
+    assert_eq!(place.run("--keep", "cat n").out, "2\n");
+    let missing = place.say("base", "run --attempts 3 no-such-command");
+    assert_eq!((missing.code, missing.err.matches("No such file").count()), (127, 1), "{missing:?}");
+    assert_eq!(place.say("base", "run --attempts 0 true").code, 2);
+}
+
+#[test]
+fn a_command_whose_time_is_over_is_ended_with_all_that_it_started() {
+    let place = Place::new();
+    place.make_out();
+    let start = Instant::now();
+    let said = place.run("--timeout 0.3s --keep", "echo x > n; sleep 20 & sleep 20");
+    assert_eq!(said.code, 124, "{said:?}");
+    assert!(said.err.contains("jailfs: the time is over: the command is ended\n"), "{said:?}");
+    assert!(start.elapsed() < Duration::from_secs(5));
+    assert_eq!(place.ok("base", "diff base"), "A\tn\n");
+    // One that has something to finish may; it has run out of time all the same.
+    let said =
+        place.run("--timeout 0.3 --keep", "trap 'echo late > n; exit 0' TERM; while :; do sleep 0.01; done");
+    assert_eq!(said.code, 124, "{said:?}");
+    assert_eq!(place.run("--keep", "cat n").out, "late\n");
+    // One that does not want to has to, also if it has been stopped.
+    let stubborn = "trap '' TERM; echo x > ../out/alive; while :; do echo x > ../out/alive; sleep 0.01; done";
+    let said = place.run("--timeout 0.3 --attempts 1 --discard --bind-rw ../out", stubborn);
+    assert_eq!(said.code, 124, "{said:?}");
+    std::fs::remove_file(place.at("out/alive")).unwrap();
+    let said = place.run("--timeout 0.3 --attempts 2 --discard", "kill -STOP $$");
+    assert_eq!(said.code, 124, "{said:?}");
+    assert!(said.err.contains("attempt 1 of 2 ran out of time, and was rolled back\n"), "{said:?}");
+    assert!(!place.exists("out/alive"), "it lives");
+    let quick = place.run("--timeout 1m", "exit 3");
+    assert_eq!(quick.code, 3);
+    assert_eq!(place.say("base", "run --timeout nothing true").code, 2);
+}

@@ -1,0 +1,101 @@
+//! What a sandbox may store, and what a command may take of the machine.
+
+use std::fs;
+
+use crate::place::Place;
+
+#[test]
+fn a_sandbox_that_has_stored_its_share_has_a_full_disk() {
+    let place = Place::new();
+    place.write("base/large", vec![7; 3 << 20]);
+    let script = r#"
+        [ "$(df --output=size -B1M . | tail -n 1 | tr -d ' ')" = 4 ]
+        ! dd if=/dev/urandom of=f bs=64k count=100 2> ../out/error
+        grep -q 'No space left on device' ../out/error
+        [ $(stat -c %s f) -ge 3000000 ]; [ $(stat -c %s f) -le 4194304 ]
+        [ "$(df --output=avail -B64K . | tail -n 1 | tr -d ' ')" -le 1 ]
+        ! dd if=/dev/zero of=large conv=notrunc bs=64k count=10 2>/dev/null
+        mv large moved; rm f a; chmod 600 del; : > sub/b; rm -r sub; ls
+    "#;
+    place.make_out();
+    let said = place.run("--max-bytes 4M --keep --bind-rw ../out", script);
+    assert_eq!(
+        (said.code, said.out.as_str()),
+        (0, "del\nmoved\n"),
+        "{}\n{}",
+        said.err,
+        place.read("out/error")
+    );
+    assert_eq!(fs::read(place.at("base/large")).unwrap(), vec![7; 3 << 20]);
+    // What was removed before a checkpoint comes back when the store is cleaned; nothing else stands in the way.
+    let next = place.run("--keep", "dd if=/dev/urandom of=f bs=64k count=100 2>/dev/null; stat -c %s f");
+    assert_eq!((next.code, next.out.as_str()), (0, "6553600\n"), "{}", next.err);
+}
+
+#[test]
+fn a_sandbox_makes_no_more_files_than_it_may() {
+    let place = Place::new();
+    let script = r#"
+        i=0; while touch n$i 2>/dev/null; do i=$((i+1)); done
+        ! mkdir d 2>/dev/null; ! ln -s a l 2>/dev/null; ! mkfifo p 2>/dev/null
+        [ "$(df -i --output=itotal,iavail . | tail -n 1 | tr -s ' ')" = ' 20 0' ]
+        ls | grep -c ^n; rm n1 n2; mkdir d; touch d/e; ! touch d/f 2>/dev/null
+    "#;
+    let said = place.run("--max-files 20 --keep", script);
+    // The root itself is one that was changed.
+    assert_eq!((said.code, said.out.as_str()), (0, "19\n"), "{}", said.err);
+    assert_eq!(place.ok("base", "diff base").lines().count(), 19);
+}
+
+#[test]
+fn mounts_have_limits_too() {
+    let place = Place::new();
+    place.ok("", "mount base mnt -o max-bytes=2M,max-files=10");
+    let said = place.sh(
+        "mnt",
+        "! dd if=/dev/urandom of=f bs=64k count=100 2>/dev/null; rm f; for i in 1 2 3 4 5 6 7 8 9 10; do touch n$i; done",
+    );
+    assert_ne!(said.code, 0, "{said:?}");
+    assert!(said.err.contains("No space left on device"), "{said:?}");
+    assert_eq!(
+        place.sh("mnt", "ls | grep -c ^n; df --output=size -B1M . | tail -n 1 | tr -d ' '").out,
+        "9\n2\n"
+    );
+    place.umount();
+    assert!(place.fails("", "mount base mnt -o max-bytes=many", 2).contains("a size is a number of bytes"));
+}
+
+#[test]
+fn memory_and_processes_have_limits_where_there_are_control_groups() {
+    let place = Place::new();
+    let groups = || {
+        let listed = fs::read_dir("/sys/fs/cgroup/pids").or_else(|_| fs::read_dir("/sys/fs/cgroup")).unwrap();
+        listed.flatten().filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"jailfs-")).count()
+    };
+    place.write(
+        "base/fork.py",
+        r#"
+import os, signal
+children = []
+try:
+    for _ in range(100):
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        children.append(child)
+except OSError:
+    print("refused before the 20th:", len(children) < 20)
+for child in children:
+    os.kill(child, signal.SIGKILL)
+"#,
+    );
+    let script = "python3 fork.py; python3 -c 'x = bytearray(400 << 20); print(1)' 2>/dev/null || echo ended";
+    let said = place.run("--processes 20 --memory 200M", script);
+    if said.code == 125 {
+        // A machine whose groups are not ours to make says so, and what to do.
+        assert!(said.err.contains("limit memory or processes") && said.err.contains("hint: "), "{said:?}");
+        return;
+    }
+    assert_eq!((said.code, said.out.as_str()), (0, "refused before the 20th: True\nended\n"), "{}", said.err);
+    assert_eq!(groups(), 0, "the groups are removed");
+}

@@ -1,0 +1,198 @@
+//! `jailfs run` on a terminal: signals, job control, sizes and full-screen programs, as if the command were run directly.
+//!
+//! A driver in Python makes the terminal and plays the person at it: it types, and waits for what it must see.
+
+use crate::place::{JAILFS, Place, said};
+
+/// Plays a script of `type`, `keys`, `key`, `see`, `size`, `settle` and `pause` lines to an interactive shell.
+const PERSON: &str = include_str!("person.py");
+
+fn play(place: &Place, script: &str) {
+    place.write("person.py", PERSON);
+    place.write("play", script);
+    let mut command = place.command("base", "python3");
+    command.env("PS1", "").env("TERM", "xterm").env("JAILFS", JAILFS);
+    let said = said(command.args(["../person.py", "../play", "bash", "--norc", "--noprofile", "-i"]));
+    assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
+}
+
+#[test]
+fn a_terminal_stops_and_interrupts_the_command_as_a_shell_expects() {
+    let place = Place::new();
+    place.write("base/catches", "trap 'echo caught' INT; echo ready; sleep 20; echo on");
+    play(
+        &place,
+        r#"
+type PS1='OUTSIDE> '
+see OUTSIDE>
+type $JAILFS run --keep -- cat
+see confined by
+type hello
+see hello
+see hello
+key ^Z
+see Stopped
+see OUTSIDE>
+type fg
+see $JAILFS run
+settle
+type again
+see again
+see again
+key ^C
+see OUTSIDE>
+type echo code $?
+see code 130
+type $JAILFS run --keep -- sh catches
+see ready
+pause
+key ^C
+see caught
+see on
+see OUTSIDE>
+type $JAILFS run --keep -- cat &
+see confined by
+pause
+type
+see Stopped
+type fg
+see $JAILFS run
+settle
+type front
+see front
+see front
+key ^D
+see OUTSIDE>
+type echo code $?
+see code 0
+type $JAILFS run --keep -- sh -c 'seq 1 3; cat' | { read a; read b; echo "piped $a $b"; cat > /dev/null; }
+see piped 1 2
+key ^D
+see OUTSIDE>
+type for i in 1 2 3; do $JAILFS run --keep -- sleep 20; echo next; done
+see confined by
+key ^C
+see OUTSIDE>
+type exit
+"#,
+    );
+}
+
+#[test]
+fn an_interactive_shell_has_job_control_and_gives_the_terminal_back() {
+    let place = Place::new();
+    play(
+        &place,
+        r#"
+type PS1='OUTSIDE> '
+see OUTSIDE>
+type $JAILFS run --ask -- bash --norc --noprofile -i
+see confined by
+type PS1='INSIDE> '
+see INSIDE>
+type sleep 20
+settle
+key ^C
+see INSIDE>
+type sleep 20
+settle
+key ^Z
+see Stopped
+type kill %1; wait; echo jobs done
+see jobs done
+size 33 77
+type stty size
+see 33 77
+type tty
+see /dev/console
+type suspend -f
+see Stopped
+see OUTSIDE>
+type echo outside again; fg
+see outside again
+type echo inside again
+see inside again
+type echo new > new; exit 7
+see [a]pply, [k]eep, [d]iscard
+type d
+see discarded: 1 added
+see OUTSIDE>
+type echo code $?
+see code 7
+type exit
+"#,
+    );
+}
+
+#[test]
+fn a_full_screen_program_works_is_told_of_new_sizes_and_leaves_the_terminal_as_it_was() {
+    let place = Place::new();
+    // It reads single keys without their being shown, and draws when the size changes: what an editor does.
+    place.write(
+        "base/editor.py",
+        r#"
+import os, signal, sys, termios, tty
+old = termios.tcgetattr(0)
+def draw(*_):
+    size = os.get_terminal_size(0)
+    os.write(1, b'\x1b[2J\x1b[Hsize %d %d\r\n' % (size.lines, size.columns))
+signal.signal(signal.SIGWINCH, draw)
+def raw():
+    tty.setraw(0)
+    draw()
+raw()
+text = b''
+while True:
+    key = os.read(0, 1)
+    if key == b'\x1a':
+        termios.tcsetattr(0, termios.TCSADRAIN, old)
+        os.kill(0, signal.SIGTSTP)
+        raw()
+    elif key == b'q':
+        break
+    elif key == b'K':
+        os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        text += key
+        os.write(1, b'<' + key.upper() + b'>')
+open('text', 'wb').write(text)
+termios.tcsetattr(0, termios.TCSADRAIN, old)
+"#,
+    );
+    play(
+        &place,
+        r#"
+type PS1='OUTSIDE> '
+see OUTSIDE>
+type $JAILFS run --keep -- python3 editor.py
+see size
+keys a
+see <A>
+size 40 90
+see size 40 90
+key ^Z
+see Stopped
+see OUTSIDE>
+type echo outside; fg
+see outside
+see size 40 90
+keys b
+see <B>
+keys q
+see in the sandbox: 1 added
+see OUTSIDE>
+type $JAILFS run --ask -- sh -c 'cat text; python3 editor.py'
+see ab
+see size
+keys K
+see [a]pply or [k]eep
+type k
+see kept
+see OUTSIDE>
+type stty -a | grep -o ' icanon' ; echo code $?
+see icanon
+see code 0
+type exit
+"#,
+    );
+}

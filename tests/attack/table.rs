@@ -73,13 +73,9 @@ impl Configuration {
         }
     }
 
-    /// Whether the row must be seen to get out; none if it may or may not.
-    fn lets_out(self, row: &Row) -> Option<bool> {
-        match (self, row.kind) {
-            (_, Kind::Works) => Some(false),
-            (Plain { .. } | Overlay, _) => Some(true),
-            (_, Kind::Escape | Kind::Process) => Some(false),
-        }
+    /// Whether the row must be seen to get out; else it must be seen not to.
+    fn lets_out(self, row: &Row) -> bool {
+        matches!((self, row.kind), (Plain { .. } | Overlay, Kind::Escape | Kind::Process))
     }
 
     /// The directory that is attacked.
@@ -352,8 +348,8 @@ fn run(configuration: Configuration) -> Ground {
         done += 1;
         out += u32::from(escaped.is_some());
         match (configuration.lets_out(row), &escaped) {
-            (Some(true), None) => wrong.push(format!("{}: stays in, {how} {said}", row.name)),
-            (Some(false), Some(escaped)) => wrong.push(format!("{}: gets out, {escaped}", row.name)),
+            (true, None) => wrong.push(format!("{}: stays in, {how} {said}", row.name)),
+            (false, Some(escaped)) => wrong.push(format!("{}: gets out, {escaped}", row.name)),
             _ => {}
         }
         if row.kind == Kind::Works

@@ -14,7 +14,7 @@
 //!   kernel shows as 65534 and lets nobody change (EACCES, EOVERFLOW);
 //! * the view is the jail, so links in it keep their text: an absolute one leads to a path of the view.
 //!
-//! The **first wall** is the view ([`layout`], `view`, `namespace`): what is not to be seen or written is not there. The
+//! The **first wall** is the view (`layout`, `view`, `namespace`): what is not to be seen or written is not there. The
 //! **second** (`walls`) is what every process inside has taken on: no capabilities over the machine, no new privileges, Landlock.
 //! Where namespaces are refused the second stands alone, and the sandbox is mounted at a place of its own.
 //!

@@ -155,6 +155,7 @@ impl Program {
         let (base, in_view) = (PathBuf::from(&spec.base), spec.elsewhere.is_none());
         let signals = SignalFd::with_flags(&handed_on(), SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
         let mut started = Started {
+            runs: false,
             interrupted: false,
             line: Some(Line::new(ours)),
             processes: vec![first],
@@ -217,6 +218,8 @@ pub struct Started {
     base: PathBuf,
     signals: SignalFd,
     terminal: Option<Terminal>,
+    /// The command has been started.
+    runs: bool,
     /// Somebody has asked for an end.
     interrupted: bool,
 }
@@ -312,6 +315,7 @@ impl Started {
                 Some((News::Ended(end), _)) => return Ok(Waited::Ended(end)),
                 Some((News::Failed(error, code), _)) => return Ok(Waited::NotStarted(error, code)),
                 Some((News::Stopped(signal), _)) => self.stop_with_it(signal)?,
+                Some((News::Runs, _)) => self.runs = true,
                 Some(_) => return Err(out_of_turn()),
                 None => {
                     let died = "the first process of the sandbox was killed, and all others with it";
@@ -333,13 +337,14 @@ impl Started {
         }
     }
 
-    /// Hands on what other processes sent to us. What the kernel sent, for the terminal, it sent to the command too.
+    /// Hands on what other processes sent to us. What the kernel sent, for the terminal, it sent to the command too, if that ran
+    /// by then; what came before waits on the line for it.
     fn hand_on(&mut self) -> Result<()> {
         let attempt = || "wait for signals";
         while let Some(info) = self.signals.read_signal().map_err(io::Error::from).attempt(attempt)? {
             let Ok(number) = i32::try_from(info.ssi_signo) else { continue };
             self.interrupted |= ![libc::SIGUSR1, libc::SIGUSR2].contains(&number);
-            if info.ssi_code <= 0 {
+            if info.ssi_code <= 0 || !self.runs {
                 self.say(&Order::Signal(number))?;
             }
         }

@@ -188,7 +188,9 @@ impl Init<'_> {
         let children = SigSet::from_iter([Signal::SIGCHLD]);
         let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
         let ended = SignalFd::with_flags(&children, flags).map_err(io::Error::from).attempt(attempt)?;
-        Ok(Init { line, command: Some(spawn(words)?), ended })
+        let init = Init { line, command: Some(spawn(words)?), ended };
+        line.say(&News::Runs)?;
+        Ok(init)
     }
 
     /// Waits for the end of the command and tells it; then for the end of the connection. Orphans are reaped meanwhile.

@@ -10,6 +10,7 @@
 //! Served                   ->
 //!                          <-  Ready(Walls)
 //! Run                      ->
+//!                          <-  Runs
 //! Signal, Continue ...     ->
 //!                          <-  Stopped ... Ended | Failed
 //! ```
@@ -92,6 +93,8 @@ pub enum News {
     Refused(Error),
     /// All walls are up, or all that can be had.
     Ready(Walls),
+    /// The command runs: what the terminal sends from now on reaches it.
+    Runs,
     /// It did not come to a command; the code to exit with.
     Failed(Error, u8),
     /// The command has been stopped by this signal.

@@ -88,6 +88,11 @@ impl Error {
         Error::new(Kind::Damage, attempt, reason)
     }
 
+    /// Whether a disk or a quota is full.
+    pub fn is_full(&self) -> bool {
+        self.errno == Some(libc::ENOSPC) || self.errno == Some(libc::EDQUOT)
+    }
+
     /// The same error with a hint.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Error {

@@ -14,6 +14,8 @@ mod cwd;
 mod exact;
 #[path = "live/files.rs"]
 mod files;
+#[path = "live/full.rs"]
+mod full;
 #[path = "common/live.rs"]
 mod harness;
 #[path = "live/maps.rs"]

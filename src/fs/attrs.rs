@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::content::{CAPABILITY, kill_privileges};
-use crate::fs::{Attr, Fs, Target, acl};
+use crate::fs::{Attr, Fs, Need, Target, acl};
 use crate::store::record::{Edit, Xattrs};
 use crate::sys::clock;
 use crate::types::{FileKind, NodeId, PERM_BITS, TYPE_BITS, Timestamp};
@@ -83,6 +83,10 @@ impl Fs {
     /// # Errors
     /// As [`Fs::truncate`] for a size, else what the store answers.
     pub fn setattr(&self, id: NodeId, set: SetAttr) -> FsResult<Attr> {
+        self.with_room(Need::Less, || self.try_setattr(id, set))
+    }
+
+    fn try_setattr(&self, id: NodeId, set: SetAttr) -> FsResult<Attr> {
         if let Some(size) = set.size {
             self.truncate(id, size, set.kill)?;
         }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::lower::Piece;
-use crate::fs::{Core, Fs, MAX_FILE_SIZE, SCRATCH, State, Target};
+use crate::fs::{Core, Fs, MAX_FILE_SIZE, Need, SCRATCH, State, Target};
 use crate::store::pool::{BLOCK, PoolWriter, block_ceil, block_floor};
 use crate::store::record::{Edit, Meta, Source};
 use crate::store::{Reading, Store};
@@ -117,6 +117,10 @@ impl Fs {
     /// # Errors
     /// EFBIG, or what the store answers; then nothing is changed.
     pub fn write(&self, id: NodeId, offset: u64, bytes: &[u8], kill: bool) -> FsResult<()> {
+        self.with_room(Need::More, || self.try_write(id, offset, bytes, kill))
+    }
+
+    fn try_write(&self, id: NodeId, offset: u64, bytes: &[u8], kill: bool) -> FsResult<()> {
         if bytes.is_empty() {
             return Ok(());
         }
@@ -134,6 +138,10 @@ impl Fs {
     /// # Errors
     /// As [`Fs::write`].
     pub fn truncate(&self, id: NodeId, size: u64, kill: bool) -> FsResult<()> {
+        self.with_room(Need::Less, || self.try_truncate(id, size, kill))
+    }
+
+    fn try_truncate(&self, id: NodeId, size: u64, kill: bool) -> FsResult<()> {
         if size > MAX_FILE_SIZE {
             return Err(FsError::FileTooBig);
         }
@@ -147,6 +155,10 @@ impl Fs {
     /// # Errors
     /// EOPNOTSUPP for modes other than keep-size, punch-hole and zero-range; else as [`Fs::write`].
     pub fn fallocate(&self, id: NodeId, mode: i32, offset: u64, len: u64, kill: bool) -> FsResult<()> {
+        self.with_room(Need::Less, || self.try_fallocate(id, mode, offset, len, kill))
+    }
+
+    fn try_fallocate(&self, id: NodeId, mode: i32, offset: u64, len: u64, kill: bool) -> FsResult<()> {
         const KEEP_SIZE: i32 = 1;
         const PUNCH_HOLE: i32 = 2;
         const ZERO_RANGE: i32 = 16;

@@ -12,6 +12,7 @@
 mod acl;
 mod attrs;
 mod content;
+mod full;
 mod held;
 mod jailed;
 mod listing;
@@ -27,8 +28,9 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fs::File;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::error::{Error, FsError, FsResult, Result};
 use crate::fs::lower::{Lower, LowerNode};
@@ -44,6 +46,7 @@ use crate::types::{ByteRange, Epoch, FileKind, Ino, LayerId, Name, NodeId, TreeP
 
 pub use attrs::{SetAttr, SetTime, SetXattr};
 pub use content::{ReadPlan, SeekTo};
+pub use full::Need;
 pub use jailed::{LinkAnswer, Move, Refusal, Refused};
 pub use listing::DirEntry;
 pub use names::RenameMode;
@@ -142,13 +145,21 @@ pub(crate) struct Core {
     room: room::Room,
 }
 
+/// Makes room on a full disk; gives the number of bytes. Called without any lock.
+pub type MoreRoom = Box<dyn Fn() -> u64 + Send + Sync>;
+
 /// A head of a store, as a filesystem.
 pub struct Fs {
     store: Arc<Store>,
     core: Mutex<Core>,
     jail: Mutex<Arc<Jail>>,
-    /// Held while a layer is being synced or sealed, so that one sync serves all who wait.
-    sync_gate: Mutex<()>,
+    /// Held while a layer is being synced or sealed, so that one sync serves all who wait. In it are layers whose seal failed.
+    sync_gate: Mutex<Vec<Upper>>,
+    /// Held for reading by whoever looks at states, and for writing while space is given back.
+    looking: RwLock<()>,
+    /// Whether something was removed or replaced since space was last given back.
+    given_up: AtomicBool,
+    more_room: Mutex<Option<Arc<dyn Fn() -> u64 + Send + Sync>>>,
 }
 
 impl Fs {
@@ -171,7 +182,15 @@ impl Fs {
             refused_count: 0,
             room: room::Room::default(),
         };
-        Fs { store, core: Mutex::new(core), jail: Mutex::new(Arc::new(jail)), sync_gate: Mutex::new(()) }
+        Fs {
+            store,
+            core: Mutex::new(core),
+            jail: Mutex::new(Arc::new(jail)),
+            sync_gate: Mutex::default(),
+            looking: RwLock::new(()),
+            given_up: AtomicBool::new(true),
+            more_room: Mutex::default(),
+        }
     }
 
     /// The store that it writes to.
@@ -188,9 +207,30 @@ impl Fs {
         self.core.lock()
     }
 
-    /// The tree as it is now and the base below it.
+    /// The tree as it is now and the base below it. Whoever reads content by it while others change the tree holds
+    /// [`Fs::looking`] from before, or may find content that was given back.
     pub fn state(&self) -> State {
         self.core().state.clone()
+    }
+
+    /// As long as it lives, no state loses its content: nothing is given back.
+    pub fn looking(&self) -> RwLockReadGuard<'_, ()> {
+        self.looking.read()
+    }
+
+    /// Waits until nobody looks at states, and keeps others from it: for whoever gives space back.
+    pub fn alone(&self) -> RwLockWriteGuard<'_, ()> {
+        self.looking.write()
+    }
+
+    /// The same, if nobody looks at states right now.
+    pub fn try_alone(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        self.looking.try_write()
+    }
+
+    /// Says who can make more room on a full disk than the upper layer has to give; it gives the number of bytes.
+    pub fn set_more_room(&self, more_room: MoreRoom) {
+        *self.more_room.lock() = Some(Arc::from(more_room));
     }
 
     /// What the head refers to, at one moment.
@@ -237,6 +277,7 @@ impl Fs {
             core.walks.forget_dir(id);
             match held.place {
                 Place::Orphan => {
+                    self.note_given_up();
                     core.orphan_epochs.remove(&Ino(id.0));
                     if core.orphans.node(Ino(id.0)).is_some()
                         && core.orphans.apply(&Edit::Remove { ino: Ino(id.0) }).is_err()
@@ -261,8 +302,21 @@ impl Fs {
         if !self.store.durable() {
             return Ok(());
         }
+        match self.sync_once() {
+            // There may be no room to record that it was synced.
+            Err(_) if self.store.release_reserve() => {
+                let again = self.sync_once();
+                self.store.keep_reserve();
+                again
+            }
+            result => result,
+        }
+    }
+
+    fn sync_once(&self) -> FsResult<()> {
         // Whoever waits here finds the work done by the one before, or does it for all that came meanwhile.
-        let _gate = self.sync_gate.lock();
+        let mut gate = self.sync_gate.lock();
+        self.seal_unfinished(&mut gate)?;
         let Some(work) = self.core().upper.begin_sync() else { return Ok(()) };
         work.sync_pool()?;
         self.store.identities().lock().sync()?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
-use crate::fs::{Caller, Core, Entry, Found, Fs, Move, Refused, Target, acl, lower_kind};
+use crate::fs::{Caller, Core, Entry, Found, Fs, Move, Need, Refused, Target, acl, lower_kind};
 use crate::store::record::{Body, Dentry, Edit, Meta, Node};
 use crate::sys::clock;
 use crate::types::{FileKind, Ino, Name, NodeId, TYPE_BITS, TreePath};
@@ -64,6 +64,18 @@ impl Fs {
         umask: u32,
         who: Caller,
     ) -> FsResult<Entry> {
+        self.with_room(Need::More, || self.try_mknod(dir, name, mode, rdev, umask, who))
+    }
+
+    fn try_mknod(
+        &self,
+        dir: NodeId,
+        name: &Name,
+        mode: u32,
+        rdev: u64,
+        umask: u32,
+        who: Caller,
+    ) -> FsResult<Entry> {
         let mode = if mode & TYPE_BITS == 0 { mode | FileKind::File.type_bits() } else { mode };
         let body = match FileKind::from_mode(mode) {
             Some(FileKind::File) => Body::File { size: 0, origin: None },
@@ -78,6 +90,10 @@ impl Fs {
     /// # Errors
     /// As [`Fs::mknod`].
     pub fn mkdir(&self, dir: NodeId, name: &Name, mode: u32, umask: u32, who: Caller) -> FsResult<Entry> {
+        self.with_room(Need::More, || self.try_mkdir(dir, name, mode, umask, who))
+    }
+
+    fn try_mkdir(&self, dir: NodeId, name: &Name, mode: u32, umask: u32, who: Caller) -> FsResult<Entry> {
         let mode = (mode & !TYPE_BITS) | FileKind::Dir.type_bits();
         let newborn = Newborn { mode, rdev: 0, body: Body::Dir { base: None }, umask };
         self.core().create(&self.store, dir, name, newborn, who)
@@ -88,6 +104,10 @@ impl Fs {
     /// # Errors
     /// As [`Fs::mknod`]; ENAMETOOLONG for a text of more than 4095 bytes.
     pub fn symlink(&self, dir: NodeId, name: &Name, target: &[u8], who: Caller) -> FsResult<Entry> {
+        self.with_room(Need::More, || self.try_symlink(dir, name, target, who))
+    }
+
+    fn try_symlink(&self, dir: NodeId, name: &Name, target: &[u8], who: Caller) -> FsResult<Entry> {
         if target.is_empty() || target.len() > 4095 {
             return Err(if target.is_empty() { FsError::NotFound } else { FsError::NameTooLong });
         }
@@ -101,6 +121,10 @@ impl Fs {
     /// # Errors
     /// EPERM for a directory, ENOENT for a node that is gone, EEXIST, EMLINK, or what the store answers.
     pub fn link(&self, id: NodeId, dir: NodeId, name: &Name) -> FsResult<Entry> {
+        self.with_room(Need::More, || self.try_link(id, dir, name))
+    }
+
+    fn try_link(&self, id: NodeId, dir: NodeId, name: &Name) -> FsResult<Entry> {
         let mut core = self.core();
         let place = core.place(dir, name)?;
         let Found::Nothing(hides) = place.found else { return Err(FsError::Exists) };
@@ -129,6 +153,10 @@ impl Fs {
     /// # Errors
     /// ENOENT, EISDIR, or what the store answers.
     pub fn unlink(&self, dir: NodeId, name: &Name) -> FsResult<()> {
+        self.with_room(Need::Less, || self.try_unlink(dir, name))
+    }
+
+    fn try_unlink(&self, dir: NodeId, name: &Name) -> FsResult<()> {
         let mut core = self.core();
         let place = core.place(dir, name)?;
         if core.kind_of(&place.found)? == FileKind::Dir {
@@ -146,6 +174,10 @@ impl Fs {
     /// # Errors
     /// ENOENT, ENOTDIR, ENOTEMPTY, or what the store answers.
     pub fn rmdir(&self, dir: NodeId, name: &Name) -> FsResult<()> {
+        self.with_room(Need::Less, || self.try_rmdir(dir, name))
+    }
+
+    fn try_rmdir(&self, dir: NodeId, name: &Name) -> FsResult<()> {
         let parent = dir;
         let mut core = self.core();
         let place = core.place(dir, name)?;
@@ -170,6 +202,18 @@ impl Fs {
     /// # Errors
     /// As rename(2); EXDEV for a directory whose links would lead out from the new place, which is noted for `status`.
     pub fn rename(
+        &self,
+        from_dir: NodeId,
+        from: &Name,
+        to_dir: NodeId,
+        to: &Name,
+        mode: RenameMode,
+        pid: u32,
+    ) -> FsResult<()> {
+        self.with_room(Need::Less, || self.try_rename(from_dir, from, to_dir, to, mode, pid))
+    }
+
+    fn try_rename(
         &self,
         from_dir: NodeId,
         from: &Name,

@@ -63,6 +63,11 @@ impl Fs {
         core.look_at_store(&self.store);
     }
 
+    /// Counts anew what the store takes.
+    pub(super) fn look_at_store(&self) {
+        self.core().look_at_store(&self.store);
+    }
+
     /// The space that there is: of the filesystem that holds the store, or less where there is a limit.
     ///
     /// # Errors

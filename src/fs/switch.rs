@@ -20,6 +20,7 @@ use crate::fs::table::Place;
 use crate::fs::{Core, Found, Fs, State};
 use crate::store::layer::Upper;
 use crate::store::record::{Body, Dentry, Seal, Source};
+use crate::sys::clock;
 use crate::tree::Tree;
 use crate::types::{FileKind, Ino, LayerId, Name, NodeId, TreePath};
 
@@ -61,18 +62,39 @@ impl Fs {
     /// wait for it: what they sync lies on top of it.
     ///
     /// # Errors
-    /// As [`Upper::seal`]; writes go to `next` all the same.
+    /// As [`Upper::seal`]; writes go to `next` all the same, and the layer is sealed before the next sync or seal succeeds.
     pub fn seal(&self, next: Upper, seal: Seal) -> Result<(LayerId, State)> {
         // Before the exchange: a sync in between would find nothing to do in `next`, and answer too early.
-        let _gate = self.sync_gate.lock();
-        let (layer, state) = {
+        let mut gate = self.sync_gate.lock();
+        self.seal_unfinished(&mut gate)?;
+        let (mut layer, state) = {
             let mut core = self.core();
             (std::mem::replace(&mut core.upper, next), core.state.clone())
         };
         let id = layer.layer();
-        self.store.identities().lock().sync()?;
-        self.store.seal_layer(layer, seal)?;
+        if let Err(error) = self.seal_one(&mut layer, seal) {
+            gate.push(layer);
+            return Err(error);
+        }
         Ok((id, state))
+    }
+
+    fn seal_one(&self, layer: &mut Upper, seal: Seal) -> Result<()> {
+        self.store.identities().lock().sync()?;
+        self.store.seal_layer(layer, seal)
+    }
+
+    /// Seals the layers whose seal failed: what lies above them is worth nothing without them.
+    pub(super) fn seal_unfinished(&self, unfinished: &mut Vec<Upper>) -> Result<()> {
+        while let Some(mut layer) = unfinished.pop() {
+            let seal =
+                Seal { name: None, message: "cut off".to_owned(), time: clock::now(), automatic: true };
+            if let Err(error) = self.seal_one(&mut layer, seal) {
+                unfinished.push(layer);
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// Shows another state; gives what was shown before, or none if the switch was not made.

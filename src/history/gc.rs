@@ -12,15 +12,15 @@
 //! A block is given back only when it can never be asked for again: the records that gave it up are synced, no window of
 //! addresses still leads to it, and whoever was reading when it was given up is done.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::lower::{PreHistory, PreImages};
 use crate::fs::{Reach, State};
 use crate::history::Timeline;
 use crate::store::layer::LayerInfo;
-use crate::store::pool::{block_ceil, block_floor};
-use crate::store::record::{Header, LayerKind, OpRecord, Seal, Source};
+use crate::store::record::{Header, LayerKind, OpRecord, Record, Seal};
+use crate::store::used::Used;
 use crate::tree::Tree;
 use crate::types::{ByteRange, Epoch, LayerId};
 
@@ -44,52 +44,6 @@ pub struct Collected {
     pub layers: Vec<LayerId>,
     /// Bytes on disk.
     pub bytes: u64,
-}
-
-/// Ranges of pools to which something refers.
-#[derive(Default)]
-struct Refs {
-    pools: BTreeMap<LayerId, Vec<ByteRange>>,
-}
-
-impl Refs {
-    fn add(&mut self, source: Source, len: u64) {
-        if let Source::Pool { layer, offset } = source {
-            // Blocks are given back whole.
-            let range = ByteRange { start: block_floor(offset), end: block_ceil(offset.saturating_add(len)) };
-            self.pools.entry(layer).or_default().push(range);
-        }
-    }
-
-    fn add_range(&mut self, layer: LayerId, range: ByteRange) {
-        self.pools.entry(layer).or_default().push(range);
-    }
-
-    /// What of `data` is not referred to. The ranges of `data` are in order.
-    fn unused(&mut self, layer: LayerId, data: &[ByteRange]) -> Vec<ByteRange> {
-        let used = self.pools.entry(layer).or_default();
-        used.sort_unstable_by_key(|range| range.start);
-        let mut unused = Vec::new();
-        let mut used = used.iter().peekable();
-        for range in data {
-            let mut at = range.start;
-            while let Some(next) = used.peek() {
-                if next.start > at && at < range.end {
-                    unused.push(ByteRange { start: at, end: next.start.min(range.end) });
-                }
-                at = at.max(next.end);
-                if next.end > range.end {
-                    break;
-                }
-                used.next();
-            }
-            if at < range.end {
-                unused.push(ByteRange { start: at, end: range.end });
-            }
-        }
-        unused.retain(|range| !range.is_empty());
-        unused
-    }
 }
 
 impl Timeline {
@@ -202,7 +156,7 @@ impl Timeline {
     }
 
     /// The sealed layers that something needs, apart from those that `collected` gives up.
-    fn needed(&self, keep: Keep, collected: &Collected) -> BTreeSet<LayerId> {
+    fn needed(&self, keep: Keep, collected: &Collected, stale: &BTreeSet<LayerId>) -> BTreeSet<LayerId> {
         let dropped: BTreeSet<LayerId> = collected.dropped.iter().map(|l| l.header.layer).collect();
         let mut needed = self.store.holds();
         let ops = self.store.ops();
@@ -212,7 +166,7 @@ impl Timeline {
             if is_checkpoint(&info) && !dropped.contains(&info.header.layer) {
                 needed.insert(info.header.layer);
             }
-            if info.seal.is_none() {
+            if info.seal.is_none() && !stale.contains(&info.header.layer) {
                 needed.extend(info.header.parent);
             }
         }
@@ -223,7 +177,8 @@ impl Timeline {
 
     /// Gives back what only given-up states need. Gives the bytes that this frees, or would.
     fn collect(&self, keep: Keep, collected: &mut Collected, dry_run: bool) -> Result<u64> {
-        let needed = self.needed(keep, collected);
+        let stale = self.stale()?;
+        let needed = self.needed(keep, collected, &stale);
         let reach = self.fs.reach();
         if !dry_run {
             // What gave blocks up must survive before the blocks go.
@@ -232,6 +187,9 @@ impl Timeline {
         let below =
             |layer: LayerId| self.nearest(&needed, self.store.layer(layer).and_then(|l| l.header.parent));
         if !dry_run {
+            for layer in &stale {
+                self.store.remove_layer(*layer)?;
+            }
             for layer in &needed {
                 self.lift(*layer, below(*layer))?;
             }
@@ -256,6 +214,27 @@ impl Timeline {
             }
         }
         Ok(bytes + self.sweep(&mut refs, &reach, dry_run)?)
+    }
+
+    /// Layers that were begun for a head and never written to: every restore leaves one behind, and so does one that was cut
+    /// off. Nothing can refer to them.
+    fn stale(&self) -> Result<BTreeSet<LayerId>> {
+        let catalog = self.store.catalog();
+        let parents: BTreeSet<LayerId> = catalog.iter().filter_map(|l| l.header.parent).collect();
+        let top = self.store.head(&self.head)?.map(|head| head.layer);
+        let mut stale = BTreeSet::new();
+        for info in catalog.iter().filter(|l| l.seal.is_none() && l.header.kind != LayerKind::PreImage) {
+            let layer = info.header.layer;
+            let is_top = layer == self.fs.upper_layer() || Some(layer) == top;
+            if is_top || parents.contains(&layer) {
+                continue;
+            }
+            let changed = self.store.read_layer(layer)?.records.iter().any(|r| matches!(r, Record::Edits(_)));
+            if !changed {
+                stale.insert(layer);
+            }
+        }
+        Ok(stale)
     }
 
     /// The nearest needed layer at or below one.
@@ -283,8 +262,8 @@ impl Timeline {
         reach: &Reach,
         images: &BTreeSet<LayerId>,
         below: impl Fn(LayerId) -> Option<LayerId>,
-    ) -> Result<Refs> {
-        let mut refs = Refs::default();
+    ) -> Result<Used> {
+        let mut refs = Used::default();
         let mut add = |from: &Tree, to: &Tree| {
             for ino in from.diff(to).contents {
                 to.extents(ino).for_each(|(_, extent)| refs.add(extent.source, extent.len));
@@ -350,7 +329,7 @@ impl Timeline {
     }
 
     /// Gives the unused blocks of all pools back, and removes collected layers that have none left.
-    fn sweep(&self, refs: &mut Refs, reach: &Reach, dry_run: bool) -> Result<u64> {
+    fn sweep(&self, refs: &mut Used, reach: &Reach, dry_run: bool) -> Result<u64> {
         let mut bytes = 0;
         for info in self.store.catalog() {
             let layer = info.header.layer;
@@ -364,8 +343,7 @@ impl Timeline {
             if dry_run {
                 continue;
             }
-            let is_used = refs.pools.get(&layer).is_some_and(|used| !used.is_empty());
-            if info.header.kind == LayerKind::Collected && !is_used {
+            if info.header.kind == LayerKind::Collected && !refs.is_used(layer) {
                 self.store.remove_layer(layer)?;
             } else {
                 self.store.punch_pool(layer, &unused)?;
@@ -383,26 +361,4 @@ fn is_checkpoint(info: &LayerInfo) -> bool {
 /// The operations that can be gone back to.
 fn recent(ops: &[OpRecord], keep: Keep) -> impl Iterator<Item = &OpRecord> {
     ops.iter().rev().take(usize::try_from(keep.operations).unwrap_or(usize::MAX))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_not_referred_to_is_unused_and_nothing_else() {
-        let range = |start: u64, end: u64| ByteRange { start: start * 4096, end: end * 4096 };
-        let mut refs = Refs::default();
-        for (start, len) in [(5 * 4096 + 7, 1), (9 * 4096, 3 * 4096), (1, 2 * 4096), (9 * 4096, 1)] {
-            refs.add(Source::Pool { layer: LayerId(1), offset: start }, len);
-        }
-        let data = [range(0, 4), range(5, 7), range(8, 20)];
-        let unused = refs.unused(LayerId(1), &data);
-        assert_eq!(unused, [range(3, 4), range(6, 7), range(8, 9), range(12, 20)]);
-        assert_eq!(
-            refs.unused(LayerId(2), &data),
-            data,
-            "a pool that nothing refers to is unused as a whole"
-        );
-    }
 }

@@ -391,10 +391,10 @@ impl Timeline {
 }
 
 /// Seals a layer that nobody writes to any more.
-fn close(store: &Store, layer: Upper, message: &str) -> Result<()> {
+fn close(store: &Store, mut layer: Upper, message: &str) -> Result<()> {
     store.identities().lock().sync()?;
     let seal = Seal { name: None, message: message.to_owned(), time: clock::now(), automatic: true };
-    store.seal_layer(layer, seal)
+    store.seal_layer(&mut layer, seal)
 }
 
 /// What an operation is called.

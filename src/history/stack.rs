@@ -144,5 +144,5 @@ pub(super) fn reopen(
 fn seal_late(store: &Store, contents: &LayerContents) -> Result<()> {
     let message = "cut off".to_owned();
     let seal = Seal { name: None, message, time: clock::now(), automatic: true };
-    store.seal_layer(store.reopen_layer(contents)?, seal)
+    store.seal_layer(&mut store.reopen_layer(contents)?, seal)
 }

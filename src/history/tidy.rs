@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::history::Timeline;
 use crate::store::layer::LayerInfo;
 use crate::store::record::LayerKind;
+use crate::store::used::Used;
 use crate::tree::Tree;
 use crate::types::LayerId;
 
@@ -43,11 +44,7 @@ impl Timeline {
                 self.compact(&info)?;
             }
         }
-        for info in self.store.catalog() {
-            if info.seal.is_some() && !info.summed {
-                self.store.write_sums(info.header.layer)?;
-            }
-        }
+        self.trim_and_sum()?;
         if let Some(top) = self.parent()
             && (self.way_is_long(top) || effort == Effort::Everything)
         {
@@ -60,6 +57,54 @@ impl Timeline {
             }
         }
         Ok(())
+    }
+
+    /// Gives back what sealed layers hold of content that was replaced or removed before their seal; bytes. For a full disk,
+    /// when somebody cannot wait for [`Timeline::tidy`].
+    pub fn make_room(&self) -> u64 {
+        let _tidying = self.tidying.lock();
+        self.trim_and_sum().unwrap_or_else(|error| {
+            log::warn!("no room could be made: {error}");
+            0
+        })
+    }
+
+    /// Trims newly sealed pools, then makes the checksums of what is left. Not while somebody looks at states.
+    fn trim_and_sum(&self) -> Result<u64> {
+        let new = self.store.catalog().into_iter().filter(|info| info.seal.is_some() && !info.summed);
+        let mut bytes = 0;
+        for info in new {
+            if matches!(info.header.kind, LayerKind::Continues | LayerKind::Branches) {
+                let Some(_alone) = self.fs.try_alone() else { return Ok(bytes) };
+                bytes += self.trim(&info)?;
+            }
+            self.store.write_sums(info.header.layer)?;
+        }
+        Ok(bytes)
+    }
+
+    /// Content that was written to a layer and is in its pool, but neither in the tree that it became nor in a held file, was
+    /// seen by no state.
+    fn trim(&self, info: &LayerInfo) -> Result<u64> {
+        let layer = info.header.layer;
+        let (below, tree) = {
+            let mut roots = self.roots.lock();
+            let below = info.header.parent.map_or_else(|| Ok(Tree::new()), |parent| roots.load(parent))?;
+            (below, roots.load(layer)?)
+        };
+        let mut used = Used::default();
+        for ino in below.diff(&tree).contents {
+            tree.extents(ino).for_each(|(_, extent)| used.add(extent.source, extent.len));
+        }
+        for (_, extent) in self.fs.reach().orphans.all_extents() {
+            used.add(extent.source, extent.len);
+        }
+        let unused = used.unused(layer, &self.store.pool_data(layer)?);
+        if unused.is_empty() || !self.store.wait_for_readers() {
+            return Ok(0);
+        }
+        self.store.punch_pool(layer, &unused)?;
+        Ok(unused.iter().map(|range| range.len()).sum())
     }
 
     /// Rewrites a journal as what leads from the parent's tree to the layer's.

@@ -10,11 +10,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 
 use crate::base::Base;
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fs::{Found, Fs, Kernel, State};
+use crate::fs::{Found, Fs, Kernel, Need, State};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::gc::Keep;
 use crate::history::{Replaced, Target, Timeline, apply, patch, verb_text};
@@ -45,8 +45,6 @@ pub struct Sandbox {
     mounted: Mutex<Option<PathBuf>>,
     /// Tidies up while it is mounted.
     housekeeper: Mutex<Option<Housekeeper>>,
-    /// Held for writing while space is given back, so that nobody looks at a state that loses its content.
-    sweeping: RwLock<()>,
 }
 
 /// How the mount is seen: what its links may do, and where it is.
@@ -106,13 +104,16 @@ impl Sandbox {
             allowed_targets: Vec::new(),
         };
         let timeline = Timeline::open(Arc::new(store), Arc::new(base), HEAD, jail)?;
+        let timeline = Arc::new(timeline);
+        let weak = Arc::downgrade(&timeline);
+        let more_room = move || weak.upgrade().map_or(0, |timeline| timeline.make_room());
+        timeline.fs().set_more_room(Box::new(more_room));
         Ok(Arc::new(Sandbox {
-            timeline: Arc::new(timeline),
+            timeline,
             store_path,
             base_path,
             mounted: Mutex::new(None),
             housekeeper: Mutex::new(None),
-            sweeping: RwLock::new(()),
         }))
     }
 
@@ -169,7 +170,26 @@ impl Sandbox {
     /// # Errors
     /// Whatever goes wrong, in words; see [`Kind`].
     pub fn handle(&self, request: Request) -> Result<Reply> {
-        let reply = match request {
+        let reply = match self.once(request.clone()) {
+            // A full disk: what the upper layer does not need is given back, and the reserve is used.
+            Err(error) if error.is_full() && !matches!(request, Request::Apply { .. }) => {
+                if !self.fs().make_room(Need::Less) {
+                    return Err(error);
+                }
+                let again = self.once(request);
+                self.timeline.store().keep_reserve();
+                again
+            }
+            reply => reply,
+        };
+        if let Some(housekeeper) = &*self.housekeeper.lock() {
+            housekeeper.wake();
+        }
+        reply
+    }
+
+    fn once(&self, request: Request) -> Result<Reply> {
+        match request {
             Request::Drop { rev } => self.drop_checkpoint(&rev).map(Reply::Checkpoint),
             Request::Hold { rev, held } => self.hold(&rev, held).map(Reply::Checkpoint),
             Request::Gc { operations, keep, max_store, dry_run } => {
@@ -178,16 +198,13 @@ impl Sandbox {
             }
             Request::Check { read_data } => self.check(read_data).map(Reply::Checked),
             request => self.handle_states(request),
-        };
-        if let Some(housekeeper) = &*self.housekeeper.lock() {
-            housekeeper.wake();
         }
-        reply
     }
 
     /// What looks at states, or makes them.
     fn handle_states(&self, request: Request) -> Result<Reply> {
-        let _looking = self.sweeping.read();
+        let fs = Arc::clone(self.fs());
+        let _looking = fs.looking();
         match request {
             Request::Status => self.status().map(Reply::Status),
             Request::Log => Ok(Reply::Log(self.checkpoints())),

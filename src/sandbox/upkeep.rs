@@ -15,7 +15,8 @@ use crate::sandbox::verbs::{Checked, Checkpoint, Collected, Rev};
 impl Sandbox {
     /// Gives a checkpoint up.
     pub(super) fn drop_checkpoint(&self, rev: &Rev) -> Result<Checkpoint> {
-        let _alone = self.sweeping.write();
+        let fs = Arc::clone(self.fs());
+        let _alone = fs.alone();
         let layer = self.checkpoint_named(rev)?;
         let dropped = self.checkpoint_info(layer)?;
         self.timeline.drop_checkpoint(layer)?;
@@ -35,13 +36,13 @@ impl Sandbox {
     /// # Errors
     /// What the store answers; nothing is lost then.
     pub fn tidy(&self) -> Result<()> {
-        let _looking = self.sweeping.read();
         self.timeline.tidy(Effort::Everything)
     }
 
     /// Holds the store against everything that must be true of it. Nothing is rewritten meanwhile.
     pub(super) fn check(&self, read_data: bool) -> Result<Checked> {
-        let _alone = self.sweeping.write();
+        let fs = Arc::clone(self.fs());
+        let _alone = fs.alone();
         self.timeline.check(read_data).map(checked)
     }
 
@@ -67,7 +68,8 @@ impl Sandbox {
 
     /// Gives space back. Nobody else looks at states meanwhile; programs in the mount go on.
     pub(super) fn gc(&self, keep: Keep, dry_run: bool) -> Result<Collected> {
-        let _alone = self.sweeping.write();
+        let fs = Arc::clone(self.fs());
+        let _alone = fs.alone();
         let parent = self.timeline.parent();
         let collected = self.timeline.gc(keep, dry_run)?;
         Ok(Collected {

@@ -58,6 +58,15 @@ pub(super) fn cut(file: &File, len: u64) -> io::Result<()> {
     Ok(())
 }
 
+/// Gives a file blocks for its first `len` bytes (fallocate(2)).
+pub(super) fn allocate(file: &File, len: u64) -> io::Result<()> {
+    step::begin(Step::StoreAllocate)?;
+    let len_signed = i64::try_from(len).map_err(|_| io::Error::from(Errno::EFBIG))?;
+    nix::fcntl::fallocate(file, nix::fcntl::FallocateFlags::empty(), 0, len_signed)?;
+    note!(Cut { ino: ino(file)?, len: len });
+    Ok(())
+}
+
 /// Gives the blocks of a range back (fallocate(2)).
 pub(super) fn punch(file: &File, range: ByteRange) -> io::Result<()> {
     step::begin(Step::StorePunch)?;

@@ -351,9 +351,11 @@ impl Upper {
     /// Ends the layer: its bytes, then the seal, each synced. Nobody writes to it any more. Gives the bytes of its journal.
     ///
     /// # Errors
-    /// As the calls it is made of; the layer then stays unsealed, and a later start joins it with the one above.
-    pub fn seal(mut self, seal: Seal) -> Result<u64> {
-        let during = |e: Error| e.during(format!("seal layer {}", self.layer));
+    /// As the calls it is made of; the layer then stays unsealed. It can be tried again; if not, a later start joins it with the
+    /// one above.
+    pub fn seal(&mut self, seal: Seal) -> Result<u64> {
+        let layer = self.layer;
+        let during = |e: Error| e.during(format!("seal layer {layer}"));
         if self.durable {
             disk::sync(self.pool.file()).attempt(|| "sync the pool").map_err(during)?;
         }

@@ -25,8 +25,10 @@ pub mod pool;
 mod readers;
 pub mod recent;
 pub mod record;
+mod reserve;
 mod sealed;
 pub mod sums;
+pub mod used;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
@@ -46,6 +48,7 @@ use crate::store::readers::Readers;
 pub use crate::store::readers::Reading;
 use crate::store::recent::Recent;
 use crate::store::record::{HeadRecord, Header, HoldsRecord, IdentityRecord, LayerKind, OpRecord};
+use crate::store::reserve::Reserve;
 use crate::store::sums::Sums;
 use crate::sys::clock;
 use crate::types::{Epoch, LayerId};
@@ -88,6 +91,7 @@ pub struct Store {
     holds: Mutex<BTreeSet<LayerId>>,
     ops: Mutex<(Log<OpRecord>, Vec<OpRecord>)>,
     readers: Readers,
+    reserve: Mutex<Reserve>,
     // Last, so that everything above is closed when the lock is let go.
     _lock: Flock<File>,
 }
@@ -294,7 +298,7 @@ impl Store {
                 Err(error) => return Err(error),
             }
         }
-        Ok(Store {
+        let store = Store {
             heads: dir.dir("heads")?,
             tmp: dir.make_dir("tmp")?,
             base,
@@ -310,10 +314,13 @@ impl Store {
             holds: Mutex::new(read_one::<HoldsRecord>(&dir, HOLDS)?.map_or_else(BTreeSet::new, |r| r.layers)),
             ops: Mutex::new(ops),
             readers: Readers::default(),
+            reserve: Mutex::default(),
             layers,
             dir,
             _lock: lock,
-        })
+        };
+        store.begin_reserve();
+        Ok(store)
     }
 
     /// The directory of the store.
@@ -403,7 +410,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Upper::seal`].
-    pub fn seal_layer(&self, upper: Upper, seal: record::Seal) -> Result<()> {
+    pub fn seal_layer(&self, upper: &mut Upper, seal: record::Seal) -> Result<()> {
         let layer = upper.layer();
         let bytes = upper.seal(seal.clone())?;
         if let Some(info) = self.state.lock().catalog.get_mut(&layer) {

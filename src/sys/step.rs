@@ -38,6 +38,7 @@ steps! {
     StoreWrite "store.write",
     StoreCut "store.cut",
     StorePunch "store.punch",
+    StoreAllocate "store.allocate",
     StoreSync "store.sync",
     StoreRename "store.rename",
     StoreRemove "store.remove",

@@ -22,6 +22,11 @@ impl Tree {
             .map(|((_, start), extent)| (*start, *extent))
     }
 
+    /// The extents of all files.
+    pub fn all_extents(&self) -> impl Iterator<Item = (Ino, Extent)> + '_ {
+        self.extents.iter().map(|((ino, _), extent)| (*ino, *extent))
+    }
+
     /// Size of a file, in bytes; 0 for what is not a file of the tree.
     pub fn size(&self, ino: Ino) -> u64 {
         match self.node(ino).map(|n| &n.body) {

@@ -1,0 +1,95 @@
+//! What is done when the disk is full: what the upper layer holds and nobody needs any more is given back, and the operation is
+//! tried once more. What gives space back may use the store's reserve besides.
+//!
+//! Content that was written and replaced or removed since the last seal lies only in the pool of the upper layer, to which no
+//! sealed state can refer. So what the tree and the held files do not refer to can go, once the records that gave it up
+//! are synced and whoever was reading is done.
+
+use std::sync::atomic::Ordering;
+
+use nix::errno::Errno;
+
+use crate::error::{FsError, FsResult};
+use crate::fs::Fs;
+use crate::store::used::Used;
+
+/// What an operation needs room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Something new.
+    More,
+    /// The record of something that gives space back, or leaves it as it is.
+    Less,
+}
+
+/// Whether an operation failed because there is no room.
+fn is_full(error: &FsError) -> bool {
+    match error {
+        FsError::NoSpace => true,
+        FsError::Host(errno) => *errno == Errno::ENOSPC as i32 || *errno == Errno::EDQUOT as i32,
+        FsError::Store(error) => error.is_full(),
+        _ => false,
+    }
+}
+
+impl Fs {
+    /// Does something; if there is no room for it, makes room and does it again, once. It must have done nothing if it fails.
+    pub(crate) fn with_room<T>(&self, need: Need, operation: impl Fn() -> FsResult<T>) -> FsResult<T> {
+        let result = match operation() {
+            Err(error) if is_full(&error) && self.make_room(need) => {
+                let again = operation();
+                self.store.keep_reserve();
+                again
+            }
+            result => result,
+        };
+        if need == Need::Less && result.is_ok() {
+            self.note_given_up();
+        }
+        result
+    }
+
+    /// Says that something may have become unused. Only then is it worth to look for it, which costs a sync, and as much as the
+    /// tree is large.
+    pub(super) fn note_given_up(&self) {
+        self.given_up.store(true, Ordering::Relaxed);
+    }
+
+    /// Makes room on a full disk. Whether there may be some now; then the store is to keep its reserve again after the operation.
+    pub fn make_room(&self, need: Need) -> bool {
+        self.give_back() > 0 || self.more_room() > 0 || (need == Need::Less && self.store.release_reserve())
+    }
+
+    fn more_room(&self) -> u64 {
+        let more_room = self.more_room.lock().clone();
+        more_room.map_or(0, |more_room| more_room())
+    }
+
+    /// Gives back what of the upper layer nobody needs; bytes.
+    fn give_back(&self) -> u64 {
+        // Whoever looks at a state may still need what is gone from the tree.
+        let Some(_alone) = self.try_alone() else { return 0 };
+        if !self.given_up.swap(false, Ordering::Relaxed) {
+            return 0;
+        }
+        let reach = self.reach();
+        if self.sync().is_err() || !self.store.wait_for_readers() {
+            return 0;
+        }
+        let mut used = Used::default();
+        for (_, extent) in reach.state.tree.all_extents().chain(reach.orphans.all_extents()) {
+            used.add(extent.source, extent.len);
+        }
+        for range in &reach.reserved {
+            used.add_range(reach.upper, *range);
+        }
+        used.add_range(reach.upper, crate::types::ByteRange { start: reach.end, end: u64::MAX });
+        let Ok(data) = self.store.pool_data(reach.upper) else { return 0 };
+        let unused = used.unused(reach.upper, &data);
+        if self.store.punch_pool(reach.upper, &unused).is_err() {
+            return 0;
+        }
+        self.look_at_store();
+        unused.iter().map(|range| range.len()).sum()
+    }
+}

@@ -1,0 +1,75 @@
+//! Room that is kept for the moment in which the disk is full.
+//!
+//! The file `reserve` takes space and holds nothing. It is let go when something must be recorded that gives space back, or that
+//! ends an operation well (a delete, a sync, a seal), and what that left of it is taken again right after.
+
+use std::os::unix::fs::MetadataExt;
+
+use crate::error::{Attempt, Result};
+use crate::store::{Store, disk};
+
+const RESERVE: &str = "reserve";
+/// Bytes that are kept, at most.
+const MOST: u64 = 4 << 20;
+/// Bytes that are kept, at least; less is no help.
+const LEAST: u64 = 64 << 10;
+/// No more is kept than this part of what is free.
+const PART: u64 = 16;
+
+/// The reserve of a store.
+#[derive(Default)]
+pub(super) struct Reserve {
+    /// Bytes that are to be kept.
+    wanted: u64,
+    /// Bytes that are kept.
+    kept: u64,
+}
+
+impl Store {
+    /// Finds the reserve that is there, or begins one.
+    pub(super) fn begin_reserve(&self) {
+        let space = nix::sys::statvfs::fstatvfs(&self.dir);
+        let free = space.map_or(0, |space| space.blocks_available().saturating_mul(space.fragment_size()));
+        let found =
+            self.dir.file(RESERVE, true).and_then(|file| file.metadata().attempt(|| "look at the reserve"));
+        let kept = found.map_or(0, |about| if about.blocks() * 512 >= about.len() { about.len() } else { 0 });
+        *self.reserve.lock() = Reserve { wanted: (free / PART).clamp(LEAST, MOST).max(kept), kept };
+        self.keep_reserve();
+    }
+
+    /// Lets the reserve go. Whether there was any.
+    pub fn release_reserve(&self) -> bool {
+        let mut reserve = self.reserve.lock();
+        let had = reserve.kept > 0;
+        if had && self.set_reserve(0).is_ok() {
+            reserve.kept = 0;
+        }
+        had && reserve.kept == 0
+    }
+
+    /// Takes the reserve again, or as much of it as there is room for.
+    pub fn keep_reserve(&self) {
+        let mut reserve = self.reserve.lock();
+        let mut bytes = reserve.wanted;
+        while reserve.kept == 0 && bytes >= LEAST {
+            match self.set_reserve(bytes) {
+                Ok(()) => reserve.kept = bytes,
+                Err(error) => log::debug!("{error}"),
+            }
+            bytes /= 2;
+        }
+    }
+
+    fn set_reserve(&self, bytes: u64) -> Result<()> {
+        let attempt = || format!("reserve {bytes} bytes in {}", self.dir.path().display());
+        let file = self.dir.file(RESERVE, true)?;
+        if bytes > 0
+            && let Err(error) = disk::allocate(&file, bytes)
+        {
+            // Part of it may have been taken.
+            disk::cut(&file, 0).attempt(attempt)?;
+            return Err(error).attempt(attempt);
+        }
+        if bytes == 0 { disk::cut(&file, 0).attempt(attempt) } else { Ok(()) }
+    }
+}

@@ -88,12 +88,24 @@ impl Live {
 
     /// Unmounts it; nothing may be in use any more.
     pub fn umount(&mut self) {
-        let mnt = self.mnt.clone();
-        checked(
-            Command::new(env!("CARGO_BIN_EXE_jailfs")).arg("umount").arg(&mnt).current_dir("/"),
-            "umount",
-        );
+        let output = self.try_umount();
+        assert!(output.status.success(), "umount: {}", text(&output));
         self.mounted = false;
+    }
+
+    /// Unmounts. A child that another test is starting right now has copies of our descriptors until it is the program that it
+    /// is to be, so a mount that nobody uses can be busy for a moment.
+    fn try_umount(&self) -> Output {
+        let end = Instant::now() + Duration::from_secs(10);
+        loop {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
+            let output = command.arg("umount").arg(&self.mnt).current_dir("/").output().unwrap();
+            let is_busy = text(&output).contains("Device or resource busy");
+            if !is_busy || Instant::now() > end {
+                return output;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Unmounts and mounts again.
@@ -232,8 +244,7 @@ impl Drop for Live {
             return;
         }
         if self.mounted {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
-            let output = command.arg("umount").arg(&self.mnt).current_dir("/").output().unwrap();
+            let output = self.try_umount();
             if !output.status.success() {
                 let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
                 drop(command.arg("umount").arg("--lazy").arg(&self.mnt).current_dir("/").output());

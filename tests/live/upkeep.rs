@@ -34,8 +34,9 @@ fn what_nothing_needs_is_given_back_while_programs_go_on() {
     assert!(bytes(&planned) > 38 * MIB && bytes(&done) > 30 * MIB, "{planned:?} {done:?}");
     // What the writer replaced since.
     live.jailfs(&["gc", "--operations", "0"]);
+    // With the reserve, of 4 MiB.
     let left = on_disk(&live);
-    assert!(left < 8 * MIB, "{left} bytes are left");
+    assert!(left < 12 * MIB, "{left} bytes are left");
 
     holder.gives("f.seek(0) and None or set(f.read()) == {72}", "True");
     for n in 290..300u32 {

@@ -302,25 +302,23 @@ impl Fs {
         if !self.store.durable() {
             return Ok(());
         }
-        match self.sync_once() {
-            // There may be no room to record that it was synced.
-            Err(_) if self.store.release_reserve() => {
-                let again = self.sync_once();
-                self.store.keep_reserve();
-                again
-            }
-            result => result,
-        }
-    }
-
-    fn sync_once(&self) -> FsResult<()> {
         // Whoever waits here finds the work done by the one before, or does it for all that came meanwhile.
         let mut gate = self.sync_gate.lock();
         self.seal_unfinished(&mut gate)?;
         let Some(work) = self.core().upper.begin_sync() else { return Ok(()) };
         work.sync_pool()?;
         self.store.identities().lock().sync()?;
-        self.core().upper.pool_synced(&work)?;
+        // There may be no room for this record, and then the reserve is for it. A sync that failed is never tried again here: the
+        // kernel would answer that all is well.
+        let recorded = self.core().upper.pool_synced(&work);
+        match recorded {
+            Err(error) if error.is_full() && self.store.release_reserve() => {
+                let again = self.core().upper.pool_synced(&work);
+                self.store.keep_reserve();
+                again?;
+            }
+            recorded => recorded?,
+        }
         work.sync_journal()?;
         self.core().upper.journal_synced(work.upto);
         Ok(())

@@ -26,7 +26,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fuser::{Config, Session, SessionACL};
 use nix::fcntl::{OFlag, open};
@@ -49,6 +49,9 @@ const SOURCE: &[u8] = b"jailfs";
 /// How long the end of an aborted session is waited for. It comes at once; what it waits for is a request that is
 /// being served.
 const END_LIMIT: Duration = Duration::from_secs(5);
+/// How long an unmount is tried again while the mount is busy. A program that is being started has copies of its parent's
+/// descriptors until its exec, so a mount that nobody uses can be busy for a moment.
+const BUSY_LIMIT: Duration = Duration::from_secs(2);
 
 /// How a head is mounted. By default writable, for our own user (for all, if that is root), without device nodes and
 /// setuid.
@@ -301,9 +304,9 @@ impl Drop for Mounted {
 }
 
 fn end_in_time(session: JoinHandle<io::Result<()>>) {
-    let end = std::time::Instant::now() + END_LIMIT;
+    let end = Instant::now() + END_LIMIT;
     while !session.is_finished() {
-        if std::time::Instant::now() > end {
+        if Instant::now() > end {
             log::warn!("the session has not ended in time");
             return;
         }
@@ -320,7 +323,7 @@ impl Unmounter {
     /// Unmounts; `lazy` detaches the mount also while it is in use. One that is gone already is fine.
     ///
     /// # Errors
-    /// [`Kind::InUse`] while something is open in it or mounted on it, else [`Kind::Failed`].
+    /// [`Kind::InUse`] if for two seconds something is open in it or mounted on it, else [`Kind::Failed`].
     pub fn unmount(&self, lazy: bool) -> Result<()> {
         let attempt = || format!("unmount '{}'", self.mount_point.display());
         if self.is_elsewhere {
@@ -337,15 +340,23 @@ impl Unmounter {
             }
             Some(_) | None => return Ok(()),
         }
-        sys::mount::unmount(&self.mount_point, lazy).attempt(attempt).map_err(|error| {
-            if error.errno == Some(nix::errno::Errno::EBUSY as i32) || error.reason.contains("busy") {
-                error
-                    .kind(Kind::InUse)
-                    .hint("leave the directory and close its files, or detach it with '--lazy'")
-            } else {
-                error
+        let end = Instant::now() + BUSY_LIMIT;
+        loop {
+            let Err(error) = sys::mount::unmount(&self.mount_point, lazy).attempt(attempt) else {
+                return Ok(());
+            };
+            let is_busy =
+                error.errno == Some(nix::errno::Errno::EBUSY as i32) || error.reason.contains("busy");
+            if !is_busy {
+                return Err(error);
             }
-        })
+            if Instant::now() > end {
+                return Err(error
+                    .kind(Kind::InUse)
+                    .hint("leave the directory and close its files, or detach it with '--lazy'"));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Where it is mounted.

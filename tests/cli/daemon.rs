@@ -121,7 +121,7 @@ fn mount_helpers_call_it_in_their_own_form() {
     assert!(place.is_mounted("mnt"));
     // umount(8), without waiting for the daemon.
     let daemon = place.daemon();
-    assert_eq!(said(Command::new("umount").arg(&mnt)).code, 0);
+    until("umount(8) unmounts", || said(Command::new("umount").arg(&mnt)).code == 0);
     until("the daemon ends", || !lives(daemon));
     // As mount.fuse3 calls it, which adds dev and suid unasked.
     let helper = said(place.command("", JAILFS).args([&base, &mnt]).args(["-o", "rw,dev,suid"]));

@@ -13,9 +13,11 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
+use jailfs::error::FsError;
 use jailfs::fs::{Caller, RenameMode, SetAttr, SetXattr};
 use jailfs::sandbox::verbs::{ChangeKind, Detail, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
+use jailfs::sys::step;
 use jailfs::types::{LayerId, Name, NodeId, TreePath};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
@@ -546,5 +548,45 @@ fn a_checkpoint_that_is_cut_off_loses_nothing_and_is_none() {
         let Reply::Log(log) = sandbox.handle(Request::Log).unwrap() else { panic!() };
         let seals: Vec<_> = log.iter().map(|c| (c.automatic, c.name.clone())).collect();
         assert_eq!(seals, [(true, None)], "what was below is sealed now, as a state of nobody's");
+    }
+}
+
+#[test]
+fn after_a_sync_that_failed_nothing_is_promised_and_the_next_start_shows_what_was_synced() {
+    for failing in ["fail:store.sync:1:EIO", "fail:store.sync:2:ENOSPC"] {
+        let place = Place::new();
+        let sandbox = place.open();
+        put(&sandbox, "f", "synced");
+        sandbox.fs().sync().unwrap();
+        put(&sandbox, "f", "written");
+        let told = step::with(failing, || sandbox.fs().sync());
+        assert!(told.is_err(), "{failing}");
+        // The host would answer by now that all is well.
+        assert!(sandbox.fs().sync().is_err(), "{failing}");
+        let file = id(&sandbox, "f");
+        match sandbox.fs().write(file, 0, b"more", false) {
+            Err(FsError::Store(error)) => assert_eq!(error.errno, Some(nix::libc::EIO), "{failing}"),
+            other => panic!("{failing}: {other:?}"),
+        }
+        let request = Request::Checkpoint { name: None, message: String::new() };
+        assert!(sandbox.handle(request).is_err(), "{failing}");
+        assert_eq!(get(&sandbox, "f"), "written", "what is there can be copied out");
+        let Reply::Status(status) = sandbox.handle(Request::Status).unwrap() else { panic!("no status") };
+        assert!(status.sync_failed);
+        drop(sandbox);
+        // As if the host had lost it.
+        let pool = place.store.join("layers/00000001/pool");
+        let lost = host::read(&pool)
+            .unwrap()
+            .iter()
+            .map(|byte| if *byte == b'w' { 0 } else { *byte })
+            .collect::<Vec<u8>>();
+        host::write(&pool, lost).unwrap();
+        let sandbox = place.open();
+        assert_eq!(get(&sandbox, "f"), "synced", "{failing}");
+        put(&sandbox, "f", "again");
+        checkpoint(&sandbox, "again");
+        drop(sandbox);
+        assert!(Sandbox::check_store(&place.store, true).unwrap().problems.is_empty());
     }
 }

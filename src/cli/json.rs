@@ -34,6 +34,7 @@ pub(super) enum Line {
         store_bytes: u64,
         kernel_nodes: u64,
         refused_links: u64,
+        sync_failed: bool,
     },
     RefusedLink {
         path: String,
@@ -179,6 +180,7 @@ impl Line {
             store_bytes: status.store_bytes,
             kernel_nodes: status.kernel_nodes,
             refused_links: status.refused_count,
+            sync_failed: status.sync_failed,
         }
     }
 

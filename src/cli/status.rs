@@ -70,6 +70,16 @@ fn text(status: &Data) -> Vec<String> {
         0 => "applied     never".to_owned(),
         epoch => format!("applied     {}", show::times(epoch.into())),
     });
+    if status.sync_failed {
+        all.push(
+            "a sync of the store failed: what was not synced before may be lost, and nothing can be changed"
+                .to_owned(),
+        );
+        all.push(
+            "until it is mounted again; then it shows what was synced. Copy out what you need first"
+                .to_owned(),
+        );
+    }
     if status.refused_count > 0 {
         let times = show::times(status.refused_count);
         all.push(format!("what leads out was refused {times}, the last:"));
@@ -129,6 +139,7 @@ mod tests {
                 },
             ],
             refused_count: 3,
+            sync_failed: true,
             base_problems: vec![(TreePath::parse(b"secret").unwrap(), "Permission denied".to_owned())],
         }
     }
@@ -140,6 +151,7 @@ mod tests {
         assert!(text.contains("changed     2 paths since the base\n"), "{text}");
         assert!(text.contains("refused 3 times, the last:\n  l -> /etc\\n, by process 7 (c\\n)\n"), "{text}");
         assert!(text.contains("  a/d -> (moved to) d, by a process out of sight\n"), "{text}");
+        assert!(text.contains("\na sync of the store failed: "), "{text}");
         assert!(text.ends_with("problems with the base:\n  secret: Permission denied"), "{text}");
     }
 

@@ -305,6 +305,10 @@ impl Core {
             Some(FileKind::Dir) => return Err(FsError::IsADirectory),
             Some(_) | None => return Err(FsError::Invalid),
         }
+        if !subject.orphan {
+            // Before the bytes: those that are written in place need no record to be seen.
+            self.upper.check()?;
+        }
         let mut edits = stage(self, store, subject)?;
         let node = self.tree_of(subject).node(subject.key).ok_or(FsError::NotFound)?;
         let mut meta = node.meta;

@@ -99,7 +99,8 @@ pub fn read_history(store: &Store) -> Result<PreHistory> {
                 | Record::SyncedTo(_)
                 | Record::Seal(_)
                 | Record::Abandoned
-                | Record::Compact => {}
+                | Record::Compact
+                | Record::SyncFailed(_) => {}
             }
         }
         history.push(Arc::new(images));

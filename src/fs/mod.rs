@@ -306,10 +306,9 @@ impl Fs {
         let mut gate = self.sync_gate.lock();
         self.seal_unfinished(&mut gate)?;
         let Some(work) = self.core().upper.begin_sync() else { return Ok(()) };
-        work.sync_pool()?;
-        self.store.identities().lock().sync()?;
-        // There may be no room for this record, and then the reserve is for it. A sync that failed is never tried again here: the
-        // kernel would answer that all is well.
+        self.sticky(work.sync_pool())?;
+        self.sync_identities()?;
+        // There may be no room for this record, and then the reserve is for it.
         let recorded = self.core().upper.pool_synced(&work);
         match recorded {
             Err(error) if error.is_full() && self.store.release_reserve() => {
@@ -319,9 +318,34 @@ impl Fs {
             }
             recorded => recorded?,
         }
-        work.sync_journal()?;
+        self.sticky(work.sync_journal())?;
         self.core().upper.journal_synced(work.upto);
         Ok(())
+    }
+
+    /// Whether a sync failed since the head was opened.
+    pub fn sync_has_failed(&self) -> bool {
+        self.core().upper.is_failed()
+    }
+
+    fn sync_identities(&self) -> Result<()> {
+        let mut identities = self.store.identities().lock();
+        let synced = identities.sync();
+        let is_broken = identities.is_broken();
+        drop(identities);
+        if is_broken {
+            self.core().upper.sync_failed();
+        }
+        synced
+    }
+
+    /// A sync that failed is not tried again: the host may have lost what it was about, and would answer that all is well. So
+    /// from then on nothing can be changed.
+    fn sticky<E>(&self, synced: std::result::Result<(), E>) -> std::result::Result<(), E> {
+        if synced.is_err() {
+            self.core().upper.sync_failed();
+        }
+        synced
     }
 }
 

@@ -80,8 +80,12 @@ impl Fs {
     }
 
     fn seal_one(&self, layer: &mut Upper, seal: Seal) -> Result<()> {
-        self.store.identities().lock().sync()?;
-        self.store.seal_layer(layer, seal)
+        let sealed = self.sync_identities().and_then(|()| self.store.seal_layer(layer, seal));
+        if layer.is_failed() {
+            // What is above it is worth nothing without it.
+            self.core().upper.sync_failed();
+        }
+        sealed
     }
 
     /// Seals the layers whose seal failed: what lies above them is worth nothing without them.

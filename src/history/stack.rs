@@ -115,6 +115,9 @@ pub(super) fn reopen(
                 contents = store.read_layer(top)?;
                 break;
             }
+        } else {
+            // The end may have come between the seal and its sync.
+            store.sync_layer(top)?;
         }
         top = above;
         contents = store.read_layer(top)?;

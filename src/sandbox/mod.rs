@@ -258,6 +258,7 @@ impl Sandbox {
             refusals,
             refused_count,
             base_problems: self.base_problems(),
+            sync_failed: self.fs().sync_has_failed(),
         })
     }
 

@@ -226,6 +226,9 @@ pub struct Status {
     pub refused_count: u64,
     /// Paths of the base that could not be read, or that changed behind our back, with the reason; at most 100.
     pub base_problems: Vec<(TreePath, String)>,
+    /// Whether a sync of the store failed: nothing can be changed until it is mounted again, and what was not synced before may
+    /// be lost.
+    pub sync_failed: bool,
 }
 
 /// A sealed state of the tree.

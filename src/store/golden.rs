@@ -143,6 +143,7 @@ fn records_of_a_journal() {
         (Record::Abandoned, "07"),
         (Record::SyncedTo(300), "08fb2c01"),
         (Record::Compact, "09"),
+        (Record::SyncFailed(300), "0afb2c01"),
     ]);
 }
 

@@ -114,6 +114,11 @@ impl Identities {
         Ok(())
     }
 
+    /// Whether a sync of them failed, or a write that could not be taken back.
+    pub fn is_broken(&self) -> bool {
+        self.log.is_broken()
+    }
+
     /// Makes all that was recorded survive a power cut.
     ///
     /// # Errors

@@ -57,6 +57,8 @@ pub struct LayerContents {
     /// Where they end in the journal.
     end: u64,
     count: u64,
+    /// How many of them, the header included, are known to have been synced.
+    synced: usize,
 }
 
 /// What a power cut may have done to a store.
@@ -89,14 +91,20 @@ pub(super) fn read_file(
     let bytes =
         dir.read(name)?.ok_or_else(|| Error::damage(format!("read {what}"), "the file is missing"))?;
     let log::Torn { contents, behind } = log::read_torn::<Record>(&bytes, &what)?;
-    let may_be_torn =
-        name == JOURNAL && layer >= trust.torn_from && is_of_another_boot(&contents.records, trust);
+    let failed = sync_failed(&contents.records, &behind);
+    let is_cut_off = failed.is_some() || is_of_another_boot(&contents.records, trust);
+    let may_be_torn = name == JOURNAL && layer >= trust.torn_from && is_cut_off;
     let is_torn = may_be_torn && can_be_torn(&behind);
-    if !behind.is_empty() && !is_torn {
+    if !behind.is_empty() && !is_torn || failed > Some(contents.records.len()) {
         return Err(log::damage_at(&what, contents.end));
     }
     let mut records = contents.records;
-    let trusted = trusted(&records, trust.boot);
+    let synced = failed.unwrap_or_else(|| synced(&records));
+    let trusted = match failed {
+        Some(synced) => synced,
+        None if is_cut_off => trusted(&records, synced),
+        None => records.len(),
+    };
     let is_cut = trusted < records.len() || !behind.is_empty();
     records.truncate(trusted);
     let end = records.last().map_or(0, |r| r.1);
@@ -120,7 +128,7 @@ pub(super) fn read_file(
     let summed = dir.size(SUMS)?.is_some();
     let index = dir.size(INDEX)?;
     let info = LayerInfo { header, seal, compact, summed, bytes: end, index };
-    Ok(LayerContents { info, records, is_cut, end, count })
+    Ok(LayerContents { info, records, is_cut, end, count, synced })
 }
 
 /// What the catalog knows of a layer. Of a sealed one only the ends are decoded: what is between is looked at when it is
@@ -150,15 +158,25 @@ fn last_boot(records: &[(Record, u64)]) -> Option<[u8; 16]> {
     })
 }
 
-/// Whether the machine was booted since somebody last wrote to the layer on top of a head.
+/// Whether what was not synced may be lost from the layer on top of a head: the machine was booted since somebody last wrote to
+/// it, or a sync failed.
 ///
 /// # Errors
 /// Damage, with file and offset.
-pub(super) fn was_rebooted(layers: &StoreDir, trust: Trust) -> Result<bool> {
+pub(super) fn was_cut_off(layers: &StoreDir, trust: Trust) -> Result<bool> {
     let dir = layers.dir(&dir_name(trust.torn_from))?;
     let bytes = dir.read(JOURNAL)?.unwrap_or_default();
-    let contents = log::read_torn::<Record>(&bytes, &dir.show(JOURNAL))?.contents;
-    Ok(is_of_another_boot(&contents.records, trust))
+    let log::Torn { contents, behind } = log::read_torn::<Record>(&bytes, &dir.show(JOURNAL))?;
+    Ok(is_of_another_boot(&contents.records, trust) || sync_failed(&contents.records, &behind).is_some())
+}
+
+/// How many records were synced before a sync failed, if one failed since somebody last began to write.
+fn sync_failed(records: &[(Record, u64)], behind: &[Record]) -> Option<usize> {
+    let mut latest_first = behind.iter().rev().chain(records.iter().rev().map(|(record, _)| record));
+    match latest_first.find(|r| matches!(r, Record::SyncFailed(_) | Record::Opened { .. }))? {
+        Record::SyncFailed(synced) => usize::try_from(*synced).ok(),
+        _ => None,
+    }
 }
 
 fn is_of_another_boot(records: &[(Record, u64)], trust: Trust) -> bool {
@@ -173,28 +191,31 @@ fn can_be_torn(behind: &[Record]) -> bool {
     behind.iter().filter(syncs).count() <= 1 && !reopened
 }
 
-/// How many of the records can be trusted. If the machine was booted again since the last daemon wrote, the host may
-/// have kept a journal page and lost the pool page it speaks of: then records after the last `Synced` are true only up
-/// to the first that refers to pool bytes.
-fn trusted(records: &[(Record, u64)], boot: [u8; 16]) -> usize {
-    if last_boot(records) == Some(boot) {
-        return records.len();
-    }
+/// How many of the records are known to have been synced.
+fn synced(records: &[(Record, u64)]) -> usize {
     let covers = |(at, (record, _)): (usize, &(Record, u64))| match record {
         Record::Synced | Record::Seal(_) => Some(at + 1),
         // No more than what is before it.
         Record::SyncedTo(count) => usize::try_from(*count).ok().map(|count| count.min(at)),
         Record::Header(_) | Record::Opened { .. } | Record::Edits(_) => None,
-        Record::PreImage(_) | Record::Left(_) | Record::Abandoned | Record::Compact => None,
+        Record::PreImage(_) | Record::Left(_) | Record::Abandoned => None,
+        Record::Compact | Record::SyncFailed(_) => None,
     };
-    let synced = records.iter().enumerate().filter_map(covers).max().unwrap_or(0);
+    records.iter().enumerate().filter_map(covers).max().unwrap_or(0)
+}
+
+/// How many of the records can be trusted if the machine was booted again since the last daemon wrote. The host may have
+/// kept a journal page and lost the pool page it speaks of: what is behind the synced records is true only up to the
+/// first that refers to pool bytes.
+fn trusted(records: &[(Record, u64)], synced: usize) -> usize {
     let refers = |record: &Record| match record {
         Record::Edits(edits) => {
             edits.iter().any(|e| matches!(e, Edit::Map { to: Some(Source::Pool { .. }), .. }))
         }
         Record::PreImage(image) => image.node.is_some(),
         Record::Header(_) | Record::Opened { .. } | Record::Synced | Record::Seal(_) => false,
-        Record::Left(_) | Record::Abandoned | Record::SyncedTo(_) | Record::Compact => false,
+        Record::Left(_) | Record::Abandoned | Record::SyncedTo(_) => false,
+        Record::Compact | Record::SyncFailed(_) => false,
     };
     records.iter().skip(synced).position(|(r, _)| refers(r)).map_or(records.len(), |at| synced + at)
 }
@@ -210,6 +231,8 @@ pub struct Upper {
     synced: u64,
     /// Whether it holds any change.
     changed: bool,
+    /// Whether a sync failed.
+    failed: bool,
 }
 
 /// What [`Upper::begin_sync`] found to do; the slow part runs without the lock on the upper layer.
@@ -260,7 +283,7 @@ impl Upper {
         }
         let pool = PoolWriter::new(layer, pool).attempt(|| format!("stat {}", dir.show(POOL)))?;
         let synced = journal.count();
-        Ok(Upper { layer, journal, pool, durable, synced, changed: false })
+        Ok(Upper { layer, journal, pool, durable, synced, changed: false, failed: false })
     }
 
     /// Goes on writing to a layer that was read.
@@ -281,7 +304,7 @@ impl Upper {
         let pool = Arc::new(dir.file(POOL, true)?);
         let pool = PoolWriter::new(layer, pool).attempt(|| format!("stat {}", dir.show(POOL)))?;
         let changed = contents.records.iter().any(|r| matches!(r, Record::Edits(_)));
-        Ok(Upper { layer, journal, pool, durable, synced: 0, changed })
+        Ok(Upper { layer, journal, pool, durable, synced: contents.synced as u64, changed, failed: false })
     }
 
     /// Its number.
@@ -314,6 +337,42 @@ impl Upper {
         })
     }
 
+    /// Says that something of it could not be synced. Nothing can be written to it any more: the host may have lost what
+    /// was written since the last sync, which a later sync would not tell. The next start shows what was synced.
+    pub fn sync_failed(&mut self) {
+        self.journal.end_with(&Record::SyncFailed(self.synced));
+        self.failed = true;
+    }
+
+    /// Says why nothing can be recorded in it any more, if so.
+    ///
+    /// # Errors
+    /// EIO, with the reason.
+    pub fn check(&self) -> Result<()> {
+        self.journal.check()
+    }
+
+    /// Whether something of it could not be synced.
+    pub fn is_failed(&self) -> bool {
+        self.failed
+    }
+
+    fn sync_journal(&mut self) -> Result<()> {
+        let synced = self.journal.sync();
+        if synced.is_err() {
+            self.sync_failed();
+        }
+        synced
+    }
+
+    fn sync_pool(&mut self) -> std::io::Result<()> {
+        let synced = disk::sync(self.pool.file());
+        if synced.is_err() {
+            self.sync_failed();
+        }
+        synced
+    }
+
     /// Says that the pool was synced as `work` asked; the journal is to be synced next. Records that came meanwhile may
     /// speak of pool bytes that are not synced, so the record says how many are covered.
     ///
@@ -340,12 +399,16 @@ impl Upper {
     /// # Errors
     /// As the calls it is made of.
     pub fn sync(&mut self) -> Result<()> {
-        let attempt = || format!("sync layer {}", self.layer);
+        let layer = self.layer;
         if self.durable {
-            disk::sync(self.pool.file()).attempt(attempt)?;
+            self.sync_pool().attempt(|| format!("sync layer {layer}"))?;
         }
         self.journal.append(&Record::Synced)?;
-        if self.durable { self.journal.sync() } else { Ok(()) }
+        if self.durable {
+            self.sync_journal()?;
+            self.synced = self.journal.count();
+        }
+        Ok(())
     }
 
     /// Ends the layer: its bytes, then the seal, each synced. Nobody writes to it any more. Gives the bytes of its journal.
@@ -357,11 +420,11 @@ impl Upper {
         let layer = self.layer;
         let during = |e: Error| e.during(format!("seal layer {layer}"));
         if self.durable {
-            disk::sync(self.pool.file()).attempt(|| "sync the pool").map_err(during)?;
+            self.sync_pool().attempt(|| "sync the pool").map_err(during)?;
         }
         self.journal.append(&Record::Seal(seal))?;
         if self.durable {
-            self.journal.sync()?;
+            self.sync_journal()?;
         }
         Ok(self.journal.len())
     }
@@ -385,9 +448,9 @@ mod tests {
     fn after_a_power_cut_records_without_their_bytes_are_not_trusted() {
         let records = [Record::Opened { boot: [1; 16] }, map(), Record::Synced, resize(), map(), resize()];
         let records: Vec<(Record, u64)> = records.into_iter().map(|r| (r, 0)).collect();
-        assert_eq!(trusted(&records, [1; 16]), 6, "same boot: a kill loses nothing");
-        assert_eq!(trusted(&records, [2; 16]), 4, "new boot: up to the first that refers to the pool");
-        assert_eq!(trusted(&records[..3], [2; 16]), 3);
+        let trusted = |records| trusted(records, synced(records));
+        assert_eq!(trusted(&records), 4, "up to the first that refers to the pool");
+        assert_eq!(trusted(&records[..3]), 3);
     }
 
     #[test]

@@ -22,13 +22,16 @@ use crate::store::{codec, disk};
 /// Bytes before the payload of a frame.
 pub const FRAME_HEAD: usize = 16;
 
+const SYNC_FAILED: &str = "an earlier sync failed; what was not synced before may be lost";
+
 /// A log open for appending.
 pub struct Log<T> {
     file: Arc<File>,
     what: String,
     end: u64,
     seq: u64,
-    broken: bool,
+    /// Why nothing can be written to it any more.
+    broken: Option<&'static str>,
     buffer: Vec<u8>,
     records: PhantomData<fn(&T)>,
 }
@@ -160,7 +163,7 @@ impl<T: Serialize> Log<T> {
         if len > end {
             disk::cut(&file, end).attempt(|| format!("cut torn bytes off {what}"))?;
         }
-        Ok(Log { file, what, end, seq: count, broken: false, buffer: Vec::new(), records: PhantomData })
+        Ok(Log { file, what, end, seq: count, broken: None, buffer: Vec::new(), records: PhantomData })
     }
 
     /// Appends one record with one write. It survives the end of this process; see [`Log::file`] for a power cut.
@@ -168,20 +171,16 @@ impl<T: Serialize> Log<T> {
     /// # Errors
     /// When the record cannot be written whole; the log then ends where it ended before.
     pub fn append(&mut self, record: &T) -> Result<()> {
-        if self.broken {
-            return Err(Error::new(
-                crate::error::Kind::Failed,
-                format!("write {}", self.what),
-                "an earlier write failed and could not be taken back",
-            ));
-        }
+        self.check()?;
         self.buffer.clear();
         self.buffer.resize(FRAME_HEAD, 0);
         codec::encode_onto(record, &mut self.buffer)
             .map_err(|why| Error::damage(format!("encode for {}", self.what), why))?;
         self.fill_head()?;
         if let Err(error) = disk::write_at(&self.file, &self.buffer, self.end) {
-            self.broken = disk::cut(&self.file, self.end).is_err();
+            if disk::cut(&self.file, self.end).is_err() {
+                self.broken = Some("an earlier write failed and could not be taken back");
+            }
             return Err(Error::io(format!("write {}", self.what), &error));
         }
         self.end += self.buffer.len() as u64;
@@ -216,9 +215,43 @@ impl<T: Serialize> Log<T> {
     /// Makes everything appended so far survive a power cut.
     ///
     /// # Errors
-    /// As fdatasync(2).
-    pub fn sync(&self) -> Result<()> {
-        disk::sync(&self.file).attempt(|| format!("sync {}", self.what))
+    /// As fdatasync(2). Nothing can be written any more then: the host may have lost what was not synced, and would answer to
+    /// the next sync that all is well.
+    pub fn sync(&mut self) -> Result<()> {
+        let synced = disk::sync(&self.file).attempt(|| format!("sync {}", self.what));
+        if synced.is_err() {
+            self.broken = Some(SYNC_FAILED);
+        }
+        synced
+    }
+
+    /// Says why nothing can be written to it any more, if so.
+    ///
+    /// # Errors
+    /// EIO, with the reason.
+    pub fn check(&self) -> Result<()> {
+        if let Some(why) = self.broken {
+            return Err(Error {
+                errno: Some(nix::errno::Errno::EIO as i32),
+                ..Error::new(crate::error::Kind::Failed, format!("write {}", self.what), why)
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether nothing can be written to it any more.
+    pub fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+
+    /// Ends the log with `last`, if that can be written: a sync of what it is a part of failed.
+    pub fn end_with(&mut self, last: &T) {
+        if self.broken.is_none()
+            && let Err(error) = self.append(last)
+        {
+            log::warn!("{error}");
+        }
+        self.broken = Some(SYNC_FAILED);
     }
 
     /// Number of records.

@@ -207,12 +207,12 @@ fn open_log<T: Serialize + serde::de::DeserializeOwned>(
 /// that came to its end; what lies there is of operations that the power cut took, too.
 fn open_identities(
     dir: &StoreDir,
-    was_rebooted: impl Fn() -> Result<bool>,
+    was_cut_off: impl Fn() -> Result<bool>,
 ) -> Result<(Log<IdentityRecord>, Vec<IdentityRecord>)> {
     let (bytes, what) = (dir.read(IDENTITIES)?.unwrap_or_default(), dir.show(IDENTITIES));
     let log::Torn { contents, behind } = log::read_torn::<IdentityRecord>(&bytes, &what)?;
     let syncs = behind.iter().filter(|record| **record == IdentityRecord::Synced).count();
-    if !behind.is_empty() && (syncs > 1 || !was_rebooted()?) {
+    if !behind.is_empty() && (syncs > 1 || !was_cut_off()?) {
         return Err(log::damage_at(&what, contents.end));
     }
     let count = contents.records.len() as u64;
@@ -284,7 +284,7 @@ impl Store {
         let trust = read_trust(&dir)?;
         let base = read_base(&dir)?;
         let layers = dir.dir("layers")?;
-        let (id_log, id_records) = open_identities(&dir, || layer::was_rebooted(&layers, trust))?;
+        let (id_log, id_records) = open_identities(&dir, || layer::was_cut_off(&layers, trust))?;
         let ops = open_log::<OpRecord>(&dir, "heads.log")?;
         let mut catalog = BTreeMap::new();
         let mut ids = layers.list(|name| name.parse::<u32>().ok().filter(|_| name.len() == 8))?;
@@ -404,6 +404,21 @@ impl Store {
         let upper = Upper::reopen(&self.layers, contents, self.trust.boot, self.durable)?;
         self.state.lock().pools.put(upper.layer(), Arc::clone(upper.pool.file()));
         Ok(upper)
+    }
+
+    /// Makes what is recorded of a layer survive a power cut.
+    ///
+    /// # Errors
+    /// As fdatasync(2).
+    pub fn sync_layer(&self, layer: LayerId) -> Result<()> {
+        if !self.durable {
+            return Ok(());
+        }
+        let dir = self.layers.dir(&layer::dir_name(layer))?;
+        for name in [layer::POOL, layer::JOURNAL] {
+            disk::sync(&dir.file(name, false)?).attempt(|| format!("sync {}", dir.show(name)))?;
+        }
+        Ok(())
     }
 
     /// Seals a layer and notes it in the catalog.

@@ -305,6 +305,8 @@ pub enum Record {
     SyncedTo(u64),
     /// The second record of a journal that was rewritten as what came of it, and of an index.
     Compact,
+    /// A sync failed: only the first records, so many, were synced before. What is behind them may be lost.
+    SyncFailed(u64),
 }
 
 /// Which layer is on top of a head.

@@ -21,6 +21,13 @@ impl Fs {
         by_id.into_iter().chain(core.table.id_of(Ino(number)).map(|_| Ino(number))).collect()
     }
 
+    /// Those of the nodes that are not gone.
+    pub fn live_files(&self, ids: &[NodeId]) -> Vec<Ino> {
+        let core = self.core();
+        let live = ids.iter().filter_map(|id| core.table.get(*id)).filter(|held| held.place != Place::Orphan);
+        live.map(|held| held.ino).collect()
+    }
+
     /// The regular files that the kernel holds and that are not gone.
     pub fn held_files(&self) -> Vec<Ino> {
         let core = self.core();

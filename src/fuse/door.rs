@@ -31,6 +31,7 @@ use crate::fuse::answer::Asked;
 use crate::fuse::counters::{Counters, Op};
 use crate::fuse::gate::{CUT_OFF, Gate};
 use crate::fuse::handshake;
+use crate::fuse::homeward::Homeward;
 use crate::fuse::kernel::Channel;
 use crate::fuse::privileges::By;
 use crate::fuse::settle;
@@ -59,6 +60,7 @@ pub(super) struct Door {
     /// Links that wait until the kernel has taken a move in. Apart from the others, one of which it may wait for.
     settling: Workers,
     channel: Arc<Channel>,
+    homeward: Arc<Homeward>,
     counters: Arc<Counters>,
     gate: Arc<Gate>,
 }
@@ -75,6 +77,7 @@ impl Door {
             workers: Workers::default(),
             settling: Workers::default(),
             channel: Arc::default(),
+            homeward: Arc::default(),
             counters: Arc::default(),
             gate: Arc::default(),
         }
@@ -88,6 +91,11 @@ impl Door {
     /// The session, as others use it; it is connected when there is one.
     pub(super) fn channel(&self) -> Arc<Channel> {
         Arc::clone(&self.channel)
+    }
+
+    /// Which files the kernel has just written back.
+    pub(super) fn homeward(&self) -> Arc<Homeward> {
+        Arc::clone(&self.homeward)
     }
 
     /// What was asked for so far.
@@ -208,6 +216,9 @@ impl Filesystem for Door {
         let mut result = self.fs.setattr(node(ino), set);
         if changes_privileges && result.is_ok() && By::of(request).leave(&self.fs, &asked, node(ino)) {
             result = self.fs.getattr(node(ino));
+        }
+        if size.is_some() {
+            self.homeward.note(node(ino));
         }
         asked.answer_attr(result, reply);
     }
@@ -371,7 +382,11 @@ impl Filesystem for Door {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Write, request, ino, None);
         let kill = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        match self.fs.write(node(ino), offset, data, kill) {
+        let result = self.fs.write(node(ino), offset, data, kill);
+        if write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
+            self.homeward.note(node(ino));
+        }
+        match result {
             Ok(()) => {
                 if kill {
                     By::of(request).leave(&self.fs, &asked, node(ino));

@@ -4,37 +4,28 @@
 //! remember: name by name, or, when there are very many, all names at once by a new *epoch* (Linux 6.16). The latter also
 //! unmounts, silently, what is mounted inside the mount, so never while there is such a mount in any namespace.
 //!
-//! **Bringing home.** Bytes that processes wrote through shared mappings are in the kernel until somebody asks for them.
-//! syncfs(2) only starts that, so each file that can have such bytes is opened through the mount and synced. These are
-//! the files with a live shared mapping (close and munmap sync by themselves); with the writeback cache, or where a process
-//! cannot be looked into, all files that the kernel holds.
+//! **Bringing home** what programs wrote and the kernel still has: see [`super::homeward`].
 //!
 //! Both run in the thread of whoever changes the state, without any lock: the kernel's answers depend on requests that
 //! the door must be able to serve meanwhile.
 
-use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use fuser::{INodeNo, Notifier};
-use nix::errno::Errno;
-use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
-use nix::sys::stat::{Mode, fstat};
 use parking_lot::Mutex;
 
-use crate::error::{Attempt, Error, Result};
+use crate::error::{Error, Result};
 use crate::fs::{Forgotten, Fs, Kernel};
+use crate::fuse::homeward::Homeward;
 use crate::sys;
-use crate::types::{Ino, NodeId, TreePath};
+use crate::types::NodeId;
 
 /// From so many names on a new epoch costs less than telling each.
 const MANY_NAMES: usize = 20_000;
-/// How long a file is looked for that is renamed again and again meanwhile.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The session as others than its own thread use it; closed when that thread ends, so that no copy of the descriptor
 /// keeps a mount alive that nobody serves.
@@ -104,6 +95,7 @@ impl Line {
 pub(super) struct Mount {
     pub(super) fs: Arc<Fs>,
     pub(super) channel: Arc<Channel>,
+    pub(super) homeward: Arc<Homeward>,
     pub(super) root: Root,
     /// `st_dev` of the files in the mount.
     pub(super) dev: u64,
@@ -125,21 +117,7 @@ impl Kernel for Mount {
         if self.channel.line().is_none() {
             return Ok(());
         }
-        let scan = sys::proc::shared_maps(self.dev, self.all_users)
-            .attempt(|| "find out who has files of the mount mapped")?;
-        let mut files: BTreeSet<Ino> =
-            scan.files.iter().flat_map(|(number, _)| self.fs.meant_by(*number)).collect();
-        if self.writeback || !scan.unreadable.is_empty() {
-            files.extend(self.fs.held_files());
-        }
-        if files.is_empty() {
-            return Ok(());
-        }
-        let root = self.open_root()?;
-        for ino in files {
-            self.flush_file(&root, ino)?;
-        }
-        Ok(())
+        self.bring_home()
     }
 
     fn forget(&self, what: &Forgotten) -> Result<()> {
@@ -172,70 +150,5 @@ impl Mount {
         names > MANY_NAMES
             && sys::mountinfo::is_mounted_upon(self.dev).is_ok_and(|mounted| !mounted)
             && line.begin_epoch().is_ok()
-    }
-
-    fn open_root(&self) -> Result<OwnedFd> {
-        let point = match &self.root {
-            Root::At(point) => point,
-            Root::Held(root) => return root.try_clone().attempt(|| "enter the mount"),
-        };
-        let attempt = || format!("enter the mount '{}'", point.display());
-        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let root = open(point, flags, Mode::empty()).map_err(io::Error::from).attempt(attempt)?;
-        let stat = fstat(&root).map_err(io::Error::from).attempt(attempt)?;
-        if stat.st_dev != self.dev {
-            return Err(Error::new(crate::error::Kind::Failed, attempt(), "something else is mounted there"));
-        }
-        Ok(root)
-    }
-
-    /// Brings home what is dirty of one file; of one that is gone, its bytes belong to its holders alone.
-    fn flush_file(&self, root: &OwnedFd, ino: Ino) -> Result<()> {
-        let end = Instant::now() + PATIENCE;
-        loop {
-            let Some(path) = self.fs.path_of(ino) else { return Ok(()) };
-            let errno = match open_for_sync(root, &path) {
-                Ok(file) if fstat(&file).is_ok_and(|stat| stat.st_ino == ino.0) => {
-                    return sys::file::sync_file_range_all(&file).attempt(|| format!("bring home '{path}'"));
-                }
-                Err(Errno::EACCES) if self.nobody_could_write(ino, &path) => return Ok(()),
-                // Renamed between our question and the open: by now it may have a name that stays for long enough.
-                Ok(_) => Errno::ESTALE,
-                Err(errno) => errno,
-            };
-            let renamed = matches!(errno, Errno::ESTALE | Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP);
-            if !renamed || Instant::now() > end {
-                return Err(Error::io(format!("bring home '{path}'"), &errno.into()));
-            }
-        }
-    }
-
-    /// Whether a file that we may not open is one that no process in the mount may open either: it is another user's, and
-    /// only our own user may enter.
-    fn nobody_could_write(&self, ino: Ino, path: &TreePath) -> bool {
-        let state = self.fs.state();
-        let found = state.resolve(path).ok().filter(|found| found.ino() == Some(ino));
-        let owner = found.and_then(|found| state.attr(&found)).map(|attr| attr.meta.uid);
-        !self.all_users && owner.is_some_and(|owner| owner != nix::unistd::geteuid().as_raw())
-    }
-}
-
-/// Opens a file of the mount for reading or, where that is not allowed, for writing: the descriptor only names the file.
-/// Neither a link nor another mount is entered on the way.
-fn open_for_sync(root: &OwnedFd, path: &TreePath) -> nix::Result<OwnedFd> {
-    match open_within(root, path, OFlag::O_RDONLY) {
-        Err(Errno::EACCES) => open_within(root, path, OFlag::O_WRONLY),
-        other => other,
-    }
-}
-
-fn open_within(root: &OwnedFd, path: &TreePath, access: OFlag) -> nix::Result<OwnedFd> {
-    let flags = access | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-    let within =
-        ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV;
-    match openat2(root, path.as_os_str(), OpenHow::new().flags(flags).resolve(within)) {
-        // An old kernel, or a container that forbids it: the number of what was opened is checked in any case.
-        Err(Errno::ENOSYS | Errno::EPERM) => openat(root, path.as_os_str(), flags, Mode::empty()),
-        other => other,
     }
 }

@@ -14,6 +14,7 @@ mod door;
 mod errno;
 mod gate;
 mod handshake;
+mod homeward;
 mod kernel;
 mod privileges;
 mod settle;
@@ -174,7 +175,7 @@ fn start(
 ) -> Result<Mounted> {
     let attempt = || format!("serve '{}'", unmounter.mount_point.display());
     let raw = device.try_clone().attempt(attempt)?;
-    let (counters, gate, channel) = (door.counters(), door.gate(), door.channel());
+    let (counters, gate, channel, homeward) = (door.counters(), door.gate(), door.channel(), door.homeward());
     let mut config = Config::default();
     config.n_threads = Some(1);
     let session = Session::from_fd(door, device, SessionACL::All, config).attempt(attempt)?;
@@ -185,7 +186,7 @@ fn start(
         session.run()
     });
     let thread = thread.attempt(attempt)?;
-    let kernel = Arc::new(Mount { fs, channel, root, dev: unmounter.dev, writeback, all_users });
+    let kernel = Arc::new(Mount { fs, channel, homeward, root, dev: unmounter.dev, writeback, all_users });
     Ok(Mounted { unmounter, gate, kernel, counters, session: Some(thread) })
 }
 
@@ -297,7 +298,9 @@ impl Drop for Mounted {
         // Detaching ends nothing while somebody is still inside. So nobody is served any more; and where the kernel lets
         // us say so, it answers them itself and the session ends.
         self.gate.close();
-        if session.is_finished() || sys::mount::abort_fuse(self.unmounter.dev) {
+        if session.is_finished()
+            || sys::fusectl::Connection::open(self.unmounter.dev).and_then(|c| c.abort()).is_ok()
+        {
             end_in_time(session);
         }
     }

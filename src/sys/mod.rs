@@ -10,6 +10,7 @@ pub mod capabilities;
 pub mod clock;
 pub mod dir;
 pub mod file;
+pub mod fusectl;
 pub mod ioctl_filter;
 pub mod mount;
 pub mod mountinfo;

@@ -332,13 +332,6 @@ fn unmount_by_helper(mountpoint: &Path, lazy: bool) -> io::Result<()> {
     Err(io::Error::new(kind, words))
 }
 
-/// Ends the FUSE connection of the filesystem `dev` at once, whoever uses it: all its requests answer ENOTCONN (the
-/// kernel's documentation of FUSE). Whether it was done; not where the control filesystem is not mounted.
-pub fn abort_fuse(dev: u64) -> bool {
-    let number = nix::sys::stat::minor(dev);
-    std::fs::write(format!("/sys/fs/fuse/connections/{number}/abort"), "1").is_ok()
-}
-
 /// A private view of the directory `dir` that nobody can write through and that changes no access time: a detached,
 /// read-only, `noatime`, `nodev`, `nosuid`, `noexec` clone of its mount with `dir` as the root (open_tree(2),
 /// mount_setattr(2)). What is mounted below is not in it.

@@ -1,0 +1,178 @@
+//! Bringing home what programs wrote through shared mappings, and with the writeback cache in any way: it is in the kernel until
+//! somebody asks for it.
+//!
+//! syncfs(2) only starts that. There are two ways to wait for it:
+//!
+//! * Each file that can have such bytes is opened through the mount and synced. Without the writeback cache these are the
+//!   files with a live shared mapping, as close and munmap sync by themselves.
+//! * With the writeback cache, and where a process cannot be looked into, it may be any file that the kernel holds. Then we start
+//!   it for all and wait until the kernel has no request left that was not answered ([`Connection::waiting`]).
+//!   What it may still hold back then is of files that it was about to write back or to cut a moment ago: these are
+//!   synced one by one. Where the kernel does not tell how many requests there are, or there is always one, all files that it holds
+//!   are.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
+use nix::sys::stat::{Mode, fstat};
+use nix::unistd::syncfs;
+use parking_lot::Mutex;
+
+use crate::error::{Attempt, Error, Result};
+use crate::fuse::kernel::{Mount, Root};
+use crate::sys;
+use crate::sys::fusectl::Connection;
+use crate::types::{Ino, NodeId, TreePath};
+
+/// How long a file is looked for that is renamed again and again meanwhile.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long it is waited for a moment without requests.
+const QUIET_LIMIT: Duration = Duration::from_millis(100);
+/// The kernel lets go what it held back of a file when the thread runs on that waited for the answer: for so long we think of
+/// the file.
+const RECENT: Duration = Duration::from_secs(1);
+/// From so many files on, those that are not recent any more are forgotten.
+const MANY: usize = 1024;
+
+/// Files that the kernel wrote back or cut a moment ago.
+#[derive(Default)]
+pub(super) struct Homeward(Mutex<HashMap<NodeId, Instant>>);
+
+impl Homeward {
+    /// A page of a file was written back, or it was cut. To be called before that is answered.
+    pub(super) fn note(&self, id: NodeId) {
+        let now = Instant::now();
+        let mut files = self.0.lock();
+        if files.len() >= MANY && files.len().is_power_of_two() {
+            files.retain(|_, noted| now.duration_since(*noted) < RECENT);
+        }
+        files.insert(id, now);
+    }
+
+    /// Those that were noted within the last moment.
+    fn recent(&self) -> Vec<NodeId> {
+        let now = Instant::now();
+        let mut files = self.0.lock();
+        files.retain(|_, noted| now.duration_since(*noted) < RECENT);
+        files.keys().copied().collect()
+    }
+}
+
+impl Mount {
+    /// Brings everything home.
+    ///
+    /// # Errors
+    /// When a file cannot be synced, or `/proc` not be read.
+    pub(super) fn bring_home(&self) -> Result<()> {
+        let scan = sys::proc::shared_maps(self.dev, self.all_users)
+            .attempt(|| "find out who has files of the mount mapped")?;
+        let mut files: BTreeSet<Ino> =
+            scan.files.iter().flat_map(|(number, _)| self.fs.meant_by(*number)).collect();
+        let any_file = self.writeback || !scan.unreadable.is_empty();
+        if files.is_empty() && !any_file {
+            return Ok(());
+        }
+        let root = self.open_root()?;
+        if any_file {
+            if self.is_quiet(&root)? {
+                files.extend(self.fs.live_files(&self.homeward.recent()));
+            } else {
+                files.extend(self.fs.held_files());
+            }
+        }
+        files.into_iter().try_for_each(|ino| self.flush_file(&root, ino))
+    }
+
+    /// Starts to bring all files home; whether a moment came in which the kernel had no request left.
+    fn is_quiet(&self, root: &OwnedFd) -> Result<bool> {
+        let connection = match Connection::open(self.dev) {
+            Ok(connection) => connection,
+            Err(error) => {
+                log::debug!("the kernel does not tell how many requests it has: {error}");
+                return Ok(false);
+            }
+        };
+        let attempt = || "start to bring home what was written";
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let dir = openat(root, ".", flags, Mode::empty()).map_err(io::Error::from).attempt(attempt)?;
+        syncfs(&dir).map_err(io::Error::from).attempt(attempt)?;
+        let end = Instant::now() + QUIET_LIMIT;
+        while Instant::now() < end {
+            match connection.waiting() {
+                Ok(0) => return Ok(true),
+                Ok(_) => std::thread::sleep(Duration::from_micros(50)),
+                Err(_) => return Ok(false),
+            }
+        }
+        Ok(false)
+    }
+
+    fn open_root(&self) -> Result<OwnedFd> {
+        let point = match &self.root {
+            Root::At(point) => point,
+            Root::Held(root) => return root.try_clone().attempt(|| "enter the mount"),
+        };
+        let attempt = || format!("enter the mount '{}'", point.display());
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let root = open(point, flags, Mode::empty()).map_err(io::Error::from).attempt(attempt)?;
+        let stat = fstat(&root).map_err(io::Error::from).attempt(attempt)?;
+        if stat.st_dev != self.dev {
+            return Err(Error::new(crate::error::Kind::Failed, attempt(), "something else is mounted there"));
+        }
+        Ok(root)
+    }
+
+    /// Brings home what is dirty of one file; of one that is gone, its bytes belong to its holders alone.
+    fn flush_file(&self, root: &OwnedFd, ino: Ino) -> Result<()> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let Some(path) = self.fs.path_of(ino) else { return Ok(()) };
+            let errno = match open_for_sync(root, &path) {
+                Ok(file) if fstat(&file).is_ok_and(|stat| stat.st_ino == ino.0) => {
+                    return sys::file::sync_file_range_all(&file).attempt(|| format!("bring home '{path}'"));
+                }
+                Err(Errno::EACCES) if self.nobody_could_write(ino, &path) => return Ok(()),
+                // Renamed between our question and the open: by now it may have a name that stays for long enough.
+                Ok(_) => Errno::ESTALE,
+                Err(errno) => errno,
+            };
+            let renamed = matches!(errno, Errno::ESTALE | Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP);
+            if !renamed || Instant::now() > end {
+                return Err(Error::io(format!("bring home '{path}'"), &errno.into()));
+            }
+        }
+    }
+
+    /// Whether a file that we may not open is one that no process in the mount may open either: it is another user's, and
+    /// only our own user may enter.
+    fn nobody_could_write(&self, ino: Ino, path: &TreePath) -> bool {
+        let state = self.fs.state();
+        let found = state.resolve(path).ok().filter(|found| found.ino() == Some(ino));
+        let owner = found.and_then(|found| state.attr(&found)).map(|attr| attr.meta.uid);
+        !self.all_users && owner.is_some_and(|owner| owner != nix::unistd::geteuid().as_raw())
+    }
+}
+
+/// Opens a file of the mount for reading or, where that is not allowed, for writing: the descriptor only names the file.
+/// Neither a link nor another mount is entered on the way.
+fn open_for_sync(root: &OwnedFd, path: &TreePath) -> nix::Result<OwnedFd> {
+    match open_within(root, path, OFlag::O_RDONLY) {
+        Err(Errno::EACCES) => open_within(root, path, OFlag::O_WRONLY),
+        other => other,
+    }
+}
+
+fn open_within(root: &OwnedFd, path: &TreePath, access: OFlag) -> nix::Result<OwnedFd> {
+    let flags = access | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+    let within =
+        ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV;
+    match openat2(root, path.as_os_str(), OpenHow::new().flags(flags).resolve(within)) {
+        // An old kernel, or a container that forbids it: the number of what was opened is checked in any case.
+        Err(Errno::ENOSYS | Errno::EPERM) => openat(root, path.as_os_str(), flags, Mode::empty()),
+        other => other,
+    }
+}

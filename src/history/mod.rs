@@ -58,6 +58,8 @@ pub struct Timeline {
     head: String,
     kernel: Mutex<Arc<dyn Kernel>>,
     roots: Mutex<Roots>,
+    /// Whether it comes to its end, so that nothing long is begun any more.
+    stopping: AtomicBool,
     /// What each apply so far found in the base.
     applies: Mutex<PreHistory>,
     /// An apply failed and could not be taken back: no other may come before that is done.
@@ -133,6 +135,7 @@ impl Timeline {
             head: head.to_owned(),
             kernel: Mutex::new(Arc::new(NoKernel)),
             roots: Mutex::new(roots),
+            stopping: AtomicBool::new(false),
             applies: Mutex::new(applies),
             apply_is_stuck: AtomicBool::new(false),
             turn: Mutex::new(()),

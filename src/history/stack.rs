@@ -11,27 +11,64 @@ use crate::sys::clock;
 use crate::tree::{Misfit, Tree};
 use crate::types::{Epoch, LayerId};
 
-/// Trees of sealed layers that are kept in memory. Trees share what they have in common.
+/// Trees of sealed layers that are kept in memory.
 const KEPT: usize = 64;
+/// Nodes of kept trees that were rebuilt from the disk, about: such a tree shares nothing with those that were there before.
+const KEPT_NODES: usize = 1_000_000;
 
 /// The trees of sealed layers, rebuilt as they are asked for.
 pub struct Roots {
     store: Arc<Store>,
-    kept: BTreeMap<LayerId, Tree>,
+    kept: BTreeMap<LayerId, Kept>,
+    uses: u64,
+    families: u64,
+}
+
+struct Kept {
+    tree: Tree,
+    /// When it was used last.
+    used: u64,
+    family: Family,
+}
+
+/// Trees that were derived from each other share what they have in common.
+#[derive(Clone, Copy)]
+enum Family {
+    /// Derived from what the head showed, which is in memory in any case.
+    Shown,
+    /// Derived from a tree that was rebuilt from the disk.
+    Rebuilt(u64),
 }
 
 impl Roots {
     /// Nothing is kept yet.
     pub fn new(store: Arc<Store>) -> Roots {
-        Roots { store, kept: BTreeMap::new() }
+        Roots { store, kept: BTreeMap::new(), uses: 0, families: 0 }
     }
 
-    /// Keeps the tree of a layer; the oldest kept one may go.
+    /// Keeps the tree of a layer, which the head shows or showed; those that were not used for long may go.
     pub fn keep(&mut self, layer: LayerId, tree: Tree) {
-        self.kept.insert(layer, tree);
-        if self.kept.len() > KEPT {
-            self.kept.pop_first();
+        self.insert(layer, tree, Family::Shown);
+    }
+
+    fn insert(&mut self, layer: LayerId, tree: Tree, family: Family) {
+        self.uses += 1;
+        self.kept.insert(layer, Kept { tree, used: self.uses, family });
+        while self.kept.len() > 1 && (self.kept.len() > KEPT || self.rebuilt_nodes() > KEPT_NODES) {
+            let oldest = self.kept.iter().min_by_key(|(_, kept)| kept.used).map(|(layer, _)| *layer);
+            oldest.and_then(|layer| self.kept.remove(&layer));
         }
+    }
+
+    fn rebuilt_nodes(&self) -> usize {
+        let mut largest: BTreeMap<u64, usize> = BTreeMap::new();
+        for kept in self.kept.values() {
+            if let Family::Rebuilt(family) = kept.family {
+                let nodes = largest.entry(family).or_default();
+                *nodes = (*nodes).max(kept.tree.len());
+            }
+        }
+        largest.values().sum()
     }
 
     /// Keeps the tree of a layer no longer.
@@ -46,10 +83,13 @@ impl Roots {
     pub fn load(&mut self, layer: LayerId) -> Result<Tree> {
         let mut above = Vec::new();
         let mut at = Some(layer);
-        let mut tree = Tree::new();
+        self.families += 1;
+        let (mut tree, mut family) = (Tree::new(), Family::Rebuilt(self.families));
         while let Some(id) = at {
-            if let Some(known) = self.kept.get(&id) {
-                tree = known.clone();
+            if let Some(known) = self.kept.get_mut(&id) {
+                self.uses += 1;
+                known.used = self.uses;
+                (tree, family) = (known.tree.clone(), known.family);
                 break;
             }
             let info = self.store.layer(id).ok_or_else(|| {
@@ -71,15 +111,16 @@ impl Roots {
             && let Some(contents) = self.store.read_index(id)
         {
             tree = Tree::new();
+            family = Family::Rebuilt(self.families);
             replay(&mut tree, &contents, id)?;
-            self.keep(id, tree.clone());
+            self.insert(id, tree.clone(), family);
             above.truncate(at);
         }
         for id in above.into_iter().rev() {
             let contents = self.store.read_layer(id)?;
             replay(&mut tree, &contents, id)?;
             if contents.info.seal.is_some() {
-                self.keep(id, tree.clone());
+                self.insert(id, tree.clone(), family);
             }
         }
         Ok(tree)
@@ -148,4 +189,47 @@ fn seal_late(store: &Store, contents: &LayerContents) -> Result<()> {
     let message = "cut off".to_owned();
     let seal = Seal { name: None, message, time: clock::now(), automatic: true };
     store.seal_layer(&mut store.reopen_layer(contents)?, seal)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::StoreOptions;
+    use crate::store::record::{Body, Edit, Meta, Node};
+    use crate::types::{FileKind, Ino, Timestamp};
+
+    /// A store of sealed layers, each on the one before, with a file more in each.
+    fn store(path: &std::path::Path, layers: u32) -> Arc<Store> {
+        let store = Store::create(path, b"/base", (1, 1), StoreOptions { volatile: true }).unwrap();
+        let mut parent = None;
+        for number in 1..=layers {
+            let mut layer = store.create_layer(parent, "main", Epoch(0), LayerKind::Continues).unwrap();
+            let time = Timestamp::default();
+            let mode = FileKind::Fifo.type_bits();
+            let meta =
+                Meta { mode, uid: 0, gid: 0, nlink: 1, rdev: 0, atime: time, mtime: time, ctime: time };
+            let node = Box::new(Node { meta, xattrs: None, body: Body::Special });
+            let edit = Edit::Put { ino: Ino(1000 + u64::from(number)), node };
+            layer.record(&Record::Edits(vec![edit])).unwrap();
+            let seal = Seal { name: None, message: String::new(), time: clock::now(), automatic: false };
+            store.seal_layer(&mut layer, seal).unwrap();
+            parent = Some(layer.layer());
+        }
+        Arc::new(store)
+    }
+
+    #[test]
+    fn what_was_used_last_is_kept_however_old_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let layers = KEPT as u32 + 40;
+        let mut roots = Roots::new(store(&dir.path().join("store"), layers));
+        let top = roots.load(LayerId(layers)).unwrap();
+        assert_eq!((top.len(), roots.kept.len()), (layers as usize, KEPT));
+        // One after the other from the oldest on, as housekeeping does: each is one step from the one before.
+        for layer in 1..30 {
+            assert_eq!(roots.load(LayerId(layer)).unwrap().len(), layer as usize);
+            assert!(roots.kept.contains_key(&LayerId(layer)), "layer {layer}");
+            assert!(roots.kept.len() <= KEPT);
+        }
+    }
 }

@@ -5,6 +5,8 @@
 //! pool gets its checksums. So the time to mount
 //! depends on how much differs from the base, not on how it came to differ.
 
+use std::sync::atomic::Ordering;
+
 use crate::error::Result;
 use crate::history::Timeline;
 use crate::store::layer::LayerInfo;
@@ -40,11 +42,17 @@ impl Timeline {
     pub fn tidy(&self, effort: Effort) -> Result<()> {
         let _tidying = self.tidying.lock();
         for info in self.sealed() {
+            if self.is_stopping() {
+                return Ok(());
+            }
             if !info.compact && (info.bytes > SMALL_JOURNAL || effort == Effort::Everything) {
                 self.compact(&info)?;
             }
         }
         self.trim_and_sum()?;
+        if self.is_stopping() {
+            return Ok(());
+        }
         if let Some(top) = self.parent()
             && (self.way_is_long(top) || effort == Effort::Everything)
         {
@@ -57,6 +65,15 @@ impl Timeline {
             }
         }
         Ok(())
+    }
+
+    /// Ends a [`Timeline::tidy`] that is under way, soon, and all that come: what is not done is done after the next start.
+    pub fn stop_tidying(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
     }
 
     /// Gives back what sealed layers hold of content that was replaced or removed before their seal; bytes. For a full disk,
@@ -74,6 +91,9 @@ impl Timeline {
         let new = self.store.catalog().into_iter().filter(|info| info.seal.is_some() && !info.summed);
         let mut bytes = 0;
         for info in new {
+            if self.is_stopping() {
+                return Ok(bytes);
+            }
             if matches!(info.header.kind, LayerKind::Continues | LayerKind::Branches) {
                 let Some(_alone) = self.fs.try_alone() else { return Ok(bytes) };
                 bytes += self.trim(&info)?;

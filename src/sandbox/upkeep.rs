@@ -95,6 +95,7 @@ fn checked(report: check::Report) -> Checked {
 
 /// The thread that tidies up. It ends, and is waited for, when this is dropped.
 pub(super) struct Housekeeper {
+    timeline: Arc<Timeline>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -116,7 +117,8 @@ impl Housekeeper {
     pub(super) fn start(timeline: &Arc<Timeline>) -> std::io::Result<Housekeeper> {
         let shared = Arc::new(Shared::default());
         shared.state.lock().work = true;
-        let (timeline, of_thread) = (Arc::clone(timeline), Arc::clone(&shared));
+        let (timeline, for_end) = (Arc::clone(timeline), Arc::clone(timeline));
+        let of_thread = Arc::clone(&shared);
         let body = move || {
             while of_thread.wait() {
                 if let Err(error) = timeline.tidy(Effort::WhereItPays) {
@@ -125,7 +127,7 @@ impl Housekeeper {
             }
         };
         let thread = std::thread::Builder::new().name("housekeeper".to_owned()).spawn(body)?;
-        Ok(Housekeeper { shared, thread: Some(thread) })
+        Ok(Housekeeper { timeline: for_end, shared, thread: Some(thread) })
     }
 
     /// Says that there may be something to do.
@@ -149,6 +151,7 @@ impl Shared {
 
 impl Drop for Housekeeper {
     fn drop(&mut self) {
+        self.timeline.stop_tidying();
         self.shared.state.lock().end = true;
         self.shared.changed.notify_one();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {

@@ -83,6 +83,8 @@ pub struct Choice {
     pub allowed_targets: Vec<Vec<u8>>,
     /// Whether fsync does nothing.
     pub volatile: bool,
+    /// Whether the base may be another directory than the one that the store was made for.
+    pub other_base: bool,
     /// How many bytes may be stored; none for no limit.
     pub max_bytes: Option<u64>,
     /// How many nodes may be made or changed; none for no limit.
@@ -105,7 +107,7 @@ pub enum Links {
 
 impl Choice {
     fn store_options(&self) -> StoreOptions {
-        StoreOptions { volatile: self.volatile }
+        StoreOptions { volatile: self.volatile, other_base: self.other_base }
     }
 
     fn mount_options(&self) -> fuse::MountOptions {

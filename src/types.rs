@@ -81,6 +81,16 @@ pub struct Fingerprint {
     pub ctime: Timestamp,
 }
 
+/// By what a base directory is known again, wherever it is and whatever its device is called now. Only where the filesystem
+/// keeps its numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct BaseMark {
+    /// `st_ino`.
+    pub host: u64,
+    /// When it was made (`stx_btime` of statx(2)), where the filesystem says so: numbers are used again.
+    pub born: Option<Timestamp>,
+}
+
 /// The half-open range of bytes `[start, end)` of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ByteRange {

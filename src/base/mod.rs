@@ -14,6 +14,7 @@
 //! [`BaseWriter`] is the one door through which `apply` changes the base.
 
 mod attributes;
+mod mark;
 mod resolve;
 mod stat;
 #[cfg(test)]
@@ -32,7 +33,7 @@ use nix::sys::statvfs::{Statvfs, fstatvfs};
 
 use crate::error::{Attempt, Error, FsError, FsResult, Result};
 use crate::sys;
-use crate::types::{FileKind, Name, TreePath};
+use crate::types::{BaseMark, FileKind, Name, TreePath};
 
 pub use attributes::Attributes;
 pub use stat::BaseStat;
@@ -47,6 +48,8 @@ pub struct Base {
     resolver: Resolver,
     path: Vec<u8>,
     id: (u64, u64),
+    mark: Option<BaseMark>,
+    keeps_numbers: bool,
 }
 
 /// One name in a directory of the base.
@@ -56,6 +59,8 @@ pub struct BaseEntry {
     pub name: Name,
     /// The `d_ino` that the directory gives.
     pub ino: u64,
+    /// The device of the directory, as in [`BaseStat::dev`].
+    pub dev: u64,
     /// What it is, where the directory says so; of a mount point, what lies under the mount.
     pub kind: Option<FileKind>,
 }
@@ -85,7 +90,11 @@ impl Base {
         let stat = nix::sys::stat::fstat(&root).map_err(std::io::Error::from).attempt(attempt)?;
         // Without a private view we go on: the promise "no byte changes" does not rest on it.
         let view = if means.view { sys::mount::clone_private_readonly(&root).ok() } else { None };
+        let mark = mark::of_root(&root, stat.st_ino);
+        let keeps_numbers = mark::keeps_numbers(&root);
         Ok(Base {
+            mark,
+            keeps_numbers,
             plain: Root::new(root),
             view: view.map(Root::new),
             resolver: Resolver::new(means.openat2),
@@ -104,6 +113,17 @@ impl Base {
         self.id
     }
 
+    /// What the directory is known by when it has another path, or its device another number; none where the filesystem gives
+    /// out numbers anew.
+    pub fn mark(&self) -> Option<BaseMark> {
+        self.mark
+    }
+
+    /// Whether nodes have the same numbers when the filesystem was mounted anew.
+    pub fn keeps_numbers(&self) -> bool {
+        self.keeps_numbers
+    }
+
     /// Whether reading goes through a private read-only view that leaves no access times.
     pub fn has_private_view(&self) -> bool {
         self.view.is_some()
@@ -115,9 +135,18 @@ impl Base {
     /// `NotFound` also if a symlink, a mount point or no directory stands on the way; `AccessDenied`.
     pub fn stat(&self, path: &TreePath) -> FsResult<BaseStat> {
         match self.find(path)? {
-            Found::Here(object) => BaseStat::of(&object),
+            Found::Here(object) => self.stat_of(&object),
             Found::Foreign => self.stat_foreign(path),
         }
+    }
+
+    /// What is known of an object in the base.
+    fn stat_of(&self, object: &OwnedFd) -> FsResult<BaseStat> {
+        let mut stat = BaseStat::of(object)?;
+        if stat.dev != self.id.0 {
+            stat.dev = mark::other_device(object, stat.dev);
+        }
+        Ok(stat)
     }
 
     /// The names in the directory `path`, in the order of the host; none in a foreign one. A name that is longer than
@@ -129,13 +158,15 @@ impl Base {
         let Found::Here(object) = self.find(path)? else {
             return Ok(Vec::new());
         };
-        if BaseStat::of(&object)?.kind != FileKind::Dir {
+        let stat = self.stat_of(&object)?;
+        if stat.kind != FileKind::Dir {
             return Err(FsError::NotADirectory);
         }
+        let dev = stat.dev;
         let directory = self.open_quietly(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
         let mut entries = Vec::new();
         sys::dir::for_each(&directory, |name, ino, kind| match Name::new(name) {
-            Ok(name) => entries.push(BaseEntry { name, ino, kind }),
+            Ok(name) => entries.push(BaseEntry { name, ino, dev, kind }),
             Err(_) => log::warn!("base: left out a name of {} bytes in {path}", name.len()),
         })?;
         Ok(entries)

@@ -12,7 +12,7 @@ use crate::types::{FileKind, Fingerprint, Timestamp};
 /// The metadata of a node of the base, as lstat(2) gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BaseStat {
-    /// The device of its filesystem.
+    /// The device of its filesystem: `st_dev` of the base's root, or a number that stands for another one and stays.
     pub dev: u64,
     /// Its number there.
     pub ino: u64,

@@ -30,6 +30,10 @@ pub(super) struct Mount {
     /// fsync does nothing: for sandboxes that need not survive a power cut
     #[arg(long)]
     volatile: bool,
+    /// BASE may be another directory than the one that the store was made for: a copy of it, or what took its place.
+    /// Files that were changed in part and are others in BASE cannot be read, and 'apply' takes them for conflicts
+    #[arg(long)]
+    other_base: bool,
     /// Options, separated by commas: ro, allow_other, noexec, suid, dev, writeback, volatile,
     /// links=deny|rewrite|literal, allow-target=PATH, max-bytes=N, max-files=N, store=DIR
     #[arg(short, value_name = "OPTIONS")]
@@ -59,6 +63,7 @@ impl Mount {
         place::check_free(&store, &format!("mount '{}' at '{}'", base.display(), mount_point.display()))?;
         let mut choice = options.choice;
         choice.volatile |= self.volatile;
+        choice.other_base = self.other_base;
         Ok(Plan { base, mount_point, store, choice })
     }
 }

@@ -13,8 +13,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::host;
+use crate::base::Base;
 use crate::control;
 use crate::error::{Attempt, Error, Kind, Result};
+use crate::sandbox::is_base_of;
+use crate::store;
 
 /// How much of the base's name goes into the id, in bytes.
 const ID_NAME_MAX: usize = 100;
@@ -70,6 +73,40 @@ fn id(base: &Path) -> OsString {
     OsString::from_vec(id)
 }
 
+/// The store in the default place that was made for `base` when that was at another path, if there is one that nobody uses.
+fn store_from_elsewhere(stores: &Path, base: &Path) -> Option<PathBuf> {
+    let all = std::fs::read_dir(stores).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    // A directory that can be seen at two paths has a store for each.
+    let is_orphan = |store: &PathBuf| {
+        let was = store::base_of(store).map(|known| PathBuf::from(OsString::from_vec(known.path)));
+        was.is_ok_and(|was| was.symlink_metadata().is_err())
+    };
+    let orphans: Vec<PathBuf> = all.filter(is_orphan).collect();
+    if orphans.is_empty() {
+        return None;
+    }
+    let base = Base::open(base).ok()?;
+    orphans.into_iter().find(|store| {
+        is_base_of(store, &base).unwrap_or(false) && matches!(control::connect(store), Ok(None))
+    })
+}
+
+/// The default store of `base`, if there is one. That of a base which was moved here comes along.
+pub(super) fn existing_default(env: &Env, base: &Path) -> Option<PathBuf> {
+    let store = env.default_store(base).ok()?;
+    if store.is_dir() {
+        return Some(store);
+    }
+    let found = store_from_elsewhere(&env.stores()?, base)?;
+    match std::fs::rename(&found, &store) {
+        Ok(()) => Some(store),
+        Err(error) => {
+            log::warn!("'{}' stays where it is: {error}", found.display());
+            Some(found)
+        }
+    }
+}
+
 /// The store for `base`: the one named, or the default one, whose parents are made.
 ///
 /// # Errors
@@ -78,7 +115,11 @@ pub(super) fn store_for(base: &Path, named: Option<&Path>) -> Result<PathBuf> {
     let store = match named {
         Some(store) => store.to_owned(),
         None => {
-            let store = Env::get().default_store(base)?;
+            let env = Env::get();
+            if let Some(store) = existing_default(&env, base) {
+                return resolve_new(&store);
+            }
+            let store = env.default_store(base)?;
             let parent = store.parent().unwrap_or(Path::new("/"));
             DirBuilder::new()
                 .recursive(true)

@@ -13,11 +13,12 @@ use std::sync::Arc;
 
 use super::Global;
 use super::host::{self, Within};
-use super::place::Env;
+use super::place::{self, Env};
 use crate::control::{self, Client};
 use crate::error::{Error, Kind, Result};
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Sandbox, StoreOptions};
 use crate::sandbox::verbs::{Checked, Reply, Request};
+use crate::store;
 use crate::types::TreePath;
 
 /// A sandbox that can be asked.
@@ -49,7 +50,11 @@ impl Target {
                 base.and_then(|base| dir.strip_prefix(base).ok().map(|rest| root.join(rest))).unwrap_or(dir);
             return Ok(Target { door: Door::Daemon(client), root, dir });
         }
-        let sandbox = Sandbox::open(&store)?;
+        // Found by its base, the store may be that of a base which was moved here.
+        let sandbox = match &base {
+            Some(base) if store::exists(&store) => Sandbox::create_or_open(base, &store, &StoreOptions::default())?,
+            Some(_) | None => Sandbox::open(&store)?,
+        };
         let root = sandbox.base_path().to_owned();
         Ok(Target { door: Door::Local(sandbox), root, dir })
     }
@@ -112,10 +117,7 @@ fn find_store(global: &Global, dir: &Path) -> Result<(PathBuf, Option<PathBuf>)>
         Within::Host => {}
     }
     let env = Env::get();
-    let default = |dir: &Path| {
-        let store = env.default_store(dir).ok().filter(|store| store.is_dir())?;
-        Some((store, Some(dir.to_owned())))
-    };
+    let default = |dir: &Path| Some((place::existing_default(&env, dir)?, Some(dir.to_owned())));
     if let Some(found) = dir.ancestors().find_map(default) {
         return Ok(found);
     }

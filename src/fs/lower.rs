@@ -232,6 +232,14 @@ impl Lower {
         }
     }
 
+    /// Gives a node of the base a number of our own, because another node of the tree has the one it had.
+    ///
+    /// # Errors
+    /// What the store answers.
+    pub fn renumber(&self, stat: &BaseStat) -> FsResult<Ino> {
+        Ok(self.store.identities().lock().renumber(stat.dev, stat.ino)?)
+    }
+
     /// The names of a directory with the number and, where the host tells, the kind of each.
     ///
     /// # Errors
@@ -252,10 +260,9 @@ impl Lower {
                     return Err(error);
                 }
             };
-            let (dev, _) = self.base.root_id();
             let mut identities = self.store.identities().lock();
             for entry in entries {
-                names.insert(entry.name, (identities.of(dev, entry.ino)?, entry.kind));
+                names.insert(entry.name, (identities.of(entry.dev, entry.ino)?, entry.kind));
             }
         }
         for images in self.history.iter().skip(self.epoch.0 as usize).rev() {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::base::BaseStat;
 use crate::error::{FsError, FsResult};
 use crate::fs::lower::{self, Lower, LowerNode, Piece};
 use crate::fs::{Attr, Extents, lower_kind};
@@ -60,13 +61,24 @@ impl State {
         }
         let Some(path) = lower.map(|dir| dir.join(name)) else { return Ok(Found::Nothing(None)) };
         match self.lower.lookup(&path)? {
-            // Another link of the same file was covered before.
-            Some((ino, node)) if self.tree.node(ino).is_some() => {
-                Ok(Found::Covered(ino, Some(node.print(ino))))
-            }
+            Some((ino, node)) if self.tree.node(ino).is_some() => match &node {
+                // Somebody changed the base, and the host gave the number of a covered node to this one.
+                LowerNode::Base(stat) if !self.may_be_link_of(ino, stat) => {
+                    let ino = self.lower.renumber(stat)?;
+                    Ok(Found::Base(ino, path, node))
+                }
+                // Another link of the same file was covered before.
+                LowerNode::Base(_) | LowerNode::Pre(..) => Ok(Found::Covered(ino, Some(node.print(ino)))),
+            },
             Some((ino, node)) => Ok(Found::Base(ino, path, node)),
             None => Ok(Found::Nothing(None)),
         }
+    }
+
+    /// Whether a node of the base under a name that is not in the tree can be the covered node with its number.
+    fn may_be_link_of(&self, ino: Ino, stat: &BaseStat) -> bool {
+        let covered = self.tree.node(ino);
+        stat.kind != FileKind::Dir && stat.nlink > 1 && covered.is_some_and(|node| node.kind() == stat.kind)
     }
 
     /// The path of a directory in the merged tree.

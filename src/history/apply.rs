@@ -28,12 +28,12 @@ use crate::history::diff::{self, PathChange, What};
 use crate::history::home::write_base;
 use crate::history::{Showing, Target, Timeline, close};
 use crate::store::Store;
-use crate::store::layer::Upper;
+use crate::store::layer::{LayerContents, Upper};
 use crate::store::record::{
     Body, Dentry, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Source,
 };
 use crate::tree::Tree;
-use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, LayerId, Timestamp, TreePath};
+use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, Timestamp, TreePath};
 
 /// Bytes copied at once.
 pub(super) const STEP: u64 = 1 << 20;
@@ -523,23 +523,27 @@ fn remove_staged<'p>(base: &Base, touched: impl Iterator<Item = &'p TreePath>) -
     Ok(())
 }
 
+/// The applies that were cut off: the next start takes them back.
+///
+/// # Errors
+/// Damage.
+pub(super) fn unfinished(store: &Store) -> Result<Vec<LayerContents>> {
+    let mut all = store.catalog();
+    all.retain(|l| l.header.kind == LayerKind::PreImage && l.seal.is_none());
+    let read = all.iter().map(|l| store.read_layer(l.header.layer));
+    let mut contents = read.collect::<Result<Vec<_>>>()?;
+    contents.retain(|contents| !contents.records.iter().any(|r| matches!(r, Record::Abandoned)));
+    Ok(contents)
+}
+
 /// Sets the base back to what it was before an apply that was cut off.
 ///
 /// # Errors
 /// What the base or the store answers; the next start tries again.
 pub(super) fn roll_back_unfinished(store: &Arc<Store>, base: &Arc<Base>) -> Result<()> {
-    let unfinished: Vec<LayerId> = store
-        .catalog()
-        .iter()
-        .filter(|l| l.header.kind == LayerKind::PreImage && l.seal.is_none())
-        .map(|l| l.header.layer)
-        .collect();
-    for id in unfinished {
+    for contents in unfinished(store)? {
+        let id = contents.info.header.layer;
         let during = |e: Error| e.during(format!("roll back the apply of layer {id}"));
-        let contents = store.read_layer(id).map_err(during)?;
-        if contents.records.iter().any(|r| matches!(r, Record::Abandoned)) {
-            continue;
-        }
         let mut layer = store.reopen_layer(&contents).map_err(during)?;
         // The base is written only after the images were complete and marked so.
         let Some(complete) = contents.records.iter().position(|r| matches!(r, Record::Synced)) else {

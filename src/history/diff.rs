@@ -403,10 +403,12 @@ pub fn same_content(old_state: &State, old: &Found, new_state: &State, new: &Fou
                 return Ok(false);
             }
             let in_base = a_extents.iter().any(|(_, s)| matches!(s, Source::Base { .. }));
-            let print = |o: &Option<std::sync::Arc<crate::tree::Origin>>| {
-                o.as_ref().map(|o| (o.path.clone(), o.print))
+            // The number of the device does not count: it may be another at each boot.
+            let same_origin = match (from_x, from_y) {
+                (Some(x), Some(y)) => x.path == y.path && crate::fs::lower::fits(&x.print, &y.print),
+                (x, y) => x.is_none() && y.is_none(),
             };
-            if a_extents == b_extents && (!in_base || print(from_x) == print(from_y)) {
+            if a_extents == b_extents && (!in_base || same_origin) {
                 return Ok(true);
             }
             match same_bytes(old_state, old, new_state, new, *x) {

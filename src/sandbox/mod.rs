@@ -3,6 +3,7 @@
 //! With or without a mount it is the same [`Sandbox`]: the daemon holds one and serves it, a command without a daemon
 //! opens one for itself, and a program that embeds jailfs works on it directly.
 
+mod home;
 mod upkeep;
 pub mod verbs;
 
@@ -29,6 +30,7 @@ use crate::store::{self, Store};
 use crate::types::{FileKind, Ino, LayerId, TreePath};
 
 pub use crate::store::StoreOptions;
+pub use home::is_base_of;
 
 /// What is said of a path of the base at which something else is mounted.
 const MOUNTED_UPON: &str = "something else is mounted there; it is shown empty";
@@ -65,19 +67,12 @@ impl Sandbox {
     pub fn create_or_open(base: &Path, store: &Path, options: &StoreOptions) -> Result<Arc<Sandbox>> {
         let base = Base::open(base)?;
         let store = if store::exists(store) {
-            let known = store::base_of(store)?;
-            if known.path != base.path() {
-                return Err(Error::new(
-                    Kind::Failed,
-                    format!("open store '{}'", store.display()),
-                    format!(
-                        "it belongs to the base '{}'",
-                        Path::new(std::ffi::OsStr::from_bytes(&known.path)).display()
-                    ),
-                )
-                .hint("name another store with --store"));
+            let moved = home::is_elsewhere(store, &base, options)?;
+            let mut store = Store::open(store, base.root_id(), *options)?;
+            if moved {
+                store.set_base(base.path())?;
             }
-            Store::open(store, base.root_id(), *options)?
+            store
         } else {
             Store::create(store, base.path(), base.root_id(), *options)?
         };
@@ -90,7 +85,8 @@ impl Sandbox {
     /// [`Kind::NoStore`] if there is none, else as [`Sandbox::create_or_open`].
     pub fn open(store: &Path) -> Result<Arc<Sandbox>> {
         let known = store::base_of(store)?;
-        let base = Base::open(Path::new(std::ffi::OsStr::from_bytes(&known.path)))?;
+        let path = Path::new(std::ffi::OsStr::from_bytes(&known.path));
+        let base = Base::open(path).map_err(|error| home::explain_missing(error, store))?;
         Sandbox::new(Store::open(store, base.root_id(), StoreOptions::default())?, base)
     }
 

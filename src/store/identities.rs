@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use crate::error::Result;
 use crate::store::log::Log;
 use crate::store::record::IdentityRecord;
-use crate::types::Ino;
+use crate::types::{BaseMark, Ino};
 
 const RESERVE: u64 = 1 << 16;
 
@@ -24,6 +24,8 @@ pub struct Identities {
     reserved: u64,
     /// Number of records that survive a power cut.
     synced: u64,
+    /// What the base is known by.
+    mark: Option<BaseMark>,
 }
 
 impl Identities {
@@ -37,6 +39,7 @@ impl Identities {
             next: Ino::OWN_RANGE.0,
             reserved: Ino::OWN_RANGE.0,
             synced: 0,
+            mark: None,
         };
         for record in records {
             new.note(record);
@@ -53,7 +56,36 @@ impl Identities {
                 self.named.insert((dev, host), ino);
             }
             IdentityRecord::Synced => {}
+            IdentityRecord::Root(mark) => self.mark = Some(mark),
         }
+    }
+
+    /// What the base is known by, as recorded.
+    pub fn mark(&self) -> Option<BaseMark> {
+        self.mark
+    }
+
+    /// Records what the base is known by from now on.
+    ///
+    /// # Errors
+    /// When it cannot be recorded.
+    pub fn set_mark(&mut self, mark: BaseMark) -> Result<()> {
+        if self.mark == Some(mark) {
+            return Ok(());
+        }
+        self.append(IdentityRecord::Root(mark))?;
+        self.sync()
+    }
+
+    /// Gives a node of the base a number of our own, because another node has the host's in this store: the host gave a
+    /// number that it had given before.
+    ///
+    /// # Errors
+    /// When it cannot be recorded.
+    pub fn renumber(&mut self, dev: u64, host: u64) -> Result<Ino> {
+        let ino = self.fresh()?;
+        self.append(IdentityRecord::Named { dev: self.device(dev), host, ino })?;
+        Ok(ino)
     }
 
     /// The number of a base node; recorded first if it is not the host's own.

@@ -51,7 +51,7 @@ use crate::store::record::{HeadRecord, Header, HoldsRecord, IdentityRecord, Laye
 use crate::store::reserve::Reserve;
 use crate::store::sums::Sums;
 use crate::sys::clock;
-use crate::types::{Epoch, LayerId};
+use crate::types::{BaseMark, Epoch, LayerId};
 
 const HOLDS: &str = "holds";
 const IDENTITIES: &str = "identities";
@@ -68,6 +68,8 @@ Do not edit it. 'jailfs log --store DIR' lists what is in it.\n";
 pub struct StoreOptions {
     /// Nothing is synced: a power cut may lose the store. For throw-away sandboxes.
     pub volatile: bool,
+    /// The base may be another directory than the one that the store was made for.
+    pub other_base: bool,
 }
 
 /// Which directory a store is for.
@@ -85,6 +87,7 @@ pub struct Store {
     tmp: StoreDir,
     base: BaseRecord,
     durable: bool,
+    takes_other_base: bool,
     trust: Trust,
     state: Mutex<State>,
     identities: Mutex<Identities>,
@@ -118,6 +121,21 @@ pub fn base_of(path: &Path) -> Result<BaseRecord> {
         .map_err(|e| e.kind(Kind::NoStore).hint("'jailfs mount BASE MNT' makes a store"))?;
     check_format(&dir)?;
     read_base(&dir)
+}
+
+/// By what the store at `path` knows its base, if it does. Somebody may be writing to it.
+///
+/// # Errors
+/// As [`base_of`], or damage.
+pub fn mark_of(path: &Path) -> Result<Option<BaseMark>> {
+    let dir = StoreDir::open(path)?;
+    check_format(&dir)?;
+    let bytes = dir.read(IDENTITIES)?.unwrap_or_default();
+    let records = log::read_torn::<IdentityRecord>(&bytes, &dir.show(IDENTITIES))?.contents.records;
+    Ok(records.into_iter().rev().find_map(|(record, _)| match record {
+        IdentityRecord::Root(mark) => Some(mark),
+        IdentityRecord::Reserved(_) | IdentityRecord::Named { .. } | IdentityRecord::Synced => None,
+    }))
 }
 
 fn check_format(dir: &StoreDir) -> Result<()> {
@@ -303,6 +321,7 @@ impl Store {
             tmp: dir.make_dir("tmp")?,
             base,
             durable: !options.volatile,
+            takes_other_base: options.other_base,
             trust,
             state: Mutex::new(State {
                 catalog,
@@ -336,6 +355,22 @@ impl Store {
     /// The base that it is for.
     pub fn base(&self) -> &BaseRecord {
         &self.base
+    }
+
+    /// Says that the base is at another path now.
+    ///
+    /// # Errors
+    /// As the calls it is made of; the path then stays.
+    pub fn set_base(&mut self, path: &[u8]) -> Result<()> {
+        let base = BaseRecord { path: path.to_owned() };
+        self.dir.publish("base", &framed(&base, "base")?, self.durable)?;
+        self.base = base;
+        Ok(())
+    }
+
+    /// Whether the base may be another directory than the one that the store was made for.
+    pub fn takes_other_base(&self) -> bool {
+        self.takes_other_base
     }
 
     /// Whether syncs are done.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath};
+use crate::types::{BaseMark, ByteRange, Epoch, FileKind, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath};
 
 /// The attributes of a node that `stat` shows, besides number and size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -368,7 +368,7 @@ pub enum IdentityRecord {
     Reserved(Ino),
     /// A node of the base has this number, not that of the host.
     Named {
-        /// `st_dev`; 0 stands for the device of the base's root, whose number may change at a reboot.
+        /// The device; 0 stands for that of the base's root, whose number may change at a reboot.
         dev: u64,
         /// `st_ino`.
         host: u64,
@@ -377,4 +377,6 @@ pub enum IdentityRecord {
     },
     /// Everything before this is about to be synced.
     Synced,
+    /// The base is this directory from here on.
+    Root(BaseMark),
 }

@@ -11,7 +11,7 @@ use nix::fcntl::{FallocateFlags, OFlag, fallocate, openat};
 use nix::sys::stat::Mode;
 use nix::unistd::{Whence, lseek};
 
-use crate::types::{ByteRange, Name};
+use crate::types::{ByteRange, Name, Timestamp};
 
 /// Opens `name` in the directory `dir`, never through a symlink and never kept over exec (openat(2)).
 ///
@@ -174,16 +174,34 @@ pub fn rename<From: AsFd, To: AsFd>(
 /// The id of the mount that `fd` was opened through (statx(2) STATX_MNT_ID, Linux 5.8); `None` where the kernel does
 /// not say. Asks the kernel only, never the server of a network filesystem.
 pub fn mount_id<Fd: AsFd>(fd: Fd) -> Option<u64> {
+    statx(fd, libc::STATX_MNT_ID).map(|answer| answer.stx_mnt_id)
+}
+
+/// The same, but an id that no later mount gets before the next boot (STATX_MNT_ID_UNIQUE, Linux 6.8).
+pub fn unique_mount_id<Fd: AsFd>(fd: Fd) -> Option<u64> {
+    /// Not in the crate libc for all targets; from linux/stat.h.
+    const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
+    statx(fd, STATX_MNT_ID_UNIQUE).map(|answer| answer.stx_mnt_id)
+}
+
+/// When a node was made (statx(2) STATX_BTIME), where the filesystem says so.
+pub fn birth<Fd: AsFd>(fd: Fd) -> Option<Timestamp> {
+    let born = statx(fd, libc::STATX_BTIME)?.stx_btime;
+    Some(Timestamp { secs: born.tv_sec, nanos: born.tv_nsec })
+}
+
+/// What the kernel knows of a file, if it knows all that is asked for.
+fn statx<Fd: AsFd>(fd: Fd, mask: u32) -> Option<libc::statx> {
     let mut answer = std::mem::MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: statx(2) fills the structure, which all zeros are a valid value of; the empty path ends with NUL.
     let answer = unsafe {
         let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
         let fd = fd.as_fd().as_raw_fd();
-        let result = libc::statx(fd, c"".as_ptr(), flags, libc::STATX_MNT_ID, answer.as_mut_ptr());
+        let result = libc::statx(fd, c"".as_ptr(), flags, mask, answer.as_mut_ptr());
         Errno::result(result).ok()?;
         answer.assume_init()
     };
-    (answer.stx_mask & libc::STATX_MNT_ID != 0).then_some(answer.stx_mnt_id)
+    (answer.stx_mask & mask == mask).then_some(answer)
 }
 
 fn to_offset(offset: u64) -> io::Result<i64> {

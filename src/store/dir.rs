@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -118,7 +118,8 @@ impl StoreDir {
     /// # Errors
     /// As open(2).
     pub fn scratch(&self) -> Result<File> {
-        tempfile::tempfile_in(&self.path)
+        // By the descriptor: the store may be elsewhere by now.
+        tempfile::tempfile_in(format!("/proc/self/fd/{}", self.fd.as_raw_fd()))
             .attempt(|| format!("create a scratch file in {}", self.path.display()))
     }
 

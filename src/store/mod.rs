@@ -199,14 +199,37 @@ fn take_lock(dir: &StoreDir) -> Result<Flock<File>> {
     let file = dir.file("lock", true)?;
     match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(lock) => Ok(lock),
-        Err((_, nix::errno::Errno::EWOULDBLOCK)) => Err(Error::new(
-            Kind::InUse,
-            format!("lock store '{}'", dir.path().display()),
-            "another jailfs has it open",
-        )
-        .hint("'jailfs status' in its mount says more; 'jailfs umount MNT' ends it")),
+        Err((file, nix::errno::Errno::EWOULDBLOCK)) => {
+            let holder = crate::sys::proc::flock_holder(&file).ok().flatten();
+            let told = holder.map(|pid| format!(" (process {pid})")).unwrap_or_default();
+            Err(Error::new(
+                Kind::InUse,
+                format!("lock store '{}'", dir.path().display()),
+                format!("another jailfs has it open{told}"),
+            )
+            .hint("wait for it to end; if it serves a mount, 'jailfs status' there says more, and 'jailfs umount MNT' ends it"))
+        }
         Err((_, errno)) => Err(std::io::Error::from(errno)).attempt(|| format!("lock {}", dir.show("lock"))),
     }
+}
+
+/// Refuses a directory that others could have written: what is in a store is written into the base by an apply, and shown as
+/// what somebody made in the mount. As ssh does it: it belongs to us or to root, and nobody else may write.
+fn check_private(dir: &StoreDir) -> Result<()> {
+    let attempt = || format!("open store '{}'", dir.path().display());
+    let stat = nix::sys::stat::fstat(dir).map_err(std::io::Error::from).attempt(attempt)?;
+    let us = nix::unistd::geteuid().as_raw();
+    if stat.st_uid != us && stat.st_uid != 0 {
+        let why = format!("it belongs to user {}, and we are user {us}", stat.st_uid);
+        return Err(Error::new(Kind::Failed, attempt(), why)
+            .hint("do it as that user, or give the store to this one with 'chown -R' if you trust what is in it"));
+    }
+    if stat.st_mode & 0o022 != 0 {
+        let path = dir.path().display();
+        return Err(Error::new(Kind::Failed, attempt(), "others can write to it")
+            .hint(format!("if you trust what is in it: chmod 700 '{path}'")));
+    }
+    Ok(())
 }
 
 /// Opens an append-only log and reads what is in it.
@@ -252,6 +275,7 @@ impl Store {
         nix::sys::stat::fchmod(&dir, nix::sys::stat::Mode::S_IRWXU)
             .map_err(std::io::Error::from)
             .attempt(|| format!("create store '{}'", path.display()))?;
+        check_private(&dir)?;
         let foreign = dir.list(|n| {
             (!matches!(n, "." | ".." | "lock" | "daemon.log" | "lost+found")).then(|| n.to_owned())
         })?;
@@ -289,6 +313,7 @@ impl Store {
     pub fn open(path: &Path, root: (u64, u64), options: StoreOptions) -> Result<Store> {
         base_of(path)?;
         let dir = StoreDir::open(path)?;
+        check_private(&dir)?;
         let lock = take_lock(&dir)?;
         Store::open_locked(dir, lock, root, options)
     }

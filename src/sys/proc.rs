@@ -1,6 +1,7 @@
 //! What `/proc` tells about other processes and the machine.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 
 use nix::sys::stat::makedev;
@@ -78,6 +79,26 @@ pub fn boot_id() -> io::Result<[u8; 16]> {
     }
     let text = std::fs::read("/proc/sys/kernel/random/boot_id")?;
     parse_id(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "boot_id is not an id"))
+}
+
+/// The process that holds the flock(2) of a file, as /proc/locks says; none if nobody does, or it is in no namespace of ours.
+///
+/// # Errors
+/// Those of reading it.
+pub fn flock_holder<Fd: AsFd>(file: Fd) -> io::Result<Option<u32>> {
+    let stat = nix::sys::stat::fstat(file)?;
+    let (major, minor) = (nix::sys::stat::major(stat.st_dev), nix::sys::stat::minor(stat.st_dev));
+    let wanted = format!("{major:02x}:{minor:02x}:{}", stat.st_ino);
+    let locks = std::fs::read_to_string("/proc/locks")?;
+    Ok(locks.lines().find_map(|line| holder_in(line, &wanted)))
+}
+
+/// `1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF`; those who wait have an arrow behind the number.
+fn holder_in(line: &str, wanted: &str) -> Option<u32> {
+    let mut words = line.split_ascii_whitespace().skip(1);
+    (words.next()? == "FLOCK").then_some(())?;
+    let pid = words.nth(2)?.parse().ok().filter(|pid| *pid > 0)?;
+    (words.next()? == wanted).then_some(pid)
 }
 
 /// What a thread may do beyond its user.

@@ -1,0 +1,125 @@
+//! A base in another place, or another base in its place.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use crate::harness::{Live, shell};
+use crate::{refused, said, text};
+
+const BASE: &str = "mkdir d; seq 9000 > d/big; echo one > one; seq 5000 > part";
+
+fn worked() -> Live {
+    let mut live = Live::new(BASE);
+    live.applied = true;
+    live.sh("echo x >> part; mv d e");
+    live.checkpoint("first");
+    live.sh("echo unsealed > unsealed");
+    live.umount();
+    live
+}
+
+#[test]
+fn a_base_that_was_moved_is_known_again_by_whoever_names_it() {
+    let live = worked();
+    let place = live.outside().to_owned();
+    shell(&place, "mv base moved");
+    let told = refused(&place, &["--store", "store", "status"], 1);
+    assert!(told.contains("if it was moved") && told.contains("jailfs mount --store"), "{told}");
+    said(&place, &["mount", "moved", "mnt", "--store", "store"]);
+    assert_eq!(shell(&live.mnt, "tail -n1 part; cat unsealed; tail -n1 e/big"), "x\nunsealed\n9000\n");
+    assert!(said(&live.mnt, &["status"]).contains(text(&place.join("moved"))));
+    said(&live.mnt, &["apply"]);
+    said(&place, &["umount", "mnt"]);
+    assert_eq!(shell(&place.join("moved"), "tail -n1 part; ls"), "x\ne\none\npart\nunsealed\n");
+    // From now on it is there.
+    said(&place, &["--store", "store", "log"]);
+}
+
+/// The same with `XDG_STATE_HOME` set.
+fn at_home(home: &Path, dir: &Path, words: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
+    command.args(words).env("XDG_STATE_HOME", home).current_dir(dir).output().unwrap()
+}
+
+#[test]
+fn a_store_in_its_default_place_comes_along_with_its_base() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("home");
+    let stores = || shell(&home.join("jailfs"), "ls");
+    let ok = |at: &str, words: &[&str]| {
+        let output = at_home(&home, &dir.path().join(at), words);
+        assert!(output.status.success(), "{words:?}: {output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    shell(dir.path(), "mkdir home app; echo one > app/one");
+    ok("app", &["run", "--keep", "--", "sh", "-c", "echo two >> one"]);
+    ok("app", &["checkpoint", "mine"]);
+    let first = stores();
+    shell(dir.path(), "mv app app2");
+    assert!(ok("app2", &["log"]).contains("mine"), "a command finds it");
+    assert!(ok("app2", &["diff"]).is_empty());
+    let second = stores();
+    assert!(first != second && second.lines().count() == 1, "{first} {second}");
+    shell(dir.path(), "mkdir sub; mv app2 sub/app3");
+    ok("sub/app3", &["run", "--apply", "--", "sh", "-c", "cat one; echo three >> one"]);
+    assert_eq!(shell(dir.path(), "cat sub/app3/one"), "one\ntwo\nthree\n", "and so does a run");
+    assert_eq!(stores().lines().count(), 1);
+    // A copy is another base, with a store of its own.
+    shell(dir.path(), "cp -a sub/app3 copy");
+    ok("copy", &["run", "--keep", "--", "true"]);
+    assert_eq!(stores().lines().count(), 2);
+    assert!(!ok("copy", &["log"]).contains("mine") && ok("sub/app3", &["log"]).contains("mine"));
+}
+
+#[test]
+fn another_directory_at_the_path_of_the_base_is_not_taken_for_it() {
+    let mut live = worked();
+    let place = live.outside().to_owned();
+    shell(&place, "mv base former; cp -a former base; echo other > base/other; rm base/one");
+    for words in [
+        &["--store", "store", "status"][..],
+        &["--store", "store", "apply"],
+        &["mount", "base", "mnt", "--store", "store"],
+    ] {
+        let told = refused(&place, words, 3);
+        assert!(told.contains("it is another directory"), "{told}");
+        assert!(told.contains("put that one back") && told.contains("--other-base"), "{told}");
+    }
+    assert_eq!(shell(&place, "cat base/other; tail -n1 base/part"), "other\n5000\n");
+    // The changes can be looked at over it. What was copied whole is there; bytes that were left in the former one are not.
+    said(&place, &["mount", "base", "mnt", "--other-base", "--store", "store"]);
+    assert_eq!(shell(&live.mnt, "cat unsealed; cat other; tail -n1 e/big; ls"), "unsealed\nother\n9000\ne\nother\npart\nunsealed\n");
+    assert!(std::fs::read(live.mnt.join("part")).is_err(), "its beginning is that of another file");
+    let status = said(&live.mnt, &["status"]);
+    assert!(status.contains("part"), "{status}");
+    let told = refused(&live.mnt, &["apply"], 3);
+    assert!(told.contains("part") || status.contains("part"), "{told}");
+    said(&place, &["umount", "mnt"]);
+    // Said once, it is the base.
+    live.mount();
+    live.umount();
+    // And the former one is not any more.
+    shell(&place, "mv base copy; mv former base");
+    refused(&place, &["mount", "base", "mnt", "--store", "store"], 3);
+}
+
+#[test]
+fn a_store_without_changes_takes_the_base_that_it_finds() {
+    let mut live = Live::new(BASE);
+    live.applied = true;
+    live.sh("echo x > new");
+    live.jailfs(&["discard"]);
+    live.umount();
+    shell(live.outside(), "mv base former; mkdir base; echo fresh > base/fresh");
+    live.mount();
+    assert_eq!(live.sh("ls; cat fresh"), "fresh\nfresh\n");
+}
+
+#[test]
+fn a_store_is_not_for_another_base() {
+    let live = worked();
+    shell(live.outside(), "mkdir another");
+    let told = refused(live.outside(), &["mount", "another", "mnt", "--store", "store"], 1);
+    assert!(told.contains("it belongs to the base") && told.contains(text(&live.base)), "{told}");
+    assert!(told.contains("hint: ") && told.contains("--other-base"), "{told}");
+}

@@ -1,0 +1,192 @@
+//! A store in another place.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use jailfs::sandbox::Sandbox;
+
+use crate::harness::{Live, assert_same, shell, snapshot};
+use crate::states::{check, states};
+use crate::{jailfs, refused, said, text};
+
+const BASE: &str = "mkdir d; seq 9000 > d/big; echo one > one; ln one two; ln -s one link; setfattr -n user.k -v v one";
+
+/// Content of every kind that a pool can hold: holes, blocks that were given back, large and small.
+fn worked() -> Live {
+    let mut live = Live::new(BASE);
+    live.sh("echo x >> d/big; truncate -s 3M sparse; seq 100 | dd of=sparse bs=1k seek=2000 conv=notrunc status=none");
+    live.sh("head -c 300000 /dev/urandom > gone; head -c 70000 /dev/urandom > kept; mkdir -p a/b; mv one a/b/");
+    live.checkpoint("first");
+    live.sh("rm gone; head -c 5000 /dev/zero > zeros; echo y >> two; chmod 600 kept");
+    live.checkpoint("second");
+    live.sh("echo unsealed > unsealed");
+    live.umount();
+    // So that there are checksums and an index.
+    Sandbox::open(&live.store).unwrap().tidy().unwrap();
+    live
+}
+
+#[test]
+fn a_store_opens_wherever_it_was_copied_to_and_however() {
+    let live = worked();
+    let before = states(&live.store);
+    let place = live.outside().to_owned();
+    for (at, copy) in [
+        ("cp", "cp -a store cp"),
+        ("rsync", "rsync -a store/ rsync"),
+        ("rsync-sparse", "rsync -aS store/ rsync-sparse"),
+        ("tar", "mkdir tar; tar cf - -C store . | tar xf - -C tar"),
+        // Every hole is filled with zeros.
+        ("full", "cp -a --sparse=never store full"),
+        ("moved", "cp -a store other; mv other moved"),
+    ] {
+        shell(&place, copy);
+        let copied = place.join(at);
+        check(&copied, at);
+        assert_eq!(states(&copied), before, "{at}");
+        check(&copied, &format!("{at}, opened"));
+        // And is worked with.
+        said(&place, &["--store", at, "checkpoint", "third"]);
+        said(&place, &["--store", at, "restore", "first"]);
+        said(&place, &["--store", at, "gc", "--operations", "0"]);
+        check(&copied, &format!("{at}, worked with"));
+        assert_eq!(states(&copied)["@"], before["1"], "{at}: restored");
+    }
+    assert_eq!(states(&live.store), before, "the first one knows nothing of it");
+}
+
+#[test]
+fn two_copies_of_a_store_do_not_fight() {
+    let mut live = worked();
+    let place = live.outside().to_owned();
+    shell(&place, "cp -a store copy; mkdir other");
+    live.mount();
+    said(&place, &["mount", text(&live.base), "other", "--store", "copy"]);
+    let other = place.join("other");
+    assert_same(&live.snapshot(), &snapshot(&other, false), "the copy");
+    live.sh("echo mine > mine; echo mine >> one-more");
+    shell(&other, "echo theirs > theirs; echo theirs >> one-more; rm -r d");
+    assert!(!live.exists("theirs") && live.exists("d/big") && live.read("one-more") == "mine\n");
+    // Each applies; the second one is told what the first one did.
+    live.applied = true;
+    live.jailfs(&["apply"]);
+    let told = refused(&other, &["apply"], 3);
+    assert!(told.contains("one-more"), "{told}");
+    assert_eq!(std::fs::read_to_string(live.base.join("one-more")).unwrap(), "mine\n");
+    said(&other, &["restore", "second"]);
+    said(&place, &["umount", "other"]);
+}
+
+#[test]
+fn a_store_that_is_moved_while_it_is_mounted_stays_whole() {
+    let mut live = worked();
+    live.mount();
+    let place = live.outside().to_owned();
+    let mut holder = live.puppet("");
+    holder.run("f = open('kept', 'r+b')");
+    shell(&place, "mv store elsewhere");
+    live.sh("echo late > late");
+    // One that is cut off by a restore writes to a scratch file of the store.
+    said(&place, &["--store", "elsewhere", "restore", "first"]);
+    holder.run("f.write(b'mine'); f.flush()");
+    holder.gives("f.seek(0) or f.read(4)", "b'mine'");
+    holder.end();
+    said(&place, &["--store", "elsewhere", "op", "restore", "3"]);
+    said(&place, &["--store", "elsewhere", "checkpoint", "late"]);
+    shell(&place, "mv elsewhere store");
+    live.remount();
+    assert!(live.jailfs(&["log"]).contains("late"));
+}
+
+#[test]
+fn a_second_mount_of_a_head_is_refused_with_who_holds_it() {
+    let live = Live::new("echo x > f");
+    let place = live.outside().to_owned();
+    std::fs::create_dir(place.join("other")).unwrap();
+    let told = refused(&place, &["mount", text(&live.base), "other", "--store", "store"], 11);
+    let pid = live.json(&["status"])[0]["pid"].to_string();
+    for part in [text(&live.mnt), &format!("process {pid}"), "jailfs umount", "--store DIR"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+}
+
+#[test]
+fn commands_on_an_unmounted_store_work_and_lock_it() {
+    let live = worked();
+    let place = live.outside().to_owned();
+    for words in [&["status"][..], &["log"], &["op", "log"], &["check", "--read-data"]] {
+        said(&place, &[&["--store", "store"], words].concat());
+    }
+    let held = Sandbox::open(&live.store).unwrap();
+    for words in [&["status"][..], &["checkpoint"], &["restore", "first"], &["gc"], &["apply"], &["check", "--repair"]] {
+        let told = refused(&place, &[&["--store", "store"], words].concat(), 11);
+        assert!(told.contains("another jailfs has it open") && told.contains("hint: "), "{words:?}: {told}");
+        // Who that is.
+        assert!(told.contains(&format!("process {}", std::process::id())), "{words:?}: {told}");
+    }
+    drop(held);
+    said(&place, &["--store", "store", "status"]);
+}
+
+#[test]
+fn a_lock_that_a_killed_daemon_left_holds_nobody_up() {
+    let mut live = Live::new("echo x > f");
+    live.sh("echo y >> f");
+    live.kill_and_mount();
+    assert_eq!(live.read("f"), "x\ny\n");
+    live.umount();
+    assert!(live.store.join("lock").exists());
+    // Neither do what it says nor the socket of a process that is gone.
+    std::fs::write(live.store.join("lock"), "999999999\n").unwrap();
+    std::os::unix::net::UnixListener::bind(live.store.join("control")).map(drop).unwrap();
+    said(live.outside(), &["--store", "store", "status"]);
+}
+
+/// A store of somebody else, or one that others can write, is not believed: what it says is written into the base by `apply`.
+#[test]
+fn a_store_that_others_can_write_is_refused() {
+    let live = worked();
+    let place = live.outside().to_owned();
+    let words = ["--store", "store", "status"];
+    for mode in ["770", "707", "777", "720", "702"] {
+        shell(&place, &format!("chmod {mode} store"));
+        let told = refused(&place, &words, 1);
+        assert!(told.contains("others can write") && told.contains("chmod 700"), "{mode}: {told}");
+    }
+    for mode in ["700", "750", "755"] {
+        shell(&place, &format!("chmod {mode} store"));
+        said(&place, &words);
+    }
+    shell(&place, "chmod 700 store; chown 4242 store");
+    let told = refused(&place, &words, 1);
+    assert!(told.contains("user 4242") && told.contains("hint: "), "{told}");
+    shell(&place, "chown 0 store");
+    assert_eq!(std::fs::metadata(&live.store).unwrap().uid(), 0);
+    said(&place, &words);
+}
+
+/// The hint says what to do with what a newer jailfs wrote.
+#[test]
+fn a_newer_format_is_refused_with_what_to_do() {
+    let live = worked();
+    let place = live.outside().to_owned();
+    let format = live.store.join("format");
+    let known = std::fs::read_to_string(&format).unwrap();
+    let number: u32 = known.trim().rsplit(' ').next().unwrap().parse().unwrap();
+    std::fs::write(&format, format!("jailfs-store {}\n", number + 1)).unwrap();
+    let mount = ["mount", text(&live.base), "mnt", "--store", "store"];
+    for words in [&["--store", "store", "status"][..], &["--store", "store", "check"], &mount] {
+        let told = refused(&place, words, 1);
+        assert!(told.contains(&format!("format {}", number + 1)) && told.contains(&format!("knows format {number}")), "{told}");
+        assert!(told.contains("hint: use the newer jailfs"), "{told}");
+    }
+    // And nothing was touched.
+    std::fs::write(&format, known).unwrap();
+    check(&live.store, "refused");
+    // What is no format at all is damage.
+    std::fs::write(&format, "something else\n").unwrap();
+    refused(&place, &["--store", "store", "status"], 4);
+    std::fs::remove_file(&format).unwrap();
+    refused(&place, &["--store", "store", "status"], 10);
+    assert!(jailfs(Path::new("/"), &["--store", "/nonexistent", "status"]).status.code() == Some(10));
+}

@@ -73,8 +73,11 @@ impl Fs {
     /// # Errors
     /// ENOENT for an id that was never given out, or what the base answers.
     pub fn getattr(&self, id: NodeId) -> FsResult<Attr> {
-        let core = self.core();
+        let mut core = self.core();
         let target = core.target(id)?;
+        if let Target::Base(_, _, node) = &target {
+            core.note_told(id, node);
+        }
         core.attr_of(id, &target)
     }
 

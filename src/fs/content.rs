@@ -105,8 +105,9 @@ impl Fs {
     /// # Errors
     /// EISDIR, EINVAL, or what the base answers.
     pub fn read(&self, id: NodeId, offset: u64, len: u64) -> FsResult<ReadPlan> {
-        let core = self.core();
+        let mut core = self.core();
         let target = core.target(id)?;
+        core.check_told(id, &target)?;
         let pieces = core.plan_of(&target, ByteRange::at(offset, len))?;
         Ok(ReadPlan::new(pieces, Arc::clone(&core.lower)))
     }
@@ -128,6 +129,8 @@ impl Fs {
             return Err(FsError::FileTooBig);
         }
         let mut core = self.core();
+        let target = core.target(id)?;
+        core.check_told(id, &target)?;
         core.change_file(&self.store, id, kill, |core, store, file| {
             core.stage_write(store, file, offset, bytes)
         })

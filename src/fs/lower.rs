@@ -254,7 +254,10 @@ impl Lower {
         if in_base {
             let entries = match self.base.list(path) {
                 Ok(entries) => entries,
-                Err(FsError::NotFound | FsError::NotADirectory) => Vec::new(),
+                Err(FsError::NotFound | FsError::NotADirectory) => {
+                    self.note(path, "the directory is gone from the base, with what the tree does not cover of it");
+                    Vec::new()
+                }
                 Err(error) => {
                     self.problem(path, &error);
                     return Err(error);
@@ -451,10 +454,13 @@ impl Lower {
     /// [`FsError::Drift`], else what the host answers.
     fn open_covered(&self, origin: &Origin) -> FsResult<Arc<File>> {
         let file = match self.open(&origin.path, &origin.print) {
-            Err(FsError::NotFound | FsError::NotADirectory) => return Err(self.drift(&origin.path)),
+            // Nothing, or no file any more.
+            Err(FsError::NotFound | FsError::NotADirectory | FsError::IsADirectory | FsError::Invalid) => {
+                return Err(self.drift(&origin.path));
+            }
             other => other?,
         };
-        if fits(&origin.print, &Fingerprint::of(&file)?) { Ok(file) } else { Err(self.drift(&origin.path)) }
+        if self.is_as(&origin.print, &Fingerprint::of(&file)?) { Ok(file) } else { Err(self.drift(&origin.path)) }
     }
 
     /// Opens a file of the base, or finds it open and as `print` says: an open file can have been replaced at its path, or
@@ -465,13 +471,19 @@ impl Lower {
     pub fn open(&self, path: &TreePath, print: &Fingerprint) -> FsResult<Arc<File>> {
         let mut files = self.files.lock();
         if let Some(file) = files.get(path)
-            && fits(print, &Fingerprint::of(&file)?)
+            && self.is_as(print, &Fingerprint::of(&file)?)
         {
             return Ok(file);
         }
         let file = Arc::new(self.base.open_file(path).inspect_err(|error| self.problem(path, error))?);
         files.put(path.clone(), Arc::clone(&file));
         Ok(file)
+    }
+
+    /// Whether a file of the base is as its print says. Where the filesystem gives out numbers anew, they are not held against it.
+    pub fn is_as(&self, expected: &Fingerprint, found: &Fingerprint) -> bool {
+        let same_number = Fingerprint { ino: found.ino, ..*expected };
+        fits(expected, found) || (!self.base.keeps_numbers() && fits(&same_number, found))
     }
 
     /// Notes that the base changed behind our back.
@@ -482,9 +494,14 @@ impl Lower {
     }
 
     fn problem(&self, path: &TreePath, error: &FsError) {
+        self.note(path, &error.to_string());
+    }
+
+    /// Notes something for `status`.
+    pub(super) fn note(&self, path: &TreePath, what: &str) {
         let mut problems = self.problems.lock();
         if problems.len() < PROBLEMS {
-            problems.insert(path.clone(), error.to_string());
+            problems.insert(path.clone(), what.to_owned());
         }
     }
 

@@ -23,6 +23,7 @@ mod state;
 mod switch;
 
 mod table;
+mod told;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fs::File;
@@ -143,6 +144,7 @@ pub(crate) struct Core {
     refused: VecDeque<Refusal>,
     refused_count: u64,
     room: room::Room,
+    outdated: told::Outdated,
 }
 
 /// Makes room on a full disk; gives the number of bytes. Called without any lock.
@@ -181,6 +183,7 @@ impl Fs {
             refused: VecDeque::new(),
             refused_count: 0,
             room: room::Room::default(),
+            outdated: told::Outdated::default(),
         };
         Fs {
             store,
@@ -440,6 +443,9 @@ impl Core {
         edits.insert(0, Edit::Put { ino, node: Box::new(record) });
         edits.extend(extents.into_iter().map(|(range, source)| Edit::Map { ino, range, to: Some(source) }));
         self.commit(edits)?;
+        if let Some(held) = self.table.id_of(ino).and_then(|id| self.table.get_mut(id)) {
+            held.told = None;
+        }
         Ok(ino)
     }
 
@@ -482,11 +488,14 @@ impl Core {
     /// Hands out what a name in a directory stands for.
     pub(crate) fn hand_out(&mut self, dir: NodeId, found: Found) -> FsResult<Entry> {
         let attr = self.attr(&found).ok_or(FsError::NotFound)?;
-        let base = match found {
-            Found::Base(_, path, _) => Some(path),
-            Found::Covered(..) | Found::Nothing(_) => None,
+        let (base, node) = match found {
+            Found::Base(_, path, node) => (Some(path), Some(node)),
+            Found::Covered(..) | Found::Nothing(_) => (None, None),
         };
         let entry = Entry { id: self.table.hold(attr.ino, base), attr };
+        if let Some(node) = node {
+            self.note_told(entry.id, &node);
+        }
         self.note_handed(dir, attr.ino, attr.kind);
         Ok(entry)
     }

@@ -155,6 +155,7 @@ impl Core {
     }
 
     fn switch_to(&mut self, next: Switch) -> FsResult<Switched> {
+        self.table.forget_told();
         let before = self.state.clone();
         let after = next.state;
         let diff = before.tree.diff(&after.tree);

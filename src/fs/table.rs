@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 
+use crate::fs::told::Told;
 use crate::types::{Ino, NodeId, TreePath};
 
 /// A node that the kernel holds.
@@ -22,6 +23,15 @@ pub struct Held {
     pub within: Option<NodeId>,
     /// Its number is handed out under another id from now on. Only links are: see `fs/jailed.rs`.
     pub retired: bool,
+    /// What the kernel was told of it while only the base had it: see `fs/told.rs`.
+    pub told: Option<Told>,
+}
+
+impl Held {
+    /// A live node that was handed out once.
+    fn new(ino: Ino, base: Option<TreePath>) -> Held {
+        Held { ino, nlookup: 1, place: Place::Live { base }, within: None, retired: false, told: None }
+    }
 }
 
 /// Where a held node is.
@@ -49,16 +59,23 @@ impl NodeTable {
     /// The table of a new mount: the root is always held.
     pub fn new() -> NodeTable {
         let mut table = NodeTable { next: NodeId::RENUMBERED.0, ..NodeTable::default() };
-        let place = Place::Live { base: Some(TreePath::root()) };
-        table
-            .held
-            .insert(NodeId::ROOT, Held { ino: Ino::ROOT, nlookup: 1, place, within: None, retired: false });
+        table.held.insert(NodeId::ROOT, Held::new(Ino::ROOT, Some(TreePath::root())));
         table
     }
 
     /// The held node with this id.
     pub fn get(&self, id: NodeId) -> Option<&Held> {
         self.held.get(&id)
+    }
+
+    /// The same, to be changed.
+    pub(super) fn get_mut(&mut self, id: NodeId) -> Option<&mut Held> {
+        self.held.get_mut(&id)
+    }
+
+    /// Forgets what the kernel was told of files of the base: the state is another now.
+    pub(super) fn forget_told(&mut self) {
+        self.held.values_mut().for_each(|held| held.told = None);
     }
 
     /// The id under which a live node is held; none if the kernel does not hold it.
@@ -80,8 +97,7 @@ impl NodeTable {
             return id;
         }
         let id = self.unused_id(ino);
-        self.held
-            .insert(id, Held { ino, nlookup: 1, place: Place::Live { base }, within: None, retired: false });
+        self.held.insert(id, Held::new(ino, base));
         id
     }
 

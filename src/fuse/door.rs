@@ -68,6 +68,7 @@ pub(super) struct Door {
 impl Door {
     /// The door of a filesystem; `store_path` is what `user.jailfs.store` tells.
     pub(super) fn new(fs: Arc<Fs>, store_path: &Path, writeback: bool) -> Door {
+        fs.kernel_remembers();
         Door {
             fs,
             store_path: store_path.as_os_str().as_bytes().to_vec(),
@@ -106,6 +107,18 @@ impl Door {
     fn asked<'a>(&self, op: Op, request: &Request, node: INodeNo, name: Option<&'a OsStr>) -> Asked<'a> {
         self.counters.count(op);
         Asked { op, node: node.0, pid: request.pid(), name }
+    }
+
+    /// Makes the kernel forget files of the base that somebody changed. Not in a worker for reads: it waits for the pages that
+    /// are being read.
+    fn forget_outdated(&self) {
+        for id in self.fs.outdated() {
+            let (fs, channel) = (Arc::clone(&self.fs), Arc::clone(&self.channel));
+            self.settling.run(move || {
+                channel.forget_content(id);
+                fs.is_forgotten(id);
+            });
+        }
     }
 
     fn sync(&self, asked: Asked<'static>, reply: ReplyEmpty) {
@@ -170,6 +183,7 @@ impl Filesystem for Door {
             Err(FsError::NotFound) => reply.entry(&FOREVER, &no_entry(), Generation(0)),
             result => asked.answer_entry(result, reply),
         }
+        self.forget_outdated();
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
@@ -181,6 +195,7 @@ impl Filesystem for Door {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Getattr, request, ino, None);
         asked.answer_attr(self.fs.getattr(node(ino)), reply);
+        self.forget_outdated();
     }
 
     fn setattr(
@@ -356,7 +371,10 @@ impl Filesystem for Door {
         // Never more than we said the kernel may ask for: the answer is made in memory.
         let plan = match self.fs.read(node(ino), offset, size.min(handshake::MAX_REQUEST).into()) {
             Ok(plan) => plan,
-            Err(error) => return reply.error(asked.refuse(&error)),
+            Err(error) => {
+                reply.error(asked.refuse(&error));
+                return self.forget_outdated();
+            }
         };
         match plan.read(true) {
             Ok(Some(bytes)) => reply.data(&bytes),
@@ -393,7 +411,10 @@ impl Filesystem for Door {
                 }
                 reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX));
             }
-            Err(error) => reply.error(asked.refuse(&error)),
+            Err(error) => {
+                reply.error(asked.refuse(&error));
+                self.forget_outdated();
+            }
         }
     }
 

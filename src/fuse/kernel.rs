@@ -59,6 +59,15 @@ impl Channel {
         }
     }
 
+    /// Makes the kernel forget the attributes of a file and all that it has of its content.
+    pub(super) fn forget_content(&self, id: NodeId) {
+        if let Some(line) = self.line()
+            && let Err(error) = line.forget_listing(id)
+        {
+            log::debug!("forget node {}: {error}", id.0);
+        }
+    }
+
     fn line(&self) -> Option<Arc<Line>> {
         self.0.lock().clone()
     }

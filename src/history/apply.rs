@@ -30,10 +30,10 @@ use crate::history::{Showing, Target, Timeline, close};
 use crate::store::Store;
 use crate::store::layer::{LayerContents, Upper};
 use crate::store::record::{
-    Body, Dentry, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Source,
+    Body, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Source,
 };
 use crate::tree::Tree;
-use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, Timestamp, TreePath};
+use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, TreePath};
 
 /// Bytes copied at once.
 pub(super) const STEP: u64 = 1 << 20;
@@ -147,51 +147,6 @@ impl Timeline {
             self.log(OpVerb::UndoApply, format!("{} paths", plan.changes.len()), sealed)?;
         }
         Ok(plan)
-    }
-
-    /// Paths at which the base is not as the tree knows it.
-    fn conflicts(&self, to: &State, changes: &[PathChange]) -> FsResult<Vec<(TreePath, String)>> {
-        let since = self.epoch_began(to.lower.epoch());
-        let mut conflicts = Vec::new();
-        for change in changes {
-            let found = match self.base().stat(&change.path) {
-                Ok(stat) => Some(stat),
-                Err(FsError::NotFound | FsError::NotADirectory) => None,
-                Err(error) => return Err(error),
-            };
-            let expected = expectation(to, &change.path)?;
-            let is_dir = found.as_ref().is_some_and(|s| s.kind == FileKind::Dir);
-            let why = match (&expected, &found) {
-                (Expected::Nothing, None) | (Expected::Unknown, None) => None,
-                (Expected::Nothing, Some(_)) => Some("somebody else made it in the base"),
-                (Expected::Print(_), None) => Some("somebody else removed it from the base"),
-                // Names in a directory come and go; it is enough that it is the same one, unless it is to go.
-                (Expected::Print(print), Some(stat)) if is_dir && change.what != What::Deleted => {
-                    (print.ino != stat.ino).then_some("somebody else replaced it in the base")
-                }
-                (Expected::Print(print), Some(stat)) => (!lower::fits(print, &stat.fingerprint()))
-                    .then_some("somebody else changed it in the base"),
-                (Expected::Unknown, Some(stat)) => {
-                    (!is_dir && stat.ctime > since).then_some("somebody else changed it in the base")
-                }
-            };
-            conflicts.extend(why.map(|why| (change.path.clone(), why.to_owned())));
-        }
-        Ok(conflicts)
-    }
-
-    /// When the base came to be as an epoch shows it.
-    fn epoch_began(&self, epoch: Epoch) -> Timestamp {
-        let began = |info: &crate::store::layer::LayerInfo| match (&info.seal, info.header.kind) {
-            (Some(seal), LayerKind::PreImage) => seal.time,
-            _ => info.header.time,
-        };
-        let all = self.store().catalog();
-        // Every later apply changed the base as well, so the last one counts.
-        let applied =
-            all.iter().filter(|l| l.header.kind == LayerKind::PreImage && l.seal.is_some()).map(began).max();
-        let first = all.iter().filter(|l| l.header.epoch == epoch).map(began).min();
-        applied.into_iter().chain(first).max().unwrap_or_default()
     }
 
     /// Makes the base look as the plan says. Gives the epoch that this begins.
@@ -366,32 +321,6 @@ pub(super) fn found<T>(result: FsResult<T>) -> FsResult<Option<T>> {
         Err(FsError::NotFound | FsError::NotADirectory) => Ok(None),
         Err(error) => Err(error),
     }
-}
-
-/// What the tree expects of the base at a path.
-enum Expected {
-    /// No such name.
-    Nothing,
-    /// A node that looks like this.
-    Print(Fingerprint),
-    /// The tree never looked at it.
-    Unknown,
-}
-
-fn expectation(to: &State, path: &TreePath) -> FsResult<Expected> {
-    if let Some(left) = to.lower.left_since(path) {
-        return Ok(left.map_or(Expected::Nothing, Expected::Print));
-    }
-    let Some((dir, name)) = path.split() else { return Ok(Expected::Unknown) };
-    // Names are hidden in the directory that covers the directory of the base, wherever it stands in the tree now.
-    let Some((ino, _)) = to.lower.lookup(&dir)? else { return Ok(Expected::Nothing) };
-    let covers =
-        matches!(to.tree.node(ino).map(|n| &n.body), Some(Body::Dir { base: Some(base) }) if *base == dir);
-    Ok(match to.tree.dentry(ino, &name).filter(|_| covers) {
-        Some(Dentry::Child { hides: Some(print), .. } | Dentry::Whiteout(print)) => Expected::Print(**print),
-        Some(Dentry::Child { hides: None, .. }) => Expected::Nothing,
-        None => Expected::Unknown,
-    })
 }
 
 /// The changes at or below some paths, and the new directories that they need.

@@ -11,6 +11,7 @@
 
 pub mod apply;
 pub mod check;
+mod conflict;
 pub mod diff;
 pub mod gc;
 mod home;

@@ -7,6 +7,7 @@ mod home;
 mod upkeep;
 pub mod verbs;
 
+use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -264,6 +265,13 @@ impl Sandbox {
         match self.fs().state().lower.base().mounts_inside() {
             Ok(mounts) => problems.extend(mounts.into_iter().map(|path| (path, MOUNTED_UPON.to_owned()))),
             Err(error) => problems.push((TreePath::root(), format!("its mounts cannot be listed: {error}"))),
+        }
+        match self.timeline.changed_in_base(PROBLEMS) {
+            Ok(changed) => {
+                let known: BTreeSet<TreePath> = problems.iter().map(|(path, _)| path.clone()).collect();
+                problems.extend(changed.into_iter().filter(|(path, _)| !known.contains(path)));
+            }
+            Err(error) => problems.push((TreePath::root(), error.to_string())),
         }
         problems.truncate(PROBLEMS);
         problems

@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::harness::{Live, shell};
 
 /// Mounts below a base, taken away at the end, whatever happens.
-struct Below(PathBuf);
+pub struct Below(PathBuf);
 
 impl Below {
     fn mount(&self, image: &str, options: &str) {
@@ -31,7 +31,7 @@ impl Drop for Below {
 }
 
 /// A filesystem in a file, made by `make`, mounted as the base of a sandbox; `fill` runs in it.
-fn on_image(make: &str, fill: &str) -> (Live, Below, String) {
+pub fn on_image(make: &str, fill: &str) -> (Live, Below, String) {
     let script = format!("{make}; mount -o loop ../image $PWD; cd $PWD; {fill}");
     let mut live = Live::new(&script);
     live.applied = true;
@@ -40,7 +40,7 @@ fn on_image(make: &str, fill: &str) -> (Live, Below, String) {
     (live, below, image)
 }
 
-const EXT4: &str = "truncate -s 16M ../image; mkfs.ext4 -q ../image";
+pub const EXT4: &str = "truncate -s 16M ../image; mkfs.ext4 -q ../image";
 
 #[test]
 fn a_device_that_is_called_otherwise_after_a_reboot_changes_nothing() {

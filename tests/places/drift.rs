@@ -1,0 +1,221 @@
+//! A base that somebody changes behind our back: it is noticed where it matters, said, and never mixed with what was there.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::device::{EXT4, on_image};
+use crate::harness::{Live, shell};
+use crate::refused;
+
+/// Waits until something holds: the kernel is told from another thread.
+#[track_caller]
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < end, "it does not come: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// All of a file: none if its reader was told that it is another one now.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    match std::fs::read(path) {
+        Ok(bytes) => Some(bytes),
+        Err(error) if error.raw_os_error() == Some(libc::EIO) => None,
+        Err(error) => panic!("{}: {error}", path.display()),
+    }
+}
+
+/// What somebody does to `part` in the base, in which the tree covers a byte.
+const CHANGES: &[(&str, &str)] = &[
+    ("edited in place", "echo more >> part"),
+    ("the same size", "printf X | dd of=part bs=1 seek=9000 conv=notrunc status=none"),
+    ("the same size and time", "touch -r part t; printf X | dd of=part bs=1 seek=9000 conv=notrunc status=none; touch -r t part; rm t"),
+    ("truncated", "truncate -s 5000 part"),
+    ("emptied", ": > part"),
+    ("removed", "rm part"),
+    ("replaced", "seq 9000 > fresh; mv fresh part"),
+    ("a directory", "rm part; mkdir part; echo x > part/x"),
+    ("a link", "rm part; ln -s whole part"),
+    ("a fifo", "rm part; mkfifo part"),
+    ("its directory replaced", "mkdir ../new; cp -a . ../new; cd ..; mv d former; mv new d"),
+];
+
+#[test]
+fn whatever_somebody_does_to_a_covered_file_is_told_and_never_mixed() {
+    for (what, change) in CHANGES {
+        let mut live = Live::new("mkdir d; seq 9000 > d/part; echo whole > d/whole; echo all > d/all");
+        live.applied = true;
+        live.sh("printf Y | dd of=d/part bs=1 seek=20000 conv=notrunc status=none; echo mine > d/all");
+        let known = live.read("d/part").into_bytes();
+        let held = File::open(live.mnt.join("d/part")).unwrap();
+        live.checkpoint("before");
+        shell(&live.base.join("d"), change);
+        // What the kernel remembers may be shown: then it is the former content. What must be read is refused.
+        let seen = read(&live.mnt.join("d/part"));
+        assert!(seen.as_ref().is_none_or(|seen| *seen == known), "{what}: another content");
+        let mut bytes = vec![0; known.len()];
+        match held.read_exact_at(&mut bytes, 0) {
+            Ok(()) => assert_eq!(bytes, known, "{what}: through a descriptor"),
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::EIO), "{what}"),
+        }
+        drop(held);
+        let status = live.jailfs(&["status"]);
+        assert!(status.contains("d/part") || status.contains("  d  ") || status.contains("d: "), "{what}: {status}");
+        let before = crate::harness::snapshot(&live.base, true);
+        let told = refused(&live.mnt, &["apply"], 3);
+        assert!(told.contains("d/part") || told.contains("'d'") || told.contains(" d"), "{what}: {told}");
+        assert_eq!(before, crate::harness::snapshot(&live.base, true), "{what}: something was written");
+        // Nobody remembers anything.
+        live.remount();
+        assert_eq!(read(&live.mnt.join("d/part")), None, "{what}");
+        assert_eq!(live.read("d/all"), "mine\n", "{what}: what is all ours is not concerned");
+        assert!(live.jailfs(&["status"]).contains('d'), "{what}");
+        // What is written anew is whole again, and a conflict all the same.
+        live.sh("echo mine > d/part");
+        assert_eq!(live.read("d/part"), "mine\n");
+        refused(&live.mnt, &["apply"], 3);
+        live.jailfs(&["check"]);
+    }
+}
+
+/// Letters that say which version of a file they are of.
+fn version(letter: u8, len: usize) -> Vec<u8> {
+    vec![letter; len]
+}
+
+#[test]
+fn a_file_of_the_base_that_nobody_covers_is_never_a_mix_of_two_versions() {
+    let mut live = Live::new("head -c 300000 /dev/zero | tr '\\0' a > f");
+    live.applied = true;
+    let (base, seen) = (live.base.join("f"), live.mnt.join("f"));
+    let mut random = 1_u64;
+    let mut number = |below: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (random >> 33) % below
+    };
+    let mut refused = 0;
+    for round in 0..60_u8 {
+        let letter = b'a' + round % 26;
+        // Some of it is remembered, all of it, or only its size.
+        match number(3) {
+            0 => drop(read(&seen)),
+            1 => {
+                let mut some = vec![0; 5000];
+                drop(File::open(&seen).unwrap().read_at(&mut some, number(200_000)));
+            }
+            _ => drop(std::fs::metadata(&seen).unwrap()),
+        }
+        let len = if number(3) == 0 { 300_000 } else { 100_000 + number(300_000) as usize };
+        // In place, as an editor that keeps the file.
+        std::fs::write(&base, version(letter, len)).unwrap();
+        let mut tries = 0;
+        loop {
+            match read(&seen) {
+                None => refused += 1,
+                Some(bytes) => {
+                    let first = bytes[0];
+                    assert!(bytes.iter().all(|b| *b == first), "round {round}: a mix");
+                    if first == letter {
+                        assert_eq!(bytes.len(), len, "round {round}: new bytes in the old size");
+                        break;
+                    }
+                    // All of it was remembered, and is until the kernel lets go of it.
+                    let advice = nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED;
+                    nix::fcntl::posix_fadvise(File::open(&seen).unwrap(), 0, 0, advice).unwrap();
+                }
+            }
+            tries += 1;
+            assert!(tries < 2000, "round {round}: it is never shown as it is");
+        }
+    }
+    assert!(refused > 0, "nothing was ever met");
+    assert!(live.jailfs(&["status"]).contains("changed in the base while the mount remembered it"));
+}
+
+#[test]
+fn nothing_is_written_at_a_place_that_was_chosen_by_a_former_content() {
+    let mut live = Live::new("head -c 10000 /dev/zero | tr '\\0' a > f");
+    live.applied = true;
+    let mut file = std::fs::OpenOptions::new().append(true).read(true).open(live.mnt.join("f")).unwrap();
+    assert_eq!(file.seek(SeekFrom::End(0)).unwrap(), 10_000);
+    std::fs::write(live.base.join("f"), "short").unwrap();
+    let error = file.write_all(b" more").unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    until("the kernel forgets", || file.metadata().unwrap().len() == 5);
+    // And so do we, a moment later.
+    until("it can be written", || file.write_all(b" more").is_ok());
+    let mut all = String::new();
+    file.rewind().unwrap();
+    file.read_to_string(&mut all).unwrap();
+    assert_eq!(all, "short more");
+    drop(file);
+    // Who writes it anew does not care what it was.
+    std::fs::write(live.base.join("f"), "another").unwrap();
+    std::fs::write(live.mnt.join("f"), "mine").unwrap();
+    assert_eq!(live.read("f"), "mine");
+}
+
+/// ext4 gives the number of a removed file to the next one.
+#[test]
+fn a_number_that_the_host_gives_again_is_another_file() {
+    let fill = "mkdir d; seq 3000 > d/covered; mkdir sub; echo x > sub/x";
+    let (mut live, _below, _) = on_image(EXT4, fill);
+    live.sh("echo mine >> d/covered; touch sub/new");
+    live.checkpoint("before");
+    live.umount();
+    let number = |path: &str| std::fs::metadata(live.base.join(path)).unwrap().ino();
+    let (file, dir) = (number("d/covered"), number("sub"));
+    std::fs::remove_file(live.base.join("d/covered")).unwrap();
+    std::fs::remove_dir_all(live.base.join("sub")).unwrap();
+    let mut again = (false, false);
+    for n in 0..2000 {
+        let (f, d) = (format!("f{n}"), format!("g{n}"));
+        std::fs::create_dir(live.base.join(&d)).unwrap();
+        std::fs::write(live.base.join(&f), format!("file {n}\n")).unwrap();
+        again = (again.0 || number(&f) == file, again.1 || number(&d) == dir);
+        if again == (true, true) {
+            break;
+        }
+    }
+    assert!(again.0 || again.1, "the host gives its numbers again");
+    live.mount();
+    for entry in std::fs::read_dir(&live.mnt).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        if let Some(n) = name.strip_prefix('f') {
+            assert_eq!(live.read(&name), format!("file {n}\n"));
+        } else if name.starts_with('g') {
+            assert_eq!(std::fs::read_dir(live.mnt.join(&name)).unwrap().count(), 0, "{name}");
+        }
+    }
+    let found = live.sh("find . -type f -o -type d | xargs stat -c %i | sort | uniq -d");
+    assert_eq!(found, "", "two nodes have one number");
+    assert_eq!(read(&live.mnt.join("d/covered")), None);
+    assert!(live.jailfs(&["status"]).contains("d/covered"));
+    live.umount();
+}
+
+#[test]
+fn a_covered_directory_that_somebody_takes_away_is_told() {
+    let mut live = Live::new("mkdir -p d/e; echo x > d/e/x; echo y > d/y");
+    live.applied = true;
+    live.sh("echo new > d/new");
+    live.umount();
+    shell(&live.base, "mv d elsewhere");
+    live.mount();
+    assert_eq!(live.sh("ls d; ls elsewhere"), "new\ne\ny\n");
+    let status = live.jailfs(&["status"]);
+    assert!(status.contains('d') && (status.contains("gone from the base") || status.contains("removed it")), "{status}");
+    let told = refused(&live.mnt, &["apply"], 3);
+    assert!(told.contains('d'), "{told}");
+    // A file in its place.
+    live.umount();
+    shell(&live.base, "echo file > d");
+    live.mount();
+    assert_eq!(live.sh("ls d"), "new\n");
+    refused(&live.mnt, &["apply"], 3);
+    assert_eq!(std::fs::read_to_string(live.base.join("d")).unwrap(), "file\n");
+}

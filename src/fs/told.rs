@@ -85,6 +85,22 @@ impl Fs {
         nodes.filter_map(|(id, is_told)| (!std::mem::replace(is_told, true)).then_some(*id)).collect()
     }
 
+    /// Refuses to append to a file of the base at another place than its end: the kernel chose it by a former size. It asks for
+    /// the size when the file is opened or looked at again.
+    ///
+    /// # Errors
+    /// [`FsError::Drift`].
+    pub fn check_append(&self, id: NodeId, offset: u64) -> FsResult<()> {
+        let mut core = self.core();
+        let Target::Base(_, path, node) = core.target(id)? else { return Ok(()) };
+        if of(&node).is_none_or(|now| now.size == offset) {
+            return Ok(());
+        }
+        core.outdated.nodes.entry(id).or_insert(false);
+        core.lower.note(&path, CHANGED);
+        Err(FsError::Drift(path))
+    }
+
     /// Says that the kernel has forgotten what it knew of a node.
     pub fn is_forgotten(&self, id: NodeId) {
         let mut core = self.core();

@@ -393,15 +393,18 @@ impl Filesystem for Door {
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
-        _flags: OpenFlags,
+        flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Write, request, ino, None);
         let kill = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        let result = self.fs.write(node(ino), offset, data, kill);
-        if write_flags.contains(WriteFlags::FUSE_WRITE_CACHE) {
+        let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let appends = flags.0 & nix::libc::O_APPEND != 0 && !from_cache;
+        let may = if appends { self.fs.check_append(node(ino), offset) } else { Ok(()) };
+        let result = may.and_then(|()| self.fs.write(node(ino), offset, data, kill));
+        if from_cache {
             self.homeward.note(node(ino));
         }
         match result {

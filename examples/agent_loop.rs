@@ -39,7 +39,11 @@ fn work(repository: &Path, test: &str, steps: &[String]) -> Result<()> {
     let place = tempfile::tempdir().attempt(|| "make a directory for the mount")?;
     let (store, mount_point) = (place.path().join("store"), place.path().join("mnt"));
     std::fs::create_dir(&mount_point).attempt(|| "make the mount point")?;
-    let sandbox = Sandbox::create_or_open(repository, &store, &StoreOptions { volatile: true, ..StoreOptions::default() })?;
+    let sandbox = Sandbox::create_or_open(
+        repository,
+        &store,
+        &StoreOptions { volatile: true, ..StoreOptions::default() },
+    )?;
     let mounted = mount(&sandbox, &store, &mount_point)?;
     let outcome = steps.iter().try_for_each(|step| attempt_step(&sandbox, &mount_point, test, step));
     let finished = outcome.and_then(|()| finish(&sandbox));

@@ -33,8 +33,11 @@ fn main() -> ExitCode {
 
 fn tour(base: &Path) -> Result<()> {
     let place = tempfile::tempdir().attempt(|| "make a directory for the store")?;
-    let sandbox =
-        Sandbox::create_or_open(base, &place.path().join("store"), &StoreOptions { volatile: true, ..StoreOptions::default() })?;
+    let sandbox = Sandbox::create_or_open(
+        base,
+        &place.path().join("store"),
+        &StoreOptions { volatile: true, ..StoreOptions::default() },
+    )?;
     let fs = sandbox.fs();
     let names = fs.names(NodeId::ROOT).attempt(|| "list the root")?;
     println!("{} names in the root of the base", names.len());

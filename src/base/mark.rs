@@ -55,5 +55,8 @@ pub(super) fn other_device<Fd: AsFd>(fd: Fd, dev: u64) -> u64 {
     let mount = sys::file::unique_mount_id(&fd).or_else(|| sys::file::mount_id(&fd)).unwrap_or_default();
     let bytes = boot.iter().copied().chain(mount.to_le_bytes()).chain(dev.to_le_bytes());
     // FNV-1a.
-    OTHER | bytes.fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    OTHER
+        | bytes.fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
+            (sum ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+        })
 }

@@ -16,8 +16,8 @@ use super::host::{self, Within};
 use super::place::{self, Env};
 use crate::control::{self, Client};
 use crate::error::{Error, Kind, Result};
-use crate::sandbox::{Sandbox, StoreOptions};
 use crate::sandbox::verbs::{Checked, Reply, Request};
+use crate::sandbox::{Sandbox, StoreOptions};
 use crate::store;
 use crate::types::TreePath;
 
@@ -52,7 +52,9 @@ impl Target {
         }
         // Found by its base, the store may be that of a base which was moved here.
         let sandbox = match &base {
-            Some(base) if store::exists(&store) => Sandbox::create_or_open(base, &store, &StoreOptions::default())?,
+            Some(base) if store::exists(&store) => {
+                Sandbox::create_or_open(base, &store, &StoreOptions::default())?
+            }
             Some(_) | None => Sandbox::open(&store)?,
         };
         let root = sandbox.base_path().to_owned();

@@ -255,7 +255,10 @@ impl Lower {
             let entries = match self.base.list(path) {
                 Ok(entries) => entries,
                 Err(FsError::NotFound | FsError::NotADirectory) => {
-                    self.note(path, "the directory is gone from the base, with what the tree does not cover of it");
+                    self.note(
+                        path,
+                        "the directory is gone from the base, with what the tree does not cover of it",
+                    );
                     Vec::new()
                 }
                 Err(error) => {
@@ -460,7 +463,11 @@ impl Lower {
             }
             other => other?,
         };
-        if self.is_as(&origin.print, &Fingerprint::of(&file)?) { Ok(file) } else { Err(self.drift(&origin.path)) }
+        if self.is_as(&origin.print, &Fingerprint::of(&file)?) {
+            Ok(file)
+        } else {
+            Err(self.drift(&origin.path))
+        }
     }
 
     /// Opens a file of the base, or finds it open and as `print` says: an open file can have been replaced at its path, or

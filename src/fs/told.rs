@@ -20,7 +20,8 @@ pub struct Told {
 }
 
 /// What `status` says of such a file.
-const CHANGED: &str = "changed in the base while the mount remembered it: what was read or written then failed";
+const CHANGED: &str =
+    "changed in the base while the mount remembered it: what was read or written then failed";
 
 fn of(node: &LowerNode) -> Option<Told> {
     match node {

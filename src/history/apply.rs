@@ -29,9 +29,7 @@ use crate::history::home::write_base;
 use crate::history::{Showing, Target, Timeline, close};
 use crate::store::Store;
 use crate::store::layer::{LayerContents, Upper};
-use crate::store::record::{
-    Body, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Source,
-};
+use crate::store::record::{Body, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Source};
 use crate::tree::Tree;
 use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, TreePath};
 

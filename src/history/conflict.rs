@@ -37,7 +37,9 @@ impl Timeline {
             let Body::Dir { base: Some(base) } = &node.body else { continue };
             for (name, _) in state.tree.dentries(dir) {
                 let path = base.join(name);
-                let why = self.conflict_at(&state, &path, false, since).attempt(|| format!("look at '{path}' in the base"))?;
+                let why = self
+                    .conflict_at(&state, &path, false, since)
+                    .attempt(|| format!("look at '{path}' in the base"))?;
                 found.extend(why.map(|why| (path, why.to_owned())));
                 if found.len() >= most {
                     return Ok(found);
@@ -66,9 +68,8 @@ impl Timeline {
                 let is_same = print.ino == stat.ino || !self.base().keeps_numbers();
                 (!is_same).then_some("somebody else replaced it in the base")
             }
-            (Expected::Print(print), Some(stat)) => {
-                (!to.lower.is_as(&print, &stat.fingerprint())).then_some("somebody else changed it in the base")
-            }
+            (Expected::Print(print), Some(stat)) => (!to.lower.is_as(&print, &stat.fingerprint()))
+                .then_some("somebody else changed it in the base"),
             (Expected::Unknown, Some(stat)) => {
                 (!is_dir(stat) && stat.ctime > since).then_some("somebody else changed it in the base")
             }

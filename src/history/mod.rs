@@ -443,7 +443,9 @@ fn refuse_other(store: &Store, base: &Base) -> Result<()> {
 fn remember(store: &Store, base: &Base, recognised: Recognised) -> Result<()> {
     let Some(mark) = base.mark() else { return Ok(()) };
     if recognised == Recognised::Other {
-        log::warn!("the base is another directory than before: what older states show of it may not be what it was");
+        log::warn!(
+            "the base is another directory than before: what older states show of it may not be what it was"
+        );
     }
     store.identities().lock().set_mark(mark).map_err(|e| e.during("remember the base"))
 }

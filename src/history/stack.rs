@@ -200,7 +200,9 @@ mod tests {
 
     /// A store of sealed layers, each on the one before, with a file more in each.
     fn store(path: &std::path::Path, layers: u32) -> Arc<Store> {
-        let store = Store::create(path, b"/base", (1, 1), StoreOptions { volatile: true }).unwrap();
+        let store =
+            Store::create(path, b"/base", (1, 1), StoreOptions { volatile: true, ..StoreOptions::default() })
+                .unwrap();
         let mut parent = None;
         for number in 1..=layers {
             let mut layer = store.create_layer(parent, "main", Epoch(0), LayerKind::Continues).unwrap();

@@ -221,8 +221,9 @@ fn check_private(dir: &StoreDir) -> Result<()> {
     let us = nix::unistd::geteuid().as_raw();
     if stat.st_uid != us && stat.st_uid != 0 {
         let why = format!("it belongs to user {}, and we are user {us}", stat.st_uid);
-        return Err(Error::new(Kind::Failed, attempt(), why)
-            .hint("do it as that user, or give the store to this one with 'chown -R' if you trust what is in it"));
+        return Err(Error::new(Kind::Failed, attempt(), why).hint(
+            "do it as that user, or give the store to this one with 'chown -R' if you trust what is in it",
+        ));
     }
     if stat.st_mode & 0o022 != 0 {
         let path = dir.path().display();

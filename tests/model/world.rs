@@ -151,7 +151,11 @@ impl World {
     /// Opens the store, as after a mount: the kernel holds the root only.
     pub fn open(&mut self) {
         let volatile = !self.rng.one_in(8);
-        let sandbox = Sandbox::create_or_open(&self.base, &self.store, &StoreOptions { volatile, ..StoreOptions::default() });
+        let sandbox = Sandbox::create_or_open(
+            &self.base,
+            &self.store,
+            &StoreOptions { volatile, ..StoreOptions::default() },
+        );
         let sandbox = sandbox.unwrap_or_else(|e| panic!("open {}: {e}", self.store.display()));
         sandbox.attach(Arc::clone(&self.told) as Arc<dyn Kernel>);
         self.sandbox = Some(sandbox);

@@ -88,7 +88,10 @@ fn another_directory_at_the_path_of_the_base_is_not_taken_for_it() {
     assert_eq!(shell(&place, "cat base/other; tail -n1 base/part"), "other\n5000\n");
     // The changes can be looked at over it. What was copied whole is there; bytes that were left in the former one are not.
     said(&place, &["mount", "base", "mnt", "--other-base", "--store", "store"]);
-    assert_eq!(shell(&live.mnt, "cat unsealed; cat other; tail -n1 e/big; ls"), "unsealed\nother\n9000\ne\nother\npart\nunsealed\n");
+    assert_eq!(
+        shell(&live.mnt, "cat unsealed; cat other; tail -n1 e/big; ls"),
+        "unsealed\nother\n9000\ne\nother\npart\nunsealed\n"
+    );
     assert!(std::fs::read(live.mnt.join("part")).is_err(), "its beginning is that of another file");
     let status = said(&live.mnt, &["status"]);
     assert!(status.contains("part"), "{status}");

@@ -44,7 +44,8 @@ pub const EXT4: &str = "truncate -s 16M ../image; mkfs.ext4 -q ../image";
 
 #[test]
 fn a_device_that_is_called_otherwise_after_a_reboot_changes_nothing() {
-    let fill = "mkdir -p d/e; seq 9000 > part; seq 8000 > d/part; echo a > d/e/a; ln part hard; echo whole > whole";
+    let fill =
+        "mkdir -p d/e; seq 9000 > part; seq 8000 > d/part; echo a > d/e/a; ln part hard; echo whole > whole";
     let (mut live, below, image) = on_image(EXT4, fill);
     live.sh("echo x >> part; echo x >> d/part; mv d/e f; rm whole");
     live.checkpoint("first");

@@ -33,7 +33,10 @@ fn read(path: &Path) -> Option<Vec<u8>> {
 const CHANGES: &[(&str, &str)] = &[
     ("edited in place", "echo more >> part"),
     ("the same size", "printf X | dd of=part bs=1 seek=9000 conv=notrunc status=none"),
-    ("the same size and time", "touch -r part t; printf X | dd of=part bs=1 seek=9000 conv=notrunc status=none; touch -r t part; rm t"),
+    (
+        "the same size and time",
+        "touch -r part t; printf X | dd of=part bs=1 seek=9000 conv=notrunc status=none; touch -r t part; rm t",
+    ),
     ("truncated", "truncate -s 5000 part"),
     ("emptied", ": > part"),
     ("removed", "rm part"),
@@ -64,7 +67,10 @@ fn whatever_somebody_does_to_a_covered_file_is_told_and_never_mixed() {
         }
         drop(held);
         let status = live.jailfs(&["status"]);
-        assert!(status.contains("d/part") || status.contains("  d  ") || status.contains("d: "), "{what}: {status}");
+        assert!(
+            status.contains("d/part") || status.contains("  d  ") || status.contains("d: "),
+            "{what}: {status}"
+        );
         let before = crate::harness::snapshot(&live.base, true);
         let told = refused(&live.mnt, &["apply"], 3);
         assert!(told.contains("d/part") || told.contains("'d'") || told.contains(" d"), "{what}: {told}");
@@ -207,7 +213,10 @@ fn a_covered_directory_that_somebody_takes_away_is_told() {
     live.mount();
     assert_eq!(live.sh("ls d; ls elsewhere"), "new\ne\ny\n");
     let status = live.jailfs(&["status"]);
-    assert!(status.contains('d') && (status.contains("gone from the base") || status.contains("removed it")), "{status}");
+    assert!(
+        status.contains('d') && (status.contains("gone from the base") || status.contains("removed it")),
+        "{status}"
+    );
     let told = refused(&live.mnt, &["apply"], 3);
     assert!(told.contains('d'), "{told}");
     // A file in its place.

@@ -9,13 +9,16 @@ use crate::harness::{Live, assert_same, shell, snapshot};
 use crate::states::{check, states};
 use crate::{jailfs, refused, said, text};
 
-const BASE: &str = "mkdir d; seq 9000 > d/big; echo one > one; ln one two; ln -s one link; setfattr -n user.k -v v one";
+const BASE: &str =
+    "mkdir d; seq 9000 > d/big; echo one > one; ln one two; ln -s one link; setfattr -n user.k -v v one";
 
 /// Content of every kind that a pool can hold: holes, blocks that were given back, large and small.
 fn worked() -> Live {
     let mut live = Live::new(BASE);
     live.sh("echo x >> d/big; truncate -s 3M sparse; seq 100 | dd of=sparse bs=1k seek=2000 conv=notrunc status=none");
-    live.sh("head -c 300000 /dev/urandom > gone; head -c 70000 /dev/urandom > kept; mkdir -p a/b; mv one a/b/");
+    live.sh(
+        "head -c 300000 /dev/urandom > gone; head -c 70000 /dev/urandom > kept; mkdir -p a/b; mv one a/b/",
+    );
     live.checkpoint("first");
     live.sh("rm gone; head -c 5000 /dev/zero > zeros; echo y >> two; chmod 600 kept");
     live.checkpoint("second");
@@ -118,7 +121,9 @@ fn commands_on_an_unmounted_store_work_and_lock_it() {
         said(&place, &[&["--store", "store"], words].concat());
     }
     let held = Sandbox::open(&live.store).unwrap();
-    for words in [&["status"][..], &["checkpoint"], &["restore", "first"], &["gc"], &["apply"], &["check", "--repair"]] {
+    for words in
+        [&["status"][..], &["checkpoint"], &["restore", "first"], &["gc"], &["apply"], &["check", "--repair"]]
+    {
         let told = refused(&place, &[&["--store", "store"], words].concat(), 11);
         assert!(told.contains("another jailfs has it open") && told.contains("hint: "), "{words:?}: {told}");
         // Who that is.
@@ -177,7 +182,11 @@ fn a_newer_format_is_refused_with_what_to_do() {
     let mount = ["mount", text(&live.base), "mnt", "--store", "store"];
     for words in [&["--store", "store", "status"][..], &["--store", "store", "check"], &mount] {
         let told = refused(&place, words, 1);
-        assert!(told.contains(&format!("format {}", number + 1)) && told.contains(&format!("knows format {number}")), "{told}");
+        assert!(
+            told.contains(&format!("format {}", number + 1))
+                && told.contains(&format!("knows format {number}")),
+            "{told}"
+        );
         assert!(told.contains("hint: use the newer jailfs"), "{told}");
     }
     // And nothing was touched.

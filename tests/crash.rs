@@ -12,15 +12,16 @@
 #[expect(dead_code, reason = "other tests need more of it")]
 #[path = "common/live.rs"]
 mod harness;
+#[path = "common/states.rs"]
+mod states;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
 
 use harness::{Live, shell};
 use jailfs::sandbox::Sandbox;
-use jailfs::sandbox::verbs::{Change, Detail, Reply, Request, Rev};
+use states::{check, states};
 
 const BASE: &str = "
     mkdir -p src/deep docs; for n in 1 2 3 4 5 6; do seq $n 400 > src/f$n; done
@@ -70,28 +71,6 @@ fn copy(from: &Path, to: &Path) {
     assert!(done.success());
     let done = Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap();
     assert!(done.success());
-}
-
-/// Everything that can be asked of a store: the tree as it is and every checkpoint, each against the base, with content.
-fn states(store: &Path) -> BTreeMap<String, Vec<Change>> {
-    let sandbox = Sandbox::open(store).unwrap();
-    let Reply::Log(log) = sandbox.handle(Request::Log).unwrap() else { panic!("not a log") };
-    let checkpoints = log.into_iter().filter(|c| !c.automatic).map(|c| Rev::Id(c.id));
-    let diff = |to: Rev| {
-        let request =
-            Request::Diff { from: Rev::Base, to: to.clone(), paths: Vec::new(), detail: Detail::Patch };
-        match sandbox.handle(request).unwrap() {
-            Reply::Diff(changes) => (to.to_string(), changes),
-            other => panic!("{other:?}"),
-        }
-    };
-    checkpoints.chain([Rev::Now]).map(diff).collect()
-}
-
-#[track_caller]
-fn check(store: &Path, when: &str) {
-    let checked = Sandbox::check_store(store, true).unwrap();
-    assert!(checked.problems.is_empty(), "{when}: {:#?}", checked.problems);
 }
 
 /// Runs a verb once for each of its steps, each time ended or failed there.
@@ -177,16 +156,85 @@ fn a_gc_that_gives_up_checkpoints_and_is_cut_off_at_any_step_loses_no_other() {
     at_every_step(&["gc", "--operations", "0", "--keep", "1"]);
 }
 
-/// Each of the store's files with one bit flipped: it is told, or it changes nothing that can be asked for.
-#[test]
-fn a_flipped_bit_is_told_or_harmless() {
+/// A store with files of every kind.
+fn store_of_all_kinds() -> Live {
     let mut live = prepared();
     live.mount();
+    live.jailfs(&["hold", "c1"]);
     live.checkpoint("all");
     live.umount();
     let sandbox = Sandbox::open(&live.store).unwrap();
     sandbox.tidy().unwrap();
     drop(sandbox);
+    live
+}
+
+/// Each of the store's files cut at a byte: what was cut off is told, or was written last and is gone, or was nothing that can be asked for.
+#[test]
+fn a_file_that_is_cut_at_any_byte_is_told_or_is_what_it_was_before_its_end() {
+    let mut live = store_of_all_kinds();
+    live.mount();
+    live.sh("echo 1 > last; echo 2 >> last; mkdir d; mv last d/; rm -r d; echo 3 > src/f3; chmod 700 src/f6");
+    live.umount();
+    let before = states(&live.store);
+    copy(&live.store, &live.outside().join("whole"));
+    let files = shell(&live.store, "find . -type f -size +0 | cut -c3- | sort");
+    let top = shell(&live.store, "ls layers | tail -n1");
+    let top = format!("layers/{}/journal", top.trim());
+    let every: usize = std::env::var("JAILFS_CUT_STRIDE").map_or(211, |stride| stride.parse().unwrap());
+    let (mut cuts, mut told) = (0, 0);
+    let mut seen = std::collections::BTreeSet::new();
+    for file in files.lines() {
+        let path = live.store.join(file);
+        let whole = std::fs::read(&path).unwrap();
+        // Of content one byte is like the other.
+        let most = if file.ends_with("pool") || file == "reserve" { 3 } else { 12 };
+        let every = if every == 1 { 1 } else { every.max(whole.len() / most) };
+        for at in (cuts % 5..whole.len()).step_by(every) {
+            std::fs::write(&path, &whole[..at]).unwrap();
+            let when = format!("{file} cut at byte {at} of {}", whole.len());
+            let checked = Sandbox::check_store(&live.store, true);
+            let problems = checked.as_ref().map_or(1, |checked| checked.problems.len());
+            match jailfs::sandbox::Sandbox::open(&live.store) {
+                Err(error) => {
+                    assert!(problems > 0, "{when}: it cannot be opened, and the check finds nothing: {error}");
+                    let named = error.attempt.contains(file.rsplit('/').next().unwrap());
+                    assert!(named, "{when}: the error does not name the file: {error}");
+                }
+                Ok(sandbox) => {
+                    drop(sandbox);
+                    let found = std::panic::catch_unwind(|| states(&live.store));
+                    match found {
+                        Err(_) => assert!(problems > 0, "{when}: a state cannot be read, and the check finds nothing"),
+                        Ok(found) if found == before || problems > 0 => {}
+                        // The journal that is written to: what it was, so many records ago.
+                        Ok(found) if file == top => {
+                            let same = found.iter().all(|(id, state)| id == "@" || before.get(id) == Some(state));
+                            assert!(same, "{when}: a checkpoint is another");
+                            seen.insert(format!("{:?}", found["@"]));
+                        }
+                        // The last operations are forgotten, and no state is another.
+                        Ok(found) => {
+                            assert!(file == "identities" || file == "heads.log", "{when}: it is not told");
+                            assert_eq!(found, before, "{when}");
+                        }
+                    }
+                }
+            }
+            (cuts, told) = (cuts + 1, told + usize::from(problems > 0));
+            // What was opened may have changed more than this file.
+            std::fs::write(&path, &whole).unwrap();
+            copy(&live.outside().join("whole"), &live.store);
+        }
+    }
+    assert!(cuts > 50 && told > cuts / 3, "{told} of {cuts} were told");
+    eprintln!("{cuts} cuts, {told} told, {} states before the last", seen.len());
+}
+
+/// Each of the store's files with one bit flipped: it is told, or it changes nothing that can be asked for.
+#[test]
+fn a_flipped_bit_is_told_or_harmless() {
+    let live = store_of_all_kinds();
     let before = states(&live.store);
     let files = shell(&live.store, "find layers heads heads.log identities base format -type f -size +0");
     let every: usize = std::env::var("JAILFS_FLIP_STRIDE").map_or(331, |stride| stride.parse().unwrap());
@@ -226,29 +274,35 @@ fn host(base: &Path) -> String {
     )
 }
 
-/// An apply is ended at every step. The next start takes it back, and then it is done again, one step further.
-#[test]
-fn an_apply_that_is_cut_off_at_any_step_is_taken_back_or_done() {
-    for action in ["kill:any:#", "fail:any:#:EIO"] {
+/// Ends a verb that writes the base at every step. The next start takes it back, and then it is done again, one step further.
+fn write_the_base_at_every_step(
+    words: &[&str],
+    actions: &[(&str, usize)],
+    begin: impl Fn(&Live),
+    is_done: impl Fn(&Live) -> bool,
+) {
+    for (action, stride) in actions {
         let mut live = prepared();
         live.applied = true;
+        begin(&live);
         let before = host(&live.base);
         let tree = states(&live.store);
         let mut step = 0;
         loop {
-            step += if action.starts_with("kill") { 1 } else { stride() };
+            step += stride;
             let rule = action.replace('#', &step.to_string());
-            let output = jailfs(&live.store, &["apply"], &rule);
+            let output = jailfs(&live.store, words, &rule);
             check(&live.store, &rule);
             let opened = jailfs(&live.store, &["status"], "");
             assert!(opened.status.success(), "{rule}: {opened:?}");
+            let told = String::from_utf8_lossy(&opened.stderr);
+            assert!(!told.contains("somebody else"), "{rule}: nobody else was there: {told}");
             check(&live.store, &format!("{rule}, opened"));
             let left = shell(&live.base, "find . -name '.jailfs-*'");
             assert_eq!(left, "", "{rule}: staged files are left");
             let now = host(&live.base);
             if now != before {
-                // Done: what the tree is now is what the base has.
-                assert_eq!(states(&live.store)["@"], [], "{rule}: half an apply");
+                assert!(is_done(&live), "{rule}: half of it");
                 assert!(output.status.success() || step > 10, "{rule}");
                 break;
             }
@@ -258,6 +312,65 @@ fn an_apply_that_is_cut_off_at_any_step_is_taken_back_or_done() {
             assert_eq!(kept["@"].len(), tree["@"].len(), "{rule}: the tree is another");
             assert!(step < 400, "{rule}: there is no end to it");
         }
-        eprintln!("apply: {action}: {step} steps");
+        eprintln!("{words:?}: {action}: {step} steps");
     }
+}
+
+#[test]
+fn an_apply_that_is_cut_off_at_any_step_is_taken_back_or_done() {
+    // Done: what the tree is now is what the base has.
+    let actions = [("kill:any:#", 1), ("fail:any:#:EIO", stride())];
+    write_the_base_at_every_step(&["apply"], &actions, |_| (), |live| states(&live.store)["@"].is_empty());
+}
+
+#[test]
+fn an_undo_of_an_apply_that_is_cut_off_at_any_step_is_taken_back_or_done() {
+    let begin = |live: &Live| {
+        let first = host(&live.base);
+        std::fs::write(live.outside().join("first"), first).unwrap();
+        let done = jailfs(&live.store, &["apply"], "");
+        assert!(done.status.success(), "{done:?}");
+    };
+    let is_done =
+        |live: &Live| std::fs::read_to_string(live.outside().join("first")).unwrap() == host(&live.base);
+    let actions = [("kill:any:#", stride())];
+    write_the_base_at_every_step(&["apply", "--undo"], &actions, begin, is_done);
+}
+
+/// What somebody makes of the base after an apply was cut off is not set back with it.
+#[test]
+fn what_somebody_changed_since_an_apply_was_cut_off_is_left_as_it_is() {
+    let every = 5 * stride();
+    let mut step = 3;
+    loop {
+        let mut live = prepared();
+        live.applied = true;
+        let output = jailfs(&live.store, &["apply"], &format!("kill:any:{step}"));
+        if output.status.success() {
+            break;
+        }
+        // Of each kind of change one: written, new, removed, renamed, attributes only; and something new beside it.
+        shell(
+            &live.base,
+            "for f in README big src/f1 src/f3 src/f6 src/new src/moved src/unsealed; do if [ -e $f ]; then echo hand >> $f; fi; done
+             echo hand > src/hand; echo hand > new-dir; mkdir -p docs; echo hand > docs/hand",
+        );
+        let list = "find . -type f ! -name '.jailfs-*' | sort | xargs grep -l hand | xargs md5sum";
+        let made = shell(&live.base, list);
+        let opened = jailfs(&live.store, &["status"], "");
+        assert!(opened.status.success(), "step {step}: {opened:?}");
+        check(&live.store, &format!("step {step}"));
+        assert_eq!(made, shell(&live.base, list), "step {step}: {opened:?}");
+        // Where the apply had begun, it says so.
+        let told = String::from_utf8_lossy(&opened.stderr);
+        if told.contains("was taken back") {
+            assert!(told.contains("changed by somebody else") && told.contains("README"), "{told}");
+        }
+        // It is a conflict for the next one.
+        let again = jailfs(&live.store, &["apply"], "");
+        assert_eq!(again.status.code(), Some(3), "step {step}: {again:?}");
+        assert_eq!(made, shell(&live.base, list), "step {step}");
+        step += every;
+    }
+    assert!(step > 3 + every);
 }

@@ -20,23 +20,25 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::base::{Base, BaseStat, WriteDir};
+use crate::base::{Base, BaseStat};
 use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
-use crate::fs::lower::{self, ANY_TIMES, Lower, LowerNode, PreHistory, PreImages};
+use crate::fs::lower::{ANY_TIMES, Lower, LowerNode, PreHistory, PreImages};
 use crate::fs::{Found, State};
+use crate::history::back::{Claims, take_back};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::home::write_base;
 use crate::history::{Showing, Target, Timeline, close};
 use crate::store::Store;
-use crate::store::layer::{LayerContents, Upper};
-use crate::store::record::{Body, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Source};
-use crate::tree::Tree;
-use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, TreePath};
+use crate::store::layer::Upper;
+use crate::store::record::{
+    Body, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Source,
+};
+use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, Timestamp, TreePath};
 
 /// Bytes copied at once.
 pub(super) const STEP: u64 = 1 << 20;
 /// The message of the seal of an apply that was taken back.
-const TAKEN_BACK: &str = "taken back";
+pub(super) const TAKEN_BACK: &str = "taken back";
 
 /// What an apply would do.
 pub struct Plan {
@@ -172,15 +174,21 @@ impl Timeline {
         self.fs().set_lower(lower(shown, &with_images));
         let to =
             State { tree: plan.to.tree.clone(), lower: Arc::new(lower(plan.to.lower.epoch(), &with_images)) };
-        let written = write_base(self.base(), &plan.from, &to, &plan.changes, &touched)
+        let mut claims = Claims::default();
+        let mut claim = |path: &TreePath, print| claims.claim(&mut layer, path, print);
+        let written = write_base(self.base(), &plan.from, &to, &plan.changes, &touched, &mut claim)
             .and_then(|inos| self.without_shared_numbers(plan, inos))
-            .and_then(|inos| settle(self.store(), self.base(), &mut layer, images.clone(), &inos));
+            .and_then(|inos| {
+                let none = BTreeSet::new();
+                settle(self.store(), self.base(), &mut layer, images.clone(), &inos, &none)
+            });
         let (settled, failure) = match written {
             Ok(settled) => (settled, None),
             Err(error) => {
-                let back = take_back(self.store(), self.base(), &mut layer, images, &history);
-                let settled = back.map_err(|e| self.stop_applying(e, &format!("apply failed ({error})")))?;
-                (settled, Some(error))
+                let back = take_back(self.store(), self.base(), &mut layer, images, &history, &mut claims);
+                let back = back.map_err(|e| self.stop_applying(e, &format!("apply failed ({error})")))?;
+                let told = (!back.left_alone.is_empty()).then(|| back.told());
+                (back.images, Some((error, told)))
             }
         };
         let message = if failure.is_some() { TAKEN_BACK } else { "" };
@@ -188,7 +196,15 @@ impl Timeline {
         let history: PreHistory = history.into_iter().chain([Arc::new(settled)]).collect();
         self.fs().set_lower(lower(shown, &history));
         *self.applies.lock() = history;
-        failure.map_or(Ok(epoch), |error| Err(error).attempt(|| "apply: write the base"))
+        let Some((error, told)) = failure else { return Ok(epoch) };
+        let Err(error) = FsResult::<()>::Err(error).attempt(|| "apply: write the base") else { return Ok(epoch) };
+        Err(match told {
+            Some(told) => error.hint(told),
+            None if error.kind == Kind::Conflict => {
+                error.hint("it was changed while the apply was under way; the apply was taken back")
+            }
+            None => error,
+        })
     }
 
     /// The numbers of what was written, without those of nodes that an apply by path wrote to another path while they still
@@ -243,12 +259,13 @@ impl Timeline {
 }
 
 /// Records what was left at each path: prints for the next apply, and numbers, so that every node keeps its own.
-fn settle(
+pub(super) fn settle(
     store: &Store,
     base: &Base,
     layer: &mut Upper,
     mut images: Images,
     inos: &BTreeMap<TreePath, Ino>,
+    left_alone: &BTreeSet<TreePath>,
 ) -> FsResult<PreImages> {
     let mut ids = store.identities().lock();
     let (dev, _) = base.root_id();
@@ -269,7 +286,9 @@ fn settle(
         if let (Some(stat), Some(ino)) = (&stat, inos.get(path)) {
             ids.name(stat.dev, stat.ino, *ino)?;
         }
-        let print = stat.map(|s| s.fingerprint());
+        // Of what somebody else made there, nothing is known: it is a conflict, and not the bytes that were there.
+        let is_known = !left_alone.contains(path) || stat.as_ref().is_some_and(|s| s.kind == FileKind::Dir);
+        let print = if is_known { stat.map(|s| s.fingerprint()) } else { Some(UNKNOWN) };
         left.push((path.clone(), print));
         layer.record(&Record::Left(Left { path: path.clone(), print }))?;
         // Bytes that were left in place are found by the print that the file has from now on.
@@ -285,23 +304,14 @@ fn settle(
     Ok(collect(&images, &left))
 }
 
-/// Sets the base back to `images`, which an apply after `before` found, and records what is there since.
-fn take_back(
-    store: &Arc<Store>,
-    base: &Arc<Base>,
-    layer: &mut Upper,
-    images: Images,
-    before: &PreHistory,
-) -> Result<PreImages> {
-    let with_images: PreHistory = before.iter().cloned().chain([Arc::new(collect(&images, &[]))]).collect();
-    let inos = set_back(store, base, before, &with_images)?;
-    settle(store, base, layer, images, &inos).attempt(|| "set the base back")
-}
+/// The print of a file that is not known: none has it.
+const UNKNOWN: Fingerprint =
+    Fingerprint { dev: 0, ino: 0, size: 0, mtime: Timestamp { secs: 0, nanos: 0 }, ctime: Timestamp { secs: 0, nanos: 0 } };
 
 /// What the base holds at each touched path.
-type Images = Vec<(TreePath, Option<PreNode>)>;
+pub(super) type Images = Vec<(TreePath, Option<PreNode>)>;
 
-fn collect(images: &Images, left: &[(TreePath, Option<Fingerprint>)]) -> PreImages {
+pub(super) fn collect(images: &Images, left: &[(TreePath, Option<Fingerprint>)]) -> PreImages {
     let mut all = PreImages::default();
     for (path, node) in images {
         all.insert(path, node.clone().map(Arc::new));
@@ -333,7 +343,7 @@ fn select(changes: Vec<PathChange>, paths: &[TreePath]) -> Vec<PathChange> {
 }
 
 /// The paths at which an apply changes something: the changes, and the directories in which names come and go.
-fn touched_paths(changes: &[PathChange]) -> BTreeMap<TreePath, Keep> {
+pub(super) fn touched_paths(changes: &[PathChange]) -> BTreeMap<TreePath, Keep> {
     let mut touched = BTreeMap::new();
     for change in changes {
         let renames = !matches!(change.what, What::Attributes | What::DirTimes);
@@ -413,85 +423,4 @@ fn image_of(layer: &mut Upper, from: &State, found: &Found, ino: Ino, keep: Keep
         at = range.end;
     }
     Ok(PreNode { ino, host, node, extents: kept })
-}
-
-/// Makes the base look as before the last of `with_images`. Gives the number of each node that it touched.
-fn set_back(
-    store: &Arc<Store>,
-    base: &Arc<Base>,
-    before: &PreHistory,
-    with_images: &PreHistory,
-) -> Result<BTreeMap<TreePath, Ino>> {
-    let at = |epoch: usize| {
-        let epoch = Epoch(u32::try_from(epoch).unwrap_or(u32::MAX));
-        let lower = Lower::new(Arc::clone(base), Arc::clone(store), epoch, with_images.clone());
-        State { tree: Tree::new(), lower: Arc::new(lower) }
-    };
-    let attempt = || "set the base back";
-    let (from, to) = (at(with_images.len()), at(before.len()));
-    let changes = diff::changes(&from, &to, false).attempt(attempt)?;
-    let mut touched = touched_paths(&changes);
-    for path in with_images.last().iter().flat_map(|images| images.paths()) {
-        touched.entry(path.clone()).or_insert(Keep::InPlace);
-    }
-    remove_staged(base, touched.keys()).attempt(attempt)?;
-    write_base(base, &from, &to, &changes, &touched).attempt(attempt)
-}
-
-/// Removes what an apply that was cut off had staged.
-fn remove_staged<'p>(base: &Base, touched: impl Iterator<Item = &'p TreePath>) -> FsResult<()> {
-    let dirs: BTreeSet<TreePath> = touched.filter_map(|path| path.split().map(|(dir, _)| dir)).collect();
-    for path in dirs {
-        let Some(names) = found(base.list(&path))? else { continue };
-        for entry in names.iter().filter(|e| WriteDir::is_temp_name(&e.name)) {
-            base.writer().dir(&path)?.unlink(&entry.name)?;
-        }
-    }
-    Ok(())
-}
-
-/// The applies that were cut off: the next start takes them back.
-///
-/// # Errors
-/// Damage.
-pub(super) fn unfinished(store: &Store) -> Result<Vec<LayerContents>> {
-    let mut all = store.catalog();
-    all.retain(|l| l.header.kind == LayerKind::PreImage && l.seal.is_none());
-    let read = all.iter().map(|l| store.read_layer(l.header.layer));
-    let mut contents = read.collect::<Result<Vec<_>>>()?;
-    contents.retain(|contents| !contents.records.iter().any(|r| matches!(r, Record::Abandoned)));
-    Ok(contents)
-}
-
-/// Sets the base back to what it was before an apply that was cut off.
-///
-/// # Errors
-/// What the base or the store answers; the next start tries again.
-pub(super) fn roll_back_unfinished(store: &Arc<Store>, base: &Arc<Base>) -> Result<()> {
-    for contents in unfinished(store)? {
-        let id = contents.info.header.layer;
-        let during = |e: Error| e.during(format!("roll back the apply of layer {id}"));
-        let mut layer = store.reopen_layer(&contents).map_err(during)?;
-        // The base is written only after the images were complete and marked so.
-        let Some(complete) = contents.records.iter().position(|r| matches!(r, Record::Synced)) else {
-            layer.record(&Record::Abandoned).map_err(during)?;
-            layer.sync().map_err(during)?;
-            continue;
-        };
-        let images: Images = contents.records.into_iter().take(complete).filter_map(image_in).collect();
-        let before = lower::read_history(store).map_err(during)?;
-        take_back(store, base, &mut layer, images, &before).map_err(during)?;
-        close(store, layer, TAKEN_BACK).map_err(during)?;
-        log::warn!("an apply that was cut off was taken back");
-    }
-    Ok(())
-}
-
-fn image_in(record: Record) -> Option<(TreePath, Option<PreNode>)> {
-    match record {
-        Record::PreImage(image) => Some((image.path, image.node)),
-        Record::Header(_) | Record::Opened { .. } | Record::Edits(_) | Record::Synced => None,
-        Record::Seal(_) | Record::Left(_) | Record::Abandoned => None,
-        Record::SyncedTo(_) | Record::Compact | Record::SyncFailed(_) => None,
-    }
 }

@@ -4,21 +4,25 @@
 //! list of paths look as in a state. Every call is beneath the base and follows no link. New content is staged next to its
 //! target and renamed over it; a file with further links in the base is written anew in place, so that they stay links. What is
 //! written here may be cut off at any step: the pre-images that were recorded before tell how to take it back.
+//!
+//! Right before a path is changed it is looked at once more: what somebody else put there since the plan is not replaced but ends
+//! the apply. And what will stand there is said before (a *claim*), so that whoever takes a cut-off apply back can tell what it wrote from
+//! what somebody else wrote since.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use crate::base::{Attributes, Base, BaseWriter, WriteDir};
+use crate::base::{Attributes, Base, BaseStat, BaseWriter, WriteDir};
 use crate::error::{Attempt, FsError, FsResult};
-use crate::fs::lower::LowerNode;
+use crate::fs::lower::{ANY_TIMES, LowerNode};
 use crate::fs::{Found, State};
 use crate::history::apply::{Keep, STEP, found, linked_names};
 use crate::history::diff::{self, PathChange, What};
 use crate::store::record::{Body, Node};
 use crate::sys::file::Rename;
 use crate::sys::step::{self, Step};
-use crate::types::{ByteRange, FileKind, Ino, Name, TreePath};
+use crate::types::{ByteRange, FileKind, Fingerprint, Ino, Name, TreePath};
 
 /// Makes the base look as in `to` at the changed paths. Gives the number of each node that was made or kept.
 pub(super) fn write_base(
@@ -27,10 +31,12 @@ pub(super) fn write_base(
     to: &State,
     changes: &[PathChange],
     touched: &BTreeMap<TreePath, Keep>,
+    claim: Claim<'_>,
 ) -> FsResult<BTreeMap<TreePath, Ino>> {
     let linked = linked_names(from, to, changes)?;
-    let mut home =
-        Home { writer: base.writer(), from, to, linked, placed: BTreeMap::new(), inos: BTreeMap::new() };
+    let (placed, inos, changed) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+    let (writer, keeps_numbers) = (base.writer(), base.keeps_numbers());
+    let mut home = Home { writer, from, to, linked, placed, inos, changed, claim, keeps_numbers };
     for change in changes.iter().rev().filter(|c| matches!(c.what, What::Deleted | What::Type)) {
         home.remove(change).attempt(|| format!("remove '{}'", change.path))?;
     }
@@ -52,6 +58,9 @@ pub(super) fn write_base(
     Ok(home.inos)
 }
 
+/// Records what will stand at a path.
+pub(super) type Claim<'c> = &'c mut dyn FnMut(&TreePath, Fingerprint) -> FsResult<()>;
+
 /// The base while it is written.
 struct Home<'a> {
     writer: BaseWriter<'a>,
@@ -62,6 +71,11 @@ struct Home<'a> {
     /// Where a file was put, so that its further links are links.
     placed: BTreeMap<Ino, TreePath>,
     inos: BTreeMap<TreePath, Ino>,
+    /// Numbers on the host of files that were changed in place, so that they are not taken for somebody else's under their other names.
+    changed: BTreeSet<u64>,
+    claim: Claim<'a>,
+    /// Whether a node that has another number now is another node.
+    keeps_numbers: bool,
 }
 
 impl<'a> Home<'a> {
@@ -72,7 +86,7 @@ impl<'a> Home<'a> {
 
     fn remove(&self, change: &PathChange) -> FsResult<()> {
         let (dir, name) = self.dir(&change.path)?;
-        match dir.stat(&name)? {
+        match self.as_planned(&dir, &name, change, &change.old)? {
             None => Ok(()),
             Some(stat) if stat.kind == FileKind::Dir => dir.rmdir(&name),
             Some(_) => dir.unlink(&name),
@@ -94,22 +108,22 @@ impl<'a> Home<'a> {
             let (from_dir, from) = self.dir(&first)?;
             let staged = dir.temp_name()?;
             dir.hard_link_from(&from_dir, &from, &staged)?;
-            dir.rename(&staged, &dir, &name, Rename::Replace)?;
+            self.put(&dir, &staged, &name, change)?;
             // Renaming one link of a file over another does nothing (rename(2)), and the staged name stays.
             return if dir.stat(&staged)?.is_some() { dir.unlink(&staged) } else { Ok(()) };
         }
         self.placed.insert(ino, change.path.clone());
         match &record.body {
-            Body::File { .. } => self.place_file(&dir, &name, (&change.old, &new), &record),
+            Body::File { .. } => self.place_file(&dir, &name, (change, &new), &record),
             Body::Symlink { target } => {
                 let staged = dir.temp_name()?;
                 dir.symlink(&staged, target)?;
-                publish(&dir, &staged, &name, &record)
+                self.publish(&dir, &staged, &name, change, &record)
             }
             Body::Special => {
                 let staged = dir.temp_name()?;
                 dir.mknod(&staged, record.meta.mode, record.meta.rdev)?;
-                publish(&dir, &staged, &name, &record)
+                self.publish(&dir, &staged, &name, change, &record)
             }
             Body::Dir { .. } => Ok(()),
         }
@@ -134,12 +148,13 @@ impl<'a> Home<'a> {
     }
 
     fn place_file(
-        &self,
+        &mut self,
         dir: &WriteDir<'_>,
         name: &Name,
-        (old, new): (&Found, &Found),
+        (change, new): (&PathChange, &Found),
         record: &Node,
     ) -> FsResult<()> {
+        let old = &change.old;
         // A file with more links is written anew in place: a new file would leave the other links behind. Unless these are
         // all outside of the base: what is there is not ours to write.
         let links = |ino: &Ino| self.linked.values().filter(|of| *of == ino).count();
@@ -151,14 +166,23 @@ impl<'a> Home<'a> {
         };
         if linked {
             let file = dir.open_to_rewrite(name)?;
+            if let Some(stat) = self.as_planned(dir, name, change, old)? {
+                // Size and times are anything until it is done.
+                self.changed.insert(stat.ino);
+                (self.claim)(&change.path, Fingerprint { ctime: ANY_TIMES, ..stat.fingerprint() })?;
+            }
             step::begin(Step::BaseWrite)?;
             file.set_len(0)?;
             self.copy_content(new, record.size(), &file)?;
-            return dir.set_owner_mode_times_xattrs(name, &attributes(record, &xattr_list(record)));
+            dir.set_owner_mode_times_xattrs(name, &attributes(record, &xattr_list(record)))?;
+            return match dir.stat(name)? {
+                Some(stat) => (self.claim)(&change.path, stat.fingerprint()),
+                None => Ok(()),
+            };
         }
         let (staged, file) = dir.create_temp_file()?;
         let written = self.copy_content(new, record.size(), &file);
-        match written.and_then(|()| publish(dir, &staged, name, record)) {
+        match written.and_then(|()| self.publish(dir, &staged, name, change, record)) {
             Ok(()) => Ok(()),
             Err(error) => {
                 // The error that is told is the first one; a staged file that stays is removed at the next start.
@@ -195,7 +219,7 @@ impl<'a> Home<'a> {
         let (record, _) = self.to.record(&wanted)?;
         let xattrs = xattr_list(&record);
         let attributes = attributes(&record, &xattrs);
-        self.inos.insert(path.clone(), ino);
+        let was_placed = self.inos.insert(path.clone(), ino).is_some();
         if record.kind() == FileKind::Dir {
             let dir = self.writer.dir(path)?;
             return dir.set_own_attributes(&attributes);
@@ -204,13 +228,79 @@ impl<'a> Home<'a> {
         if self.placed.contains_key(&ino) {
             return Ok(());
         }
+        if let (Some(now), false) = (dir.stat(&name)?, was_placed) {
+            let old = self.from.resolve(path)?;
+            if !self.is_same(&old, &now) {
+                return Err(FsError::Drift(path.clone()));
+            }
+            self.changed.insert(now.ino);
+            (self.claim)(path, Fingerprint { mtime: record.meta.mtime, ..now.fingerprint() })?;
+        }
         dir.set_owner_mode_times_xattrs(&name, &attributes)
     }
-}
 
-fn publish(dir: &WriteDir<'_>, staged: &Name, name: &Name, record: &Node) -> FsResult<()> {
-    dir.set_owner_mode_times_xattrs(staged, &attributes(record, &xattr_list(record)))?;
-    dir.rename(staged, dir, name, Rename::Replace)
+    /// Gives what was staged its attributes and its name.
+    fn publish(
+        &mut self,
+        dir: &WriteDir<'_>,
+        staged: &Name,
+        name: &Name,
+        change: &PathChange,
+        record: &Node,
+    ) -> FsResult<()> {
+        dir.set_owner_mode_times_xattrs(staged, &attributes(record, &xattr_list(record)))?;
+        self.put(dir, staged, name, change)
+    }
+
+    /// Moves what was staged to its name, if nobody changed what stands there.
+    fn put(&mut self, dir: &WriteDir<'_>, staged: &Name, name: &Name, change: &PathChange) -> FsResult<()> {
+        if let Some(stat) = dir.stat(staged)? {
+            (self.claim)(&change.path, stat.fingerprint())?;
+        }
+        // What was another kind of node was removed before.
+        let old = if change.what == What::Type { &Found::Nothing(None) } else { &change.old };
+        let how = match self.as_planned(dir, name, change, old)? {
+            None => Rename::NoReplace,
+            Some(_) => Rename::Replace,
+        };
+        match dir.rename(staged, dir, name, how) {
+            // A filesystem that cannot refuse to replace.
+            Err(FsError::Invalid) if how == Rename::NoReplace => dir.rename(staged, dir, name, Rename::Replace),
+            Err(FsError::Exists) => Err(FsError::Drift(change.path.clone())),
+            renamed => renamed,
+        }
+    }
+
+    /// What stands at a name now, if that is what the plan found there.
+    ///
+    /// # Errors
+    /// [`FsError::Drift`] if somebody changed it since.
+    fn as_planned(
+        &self,
+        dir: &WriteDir<'_>,
+        name: &Name,
+        change: &PathChange,
+        old: &Found,
+    ) -> FsResult<Option<BaseStat>> {
+        let now = dir.stat(name)?;
+        let is_same = match (old, &now) {
+            (Found::Nothing(_), None) => true,
+            (Found::Nothing(_), Some(_)) | (_, None) => false,
+            (old, Some(now)) => self.is_same(old, now),
+        };
+        if is_same { Ok(now) } else { Err(FsError::Drift(change.path.clone())) }
+    }
+
+    /// Whether a node of the base is the one that was found, with the same content. Its change time may be another: by the names
+    /// that an apply gives it, and takes from it.
+    fn is_same(&self, old: &Found, now: &BaseStat) -> bool {
+        let Found::Base(_, _, LowerNode::Base(old)) = old else { return false };
+        let same_content = old.kind == FileKind::Dir
+            || self.changed.contains(&now.ino)
+            || (old.size, old.mtime) == (now.size, now.mtime);
+        let same_number = old.ino == now.ino || !self.keeps_numbers;
+        same_number && old.kind == now.kind && same_content
+    }
 }
 
 fn xattr_list(record: &Node) -> Vec<(Vec<u8>, Vec<u8>)> {

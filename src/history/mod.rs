@@ -10,6 +10,7 @@
 //!   written while it did so is sealed right after it.
 
 pub mod apply;
+mod back;
 pub mod check;
 mod conflict;
 pub mod diff;
@@ -106,10 +107,10 @@ impl Timeline {
     /// Damage, or what the store and the base answer.
     pub fn open(store: Arc<Store>, base: Arc<Base>, head: &str, jail: Jail) -> Result<Timeline> {
         let base_is = recognise(&store, &base);
-        if base_is == Recognised::Other && !apply::unfinished(&store)?.is_empty() {
+        if base_is == Recognised::Other && !back::unfinished(&store)?.is_empty() {
             refuse_other(&store, &base)?;
         }
-        apply::roll_back_unfinished(&store, &base)?;
+        back::roll_back_unfinished(&store, &base)?;
         let applies = lower::read_history(&store)?;
         let mut roots = Roots::new(Arc::clone(&store));
         let (upper, tree, epoch) = match store.head(head)? {

@@ -168,12 +168,16 @@ fn read_base(dir: &StoreDir) -> Result<BaseRecord> {
 /// What a power cut may have done to the store, from its heads. A head that cannot be read is told when it is asked for.
 fn read_trust(dir: &StoreDir) -> Result<Trust> {
     let boot = crate::sys::proc::boot_id().attempt(|| "read the boot id")?;
-    let heads = dir.make_dir("heads")?;
+    let torn_from = tops(&dir.make_dir("heads")?)?.first().copied().unwrap_or(LayerId(0));
+    Ok(Trust { boot, torn_from })
+}
+
+/// The layers that the heads name, as far as these can be read.
+fn tops(heads: &StoreDir) -> Result<BTreeSet<LayerId>> {
     let names =
         heads.list(|name| (!name.starts_with('.') && !name.ends_with(".new")).then(|| name.to_owned()))?;
-    let tops = names.iter().filter_map(|name| read_one::<HeadRecord>(&heads, name).ok().flatten());
-    let torn_from = tops.map(|head| head.layer).min().unwrap_or(LayerId(0));
-    Ok(Trust { boot, torn_from })
+    let records = names.iter().filter_map(|name| read_one::<HeadRecord>(heads, name).ok().flatten());
+    Ok(records.map(|head| head.layer).collect())
 }
 
 /// Reads a file of one record; none if there is no such file.
@@ -333,13 +337,22 @@ impl Store {
         let mut catalog = BTreeMap::new();
         let mut ids = layers.list(|name| name.parse::<u32>().ok().filter(|_| name.len() == 8))?;
         ids.sort_unstable();
+        let mut newborn = Vec::new();
         for id in &ids {
             let id = LayerId(*id);
             match layer::read_info(&layers, id, trust) {
                 Ok(info) => drop(catalog.insert(id, info)),
-                // A layer whose making was cut off has no header yet, nothing refers to it, and its number stays used.
-                Err(error) if error.kind == Kind::Damage && layer_is_newborn(&layers, id)? => {}
+                Err(error) if error.kind == Kind::Damage && layer_is_newborn(&layers, id)? => {
+                    newborn.push((id, error));
+                }
                 Err(error) => return Err(error),
+            }
+        }
+        // A layer whose making was cut off has no header yet, and nothing refers to it; its number stays used.
+        let tops = tops(&dir.make_dir("heads")?)?;
+        for (id, error) in newborn {
+            if tops.contains(&id) || catalog.values().any(|info| info.header.parent == Some(id)) {
+                return Err(error);
             }
         }
         let store = Store {

@@ -11,6 +11,12 @@ pub fn now() -> Timestamp {
         .unwrap_or_default()
 }
 
+/// When the machine was booted, by the same clock as it goes now.
+pub fn booted() -> Timestamp {
+    let since = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |time| time.tv_sec());
+    Timestamp { secs: now().secs.saturating_sub(since), nanos: 0 }
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

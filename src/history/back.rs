@@ -1,0 +1,247 @@
+//! Taking an apply back that failed, or that was cut off.
+//!
+//! The base is set back to the pre-images, but for what somebody else did to it meanwhile: a path at which neither the pre-image stands
+//! nor what the apply claimed to put there is left as it is, and named. It is a conflict from then on.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::base::{Base, BaseStat, WriteDir};
+use crate::error::{Attempt, Error, FsResult, Result};
+use crate::fs::State;
+use crate::fs::lower::{self, ANY_TIMES, Lower, PreHistory, PreImages};
+use crate::history::apply::{Images, Keep, TAKEN_BACK, collect, found, settle, touched_paths};
+use crate::history::close;
+use crate::history::diff::{self, PathChange, What};
+use crate::history::home::write_base;
+use crate::store::Store;
+use crate::store::layer::{LayerContents, Upper};
+use crate::store::record::{LayerKind, Left, PreNode, Record};
+use crate::sys::{clock, proc};
+use crate::tree::Tree;
+use crate::types::{Epoch, FileKind, Fingerprint, Ino, Timestamp, TreePath};
+
+/// What an apply said it would put into the base.
+#[derive(Default)]
+pub(super) struct Claims {
+    /// By number on the host: a file can stand at several of its paths.
+    prints: BTreeMap<u64, Vec<Fingerprint>>,
+    /// A power cut may have taken the last of them; what was changed before this moment is then taken for the apply's.
+    lost_before: Option<Timestamp>,
+}
+
+impl Claims {
+    /// The claims in the journal of an apply that was cut off.
+    fn of(contents: &LayerContents) -> Result<Claims> {
+        let boot = proc::boot_id().attempt(|| "read the boot id")?;
+        let mut claims = Claims::default();
+        for record in &contents.records {
+            match record {
+                Record::Left(Left { print: Some(print), .. }) => claims.note(*print),
+                Record::Opened { boot: then } if *then != boot => claims.lost_before = Some(clock::booted()),
+                _ => {}
+            }
+        }
+        Ok(claims)
+    }
+
+    fn note(&mut self, print: Fingerprint) {
+        self.prints.entry(print.ino).or_default().push(print);
+    }
+
+    /// Records in the journal of an apply what it is about to put at a path.
+    pub(super) fn claim(&mut self, layer: &mut Upper, path: &TreePath, print: Fingerprint) -> FsResult<()> {
+        layer.record(&Record::Left(Left { path: path.clone(), print: Some(print) }))?;
+        self.note(print);
+        Ok(())
+    }
+
+    /// Whether what stands at a path was put there by neither the apply nor the time before it.
+    fn is_foreign(&self, image: Option<&PreNode>, now: &BaseStat) -> bool {
+        // Directories are judged by what is in them: one that is not empty cannot be removed.
+        if now.kind == FileKind::Dir || self.lost_before.is_some_and(|boot| now.ctime < boot) {
+            return false;
+        }
+        let same_content = |size, mtime| now.kind != FileKind::File || (size, mtime) == (now.size, now.mtime);
+        let is_image =
+            image.is_some_and(|i| i.host == now.ino && same_content(i.node.size(), i.node.meta.mtime));
+        let ours = self.prints.get(&now.ino).map_or(&[][..], Vec::as_slice);
+        // It was cut off while it was being written in place.
+        let is_half_done = ours.last().is_some_and(|print| print.ctime == ANY_TIMES);
+        let is_ours = is_half_done || ours.iter().any(|print| same_content(print.size, print.mtime));
+        !is_image && !is_ours
+    }
+}
+
+/// What was taken back.
+pub(super) struct TakenBack {
+    /// The pre-images, with what is there since.
+    pub(super) images: PreImages,
+    /// Paths that were left as somebody else made them.
+    pub(super) left_alone: BTreeSet<TreePath>,
+}
+
+impl TakenBack {
+    /// Says which paths were left alone.
+    pub(super) fn told(&self) -> String {
+        let paths: Vec<String> = self.left_alone.iter().map(|path| format!("'{path}'")).collect();
+        format!("changed by somebody else meanwhile and left so: {}", paths.join(", "))
+    }
+}
+
+/// Sets the base back to `images`, which an apply after `before` found, and records what is there since.
+pub(super) fn take_back(
+    store: &Arc<Store>,
+    base: &Arc<Base>,
+    layer: &mut Upper,
+    images: Images,
+    before: &PreHistory,
+    claims: &mut Claims,
+) -> Result<TakenBack> {
+    let with_images: PreHistory = before.iter().cloned().chain([Arc::new(collect(&images, &[]))]).collect();
+    let mut left_alone = foreign(base, &images, claims).attempt(|| "look at the base")?;
+    let inos = set_back(store, base, layer, before, &with_images, claims, &mut left_alone)?;
+    let images = settle(store, base, layer, images, &inos, &left_alone).attempt(|| "set the base back")?;
+    Ok(TakenBack { images, left_alone })
+}
+
+/// The paths at which somebody else changed something.
+fn foreign(base: &Base, images: &Images, claims: &Claims) -> FsResult<BTreeSet<TreePath>> {
+    let mut foreign = BTreeSet::new();
+    if !base.keeps_numbers() {
+        // Nobody can tell the files apart.
+        return Ok(foreign);
+    }
+    for (path, image) in images {
+        if let Some(now) = found(base.stat(path))?
+            && claims.is_foreign(image.as_ref(), &now)
+        {
+            foreign.insert(path.clone());
+        }
+    }
+    Ok(foreign)
+}
+
+/// Makes the base look as before the last of `with_images`, but for what is left alone. Gives the number of each node that it touched.
+fn set_back(
+    store: &Arc<Store>,
+    base: &Arc<Base>,
+    layer: &mut Upper,
+    before: &PreHistory,
+    with_images: &PreHistory,
+    claims: &mut Claims,
+    left_alone: &mut BTreeSet<TreePath>,
+) -> Result<BTreeMap<TreePath, Ino>> {
+    let at = |epoch: usize| {
+        let epoch = Epoch(u32::try_from(epoch).unwrap_or(u32::MAX));
+        let lower = Lower::new(Arc::clone(base), Arc::clone(store), epoch, with_images.clone());
+        State { tree: Tree::new(), lower: Arc::new(lower) }
+    };
+    let attempt = || "set the base back";
+    let (from, to) = (at(with_images.len()), at(before.len()));
+    let touched_by_apply: BTreeSet<TreePath> =
+        with_images.last().iter().flat_map(|images| images.paths().cloned()).collect();
+    remove_staged(base, touched_by_apply.iter()).attempt(attempt)?;
+    let mut changes = diff::changes(&from, &to, false).attempt(attempt)?;
+    let in_use = dirs_in_use(base, &changes, left_alone).attempt(attempt)?;
+    // What the apply put into a directory that stays goes; what would stand below a file that stays cannot come back.
+    let stays =
+        |path: &TreePath| in_use.contains(path) || left_alone.iter().any(|foreign| path.starts_with(foreign));
+    changes.retain(|change| !stays(&change.path));
+    let mut touched = touched_paths(&changes);
+    for path in touched_by_apply {
+        touched.entry(path).or_insert(Keep::InPlace);
+    }
+    touched.retain(|path, _| !stays(path));
+    left_alone.extend(in_use);
+    let mut claim = |path: &TreePath, print| claims.claim(layer, path, print);
+    write_base(base, &from, &to, &changes, &touched, &mut claim).attempt(attempt)
+}
+
+/// The directories that would go, but in which somebody put something that stays.
+fn dirs_in_use(
+    base: &Base,
+    changes: &[PathChange],
+    left_alone: &BTreeSet<TreePath>,
+) -> FsResult<BTreeSet<TreePath>> {
+    let go: BTreeSet<&TreePath> =
+        changes.iter().filter(|c| matches!(c.what, What::Deleted | What::Type)).map(|c| &c.path).collect();
+    let mut kept = BTreeSet::new();
+    // Deepest first: a directory stays if anything in it does.
+    for path in go.iter().rev() {
+        let Some(stat) = found(base.stat(path))?.filter(|stat| stat.kind == FileKind::Dir) else { continue };
+        if stat.foreign {
+            continue;
+        }
+        let in_use = base.list(path)?.iter().any(|entry| {
+            let inside = path.join(&entry.name);
+            !go.contains(&inside) || left_alone.contains(&inside) || kept.contains(&inside)
+        });
+        if in_use {
+            kept.insert((*path).clone());
+        }
+    }
+    Ok(kept)
+}
+
+/// Removes what an apply that was cut off had staged.
+fn remove_staged<'p>(base: &Base, touched: impl Iterator<Item = &'p TreePath>) -> FsResult<()> {
+    let dirs: BTreeSet<TreePath> = touched.filter_map(|path| path.split().map(|(dir, _)| dir)).collect();
+    for path in dirs {
+        let Some(names) = found(base.list(&path))? else { continue };
+        for entry in names.iter().filter(|e| WriteDir::is_temp_name(&e.name)) {
+            base.writer().dir(&path)?.unlink(&entry.name)?;
+        }
+    }
+    Ok(())
+}
+
+/// The applies that were cut off: the next start takes them back.
+///
+/// # Errors
+/// Damage.
+pub(super) fn unfinished(store: &Store) -> Result<Vec<LayerContents>> {
+    let mut all = store.catalog();
+    all.retain(|l| l.header.kind == LayerKind::PreImage && l.seal.is_none());
+    let read = all.iter().map(|l| store.read_layer(l.header.layer));
+    let mut contents = read.collect::<Result<Vec<_>>>()?;
+    contents.retain(|contents| !contents.records.iter().any(|r| matches!(r, Record::Abandoned)));
+    Ok(contents)
+}
+
+/// Sets the base back to what it was before an apply that was cut off.
+///
+/// # Errors
+/// What the base or the store answers; the next start tries again.
+pub(super) fn roll_back_unfinished(store: &Arc<Store>, base: &Arc<Base>) -> Result<()> {
+    for contents in unfinished(store)? {
+        let id = contents.info.header.layer;
+        let during = |e: Error| e.during(format!("roll back the apply of layer {id}"));
+        let mut layer = store.reopen_layer(&contents).map_err(during)?;
+        // The base is written only after the images were complete and marked so.
+        let Some(complete) = contents.records.iter().position(|r| matches!(r, Record::Synced)) else {
+            layer.record(&Record::Abandoned).map_err(during)?;
+            layer.sync().map_err(during)?;
+            continue;
+        };
+        let mut claims = Claims::of(&contents)?;
+        let images: Images = contents.records.into_iter().take(complete).filter_map(image_in).collect();
+        let before = lower::read_history(store).map_err(during)?;
+        let back = take_back(store, base, &mut layer, images, &before, &mut claims).map_err(during)?;
+        close(store, layer, TAKEN_BACK).map_err(during)?;
+        log::warn!("an apply that was cut off was taken back");
+        if !back.left_alone.is_empty() {
+            log::warn!("{}", back.told());
+        }
+    }
+    Ok(())
+}
+
+fn image_in(record: Record) -> Option<(TreePath, Option<PreNode>)> {
+    match record {
+        Record::PreImage(image) => Some((image.path, image.node)),
+        Record::Header(_) | Record::Opened { .. } | Record::Edits(_) | Record::Synced => None,
+        Record::Seal(_) | Record::Left(_) | Record::Abandoned => None,
+        Record::SyncedTo(_) | Record::Compact => None,
+    }
+}

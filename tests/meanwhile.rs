@@ -1,0 +1,138 @@
+//! A base that somebody changes while an apply is under way: at each moment at which the apply writes to the store, something is
+//! written into the base by hand. It is never lost, and the apply is done or not done.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a failure is what a test is for")]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use jailfs::fs::{Caller, RenameMode};
+use jailfs::sandbox::verbs::{Reply, Request};
+use jailfs::sandbox::{Sandbox, StoreOptions};
+use jailfs::sys::step;
+use jailfs::types::{Name, NodeId};
+
+const ME: Caller = Caller { uid: 0, gid: 0 };
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+fn put(sandbox: &Sandbox, file: &str, bytes: &[u8]) {
+    let fs = sandbox.fs();
+    let id = match fs.lookup(NodeId::ROOT, &name(file)) {
+        Ok(entry) => entry.id,
+        Err(_) => fs.mknod(NodeId::ROOT, &name(file), 0o100_644, 0, 0, ME).unwrap().id,
+    };
+    fs.write(id, 0, bytes, false).unwrap();
+}
+
+/// Bases of this kind, and a tree in which of each kind of change there is one.
+fn prepare(dir: &Path) -> Arc<Sandbox> {
+    let base = dir.join("base");
+    std::fs::create_dir(&base).unwrap();
+    for file in ["written", "removed", "renamed", "mode", "linked", "far"] {
+        std::fs::write(base.join(file), format!("{file} of the base")).unwrap();
+    }
+    std::fs::hard_link(base.join("linked"), base.join("link")).unwrap();
+    let options = StoreOptions { volatile: true, ..StoreOptions::default() };
+    let sandbox = Sandbox::create_or_open(&base, &dir.join("store"), &options).unwrap();
+    put(&sandbox, "written", b"WRITTEN");
+    put(&sandbox, "linked", b"LINKED");
+    put(&sandbox, "new", b"new");
+    put(&sandbox, "far", b"FAR");
+    let fs = sandbox.fs();
+    fs.unlink(NodeId::ROOT, &name("removed")).unwrap();
+    fs.rename(NodeId::ROOT, &name("renamed"), NodeId::ROOT, &name("now"), RenameMode::Replace, 0).unwrap();
+    let mode = fs.lookup(NodeId::ROOT, &name("mode")).unwrap().id;
+    fs.setattr(mode, jailfs::fs::SetAttr { mode: Some(0o600), ..Default::default() }).unwrap();
+    sandbox
+}
+
+/// Of the moments every so many is tried; `JAILFS_MOMENT_STRIDE=1` tries all.
+const EVERY: usize = 4;
+
+/// What the base holds under all names, but for one.
+fn seen(base: &Path, but: &str) -> Vec<(String, Vec<u8>)> {
+    let names = std::fs::read_dir(base).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|name| name != but).collect();
+    names.sort();
+    names.into_iter().map(|name| (name.clone(), std::fs::read(base.join(&name)).unwrap())).collect()
+}
+
+fn change(file: &Path) {
+    match std::fs::read(file) {
+        // As an editor does it: beside it, and over it.
+        Ok(mut bytes) => {
+            bytes.extend(b" by hand");
+            let temp = file.with_extension("by-hand");
+            std::fs::write(&temp, bytes).unwrap();
+            std::fs::rename(temp, file).unwrap();
+        }
+        Err(_) => std::fs::write(file, "by hand").unwrap(),
+    }
+}
+
+#[test]
+fn what_somebody_writes_into_the_base_while_an_apply_is_under_way_is_never_lost() {
+    let before = {
+        let dir = tempfile::tempdir().unwrap();
+        drop(prepare(dir.path()));
+        dir
+    };
+    let before = |but: &str| seen(&before.path().join("base"), but);
+    let (mut conflicts, mut failures, mut done) = (0, 0, 0);
+    for file in ["written", "removed", "now", "mode", "linked", "new", "other"] {
+        let every: usize = std::env::var("JAILFS_MOMENT_STRIDE").map_or(EVERY, |every| every.parse().unwrap());
+        for moment in (1..).step_by(every) {
+            let dir = tempfile::tempdir().unwrap();
+            let sandbox = prepare(dir.path());
+            let base = dir.path().join("base");
+            let (moments, target) = (Arc::new(AtomicUsize::new(0)), base.join(file));
+            let seen_moments = Arc::clone(&moments);
+            step::record(Some(Box::new(move |_| {
+                if seen_moments.fetch_add(1, Ordering::SeqCst) + 1 == moment {
+                    change(&target);
+                }
+            })));
+            let result = sandbox.handle(Request::Apply { paths: Vec::new(), dry_run: false, undo: false });
+            step::record(None);
+            let when = format!("{file}, moment {moment}");
+            if moments.load(Ordering::SeqCst) < moment {
+                // It was over before.
+                assert!(moment > 10);
+                break;
+            }
+            let bytes = std::fs::read(base.join(file)).unwrap_or_default();
+            assert!(bytes.ends_with(b"by hand"), "{when}: what was written by hand is lost: {result:?}");
+            let now = seen(&base, file);
+            match result {
+                Ok(Reply::Applied(applied)) if applied.conflicts.is_empty() => {
+                    assert!(now.iter().any(|(n, b)| n == "far" && b.starts_with(b"FAR")), "{when}");
+                    done += 1;
+                }
+                Ok(Reply::Applied(applied)) => {
+                    assert!(applied.conflicts.iter().all(|(path, _)| path.to_string() == file), "{when}");
+                    assert_eq!(now, before(file), "{when}: something was written");
+                    conflicts += 1;
+                }
+                Err(error) => {
+                    // Links are one file: with the content of one of them that of the other was kept as well.
+                    assert_eq!(now, before(file), "{when}: {error}");
+                    assert!(error.hint.is_some(), "{when}: {error:?}");
+                    failures += 1;
+                }
+                other => panic!("{when}: {other:?}"),
+            }
+            drop(sandbox);
+            // It can be opened, and what was made by hand stays a conflict or is the base's.
+            let again = Sandbox::open(&dir.path().join("store")).unwrap();
+            assert!(std::fs::read(base.join(file)).unwrap().ends_with(b"by hand"), "{when}");
+            drop(again);
+            let checked = Sandbox::check_store(&dir.path().join("store"), true).unwrap();
+            assert!(checked.problems.is_empty(), "{when}: {:?}", checked.problems);
+        }
+    }
+    assert!(conflicts > 0 && failures > 0 && done > 0, "{conflicts} {failures} {done}");
+}

@@ -198,7 +198,7 @@ fn a_file_that_is_cut_at_any_byte_is_told_or_is_what_it_was_before_its_end() {
             match jailfs::sandbox::Sandbox::open(&live.store) {
                 Err(error) => {
                     assert!(problems > 0, "{when}: it cannot be opened, and the check finds nothing: {error}");
-                    let named = error.attempt.contains(file.rsplit('/').next().unwrap());
+                    let named = error.to_string().contains(file.rsplit('/').next().unwrap());
                     assert!(named, "{when}: the error does not name the file: {error}");
                 }
                 Ok(sandbox) => {

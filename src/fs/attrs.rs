@@ -193,6 +193,10 @@ impl Fs {
     /// # Errors
     /// EEXIST, ENODATA, E2BIG, ERANGE, ENOSPC, or what the store answers.
     pub fn setxattr(&self, id: NodeId, name: &[u8], value: &[u8], how: SetXattr) -> FsResult<()> {
+        self.with_room(Need::More, || self.try_setxattr(id, name, value, how))
+    }
+
+    fn try_setxattr(&self, id: NodeId, name: &[u8], value: &[u8], how: SetXattr) -> FsResult<()> {
         if name.is_empty() || name.len() > XATTR_NAME_MAX {
             return Err(FsError::Range);
         }
@@ -241,6 +245,10 @@ impl Fs {
     /// # Errors
     /// ENODATA, or what the store answers.
     pub fn removexattr(&self, id: NodeId, name: &[u8]) -> FsResult<()> {
+        self.with_room(Need::Less, || self.try_removexattr(id, name))
+    }
+
+    fn try_removexattr(&self, id: NodeId, name: &[u8]) -> FsResult<()> {
         let mut core = self.core();
         let subject = core.subject(id)?;
         let node = core.tree_of(subject).node(subject.key).cloned().ok_or(FsError::NotFound)?;

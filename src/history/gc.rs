@@ -187,9 +187,10 @@ impl Timeline {
         let below =
             |layer: LayerId| self.nearest(&needed, self.store.layer(layer).and_then(|l| l.header.parent));
         if !dry_run {
-            for layer in &stale {
+            for layer in stale.iter().chain(&self.abandoned()?) {
                 self.store.remove_layer(*layer)?;
             }
+            self.store.remove_newborn()?;
             for layer in &needed {
                 self.lift(*layer, below(*layer))?;
             }
@@ -235,6 +236,21 @@ impl Timeline {
             }
         }
         Ok(stale)
+    }
+
+    /// The layers of applies that were given up before they changed anything. No epoch begins with them, and nothing refers to them.
+    fn abandoned(&self) -> Result<Vec<LayerId>> {
+        let mut abandoned = Vec::new();
+        let catalog = self.store.catalog();
+        // The newest layer stays, so that its number is not given out again.
+        let older = catalog.iter().rev().skip(1);
+        for info in older.filter(|l| l.seal.is_none() && l.header.kind == LayerKind::PreImage) {
+            let records = self.store.read_layer(info.header.layer)?.records;
+            if records.iter().any(|record| matches!(record, Record::Abandoned)) {
+                abandoned.push(info.header.layer);
+            }
+        }
+        Ok(abandoned)
     }
 
     /// The nearest needed layer at or below one.

@@ -145,6 +145,21 @@ impl Store {
         disk::remove_dir(&self.layers, &name).attempt(|| format!("remove {}", self.layers.show(&name)))
     }
 
+    /// Removes the directories of layers whose making was cut off before they had a header. The number of the newest layer stays
+    /// used by that one, so no number is given out twice.
+    ///
+    /// # Errors
+    /// As the calls it is made of; what is left is removed the next time.
+    pub fn remove_newborn(&self) -> Result<()> {
+        let known: std::collections::BTreeSet<LayerId> = self.state.lock().catalog.keys().copied().collect();
+        let newest = known.last().copied().unwrap_or(LayerId(0));
+        let there = self.layers.list(|name| name.parse::<u32>().ok().filter(|_| name.len() == 8).map(LayerId))?;
+        for layer in there.into_iter().filter(|layer| *layer < newest && !known.contains(layer)) {
+            self.remove_layer(layer)?;
+        }
+        Ok(())
+    }
+
     /// Gives back ranges of the pool of a layer, to which nothing refers and nothing will.
     ///
     /// # Errors

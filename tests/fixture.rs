@@ -1,0 +1,146 @@
+//! A store that was written once, in this format, and must open for ever: `tests/fixtures/format-N.tar.gz` holds it with its base, and
+//! `format-N.txt` what each of its states shows.
+//!
+//! The base is a copy wherever it is unpacked, with other numbers and change times. So nothing that the tree covers has bytes in it: all
+//! content is in the store, or in files of the base that are not covered.
+//!
+//! As long as the format is not released, its fixture is made anew by
+//! `cargo test --test fixture -- --ignored --exact make_the_fixture_anew`; afterwards never again.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stderr,
+    reason = "a failure is what a test is for"
+)]
+
+#[expect(dead_code, reason = "other tests need more of it")]
+#[path = "common/live.rs"]
+mod harness;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use harness::{Live, shell};
+use jailfs::sandbox::{Sandbox, StoreOptions};
+
+const FORMAT: &str = "format-1";
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+/// What can be seen of a tree, but for numbers and change times.
+const LIST: &str = "LC_ALL=C; export LC_ALL
+    find . -printf '%p %y %m %U %G %T@ %s %n %l\\n' | sort | cat -v
+    find . -type f -print0 | sort -z | xargs -0 md5sum | cat -v
+    getfattr -R -h -d -m '^user' . 2>/dev/null | cat -v";
+
+/// What `checkpoints` of a mounted store show, and the tree as it is, as one text.
+fn all_states(live: &Live) -> String {
+    let mut all = format!("== @\n{}", live.sh(LIST));
+    for name in ["one", "two", "three", "four"] {
+        live.restore(name);
+        all += &format!("== {name}\n{}", live.sh(LIST));
+    }
+    all
+}
+
+const FIRST: &str = r#"
+    mkdir -p dir/deep "$(printf 'not \377 text')"; echo content > "$(printf 'not \377 text/f\200')"; echo new > README
+    seq 5000 > dir/big; ln dir/big dir/deep/link; ln -s ../README dir/symlink; mkfifo -m 640 dir/fifo
+    setfattr -n user.colour -v green dir/big; setfattr -n user.d -v x dir; setfacl -m u:7:rx dir/deep; chmod 4711 README; chown 12:34 dir/big
+    truncate -s 5M sparse; echo middle | dd of=sparse bs=1 seek=3000000 conv=notrunc status=none
+    echo space > 'a name with  spaces'; touch -d '1969-12-31 23:59:58.123456789 UTC' old; touch -d '2300-01-01 UTC' future
+    mknod null c 1 3; for n in 1 2 3 4 5 6 7 8 9; do echo $n > dir/n$n; done
+"#;
+const SECOND: &str = "rm dir/n1 dir/n2; mv dir/deep moved; echo more >> dir/big; rm -r not*; truncate -s 100 sparse; setfattr -x user.d dir";
+const THIRD: &str = "echo branch > branch; rm dir/fifo; mkdir -p x/y/z; echo z > x/y/z/z; chmod 700 x";
+const FOURTH: &str = "echo after > after-apply; rm branch; echo all > dir/n3; mkdir x/empty";
+const LAST: &str = "echo unsealed > unsealed; mv unsealed renamed; rm 'a name with  spaces'";
+
+fn tidy(store: &Path) {
+    Sandbox::open(store).unwrap().tidy().unwrap();
+}
+
+#[test]
+#[ignore = "writes the fixture; only for a format that is not released"]
+fn make_the_fixture_anew() {
+    let mut live = Live::new("echo base > README; mkdir below; echo untouched > below/plain; touch -d 2020-01-01 below/plain");
+    live.applied = true;
+    live.sh(FIRST);
+    live.checkpoint("one");
+    live.sh(SECOND);
+    live.jailfs(&["checkpoint", "two", "-m", "a message"]);
+    live.umount();
+    tidy(&live.store);
+    live.mount();
+    live.restore("one");
+    live.sh(THIRD);
+    live.checkpoint("three");
+    live.jailfs(&["hold", "two"]);
+    live.jailfs(&["apply"]);
+    live.sh(FOURTH);
+    live.checkpoint("four");
+    live.sh(LAST);
+    live.umount();
+    let script = format!("rm -f store/control store/daemon.log store/lock store/reserve; mkdir kept; cp -a store base kept
+        tar --format=posix --sort=name --xattrs --acls -S -czf {}/{FORMAT}.tar.gz -C kept store base", fixtures().display());
+    shell(live.outside(), &script);
+    live.mount();
+    std::fs::write(fixtures().join(format!("{FORMAT}.txt")), all_states(&live)).unwrap();
+}
+
+#[test]
+fn a_store_that_was_written_in_this_format_opens_for_ever() {
+    let mut live = Live::new("");
+    live.applied = true;
+    live.umount();
+    let archive = fixtures().join(format!("{FORMAT}.tar.gz"));
+    let unpack = format!("rm -r store base; tar --xattrs --acls -xzpf {}; chmod 700 store", archive.display());
+    shell(live.outside(), &unpack);
+    let checked = Sandbox::check_store(&live.store, true).unwrap();
+    assert!(checked.problems.is_empty(), "{:#?}", checked.problems);
+    // Once it must be said that the copy stands for the base.
+    let options = StoreOptions { other_base: true, ..StoreOptions::default() };
+    drop(Sandbox::create_or_open(&live.base, &live.store, &options).unwrap());
+    live.mount();
+    let log = live.jailfs(&["log", "--all"]);
+    for part in ["one", "two", "three", "four", "a message"] {
+        assert!(log.contains(part), "{part}: {log}");
+    }
+    let ops = live.jailfs(&["op", "log"]);
+    assert!(ops.contains("apply") && ops.contains("restore"), "{ops}");
+    let expected = std::fs::read_to_string(fixtures().join(format!("{FORMAT}.txt"))).unwrap();
+    let found = all_states(&live);
+    let differing = expected.lines().zip(found.lines()).find(|(a, b)| a != b);
+    assert!(expected == found, "first difference: {differing:?}");
+    // And it goes on: it is written to, compacted and collected.
+    live.sh("echo go on > go-on");
+    live.checkpoint("five");
+    live.jailfs(&["release", "two"]);
+    live.jailfs(&["gc", "--operations", "0"]);
+    live.umount();
+    tidy(&live.store);
+    let checked = Sandbox::check_store(&live.store, true).unwrap();
+    assert!(checked.problems.is_empty(), "{:#?}", checked.problems);
+    eprintln!("{} states of {FORMAT}", expected.lines().filter(|line| line.starts_with("== ")).count());
+}
+
+/// Every format has a fixture, and this one is the last.
+#[test]
+fn every_format_has_its_fixture() {
+    let output = Command::new("ls").arg(fixtures()).output().unwrap();
+    let names = String::from_utf8(output.stdout).unwrap();
+    let live = tempfile::tempdir().unwrap();
+    std::fs::create_dir(live.path().join("base")).unwrap();
+    let store = live.path().join("store");
+    drop(Sandbox::create_or_open(&live.path().join("base"), &store, &StoreOptions::default()).unwrap());
+    let number = std::fs::read_to_string(store.join("format")).unwrap();
+    let number: u32 = number.trim().rsplit(' ').next().unwrap().parse().unwrap();
+    assert_eq!(FORMAT, format!("format-{number}"));
+    for n in 1..=number {
+        assert!(names.contains(&format!("format-{n}.tar.gz")) && names.contains(&format!("format-{n}.txt")));
+    }
+}

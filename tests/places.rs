@@ -9,6 +9,8 @@
 
 #[path = "places/base.rs"]
 mod base;
+#[path = "places/clock.rs"]
+mod clock;
 #[path = "places/device.rs"]
 mod device;
 #[path = "places/drift.rs"]

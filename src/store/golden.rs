@@ -11,7 +11,7 @@ use super::BaseRecord;
 use super::codec::{decode, encode};
 use super::record::*;
 use super::sums::SumsRecord;
-use crate::types::{ByteRange, Epoch, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath};
+use crate::types::{BaseMark, ByteRange, Epoch, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath};
 
 const T: Timestamp = Timestamp { secs: -2, nanos: 5 };
 
@@ -160,6 +160,8 @@ fn records_of_the_other_files() {
         (IdentityRecord::Reserved(Ino(1 << 48)), "00fd0000000000000100"),
         (IdentityRecord::Named { dev: 0, host: 12, ino: Ino(34) }, "01000c22"),
         (IdentityRecord::Synced, "02"),
+        (IdentityRecord::Root(BaseMark { host: 2, born: None }), "030200"),
+        (IdentityRecord::Root(BaseMark { host: 300, born: Some(T) }), "03fb2c01010305"),
     ]);
     let op = |verb| OpRecord {
         head: "main".into(),

@@ -107,16 +107,56 @@ fn the_subvolumes_of_btrfs_are_told_apart_after_a_reboot() {
     live.checkpoint("first");
     let before = live.snapshot();
     live.umount();
-    below.umount();
-    below.mount(&image, "loop");
-    // In the other order, so that each has the number that the other one had.
+    // In the other order, so that one has the number that the other one had. Who else mounts something takes numbers, too.
     let dev = |path: &str| std::fs::metadata(live.base.join(path)).unwrap().dev();
-    dev("b");
-    assert_eq!((dev("b"), dev("a")), (a, b), "the numbers are exchanged");
+    for _ in 0..20 {
+        below.umount();
+        below.mount(&image, "loop");
+        if dev("b") == a || dev("a") == b {
+            break;
+        }
+    }
+    assert_ne!((dev("a"), dev("b")), (a, b), "the numbers are others");
     live.mount();
     crate::harness::assert_same(&before, &live.snapshot(), "the tree");
     assert_eq!(live.sh("cat b/f; tail -n1 b/part; tail -n1 a/part; cat f"), "b\n3000\nchanged\nroot\n");
     live.jailfs(&["apply"]);
     live.check_applied(&["a/f", "b/f", "a/part", "b/part"]);
     live.umount();
+}
+
+/// A quota of btrfs, which root is under as well.
+#[test]
+fn a_quota_is_edquot_and_everything_that_was_answered_stays() {
+    let script = "truncate -s 192M ../image; mkfs.btrfs -q ../image; mkdir -m 700 ../store; mount -o loop ../image ../store
+        chmod 700 ../store; btrfs quota enable ../store; btrfs qgroup limit 24M 0/5 ../store; echo base > f";
+    let mut live = Live::with_limit(script, &[], std::time::Duration::from_secs(200));
+    let store = Below(live.store.clone());
+    live.sh("echo kept > kept; head -c 4000000 /dev/urandom > first; md5sum first > sum");
+    live.checkpoint("before");
+    // What was answered and synced is there, what was refused is not.
+    let fill = "
+import os, errno
+done = 0
+f = os.open('big', os.O_CREAT | os.O_WRONLY)
+try:
+    while done < 200:
+        os.write(f, os.urandom(1 << 20)); os.fsync(f); done += 1
+except OSError as e:
+    print(errno.errorcode[e.errno], done)
+";
+    let said = shell(&live.mnt, &format!("python3 -c \"{fill}\""));
+    let (errno, done) = said.trim().split_once(' ').unwrap();
+    assert_eq!(errno, "EDQUOT", "{said}");
+    assert!(done.parse::<u64>().unwrap() < 24, "{said}");
+    assert_eq!(live.sh("cat kept; md5sum -c sum"), "kept\nfirst: OK\n");
+    // With more room it goes on.
+    shell(&live.store, "btrfs qgroup limit 96M 0/5 .");
+    live.sh(&format!("test $(stat -c %s big) -ge {}; rm big", done.parse::<u64>().unwrap() << 20));
+    live.restore("before");
+    live.sh("head -c 3000000 /dev/urandom > again; sync again; md5sum -c sum");
+    live.checkpoint("after");
+    live.umount();
+    crate::states::check(&live.store, "after the quota was met");
+    drop(store);
 }

@@ -36,6 +36,7 @@ pub struct Live {
     /// Whether an apply may have changed the base.
     pub applied: bool,
     mounted: bool,
+    pid: u32,
     watched: Arc<Watched>,
 }
 
@@ -69,7 +70,7 @@ impl Live {
         let watched = Arc::new(Watched::default());
         let options = options.to_vec();
         let mut live =
-            Live { dir, base, mnt, store, base_before, options, applied: false, mounted: false, watched };
+            Live { dir, base, mnt, store, base_before, options, applied: false, mounted: false, pid: 0, watched };
         live.watch(limit);
         live.mount();
         live
@@ -82,8 +83,8 @@ impl Live {
         let command = command.arg("mount").args([&base, &mnt]).arg("--store").arg(&store).args(&self.options);
         checked(command.current_dir("/"), "mount");
         self.mounted = true;
-        let pid = self.daemon();
-        self.watched.pids.lock().unwrap().push(pid);
+        self.pid = self.daemon();
+        self.watched.pids.lock().unwrap().push(self.pid);
     }
 
     /// Unmounts it; nothing may be in use any more.
@@ -106,15 +107,26 @@ impl Live {
 
     /// Kills the daemon as a full machine would, and mounts again over the dead mount.
     pub fn kill_and_mount(&mut self) {
-        let pid = Pid::from_raw(self.daemon() as i32);
-        kill(pid, Signal::SIGKILL).unwrap();
-        // The signal is on its way; the daemon is gone when the kernel says so of its mount.
+        kill(self.pid(), Signal::SIGKILL).unwrap();
+        self.wait_until_dead();
+        self.mount();
+    }
+
+    /// The daemon.
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(self.pid as i32)
+    }
+
+    /// Waits for the end of a daemon that was killed: the signal is on its way, and it is gone when the kernel says so of its
+    /// mount.
+    pub fn wait_until_dead(&self) {
         let gone = Instant::now() + Duration::from_secs(10);
         while statvfs(&self.mnt) != Err(Errno::ENOTCONN) {
             assert!(Instant::now() < gone, "the daemon outlives SIGKILL");
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.mount();
+        // Its number may be another's by the time of the watchdog.
+        self.watched.pids.lock().unwrap().retain(|pid| *pid != self.pid);
     }
 
     fn daemon(&self) -> u32 {
@@ -251,7 +263,8 @@ fn checked(command: &mut Command, what: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-fn text(output: &Output) -> String {
+/// What a program said, for messages.
+pub fn text(output: &Output) -> String {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     format!("{}\n{out}{err}", output.status)
 }

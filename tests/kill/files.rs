@@ -1,0 +1,394 @@
+//! Files and directories as they must be, and random operations on them, each one call of the system.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::rng::Rng;
+
+const BLOCK: usize = 4096;
+const ATTR: &[u8] = b"user.k";
+
+/// One call. Bytes are made from a stamp, so that no two calls write the same.
+#[derive(Clone, Debug)]
+pub enum Op {
+    /// With the number that the file got, once that is known.
+    Create(String, u64),
+    Write { path: String, at: u64, len: usize, stamp: u64 },
+    Append { path: String, len: usize, stamp: u64 },
+    Truncate(String, u64),
+    Remove(String),
+    Rename(String, String),
+    Mkdir(String),
+    Rmdir(String),
+    Link(String, String),
+    Symlink(String, String),
+    Chmod(String, u32),
+    Attr(String, u64),
+}
+
+/// What a writer does most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Habit {
+    /// Makes, writes, renames and removes small files.
+    Small,
+    /// Writes and appends to big ones.
+    Big,
+    /// Moves directories.
+    Dirs,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Entry {
+    Dir,
+    File(u64),
+    Link(String),
+}
+
+#[derive(Clone, Debug)]
+struct Content {
+    bytes: Arc<Vec<u8>>,
+    mode: u32,
+    attr: Option<u64>,
+    /// Its number; 0 if it is not known.
+    ino: u64,
+}
+
+/// What is there. In one that was read, the key of a file is its number.
+#[derive(Clone, Debug, Default)]
+pub struct Tree {
+    names: BTreeMap<String, Entry>,
+    files: BTreeMap<u64, Content>,
+    next: u64,
+}
+
+/// The bytes that a stamp puts at an offset of a file.
+fn bytes(stamp: u64, at: u64, len: usize) -> Vec<u8> {
+    let word = |n: u64| (stamp ^ (n << 20)).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
+    let (first, end) = (at / 8, (at + len as u64).div_ceil(8));
+    let all: Vec<u8> = (first..end).flat_map(word).collect();
+    let skip = (at % 8) as usize;
+    all[skip..skip + len].to_vec()
+}
+
+impl Tree {
+    fn content(&self, path: &str) -> Option<&Content> {
+        match self.names.get(path) {
+            Some(Entry::File(id)) => self.files.get(id),
+            _ => None,
+        }
+    }
+
+    fn content_mut(&mut self, path: &str) -> &mut Content {
+        let Some(Entry::File(id)) = self.names.get(path) else { panic!("'{path}' is no file") };
+        self.files.get_mut(id).unwrap()
+    }
+
+    pub fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Create(path, ino) => {
+                self.next += 1;
+                // Not a number that somebody read.
+                let id = (1 << 63) | self.next;
+                self.names.insert(path.clone(), Entry::File(id));
+                let content = Content { bytes: Arc::default(), mode: 0o644, attr: None, ino: *ino };
+                self.files.insert(id, content);
+            }
+            Op::Write { path, at, len, stamp } => self.write(path, *at as usize, *at, *len, *stamp),
+            Op::Append { path, len, stamp } => {
+                let end = self.content_mut(path).bytes.len();
+                self.write(path, end, end as u64, *len, *stamp);
+            }
+            Op::Truncate(path, len) => {
+                Arc::make_mut(&mut self.content_mut(path).bytes).resize(*len as usize, 0);
+            }
+            Op::Remove(path) | Op::Rmdir(path) => drop(self.names.remove(path)),
+            Op::Rename(from, to) => self.rename(from, to),
+            Op::Mkdir(path) => drop(self.names.insert(path.clone(), Entry::Dir)),
+            Op::Link(from, to) => {
+                let entry = self.names[from].clone();
+                self.names.insert(to.clone(), entry);
+            }
+            Op::Symlink(path, text) => drop(self.names.insert(path.clone(), Entry::Link(text.clone()))),
+            Op::Chmod(path, mode) => self.content_mut(path).mode = *mode,
+            Op::Attr(path, value) => self.content_mut(path).attr = Some(*value),
+        }
+        if matches!(op, Op::Remove(_) | Op::Rename(..)) {
+            let named: BTreeSet<u64> = self.names.values().filter_map(file).collect();
+            self.files.retain(|id, _| named.contains(id));
+        }
+    }
+
+    fn write(&mut self, path: &str, start: usize, at: u64, len: usize, stamp: u64) {
+        let content = Arc::make_mut(&mut self.content_mut(path).bytes);
+        if content.len() < start + len {
+            content.resize(start + len, 0);
+        }
+        content[start..start + len].copy_from_slice(&bytes(stamp, at, len));
+    }
+
+    fn rename(&mut self, from: &str, to: &str) {
+        let below = format!("{from}/");
+        let moved: Vec<String> =
+            self.names.keys().filter(|name| *name == from || name.starts_with(&below)).cloned().collect();
+        for name in moved {
+            let entry = self.names.remove(&name).unwrap();
+            self.names.insert(format!("{to}{}", &name[from.len()..]), entry);
+        }
+    }
+
+    /// Why what was read is not this.
+    pub fn differs(&self, found: &Tree) -> Option<String> {
+        if let Some(name) = self.names.keys().find(|name| !found.names.contains_key(*name)) {
+            return Some(format!("'{name}' is missing"));
+        }
+        if let Some(name) = found.names.keys().find(|name| !self.names.contains_key(*name)) {
+            return Some(format!("'{name}' should not be there"));
+        }
+        let (mut there, mut back) = (HashMap::new(), HashMap::new());
+        for (name, entry) in &self.names {
+            match (entry, &found.names[name]) {
+                (Entry::File(id), Entry::File(other)) => {
+                    if *there.entry(*id).or_insert(*other) != *other || *back.entry(*other).or_insert(*id) != *id {
+                        return Some(format!("'{name}' is not linked as it was"));
+                    }
+                    let why = content_differs(&self.files[id], &found.files[other]);
+                    if let Some(why) = why {
+                        return Some(format!("'{name}' {why}"));
+                    }
+                }
+                (entry, other) if entry == other => {}
+                (entry, other) => return Some(format!("'{name}' is {other:?} and was {entry:?}")),
+            }
+        }
+        None
+    }
+
+    /// Whether what was read is this with a write half done: everything else as it was, and of the file that is
+    /// written each block the old or the new one.
+    pub fn is_torn_by(&self, op: &Op, found: &Tree) -> bool {
+        let (Op::Write { path, .. } | Op::Append { path, .. }) = op else { return false };
+        let mut after = self.clone();
+        after.apply(op);
+        let (Some(old), Some(new), Some(is)) = (self.content(path), after.content(path), found.content(path))
+        else {
+            return false;
+        };
+        let (old, new, is_bytes) = (&old.bytes, &new.bytes, &is.bytes);
+        if is_bytes.len() != old.len() && is_bytes.len() != new.len() {
+            return false;
+        }
+        let torn = is_bytes.chunks(BLOCK).enumerate().all(|(at, block)| {
+            let of = |bytes: &[u8]| bytes.get(at * BLOCK..).map(|rest| rest.starts_with(block)).unwrap_or(false);
+            of(old) || of(new)
+        });
+        let mut rest = self.clone();
+        rest.content_mut(path).bytes = Arc::clone(is_bytes);
+        torn && rest.differs(found).is_none()
+    }
+
+    fn paths(&self, wanted: impl Fn(&Entry) -> bool) -> Vec<&String> {
+        self.names.iter().filter(|(_, entry)| wanted(entry)).map(|(name, _)| name).collect()
+    }
+
+    /// Looks at what is there. Numbers of files are not those of the mount if it is a copy.
+    pub fn read(root: &Path) -> Tree {
+        let mut tree = Tree::default();
+        read_dir(root, "", &mut tree).unwrap_or_else(|error| panic!("read {}: {error}", root.display()));
+        tree
+    }
+
+    /// The same, of which the numbers do not count.
+    pub fn without_numbers(mut self) -> Tree {
+        self.files.values_mut().for_each(|content| content.ino = 0);
+        self
+    }
+}
+
+fn file(entry: &Entry) -> Option<u64> {
+    match entry {
+        Entry::File(id) => Some(*id),
+        Entry::Dir | Entry::Link(_) => None,
+    }
+}
+
+fn content_differs(was: &Content, is: &Content) -> Option<String> {
+    if was.bytes != is.bytes {
+        let at = was.bytes.iter().zip(is.bytes.iter()).position(|(was, is)| was != is);
+        let zeros = at.is_some_and(|at| is.bytes[at..].iter().take(64).all(|byte| *byte == 0));
+        let (was, is) = (was.bytes.len(), is.bytes.len());
+        return Some(format!("has {is} bytes and had {was}; the first that differs is at {at:?} (zeros: {zeros})"));
+    }
+    let numbers_differ = was.ino != 0 && is.ino != 0 && was.ino != is.ino;
+    (was.mode != is.mode || was.attr != is.attr || numbers_differ).then(|| {
+        format!(
+            "has mode {:o}, attribute {:?}, number {}; it had {:o}, {:?}, {}",
+            is.mode, is.attr, is.ino, was.mode, was.attr, was.ino
+        )
+    })
+}
+
+fn read_dir(root: &Path, path: &str, tree: &mut Tree) -> io::Result<()> {
+    for entry in fs::read_dir(root.join(path))? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = std::str::from_utf8(name.as_bytes()).unwrap();
+        let name = if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
+        let full = root.join(&name);
+        let about = fs::symlink_metadata(&full)?;
+        if about.is_dir() {
+            tree.names.insert(name.clone(), Entry::Dir);
+            read_dir(root, &name, tree)?;
+        } else if about.is_symlink() {
+            let text = fs::read_link(&full)?.to_string_lossy().into_owned();
+            tree.names.insert(name, Entry::Link(text));
+        } else {
+            tree.names.insert(name, Entry::File(about.ino()));
+            if !tree.files.contains_key(&about.ino()) {
+                tree.files.insert(about.ino(), read_file(&full, &about)?);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn read_file(path: &Path, about: &fs::Metadata) -> io::Result<Content> {
+    let attr = match jailfs::sys::xattr::get(&File::open(path)?, ATTR) {
+        Ok(value) => Some(u64::from_le_bytes(value.try_into().unwrap())),
+        Err(error) if error.raw_os_error() == Some(libc::ENODATA) => None,
+        Err(error) => return Err(error),
+    };
+    let mode = about.mode() & 0o7777;
+    Ok(Content { bytes: Arc::new(fs::read(path)?), mode, attr, ino: about.ino() })
+}
+
+/// Does one operation. Gives the number of a new file.
+pub fn perform(root: &Path, op: &Op) -> io::Result<u64> {
+    let at = |path: &String| root.join(path);
+    let open = |path: &String| OpenOptions::new().write(true).open(root.join(path));
+    match op {
+        Op::Create(path, _) => {
+            let file = OpenOptions::new().write(true).create_new(true).open(at(path))?;
+            // It is made, whatever becomes of the question.
+            Ok(file.metadata().map_or(0, |about| about.ino()))
+        }
+        Op::Write { path, at, len, stamp } => {
+            whole(open(path)?.write_at(&bytes(*stamp, *at, *len), *at)?, *len).map(|()| 0)
+        }
+        Op::Append { path, len, stamp } => {
+            let file = OpenOptions::new().append(true).open(at(path))?;
+            let end = file.metadata()?.len();
+            whole(io::Write::write(&mut &file, &bytes(*stamp, end, *len))?, *len).map(|()| 0)
+        }
+        Op::Truncate(path, len) => open(path)?.set_len(*len).map(|()| 0),
+        Op::Remove(path) => fs::remove_file(at(path)).map(|()| 0),
+        Op::Rename(from, to) => fs::rename(at(from), at(to)).map(|()| 0),
+        Op::Mkdir(path) => fs::create_dir(at(path)).map(|()| 0),
+        Op::Rmdir(path) => fs::remove_dir(at(path)).map(|()| 0),
+        Op::Link(from, to) => fs::hard_link(at(from), at(to)).map(|()| 0),
+        Op::Symlink(path, text) => std::os::unix::fs::symlink(text, at(path)).map(|()| 0),
+        Op::Chmod(path, mode) => {
+            fs::set_permissions(at(path), fs::Permissions::from_mode(*mode)).map(|()| 0)
+        }
+        Op::Attr(path, value) => {
+            jailfs::sys::xattr::set(&File::open(at(path))?, ATTR, &value.to_le_bytes()).map(|()| 0)
+        }
+    }
+}
+
+fn whole(written: usize, wanted: usize) -> io::Result<()> {
+    if written == wanted { Ok(()) } else { Err(io::Error::other(format!("{written} of {wanted} bytes written"))) }
+}
+
+/// Syncs the file or directory of an operation, if it is there still.
+pub fn sync(root: &Path, op: &Op) -> io::Result<()> {
+    match op {
+        Op::Write { path, .. } | Op::Append { path, .. } | Op::Create(path, _) => {
+            File::open(root.join(path))?.sync_data()
+        }
+        _ => File::open(root)?.sync_all(),
+    }
+}
+
+impl Habit {
+    fn most_files(self) -> usize {
+        match self {
+            Habit::Small => 90,
+            Habit::Big => 5,
+            Habit::Dirs => 30,
+        }
+    }
+
+    /// What to do next, which succeeds in this tree.
+    pub fn choose(self, rng: &mut Rng, tree: &Tree, stamp: u64) -> Op {
+        let files = tree.paths(|entry| matches!(entry, Entry::File(_)));
+        let dirs = tree.paths(|entry| *entry == Entry::Dir);
+        let fresh = |rng: &mut Rng| match dirs.is_empty() || rng.one_in(4) {
+            true => format!("n{stamp}"),
+            false => format!("{}/n{stamp}", rng.pick(&dirs)),
+        };
+        if files.len() > self.most_files() {
+            return Op::Remove((*rng.pick(&files)).clone());
+        }
+        if files.len() < self.most_files() / 2 || rng.one_in(8) {
+            return Op::Create(fresh(rng), 0);
+        }
+        let path = (*rng.pick(&files)).clone();
+        if self == Habit::Dirs
+            && let Some(op) = choose_dir(rng, tree, &dirs, stamp)
+        {
+            return op;
+        }
+        let size = tree.content(&path).map_or(0, |content| content.bytes.len() as u64);
+        let longest = if self == Habit::Big { 120_000 } else { 9_000 };
+        let len = 1 + rng.below(longest) as usize;
+        match rng.below(if self == Habit::Big { 12 } else { 20 }) {
+            0..4 => Op::Write { at: rng.below(size + 1), path, len, stamp },
+            4..9 if size < 40 * longest / 2 => Op::Append { path, len, stamp },
+            4..10 => Op::Truncate(path, rng.below(size + 1)),
+            10 => Op::Attr(path, stamp),
+            11 => Op::Chmod(path, [0o644, 0o600, 0o755][rng.below(3) as usize]),
+            12 => Op::Link(path, fresh(rng)),
+            13 => Op::Symlink(fresh(rng), format!("n{stamp}-text")),
+            14 => Op::Remove(path),
+            15..17 if files.len() > 1 => {
+                let to = (*rng.pick(&files)).clone();
+                // Between two names of one file a rename does nothing.
+                if tree.names[&to] == tree.names[&path] { Op::Rename(path, fresh(rng)) } else { Op::Rename(path, to) }
+            }
+            _ => Op::Rename(path, fresh(rng)),
+        }
+    }
+}
+
+fn choose_dir(rng: &mut Rng, tree: &Tree, dirs: &[&String], stamp: u64) -> Option<Op> {
+    let links = tree.paths(|entry| matches!(entry, Entry::Link(_)));
+    if links.len() > 20 {
+        return Some(Op::Remove((*rng.pick(&links)).clone()));
+    }
+    if dirs.len() < 4 || (dirs.len() < 16 && rng.one_in(5)) {
+        let name = match dirs.is_empty() || rng.one_in(3) {
+            true => format!("d{stamp}"),
+            false => format!("{}/d{stamp}", rng.pick(dirs)),
+        };
+        return Some(Op::Mkdir(name));
+    }
+    let from = (*rng.pick(dirs)).clone();
+    let below = format!("{from}/");
+    match rng.below(10) {
+        0..6 => {
+            let into: Vec<_> = dirs.iter().filter(|dir| ***dir != from && !dir.starts_with(&below)).collect();
+            let to = match into.is_empty() || rng.one_in(3) {
+                true => format!("d{stamp}"),
+                false => format!("{}/d{stamp}", rng.pick(&into)),
+            };
+            Some(Op::Rename(from, to))
+        }
+        6 if !tree.names.keys().any(|name| name.starts_with(&below)) => Some(Op::Rmdir(from)),
+        _ => None,
+    }
+}

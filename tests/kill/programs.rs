@@ -1,0 +1,94 @@
+//! git and sqlite as writers: what they say is done is done, and their own checks find nothing.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::span::Op;
+use crate::writer::{Control, Writer, stamp};
+
+/// Writes and reads a table.
+pub const SQLITE: &str = include_str!("sqlite.py");
+
+/// A repository in which little is done by itself.
+pub const REPOSITORY: &str = "
+    git init -q; git config user.name k; git config user.email k@k; git config gc.auto 0; git config commit.gpgsign false
+    seq 50 > f0; git add -A; git commit -qm first
+";
+
+/// Makes one commit after the other.
+pub fn commit(writer: &Writer, repo: &Path, control: &Control) {
+    while !control.is_over() {
+        let stamp = stamp();
+        writer.begin(Op::Line(stamp.to_string()));
+        let file = stamp % 7;
+        let pack = if stamp.is_multiple_of(5) { "git repack -adq; " } else { "" };
+        let script = format!("{pack}echo {stamp} >> f{file}; git add -A; git commit -qm {stamp}");
+        match Command::new("sh").args(["-ec", &script]).current_dir(repo).output() {
+            Ok(output) if output.status.success() => writer.acknowledge(),
+            Ok(output) => {
+                let said = String::from_utf8_lossy(&output.stderr).into_owned();
+                return control.failed(format!("{}: commit {stamp}: {said}", writer.name));
+            }
+            Err(error) => return control.failed(format!("{}: commit {stamp}: {error}", writer.name)),
+        }
+    }
+}
+
+/// The commits of a repository, which is sound. What a git that was killed has locked is free again.
+pub fn read_commits(repo: &Path) -> Result<Vec<String>, String> {
+    const SCRIPT: &str = "
+        find .git -name '*.lock' -delete
+        git fsck --strict >&2
+        git status --porcelain > /dev/null
+        git log --reverse --format=%s
+    ";
+    let output = Command::new("sh").args(["-ec", SCRIPT]).current_dir(repo).output();
+    let output = output.map_err(|error| format!("go into the repository: {error}"))?;
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    match output.status.success() {
+        true => Ok(said(&output.stdout).lines().map(str::to_owned).collect()),
+        false => Err(format!("git: {}{}", said(&output.stdout), said(&output.stderr))),
+    }
+}
+
+/// Makes one transaction after the other.
+pub fn transact(writer: &Writer, dir: &Path, (mode, synchronous): (&str, &str), control: &Control) {
+    let (count, stamp) = (writer.lines().len(), stamp());
+    let mut command = Command::new("python3");
+    command.args(["-I", "-S", "-u", "-c", SQLITE, "write", mode, synchronous]);
+    command.args([count.to_string(), stamp.to_string()]).current_dir("/").arg(dir.join("db"));
+    let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = started.unwrap();
+    let (stdin, stdout) = (child.stdin.take(), child.stdout.take().unwrap());
+    let mut stdin = Some(stdin);
+    for line in BufReader::new(stdout).lines() {
+        match line.unwrap().split_once(' ') {
+            Some(("begin", row)) => writer.begin(Op::Line(row.to_owned())),
+            Some(("done", _)) => writer.acknowledge(),
+            other => panic!("{other:?}"),
+        }
+        if control.is_over() {
+            // The end of its input; what it does is ended.
+            stdin = None;
+        }
+    }
+    drop(stdin);
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    let status = child.wait().unwrap();
+    if !status.success() {
+        control.failed(format!("{}: {status}: {said}", writer.name));
+    }
+}
+
+/// The rows of a table, in a database that is sound.
+pub fn read_table(dir: &Path) -> Result<Vec<String>, String> {
+    let mut command = Command::new("python3");
+    command.args(["-I", "-S", "-c", SQLITE, "read"]).arg(dir.join("db")).current_dir("/");
+    let output = command.output().unwrap();
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()),
+        false => Err(format!("sqlite: {}", String::from_utf8_lossy(&output.stderr))),
+    }
+}

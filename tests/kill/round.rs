@@ -1,0 +1,203 @@
+//! One kill: load, the kill at a random moment, and what is there then.
+
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::harness::text;
+use crate::span::{Span, State};
+use crate::verbs::Pending;
+use crate::world::{Checkpoint, World};
+use crate::writer::{Control, Working, Writer};
+
+/// When it is killed.
+#[derive(Clone, Copy, Debug)]
+enum Moment {
+    /// So long after the load began.
+    After(Duration),
+    /// So long after this verb began.
+    During(u64, Duration),
+}
+
+/// The load ends with this verb, whatever was planned.
+const LAST_VERB: u64 = 30;
+
+impl World {
+    /// Loads the mount, kills its daemon, mounts again, and holds what is there against what was acknowledged.
+    pub fn round(&mut self) {
+        self.begin_anew_what_is_long();
+        let moment = match self.rng.one_in(2) {
+            true => Moment::After(Duration::from_micros(self.rng.below(350_000))),
+            false => Moment::During(1 + self.rng.below(3), Duration::from_micros(self.rng.below(60_000))),
+        };
+        self.note(format!("kill {} {moment:?}", self.kills + 1));
+        let control = Arc::new(Control::default());
+        let (arm, armed) = channel();
+        let (pid, killing) = (self.live.pid(), Arc::clone(&control));
+        let killer = std::thread::spawn(move || kill_when(&armed, pid, &killing));
+        let pending = self.load(moment, &arm, &control);
+        drop(arm);
+        killer.join().unwrap();
+        self.live.wait_until_dead();
+        control.check();
+        self.kills += 1;
+        self.check_store();
+        while self.rng.one_in(4) {
+            self.kill_a_start();
+        }
+        self.live.mount();
+        self.hold_against(pending);
+    }
+
+    /// Works until the daemon is dead. Gives the verb that was cut off.
+    fn load(&mut self, moment: Moment, arm: &Sender<Duration>, control: &Arc<Control>) -> Pending {
+        if let Moment::After(delay) = moment {
+            arm.send(delay).unwrap();
+        }
+        let mut verbs = 0;
+        let mut begin = |world: &mut World| {
+            std::thread::sleep(Duration::from_micros(world.rng.below(15_000)));
+            verbs += 1;
+            match moment {
+                Moment::During(number, delay) if number == verbs => arm.send(delay).unwrap(),
+                _ if verbs == LAST_VERB => arm.send(Duration::ZERO).unwrap(),
+                _ => {}
+            }
+        };
+        while !control.is_killed() {
+            let working = Working::start(&self.writers, |_| true, &self.live.mnt, control);
+            for _ in 0..=self.rng.below(4) {
+                begin(self);
+                let pending = self.busy_verb(control);
+                if control.is_killed() {
+                    return pending;
+                }
+            }
+            drop(working);
+            if !control.is_killed() && self.rng.one_in(2) {
+                begin(self);
+                let pending = self.quiet_verb(control);
+                if control.is_killed() {
+                    return pending;
+                }
+            }
+        }
+        Pending::Nothing
+    }
+
+    /// A store whose daemon was killed has nothing wrong with it.
+    fn check_store(&mut self) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
+        let output = command.args(["check", "--store"]).arg(&self.live.store).current_dir("/").output().unwrap();
+        assert!(output.status.success(), "check after the kill: {}", text(&output));
+    }
+
+    /// Holds what is there against what was acknowledged, and goes on from it.
+    fn hold_against(&mut self, pending: Pending) {
+        self.hold_tree_against(&pending);
+        self.hold_checkpoints_against(&pending);
+        self.hold_base_against(pending);
+        if self.rng.one_in(3) {
+            let output = self.jailfs(&["check", "--read-data"]);
+            assert!(output.status.success(), "check after the mount: {}", text(&output));
+        }
+    }
+
+    fn hold_tree_against(&mut self, pending: &Pending) {
+        let found = self.read();
+        let now = self.since(&self.marks());
+        let states = match pending {
+            Pending::Restore { to, first_new, answered } => {
+                self.count("restores that were cut off");
+                let restored = self.settle_restored(to, &found, *first_new, *answered);
+                match (restored, answered) {
+                    (Ok(states), _) => Ok(states),
+                    (Err(why), Some(_)) => Err(why),
+                    (Err(why), None) => {
+                        self.settle(&now, &found).map_err(|not| format!("not restored: {not}\nrestored: {why}"))
+                    }
+                }
+            }
+            _ => self.settle(&now, &found),
+        };
+        match states {
+            Ok(states) => self.go_on(states),
+            Err(why) => panic!("what was acknowledged is not there: {why}"),
+        }
+    }
+
+    fn hold_checkpoints_against(&mut self, pending: &Pending) {
+        let listed: Vec<(u64, Option<String>)> = self
+            .live
+            .json(&["log"])
+            .iter()
+            .map(|line| (line["id"].as_u64().unwrap(), line["name"].as_str().map(str::to_owned)))
+            .collect();
+        let is_listed = |checkpoint: &Checkpoint| listed.contains(&(checkpoint.id, Some(checkpoint.name.clone())));
+        let may_go = |id: u64| matches!(pending, Pending::Gc { kept } if !kept.contains(&id));
+        if let Some(lost) = self.checkpoints.iter().find(|c| !is_listed(c) && !may_go(c.id)) {
+            panic!("checkpoint {} '{}' is lost: {listed:?}", lost.id, lost.name);
+        }
+        self.checkpoints.retain(is_listed);
+        if let Pending::Checkpoint { name, saved } = pending {
+            self.count("checkpoints that were cut off");
+            if let Some((id, _)) = listed.iter().find(|(_, listed)| listed.as_ref() == Some(name)) {
+                self.count("of them there");
+                self.checkpoints.push(Checkpoint { id: *id, name: name.clone(), saved: saved.clone() });
+            }
+        }
+        let ours = |id: u64| self.checkpoints.iter().any(|checkpoint| checkpoint.id == id);
+        let stranger = listed.iter().find(|(id, _)| !ours(*id));
+        assert!(stranger.is_none(), "nobody made {stranger:?}");
+    }
+
+    fn hold_base_against(&mut self, pending: Pending) {
+        if !std::mem::take(&mut self.base_is_new) {
+            return;
+        }
+        let scratch = self.live.outside().join("copies");
+        let root = self.live.base.clone();
+        let read = |writer: &Arc<Writer>| {
+            let found = writer.read(&root, Some(&scratch));
+            found.unwrap_or_else(|error| panic!("{} in the base: {error}", writer.name))
+        };
+        let found: Vec<State> = self.writers.iter().map(read).collect();
+        let other = match pending {
+            Pending::Apply { base } => Some(base),
+            Pending::Undo => self.before_apply.clone(),
+            _ => None,
+        };
+        let as_before = self.settle(&self.base, &found);
+        let as_after = other.as_ref().map(|other| self.settle(other, &found));
+        let is_after = as_after.as_ref().is_some_and(|after| after.is_ok());
+        if other.is_some() {
+            self.count("applies that were cut off");
+        }
+        match (as_before, as_after) {
+            (Err(why), None) => panic!("the base: {why}"),
+            (Err(before), Some(Err(after))) => panic!("the base is not as before: {before}\nnor as after: {after}"),
+            // If both can be meant, nobody knows what an undo would lead to.
+            (Ok(_), Some(Ok(_))) => self.before_apply = None,
+            (Ok(_), _) => {}
+            (Err(_), Some(Ok(_))) => self.before_apply = Some(self.base.clone()),
+        }
+        if is_after {
+            self.count("of them done");
+        }
+        self.base = found.into_iter().map(Span::exactly).collect();
+    }
+}
+
+/// Kills when it is told to.
+fn kill_when(armed: &Receiver<Duration>, pid: Pid, control: &Control) {
+    let delay = armed.recv().unwrap_or_default();
+    std::thread::sleep(delay);
+    let _undisturbed = control.undisturbed.lock().unwrap();
+    control.killed.store(true, Ordering::SeqCst);
+    kill(pid, Signal::SIGKILL).unwrap();
+}

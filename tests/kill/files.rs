@@ -141,31 +141,27 @@ impl Tree {
         }
     }
 
-    /// Why what was read is not this.
-    pub fn differs(&self, found: &Tree) -> Option<String> {
-        if let Some(name) = self.names.keys().find(|name| !found.names.contains_key(*name)) {
-            return Some(format!("'{name}' is missing"));
-        }
-        if let Some(name) = found.names.keys().find(|name| !self.names.contains_key(*name)) {
-            return Some(format!("'{name}' should not be there"));
-        }
+    /// In what way what was read is not this.
+    pub fn differs(&self, found: &Tree) -> Vec<String> {
+        let missing = self.names.keys().filter(|name| !found.names.contains_key(*name));
+        let extra = found.names.keys().filter(|name| !self.names.contains_key(*name));
+        let mut why: Vec<String> = missing.map(|name| format!("'{name}' is missing")).collect();
+        why.extend(extra.map(|name| format!("'{name}' should not be there")));
         let (mut there, mut back) = (HashMap::new(), HashMap::new());
         for (name, entry) in &self.names {
-            match (entry, &found.names[name]) {
-                (Entry::File(id), Entry::File(other)) => {
-                    if *there.entry(*id).or_insert(*other) != *other || *back.entry(*other).or_insert(*id) != *id {
-                        return Some(format!("'{name}' is not linked as it was"));
-                    }
-                    let why = content_differs(&self.files[id], &found.files[other]);
-                    if let Some(why) = why {
-                        return Some(format!("'{name}' {why}"));
-                    }
+            match (entry, found.names.get(name)) {
+                (_, None) => {}
+                (Entry::File(id), Some(Entry::File(other))) => {
+                    let is_linked = *there.entry(*id).or_insert(*other) == *other && *back.entry(*other).or_insert(*id) == *id;
+                    why.extend((!is_linked).then(|| format!("'{name}' is not linked as it was")));
+                    let content = content_differs(&self.files[id], &found.files[other]);
+                    why.extend(content.map(|how| format!("'{name}' {how}")));
                 }
-                (entry, other) if entry == other => {}
-                (entry, other) => return Some(format!("'{name}' is {other:?} and was {entry:?}")),
+                (entry, Some(other)) if entry == other => {}
+                (entry, Some(other)) => why.push(format!("'{name}' is {other:?} and was {entry:?}")),
             }
         }
-        None
+        why
     }
 
     /// Whether what was read is this with a write half done: everything else as it was, and of the file that is
@@ -188,7 +184,7 @@ impl Tree {
         });
         let mut rest = self.clone();
         rest.content_mut(path).bytes = Arc::clone(is_bytes);
-        torn && rest.differs(found).is_none()
+        torn && rest.differs(found).is_empty()
     }
 
     fn paths(&self, wanted: impl Fn(&Entry) -> bool) -> Vec<&String> {

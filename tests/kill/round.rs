@@ -32,8 +32,8 @@ impl World {
     pub fn round(&mut self) {
         self.begin_anew_what_is_long();
         let moment = match self.rng.one_in(2) {
-            true => Moment::After(Duration::from_micros(self.rng.below(350_000))),
-            false => Moment::During(1 + self.rng.below(3), Duration::from_micros(self.rng.below(60_000))),
+            true => Moment::After(Duration::from_micros(self.rng.below(500_000))),
+            false => Moment::During(1 + self.rng.below(7), Duration::from_micros(self.rng.below(60_000))),
         };
         self.note(format!("kill {} {moment:?}", self.kills + 1));
         let control = Arc::new(Control::default());
@@ -71,7 +71,7 @@ impl World {
         };
         while !control.is_killed() {
             let working = Working::start(&self.writers, |_| true, &self.live.mnt, control);
-            for _ in 0..=self.rng.below(4) {
+            for _ in 0..=self.rng.below(3) {
                 begin(self);
                 let pending = self.busy_verb(control);
                 if control.is_killed() {
@@ -79,7 +79,7 @@ impl World {
                 }
             }
             drop(working);
-            if !control.is_killed() && self.rng.one_in(2) {
+            if !control.is_killed() && !self.rng.one_in(3) {
                 begin(self);
                 let pending = self.quiet_verb(control);
                 if control.is_killed() {

@@ -36,23 +36,24 @@ impl State {
         }
     }
 
-    /// Why `found` is not this.
-    pub fn differs(&self, found: &State) -> Option<String> {
+    /// In what way `found` is not this.
+    pub fn differs(&self, found: &State) -> Vec<String> {
         match (self, found) {
             (State::Tree(tree), State::Tree(found)) => tree.differs(found),
-            (State::Numbers(numbers), State::Numbers(found)) => (numbers != found).then(|| {
-                let missing: Vec<_> = numbers.difference(found).collect();
-                let extra: Vec<_> = found.difference(numbers).collect();
-                format!("numbers are missing: {missing:?}, or too many: {extra:?}")
-            }),
+            (State::Numbers(numbers), State::Numbers(found)) => {
+                let missing = numbers.difference(found).map(|number| format!("{number} is missing"));
+                let extra = found.difference(numbers).map(|number| format!("{number} should not be there"));
+                missing.chain(extra).collect()
+            }
             (State::Lines(lines), State::Lines(found)) => {
                 let of = |lines: &[String]| lines[lines.len().saturating_sub(found.len())..].to_vec();
                 let all_there = found.len() == lines.len() || (found.len() >= LINES && lines.len() > LINES);
-                (!all_there || of(lines) != *found).then(|| {
-                    let last = |lines: &[String]| lines[lines.len().saturating_sub(4)..].join(" | ");
-                    let (was, is) = (last(lines), last(found));
-                    format!("{} lines, last {was}; found {}, last {is}", lines.len(), found.len())
-                })
+                if all_there && of(lines) == *found {
+                    return Vec::new();
+                }
+                let last = |lines: &[String]| lines[lines.len().saturating_sub(4)..].join(" | ");
+                let (was, is) = (last(lines), last(found));
+                vec![format!("{} lines, last {was}; found {}, last {is}", lines.len(), found.len())]
             }
             (state, found) => panic!("{found:?} is no {state:?}"),
         }
@@ -77,7 +78,7 @@ impl Span {
     /// The state that is there, if it is one of those that can be.
     pub fn settle(&self, found: &State) -> Result<State, String> {
         let mut state = self.start.clone();
-        let mut why = Vec::new();
+        let mut nearest: Option<(usize, Vec<String>)> = None;
         for done in 0..=self.ops.len() {
             if done > 0 {
                 state.apply(&self.ops[done - 1]);
@@ -85,9 +86,12 @@ impl Span {
             if done < self.from {
                 continue;
             }
-            match state.differs(found) {
-                None => return Ok(self.settled(state, found)),
-                Some(difference) => why.push(format!("  after {done} operations: {difference}")),
+            let differs = state.differs(found);
+            if differs.is_empty() {
+                return Ok(self.settled(state, found));
+            }
+            if nearest.as_ref().is_none_or(|(_, other)| differs.len() <= other.len()) {
+                nearest = Some((done, differs));
             }
         }
         if let (Some(Op::File(last)), State::Tree(found_tree)) = (self.ops.last(), found)
@@ -96,9 +100,15 @@ impl Span {
         {
             return Ok(found.clone());
         }
-        let (count, last) = (self.ops.len(), &self.ops[self.ops.len().saturating_sub(3)..]);
-        why.truncate(6);
-        Err(format!("{} to {count} operations, last {last:?}, cannot have left this:\n{}", self.from, why.join("\n")))
+        let (done, mut differs) = nearest.unwrap_or_default();
+        let (count, around) = (self.ops.len(), &self.ops[done.saturating_sub(3)..self.ops.len().min(done + 2)]);
+        let many = differs.len();
+        differs.truncate(12);
+        Err(format!(
+            "{} to {count} operations cannot have left this; it is nearest to {done}, with {many} differences: {differs:#?}\n\
+             around it: {around:#?}",
+            self.from
+        ))
     }
 
     /// What was found, with what cannot be found.

@@ -23,10 +23,10 @@ pub enum Pending {
     Restore { to: Saved, first_new: u64, answered: Option<u64> },
 }
 
-/// Lines of JSON.
+/// Lines of JSON; not every verb says any.
 fn lines(output: &Output) -> Vec<Value> {
     let text = String::from_utf8_lossy(&output.stdout);
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    text.lines().filter(|line| line.starts_with('{')).map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
 impl World {

@@ -35,6 +35,8 @@ mod writer;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use harness::Live;
+use nix::sys::signal::{Signal, kill};
 use world::World;
 
 /// So many that the test takes some twenty seconds in a debug build.
@@ -56,8 +58,14 @@ fn whatever_was_acknowledged_is_there_after_every_kill() {
     eprintln!("JAILFS_KILL_SEED={seed} JAILFS_KILLS={kills}");
     let mut world = World::new(seed, kills);
     let done = catch_unwind(AssertUnwindSafe(|| {
-        while world.kills < kills {
+        for round in 1.. {
             world.round();
+            if world.kills >= kills {
+                break;
+            }
+            if round % 50 == 0 {
+                eprintln!("{}", world.figures());
+            }
         }
     }));
     eprintln!("{}", world.figures());
@@ -69,4 +77,41 @@ fn whatever_was_acknowledged_is_there_after_every_kill() {
         world.keep();
         resume_unwind(panic);
     }
+}
+
+/// The flush asks the mount, and so the daemon itself: killed while it waits for its own answer, it must come to an end all the
+/// same, and let those go who wait for it.
+#[test]
+fn a_daemon_that_is_killed_while_it_flushes_leaves_no_thread_and_no_mount_that_hangs() {
+    let mut live = Live::new("mkdir d");
+    for round in 0..4 {
+        let mut puppet = live.puppet("d");
+        puppet.run("import mmap");
+        puppet.run("maps = []");
+        puppet.run(
+            "for n in range(500):\n f = open(str(n), 'w+b'); f.truncate(4096); maps.append(mmap.mmap(f.fileno(), 4096)); f.close()",
+        );
+        puppet.run("for n in range(500): maps[n][0] = 65");
+        let words = ["checkpoint", &format!("c{round}")];
+        std::thread::scope(|scope| {
+            let asking = scope.spawn(|| live.try_jailfs(&words));
+            let pid = live.pid();
+            while !is_flushing(pid) && !asking.is_finished() {
+                std::thread::yield_now();
+            }
+            kill(pid, Signal::SIGKILL).unwrap();
+            live.wait_until_dead();
+            asking.join().unwrap();
+        });
+        drop(puppet);
+        live.mount();
+        assert!(live.exists("d/499"));
+    }
+}
+
+/// Whether a daemon has a thread that flushes.
+fn is_flushing(pid: nix::unistd::Pid) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    names.into_iter().any(|name| name == "flush\n")
 }

@@ -10,10 +10,16 @@
 //!   What it may still hold back then is of files that it was about to write back or to cut a moment ago: these are
 //!   synced one by one. Where the kernel does not tell how many requests there are, or there is always one, all files that it holds
 //!   are.
+//!
+//! Either way this process asks its own mount. If it is killed meanwhile, the thread that asks waits for an answer that nobody
+//! gives, and no signal ends that. The kernel gives a mount up when its device is closed; so this thread must not be one
+//! of those that have it open, or the mount hangs for ever, with everybody in it: see [`Asker`].
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -22,7 +28,7 @@ use nix::sys::stat::{Mode, fstat};
 use nix::unistd::syncfs;
 use parking_lot::Mutex;
 
-use crate::error::{Attempt, Error, Result};
+use crate::error::{Attempt, Error, Kind, Result};
 use crate::fuse::kernel::{Mount, Root};
 use crate::sys;
 use crate::sys::fusectl::Connection;
@@ -76,69 +82,29 @@ impl Mount {
         if files.is_empty() && !any_file {
             return Ok(());
         }
-        let root = self.open_root()?;
-        if any_file {
-            if self.is_quiet(&root)? {
-                files.extend(self.fs.live_files(&self.homeward.recent()));
-            } else {
-                files.extend(self.fs.held_files());
+        std::thread::scope(|scope| {
+            let asker = Asker::start(scope, &self.root, self.dev).attempt(|| "start a thread")?;
+            if any_file {
+                if asker.is_quiet()? {
+                    files.extend(self.fs.live_files(&self.homeward.recent()));
+                } else {
+                    files.extend(self.fs.held_files());
+                }
             }
-        }
-        files.into_iter().try_for_each(|ino| self.flush_file(&root, ino))
-    }
-
-    /// Starts to bring all files home; whether a moment came in which the kernel had no request left.
-    fn is_quiet(&self, root: &OwnedFd) -> Result<bool> {
-        let connection = match Connection::open(self.dev) {
-            Ok(connection) => connection,
-            Err(error) => {
-                log::debug!("the kernel does not tell how many requests it has: {error}");
-                return Ok(false);
-            }
-        };
-        let attempt = || "start to bring home what was written";
-        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let dir = openat(root, ".", flags, Mode::empty()).map_err(io::Error::from).attempt(attempt)?;
-        syncfs(&dir).map_err(io::Error::from).attempt(attempt)?;
-        let end = Instant::now() + QUIET_LIMIT;
-        while Instant::now() < end {
-            match connection.waiting() {
-                Ok(0) => return Ok(true),
-                Ok(_) => std::thread::sleep(Duration::from_micros(50)),
-                Err(_) => return Ok(false),
-            }
-        }
-        Ok(false)
-    }
-
-    fn open_root(&self) -> Result<OwnedFd> {
-        let point = match &self.root {
-            Root::At(point) => point,
-            Root::Held(root) => return root.try_clone().attempt(|| "enter the mount"),
-        };
-        let attempt = || format!("enter the mount '{}'", point.display());
-        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-        let root = open(point, flags, Mode::empty()).map_err(io::Error::from).attempt(attempt)?;
-        let stat = fstat(&root).map_err(io::Error::from).attempt(attempt)?;
-        if stat.st_dev != self.dev {
-            return Err(Error::new(crate::error::Kind::Failed, attempt(), "something else is mounted there"));
-        }
-        Ok(root)
+            files.into_iter().try_for_each(|ino| self.flush_file(&asker, ino))
+        })
     }
 
     /// Brings home what is dirty of one file; of one that is gone, its bytes belong to its holders alone.
-    fn flush_file(&self, root: &OwnedFd, ino: Ino) -> Result<()> {
+    fn flush_file(&self, asker: &Asker, ino: Ino) -> Result<()> {
         let end = Instant::now() + PATIENCE;
         loop {
             let Some(path) = self.fs.path_of(ino) else { return Ok(()) };
-            let errno = match open_for_sync(root, &path) {
-                Ok(file) if fstat(&file).is_ok_and(|stat| stat.st_ino == ino.0) => {
-                    return sys::file::sync_file_range_all(&file).attempt(|| format!("bring home '{path}'"));
-                }
-                Err(Errno::EACCES) if self.nobody_could_write(ino, &path) => return Ok(()),
+            let errno = match asker.flush(ino, &path)? {
+                Flushed::Home(synced) => return synced.attempt(|| format!("bring home '{path}'")),
+                Flushed::NotOpened(Errno::EACCES) if self.nobody_could_write(ino, &path) => return Ok(()),
                 // Renamed between our question and the open: by now it may have a name that stays for long enough.
-                Ok(_) => Errno::ESTALE,
-                Err(errno) => errno,
+                Flushed::NotOpened(errno) => errno,
             };
             let renamed = matches!(errno, Errno::ESTALE | Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP);
             if !renamed || Instant::now() > end {
@@ -157,16 +123,155 @@ impl Mount {
     }
 }
 
+/// What is asked of the mount.
+enum Question {
+    /// To start to bring all files home; whether a moment came in which the kernel had no request left.
+    Quiet,
+    /// To bring this file home.
+    File(Ino, TreePath),
+}
+
+enum Answer {
+    Quiet(bool),
+    File(Flushed),
+}
+
+/// What came of one file.
+enum Flushed {
+    /// It was opened, and synced or not.
+    Home(io::Result<()>),
+    /// It could not be opened by this path; ESTALE if that is another file by now.
+    NotOpened(Errno),
+}
+
+/// A thread that asks the mount, and has nothing open but what it asks for. It ends when this is dropped.
+struct Asker {
+    questions: Sender<Question>,
+    answers: Receiver<Result<Answer>>,
+}
+
+impl Asker {
+    fn start<'s>(scope: &'s Scope<'s, '_>, root: &'s Root, dev: u64) -> io::Result<Asker> {
+        let ((questions, asked), (answer, answers)) = (channel(), channel());
+        let body = move || {
+            let kept = match root {
+                Root::At(_) => None,
+                Root::Held(root) => Some(root.as_fd()),
+            };
+            if let Err(error) = sys::process::own_open_files(kept) {
+                log::warn!("if this process is killed while it flushes, the mount must be ended by force: {error}");
+            }
+            let entered = enter(root, dev);
+            for question in asked {
+                let root = entered.as_ref().map_err(Error::clone);
+                let answered = root.and_then(|root| match question {
+                    Question::Quiet => is_quiet(root, dev).map(Answer::Quiet),
+                    Question::File(ino, path) => Ok(Answer::File(flush(root, ino, &path))),
+                });
+                // Whoever asked has gone: there is nobody left to tell.
+                if answer.send(answered).is_err() {
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new().name("flush".to_owned()).spawn_scoped(scope, body)?;
+        Ok(Asker { questions, answers })
+    }
+
+    fn ask(&self, question: Question) -> Result<Answer> {
+        let ended = || Error::new(Kind::Failed, "bring home what was written", "its thread has ended");
+        self.questions.send(question).map_err(|_| ended())?;
+        self.answers.recv().map_err(|_| ended())?
+    }
+
+    fn is_quiet(&self) -> Result<bool> {
+        // No other answer comes to this question.
+        Ok(matches!(self.ask(Question::Quiet)?, Answer::Quiet(true)))
+    }
+
+    fn flush(&self, ino: Ino, path: &TreePath) -> Result<Flushed> {
+        match self.ask(Question::File(ino, path.clone()))? {
+            Answer::File(flushed) => Ok(flushed),
+            Answer::Quiet(_) => Ok(Flushed::NotOpened(Errno::ESTALE)),
+        }
+    }
+}
+
+fn flush(root: &impl AsFd, ino: Ino, path: &TreePath) -> Flushed {
+    match open_for_sync(root, path) {
+        Ok(file) if fstat(&file).is_ok_and(|stat| stat.st_ino == ino.0) => {
+            Flushed::Home(sys::file::sync_file_range_all(&file))
+        }
+        Ok(_) => Flushed::NotOpened(Errno::ESTALE),
+        Err(errno) => Flushed::NotOpened(errno),
+    }
+}
+
+/// Starts to bring all files home; whether a moment came in which the kernel had no request left.
+fn is_quiet(root: &impl AsFd, dev: u64) -> Result<bool> {
+    let connection = match Connection::open(dev) {
+        Ok(connection) => connection,
+        Err(error) => {
+            log::debug!("the kernel does not tell how many requests it has: {error}");
+            return Ok(false);
+        }
+    };
+    let attempt = || "start to bring home what was written";
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let dir = openat(root, ".", flags, Mode::empty()).map_err(io::Error::from).attempt(attempt)?;
+    syncfs(&dir).map_err(io::Error::from).attempt(attempt)?;
+    let end = Instant::now() + QUIET_LIMIT;
+    while Instant::now() < end {
+        match connection.waiting() {
+            Ok(0) => return Ok(true),
+            Ok(_) => std::thread::sleep(Duration::from_micros(50)),
+            Err(_) => return Ok(false),
+        }
+    }
+    Ok(false)
+}
+
+/// A root that was opened for this, or one that somebody holds.
+enum Entered<'r> {
+    Opened(OwnedFd),
+    Held(BorrowedFd<'r>),
+}
+
+impl AsFd for Entered<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Entered::Opened(root) => root.as_fd(),
+            Entered::Held(root) => *root,
+        }
+    }
+}
+
+/// The root of the mount, by which its files are opened.
+fn enter(root: &Root, dev: u64) -> Result<Entered<'_>> {
+    let point = match root {
+        Root::At(point) => point,
+        Root::Held(root) => return Ok(Entered::Held(root.as_fd())),
+    };
+    let attempt = || format!("enter the mount '{}'", point.display());
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let root = open(point, flags, Mode::empty()).map_err(io::Error::from).attempt(attempt)?;
+    let stat = fstat(&root).map_err(io::Error::from).attempt(attempt)?;
+    if stat.st_dev != dev {
+        return Err(Error::new(Kind::Failed, attempt(), "something else is mounted there"));
+    }
+    Ok(Entered::Opened(root))
+}
+
 /// Opens a file of the mount for reading or, where that is not allowed, for writing: the descriptor only names the file.
 /// Neither a link nor another mount is entered on the way.
-fn open_for_sync(root: &OwnedFd, path: &TreePath) -> nix::Result<OwnedFd> {
+fn open_for_sync(root: &impl AsFd, path: &TreePath) -> nix::Result<OwnedFd> {
     match open_within(root, path, OFlag::O_RDONLY) {
         Err(Errno::EACCES) => open_within(root, path, OFlag::O_WRONLY),
         other => other,
     }
 }
 
-fn open_within(root: &OwnedFd, path: &TreePath, access: OFlag) -> nix::Result<OwnedFd> {
+fn open_within(root: &impl AsFd, path: &TreePath, access: OFlag) -> nix::Result<OwnedFd> {
     let flags = access | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     let within =
         ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV;

@@ -6,8 +6,7 @@
 //!
 //! **Bringing home** what programs wrote and the kernel still has: see [`super::homeward`].
 //!
-//! Both run in the thread of whoever changes the state, without any lock: the kernel's answers depend on requests that
-//! the door must be able to serve meanwhile.
+//! Both run without any lock: the kernel's answers depend on requests that the door must be able to serve meanwhile.
 
 use std::ffi::OsStr;
 use std::io;

@@ -56,20 +56,12 @@ impl Timeline {
         let _tidying = self.tidying.lock();
         let before = self.store.disk_usage();
         let mut collected = Collected::default();
-        for old in self.beyond(keep.checkpoints) {
-            if !dry_run {
-                self.give_up(&old)?;
-            }
-            collected.dropped.push(old);
-        }
+        collected.dropped = self.beyond(keep.checkpoints);
         let mut bytes = self.collect(keep, &mut collected, dry_run)?;
         while let Some(limit) = keep.store_bytes {
             let rest = before.saturating_sub(bytes);
             let left = self.droppable().into_iter().find(|info| !collected.dropped.contains(info));
             let Some(oldest) = left.filter(|_| rest > limit) else { break };
-            if !dry_run {
-                self.give_up(&oldest)?;
-            }
             collected.dropped.push(oldest);
             bytes = bytes.max(self.collect(keep, &mut collected, dry_run)?);
         }
@@ -183,6 +175,12 @@ impl Timeline {
         if !dry_run {
             // What gave blocks up must survive before the blocks go.
             self.fs.sync().attempt(|| "gc: sync")?;
+            // A checkpoint that is given up and on which the tree lies is a layer like any other from now on.
+            let dropped = collected.dropped.iter().map(|info| info.header.layer);
+            let kept = dropped.filter(|layer| needed.contains(layer));
+            for info in kept.filter_map(|layer| self.store.layer(layer)).filter(is_checkpoint) {
+                self.give_up(&info)?;
+            }
         }
         let below =
             |layer: LayerId| self.nearest(&needed, self.store.layer(layer).and_then(|l| l.header.parent));

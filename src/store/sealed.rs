@@ -121,6 +121,7 @@ impl Store {
             return Err(Error::damage(attempt(), "the layer is not sealed"));
         };
         let header = Header { parent: None, kind: LayerKind::Collected, ..header };
+        let seal = Seal { name: None, automatic: true, ..seal };
         self.rewrite_layer(header, seal, std::iter::empty())?;
         self.remove_index(layer)
     }

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 
@@ -88,6 +88,42 @@ pub fn new_session_keyring() -> io::Result<()> {
     Ok(())
 }
 
+/// Gives the calling thread a table of open files of its own, in which there are the standard three and `kept`, and nothing else
+/// (close_range(2), Linux 5.9; else unshare(2) and close(2)).
+///
+/// Why somebody wants that: what other threads have open is closed when *they* end, although this thread cannot be ended because
+/// it waits for an answer of the kernel. Every other descriptor that this program knows by its number means nothing in this
+/// thread from then on: it may use only what was named here and what it opens itself.
+///
+/// # Errors
+/// Where a container allows neither call; the thread shares the table as before.
+pub fn own_open_files(kept: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    if unshare_open_files().is_err() {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_FILES)?;
+    }
+    let kept = kept.map(|fd| fd.as_raw_fd());
+    let listed = std::fs::read_dir("/proc/thread-self/fd")?;
+    // Collected first: the directory that is read has a descriptor too, and it is closed by its owner.
+    let numbers: Vec<RawFd> =
+        listed.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    for number in numbers.into_iter().filter(|fd| *fd > 2 && Some(*fd) != kept) {
+        match nix::unistd::close(number) {
+            Ok(()) | Err(Errno::EBADF) => {}
+            Err(error) => log::debug!("close descriptor {number} of a thread: {error}"),
+        }
+    }
+    Ok(())
+}
+
+fn unshare_open_files() -> io::Result<()> {
+    const CLOSE_RANGE_UNSHARE: libc::c_long = 1 << 1;
+    // No descriptor has the highest number: nothing is closed by this, and no table is left half copied.
+    let none = libc::c_long::from(RawFd::MAX);
+    // SAFETY: close_range(2) takes numbers only; with CLOSE_RANGE_UNSHARE it closes in a table that this thread alone has.
+    Errno::result(unsafe { libc::syscall(libc::SYS_close_range, none, none, CLOSE_RANGE_UNSHARE) })?;
+    Ok(())
+}
+
 /// A number that differs from call to call and from process to process; for names of temporary files, not for
 /// secrets.
 pub fn unlikely_number() -> u64 {
@@ -96,6 +132,24 @@ pub fn unlikely_number() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::{AsFd, AsRawFd};
+
+    #[test]
+    fn what_a_thread_with_open_files_of_its_own_closes_stays_open_for_the_others() {
+        let (file, kept) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        let number = file.as_raw_fd();
+        std::thread::scope(|scope| {
+            let alone = scope.spawn(|| {
+                super::own_open_files(Some(kept.as_fd())).unwrap();
+                let gone = std::fs::metadata(format!("/proc/thread-self/fd/{number}")).is_err();
+                let made = tempfile::tempfile().unwrap();
+                (gone, kept.metadata().is_ok(), made.metadata().is_ok())
+            });
+            assert_eq!(alone.join().unwrap(), (true, true, true));
+        });
+        assert!(file.metadata().is_ok() && kept.metadata().is_ok());
+    }
+
     #[test]
     fn unlikely_numbers_differ() {
         let numbers: std::collections::HashSet<u64> = (0..1000).map(|_| super::unlikely_number()).collect();

@@ -117,14 +117,19 @@ impl Live {
         Pid::from_raw(self.pid as i32)
     }
 
-    /// Waits for the end of a daemon that was killed: the signal is on its way, and it is gone when the kernel says so of its
-    /// mount.
+    /// Waits for the end of a daemon that was killed: the signal is on its way, and all of its threads must follow it. Then
+    /// the kernel says of its mount that nobody serves it.
     pub fn wait_until_dead(&self) {
         let gone = Instant::now() + Duration::from_secs(10);
-        while statvfs(&self.mnt) != Err(Errno::ENOTCONN) {
-            assert!(Instant::now() < gone, "the daemon outlives SIGKILL");
+        while let Some(thread) = living_thread(self.pid) {
+            if Instant::now() > gone {
+                // Or whoever asks the mount waits for ever.
+                let _aborted = nix::mount::umount2(&self.mnt, nix::mount::MntFlags::MNT_FORCE);
+                panic!("the daemon outlives SIGKILL: {thread}");
+            }
             std::thread::sleep(Duration::from_millis(1));
         }
+        assert_eq!(statvfs(&self.mnt).unwrap_err(), Errno::ENOTCONN);
         // Its number may be another's by the time of the watchdog.
         self.watched.pids.lock().unwrap().retain(|pid| *pid != self.pid);
     }
@@ -261,6 +266,13 @@ fn checked(command: &mut Command, what: &str) -> String {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{what}: {}", text(&output));
     String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// What the kernel says of a thread of a process that has not ended.
+fn living_thread(pid: u32) -> Option<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+    let stats = tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+    stats.into_iter().find(|stat| !stat.contains(") Z") && !stat.contains(") X"))
 }
 
 /// What a program said, for messages.

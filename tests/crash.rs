@@ -197,7 +197,10 @@ fn a_file_that_is_cut_at_any_byte_is_told_or_is_what_it_was_before_its_end() {
             let problems = checked.as_ref().map_or(1, |checked| checked.problems.len());
             match jailfs::sandbox::Sandbox::open(&live.store) {
                 Err(error) => {
-                    assert!(problems > 0, "{when}: it cannot be opened, and the check finds nothing: {error}");
+                    assert!(
+                        problems > 0,
+                        "{when}: it cannot be opened, and the check finds nothing: {error}"
+                    );
                     let named = error.to_string().contains(file.rsplit('/').next().unwrap());
                     assert!(named, "{when}: the error does not name the file: {error}");
                 }
@@ -205,11 +208,15 @@ fn a_file_that_is_cut_at_any_byte_is_told_or_is_what_it_was_before_its_end() {
                     drop(sandbox);
                     let found = std::panic::catch_unwind(|| states(&live.store));
                     match found {
-                        Err(_) => assert!(problems > 0, "{when}: a state cannot be read, and the check finds nothing"),
+                        Err(_) => assert!(
+                            problems > 0,
+                            "{when}: a state cannot be read, and the check finds nothing"
+                        ),
                         Ok(found) if found == before || problems > 0 => {}
                         // The journal that is written to: what it was, so many records ago.
                         Ok(found) if file == top => {
-                            let same = found.iter().all(|(id, state)| id == "@" || before.get(id) == Some(state));
+                            let same =
+                                found.iter().all(|(id, state)| id == "@" || before.get(id) == Some(state));
                             assert!(same, "{when}: a checkpoint is another");
                             seen.insert(format!("{:?}", found["@"]));
                         }

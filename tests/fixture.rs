@@ -67,7 +67,9 @@ fn tidy(store: &Path) {
 #[test]
 #[ignore = "writes the fixture; only for a format that is not released"]
 fn make_the_fixture_anew() {
-    let mut live = Live::new("echo base > README; mkdir below; echo untouched > below/plain; touch -d 2020-01-01 below/plain");
+    let mut live = Live::new(
+        "echo base > README; mkdir below; echo untouched > below/plain; touch -d 2020-01-01 below/plain",
+    );
     live.applied = true;
     live.sh(FIRST);
     live.checkpoint("one");
@@ -85,8 +87,11 @@ fn make_the_fixture_anew() {
     live.checkpoint("four");
     live.sh(LAST);
     live.umount();
-    let script = format!("rm -f store/control store/daemon.log store/lock store/reserve; mkdir kept; cp -a store base kept
-        tar --format=posix --sort=name --xattrs --acls -S -czf {}/{FORMAT}.tar.gz -C kept store base", fixtures().display());
+    let script = format!(
+        "rm -f store/control store/daemon.log store/lock store/reserve; mkdir kept; cp -a store base kept
+        tar --format=posix --sort=name --xattrs --acls -S -czf {}/{FORMAT}.tar.gz -C kept store base",
+        fixtures().display()
+    );
     shell(live.outside(), &script);
     live.mount();
     std::fs::write(fixtures().join(format!("{FORMAT}.txt")), all_states(&live)).unwrap();
@@ -98,7 +103,8 @@ fn a_store_that_was_written_in_this_format_opens_for_ever() {
     live.applied = true;
     live.umount();
     let archive = fixtures().join(format!("{FORMAT}.tar.gz"));
-    let unpack = format!("rm -r store base; tar --xattrs --acls -xzpf {}; chmod 700 store", archive.display());
+    let unpack =
+        format!("rm -r store base; tar --xattrs --acls -xzpf {}; chmod 700 store", archive.display());
     shell(live.outside(), &unpack);
     let checked = Sandbox::check_store(&live.store, true).unwrap();
     assert!(checked.problems.is_empty(), "{:#?}", checked.problems);

@@ -84,7 +84,8 @@ fn what_somebody_writes_into_the_base_while_an_apply_is_under_way_is_never_lost(
     let before = |but: &str| seen(&before.path().join("base"), but);
     let (mut conflicts, mut failures, mut done) = (0, 0, 0);
     for file in ["written", "removed", "now", "mode", "linked", "new", "other"] {
-        let every: usize = std::env::var("JAILFS_MOMENT_STRIDE").map_or(EVERY, |every| every.parse().unwrap());
+        let every: usize =
+            std::env::var("JAILFS_MOMENT_STRIDE").map_or(EVERY, |every| every.parse().unwrap());
         for moment in (1..).step_by(every) {
             let dir = tempfile::tempdir().unwrap();
             let sandbox = prepare(dir.path());

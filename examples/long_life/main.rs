@@ -221,8 +221,7 @@ fn turn(
         }
     }
     if count.is_multiple_of(GC) && options.keep > 0 {
-        let gc =
-            Request::Gc { operations: 100, keep: Some(options.keep), max_store: None, dry_run: false };
+        let gc = Request::Gc { operations: 100, keep: Some(options.keep), max_store: None, dry_run: false };
         times.gc.take(|| ask(gc))?;
     }
     Ok(())

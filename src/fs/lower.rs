@@ -76,8 +76,14 @@ impl PreImages {
     }
 }
 
-/// All applies of a store: entry `e` holds what the apply that began epoch `e + 1` found.
+/// All applies of a store: entry `e` holds what the apply that began epoch `e + 1` found. Of those whose layers gc removed, nothing
+/// is left but their place.
 pub type PreHistory = Vec<Arc<PreImages>>;
+
+/// The place of an apply in the history, by the epoch that it began.
+pub fn place_in_history(began: Epoch) -> usize {
+    usize::try_from(began.0).unwrap_or(usize::MAX).saturating_sub(1)
+}
 
 /// Reads the pre-images of a store.
 ///
@@ -85,6 +91,7 @@ pub type PreHistory = Vec<Arc<PreImages>>;
 /// Damage.
 pub fn read_history(store: &Store) -> Result<PreHistory> {
     let mut history = PreHistory::new();
+    let removed = Arc::new(PreImages::collected());
     let layers = store.catalog();
     // A pre-image without a seal belongs to an apply that did not come to its end; it is dealt with there.
     for info in layers.iter().filter(|l| l.header.kind == LayerKind::PreImage && l.seal.is_some()) {
@@ -103,6 +110,7 @@ pub fn read_history(store: &Store) -> Result<PreHistory> {
                 | Record::SyncFailed(_) => {}
             }
         }
+        history.resize(place_in_history(info.header.epoch), Arc::clone(&removed));
         history.push(Arc::new(images));
     }
     Ok(history)

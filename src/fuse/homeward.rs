@@ -159,7 +159,9 @@ impl Asker {
                 Root::Held(root) => Some(root.as_fd()),
             };
             if let Err(error) = sys::process::own_open_files(kept) {
-                log::warn!("if this process is killed while it flushes, the mount must be ended by force: {error}");
+                log::warn!(
+                    "if this process is killed while it flushes, the mount must be ended by force: {error}"
+                );
             }
             let entered = enter(root, dev);
             for question in asked {

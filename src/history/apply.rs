@@ -29,10 +29,8 @@ use crate::history::diff::{self, PathChange, What};
 use crate::history::home::write_base;
 use crate::history::{Showing, Target, Timeline, close};
 use crate::store::Store;
-use crate::store::layer::Upper;
-use crate::store::record::{
-    Body, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Source,
-};
+use crate::store::layer::{LayerInfo, Upper};
+use crate::store::record::{Body, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Source};
 use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, Timestamp, TreePath};
 
 /// Bytes copied at once.
@@ -126,10 +124,11 @@ impl Timeline {
     /// The epoch that the last apply ended; what was taken back changed nothing.
     pub(super) fn last_undoable(&self) -> Option<u32> {
         let layers = self.store().catalog();
-        let applies =
-            layers.iter().filter(|l| l.header.kind == LayerKind::PreImage).filter_map(|l| l.seal.as_ref());
-        let last = applies.enumerate().filter(|(_, seal)| seal.message != TAKEN_BACK).last();
-        last.and_then(|(before, _)| u32::try_from(before).ok())
+        let applied = |l: &&LayerInfo| {
+            let seal = l.seal.as_ref().filter(|_| l.header.kind == LayerKind::PreImage);
+            seal.is_some_and(|seal| seal.message != TAKEN_BACK)
+        };
+        layers.iter().rfind(applied).map(|l| l.header.epoch.0.saturating_sub(1))
     }
 
     /// Sets the base back to what it was before the last apply. The tree stays as it is.
@@ -197,7 +196,9 @@ impl Timeline {
         self.fs().set_lower(lower(shown, &history));
         *self.applies.lock() = history;
         let Some((error, told)) = failure else { return Ok(epoch) };
-        let Err(error) = FsResult::<()>::Err(error).attempt(|| "apply: write the base") else { return Ok(epoch) };
+        let Err(error) = FsResult::<()>::Err(error).attempt(|| "apply: write the base") else {
+            return Ok(epoch);
+        };
         Err(match told {
             Some(told) => error.hint(told),
             None if error.kind == Kind::Conflict => {
@@ -305,8 +306,13 @@ pub(super) fn settle(
 }
 
 /// The print of a file that is not known: none has it.
-const UNKNOWN: Fingerprint =
-    Fingerprint { dev: 0, ino: 0, size: 0, mtime: Timestamp { secs: 0, nanos: 0 }, ctime: Timestamp { secs: 0, nanos: 0 } };
+const UNKNOWN: Fingerprint = Fingerprint {
+    dev: 0,
+    ino: 0,
+    size: 0,
+    mtime: Timestamp { secs: 0, nanos: 0 },
+    ctime: Timestamp { secs: 0, nanos: 0 },
+};
 
 /// What the base holds at each touched path.
 pub(super) type Images = Vec<(TreePath, Option<PreNode>)>;

@@ -284,9 +284,9 @@ impl Checker {
         }
         match self.store.ops() {
             Ok(ops) => {
-                for (at, layer) in ops.iter().enumerate().filter_map(|(at, op)| Some((at, op.tree?))) {
+                for (number, layer) in ops.iter().filter_map(|(number, op)| Some((*number, op.tree?))) {
                     if self.layers.get(&layer).is_some_and(|l| l.info.seal.is_none()) {
-                        self.problem(Problem::Operation(at as u64 + 1, layer));
+                        self.problem(Problem::Operation(number, layer));
                     }
                 }
             }

@@ -15,7 +15,7 @@
 use std::collections::BTreeSet;
 
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fs::lower::{PreHistory, PreImages};
+use crate::fs::lower::{PreImages, place_in_history};
 use crate::fs::{Reach, State};
 use crate::history::Timeline;
 use crate::store::layer::LayerInfo;
@@ -23,6 +23,9 @@ use crate::store::record::{Header, LayerKind, OpRecord, Record, Seal};
 use crate::store::used::Used;
 use crate::tree::Tree;
 use crate::types::{ByteRange, Epoch, LayerId};
+
+/// Records of the log of heads that are kept, also if nothing can go back to them.
+const OPERATIONS: usize = 1000;
 
 /// What is kept, besides what is always kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +67,9 @@ impl Timeline {
             let Some(oldest) = left.filter(|_| rest > limit) else { break };
             collected.dropped.push(oldest);
             bytes = bytes.max(self.collect(keep, &mut collected, dry_run)?);
+        }
+        if !dry_run {
+            self.store.trim_ops(usize::try_from(keep.operations).unwrap_or(usize::MAX).max(OPERATIONS))?;
         }
         collected.bytes = if dry_run { bytes } else { before.saturating_sub(self.store.disk_usage()) };
         Ok(collected)
@@ -216,20 +222,25 @@ impl Timeline {
     }
 
     /// Layers that were begun for a head and never written to: every restore leaves one behind, and so does one that was cut
-    /// off. Nothing can refer to them.
-    fn stale(&self) -> Result<BTreeSet<LayerId>> {
+    /// off; and those of applies that were cut off before they changed the base. Nothing can refer to them. Only in turn: an
+    /// operation that is under way begins such a layer, too.
+    pub(super) fn stale(&self) -> Result<BTreeSet<LayerId>> {
         let catalog = self.store.catalog();
         let parents: BTreeSet<LayerId> = catalog.iter().filter_map(|l| l.header.parent).collect();
         let top = self.store.head(&self.head)?.map(|head| head.layer);
         let mut stale = BTreeSet::new();
-        for info in catalog.iter().filter(|l| l.seal.is_none() && l.header.kind != LayerKind::PreImage) {
+        for info in catalog.iter().filter(|l| l.seal.is_none()) {
             let layer = info.header.layer;
             let is_top = layer == self.fs.upper_layer() || Some(layer) == top;
             if is_top || parents.contains(&layer) {
                 continue;
             }
-            let changed = self.store.read_layer(layer)?.records.iter().any(|r| matches!(r, Record::Edits(_)));
-            if !changed {
+            let records = self.store.read_layer(layer)?.records;
+            let is_stale = match info.header.kind {
+                LayerKind::PreImage => records.contains(&Record::Abandoned),
+                _ => !records.iter().any(|record| matches!(record, Record::Edits(_))),
+            };
+            if is_stale {
                 stale.insert(layer);
             }
         }
@@ -296,21 +307,20 @@ impl Timeline {
         }
         refs.add_range(reach.upper, ByteRange { start: reach.end, end: u64::MAX });
         let applies = self.applies.lock().clone();
-        for (layer, image) in
-            self.image_layers().into_iter().zip(&applies).filter(|(l, _)| images.contains(l))
-        {
+        for (place, layer) in self.image_layers().into_iter().filter(|(_, layer)| images.contains(layer)) {
             // A new pool for each apply, and few of them: the whole of it stays.
             refs.add_range(layer, ByteRange { start: 0, end: u64::MAX });
-            image.extents().for_each(|(range, source)| refs.add(source, range.len()));
+            let image = applies.get(place).into_iter().flat_map(|image| image.extents());
+            image.for_each(|(range, source)| refs.add(source, range.len()));
         }
         Ok(refs)
     }
 
-    /// The layers of the applies, oldest first: as many as there are epochs after the first.
-    fn image_layers(&self) -> Vec<LayerId> {
+    /// The layers of the applies, oldest first, with their places in the history.
+    fn image_layers(&self) -> Vec<(usize, LayerId)> {
         let mut all = self.store.catalog();
         all.retain(|l| l.header.kind == LayerKind::PreImage && l.seal.is_some());
-        all.iter().map(|l| l.header.layer).collect()
+        all.iter().map(|l| (place_in_history(l.header.epoch), l.header.layer)).collect()
     }
 
     /// The layers of those applies through which a needed state sees the base, and of the last one, which can be undone.
@@ -321,30 +331,34 @@ impl Timeline {
         let oldest = epochs.min().unwrap_or(Epoch(0)).0;
         let undoable = self.last_undoable().unwrap_or(u32::MAX);
         let from = usize::try_from(oldest.min(undoable)).unwrap_or(usize::MAX);
-        self.image_layers().into_iter().skip(from).collect()
+        let images = self.image_layers().into_iter().filter(|(place, _)| *place >= from);
+        images.map(|(_, layer)| layer).collect()
     }
 
-    /// Empties the pre-images that nobody needs. The layers stay: their number counts the epochs.
+    /// Empties the pre-images that nobody needs; what refers to nothing of theirs goes with [`Timeline::sweep`].
     fn clear_images(&self, needed: &BTreeSet<LayerId>) -> Result<()> {
-        let layers = self.image_layers();
-        for layer in layers.iter().filter(|layer| !needed.contains(layer)) {
-            if let Some(LayerInfo { header, seal: Some(seal), compact: false, .. }) = self.store.layer(*layer)
+        let mut emptied = Vec::new();
+        for (place, layer) in self.image_layers().into_iter().filter(|(_, layer)| !needed.contains(layer)) {
+            if let Some(LayerInfo { header, seal: Some(seal), compact: false, .. }) = self.store.layer(layer)
             {
                 self.store.rewrite_layer(header, seal, std::iter::empty())?;
             }
+            emptied.push(place);
         }
         let mut applies = self.applies.lock();
-        let emptied = applies.iter().zip(&layers).map(|(images, layer)| match needed.contains(layer) {
-            true => std::sync::Arc::clone(images),
-            false => std::sync::Arc::new(PreImages::collected()),
-        });
-        *applies = emptied.collect::<PreHistory>();
+        let removed = std::sync::Arc::new(PreImages::collected());
+        for place in emptied {
+            if let Some(image) = applies.get_mut(place) {
+                *image = std::sync::Arc::clone(&removed);
+            }
+        }
         Ok(())
     }
 
     /// Gives the unused blocks of all pools back, and removes collected layers that have none left.
     fn sweep(&self, refs: &mut Used, reach: &Reach, dry_run: bool) -> Result<u64> {
         let mut bytes = 0;
+        let last_image = self.image_layers().last().map_or(LayerId(u32::MAX), |(_, layer)| *layer);
         for info in self.store.catalog() {
             let layer = info.header.layer;
             // Layers that were begun since, and those of an operation that was cut off, are looked at the next time.
@@ -357,7 +371,10 @@ impl Timeline {
             if dry_run {
                 continue;
             }
-            if info.header.kind == LayerKind::Collected && !refs.is_used(layer) {
+            // The last apply stays, emptied or not: its number counts the epochs.
+            let is_emptied = info.header.kind == LayerKind::PreImage && info.compact && layer != last_image;
+            let is_given_up = is_emptied || info.header.kind == LayerKind::Collected;
+            if is_given_up && !refs.is_used(layer) {
                 self.store.remove_layer(layer)?;
             } else {
                 self.store.punch_pool(layer, &unused)?;
@@ -373,6 +390,6 @@ fn is_checkpoint(info: &LayerInfo) -> bool {
 }
 
 /// The operations that can be gone back to.
-fn recent(ops: &[OpRecord], keep: Keep) -> impl Iterator<Item = &OpRecord> {
-    ops.iter().rev().take(usize::try_from(keep.operations).unwrap_or(usize::MAX))
+fn recent(ops: &[(u64, OpRecord)], keep: Keep) -> impl Iterator<Item = &OpRecord> {
+    ops.iter().map(|(_, op)| op).rev().take(usize::try_from(keep.operations).unwrap_or(usize::MAX))
 }

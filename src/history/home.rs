@@ -265,7 +265,9 @@ impl<'a> Home<'a> {
         };
         match dir.rename(staged, dir, name, how) {
             // A filesystem that cannot refuse to replace.
-            Err(FsError::Invalid) if how == Rename::NoReplace => dir.rename(staged, dir, name, Rename::Replace),
+            Err(FsError::Invalid) if how == Rename::NoReplace => {
+                dir.rename(staged, dir, name, Rename::Replace)
+            }
             Err(FsError::Exists) => Err(FsError::Drift(change.path.clone())),
             renamed => renamed,
         }

@@ -136,6 +136,16 @@ impl Timeline {
             refuse_other(&store, &base)?;
         }
         remember(&store, &base, base_is)?;
+        for (layer, epoch) in stack::seal_strays(&store, &mut roots, head, upper.layer())? {
+            store.append_op(OpRecord {
+                head: head.to_owned(),
+                time: clock::now(),
+                verb: OpVerb::Seal,
+                description: stack::CUT_OFF.to_owned(),
+                tree: Some(layer),
+                epoch,
+            })?;
+        }
         let lower = Lower::new(Arc::clone(&base), Arc::clone(&store), epoch, applies.clone());
         let fs = Arc::new(Fs::new(Arc::clone(&store), tree, lower, upper, jail));
         Ok(Timeline {

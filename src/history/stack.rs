@@ -1,11 +1,11 @@
 //! Rebuilding trees from layers: the tree of a layer is the tree of the one below with its own records applied.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::error::{Error, Kind, Result};
 use crate::store::Store;
-use crate::store::layer::{LayerContents, Upper};
+use crate::store::layer::{LayerContents, LayerInfo, Upper};
 use crate::store::record::{HeadRecord, LayerKind, Record, Seal};
 use crate::sys::clock;
 use crate::tree::{Misfit, Tree};
@@ -15,6 +15,8 @@ use crate::types::{Epoch, LayerId};
 const KEPT: usize = 64;
 /// Nodes of kept trees that were rebuilt from the disk, about: such a tree shares nothing with those that were there before.
 const KEPT_NODES: usize = 1_000_000;
+/// The message of the seal of what was written during a restore that was cut off.
+pub(super) const CUT_OFF: &str = "during a restore that was cut off";
 
 /// The trees of sealed layers, rebuilt as they are asked for.
 pub struct Roots {
@@ -181,6 +183,42 @@ pub(super) fn reopen(
         store.set_head(head, &HeadRecord { layer: upper.layer() })?;
     }
     Ok((upper, tree, epoch))
+}
+
+/// Seals what was written while a restore replaced the state and was cut off before that was sealed: the head was on another
+/// layer already, and programs were still answered. Gives the layers, which nothing else leads to.
+pub(super) fn seal_strays(
+    store: &Arc<Store>,
+    roots: &mut Roots,
+    head: &str,
+    upper: LayerId,
+) -> Result<Vec<(LayerId, Epoch)>> {
+    let catalog = store.catalog();
+    let parents: BTreeSet<LayerId> = catalog.iter().filter_map(|l| l.header.parent).collect();
+    let is_stray = |l: &&LayerInfo| {
+        let layer = l.header.layer;
+        let is_of_head = l.header.head == head && l.header.kind != LayerKind::PreImage;
+        is_of_head && l.seal.is_none() && layer != upper && !parents.contains(&layer)
+    };
+    let mut sealed = Vec::new();
+    for info in catalog.iter().filter(is_stray) {
+        let (layer, parent) = (info.header.layer, info.header.parent);
+        let contents = store.read_layer(layer)?;
+        let below = match parent.map(|parent| store.layer(parent).filter(|l| l.seal.is_some()).ok_or(parent))
+        {
+            // It was written on top of what a power cut took.
+            Some(Err(_)) => continue,
+            Some(Ok(below)) => roots.load(below.header.layer),
+            None => Ok(Tree::new()),
+        };
+        let is_changed = contents.records.iter().any(|r| matches!(r, Record::Edits(_)));
+        if !is_changed || below.and_then(|mut tree| replay(&mut tree, &contents, layer)).is_err() {
+            continue;
+        }
+        super::close(store, store.reopen_layer(&contents)?, CUT_OFF)?;
+        sealed.push((layer, info.header.epoch));
+    }
+    Ok(sealed)
 }
 
 /// Seals a layer under one that continues it: a crash came in between. Unsealed, its bytes would never be synced, although

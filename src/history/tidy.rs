@@ -1,8 +1,8 @@
 //! Keeping the way to every state short: what a day of work leaves is rewritten as what came of it.
 //!
 //! Nothing that can be seen changes by it. A sealed journal becomes the shortest list of edits from its parent's tree; where
-//! many layers lie between a state and the last index below it, its whole tree is written down; and the content of a sealed
-//! pool gets its checksums. So the time to mount
+//! many layers lie between a state and the last index below it, its whole tree is written down; the content of a sealed
+//! pool gets its checksums; what was begun and never used goes, and the log of numbers forgets what was said twice. So the time to mount
 //! depends on how much differs from the base, not on how it came to differ.
 
 use std::sync::atomic::Ordering;
@@ -62,6 +62,13 @@ impl Timeline {
             indexed.reverse();
             for old in indexed.into_iter().skip(INDEXES) {
                 self.store.remove_index(old)?;
+            }
+        }
+        self.store.tidy_identities()?;
+        // Not while an operation is under way: what it has begun looks the same.
+        if let Some(_turn) = self.turn.try_lock() {
+            for layer in self.stale()? {
+                self.store.remove_layer(layer)?;
             }
         }
         Ok(())

@@ -292,8 +292,8 @@ impl Sandbox {
 
     fn operations(&self) -> Vec<Operation> {
         let ops = self.timeline.store().ops();
-        let numbered = ops.into_iter().enumerate().map(|(at, op)| Operation {
-            op: at as u64 + 1,
+        let numbered = ops.into_iter().map(|(number, op)| Operation {
+            op: number,
             time: op.time,
             verb: verb_text(op.verb).to_owned(),
             description: op.description,

@@ -162,6 +162,7 @@ fn records_of_the_other_files() {
         (IdentityRecord::Synced, "02"),
         (IdentityRecord::Root(BaseMark { host: 2, born: None }), "030200"),
         (IdentityRecord::Root(BaseMark { host: 300, born: Some(T) }), "03fb2c01010305"),
+        (IdentityRecord::Taken(Ino(34)), "0422"),
     ]);
     let op = |verb| OpRecord {
         head: "main".into(),

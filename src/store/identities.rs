@@ -13,6 +13,8 @@ use crate::store::record::IdentityRecord;
 use crate::types::{BaseMark, Ino};
 
 const RESERVE: u64 = 1 << 16;
+/// A log of fewer records is left as it is.
+const FEW: u64 = 4096;
 
 /// The numbers of a store.
 pub struct Identities {
@@ -52,9 +54,10 @@ impl Identities {
         match record {
             IdentityRecord::Reserved(below) => self.reserved = self.reserved.max(below.0),
             IdentityRecord::Named { dev, host, ino } => {
-                self.taken.insert(ino);
+                self.take(ino);
                 self.named.insert((dev, host), ino);
             }
+            IdentityRecord::Taken(ino) => self.take(ino),
             IdentityRecord::Synced => {}
             IdentityRecord::Root(mark) => self.mark = Some(mark),
         }
@@ -86,6 +89,38 @@ impl Identities {
         let ino = self.fresh()?;
         self.append(IdentityRecord::Named { dev: self.device(dev), host, ino })?;
         Ok(ino)
+    }
+
+    /// Keeps the number of a host from being taken for its own by another node. Numbers of our own range are given out once.
+    fn take(&mut self, ino: Ino) {
+        if ino < Ino::OWN_RANGE {
+            self.taken.insert(ino);
+        }
+    }
+
+    /// The records that say the same as the log, if that is much longer: every apply names the files that it wrote, and the
+    /// host gives the numbers of those before it to others.
+    pub fn worth_rewriting(&self) -> Option<Vec<IdentityRecord>> {
+        let needed = (self.named.len() + self.taken.len()) as u64;
+        if self.log.count() <= 2 * needed + FEW {
+            return None;
+        }
+        let mut records = vec![IdentityRecord::Reserved(Ino(self.reserved))];
+        records.extend(self.mark.map(IdentityRecord::Root));
+        let named = self.named.iter();
+        records.extend(named.map(|(&(dev, host), &ino)| IdentityRecord::Named { dev, host, ino }));
+        let mut free = self.taken.clone();
+        for ino in self.named.values() {
+            free.remove(ino);
+        }
+        records.extend(free.into_iter().map(IdentityRecord::Taken));
+        Some(records)
+    }
+
+    /// Goes on in a log that holds what [`Identities::worth_rewriting`] gave, and was synced.
+    pub fn go_on_in(&mut self, log: Log<IdentityRecord>) {
+        self.synced = log.count();
+        self.log = log;
     }
 
     /// The number of a base node; recorded first if it is not the host's own.
@@ -193,6 +228,25 @@ mod tests {
         ids.name(5, 2000, Ino(7)).unwrap();
         assert_eq!(ids.of(5, 2000).unwrap(), Ino(7));
         assert_ne!(ids.of(5, 7).unwrap(), Ino(7), "the host gave 7 to another file since");
+    }
+
+    #[test]
+    fn a_log_that_is_rewritten_says_the_same() {
+        let mut ids = new(vec![]);
+        let ours = ids.fresh().unwrap();
+        for round in 0..FEW {
+            // The host gives the same two numbers again and again.
+            ids.name(5, 2000 + round % 2, Ino(7 + round % 3)).unwrap();
+            ids.name(6, 50, ours).unwrap();
+        }
+        let before: Vec<Ino> = [(5, 2000), (5, 2001), (6, 50)].map(|(d, h)| ids.of(d, h).unwrap()).into();
+        let mut again = new(ids.worth_rewriting().unwrap());
+        assert!(again.worth_rewriting().is_none());
+        assert_eq!(before, [(5, 2000), (5, 2001), (6, 50)].map(|(d, h)| again.of(d, h).unwrap()));
+        for host in [7, 8, 9] {
+            assert_ne!(again.of(5, host).unwrap(), Ino(host), "it was another file's once");
+        }
+        assert!(again.fresh().unwrap() > ours);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::store::dir::StoreDir;
 use crate::store::layer::{self, INDEX, LayerContents, POOL, SUMS, Trust};
 use crate::store::record::{HeadRecord, HoldsRecord, IdentityRecord, OpRecord};
 use crate::store::sums::{self, Sums};
-use crate::store::{BaseRecord, HOLDS, check_format, log, read_base, read_one, read_trust};
+use crate::store::{BaseRecord, HEADS_LOG, HOLDS, check_format, log, read_base, read_one, read_trust};
 use crate::types::{ByteRange, LayerId};
 
 /// The files of a store.
@@ -132,12 +132,15 @@ impl Inspect {
         Ok(names.into_iter().map(|name| (name.clone(), read_one(&heads, &name))).collect())
     }
 
-    /// The log of heads.
+    /// The log of heads, each record with its number.
     ///
     /// # Errors
     /// Damage, with file and offset.
-    pub fn ops(&self) -> Result<Vec<OpRecord>> {
-        self.records("heads.log")
+    pub fn ops(&self) -> Result<Vec<(u64, OpRecord)>> {
+        let bytes = self.dir.read(HEADS_LOG)?.unwrap_or_default();
+        let (contents, given_up) = log::read_numbered::<OpRecord>(&bytes, &self.dir.show(HEADS_LOG))?;
+        let numbered = contents.records.into_iter().enumerate();
+        Ok(numbered.map(|(at, (op, _))| (given_up + at as u64 + 1, op)).collect())
     }
 
     /// The log of numbers.

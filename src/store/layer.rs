@@ -93,7 +93,9 @@ pub(super) fn read_file(
     let log::Torn { contents, behind } = log::read_torn::<Record>(&bytes, &what)?;
     let failed = sync_failed(&contents.records, &behind);
     let is_cut_off = failed.is_some() || is_of_another_boot(&contents.records, trust);
-    let may_be_torn = name == JOURNAL && layer >= trust.torn_from && is_cut_off;
+    // Below the head only what a restore left behind that was cut off was never sealed, and so perhaps never synced.
+    let was_sealed = behind.iter().any(|record| matches!(record, Record::Seal(_)));
+    let may_be_torn = name == JOURNAL && (layer >= trust.torn_from || !was_sealed) && is_cut_off;
     let is_torn = may_be_torn && can_be_torn(&behind);
     if !behind.is_empty() && !is_torn || failed > Some(contents.records.len()) {
         return Err(log::damage_at(&what, contents.end));

@@ -5,7 +5,8 @@
 //! crc   = CRC-32C over len, seq and payload
 //! ```
 //!
-//! Always true: frames follow each other without a gap, and `seq` counts from 0. So a frame that was torn by a crash is
+//! Always true: frames follow each other without a gap, and `seq` counts from 0 (in `heads.log`, of which the beginning can be given
+//! up, from any number). So a frame that was torn by a crash is
 //! the last thing in the file and can be cut off, whereas a bad frame with a good one behind it is damage and is never
 //! skipped. After a failed append the file ends where it ended before.
 
@@ -60,9 +61,22 @@ pub struct Torn<T> {
 /// Damage, with file and offset, for a bad frame that has good ones behind it, and for a good frame whose payload is not
 /// a record of this format.
 pub fn read<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<Contents<T>> {
-    let contents = read_good(bytes, what)?;
-    let count = contents.records.len() as u64;
-    match next_good(bytes, usize::try_from(contents.end).unwrap_or(usize::MAX), count) {
+    read_whole(bytes, what, 0)
+}
+
+/// Reads a log whose first frames were given up: it begins with any number. Gives that, too.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_numbered<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<(Contents<T>, u64)> {
+    let first = any_frame_at(bytes, 0).map_or(0, |(_, seq, _)| seq);
+    Ok((read_whole(bytes, what, first)?, first))
+}
+
+fn read_whole<T: DeserializeOwned>(bytes: &[u8], what: &str, first: u64) -> Result<Contents<T>> {
+    let contents = read_good(bytes, what, first)?;
+    let next = first + contents.records.len() as u64;
+    match next_good(bytes, usize::try_from(contents.end).unwrap_or(usize::MAX), next) {
         None => Ok(contents),
         Some(_) => Err(damage_at(what, contents.end)),
     }
@@ -74,7 +88,7 @@ pub fn read<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<Contents<T>
 /// # Errors
 /// Damage: a good frame whose payload is not a record of this format.
 pub fn read_torn<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<Torn<T>> {
-    let contents = read_good(bytes, what)?;
+    let contents = read_good(bytes, what, 0)?;
     let mut behind = Vec::new();
     let mut at = usize::try_from(contents.end).unwrap_or(usize::MAX);
     let mut seq = contents.records.len() as u64;
@@ -98,10 +112,10 @@ fn decode<T: DeserializeOwned>(payload: &[u8], what: &str, at: u64) -> Result<T>
     })
 }
 
-fn read_good<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<Contents<T>> {
+fn read_good<T: DeserializeOwned>(bytes: &[u8], what: &str, first: u64) -> Result<Contents<T>> {
     let mut records = Vec::new();
     let mut at = 0;
-    while let Some((payload, next)) = frame_at(bytes, at, records.len() as u64) {
+    while let Some((payload, next)) = frame_at(bytes, at, first + records.len() as u64) {
         let record = decode(payload, what, at as u64)?;
         records.push((record, next as u64));
         at = next;
@@ -154,7 +168,7 @@ fn next_good(bytes: &[u8], at: usize, seq: u64) -> Option<(&[u8], u64, usize)> {
 }
 
 impl<T: Serialize> Log<T> {
-    /// Takes `file`, whose good frames end at `end` after `count` records, for appending.
+    /// Takes `file`, whose good frames end at `end`, for appending; the next has the number `count`.
     ///
     /// # Errors
     /// When the torn bytes behind `end` cannot be cut off.
@@ -254,7 +268,7 @@ impl<T: Serialize> Log<T> {
         self.broken = Some(SYNC_FAILED);
     }
 
-    /// Number of records.
+    /// Number of records, with those that were given up.
     pub fn count(&self) -> u64 {
         self.seq
     }

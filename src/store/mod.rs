@@ -55,6 +55,7 @@ use crate::types::{BaseMark, Epoch, LayerId};
 
 const HOLDS: &str = "holds";
 const IDENTITIES: &str = "identities";
+const HEADS_LOG: &str = "heads.log";
 const FORMAT: &str = "jailfs-store 1\n";
 /// How long it is waited for readers.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
@@ -92,11 +93,19 @@ pub struct Store {
     state: Mutex<State>,
     identities: Mutex<Identities>,
     holds: Mutex<BTreeSet<LayerId>>,
-    ops: Mutex<(Log<OpRecord>, Vec<OpRecord>)>,
+    ops: Mutex<Ops>,
     readers: Readers,
     reserve: Mutex<Reserve>,
     // Last, so that everything above is closed when the lock is let go.
     _lock: Flock<File>,
+}
+
+/// The log of heads.
+struct Ops {
+    log: Log<OpRecord>,
+    records: Vec<OpRecord>,
+    /// How many were given up before the first of them.
+    given_up: u64,
 }
 
 struct State {
@@ -134,7 +143,8 @@ pub fn mark_of(path: &Path) -> Result<Option<BaseMark>> {
     let records = log::read_torn::<IdentityRecord>(&bytes, &dir.show(IDENTITIES))?.contents.records;
     Ok(records.into_iter().rev().find_map(|(record, _)| match record {
         IdentityRecord::Root(mark) => Some(mark),
-        IdentityRecord::Reserved(_) | IdentityRecord::Named { .. } | IdentityRecord::Synced => None,
+        IdentityRecord::Reserved(_) | IdentityRecord::Named { .. } => None,
+        IdentityRecord::Synced | IdentityRecord::Taken(_) => None,
     }))
 }
 
@@ -237,16 +247,14 @@ fn check_private(dir: &StoreDir) -> Result<()> {
     Ok(())
 }
 
-/// Opens an append-only log and reads what is in it.
-fn open_log<T: Serialize + serde::de::DeserializeOwned>(
-    dir: &StoreDir,
-    name: &str,
-) -> Result<(Log<T>, Vec<T>)> {
-    let bytes = dir.read(name)?.unwrap_or_default();
-    let contents = log::read::<T>(&bytes, &dir.show(name))?;
-    let count = contents.records.len() as u64;
-    let log = Log::append_to(Arc::new(dir.file(name, true)?), dir.show(name), contents.end, count)?;
-    Ok((log, contents.records.into_iter().map(|r| r.0).collect()))
+/// Opens the log of heads and reads what is in it.
+fn open_ops(dir: &StoreDir) -> Result<Ops> {
+    let bytes = dir.read(HEADS_LOG)?.unwrap_or_default();
+    let (contents, given_up) = log::read_numbered::<OpRecord>(&bytes, &dir.show(HEADS_LOG))?;
+    let records: Vec<OpRecord> = contents.records.into_iter().map(|r| r.0).collect();
+    let file = Arc::new(dir.file(HEADS_LOG, true)?);
+    let log = Log::append_to(file, dir.show(HEADS_LOG), contents.end, given_up + records.len() as u64)?;
+    Ok(Ops { log, records, given_up })
 }
 
 /// Opens the log of numbers. Its records are appended without a sync, so a power cut may tear it anywhere behind the last
@@ -333,7 +341,7 @@ impl Store {
         let base = read_base(&dir)?;
         let layers = dir.dir("layers")?;
         let (id_log, id_records) = open_identities(&dir, || layer::was_cut_off(&layers, trust))?;
-        let ops = open_log::<OpRecord>(&dir, "heads.log")?;
+        let ops = open_ops(&dir)?;
         let mut catalog = BTreeMap::new();
         let mut ids = layers.list(|name| name.parse::<u32>().ok().filter(|_| name.len() == 8))?;
         ids.sort_unstable();
@@ -579,17 +587,79 @@ impl Store {
     /// When it cannot be written or synced.
     pub fn append_op(&self, op: OpRecord) -> Result<u64> {
         let mut ops = self.ops.lock();
-        ops.0.append(&op)?;
+        ops.log.append(&op)?;
         if self.durable {
-            ops.0.sync()?;
+            ops.log.sync()?;
         }
-        ops.1.push(op);
-        Ok(ops.1.len() as u64)
+        ops.records.push(op);
+        Ok(ops.log.count())
     }
 
-    /// The log of heads, oldest first.
-    pub fn ops(&self) -> Vec<OpRecord> {
-        self.ops.lock().1.clone()
+    /// The log of heads, oldest first, each with its number.
+    pub fn ops(&self) -> Vec<(u64, OpRecord)> {
+        let ops = self.ops.lock();
+        ops.records.iter().enumerate().map(|(at, op)| (ops.given_up + at as u64 + 1, op.clone())).collect()
+    }
+
+    /// Gives up all but the last records of the log of heads, if there are so many that it pays. The others keep their numbers.
+    ///
+    /// # Errors
+    /// As the calls it is made of; the log then stays as it was.
+    pub fn trim_ops(&self, kept: usize) -> Result<()> {
+        let mut ops = self.ops.lock();
+        let excess = ops.records.len().saturating_sub(kept);
+        if excess <= kept {
+            return Ok(());
+        }
+        let given_up = ops.given_up + excess as u64;
+        let rest = ops.records.split_off(excess);
+        match self.publish_log(HEADS_LOG, given_up, rest.iter()) {
+            Ok(log) => {
+                *ops = Ops { log, records: rest, given_up };
+                Ok(())
+            }
+            Err(error) => {
+                ops.records.extend(rest);
+                Err(error.during("shorten the log of heads"))
+            }
+        }
+    }
+
+    /// Rewrites the log of numbers as what came of it, if it is much longer than that.
+    ///
+    /// # Errors
+    /// As the calls it is made of; the log then stays as it was.
+    pub fn tidy_identities(&self) -> Result<()> {
+        let mut identities = self.identities.lock();
+        let Some(records) = identities.worth_rewriting() else { return Ok(()) };
+        let log = self
+            .publish_log(IDENTITIES, 0, records.iter())
+            .map_err(|e| e.during("shorten the log of numbers"))?;
+        identities.go_on_in(log);
+        Ok(())
+    }
+
+    /// Puts a log in the place of another, whole and synced, and opens it for appending.
+    fn publish_log<'r, T: Serialize + 'r>(
+        &self,
+        name: &str,
+        first: u64,
+        records: impl Iterator<Item = &'r T>,
+    ) -> Result<Log<T>> {
+        let temp = format!("{name}.new");
+        self.dir.remove(&temp)?;
+        let mut log = Log::append_to(Arc::new(self.dir.file(&temp, true)?), self.dir.show(name), 0, first)?;
+        for record in records {
+            log.append(record)?;
+        }
+        if self.durable {
+            log.sync()?;
+        }
+        disk::rename(&self.dir, &temp, name).attempt(|| format!("publish {}", self.dir.show(name)))?;
+        if self.durable {
+            self.dir.sync()?;
+        }
+        Ok(log)
     }
 
     /// Bytes that the store takes on disk.

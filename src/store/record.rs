@@ -381,4 +381,6 @@ pub enum IdentityRecord {
     Synced,
     /// The base is this directory from here on.
     Root(BaseMark),
+    /// A number of the host that a node of the base had which is named otherwise by now, or gone: it is nobody else's.
+    Taken(Ino),
 }

@@ -154,7 +154,8 @@ impl Store {
     pub fn remove_newborn(&self) -> Result<()> {
         let known: std::collections::BTreeSet<LayerId> = self.state.lock().catalog.keys().copied().collect();
         let newest = known.last().copied().unwrap_or(LayerId(0));
-        let there = self.layers.list(|name| name.parse::<u32>().ok().filter(|_| name.len() == 8).map(LayerId))?;
+        let there =
+            self.layers.list(|name| name.parse::<u32>().ok().filter(|_| name.len() == 8).map(LayerId))?;
         for layer in there.into_iter().filter(|layer| *layer < newest && !known.contains(layer)) {
             self.remove_layer(layer)?;
         }

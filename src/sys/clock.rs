@@ -7,7 +7,10 @@ use crate::types::Timestamp;
 /// The time now, by CLOCK_REALTIME (clock_gettime(2)). A clock that cannot be read, which Linux rules out, is 1970.
 pub fn now() -> Timestamp {
     clock_gettime(ClockId::CLOCK_REALTIME)
-        .map(|time| Timestamp { secs: time.tv_sec() + shift(), nanos: u32::try_from(time.tv_nsec()).unwrap_or(0) })
+        .map(|time| Timestamp {
+            secs: time.tv_sec() + shift(),
+            nanos: u32::try_from(time.tv_nsec()).unwrap_or(0),
+        })
         .unwrap_or_default()
 }
 

@@ -69,8 +69,18 @@ impl Live {
         let base_before = snapshot(&base, true);
         let watched = Arc::new(Watched::default());
         let options = options.to_vec();
-        let mut live =
-            Live { dir, base, mnt, store, base_before, options, applied: false, mounted: false, pid: 0, watched };
+        let mut live = Live {
+            dir,
+            base,
+            mnt,
+            store,
+            base_before,
+            options,
+            applied: false,
+            mounted: false,
+            pid: 0,
+            watched,
+        };
         live.watch(limit);
         live.mount();
         live

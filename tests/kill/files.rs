@@ -18,8 +18,17 @@ const ATTR: &[u8] = b"user.k";
 pub enum Op {
     /// With the number that the file got, once that is known.
     Create(String, u64),
-    Write { path: String, at: u64, len: usize, stamp: u64 },
-    Append { path: String, len: usize, stamp: u64 },
+    Write {
+        path: String,
+        at: u64,
+        len: usize,
+        stamp: u64,
+    },
+    Append {
+        path: String,
+        len: usize,
+        stamp: u64,
+    },
     Truncate(String, u64),
     Remove(String),
     Rename(String, String),
@@ -152,7 +161,8 @@ impl Tree {
             match (entry, found.names.get(name)) {
                 (_, None) => {}
                 (Entry::File(id), Some(Entry::File(other))) => {
-                    let is_linked = *there.entry(*id).or_insert(*other) == *other && *back.entry(*other).or_insert(*id) == *id;
+                    let is_linked = *there.entry(*id).or_insert(*other) == *other
+                        && *back.entry(*other).or_insert(*id) == *id;
                     why.extend((!is_linked).then(|| format!("'{name}' is not linked as it was")));
                     let content = content_differs(&self.files[id], &found.files[other]);
                     why.extend(content.map(|how| format!("'{name}' {how}")));
@@ -165,7 +175,7 @@ impl Tree {
     }
 
     /// Whether what was read is this with a write half done: everything else as it was, and of the file that is
-    /// written each block the old or the new one.
+    /// written each block the old or the new one, up to some length between.
     pub fn is_torn_by(&self, op: &Op, found: &Tree) -> bool {
         let (Op::Write { path, .. } | Op::Append { path, .. }) = op else { return false };
         let mut after = self.clone();
@@ -175,11 +185,12 @@ impl Tree {
             return false;
         };
         let (old, new, is_bytes) = (&old.bytes, &new.bytes, &is.bytes);
-        if is_bytes.len() != old.len() && is_bytes.len() != new.len() {
+        if is_bytes.len() < old.len() || is_bytes.len() > new.len() {
             return false;
         }
         let torn = is_bytes.chunks(BLOCK).enumerate().all(|(at, block)| {
-            let of = |bytes: &[u8]| bytes.get(at * BLOCK..).map(|rest| rest.starts_with(block)).unwrap_or(false);
+            let of =
+                |bytes: &[u8]| bytes.get(at * BLOCK..).map(|rest| rest.starts_with(block)).unwrap_or(false);
             of(old) || of(new)
         });
         let mut rest = self.clone();
@@ -217,7 +228,9 @@ fn content_differs(was: &Content, is: &Content) -> Option<String> {
         let at = was.bytes.iter().zip(is.bytes.iter()).position(|(was, is)| was != is);
         let zeros = at.is_some_and(|at| is.bytes[at..].iter().take(64).all(|byte| *byte == 0));
         let (was, is) = (was.bytes.len(), is.bytes.len());
-        return Some(format!("has {is} bytes and had {was}; the first that differs is at {at:?} (zeros: {zeros})"));
+        return Some(format!(
+            "has {is} bytes and had {was}; the first that differs is at {at:?} (zeros: {zeros})"
+        ));
     }
     let numbers_differ = was.ino != 0 && is.ino != 0 && was.ino != is.ino;
     (was.mode != is.mode || was.attr != is.attr || numbers_differ).then(|| {
@@ -287,9 +300,7 @@ pub fn perform(root: &Path, op: &Op) -> io::Result<u64> {
         Op::Rmdir(path) => fs::remove_dir(at(path)).map(|()| 0),
         Op::Link(from, to) => fs::hard_link(at(from), at(to)).map(|()| 0),
         Op::Symlink(path, text) => std::os::unix::fs::symlink(text, at(path)).map(|()| 0),
-        Op::Chmod(path, mode) => {
-            fs::set_permissions(at(path), fs::Permissions::from_mode(*mode)).map(|()| 0)
-        }
+        Op::Chmod(path, mode) => fs::set_permissions(at(path), fs::Permissions::from_mode(*mode)).map(|()| 0),
         Op::Attr(path, value) => {
             jailfs::sys::xattr::set(&File::open(at(path))?, ATTR, &value.to_le_bytes()).map(|()| 0)
         }
@@ -297,7 +308,11 @@ pub fn perform(root: &Path, op: &Op) -> io::Result<u64> {
 }
 
 fn whole(written: usize, wanted: usize) -> io::Result<()> {
-    if written == wanted { Ok(()) } else { Err(io::Error::other(format!("{written} of {wanted} bytes written"))) }
+    if written == wanted {
+        Ok(())
+    } else {
+        Err(io::Error::other(format!("{written} of {wanted} bytes written")))
+    }
 }
 
 /// Syncs the file or directory of an operation, if it is there still.
@@ -354,7 +369,11 @@ impl Habit {
             15..17 if files.len() > 1 => {
                 let to = (*rng.pick(&files)).clone();
                 // Between two names of one file a rename does nothing.
-                if tree.names[&to] == tree.names[&path] { Op::Rename(path, fresh(rng)) } else { Op::Rename(path, to) }
+                if tree.names[&to] == tree.names[&path] {
+                    Op::Rename(path, fresh(rng))
+                } else {
+                    Op::Rename(path, to)
+                }
             }
             _ => Op::Rename(path, fresh(rng)),
         }

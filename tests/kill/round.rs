@@ -93,7 +93,8 @@ impl World {
     /// A store whose daemon was killed has nothing wrong with it.
     fn check_store(&mut self) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
-        let output = command.args(["check", "--store"]).arg(&self.live.store).current_dir("/").output().unwrap();
+        let output =
+            command.args(["check", "--store"]).arg(&self.live.store).current_dir("/").output().unwrap();
         assert!(output.status.success(), "check after the kill: {}", text(&output));
     }
 
@@ -118,9 +119,9 @@ impl World {
                 match (restored, answered) {
                     (Ok(states), _) => Ok(states),
                     (Err(why), Some(_)) => Err(why),
-                    (Err(why), None) => {
-                        self.settle(&now, &found).map_err(|not| format!("not restored: {not}\nrestored: {why}"))
-                    }
+                    (Err(why), None) => self
+                        .settle(&now, &found)
+                        .map_err(|not| format!("not restored: {not}\nrestored: {why}")),
                 }
             }
             _ => self.settle(&now, &found),
@@ -138,7 +139,8 @@ impl World {
             .iter()
             .map(|line| (line["id"].as_u64().unwrap(), line["name"].as_str().map(str::to_owned)))
             .collect();
-        let is_listed = |checkpoint: &Checkpoint| listed.contains(&(checkpoint.id, Some(checkpoint.name.clone())));
+        let is_listed =
+            |checkpoint: &Checkpoint| listed.contains(&(checkpoint.id, Some(checkpoint.name.clone())));
         let may_go = |id: u64| matches!(pending, Pending::Gc { kept } if !kept.contains(&id));
         if let Some(lost) = self.checkpoints.iter().find(|c| !is_listed(c) && !may_go(c.id)) {
             panic!("checkpoint {} '{}' is lost: {listed:?}", lost.id, lost.name);
@@ -180,7 +182,9 @@ impl World {
         }
         match (as_before, as_after) {
             (Err(why), None) => panic!("the base: {why}"),
-            (Err(before), Some(Err(after))) => panic!("the base is not as before: {before}\nnor as after: {after}"),
+            (Err(before), Some(Err(after))) => {
+                panic!("the base is not as before: {before}\nnor as after: {after}")
+            }
             // If both can be meant, nobody knows what an undo would lead to.
             (Ok(_), Some(Ok(_))) => self.before_apply = None,
             (Ok(_), _) => {}

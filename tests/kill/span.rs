@@ -94,14 +94,12 @@ impl Span {
                 nearest = Some((done, differs));
             }
         }
-        if let (Some(Op::File(last)), State::Tree(found_tree)) = (self.ops.last(), found)
-            && self.from < self.ops.len()
-            && self.torn(last, found_tree)
-        {
+        if self.is_torn(found) {
             return Ok(found.clone());
         }
         let (done, mut differs) = nearest.unwrap_or_default();
-        let (count, around) = (self.ops.len(), &self.ops[done.saturating_sub(3)..self.ops.len().min(done + 2)]);
+        let (count, around) =
+            (self.ops.len(), &self.ops[done.saturating_sub(3)..self.ops.len().min(done + 2)]);
         let many = differs.len();
         differs.truncate(12);
         Err(format!(
@@ -119,13 +117,17 @@ impl Span {
         }
     }
 
-    /// Whether a write over a file's own blocks was cut off in its middle: each block is the old or the new one.
-    fn torn(&self, last: &files::Op, found: &Tree) -> bool {
-        let State::Tree(mut tree) = self.start.clone() else { return false };
-        for op in &self.ops[..self.ops.len() - 1] {
+    /// Whether one of the last operations is a write that was cut off in its middle. The kernel sends what is not whole pages in
+    /// several messages, and the daemon can be killed, or the state be sealed, between two of them.
+    fn is_torn(&self, found: &State) -> bool {
+        let (State::Tree(mut tree), State::Tree(found)) = (self.start.clone(), found) else { return false };
+        for (done, op) in self.ops.iter().enumerate() {
             let Op::File(op) = op else { return false };
+            if done >= self.from && tree.is_torn_by(op, found) {
+                return true;
+            }
             tree.apply(op);
         }
-        tree.is_torn_by(last, found)
+        false
     }
 }

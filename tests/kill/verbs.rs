@@ -14,19 +14,33 @@ use crate::writer::{Control, Kind, Working, Writer, stamp};
 pub enum Pending {
     #[default]
     Nothing,
-    Checkpoint { name: String, saved: Saved },
+    Checkpoint {
+        name: String,
+        saved: Saved,
+    },
     /// Checkpoints may have been given up, but for these.
-    Gc { kept: Vec<u64> },
-    Apply { base: Saved },
+    Gc {
+        kept: Vec<u64>,
+    },
+    Apply {
+        base: Saved,
+    },
     Undo,
     /// With the first link that was made meanwhile, and the first after the answer if there was one.
-    Restore { to: Saved, first_new: u64, answered: Option<u64> },
+    Restore {
+        to: Saved,
+        first_new: u64,
+        answered: Option<u64>,
+    },
 }
 
 /// Lines of JSON; not every verb says any.
 fn lines(output: &Output) -> Vec<Value> {
     let text = String::from_utf8_lossy(&output.stdout);
-    text.lines().filter(|line| line.starts_with('{')).map(|line| serde_json::from_str(line).unwrap()).collect()
+    text.lines()
+        .filter(|line| line.starts_with('{'))
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }
 
 impl World {
@@ -223,7 +237,8 @@ fn check_new_links(writer: &Writer, is: &[u64], first: u64, answered: Option<u64
     let span = writer.span(writer.acked());
     let begun: Vec<u64> = span.ops.iter().map(number).filter(|number| *number >= first).collect();
     let done: Vec<u64> = span.ops[..span.from].iter().map(number).filter(|number| *number >= first).collect();
-    let lost: Vec<_> = done.iter().filter(|n| answered.is_some_and(|since| **n > since) && !is.contains(n)).collect();
+    let lost: Vec<_> =
+        done.iter().filter(|n| answered.is_some_and(|since| **n > since) && !is.contains(n)).collect();
     if lost.is_empty() && (begun.ends_with(is) || done.ends_with(is)) {
         return Ok(());
     }

@@ -124,7 +124,8 @@ impl World {
         };
         // The programs take their time, so all at once.
         std::thread::scope(|scope| {
-            let readers: Vec<_> = self.writers.iter().map(|writer| scope.spawn(move || read(writer))).collect();
+            let readers: Vec<_> =
+                self.writers.iter().map(|writer| scope.spawn(move || read(writer))).collect();
             readers.into_iter().map(|reader| reader.join().unwrap()).collect()
         })
     }
@@ -141,7 +142,9 @@ impl World {
 
     /// The states of a saved one that are there.
     pub fn settle(&self, saved: &Saved, found: &[State]) -> Result<Vec<State>, String> {
-        let settle = |at: usize| saved[at].settle(&found[at]).map_err(|why| format!("{}: {why}", self.writers[at].name));
+        let settle = |at: usize| {
+            saved[at].settle(&found[at]).map_err(|why| format!("{}: {why}", self.writers[at].name))
+        };
         (0..saved.len()).map(settle).collect()
     }
 
@@ -161,7 +164,11 @@ impl World {
     pub fn kill_a_start(&mut self) {
         let delay = Duration::from_micros(self.rng.below(90_000));
         let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
-        command.args(["mount", "-f"]).args([&self.live.base, &self.live.mnt]).arg("--store").arg(&self.live.store);
+        command
+            .args(["mount", "-f"])
+            .args([&self.live.base, &self.live.mnt])
+            .arg("--store")
+            .arg(&self.live.store);
         let mut child = command.current_dir("/").stderr(Stdio::null()).spawn().unwrap();
         std::thread::sleep(delay);
         let alive = child.try_wait().unwrap().is_none();
@@ -178,7 +185,9 @@ impl World {
             let dir = self.live.mnt.join(writer.name);
             match (writer.kind, writer.span(0).start) {
                 (Kind::Stream, State::Numbers(numbers)) if numbers.len() > 600 => {
-                    numbers.iter().for_each(|number| std::fs::remove_file(dir.join(number.to_string())).unwrap());
+                    numbers
+                        .iter()
+                        .for_each(|number| std::fs::remove_file(dir.join(number.to_string())).unwrap());
                     writer.set(State::Numbers(Default::default()));
                 }
                 (Kind::Git, State::Lines(lines)) if lines.len() > 60 => {

@@ -52,7 +52,12 @@ pub struct Working {
 }
 
 impl Working {
-    pub fn start(writers: &[Arc<Writer>], which: impl Fn(&Writer) -> bool, mnt: &Path, control: &Arc<Control>) -> Working {
+    pub fn start(
+        writers: &[Arc<Writer>],
+        which: impl Fn(&Writer) -> bool,
+        mnt: &Path,
+        control: &Arc<Control>,
+    ) -> Working {
         control.stop.store(false, Ordering::SeqCst);
         let start = |writer: &Arc<Writer>| {
             let (writer, mnt, control) = (Arc::clone(writer), mnt.to_owned(), Arc::clone(control));
@@ -80,7 +85,10 @@ pub enum Kind {
     /// Symbolic links, each with the next number as its name: one call makes one, and needs no other.
     Stream,
     Git,
-    Sqlite { mode: &'static str, synchronous: &'static str },
+    Sqlite {
+        mode: &'static str,
+        synchronous: &'static str,
+    },
 }
 
 /// What was begun and what was acknowledged, since a state that is known.
@@ -228,7 +236,8 @@ impl Writer {
         let Some(scratch) = scratch else { return dir };
         let copy = scratch.join(self.name);
         let script = "rm -rf \"$2\"; mkdir -p \"$(dirname \"$2\")\"; cp -a \"$1\" \"$2\"";
-        let status = std::process::Command::new("sh").args(["-ec", script, "sh"]).arg(&dir).arg(&copy).status();
+        let status =
+            std::process::Command::new("sh").args(["-ec", script, "sh"]).arg(&dir).arg(&copy).status();
         assert!(status.unwrap().success(), "copy {}", dir.display());
         copy
     }

@@ -75,8 +75,12 @@ fn a_clock_that_jumps_backwards_changes_no_order() {
     let Reply::Log(log) = sandbox.handle(Request::Log).unwrap() else { panic!() };
     let kept: Vec<_> = log.iter().filter(|c| !c.automatic).map(|c| c.id).collect();
     assert_eq!(kept, [made[6], made[5]]);
-    let request =
-        Request::Diff { from: Rev::Id(made[5]), to: Rev::Id(made[6]), paths: Vec::new(), detail: Detail::Stat };
+    let request = Request::Diff {
+        from: Rev::Id(made[5]),
+        to: Rev::Id(made[6]),
+        paths: Vec::new(),
+        detail: Detail::Stat,
+    };
     assert!(matches!(sandbox.handle(request).unwrap(), Reply::Diff(changes) if changes.len() == 1));
     drop(sandbox);
     clock::set_shift(0);

@@ -1,0 +1,226 @@
+//! What is done again and again does not make a store grow: only what is in the tree, and what is kept of what was, takes
+//! space. `examples/long_life` shows the same over an hour.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a failure is what a test is for")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use jailfs::fs::Caller;
+use jailfs::sandbox::verbs::{Operation, Reply, Request, Rev};
+use jailfs::sandbox::{Sandbox, StoreOptions};
+use jailfs::store::Store;
+use jailfs::store::record::{HeadRecord, LayerKind};
+use jailfs::types::{Epoch, LayerId, Name, NodeId};
+
+const ME: Caller = Caller { uid: 0, gid: 0 };
+/// What is not synced is the same, and many times quicker.
+const QUICK: StoreOptions = StoreOptions { volatile: true, other_base: false };
+
+struct Place(tempfile::TempDir);
+
+impl Place {
+    fn new() -> Place {
+        let place = Place(tempfile::tempdir().unwrap());
+        std::fs::create_dir(place.base()).unwrap();
+        (0..20)
+            .for_each(|n| std::fs::write(place.base().join(format!("f{n}")), format!("file {n}")).unwrap());
+        place
+    }
+
+    fn base(&self) -> PathBuf {
+        self.0.path().join("base")
+    }
+
+    fn store(&self) -> PathBuf {
+        self.0.path().join("store")
+    }
+
+    fn open(&self) -> Arc<Sandbox> {
+        Sandbox::create_or_open(&self.base(), &self.store(), &QUICK).unwrap()
+    }
+}
+
+fn id(sandbox: &Sandbox, name: &str) -> NodeId {
+    let name = Name::new(name.as_bytes()).unwrap();
+    let fs = sandbox.fs();
+    fs.lookup(NodeId::ROOT, &name)
+        .unwrap_or_else(|_| fs.mknod(NodeId::ROOT, &name, 0o100_644, 0, 0, ME).unwrap())
+        .id
+}
+
+fn put(sandbox: &Sandbox, name: &str, text: &str) {
+    let file = id(sandbox, name);
+    sandbox.fs().truncate(file, 0, false).unwrap();
+    sandbox.fs().write(file, 0, text.as_bytes(), false).unwrap();
+    sandbox.fs().forget(file, 1);
+}
+
+fn get(sandbox: &Sandbox, name: &str) -> String {
+    let file = id(sandbox, name);
+    let bytes = sandbox.fs().read(file, 0, u64::MAX).unwrap().read(false).unwrap().unwrap();
+    sandbox.fs().forget(file, 1);
+    String::from_utf8(bytes).unwrap()
+}
+
+fn number(sandbox: &Sandbox, name: &str) -> u64 {
+    sandbox.fs().getattr(id(sandbox, name)).unwrap().ino.0
+}
+
+fn ask(sandbox: &Sandbox, request: Request) -> Reply {
+    sandbox.handle(request.clone()).unwrap_or_else(|error| panic!("{request:?}: {error}"))
+}
+
+fn checkpoint(sandbox: &Sandbox) -> LayerId {
+    match ask(sandbox, Request::Checkpoint { name: None, message: String::new() }) {
+        Reply::Checkpoint(checkpoint) => checkpoint.id,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn restore(sandbox: &Sandbox, to: LayerId) {
+    ask(sandbox, Request::Restore { to: Rev::Id(to), dry_run: false });
+}
+
+fn apply(sandbox: &Sandbox, undo: bool) {
+    match ask(sandbox, Request::Apply { paths: Vec::new(), dry_run: false, undo }) {
+        Reply::Applied(applied) => assert!(applied.conflicts.is_empty(), "{:?}", applied.conflicts),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn gc(sandbox: &Sandbox, operations: u64, keep: u64) {
+    ask(sandbox, Request::Gc { operations, keep: Some(keep), max_store: None, dry_run: false });
+}
+
+fn operations(sandbox: &Sandbox) -> Vec<Operation> {
+    match ask(sandbox, Request::OpLog) {
+        Reply::OpLog(operations) => operations,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn check(store: &Path) {
+    let checked = Sandbox::check_store(store, true).unwrap();
+    assert!(checked.problems.is_empty(), "{:?}", checked.problems);
+}
+
+/// Bytes of each file at the top of a store, and how many layers it has.
+fn sizes(store: &Path) -> BTreeMap<&'static str, u64> {
+    let size = |name: &'static str| (name, std::fs::metadata(store.join(name)).unwrap().len());
+    let layers = std::fs::read_dir(store.join("layers")).unwrap().count() as u64;
+    [size("heads.log"), size("identities"), ("layers", layers)].into()
+}
+
+#[test]
+fn a_store_in_which_the_same_is_done_for_ever_does_not_grow() {
+    let place = Place::new();
+    let mut sandbox = place.open();
+    let (mut turns, mut seen) = (0, Vec::new());
+    for round in 0..6 {
+        for _ in 0..40 {
+            turns += 1;
+            for n in 0..20 {
+                put(&sandbox, &format!("f{n}"), &format!("turn {turns} of file {n}"));
+            }
+            let kept = checkpoint(&sandbox);
+            put(&sandbox, "f3", "this does not stay");
+            restore(&sandbox, kept);
+            if turns % 2 == 0 {
+                apply(&sandbox, false);
+            }
+            if turns % 8 == 0 {
+                apply(&sandbox, true);
+                apply(&sandbox, true);
+            }
+            if turns % 5 == 0 {
+                gc(&sandbox, 10, 3);
+            }
+        }
+        let numbers: Vec<u64> = (0..20).map(|n| number(&sandbox, &format!("f{n}"))).collect();
+        drop(sandbox);
+        check(&place.store());
+        sandbox = place.open();
+        sandbox.tidy().unwrap();
+        gc(&sandbox, 10, 3);
+        assert_eq!(numbers, (0..20).map(|n| number(&sandbox, &format!("f{n}"))).collect::<Vec<_>>(), "stay");
+        assert_eq!(get(&sandbox, "f7"), format!("turn {turns} of file 7"));
+        if round > 0 {
+            seen.push(sizes(&place.store()));
+        }
+    }
+    let most = |what| seen.iter().map(|sizes| sizes[what]).max().unwrap();
+    assert!(most("layers") < 40, "{seen:#?}");
+    // 1,000 to 2,000 operations, and 2 * (names + numbers taken) + 4,096 records.
+    assert!(most("heads.log") < 150_000 && most("identities") < 150_000, "{seen:#?}");
+    // Every operation has the number that it always had.
+    let told = operations(&sandbox);
+    let given: Vec<u64> = told.iter().rev().map(|operation| operation.op).collect();
+    assert!(given.windows(2).all(|two| two[0] + 1 == two[1]), "{given:?}");
+    assert!(
+        turns * 2 < told[0].op && told.len() < 2100,
+        "{} operations, the last is {}",
+        told.len(),
+        told[0].op
+    );
+}
+
+#[test]
+fn operations_keep_their_numbers_when_older_ones_are_given_up() {
+    let place = Place::new();
+    let mut sandbox = place.open();
+    for turn in 0..2100 {
+        put(&sandbox, "f0", &turn.to_string());
+        checkpoint(&sandbox);
+        if turn % 500 == 0 {
+            gc(&sandbox, 5, 2);
+        }
+    }
+    let before = operations(&sandbox);
+    gc(&sandbox, 5, 4);
+    for _ in 0..2 {
+        let after = operations(&sandbox);
+        assert_eq!(after.len(), 1000);
+        assert_eq!(after, before[..1000]);
+        drop(sandbox);
+        check(&place.store());
+        sandbox = place.open();
+    }
+    let third = before[2].op;
+    ask(&sandbox, Request::OpRestore { op: third });
+    assert_eq!(get(&sandbox, "f0"), "2097");
+    assert_eq!(operations(&sandbox)[0].op, before[0].op + 1);
+    let gone = sandbox.handle(Request::OpRestore { op: 1 }).unwrap_err();
+    assert_eq!(gone.kind.exit_code(), 10, "{gone}");
+}
+
+/// The head was on another layer already, and what was written to the one before was still answered.
+#[test]
+fn what_was_written_while_a_restore_was_cut_off_can_be_gone_back_to() {
+    let place = Place::new();
+    let sandbox = place.open();
+    put(&sandbox, "f0", "first");
+    let first = checkpoint(&sandbox);
+    put(&sandbox, "f0", "written during the restore");
+    let before = operations(&sandbox).len();
+    drop(sandbox);
+    {
+        let root = std::os::unix::fs::MetadataExt::dev(&std::fs::metadata(place.base()).unwrap());
+        let store = Store::open(&place.store(), (root, 0), QUICK).unwrap();
+        let upper = store.create_layer(Some(first), "main", Epoch(0), LayerKind::Branches).unwrap();
+        store.set_head("main", &HeadRecord { layer: upper.layer() }).unwrap();
+    }
+    check(&place.store());
+    for _ in 0..2 {
+        let sandbox = place.open();
+        assert_eq!(get(&sandbox, "f0"), "first");
+        let told = operations(&sandbox);
+        assert_eq!((told.len(), told[0].verb.as_str()), (before + 1, "seal"), "once");
+        drop(sandbox);
+        check(&place.store());
+    }
+    let sandbox = place.open();
+    ask(&sandbox, Request::OpRestore { op: operations(&sandbox)[0].op });
+    assert_eq!(get(&sandbox, "f0"), "written during the restore");
+}

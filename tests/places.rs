@@ -4,6 +4,8 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::indexing_slicing,
+    clippy::print_stderr,
+    clippy::disallowed_methods,
     reason = "a failure is what a test is for"
 )]
 

@@ -49,7 +49,7 @@ pub(super) fn other_device<Fd: AsFd>(fd: Fd, dev: u64) -> u64 {
         && let Ok(about) = nix::sys::statvfs::fstatvfs(&fd)
     {
         // Made of the id of the filesystem and that of the subvolume (btrfs_statfs).
-        return OTHER | about.filesystem_id() as u64;
+        return OTHER | about.filesystem_id();
     }
     let boot = sys::proc::boot_id().unwrap_or_default();
     let mount = sys::file::unique_mount_id(&fd).or_else(|| sys::file::mount_id(&fd)).unwrap_or_default();

@@ -86,6 +86,11 @@ impl ReadPlan {
                     None => FsError::Damage("a pool is shorter than the records say"),
                 });
             }
+            if let Some(path) = &piece.drift
+                && !piece.is_unchanged()?
+            {
+                return Err(self.lower.drift(path));
+            }
             if let Some(sums) = &piece.sums
                 && let Some(block) = sums.check(file, *offset, part)?
             {

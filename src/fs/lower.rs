@@ -418,7 +418,11 @@ impl Lower {
                     return self.locate_pre(pre, range, epoch);
                 }
                 let file = self.open_covered(origin)?;
-                Ok(vec![Piece::of_base(range.len(), file, range.start, &origin.path)])
+                let piece = Piece::of_base(range.len(), file, range.start, &origin.path);
+                // While an apply sets its attributes, its time changes and its content does not.
+                let is_set = origin.print.ctime == ANY_TIMES;
+                let print = &origin.print;
+                Ok(vec![if is_set { piece } else { piece.looked_at(print.size, print.mtime) }])
             }
             Some((Some(pre), epoch)) => self.locate_pre(pre, range, epoch),
             Some((None, _)) => Err(FsError::Drift(origin.path.clone())),
@@ -548,8 +552,10 @@ pub struct Piece {
     pub len: u64,
     /// Which file, from which offset on; none for zeros.
     pub from: Option<(Arc<File>, u64)>,
-    /// The base path that is to be reported if the file is shorter than that.
+    /// The base path that is to be reported if the file is shorter than that, or is not the same any more when it was read.
     pub drift: Option<TreePath>,
+    /// Of a file of the base, its size and time when it was looked at.
+    looked: Option<(u64, Timestamp)>,
     /// What the bytes are held against.
     pub sums: Option<Arc<Sums>>,
 }
@@ -557,12 +563,29 @@ pub struct Piece {
 impl Piece {
     /// So many zeros.
     pub fn zeros(len: u64) -> Piece {
-        Piece { len, from: None, drift: None, sums: None }
+        Piece { len, from: None, drift: None, looked: None, sums: None }
     }
 
     /// Bytes of a file of the base.
     pub fn of_base(len: u64, file: Arc<File>, offset: u64, path: &TreePath) -> Piece {
-        Piece { len, from: Some((file, offset)), drift: Some(path.clone()), sums: None }
+        Piece { len, from: Some((file, offset)), drift: Some(path.clone()), looked: None, sums: None }
+    }
+
+    /// The same piece, of a file that was looked at: what is read counts only if it is still like this then.
+    #[must_use]
+    pub fn looked_at(mut self, size: u64, mtime: Timestamp) -> Piece {
+        self.looked = Some((size, mtime));
+        self
+    }
+
+    /// Whether nobody changed the file since it was looked at; asked after it was read.
+    ///
+    /// # Errors
+    /// Those of fstat(2).
+    pub fn is_unchanged(&self) -> std::io::Result<bool> {
+        let (Some((file, _)), Some(looked)) = (&self.from, self.looked) else { return Ok(true) };
+        let now = Fingerprint::of(file)?;
+        Ok((now.size, now.mtime) == looked)
     }
 
     /// Bytes of the pool of a layer.
@@ -571,7 +594,7 @@ impl Piece {
     /// As open(2).
     pub fn of_pool(len: u64, store: &Store, layer: LayerId, offset: u64) -> FsResult<Piece> {
         let file = store.pool(layer)?;
-        Ok(Piece { len, from: Some((file, offset)), drift: None, sums: store.sums(layer) })
+        Ok(Piece { len, from: Some((file, offset)), drift: None, looked: None, sums: store.sums(layer) })
     }
 }
 

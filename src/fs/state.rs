@@ -239,7 +239,8 @@ impl State {
                     return Ok(Vec::new());
                 }
                 let file = self.lower.open(path, &stat.fingerprint())?;
-                Ok(vec![Piece::of_base(range.len(), file, range.start, path)])
+                let piece = Piece::of_base(range.len(), file, range.start, path);
+                Ok(vec![piece.looked_at(stat.size, stat.mtime)])
             }
             LowerNode::Pre(pre, epoch) => {
                 self.lower.locate_pre(pre, crate::tree::within(range, pre.node.size()), *epoch)

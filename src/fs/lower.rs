@@ -555,7 +555,7 @@ pub struct Piece {
     /// The base path that is to be reported if the file is shorter than that, or is not the same any more when it was read.
     pub drift: Option<TreePath>,
     /// Of a file of the base, its size and time when it was looked at.
-    looked: Option<(u64, Timestamp)>,
+    pub looked: Option<(u64, Timestamp)>,
     /// What the bytes are held against.
     pub sums: Option<Arc<Sums>>,
 }

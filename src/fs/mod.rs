@@ -278,6 +278,7 @@ impl Fs {
             core.handed.remove(&id);
             core.walks.forget_link(id);
             core.walks.forget_dir(id);
+            core.outdated.let_go(id);
             match held.place {
                 Place::Orphan => {
                     self.note_given_up();

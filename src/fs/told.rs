@@ -5,7 +5,7 @@
 //! the old content. So a read or a write that meets the change is refused (EIO, and a line in `status`), and the kernel is made
 //! to forget the file: what is asked then is answered by the file as it now is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::{FsError, FsResult};
 use crate::fs::lower::LowerNode;
@@ -40,6 +40,15 @@ pub(crate) struct Outdated {
     pub(super) kernel_remembers: bool,
     /// Whether somebody is telling the kernel already.
     nodes: BTreeMap<NodeId, bool>,
+    /// Nodes that it has forgotten and not asked for since. Who began to read before it forgot has former bytes already.
+    unasked: BTreeSet<NodeId>,
+}
+
+impl Outdated {
+    /// The kernel holds a node no longer.
+    pub(super) fn let_go(&mut self, id: NodeId) {
+        self.unasked.remove(&id);
+    }
 }
 
 impl Core {
@@ -49,6 +58,7 @@ impl Core {
             return;
         }
         let (Some(now), Some(held)) = (of(node), self.table.get_mut(id)) else { return };
+        self.outdated.unasked.remove(&id);
         match held.told {
             None => held.told = Some(now),
             Some(told) if told == now => {}
@@ -63,8 +73,11 @@ impl Core {
     /// [`FsError::Drift`].
     pub(super) fn check_told(&mut self, id: NodeId, target: &Target) -> FsResult<()> {
         let Target::Base(_, path, node) = target else { return Ok(()) };
-        self.note_told(id, node);
-        if !self.outdated.nodes.contains_key(&id) {
+        let is_asked = !self.outdated.unasked.contains(&id);
+        if is_asked {
+            self.note_told(id, node);
+        }
+        if is_asked && !self.outdated.nodes.contains_key(&id) {
             return Ok(());
         }
         self.lower.note(path, CHANGED);
@@ -84,6 +97,11 @@ impl Fs {
         let mut core = self.core();
         let nodes = core.outdated.nodes.iter_mut();
         nodes.filter_map(|(id, is_told)| (!std::mem::replace(is_told, true)).then_some(*id)).collect()
+    }
+
+    /// Whether the kernel must forget a node before it is told anything of it.
+    pub fn is_outdated(&self, id: NodeId) -> bool {
+        self.core().outdated.nodes.contains_key(&id)
     }
 
     /// Refuses to append to a file of the base at another place than its end: the kernel chose it by a former size. It asks for
@@ -106,6 +124,7 @@ impl Fs {
     pub fn is_forgotten(&self, id: NodeId) {
         let mut core = self.core();
         core.outdated.nodes.remove(&id);
+        core.outdated.unasked.insert(id);
         if let Some(held) = core.table.get_mut(id) {
             held.told = None;
         }

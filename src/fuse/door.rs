@@ -194,8 +194,18 @@ impl Filesystem for Door {
     fn getattr(&self, request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Getattr, request, ino, None);
-        asked.answer_attr(self.fs.getattr(node(ino)), reply);
-        self.forget_outdated();
+        let answer = self.fs.getattr(node(ino));
+        if !self.fs.is_outdated(node(ino)) {
+            return asked.answer_attr(answer, reply);
+        }
+        // First it forgets what it has read: it must not take those bytes for some of the new size.
+        let (fs, channel, id) = (Arc::clone(&self.fs), Arc::clone(&self.channel), node(ino));
+        let asked: Asked<'static> = Asked { name: None, ..asked };
+        self.settling.run(move || {
+            channel.forget_content(id);
+            fs.is_forgotten(id);
+            asked.answer_attr(fs.getattr(id), reply);
+        });
     }
 
     fn setattr(

@@ -97,72 +97,24 @@ fn whatever_somebody_does_to_a_covered_file_is_told_and_never_mixed() {
     live.jailfs(&["check"]);
 }
 
-/// What one read(2) gives of a file; none if it was told that the file is another one now.
-fn read_once(path: &Path) -> Option<Vec<u8>> {
-    let mut bytes = vec![0; 600_000];
-    let mut file = File::open(path).unwrap();
-    // As every program does; what is refused is refused until somebody looks.
-    file.metadata().unwrap();
-    match file.read(&mut bytes) {
-        Ok(got) => {
-            bytes.truncate(got);
-            Some(bytes)
-        }
-        Err(error) if error.raw_os_error() == Some(libc::EIO) => None,
-        Err(error) => panic!("{}: {error}", path.display()),
-    }
-}
-
-/// Letters that say which version of a file they are of.
-fn version(letter: u8, len: usize) -> Vec<u8> {
-    vec![letter; len]
-}
-
 #[test]
-fn a_file_of_the_base_that_nobody_covers_is_never_a_mix_of_two_versions() {
+fn a_file_of_the_base_that_nobody_covers_is_refused_when_it_changed_and_then_shown_as_it_is() {
     let mut live = Live::new("head -c 300000 /dev/zero | tr '\\0' a > f");
     live.applied = true;
-    let (base, seen) = (live.base.join("f"), live.mnt.join("f"));
-    let mut random = 1_u64;
-    let mut number = |below: u64| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (random >> 33) % below
-    };
-    let mut refused = 0;
-    for round in 0..60_u8 {
-        let letter = b'a' + round % 26;
-        // Some of it is remembered, all of it, or only its size.
-        match number(3) {
-            0 => drop(read(&seen)),
-            1 => {
-                let mut some = vec![0; 5000];
-                drop(File::open(&seen).unwrap().read_at(&mut some, number(200_000)));
-            }
-            _ => drop(std::fs::metadata(&seen).unwrap()),
-        }
-        let len = if number(3) == 0 { 300_000 } else { 100_000 + number(300_000) as usize };
-        // In place, as an editor that keeps the file.
-        std::fs::write(&base, version(letter, len)).unwrap();
-        let mut tries = 0;
-        loop {
-            match read_once(&seen) {
-                None => refused += 1,
-                Some(bytes) => {
-                    let first = bytes.first().copied();
-                    assert!(bytes.iter().all(|b| Some(*b) == first), "round {round}: a mix");
-                    if first == Some(letter) && bytes.len() == len {
-                        break;
-                    }
-                    // All of it was remembered, and is until the kernel lets go of it.
-                    let advice = nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED;
-                    nix::fcntl::posix_fadvise(File::open(&seen).unwrap(), 0, 0, advice).unwrap();
-                }
-            }
-            tries += 1;
-            assert!(tries < 2000, "round {round}: it is never shown as it is");
-        }
-    }
-    eprintln!("{refused} reads were refused");
+    let seen = live.mnt.join("f");
+    let held = File::open(&seen).unwrap();
+    let mut bytes = vec![0; 300_000];
+    held.read_exact_at(&mut bytes, 0).unwrap();
+    std::fs::write(live.base.join("f"), vec![b'b'; 200_000]).unwrap();
+    // What is remembered is the former content, whole.
+    held.read_exact_at(&mut bytes, 0).unwrap();
+    assert!(bytes.iter().all(|b| *b == b'a'));
+    let advice = nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED;
+    nix::fcntl::posix_fadvise(&held, 0, 0, advice).unwrap();
+    let refused = held.read_at(&mut bytes, 0).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EIO));
+    until("it is shown as it is", || read(&seen).is_some_and(|now| now == vec![b'b'; 200_000]));
+    assert!(live.jailfs(&["status"]).contains("changed in the base while the mount remembered it"));
 }
 
 #[test]

@@ -222,25 +222,22 @@ impl Timeline {
     }
 
     /// Layers that were begun for a head and never written to: every restore leaves one behind, and so does one that was cut
-    /// off; and those of applies that were cut off before they changed the base. Nothing can refer to them. Only in turn: an
-    /// operation that is under way begins such a layer, too.
+    /// off. Nothing can refer to them. Only in turn: an operation that is under way begins such a layer, too.
     pub(super) fn stale(&self) -> Result<BTreeSet<LayerId>> {
         let catalog = self.store.catalog();
         let parents: BTreeSet<LayerId> = catalog.iter().filter_map(|l| l.header.parent).collect();
         let top = self.store.head(&self.head)?.map(|head| head.layer);
         let mut stale = BTreeSet::new();
-        for info in catalog.iter().filter(|l| l.seal.is_none()) {
+        // The newest layer stays, so that its number is not given out again.
+        let older = catalog.iter().rev().skip(1);
+        for info in older.filter(|l| l.seal.is_none() && l.header.kind != LayerKind::PreImage) {
             let layer = info.header.layer;
             let is_top = layer == self.fs.upper_layer() || Some(layer) == top;
             if is_top || parents.contains(&layer) {
                 continue;
             }
-            let records = self.store.read_layer(layer)?.records;
-            let is_stale = match info.header.kind {
-                LayerKind::PreImage => records.contains(&Record::Abandoned),
-                _ => !records.iter().any(|record| matches!(record, Record::Edits(_))),
-            };
-            if is_stale {
+            let changed = self.store.read_layer(layer)?.records.iter().any(|r| matches!(r, Record::Edits(_)));
+            if !changed {
                 stale.insert(layer);
             }
         }

@@ -183,6 +183,8 @@ fn git(load: &Load, mnt: &Path, mut rng: Rng) {
         } else {
             format!("seq {} > f{}; git add -A; git commit -qm {commits}", rng.below(1000), rng.below(30))
         };
+        // A checkpoint can have been made in the middle of a commit: after its restore there is the lock of a git that is gone.
+        let script = format!("rm -f .git/*.lock .git/refs/heads/*.lock; {script}");
         load.timed(&load.commits, || {
             let status = Command::new("sh").args(["-c", &script]).current_dir(&repo).output()?.status;
             if status.success() { Ok(()) } else { Err(io::Error::other("git failed")) }

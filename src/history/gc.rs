@@ -58,8 +58,7 @@ impl Timeline {
         let _turn = self.turn();
         let _tidying = self.tidying.lock();
         let before = self.store.disk_usage();
-        let mut collected = Collected::default();
-        collected.dropped = self.beyond(keep.checkpoints);
+        let mut collected = Collected { dropped: self.beyond(keep.checkpoints), ..Collected::default() };
         let mut bytes = self.collect(keep, &mut collected, dry_run)?;
         while let Some(limit) = keep.store_bytes {
             let rest = before.saturating_sub(bytes);

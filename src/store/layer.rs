@@ -455,8 +455,8 @@ mod tests {
         assert_eq!(trusted(&records[..3]), 3);
     }
 
-    #[test]
-    fn what_was_synced_is_trusted_also_if_others_wrote_meanwhile() {
+    /// A layer that is written under the first boot.
+    fn begin(layers: &StoreDir) -> Upper {
         let header = Header {
             layer: LayerId(1),
             parent: None,
@@ -465,9 +465,39 @@ mod tests {
             kind: crate::store::record::LayerKind::Continues,
             time: crate::types::Timestamp::default(),
         };
+        Upper::create(layers, header, [1; 16], true).unwrap()
+    }
+
+    /// After a restore that a power cut cut off, what was written meanwhile lies below the head, and was never sealed.
+    #[test]
+    fn below_the_head_a_power_cut_can_tear_only_what_was_never_sealed() {
+        for is_sealed in [false, true] {
+            let dir = tempfile::tempdir().unwrap();
+            let layers = StoreDir::open(dir.path()).unwrap();
+            let mut upper = begin(&layers);
+            upper.record(&resize()).unwrap();
+            let torn_at = upper.journal_len();
+            upper.record(&resize()).unwrap();
+            upper.record(&resize()).unwrap();
+            if is_sealed {
+                let time = crate::types::Timestamp::default();
+                upper.seal(Seal { name: None, message: String::new(), time, automatic: true }).unwrap();
+            }
+            let journal = layers.dir(&dir_name(LayerId(1))).unwrap().file(JOURNAL, false).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&journal, &[0; 8], torn_at).unwrap();
+            let found = read(&layers, LayerId(1), Trust { boot: [2; 16], torn_from: LayerId(2) });
+            match is_sealed {
+                true => assert_eq!(found.err().map(|e| e.kind), Some(crate::error::Kind::Damage)),
+                false => assert_eq!(found.unwrap().records, [Record::Opened { boot: [1; 16] }, resize()]),
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_synced_is_trusted_also_if_others_wrote_meanwhile() {
         let dir = tempfile::tempdir().unwrap();
         let layers = StoreDir::open(dir.path()).unwrap();
-        let mut upper = Upper::create(&layers, header, [1; 16], true).unwrap();
+        let mut upper = begin(&layers);
         upper.record(&map()).unwrap();
         let work = upper.begin_sync().unwrap();
         upper.record(&map()).unwrap();

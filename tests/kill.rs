@@ -40,7 +40,7 @@ use nix::sys::signal::{Signal, kill};
 use world::World;
 
 /// So many that the test takes some twenty seconds in a debug build.
-const KILLS: u64 = 20;
+const KILLS: u64 = 16;
 /// How much of what was done a failure tells.
 const TOLD: usize = 40;
 

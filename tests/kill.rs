@@ -9,7 +9,8 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::print_stderr,
-    reason = "a failure is what a test is for, and the figures are worth a line"
+    clippy::disallowed_methods,
+    reason = "a failure is what a test is for, the figures are worth a line, and programs call what they like"
 )]
 
 #[path = "kill/files.rs"]

@@ -1,5 +1,6 @@
 //! Files and directories as they must be, and random operations on them, each one call of the system.
 
+use std::collections::btree_map::Entry as MapEntry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -257,8 +258,9 @@ fn read_dir(root: &Path, path: &str, tree: &mut Tree) -> io::Result<()> {
             tree.names.insert(name, Entry::Link(text));
         } else {
             tree.names.insert(name, Entry::File(about.ino()));
-            if !tree.files.contains_key(&about.ino()) {
-                tree.files.insert(about.ino(), read_file(&full, &about)?);
+            // Another name of the same file.
+            if let MapEntry::Vacant(place) = tree.files.entry(about.ino()) {
+                place.insert(read_file(&full, &about)?);
             }
         }
     }

@@ -33,7 +33,7 @@ use crate::fs::{Fs, Limits};
 use crate::fuse::{self, Handed, Mounted, Unmounter};
 use crate::jail::Policy;
 use crate::sandbox::verbs::{Reply, Request};
-use crate::sandbox::{Sandbox, StoreOptions, View};
+use crate::sandbox::{Bounds, Sandbox, StoreOptions, View};
 use crate::store::codec;
 use crate::sys;
 
@@ -89,6 +89,10 @@ pub struct Choice {
     pub max_bytes: Option<u64>,
     /// How many nodes may be made or changed; none for no limit.
     pub max_files: Option<u64>,
+    /// How many versions are kept of each file; none for the default.
+    pub history: Option<u32>,
+    /// How many bytes versions may take; none for the default.
+    pub history_bytes: Option<u64>,
 }
 
 /// What readlink answers for links that lead out, or could.
@@ -108,6 +112,14 @@ pub enum Links {
 impl Choice {
     fn store_options(&self) -> StoreOptions {
         StoreOptions { volatile: self.volatile, other_base: self.other_base }
+    }
+
+    fn history(&self) -> Bounds {
+        let default = Bounds::default();
+        Bounds {
+            versions: self.history.unwrap_or(default.versions),
+            bytes: self.history_bytes.unwrap_or(default.bytes),
+        }
     }
 
     fn mount_options(&self) -> fuse::MountOptions {
@@ -217,6 +229,9 @@ impl Serving {
     ) -> Result<Serving> {
         sandbox.set_view(choice.view(mount_point));
         sandbox.fs().set_limits(Limits { bytes: choice.max_bytes, files: choice.max_files });
+        if !choice.read_only {
+            sandbox.fs().set_history(choice.history());
+        }
         let mounted = mount(Arc::clone(sandbox.fs()), sandbox.store_path())?;
         sandbox.attach(mounted.kernel());
         let unmounter = mounted.unmounter();

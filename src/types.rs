@@ -315,6 +315,14 @@ impl TreePath {
             }
     }
 
+    /// The path of what is here at this path when the directory `from` is moved to `to`; none if it is not below it.
+    pub fn moved(&self, from: &TreePath, to: &TreePath) -> Option<TreePath> {
+        let rest = self.0.strip_prefix(&from.0[..]).filter(|_| self.starts_with(from))?;
+        let rest = rest.strip_prefix(b"/").unwrap_or(rest);
+        let parts: Vec<&[u8]> = [&to.0[..], rest].into_iter().filter(|part| !part.is_empty()).collect();
+        Some(TreePath(parts.join(&b'/').into()))
+    }
+
     /// The bytes of the path.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
@@ -391,6 +399,20 @@ mod tests {
         assert!(TreePath::root().split().is_none());
         assert!(path.starts_with(&dir) && path.starts_with(&TreePath::root()) && path.starts_with(&path));
         assert!(!TreePath::parse(b"a/bc").unwrap().starts_with(&TreePath::parse(b"a/b").unwrap()));
+    }
+
+    #[test]
+    fn a_path_moves_with_the_directory_above_it() {
+        let path = |text: &str| TreePath::parse(text.as_bytes()).unwrap();
+        for (at, from, to, moved) in [
+            ("a/b/c", "a", "x/y", Some("x/y/b/c")),
+            ("a", "a", "b", Some("b")),
+            ("ab/c", "a", "x", None),
+            ("a/b", "a", "", Some("b")),
+            ("a/b", "", "x", Some("x/a/b")),
+        ] {
+            assert_eq!(path(at).moved(&path(from), &path(to)), moved.map(path), "{at} from {from} to {to}");
+        }
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
@@ -12,7 +13,7 @@ use super::out::Out;
 use super::show;
 use super::target::{Target, wrong_answer};
 use crate::error::{Error, Kind, Result};
-use crate::sandbox::verbs::{Change, Detail, Reply, Request, Rev};
+use crate::sandbox::verbs::{Change, Detail, FileRev, Reply, Request, Rev};
 
 /// Show what differs between two states
 ///
@@ -20,7 +21,8 @@ use crate::sandbox::verbs::{Change, Detail, Reply, Request, Rev};
 /// if there are differences.
 #[derive(Args)]
 pub(super) struct Diff {
-    /// Up to two states ('@' now, '@-1' the last checkpoint, 'base', a number or a name), then paths
+    /// Up to two states ('@' now, '@-1' the last checkpoint, 'base', a number or a name), then paths; or a version of a
+    /// file, PATH@N, and what it is compared with: the file as it is, another version, another file
     #[arg(value_name = "FROM [TO]] [PATH")]
     words: Vec<OsString>,
     /// Paths, also such as look like states
@@ -43,6 +45,14 @@ pub(super) struct Diff {
 impl Diff {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
         let mut target = Target::find(global)?;
+        if let Some((from, to)) = self.versions(&target)? {
+            let request = Request::FileDiff { from, to, detail: self.detail() };
+            let Reply::Diff(changes) = target.call(request)? else { return Err(wrong_answer()) };
+            let mut out = Out::new();
+            self.print(&mut out, &changes)?;
+            out.finish()?;
+            return Ok(0);
+        }
         let (revs, mut paths) = self.split(&mut target)?;
         paths.extend(self.paths.iter().cloned());
         let mut revs = revs.into_iter();
@@ -84,6 +94,32 @@ impl Diff {
         Ok(())
     }
 
+    /// The two files that are compared, if the first word names a version of one.
+    fn versions(&self, target: &Target) -> Result<Option<(FileRev, FileRev)>> {
+        let is_there = |word: &OsString| target.on_host(Path::new(word)).symlink_metadata().is_ok();
+        let rev = |word: &OsString| -> Result<FileRev> {
+            let (path, version) = match version_of(word) {
+                Some((path, number)) if !is_there(word) => (path, Some(number)),
+                _ => (PathBuf::from(word), None),
+            };
+            let path = target.paths(&[path])?.pop().ok_or_else(wrong_answer)?;
+            Ok(FileRev { path, version })
+        };
+        match self.words.as_slice() {
+            [first, rest @ ..] if version_of(first).is_some() && !is_there(first) => {
+                let from = rev(first)?;
+                let to = match rest {
+                    [] => FileRev { version: None, ..from.clone() },
+                    [to] if self.paths.is_empty() => rev(to)?,
+                    [_, other, ..] => return Err(unclear(other, "a version is compared with one file")),
+                    [to] => return Err(unclear(to, "a version is compared with one file")),
+                };
+                Ok(Some((from, to)))
+            }
+            _ => Ok(None),
+        }
+    }
+
     /// The states and the paths among the words before `--`.
     fn split(&self, target: &mut Target) -> Result<(Vec<Rev>, Vec<PathBuf>)> {
         if self.words.is_empty() {
@@ -99,6 +135,16 @@ impl Diff {
 fn last_checkpoint(target: &mut Target) -> Result<Rev> {
     let Reply::Status(status) = target.call(Request::Status)? else { return Err(wrong_answer()) };
     Ok(if status.checkpoint.is_some() { Rev::Back(1) } else { Rev::Base })
+}
+
+/// The path and the number of `PATH@N`.
+fn version_of(word: &OsString) -> Option<(PathBuf, u32)> {
+    let bytes = word.as_bytes();
+    let at = bytes.iter().rposition(|byte| *byte == b'@').filter(|at| *at > 0)?;
+    let number = std::str::from_utf8(bytes.get(at + 1..)?).ok()?;
+    let is_number = number.bytes().all(|digit| digit.is_ascii_digit());
+    let number = number.parse().ok().filter(|number| is_number && *number > 0)?;
+    Some((PathBuf::from(std::ffi::OsStr::from_bytes(bytes.get(..at)?)), number))
 }
 
 /// Up to two states, then paths. A word that can be both is refused, as is one that is neither.
@@ -158,6 +204,16 @@ mod tests {
             Ok((vec![Rev::Name("green".to_owned()), Rev::Id(LayerId(7))], vec!["src".into(), "x".into()],))
         );
         assert_eq!(of("./both"), Ok((vec![], vec!["./both".into()])));
+    }
+
+    #[test]
+    fn a_version_is_a_path_and_a_number() {
+        let of = |word: &str| version_of(&OsString::from(word)).map(|(path, n)| (path.display().to_string(), n));
+        assert_eq!(of("src/main.rs@2"), Some(("src/main.rs".to_owned(), 2)));
+        assert_eq!(of("a@b@12"), Some(("a@b".to_owned(), 12)));
+        for word in ["@", "@2", "@-1", "x", "x@", "x@0", "x@+1", "x@y", "x@-1"] {
+            assert_eq!(of(word), None, "{word}");
+        }
     }
 
     #[test]

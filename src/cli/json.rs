@@ -9,7 +9,9 @@ use super::date;
 use super::show;
 use crate::error::{Error, Kind, Result};
 use crate::fs::{Refusal, Refused};
-use crate::sandbox::verbs::{Applied, Change, Checked, Checkpoint, Collected, Operation, Restored, Status};
+use crate::sandbox::verbs::{
+    Applied, Change, Checked, Checkpoint, Collected, FileVersion, Operation, Restored, Status, Stepped,
+};
 use crate::types::{FileKind, TreePath};
 
 /// One line.
@@ -121,6 +123,28 @@ pub(super) enum Line {
         undo: bool,
         changes: usize,
         conflicts: usize,
+    },
+    Version {
+        path: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        path_hex: Option<String>,
+        number: u32,
+        time: String,
+        secs: i64,
+        nanos: u32,
+        edit: &'static str,
+        size: Option<u64>,
+        mode: Option<u32>,
+        shown: bool,
+    },
+    Stepped {
+        verb: &'static str,
+        path: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        path_hex: Option<String>,
+        number: Option<u32>,
+        old_size: Option<u64>,
+        new_size: Option<u64>,
     },
     Collected {
         bytes: u64,
@@ -253,6 +277,28 @@ impl Line {
             patch,
             patch_hex,
         }
+    }
+
+    pub(super) fn version(path: &TreePath, version: &FileVersion) -> Line {
+        let (path, path_hex) = text(path.as_bytes());
+        Line::Version {
+            path,
+            path_hex,
+            number: version.number,
+            time: date::utc(version.time),
+            secs: version.time.secs,
+            nanos: version.time.nanos,
+            edit: show::edit(version.edit),
+            size: version.size,
+            mode: version.mode,
+            shown: version.shown,
+        }
+    }
+
+    pub(super) fn stepped(verb: &'static str, stepped: &Stepped) -> Line {
+        let (path, path_hex) = text(stepped.path.as_bytes());
+        let Stepped { number, old_size, new_size, .. } = *stepped;
+        Line::Stepped { verb, path, path_hex, number, old_size, new_size }
     }
 
     pub(super) fn restored(restored: &Restored, undo: Option<u64>, dry_run: bool) -> Line {

@@ -12,6 +12,7 @@ mod diff;
 mod discard;
 mod gc;
 mod helper;
+mod history;
 mod host;
 mod json;
 mod keep;
@@ -91,6 +92,9 @@ enum Verb {
     Status(status::Status),
     Diff(diff::Diff),
     Restore(restore::Restore),
+    History(history::History),
+    Undo(history::Undo),
+    Redo(history::Redo),
     Apply(apply::Apply),
     Discard(discard::Discard),
     Drop(keep::Drop),
@@ -161,6 +165,9 @@ impl Verb {
             Verb::Status(verb) => verb.run(global),
             Verb::Diff(verb) => verb.run(global),
             Verb::Restore(verb) => verb.run(global),
+            Verb::History(verb) => verb.run(global),
+            Verb::Undo(verb) => verb.run(global),
+            Verb::Redo(verb) => verb.run(global),
             Verb::Apply(verb) => verb.run(global),
             Verb::Discard(verb) => verb.run(global),
             Verb::Drop(verb) => verb.run(global),
@@ -231,6 +238,11 @@ mod tests {
             "jailfs diff --stat base -- src",
             "jailfs restore 3 --dry-run",
             "jailfs restore green --json",
+            "jailfs history src/main.rs --json",
+            "jailfs undo src/main.rs -n 3",
+            "jailfs undo --json x",
+            "jailfs redo x --steps 2",
+            "jailfs diff x@2 x",
             "jailfs apply --dry-run src",
             "jailfs apply --undo",
             "jailfs discard",
@@ -256,6 +268,9 @@ mod tests {
             "jailfs diff -p --stat",
             "jailfs op restore x",
             "jailfs restore",
+            "jailfs undo",
+            "jailfs undo x -n 0",
+            "jailfs undo x y",
             "jailfs apply --undo src",
             "jailfs gc --max-store much",
             "jailfs drop",

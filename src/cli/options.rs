@@ -7,6 +7,9 @@ use std::path::PathBuf;
 use crate::daemon::{Choice, Links};
 use crate::error::{Error, Kind, Result};
 
+/// Versions of a file that can be asked for.
+const MOST_VERSIONS: u32 = 1000;
+
 /// What the options say: about the mount, and which store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Options {
@@ -51,6 +54,8 @@ impl Options {
             (b"allow-target", Some(prefix)) => choice.allowed_targets.push(target(prefix)?),
             (b"max-bytes", Some(text)) => choice.max_bytes = Some(number(option, text, size)?),
             (b"max-files", Some(text)) => choice.max_files = Some(number(option, text, count)?),
+            (b"history", Some(text)) => choice.history = Some(number(option, text, versions)?),
+            (b"history-bytes", Some(text)) => choice.history_bytes = Some(number(option, text, size)?),
             (b"store", Some(path)) if !path.is_empty() => self.store = Some(path_of(path)),
             _ if is_for_others(option) => {}
             _ => return Err(bad(option, "it is not known, or its value is missing or not wanted")),
@@ -59,7 +64,7 @@ impl Options {
     }
 }
 
-fn number(option: &[u8], text: &[u8], read: fn(&str) -> std::result::Result<u64, String>) -> Result<u64> {
+fn number<T>(option: &[u8], text: &[u8], read: fn(&str) -> std::result::Result<T, String>) -> Result<T> {
     let text = std::str::from_utf8(text).map_err(|_| bad(option, "it is not text"))?;
     read(text).map_err(|reason| bad(option, &reason))
 }
@@ -95,6 +100,13 @@ pub(super) fn count(text: &str) -> std::result::Result<u64, String> {
         Ok(0) | Err(_) => Err("it is a number from 1 on".to_owned()),
         Ok(number) => Ok(number),
     }
+}
+
+/// Reads how many versions of a file are kept.
+fn versions(text: &str) -> std::result::Result<u32, String> {
+    let digits = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
+    let number = text.parse().ok().filter(|number| digits && *number <= MOST_VERSIONS);
+    number.ok_or_else(|| format!("it is a number from 0, for none, to {MOST_VERSIONS}"))
 }
 
 /// Whether an option is for mount(8), systemd or fstab(5) alone.
@@ -185,6 +197,10 @@ mod tests {
                 "max-bytes=1.5G,max-files=1000",
                 Choice { max_bytes: Some(3 << 29), max_files: Some(1000), ..plain() },
             ),
+            (
+                "history=0,history-bytes=64M",
+                Choice { history: Some(0), history_bytes: Some(64 << 20), ..plain() },
+            ),
             ("defaults,rw,_netdev,noauto,user,nofail,x-systemd.automount,X-a=b,comment=c", plain()),
         ];
         for (text, expected) in table {
@@ -240,6 +256,10 @@ mod tests {
             "max-bytes=99999999T",
             "max-files=0",
             "max-files=1K",
+            "history=",
+            "history=-1",
+            "history=1001",
+            "history-bytes=x",
         ];
         for text in bad {
             let error = parse(text).unwrap_err();

@@ -503,6 +503,10 @@ fn gate(request: &Request) -> Result<()> {
         | Request::Discard
         | Request::Apply { dry_run: true, .. }
         | Request::OpRestore { .. }
+        | Request::History { .. }
+        | Request::FileDiff { .. }
+        | Request::Undo { .. }
+        | Request::Redo { .. }
         | Request::Hold { held: true, .. }
         | Request::Gc { dry_run: true, .. }
         | Request::Check { .. } => return Ok(()),

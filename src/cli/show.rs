@@ -1,6 +1,6 @@
 //! Changes, in words and columns for people.
 
-use crate::sandbox::verbs::{Change, ChangeKind, Checkpoint};
+use crate::sandbox::verbs::{Change, ChangeKind, Checkpoint, EditKind};
 use crate::types::FileKind;
 
 /// How many `+` and `-` a line of `--stat` has at most.
@@ -15,6 +15,19 @@ pub(super) fn letter(kind: ChangeKind) -> char {
         ChangeKind::Attributes => 'm',
         ChangeKind::TypeChanged => 'T',
         ChangeKind::Renamed => 'R',
+    }
+}
+
+/// How an edit began, in a word.
+pub(super) fn edit(kind: EditKind) -> &'static str {
+    match kind {
+        EditKind::Write => "write",
+        EditKind::Truncate => "truncate",
+        EditKind::Replace => "replace",
+        EditKind::Remove => "remove",
+        EditKind::Move => "move",
+        EditKind::Restore => "restore",
+        EditKind::Undo => "undo",
     }
 }
 

@@ -9,14 +9,15 @@ use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::lower::Piece;
+use crate::fs::versions::Touch;
 use crate::fs::{Core, Fs, MAX_FILE_SIZE, Need, SCRATCH, State, Target};
 use crate::store::pool::{BLOCK, PoolWriter, block_ceil, block_floor};
 use crate::store::record::{Edit, Meta, Source};
 use crate::store::{Reading, Store};
 use crate::sys::clock;
 use crate::sys::file as sysfile;
-use crate::tree::{Misfit, Tree};
-use crate::types::{ByteRange, FileKind, Ino, NodeId};
+use crate::tree::{Extent, Misfit, Tree};
+use crate::types::{ByteRange, FileKind, Ino, LayerId, NodeId};
 
 const SETUID: u32 = 0o4000;
 const SETGID: u32 = 0o2000;
@@ -136,7 +137,7 @@ impl Fs {
         let mut core = self.core();
         let target = core.target(id)?;
         core.check_told(id, &target)?;
-        core.change_file(&self.store, id, kill, |core, store, file| {
+        core.change_file(&self.store, id, kill, Touch::Write, |core, store, file| {
             core.stage_write(store, file, offset, bytes)
         })
     }
@@ -154,7 +155,9 @@ impl Fs {
             return Err(FsError::FileTooBig);
         }
         let mut core = self.core();
-        core.change_file(&self.store, id, kill, |_, _, file| Ok(vec![Edit::Resize { ino: file.key, size }]))
+        core.change_file(&self.store, id, kill, Touch::Resize(size), |_, _, file| {
+            Ok(vec![Edit::Resize { ino: file.key, size }])
+        })
     }
 
     /// Makes room in a file, or a hole (fallocate(2)). Room is not reserved on disk: a later write can still meet a full
@@ -185,7 +188,7 @@ impl Fs {
             return Err(FsError::FileTooBig);
         }
         let mut core = self.core();
-        core.change_file(&self.store, id, kill, |core, _, file| {
+        core.change_file(&self.store, id, kill, Touch::Write, |core, _, file| {
             let size = core.tree_of(file).size(file.key);
             let mut edits = Vec::new();
             let hole = ByteRange { start: range.start, end: range.end.min(size) };
@@ -305,6 +308,7 @@ impl Core {
         store: &Arc<Store>,
         id: NodeId,
         kill: bool,
+        touch: Touch,
         stage: impl FnOnce(&mut Core, &Arc<Store>, Subject) -> FsResult<Vec<Edit>>,
     ) -> FsResult<()> {
         let subject = self.subject(id)?;
@@ -316,6 +320,7 @@ impl Core {
         if !subject.orphan {
             // Before the bytes: those that are written in place need no record to be seen.
             self.upper.check()?;
+            self.before_change(subject.key, touch);
         }
         let mut edits = stage(self, store, subject)?;
         let node = self.tree_of(subject).node(subject.key).ok_or(FsError::NotFound)?;
@@ -404,7 +409,7 @@ impl Core {
     }
 
     /// Cuts a write into runs that are owned and runs that are not.
-    fn runs(&self, file: Subject, range: ByteRange, size: u64, layer: crate::types::LayerId) -> Vec<Run> {
+    fn runs(&self, file: Subject, range: ByteRange, size: u64, layer: LayerId) -> Vec<Run> {
         let mut runs: Vec<Run> = Vec::new();
         let fresh = |runs: &mut Vec<Run>, part: ByteRange| match runs.last_mut() {
             Some(Run::Fresh(before)) if before.end == part.start => before.end = part.end,
@@ -413,7 +418,7 @@ impl Core {
         for segment in self.tree_of(file).segments(file.key, range) {
             match segment.source {
                 Some(Source::Pool { layer: owner, offset }) if owner == layer => {
-                    runs.push(Run::Owned(segment.range, offset))
+                    self.owned_runs(&mut runs, segment.range, offset, layer, &fresh);
                 }
                 _ => fresh(&mut runs, segment.range),
             }
@@ -425,19 +430,48 @@ impl Core {
         runs
     }
 
+    /// Cuts a run that the upper layer owns into what may be written in place, and what a version refers to.
+    fn owned_runs(
+        &self,
+        runs: &mut Vec<Run>,
+        range: ByteRange,
+        offset: u64,
+        layer: LayerId,
+        fresh: &impl Fn(&mut Vec<Run>, ByteRange),
+    ) {
+        let end = offset + range.len();
+        let place = |from: u64, to: u64| ByteRange {
+            start: range.start + (from - offset),
+            end: range.start + (to - offset),
+        };
+        let mut at = offset;
+        while let Some(frozen) = self.first_frozen(layer, ByteRange { start: at, end }) {
+            if at < frozen.start {
+                runs.push(Run::Owned(place(at, frozen.start), at));
+            }
+            fresh(runs, place(frozen.start, frozen.end));
+            at = frozen.end;
+        }
+        if at < end {
+            runs.push(Run::Owned(place(at, end), at));
+        }
+    }
+
     /// The blocks that a fresh run touches, without what the upper layer owns of them already.
     fn fill_range(
         &mut self,
         file: Subject,
         part: ByteRange,
         size: u64,
-        layer: crate::types::LayerId,
+        layer: LayerId,
     ) -> FsResult<ByteRange> {
-        let owned = |core: &Core, at: u64| match core.tree_of(file).extent_at(file.key, at) {
-            Some((start, e)) if matches!(e.source, Source::Pool { layer: owner, .. } if owner == layer) => {
-                Some(ByteRange::at(start, e.len))
+        // Whether these bytes of the file, which are of one extent, may be written in place.
+        let owned = |core: &Core, part: ByteRange| match core.tree_of(file).extent_at(file.key, part.start) {
+            Some((start, Extent { source: Source::Pool { layer: owner, offset }, .. })) if owner == layer => {
+                let at = ByteRange::at(offset + (part.start - start), part.len());
+                core.first_frozen(layer, at).is_none()
             }
-            _ => None,
+            _ => false,
         };
         let mut whole = part;
         if !self.pool(file)?.continues(file.key, part.start) {
@@ -448,7 +482,7 @@ impl Core {
                 if end <= whole.start {
                     break;
                 }
-                if owned(self, start).is_some() {
+                if owned(self, ByteRange { start: start.max(whole.start), end: end.min(part.start) }) {
                     whole.start = end.min(part.start);
                     break;
                 }
@@ -459,8 +493,13 @@ impl Core {
         let mut at = part.end;
         while at < whole.end {
             match self.tree_of(file).extent_at(file.key, at) {
-                Some(_) if owned(self, at).is_some() => whole.end = at,
-                Some((start, extent)) => at = start + extent.len,
+                Some((start, extent)) => {
+                    let end = start + extent.len;
+                    if owned(self, ByteRange { start: at, end: end.min(whole.end) }) {
+                        whole.end = at;
+                    }
+                    at = end;
+                }
                 None => at = self.tree_of(file).next_data(file.key, at).unwrap_or(whole.end),
             }
         }

@@ -57,7 +57,18 @@ impl Fs {
 
     /// Makes room on a full disk. Whether there may be some now; then the store is to keep its reserve again after the operation.
     pub fn make_room(&self, need: Need) -> bool {
-        self.give_back() > 0 || self.more_room() > 0 || (need == Need::Less && self.store.release_reserve())
+        let made = || self.give_back().unwrap_or(0) > 0 || self.more_room() > 0;
+        if made() {
+            return true;
+        }
+        // What single files were is given up before an operation fails: half of it, then the other half.
+        while self.give_up_history() {
+            self.note_given_up();
+            if made() {
+                return true;
+            }
+        }
+        need == Need::Less && self.store.release_reserve()
     }
 
     fn more_room(&self) -> u64 {
@@ -65,31 +76,30 @@ impl Fs {
         more_room.map_or(0, |more_room| more_room())
     }
 
-    /// Gives back what of the upper layer nobody needs; bytes.
-    fn give_back(&self) -> u64 {
+    /// Gives back what of the upper layer nobody needs; bytes, or none if that cannot be now.
+    pub(super) fn give_back(&self) -> Option<u64> {
         // Whoever looks at a state may still need what is gone from the tree.
-        let Some(_alone) = self.try_alone() else { return 0 };
+        let _alone = self.try_alone()?;
         if !self.given_up.swap(false, Ordering::Relaxed) {
-            return 0;
+            return Some(0);
         }
         let reach = self.reach();
-        if self.sync().is_err() || !self.store.wait_for_readers() {
-            return 0;
+        if self.sync().is_err() || self.secure_versions().is_err() || !self.store.wait_for_readers() {
+            return None;
         }
         let mut used = Used::default();
         for (_, extent) in reach.state.tree.all_extents().chain(reach.orphans.all_extents()) {
             used.add(extent.source, extent.len);
         }
+        used.add_versions(&reach.versions);
         for range in &reach.reserved {
             used.add_range(reach.upper, *range);
         }
         used.add_range(reach.upper, crate::types::ByteRange { start: reach.end, end: u64::MAX });
-        let Ok(data) = self.store.pool_data(reach.upper) else { return 0 };
+        let data = self.store.pool_data(reach.upper).ok()?;
         let unused = used.unused(reach.upper, &data);
-        if self.store.punch_pool(reach.upper, &unused).is_err() {
-            return 0;
-        }
+        self.store.punch_pool(reach.upper, &unused).ok()?;
         self.look_at_store();
-        unused.iter().map(|range| range.len()).sum()
+        Some(unused.iter().map(|range| range.len()).sum())
     }
 }

@@ -24,6 +24,7 @@ mod switch;
 
 mod table;
 mod told;
+mod versions;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fs::File;
@@ -40,7 +41,9 @@ use crate::jail::{Jail, Walks};
 use crate::store::Store;
 use crate::store::layer::Upper;
 use crate::store::pool::PoolWriter;
+use crate::fs::versions::Versions;
 use crate::store::record::{Dentry, Edit, Hides, Meta, Node, Record, Source};
+use crate::store::versions::Content;
 use crate::sys::clock;
 use crate::tree::{Misfit, Tree};
 use crate::types::{ByteRange, Epoch, FileKind, Ino, LayerId, Name, NodeId, TreePath};
@@ -54,6 +57,7 @@ pub use names::RenameMode;
 pub use room::{Limits, Space};
 pub use state::{Found, State};
 pub use switch::{Forgotten, Switch, Switched};
+pub use versions::{Clock, NoStep, QUIET, Step, Stepped, Tended, VersionInfo};
 
 /// The layer number that stands for the scratch file of orphans.
 const SCRATCH: LayerId = LayerId(0);
@@ -113,6 +117,8 @@ pub struct Reach {
     pub state: State,
     /// What is gone and still held.
     pub orphans: Tree,
+    /// What versions refer to.
+    pub versions: Vec<Arc<Content>>,
     /// The layer that is written to.
     pub upper: LayerId,
     /// Addresses of its pool that were given out and may still be written.
@@ -145,6 +151,8 @@ pub(crate) struct Core {
     refused_count: u64,
     room: room::Room,
     outdated: told::Outdated,
+    /// What edits replaced, if that is kept.
+    versions: Option<Versions>,
 }
 
 /// Makes room on a full disk; gives the number of bytes. Called without any lock.
@@ -184,6 +192,7 @@ impl Fs {
             refused_count: 0,
             room: room::Room::default(),
             outdated: told::Outdated::default(),
+            versions: None,
         };
         Fs {
             store,
@@ -243,6 +252,7 @@ impl Fs {
         Reach {
             state: core.state.clone(),
             orphans: core.orphans.clone(),
+            versions: core.versions.iter().flat_map(Versions::contents).collect(),
             upper: core.upper.layer(),
             reserved,
             end,
@@ -309,7 +319,17 @@ impl Fs {
         // Whoever waits here finds the work done by the one before, or does it for all that came meanwhile.
         let mut gate = self.sync_gate.lock();
         self.seal_unfinished(&mut gate)?;
-        let Some(work) = self.core().upper.begin_sync() else { return Ok(()) };
+        let (work, mark) = {
+            let mut core = self.core();
+            let mark = core.versions.as_ref().map(Versions::mark);
+            let Some(work) = core.upper.begin_sync() else {
+                if !core.upper.is_failed() {
+                    core.note_versions_synced(mark);
+                }
+                return Ok(());
+            };
+            (work, mark)
+        };
         self.sticky(work.sync_pool())?;
         self.sync_identities()?;
         // There may be no room for this record, and then the reserve is for it.
@@ -323,7 +343,9 @@ impl Fs {
             recorded => recorded?,
         }
         self.sticky(work.sync_journal())?;
-        self.core().upper.journal_synced(work.upto);
+        let mut core = self.core();
+        core.upper.journal_synced(work.upto);
+        core.note_versions_synced(mark);
         Ok(())
     }
 
@@ -338,7 +360,7 @@ impl Fs {
         let is_broken = identities.is_broken();
         drop(identities);
         if is_broken {
-            self.core().upper.sync_failed();
+            self.core().sync_failed();
         }
         synced
     }
@@ -347,7 +369,7 @@ impl Fs {
     /// from then on nothing can be changed.
     fn sticky<E>(&self, synced: std::result::Result<(), E>) -> std::result::Result<(), E> {
         if synced.is_err() {
-            self.core().upper.sync_failed();
+            self.core().sync_failed();
         }
         synced
     }
@@ -381,6 +403,21 @@ impl Core {
             self.tree.apply(edit).map_err(|Misfit(what)| FsError::Damage(what))?;
         }
         Ok(())
+    }
+
+    /// Says that something could not be synced: nothing can be changed any more, and what was not synced is not believed again.
+    fn sync_failed(&mut self) {
+        self.upper.sync_failed();
+        if let Some(versions) = &mut self.versions {
+            versions.note_sync_failed();
+        }
+    }
+
+    /// Says that everything was synced that was written before a mark was taken in the log of versions.
+    fn note_versions_synced(&mut self, mark: Option<versions::Mark>) {
+        if let (Some(mark), Some(versions)) = (mark, &mut self.versions) {
+            versions.note_synced(mark);
+        }
     }
 
     /// The node behind an id.
@@ -530,6 +567,19 @@ impl Core {
             Target::Covered(ino) => Ok(of(&self.tree, *ino)),
             Target::Orphan(key) => Ok(of(&self.orphans, *key)),
             Target::Base(_, path, node) => Ok(self.lower.record(path, node)?.1),
+        }
+    }
+
+    /// What is left of a node for those who hold it: its record, and where its bytes are.
+    pub(crate) fn kept_of(&self, target: &Target) -> FsResult<(Arc<Node>, Extents)> {
+        match target {
+            Target::Base(_, path, node) => {
+                let (record, extents) = self.lower.record(path, node)?;
+                Ok((Arc::new(record), extents))
+            }
+            Target::Covered(_) | Target::Orphan(_) => {
+                Ok((self.record_of(target)?, self.target_extents(target)?))
+            }
         }
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::error::{FsError, FsResult};
 use crate::fs::{Caller, Core, Entry, Found, Fs, Move, Need, Refused, Target, acl, lower_kind};
 use crate::store::record::{Body, Dentry, Edit, Meta, Node};
+use crate::store::versions::How;
 use crate::sys::clock;
 use crate::types::{FileKind, Ino, Name, NodeId, TYPE_BITS, TreePath};
 
@@ -163,6 +164,7 @@ impl Fs {
             return Err(FsError::IsADirectory);
         }
         let (dir, _) = core.cover_dir(dir)?;
+        core.before_loss((place.dir, place.lower.as_ref()), name, &place.found, How::Removed);
         let mut edits = core.take_name_off(&place)?;
         edits.push(Edit::Dentry { dir, name: name.clone(), to: core.what_remains(&place.found) });
         edits.push(core.touch_dir(dir, 0)?);
@@ -342,8 +344,27 @@ impl Core {
             Edit::Dentry { dir, name: name.clone(), to: Some(Dentry::Child { ino, hides: hides.clone() }) },
             self.touch_dir(dir, i32::from(is_dir))?,
         ];
+        let is_file = FileKind::from_mode(mode) == Some(FileKind::File);
         self.commit(edits)?;
+        if is_file {
+            self.file_made(ino, (dir, place.lower.as_ref()), name);
+        }
         self.hand_out(parent, Found::Covered(ino, hides))
+    }
+
+    /// The edits that take the name of a file away without a kernel that asks for it.
+    pub(super) fn take_away(&mut self, path: &TreePath, found: &Found) -> FsResult<Vec<Edit>> {
+        let (above, name) = path.split().ok_or(FsError::IsADirectory)?;
+        let (dir, lower) = match self.resolve(&above)? {
+            Found::Base(_, base, _) => (self.cover_base(&base)?, Some(base)),
+            Found::Covered(ino, _) => (ino, self.lower_path(ino)?),
+            Found::Nothing(_) => return Err(FsError::NotFound),
+        };
+        let place = Place { dir, lower, name, found: found.clone() };
+        let mut edits = self.take_name_off(&place)?;
+        edits.push(Edit::Dentry { dir, name: place.name.clone(), to: self.what_remains(found) });
+        edits.push(self.touch_dir(dir, 0)?);
+        Ok(edits)
     }
 
     /// What a directory says of a name once the node behind it lost it.
@@ -399,7 +420,7 @@ impl Core {
         // What is left must be taken while it is there, and kept only if the journal took the edits.
         let Some((ino, target)) = gone else { return self.commit(edits) };
         let Some(id) = self.table.id_of(ino) else { return self.commit(edits) };
-        let kept = (self.record_of(&target)?, self.target_extents(&target)?);
+        let kept = self.kept_of(&target)?;
         self.commit(edits)?;
         self.keep_record(id, kept, self.lower.epoch(), |meta| {
             meta.nlink = 0;
@@ -481,7 +502,28 @@ impl Core {
         let mut meta = self.meta(ino)?;
         meta.ctime = clock::now();
         edits.push(Edit::Meta { ino, meta });
+        if moves_dir {
+            let paths = self.paths_of_move(source, target);
+            self.commit_after_orphaning(edits, &target.found)?;
+            if let Some((from, to)) = paths {
+                self.dir_moved(from, to);
+            }
+            return Ok(());
+        }
+        if self.keeps_versions()
+            && let Some((from, to)) = self.paths_of_move(source, target)
+        {
+            self.before_loss((target.dir, target.lower.as_ref()), &target.name, &target.found, How::Replaced);
+            let is_over = !matches!(target.found, Found::Nothing(_));
+            self.before_move(&from, &source.found, &to, is_over);
+        }
         self.commit_after_orphaning(edits, &target.found)
+    }
+
+    /// The paths of a rename, if versions are to follow it.
+    fn paths_of_move(&self, source: &Place, target: &Place) -> Option<(TreePath, TreePath)> {
+        let path = |place: &Place| Some(self.dir_path(place.dir, place.lower.as_ref()).ok()?.join(&place.name));
+        self.keeps_versions().then(|| Some((path(source)?, path(target)?))).flatten()
     }
 
     fn exchange(&mut self, from_dir: NodeId, to_dir: NodeId, source: &Place, target: &Place) -> FsResult<()> {
@@ -523,6 +565,17 @@ impl Core {
                     edits.push(Edit::Meta { ino, meta });
                 }
             }
+        }
+        if is_dir(self, a) || is_dir(self, b) {
+            let paths = self.paths_of_move(source, target);
+            self.commit(edits)?;
+            if let Some((a, b)) = paths {
+                self.dirs_exchanged(a, b);
+            }
+            return Ok(());
+        }
+        for place in [source, target] {
+            self.before_loss((place.dir, place.lower.as_ref()), &place.name, &place.found, How::Replaced);
         }
         self.commit(edits)
     }

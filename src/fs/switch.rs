@@ -17,6 +17,7 @@ use std::sync::Arc;
 use crate::error::{FsResult, Result};
 use crate::fs::lower::Lower;
 use crate::fs::table::Place;
+use crate::fs::versions::Versions;
 use crate::fs::{Core, Found, Fs, State};
 use crate::store::layer::Upper;
 use crate::store::record::{Body, Dentry, Seal, Source};
@@ -67,14 +68,18 @@ impl Fs {
         // Before the exchange: a sync in between would find nothing to do in `next`, and answer too early.
         let mut gate = self.sync_gate.lock();
         self.seal_unfinished(&mut gate)?;
-        let (mut layer, state) = {
+        let (mut layer, state, mark) = {
             let mut core = self.core();
-            (std::mem::replace(&mut core.upper, next), core.state.clone())
+            let layer = std::mem::replace(&mut core.upper, next);
+            (layer, core.state.clone(), core.versions.as_ref().map(Versions::mark))
         };
         let id = layer.layer();
         if let Err(error) = self.seal_one(&mut layer, seal) {
             gate.push(layer);
             return Err(error);
+        }
+        if self.store.durable() {
+            self.core().note_versions_synced(mark);
         }
         Ok((id, state))
     }
@@ -83,7 +88,7 @@ impl Fs {
         let sealed = self.sync_identities().and_then(|()| self.store.seal_layer(layer, seal));
         if layer.is_failed() {
             // What is above it is worth nothing without it.
-            self.core().upper.sync_failed();
+            self.core().sync_failed();
         }
         sealed
     }
@@ -157,7 +162,22 @@ impl Core {
     fn switch_to(&mut self, next: Switch) -> FsResult<Switched> {
         self.table.forget_told();
         let before = self.state.clone();
-        let after = next.state;
+        let mut layer = next.upper;
+        let forgotten = self.show(next.state, next.same_content, |core| {
+            std::mem::swap(&mut core.upper, &mut layer);
+            Ok(())
+        })?;
+        Ok(Switched { forgotten, layer, state: before })
+    }
+
+    /// Shows another state. Calls `at_last` when nothing of the base can fail any more; if that fails, nothing has changed.
+    pub(super) fn show(
+        &mut self,
+        after: State,
+        same_content: bool,
+        at_last: impl FnOnce(&mut Core) -> FsResult<()>,
+    ) -> FsResult<Forgotten> {
+        let before = self.state.clone();
         let diff = before.tree.diff(&after.tree);
         let same_epoch = before.lower.epoch() == after.lower.epoch()
             && before.lower.history().len() == after.lower.history().len();
@@ -179,11 +199,11 @@ impl Core {
             touched_after,
             before: &before,
             after: &after,
-            same_content: next.same_content,
+            same_content,
             kept_dirs: HashMap::new(),
             shown: HashMap::new(),
             base_before: HashMap::new(),
-            base_after: if next.same_content { self.unseen_names(&after)? } else { HashMap::new() },
+            base_after: if same_content { self.unseen_names(&after)? } else { HashMap::new() },
         };
         let mut affected: BTreeSet<Ino> = diff.nodes.union(&diff.contents).copied().collect();
         affected.insert(Ino::ROOT);
@@ -205,7 +225,7 @@ impl Core {
             }
         }
         let mut forgotten = Forgotten::default();
-        let compare_listings = !same_epoch && !next.same_content;
+        let compare_listings = !same_epoch && !same_content;
         let mut kept_bases = Vec::new();
         let mut cut = Vec::new();
         let dead_dirs: BTreeSet<Ino> =
@@ -265,9 +285,9 @@ impl Core {
                 forgotten.names.insert((id, name));
             }
         }
+        at_last(self)?;
         self.cut_walks(&cut.iter().map(|(id, _)| *id).collect());
         self.state = after;
-        let layer = std::mem::replace(&mut self.upper, next.upper);
         for (id, record) in cut {
             match record {
                 Some(record) => self.keep_record(id, record, before.lower.epoch(), |meta| meta.nlink = 0)?,
@@ -277,7 +297,7 @@ impl Core {
         for (id, path) in kept_bases {
             self.table.set_base(id, Some(path));
         }
-        Ok(Switched { forgotten, layer, state: before })
+        Ok(forgotten)
     }
 
     /// The names under which the kernel can hold a node, as (directory, name).

@@ -199,6 +199,12 @@ impl Timeline {
             }
         }
         let images = self.needed_images(keep, &needed, &reach.state);
+        if !dry_run {
+            // What of single files nobody can see any more when these go.
+            let first = self.image_layers().len().saturating_sub(images.len());
+            self.fs.forget_versions_before(Epoch(u32::try_from(first).unwrap_or(u32::MAX)));
+            self.fs.secure_versions().map_err(|e| e.during("gc"))?;
+        }
         let mut refs = self.references(&needed, &reach, &images, below)?;
         let unneeded = self.sealed().into_iter().rev().filter(|l| !needed.contains(&l.header.layer));
         let mut bytes = 0;
@@ -298,6 +304,7 @@ impl Timeline {
         let from = parent.map_or_else(|| Ok(Tree::new()), |parent| self.roots.lock().load(parent))?;
         add(&from, &reach.state.tree);
         add(&Tree::new(), &reach.orphans);
+        refs.add_versions(&reach.versions);
         for range in &reach.reserved {
             refs.add_range(reach.upper, *range);
         }

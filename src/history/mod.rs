@@ -19,6 +19,7 @@ mod home;
 pub mod patch;
 mod stack;
 mod tidy;
+mod versions;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -98,6 +99,8 @@ pub struct Replaced {
     pub from: State,
     /// The state since.
     pub to: State,
+    /// What differs between them.
+    pub changes: Vec<diff::PathChange>,
 }
 
 impl Timeline {
@@ -148,6 +151,7 @@ impl Timeline {
         }
         let lower = Lower::new(Arc::clone(&base), Arc::clone(&store), epoch, applies.clone());
         let fs = Arc::new(Fs::new(Arc::clone(&store), tree, lower, upper, jail));
+        fs.open_history(head);
         Ok(Timeline {
             store,
             base,
@@ -356,7 +360,11 @@ impl Timeline {
         let state = self.state_of(to)?;
         let (_, before) = self.secure(&format!("{} {description}", verb_text(verb)))?;
         match self.show(verb, to, &state, description, Showing::Replaces)? {
-            Some((from, rest)) => Ok(Replaced { before: rest.or(before), from, to: state }),
+            Some((from, rest)) => {
+                let changes = diff::changes(&from, &state, true).attempt(|| "list what changed")?;
+                self.keep_restored(&from, &changes);
+                Ok(Replaced { before: rest.or(before), from, to: state, changes })
+            }
             None => Err(Error::damage(verb_text(verb), "the state was not shown")),
         }
     }

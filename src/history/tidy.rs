@@ -79,7 +79,7 @@ impl Timeline {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
-    fn is_stopping(&self) -> bool {
+    pub(super) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
     }
 
@@ -95,43 +95,67 @@ impl Timeline {
 
     /// Trims newly sealed pools, then makes the checksums of what is left. Not while somebody looks at states.
     fn trim_and_sum(&self) -> Result<u64> {
-        let new = self.store.catalog().into_iter().filter(|info| info.seal.is_some() && !info.summed);
+        let mut new = self.store.catalog();
+        new.retain(|info| info.seal.is_some() && !info.summed);
+        let has_tree = |info: &&LayerInfo| {
+            matches!(info.header.kind, LayerKind::Continues | LayerKind::Branches)
+        };
+        let to_trim: Vec<LayerId> = new.iter().filter(has_tree).map(|info| info.header.layer).collect();
         let mut bytes = 0;
+        if !to_trim.is_empty() {
+            let Some(_alone) = self.fs.try_alone() else { return Ok(0) };
+            bytes = self.trim(&to_trim)?;
+        }
         for info in new {
             if self.is_stopping() {
                 return Ok(bytes);
-            }
-            if matches!(info.header.kind, LayerKind::Continues | LayerKind::Branches) {
-                let Some(_alone) = self.fs.try_alone() else { return Ok(bytes) };
-                bytes += self.trim(&info)?;
             }
             self.store.write_sums(info.header.layer)?;
         }
         Ok(bytes)
     }
 
-    /// Content that was written to a layer and is in its pool, but neither in the tree that it became nor in a held file, was
-    /// seen by no state.
-    fn trim(&self, info: &LayerInfo) -> Result<u64> {
-        let layer = info.header.layer;
-        let (below, tree) = {
-            let mut roots = self.roots.lock();
-            let below = info.header.parent.map_or_else(|| Ok(Tree::new()), |parent| roots.load(parent))?;
-            (below, roots.load(layer)?)
-        };
+    /// Content that was written to a layer and is in its pool, but neither in the tree that it became, nor in one above, nor in a
+    /// held file or a version, is seen by nobody.
+    fn trim(&self, layers: &[LayerId]) -> Result<u64> {
         let mut used = Used::default();
-        for ino in below.diff(&tree).contents {
-            tree.extents(ino).for_each(|(_, extent)| used.add(extent.source, extent.len));
+        let Some(first) = layers.iter().min() else { return Ok(0) };
+        let mut add = |from: &Tree, to: &Tree| {
+            for ino in from.diff(to).contents {
+                to.extents(ino).for_each(|(_, extent)| used.add(extent.source, extent.len));
+            }
+        };
+        let load = |layer: Option<LayerId>| {
+            layer.map_or_else(|| Ok(Tree::new()), |layer| self.roots.lock().load(layer))
+        };
+        // States above also show what the tree of a layer does not know: an undo brings back what was replaced.
+        for info in self.sealed().into_iter().filter(|info| info.header.layer >= *first) {
+            add(&load(info.header.parent)?, &load(Some(info.header.layer))?);
         }
-        for (_, extent) in self.fs.reach().orphans.all_extents() {
+        let reach = self.fs.reach();
+        add(&load(self.parent())?, &reach.state.tree);
+        for (_, extent) in reach.orphans.all_extents() {
             used.add(extent.source, extent.len);
         }
-        let unused = used.unused(layer, &self.store.pool_data(layer)?);
-        if unused.is_empty() || !self.store.wait_for_readers() {
-            return Ok(0);
+        used.add_versions(&reach.versions);
+        let mut bytes = 0;
+        let mut secured = false;
+        for layer in layers {
+            let unused = used.unused(*layer, &self.store.pool_data(*layer)?);
+            if unused.is_empty() {
+                continue;
+            }
+            if !secured {
+                self.fs.secure_versions()?;
+                if !self.store.wait_for_readers() {
+                    return Ok(bytes);
+                }
+                secured = true;
+            }
+            self.store.punch_pool(*layer, &unused)?;
+            bytes += unused.iter().map(|range| range.len()).sum::<u64>();
         }
-        self.store.punch_pool(layer, &unused)?;
-        Ok(unused.iter().map(|range| range.len()).sum())
+        Ok(bytes)
     }
 
     /// Rewrites a journal as what leads from the parent's tree to the layer's.

@@ -6,6 +6,7 @@
 mod home;
 mod upkeep;
 pub mod verbs;
+mod versions;
 
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
@@ -16,7 +17,7 @@ use parking_lot::Mutex;
 
 use crate::base::Base;
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fs::{Found, Fs, Kernel, Need, State};
+use crate::fs::{Found, Fs, Kernel, Need, State, Step};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::gc::Keep;
 use crate::history::{Replaced, Target, Timeline, apply, patch, verb_text};
@@ -32,6 +33,7 @@ use crate::types::{FileKind, Ino, LayerId, TreePath};
 
 pub use crate::store::StoreOptions;
 pub use home::is_base_of;
+pub use crate::store::versions::Bounds;
 
 /// What is said of a path of the base at which something else is mounted.
 const MOUNTED_UPON: &str = "something else is mounted there; it is shown empty";
@@ -221,6 +223,10 @@ impl Sandbox {
                 let target = self.last_seal();
                 self.go_to(OpVerb::Discard, target, self.describe(target), false).map(Reply::Restored)
             }
+            Request::History { path } => Ok(Reply::History(self.file_history(&path))),
+            Request::FileDiff { from, to, detail } => self.file_diff(&from, &to, detail).map(Reply::Diff),
+            Request::Undo { path, steps } => self.step(&path, Step::Undo(steps)).map(Reply::Stepped),
+            Request::Redo { path, steps } => self.step(&path, Step::Redo(steps)).map(Reply::Stepped),
             Request::OpRestore { op } => self.restore_operation(op).map(Reply::Restored),
             Request::Apply { paths, dry_run, undo } => self.apply(&paths, dry_run, undo).map(Reply::Applied),
             Request::Drop { .. }
@@ -383,8 +389,9 @@ impl Sandbox {
             let changes = plain_changes(&self.fs().state(), &self.timeline.state_of(target)?)?;
             return Ok(Restored { to: description, before: None, changes });
         }
-        let Replaced { before, from, to } = self.timeline.replace(verb, target, description.clone())?;
-        Ok(Restored { to: description, before, changes: plain_changes(&from, &to)? })
+        let Replaced { before, from, to, changes } =
+            self.timeline.replace(verb, target, description.clone())?;
+        Ok(Restored { to: description, before, changes: told_changes(&from, &to, &changes)? })
     }
 
     fn restore_operation(&self, op: u64) -> Result<Restored> {
@@ -438,6 +445,10 @@ fn checkpoint_of(info: &LayerInfo, parent: Option<LayerId>) -> Option<Checkpoint
 
 fn plain_changes(old: &State, new: &State) -> Result<Vec<Change>> {
     let changes = diff::changes(old, new, true).attempt(|| "list what changed")?;
+    told_changes(old, new, &changes)
+}
+
+fn told_changes(old: &State, new: &State, changes: &[PathChange]) -> Result<Vec<Change>> {
     let told = changes.iter().filter(|c| c.what != What::DirTimes);
     told.map(|c| change_of(old, new, c, Detail::NameStatus).attempt(|| "list what changed")).collect()
 }

@@ -3,10 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::Result;
+use crate::fs::Tended;
 use crate::history::gc::Keep;
 use crate::history::{Effort, Timeline, check};
 use crate::sandbox::Sandbox;
@@ -36,6 +38,7 @@ impl Sandbox {
     /// # Errors
     /// What the store answers; nothing is lost then.
     pub fn tidy(&self) -> Result<()> {
+        self.timeline.tend_versions(true);
         self.timeline.tidy(Effort::Everything)
     }
 
@@ -109,8 +112,13 @@ struct Shared {
 #[derive(Default)]
 struct Wanted {
     work: bool,
+    /// Files are edited: their versions are looked after in a moment.
+    edits: bool,
     end: bool,
 }
+
+/// How long it is waited before it is looked after versions again.
+const MOMENT: Duration = Duration::from_millis(1100);
 
 impl Housekeeper {
     /// Starts it, with what there is to do at a start.
@@ -118,13 +126,18 @@ impl Housekeeper {
         let shared = Arc::new(Shared::default());
         shared.state.lock().work = true;
         let (timeline, for_end) = (Arc::clone(timeline), Arc::clone(timeline));
-        let of_thread = Arc::clone(&shared);
+        let (of_thread, noticed) = (Arc::clone(&shared), Arc::clone(&shared));
+        timeline.fs().set_edit_notice(Some(Box::new(move || noticed.notice_edit())));
         let body = move || {
-            while of_thread.wait() {
-                if let Err(error) = timeline.tidy(Effort::WhereItPays) {
+            while let Some(is_work) = of_thread.wait() {
+                if is_work && let Err(error) = timeline.tidy(Effort::WhereItPays) {
                     log::warn!("the store could not be tidied, and works on as it is: {error}");
                 }
+                if timeline.tend_versions(false) == Tended::Later {
+                    of_thread.state.lock().edits = true;
+                }
             }
+            timeline.fs().set_edit_notice(None);
         };
         let thread = std::thread::Builder::new().name("housekeeper".to_owned()).spawn(body)?;
         Ok(Housekeeper { timeline: for_end, shared, thread: Some(thread) })
@@ -138,14 +151,30 @@ impl Housekeeper {
 }
 
 impl Shared {
-    /// Waits for work; false at the end.
-    fn wait(&self) -> bool {
+    /// Waits for work; whether there is any besides the versions of files that were edited, and none at the end.
+    fn wait(&self) -> Option<bool> {
         let mut state = self.state.lock();
-        while !state.work && !state.end {
+        while !state.work && !state.end && !state.edits {
             self.changed.wait(&mut state);
         }
-        state.work = false;
-        !state.end
+        // Whoever edits edits more.
+        let until = Instant::now() + MOMENT;
+        while state.edits && !state.work && !state.end {
+            if self.changed.wait_until(&mut state, until).timed_out() {
+                break;
+            }
+        }
+        state.edits = false;
+        let is_work = std::mem::take(&mut state.work);
+        (!state.end).then_some(is_work)
+    }
+
+    /// An edit begins. Wakes the thread only if it sleeps for good.
+    fn notice_edit(&self) {
+        let mut state = self.state.lock();
+        if !std::mem::replace(&mut state.edits, true) {
+            self.changed.notify_one();
+        }
     }
 }
 

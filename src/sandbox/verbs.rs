@@ -110,6 +110,34 @@ pub enum Request {
         /// Its number.
         op: u64,
     },
+    /// The versions of a file: what edits replaced.
+    History {
+        /// Its path; it need not be there any more.
+        path: TreePath,
+    },
+    /// What differs between two versions of files.
+    FileDiff {
+        /// The older one.
+        from: FileRev,
+        /// The newer one.
+        to: FileRev,
+        /// How much to tell.
+        detail: Detail,
+    },
+    /// Makes a file what it was before its last edits.
+    Undo {
+        /// Its path; it need not be there any more.
+        path: TreePath,
+        /// How many edits.
+        steps: u32,
+    },
+    /// Takes undos of a file back.
+    Redo {
+        /// Its path.
+        path: TreePath,
+        /// How many.
+        steps: u32,
+    },
     /// Gives a checkpoint up; [`Request::Gc`] gives its space back.
     Drop {
         /// Which.
@@ -153,18 +181,91 @@ pub enum Reply {
     OpLog(Vec<Operation>),
     /// To [`Request::Checkpoint`], [`Request::Drop`] and [`Request::Hold`].
     Checkpoint(Checkpoint),
-    /// To [`Request::Diff`], sorted by path.
+    /// To [`Request::Diff`], sorted by path, and [`Request::FileDiff`].
     Diff(Vec<Change>),
     /// To [`Request::Restore`], [`Request::Discard`] and [`Request::OpRestore`].
     Restored(Restored),
     /// To [`Request::Apply`].
     Applied(Applied),
+    /// To [`Request::History`], newest first.
+    History(Vec<FileVersion>),
+    /// To [`Request::Undo`] and [`Request::Redo`].
+    Stepped(Stepped),
     /// To [`Request::Gc`].
     Collected(Collected),
     /// To [`Request::Check`].
     Checked(Checked),
     /// To [`Request::Unmount`].
     Done,
+}
+
+/// A file as it is, or a version of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRev {
+    /// The path.
+    pub path: TreePath,
+    /// The number of the version; none is the file as it is.
+    pub version: Option<u32>,
+}
+
+impl std::fmt::Display for FileRev {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.version {
+            Some(number) => write!(f, "'{}@{number}'", self.path),
+            None => write!(f, "'{}'", self.path),
+        }
+    }
+}
+
+/// How an edit began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EditKind {
+    /// The file was written.
+    Write,
+    /// It was truncated.
+    Truncate,
+    /// Another one was renamed over it.
+    Replace,
+    /// It was removed.
+    Remove,
+    /// It was renamed.
+    Move,
+    /// A restore, a discard or an op restore changed it.
+    Restore,
+    /// An undo or a redo changed it.
+    Undo,
+}
+
+/// What a file was before an edit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileVersion {
+    /// Its number: the versions of a path count from 1.
+    pub number: u32,
+    /// When the edit began that replaced it.
+    pub time: Timestamp,
+    /// How that edit began.
+    pub edit: EditKind,
+    /// Bytes; none if there was no file.
+    pub size: Option<u64>,
+    /// Mode.
+    pub mode: Option<u32>,
+    /// When it was last changed.
+    pub mtime: Option<Timestamp>,
+    /// Whether an undo or a redo put it there, and nothing was edited since.
+    pub shown: bool,
+}
+
+/// What an undo or a redo of a file did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stepped {
+    /// The path.
+    pub path: TreePath,
+    /// The version that stands there now; none if it is what was before the first undo.
+    pub number: Option<u32>,
+    /// Bytes before; none if there was no file.
+    pub old_size: Option<u64>,
+    /// Bytes now; none if there is no file.
+    pub new_size: Option<u64>,
 }
 
 /// What a check found.

@@ -7,6 +7,7 @@
 //! heads/NAME                       which layer is on top of a head; replaced atomically
 //! heads.log  identities            append-only logs
 //! layers/00000007/{journal,pool}   a layer
+//! history/NAME                     what edits of single files replaced
 //! ```
 //!
 //! Always true: one process holds the lock; a layer number is never used again; everything but the logs and pools is
@@ -29,6 +30,7 @@ mod reserve;
 mod sealed;
 pub mod sums;
 pub mod used;
+pub mod versions;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;

@@ -121,6 +121,11 @@ pub enum Source {
 }
 
 impl Source {
+    /// Whether it is in the base.
+    pub fn is_base(self) -> bool {
+        matches!(self, Source::Base { .. })
+    }
+
     /// The source of the bytes `by` further on.
     #[must_use]
     pub fn advanced(self, by: u64) -> Source {

@@ -1,9 +1,11 @@
 //! Which ranges of pools something refers to, and so which can be given back.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::store::pool::{block_ceil, block_floor};
 use crate::store::record::Source;
+use crate::store::versions::Content;
 use crate::types::{ByteRange, LayerId};
 
 /// Ranges of pools to which something refers, in whole blocks: blocks are given back whole.
@@ -17,6 +19,13 @@ impl Used {
     pub fn add(&mut self, source: Source, len: u64) {
         if let Source::Pool { layer, offset } = source {
             self.add_range(layer, ByteRange::at(offset, len));
+        }
+    }
+
+    /// Versions refer to their content.
+    pub fn add_versions(&mut self, versions: &[Arc<Content>]) {
+        for (range, source) in versions.iter().flat_map(|content| &content.extents) {
+            self.add(*source, range.len());
         }
     }
 

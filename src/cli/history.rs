@@ -1,0 +1,132 @@
+//! `jailfs history`, `jailfs undo` and `jailfs redo`: single files.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::Global;
+use super::date;
+use super::json::Line;
+use super::out::Out;
+use super::show;
+use super::target::{Target, wrong_answer};
+use crate::error::Result;
+use crate::sandbox::verbs::{EditKind, FileVersion, Reply, Request};
+use crate::types::TreePath;
+
+/// List what a file was before its last edits
+///
+/// Also of a file that is gone. 'jailfs diff PATH@2 PATH' shows how version 2 differs from the file as it is.
+#[derive(Args)]
+pub(super) struct History {
+    /// The file
+    path: PathBuf,
+    /// Print one JSON object per version
+    #[arg(long)]
+    json: bool,
+}
+
+/// Make a file what it was before its last edit
+///
+/// Also one that is gone. Whoever holds it open keeps what he has. Again: one edit further back. 'redo' takes it back.
+#[derive(Args)]
+pub(super) struct Undo {
+    #[command(flatten)]
+    steps: Steps,
+}
+
+/// Take an undo of a file back
+///
+/// As long as the file was not edited since.
+#[derive(Args)]
+pub(super) struct Redo {
+    #[command(flatten)]
+    steps: Steps,
+}
+
+#[derive(Args)]
+struct Steps {
+    /// The file
+    path: PathBuf,
+    /// So many edits at once
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl History {
+    pub(super) fn run(&self, global: &Global) -> Result<u8> {
+        let mut target = Target::find(global)?;
+        let path = one_path(&target, &self.path)?;
+        let request = Request::History { path: path.clone() };
+        let Reply::History(versions) = target.call(request)? else { return Err(wrong_answer()) };
+        let mut out = Out::new();
+        for version in &versions {
+            out.line(&if self.json { Line::version(&path, version).text()? } else { line(version) });
+        }
+        out.finish()?;
+        Ok(0)
+    }
+}
+
+impl Undo {
+    pub(super) fn run(&self, global: &Global) -> Result<u8> {
+        self.steps.run(global, "undo", |path, steps| Request::Undo { path, steps })
+    }
+}
+
+impl Redo {
+    pub(super) fn run(&self, global: &Global) -> Result<u8> {
+        self.steps.run(global, "redo", |path, steps| Request::Redo { path, steps })
+    }
+}
+
+impl Steps {
+    fn run(
+        &self,
+        global: &Global,
+        verb: &'static str,
+        request: impl FnOnce(TreePath, u32) -> Request,
+    ) -> Result<u8> {
+        let mut target = Target::find(global)?;
+        let path = one_path(&target, &self.path)?;
+        let Reply::Stepped(stepped) = target.call(request(path, self.steps))? else {
+            return Err(wrong_answer());
+        };
+        let mut out = Out::new();
+        if self.json {
+            out.line(&Line::stepped(verb, &stepped).text()?);
+        } else {
+            let now = match (stepped.number, stepped.new_size) {
+                (_, None) => "is gone again".to_owned(),
+                (Some(number), Some(size)) => format!("is version {number} now ({})", show::size(size)),
+                (None, Some(size)) => format!("is what it was before the undo ({})", show::size(size)),
+            };
+            out.line(&format!("{verb}: {} {now}", stepped.path));
+        }
+        out.finish()?;
+        Ok(0)
+    }
+}
+
+fn one_path(target: &Target, path: &std::path::Path) -> Result<TreePath> {
+    target.paths(&[path.to_owned()])?.pop().ok_or_else(wrong_answer)
+}
+
+/// `   3  2026-11-22 00:38:36Z    1.2 KiB  before a write`
+fn line(version: &FileVersion) -> String {
+    let what = match version.edit {
+        EditKind::Write => "before a write",
+        EditKind::Truncate => "before it was truncated",
+        EditKind::Replace => "before another was renamed over it",
+        EditKind::Remove => "before it was removed",
+        EditKind::Move => "before it was renamed",
+        EditKind::Restore => "before a restore",
+        EditKind::Undo => "before an undo",
+    };
+    let size = version.size.map_or_else(|| "no file".to_owned(), show::size);
+    let shown = if version.shown { "  (as it is now)" } else { "" };
+    format!("{:>4}  {}  {size:>11}  {what}{shown}", version.number, date::utc(version.time))
+}

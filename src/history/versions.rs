@@ -1,0 +1,88 @@
+//! Undo and redo of single files, and what a restore leaves for them.
+
+use std::sync::Arc;
+
+use crate::error::{Attempt, Error, FsError, Kind, Result};
+use crate::fs::{NoStep, State, Step, Stepped, Tended};
+use crate::history::Timeline;
+use crate::history::diff::{PathChange, What};
+use crate::store::versions::Content;
+use crate::types::TreePath;
+
+/// A restore that changes more files is no edit of each of them: `op restore` takes it back.
+const MOST_RESTORED: usize = 10_000;
+
+impl Timeline {
+    /// Makes a file what it was, by versions, in place.
+    ///
+    /// # Errors
+    /// [`Kind::NoStore`] if there are not so many versions, or what the store answers. Before the version is shown, an error
+    /// changes nothing.
+    pub fn step(&self, path: &TreePath, step: Step) -> Result<Stepped> {
+        let _turn = self.turn();
+        self.flush()?;
+        let stepped = self.fs.step(path, step).map_err(|no| refusal(path, step, no))?;
+        let told = self.kernel().forget(&stepped.forgotten);
+        self.fs.sync().attempt(|| attempt(path, step))?;
+        told.map_err(|error| error.during(attempt(path, step)))?;
+        Ok(stepped)
+    }
+
+    /// Keeps the versions of files small. While files are being edited only what cannot wait is done, unless `at_once`.
+    pub fn tend_versions(&self, at_once: bool) -> Tended {
+        self.fs.tend_versions(at_once, &|| self.is_stopping())
+    }
+
+    /// Keeps what files had that a restore replaced.
+    pub(super) fn keep_restored(&self, from: &State, changes: &[PathChange]) {
+        let lost = changes.iter().filter(|change| match change.what {
+            What::Deleted | What::Content | What::Type | What::Renamed | What::Links => true,
+            What::Added | What::Attributes | What::DirTimes => false,
+        });
+        let lost: Vec<(&TreePath, &PathChange)> =
+            lost.map(|change| (change.old_path.as_ref().unwrap_or(&change.path), change)).collect();
+        if lost.len() > MOST_RESTORED {
+            return;
+        }
+        let content = |(path, change): (&TreePath, &PathChange)| -> Option<(TreePath, Arc<Content>)> {
+            Some((path.clone(), from.content(&change.old).ok().flatten()?))
+        };
+        self.fs.keep_restored(lost.into_iter().filter_map(content).collect());
+    }
+}
+
+fn attempt(path: &TreePath, step: Step) -> String {
+    match step {
+        Step::Undo(_) => format!("undo '{path}'"),
+        Step::Redo(_) => format!("redo '{path}'"),
+    }
+}
+
+fn refusal(path: &TreePath, step: Step, no: NoStep) -> Error {
+    let lists = format!("'jailfs history {path}' lists what there is");
+    match (no, step) {
+        (NoStep::Only(0), Step::Undo(_)) => {
+            Error::new(Kind::NoStore, attempt(path, step), "there is no earlier version").hint(lists)
+        }
+        (NoStep::Only(0), Step::Redo(_)) => {
+            Error::new(Kind::NoStore, attempt(path, step), "nothing was undone since it was last edited")
+                .hint(lists)
+        }
+        (NoStep::Only(count), _) => {
+            Error::new(Kind::NoStore, attempt(path, step), format!("there are only {count} steps to go"))
+                .hint(lists)
+        }
+        (NoStep::NotAFile(_), _) => {
+            Error::new(Kind::Failed, attempt(path, step), "what stands there now is not a regular file")
+                .hint("move it away first")
+        }
+        (NoStep::Failed(FsError::NotADirectory), _) => {
+            Error::new(Kind::Failed, attempt(path, step), "what stands above it now is not a directory")
+                .hint("move it away first")
+        }
+        (NoStep::Failed(error), _) => match Err::<(), FsError>(error).attempt(|| attempt(path, step)) {
+            Err(error) => error,
+            Ok(()) => Error::damage(attempt(path, step), "no reason"),
+        },
+    }
+}

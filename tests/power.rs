@@ -1,7 +1,7 @@
 //! Power cuts: every change of a store's files is recorded while random work goes on, and then a disk is made up from it as a
 //! power cut may leave it: up to some moment everything that was synced, and of the rest whatever the host happened to have
 //! written, page by page and in any order. Each such store must open, be sound to the last byte, and hold at least
-//! what was synced.
+//! what was synced. Of the versions of single files it may have lost any, and tells none that there never was.
 //!
 //! `JAILFS_POWER_SEED=N` runs one seed, `JAILFS_POWER_SEEDS=N` that many from 1 on.
 
@@ -14,13 +14,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use jailfs::fs::{Caller, RenameMode};
 use jailfs::sandbox::verbs::{Detail, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::sys::step::{self, Change};
-use jailfs::types::{Name, NodeId};
+use jailfs::types::{Name, NodeId, Timestamp, TreePath};
 
 const SEEDS: u64 = 5;
 /// Operations of one seed.
@@ -72,6 +73,8 @@ struct Work {
     now: Known,
     story: Story,
     record: Arc<Mutex<Vec<Change>>>,
+    /// The clock of edits: each operation is one of its own.
+    seconds: Arc<AtomicI64>,
 }
 
 fn name(text: &str) -> Name {
@@ -112,7 +115,8 @@ impl Work {
     }
 
     fn operation(&mut self) {
-        let synced = match self.random.below(24) {
+        self.seconds.fetch_add(2, Ordering::SeqCst);
+        let synced = match self.random.below(27) {
             0..=7 => self.write(),
             8..=10 => self.replace(),
             11 => self.unlink(),
@@ -124,6 +128,7 @@ impl Work {
             19 | 20 => self.checkpoint(),
             21 => self.restore(),
             22 => self.gc(),
+            23..=25 => self.undo(),
             _ => {
                 self.sandbox.tidy().unwrap();
                 false
@@ -195,6 +200,28 @@ impl Work {
         let label = labels[self.random.below(labels.len() as u64) as usize].clone();
         self.sandbox.handle(Request::Restore { to: Rev::Name(label.clone()), dry_run: false }).unwrap();
         self.now.files = self.now.checkpoints[&label].clone();
+        true
+    }
+
+    /// Goes back by a version of a file, if there is one, or forward.
+    fn undo(&mut self) -> bool {
+        let (file, forward) = (self.file(), self.random.below(3) == 0);
+        let path = TreePath::parse(file.as_bytes()).unwrap();
+        let request = if forward {
+            Request::Redo { path, steps: 1 }
+        } else {
+            Request::Undo { path, steps: 1 + (self.random.below(2) as u32) }
+        };
+        if self.sandbox.handle(request).is_err() {
+            return false;
+        }
+        match self.id(&file) {
+            Some(id) => {
+                let bytes = self.sandbox.fs().read(id, 0, u64::MAX).unwrap().read(false).unwrap().unwrap();
+                self.now.files.insert(file, bytes);
+            }
+            None => drop(self.now.files.remove(&file)),
+        }
         true
     }
 
@@ -449,6 +476,23 @@ fn judge(story: &Story, at: usize, found: &Known, told: &str) {
     }
 }
 
+/// Reads all versions of all files: each is something that a file was. Gives their number.
+fn judge_versions(sandbox: &Sandbox, ever: &BTreeSet<Vec<u8>>, told: &str) -> usize {
+    let names = (0..8).map(|n| format!("f{n}")).chain(["staged".to_owned()]);
+    let mut count = 0;
+    for file in names {
+        let path = TreePath::parse(file.as_bytes()).unwrap();
+        for version in sandbox.fs().versions(&path) {
+            let Some((state, found)) = sandbox.fs().version(&path, version.number) else { continue };
+            let read = state.read_all(&found);
+            let bytes = read.unwrap_or_else(|error| panic!("{told}: {file}@{}: {error}", version.number));
+            assert!(ever.contains(&bytes), "{told}: {file}@{} never was", version.number);
+            count += 1;
+        }
+    }
+    count
+}
+
 fn run(seed: u64) -> usize {
     let dir = tempfile::tempdir().unwrap();
     let (base, store) = (dir.path().join("base"), dir.path().join("store"));
@@ -461,8 +505,12 @@ fn run(seed: u64) -> usize {
     let root = std::os::unix::fs::MetadataExt::ino(&store.metadata().unwrap());
     let sandbox = Sandbox::create_or_open(&base, &store, &StoreOptions::default()).unwrap();
     let made = record.lock().unwrap().len();
-    let mut work =
-        Work { sandbox, random: Random(seed), now: Known::default(), story: Story::default(), record };
+    let seconds: Arc<AtomicI64> = Arc::default();
+    let clock = Arc::clone(&seconds);
+    let now = move || Timestamp { secs: clock.load(Ordering::SeqCst), nanos: 0 };
+    sandbox.fs().set_edit_clock(Box::new(now));
+    let (now, story) = (Known::default(), Story::default());
+    let mut work = Work { sandbox, random: Random(seed), now, story, record, seconds };
     work.note(true);
     for _ in 0..OPERATIONS {
         work.operation();
@@ -472,6 +520,9 @@ fn run(seed: u64) -> usize {
     let (story, mut random) = (work.story, work.random);
     drop(work.sandbox);
     step::set_boot(Some([2; 16]));
+    let states = story.states.iter().flat_map(|(_, known)| known.files.values().cloned());
+    let ever: BTreeSet<Vec<u8>> = states.chain([Vec::new()]).collect();
+    let mut versions = 0;
     for cut in 0..CUTS {
         let at = made + random.below((changes.len() - made) as u64 + 1) as usize;
         let mut disk = Disk::default();
@@ -480,12 +531,14 @@ fn run(seed: u64) -> usize {
         disk.cut(&mut random, root, &copy);
         let told = format!("JAILFS_POWER_SEED={seed}, cut {cut}, after {at} of {} changes", changes.len());
         let sandbox = Sandbox::open(&copy).unwrap_or_else(|error| panic!("{told}: {error}"));
+        versions += judge_versions(&sandbox, &ever, &told);
         let found = read_known(&sandbox);
         judge(&story, at, &found, &told);
         drop(sandbox);
         let checked = Sandbox::check_store(&copy, true).unwrap();
         assert!(checked.problems.is_empty(), "{told}: {:#?}", checked.problems);
     }
+    assert!(versions > CUTS / 4, "JAILFS_POWER_SEED={seed}: only {versions} versions survived {CUTS} cuts");
     CUTS
 }
 

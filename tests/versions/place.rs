@@ -55,7 +55,11 @@ impl Place {
     }
 
     pub fn open_with(&self, options: StoreOptions) -> Work {
-        let sandbox = Sandbox::create_or_open(&self.base, &self.store, &options).unwrap();
+        self.around(Sandbox::create_or_open(&self.base, &self.store, &options).unwrap())
+    }
+
+    /// Takes a sandbox, and the clock of its edits.
+    pub fn around(&self, sandbox: Arc<Sandbox>) -> Work {
         let seconds = Arc::clone(&self.seconds);
         let clock = move || Timestamp { secs: seconds.load(Ordering::SeqCst), nanos: 0 };
         sandbox.fs().set_edit_clock(Box::new(clock));

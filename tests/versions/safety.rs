@@ -1,0 +1,216 @@
+//! The history is a convenience: whatever becomes of it, no edit fails, nothing else is lost, and it never tells wrong bytes.
+
+use std::fs as host;
+
+use jailfs::fs::Tended;
+use jailfs::sandbox::{Sandbox, StoreOptions};
+use jailfs::sys::step;
+
+use crate::place::{Place, Work};
+
+fn worked(place: &Place) -> Work {
+    let work = place.open();
+    for text in ["one", "two", "three"] {
+        work.put("a", text);
+    }
+    work.mkdir("d");
+    work.put("d/b", "b");
+    work.rm("d/b");
+    work
+}
+
+const KNOWN: [&str; 3] = ["zero", "one", "two"];
+
+#[test]
+fn a_history_that_cannot_be_read_is_set_aside_and_begins_anew() {
+    let place = Place::new(&[("a", "zero")]);
+    let log = place.store.join("history/main");
+    drop(worked(&place));
+    let whole = host::read(&log).unwrap();
+    let mut aside = 0;
+    for at in (0..whole.len()).step_by(7) {
+        let mut bad = whole.clone();
+        bad[at] ^= 1 << (at % 8);
+        host::write(&log, &bad).unwrap();
+        let _gone = host::remove_file(place.store.join("history/main.bad"));
+        let work = place.open();
+        let texts = work.texts("a");
+        assert!(KNOWN.iter().zip(&texts).all(|(known, text)| known == text), "byte {at}: {texts:?}");
+        work.put("c", "works");
+        work.put("c", "on");
+        assert_eq!((work.get("a").as_str(), work.texts("c")), ("three", vec!["works".to_owned()]));
+        work.rm("c");
+        if log.with_extension("bad").exists() || place.store.join("history/main.bad").exists() {
+            aside += 1;
+            assert!(texts.is_empty());
+        }
+    }
+    assert!(aside > 10, "{aside}");
+    // A directory in its place, and no permission to do anything about it.
+    host::remove_file(&log).unwrap();
+    host::create_dir(&log).unwrap();
+    host::write(log.join("x"), "").unwrap();
+    let work = place.open();
+    work.put("a", "four");
+    assert_eq!(work.get("a"), "four");
+}
+
+#[test]
+fn a_history_cut_anywhere_tells_a_first_part_of_what_it_told() {
+    let place = Place::new(&[("a", "zero")]);
+    let log = place.store.join("history/main");
+    drop(worked(&place));
+    let whole = host::read(&log).unwrap();
+    for cut in (0..whole.len()).rev().step_by(5) {
+        host::write(&log, &whole[..cut]).unwrap();
+        let work = place.open();
+        let texts = work.texts("a");
+        assert!(KNOWN.iter().zip(&texts).all(|(known, text)| known == text), "cut at {cut}: {texts:?}");
+        assert_eq!(work.get("a"), "three");
+    }
+}
+
+#[test]
+fn a_newer_history_is_set_aside() {
+    let place = Place::new(&[("a", "zero")]);
+    drop(worked(&place));
+    let log = place.store.join("history/main");
+    // A whole frame with a record that is not known: its tag is 99.
+    let payload = [99u8];
+    let len = 1u32.to_le_bytes();
+    let seq = 0u64.to_le_bytes();
+    let crc = crc32c::crc32c(&[&len[..], &seq, &payload].concat()).to_le_bytes();
+    host::write(&log, [&len[..], &crc, &seq, &payload].concat()).unwrap();
+    let work = place.open();
+    assert!(work.history("a").is_empty());
+    work.put("a", "four");
+    assert_eq!(work.texts("a"), ["three"]);
+    drop(work);
+    assert_eq!(place.open().texts("a"), ["three"]);
+    assert!(place.store.join("history/main.bad").exists());
+}
+
+#[test]
+fn no_edit_fails_because_its_version_cannot_be_recorded() {
+    for errno in ["EIO", "ENOSPC"] {
+        let place = Place::new(&[("a", "zero")]);
+        let work = worked(&place);
+        // The history is the first that is written by an edit.
+        let rule = format!("fail:store.write:1:{errno}");
+        step::with(&rule, || {
+            work.truncate("a", 0);
+            work.write("a", 0, b"four");
+        });
+        assert_eq!(work.get("a"), "four");
+        assert_eq!(work.texts("a"), ["zero", "one", "two", "three"], "it is in memory");
+        work.put("a", "five");
+        work.rm("a");
+        work.undo("a", 2).unwrap();
+        assert_eq!(work.get("a"), "four");
+        // When it can be written again, it is, as a whole.
+        assert_eq!(work.sandbox.fs().tend_versions(true), Tended::Done);
+        let texts = work.texts("a");
+        drop(work);
+        let work = place.open();
+        assert_eq!((work.texts("a"), work.get("a").as_str()), (texts, "four"), "{errno}");
+    }
+}
+
+#[test]
+fn what_the_disk_does_not_know_to_be_given_up_is_not_given_back() {
+    let place = Place::new(&[]);
+    let work = place.open();
+    work.make("a");
+    for n in 0..3u8 {
+        work.truncate("a", 0);
+        work.write("a", 0, &vec![b'a' + n; 1 << 20]);
+    }
+    // The log cannot be written from here on, nor removed: versions are given up in memory only.
+    step::with("fail:store.write:1+:EIO,fail:store.remove:1+:EIO,fail:store.open:1+:EIO", || {
+        work.sandbox.fs().set_history(jailfs::sandbox::Bounds { versions: 0, bytes: 0 });
+        work.sandbox.fs().tend_versions(true);
+    });
+    drop(work);
+    let work = place.open();
+    let texts = work.texts("a");
+    assert_eq!(texts.len(), 2);
+    assert!(texts.iter().zip(["a", "b"]).all(|(text, byte)| *text == byte.repeat(1 << 20)));
+}
+
+#[test]
+fn a_full_disk_gives_up_history_before_an_operation_fails() {
+    let place = Place::new(&[]);
+    let work = place.open();
+    work.make("a");
+    for n in 0..6u8 {
+        work.truncate("a", 0);
+        work.write("a", 0, &vec![b'a' + n; 1 << 20]);
+    }
+    assert_eq!(work.history("a").len(), 5);
+    let before = place.pools();
+    // The write fails once for want of room.
+    let made = work.id("a");
+    step::with("fail:store.write:1:ENOSPC", || {
+        work.sandbox.fs().write(made, 1 << 20, b"more", false).unwrap();
+    });
+    let left = work.history("a").len();
+    assert!(left < 5, "{left} versions are left");
+    assert!(place.pools() < before - (1 << 20), "{} of {before}", place.pools());
+    assert_eq!(work.bytes("a").len(), (1 << 20) + 4);
+    for text in work.texts("a") {
+        assert!(text.bytes().all(|byte| byte == text.as_bytes()[0]) && text.len() == 1 << 20);
+    }
+}
+
+/// Every step of an edit, an undo, a tidying up and a start, each time cut off there.
+#[test]
+fn history_cut_off_at_any_step_of_its_writing_tells_no_wrong_bytes() {
+    let place = Place::new(&[("a", "zero")]);
+    drop(worked(&place));
+    let copy = place.store.with_extension("copy");
+    let mut finished = false;
+    for n in 1..400 {
+        if copy.exists() {
+            host::remove_dir_all(&copy).unwrap();
+        }
+        let done = std::process::Command::new("cp").arg("-a").arg(&place.store).arg(&copy).status().unwrap();
+        assert!(done.success());
+        // From this step on nothing reaches the disk, as if the process had ended there.
+        let rule = format!("fail:any:{n}+:EIO");
+        finished = step::with(&rule, || {
+            let Ok(sandbox) = Sandbox::create_or_open(&place.base, &copy, &StoreOptions::default()) else {
+                return false;
+            };
+            let work = place.around(sandbox);
+            let root = jailfs::types::NodeId::ROOT;
+            let Ok(entry) = work.sandbox.fs().lookup(root, &crate::place::name("a")) else { return false };
+            let edited = work.sandbox.fs().truncate(entry.id, 0, false).is_ok()
+                && work.sandbox.fs().write(entry.id, 0, b"four", false).is_ok()
+                && work.undo("a", 2).is_ok()
+                && work.undo("d/b", 1).is_ok();
+            work.sandbox.fs().tend_versions(true);
+            edited && work.sandbox.tidy().is_ok() && work.sandbox.fs().sync().is_ok()
+        });
+        let work = place.around(
+            Sandbox::create_or_open(&place.base, &copy, &StoreOptions::default())
+                .unwrap_or_else(|error| panic!("step {n}: {error}")),
+        );
+        let possible = ["zero", "one", "two", "three", "four", ""];
+        for text in work.texts("a") {
+            assert!(possible.contains(&text.as_str()), "step {n}: {text:?}");
+        }
+        assert!(["three", "four", "two", ""].contains(&work.get("a").as_str()), "step {n}: {}", work.get("a"));
+        if work.exists("d/b") {
+            assert_eq!(work.get("d/b"), "b");
+        }
+        work.put("a", "goes on");
+        assert_eq!(work.get("a"), "goes on");
+        drop(work);
+        let checked = Sandbox::check_store(&copy, true).unwrap();
+        assert!(checked.problems.is_empty(), "step {n}: {:#?}", checked.problems);
+        if finished {
+            break;
+        }
+    }
+    assert!(finished, "there is no end to it");
+}

@@ -13,6 +13,7 @@ mod budget;
 mod edits;
 mod frozen;
 mod settle;
+mod shifted;
 mod undo;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Entry, LEAST_COST, QUIET, Versions, budget, pool_bytes, since};
+use super::{Entry, LEAST_COST, QUIET, Versions, budget, pool_bytes, shifted, since};
 use crate::error::FsResult;
 use crate::fs::versions::undo::state_of;
 use crate::fs::{Fs, Found};
@@ -24,6 +24,8 @@ use crate::types::{ByteRange, LayerId, TreePath};
 const STEP: u64 = 256 << 10;
 /// Bytes of one path that are held against each other, at most.
 const MOST_COMPARED: u64 = 256 << 20;
+/// Bytes of each of two versions that are looked through for what moved, at most.
+const MOST_SHIFTED: u64 = 8 << 20;
 /// Runs of equal bytes in two versions, at most.
 const MOST_RUNS: usize = 1024;
 /// Space is given back when so many bytes were given up, also while files are edited.
@@ -231,6 +233,7 @@ impl Fs {
         for pair in pairs(old, ByteRange { start: sizes.0 - same, end: sizes.0 }, new, sizes.1 - same) {
             moves.add(pair.old, pair.new, pair.range.len());
         }
+        let mut rest: Vec<ByteRange> = Vec::new();
         for pair in pairs(old, ByteRange { start: 0, end: common.min(sizes.0 - same) }, new, 0) {
             let mut at = pair.range.start;
             while at < pair.range.end {
@@ -241,15 +244,44 @@ impl Fs {
                 let (a, b) = both(at, at, len)?;
                 let mut by = at - pair.range.start;
                 for (x, y) in a.chunks(BLOCK as usize).zip(b.chunks(BLOCK as usize)) {
+                    let len = x.len() as u64;
                     if x == y {
-                        moves.add(pair.old.advanced(by), pair.new.advanced(by), x.len() as u64);
+                        moves.add(pair.old.advanced(by), pair.new.advanced(by), len);
+                    } else {
+                        extend(&mut rest, ByteRange::at(pair.range.start + by, len));
                     }
-                    by += x.len() as u64;
+                    by += len;
                 }
                 at += len;
             }
         }
+        // What is neither at the same place nor at the end can be anywhere behind the first difference.
+        extend(&mut rest, ByteRange { start: common.min(sizes.0 - same), end: sizes.0 - same });
+        let first = rest.first().map_or(sizes.1, |range| range.start);
+        let behind = ByteRange { start: first, end: (sizes.1 - same).max(first) };
+        let bytes: u64 = rest.iter().map(ByteRange::len).sum();
+        if bytes < BLOCK || bytes > MOST_SHIFTED || behind.len() > MOST_SHIFTED || !take(left, bytes + behind.len()) {
+            return Ok(moves);
+        }
+        let parts: FsResult<Vec<(u64, Vec<u8>)>> =
+            rest.iter().map(|range| Ok((range.start, old_state.read_range(&old_found, *range)?))).collect();
+        for run in shifted::find(&parts?, &new_state.read_range(&new_found, behind)?) {
+            for pair in pairs(old, ByteRange::at(run.old, run.len), new, first + run.new) {
+                if moves.runs.len() < MOST_RUNS {
+                    moves.add(pair.old, pair.new, pair.range.len());
+                }
+            }
+        }
         Ok(moves)
+    }
+}
+
+/// Adds a range to ranges that are in order.
+fn extend(ranges: &mut Vec<ByteRange>, range: ByteRange) {
+    match ranges.last_mut() {
+        Some(last) if last.end == range.start => last.end = range.end,
+        _ if range.is_empty() => {}
+        _ => ranges.push(range),
     }
 }
 

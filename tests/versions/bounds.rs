@@ -92,7 +92,7 @@ fn a_tool_that_rewrites_a_file_for_each_small_change_costs_what_really_changed()
         rewrite(&work, "a", &bytes);
     }
     work.rest();
-    assert_eq!(work.sandbox.fs().tend_versions(false), Tended::Done);
+    assert_eq!(work.sandbox.fs().tend_versions(false, &|| false), Tended::Done);
     let stored = place.pools();
     assert!(stored < (1 << 20) + (1 << 20) / 2, "{stored} bytes for a file of {}", bytes.len());
     let versions = work.history("a");
@@ -135,7 +135,7 @@ fn what_a_build_writes_does_not_push_out_the_sources() {
             rewrite(&work, &format!("target/o{n}"), &noise(round * 50 + n, 20_000));
         }
         work.rest();
-        work.sandbox.fs().tend_versions(false);
+        work.sandbox.fs().tend_versions(false, &|| false);
     }
     assert_eq!(work.history("src/main.rs").len(), 10, "the sources keep all");
     let left: usize = (0..50).map(|n| work.history(&format!("target/o{n}")).len()).sum();

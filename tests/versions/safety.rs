@@ -108,7 +108,7 @@ fn no_edit_fails_because_its_version_cannot_be_recorded() {
         work.undo("a", 2).unwrap();
         assert_eq!(work.get("a"), "four");
         // When it can be written again, it is, as a whole.
-        assert_eq!(work.sandbox.fs().tend_versions(true), Tended::Done);
+        assert_eq!(work.sandbox.fs().tend_versions(true, &|| false), Tended::Done);
         let texts = work.texts("a");
         drop(work);
         let work = place.open();
@@ -128,7 +128,7 @@ fn what_the_disk_does_not_know_to_be_given_up_is_not_given_back() {
     // The log cannot be written from here on, nor removed: versions are given up in memory only.
     step::with("fail:store.write:1+:EIO,fail:store.remove:1+:EIO,fail:store.open:1+:EIO", || {
         work.sandbox.fs().set_history(jailfs::sandbox::Bounds { versions: 0, bytes: 0 });
-        work.sandbox.fs().tend_versions(true);
+        work.sandbox.fs().tend_versions(true, &|| false);
     });
     drop(work);
     let work = place.open();
@@ -188,7 +188,7 @@ fn history_cut_off_at_any_step_of_its_writing_tells_no_wrong_bytes() {
                 && work.sandbox.fs().write(entry.id, 0, b"four", false).is_ok()
                 && work.undo("a", 2).is_ok()
                 && work.undo("d/b", 1).is_ok();
-            work.sandbox.fs().tend_versions(true);
+            work.sandbox.fs().tend_versions(true, &|| false);
             edited && work.sandbox.tidy().is_ok() && work.sandbox.fs().sync().is_ok()
         });
         let work = place.around(

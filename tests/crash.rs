@@ -137,6 +137,16 @@ fn going_back_to_an_operation_cut_off_at_any_step_was_done_or_not() {
 }
 
 #[test]
+fn an_undo_that_is_cut_off_at_any_step_was_done_or_not() {
+    at_every_step(&["undo", "src/f1"]);
+}
+
+#[test]
+fn an_undo_of_a_deletion_that_is_cut_off_at_any_step_was_done_or_not() {
+    at_every_step(&["undo", "src/f4"]);
+}
+
+#[test]
 fn a_drop_that_is_cut_off_at_any_step_was_done_or_not() {
     at_every_step(&["drop", "c1"]);
 }

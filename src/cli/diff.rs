@@ -111,8 +111,8 @@ impl Diff {
                 let to = match rest {
                     [] => FileRev { version: None, ..from.clone() },
                     [to] if self.paths.is_empty() => rev(to)?,
-                    [_, other, ..] => return Err(unclear(other, "a version is compared with one file")),
-                    [to] => return Err(unclear(to, "a version is compared with one file")),
+                    [_, other, ..] => return Err(one_file(other)),
+                    [to] => return Err(one_file(to)),
                 };
                 Ok(Some((from, to)))
             }
@@ -135,6 +135,10 @@ impl Diff {
 fn last_checkpoint(target: &mut Target) -> Result<Rev> {
     let Reply::Status(status) = target.call(Request::Status)? else { return Err(wrong_answer()) };
     Ok(if status.checkpoint.is_some() { Rev::Back(1) } else { Rev::Base })
+}
+
+fn one_file(other: &std::ffi::OsStr) -> Error {
+    unclear(other, "a version is compared with one file").hint("'jailfs diff PATH@2 PATH'")
 }
 
 /// The path and the number of `PATH@N`.

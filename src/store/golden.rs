@@ -11,6 +11,7 @@ use super::BaseRecord;
 use super::codec::{decode, encode};
 use super::record::*;
 use super::sums::SumsRecord;
+use super::versions::{Bounds, Content, How, Version, VersionRecord};
 use crate::types::{BaseMark, ByteRange, Epoch, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath};
 
 const T: Timestamp = Timestamp { secs: -2, nanos: 5 };
@@ -182,4 +183,37 @@ fn records_of_the_other_files() {
         (op(OpVerb::UndoApply), "046d61696e0305060164010100"),
         (op(OpVerb::OpRestore), "046d61696e0305070164010100"),
     ]);
+}
+
+#[test]
+fn records_of_the_versions_of_files() {
+    let content = Content {
+        ino: Ino(9),
+        node: node(file()),
+        epoch: Epoch(2),
+        extents: vec![(ByteRange { start: 0, end: 300 }, Source::Pool { layer: LayerId(7), offset: 4096 })],
+    };
+    let version = |how| Version { time: T, how, content: Some(Arc::new(content.clone())) };
+    let nothing = Version { time: T, how: How::Undone, content: None };
+    hold(&[
+        (VersionRecord::Opened { boot: [7; 16] }, "0"),
+        (VersionRecord::Bounds(Bounds { versions: 10, bytes: 300 }), "1"),
+        (VersionRecord::Kept(vec![(path(), version(How::Written)), (path(), nothing.clone())]), "2"),
+        (VersionRecord::Copied { from: path(), to: path() }, "3"),
+        (VersionRecord::Moved { from: path(), to: path() }, "4"),
+        (VersionRecord::Exchanged { a: path(), b: path() }, "5"),
+        (VersionRecord::At { path: path(), number: Some(3) }, "6"),
+        (VersionRecord::Remapped { path: path(), number: 3, extents: content.extents.clone() }, "7"),
+        (VersionRecord::Dropped { path: path(), upto: 3 }, "8"),
+        (VersionRecord::SyncedTo(300), "9"),
+        (
+            VersionRecord::List { path: path(), next: 4, at: None, versions: vec![(3, nothing.clone(), true)] },
+            "10",
+        ),
+        (VersionRecord::SyncFailed, "11"),
+    ]);
+    let ways = [How::Written, How::Truncated, How::Replaced, How::Removed, How::Moved, How::Restored, How::Undone];
+    for (tag, how) in ways.into_iter().enumerate() {
+        assert_eq!(encode(&how).unwrap(), [tag as u8]);
+    }
 }

@@ -86,6 +86,11 @@ impl Live {
         live
     }
 
+    /// Says with which words it is mounted the next time.
+    pub fn set_options(&mut self, options: &[&'static str]) {
+        self.options = options.to_vec();
+    }
+
     /// Mounts it, with what the store has.
     pub fn mount(&mut self) {
         let (base, mnt, store) = (self.base.clone(), self.mnt.clone(), self.store.clone());

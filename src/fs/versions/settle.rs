@@ -29,7 +29,7 @@ const MOST_SHIFTED: u64 = 8 << 20;
 /// Runs of equal bytes in two versions, at most.
 const MOST_RUNS: usize = 1024;
 /// Space is given back when so many bytes were given up, also while files are edited.
-const MUCH_GARBAGE: u64 = 64 << 20;
+const MUCH_GARBAGE: u64 = 256 << 20;
 /// For less it is not worth it.
 const SOME_GARBAGE: u64 = 1 << 20;
 

@@ -43,7 +43,10 @@ const SAVES: &[(&str, &str)] = &[
         "python3 -c \"import os, tempfile; n, p = tempfile.mkstemp(dir='.'); os.write(n, b'new'); os.close(n); os.replace(p, 'f')\"",
     ),
     ("dd in the middle", "printf X | dd of=f bs=1 seek=5 conv=notrunc status=none"),
-    ("a shared mapping", "python3 -c \"import mmap; f = open('f', 'r+b'); m = mmap.mmap(f.fileno(), 0); m[0:3] = b'eno'; m.flush()\""),
+    (
+        "a shared mapping",
+        "python3 -c \"import mmap; f = open('f', 'r+b'); m = mmap.mmap(f.fileno(), 0); m[0:3] = b'eno'; m.flush()\"",
+    ),
     ("truncate", "truncate -s 4 f"),
     ("git checkout", "git checkout -q HEAD~1 -- f"),
     ("rm", "rm f"),
@@ -168,7 +171,7 @@ fn a_mount_says_how_much_history_is_kept() {
     live.sh("for n in 1 2 3 4; do echo $n > f; done");
     assert_eq!(live.json(&["history", "f"]).len(), 2);
     live.umount();
-    live.set_options(&["-o", "history=0"]);
+    live.options = vec!["-o", "history=0"];
     live.mount();
     live.sh("echo 5 > f");
     assert_eq!(live.jailfs(&["history", "f"]), "");

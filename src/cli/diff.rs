@@ -212,7 +212,8 @@ mod tests {
 
     #[test]
     fn a_version_is_a_path_and_a_number() {
-        let of = |word: &str| version_of(&OsString::from(word)).map(|(path, n)| (path.display().to_string(), n));
+        let of =
+            |word: &str| version_of(&OsString::from(word)).map(|(path, n)| (path.display().to_string(), n));
         assert_eq!(of("src/main.rs@2"), Some(("src/main.rs".to_owned(), 2)));
         assert_eq!(of("a@b@12"), Some(("a@b".to_owned(), 12)));
         for word in ["@", "@2", "@-1", "x", "x@", "x@0", "x@+1", "x@y", "x@-1"] {

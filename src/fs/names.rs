@@ -522,7 +522,8 @@ impl Core {
 
     /// The paths of a rename, if versions are to follow it.
     fn paths_of_move(&self, source: &Place, target: &Place) -> Option<(TreePath, TreePath)> {
-        let path = |place: &Place| Some(self.dir_path(place.dir, place.lower.as_ref()).ok()?.join(&place.name));
+        let path =
+            |place: &Place| Some(self.dir_path(place.dir, place.lower.as_ref()).ok()?.join(&place.name));
         self.keeps_versions().then(|| Some((path(source)?, path(target)?))).flatten()
     }
 

@@ -32,8 +32,8 @@ use crate::store::{self, Store};
 use crate::types::{FileKind, Ino, LayerId, TreePath};
 
 pub use crate::store::StoreOptions;
-pub use home::is_base_of;
 pub use crate::store::versions::Bounds;
+pub use home::is_base_of;
 
 /// What is said of a path of the base at which something else is mounted.
 const MOUNTED_UPON: &str = "something else is mounted there; it is shown empty";

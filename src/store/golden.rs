@@ -196,23 +196,35 @@ fn records_of_the_versions_of_files() {
     let version = |how| Version { time: T, how, content: Some(Arc::new(content.clone())) };
     let nothing = Version { time: T, how: How::Undone, content: None };
     hold(&[
-        (VersionRecord::Opened { boot: [7; 16] }, "0"),
-        (VersionRecord::Bounds(Bounds { versions: 10, bytes: 300 }), "1"),
-        (VersionRecord::Kept(vec![(path(), version(How::Written)), (path(), nothing.clone())]), "2"),
-        (VersionRecord::Copied { from: path(), to: path() }, "3"),
-        (VersionRecord::Moved { from: path(), to: path() }, "4"),
-        (VersionRecord::Exchanged { a: path(), b: path() }, "5"),
-        (VersionRecord::At { path: path(), number: Some(3) }, "6"),
-        (VersionRecord::Remapped { path: path(), number: 3, extents: content.extents.clone() }, "7"),
-        (VersionRecord::Dropped { path: path(), upto: 3 }, "8"),
-        (VersionRecord::SyncedTo(300), "9"),
+        (VersionRecord::Opened { boot: [7; 16] }, "0007070707070707070707070707070707"),
+        (VersionRecord::Bounds(Bounds { versions: 10, bytes: 300 }), "010afb2c01"),
         (
-            VersionRecord::List { path: path(), next: 4, at: None, versions: vec![(3, nothing.clone(), true)] },
-            "10",
+            VersionRecord::Kept(vec![(path(), version(How::Written)), (path(), nothing.clone())]),
+            "020203612f620305000109fba481fbe803640100030503050305010106757365722e78017600fb2c010103612f6201020303050305020100fb2c010007fb001003612f6203050600",
         ),
-        (VersionRecord::SyncFailed, "11"),
+        (VersionRecord::Copied { from: path(), to: path() }, "0303612f6203612f62"),
+        (VersionRecord::Moved { from: path(), to: path() }, "0403612f6203612f62"),
+        (VersionRecord::Exchanged { a: path(), b: path() }, "0503612f6203612f62"),
+        (VersionRecord::At { path: path(), number: Some(3) }, "0603612f620103"),
+        (
+            VersionRecord::Remapped { path: path(), number: 3, extents: content.extents.clone() },
+            "0703612f62030100fb2c010007fb0010",
+        ),
+        (VersionRecord::Dropped { path: path(), upto: 3 }, "0803612f6203"),
+        (VersionRecord::SyncedTo(300), "09fb2c01"),
+        (
+            VersionRecord::List {
+                path: path(),
+                next: 4,
+                at: None,
+                versions: vec![(3, nothing.clone(), true)],
+            },
+            "0a03612f62040001030305060001",
+        ),
+        (VersionRecord::SyncFailed, "0b"),
     ]);
-    let ways = [How::Written, How::Truncated, How::Replaced, How::Removed, How::Moved, How::Restored, How::Undone];
+    let ways =
+        [How::Written, How::Truncated, How::Replaced, How::Removed, How::Moved, How::Restored, How::Undone];
     for (tag, how) in ways.into_iter().enumerate() {
         assert_eq!(encode(&how).unwrap(), [tag as u8]);
     }

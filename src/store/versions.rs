@@ -206,7 +206,9 @@ impl VersionLog {
         match log.read() {
             Ok(recorded) => (log, recorded),
             Err(error) => {
-                log::warn!("{error}; the history of single files begins anew, '{head}.bad' has what was there");
+                log::warn!(
+                    "{error}; the history of single files begins anew, '{head}.bad' has what was there"
+                );
                 if let Err(error) = log.set_aside() {
                     log::warn!("{error}");
                     log.standing = Standing::Stale;

@@ -32,7 +32,8 @@ pub struct Live {
     pub mnt: PathBuf,
     pub store: PathBuf,
     base_before: Vec<String>,
-    options: Vec<&'static str>,
+    /// Further words for `mount`.
+    pub options: Vec<&'static str>,
     /// Whether an apply may have changed the base.
     pub applied: bool,
     mounted: bool,
@@ -84,11 +85,6 @@ impl Live {
         live.watch(limit);
         live.mount();
         live
-    }
-
-    /// Says with which words it is mounted the next time.
-    pub fn set_options(&mut self, options: &[&'static str]) {
-        self.options = options.to_vec();
     }
 
     /// Mounts it, with what the store has.

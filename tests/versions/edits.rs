@@ -66,7 +66,10 @@ fn what_a_name_loses_is_found_under_it() {
         work.put("dir/x.tmp", text);
         work.mv("dir/x.tmp", "dir/x");
     }
-    assert_eq!((work.texts("dir/x"), work.edits("dir/x")), (vec!["x".into(), "1".into(), "2".into()], vec![Replace; 3]));
+    assert_eq!(
+        (work.texts("dir/x"), work.edits("dir/x")),
+        (vec!["x".into(), "1".into(), "2".into()], vec![Replace; 3])
+    );
     assert!(work.history("dir/x.tmp").is_empty(), "what is written aside leaves nothing there");
     // Saving with a backup, also of a file that is just being edited.
     work.put("s", "first");
@@ -111,7 +114,10 @@ fn history_follows_what_is_moved() {
     work.put("other/n", "n0");
     work.put("other/n", "n1");
     work.mv_as("other", "e", RenameMode::Exchange);
-    assert_eq!((work.texts("e/n"), work.texts("other/sub/f")), (vec!["n0".into()], vec!["zero".into(), "one".into()]));
+    assert_eq!(
+        (work.texts("e/n"), work.texts("other/sub/f")),
+        (vec!["n0".into()], vec!["zero".into(), "one".into()])
+    );
 }
 
 #[test]

@@ -199,7 +199,11 @@ fn history_cut_off_at_any_step_of_its_writing_tells_no_wrong_bytes() {
         for text in work.texts("a") {
             assert!(possible.contains(&text.as_str()), "step {n}: {text:?}");
         }
-        assert!(["three", "four", "two", ""].contains(&work.get("a").as_str()), "step {n}: {}", work.get("a"));
+        assert!(
+            ["three", "four", "two", ""].contains(&work.get("a").as_str()),
+            "step {n}: {}",
+            work.get("a")
+        );
         if work.exists("d/b") {
             assert_eq!(work.get("d/b"), "b");
         }

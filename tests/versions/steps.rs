@@ -24,7 +24,11 @@ fn undo_walks_back_and_redo_forward_until_a_new_edit() {
     let shown: Vec<u32> = work.history("a").iter().filter(|v| v.shown).map(|v| v.number).collect();
     assert_eq!(shown, [2]);
     assert_eq!(work.redo("a", 2).unwrap().number, None);
-    assert_eq!((work.get("a").as_str(), work.texts("a").len()), ("three", 3), "as if nothing had been undone");
+    assert_eq!(
+        (work.get("a").as_str(), work.texts("a").len()),
+        ("three", 3),
+        "as if nothing had been undone"
+    );
     assert_eq!(work.redo("a", 1).unwrap_err().kind, Kind::NoStore);
     // A new edit on top of an undo: nothing is lost, and there is nothing to redo.
     work.undo("a", 3).unwrap();

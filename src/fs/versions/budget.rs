@@ -146,7 +146,8 @@ mod tests {
     #[test]
     fn many_small_files_of_a_build_go_before_the_sources_beside_it() {
         let paths: Vec<String> = (0..100).map(|n| format!("target/debug/o{n}")).collect();
-        let mut rows: Vec<(&str, &[u64])> = paths.iter().map(|path| (path.as_str(), &[6u64, 6][..])).collect();
+        let mut rows: Vec<(&str, &[u64])> =
+            paths.iter().map(|path| (path.as_str(), &[6u64, 6][..])).collect();
         rows.push(("src/main.rs", &[30, 30, 30, 30]));
         rows.push(("src/deep/er.rs", &[40]));
         let gone = chosen(&rows, 900);
@@ -160,7 +161,8 @@ mod tests {
     #[test]
     fn a_path_that_became_a_directory_counts_by_itself() {
         let rows: &[(&str, &[u64])] = &[("a", &[3]), ("a/b", &[2, 2])];
-        assert_eq!(chosen(rows, 4), [("a/b".to_owned(), 2)]);
-        assert_eq!(chosen(rows, 7).len(), 2);
+        assert_eq!(chosen(rows, 2), [("a/b".to_owned(), 1)]);
+        assert_eq!(chosen(rows, 4), [("a".to_owned(), 1), ("a/b".to_owned(), 1)]);
+        assert_eq!(chosen(rows, 7), [("a".to_owned(), 1), ("a/b".to_owned(), 2)]);
     }
 }

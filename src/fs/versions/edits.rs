@@ -106,12 +106,12 @@ impl Core {
         let Some(how) = versions.begins(ino, touch, size) else { return };
         let Some(node) = self.tree.node(ino).cloned() else { return };
         let extents = self.tree.extents(ino).map(|(s, e)| (ByteRange::at(s, e.len), e.source));
-        let Some(content) = content_of(&self.state, ino, &node, extents.take(MOST_PIECES + 1).collect()) else {
+        let Some(content) = content_of(&self.state, ino, &node, extents.take(MOST_PIECES + 1).collect())
+        else {
             return;
         };
         let links = self.tree.links(ino).take(MOST_NAMES);
-        let mut paths: Vec<TreePath> =
-            links.filter_map(|(dir, name)| self.tree.path_in(dir, name)).collect();
+        let mut paths: Vec<TreePath> = links.filter_map(|(dir, name)| self.tree.path_in(dir, name)).collect();
         if paths.is_empty() {
             paths.extend(self.path_of(ino));
         }
@@ -170,7 +170,13 @@ impl Core {
     }
 
     /// To be called before a file is renamed to a path, over another or not.
-    pub(in crate::fs) fn before_move(&mut self, from: &TreePath, found: &Found, to: &TreePath, is_over: bool) {
+    pub(in crate::fs) fn before_move(
+        &mut self,
+        from: &TreePath,
+        found: &Found,
+        to: &TreePath,
+        is_over: bool,
+    ) {
         let (Some(ino), Some(versions)) = (found.ino(), self.versions.as_mut()) else { return };
         let now = versions.now();
         let is_new = versions.going.get(&ino).is_some_and(|going| going.is_new && going.goes_on(now));
@@ -202,7 +208,8 @@ impl Core {
 
     /// To be called when a directory was renamed.
     pub(in crate::fs) fn dir_moved(&mut self, from: TreePath, to: TreePath) {
-        let Some(versions) = self.versions.as_mut().filter(|v| v.is_on() && !v.below(&from).is_empty()) else {
+        let Some(versions) = self.versions.as_mut().filter(|v| v.is_on() && !v.below(&from).is_empty())
+        else {
             return;
         };
         versions.note(&VersionRecord::Moved { from, to });

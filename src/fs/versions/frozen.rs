@@ -29,8 +29,12 @@ impl Frozen {
             *self = Frozen { layer: upper, ranges: BTreeMap::new() };
         }
         let ByteRange { mut start, mut end } = ByteRange::at(offset, len);
-        while let Some((first, last)) =
-            self.ranges.range(..=end).next_back().map(|(first, last)| (*first, *last)).filter(|r| r.1 >= start)
+        while let Some((first, last)) = self
+            .ranges
+            .range(..=end)
+            .next_back()
+            .map(|(first, last)| (*first, *last))
+            .filter(|r| r.1 >= start)
         {
             self.ranges.remove(&first);
             (start, end) = (start.min(first), end.max(last));

@@ -26,10 +26,10 @@ use crate::store::versions::{Bounds, Content, How, Recorded, Version, VersionLog
 use crate::sys::clock;
 use crate::types::{ByteRange, Ino, LayerId, Timestamp, TreePath};
 
-use frozen::Frozen;
-use undo::same_bytes;
 pub(super) use edits::Touch;
+use frozen::Frozen;
 pub use settle::Tended;
+use undo::same_bytes;
 pub use undo::{NoStep, Step, Stepped, VersionInfo};
 
 /// An edit ends when the file was not written for so long.
@@ -215,9 +215,8 @@ impl Versions {
     /// The log was written anew: its records have other numbers.
     fn numbers_anew(&mut self) {
         let synced = self.synced;
-        let mut at = 1;
-        for list in self.lists.values_mut() {
-            at += 1;
+        // Behind who wrote it, and the bounds.
+        for (at, list) in (2..).zip(self.lists.values_mut()) {
             for entry in &mut list.entries {
                 entry.record = if entry.record < synced { 0 } else { at };
             }
@@ -293,7 +292,9 @@ impl Versions {
 
     fn move_below(&mut self, from: &TreePath, to: &TreePath) {
         for path in self.below(from) {
-            let (Some(list), Some(moved)) = (self.lists.remove(&path), path.moved(from, to)) else { continue };
+            let (Some(list), Some(moved)) = (self.lists.remove(&path), path.moved(from, to)) else {
+                continue;
+            };
             self.unsettled.remove(&path);
             if self.lists.contains_key(&moved) {
                 self.forget(list.entries.into());
@@ -326,13 +327,7 @@ impl Versions {
         }
     }
 
-    fn remap(
-        &mut self,
-        path: &TreePath,
-        number: u32,
-        extents: &[(ByteRange, Source)],
-        record: u64,
-    ) {
+    fn remap(&mut self, path: &TreePath, number: u32, extents: &[(ByteRange, Source)], record: u64) {
         let Some(list) = self.lists.get_mut(path) else { return };
         let Some(entry) = list.entries.iter_mut().find(|entry| entry.number == number) else { return };
         let Some(content) = &entry.version.content else { return };

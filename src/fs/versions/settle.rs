@@ -14,7 +14,7 @@ use std::sync::Arc;
 use super::{Entry, LEAST_COST, QUIET, Versions, budget, pool_bytes, shifted, since};
 use crate::error::FsResult;
 use crate::fs::versions::undo::state_of;
-use crate::fs::{Fs, Found};
+use crate::fs::{Found, Fs};
 use crate::store::pool::BLOCK;
 use crate::store::record::Source;
 use crate::store::versions::{Content, VersionRecord};
@@ -260,7 +260,10 @@ impl Fs {
         let first = rest.first().map_or(sizes.1, |range| range.start);
         let behind = ByteRange { start: first, end: (sizes.1 - same).max(first) };
         let bytes: u64 = rest.iter().map(ByteRange::len).sum();
-        if bytes < BLOCK || bytes > MOST_SHIFTED || behind.len() > MOST_SHIFTED || !take(left, bytes + behind.len()) {
+        if !(BLOCK..=MOST_SHIFTED).contains(&bytes)
+            || behind.len() > MOST_SHIFTED
+            || !take(left, bytes + behind.len())
+        {
             return Ok(moves);
         }
         let parts: FsResult<Vec<(u64, Vec<u8>)>> =
@@ -337,7 +340,8 @@ fn own_bytes(old: &Content, new: Option<&Arc<Content>>) -> u64 {
     let own = in_pools(old).map(|(layer, range)| {
         let first = shared.partition_point(|(other, r)| (*other, r.end) <= (layer, range.start));
         let near = shared.iter().skip(first).take_while(|(other, r)| *other == layer && r.start < range.end);
-        let common: u64 = near.map(|(_, r)| r.end.min(range.end).saturating_sub(r.start.max(range.start))).sum();
+        let common: u64 =
+            near.map(|(_, r)| r.end.min(range.end).saturating_sub(r.start.max(range.start))).sum();
         range.len().saturating_sub(common)
     });
     own.sum::<u64>().max(LEAST_COST)
@@ -364,9 +368,11 @@ impl Moves {
                 return;
             }
         }
-        let overlaps = self.runs.range((layer, offset)..).next().is_some_and(|((l, start), _)| {
-            *l == layer && *start < offset + len
-        });
+        let overlaps = self
+            .runs
+            .range((layer, offset)..)
+            .next()
+            .is_some_and(|((l, start), _)| *l == layer && *start < offset + len);
         if !overlaps {
             self.runs.insert((layer, offset), (len, to));
         }
@@ -429,9 +435,9 @@ impl Versions {
     ) {
         let entry = |versions: &Versions| {
             let list = versions.lists.get(path)?;
-            list.entries.iter().position(|entry| {
-                entry.number == was.number && entry.version.content == was.version.content
-            })
+            list.entries
+                .iter()
+                .position(|entry| entry.number == was.number && entry.version.content == was.version.content)
         };
         let Some(at) = entry(self) else { return };
         let (Some(content), Some(old)) = (content, &was.version.content) else { return };

@@ -74,16 +74,14 @@ impl From<FsError> for NoStep {
 /// A version as a state of one file.
 pub(super) fn state_of(fs: &Fs, content: &Content) -> (State, Found) {
     let current = fs.state().lower;
-    let lower = if current.epoch() == content.epoch {
-        current
-    } else {
-        Arc::new(current.in_epoch(content.epoch))
-    };
+    let lower =
+        if current.epoch() == content.epoch { current } else { Arc::new(current.in_epoch(content.epoch)) };
     let mut tree = Tree::new();
     let ino = content.ino;
     // Neither edit needs anything to be there before.
     let put = tree.apply(&Edit::Put { ino, node: Box::new(content.node.clone()) });
-    let maps = content.extents.iter().map(|(range, source)| Edit::Map { ino, range: *range, to: Some(*source) });
+    let maps =
+        content.extents.iter().map(|(range, source)| Edit::Map { ino, range: *range, to: Some(*source) });
     for result in std::iter::once(put).chain(maps.map(|edit| tree.apply(&edit)).collect::<Vec<_>>()) {
         if let Err(error) = result {
             log::error!("a version does not fit an empty tree: {}", error.0);
@@ -175,7 +173,8 @@ impl Fs {
     /// # Errors
     /// When that cannot be made sure; then nothing may go.
     pub fn secure_versions(&self) -> crate::error::Result<()> {
-        let Some(work) = self.core().versions.as_mut().map(Versions::begin_secure).transpose()?.flatten() else {
+        let Some(work) = self.core().versions.as_mut().map(Versions::begin_secure).transpose()?.flatten()
+        else {
             return Ok(());
         };
         work.sync().inspect_err(|_| {
@@ -202,7 +201,9 @@ impl Fs {
     pub fn step(&self, path: &TreePath, step: Step) -> Result<Stepped, NoStep> {
         let wanted = self.core().destination(path, step)?;
         let wanted = match wanted.content {
-            Some(content) => Wanted { content: Some(self.in_this_epoch(path, wanted.number, content)?), ..wanted },
+            Some(content) => {
+                Wanted { content: Some(self.in_this_epoch(path, wanted.number, content)?), ..wanted }
+            }
             None => wanted,
         };
         // What has nothing to do with room is an outcome, not to be tried again.
@@ -213,7 +214,12 @@ impl Fs {
     }
 
     /// A version whose bytes in the base were replaced by an apply, with these bytes in the upper layer.
-    fn in_this_epoch(&self, path: &TreePath, number: Option<u32>, content: Arc<Content>) -> FsResult<Arc<Content>> {
+    fn in_this_epoch(
+        &self,
+        path: &TreePath,
+        number: Option<u32>,
+        content: Arc<Content>,
+    ) -> FsResult<Arc<Content>> {
         let epoch = self.state().lower.epoch();
         if content.epoch == epoch || content.extents.iter().all(|(_, source)| !source.is_base()) {
             return Ok(content);
@@ -373,8 +379,7 @@ impl Core {
     /// Puts a version where it is to be.
     fn place_version(&mut self, path: &TreePath, wanted: &Wanted) -> Result<Stepped, NoStep> {
         let (found, live) = self.file_at(path)?;
-        let sizes =
-            (live.as_ref().map(|c| c.node.size()), wanted.content.as_ref().map(|c| c.node.size()));
+        let sizes = (live.as_ref().map(|c| c.node.size()), wanted.content.as_ref().map(|c| c.node.size()));
         let edits = match (&found, &wanted.content) {
             (Found::Nothing(_), None) => Vec::new(),
             (Found::Nothing(hides), Some(content)) => self.bring_back(path, hides.clone(), content)?,
@@ -477,6 +482,10 @@ impl Core {
 
 /// The edits that give a file a record and content.
 fn put_file(ino: Ino, node: Node, content: &Content) -> impl Iterator<Item = Edit> {
-    let maps = content.extents.iter().map(move |(range, source)| Edit::Map { ino, range: *range, to: Some(*source) });
+    let maps = content.extents.iter().map(move |(range, source)| Edit::Map {
+        ino,
+        range: *range,
+        to: Some(*source),
+    });
     std::iter::once(Edit::Put { ino, node: Box::new(node) }).chain(maps)
 }

@@ -201,7 +201,8 @@ impl Timeline {
         let images = self.needed_images(keep, &needed, &reach.state);
         if !dry_run {
             // What of single files nobody can see any more when these go.
-            let first = self.image_layers().len().saturating_sub(images.len());
+            let go = self.image_layers().into_iter().filter(|(_, layer)| !images.contains(layer));
+            let first = go.map(|(place, _)| place + 1).max().unwrap_or(0);
             self.fs.forget_versions_before(Epoch(u32::try_from(first).unwrap_or(u32::MAX)));
             self.fs.secure_versions().map_err(|e| e.during("gc"))?;
         }

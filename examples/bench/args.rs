@@ -1,0 +1,161 @@
+//! What the person who runs the benchmark asked for.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use crate::Res;
+use crate::systems::System;
+
+const USAGE: &str = "usage: bench [OPTIONS]
+  --against NAME,...   peers: native, overlayfs, fuse-overlayfs, fuse-overlayfs=PROGRAM, jailfs-writeback
+                       (all of them; jailfs itself always runs)
+  --only WORD,...      only the groups and workloads whose name begins so, as in 'meta' or 'data/sqlite'
+  --rounds N           how often each is measured (3)
+  --size small|full    how much of everything (full)
+  --dir DIR            where to work (/var/tmp); a directory of its own is made there and removed
+  --json               one object per line
+  --list               only names the workloads";
+
+/// How much of everything.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    pub name: &'static str,
+    /// Files of the source tree, and their bytes.
+    pub files: u64,
+    pub text_bytes: u64,
+    /// Files of the archive.
+    pub archive_files: u64,
+    /// Bytes of the large file.
+    pub big: u64,
+    /// Single reads or writes of 4 KiB.
+    pub random: u64,
+    /// Rows of the database, and transactions of the one with a log.
+    pub rows: u64,
+    pub transactions: u64,
+    /// Files of the base that is only mounted.
+    pub many: u64,
+    /// Changed files, for the cost of checkpoint and restore.
+    pub changed: [u64; 3],
+    /// Changed files in a store that is mounted.
+    pub stored: u64,
+    /// Checkpoints one above the other.
+    pub checkpoints: u64,
+    /// Packages that npm installs, and modules that cargo compiles.
+    pub packages: u64,
+    pub modules: u64,
+}
+
+pub const FULL: Size = Size {
+    name: "full",
+    files: 30_000,
+    text_bytes: 200 << 20,
+    archive_files: 20_000,
+    big: 1 << 30,
+    random: 50_000,
+    rows: 500_000,
+    transactions: 5_000,
+    many: 1_000_000,
+    changed: [10, 10_000, 100_000],
+    stored: 200_000,
+    checkpoints: 1_000,
+    packages: 150,
+    modules: 60,
+};
+
+pub const SMALL: Size = Size {
+    name: "small",
+    files: 3_000,
+    text_bytes: 20 << 20,
+    archive_files: 2_000,
+    big: 128 << 20,
+    random: 10_000,
+    rows: 50_000,
+    transactions: 500,
+    many: 50_000,
+    changed: [10, 1_000, 10_000],
+    stored: 20_000,
+    checkpoints: 100,
+    packages: 20,
+    modules: 10,
+};
+
+/// The command line.
+pub struct Args {
+    pub systems: Vec<System>,
+    pub only: Vec<String>,
+    pub rounds: usize,
+    pub size: Size,
+    pub dir: PathBuf,
+    pub json: bool,
+    pub list: bool,
+}
+
+impl Args {
+    pub fn parse(words: &[OsString]) -> Res<Args> {
+        let mut args = Args {
+            systems: ["native", "overlayfs", "fuse-overlayfs", "jailfs", "jailfs-writeback"]
+                .iter()
+                .filter_map(|name| System::parse(name))
+                .collect(),
+            only: Vec::new(),
+            rounds: 3,
+            size: FULL,
+            dir: PathBuf::from("/var/tmp"),
+            json: false,
+            list: false,
+        };
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            let option = word.to_str().ok_or("an option that is not text")?;
+            let mut value = || {
+                words
+                    .next()
+                    .and_then(|value| value.to_str())
+                    .ok_or(format!("{option} needs a value\n{USAGE}"))
+            };
+            match option {
+                "--against" => args.systems = against(value()?)?,
+                "--only" => args.only = value()?.split(',').map(str::to_owned).collect(),
+                "--rounds" => {
+                    args.rounds =
+                        value()?.parse().ok().filter(|n| *n > 0).ok_or("--rounds is a number from 1 on")?
+                }
+                "--size" => {
+                    args.size = match value()? {
+                        "small" => SMALL,
+                        "full" => FULL,
+                        _ => return Err("--size is small or full".into()),
+                    }
+                }
+                "--dir" => args.dir = value()?.into(),
+                "--json" => args.json = true,
+                "--list" => args.list = true,
+                "--help" | "-h" => return Err(USAGE.into()),
+                // What `cargo bench` would add.
+                "--bench" => {}
+                _ => return Err(format!("unknown option '{option}'\n{USAGE}").into()),
+            }
+        }
+        Ok(args)
+    }
+
+    /// Whether a workload of a group is wanted.
+    pub fn wants(&self, group: &str, name: &str) -> bool {
+        let full = format!("{group}/{name}");
+        self.only.is_empty() || self.only.iter().any(|word| full.starts_with(word.as_str()) || name == word)
+    }
+}
+
+/// The systems that are named, in the order in which they take turns; jailfs is always among them.
+fn against(names: &str) -> Res<Vec<System>> {
+    let mut systems = Vec::new();
+    for name in names.split(',').filter(|name| !name.is_empty()) {
+        systems.push(System::parse(name).ok_or_else(|| format!("no system is called '{name}'\n{USAGE}"))?);
+    }
+    if !systems.contains(&System::Jailfs { writeback: false }) {
+        systems.push(System::Jailfs { writeback: false });
+    }
+    systems.sort();
+    systems.dedup();
+    Ok(systems)
+}

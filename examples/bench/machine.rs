@@ -1,0 +1,66 @@
+//! What is said of the machine beside the figures, and what of a process.
+
+use std::path::Path;
+
+use crate::Res;
+
+/// The first three numbers of `/proc/loadavg`.
+pub fn load() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').take(3).collect::<Vec<_>>().join(" ")
+}
+
+/// Kernel, processors and memory, in a line.
+pub fn describe(dir: &Path) -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let kernel = read("/proc/sys/kernel/osrelease");
+    let cpus = std::thread::available_parallelism().map_or(0, usize::from);
+    let model = read("/proc/cpuinfo");
+    let model = model.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or_default();
+    let memory = read("/proc/meminfo");
+    let memory = memory.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap_or_default();
+    format!(
+        "Linux {}, {cpus} CPUs ({}), memory {}, {} on {}",
+        kernel.trim(),
+        model.trim_matches([':', '\t', ' ']),
+        memory.trim(),
+        dir.display(),
+        filesystem(dir).unwrap_or_else(|| "an unknown filesystem".to_owned()),
+    )
+}
+
+/// The type of the filesystem that holds a directory.
+fn filesystem(dir: &Path) -> Option<String> {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
+    let at = |line: &str| {
+        let mut words = line.split(' ').skip(1);
+        Some((words.next()?.to_owned(), words.next()?.to_owned()))
+    };
+    let mounts = mounts.lines().filter_map(at).filter(|(point, _)| dir.starts_with(point));
+    mounts.max_by_key(|(point, _)| point.len()).map(|(_, kind)| kind)
+}
+
+/// What a process has used so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// Seconds of CPU, in user and kernel.
+    pub cpu: f64,
+    /// Bytes of memory now, and the most there was.
+    pub rss: u64,
+    pub peak: u64,
+}
+
+/// What a process has used; it must be alive.
+pub fn usage(pid: u32) -> Res<Usage> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // The name in brackets may have spaces; utime and stime are the 12th and 13th after it (proc_pid_stat(5)).
+    let after = stat.rsplit_once(')').map(|(_, rest)| rest).ok_or("a stat without a name")?;
+    let ticks: u64 = after.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok()).sum();
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let kib = |key: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
+        line.split_whitespace().next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 1024
+    };
+    let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.unwrap_or(100);
+    Ok(Usage { cpu: ticks as f64 / per_second as f64, rss: kib("VmRSS:"), peak: kib("VmHWM:") })
+}

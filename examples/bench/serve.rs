@@ -1,0 +1,122 @@
+//! The daemon of jailfs in a process of its own, which answers questions on its standard input: how many messages the kernel
+//! sent, and, so that only the work itself is timed and not the start of a command, checkpoint and restore.
+//!
+//! ```text
+//! bench __serve BASE MNT STORE [writeback]
+//!   -> ready
+//! counters        -> NAME=N NAME=N ...
+//! checkpoint      -> the id
+//! restore ID      -> restored
+//! (end of input)  -> unmounts and ends
+//! ```
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+
+use jailfs::fuse::{self, Counters, MountOptions};
+use jailfs::jail::Policy;
+use jailfs::sandbox::verbs::{Reply, Request, Rev};
+use jailfs::sandbox::{Sandbox, StoreOptions, View};
+
+use crate::Res;
+
+/// The verb of the daemon.
+pub const VERB: &str = "__serve";
+
+/// The daemon.
+pub fn main(words: &[OsString]) -> Res<()> {
+    let [base, mount_point, store, options @ ..] = words else {
+        return Err("no base, mount or store".into());
+    };
+    let (mount_point, store) = (PathBuf::from(mount_point), Path::new(store));
+    let sandbox = Sandbox::create_or_open(Path::new(base), store, &StoreOptions { volatile: false })?;
+    sandbox.set_view(View {
+        mount_point: mount_point.clone(),
+        policy: Policy::Deny,
+        allowed_targets: vec![b"/usr".to_vec()],
+    });
+    let writeback = options.iter().any(|option| option == "writeback");
+    let options = MountOptions { writeback, ..MountOptions::default() };
+    let mounted = fuse::mount(Arc::clone(sandbox.fs()), &mount_point, store, &options)?;
+    sandbox.attach(mounted.kernel());
+    println!("ready");
+    let counters = mounted.counters();
+    for line in std::io::stdin().lock().lines() {
+        println!("{}", answer(&sandbox, &counters, &line?).unwrap_or_else(|error| format!("error {error}")));
+    }
+    mounted.unmounter().unmount(true)?;
+    mounted.wait()?;
+    sandbox.detach()?;
+    Ok(())
+}
+
+fn answer(sandbox: &Sandbox, counters: &Counters, line: &str) -> Res<String> {
+    if line == "counters" {
+        let all = counters.snapshot().into_iter().filter(|(_, count)| *count > 0);
+        return Ok(all.map(|(name, count)| format!("{name}={count}")).collect::<Vec<_>>().join(" "));
+    }
+    let request = match line.split_once(' ') {
+        None if line == "checkpoint" => Request::Checkpoint { name: None, message: String::new() },
+        Some(("restore", id)) => Request::Restore { to: Rev::parse(id), dry_run: false },
+        _ => return Err(format!("'{line}' is not known").into()),
+    };
+    match sandbox.handle(request)? {
+        Reply::Checkpoint(made) => Ok(made.id.to_string()),
+        Reply::Restored(_) => Ok("restored".to_owned()),
+        _ => Err("an answer to something else".into()),
+    }
+}
+
+/// The daemon, as the benchmark sees it.
+pub struct Daemon {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Daemon {
+    /// Starts it and waits until the mount stands.
+    pub fn start(base: &Path, mount_point: &Path, store: &Path, writeback: bool) -> Res<Daemon> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.arg(VERB).args([base, mount_point, store]).args(writeback.then_some("writeback"));
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().ok_or("a daemon without output")?);
+        let mut daemon = Daemon { child, input, output };
+        match daemon.line()?.as_str() {
+            "ready" => Ok(daemon),
+            other => Err(format!("the daemon said '{other}'").into()),
+        }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Asks for something, and gives the answer.
+    pub fn ask(&mut self, question: &str) -> Res<String> {
+        let input = self.input.as_mut().ok_or("the daemon has been told to end")?;
+        input.write_all(format!("{question}\n").as_bytes())?;
+        let answer = self.line()?;
+        match answer.strip_prefix("error ") {
+            Some(error) => Err(format!("{question}: {error}").into()),
+            None => Ok(answer),
+        }
+    }
+
+    fn line(&mut self) -> Res<String> {
+        let mut line = String::new();
+        self.output.read_line(&mut line)?;
+        line.pop().map(|_| line).ok_or_else(|| "the daemon has ended".into())
+    }
+
+    /// Unmounts, and waits until it has ended.
+    pub fn end(mut self) -> Res<()> {
+        drop(self.input.take());
+        let status = self.child.wait()?;
+        status.success().then_some(()).ok_or_else(|| format!("the daemon ended with {status}").into())
+    }
+}

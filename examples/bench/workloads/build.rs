@@ -1,0 +1,59 @@
+//! What agents do all day: clone, build, install.
+
+use crate::Res;
+use crate::material::Materials;
+use crate::programs::program;
+use crate::runner::Run;
+use crate::workloads::Workload;
+
+pub fn all() -> Vec<Workload> {
+    vec![
+        Workload::new("build", "git-clone", "git clone --local", Materials::repository, clone)
+            .needs(&["git"])
+            .mutates(),
+        Workload::new(
+            "build",
+            "cargo",
+            "cargo build, and again after a change",
+            Materials::cargo_crate,
+            cargo,
+        )
+        .needs(&["cargo"])
+        .mutates(),
+        Workload::new("build", "venv", "python3 -m venv, which installs pip", Materials::empty, venv)
+            .needs(&["venv"])
+            .mutates(),
+        Workload::new("build", "npm", "npm install of local archives, offline", Materials::node_app, npm)
+            .needs(&["npm"])
+            .mutates(),
+    ]
+}
+
+fn clone(run: &mut Run) -> Res<()> {
+    let (root, files) = (run.root(), run.size.files);
+    run.command("clone", files, &mut program("git", &["clone", "-q", "--local", "tree", "clone"], &root))
+}
+
+fn cargo(run: &mut Run) -> Res<()> {
+    let dir = run.root().join("crate");
+    let build = || program("cargo", &["build", "-q", "--offline"], &dir);
+    run.command("build", 1, &mut build())?;
+    let module = dir.join("src/m0.rs");
+    let text = std::fs::read_to_string(&module)?;
+    std::fs::write(&module, text + "pub fn another() {}\n")?;
+    run.command("rebuild", 1, &mut build())?;
+    run.command("nothing-to-do", 1, &mut build())
+}
+
+fn venv(run: &mut Run) -> Res<()> {
+    let root = run.root();
+    run.command("create", 1, &mut program("python3", &["-m", "venv", "venv"], &root))
+}
+
+fn npm(run: &mut Run) -> Res<()> {
+    let dir = run.root().join("app");
+    let cache = run.place.join("npm-cache");
+    let mut npm = program("npm", &["install", "--offline", "--no-audit", "--no-fund", "--cache"], &dir);
+    let packages = run.size.packages;
+    run.command("install", packages, npm.arg(cache).env("HOME", &run.place))
+}

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::Res;
@@ -78,4 +79,17 @@ pub fn missing(name: &str) -> Option<String> {
         Ok(_) => Some(format!("'{name} {}' fails", check.join(" "))),
         Err(error) => Some(format!("{name}: {error}")),
     }
+}
+
+/// Where the programs are that links in the mount may lead to: `/usr`, and the interpreter of python if it is elsewhere.
+pub fn prefixes() -> &'static [String] {
+    static PREFIXES: OnceLock<Vec<String>> = OnceLock::new();
+    PREFIXES.get_or_init(|| {
+        let script = "import os, sys; print(os.path.realpath(sys.base_prefix))";
+        let python = Command::new("python3").args(["-c", script]).output().ok();
+        let python = python.and_then(|output| String::from_utf8(output.stdout).ok()).unwrap_or_default();
+        let python =
+            Some(python.trim().to_owned()).filter(|prefix| prefix.len() > 1 && !prefix.starts_with("/usr"));
+        std::iter::once("/usr".to_owned()).chain(python).collect()
+    })
 }

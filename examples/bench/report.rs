@@ -150,7 +150,8 @@ impl Report {
             let unit = row.all.first().map_or(Unit::Seconds, |measured| measured.unit);
             self.lost.push(format!("{full}: {}, wanted {}", show(median, unit), show(wanted, unit)));
         }
-        for (other, theirs) in medians {
+        let is_time = row.all.first().is_some_and(|measured| measured.unit == Unit::Seconds);
+        for (other, theirs) in medians.iter().filter(|_| is_time) {
             if matches!(other, System::FuseOverlayfs(_)) && median > *theirs {
                 let times = median / theirs;
                 self.lost

@@ -2,7 +2,7 @@
 //! sent, and, so that only the work itself is timed and not the start of a command, checkpoint and restore.
 //!
 //! ```text
-//! bench __serve BASE MNT STORE [writeback]
+//! bench __serve BASE MNT STORE [writeback] [allow=PREFIX]...
 //!   -> ready
 //! counters        -> NAME=N NAME=N ...
 //! checkpoint      -> the id
@@ -12,6 +12,7 @@
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use jailfs::sandbox::verbs::{Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions, View};
 
 use crate::Res;
+use crate::programs;
 
 /// The verb of the daemon.
 pub const VERB: &str = "__serve";
@@ -32,11 +34,16 @@ pub fn main(words: &[OsString]) -> Res<()> {
         return Err("no base, mount or store".into());
     };
     let (mount_point, store) = (PathBuf::from(mount_point), Path::new(store));
-    let sandbox = Sandbox::create_or_open(Path::new(base), store, &StoreOptions { volatile: false })?;
+    let sandbox = Sandbox::create_or_open(Path::new(base), store, &StoreOptions::default())?;
     sandbox.set_view(View {
         mount_point: mount_point.clone(),
         policy: Policy::Deny,
-        allowed_targets: vec![b"/usr".to_vec()],
+        // A venv is a link to the interpreter, which need not be in /usr.
+        allowed_targets: options
+            .iter()
+            .filter_map(|o| o.as_bytes().strip_prefix(b"allow="))
+            .map(<[u8]>::to_vec)
+            .collect(),
     });
     let writeback = options.iter().any(|option| option == "writeback");
     let options = MountOptions { writeback, ..MountOptions::default() };
@@ -82,6 +89,7 @@ impl Daemon {
     pub fn start(base: &Path, mount_point: &Path, store: &Path, writeback: bool) -> Res<Daemon> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg(VERB).args([base, mount_point, store]).args(writeback.then_some("writeback"));
+        command.args(programs::prefixes().iter().map(|prefix| format!("allow={prefix}")));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let input = child.stdin.take();
         let output = BufReader::new(child.stdout.take().ok_or("a daemon without output")?);

@@ -30,7 +30,7 @@ pub fn ratio(group: &str, workload: &str, step: &str) -> Option<f64> {
 pub fn most(workload: &str, step: &str, operations: u64) -> Option<f64> {
     match (workload, step) {
         ("first-write", "first-4k") => Some(0.001),
-        (_, "checkpoint" | "checkpoint-again") => Some(0.005),
+        (_, "checkpoint") => Some(0.005),
         ("changed-10" | "changed-many" | "changed-most", "restore") => {
             Some(0.050 + 10e-6 * operations as f64)
         }

@@ -1,4 +1,5 @@
-//! Looking at a tree: for the first time after the mount, and again. The base is in the memory of the host each time.
+//! Looking at a tree: for the first time after the mount, for the second, and from then on. The base is in the memory of the
+//! host each time. The second time is apart, because a read makes the kernel ask once more for the access time.
 
 use crate::Res;
 use crate::material::Materials;
@@ -8,12 +9,22 @@ use crate::workloads::Workload;
 
 /// What no file has in it: the search goes through to the end.
 const NOWHERE: &str = "qqqqqqqqqq";
+/// Messages that nothing but their way costs.
+const ASKED: u64 = 20_000;
 
 pub fn all() -> Vec<Workload> {
     let new = |name, about, run| {
         Workload::new("meta", name, about, Materials::repository as fn(&Materials) -> _, run).needs(&["git"])
     };
     vec![
+        Workload::new(
+            "meta",
+            "round-trip",
+            "names that are not there: a message each",
+            Materials::empty,
+            round_trip,
+        )
+        .mutates(),
         new("find", "find -type f: names only", find),
         new("find-stat", "find -size: each file is looked at", find_stat),
         new("git-status", "git status", git_status),
@@ -24,39 +35,50 @@ pub fn all() -> Vec<Workload> {
     ]
 }
 
-/// The same program twice; before, in the base itself, so that the host has all in memory.
-fn twice(run: &mut Run, name: &str, args: &[&str]) -> Res<()> {
+/// The same program again and again; before, in the base itself, so that the host has all in memory.
+fn thrice(run: &mut Run, name: &str, args: &[&str]) -> Res<()> {
     let tree = run.root().join("tree");
     programs::run_to(&mut program(name, args, &run.base.join("tree")), &[0, 1])?;
     let files = run.size.files;
-    run.search("fresh", files, &mut program(name, args, &tree))?;
-    run.search("warm", files, &mut program(name, args, &tree))
+    ["fresh", "second", "warm"]
+        .into_iter()
+        .try_for_each(|step| run.search(step, files, &mut program(name, args, &tree)))
+}
+
+/// Each name is asked for once only, as the kernel remembers.
+fn round_trip(run: &mut Run) -> Res<()> {
+    let dir = run.root().join("new");
+    std::fs::create_dir(&dir)?;
+    run.timed("missing", ASKED, |_| {
+        let found = (0..ASKED).any(|at| std::fs::symlink_metadata(dir.join(at.to_string())).is_ok());
+        if found { Err("something is there".into()) } else { Ok(()) }
+    })
 }
 
 fn find(run: &mut Run) -> Res<()> {
-    twice(run, "find", &[".", "-type", "f"])
+    thrice(run, "find", &[".", "-type", "f"])
 }
 
 fn find_stat(run: &mut Run) -> Res<()> {
-    twice(run, "find", &[".", "-size", "+1000000k"])
+    thrice(run, "find", &[".", "-size", "+1000000k"])
 }
 
 fn git_status(run: &mut Run) -> Res<()> {
-    twice(run, "git", &["status", "--porcelain"])
+    thrice(run, "git", &["status", "--porcelain"])
 }
 
 fn ls(run: &mut Run) -> Res<()> {
-    twice(run, "ls", &["-lR"])
+    thrice(run, "ls", &["-lR"])
 }
 
 fn du(run: &mut Run) -> Res<()> {
-    twice(run, "du", &["-s"])
+    thrice(run, "du", &["-s"])
 }
 
 fn grep(run: &mut Run) -> Res<()> {
-    twice(run, "grep", &["-r", "--exclude-dir=.git", NOWHERE, "."])
+    thrice(run, "grep", &["-r", "--exclude-dir=.git", NOWHERE, "."])
 }
 
 fn ripgrep(run: &mut Run) -> Res<()> {
-    twice(run, "rg", &["--no-config", "--no-ignore", NOWHERE, "."])
+    thrice(run, "rg", &["--no-config", "--no-ignore", NOWHERE, "."])
 }

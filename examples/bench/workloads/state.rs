@@ -70,12 +70,14 @@ fn changed(run: &mut Run, which: usize) -> Res<()> {
     let root = run.root();
     run.timed("write", files, |_| write_files(&root, files, 1))?;
     let mut id = String::new();
-    run.timed("checkpoint", files, |run| {
+    // What was written is not on disk yet; then it is.
+    run.timed("checkpoint-dirty", files, |run| {
         id = run.ask("checkpoint")?;
         Ok(())
     })?;
     run.timed("write-again", files, |_| write_files(&root, files, 2))?;
-    run.timed("checkpoint-again", files, |run| run.ask("checkpoint").map(drop))?;
+    run.timed("fsync", files, |_| Ok(std::fs::File::open(root.join("d0/f0"))?.sync_all()?))?;
+    run.timed("checkpoint", files, |run| run.ask("checkpoint").map(drop))?;
     run.timed("restore", files, |run| run.ask(&format!("restore {id}")).map(drop))?;
     let seen = std::fs::read(root.join("d0/f0"))?;
     if seen != [1; 100] {
@@ -100,6 +102,8 @@ fn open_database(run: &mut Run) -> Res<()> {
     let mut output = BufReader::new(child.stdout.take().ok_or("no output")?);
     let mut wait = || output.read_line(&mut String::new());
     wait()?;
+    let database = run.root().join("db");
+    run.timed("fsync", 1, |_| Ok(std::fs::File::open(database)?.sync_all()?))?;
     let mut id = String::new();
     run.timed("checkpoint", 1, |run| {
         id = run.ask("checkpoint")?;
@@ -164,11 +168,12 @@ fn mount_base(run: &mut Run) -> Res<()> {
 
 fn mount_store(run: &mut Run) -> Res<()> {
     let (root, files) = (run.root(), run.size.stored);
+    let empty = run.usage()?;
     run.timed("write", files, |_| write_files(&root, files, 3))?;
     run.unmount()?;
     run.timed("mount", files, Run::mount)?;
-    if let Some(usage) = run.usage()? {
-        run.bytes("memory-per-changed-file", files, usage.rss as f64 / files as f64);
+    if let (Some(empty), Some(usage)) = (empty, run.usage()?) {
+        run.bytes("memory-per-changed-file", files, (usage.rss as f64 - empty.rss as f64) / files as f64);
     }
     if run.system.is_jailfs() {
         run.ask("checkpoint")?;

@@ -70,7 +70,8 @@ impl Materials {
             for args in [
                 &["init", "-q"][..],
                 &["add", "-A"],
-                &["commit", "-q", "-m", "all"],
+                // Or it would begin to pack by itself, in the background.
+                &["-c", "gc.auto=0", "-c", "maintenance.auto=false", "commit", "-q", "-m", "all"],
                 &["gc", "-q"],
                 &["status", "--porcelain"],
             ] {

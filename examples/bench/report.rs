@@ -4,6 +4,7 @@
 //! messages in all and per operation, and what the daemon used. At the end what missed its target, and what is missing.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::process::ExitCode;
 
 use serde_json::{Value, json};
@@ -34,7 +35,9 @@ impl Report {
         if args.json {
             say(json!({"type": "machine", "machine": machine, "load": load, "size": size, "rounds": rounds}));
         } else {
-            println!("{machine}\nload {load}; size {size}, {rounds} rounds, medians; the systems take turns");
+            say(format!(
+                "{machine}\nload {load}; size {size}, {rounds} rounds, medians; the systems take turns"
+            ));
         }
         Report {
             json: args.json,
@@ -49,7 +52,7 @@ impl Report {
         if self.json {
             say(json!({"type": "system", "system": system.name(), "version": version}));
         } else {
-            println!("{:<18} {version}", system.name());
+            say(format!("{:<18} {version}", system.name()));
         }
     }
 
@@ -58,7 +61,7 @@ impl Report {
         if self.json {
             say(json!({"type": "missing", "what": what, "why": why}));
         } else {
-            println!("MISSING {what}: {why}");
+            say(format!("MISSING {what}: {why}"));
         }
         self.missing.push(format!("{what}: {why}"));
     }
@@ -66,13 +69,13 @@ impl Report {
     pub fn workload(&mut self, workload: &Workload) {
         self.results.clear();
         if !self.json {
-            println!(
+            say(format!(
                 "\n{}/{}: {}   (load {})",
                 workload.group,
                 workload.name,
                 workload.about,
                 machine::load()
-            );
+            ));
         }
     }
 
@@ -84,7 +87,7 @@ impl Report {
                 if self.json {
                     say(json!({"type": "failed", "what": what, "why": error.to_string()}));
                 } else {
-                    println!("FAILED {what}: {error}");
+                    say(format!("FAILED {what}: {error}"));
                 }
                 self.failed.push(format!("{what}: {error}"));
             }
@@ -115,7 +118,7 @@ impl Report {
         let first = systems.values().flatten().next();
         let operations = first.map_or(1, |measured| measured.operations);
         if !self.json {
-            println!("  {step} ({operations})");
+            say(format!("  {step} ({operations})"));
         }
         for (system, all) in systems {
             let spread = spread(all);
@@ -126,7 +129,7 @@ impl Report {
                 .collect();
             let row = Row { workload, step, system, operations, spread, ratios: &ratios, all };
             self.judge(&row, &medians);
-            if self.json { say(row.json()) } else { println!("    {}", row.text()) }
+            if self.json { say(row.json()) } else { say(format!("    {}", row.text())) }
         }
     }
 
@@ -168,10 +171,10 @@ impl Report {
                 "lost": self.lost}),
             );
         } else {
-            println!("\nload {}", machine::load());
+            say(format!("\nload {}", machine::load()));
             for (what, lines) in all {
-                println!("{what}: {}", if lines.is_empty() { "nothing" } else { "" });
-                lines.iter().for_each(|line| println!("  {line}"));
+                say(format!("{what}: {}", if lines.is_empty() { "nothing" } else { "" }));
+                lines.iter().for_each(|line| say(format!("  {line}")));
             }
         }
         if self.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -288,6 +291,9 @@ fn show(value: f64, unit: Unit) -> String {
     }
 }
 
-fn say(value: Value) {
-    println!("{value}");
+/// Says a line. When nobody listens any more there is nothing left to do.
+fn say(line: impl std::fmt::Display) {
+    if writeln!(std::io::stdout(), "{line}").is_err() {
+        std::process::exit(1);
+    }
 }

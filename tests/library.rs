@@ -590,3 +590,20 @@ fn after_a_sync_that_failed_nothing_is_promised_and_the_next_start_shows_what_wa
         assert!(Sandbox::check_store(&place.store, true).unwrap().problems.is_empty());
     }
 }
+
+#[test]
+fn a_layer_that_was_never_synced_is_there_after_a_sync_of_it_failed() {
+    let place = Place::new();
+    drop(place.open());
+    let sandbox = place.open();
+    put(&sandbox, "f", "lost");
+    assert!(step::with("fail:store.sync:1:EIO", || sandbox.fs().sync()).is_err());
+    drop(sandbox);
+    assert!(Sandbox::check_store(&place.store, true).unwrap().problems.is_empty());
+    let sandbox = place.open();
+    assert!(sandbox.fs().lookup(NodeId::ROOT, &name("f")).is_err(), "it was not synced");
+    put(&sandbox, "f", "again");
+    sandbox.fs().sync().unwrap();
+    drop(sandbox);
+    assert_eq!(get(&place.open(), "f"), "again");
+}

@@ -203,7 +203,9 @@ fn synced(records: &[(Record, u64)]) -> usize {
         Record::PreImage(_) | Record::Left(_) | Record::Abandoned => None,
         Record::Compact | Record::SyncFailed(_) => None,
     };
-    records.iter().enumerate().filter_map(covers).max().unwrap_or(0)
+    // A layer is begun with these two, and they are synced before anything speaks of it.
+    let begin = records.len().min(2);
+    records.iter().enumerate().filter_map(covers).max().unwrap_or(0).max(begin)
 }
 
 /// How many of the records can be trusted if the machine was booted again since the last daemon wrote. The host may have

@@ -22,7 +22,7 @@ mod tests;
 mod write;
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
@@ -178,13 +178,21 @@ impl Base {
     /// `IsADirectory`; `Invalid` for a symlink, fifo, socket or device; `AccessDenied` also for a mount point;
     /// `NotFound` as in [`Base::stat`].
     pub fn open_file(&self, path: &TreePath) -> FsResult<File> {
-        let Found::Here(object) = self.find(path)? else {
+        self.open_file_seen(path, &self.stat(path)?)
+    }
+
+    /// The same for what was `seen` there just now: it is not looked at once more before it is opened.
+    ///
+    /// # Errors
+    /// As [`Base::open_file`].
+    pub fn open_file_seen(&self, path: &TreePath, seen: &BaseStat) -> FsResult<File> {
+        if seen.foreign {
             return Err(FsError::AccessDenied);
-        };
-        must_be_file(&object)?;
+        }
+        must_be_file(seen.kind)?;
         // If a fifo takes the place of the file now, O_NONBLOCK keeps us from waiting for its writer.
         let file = self.open_quietly(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY)?;
-        must_be_file(&file)?;
+        must_be_file(BaseStat::of(&file)?.kind)?;
         Ok(File::from(file))
     }
 
@@ -193,13 +201,19 @@ impl Base {
     /// # Errors
     /// `Invalid` if it is no symlink; `NotFound` and `AccessDenied` as in [`Base::stat`].
     pub fn readlink(&self, path: &TreePath) -> FsResult<Vec<u8>> {
-        let Found::Here(object) = self.find(path)? else {
-            return Err(FsError::Invalid);
-        };
-        if BaseStat::of(&object)?.kind != FileKind::Symlink {
+        self.readlink_seen(path, &self.stat(path)?)
+    }
+
+    /// The same for what was `seen` there just now.
+    ///
+    /// # Errors
+    /// As [`Base::readlink`].
+    pub fn readlink_seen(&self, path: &TreePath, seen: &BaseStat) -> FsResult<Vec<u8>> {
+        if seen.foreign || seen.kind != FileKind::Symlink {
             return Err(FsError::Invalid);
         }
         let link = self.open_in_view(path)?;
+        // Of what is no link any more readlinkat(2) says ENOENT: it is gone.
         Ok(readlinkat(&link, "").map_err(read_error)?.into_vec())
     }
 
@@ -209,9 +223,17 @@ impl Base {
     /// # Errors
     /// `NotFound` and `AccessDenied` as in [`Base::stat`].
     pub fn xattrs(&self, path: &TreePath) -> FsResult<Vec<(Vec<u8>, Vec<u8>)>> {
-        let Found::Here(_) = self.find(path)? else {
+        self.xattrs_seen(path, &self.stat(path)?)
+    }
+
+    /// The same for what was `seen` there just now.
+    ///
+    /// # Errors
+    /// As [`Base::xattrs`].
+    pub fn xattrs_seen(&self, path: &TreePath, seen: &BaseStat) -> FsResult<Vec<(Vec<u8>, Vec<u8>)>> {
+        if seen.foreign {
             return Ok(Vec::new());
-        };
+        }
         attributes::read_xattrs(&self.open_in_view(path)?).map_err(read_failure)
     }
 
@@ -307,8 +329,8 @@ enum Found {
 const O_PATH: OFlag = OFlag::O_PATH;
 
 /// Refuses what is not a regular file.
-fn must_be_file<Fd: AsFd>(object: Fd) -> FsResult<()> {
-    match BaseStat::of(object)?.kind {
+fn must_be_file(kind: FileKind) -> FsResult<()> {
+    match kind {
         FileKind::File => Ok(()),
         FileKind::Dir => Err(FsError::IsADirectory),
         FileKind::Symlink | FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => {

@@ -95,10 +95,10 @@ impl WriteDir<'_> {
     /// `NotFound`, `IsADirectory`; `Invalid` for what is neither file nor directory; `LeavesJail` for a mount point.
     pub fn open_file(&self, name: &Name) -> FsResult<File> {
         let looked = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
-        super::must_be_file(&looked)?;
+        super::must_be_file(BaseStat::of(&looked)?.kind)?;
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
         let file = self.resolver.open(&self.root, name.as_bytes(), flags).map_err(write_error)?;
-        super::must_be_file(&file)?;
+        super::must_be_file(BaseStat::of(&file)?.kind)?;
         Ok(File::from(file))
     }
 
@@ -218,10 +218,10 @@ impl WriteDir<'_> {
     pub fn open_to_rewrite(&self, name: &Name) -> FsResult<File> {
         step::begin(Step::BaseStage)?;
         let looked = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
-        super::must_be_file(&looked)?;
+        super::must_be_file(BaseStat::of(&looked)?.kind)?;
         let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
         let file = self.resolver.open(&self.root, name.as_bytes(), flags).map_err(write_error)?;
-        super::must_be_file(&file)?;
+        super::must_be_file(BaseStat::of(&file)?.kind)?;
         Ok(File::from(file))
     }
 

@@ -316,7 +316,7 @@ impl Lower {
     /// What the host answers.
     pub fn readlink(&self, path: &TreePath, node: &LowerNode) -> FsResult<Vec<u8>> {
         match node {
-            LowerNode::Base(_) => self.base.readlink(path),
+            LowerNode::Base(stat) => self.base.readlink_seen(path, stat),
             LowerNode::Pre(pre, _) => match &pre.node.body {
                 Body::Symlink { target } => Ok(target.clone()),
                 _ => Err(FsError::Invalid),
@@ -330,9 +330,8 @@ impl Lower {
     /// What the host answers.
     pub fn xattrs(&self, path: &TreePath, node: &LowerNode) -> FsResult<crate::store::record::Xattrs> {
         match node {
-            LowerNode::Base(stat) if stat.foreign => Ok(None),
-            LowerNode::Base(_) => {
-                let all: BTreeMap<_, _> = self.base.xattrs(path)?.into_iter().collect();
+            LowerNode::Base(stat) => {
+                let all: BTreeMap<_, _> = self.base.xattrs_seen(path, stat)?.into_iter().collect();
                 Ok((!all.is_empty()).then(|| Arc::new(all)))
             }
             LowerNode::Pre(pre, _) => Ok(pre.node.xattrs.clone()),
@@ -367,7 +366,7 @@ impl Lower {
                         Body::File { size: stat.size, origin: Some(Arc::new(origin)) }
                     }
                     FileKind::Dir => Body::Dir { base: Some(path.clone()) },
-                    FileKind::Symlink => Body::Symlink { target: self.base.readlink(path)? },
+                    FileKind::Symlink => Body::Symlink { target: self.base.readlink_seen(path, stat)? },
                     FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => Body::Special,
                 };
                 let extents = match &body {
@@ -468,12 +467,16 @@ impl Lower {
     /// # Errors
     /// [`FsError::Drift`], else what the host answers.
     fn open_covered(&self, origin: &Origin) -> FsResult<Arc<File>> {
-        let file = match self.open(&origin.path, &origin.print) {
+        if let Some(file) = self.kept(&origin.path, &origin.print)? {
+            return Ok(file);
+        }
+        let opened = self.base.stat(&origin.path).and_then(|seen| self.open_anew(&origin.path, &seen));
+        let file = match opened {
             // Nothing, or no file any more.
             Err(FsError::NotFound | FsError::NotADirectory | FsError::IsADirectory | FsError::Invalid) => {
                 return Err(self.drift(&origin.path));
             }
-            other => other?,
+            other => other.inspect_err(|error| self.problem(&origin.path, error))?,
         };
         if self.is_as(&origin.print, &Fingerprint::of(&file)?) {
             Ok(file)
@@ -482,20 +485,27 @@ impl Lower {
         }
     }
 
-    /// Opens a file of the base, or finds it open and as `print` says: an open file can have been replaced at its path, or
-    /// written anew in place. What is opened is as it is now.
+    /// Opens a file of the base that was `seen` just now, or finds it open and as it was seen: an open file can have been
+    /// replaced at its path, or written anew in place. What is opened is as it is now.
     ///
     /// # Errors
     /// What the host answers.
-    pub fn open(&self, path: &TreePath, print: &Fingerprint) -> FsResult<Arc<File>> {
-        let mut files = self.files.lock();
-        if let Some(file) = files.get(path)
-            && self.is_as(print, &Fingerprint::of(&file)?)
-        {
-            return Ok(file);
+    pub fn open(&self, path: &TreePath, seen: &BaseStat) -> FsResult<Arc<File>> {
+        match self.kept(path, &seen.fingerprint())? {
+            Some(file) => Ok(file),
+            None => self.open_anew(path, seen).inspect_err(|error| self.problem(path, error)),
         }
-        let file = Arc::new(self.base.open_file(path).inspect_err(|error| self.problem(path, error))?);
-        files.put(path.clone(), Arc::clone(&file));
+    }
+
+    /// A file that is open already, and as its print says.
+    fn kept(&self, path: &TreePath, print: &Fingerprint) -> FsResult<Option<Arc<File>>> {
+        let Some(file) = self.files.lock().get(path) else { return Ok(None) };
+        Ok(self.is_as(print, &Fingerprint::of(&file)?).then_some(file))
+    }
+
+    fn open_anew(&self, path: &TreePath, seen: &BaseStat) -> FsResult<Arc<File>> {
+        let file = Arc::new(self.base.open_file_seen(path, seen)?);
+        self.files.lock().put(path.clone(), Arc::clone(&file));
         Ok(file)
     }
 

@@ -238,7 +238,7 @@ impl State {
                 if range.is_empty() {
                     return Ok(Vec::new());
                 }
-                let file = self.lower.open(path, &stat.fingerprint())?;
+                let file = self.lower.open(path, stat)?;
                 let piece = Piece::of_base(range.len(), file, range.start, path);
                 Ok(vec![piece.looked_at(stat.size, stat.mtime)])
             }

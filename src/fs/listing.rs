@@ -9,17 +9,28 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::error::{FsError, FsResult};
 use crate::fs::{Found, Fs};
-use crate::types::{FileKind, Ino, Name, NodeId};
+use crate::store::record::Dentry;
+use crate::types::{Epoch, FileKind, Ino, Name, NodeId};
 
 /// Cookies 1 and 2 are `.` and `..`.
 const FIRST_COOKIE: u64 = 3;
 
-/// The names of a directory in use, each with its cookie.
+/// The names of a directory in use, in the order of their cookies.
 #[derive(Default)]
 pub(super) struct Listing {
-    by_cookie: BTreeMap<u64, Name>,
-    cookies: HashMap<Name, u64>,
+    names: Vec<Listed>,
     next: u64,
+    /// Of which base its names tell.
+    epoch: Epoch,
+}
+
+/// A name with its cookie.
+struct Listed {
+    cookie: u64,
+    name: Name,
+    /// What the base said of a name that the tree said nothing about. It needs not be asked again while that is so: a
+    /// large directory is read in many parts.
+    in_base: Option<(Ino, FileKind)>,
 }
 
 /// A name of a directory.
@@ -36,19 +47,26 @@ pub struct DirEntry {
 }
 
 impl Listing {
-    /// Takes in the names that there are now.
-    fn refresh<'a>(&mut self, names: impl Iterator<Item = &'a Name>) {
-        let mut old = std::mem::take(&mut self.cookies);
-        self.by_cookie.clear();
-        self.next = self.next.max(FIRST_COOKIE);
-        for name in names {
-            let cookie = old.remove(name).unwrap_or_else(|| {
+    /// Takes in the names that there are now, and what the base said of those that are its own.
+    fn refresh(&mut self, now: impl Iterator<Item = (Name, Option<(Ino, FileKind)>)>, epoch: Epoch) {
+        let old: HashMap<Name, u64> =
+            std::mem::take(&mut self.names).into_iter().map(|listed| (listed.name, listed.cookie)).collect();
+        (self.next, self.epoch) = (self.next.max(FIRST_COOKIE), epoch);
+        for (name, in_base) in now {
+            let cookie = old.get(&name).copied().unwrap_or_else(|| {
                 self.next += 1;
                 self.next - 1
             });
-            self.by_cookie.insert(cookie, name.clone());
-            self.cookies.insert(name.clone(), cookie);
+            self.names.push(Listed { cookie, name, in_base });
         }
+        self.names.sort_unstable_by_key(|listed| listed.cookie);
+        self.names.shrink_to_fit();
+    }
+
+    /// The names behind a cookie.
+    fn behind(&self, cookie: u64) -> impl Iterator<Item = &Listed> {
+        let begin = self.names.partition_point(|listed| listed.cookie <= cookie);
+        self.names.iter().skip(begin)
     }
 }
 
@@ -60,26 +78,38 @@ impl Fs {
     pub fn readdir(&self, id: NodeId, after: u64, mut take: impl FnMut(DirEntry) -> bool) -> FsResult<()> {
         let mut core = self.core();
         let (dir, lower) = core.live_dir(id)?;
-        let mut known: BTreeMap<Name, (Ino, Option<FileKind>)> = BTreeMap::new();
         if after == 0 || !core.listings.contains_key(&id) {
-            known = core.merged_names(dir, lower.as_ref())?;
-            core.listings.entry(id).or_default().refresh(known.keys());
+            let known: BTreeMap<_, _> = core.merged_names(dir, lower.as_ref())?;
+            let mut listing = core.listings.remove(&id).unwrap_or_default();
+            let names = known.into_iter().map(|(name, (ino, kind))| {
+                let is_of_base = core.tree.dentry(dir, &name).is_none();
+                (name, kind.filter(|_| is_of_base).map(|kind| (ino, kind)))
+            });
+            listing.refresh(names, core.lower.epoch());
+            core.listings.insert(id, listing);
         }
-        let up = core.parent_of(dir, lower.as_ref())?.map_or(dir, |(ino, _)| ino);
-        for (cookie, name, ino) in [(1, &b"."[..], dir), (2, &b".."[..], up)] {
-            let entry = DirEntry { ino, cookie, kind: FileKind::Dir, name: name.to_vec() };
-            if cookie > after && !take(entry) {
-                return Ok(());
+        if after < FIRST_COOKIE - 1 {
+            let up = core.parent_of(dir, lower.as_ref())?.map_or(dir, |(ino, _)| ino);
+            for (cookie, name, ino) in [(1, &b"."[..], dir), (2, &b".."[..], up)] {
+                let entry = DirEntry { ino, cookie, kind: FileKind::Dir, name: name.to_vec() };
+                if cookie > after && !take(entry) {
+                    return Ok(());
+                }
             }
         }
         let listing = core.listings.get(&id).ok_or(FsError::NotFound)?;
-        for (cookie, name) in listing.by_cookie.range(after.saturating_add(1).max(FIRST_COOKIE)..) {
-            let (ino, kind) = match known.get(name) {
-                Some((ino, Some(kind))) => (*ino, *kind),
-                _ => match core.find(dir, lower.as_ref(), name)? {
-                    Found::Covered(ino, _) => (ino, core.tree.node(ino).map_or(FileKind::File, |n| n.kind())),
+        let is_of_this_base = listing.epoch == core.lower.epoch();
+        for Listed { cookie, name, in_base } in listing.behind(after) {
+            let said = core.tree.dentry(dir, name);
+            let kind_of = |ino: Ino| core.tree.node(ino).map_or(FileKind::File, |node| node.kind());
+            let (ino, kind) = match (said, in_base) {
+                (Some(Dentry::Child { ino, .. }), _) => (*ino, kind_of(*ino)),
+                (None, Some(known)) if is_of_this_base => *known,
+                // Removed since the listing was made.
+                (Some(Dentry::Whiteout(_)), _) => continue,
+                (None, _) => match core.find(dir, lower.as_ref(), name)? {
+                    Found::Covered(ino, _) => (ino, kind_of(ino)),
                     Found::Base(ino, _, node) => (ino, super::lower_kind(&node)),
-                    // Removed since the listing was made.
                     Found::Nothing(_) => continue,
                 },
             };

@@ -4,7 +4,7 @@ use nix::errno::Errno;
 
 use crate::common::raw::{
     Body, COPY_FILE_RANGE, FALLOCATE, GETXATTR, LISTXATTR, LSEEK, READ, READDIR, RENAME2, ROOT, Raw, SETATTR,
-    SETXATTR, WRITE, u32_at, u64_at,
+    SETXATTR, UNLINK, WRITE, u32_at, u64_at,
 };
 
 /// The largest file: as ext4 with blocks of 4 KiB has it.
@@ -171,6 +171,36 @@ fn a_listing_goes_on_behind_any_number() {
     }
     assert_eq!(names, [&b"."[..], b"..", b"a", b"b", b"c"]);
     assert_eq!(raw.ask(READDIR, ROOT, at(0, 0)).unwrap(), b"");
+    raw.still_serves();
+    raw.end().unwrap();
+}
+
+#[test]
+fn a_listing_goes_on_through_what_came_and_went_meanwhile() {
+    let mut raw = Raw::over(|base| {
+        for at in 10..60 {
+            std::fs::write(base.join(format!("f{at}")), b"").unwrap();
+        }
+    });
+    raw.mknod(ROOT, b"new", 0o100_644).unwrap();
+    let first = raw.readdir(ROOT, 0, 640).unwrap();
+    let (after, _) = *first.last().unwrap();
+    assert!((3..52).contains(&first.len()), "a part: {} names", first.len());
+    // Of the base, of the tree, and one that comes back: none was read yet.
+    for name in [&b"f59"[..], b"new", b"f58"] {
+        raw.ask(UNLINK, ROOT, Body::new().name(name)).unwrap();
+    }
+    raw.mknod(ROOT, b"f58", 0o010_644).unwrap();
+    raw.mknod(ROOT, b"later", 0o100_644).unwrap();
+    let rest = raw.readdir(ROOT, after, 1 << 16).unwrap();
+    let names: Vec<_> = first.iter().chain(&rest).skip(2).map(|(_, name)| name.clone()).collect();
+    let expected: Vec<_> = (10..59).map(|at| format!("f{at}").into_bytes()).collect();
+    assert_eq!(names, expected);
+    let again = raw.readdir(ROOT, 0, 1 << 16).unwrap();
+    assert_eq!(again.last().unwrap().1, b"later", "a new name is behind the others");
+    assert!(again.iter().all(|(cookie, name)| {
+        first.iter().chain(&rest).all(|(old, of)| (old == cookie) == (of == name))
+    }));
     raw.still_serves();
     raw.end().unwrap();
 }

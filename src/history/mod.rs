@@ -11,6 +11,7 @@
 
 pub mod apply;
 mod back;
+mod binary;
 pub mod check;
 mod conflict;
 pub mod diff;

@@ -4,11 +4,12 @@ use imara_diff::{Algorithm, Diff, InternedInput, Token};
 
 use crate::error::FsResult;
 use crate::fs::{Found, State};
+use crate::history::binary;
 use crate::history::diff::{PathChange, What};
 use crate::store::record::{Body, Node};
 use crate::types::{FileKind, TreePath};
 
-/// Larger files are shown as binary, in bytes: a patch of more is not read by anybody.
+/// Of larger files it is only said that they differ: a patch of more is not read by anybody.
 const LARGEST_TEXT: u64 = 64 << 20;
 /// Lines around a change.
 const CONTEXT: usize = 3;
@@ -29,6 +30,17 @@ struct Side {
     mode: u32,
     content: Vec<u8>,
     binary: bool,
+    is_too_large: bool,
+}
+
+impl Side {
+    fn if_exists(&self) -> Option<&[u8]> {
+        self.exists.then_some(&self.content)
+    }
+
+    fn nothing() -> Side {
+        Side { exists: false, mode: 0, content: Vec::new(), binary: false, is_too_large: false }
+    }
 }
 
 /// The patch of one change; none for a change that a patch cannot say (a directory, a fifo, times).
@@ -44,9 +56,8 @@ pub fn text_of(old_state: &State, new_state: &State, change: &PathChange) -> FsR
     let old_path = change.old_path.as_ref().unwrap_or(&change.path);
     if old.exists && new.exists && old.mode & 0o170_000 != new.mode & 0o170_000 {
         // git tells a change of type as a deletion and a creation.
-        let nothing = || Side { exists: false, mode: 0, content: Vec::new(), binary: false };
-        let mut text = compose(old_path, &old, &change.path, &nothing());
-        let second = compose(old_path, &nothing(), &change.path, &new);
+        let mut text = compose(old_path, &old, &change.path, &Side::nothing());
+        let second = compose(old_path, &Side::nothing(), &change.path, &new);
         text.lines = text.lines.zip(second.lines).map(|(a, b)| (a.0 + b.0, a.1 + b.1));
         text.patch.extend(second.patch);
         return Ok(Some(text));
@@ -58,18 +69,17 @@ pub fn text_of(old_state: &State, new_state: &State, change: &PathChange) -> FsR
 }
 
 fn side(state: &State, found: &Found) -> FsResult<Side> {
-    let nothing = Side { exists: false, mode: 0, content: Vec::new(), binary: false };
-    let Some(attr) = state.attr(found) else { return Ok(nothing) };
+    let Some(attr) = state.attr(found) else { return Ok(Side::nothing()) };
     let node: std::sync::Arc<Node> = state.record(found)?.0;
     Ok(match attr.kind {
         FileKind::File => {
             let mode = if attr.meta.mode & 0o100 == 0 { 0o100_644 } else { 0o100_755 };
             if attr.size > LARGEST_TEXT {
-                Side { exists: true, mode, content: Vec::new(), binary: true }
+                Side { exists: true, mode, binary: true, is_too_large: true, ..Side::nothing() }
             } else {
                 let content = state.read_all(found)?;
                 let binary = content.iter().take(LOOKED_AT).any(|b| *b == 0);
-                Side { exists: true, mode, content, binary }
+                Side { exists: true, mode, content, binary, is_too_large: false }
             }
         }
         FileKind::Symlink => {
@@ -77,9 +87,11 @@ fn side(state: &State, found: &Found) -> FsResult<Side> {
                 Body::Symlink { target } => target.clone(),
                 Body::File { .. } | Body::Dir { .. } | Body::Special => Vec::new(),
             };
-            Side { exists: true, mode: 0o120_000, content, binary: false }
+            Side { exists: true, mode: 0o120_000, content, ..Side::nothing() }
         }
-        FileKind::Dir | FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => nothing,
+        FileKind::Dir | FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => {
+            Side::nothing()
+        }
     })
 }
 
@@ -112,8 +124,13 @@ fn compose(old_path: &TreePath, old: &Side, new_path: &TreePath, new: &Side) -> 
     }
     let from = if old.exists { a } else { "/dev/null".to_owned() };
     let to = if new.exists { b } else { "/dev/null".to_owned() };
-    if old.binary || new.binary {
+    if old.is_too_large || new.is_too_large {
         patch.extend_from_slice(format!("Binary files {from} and {to} differ\n").as_bytes());
+        return Text { lines: None, patch };
+    }
+    if old.binary || new.binary {
+        let mode = if old.exists && new.exists && old.mode == new.mode { Some(new.mode) } else { None };
+        binary::write(old.if_exists(), new.if_exists(), mode, &mut patch);
         return Text { lines: None, patch };
     }
     let (from, to) = (ended(from), ended(to));

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
 
 use crate::place::{Place, said};
 
@@ -155,11 +154,43 @@ fn a_binary_patch_is_told_or_understood() {
     assert!(place.ok("mnt", "diff --stat").contains("bin | Bin 3 -> 4 bytes\n"));
     let json = place.json("mnt", "diff -p");
     assert_eq!((&json[0]["binary"], &json[0]["lines_added"]), (&true.into(), &serde_json::Value::Null));
-    let output = Command::new("timeout")
-        .args(["10", crate::place::JAILFS, "diff", "-p"])
-        .current_dir(place.at("mnt"))
-        .output();
-    assert!(output.unwrap().status.success());
+}
+
+#[test]
+fn git_makes_the_same_binary_files_of_a_patch_and_takes_it_back() {
+    let place = Place::new();
+    let large: Vec<u8> = (0..300_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    place.write("base/bin", b"\0\x01\x02");
+    place.write("base/gone", [b"\0gone".as_slice(), &large].concat());
+    place.write("base/mode", b"\0mode");
+    place.sh("", "cp -a base copy");
+    place.mount();
+    place.write("mnt/bin", b"\0\x03\x04\xff");
+    fs::remove_file(place.at("mnt/gone")).unwrap();
+    place.write("mnt/new", &large);
+    place.write("mnt/mode", b"\0more\0");
+    fs::set_permissions(place.at("mnt/mode"), PermissionsExt::from_mode(0o755)).unwrap();
+    place.write("mnt/was-text", "text\n");
+    place.ok("mnt", "checkpoint text");
+    place.write("mnt/was-text", b"\0binary now");
+    // In one patch with text, over several states, and back.
+    for (from, to) in [("base", "@"), ("base", "text"), ("text", "@")] {
+        let patch =
+            place.command("mnt", crate::place::JAILFS).args(["diff", from, to, "-p"]).output().unwrap();
+        assert!(patch.status.success() && !patch.stdout.is_empty());
+        place.write(format!("{from}-{to}"), &patch.stdout);
+    }
+    let apply = "git init -q . && git apply ../base-@";
+    let said = place.sh("copy", apply);
+    assert_eq!((said.code, said.err.as_str()), (0, ""));
+    assert_eq!(content(&place, "copy"), content(&place, "mnt"));
+    for (line, wanted) in
+        [("git apply -R ../base-@", "base"), ("git apply ../base-text && git apply ../text-@", "mnt")]
+    {
+        let said = place.sh("copy", line);
+        assert_eq!((said.code, said.err.as_str()), (0, ""), "{line}");
+        assert_eq!(content(&place, "copy"), content(&place, wanted), "{line}");
+    }
 }
 
 #[test]

@@ -22,6 +22,9 @@ pub enum Need {
     Less,
 }
 
+/// How many times room is made for one operation.
+pub const MOST_TRIES: usize = 8;
+
 /// Whether an operation failed because there is no room.
 fn is_full(error: &FsError) -> bool {
     match error {
@@ -33,16 +36,17 @@ fn is_full(error: &FsError) -> bool {
 }
 
 impl Fs {
-    /// Does something; if there is no room for it, makes room and does it again, once. It must have done nothing if it fails.
+    /// Does something; if there is no room for it, makes room and does it again. It must have done nothing if it fails.
     pub(crate) fn with_room<T>(&self, need: Need, operation: impl Fn() -> FsResult<T>) -> FsResult<T> {
-        let result = match operation() {
-            Err(error) if is_full(&error) && self.make_room(need) => {
-                let again = operation();
-                self.store.keep_reserve();
-                again
+        let mut result = operation();
+        // What is given back first may be too little; then history goes, and so on, until there is nothing left to go.
+        for _ in 0..MOST_TRIES {
+            if !result.as_ref().is_err_and(is_full) || !self.make_room(need) {
+                break;
             }
-            result => result,
-        };
+            result = operation();
+            self.store.keep_reserve();
+        }
         if need == Need::Less && result.is_ok() {
             self.note_given_up();
         }
@@ -79,7 +83,7 @@ impl Fs {
     /// Gives back what of the upper layer nobody needs; bytes, or none if that cannot be now.
     pub(super) fn give_back(&self) -> Option<u64> {
         // Whoever looks at a state may still need what is gone from the tree.
-        let _alone = self.try_alone()?;
+        let _alone = self.alone_in_a_moment()?;
         if !self.given_up.swap(false, Ordering::Relaxed) {
             return Some(0);
         }

@@ -50,7 +50,7 @@ use crate::types::{ByteRange, Epoch, FileKind, Ino, LayerId, Name, NodeId, TreeP
 
 pub use attrs::{SetAttr, SetTime, SetXattr};
 pub use content::{ReadPlan, SeekTo};
-pub use full::Need;
+pub use full::{MOST_TRIES, Need};
 pub use jailed::{LinkAnswer, Move, Refusal, Refused};
 pub use listing::DirEntry;
 pub use names::RenameMode;
@@ -238,6 +238,11 @@ impl Fs {
     /// The same, if nobody looks at states right now.
     pub fn try_alone(&self) -> Option<RwLockWriteGuard<'_, ()>> {
         self.looking.try_write()
+    }
+
+    /// The same, if nobody does in a moment. No longer: who looks may wait for whoever asks.
+    pub fn alone_in_a_moment(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        self.looking.try_write_for(std::time::Duration::from_millis(300))
     }
 
     /// Says who can make more room on a full disk than the upper layer has to give; it gives the number of bytes.

@@ -87,7 +87,8 @@ impl Timeline {
     /// when somebody cannot wait for [`Timeline::tidy`].
     pub fn make_room(&self) -> u64 {
         let _tidying = self.tidying.lock();
-        self.trim_and_sum().unwrap_or_else(|error| {
+        let made = self.trim_and_sum().and_then(|bytes| Ok(bytes + self.trim_again()?));
+        made.unwrap_or_else(|error| {
             log::warn!("no room could be made: {error}");
             0
         })
@@ -114,6 +115,18 @@ impl Timeline {
         Ok(bytes)
     }
 
+    /// Trims sealed pools anew of which versions were given up.
+    fn trim_again(&self) -> Result<u64> {
+        let Some(_alone) = self.fs.alone_in_a_moment() else { return Ok(0) };
+        let mut layers: Vec<LayerId> = self.fs.layers_given_up().into_iter().collect();
+        layers.retain(|layer| {
+            self.store
+                .layer(*layer)
+                .is_some_and(|info| info.seal.is_some() && info.header.kind != LayerKind::PreImage)
+        });
+        self.trim(&layers)
+    }
+
     /// Content that was written to a layer and is in its pool, but neither in the tree that it became, nor in one above, nor in a
     /// held file or a version, is seen by nobody.
     fn trim(&self, layers: &[LayerId]) -> Result<u64> {
@@ -137,6 +150,9 @@ impl Timeline {
             used.add(extent.source, extent.len);
         }
         used.add_versions(&reach.versions);
+        for (range, source) in self.applies.lock().iter().flat_map(|images| images.extents()) {
+            used.add(source, range.len());
+        }
         let mut bytes = 0;
         let mut secured = false;
         for layer in layers {

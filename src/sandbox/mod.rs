@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use crate::base::Base;
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fs::{Found, Fs, Kernel, Need, State, Step};
+use crate::fs::{Found, Fs, Kernel, MOST_TRIES, Need, State, Step};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::gc::Keep;
 use crate::history::{Replaced, Target, Timeline, apply, patch, verb_text};
@@ -169,18 +169,17 @@ impl Sandbox {
     /// # Errors
     /// Whatever goes wrong, in words; see [`Kind`].
     pub fn handle(&self, request: Request) -> Result<Reply> {
-        let reply = match self.once(request.clone()) {
-            // A full disk: what the upper layer does not need is given back, and the reserve is used.
-            Err(error) if error.is_full() && !matches!(request, Request::Apply { .. }) => {
-                if !self.fs().make_room(Need::Less) {
-                    return Err(error);
-                }
-                let again = self.once(request);
-                self.timeline.store().keep_reserve();
-                again
+        let mut reply = self.once(request.clone());
+        // A full disk: what the upper layer does not need is given back, history goes, and the reserve is used.
+        for _ in 0..MOST_TRIES {
+            let is_full =
+                reply.as_ref().is_err_and(Error::is_full) && !matches!(request, Request::Apply { .. });
+            if !is_full || !self.fs().make_room(Need::Less) {
+                break;
             }
-            reply => reply,
-        };
+            reply = self.once(request.clone());
+            self.timeline.store().keep_reserve();
+        }
         if let Some(housekeeper) = &*self.housekeeper.lock() {
             housekeeper.wake();
         }

@@ -102,6 +102,8 @@ pub struct Versions {
     cost: u64,
     /// Paths of which a version was not held against the next one.
     unsettled: BTreeSet<TreePath>,
+    /// Layers of whose content something was given up since they were last looked at.
+    given_up: BTreeSet<LayerId>,
     /// Bytes that were given up since space was last given back.
     garbage: u64,
     clock: Clock,
@@ -144,6 +146,7 @@ impl Versions {
             rewritten: 0,
             cost: 0,
             unsettled: BTreeSet::new(),
+            given_up: BTreeSet::new(),
             garbage: 0,
             clock: Box::new(clock::now),
             last_edit: Timestamp::default(),
@@ -157,6 +160,7 @@ impl Versions {
         let ends = pool_ends(store, versions.contents());
         versions.keep_only(|entry| entry.record < believed && is_there(&ends, &entry.version));
         versions.garbage = 0;
+        versions.given_up.clear();
         versions
     }
 
@@ -262,6 +266,11 @@ impl Versions {
     fn forget(&mut self, gone: Vec<Entry>) {
         for entry in gone {
             self.cost = self.cost.saturating_sub(entry.cost);
+            let extents = entry.version.content.iter().flat_map(|content| &content.extents);
+            self.given_up.extend(extents.filter_map(|(_, source)| match source {
+                Source::Pool { layer, .. } => Some(*layer),
+                Source::Base { .. } => None,
+            }));
             if entry.version.content.as_ref().is_some_and(|content| pool_bytes(content) > 0) {
                 self.garbage = self.garbage.saturating_add(entry.cost);
             }

@@ -168,6 +168,15 @@ impl Fs {
         }
     }
 
+    /// The layers of whose content versions were given up since this was last asked.
+    pub fn layers_given_up(&self) -> std::collections::BTreeSet<crate::types::LayerId> {
+        self.core()
+            .versions
+            .as_mut()
+            .map(|versions| std::mem::take(&mut versions.given_up))
+            .unwrap_or_default()
+    }
+
     /// Makes sure that the disk knows no version that is not known here, before content goes.
     ///
     /// # Errors

@@ -91,7 +91,7 @@ fn checkpoint(sandbox: &Sandbox, text: &str) -> LayerId {
 }
 
 fn restore(sandbox: &Sandbox, rev: &str) {
-    sandbox.handle(Request::Restore { to: Rev::parse(rev), dry_run: false }).unwrap();
+    sandbox.handle(Request::Restore { to: Rev::parse(rev), paths: Vec::new(), dry_run: false }).unwrap();
 }
 
 fn diff(sandbox: &Sandbox, from: &str, to: &str) -> Vec<(ChangeKind, String)> {

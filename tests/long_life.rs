@@ -79,7 +79,7 @@ fn checkpoint(sandbox: &Sandbox) -> LayerId {
 }
 
 fn restore(sandbox: &Sandbox, to: LayerId) {
-    ask(sandbox, Request::Restore { to: Rev::Id(to), dry_run: false });
+    ask(sandbox, Request::Restore { to: Rev::Id(to), paths: Vec::new(), dry_run: false });
 }
 
 fn apply(sandbox: &Sandbox, undo: bool) {

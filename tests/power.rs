@@ -198,7 +198,9 @@ impl Work {
             return false;
         }
         let label = labels[self.random.below(labels.len() as u64) as usize].clone();
-        self.sandbox.handle(Request::Restore { to: Rev::Name(label.clone()), dry_run: false }).unwrap();
+        self.sandbox
+            .handle(Request::Restore { to: Rev::Name(label.clone()), paths: Vec::new(), dry_run: false })
+            .unwrap();
         self.now.files = self.now.checkpoints[&label].clone();
         true
     }
@@ -448,7 +450,9 @@ fn read_known(sandbox: &Sandbox) -> Known {
     let mut known = Known { files: read_all(sandbox), checkpoints: BTreeMap::new() };
     let Reply::Log(log) = sandbox.handle(Request::Log).unwrap() else { panic!("not a log") };
     for checkpoint in log.into_iter().filter(|c| !c.automatic) {
-        sandbox.handle(Request::Restore { to: Rev::Id(checkpoint.id), dry_run: false }).unwrap();
+        sandbox
+            .handle(Request::Restore { to: Rev::Id(checkpoint.id), paths: Vec::new(), dry_run: false })
+            .unwrap();
         known.checkpoints.insert(checkpoint.name.unwrap(), read_all(sandbox));
     }
     known

@@ -213,7 +213,11 @@ fn turn(
     if count.is_multiple_of(RESTORE) {
         let back = 1 + rng.below(options.keep.clamp(1, 20)) as u32;
         // git and the others hold files across operations of theirs: they are between two of them.
-        load.paused(|| times.restore.take(|| ask(Request::Restore { to: Rev::Back(back), dry_run: false })))?;
+        load.paused(|| {
+            times
+                .restore
+                .take(|| ask(Request::Restore { to: Rev::Back(back), paths: Vec::new(), dry_run: false }))
+        })?;
     }
     if count.is_multiple_of(APPLY) {
         let apply = Request::Apply { paths: Vec::new(), dry_run: false, undo: false };

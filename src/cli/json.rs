@@ -10,7 +10,7 @@ use super::show;
 use crate::error::{Error, Kind, Result};
 use crate::fs::{Refusal, Refused};
 use crate::sandbox::verbs::{
-    Applied, Change, Checked, Checkpoint, Collected, FileVersion, Operation, Restored, Status, Stepped,
+    Applied, Change, Checked, Checkpoint, Collected, FileVersion, Node, Operation, Restored, Status, Stepped,
 };
 use crate::types::{FileKind, TreePath};
 
@@ -109,6 +109,19 @@ pub(super) enum Line {
         patch: Option<String>,
         #[serde(skip_serializing_if = "Option::is_none")]
         patch_hex: Option<String>,
+    },
+    Node {
+        path: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        path_hex: Option<String>,
+        file: &'static str,
+        ino: u64,
+        mode: String,
+        uid: u32,
+        gid: u32,
+        size: u64,
+        secs: i64,
+        nanos: u32,
     },
     Restored {
         to: String,
@@ -254,6 +267,22 @@ impl Line {
             description: operation.description.clone(),
             tree: operation.tree.map(|tree| tree.0),
             epoch: operation.epoch.0,
+        }
+    }
+
+    pub(super) fn node(node: &Node) -> Line {
+        let (path, path_hex) = text(node.path.as_bytes());
+        Line::Node {
+            path,
+            path_hex,
+            file: file_kind(node.file),
+            ino: node.ino.0,
+            mode: format!("{:04o}", node.mode),
+            uid: node.uid,
+            gid: node.gid,
+            size: node.size,
+            secs: node.mtime.secs,
+            nanos: node.mtime.nanos,
         }
     }
 

@@ -25,6 +25,7 @@ mod place;
 mod restore;
 mod run;
 mod show;
+mod show_path;
 mod status;
 mod target;
 mod umount;
@@ -91,6 +92,7 @@ enum Verb {
     Log(log::Log),
     Status(status::Status),
     Diff(diff::Diff),
+    Show(show_path::Show),
     Restore(restore::Restore),
     History(history::History),
     Undo(history::Undo),
@@ -164,6 +166,7 @@ impl Verb {
             Verb::Log(verb) => verb.run(global),
             Verb::Status(verb) => verb.run(global),
             Verb::Diff(verb) => verb.run(global),
+            Verb::Show(verb) => verb.run(global),
             Verb::Restore(verb) => verb.run(global),
             Verb::History(verb) => verb.run(global),
             Verb::Undo(verb) => verb.run(global),
@@ -243,6 +246,9 @@ mod tests {
             "jailfs undo --json x",
             "jailfs redo x --steps 2",
             "jailfs diff x@2 x",
+            "jailfs restore green src a/b --dry-run",
+            "jailfs show @-1:src/main.rs",
+            "jailfs show green: --json",
             "jailfs apply --dry-run src",
             "jailfs apply --undo",
             "jailfs discard",

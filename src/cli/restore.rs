@@ -1,5 +1,7 @@
 //! `jailfs restore`, and what is told of everything that makes the tree another.
 
+use std::path::PathBuf;
+
 use clap::Args;
 
 use super::Global;
@@ -10,7 +12,7 @@ use super::target::{Target, wrong_answer};
 use crate::error::Result;
 use crate::sandbox::verbs::{Operation, Reply, Request, Restored, Rev};
 
-/// Make the tree exactly what it was at a checkpoint, in place
+/// Make the tree, or single paths of it, exactly what it was at a checkpoint, in place
 ///
 /// Shells and programs in the mount go on in the restored tree. The restore can be undone: it says how.
 #[derive(Args)]
@@ -18,6 +20,9 @@ pub(super) struct Restore {
     /// The checkpoint: its number or name, '@-N' for the N-th last, or 'base'
     #[arg(value_name = "ID|NAME")]
     to: String,
+    /// Only these files and directories; the rest of the tree stays as it is
+    #[arg(value_name = "PATH")]
+    paths: Vec<PathBuf>,
     /// Only list what would change
     #[arg(long)]
     dry_run: bool,
@@ -29,7 +34,8 @@ pub(super) struct Restore {
 impl Restore {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
         let mut target = Target::find(global)?;
-        let request = Request::Restore { to: Rev::parse(&self.to), dry_run: self.dry_run };
+        let paths = target.paths(&self.paths)?;
+        let request = Request::Restore { to: Rev::parse(&self.to), paths, dry_run: self.dry_run };
         let Reply::Restored(restored) = target.call(request)? else { return Err(wrong_answer()) };
         tell(&mut target, &restored, self.dry_run, self.json)?;
         Ok(0)

@@ -297,7 +297,7 @@ impl Sandboxed {
         let request = if last == self.start {
             Request::Discard
         } else {
-            Request::Restore { to: self.start.clone(), dry_run: false }
+            Request::Restore { to: self.start.clone(), paths: Vec::new(), dry_run: false }
         };
         match self.sandbox.handle(request)? {
             Reply::Restored(_) => Ok(()),
@@ -499,6 +499,7 @@ fn gate(request: &Request) -> Result<()> {
         | Request::OpLog
         | Request::Checkpoint { .. }
         | Request::Diff { .. }
+        | Request::Show { .. }
         | Request::Restore { .. }
         | Request::Discard
         | Request::Apply { dry_run: true, .. }

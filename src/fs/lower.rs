@@ -290,7 +290,7 @@ impl Lower {
         Ok(names)
     }
 
-    /// All paths at which some nodes that are no directories stand. Nothing but the base itself can tell the hard links
+    /// All paths at which some nodes stand. Nothing but the base itself can tell the hard links
     /// of a file, so it is read whole, unless there is nothing to look for.
     ///
     /// # Errors
@@ -300,10 +300,11 @@ impl Lower {
         let mut dirs = if wanted.is_empty() { Vec::new() } else { vec![TreePath::root()] };
         while let Some(dir) = dirs.pop() {
             for (name, (ino, kind)) in self.list(&dir)? {
-                match kind {
-                    Some(FileKind::Dir) => dirs.push(dir.join(&name)),
-                    _ if wanted.contains(&ino) => drop(paths.insert(dir.join(&name), ino)),
-                    _ => {}
+                if wanted.contains(&ino) {
+                    paths.insert(dir.join(&name), ino);
+                }
+                if kind == Some(FileKind::Dir) {
+                    dirs.push(dir.join(&name));
                 }
             }
         }

@@ -56,7 +56,7 @@ pub use listing::DirEntry;
 pub use names::RenameMode;
 pub use room::{Limits, Space};
 pub use state::{Found, State};
-pub use switch::{Forgotten, Switch, Switched};
+pub use switch::{Changed, Forgotten, Switch, Switched};
 pub use versions::{Clock, NoStep, QUIET, Step, Stepped, Tended, VersionInfo};
 
 /// The layer number that stands for the scratch file of orphans.

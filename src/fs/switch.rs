@@ -20,7 +20,7 @@ use crate::fs::table::Place;
 use crate::fs::versions::Versions;
 use crate::fs::{Core, Found, Fs, State};
 use crate::store::layer::Upper;
-use crate::store::record::{Body, Dentry, Seal, Source};
+use crate::store::record::{Body, Dentry, Edit, Record, Seal, Source};
 use crate::sys::clock;
 use crate::tree::Tree;
 use crate::types::{FileKind, Ino, LayerId, Name, NodeId, TreePath};
@@ -58,6 +58,18 @@ pub struct Switched {
     pub state: State,
 }
 
+/// What came of a seal with a change behind it.
+pub struct Changed {
+    /// The layer that is sealed.
+    pub layer: LayerId,
+    /// The state that it completes.
+    pub from: State,
+    /// The state since, and what the kernel must forget; or why there is no change.
+    pub to: FsResult<(State, Forgotten)>,
+    /// Whether the seal is there.
+    pub sealed: Result<()>,
+}
+
 impl Fs {
     /// Seals the layer written so far; further writes go to `next` at once. Gives the sealed layer and its state. Syncs
     /// wait for it: what they sync lies on top of it.
@@ -65,23 +77,58 @@ impl Fs {
     /// # Errors
     /// As [`Upper::seal`]; writes go to `next` all the same, and the layer is sealed before the next sync or seal succeeds.
     pub fn seal(&self, next: Upper, seal: Seal) -> Result<(LayerId, State)> {
+        let (id, state, (), sealed) = self.seal_and(next, seal, |_| ())?;
+        sealed.map(|()| (id, state))
+    }
+
+    /// The same, and changes the state in the same moment: nothing comes between what is sealed and the change. `make` says
+    /// what the state becomes, and by which edits. What became of that is told beside the seal, which is made in any case.
+    ///
+    /// # Errors
+    /// As [`Fs::seal`].
+    pub fn seal_and_change(
+        &self,
+        next: Upper,
+        seal: Seal,
+        make: impl FnOnce(&State) -> FsResult<(Vec<Edit>, State)>,
+    ) -> Result<Changed> {
+        let (layer, from, to, sealed) = self.seal_and(next, seal, |core| {
+            let (edits, after) = make(&core.state)?;
+            if edits.is_empty() {
+                return Ok((after, Forgotten::default()));
+            }
+            let record = Record::Edits(edits);
+            let forgotten = core.show(after.clone(), false, |core| Ok(core.upper.record(&record)?))?;
+            Ok((after, forgotten))
+        })?;
+        Ok(Changed { layer, from, to, sealed })
+    }
+
+    fn seal_and<T>(
+        &self,
+        next: Upper,
+        seal: Seal,
+        then: impl FnOnce(&mut Core) -> T,
+    ) -> Result<(LayerId, State, T, Result<()>)> {
         // Before the exchange: a sync in between would find nothing to do in `next`, and answer too early.
         let mut gate = self.sync_gate.lock();
         self.seal_unfinished(&mut gate)?;
-        let (mut layer, state, mark) = {
+        let (mut layer, state, mark, told) = {
             let mut core = self.core();
             let layer = std::mem::replace(&mut core.upper, next);
-            (layer, core.state.clone(), core.versions.as_ref().map(Versions::mark))
+            let state = core.state.clone();
+            let mark = core.versions.as_ref().map(Versions::mark);
+            (layer, state, mark, then(&mut core))
         };
         let id = layer.layer();
-        if let Err(error) = self.seal_one(&mut layer, seal) {
+        let sealed = self.seal_one(&mut layer, seal);
+        if sealed.is_err() {
             gate.push(layer);
-            return Err(error);
         }
-        if self.store.durable() {
+        if sealed.is_ok() && self.store.durable() {
             self.core().note_versions_synced(mark);
         }
-        Ok((id, state))
+        Ok((id, state, told, sealed))
     }
 
     fn seal_one(&self, layer: &mut Upper, seal: Seal) -> Result<()> {

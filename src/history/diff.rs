@@ -48,11 +48,24 @@ pub struct PathChange {
 }
 
 /// What differs from `old` to `new`, sorted by path. With `renames`, a node that left one path and came to another is
-/// one change instead of two.
+/// one change instead of two; without, as for an apply, it is also told where another node stands that looks the same.
 ///
 /// # Errors
 /// What the base answers.
 pub fn changes(old: &State, new: &State, renames: bool) -> FsResult<Vec<PathChange>> {
+    walk(old, new, renames, None)
+}
+
+/// What differs at and below some paths, and the directories that lead to them and only the newer state has. Two files are
+/// the same if their records say so: no content is read.
+///
+/// # Errors
+/// What the base answers.
+pub fn changes_at(old: &State, new: &State, paths: &[TreePath]) -> FsResult<Vec<PathChange>> {
+    walk(old, new, false, Some(paths))
+}
+
+fn walk(old: &State, new: &State, renames: bool, only: Option<&[TreePath]>) -> FsResult<Vec<PathChange>> {
     let diff = old.tree.diff(&new.tree);
     let mut paths = unseen_links(old, new, &diff)?;
     if old.lower.epoch() != new.lower.epoch() {
@@ -63,6 +76,8 @@ pub fn changes(old: &State, new: &State, renames: bool) -> FsResult<Vec<PathChan
     let mut walk = Walk {
         old,
         new,
+        only,
+        is_of_apply: !renames && only.is_none(),
         hot: hot_nodes(old, new, &diff, &touched)?,
         touched,
         moved_to: HashMap::new(),
@@ -156,6 +171,10 @@ fn heat(state: &State, ino: Ino, hot: &mut HashSet<Ino>) {
 struct Walk<'a> {
     old: &'a State,
     new: &'a State,
+    /// Nothing else is looked at.
+    only: Option<&'a [TreePath]>,
+    /// Which node stands at a path counts, too.
+    is_of_apply: bool,
     hot: HashSet<Ino>,
     /// Names in directories of the base that are looked at although no tree mentions them.
     touched: HashMap<TreePath, BTreeSet<Name>>,
@@ -249,7 +268,16 @@ impl Walk<'_> {
         }
     }
 
+    /// Whether a path is one of those that are looked at, lies below one, or leads to one.
+    fn matters(&self, path: &TreePath) -> bool {
+        self.only.is_none_or(|only| only.iter().any(|p| path.starts_with(p) || p.starts_with(path)))
+    }
+
     fn push(&mut self, path: &TreePath, what: What, old: &Found, new: &Found) {
+        let only_leads = self.only.is_some_and(|only| !only.iter().any(|p| path.starts_with(p)));
+        if only_leads && !matches!(what, What::Added | What::Type) {
+            return;
+        }
         let change =
             PathChange { path: path.clone(), old_path: None, what, old: old.clone(), new: new.clone() };
         self.changes.push(change);
@@ -261,6 +289,9 @@ impl Walk<'_> {
             && a == b
             && !self.hot.contains(a)
         {
+            return Ok(());
+        }
+        if !self.matters(path) {
             return Ok(());
         }
         match (self.old.attr(old), self.new.attr(new)) {
@@ -289,23 +320,32 @@ impl Walk<'_> {
         }
         let (old_node, _) = self.old.record(old)?;
         let (new_node, _) = self.new.record(new)?;
+        // A path that is another node now, and looks the same, must not keep the number of the one before.
+        let is_other = self.is_of_apply && old.ino() != new.ino();
         let what = if kind == FileKind::Dir {
             match (same_attributes(&old_node, &new_node), same_times(&old_node, &new_node)) {
-                (true, true) => return Ok(()),
-                (true, false) => What::DirTimes,
+                (true, true) if !is_other => return Ok(()),
+                (true, _) => What::DirTimes,
                 (false, _) => What::Attributes,
             }
-        } else if !same_content(self.old, old, self.new, new)? {
+        } else if !self.same_content(old, new)? {
             What::Content
         } else if old.ino() != new.ino() && (old_node.meta.nlink > 1 || new_node.meta.nlink > 1) {
             What::Links
-        } else if same_attributes(&old_node, &new_node) && same_times(&old_node, &new_node) {
+        } else if same_attributes(&old_node, &new_node) && same_times(&old_node, &new_node) && !is_other {
             return Ok(());
         } else {
             What::Attributes
         };
         self.push(path, what, old, new);
         Ok(())
+    }
+
+    fn same_content(&self, old: &Found, new: &Found) -> FsResult<bool> {
+        match self.only {
+            None => same_content(self.old, old, self.new, new),
+            Some(_) => Ok(same_record(self.old, old, self.new, new)? == Some(true)),
+        }
     }
 
     /// Compares the names of two directories, where they can differ.
@@ -395,12 +435,25 @@ impl Walk<'_> {
 /// # Errors
 /// What the base answers.
 pub fn same_content(old_state: &State, old: &Found, new_state: &State, new: &Found) -> FsResult<bool> {
+    if let Some(told) = same_record(old_state, old, new_state, new)? {
+        return Ok(told);
+    }
+    let size = new_state.attr(new).map_or(0, |attr| attr.size);
+    match same_bytes(old_state, old, new_state, new, size) {
+        // Bytes that are gone are not the same: or one such file would hide all that differs otherwise.
+        Err(FsError::Drift(_)) => Ok(false),
+        told => told,
+    }
+}
+
+/// The same, as far as the records tell; none if only the bytes can.
+fn same_record(old_state: &State, old: &Found, new_state: &State, new: &Found) -> FsResult<Option<bool>> {
     let (a, a_extents) = old_state.record(old)?;
     let (b, b_extents) = new_state.record(new)?;
-    match (&a.body, &b.body) {
+    Ok(match (&a.body, &b.body) {
         (Body::File { size: x, origin: from_x }, Body::File { size: y, origin: from_y }) => {
             if x != y {
-                return Ok(false);
+                return Ok(Some(false));
             }
             let in_base = a_extents.iter().any(|(_, s)| matches!(s, Source::Base { .. }));
             // The number of the device does not count: it may be another at each boot.
@@ -408,18 +461,11 @@ pub fn same_content(old_state: &State, old: &Found, new_state: &State, new: &Fou
                 (Some(x), Some(y)) => x.path == y.path && crate::fs::lower::fits(&x.print, &y.print),
                 (x, y) => x.is_none() && y.is_none(),
             };
-            if a_extents == b_extents && (!in_base || same_origin) {
-                return Ok(true);
-            }
-            match same_bytes(old_state, old, new_state, new, *x) {
-                // Bytes that are gone are not the same: or one such file would hide all that differs otherwise.
-                Err(FsError::Drift(_)) => Ok(false),
-                told => told,
-            }
+            (a_extents == b_extents && (!in_base || same_origin)).then_some(true)
         }
-        (Body::Special, Body::Special) => Ok(a.meta.rdev == b.meta.rdev),
-        (x, y) => Ok(x == y),
-    }
+        (Body::Special, Body::Special) => Some(a.meta.rdev == b.meta.rdev),
+        (x, y) => Some(x == y),
+    })
 }
 
 fn same_bytes(old_state: &State, old: &Found, new_state: &State, new: &Found, size: u64) -> FsResult<bool> {

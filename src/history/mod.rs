@@ -17,6 +17,7 @@ mod conflict;
 pub mod diff;
 pub mod gc;
 mod home;
+mod part;
 pub mod patch;
 mod stack;
 mod tidy;

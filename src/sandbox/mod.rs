@@ -4,6 +4,7 @@
 //! opens one for itself, and a program that embeds jailfs works on it directly.
 
 mod home;
+mod paths;
 mod upkeep;
 pub mod verbs;
 mod versions;
@@ -214,10 +215,14 @@ impl Sandbox {
             Request::Diff { from, to, paths, detail } => {
                 self.diff(&from, &to, &paths, detail).map(Reply::Diff)
             }
-            Request::Restore { to, dry_run } => {
+            Request::Restore { to, paths, dry_run } => {
                 let target = self.target(&to)?;
+                if !paths.is_empty() && !paths.iter().any(TreePath::is_root) {
+                    return self.restore_paths(target, &paths, dry_run).map(Reply::Restored);
+                }
                 self.go_to(OpVerb::Restore, target, self.describe(target), dry_run).map(Reply::Restored)
             }
+            Request::Show { rev, path, offset } => self.show(&rev, &path, offset).map(Reply::Shown),
             Request::Discard => {
                 let target = self.last_seal();
                 self.go_to(OpVerb::Discard, target, self.describe(target), false).map(Reply::Restored)
@@ -391,6 +396,20 @@ impl Sandbox {
         let Replaced { before, from, to, changes } =
             self.timeline.replace(verb, target, description.clone())?;
         Ok(Restored { to: description, before, changes: told_changes(&from, &to, &changes)? })
+    }
+
+    fn restore_paths(&self, target: Target, paths: &[TreePath], dry_run: bool) -> Result<Restored> {
+        let what = paths::description(&self.describe(target), paths);
+        if dry_run {
+            self.timeline.flush()?;
+            let (now, then) = (self.fs().state(), self.timeline.state_of(target)?);
+            let changes = diff::changes_at(&now, &then, paths).attempt(|| "list what would change")?;
+            let changes = told_changes(&now, &then, &changes)?;
+            return Ok(Restored { to: what, before: None, changes });
+        }
+        let Replaced { before, from, to, changes } =
+            self.timeline.replace_at(OpVerb::Restore, target, paths, what.clone())?;
+        Ok(Restored { to: what, before, changes: told_changes(&from, &to, &changes)? })
     }
 
     fn restore_operation(&self, op: u64) -> Result<Restored> {

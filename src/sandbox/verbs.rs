@@ -91,8 +91,19 @@ pub enum Request {
     Restore {
         /// Which.
         to: Rev,
+        /// Only at and below these paths, and the rest stays; all if empty.
+        paths: Vec<TreePath>,
         /// Only say what would change.
         dry_run: bool,
+    },
+    /// What stands at a path in a state.
+    Show {
+        /// Which state.
+        rev: Rev,
+        /// The path.
+        path: TreePath,
+        /// Of a file, the content from this byte on, as much as an answer takes.
+        offset: u64,
     },
     /// Throws away everything since the last checkpoint (or since the base, if there is none).
     Discard,
@@ -173,6 +184,8 @@ pub enum Request {
 /// The answer to a [`Request`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
+    /// To [`Request::Show`].
+    Shown(Shown),
     /// To [`Request::Status`].
     Status(Status),
     /// To [`Request::Log`].
@@ -266,6 +279,38 @@ pub struct Stepped {
     pub old_size: Option<u64>,
     /// Bytes now; none if there is no file.
     pub new_size: Option<u64>,
+}
+
+/// What stands at a path in a state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shown {
+    /// The node.
+    pub node: Node,
+    /// Of a file, its bytes from the offset on that was asked for: none at its end. Of a link, its text.
+    pub bytes: Vec<u8>,
+    /// Of a directory, what is in it, sorted by name.
+    pub entries: Vec<Node>,
+}
+
+/// A node of a state, as `stat` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Node {
+    /// Its path.
+    pub path: TreePath,
+    /// What kind of node it is.
+    pub file: FileKind,
+    /// Its inode number.
+    pub ino: Ino,
+    /// Permission bits.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Last change of the content.
+    pub mtime: Timestamp,
 }
 
 /// What a check found.

@@ -117,7 +117,7 @@ impl World {
         let (to, tree, epoch, times) = self.any_rev();
         self.say(format!("restore {to}"));
         let untouched = self.untouched(epoch);
-        self.switch(Request::Restore { to, dry_run: false }, &tree, times, untouched);
+        self.switch(Request::Restore { to, paths: Vec::new(), dry_run: false }, &tree, times, untouched);
     }
 
     fn op_restore(&mut self) {

@@ -57,8 +57,9 @@ fn mount(sandbox: &Arc<Sandbox>, store: &Path, mount_point: &Path) -> Result<fus
         mount_point: mount_point.to_owned(),
         policy: Policy::Deny,
         allowed_targets: vec![b"/usr".to_vec()],
+        past: None,
     };
-    sandbox.set_view(view);
+    sandbox.set_view(view)?;
     let mounted = fuse::mount(Arc::clone(sandbox.fs()), mount_point, store, &MountOptions::default())?;
     sandbox.attach(mounted.kernel());
     Ok(mounted)

@@ -29,13 +29,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::{Greeting, Listener, Server};
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fs::{Fs, Limits};
+use crate::fs::{Fs, Limits, PastView};
 use crate::fuse::{self, Handed, Mounted, Unmounter};
 use crate::jail::Policy;
 use crate::sandbox::verbs::{Reply, Request};
 use crate::sandbox::{Bounds, Sandbox, StoreOptions, View};
 use crate::store::codec;
 use crate::sys;
+use crate::types::Name;
 
 /// The hidden verb by which the program starts itself in the background.
 pub const VERB: &str = "__daemon";
@@ -93,6 +94,27 @@ pub struct Choice {
     pub history: Option<u32>,
     /// How many bytes versions may take; none for the default.
     pub history_bytes: Option<u64>,
+    /// How the checkpoints are shown in the root.
+    pub snapdir: Snapdir,
+    /// Under which name; the usual one if empty.
+    pub snapname: Vec<u8>,
+    /// Whether mkdir(2) among them makes none.
+    pub no_snapmkdir: bool,
+}
+
+/// The usual name of the directory that shows the checkpoints.
+const SNAPNAME: &[u8] = b".jailfs";
+
+/// How the checkpoints are shown in the root of a mount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Snapdir {
+    /// Whoever knows the name can enter it; the root does not list it.
+    #[default]
+    Hidden,
+    /// The root lists it.
+    Visible,
+    /// Not at all.
+    Off,
 }
 
 /// What readlink answers for links that lead out, or could.
@@ -133,8 +155,8 @@ impl Choice {
         }
     }
 
-    fn view(&self, mount_point: &Path) -> View {
-        View {
+    fn view(&self, mount_point: &Path) -> Result<View> {
+        Ok(View {
             mount_point: mount_point.to_owned(),
             policy: match self.links {
                 Links::Deny => Policy::Deny,
@@ -143,7 +165,21 @@ impl Choice {
                 Links::Show => Policy::Show,
             },
             allowed_targets: self.allowed_targets.clone(),
+            past: self.past()?,
+        })
+    }
+
+    fn past(&self) -> Result<Option<PastView>> {
+        if self.snapdir == Snapdir::Off {
+            return Ok(None);
         }
+        let name = if self.snapname.is_empty() { SNAPNAME } else { &self.snapname };
+        let name = Name::new(name).map_err(|_| {
+            let name = String::from_utf8_lossy(name);
+            Error::new(Kind::Usage, format!("show the checkpoints as '{name}'"), "it is not a name")
+        })?;
+        let listed = self.snapdir == Snapdir::Visible;
+        Ok(Some(PastView { name, listed, makes: !self.no_snapmkdir && !self.read_only }))
     }
 }
 
@@ -227,7 +263,7 @@ impl Serving {
         gate: Gate,
         mount: impl FnOnce(Arc<Fs>, &Path) -> Result<Mounted>,
     ) -> Result<Serving> {
-        sandbox.set_view(choice.view(mount_point));
+        sandbox.set_view(choice.view(mount_point)?)?;
         sandbox.fs().set_limits(Limits { bytes: choice.max_bytes, files: choice.max_files });
         if !choice.read_only {
             sandbox.fs().set_history(choice.history());

@@ -33,6 +33,16 @@ impl NodeId {
     pub const ROOT: NodeId = NodeId(1);
     /// The first number for nodes that a restore renumbered; far above every [`Ino`].
     pub const RENUMBERED: NodeId = NodeId(1 << 56);
+    /// The directory that shows the past (`.jailfs`). The numbers from here to 2^53 are of its nodes, as ids and as what `stat`
+    /// shows: above every number that a store gives out.
+    pub const PAST: NodeId = NodeId(1 << 52);
+    /// The directory in it whose names are the checkpoints.
+    pub const CHECKPOINTS: NodeId = NodeId((1 << 52) + 1);
+
+    /// Whether it is a node of the past.
+    pub fn is_past(self) -> bool {
+        (1 << 52..1 << 53).contains(&self.0)
+    }
 }
 
 /// Numbers a layer of a store, from 1. A checkpoint has the number of the layer that it sealed.

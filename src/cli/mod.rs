@@ -7,7 +7,6 @@ mod apply;
 mod check;
 mod checkpoint;
 mod confine;
-mod date;
 mod diff;
 mod discard;
 mod gc;
@@ -40,6 +39,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::daemon;
 use crate::error::{Attempt, Kind, Result};
 use crate::run::EXEC_VERB;
+use crate::sandbox::date;
 
 /// A jailed, checkpointed overlay filesystem.
 ///

@@ -4,8 +4,9 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use crate::daemon::{Choice, Links};
+use crate::daemon::{Choice, Links, Snapdir};
 use crate::error::{Error, Kind, Result};
+use crate::types::Name;
 
 /// Versions of a file that can be asked for.
 const MOST_VERSIONS: u32 = 1000;
@@ -56,6 +57,10 @@ impl Options {
             (b"max-files", Some(text)) => choice.max_files = Some(number(option, text, count)?),
             (b"history", Some(text)) => choice.history = Some(number(option, text, versions)?),
             (b"history-bytes", Some(text)) => choice.history_bytes = Some(number(option, text, size)?),
+            (b"snapdir", Some(how)) => choice.snapdir = snapdir(how)?,
+            (b"snapname", Some(name)) => choice.snapname = snapname(name)?,
+            (b"snapmkdir", None) => choice.no_snapmkdir = false,
+            (b"nosnapmkdir", None) => choice.no_snapmkdir = true,
             (b"store", Some(path)) if !path.is_empty() => self.store = Some(path_of(path)),
             _ if is_for_others(option) => {}
             _ => return Err(bad(option, "it is not known, or its value is missing or not wanted")),
@@ -140,6 +145,30 @@ fn links(policy: &[u8]) -> Result<Links> {
     }
 }
 
+fn snapdir(how: &[u8]) -> Result<Snapdir> {
+    match how {
+        b"hidden" => Ok(Snapdir::Hidden),
+        b"visible" => Ok(Snapdir::Visible),
+        b"off" => Ok(Snapdir::Off),
+        _ => Err(bad(how, "snapdir is hidden, visible or off")),
+    }
+}
+
+/// Reads how checkpoints are shown.
+pub(super) fn snapdir_text(text: &str) -> std::result::Result<Snapdir, String> {
+    snapdir(text.as_bytes()).map_err(|error| error.reason)
+}
+
+/// Reads under which name checkpoints are shown.
+pub(super) fn snapname_text(text: &str) -> std::result::Result<String, String> {
+    snapname(text.as_bytes()).map(|_| text.to_owned()).map_err(|error| error.reason)
+}
+
+fn snapname(name: &[u8]) -> Result<Vec<u8>> {
+    let name = Name::new(name).map_err(|_| bad(name, "snapname is one name, without '/'"))?;
+    Ok(name.as_bytes().to_vec())
+}
+
 /// A prefix of targets: absolute and plain, or it would not mean what it seems to.
 fn target(prefix: &[u8]) -> Result<Vec<u8>> {
     let plain = prefix.split(|byte| *byte == b'/').skip(1).all(|name| name != b"." && name != b"..");
@@ -201,6 +230,15 @@ mod tests {
                 "history=0,history-bytes=64M",
                 Choice { history: Some(0), history_bytes: Some(64 << 20), ..plain() },
             ),
+            ("snapdir=hidden,snapmkdir", plain()),
+            (
+                "snapdir=visible,nosnapmkdir",
+                Choice { snapdir: Snapdir::Visible, no_snapmkdir: true, ..plain() },
+            ),
+            (
+                "snapdir=off,snapname=.past",
+                Choice { snapdir: Snapdir::Off, snapname: b".past".to_vec(), ..plain() },
+            ),
             ("defaults,rw,_netdev,noauto,user,nofail,x-systemd.automount,X-a=b,comment=c", plain()),
         ];
         for (text, expected) in table {
@@ -255,6 +293,11 @@ mod tests {
             "max-bytes=1.5",
             "max-bytes=99999999T",
             "max-files=0",
+            "snapdir",
+            "snapdir=shown",
+            "snapname=",
+            "snapname=a/b",
+            "snapname=..",
             "max-files=1K",
             "history=",
             "history=-1",

@@ -19,7 +19,7 @@ use super::mount::directory;
 use super::target::wrong_answer;
 use super::{Global, options, out, place, show};
 use crate::control::Listener;
-use crate::daemon::{self, Choice, Serving};
+use crate::daemon::{self, Choice, Serving, Snapdir};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::run::{
     End, Group, NotStarted, Program, Share, Spec, Started, Waited, Walls, block_signals, let_signals_through,
@@ -72,6 +72,12 @@ pub(super) struct Run {
     /// Let the command have at most N processes and threads
     #[arg(long, value_name = "N", value_parser = options::count)]
     processes: Option<u64>,
+    /// How the sandbox shows its checkpoints: hidden (in a directory that its root does not list), visible or off
+    #[arg(long, value_name = "HOW", default_value = "hidden", value_parser = options::snapdir_text)]
+    snapdir: Snapdir,
+    /// The name of that directory
+    #[arg(long, value_name = "NAME", default_value = ".jailfs", value_parser = options::snapname_text)]
+    snapname: String,
     #[command(flatten)]
     confine: Confine,
     /// The command and its arguments
@@ -150,7 +156,13 @@ impl Run {
     }
 
     fn choice(&self) -> Choice {
-        Choice { max_bytes: self.max_bytes, max_files: self.max_files, ..Choice::default() }
+        Choice {
+            max_bytes: self.max_bytes,
+            max_files: self.max_files,
+            snapdir: self.snapdir,
+            snapname: self.snapname.clone().into_bytes(),
+            ..Choice::default()
+        }
     }
 
     fn program(&self, spec: &Spec, attempt: u32) -> Program {

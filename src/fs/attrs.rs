@@ -73,12 +73,20 @@ impl Fs {
     /// # Errors
     /// ENOENT for an id that was never given out, or what the base answers.
     pub fn getattr(&self, id: NodeId) -> FsResult<Attr> {
+        if id.is_past() {
+            return self.past_getattr(id);
+        }
+        let listed = u32::from(self.listed_past(id).is_some());
         let mut core = self.core();
         let target = core.target(id)?;
         if let Target::Base(_, _, node) = &target {
             core.note_told(id, node);
         }
-        core.attr_of(id, &target)
+        let mut attr = core.attr_of(id, &target)?;
+        if attr.meta.nlink >= 2 {
+            attr.meta.nlink += listed;
+        }
+        Ok(attr)
     }
 
     /// Sets attributes. Whether the caller may is the kernel's decision.
@@ -176,6 +184,9 @@ impl Fs {
     }
 
     fn xattrs(&self, id: NodeId) -> FsResult<Xattrs> {
+        if id.is_past() {
+            return self.past_xattrs(id);
+        }
         let core = self.core();
         match core.target(id)? {
             Target::Base(_, path, node) => {

@@ -30,6 +30,8 @@ pub struct ReadPlan {
     pieces: Vec<Piece>,
     lower: Arc<crate::fs::lower::Lower>,
     _reading: Reading,
+    /// What was read already.
+    ready: Option<Vec<u8>>,
 }
 
 /// What lseek(2) looks for.
@@ -45,12 +47,19 @@ impl ReadPlan {
     /// The plan to read `pieces`, of a state that cannot change meanwhile; drift is reported to `lower`.
     pub(crate) fn new(pieces: Vec<Piece>, lower: Arc<crate::fs::lower::Lower>) -> ReadPlan {
         let _reading = lower.reading();
-        ReadPlan { pieces, lower, _reading }
+        ReadPlan { pieces, lower, _reading, ready: None }
+    }
+
+    /// A plan of what was read already.
+    fn of_bytes(bytes: Vec<u8>, lower: Arc<crate::fs::lower::Lower>) -> ReadPlan {
+        ReadPlan { ready: Some(bytes), ..ReadPlan::new(Vec::new(), lower) }
     }
 
     /// Bytes that the read gives.
     pub fn len(&self) -> u64 {
-        self.pieces.iter().map(|p| p.len).sum()
+        self.ready
+            .as_ref()
+            .map_or_else(|| self.pieces.iter().map(|p| p.len).sum(), |bytes| bytes.len() as u64)
     }
 
     /// Whether the read is at the end of the file.
@@ -63,6 +72,9 @@ impl ReadPlan {
     /// # Errors
     /// What the host answers; [`FsError::Drift`] if a file of the base is shorter than it was.
     pub fn read(&self, nowait: bool) -> FsResult<Option<Vec<u8>>> {
+        if let Some(bytes) = &self.ready {
+            return Ok(Some(bytes.clone()));
+        }
         let len = usize::try_from(self.len()).map_err(|_| FsError::Invalid)?;
         let mut bytes = vec![0; len];
         let mut rest: &mut [u8] = &mut bytes;
@@ -111,6 +123,11 @@ impl Fs {
     /// # Errors
     /// EISDIR, EINVAL, or what the base answers.
     pub fn read(&self, id: NodeId, offset: u64, len: u64) -> FsResult<ReadPlan> {
+        if id.is_past() {
+            // At once: what a checkpoint was is known for sure only as long as nobody exchanges the base below it.
+            let bytes = self.past_read(id, offset, len, false)?.unwrap_or_default();
+            return Ok(ReadPlan::of_bytes(bytes, Arc::clone(&self.core().lower)));
+        }
         let mut core = self.core();
         let target = core.target(id)?;
         core.check_told(id, &target)?;
@@ -207,31 +224,17 @@ impl Fs {
     /// # Errors
     /// ENXIO behind the end, or what the base answers.
     pub fn seek(&self, id: NodeId, offset: u64, to: SeekTo) -> FsResult<u64> {
+        if id.is_past() {
+            return self.past_seek(id, offset, to);
+        }
         let core = self.core();
         let target = core.target(id)?;
         let size = core.attr_of(id, &target)?.size;
         if offset >= size {
             return Err(FsError::NoSuchOffset);
         }
-        let mut at = offset;
-        // Pieces are cut at extents, so each is data, hole, or a run of a file that is asked in turn.
-        for piece in core.plan_of(&target, ByteRange { start: offset, end: size })? {
-            let found = match (&piece.from, to) {
-                (None, SeekTo::Hole) => Some(at),
-                (None, SeekTo::Data) => None,
-                (Some((file, from)), _) => {
-                    seek_in(file, ByteRange::at(*from, piece.len), to)?.map(|f| at + (f - from))
-                }
-            };
-            if let Some(found) = found {
-                return Ok(found);
-            }
-            at += piece.len;
-        }
-        match to {
-            SeekTo::Hole => Ok(size),
-            SeekTo::Data => Err(FsError::NoSuchOffset),
-        }
+        let pieces = core.plan_of(&target, ByteRange { start: offset, end: size })?;
+        seek_pieces(&pieces, offset, size, to)
     }
 
     /// Copies bytes from one file into another; `kill` as for [`Fs::write`]. Gives the number of bytes copied, less than asked at the end of the source.
@@ -259,6 +262,29 @@ impl Fs {
             done += bytes.len() as u64;
         }
         Ok(done)
+    }
+}
+
+/// Data or a hole in the pieces of a file from `offset` to its end.
+pub(super) fn seek_pieces(pieces: &[Piece], offset: u64, size: u64, to: SeekTo) -> FsResult<u64> {
+    let mut at = offset;
+    // Pieces are cut at extents, so each is data, hole, or a run of a file that is asked in turn.
+    for piece in pieces {
+        let found = match (&piece.from, to) {
+            (None, SeekTo::Hole) => Some(at),
+            (None, SeekTo::Data) => None,
+            (Some((file, from)), _) => {
+                seek_in(file, ByteRange::at(*from, piece.len), to)?.map(|f| at + (f - from))
+            }
+        };
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        at += piece.len;
+    }
+    match to {
+        SeekTo::Hole => Ok(size),
+        SeekTo::Data => Err(FsError::NoSuchOffset),
     }
 }
 

@@ -78,6 +78,9 @@ impl Fs {
     /// EXDEV for a link that leads out, which is noted for `status`; ESTALE if the kernel must look it up again;
     /// EINVAL for what is not a link.
     pub fn readlink(&self, id: NodeId, pid: u32) -> FsResult<LinkAnswer> {
+        if id.is_past() {
+            return self.past_readlink(id, pid);
+        }
         let jail = Arc::clone(&self.jail.lock());
         let answer = self.core().answer_link(&jail, id)?;
         match answer {
@@ -95,16 +98,14 @@ impl Fs {
         self.core().on_their_way.retain(|now| now.number != which.number);
     }
 
-    /// Whether readlink(2) tells the text of a link as it is stored: to callers that do not follow it.
-    pub fn tells_stored_text(&self) -> bool {
-        self.jail.lock().policy == Policy::Show
-    }
-
     /// The text of a link as it is stored, for callers that do not follow it.
     ///
     /// # Errors
     /// EINVAL for what is not a link, or what the base answers.
     pub fn link_text(&self, id: NodeId) -> FsResult<Vec<u8>> {
+        if id.is_past() {
+            return self.past_link_text(id);
+        }
         let core = self.core();
         match &core.record_of(&core.target(id)?)?.body {
             Body::Symlink { target } => Ok(target.clone()),
@@ -172,46 +173,46 @@ enum Footing {
 }
 
 /// A directory of the merged tree: its number and what it covers of the base.
-type Dir = (Ino, Option<TreePath>);
+pub(super) type Dir = (Ino, Option<TreePath>);
+
+/// The directory of a link that is nearest to the root: of several names, the one from which it climbs least.
+pub(super) fn shallowest_dir(state: &State, link: &Found) -> FsResult<Option<Dir>> {
+    let mut dirs: Vec<Dir> = Vec::new();
+    match link {
+        Found::Covered(ino, _) => {
+            for (dir, _) in state.tree.links(*ino) {
+                dirs.push((dir, state.lower_path(dir)?));
+            }
+        }
+        Found::Base(_, path, _) => {
+            let Some((above, _)) = path.split() else { return Ok(None) };
+            let Some((ino, _)) = state.lower.lookup(&above)? else { return Ok(None) };
+            dirs.push((ino, Some(above)));
+        }
+        Found::Nothing(_) => {}
+    }
+    let mut best: Option<(usize, Dir)> = None;
+    for dir in dirs {
+        let depth = state.depth_of(dir.0, dir.1.as_ref())?;
+        if best.as_ref().is_none_or(|(least, _)| depth < *least) {
+            best = Some((depth, dir));
+        }
+    }
+    Ok(best.map(|(_, dir)| dir))
+}
+
+/// Whether the base has names of this node that the tree does not know.
+pub(super) fn has_unseen_names(state: &State, link: &Found) -> bool {
+    match link {
+        Found::Covered(ino, _) => {
+            state.tree.node(*ino).is_some_and(|n| n.meta.nlink as usize > state.tree.links(*ino).count())
+        }
+        Found::Base(_, _, node) => crate::fs::state::lower_attr(Ino::ROOT, node).meta.nlink > 1,
+        Found::Nothing(_) => false,
+    }
+}
 
 impl Core {
-    /// The directory of a link that is nearest to the root: of several names, the one from which it climbs least.
-    fn shallowest_dir(&self, target: &Target) -> FsResult<Option<Dir>> {
-        let mut dirs: Vec<Dir> = Vec::new();
-        match target {
-            Target::Covered(ino) => {
-                for (dir, _) in self.tree.links(*ino) {
-                    dirs.push((dir, self.lower_path(dir)?));
-                }
-            }
-            Target::Base(_, path, _) => {
-                let Some((above, _)) = path.split() else { return Ok(None) };
-                let Some((ino, _)) = self.lower.lookup(&above)? else { return Ok(None) };
-                dirs.push((ino, Some(above)));
-            }
-            Target::Orphan(_) => {}
-        }
-        let mut best: Option<(usize, Dir)> = None;
-        for dir in dirs {
-            let depth = self.depth_of(dir.0, dir.1.as_ref())?;
-            if best.as_ref().is_none_or(|(least, _)| depth < *least) {
-                best = Some((depth, dir));
-            }
-        }
-        Ok(best.map(|(_, dir)| dir))
-    }
-
-    /// Whether the base has names of this node that the tree does not know.
-    fn has_unseen_names(&self, target: &Target) -> bool {
-        match target {
-            Target::Covered(ino) => {
-                self.tree.node(*ino).is_some_and(|n| n.meta.nlink as usize > self.tree.links(*ino).count())
-            }
-            Target::Base(_, _, node) => crate::fs::state::lower_attr(Ino::ROOT, node).meta.nlink > 1,
-            Target::Orphan(_) => false,
-        }
-    }
-
     /// Judges a link.
     fn answer_link(&mut self, jail: &Jail, id: NodeId) -> FsResult<Judged> {
         if self.table.get(id).is_some_and(|held| held.retired) {
@@ -220,15 +221,20 @@ impl Core {
         let target = self.target(id)?;
         let node = self.record_of(&target)?;
         let Body::Symlink { target: text } = &node.body else { return Err(FsError::Invalid) };
-        let Some(dir) = self.shallowest_dir(&target)? else { return Err(FsError::NotFound) };
-        let merged = Merged { state: &self.state, met: RefCell::new(Vec::new()) };
+        let link = match &target {
+            Target::Covered(ino) => Found::Covered(*ino, None),
+            Target::Base(ino, path, node) => Found::Base(*ino, path.clone(), node.clone()),
+            Target::Orphan(_) => Found::Nothing(None),
+        };
+        let Some(dir) = shallowest_dir(&self.state, &link)? else { return Err(FsError::NotFound) };
+        let merged = Merged::of(&self.state);
         let handle = merged.handle(dir);
         match jail.resolve(&merged, handle, text)? {
             Answer::Text(served) if jail.policy == Policy::Literal || Jail::climb(&served) == 0 => {
                 Ok(Judged::Text(served))
             }
             // A link with further names that we do not see is judged as if one of them stood in the root.
-            Answer::Text(served) if !self.has_unseen_names(&target) => self.serve(id, served),
+            Answer::Text(served) if !has_unseen_names(&self.state, &link) => self.serve(id, served),
             Answer::Text(_) | Answer::Escapes { .. } => {
                 let (Target::Covered(ino) | Target::Base(ino, ..) | Target::Orphan(ino)) = &target;
                 Ok(Judged::Out { path: self.path_of(*ino).unwrap_or_default(), text: text.clone() })
@@ -328,13 +334,17 @@ impl Core {
 }
 
 /// The merged tree, as the resolver walks it. The resolver wants small handles, so directories are numbered as they are met.
-struct Merged<'a> {
+pub(super) struct Merged<'a> {
     state: &'a State,
     met: RefCell<Vec<Dir>>,
 }
 
-impl Merged<'_> {
-    fn handle(&self, dir: Dir) -> usize {
+impl<'a> Merged<'a> {
+    pub(super) fn of(state: &'a State) -> Merged<'a> {
+        Merged { state, met: RefCell::new(Vec::new()) }
+    }
+
+    pub(super) fn handle(&self, dir: Dir) -> usize {
         let mut met = self.met.borrow_mut();
         if let Some(known) = met.iter().position(|m| m.0 == dir.0) {
             return known;

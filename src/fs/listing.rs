@@ -76,6 +76,10 @@ impl Fs {
     /// # Errors
     /// ENOENT for a directory that is gone, ENOTDIR, or what the base answers.
     pub fn readdir(&self, id: NodeId, after: u64, mut take: impl FnMut(DirEntry) -> bool) -> FsResult<()> {
+        if id.is_past() {
+            return self.past_readdir(id, after, &mut take);
+        }
+        let past = self.listed_past(id).filter(|entry| entry.cookie > after);
         let mut core = self.core();
         let (dir, lower) = core.live_dir(id)?;
         if after == 0 || !core.listings.contains_key(&id) {
@@ -113,10 +117,17 @@ impl Fs {
                     Found::Nothing(_) => continue,
                 },
             };
+            // A tree of another mount may have had something of the name under which the past is seen here.
+            if core.reserved.as_ref() == Some(name) && id == NodeId::ROOT {
+                continue;
+            }
             let entry = DirEntry { ino, cookie: *cookie, kind, name: name.as_bytes().to_vec() };
             if !take(entry) {
                 return Ok(());
             }
+        }
+        if let Some(entry) = past {
+            take(entry);
         }
         Ok(())
     }

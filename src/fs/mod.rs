@@ -18,6 +18,7 @@ mod jailed;
 mod listing;
 pub mod lower;
 mod names;
+mod past;
 mod room;
 mod state;
 mod switch;
@@ -54,6 +55,7 @@ pub use full::{MOST_TRIES, Need};
 pub use jailed::{LinkAnswer, Move, Refusal, Refused};
 pub use listing::DirEntry;
 pub use names::RenameMode;
+pub use past::{Archive, Origin, PastView, Text};
 pub use room::{Limits, Space};
 pub use state::{Found, State};
 pub use switch::{Changed, Forgotten, Switch, Switched};
@@ -153,6 +155,8 @@ pub(crate) struct Core {
     outdated: told::Outdated,
     /// What edits replaced, if that is kept.
     versions: Option<Versions>,
+    /// A name in the root that is not the tree's: the past is shown there.
+    reserved: Option<Name>,
 }
 
 /// Makes room on a full disk; gives the number of bytes. Called without any lock.
@@ -169,6 +173,7 @@ pub struct Fs {
     looking: RwLock<()>,
     /// Whether something was removed or replaced since space was last given back.
     given_up: AtomicBool,
+    past: past::Past,
     more_room: Mutex<Option<Arc<dyn Fn() -> u64 + Send + Sync>>>,
 }
 
@@ -193,6 +198,7 @@ impl Fs {
             room: room::Room::default(),
             outdated: told::Outdated::default(),
             versions: None,
+            reserved: None,
         };
         Fs {
             store,
@@ -201,6 +207,7 @@ impl Fs {
             sync_gate: Mutex::default(),
             looking: RwLock::new(()),
             given_up: AtomicBool::new(true),
+            past: past::Past::default(),
             more_room: Mutex::default(),
         }
     }
@@ -287,6 +294,9 @@ impl Fs {
 
     /// Takes back `count` of what was handed out for a node.
     pub fn forget(&self, id: NodeId, count: u64) {
+        if id.is_past() {
+            return self.past_forget(id, count);
+        }
         let mut core = self.core();
         if let Some(held) = core.table.forget(id, count) {
             core.listings.remove(&id);
@@ -427,6 +437,10 @@ impl Core {
 
     /// The node behind an id.
     pub(crate) fn target(&self, id: NodeId) -> FsResult<Target> {
+        // Whatever looks for a node of the past among the live ones is about to change it.
+        if id.is_past() {
+            return Err(FsError::ReadOnly);
+        }
         let held = self.table.get(id).ok_or(FsError::NotFound)?;
         match &held.place {
             Place::Orphan => Ok(Target::Orphan(Ino(id.0))),

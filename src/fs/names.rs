@@ -46,6 +46,9 @@ impl Fs {
     /// # Errors
     /// ENOENT, ENOTDIR, or what the base answers.
     pub fn lookup(&self, dir: NodeId, name: &Name) -> FsResult<Entry> {
+        if let Some(entry) = self.enter_past(dir, name)? {
+            return Ok(entry);
+        }
         let mut core = self.core();
         let place = core.place(dir, name)?;
         core.note_alias(&place);
@@ -86,11 +89,14 @@ impl Fs {
         self.core().create(&self.store, dir, name, Newborn { mode, rdev, body, umask }, who)
     }
 
-    /// Makes a directory.
+    /// Makes a directory; in the directory of the checkpoints, a checkpoint: from a thread that serves no request.
     ///
     /// # Errors
     /// As [`Fs::mknod`].
     pub fn mkdir(&self, dir: NodeId, name: &Name, mode: u32, umask: u32, who: Caller) -> FsResult<Entry> {
+        if dir == NodeId::CHECKPOINTS {
+            return self.make_checkpoint(name);
+        }
         self.with_room(Need::More, || self.try_mkdir(dir, name, mode, umask, who))
     }
 
@@ -176,6 +182,10 @@ impl Fs {
     /// # Errors
     /// ENOENT, ENOTDIR, ENOTEMPTY, or what the store answers.
     pub fn rmdir(&self, dir: NodeId, name: &Name) -> FsResult<()> {
+        // Not "read-only", because checkpoints can be made there: giving one up is for `jailfs drop`.
+        if dir == NodeId::CHECKPOINTS {
+            return Err(FsError::NotPermitted);
+        }
         self.with_room(Need::Less, || self.try_rmdir(dir, name))
     }
 
@@ -244,6 +254,9 @@ impl Fs {
 
 impl Core {
     fn place(&self, dir: NodeId, name: &Name) -> FsResult<Place> {
+        if dir == NodeId::ROOT && self.reserved.as_ref() == Some(name) {
+            return Err(FsError::ReadOnly);
+        }
         let (dir, lower) = self.live_dir(dir)?;
         let found = self.find(dir, lower.as_ref(), name)?;
         Ok(Place { dir, lower, name: name.clone(), found })

@@ -6,7 +6,9 @@
 //! * **The kernel may remember for ever.** Every change comes through it, or it is told by [`super::kernel`].
 //! * **A renumbered node** (one that a restore gave a new id) cannot be named by LOOKUP together with its true number:
 //!   fuser sends one number as both. Its attributes are then sent as already outdated, so that the kernel asks GETATTR.
-//! * `user.jailfs.store` tells which store a mount belongs to. It is not listed and cannot be set.
+//! * `user.jailfs.store` tells which store a mount belongs to, `user.jailfs.origin` who last changed a file. They are not
+//!   listed and cannot be set.
+//! * What is asked of the past (`.jailfs`) is answered in [`super::past`].
 //!
 //! What waits for a disk (a sync, a read of what is not in memory, a copy) goes to a worker; all else is answered at once.
 
@@ -19,10 +21,10 @@ use std::time::SystemTime;
 
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation,
-    INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenFlags, PollEvents, PollFlags, PollNotifier,
-    RenameFlags, ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
-    ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request,
-    TimeOrNow, WriteFlags,
+    INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, PollEvents, PollFlags,
+    PollNotifier, RenameFlags, ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,
+    ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr,
+    Request, TimeOrNow, WriteFlags,
 };
 
 use crate::error::{FsError, FsResult};
@@ -38,20 +40,22 @@ use crate::fuse::settle;
 use crate::fuse::translate::{FOREVER, decode_device, file_type, no_entry, node, set_time};
 use crate::fuse::workers::Workers;
 use crate::sys;
-use crate::types::Name;
+use crate::types::{Name, NodeId};
 
 /// The most that one COPY_FILE_RANGE copies: the answer has 32 bits, and the program asks again.
 const MAX_COPY: u64 = 1 << 30;
 /// The attribute that names the store of a mount.
-const STORE_ATTRIBUTE: &[u8] = b"user.jailfs.store";
+pub(super) const STORE_ATTRIBUTE: &[u8] = b"user.jailfs.store";
+/// The attribute that tells who last changed a file.
+pub(super) const ORIGIN_ATTRIBUTE: &[u8] = b"user.jailfs.origin";
 /// The attribute that is the access ACL of a file.
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 /// Attributes that are ours.
-const OWN_PREFIX: &[u8] = b"user.jailfs.";
+pub(super) const OWN_PREFIX: &[u8] = b"user.jailfs.";
 /// What serves the requests of one mount.
 pub(super) struct Door {
-    fs: Arc<Fs>,
-    store_path: Vec<u8>,
+    pub(super) fs: Arc<Fs>,
+    pub(super) store_path: Vec<u8>,
     writeback: bool,
     /// Whether the kernel takes ENOSYS to OPEN and OPENDIR for "never ask again".
     open_unasked: bool,
@@ -59,10 +63,13 @@ pub(super) struct Door {
     workers: Workers,
     /// Links that wait until the kernel has taken a move in. Apart from the others, one of which it may wait for.
     settling: Workers,
-    channel: Arc<Channel>,
+    /// What is asked of the past and must wait. Apart from the others: while space is given back all of it waits, and whoever
+    /// gives it back waits for readers among the others.
+    pub(super) past: Workers,
+    pub(super) channel: Arc<Channel>,
     homeward: Arc<Homeward>,
     counters: Arc<Counters>,
-    gate: Arc<Gate>,
+    pub(super) gate: Arc<Gate>,
 }
 
 impl Door {
@@ -77,6 +84,7 @@ impl Door {
             opendir_unasked: true,
             workers: Workers::default(),
             settling: Workers::default(),
+            past: Workers::default(),
             channel: Arc::default(),
             homeward: Arc::default(),
             counters: Arc::default(),
@@ -135,7 +143,7 @@ fn caller(request: &Request) -> Caller {
     Caller { uid: request.uid(), gid: request.gid() }
 }
 
-fn name_of(name: &OsStr) -> FsResult<Name> {
+pub(super) fn name_of(name: &OsStr) -> FsResult<Name> {
     Ok(Name::new(name.as_bytes())?)
 }
 
@@ -166,7 +174,8 @@ fn seek_target(offset: i64, whence: i32) -> FsResult<(u64, SeekTo)> {
 impl Filesystem for Door {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let agreed = handshake::agree(config, self.writeback);
-        self.open_unasked = agreed.open_unasked;
+        // With a writeback cache write(2) is answered by the kernel, so the past can only be kept from writers when it is opened.
+        self.open_unasked = agreed.open_unasked && !(self.writeback && self.fs.shows_past());
         self.opendir_unasked = agreed.opendir_unasked;
         Ok(())
     }
@@ -174,10 +183,14 @@ impl Filesystem for Door {
     fn destroy(&mut self) {
         self.workers.finish();
         self.settling.finish();
+        self.past.finish();
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        if node(parent).is_past() {
+            return self.lookup_past(self.asked(Op::Lookup, request, parent, None), name, reply);
+        }
         let asked = self.asked(Op::Lookup, request, parent, Some(name));
         match name_of(name).and_then(|name| self.fs.lookup(node(parent), &name)) {
             Err(FsError::NotFound) => reply.entry(&FOREVER, &no_entry(), Generation(0)),
@@ -193,6 +206,9 @@ impl Filesystem for Door {
 
     fn getattr(&self, request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        if node(ino).is_past() {
+            return self.getattr_past(self.asked(Op::Getattr, request, ino, None), reply);
+        }
         let asked = self.asked(Op::Getattr, request, ino, None);
         let answer = self.fs.getattr(node(ino));
         if !self.fs.is_outdated(node(ino)) {
@@ -228,6 +244,9 @@ impl Filesystem for Door {
     ) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Setattr, request, ino, None);
+        if node(ino).is_past() {
+            return reply.error(asked.refuse(&FsError::ReadOnly));
+        }
         let changes_privileges = size.is_some() || uid.is_some() || gid.is_some();
         let set = SetAttr {
             mode,
@@ -251,8 +270,11 @@ impl Filesystem for Door {
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked: Asked<'static> = self.asked(Op::Readlink, request, ino, None);
+        if node(ino).is_past() {
+            return self.readlink_past(asked, reply);
+        }
         // Whoever only reads the text may see it; the kernel waits for us in the very call that says so.
-        if self.fs.tells_stored_text() && sys::proc::is_in_readlink(request.pid()) == Some(true) {
+        if self.fs.tells_stored_text_of(node(ino)) && sys::proc::is_in_readlink(request.pid()) == Some(true) {
             return asked.answer_data(self.fs.link_text(node(ino)), reply);
         }
         match self.fs.readlink(node(ino), request.pid()) {
@@ -296,6 +318,9 @@ impl Filesystem for Door {
         reply: ReplyEntry,
     ) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        if node(parent) == NodeId::CHECKPOINTS {
+            return self.make_checkpoint(self.asked(Op::Mkdir, request, parent, None), name, reply);
+        }
         let asked = self.asked(Op::Mkdir, request, parent, Some(name));
         let result =
             name_of(name).and_then(|name| self.fs.mkdir(node(parent), &name, mode, umask, caller(request)));
@@ -356,10 +381,12 @@ impl Filesystem for Door {
         asked.answer_entry(result, reply);
     }
 
-    fn open(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, _request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         self.counters.count(Op::Open);
         if self.open_unasked {
             reply.error(Errno::ENOSYS);
+        } else if node(ino).is_past() && flags.acc_mode() != OpenAccMode::O_RDONLY {
+            reply.error(Errno::EROFS);
         } else {
             reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
         }
@@ -378,6 +405,9 @@ impl Filesystem for Door {
     ) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked: Asked<'static> = self.asked(Op::Read, request, ino, None);
+        if node(ino).is_past() {
+            return self.read_past(asked, offset, size, reply);
+        }
         // Never more than we said the kernel may ask for: the answer is made in memory.
         let plan = match self.fs.read(node(ino), offset, size.min(handshake::MAX_REQUEST).into()) {
             Ok(plan) => plan,
@@ -409,6 +439,10 @@ impl Filesystem for Door {
     ) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Write, request, ino, None);
+        if node(ino).is_past() {
+            let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+            return self.drop_write(&asked, data.len(), from_cache, reply);
+        }
         let kill = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let appends = flags.0 & nix::libc::O_APPEND != 0 && !from_cache;
@@ -480,6 +514,9 @@ impl Filesystem for Door {
         mut reply: ReplyDirectory,
     ) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        if node(ino).is_past() {
+            return self.readdir_past(self.asked(Op::Readdir, request, ino, None), offset, reply);
+        }
         let asked = self.asked(Op::Readdir, request, ino, None);
         let mut taken = 0_usize;
         let result = self.fs.readdir(node(ino), offset, |entry| {
@@ -545,7 +582,9 @@ impl Filesystem for Door {
         const XATTR_REPLACE: i32 = 2;
         let asked = self.asked(Op::Setxattr, request, ino, Some(name));
         let name = name.as_bytes();
-        let result = if name.starts_with(OWN_PREFIX) {
+        let result = if node(ino).is_past() {
+            Err(FsError::ReadOnly)
+        } else if name.starts_with(OWN_PREFIX) {
             Err(FsError::NotPermitted)
         } else {
             let how = SetXattr {
@@ -560,6 +599,9 @@ impl Filesystem for Door {
 
     fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        if node(ino).is_past() || name.as_bytes() == ORIGIN_ATTRIBUTE {
+            return self.getxattr_past(self.asked(Op::Getxattr, request, ino, None), name, size, reply);
+        }
         let asked = self.asked(Op::Getxattr, request, ino, Some(name));
         let name = name.as_bytes();
         let result = if name == STORE_ATTRIBUTE {
@@ -574,6 +616,9 @@ impl Filesystem for Door {
 
     fn listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        if node(ino).is_past() {
+            return self.listxattr_past(self.asked(Op::Listxattr, request, ino, None), size, reply);
+        }
         let asked = self.asked(Op::Listxattr, request, ino, None);
         asked.answer_sized(self.fs.listxattr(node(ino)), size, reply);
     }
@@ -582,7 +627,9 @@ impl Filesystem for Door {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Removexattr, request, ino, Some(name));
         let name = name.as_bytes();
-        let result = if name.starts_with(OWN_PREFIX) {
+        let result = if node(ino).is_past() {
+            Err(FsError::ReadOnly)
+        } else if name.starts_with(OWN_PREFIX) {
             Err(FsError::NotPermitted)
         } else {
             self.fs.removexattr(node(ino), name)
@@ -691,6 +738,9 @@ impl Filesystem for Door {
     ) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Fallocate, request, ino, None);
+        if node(ino).is_past() {
+            return reply.error(asked.refuse(&FsError::ReadOnly));
+        }
         let kill = By::of(request).kills_privileges(&self.fs, node(ino));
         let result = self.fs.fallocate(node(ino), mode, offset, length, kill);
         if kill && result.is_ok() {
@@ -714,6 +764,9 @@ impl Filesystem for Door {
             // What the kernel has not sent yet would be told as a hole, and left out by whoever copies the file. It does not ask
             // again, and takes the whole file for data.
             return reply.error(Errno::ENOSYS);
+        }
+        if node(ino).is_past() {
+            return self.lseek_past(asked, seek_target(offset, whence), reply);
         }
         let found = seek_target(offset, whence).and_then(|(offset, to)| self.fs.seek(node(ino), offset, to));
         match found.map(i64::try_from) {
@@ -741,10 +794,14 @@ impl Filesystem for Door {
         if !flags.is_empty() {
             return reply.error(asked.refuse(&FsError::Invalid));
         }
+        if node(ino_out).is_past() {
+            return reply.error(asked.refuse(&FsError::ReadOnly));
+        }
         let by = By::of(request);
         let kill = by.kills_privileges(&self.fs, node(ino_out));
         let (fs, gate) = (Arc::clone(&self.fs), Arc::clone(&self.gate));
-        self.workers.run(move || {
+        let workers = if node(ino_in).is_past() { &self.past } else { &self.workers };
+        workers.run(move || {
             // The pass above ends with this function.
             let Some(_pass) = gate.pass() else { return reply.error(CUT_OFF) };
             match fs.copy_range(node(ino_in), offset_in, node(ino_out), offset_out, len.min(MAX_COPY), kill) {

@@ -16,6 +16,7 @@ mod gate;
 mod handshake;
 mod homeward;
 mod kernel;
+mod past;
 mod privileges;
 mod settle;
 mod translate;

@@ -17,6 +17,7 @@ mod conflict;
 pub mod diff;
 pub mod gc;
 mod home;
+mod origin;
 mod part;
 pub mod patch;
 mod stack;
@@ -31,13 +32,13 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::base::Base;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::lower::{self, Lower, PreHistory};
-use crate::fs::{Fs, Kernel, State, Switched};
+use crate::fs::{Forgotten, Fs, Kernel, State, Switched};
 use crate::jail::Jail;
 use crate::store::Store;
 use crate::store::layer::{LayerInfo, Upper};
 use crate::store::record::{HeadRecord, LayerKind, OpRecord, OpVerb, Seal};
 use crate::sys::clock;
-use crate::types::{Epoch, LayerId, Name};
+use crate::types::{Epoch, LayerId, Name, NodeId};
 
 pub use stack::Roots;
 pub use tidy::Effort;
@@ -204,6 +205,15 @@ impl Timeline {
     /// When some file could not be flushed.
     pub fn flush(&self) -> Result<()> {
         self.kernel().flush()
+    }
+
+    /// Makes the kernel forget which checkpoints there are.
+    pub fn names_have_changed(&self) {
+        let listing = [NodeId::CHECKPOINTS];
+        let what = Forgotten { listings: listing.into(), ..Forgotten::default() };
+        if let Err(error) = self.kernel().forget(&what) {
+            log::warn!("the listing of the checkpoints in the mount may be old: {error}");
+        }
     }
 
     /// The epoch of the base as it is now.

@@ -3,7 +3,9 @@
 //! With or without a mount it is the same [`Sandbox`]: the daemon holds one and serves it, a command without a daemon
 //! opens one for itself, and a program that embeds jailfs works on it directly.
 
+pub(crate) mod date;
 mod home;
+mod past;
 mod paths;
 mod upkeep;
 pub mod verbs;
@@ -18,7 +20,7 @@ use parking_lot::Mutex;
 
 use crate::base::Base;
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fs::{Found, Fs, Kernel, MOST_TRIES, Need, State, Step};
+use crate::fs::{Found, Fs, Kernel, MOST_TRIES, Need, PastView, State, Step};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::gc::Keep;
 use crate::history::{Replaced, Target, Timeline, apply, patch, verb_text};
@@ -61,6 +63,8 @@ pub struct View {
     pub policy: Policy,
     /// Prefixes outside the mount that links may lead to.
     pub allowed_targets: Vec<Vec<u8>>,
+    /// How the checkpoints are shown in it; none: not at all.
+    pub past: Option<PastView>,
 }
 
 impl Sandbox {
@@ -108,13 +112,15 @@ impl Sandbox {
         let weak = Arc::downgrade(&timeline);
         let more_room = move || weak.upgrade().map_or(0, |timeline| timeline.make_room());
         timeline.fs().set_more_room(Box::new(more_room));
-        Ok(Arc::new(Sandbox {
+        let sandbox = Arc::new(Sandbox {
             timeline,
             store_path,
             base_path,
             mounted: Mutex::new(None),
             housekeeper: Mutex::new(None),
-        }))
+        });
+        sandbox.fs().set_archive(Arc::new(past::Records::of(&sandbox)));
+        Ok(sandbox)
     }
 
     /// The directory of the store.
@@ -132,8 +138,12 @@ impl Sandbox {
         self.timeline.fs()
     }
 
-    /// Says by which rules links are answered from now on. Before the mount is seen by anybody.
-    pub fn set_view(&self, view: View) {
+    /// Says by which rules links are answered from now on, and how the past is shown. Before the mount is seen by anybody.
+    ///
+    /// # Errors
+    /// [`Kind::CannotMount`]: the past cannot be shown under a name that the tree has.
+    pub fn set_view(&self, view: View) -> Result<()> {
+        self.fs().show_past(view.past)?;
         self.fs().set_jail(Jail {
             policy: view.policy,
             mount_point: view.mount_point.as_os_str().as_bytes().to_owned(),
@@ -141,6 +151,7 @@ impl Sandbox {
             allowed_targets: view.allowed_targets,
         });
         *self.mounted.lock() = Some(view.mount_point);
+        Ok(())
     }
 
     /// Says that a kernel looks at the files from now on.
@@ -183,6 +194,9 @@ impl Sandbox {
         }
         if let Some(housekeeper) = &*self.housekeeper.lock() {
             housekeeper.wake();
+        }
+        if matches!(reply, Ok(Reply::Checkpoint(_) | Reply::Collected(_))) {
+            self.timeline.names_have_changed();
         }
         reply
     }

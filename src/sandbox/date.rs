@@ -5,7 +5,7 @@ use crate::types::Timestamp;
 const SECS_PER_DAY: i64 = 86_400;
 
 /// `2026-01-02 03:04:05Z`. Years beyond 9999 have more digits, years before 0 a sign.
-pub(super) fn utc(time: Timestamp) -> String {
+pub(crate) fn utc(time: Timestamp) -> String {
     let (year, month, day) = civil(time.secs.div_euclid(SECS_PER_DAY));
     let secs = time.secs.rem_euclid(SECS_PER_DAY);
     let (hour, minute, second) = (secs / 3600, secs / 60 % 60, secs % 60);

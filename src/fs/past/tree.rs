@@ -1,0 +1,157 @@
+//! Operations on the tree of a checkpoint.
+
+use std::sync::Arc;
+
+use crate::error::{FsError, FsResult};
+use crate::fs::past::table::number;
+use crate::fs::past::{Node, What, dir_entry};
+use crate::fs::{Attr, DirEntry, Entry, Found, Fs, ReadPlan, SeekTo, State, content};
+use crate::store::record::Xattrs;
+use crate::types::{ByteRange, FileKind, Ino, Name, NodeId};
+
+/// The names of a directory that is being read, sorted. A checkpoint does not change, so their order is where a reader goes on.
+pub(super) type Names = Vec<(Name, Ino, Option<FileKind>)>;
+
+/// Cookies 1 and 2 are `.` and `..`.
+const FIRST_COOKIE: u64 = 3;
+
+impl Node {
+    /// The node in the state of its checkpoint.
+    pub(super) fn find(&self, state: &State) -> FsResult<Found> {
+        if state.tree.node(self.ino).is_some() {
+            return Ok(Found::Covered(self.ino, None));
+        }
+        let Some(path) = &self.base else { return Err(FsError::Damage("a held node is in no tree")) };
+        match state.lower.lookup(path)? {
+            Some((ino, node)) if ino == self.ino => Ok(Found::Base(ino, path.clone(), node)),
+            _ => Err(state.lower.drift(path)),
+        }
+    }
+}
+
+impl Fs {
+    pub(super) fn lookup_in_checkpoint(&self, dir: &Node, name: &Name) -> FsResult<Entry> {
+        let (found, attr) = self.in_past(dir.layer, |state| {
+            let (ino, lower) = state.as_dir(&dir.find(state)?).ok_or(FsError::NotADirectory)?;
+            let found = state.find(ino, lower.as_ref(), name)?;
+            let attr = state.attr(&found).ok_or(FsError::NotFound)?;
+            Ok((found, attr))
+        })?;
+        let base = match found {
+            Found::Base(_, path, _) => Some(path),
+            Found::Covered(..) | Found::Nothing(_) => None,
+        };
+        let id = self.past.table.lock().hold(Node { layer: dir.layer, ino: attr.ino, base });
+        Ok(Entry { id, attr: self.past_attr(id, attr) })
+    }
+
+    pub(super) fn attr_in_checkpoint(&self, id: NodeId, node: &Node) -> FsResult<Attr> {
+        let attr =
+            self.in_past(node.layer, |state| state.attr(&node.find(state)?).ok_or(FsError::NotFound))?;
+        Ok(self.past_attr(id, attr))
+    }
+
+    pub(super) fn readdir_in_checkpoint(
+        &self,
+        id: NodeId,
+        node: &Node,
+        after: u64,
+        take: &mut dyn FnMut(DirEntry) -> bool,
+    ) -> FsResult<()> {
+        let (names, up) = self.in_past(node.layer, |state| {
+            let (dir, lower) = state.as_dir(&node.find(state)?).ok_or(FsError::NotADirectory)?;
+            let up = state.parent_of(dir, lower.as_ref())?.map(|(ino, _)| ino);
+            let known = self.past.listing.lock().clone().filter(|(of, _)| *of == id && after > 0);
+            if let Some((_, names)) = known {
+                return Ok((names, up));
+            }
+            let names = state.merged_names(dir, lower.as_ref())?;
+            let names: Names = names.into_iter().map(|(name, (ino, kind))| (name, ino, kind)).collect();
+            Ok((Arc::new(names), up))
+        })?;
+        *self.past.listing.lock() = Some((id, Arc::clone(&names)));
+        let up = up.map_or(NodeId::CHECKPOINTS, |ino| number(node.layer, ino));
+        for (cookie, name, ino) in [(1, &b"."[..], id), (2, &b".."[..], up)] {
+            if cookie > after && !take(dir_entry(ino, cookie, FileKind::Dir, name)) {
+                return Ok(());
+            }
+        }
+        let from = usize::try_from(after.saturating_sub(FIRST_COOKIE - 1)).unwrap_or(usize::MAX);
+        for (at, (name, ino, kind)) in names.iter().enumerate().skip(from) {
+            let kind = match kind {
+                Some(kind) => *kind,
+                None => self.kind_in_checkpoint(node, name)?,
+            };
+            let entry = dir_entry(number(node.layer, *ino), FIRST_COOKIE + at as u64, kind, name.as_bytes());
+            if !take(entry) {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn kind_in_checkpoint(&self, dir: &Node, name: &Name) -> FsResult<FileKind> {
+        self.in_past(dir.layer, |state| {
+            let (ino, lower) = state.as_dir(&dir.find(state)?).ok_or(FsError::NotADirectory)?;
+            let found = state.find(ino, lower.as_ref(), name)?;
+            Ok(state.attr(&found).map_or(FileKind::File, |attr| attr.kind))
+        })
+    }
+
+    /// Reads bytes of a file of the past. With `nowait`, gives none if that would wait for a disk.
+    ///
+    /// # Errors
+    /// As [`Fs::read`]; ESTALE for a checkpoint whose space was given back.
+    pub fn past_read(&self, id: NodeId, offset: u64, len: u64, nowait: bool) -> FsResult<Option<Vec<u8>>> {
+        let range = ByteRange::at(offset, len);
+        match self.past_node(id)? {
+            What::Top | What::Checkpoints => Err(FsError::IsADirectory),
+            What::Alias(..) => Err(FsError::Invalid),
+            What::Text(text, _) => {
+                let range = crate::tree::within(range, text.len() as u64);
+                let (from, to) = (usize::try_from(range.start), usize::try_from(range.end));
+                let part = from.ok().zip(to.ok()).and_then(|(from, to)| text.get(from..to));
+                Ok(Some(part.unwrap_or_default().to_vec()))
+            }
+            What::Node(node) => self.in_past(node.layer, |state| {
+                let pieces = state.plan(&node.find(state)?, range)?;
+                ReadPlan::new(pieces, Arc::clone(&state.lower)).read(nowait)
+            }),
+        }
+    }
+
+    /// Finds data or a hole in a file of the past.
+    pub(in crate::fs) fn past_seek(&self, id: NodeId, offset: u64, to: SeekTo) -> FsResult<u64> {
+        match self.past_node(id)? {
+            What::Node(node) => self.in_past(node.layer, |state| {
+                let found = node.find(state)?;
+                let size = state.attr(&found).ok_or(FsError::NotFound)?.size;
+                if offset >= size {
+                    return Err(FsError::NoSuchOffset);
+                }
+                let pieces = state.plan(&found, ByteRange { start: offset, end: size })?;
+                content::seek_pieces(&pieces, offset, size, to)
+            }),
+            What::Text(text, _) => {
+                let size = text.len() as u64;
+                match to {
+                    _ if offset >= size => Err(FsError::NoSuchOffset),
+                    SeekTo::Data => Ok(offset),
+                    SeekTo::Hole => Ok(size),
+                }
+            }
+            What::Top | What::Checkpoints | What::Alias(..) => Err(FsError::Invalid),
+        }
+    }
+
+    /// The extended attributes of a node of the past.
+    pub(in crate::fs) fn past_xattrs(&self, id: NodeId) -> FsResult<Xattrs> {
+        match self.past_node(id)? {
+            What::Node(node) => self.in_past(node.layer, |state| match node.find(state)? {
+                Found::Base(_, path, lower) => state.lower.xattrs(&path, &lower),
+                found => Ok(state.record(&found)?.0.xattrs.clone()),
+            }),
+            What::Top | What::Checkpoints | What::Text(..) | What::Alias(..) => Ok(None),
+        }
+    }
+}

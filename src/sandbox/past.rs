@@ -1,0 +1,109 @@
+//! What the mount shows of the past, for whoever stands in it: the checkpoints for [`crate::fs`], and texts.
+
+use std::ffi::OsStr;
+use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::{Arc, Weak};
+
+use crate::error::{Error, Kind, Result};
+use crate::fs::{Archive, Text};
+use crate::sandbox::verbs::{Checkpoint, Reply, Request, Status};
+use crate::sandbox::{Sandbox, date};
+use crate::tree::Tree;
+use crate::types::{Ino, LayerId};
+
+/// The sandbox, as its own files ask it. It must not keep it alive.
+pub(super) struct Records(Weak<Sandbox>);
+
+impl Records {
+    pub(super) fn of(sandbox: &Arc<Sandbox>) -> Records {
+        Records(Arc::downgrade(sandbox))
+    }
+
+    fn sandbox(&self) -> Result<Arc<Sandbox>> {
+        self.0.upgrade().ok_or_else(|| Error::new(Kind::NoStore, "look at the past", "the sandbox is closed"))
+    }
+
+    fn ask(&self, request: Request) -> Result<Reply> {
+        self.sandbox()?.handle(request)
+    }
+}
+
+fn wrong_answer() -> Error {
+    Error::new(Kind::Failed, "look at the past", "the answer belongs to another question")
+}
+
+impl Archive for Records {
+    fn tree(&self, layer: LayerId) -> Result<Tree> {
+        self.sandbox()?.timeline.tree_of(layer)
+    }
+
+    fn checkpoint(&self, name: String) -> Result<LayerId> {
+        match self.ask(Request::Checkpoint { name: Some(name), message: String::new() })? {
+            Reply::Checkpoint(checkpoint) => Ok(checkpoint.id),
+            _ => Err(wrong_answer()),
+        }
+    }
+
+    fn text(&self, which: Text) -> Result<String> {
+        match (which, self.ask(if which == Text::Status { Request::Status } else { Request::Log })?) {
+            (Text::Status, Reply::Status(status)) => Ok(status_text(&status)),
+            (Text::Log, Reply::Log(log)) => Ok(log_text(&log)),
+            _ => Err(wrong_answer()),
+        }
+    }
+
+    fn last_change(&self, ino: Ino, from: Option<LayerId>) -> Result<Option<LayerId>> {
+        self.sandbox()?.timeline.last_change(ino, from)
+    }
+
+    fn parent(&self) -> Option<LayerId> {
+        self.sandbox().ok()?.timeline.parent()
+    }
+}
+
+/// One line per fact.
+fn status_text(status: &Status) -> String {
+    let path = |bytes: &[u8]| one_line(&OsStr::from_bytes(bytes).display().to_string());
+    let mut lines = vec![format!("base        {}", path(&status.base))];
+    lines.extend(status.mount.as_ref().map(|mount| format!("mount       {}", path(mount))));
+    lines.push(format!("store       {}", path(&status.store)));
+    lines.push(match &status.checkpoint {
+        Some(last) => format!("checkpoint  {}", checkpoint_line(last)),
+        None => "checkpoint  none".to_owned(),
+    });
+    let since = if status.checkpoint.is_some() { "the checkpoint" } else { "the base" };
+    let paths = if status.changed == 1 { "path" } else { "paths" };
+    lines.push(format!("changed     {} {paths} since {since}", status.changed));
+    lines.push(format!("applied     {} times", status.epoch));
+    lines.push(format!("refused     {} ways out", status.refused_count));
+    let problems = status.base_problems.iter();
+    lines.extend(problems.map(|(path, reason)| format!("problem     {path}: {}", one_line(reason))));
+    lines.join("\n") + "\n"
+}
+
+/// One line per checkpoint that a person made, newest first: number, name, time and message, with tabs between them.
+fn log_text(log: &[Checkpoint]) -> String {
+    let mut text = String::new();
+    for checkpoint in log.iter().filter(|checkpoint| !checkpoint.automatic) {
+        let name = checkpoint.name.as_deref().map_or_else(|| "-".to_owned(), one_line);
+        let (time, message) = (date::utc(checkpoint.time), one_line(&checkpoint.message));
+        // Writing into a string does not fail.
+        let _written = writeln!(text, "{}\t{name}\t{time}\t{message}", checkpoint.id);
+    }
+    text
+}
+
+fn checkpoint_line(checkpoint: &Checkpoint) -> String {
+    let name = checkpoint.name.as_ref().map(|name| format!(" '{}'", one_line(name))).unwrap_or_default();
+    format!("{}{name}, {}", checkpoint.id, date::utc(checkpoint.time))
+}
+
+/// Control characters escaped: a name must not move the cursor of whoever reads it.
+fn one_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+    }
+    line
+}

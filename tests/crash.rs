@@ -127,6 +127,11 @@ fn a_restore_that_is_cut_off_at_any_step_was_done_or_not() {
 }
 
 #[test]
+fn a_restore_of_paths_that_is_cut_off_at_any_step_was_done_or_not() {
+    at_every_step(&["restore", "c1", "src", "big"]);
+}
+
+#[test]
 fn a_discard_that_is_cut_off_at_any_step_was_done_or_not() {
     at_every_step(&["discard"]);
 }

@@ -6,7 +6,8 @@
 #   attacker.py list                         the rows
 #
 # A row is an ESCAPE: on a plain directory it gets out, and nowhere else. Or it WORKS: it stays in, and does the same
-# everywhere. Or it is about the PROCESS: a mount alone does not stop it, a confined process cannot do it.
+# everywhere. Or it is about the PROCESS: a mount alone does not stop it, a confined process cannot do it. Or it is about the
+# PAST, which a plain directory has not: it attacks a checkpoint in the mount, and says "refused" if that went as it must.
 import ctypes, errno, fcntl, json, mmap, os, select, signal, socket, stat, struct, subprocess, sys, time
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -666,6 +667,159 @@ ROOT_ONLY = {"chroot", "bind-mount-in-own-namespace", "descriptor-of-another-pro
 for name, act in PROCESS.items():
     add("PROCESS", f"process-{name}", lambda c: os.mkdir(c.at("m")), act,
         root_only=name in ROOT_ONLY)
+
+
+# Attacks on a checkpoint in the mount: on what it holds, and by its links on what is outside or in the live tree.
+
+def past(c):
+    """A checkpoint of the tree as it is, made by mkdir; where the row's own directory is in it."""
+    top = f"{c.tree}/.jailfs/checkpoints/{c.name}"
+    os.mkdir(top)
+    return f"{top}/{c.name}"
+
+
+def refused(act, *wanted):
+    code = errno.errorcode.get(_errno(act), "nothing")
+    assert code in wanted, f"{code} and not {wanted}"
+    return "refused"
+
+
+def add_past(name, setup, act, root_only=False):
+    add("PAST", f"past-{name}", setup, act, root_only=root_only)
+
+
+def past_link(shape, levels):
+    def setup(c):
+        # The same texts, and those that would be right from so many levels further down.
+        up = c.up
+        c.up = lambda depth: up(depth + levels)
+        shape(c)
+    def act(c):
+        where = past(c)
+        for name in ("l", "d/secret", "d/outside", "d/."):
+            code = _errno(lambda: read(f"{where}/{name}") if name != "d/." else os.listdir(f"{where}/{name}"))
+            assert code in (errno.EXDEV, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR), (name, code)
+        for name in ("l", "d/created"):
+            assert _errno(lambda: write(f"{where}/{name}", os.O_WRONLY | os.O_CREAT)) != 0
+        return "refused"
+    return setup, act
+
+
+for name, shape in SHAPES.items():
+    for levels in (0, 3):
+        # How deep a name may be is for the shapes that count levels; the others are the same at each depth.
+        if levels == 0 or name in ("relative", "deep", "up_after_name", "chain", "into_link", "slashes"):
+            add_past(f"link-{name}-{levels}", *past_link(shape, levels))
+
+
+def past_setup(c):
+    write(c.at("f"), os.O_CREAT | os.O_WRONLY, b"as it was")
+    os.mkdir(c.at("e"))
+    os.symlink("f", c.at("in"))
+    os.symlink(c.tree + "/" + c.name + "/f", c.at("by-path"))
+
+
+def mapped_write(path):
+    """What is written into a mapping of a checkpoint is gone as soon as the kernel hands it over."""
+    fd = os.open(path, os.O_RDWR)
+    m = mmap.mmap(fd, 0, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    m[0:4] = b"evil"
+    m.close()
+    os.close(fd)
+    end = time.monotonic() + 20
+    while read(path) != b"as it was":
+        assert time.monotonic() < end
+    return "refused"
+
+
+PAST = {
+    "write": lambda c, w: refused(lambda: write(w + "/f"), "EROFS"),
+    "append": lambda c, w: refused(lambda: write(w + "/f", os.O_WRONLY | os.O_APPEND), "EROFS"),
+    "write-by-link": lambda c, w: refused(lambda: write(w + "/in"), "EROFS"),
+    "write-by-absolute-link": lambda c, w: refused(lambda: write(w + "/by-path"), "EROFS"),
+    "write-by-a-link-of-the-live-tree": lambda c, w: (os.symlink(w + "/f", c.at("to-past")), refused(lambda: write(c.at("to-past")), "EROFS"))[1],
+    "mapped-write": lambda c, w: mapped_write(w + "/f"),
+    "truncate": lambda c, w: refused(lambda: os.truncate(w + "/f", 1), "EROFS"),
+    "truncate-open": lambda c, w: refused(lambda: os.open(w + "/f", os.O_WRONLY | os.O_TRUNC), "EROFS"),
+    "allocate": lambda c, w: refused(lambda: os.posix_fallocate(os.open(w + "/f", os.O_WRONLY), 0, 99), "EROFS"),
+    "copy-range": lambda c, w: refused(lambda: os.copy_file_range(os.open(c.at("f"), os.O_RDONLY), os.open(w + "/f", os.O_WRONLY), 4), "EROFS"),
+    "create": lambda c, w: refused(lambda: write(w + "/new", os.O_CREAT | os.O_WRONLY), "EROFS"),
+    "create-by-dangling": lambda c, w: (os.symlink(w + "/new", c.at("g")), refused(lambda: write(c.at("g"), os.O_CREAT | os.O_WRONLY), "EROFS"))[1],
+    "tmpfile": lambda c, w: refused(lambda: os.open(w, os.O_TMPFILE | os.O_WRONLY), "EOPNOTSUPP", "ENOTSUP", "EROFS"),
+    "mkdir": lambda c, w: refused(lambda: os.mkdir(w + "/new"), "EROFS"),
+    "mkfifo": lambda c, w: refused(lambda: os.mkfifo(w + "/new"), "EROFS"),
+    "symlink": lambda c, w: refused(lambda: os.symlink("/", w + "/new"), "EROFS"),
+    "bind": lambda c, w: _fchdir(os.open(w, os.O_PATH), lambda: refused(lambda: bind("new"), "EROFS")),
+    "unlink": lambda c, w: refused(lambda: os.unlink(w + "/f"), "EROFS"),
+    "rmdir": lambda c, w: refused(lambda: os.rmdir(w + "/e"), "EROFS"),
+    "rmdir-of-the-checkpoint": lambda c, w: refused(lambda: os.rmdir(os.path.dirname(w)), "EPERM"),
+    "rmdir-of-the-directory": lambda c, w: refused(lambda: os.rmdir(c.tree + "/.jailfs"), "EROFS"),
+    "rename-in": lambda c, w: refused(lambda: os.rename(c.at("f"), w + "/new"), "EROFS"),
+    "rename-out": lambda c, w: refused(lambda: os.rename(w + "/f", c.at("taken")), "EROFS"),
+    "rename-within": lambda c, w: refused(lambda: os.rename(w + "/f", w + "/g"), "EROFS"),
+    "rename-exchange": lambda c, w: refused(lambda: exchange(c.at("f"), w + "/f"), "EROFS"),
+    "rename-of-the-checkpoint": lambda c, w: refused(lambda: os.rename(os.path.dirname(w), os.path.dirname(w) + "-moved"), "EROFS"),
+    "rename-over-the-directory": lambda c, w: refused(lambda: os.rename(c.at("e"), c.tree + "/.jailfs"), "EROFS"),
+    "rename-of-the-directory": lambda c, w: refused(lambda: os.rename(c.tree + "/.jailfs", c.tree + "/mine"), "EROFS"),
+    "link-in": lambda c, w: refused(lambda: os.link(c.at("f"), w + "/new"), "EROFS"),
+    "link-out": lambda c, w: refused(lambda: os.link(w + "/f", c.at("taken")), "EROFS"),
+    "link-out-by-descriptor": lambda c, w: refused(lambda: check(libc.linkat(AT_FDCWD, f"/proc/self/fd/{os.open(w + '/f', os.O_RDONLY)}".encode(), AT_FDCWD, c.at("taken").encode(), 0x400)), "EROFS"),
+    "chmod": lambda c, w: refused(lambda: os.chmod(w + "/f", 0o777), "EROFS"),
+    "chmod-of-the-checkpoints": lambda c, w: refused(lambda: os.chmod(c.tree + "/.jailfs/checkpoints", 0o777), "EROFS"),
+    "chown": lambda c, w: refused(lambda: os.chown(w + "/f", os.getuid(), os.getgid()), "EROFS"),
+    "utime": lambda c, w: refused(lambda: os.utime(w + "/f", (1, 1)), "EROFS"),
+    "setxattr": lambda c, w: refused(lambda: os.setxattr(w + "/f", "user.new", b"1"), "EROFS"),
+    "removexattr": lambda c, w: refused(lambda: os.removexattr(w + "/f", "user.none"), "EROFS", "ENODATA"),
+    "origin-is-set": lambda c, w: refused(lambda: os.setxattr(c.at("f"), "user.jailfs.origin", b"base"), "EPERM"),
+    "text-is-written": lambda c, w: refused(lambda: write(c.tree + "/.jailfs/status"), "EROFS", "EACCES"),
+}
+for name, act in PAST.items():
+    def whole(c, act=act):
+        where = past(c)
+        said = act(c, where)
+        assert read(where + "/f") == b"as it was"
+        return said
+    add_past(name, past_setup, whole)
+
+
+def past_dots(c):
+    where = past(c)
+    same = lambda: os.path.samefile("../../../..", c.tree) and os.path.samefile("../../..", c.tree + "/.jailfs")
+    assert _fchdir(os.open(where, os.O_PATH), same)
+    return "refused"
+
+
+def past_odd_names(c):
+    top = os.fsencode(c.tree) + b"/.jailfs/checkpoints/"
+    row = os.fsencode(c.name)
+    good = [row + end for end in (b" ", b"-$(id)", b"\n\x1b[2J", b"\\", b";rm -rf .", "\u202e\u0000".encode()[:3])]
+    for name in good:
+        os.mkdir(top + name)
+        assert name in os.listdir(top) and os.path.isdir(top + name)
+    for name, wanted in ((b"\xff", errno.EINVAL), (b"base", errno.EINVAL), (b"@-1", errno.EINVAL), (b"0", errno.EINVAL),
+                         (b"99999999999999999999", errno.EINVAL), (b"x" * 256, errno.ENAMETOOLONG), (b"..", errno.EEXIST), (b".", errno.EEXIST)):
+        assert _errno(lambda: os.mkdir(top + name)) == wanted, name
+    assert _errno(lambda: os.mkdir(top + b"new/below")) in (errno.ENOENT, errno.EROFS)
+    return "refused"
+
+
+def past_live_tree(c):
+    """A link of a checkpoint that names the live tree means its own."""
+    write(c.at("f"), os.O_CREAT | os.O_WRONLY, b"then")
+    for number, text in enumerate((f"{c.tree}/{c.name}/f", f"{c.base}/{c.name}/f", "../../../../" + c.name + "/f", f"{c.tree}/.jailfs/../{c.name}/f")):
+        os.symlink(text, c.at(f"l{number}"))
+    where = past(c)
+    os.unlink(c.at("f"))
+    write(c.at("f"), os.O_CREAT | os.O_WRONLY, b"now")
+    for number in range(4):
+        said = _or_none(lambda: read(f"{where}/l{number}"))
+        assert said in (None, b"then"), said
+    return "refused"
+
+
+add_past("dots", past_setup, past_dots)
+add_past("odd-names", lambda c: None, past_odd_names)
+add_past("link-into-the-live-tree", lambda c: None, past_live_tree)
 
 
 def prepare(base, tree, out, whose):

@@ -17,10 +17,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
+use jailfs::fs::PastView;
 use jailfs::fuse::{self, Counters, MountOptions};
 use jailfs::jail::Policy;
 use jailfs::sandbox::verbs::{Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions, View};
+
+use jailfs::types::Name;
 
 use crate::Res;
 use crate::programs;
@@ -44,7 +47,13 @@ pub fn main(words: &[OsString]) -> Res<()> {
             .filter_map(|o| o.as_bytes().strip_prefix(b"allow="))
             .map(<[u8]>::to_vec)
             .collect(),
-    });
+        // As 'jailfs mount' does it.
+        past: Some(PastView {
+            name: Name::new(b".jailfs").map_err(|_| "no name")?,
+            listed: false,
+            makes: true,
+        }),
+    })?;
     let writeback = options.iter().any(|option| option == "writeback");
     let options = MountOptions { writeback, ..MountOptions::default() };
     let mounted = fuse::mount(Arc::clone(sandbox.fs()), &mount_point, store, &options)?;
@@ -67,7 +76,7 @@ fn answer(sandbox: &Sandbox, counters: &Counters, line: &str) -> Res<String> {
     }
     let request = match line.split_once(' ') {
         None if line == "checkpoint" => Request::Checkpoint { name: None, message: String::new() },
-        Some(("restore", id)) => Request::Restore { to: Rev::parse(id), dry_run: false },
+        Some(("restore", id)) => Request::Restore { to: Rev::parse(id), paths: Vec::new(), dry_run: false },
         _ => return Err(format!("'{line}' is not known").into()),
     };
     match sandbox.handle(request)? {

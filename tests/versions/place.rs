@@ -207,7 +207,9 @@ impl Work {
     }
 
     pub fn restore(&self, rev: &str) {
-        self.sandbox.handle(Request::Restore { to: Rev::parse(rev), dry_run: false }).unwrap();
+        self.sandbox
+            .handle(Request::Restore { to: Rev::parse(rev), paths: Vec::new(), dry_run: false })
+            .unwrap();
     }
 
     pub fn apply(&self) {

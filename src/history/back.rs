@@ -35,7 +35,7 @@ impl Claims {
     fn of(contents: &LayerContents) -> Result<Claims> {
         let boot = proc::boot_id().attempt(|| "read the boot id")?;
         let mut claims = Claims::default();
-        for record in &contents.records {
+        for record in contents.records.iter().chain(&contents.unsynced) {
             match record {
                 Record::Left(Left { print: Some(print), .. }) => claims.note(*print),
                 Record::Opened { boot: then } if *then != boot => claims.lost_before = Some(clock::booted()),
@@ -225,6 +225,10 @@ pub(super) fn roll_back_unfinished(store: &Arc<Store>, base: &Arc<Base>) -> Resu
             continue;
         };
         let mut claims = Claims::of(&contents)?;
+        // After a sync that failed they were cut off.
+        for lost in contents.unsynced.iter().filter(|record| matches!(record, Record::Left(_))) {
+            layer.record(lost).map_err(during)?;
+        }
         let images: Images = contents.records.into_iter().take(complete).filter_map(image_in).collect();
         let before = lower::read_history(store).map_err(during)?;
         let back = take_back(store, base, &mut layer, images, &before, &mut claims).map_err(during)?;

@@ -52,6 +52,8 @@ pub struct LayerContents {
     pub info: LayerInfo,
     /// All records after the header.
     pub records: Vec<Record>,
+    /// Records that are not among these because a sync failed: as far as they can still be read.
+    pub unsynced: Vec<Record>,
     /// Whether a power cut took records, or content that they spoke of.
     pub is_cut: bool,
     /// Where they end in the journal.
@@ -108,7 +110,8 @@ pub(super) fn read_file(
         None => records.len(),
     };
     let is_cut = trusted < records.len() || !behind.is_empty();
-    records.truncate(trusted);
+    let cut_off = records.split_off(trusted.min(records.len()));
+    let unsynced = if failed.is_some() { cut_off.into_iter().map(|r| r.0).collect() } else { Vec::new() };
     let end = records.last().map_or(0, |r| r.1);
     let count = records.len() as u64;
     let mut records = records.into_iter().map(|r| r.0);
@@ -130,7 +133,7 @@ pub(super) fn read_file(
     let summed = dir.size(SUMS)?.is_some();
     let index = dir.size(INDEX)?;
     let info = LayerInfo { header, seal, compact, summed, bytes: end, index };
-    Ok(LayerContents { info, records, is_cut, end, count, synced })
+    Ok(LayerContents { info, records, unsynced, is_cut, end, count, synced })
 }
 
 /// What the catalog knows of a layer. Of a sealed one only the ends are decoded: what is between is looked at when it is

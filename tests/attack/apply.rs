@@ -56,7 +56,7 @@ impl Ground {
         let [d, l] = ["d", "l"].map(|name| self.base.join(name));
         let begun = Instant::now();
         while !stop.load(Ordering::Relaxed) {
-            if begun.elapsed().as_millis() / 50 % 3 != 0 {
+            if !(begun.elapsed().as_millis() / 50).is_multiple_of(3) {
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
             }

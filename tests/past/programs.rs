@@ -96,7 +96,7 @@ fn diff_cp_rsync_tar_and_grep_work_on_a_checkpoint() {
 .jailfs/checkpoints/green/src/deep/hard\n.jailfs/checkpoints/green/src/main.rs\n"
     );
     let script = format!(
-        "cd {out}; cp -a {green} copied; rsync -aHAX {green}/ synced; mkdir untarred
+        "cd {out}; cp -a {green} copied; rsync -aHAX --modify-window=-1 {green}/ synced; mkdir untarred
         tar --acls --xattrs -C {green} -cf t.tar . 2> /dev/null; tar --acls --xattrs -C untarred -xpf t.tar"
     );
     live.sh(&script);

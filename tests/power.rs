@@ -363,15 +363,25 @@ impl Disk {
         for file in self.files.values_mut() {
             let pending = std::mem::take(&mut file.pending);
             let first = random.below(pending.len() as u64 + 1) as usize;
-            for (at, p) in pending.iter().enumerate() {
-                let kept = match how {
+            let mut kept: Vec<bool> = (0..pending.len())
+                .map(|at| match how {
                     0 => false,
                     1 => at < first,
                     _ => random.below(2) == 0,
-                };
-                if kept {
-                    put(&mut file.bytes, p);
+                })
+                .collect();
+            // The host writes pages: with a part of one goes what was written to it before.
+            let mut whole = BTreeSet::new();
+            for (at, kept) in kept.iter_mut().enumerate().rev() {
+                if let Pending::Page { at: start, .. } = &pending[at] {
+                    *kept |= whole.contains(&(start / PAGE));
+                    if *kept {
+                        whole.insert(start / PAGE);
+                    }
                 }
+            }
+            for (p, _) in pending.iter().zip(&kept).filter(|(_, kept)| **kept) {
+                put(&mut file.bytes, p);
             }
         }
         self.lay(root, to);

@@ -78,6 +78,22 @@ fn dropping_a_mount_detaches_it() {
     assert!(!is_mounted(&place));
 }
 
+/// The kernel gives the number of a mount that is gone to the next one at once.
+#[test]
+fn mounts_that_come_and_go_do_not_end_each_other() {
+    std::thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    let bench = Bench::new();
+                    write(bench.at("a"), "b");
+                    assert_eq!(fs::read(bench.at("a")).unwrap(), b"b");
+                }
+            });
+        }
+    });
+}
+
 #[test]
 fn what_cannot_be_mounted_is_said_with_a_hint() {
     let bench = Bench::new();

@@ -37,6 +37,7 @@ use nix::sys::stat::Mode;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::{Fs, Kernel};
 use crate::sys;
+use crate::sys::fusectl::Connection;
 use crate::sys::mount::{FuseMountOptions, MountError, mount_fuse};
 use crate::sys::mountinfo;
 
@@ -80,6 +81,9 @@ pub struct Mounted {
     gate: Arc<Gate>,
     kernel: Arc<Mount>,
     counters: Arc<Counters>,
+    /// None where the kernel does not let us see it. Opened while the mount certainly is ours: its number goes to the next
+    /// mount as soon as it is gone, and by number we would end that one.
+    connection: Option<Connection>,
     /// None once it was waited for.
     session: Option<JoinHandle<io::Result<()>>>,
 }
@@ -176,6 +180,9 @@ fn start(
 ) -> Result<Mounted> {
     let attempt = || format!("serve '{}'", unmounter.mount_point.display());
     let raw = device.try_clone().attempt(attempt)?;
+    let connection = Connection::open(unmounter.dev)
+        .inspect_err(|error| log::debug!("the connection is not to be seen: {error}"))
+        .ok();
     let (counters, gate, channel, homeward) = (door.counters(), door.gate(), door.channel(), door.homeward());
     let mut config = Config::default();
     config.n_threads = Some(1);
@@ -188,7 +195,7 @@ fn start(
     });
     let thread = thread.attempt(attempt)?;
     let kernel = Arc::new(Mount { fs, channel, homeward, root, dev: unmounter.dev, writeback, all_users });
-    Ok(Mounted { unmounter, gate, kernel, counters, session: Some(thread) })
+    Ok(Mounted { unmounter, gate, kernel, counters, connection, session: Some(thread) })
 }
 
 fn fuse_options(options: &MountOptions, allow_other: bool) -> FuseMountOptions {
@@ -299,9 +306,11 @@ impl Drop for Mounted {
         // Detaching ends nothing while somebody is still inside. So nobody is served any more; and where the kernel lets
         // us say so, it answers them itself and the session ends.
         self.gate.close();
-        if session.is_finished()
-            || sys::fusectl::Connection::open(self.unmounter.dev).and_then(|c| c.abort()).is_ok()
-        {
+        let is_ended = |connection: &Connection| match connection.abort() {
+            Ok(()) => true,
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        };
+        if session.is_finished() || self.connection.as_ref().is_some_and(is_ended) {
             end_in_time(session);
         }
     }

@@ -187,8 +187,10 @@ impl World {
         self.check(Times::All);
     }
 
-    /// What is in the store at this moment is all that a killed daemon leaves.
+    /// What is in the store at this moment is all that a killed daemon leaves. A copy takes longer than a moment, so nothing
+    /// is tidied up meanwhile.
     fn kill(&mut self) {
+        self.sandbox().detach().unwrap();
         self.stores += 1;
         let copy = self.dir.join(format!("store{}", self.stores));
         self.say(format!("kill, and go on with {}", copy.display()));

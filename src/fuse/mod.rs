@@ -55,6 +55,8 @@ const END_LIMIT: Duration = Duration::from_secs(5);
 /// How long an unmount is tried again while the mount is busy. A program that is being started has copies of its parent's
 /// descriptors until its exec, so a mount that nobody uses can be busy for a moment.
 const BUSY_LIMIT: Duration = Duration::from_secs(2);
+/// So many of those who keep a mount busy are told.
+const MOST_TOLD: usize = 5;
 
 /// How a head is mounted. By default writable, for our own user (for all, if that is root), without device nodes and
 /// setuid.
@@ -332,6 +334,19 @@ fn end_in_time(session: JoinHandle<io::Result<()>>) {
     }
 }
 
+/// Who keeps a mount busy, and what to do.
+fn hint_of_busy(mount_point: &Path) -> String {
+    let advice = "leave the directory and close its files, or detach it with '--lazy'";
+    let holders = sys::holders::holders(mount_point).unwrap_or_default();
+    let mut said: Vec<String> = holders.iter().take(MOST_TOLD).map(ToString::to_string).collect();
+    match holders.len().saturating_sub(MOST_TOLD) {
+        _ if holders.is_empty() => return advice.to_owned(),
+        0 => {}
+        more => said.push(format!("{more} more")),
+    }
+    format!("in use by {}: {advice}", said.join("; "))
+}
+
 impl Unmounter {
     /// Unmounts; `lazy` detaches the mount also while it is in use. One that is gone already is fine.
     ///
@@ -364,9 +379,7 @@ impl Unmounter {
                 return Err(error);
             }
             if Instant::now() > end {
-                return Err(error
-                    .kind(Kind::InUse)
-                    .hint("leave the directory and close its files, or detach it with '--lazy'"));
+                return Err(error.kind(Kind::InUse).hint(hint_of_busy(&self.mount_point)));
             }
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -11,6 +11,7 @@ pub mod clock;
 pub mod dir;
 pub mod file;
 pub mod fusectl;
+pub mod holders;
 pub mod ioctl_filter;
 pub mod mount;
 pub mod mountinfo;

@@ -64,7 +64,7 @@ fn maps_of(pid: u32) -> io::Result<Vec<u8>> {
 }
 
 /// The names in a directory of `/proc` that are numbers.
-fn numbered(listed: std::fs::ReadDir) -> impl Iterator<Item = u32> {
+pub(super) fn numbered(listed: std::fs::ReadDir) -> impl Iterator<Item = u32> {
     listed.filter_map(|entry| parse_number(entry.ok()?.file_name().as_bytes()))
 }
 

@@ -164,6 +164,8 @@ fn a_busy_mount_is_refused_or_ends_with_its_last_user() {
     let mut user = Command::new("sleep").arg("60").current_dir(place.at("mnt")).spawn().unwrap();
     let busy = place.fails("", "umount mnt", 11);
     assert!(busy.contains("busy") && busy.contains("\nhint: ") && busy.contains("--lazy"), "{busy}");
+    let who = format!("in use by sleep (pid {}), stands in '", user.id());
+    assert!(busy.contains(&who), "{busy}");
     assert!(place.is_mounted("mnt"));
     place.ok("", "umount --lazy mnt");
     assert!(!place.is_mounted("mnt") && lives(daemon));

@@ -169,8 +169,11 @@ pub enum FsError {
     Range,
     /// The value of an extended attribute is too large: E2BIG.
     TooLarge,
-    /// All attributes of the file together are too large: ENOSPC.
+    /// There is no room for more bytes: ENOSPC.
     NoSpace,
+    /// All attributes of the file together are too large, or there are as many files as there may be: ENOSPC, and no room can be
+    /// made for it.
+    LimitReached,
     /// The file has the largest number of links: EMLINK.
     TooManyLinks,
     /// The operation is not supported for this node or in this mode: EOPNOTSUPP.
@@ -209,6 +212,7 @@ impl fmt::Display for FsError {
             FsError::Range => f.write_str("value does not fit"),
             FsError::TooLarge => f.write_str("value too large"),
             FsError::NoSpace => f.write_str("no space left"),
+            FsError::LimitReached => f.write_str("a limit is reached"),
             FsError::TooManyLinks => f.write_str("too many links"),
             FsError::Unsupported => f.write_str("operation not supported"),
             FsError::LeavesJail => f.write_str("would leave the mount"),

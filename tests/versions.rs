@@ -9,10 +9,15 @@
 
 #[path = "versions/bounds.rs"]
 mod bounds;
+#[path = "versions/bytes.rs"]
+mod bytes;
 #[path = "versions/edits.rs"]
 mod edits;
 #[path = "versions/place.rs"]
 mod place;
+#[expect(dead_code, reason = "other tests need more of it")]
+#[path = "model/rng.rs"]
+mod rng;
 #[path = "versions/safety.rs"]
 mod safety;
 #[path = "versions/steps.rs"]

@@ -231,7 +231,7 @@ impl Fs {
         }
         let listed: usize = node.xattrs.iter().flat_map(|x| x.keys()).map(|n| n.len() + 1).sum();
         if !exists && listed + name.len() + 1 > XATTR_LIST_MAX {
-            return Err(FsError::NoSpace);
+            return Err(FsError::LimitReached);
         }
         let mut meta = node.meta;
         let mut stored = Some(value.to_vec());

@@ -254,7 +254,10 @@ impl Fs {
         let mut done = 0;
         while done < len {
             let plan = self.read(from, at + done, STEP.min(len - done))?;
-            let Some(bytes) = plan.read(false)? else { break };
+            let bytes = plan.read(false)?;
+            // Whoever makes room on a full disk waits for those who read.
+            drop(plan);
+            let Some(bytes) = bytes else { break };
             if bytes.is_empty() {
                 break;
             }
@@ -407,7 +410,7 @@ impl Core {
             match run {
                 Run::Owned(part, at) => self.pool(file)?.write(at, slice(bytes, offset, part)?)?,
                 Run::Fresh(part) => {
-                    let whole = self.fill_range(file, part, size.max(range.end), layer)?;
+                    let whole = self.fill_range(file, part, range, size.max(range.end), layer)?;
                     let left = self.current_bytes(file, ByteRange { start: whole.start, end: part.start })?;
                     let right = self.current_bytes(file, ByteRange { start: part.end, end: whole.end })?;
                     self.took(whole.len());
@@ -483,11 +486,13 @@ impl Core {
         }
     }
 
-    /// The blocks that a fresh run touches, without what the upper layer owns of them already.
+    /// The blocks that a fresh run of a write touches, without what the upper layer owns of them already, and without what is
+    /// next to it in the same write: that is another run, which writes its own bytes.
     fn fill_range(
         &mut self,
         file: Subject,
         part: ByteRange,
+        of: ByteRange,
         size: u64,
         layer: LayerId,
     ) -> FsResult<ByteRange> {
@@ -500,7 +505,7 @@ impl Core {
             _ => false,
         };
         let mut whole = part;
-        if !self.pool(file)?.continues(file.key, part.start) {
+        if part.start == of.start && !self.pool(file)?.continues(file.key, part.start) {
             whole.start = block_floor(part.start);
             let mut at = part.start;
             while let Some((start, extent)) = self.tree_of(file).extent_before(file.key, at) {
@@ -515,7 +520,9 @@ impl Core {
                 at = start;
             }
         }
-        whole.end = block_ceil(part.end).min(size).max(part.end);
+        if part.end == of.end {
+            whole.end = block_ceil(part.end).min(size).max(part.end);
+        }
         let mut at = part.end;
         while at < whole.end {
             match self.tree_of(file).extent_at(file.key, at) {

@@ -22,6 +22,16 @@ pub enum Need {
     Less,
 }
 
+/// What came of making room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Made {
+    Room,
+    /// There was nothing to give back.
+    Nothing,
+    /// It cannot be known now: somebody looks at states, or the store is being tidied up.
+    NotNow,
+}
+
 /// How many times room is made for one operation.
 pub const MOST_TRIES: usize = 8;
 
@@ -61,23 +71,27 @@ impl Fs {
 
     /// Makes room on a full disk. Whether there may be some now; then the store is to keep its reserve again after the operation.
     pub fn make_room(&self, need: Need) -> bool {
-        let made = || self.give_back().unwrap_or(0) > 0 || self.more_room() > 0;
-        if made() {
-            return true;
-        }
-        // What single files were is given up before an operation fails: half of it, then the other half.
-        while self.give_up_history() {
+        let mut made = self.try_to_make_room();
+        // What single files were is given up before an operation fails: half of it, then the other half. But only if it is known
+        // that there is nothing else, and as long as that gives room back.
+        while made == Made::Nothing && self.give_up_history() {
             self.note_given_up();
-            if made() {
-                return true;
-            }
+            made = self.try_to_make_room();
         }
-        need == Need::Less && self.store.release_reserve()
+        made == Made::Room || need == Need::Less && self.store.release_reserve()
     }
 
-    fn more_room(&self) -> u64 {
+    fn try_to_make_room(&self) -> Made {
+        let own = self.give_back();
+        if own.is_some_and(|bytes| bytes > 0) {
+            return Made::Room;
+        }
         let more_room = self.more_room.lock().clone();
-        more_room.map_or(0, |more_room| more_room())
+        match more_room.map_or(Some(0), |more_room| more_room()) {
+            Some(bytes) if bytes > 0 => Made::Room,
+            Some(_) if own.is_some() => Made::Nothing,
+            _ => Made::NotNow,
+        }
     }
 
     /// Gives back what of the upper layer nobody needs; bytes, or none if that cannot be now.
@@ -87,6 +101,15 @@ impl Fs {
         if !self.given_up.swap(false, Ordering::Relaxed) {
             return Some(0);
         }
+        let given = self.give_back_unused();
+        if given.is_none() {
+            // It is looked for again.
+            self.note_given_up();
+        }
+        given
+    }
+
+    fn give_back_unused(&self) -> Option<u64> {
         let reach = self.reach();
         if self.sync().is_err() || self.secure_versions().is_err() || !self.store.wait_for_readers() {
             return None;

@@ -159,8 +159,8 @@ pub(crate) struct Core {
     reserved: Option<Name>,
 }
 
-/// Makes room on a full disk; gives the number of bytes. Called without any lock.
-pub type MoreRoom = Box<dyn Fn() -> u64 + Send + Sync>;
+/// Makes room on a full disk; gives the number of bytes, or none if that cannot be now. Called without any lock.
+pub type MoreRoom = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 
 /// A head of a store, as a filesystem.
 pub struct Fs {
@@ -174,7 +174,7 @@ pub struct Fs {
     /// Whether something was removed or replaced since space was last given back.
     given_up: AtomicBool,
     past: past::Past,
-    more_room: Mutex<Option<Arc<dyn Fn() -> u64 + Send + Sync>>>,
+    more_room: Mutex<Option<Arc<dyn Fn() -> Option<u64> + Send + Sync>>>,
 }
 
 impl Fs {

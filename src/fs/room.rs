@@ -133,7 +133,7 @@ impl Core {
     /// ENOSPC.
     pub(super) fn need_node(&mut self, store: &Store) -> FsResult<()> {
         match self.room.limits.files {
-            Some(limit) if self.stored_nodes() >= limit => Err(FsError::NoSpace),
+            Some(limit) if self.stored_nodes() >= limit => Err(FsError::LimitReached),
             // Its record, and the block in which it may begin.
             _ => self.need_bytes(store, BLOCK),
         }

@@ -23,7 +23,7 @@ pub(super) fn verdict(error: &FsError) -> (fuser::Errno, Level) {
         FsError::NoAttribute => (Errno::ENODATA, Level::Debug),
         FsError::Range => (Errno::ERANGE, Level::Debug),
         FsError::TooLarge => (Errno::E2BIG, Level::Debug),
-        FsError::NoSpace => (Errno::ENOSPC, Level::Debug),
+        FsError::NoSpace | FsError::LimitReached => (Errno::ENOSPC, Level::Debug),
         FsError::TooManyLinks => (Errno::EMLINK, Level::Debug),
         FsError::Unsupported => (Errno::EOPNOTSUPP, Level::Debug),
         // As RESOLVE_BENEATH of openat2(2) answers; `fs` has logged the link itself.

@@ -6,6 +6,7 @@
 //! depends on how much differs from the base, not on how it came to differ.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::error::Result;
 use crate::history::Timeline;
@@ -23,6 +24,8 @@ const LONGEST_WAY: usize = 128;
 const FREE_BYTES: u64 = 256 << 10;
 /// Indexes that are kept, the newest.
 const INDEXES: usize = 4;
+/// How long a full disk waits for somebody who tidies up.
+const A_MOMENT: Duration = Duration::from_millis(300);
 
 /// What is rewritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,18 +87,25 @@ impl Timeline {
     }
 
     /// Gives back what sealed layers hold of content that was replaced or removed before their seal; bytes. For a full disk,
-    /// when somebody cannot wait for [`Timeline::tidy`].
-    pub fn make_room(&self) -> u64 {
-        let _tidying = self.tidying.lock();
-        let made = self.trim_and_sum().and_then(|bytes| Ok(bytes + self.trim_again()?));
-        made.unwrap_or_else(|error| {
-            log::warn!("no room could be made: {error}");
-            0
-        })
+    /// when somebody cannot wait for [`Timeline::tidy`]; none if somebody else is at it, or looks at states.
+    pub fn make_room(&self) -> Option<u64> {
+        // Whoever asks may be the thread that answers the kernel.
+        let _tidying = self.tidying.try_lock_for(A_MOMENT)?;
+        let made: Result<_> = self.trim_and_sum().and_then(|first| Ok((first, self.trim_again()?)));
+        match made {
+            Ok((first, again)) => match first.unwrap_or(0) + again.unwrap_or(0) {
+                0 => first.and(again),
+                bytes => Some(bytes),
+            },
+            Err(error) => {
+                log::warn!("no room could be made: {error}");
+                Some(0)
+            }
+        }
     }
 
-    /// Trims newly sealed pools, then makes the checksums of what is left. Not while somebody looks at states.
-    fn trim_and_sum(&self) -> Result<u64> {
+    /// Trims newly sealed pools, then makes the checksums of what is left; none, and neither, if somebody looks at states.
+    fn trim_and_sum(&self) -> Result<Option<u64>> {
         let mut new = self.store.catalog();
         new.retain(|info| info.seal.is_some() && !info.summed);
         let has_tree =
@@ -103,35 +113,40 @@ impl Timeline {
         let to_trim: Vec<LayerId> = new.iter().filter(has_tree).map(|info| info.header.layer).collect();
         let mut bytes = 0;
         if !to_trim.is_empty() {
-            let Some(_alone) = self.fs.try_alone() else { return Ok(0) };
-            bytes = self.trim(&to_trim)?;
+            let Some(_alone) = self.fs.try_alone() else { return Ok(None) };
+            let Some(trimmed) = self.trim(&to_trim)? else { return Ok(None) };
+            bytes = trimmed;
         }
         for info in new {
             if self.is_stopping() {
-                return Ok(bytes);
+                return Ok(Some(bytes));
             }
             self.store.write_sums(info.header.layer)?;
         }
-        Ok(bytes)
+        Ok(Some(bytes))
     }
 
-    /// Trims sealed pools anew of which versions were given up.
-    fn trim_again(&self) -> Result<u64> {
-        let Some(_alone) = self.fs.alone_in_a_moment() else { return Ok(0) };
+    /// Trims sealed pools anew of which versions were given up; none if somebody looks at states.
+    fn trim_again(&self) -> Result<Option<u64>> {
+        let Some(_alone) = self.fs.alone_in_a_moment() else { return Ok(None) };
         let mut layers: Vec<LayerId> = self.fs.layers_given_up().into_iter().collect();
         layers.retain(|layer| {
             self.store
                 .layer(*layer)
                 .is_some_and(|info| info.seal.is_some() && info.header.kind != LayerKind::PreImage)
         });
-        self.trim(&layers)
+        let trimmed = self.trim(&layers)?;
+        if trimmed.is_none() {
+            self.fs.note_layers_given_up(layers);
+        }
+        Ok(trimmed)
     }
 
     /// Content that was written to a layer and is in its pool, but neither in the tree that it became, nor in one above, nor in a
-    /// held file or a version, is seen by nobody.
-    fn trim(&self, layers: &[LayerId]) -> Result<u64> {
+    /// held file or a version, is seen by nobody. Gives the bytes, or none if somebody reads for too long.
+    fn trim(&self, layers: &[LayerId]) -> Result<Option<u64>> {
         let mut used = Used::default();
-        let Some(first) = layers.iter().min() else { return Ok(0) };
+        let Some(first) = layers.iter().min() else { return Ok(Some(0)) };
         let mut add = |from: &Tree, to: &Tree| {
             for ino in from.diff(to).contents {
                 to.extents(ino).for_each(|(_, extent)| used.add(extent.source, extent.len));
@@ -163,14 +178,14 @@ impl Timeline {
             if !secured {
                 self.fs.secure_versions()?;
                 if !self.store.wait_for_readers() {
-                    return Ok(bytes);
+                    return Ok(None);
                 }
                 secured = true;
             }
             self.store.punch_pool(*layer, &unused)?;
             bytes += unused.iter().map(|range| range.len()).sum::<u64>();
         }
-        Ok(bytes)
+        Ok(Some(bytes))
     }
 
     /// Rewrites a journal as what leads from the parent's tree to the layer's.

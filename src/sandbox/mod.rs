@@ -110,7 +110,7 @@ impl Sandbox {
         let timeline = Timeline::open(Arc::new(store), Arc::new(base), HEAD, jail)?;
         let timeline = Arc::new(timeline);
         let weak = Arc::downgrade(&timeline);
-        let more_room = move || weak.upgrade().map_or(0, |timeline| timeline.make_room());
+        let more_room = move || weak.upgrade().map_or(Some(0), |timeline| timeline.make_room());
         timeline.fs().set_more_room(Box::new(more_room));
         let sandbox = Arc::new(Sandbox {
             timeline,

@@ -162,6 +162,46 @@ fn a_full_disk_gives_up_history_before_an_operation_fails() {
     }
 }
 
+#[test]
+fn a_copy_on_a_full_disk_does_not_wait_for_itself() {
+    let place = Place::new(&[("from", &"x".repeat(3 << 20))]);
+    let work = place.open();
+    work.make("a");
+    for n in 0..4u8 {
+        work.truncate("a", 0);
+        work.write("a", 0, &vec![b'a' + n; 1 << 20]);
+    }
+    let (from, to) = (work.id("from"), work.make("to"));
+    let copied = step::with("fail:store.write:1:ENOSPC", || {
+        work.sandbox.fs().copy_range(from, 0, to, 0, 3 << 20, false)
+    });
+    assert_eq!(copied, Ok(3 << 20));
+    assert!(work.bytes("to").iter().all(|byte| *byte == b'x'));
+}
+
+#[test]
+fn what_no_room_can_be_made_for_costs_no_history() {
+    let place = Place::new(&[]);
+    let work = worked(&place);
+    let texts = work.texts("a");
+    // More names of attributes than a list of them can tell.
+    let (fs, file) = (work.sandbox.fs(), work.id("a"));
+    let how = jailfs::fs::SetXattr { create: false, replace: false, takes_setgid: false };
+    let refused = (0..300).find_map(|n| {
+        fs.setxattr(file, format!("user.{n:0240}").as_bytes(), b"v", how).err()
+    });
+    assert_eq!(refused, Some(jailfs::error::FsError::LimitReached));
+    // And a disk that is full while somebody looks at states, as an undo does: nobody knows what else there is to give back.
+    let looking = fs.looking();
+    let full = step::with("fail:store.write:1:ENOSPC", || fs.write(file, 0, b"more", false));
+    drop(looking);
+    assert!(full.is_err(), "no room could be made now");
+    assert_eq!(work.texts("a"), texts);
+    step::with("fail:store.write:2:ENOSPC", || work.undo("a", 1)).unwrap();
+    assert_eq!(work.get("a"), "two");
+    assert!(work.texts("a").contains(&"three".to_owned()), "{:?}", work.texts("a"));
+}
+
 /// Every step of an edit, an undo, a tidying up and a start, each time cut off there.
 #[test]
 fn history_cut_off_at_any_step_of_its_writing_tells_no_wrong_bytes() {

@@ -177,6 +177,13 @@ impl Fs {
             .unwrap_or_default()
     }
 
+    /// Says that these are to be looked at again.
+    pub fn note_layers_given_up(&self, layers: Vec<crate::types::LayerId>) {
+        if let Some(versions) = self.core().versions.as_mut() {
+            versions.given_up.extend(layers);
+        }
+    }
+
     /// Makes sure that the disk knows no version that is not known here, before content goes.
     ///
     /// # Errors

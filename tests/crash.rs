@@ -105,6 +105,11 @@ fn at_every_step(words: &[&str]) {
             if output.status.success() {
                 assert!(found == after, "{when}: it says that it is done, and is not");
             }
+            if words.first() == Some(&"gc") && action.starts_with("kill") {
+                let again = jailfs(&copied, words, "");
+                assert!(again.status.success(), "{when}: a gc after it fails: {again:?}");
+                assert_eq!(states(&copied), after, "{when}, and gc again");
+            }
             if output.status.success() && action.starts_with("kill") {
                 // It came to its end: there are no more steps.
                 steps = step;

@@ -359,7 +359,7 @@ impl Fs {
         }
         self.sticky(work.sync_journal())?;
         let mut core = self.core();
-        core.upper.journal_synced(work.upto);
+        core.upper.journal_synced(&work);
         core.note_versions_synced(mark);
         Ok(())
     }

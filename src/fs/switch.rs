@@ -158,6 +158,8 @@ impl Fs {
     /// # Errors
     /// What the base answers; then nothing has changed.
     pub fn switch(&self, next: Switch) -> FsResult<Option<Switched>> {
+        // A sync that is under way is of the layer that was written to when it began.
+        let _gate = self.sync_gate.lock();
         let mut core = self.core();
         if next.only_if_unchanged && core.upper.is_changed() {
             return Ok(None);

@@ -52,7 +52,7 @@ fn from_host(code: i32) -> Errno {
 /// An errno of the store: whatever it is, to the program it is a full or a broken disk.
 fn from_store(code: Option<i32>) -> Errno {
     match code.map(Errno::from_raw) {
-        Some(full @ (Errno::ENOSPC | Errno::EDQUOT | Errno::EROFS | Errno::ENOMEM)) => full,
+        Some(told @ (Errno::ENOSPC | Errno::EDQUOT | Errno::EROFS | Errno::ENOMEM | Errno::EINVAL)) => told,
         Some(_) | None => Errno::EIO,
     }
 }

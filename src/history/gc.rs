@@ -174,12 +174,17 @@ impl Timeline {
 
     /// Gives back what only given-up states need. Gives the bytes that this frees, or would.
     fn collect(&self, keep: Keep, collected: &mut Collected, dry_run: bool) -> Result<u64> {
+        if !dry_run {
+            // What gave blocks up must survive before the blocks go. It comes first: it also seals a layer whose seal failed,
+            // and then that is needed like any other.
+            self.fs.sync().attempt(|| "gc: sync")?;
+        }
         let stale = self.stale()?;
+        // What is sealed from here on was not looked at.
+        let sealed = self.sealed();
         let needed = self.needed(keep, collected, &stale);
         let reach = self.fs.reach();
         if !dry_run {
-            // What gave blocks up must survive before the blocks go.
-            self.fs.sync().attempt(|| "gc: sync")?;
             // A checkpoint that is given up and on which the tree lies is a layer like any other from now on.
             let dropped = collected.dropped.iter().map(|info| info.header.layer);
             let kept = dropped.filter(|layer| needed.contains(layer));
@@ -207,7 +212,7 @@ impl Timeline {
             self.fs.secure_versions().map_err(|e| e.during("gc"))?;
         }
         let mut refs = self.references(&needed, &reach, &images, below)?;
-        let unneeded = self.sealed().into_iter().rev().filter(|l| !needed.contains(&l.header.layer));
+        let unneeded = sealed.into_iter().rev().filter(|l| !needed.contains(&l.header.layer));
         let mut bytes = 0;
         for info in unneeded {
             bytes += info.bytes + info.index.unwrap_or(0);

@@ -13,8 +13,11 @@ use crate::types::{Epoch, LayerId};
 
 /// Trees of sealed layers that are kept in memory.
 const KEPT: usize = 64;
-/// Nodes of kept trees that were rebuilt from the disk, about: such a tree shares nothing with those that were there before.
+/// Nodes of kept trees, about; what a tree shares with the one that it came from counts once.
 const KEPT_NODES: usize = 1_000_000;
+/// Bytes of a journal that stand for one node that a tree does not share with the one below: few, so that too many are counted
+/// rather than too few.
+const BYTES_A_NODE: u64 = 64;
 /// The message of the seal of what was written during a restore that was cut off.
 pub(super) const CUT_OFF: &str = "during a restore that was cut off";
 
@@ -23,54 +26,42 @@ pub struct Roots {
     store: Arc<Store>,
     kept: BTreeMap<LayerId, Kept>,
     uses: u64,
-    families: u64,
 }
 
 struct Kept {
     tree: Tree,
     /// When it was used last.
     used: u64,
-    family: Family,
-}
-
-/// Trees that were derived from each other share what they have in common.
-#[derive(Clone, Copy)]
-enum Family {
-    /// Derived from what the head showed, which is in memory in any case.
-    Shown,
-    /// Derived from a tree that was rebuilt from the disk.
-    Rebuilt(u64),
+    /// Nodes that it did not share, when it came, with the tree that it was derived from.
+    own: usize,
 }
 
 impl Roots {
     /// Nothing is kept yet.
     pub fn new(store: Arc<Store>) -> Roots {
-        Roots { store, kept: BTreeMap::new(), uses: 0, families: 0 }
+        Roots { store, kept: BTreeMap::new(), uses: 0 }
     }
 
     /// Keeps the tree of a layer, which the head shows or showed; those that were not used for long may go.
     pub fn keep(&mut self, layer: LayerId, tree: Tree) {
-        self.insert(layer, tree, Family::Shown);
+        let info = self.store.layer(layer);
+        let parent = info.as_ref().and_then(|info| info.header.parent);
+        let is_derived = parent.is_some_and(|parent| self.kept.contains_key(&parent));
+        let own = if is_derived { changed_by(info.as_ref(), &tree) } else { tree.len() };
+        self.insert(layer, tree, own);
     }
 
-    fn insert(&mut self, layer: LayerId, tree: Tree, family: Family) {
+    fn insert(&mut self, layer: LayerId, tree: Tree, own: usize) {
         self.uses += 1;
-        self.kept.insert(layer, Kept { tree, used: self.uses, family });
-        while self.kept.len() > 1 && (self.kept.len() > KEPT || self.rebuilt_nodes() > KEPT_NODES) {
+        self.kept.insert(layer, Kept { tree, used: self.uses, own });
+        while self.kept.len() > 1 && (self.kept.len() > KEPT || self.nodes() > KEPT_NODES) {
             let oldest = self.kept.iter().min_by_key(|(_, kept)| kept.used).map(|(layer, _)| *layer);
             oldest.and_then(|layer| self.kept.remove(&layer));
         }
     }
 
-    fn rebuilt_nodes(&self) -> usize {
-        let mut largest: BTreeMap<u64, usize> = BTreeMap::new();
-        for kept in self.kept.values() {
-            if let Family::Rebuilt(family) = kept.family {
-                let nodes = largest.entry(family).or_default();
-                *nodes = (*nodes).max(kept.tree.len());
-            }
-        }
-        largest.values().sum()
+    fn nodes(&self) -> usize {
+        self.kept.values().map(|kept| kept.own).sum()
     }
 
     /// Keeps the tree of a layer no longer.
@@ -85,13 +76,12 @@ impl Roots {
     pub fn load(&mut self, layer: LayerId) -> Result<Tree> {
         let mut above = Vec::new();
         let mut at = Some(layer);
-        self.families += 1;
-        let (mut tree, mut family) = (Tree::new(), Family::Rebuilt(self.families));
+        let mut tree = Tree::new();
         while let Some(id) = at {
             if let Some(known) = self.kept.get_mut(&id) {
                 self.uses += 1;
                 known.used = self.uses;
-                (tree, family) = (known.tree.clone(), known.family);
+                tree = known.tree.clone();
                 break;
             }
             let info = self.store.layer(id).ok_or_else(|| {
@@ -113,20 +103,26 @@ impl Roots {
             && let Some(contents) = self.store.read_index(id)
         {
             tree = Tree::new();
-            family = Family::Rebuilt(self.families);
             replay(&mut tree, &contents, id)?;
-            self.insert(id, tree.clone(), family);
+            self.insert(id, tree.clone(), tree.len());
             above.truncate(at);
         }
         for id in above.into_iter().rev() {
             let contents = self.store.read_layer(id)?;
             replay(&mut tree, &contents, id)?;
             if contents.info.seal.is_some() {
-                self.insert(id, tree.clone(), family);
+                let own = changed_by(Some(&contents.info), &tree);
+                self.insert(id, tree.clone(), own);
             }
         }
         Ok(tree)
     }
+}
+
+/// How many nodes of the tree of a layer its own records made, at most.
+fn changed_by(info: Option<&LayerInfo>, tree: &Tree) -> usize {
+    let bytes = info.map_or(u64::MAX, |info| info.bytes);
+    usize::try_from(bytes / BYTES_A_NODE).unwrap_or(usize::MAX).min(tree.len())
 }
 
 pub(super) fn replay(tree: &mut Tree, contents: &LayerContents, layer: LayerId) -> Result<()> {

@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use crate::error::{Attempt, Error, Result};
+use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::dir::StoreDir;
 use crate::store::disk;
 use crate::store::log::{self, Log};
@@ -244,12 +244,14 @@ pub struct Upper {
 
 /// What [`Upper::begin_sync`] found to do; the slow part runs without the lock on the upper layer.
 pub struct SyncWork {
+    /// Of which layer: what is synced of one says nothing of another.
+    layer: LayerId,
     /// The pool to sync first.
     pool: Arc<File>,
     /// The journal to sync after `Synced` was appended.
     journal: Arc<File>,
     /// How many records that covers.
-    pub upto: u64,
+    upto: u64,
 }
 
 impl SyncWork {
@@ -322,9 +324,9 @@ impl Upper {
     /// Appends one record.
     ///
     /// # Errors
-    /// When it cannot be written; the journal then ends where it ended before.
+    /// When it cannot be written, or must not be; the journal then ends where it ended before.
     pub fn record(&mut self, record: &Record) -> Result<()> {
-        self.journal.append(record)?;
+        self.journal.append_of_strangers(record)?;
         self.changed |= matches!(record, Record::Edits(_));
         Ok(())
     }
@@ -338,6 +340,7 @@ impl Upper {
     pub fn begin_sync(&self) -> Option<SyncWork> {
         let upto = self.journal.count();
         (self.durable && self.synced < upto).then(|| SyncWork {
+            layer: self.layer,
             pool: Arc::clone(self.pool.file()),
             journal: self.journal.file(),
             upto,
@@ -365,11 +368,12 @@ impl Upper {
     }
 
     fn sync_journal(&mut self) -> Result<()> {
-        let synced = self.journal.sync();
+        // Not by the log itself, which then could not say what happened.
+        let synced = disk::sync(&self.journal.file());
         if synced.is_err() {
             self.sync_failed();
         }
-        synced
+        synced.attempt(|| format!("sync the journal of layer {}", self.layer))
     }
 
     fn sync_pool(&mut self) -> std::io::Result<()> {
@@ -384,13 +388,21 @@ impl Upper {
     /// speak of pool bytes that are not synced, so the record says how many are covered.
     ///
     /// # Errors
-    /// When the record cannot be written.
+    /// When the record cannot be written, and when the work was another layer's.
     pub fn pool_synced(&mut self, work: &SyncWork) -> Result<()> {
+        if work.layer != self.layer {
+            let attempt = format!("say what is synced of layer {}", self.layer);
+            return Err(Error::new(Kind::Failed, attempt, format!("it was layer {}", work.layer)));
+        }
         self.journal.append(&Record::SyncedTo(work.upto))
     }
 
-    /// Says that the journal was synced up to `upto` records.
-    pub fn journal_synced(&mut self, upto: u64) {
+    /// Says that the journal was synced as `work` asked.
+    pub fn journal_synced(&mut self, work: &SyncWork) {
+        if work.layer != self.layer {
+            return;
+        }
+        let upto = work.upto;
         // The record that says so needs no sync of its own, or every sync would ask for the next.
         let all = if self.journal.count() == upto + 1 { upto + 1 } else { upto };
         self.synced = self.synced.max(all);
@@ -462,8 +474,12 @@ mod tests {
 
     /// A layer that is written under the first boot.
     fn begin(layers: &StoreDir) -> Upper {
+        begin_layer(layers, LayerId(1))
+    }
+
+    fn begin_layer(layers: &StoreDir, layer: LayerId) -> Upper {
         let header = Header {
-            layer: LayerId(1),
+            layer,
             parent: None,
             head: "main".into(),
             epoch: crate::types::Epoch(0),
@@ -499,6 +515,51 @@ mod tests {
     }
 
     #[test]
+    fn what_was_synced_of_one_layer_says_nothing_of_another() {
+        let dir = tempfile::tempdir().unwrap();
+        let layers = StoreDir::open(dir.path()).unwrap();
+        let (mut before, mut after) = (begin(&layers), begin_layer(&layers, LayerId(2)));
+        for _ in 0..5 {
+            before.record(&map()).unwrap();
+        }
+        let work = before.begin_sync().unwrap();
+        after.record(&map()).unwrap();
+        assert!(after.pool_synced(&work).is_err());
+        after.journal_synced(&work);
+        assert!(after.begin_sync().is_some(), "it has a record that nobody synced");
+    }
+
+    #[test]
+    fn a_journal_whose_sync_failed_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let layers = StoreDir::open(dir.path()).unwrap();
+        let mut upper = begin(&layers);
+        upper.record(&resize()).unwrap();
+        // The pool first, then the journal.
+        let synced = crate::sys::step::with("fail:store.sync:2:EIO", || upper.sync());
+        assert!(synced.is_err() && upper.is_failed() && upper.check().is_err());
+        let trust = Trust { boot: [1; 16], torn_from: LayerId(0) };
+        let found = read(&layers, LayerId(1), trust).unwrap().records;
+        assert_eq!(found, [Record::Opened { boot: [1; 16] }], "what was not synced is not believed");
+    }
+
+    /// Somebody writes a frame that says that a sync failed into an attribute, and a power cut tears its record.
+    #[test]
+    fn bytes_of_strangers_never_pass_for_records() {
+        let dir = tempfile::tempdir().unwrap();
+        let layers = StoreDir::open(dir.path()).unwrap();
+        let mut upper = begin(&layers);
+        let forged = log::frame(&Record::SyncFailed(1), 1 << 40).unwrap();
+        let with = |value: Vec<u8>| {
+            Record::Edits(vec![Edit::Xattr { ino: Ino(9), name: b"user.a".to_vec(), value: Some(value) }])
+        };
+        let refused = upper.record(&with([b"before".to_vec(), forged.clone(), b"behind".to_vec()].concat()));
+        assert_eq!(refused.err().and_then(|error| error.errno), Some(nix::errno::Errno::EINVAL as i32));
+        upper.record(&with(forged.split_last().unwrap().1.to_vec())).unwrap();
+        upper.record(&with(vec![0; 1000])).unwrap();
+    }
+
+    #[test]
     fn what_was_synced_is_trusted_also_if_others_wrote_meanwhile() {
         let dir = tempfile::tempdir().unwrap();
         let layers = StoreDir::open(dir.path()).unwrap();
@@ -507,14 +568,14 @@ mod tests {
         let work = upper.begin_sync().unwrap();
         upper.record(&map()).unwrap();
         upper.pool_synced(&work).unwrap();
-        upper.journal_synced(work.upto);
+        upper.journal_synced(&work);
         let trust = Trust { boot: [2; 16], torn_from: LayerId(0) };
         let after_cut = read(&layers, LayerId(1), trust).unwrap().records;
         assert_eq!(after_cut, [Record::Opened { boot: [1; 16] }, map()], "the synced one, and not the next");
         upper.record(&map()).unwrap();
         let rest = upper.begin_sync().unwrap();
         upper.pool_synced(&rest).unwrap();
-        upper.journal_synced(rest.upto);
+        upper.journal_synced(&rest);
         assert!(upper.begin_sync().is_none(), "a sync after a sync has nothing to do");
     }
 }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::error::{Attempt, Error, Result};
+use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::{codec, disk};
 
 /// Bytes before the payload of a frame.
@@ -167,6 +167,37 @@ fn next_good(bytes: &[u8], at: usize, seq: u64) -> Option<(&[u8], u64, usize)> {
         .find_map(|start| any_frame_at(bytes, start).filter(|(_, found, _)| *found > seq))
 }
 
+/// One record as a frame, with the number `seq`.
+///
+/// # Errors
+/// One that is too long, or cannot be encoded.
+pub fn frame<T: Serialize>(record: &T, seq: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    frame_onto(record, seq, &mut bytes)?;
+    Ok(bytes)
+}
+
+fn frame_onto<T: Serialize>(record: &T, seq: u64, bytes: &mut Vec<u8>) -> Result<()> {
+    let too_long = || Error::damage("encode a record", "it is too long");
+    bytes.clear();
+    bytes.resize(FRAME_HEAD, 0);
+    codec::encode_onto(record, bytes).map_err(|why| Error::damage("encode a record", why))?;
+    let len = bytes.len() - FRAME_HEAD;
+    if len > codec::MAX_LEN {
+        return Err(too_long());
+    }
+    let len = u32::try_from(len).map_err(|_| too_long())?.to_le_bytes();
+    let seq = seq.to_le_bytes();
+    let Some((head, payload)) = bytes.split_at_mut_checked(FRAME_HEAD) else {
+        return Err(too_long());
+    };
+    let crc = crc32c::crc32c_append(crc32c::crc32c_append(crc32c::crc32c(&len), &seq), payload).to_le_bytes();
+    for (to, from) in head.iter_mut().zip(len.iter().chain(&crc).chain(&seq)) {
+        *to = *from;
+    }
+    Ok(())
+}
+
 impl<T: Serialize> Log<T> {
     /// Takes `file`, whose good frames end at `end`, for appending; the next has the number `count`.
     ///
@@ -186,11 +217,30 @@ impl<T: Serialize> Log<T> {
     /// When the record cannot be written whole; the log then ends where it ended before.
     pub fn append(&mut self, record: &T) -> Result<()> {
         self.check()?;
-        self.buffer.clear();
-        self.buffer.resize(FRAME_HEAD, 0);
-        codec::encode_onto(record, &mut self.buffer)
-            .map_err(|why| Error::damage(format!("encode for {}", self.what), why))?;
-        self.fill_head()?;
+        frame_onto(record, self.seq, &mut self.buffer).map_err(|e| e.during(&self.what))?;
+        self.write_frame()
+    }
+
+    /// The same for a record that holds bytes of strangers. One in which a whole frame stands is refused: should a power cut
+    /// tear this record, that frame would pass for a later record of the log.
+    ///
+    /// # Errors
+    /// As [`Log::append`], and EINVAL.
+    pub fn append_of_strangers(&mut self, record: &T) -> Result<()> {
+        self.check()?;
+        frame_onto(record, self.seq, &mut self.buffer).map_err(|e| e.during(&self.what))?;
+        if (1..self.buffer.len()).any(|at| any_frame_at(&self.buffer, at).is_some()) {
+            let refused = Error::new(
+                Kind::Failed,
+                format!("write {}", self.what),
+                "it holds a frame of a log of a store",
+            );
+            return Err(Error { errno: Some(nix::errno::Errno::EINVAL as i32), ..refused });
+        }
+        self.write_frame()
+    }
+
+    fn write_frame(&mut self) -> Result<()> {
         if let Err(error) = disk::write_at(&self.file, &self.buffer, self.end) {
             if disk::cut(&self.file, self.end).is_err() {
                 self.broken = Some("an earlier write failed and could not be taken back");
@@ -199,25 +249,6 @@ impl<T: Serialize> Log<T> {
         }
         self.end += self.buffer.len() as u64;
         self.seq += 1;
-        Ok(())
-    }
-
-    fn fill_head(&mut self) -> Result<()> {
-        let too_long = || Error::damage(format!("encode for {}", self.what), "record too long");
-        let len = self.buffer.len() - FRAME_HEAD;
-        if len > codec::MAX_LEN {
-            return Err(too_long());
-        }
-        let len = u32::try_from(len).map_err(|_| too_long())?.to_le_bytes();
-        let seq = self.seq.to_le_bytes();
-        let Some((head, payload)) = self.buffer.split_at_mut_checked(FRAME_HEAD) else {
-            return Err(too_long());
-        };
-        let crc =
-            crc32c::crc32c_append(crc32c::crc32c_append(crc32c::crc32c(&len), &seq), payload).to_le_bytes();
-        for (to, from) in head.iter_mut().zip(len.iter().chain(&crc).chain(&seq)) {
-            *to = *from;
-        }
         Ok(())
     }
 
@@ -247,7 +278,7 @@ impl<T: Serialize> Log<T> {
         if let Some(why) = self.broken {
             return Err(Error {
                 errno: Some(nix::errno::Errno::EIO as i32),
-                ..Error::new(crate::error::Kind::Failed, format!("write {}", self.what), why)
+                ..Error::new(Kind::Failed, format!("write {}", self.what), why)
             });
         }
         Ok(())
@@ -265,6 +296,11 @@ impl<T: Serialize> Log<T> {
         {
             log::warn!("{error}");
         }
+        self.broken = Some(SYNC_FAILED);
+    }
+
+    /// Says that a sync of what it is a part of failed: nothing can be written to it any more.
+    pub fn sync_has_failed(&mut self) {
         self.broken = Some(SYNC_FAILED);
     }
 

@@ -202,13 +202,7 @@ fn read_one<T: serde::de::DeserializeOwned>(dir: &StoreDir, name: &str) -> Resul
 
 /// One record as the bytes of a log, for files that hold just one.
 fn framed<T: Serialize>(record: &T, what: &str) -> Result<Vec<u8>> {
-    let scratch = Arc::new(tempfile::tempfile().attempt(|| format!("write {what}"))?);
-    let mut log = Log::append_to(Arc::clone(&scratch), what.to_owned(), 0, 0)?;
-    log.append(record)?;
-    let mut bytes = vec![0; usize::try_from(log.len()).unwrap_or(0)];
-    std::os::unix::fs::FileExt::read_exact_at(&*scratch, &mut bytes, 0)
-        .attempt(|| format!("write {what}"))?;
-    Ok(bytes)
+    log::frame(record, 0).map_err(|error| error.during(format!("write {what}")))
 }
 
 fn take_lock(dir: &StoreDir) -> Result<Flock<File>> {
@@ -658,8 +652,12 @@ impl Store {
             log.sync()?;
         }
         disk::rename(&self.dir, &temp, name).attempt(|| format!("publish {}", self.dir.show(name)))?;
-        if self.durable {
-            self.dir.sync()?;
+        // From here on it is the log, whatever fails: what is appended to the other one nobody will read.
+        if self.durable
+            && let Err(error) = self.dir.sync()
+        {
+            ::log::warn!("{error}");
+            log.sync_has_failed();
         }
         Ok(log)
     }

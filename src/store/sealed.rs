@@ -133,8 +133,8 @@ impl Store {
     pub fn remove_layer(&self, layer: LayerId) -> Result<()> {
         let name = layer::dir_name(layer);
         let dir = self.layers.dir(&name)?;
-        // The journal last: without it nobody would know what the rest is.
-        for file in [POOL, INDEX, SUMS, "journal.new", "index.new", "sums.new", JOURNAL] {
+        // The journal first: a directory without one is that of no layer, and is removed the next time.
+        for file in [JOURNAL, POOL, INDEX, SUMS, "journal.new", "index.new", "sums.new"] {
             dir.remove(file)?;
         }
         {
@@ -146,7 +146,7 @@ impl Store {
         disk::remove_dir(&self.layers, &name).attempt(|| format!("remove {}", self.layers.show(&name)))
     }
 
-    /// Removes the directories of layers whose making was cut off before they had a header. The number of the newest layer stays
+    /// Removes the directories of layers whose making was cut off before they had a header, or whose removal was. The number of the newest layer stays
     /// used by that one, so no number is given out twice.
     ///
     /// # Errors

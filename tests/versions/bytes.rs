@@ -3,7 +3,7 @@
 use crate::place::{Place, Work};
 use crate::rng::Rng;
 
-const SEEDS: u64 = 60;
+const SEEDS: u64 = 30;
 const STEPS: u64 = 120;
 /// A few blocks.
 const LARGEST: u64 = 20_000;

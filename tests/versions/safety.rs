@@ -187,9 +187,8 @@ fn what_no_room_can_be_made_for_costs_no_history() {
     // More names of attributes than a list of them can tell.
     let (fs, file) = (work.sandbox.fs(), work.id("a"));
     let how = jailfs::fs::SetXattr { create: false, replace: false, takes_setgid: false };
-    let refused = (0..300).find_map(|n| {
-        fs.setxattr(file, format!("user.{n:0240}").as_bytes(), b"v", how).err()
-    });
+    let refused =
+        (0..300).find_map(|n| fs.setxattr(file, format!("user.{n:0240}").as_bytes(), b"v", how).err());
     assert_eq!(refused, Some(jailfs::error::FsError::LimitReached));
     // And a disk that is full while somebody looks at states, as an undo does: nobody knows what else there is to give back.
     let looking = fs.looking();

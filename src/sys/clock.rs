@@ -39,6 +39,10 @@ pub fn set_shift(seconds: i64) {
 
 /// When the machine was booted, by the same clock as it goes now.
 pub fn booted() -> Timestamp {
+    #[cfg(feature = "crash-points")]
+    if let Some((_, at)) = crate::sys::step::boot() {
+        return at;
+    }
     let since = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |time| time.tv_sec());
     Timestamp { secs: now().secs.saturating_sub(since), nanos: 0 }
 }

@@ -74,7 +74,7 @@ pub(super) fn numbered(listed: std::fs::ReadDir) -> impl Iterator<Item = u32> {
 /// Those of reading `/proc/sys/kernel/random/boot_id`; `InvalidData` if that is no id.
 pub fn boot_id() -> io::Result<[u8; 16]> {
     #[cfg(feature = "crash-points")]
-    if let Some(boot) = crate::sys::step::boot() {
+    if let Some((boot, _)) = crate::sys::step::boot() {
         return Ok(boot);
     }
     let text = std::fs::read("/proc/sys/kernel/random/boot_id")?;

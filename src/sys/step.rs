@@ -78,7 +78,7 @@ mod rules {
     use parking_lot::{Mutex, RwLock};
 
     use super::{ALL, Step};
-    use crate::types::ByteRange;
+    use crate::types::{ByteRange, Timestamp};
 
     /// What happens at a step.
     #[derive(Clone, Debug)]
@@ -211,15 +211,15 @@ mod rules {
         SyncDir { ino: u64 },
     }
 
-    static BOOT: RwLock<Option<[u8; 16]>> = RwLock::new(None);
+    static BOOT: RwLock<Option<([u8; 16], Timestamp)>> = RwLock::new(None);
 
-    /// Says which boot of the machine this is to be, for the whole process.
+    /// Says which boot of the machine this is to be, for the whole process: it was at this moment.
     pub fn set_boot(boot: Option<[u8; 16]>) {
-        *BOOT.write() = boot;
+        *BOOT.write() = boot.map(|boot| (boot, crate::sys::clock::now()));
     }
 
-    /// The boot that a test wants.
-    pub fn boot() -> Option<[u8; 16]> {
+    /// The boot that a test wants, and when it was.
+    pub fn boot() -> Option<([u8; 16], Timestamp)> {
         *BOOT.read()
     }
 

@@ -1,0 +1,352 @@
+//! Power cuts of `apply` and of `apply --undo`, and of the start that takes them back: these write the base, too.
+//!
+//! The base is an ext4 of its own. After each change of a store's files, the host is made to write this or that of the base, or
+//! nothing, and now and then the disk below it is copied as it is at this moment: that is what a power cut leaves of it. What one
+//! leaves of the store is made up as in `tests/power.rs`. The store must then open over that base and make it whole: what it
+//! was or what it was to become, with every checkpoint what it was, and the verb can be done again.
+//!
+//! `JAILFS_POWER_SEED=N` runs one seed, `JAILFS_POWER_SEEDS=N` that many from 1 on.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a failure is what a test is for, and the figures are worth a line"
+)]
+
+#[path = "power/disk.rs"]
+mod disk;
+#[expect(dead_code, reason = "other tests need more of it")]
+#[path = "common/live.rs"]
+mod harness;
+#[path = "common/host.rs"]
+mod host;
+#[path = "common/states.rs"]
+mod states;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use disk::{Disk, Random};
+use harness::{Live, assert_same, shell};
+use host::host;
+use jailfs::sandbox::Sandbox;
+use jailfs::sandbox::verbs::{Change, Reply, Request};
+use jailfs::sys::step;
+use states::{check, states};
+
+const SEEDS: u64 = 2;
+/// What is done to the tree by one seed.
+const OPERATIONS: usize = 40;
+/// One change of the store in so many is followed by a power cut.
+const RARELY: u64 = 16;
+/// And of those that a start makes, which was to mend what a power cut left.
+const MORE_RARELY: u64 = 60;
+
+const FILL: &str = "
+    mkdir -p src/deep docs empty; for n in 1 2 3 4 5 6; do seq $n 400 > src/f$n; done
+    echo readme > README; ln README docs/also; ln -s ../README docs/link; seq 9000 > big; mkfifo src/pipe
+    setfattr -n user.x -v y src/f1; chmod 640 src/f2; touch -d 2001-01-01 src/f3; rmdir lost+found; sync -f .";
+
+/// A script that changes this and that.
+fn work(random: &mut Random) -> String {
+    let files = [
+        "src/f1",
+        "src/f2",
+        "src/f3",
+        "src/f4",
+        "README",
+        "docs/also",
+        "big",
+        "src/deep/n1",
+        "docs/n2",
+        "n3",
+    ];
+    let mut file = || files[random.below(files.len() as u64) as usize];
+    let mut script = String::new();
+    let mut picks = Vec::new();
+    for _ in 0..OPERATIONS {
+        picks.push((file(), file()));
+    }
+    for (at, (one, other)) in picks.into_iter().enumerate() {
+        let line = match random.below(15) {
+            0 | 1 => format!("echo {at} >> {one}"),
+            2 | 3 => format!("seq {at} 2000 > {one}.tmp && mv {one}.tmp {one}"),
+            4 => format!("rm -f {one}"),
+            5 => format!("mv -f {one} {other}"),
+            6 => format!("rm -f {other}; ln {one} {other}"),
+            7 => format!("ln -sf target{at} {one}"),
+            8 => format!("chmod {} {one}", 600 + random.below(60)),
+            9 => format!("touch -h -d @{} {one}", 1_000_000_000 + at),
+            10 => format!("setfattr -n user.at -v {at} {one}"),
+            11 => format!("rm -rf d{0}; mkdir -p d{0}/e; seq 3000 > d{0}/e/f", at % 3),
+            12 => format!("rm -rf {one}; mkdir {one}; echo {at} > {one}/inside"),
+            13 => format!("[ ! -e docs ] || mv -T docs moved{}", at % 2),
+            _ => format!("mkdir -p docs; mv -T d{0} docs/d{0}", at % 3),
+        };
+        // What cannot be done, because of what was done before, is left.
+        script.push_str(&format!("({line}) 2> /dev/null || :\n"));
+    }
+    script
+}
+
+/// What there is at a moment.
+#[derive(Clone, PartialEq, Eq)]
+struct Seen {
+    base: String,
+    /// The tree and every checkpoint, as they differ from the base.
+    states: BTreeMap<String, Vec<Change>>,
+}
+
+/// What a power cut leaves.
+struct Left {
+    /// The disk of the base.
+    base: PathBuf,
+    store: PathBuf,
+    told: String,
+    /// Whether what was asked was done, and acknowledged.
+    acknowledged: bool,
+}
+
+struct World {
+    live: Live,
+    random: Random,
+    /// How many boots there were.
+    boots: u8,
+    cuts: usize,
+}
+
+/// Unmounts the base, whatever happens.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(image: &Path, at: &Path) -> Mounted {
+        // Not the mercy of ext4, which writes the content of what is renamed over something.
+        let options = "loop,noatime,noauto_da_alloc";
+        shell(Path::new("/"), &format!("mount -o {options} {} {}", image.display(), at.display()));
+        Mounted(at.to_owned())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        drop(std::process::Command::new("umount").arg(&self.0).status());
+    }
+}
+
+impl World {
+    fn boot(&mut self) {
+        self.boots += 1;
+        step::set_boot(Some([self.boots; 16]));
+    }
+
+    fn seen(&self, store: &Path) -> Seen {
+        Seen { base: host(&self.live.base), states: states(store) }
+    }
+
+    /// Does something with a store, and cuts the power now and then: what that leaves, the end included.
+    fn cut<T>(
+        &mut self,
+        (image, store): (&Path, &Path),
+        rarely: u64,
+        told: &str,
+        work: impl FnOnce() -> T,
+    ) -> (T, Vec<Left>) {
+        let (disk, root) = Disk::of_dir(store);
+        let (base, outside) = (self.live.base.clone(), self.live.outside().to_owned());
+        let (first, image) = (self.cuts, image.to_owned());
+        let random = Random(self.random.next());
+        let recording =
+            Recording { disk, base, image, outside, first, random, rarely, changes: 0, moments: Vec::new() };
+        let recording = Arc::new(Mutex::new(recording));
+        let into = Arc::clone(&recording);
+        step::record(Some(Box::new(move |change| into.lock().unwrap().note(&change))));
+        let done = work();
+        step::record(None);
+        let mut recording = recording.lock().unwrap();
+        recording.keep_moment();
+        let (moments, all) = (std::mem::take(&mut recording.moments), recording.changes);
+        drop(recording);
+        let last = moments.len() - 1;
+        let mut left = Vec::new();
+        for (number, (at, disk, base)) in moments.into_iter().enumerate() {
+            let store = self.live.outside().join(format!("cut{}", self.cuts));
+            self.cuts += 1;
+            disk.cut(&mut self.random, root, &store);
+            let told = format!("{told}, after {at} of {all} changes");
+            left.push(Left { base, store, told, acknowledged: number == last });
+        }
+        (done, left)
+    }
+
+    /// Opens what a power cut left, and cuts that off as well.
+    fn recover(&mut self, left: Left, verb: &Request, before: &Seen, after: &Seen, depth: usize) {
+        let Left { base, store, told, acknowledged } = left;
+        // What the recovery of this is cut off in, is another.
+        let mounted = Mounted::new(&base, &self.live.base);
+        self.boot();
+        let open = || drop(Sandbox::open(&store).unwrap_or_else(|error| panic!("{told}: {error}")));
+        let further = if depth > 0 {
+            self.cut((&base, &store), MORE_RARELY, &format!("{told}, opened"), open).1
+        } else {
+            open();
+            Vec::new()
+        };
+        self.judge(&store, verb, before, after, (&told, acknowledged));
+        drop(mounted);
+        std::fs::remove_file(&base).unwrap();
+        std::fs::remove_dir_all(&store).unwrap();
+        for left in further {
+            // Being opened is no promise: the verb was acknowledged, or was not.
+            self.recover(Left { acknowledged, ..left }, verb, before, after, depth - 1);
+        }
+    }
+
+    /// What was opened is whole: as it was before, or as it was to become.
+    fn judge(&self, store: &Path, verb: &Request, before: &Seen, after: &Seen, (told, done): (&str, bool)) {
+        check(store, told);
+        let staged = shell(&self.live.base, "find . -name '.jailfs-*'");
+        assert_eq!(staged, "", "{told}: staged files are left");
+        let found = self.seen(store);
+        check(store, told);
+        if found.base == after.base {
+            same(&found, after, told);
+            return;
+        }
+        assert!(!done, "{told}: what was acknowledged is gone");
+        same(&found, before, told);
+        let sandbox = Sandbox::open(store).unwrap();
+        let Reply::Applied(applied) = sandbox.handle(verb.clone()).unwrap() else { panic!("no apply") };
+        assert_eq!(applied.conflicts, [], "{told}: done again");
+        drop(sandbox);
+        same(&self.seen(store), after, &format!("{told}, done again"));
+        check(store, told);
+    }
+}
+
+/// Holds two moments against each other, and shows only what differs.
+#[track_caller]
+fn same(found: &Seen, wanted: &Seen, told: &str) {
+    let lines = |seen: &Seen| seen.base.lines().map(str::to_owned).collect::<Vec<_>>();
+    assert_same(&lines(wanted), &lines(found), &format!("{told}: the base"));
+    assert!(found.states.keys().eq(wanted.states.keys()), "{told}: other checkpoints");
+    for (id, state) in &wanted.states {
+        let lines = |changes: &[Change]| changes.iter().map(|c| format!("{c:?}")).collect::<Vec<_>>();
+        assert_same(&lines(state), &lines(&found.states[id]), &format!("{told}: state {id}"));
+    }
+}
+
+/// A store while it is written to, and what power cuts leave.
+struct Recording {
+    disk: Disk,
+    base: PathBuf,
+    image: PathBuf,
+    outside: PathBuf,
+    first: usize,
+    random: Random,
+    rarely: u64,
+    changes: usize,
+    moments: Vec<(usize, Disk, PathBuf)>,
+}
+
+impl Recording {
+    fn note(&mut self, change: &step::Change) {
+        self.disk.apply(change);
+        self.changes += 1;
+        self.write_some();
+        if self.random.below(self.rarely) == 0 {
+            self.keep_moment();
+        }
+    }
+
+    fn keep_moment(&mut self) {
+        let copy = self.outside.join(format!("image{}", self.first + self.moments.len()));
+        std::fs::copy(&self.image, &copy).unwrap();
+        self.moments.push((self.changes, self.disk.clone(), copy));
+    }
+
+    /// The host writes something of the base, as it may at any time: all names so far, or the content of a file, or nothing.
+    fn write_some(&mut self) {
+        let what = self.random.below(8);
+        if what > 2 {
+            return;
+        }
+        let mut files = Vec::new();
+        let mut dirs = vec![self.base.clone()];
+        while let Some(dir) = dirs.pop() {
+            for entry in std::fs::read_dir(&dir).unwrap().map(Result::unwrap) {
+                match entry.file_type().unwrap() {
+                    kind if kind.is_dir() => dirs.push(entry.path()),
+                    kind if kind.is_file() => files.push(entry.path()),
+                    _ => {}
+                }
+            }
+        }
+        match what {
+            0 => File::open(&self.base).unwrap().sync_all().unwrap(),
+            _ if files.is_empty() => {}
+            what => {
+                let file = File::open(&files[self.random.below(files.len() as u64) as usize]).unwrap();
+                if what == 1 {
+                    file.sync_all().unwrap()
+                } else {
+                    jailfs::sys::file::sync_file_range_all(&file).unwrap()
+                }
+            }
+        }
+    }
+}
+
+/// One base and store: an apply, an apply that is taken back out, and all that power cuts leave of them.
+fn run(seed: u64) -> usize {
+    let mut random = Random(seed);
+    let make = "truncate -s 24M ../image; mkfs.ext4 -q -b 4096 -J size=4 ../image; mount -o loop,noatime,noauto_da_alloc ../image $PWD";
+    let mut live = Live::with_limit(&format!("{make}; cd $PWD; {FILL}"), &[], Duration::from_secs(300));
+    let mounted = Mounted(live.base.clone());
+    live.applied = true;
+    for name in ["first", "second"] {
+        live.sh(&work(&mut random));
+        live.checkpoint(name);
+    }
+    live.sh(&work(&mut random));
+    live.umount();
+    let (store, image) = (live.store.clone(), live.outside().join("image"));
+    let mut world = World { live, random, boots: 0, cuts: 0 };
+    world.boot();
+    let mut all = Vec::new();
+    let mut before = world.seen(&store);
+    for undo in [false, true] {
+        let verb = Request::Apply { paths: Vec::new(), dry_run: false, undo };
+        let told = format!("JAILFS_POWER_SEED={seed}, {}", if undo { "undone" } else { "applied" });
+        shell(&world.live.base, "sync -f .");
+        let work = || {
+            let sandbox = Sandbox::open(&store).unwrap();
+            let Reply::Applied(applied) = sandbox.handle(verb.clone()).unwrap() else { panic!("no apply") };
+            assert!(applied.conflicts.is_empty() && applied.changes.len() > 10, "{told}: {applied:?}");
+        };
+        let (_, left) = world.cut((&image, &store), RARELY, &told, work);
+        let after = world.seen(&store);
+        all.push((verb, before, after.clone(), left));
+        before = after;
+    }
+    drop(mounted);
+    for (verb, before, after, lefts) in all {
+        for left in lefts {
+            world.recover(left, &verb, &before, &after, 1);
+        }
+    }
+    world.cuts
+}
+
+#[test]
+fn an_apply_and_its_undo_that_a_power_cut_ends_are_taken_back_or_done() {
+    let number = |variable: &str| std::env::var(variable).ok().map(|text| text.parse().unwrap());
+    let cuts: usize = match number("JAILFS_POWER_SEED") {
+        Some(seed) => run(seed),
+        None => (1..=number("JAILFS_POWER_SEEDS").unwrap_or(SEEDS)).map(run).sum(),
+    };
+    eprintln!("{cuts} power cuts");
+}

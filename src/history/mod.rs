@@ -276,9 +276,7 @@ impl Timeline {
     /// All sealed states, oldest first.
     pub fn sealed(&self) -> Vec<LayerInfo> {
         let mut all = self.store.catalog();
-        all.retain(|l| {
-            l.seal.is_some() && matches!(l.header.kind, LayerKind::Continues | LayerKind::Branches)
-        });
+        all.retain(|l| l.seal.is_some() && l.header.kind.is_of_head());
         all
     }
 
@@ -392,9 +390,13 @@ impl Timeline {
         how: Showing,
     ) -> Result<Option<(State, Option<LayerId>)>> {
         let during = |e: Error| e.during(verb_text(verb));
-        let upper =
-            self.store.create_layer(to.layer, &self.head, to.epoch, LayerKind::Branches).map_err(during)?;
         let present = HeadRecord { layer: self.fs.upper_layer() };
+        let kind = match how {
+            Showing::Replaces => LayerKind::Branches,
+            // Whoever writes between the publishing and the switch writes to the layer that is shown, and keeps it there.
+            Showing::SameContent => LayerKind::Lands(present.layer),
+        };
+        let upper = self.store.create_layer(to.layer, &self.head, to.epoch, kind).map_err(during)?;
         self.store.set_head(&self.head, &HeadRecord { layer: upper.layer() }).map_err(during)?;
         let same = how == Showing::SameContent;
         let switch =

@@ -144,7 +144,7 @@ pub(super) fn reopen(
     head: &str,
     recorded: LayerId,
 ) -> Result<(Upper, Tree, Epoch)> {
-    let mut top = recorded;
+    let mut top = written_last(store, head, recorded)?;
     let mut contents = store.read_layer(top)?;
     while let Some(above) = store.continued(head, top) {
         if contents.info.seal.is_none() {
@@ -179,6 +179,20 @@ pub(super) fn reopen(
         store.set_head(head, &HeadRecord { layer: upper.layer() })?;
     }
     Ok((upper, tree, epoch))
+}
+
+/// The layer that a head writes to, as far as its record tells. An apply publishes the layer on the new base before it takes
+/// the place of the one that is shown: what programs wrote to that meanwhile is there, and then it was never exchanged.
+fn written_last(store: &Store, head: &str, recorded: LayerId) -> Result<LayerId> {
+    let Some(LayerKind::Lands(before)) = store.layer(recorded).map(|l| l.header.kind) else {
+        return Ok(recorded);
+    };
+    let is_open = |l: &LayerInfo| l.seal.is_none() && l.header.head == head;
+    if !store.layer(before).is_some_and(|l| is_open(&l)) {
+        return Ok(recorded);
+    }
+    let changed = store.read_layer(before)?.records.iter().any(|r| matches!(r, Record::Edits(_)));
+    Ok(if changed { before } else { recorded })
 }
 
 /// Seals what was written while a restore replaced the state and was cut off before that was sealed: the head was on another

@@ -108,8 +108,7 @@ impl Timeline {
     fn trim_and_sum(&self) -> Result<Option<u64>> {
         let mut new = self.store.catalog();
         new.retain(|info| info.seal.is_some() && !info.summed);
-        let has_tree =
-            |info: &&LayerInfo| matches!(info.header.kind, LayerKind::Continues | LayerKind::Branches);
+        let has_tree = |info: &&LayerInfo| info.header.kind.is_of_head();
         let to_trim: Vec<LayerId> = new.iter().filter(has_tree).map(|info| info.header.layer).collect();
         let mut bytes = 0;
         if !to_trim.is_empty() {

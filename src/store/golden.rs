@@ -82,7 +82,14 @@ fn records_of_a_journal() {
             Record::Header(Header { kind: LayerKind::PreImage, ..header.clone() }),
             "00070106046d61696e01020305",
         ),
-        (Record::Header(Header { kind: LayerKind::Collected, ..header }), "00070106046d61696e01030305"),
+        (
+            Record::Header(Header { kind: LayerKind::Collected, ..header.clone() }),
+            "00070106046d61696e01030305",
+        ),
+        (
+            Record::Header(Header { parent: None, kind: LayerKind::Lands(LayerId(5)), ..header }),
+            "000700046d61696e0104050305",
+        ),
         (Record::Opened { boot: [7; 16] }, "0107070707070707070707070707070707"),
         (
             edits(Edit::Put { ino, node: Box::new(node(file())) }),

@@ -223,6 +223,19 @@ pub enum LayerKind {
     PreImage,
     /// Its records went into the layers above it; its pool holds content that others refer to.
     Collected,
+    /// Changes of a head after an apply wrote all of its tree into the base. The named layer was written to until then; it takes this
+    /// one's place again if it holds any change, because then it was never exchanged.
+    Lands(LayerId),
+}
+
+impl LayerKind {
+    /// Whether it is a state of a head.
+    pub fn is_of_head(self) -> bool {
+        match self {
+            LayerKind::Continues | LayerKind::Branches | LayerKind::Lands(_) => true,
+            LayerKind::PreImage | LayerKind::Collected => false,
+        }
+    }
 }
 
 /// The first record of a layer.

@@ -28,7 +28,6 @@ use crate::error::{Error, FsError, FsResult, Kind, Result};
 use crate::fs::lower::Lower;
 use crate::fs::{Attr, Entry, Fs, State};
 use crate::store::layer::LayerInfo;
-use crate::store::record::LayerKind;
 use crate::sys::clock;
 use crate::tree::Tree;
 use crate::types::{FileKind, Ino, LayerId, Name, NodeId, Timestamp, TreePath};
@@ -261,7 +260,7 @@ impl Fs {
 
 /// Whether a layer completes a state that can be shown.
 fn is_state(info: &LayerInfo) -> bool {
-    info.seal.is_some() && matches!(info.header.kind, LayerKind::Continues | LayerKind::Branches)
+    info.seal.is_some() && info.header.kind.is_of_head()
 }
 
 /// The name of a checkpoint.

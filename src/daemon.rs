@@ -10,6 +10,8 @@
 //! * A daemon that panics exits and leaves a dead mount (ENOTCONN). It does not unmount: what runs in the mount would
 //!   go on in the directory below, which may be the base itself.
 
+pub mod guard;
+
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -282,6 +284,17 @@ impl Serving {
         Ok(Serving { mounted: Some(mounted), unmounter, server, sandbox })
     }
 
+    /// Starts a process that ends the mount for everybody in it when this one has died, whatever its threads wait for. Only the program
+    /// itself can: it is started again for that.
+    pub fn guard(&self) {
+        let Some(abort) = self.mounted.as_ref().and_then(Mounted::abort_file) else { return };
+        if let Err(error) = guard::start(abort) {
+            log::warn!(
+                "if this process is killed, the mount may have to be ended by force: start a guard: {error}"
+            );
+        }
+    }
+
     /// What unmounts it, from any thread.
     pub fn unmounter(&self) -> Unmounter {
         self.unmounter.clone()
@@ -339,6 +352,7 @@ pub fn foreground(plan: &Plan, ready: impl FnOnce()) -> Result<()> {
     exit_on_panic();
     let sandbox = Sandbox::create_or_open(&plan.base, &plan.store, &plan.choice.store_options())?;
     let mut serving = Serving::start(sandbox, &plan.mount_point, &plan.choice, open_gate)?;
+    serving.guard();
     end_on_signals(serving.unmounter(), true)?;
     ready();
     serving.wait();
@@ -420,6 +434,7 @@ fn start_in_background() -> Result<Serving> {
     log_into(&plan.store)?;
     exit_on_panic();
     let serving = Serving::start(sandbox, &plan.mount_point, &plan.choice, open_gate)?;
+    serving.guard();
     end_on_signals(serving.unmounter(), false)?;
     Ok(serving)
 }

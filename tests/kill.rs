@@ -116,3 +116,42 @@ fn is_flushing(pid: nix::unistd::Pid) -> bool {
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
     names.into_iter().any(|name| name == "flush\n")
 }
+
+/// What the kernel is made to forget, it forgets under the lock of the directory, which somebody holds who waits for an answer: of a
+/// daemon that is killed in that moment, one part would wait for the other.
+#[test]
+fn a_daemon_that_is_killed_while_the_kernel_forgets_leaves_no_thread_and_no_mount_that_hangs() {
+    let mut live = Live::new("mkdir d");
+    live.sh("cd d; for n in $(seq 1500); do echo $n > f$n; done");
+    live.checkpoint("then");
+    for _ in 0..3 {
+        live.sh("cd d; for n in $(seq 1500); do echo now > f$n; done; ls -l > /dev/null");
+        let dir = live.mnt.join("d");
+        std::thread::scope(|scope| {
+            for writer in 0..4 {
+                let path = dir.join(format!("writer{writer}"));
+                // Until there is nobody to answer.
+                scope.spawn(move || {
+                    while std::fs::write(&path, "").and_then(|()| std::fs::remove_file(&path)).is_ok() {}
+                });
+            }
+            let asking = scope.spawn(|| live.try_jailfs(&["restore", "then"]));
+            let pid = live.pid();
+            while !waits_for_a_lock(pid) && !asking.is_finished() {
+                std::thread::yield_now();
+            }
+            kill(pid, Signal::SIGKILL).unwrap();
+            live.wait_until_dead();
+            asking.join().unwrap();
+        });
+        live.mount();
+        assert!(live.exists("d/f1500"));
+    }
+}
+
+/// Whether a daemon has a thread that waits for a lock of the kernel.
+fn waits_for_a_lock(pid: nix::unistd::Pid) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let places = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("wchan")).ok());
+    places.into_iter().any(|place| place.starts_with("fuse_reverse_inval"))
+}

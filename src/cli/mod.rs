@@ -112,6 +112,9 @@ enum Verb {
         /// The base and the mount point, for whoever lists processes
         about: Vec<OsString>,
     },
+    /// End a connection to the kernel when the daemon has died
+    #[command(name = daemon::guard::VERB, hide = true)]
+    Guard,
     /// Become a command
     #[command(name = EXEC_VERB, hide = true)]
     Exec {
@@ -180,6 +183,7 @@ impl Verb {
             Verb::Check(verb) => verb.run(global),
             Verb::Op(verb) => verb.run(global),
             Verb::Daemon { .. } => Ok(daemon::main()),
+            Verb::Guard => Ok(daemon::guard::main()),
             Verb::Exec { cage, words } => Ok(crate::run::become_command(*cage, words)),
         }
     }
@@ -262,6 +266,7 @@ mod tests {
             "jailfs run --keep -- make test",
             "jailfs run make -C sub --json --store x",
             "jailfs __daemon /b /m",
+            "jailfs __guard",
             "jailfs __exec --cage 3 -- ls -l",
         ] {
             parse(line);

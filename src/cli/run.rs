@@ -418,6 +418,7 @@ impl Sandboxed {
 
 /// Runs a command whose tree is served, up to the end of the last process that came from it.
 fn run_served(mut started: Started, serving: Serving, run: &Run) -> Result<(Outcome, bool)> {
+    serving.guard();
     let walls = started.served()?;
     out::note(&walls.line());
     if run.confine.require_confinement {

@@ -273,6 +273,11 @@ impl Mounted {
         self.unmounter.clone()
     }
 
+    /// What ends the connection as soon as anything is written to it, if the kernel lets us.
+    pub fn abort_file(&self) -> Option<std::fs::File> {
+        self.connection.as_ref()?.abort_file().inspect_err(|error| log::debug!("abort: {error}")).ok()
+    }
+
     /// Where it is mounted: absolute, without links.
     pub fn mount_point(&self) -> &Path {
         &self.unmounter.mount_point

@@ -47,7 +47,15 @@ impl Connection {
     /// # Errors
     /// As [`Connection::waiting`].
     pub fn abort(&self) -> io::Result<()> {
-        self.file("abort", OFlag::O_WRONLY)?.write_all(b"1")
+        self.abort_file()?.write_all(b"1")
+    }
+
+    /// The file that ends it as soon as anything is written to it, however late that is: never another connection.
+    ///
+    /// # Errors
+    /// As [`Connection::waiting`].
+    pub fn abort_file(&self) -> io::Result<std::fs::File> {
+        self.file("abort", OFlag::O_WRONLY)
     }
 
     fn file(&self, name: &str, access: OFlag) -> io::Result<std::fs::File> {

@@ -55,7 +55,9 @@ struct Story {
 }
 
 struct Work {
-    sandbox: Arc<Sandbox>,
+    /// None while it is opened anew.
+    sandbox: Option<Arc<Sandbox>>,
+    store: PathBuf,
     random: Random,
     now: Known,
     story: Story,
@@ -69,6 +71,26 @@ fn name(text: &str) -> Name {
 }
 
 impl Work {
+    fn sandbox(&self) -> &Sandbox {
+        self.sandbox.as_ref().unwrap()
+    }
+
+    /// Edits are told apart by the clock of the test.
+    fn open(&mut self) {
+        let sandbox = Sandbox::open(&self.store).unwrap();
+        let clock = Arc::clone(&self.seconds);
+        let now = move || Timestamp { secs: clock.load(Ordering::SeqCst), nanos: 0 };
+        sandbox.fs().set_edit_clock(Box::new(now));
+        self.sandbox = Some(sandbox);
+    }
+
+    /// As after a kill: nothing is synced, and the machine goes on.
+    fn reopen(&mut self) -> bool {
+        self.sandbox = None;
+        self.open();
+        false
+    }
+
     fn note(&mut self, synced: bool) {
         let at = self.record.lock().unwrap().len();
         self.story.states.push((at, self.now.clone()));
@@ -78,14 +100,14 @@ impl Work {
     }
 
     fn id(&self, file: &str) -> Option<NodeId> {
-        self.sandbox.fs().lookup(NodeId::ROOT, &name(file)).ok().map(|entry| entry.id)
+        self.sandbox().fs().lookup(NodeId::ROOT, &name(file)).ok().map(|entry| entry.id)
     }
 
     fn make(&mut self, file: &str) -> NodeId {
         if let Some(id) = self.id(file) {
             return id;
         }
-        let made = self.sandbox.fs().mknod(NodeId::ROOT, &name(file), 0o100_644, 0, 0, ME).unwrap();
+        let made = self.sandbox().fs().mknod(NodeId::ROOT, &name(file), 0o100_644, 0, 0, ME).unwrap();
         self.now.files.insert(file.to_owned(), Vec::new());
         self.note(false);
         made.id
@@ -103,21 +125,22 @@ impl Work {
 
     fn operation(&mut self) {
         self.seconds.fetch_add(2, Ordering::SeqCst);
-        let synced = match self.random.below(27) {
+        let synced = match self.random.below(29) {
             0..=7 => self.write(),
             8..=10 => self.replace(),
             11 => self.unlink(),
             12..=14 => self.rename(),
             15..=18 => {
-                self.sandbox.fs().sync().unwrap();
+                self.sandbox().fs().sync().unwrap();
                 true
             }
             19 | 20 => self.checkpoint(),
             21 => self.restore(),
             22 => self.gc(),
             23..=25 => self.undo(),
+            26 | 27 => self.reopen(),
             _ => {
-                self.sandbox.tidy().unwrap();
+                self.sandbox().tidy().unwrap();
                 false
             }
         };
@@ -129,10 +152,9 @@ impl Work {
     fn write(&mut self) -> bool {
         let (file, bytes) = (self.file(), self.bytes());
         let id = self.make(&file);
-        let content = self.now.files.entry(file).or_default();
-        let at = content.len();
-        self.sandbox.fs().write(id, at as u64, &bytes, false).unwrap();
-        content.extend(bytes);
+        let at = self.now.files.entry(file.clone()).or_default().len();
+        self.sandbox().fs().write(id, at as u64, &bytes, false).unwrap();
+        self.now.files.entry(file).or_default().extend(bytes);
         false
     }
 
@@ -140,12 +162,12 @@ impl Work {
     fn replace(&mut self) -> bool {
         let (file, bytes) = (self.file(), self.bytes());
         let id = self.make("staged");
-        self.sandbox.fs().truncate(id, 0, false).unwrap();
-        self.sandbox.fs().write(id, 0, &bytes, false).unwrap();
+        self.sandbox().fs().truncate(id, 0, false).unwrap();
+        self.sandbox().fs().write(id, 0, &bytes, false).unwrap();
         self.now.files.insert("staged".to_owned(), bytes.clone());
         self.note(false);
         let (root, from, to) = (NodeId::ROOT, name("staged"), name(&file));
-        self.sandbox.fs().rename(root, &from, root, &to, RenameMode::Replace, 1).unwrap();
+        self.sandbox().fs().rename(root, &from, root, &to, RenameMode::Replace, 1).unwrap();
         self.now.files.remove("staged");
         self.now.files.insert(file, bytes);
         false
@@ -154,7 +176,7 @@ impl Work {
     fn unlink(&mut self) -> bool {
         let file = self.file();
         if self.now.files.remove(&file).is_some() {
-            self.sandbox.fs().unlink(NodeId::ROOT, &name(&file)).unwrap();
+            self.sandbox().fs().unlink(NodeId::ROOT, &name(&file)).unwrap();
         }
         false
     }
@@ -165,7 +187,7 @@ impl Work {
             && let Some(content) = self.now.files.remove(&from)
         {
             let root = NodeId::ROOT;
-            self.sandbox.fs().rename(root, &name(&from), root, &name(&to), RenameMode::Replace, 1).unwrap();
+            self.sandbox().fs().rename(root, &name(&from), root, &name(&to), RenameMode::Replace, 1).unwrap();
             self.now.files.insert(to, content);
         }
         false
@@ -174,7 +196,7 @@ impl Work {
     fn checkpoint(&mut self) -> bool {
         let label = format!("c{}", self.record.lock().unwrap().len());
         let request = Request::Checkpoint { name: Some(label.clone()), message: String::new() };
-        self.sandbox.handle(request).unwrap();
+        self.sandbox().handle(request).unwrap();
         self.now.checkpoints.insert(label, self.now.files.clone());
         true
     }
@@ -185,7 +207,7 @@ impl Work {
             return false;
         }
         let label = labels[self.random.below(labels.len() as u64) as usize].clone();
-        self.sandbox
+        self.sandbox()
             .handle(Request::Restore { to: Rev::Name(label.clone()), paths: Vec::new(), dry_run: false })
             .unwrap();
         self.now.files = self.now.checkpoints[&label].clone();
@@ -201,12 +223,12 @@ impl Work {
         } else {
             Request::Undo { path, steps: 1 + (self.random.below(2) as u32) }
         };
-        if self.sandbox.handle(request).is_err() {
+        if self.sandbox().handle(request).is_err() {
             return false;
         }
         match self.id(&file) {
             Some(id) => {
-                let bytes = self.sandbox.fs().read(id, 0, u64::MAX).unwrap().read(false).unwrap().unwrap();
+                let bytes = self.sandbox().fs().read(id, 0, u64::MAX).unwrap().read(false).unwrap().unwrap();
                 self.now.files.insert(file, bytes);
             }
             None => drop(self.now.files.remove(&file)),
@@ -218,7 +240,7 @@ impl Work {
         let keep = (self.random.below(3) == 0).then(|| self.random.below(4));
         let operations = self.random.below(4);
         let request = Request::Gc { operations, keep, max_store: None, dry_run: false };
-        let Reply::Collected(collected) = self.sandbox.handle(request).unwrap() else { panic!("not a gc") };
+        let Reply::Collected(collected) = self.sandbox().handle(request).unwrap() else { panic!("not a gc") };
         for dropped in collected.dropped {
             self.now.checkpoints.remove(&dropped.name.unwrap_or_default());
         }
@@ -305,14 +327,11 @@ fn run(seed: u64) -> usize {
     step::record(Some(Box::new(move |change| into.lock().unwrap().push(change))));
     std::fs::create_dir(&store).unwrap();
     let root = std::os::unix::fs::MetadataExt::ino(&store.metadata().unwrap());
-    let sandbox = Sandbox::create_or_open(&base, &store, &StoreOptions::default()).unwrap();
+    drop(Sandbox::create_or_open(&base, &store, &StoreOptions::default()).unwrap());
     let made = record.lock().unwrap().len();
-    let seconds: Arc<AtomicI64> = Arc::default();
-    let clock = Arc::clone(&seconds);
-    let now = move || Timestamp { secs: clock.load(Ordering::SeqCst), nanos: 0 };
-    sandbox.fs().set_edit_clock(Box::new(now));
-    let (now, story) = (Known::default(), Story::default());
-    let mut work = Work { sandbox, random: Random(seed), now, story, record, seconds };
+    let (now, story, seconds) = (Known::default(), Story::default(), Arc::default());
+    let mut work = Work { sandbox: None, store, random: Random(seed), now, story, record, seconds };
+    work.open();
     work.note(true);
     for _ in 0..OPERATIONS {
         work.operation();

@@ -24,7 +24,7 @@ pub struct Identities {
     taken: HashSet<Ino>,
     next: u64,
     reserved: u64,
-    /// Number of records that survive a power cut.
+    /// Number of records that survive a power cut; 0 as long as that of what a process before wrote is not known.
     synced: u64,
     /// What the base is known by.
     mark: Option<BaseMark>,
@@ -192,6 +192,11 @@ impl Identities {
     /// As fdatasync(2).
     pub fn sync(&mut self) -> Result<()> {
         if self.synced < self.log.count() {
+            if self.synced == 0 {
+                // The process before may have been killed in the middle of a sync: of two marks the first proves that
+                // everything before it is on the disk.
+                self.log.sync()?;
+            }
             self.log.append(&IdentityRecord::Synced)?;
             self.log.sync()?;
             self.synced = self.log.count();
@@ -208,6 +213,15 @@ mod tests {
     fn new(records: Vec<IdentityRecord>) -> Identities {
         let log = Log::append_to(Arc::new(tempfile::tempfile().unwrap()), "t".into(), 0, 0).unwrap();
         Identities::new(log, records, (5, 100))
+    }
+
+    #[test]
+    fn what_a_process_before_wrote_is_synced_before_another_mark_is_set() {
+        let mut ids = new(vec![]);
+        ids.name(5, 8, Ino(9)).unwrap();
+        let count = ids.log.count();
+        crate::sys::step::with("fail:store.sync:1:EIO", || ids.sync()).unwrap_err();
+        assert_eq!(ids.log.count(), count, "there is no mark");
     }
 
     #[test]

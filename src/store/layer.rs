@@ -189,7 +189,8 @@ fn is_of_another_boot(records: &[(Record, u64)], trust: Trust) -> bool {
 }
 
 /// Whether a power cut alone can have left these good frames behind a bad one. A sync is begun only when the one before it
-/// has come to its end, and each leaves a record: behind a frame that was never synced there is one at most.
+/// has come to its end, and each leaves a record: behind a frame that was never synced there is one at most. And what another process
+/// left is synced before this one writes.
 fn can_be_torn(behind: &[Record]) -> bool {
     let syncs = |r: &&Record| matches!(r, Record::Synced | Record::SyncedTo(_) | Record::Seal(_));
     let reopened = behind.iter().any(|record| matches!(record, Record::Opened { .. }));
@@ -309,6 +310,10 @@ impl Upper {
         let dir = layers.dir(&dir_name(layer))?;
         let journal = Arc::new(dir.file(JOURNAL, false)?);
         let mut journal = Log::append_to(journal, dir.show(JOURNAL), contents.end, contents.count)?;
+        // Of what the process before wrote, nothing may be lost with something behind it kept: see `can_be_torn`.
+        if durable && (contents.synced as u64) < contents.count {
+            journal.sync()?;
+        }
         journal.append(&Record::Opened { boot })?;
         let pool = Arc::new(dir.file(POOL, true)?);
         let pool = PoolWriter::new(layer, pool).attempt(|| format!("stat {}", dir.show(POOL)))?;
@@ -557,6 +562,23 @@ mod tests {
         assert_eq!(refused.err().and_then(|error| error.errno), Some(nix::errno::Errno::EINVAL as i32));
         upper.record(&with(forged.split_last().unwrap().1.to_vec())).unwrap();
         upper.record(&with(vec![0; 1000])).unwrap();
+    }
+
+    #[test]
+    fn what_a_process_before_wrote_is_synced_before_another_one_writes() {
+        let dir = tempfile::tempdir().unwrap();
+        let layers = StoreDir::open(dir.path()).unwrap();
+        let mut upper = begin(&layers);
+        upper.record(&resize()).unwrap();
+        let length = upper.journal_len();
+        drop(upper);
+        let contents = read(&layers, LayerId(1), Trust { boot: [1; 16], torn_from: LayerId(1) }).unwrap();
+        let reopen = || Upper::reopen(&layers, &contents, [1; 16], true);
+        let refused = crate::sys::step::with("fail:store.sync:1:EIO", reopen);
+        assert!(refused.is_err());
+        let journal = layers.dir(&dir_name(LayerId(1))).unwrap();
+        assert_eq!(journal.size(JOURNAL).unwrap(), Some(length), "nothing was written");
+        assert!(reopen().unwrap().journal_len() > length);
     }
 
     #[test]

@@ -4,11 +4,7 @@
 //! At each change that an apply makes of the store after the base was written, a file is written through the filesystem, and from then
 //! on the store is copied after each change: what a kill leaves.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::print_stderr,
-    reason = "a failure is what a test is for, and figures are worth a line"
-)]
+#![expect(clippy::unwrap_used, reason = "a failure is what a test is for")]
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};

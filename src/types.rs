@@ -38,10 +38,19 @@ impl NodeId {
     pub const PAST: NodeId = NodeId(1 << 52);
     /// The directory in it whose names are the checkpoints.
     pub const CHECKPOINTS: NodeId = NodeId((1 << 52) + 1);
+    /// The directory in it below which the versions of files are.
+    pub const HISTORY: NodeId = NodeId((1 << 52) + 2);
+    /// The first number of what is below that; the last quarter of those of the past is for it.
+    pub const OF_HISTORY: NodeId = NodeId((1 << 52) + (3 << 50));
 
     /// Whether it is a node of the past.
     pub fn is_past(self) -> bool {
         (1 << 52..1 << 53).contains(&self.0)
+    }
+
+    /// Whether it is a version of a file, or a directory of such.
+    pub fn is_of_history(self) -> bool {
+        self == NodeId::HISTORY || (NodeId::OF_HISTORY.0..1 << 53).contains(&self.0)
     }
 }
 

@@ -2,7 +2,9 @@
 //!
 //! It is answered as all else, with two differences. What must wait (for a checkpoint that has to be loaded, for gc, for a
 //! checkpoint that is being made) is done by a worker. And the kernel may remember for ever what a checkpoint has, but must ask
-//! each time which checkpoints there are, and what the texts say.
+//! each time which checkpoints there are, which versions of files, and what the texts say. It remembers the listing of a directory
+//! as long as the directory has the same time of change; as its attributes must be asked for each time, whoever opens one that
+//! belongs to the history is shown it as it is then.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -21,20 +23,27 @@ use crate::fuse::gate::CUT_OFF;
 use crate::fuse::handshake;
 use crate::fuse::translate::{FOREVER, file_attr, file_type, no_entry};
 use crate::sys;
-use crate::types::{Name, NodeId};
+use crate::types::{FileKind, Name, NodeId};
 
 /// How long the kernel may remember a name in a directory of the past.
 fn entry_lifetime(parent: NodeId, child: NodeId) -> Duration {
     match parent {
         NodeId::CHECKPOINTS => Duration::ZERO,
-        NodeId::PAST if child != NodeId::CHECKPOINTS => Duration::ZERO,
+        NodeId::PAST if child != NodeId::CHECKPOINTS && child != NodeId::HISTORY => Duration::ZERO,
+        parent if parent.is_of_history() => Duration::ZERO,
         _ => FOREVER,
     }
 }
 
+/// Whether it may remember that there is no such name.
+fn is_absent_for_ever(parent: NodeId) -> bool {
+    parent != NodeId::PAST && parent != NodeId::CHECKPOINTS && !parent.is_of_history()
+}
+
 /// How long it may remember what `stat` shows of a node.
-fn attr_lifetime(id: NodeId) -> Duration {
-    if id == NodeId::CHECKPOINTS { Duration::ZERO } else { FOREVER }
+fn attr_lifetime(id: NodeId, kind: FileKind) -> Duration {
+    let changes = id == NodeId::CHECKPOINTS || (id.is_of_history() && kind == FileKind::Dir);
+    if changes { Duration::ZERO } else { FOREVER }
 }
 
 fn answer_entry(asked: &Asked<'_>, result: FsResult<Entry>, reply: ReplyEntry) {
@@ -42,10 +51,11 @@ fn answer_entry(asked: &Asked<'_>, result: FsResult<Entry>, reply: ReplyEntry) {
     match result {
         Ok(entry) => {
             let attr = file_attr(entry.id.0, &entry.attr);
-            let (names, attrs) = (entry_lifetime(parent, entry.id), attr_lifetime(entry.id));
+            let attrs = attr_lifetime(entry.id, entry.attr.kind);
+            let names = entry_lifetime(parent, entry.id);
             reply.entry_with_ttls(&attrs, &names, &attr, Generation(0));
         }
-        Err(FsError::NotFound) if parent != NodeId::PAST && parent != NodeId::CHECKPOINTS => {
+        Err(FsError::NotFound) if is_absent_for_ever(parent) => {
             reply.entry(&FOREVER, &no_entry(), Generation(0));
         }
         Err(error) => reply.error(asked.refuse(&error)),
@@ -73,7 +83,10 @@ impl Door {
 
     pub(super) fn getattr_past(&self, asked: Asked<'static>, reply: ReplyAttr) {
         self.ask_past(asked.node, None, move |fs| match fs.getattr(NodeId(asked.node)) {
-            Ok(attr) => reply.attr(&attr_lifetime(NodeId(asked.node)), &file_attr(attr.ino.0, &attr)),
+            Ok(attr) => {
+                let lifetime = attr_lifetime(NodeId(asked.node), attr.kind);
+                reply.attr(&lifetime, &file_attr(attr.ino.0, &attr));
+            }
             Err(error) => reply.error(asked.refuse(&error)),
         });
     }
@@ -184,7 +197,7 @@ impl Door {
     /// everybody who syncs the mount, and checkpoints are among them.
     pub(super) fn drop_write(&self, asked: &Asked<'_>, len: usize, from_cache: bool, reply: ReplyWrite) {
         if from_cache {
-            log::warn!("what process {} wrote into a mapping of a checkpoint is dropped", asked.pid);
+            log::warn!("what process {} wrote into a mapping of the past is dropped", asked.pid);
             reply.written(u32::try_from(len).unwrap_or(u32::MAX));
         } else {
             reply.error(asked.refuse(&FsError::ReadOnly));

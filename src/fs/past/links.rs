@@ -41,7 +41,9 @@ impl Fs {
         let node = match self.past_node(id)? {
             What::Alias(text, _) => return Ok(LinkAnswer::Text(text.to_vec())),
             What::Node(node) => node,
-            What::Top | What::Checkpoints | What::Text(..) => return Err(FsError::Invalid),
+            What::Top | What::Checkpoints | What::Text(..) | What::Path(_) | What::Version(_) => {
+                return Err(FsError::Invalid);
+            }
         };
         let jail = Arc::clone(&self.jail.lock());
         match self.in_past(node.layer, |state| judge(&jail, state, &node))? {
@@ -67,7 +69,9 @@ impl Fs {
         match self.past_node(id)? {
             What::Alias(text, _) => Ok(text.to_vec()),
             What::Node(node) => self.in_past(node.layer, |state| text_of(state, &node.find(state)?)),
-            What::Top | What::Checkpoints | What::Text(..) => Err(FsError::Invalid),
+            What::Top | What::Checkpoints | What::Text(..) | What::Path(_) | What::Version(_) => {
+                Err(FsError::Invalid)
+            }
         }
     }
 

@@ -1,4 +1,5 @@
-//! What `.jailfs` in the root of a mount shows: the checkpoints as trees, and texts that tell how the sandbox stands.
+//! What `.jailfs` in the root of a mount shows: the checkpoints as trees, the versions of files, and texts that tell how the
+//! sandbox stands.
 //!
 //! Always true:
 //! * Nothing in it can be changed. Its ids are a range of their own; every operation that changes something looks for its
@@ -14,6 +15,7 @@
 //! Loading a cold checkpoint, and everything while space is given back, may take long: [`Fs::past_is_at_hand`] says when it does
 //! not, for the thread that answers the kernel.
 
+mod history;
 mod links;
 mod table;
 mod top;
@@ -104,6 +106,7 @@ pub(super) struct Past {
     table: Mutex<Table>,
     trees: Mutex<VecDeque<Kept>>,
     listing: Mutex<Option<(NodeId, Arc<tree::Names>)>>,
+    shown: Mutex<Option<history::Listing>>,
 }
 
 impl Fs {
@@ -157,9 +160,10 @@ impl Fs {
         let layer = match (self.past.table.lock().get(id)?, name) {
             (What::Node(node), _) => Some(node.layer),
             (What::Checkpoints, Some(name)) => self.checkpoint_called(name).map(|info| info.header.layer),
-            (What::Top, Some(name)) if name.as_bytes() == top::CHECKPOINTS => None,
+            (What::Top, Some(name)) if [top::CHECKPOINTS, top::HISTORY].contains(&name.as_bytes()) => None,
             (What::Top, Some(_)) => return None,
             (What::Top | What::Checkpoints | What::Text(..) | What::Alias(..), _) => None,
+            (What::Path(_) | What::Version(_), _) => None,
         };
         let guard = self.looking.try_read()?;
         let is_kept = |layer| self.past.trees.lock().iter().any(|kept| kept.layer == layer);

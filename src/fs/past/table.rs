@@ -2,17 +2,22 @@
 //!
 //! A node of a checkpoint has a number that is made of the checkpoint and of its own number, always the same one: programs
 //! that walk a tree find hard links and directories again by it, also if the kernel has let go of the node meanwhile. It is a
-//! hash; where two nodes that are held at once meet in one number, the second gets the next free one.
+//! hash; where two nodes that are held at once meet in one number, the second gets the next free one. So it is with the
+//! versions of files: theirs is made of the path, the number and the time of the version, and a version that got the path and the
+//! number of one that was given up is another node.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use crate::types::{Ino, LayerId, NodeId, Timestamp, TreePath};
 
 /// The numbers of nodes of checkpoints begin here, behind the fixed ones.
 const FIRST: u64 = (1 << 52) + 16;
-/// Those of texts begin here.
+/// Those of texts begin here, one after the other.
 const TEXTS: u64 = (1 << 52) + (1 << 51);
+/// Numbers that no hash gives stand at the end, for those that meet in the last one.
+const SPARE: u64 = 1 << 20;
 
 /// A node of the past.
 #[derive(Clone, Debug)]
@@ -27,6 +32,40 @@ pub(super) enum What {
     Alias(Arc<[u8]>, Timestamp),
     /// A node of a checkpoint.
     Node(Node),
+    /// The directory of a path that has versions, or below which something has some.
+    Path(TreePath),
+    /// A version of a file.
+    Version(Version),
+}
+
+impl What {
+    fn key(&self) -> Key {
+        match self {
+            What::Top | What::Checkpoints | What::Text(..) | What::Alias(..) => Key::None,
+            What::Node(node) => Key::Node(node.layer, node.ino),
+            What::Path(path) => Key::Path(path.clone()),
+            What::Version(version) => Key::Version(version.clone()),
+        }
+    }
+}
+
+/// By what a node is found again.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Key {
+    /// By nothing but its id.
+    None,
+    Node(LayerId, Ino),
+    Path(TreePath),
+    Version(Version),
+}
+
+/// A version of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Version {
+    /// Whose version.
+    pub(super) path: TreePath,
+    /// Which one: no other has it while the head is open.
+    pub(super) serial: u64,
 }
 
 /// A node of a checkpoint.
@@ -50,7 +89,7 @@ struct Held {
 pub(super) struct Table {
     held: HashMap<NodeId, Held>,
     /// Only of nodes whose number was another's.
-    displaced: HashMap<(LayerId, Ino), NodeId>,
+    displaced: HashMap<Key, NodeId>,
     texts: u64,
 }
 
@@ -64,27 +103,48 @@ pub(super) fn number(layer: LayerId, ino: Ino) -> NodeId {
     NodeId(FIRST + mixed % (TEXTS - FIRST))
 }
 
+fn number_of_history(of: impl Hash) -> NodeId {
+    // Always the same keys: the numbers stay what they are when it is mounted again.
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    let all = (1 << 53) - NodeId::OF_HISTORY.0 - SPARE;
+    NodeId(NodeId::OF_HISTORY.0 + hasher.finish() % all)
+}
+
+/// The number of the directory of a path.
+pub(super) fn number_of_path(path: &TreePath) -> NodeId {
+    if path.is_root() { NodeId::HISTORY } else { number_of_history(path.as_bytes()) }
+}
+
+/// The number of a version of a path.
+pub(super) fn number_of_version(path: &TreePath, number: u32, time: Timestamp) -> NodeId {
+    number_of_history((path.as_bytes(), number, time))
+}
+
 impl Table {
     /// What is behind an id; none for one that was never given out.
     pub(super) fn get(&self, id: NodeId) -> Option<What> {
         match id {
             NodeId::PAST => Some(What::Top),
             NodeId::CHECKPOINTS => Some(What::Checkpoints),
+            NodeId::HISTORY => Some(What::Path(TreePath::root())),
             _ => self.held.get(&id).map(|held| held.what.clone()),
         }
     }
 
     /// Hands a node of a checkpoint out once more.
     pub(super) fn hold(&mut self, node: Node) -> NodeId {
-        let key = (node.layer, node.ino);
-        let first = number(node.layer, node.ino);
+        self.hold_at(number(node.layer, node.ino), What::Node(node))
+    }
+
+    /// Hands a node out once more whose number should be `first`.
+    pub(super) fn hold_at(&mut self, first: NodeId, what: What) -> NodeId {
+        let key = what.key();
         let mut id = self.displaced.get(&key).copied().unwrap_or(first);
         while let Some(held) = self.held.get_mut(&id) {
-            if let What::Node(known) = &mut held.what
-                && (known.layer, known.ino) == key
-            {
+            if held.what.key() == key {
                 held.nlookup += 1;
-                known.base = node.base;
+                held.what = what;
                 return id;
             }
             id = NodeId(id.0 + 1);
@@ -92,7 +152,7 @@ impl Table {
         if id != first {
             self.displaced.insert(key, id);
         }
-        self.held.insert(id, Held { what: What::Node(node), nlookup: 1 });
+        self.held.insert(id, Held { what, nlookup: 1 });
         id
     }
 
@@ -120,8 +180,8 @@ impl Table {
         if held.nlookup > 0 {
             return;
         }
-        if let Some(Held { what: What::Node(node), .. }) = self.held.remove(&id) {
-            self.displaced.remove(&(node.layer, node.ino));
+        if let Some(held) = self.held.remove(&id) {
+            self.displaced.remove(&held.what.key());
         }
     }
 
@@ -164,6 +224,23 @@ mod tests {
         assert_eq!(table.hold(node(1, 9)), second, "it keeps the number that it was given");
         table.forget(second, 2);
         assert_eq!(table.hold(node(1, 9)), first);
+    }
+
+    #[test]
+    fn a_version_is_another_node_than_one_that_had_its_path_and_number() {
+        let mut table = Table::default();
+        let path = TreePath::parse(b"a").unwrap();
+        let version = |serial| What::Version(Version { path: path.clone(), serial });
+        let first = number_of_version(&path, 1, Timestamp::default());
+        let one = table.hold_at(first, version(7));
+        let other = table.hold_at(first, version(8));
+        assert!(one == first && other != one && one.is_of_history() && other.is_of_history());
+        assert_eq!((table.hold_at(first, version(7)), table.hold_at(first, version(8))), (one, other));
+        assert!(!number(LayerId(3), Ino(4)).is_of_history() && NodeId::HISTORY.is_past());
+        assert!(number_of_path(&path).is_of_history() && number_of_path(&path) != first);
+        table.forget(one, 2);
+        table.forget(other, 2);
+        assert_eq!((table.count(), table.displaced.len()), (0, 0));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::types::{FileKind, Ino, LayerId, Name, NodeId, Timestamp};
 
 /// The names in `.jailfs`.
 pub(super) const CHECKPOINTS: &[u8] = b"checkpoints";
+pub(super) const HISTORY: &[u8] = b"history";
 const STATUS: &[u8] = b"status";
 const LOG: &[u8] = b"log";
 /// Cookies 1 and 2 are `.` and `..`.
@@ -40,6 +41,7 @@ impl Fs {
                 CHECKPOINTS => {
                     Ok(Entry { id: NodeId::CHECKPOINTS, attr: self.top_attr(NodeId::CHECKPOINTS) })
                 }
+                HISTORY if self.keeps_history() => self.history_root(),
                 STATUS => self.hold_text(Text::Status),
                 LOG => self.hold_text(Text::Log),
                 _ => Err(FsError::NotFound),
@@ -56,8 +58,9 @@ impl Fs {
                     None => self.hold_root(layer),
                 }
             }
-            What::Text(..) | What::Alias(..) => Err(FsError::NotADirectory),
+            What::Text(..) | What::Alias(..) | What::Version(_) => Err(FsError::NotADirectory),
             What::Node(node) => self.lookup_in_checkpoint(&node, name),
+            What::Path(dir) => self.lookup_in_history(&dir, name),
         }
     }
 
@@ -78,6 +81,8 @@ impl Fs {
             What::Text(text, time) => Ok(made_attr(id, FileKind::File, text.len(), time)),
             What::Alias(text, time) => Ok(made_attr(id, FileKind::Symlink, text.len(), time)),
             What::Node(node) => self.attr_in_checkpoint(id, &node),
+            What::Path(path) => Ok(self.past_attr(id, self.attr_of_path(&path)?)),
+            What::Version(version) => Ok(self.past_attr(id, self.attr_of_version(&version)?)),
         }
     }
 
@@ -86,7 +91,7 @@ impl Fs {
         let since = self.past_since();
         let makes = self.past_view().is_some_and(|view: PastView| view.makes);
         let (mode, nlink, time) = if id == NodeId::PAST {
-            (0o040_555, 3, since)
+            (0o040_555, 3 + u32::from(self.keeps_history()), since)
         } else {
             let all = self.listed_checkpoints();
             let last = all.iter().map(|(_, _, time)| *time).max().unwrap_or_default();
@@ -118,14 +123,18 @@ impl Fs {
         take: &mut dyn FnMut(DirEntry) -> bool,
     ) -> FsResult<()> {
         let mut entries = match self.past_node(id)? {
-            What::Top => vec![
-                dir_entry(NodeId::PAST, 1, FileKind::Dir, b"."),
-                dir_entry(NodeId::ROOT, 2, FileKind::Dir, b".."),
-                dir_entry(NodeId::CHECKPOINTS, FIRST_COOKIE, FileKind::Dir, CHECKPOINTS),
-                // A text gets its number when it is looked up; until then it has one that nothing else has.
-                dir_entry(NodeId(NodeId::PAST.0 + 2), FIRST_COOKIE + 1, FileKind::File, STATUS),
-                dir_entry(NodeId(NodeId::PAST.0 + 3), FIRST_COOKIE + 2, FileKind::File, LOG),
-            ],
+            What::Top => {
+                let history = dir_entry(NodeId::HISTORY, FIRST_COOKIE + 3, FileKind::Dir, HISTORY);
+                let entries = [
+                    dir_entry(NodeId::PAST, 1, FileKind::Dir, b"."),
+                    dir_entry(NodeId::ROOT, 2, FileKind::Dir, b".."),
+                    dir_entry(NodeId::CHECKPOINTS, FIRST_COOKIE, FileKind::Dir, CHECKPOINTS),
+                    // A text gets its number when it is looked up; until then it has one that nothing else has.
+                    dir_entry(NodeId(NodeId::PAST.0 + 4), FIRST_COOKIE + 1, FileKind::File, STATUS),
+                    dir_entry(NodeId(NodeId::PAST.0 + 5), FIRST_COOKIE + 2, FileKind::File, LOG),
+                ];
+                entries.into_iter().chain(self.keeps_history().then_some(history)).collect()
+            }
             What::Checkpoints => {
                 let mut entries = vec![
                     dir_entry(NodeId::CHECKPOINTS, 1, FileKind::Dir, b"."),
@@ -139,8 +148,9 @@ impl Fs {
                 }
                 entries
             }
-            What::Text(..) | What::Alias(..) => return Err(FsError::NotADirectory),
+            What::Text(..) | What::Alias(..) | What::Version(_) => return Err(FsError::NotADirectory),
             What::Node(node) => return self.readdir_in_checkpoint(id, &node, after, take),
+            What::Path(path) => return self.readdir_in_history(id, &path, after, take),
         };
         entries.sort_by_key(|entry| entry.cookie);
         for entry in entries.into_iter().filter(|entry| entry.cookie > after) {

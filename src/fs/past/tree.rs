@@ -105,7 +105,7 @@ impl Fs {
     pub fn past_read(&self, id: NodeId, offset: u64, len: u64, nowait: bool) -> FsResult<Option<Vec<u8>>> {
         let range = ByteRange::at(offset, len);
         match self.past_node(id)? {
-            What::Top | What::Checkpoints => Err(FsError::IsADirectory),
+            What::Top | What::Checkpoints | What::Path(_) => Err(FsError::IsADirectory),
             What::Alias(..) => Err(FsError::Invalid),
             What::Text(text, _) => {
                 let range = crate::tree::within(range, text.len() as u64);
@@ -117,21 +117,21 @@ impl Fs {
                 let pieces = state.plan(&node.find(state)?, range)?;
                 ReadPlan::new(pieces, Arc::clone(&state.lower)).read(nowait)
             }),
+            What::Version(version) => self.in_version(&version, |state, found| {
+                ReadPlan::new(state.plan(found, range)?, Arc::clone(&state.lower)).read(nowait)
+            }),
         }
     }
 
     /// Finds data or a hole in a file of the past.
     pub(in crate::fs) fn past_seek(&self, id: NodeId, offset: u64, to: SeekTo) -> FsResult<u64> {
         match self.past_node(id)? {
-            What::Node(node) => self.in_past(node.layer, |state| {
-                let found = node.find(state)?;
-                let size = state.attr(&found).ok_or(FsError::NotFound)?.size;
-                if offset >= size {
-                    return Err(FsError::NoSuchOffset);
-                }
-                let pieces = state.plan(&found, ByteRange { start: offset, end: size })?;
-                content::seek_pieces(&pieces, offset, size, to)
-            }),
+            What::Node(node) => {
+                self.in_past(node.layer, |state| seek_in(state, &node.find(state)?, offset, to))
+            }
+            What::Version(version) => {
+                self.in_version(&version, |state, found| seek_in(state, found, offset, to))
+            }
             What::Text(text, _) => {
                 let size = text.len() as u64;
                 match to {
@@ -140,18 +140,39 @@ impl Fs {
                     SeekTo::Hole => Ok(size),
                 }
             }
-            What::Top | What::Checkpoints | What::Alias(..) => Err(FsError::Invalid),
+            What::Top | What::Checkpoints | What::Alias(..) | What::Path(_) => Err(FsError::Invalid),
         }
     }
 
     /// The extended attributes of a node of the past.
     pub(in crate::fs) fn past_xattrs(&self, id: NodeId) -> FsResult<Xattrs> {
         match self.past_node(id)? {
-            What::Node(node) => self.in_past(node.layer, |state| match node.find(state)? {
-                Found::Base(_, path, lower) => state.lower.xattrs(&path, &lower),
-                found => Ok(state.record(&found)?.0.xattrs.clone()),
+            What::Node(node) => self.in_past(node.layer, |state| xattrs_in(state, node.find(state)?)),
+            What::Version(version) => {
+                self.in_version(&version, |state, found| xattrs_in(state, found.clone()))
+            }
+            // Those of the directory that is there: an ACL says who may look into it.
+            What::Path(path) => self.in_live(|state| {
+                let found = state.resolve(&path)?;
+                if state.as_dir(&found).is_some() { xattrs_in(state, found) } else { Ok(None) }
             }),
             What::Top | What::Checkpoints | What::Text(..) | What::Alias(..) => Ok(None),
         }
     }
+}
+
+fn xattrs_in(state: &State, found: Found) -> FsResult<Xattrs> {
+    match found {
+        Found::Base(_, path, lower) => state.lower.xattrs(&path, &lower),
+        found => Ok(state.record(&found)?.0.xattrs.clone()),
+    }
+}
+
+fn seek_in(state: &State, found: &Found, offset: u64, to: SeekTo) -> FsResult<u64> {
+    let size = state.attr(found).ok_or(FsError::NotFound)?.size;
+    if offset >= size {
+        return Err(FsError::NoSuchOffset);
+    }
+    let pieces = state.plan(found, ByteRange { start: offset, end: size })?;
+    content::seek_pieces(&pieces, offset, size, to)
 }

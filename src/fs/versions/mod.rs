@@ -12,6 +12,7 @@
 mod budget;
 mod edits;
 mod frozen;
+mod names;
 mod settle;
 mod shifted;
 mod undo;
@@ -28,8 +29,10 @@ use crate::types::{ByteRange, Ino, LayerId, Timestamp, TreePath};
 
 pub(super) use edits::Touch;
 use frozen::Frozen;
+pub(super) use names::{Kept, Shown};
 pub use settle::Tended;
 use undo::same_bytes;
+pub(super) use undo::state_of;
 pub use undo::{NoStep, Step, Stepped, VersionInfo};
 
 /// An edit ends when the file was not written for so long.
@@ -59,6 +62,9 @@ pub type Clock = Box<dyn Fn() -> Timestamp + Send + Sync>;
 #[derive(Clone)]
 struct Entry {
     number: u32,
+    /// By which whoever holds it knows it again: never another's while the head is open, whereas a number begins anew when a
+    /// path has no versions left.
+    serial: u64,
     version: Arc<Version>,
     /// Bytes that the version is counted as.
     cost: u64,
@@ -109,6 +115,10 @@ pub struct Versions {
     clock: Clock,
     /// When the last edit began.
     last_edit: Timestamp,
+    /// The serial number of the next version.
+    next_serial: u64,
+    /// When it last changed which versions there are; another time after each change.
+    changed: Timestamp,
     /// Called at the beginning of an edit.
     notice: Option<Box<dyn Fn() + Send + Sync>>,
 }
@@ -150,6 +160,8 @@ impl Versions {
             garbage: 0,
             clock: Box::new(clock::now),
             last_edit: Timestamp::default(),
+            next_serial: 0,
+            changed: clock::now(),
             notice: None,
         };
         for (number, record) in records.iter().enumerate() {
@@ -189,13 +201,17 @@ impl Versions {
             VersionRecord::Dropped { path, upto } => self.drop_upto(path, *upto),
             VersionRecord::SyncedTo(count) => self.synced = self.synced.max(*count),
             VersionRecord::List { path, next, at, versions } => {
-                let entries = versions.iter().map(|(version_number, version, synced)| Entry {
-                    number: *version_number,
-                    cost: cost_of(version),
-                    version: Arc::new(version.clone()),
-                    settled: false,
-                    record: if *synced { 0 } else { number },
-                });
+                let first = self.next_serial;
+                self.next_serial += versions.len() as u64;
+                let entries =
+                    versions.iter().zip(first..).map(|((version_number, version, synced), serial)| Entry {
+                        number: *version_number,
+                        serial,
+                        cost: cost_of(version),
+                        version: Arc::new(version.clone()),
+                        settled: false,
+                        record: if *synced { 0 } else { number },
+                    });
                 let list = List { next: *next, entries: entries.collect(), at: *at };
                 self.cost += list.cost();
                 self.unsettled.insert(path.clone());
@@ -207,6 +223,7 @@ impl Versions {
     /// Notes a change: here, and in the log.
     fn note(&mut self, record: &VersionRecord) {
         self.take(record, self.log.next_number());
+        self.note_change(record);
         let anew = {
             let Versions { log, lists, bounds, synced, .. } = self;
             log.append(record, || all_records(lists, *bounds, *synced))
@@ -251,7 +268,9 @@ impl Versions {
         if !same {
             list.next = list.next.max(1);
             let cost = cost_of(&version);
-            let entry = Entry { number: list.next, version, cost, settled: false, record };
+            let serial = self.next_serial;
+            self.next_serial += 1;
+            let entry = Entry { number: list.next, serial, version, cost, settled: false, record };
             list.next += 1;
             self.cost += entry.cost;
             list.entries.push_back(entry);

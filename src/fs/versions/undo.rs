@@ -4,7 +4,6 @@
 //! the file keeps the content that he had. Repeated undos walk further back, until the file is edited; redo walks forward
 //! as far as to what was before the first undo.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::settle::push;
@@ -72,7 +71,7 @@ impl From<FsError> for NoStep {
 }
 
 /// A version as a state of one file.
-pub(super) fn state_of(fs: &Fs, content: &Content) -> (State, Found) {
+pub(in crate::fs) fn state_of(fs: &Fs, content: &Content) -> (State, Found) {
     let current = fs.state().lower;
     let lower =
         if current.epoch() == content.epoch { current } else { Arc::new(current.in_epoch(content.epoch)) };
@@ -116,22 +115,6 @@ impl Fs {
             list.entries.iter().find(|entry| entry.number == number)?.version.content.clone()?
         };
         Some(state_of(self, &content))
-    }
-
-    /// The names in a directory, be it there or not, that have versions, or below which some have. Says of each whether it has
-    /// versions itself, and whether something below it has.
-    pub fn version_names(&self, dir: &TreePath) -> BTreeMap<Name, (bool, bool)> {
-        let core = self.core();
-        let mut names: BTreeMap<Name, (bool, bool)> = BTreeMap::new();
-        let Some(versions) = &core.versions else { return names };
-        for path in versions.below(dir) {
-            let mut rest = path.names().skip(dir.names().count());
-            if let Some(name) = rest.next() {
-                let found = names.entry(name).or_default();
-                if rest.next().is_none() { found.0 = true } else { found.1 = true }
-            }
-        }
-        names
     }
 
     /// Keeps versions from now on, or no more than before. What is beyond the bounds goes with the next edit.

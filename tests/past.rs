@@ -1,5 +1,5 @@
-//! The past inside the mount: checkpoints as trees below `.jailfs`, through the real binary and a real mount, with the programs
-//! that people use.
+//! The past inside the mount: checkpoints as trees below `.jailfs`, and the versions of files, through the real binary and a real
+//! mount, with the programs that people use.
 
 #![expect(
     clippy::unwrap_used,
@@ -9,9 +9,13 @@
     reason = "a failure is what a test is for"
 )]
 
+#[path = "common/mod.rs"]
+mod common;
 #[expect(dead_code, reason = "each test file uses another part of this")]
 #[path = "common/live.rs"]
 mod harness;
+#[path = "past/history.rs"]
+mod history;
 #[path = "past/library.rs"]
 mod library;
 #[path = "past/programs.rs"]

@@ -782,6 +782,62 @@ for name, act in PAST.items():
     add_past(name, past_setup, whole)
 
 
+# The same on a version of a file.
+
+def history(c):
+    """The directory in which the versions of the row's file are: one, as it was."""
+    write(c.at("f"), os.O_WRONLY | os.O_TRUNC, b"as it is")
+    return f"{c.tree}/.jailfs/history/{c.name}/f"
+
+
+HISTORY = {
+    "write": lambda c, w: refused(lambda: write(w + "/1"), "EROFS"),
+    "mapped-write": lambda c, w: mapped_write(w + "/1"),
+    "truncate": lambda c, w: refused(lambda: os.truncate(w + "/1", 1), "EROFS"),
+    "create": lambda c, w: refused(lambda: write(w + "/2", os.O_CREAT | os.O_WRONLY), "EROFS", "EACCES"),
+    "unlink": lambda c, w: refused(lambda: os.unlink(w + "/1"), "EROFS", "EACCES"),
+    "rename-out": lambda c, w: refused(lambda: os.rename(w + "/1", c.at("taken")), "EROFS", "EACCES"),
+    "rename-in": lambda c, w: refused(lambda: os.rename(c.at("f"), w + "/1"), "EROFS", "EACCES"),
+    "link-out": lambda c, w: refused(lambda: os.link(w + "/1", c.at("taken")), "EROFS"),
+    "chmod": lambda c, w: refused(lambda: os.chmod(w + "/1", 0o777), "EROFS"),
+    "write-by-a-link-of-the-live-tree": lambda c, w: (os.symlink(w + "/1", c.at("to-past")), refused(lambda: write(c.at("to-past")), "EROFS"))[1],
+    "dots": lambda c, w: _fchdir(os.open(w, os.O_PATH), lambda: history_dots(c)),
+    "a-link-has-no-versions": lambda c, w: history_links(c, w),
+}
+
+
+def history_dots(c):
+    # One level further up than the tree is whatever is above the mount, as from its root.
+    assert os.path.samefile("../../../..", c.tree) and os.path.samefile("../../..", c.tree + "/.jailfs")
+    return "refused"
+
+
+def history_links(c, where):
+    """A link that takes the place of a file with versions, or of a directory above it, leads nowhere in the history."""
+    os.unlink(c.at("f"))
+    os.symlink(c.out + "/secret", c.at("f"))
+    os.unlink(c.at("f"))
+    assert sorted(os.listdir(where)) == ["1", "2"], os.listdir(where)
+    os.mkdir(c.at("gone"))
+    write(c.at("gone/secret"), os.O_CREAT | os.O_WRONLY, b"inside")
+    os.unlink(c.at("gone/secret"))
+    os.rmdir(c.at("gone"))
+    os.symlink(c.out, c.at("gone"))
+    above = os.path.dirname(where) + "/gone"
+    assert os.listdir(above) == ["secret"] and os.listdir(above + "/secret") == ["1"]
+    assert read(above + "/secret/1") == b"inside"
+    return "refused"
+
+
+for name, act in HISTORY.items():
+    def whole(c, act=act):
+        where = history(c)
+        said = act(c, where)
+        assert read(where + "/1") == b"as it was"
+        return said
+    add_past("version-" + name, past_setup, whole)
+
+
 def past_dots(c):
     where = past(c)
     same = lambda: os.path.samefile("../../../..", c.tree) and os.path.samefile("../../..", c.tree + "/.jailfs")

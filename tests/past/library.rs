@@ -8,19 +8,19 @@ use jailfs::sandbox::verbs::{Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions, View};
 use jailfs::types::{FileKind, Name, NodeId};
 
-const ME: Caller = Caller { uid: 0, gid: 0 };
+pub const ME: Caller = Caller { uid: 0, gid: 0 };
 
-struct Place {
-    dir: tempfile::TempDir,
-    sandbox: Arc<Sandbox>,
+pub struct Place {
+    pub dir: tempfile::TempDir,
+    pub sandbox: Arc<Sandbox>,
 }
 
-fn name(text: &str) -> Name {
+pub fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
 impl Place {
-    fn new() -> Place {
+    pub fn new() -> Place {
         let dir = tempfile::tempdir().unwrap();
         let base = dir.path().join("base");
         std::fs::create_dir_all(base.join("d")).unwrap();
@@ -37,7 +37,7 @@ impl Place {
         Place { dir, sandbox }
     }
 
-    fn find(&self, path: &str) -> jailfs::error::FsResult<Entry> {
+    pub fn find(&self, path: &str) -> jailfs::error::FsResult<Entry> {
         let mut at = Entry { id: NodeId::ROOT, attr: self.sandbox.fs().getattr(NodeId::ROOT)? };
         for part in path.split('/').filter(|part| !part.is_empty()) {
             at = self.sandbox.fs().lookup(at.id, &name(part))?;
@@ -45,19 +45,19 @@ impl Place {
         Ok(at)
     }
 
-    fn read(&self, path: &str) -> String {
+    pub fn read(&self, path: &str) -> String {
         let id = self.find(path).unwrap().id;
         let bytes = self.sandbox.fs().read(id, 0, u64::MAX).unwrap().read(false).unwrap().unwrap();
         String::from_utf8(bytes).unwrap()
     }
 
-    fn put(&self, path: &str, text: &str) {
+    pub fn put(&self, path: &str, text: &str) {
         let id = self.find(path).unwrap().id;
         self.sandbox.fs().truncate(id, 0, false).unwrap();
         self.sandbox.fs().write(id, 0, text.as_bytes(), false).unwrap();
     }
 
-    fn checkpoint(&self, name: &str) {
+    pub fn checkpoint(&self, name: &str) {
         let name = Some(name.to_owned());
         self.sandbox.handle(Request::Checkpoint { name, message: String::new() }).unwrap();
     }

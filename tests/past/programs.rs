@@ -253,7 +253,7 @@ fn the_texts_say_how_it_stands_whenever_they_are_read() {
     live.checkpoint("later");
     reader.gives("'later' in held.read()", "False");
     reader.gives("'later' in open('.jailfs/log').read()", "True");
-    assert_eq!(live.sh("ls -A .jailfs"), "checkpoints\nlog\nstatus\n");
+    assert_eq!(live.sh("ls -A .jailfs"), "checkpoints\nhistory\nlog\nstatus\n");
 }
 
 #[test]

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use crate::harness::{Live, assert_same, shell, snapshot};
 use crate::programs::without_numbers;
 
-/// What is tried, as root, and the errno. The puppet stands in the root of the mount; `c` is the tree of a checkpoint.
+/// What is tried, as root, and the errno. The puppet stands in the root of the mount; `c` is the tree of a checkpoint, `h` the
+/// directory in the history of a file that has one version.
 const REFUSED: &[(&str, &str)] = &[
     ("os.write(os.open(c + '/f', os.O_WRONLY), b'x')", "EROFS"),
     ("os.write(os.open(c + '/f', os.O_RDWR | os.O_APPEND), b'x')", "EROFS"),
@@ -70,6 +71,37 @@ const REFUSED: &[(&str, &str)] = &[
     ("os.truncate('to-checkpoint/f', 0)", "EROFS"),
     ("os.unlink('to-checkpoint/f')", "EROFS"),
     ("os.link('to-checkpoint/f', 'taken')", "EROFS"),
+    ("os.write(os.open(h + '/1', os.O_WRONLY), b'x')", "EROFS"),
+    ("os.open(h + '/1', os.O_WRONLY | os.O_TRUNC)", "EROFS"),
+    ("os.open(h + '/2', os.O_WRONLY | os.O_CREAT)", "EROFS"),
+    ("os.open('.jailfs/history/new', os.O_WRONLY | os.O_CREAT)", "EROFS"),
+    ("os.truncate(h + '/1', 0)", "EROFS"),
+    ("os.posix_fallocate(os.open(h + '/1', os.O_WRONLY), 0, 100)", "EROFS"),
+    ("os.copy_file_range(os.open('f', os.O_RDONLY), os.open(h + '/1', os.O_WRONLY), 3)", "EROFS"),
+    ("os.mkdir(h + '/new')", "EROFS"),
+    ("os.mkdir('.jailfs/history/new')", "EROFS"),
+    ("os.symlink('1', h + '/new')", "EROFS"),
+    ("os.unlink(h + '/1')", "EROFS"),
+    ("os.rmdir(h)", "EROFS"),
+    ("os.rmdir('.jailfs/history')", "EROFS"),
+    ("os.rename(h + '/1', h + '/2')", "EROFS"),
+    ("os.rename(h + '/1', 'taken')", "EROFS"),
+    ("os.rename('f', h + '/1')", "EROFS"),
+    ("os.rename(h, '.jailfs/history/g')", "EROFS"),
+    ("os.rename('.jailfs/history', 'mine')", "EROFS"),
+    ("exchange('f', h + '/1')", "EROFS"),
+    ("os.link(h + '/1', 'taken')", "EROFS"),
+    ("os.link('f', h + '/new')", "EROFS"),
+    ("os.chmod(h + '/1', 0o777)", "EROFS"),
+    ("os.chmod(h, 0o777)", "EROFS"),
+    ("os.chown(h + '/1', 1, 1)", "EROFS"),
+    ("os.utime(h + '/1', (1, 1))", "EROFS"),
+    ("os.setxattr(h + '/1', 'user.new', b'x')", "EROFS"),
+    ("os.removexattr(h + '/1', 'user.note')", "EROFS"),
+    ("os.getxattr(h + '/1', 'user.jailfs.origin')", "ENODATA"),
+    ("os.readlink(h + '/1')", "EINVAL"),
+    ("os.truncate('to-version', 0)", "EROFS"),
+    ("os.open(h + '/1/x', os.O_RDONLY)", "ENOTDIR"),
 ];
 
 const BASE: &str = "echo one > f; setfattr -n user.note -v x f; mkdir d empty; ln -s f in; ln -s d into";
@@ -78,19 +110,25 @@ const BASE: &str = "echo one > f; setfattr -n user.note -v x f; mkdir d empty; l
 fn nothing_in_the_past_can_be_changed_by_whatever_way() {
     for options in [&[][..], &["-o", "links=rewrite,snapdir=visible"], &["-o", "writeback"]] {
         let live = Live::with_options(BASE, options);
-        live.sh("echo two >> f; ln -s .jailfs/checkpoints/x to-checkpoint");
+        live.sh(
+            "echo two >> f; ln -s .jailfs/checkpoints/x to-checkpoint; ln -s .jailfs/history/f/1 to-version",
+        );
         live.checkpoint("x");
         let number = live.json(&["log"])[0]["id"].to_string();
         let past = live.mnt.join(".jailfs/checkpoints/x");
         let before = (without_numbers(snapshot(&past, false)), without_numbers(live.snapshot()));
+        let history =
+            || live.sh("find .jailfs/history -printf '%p %m %s %U %G\n' | sort; cat .jailfs/history/f/1");
+        let versions = history();
         let mut root = live.puppet("");
-        root.run(&format!("c, number = '.jailfs/checkpoints/x', '{number}'"));
+        root.run(&format!("c, h, number = '.jailfs/checkpoints/x', '.jailfs/history/f', '{number}'"));
         for (what, errno) in REFUSED {
             assert_eq!(root.fail(what), *errno, "{what} with {options:?}");
         }
         root.end();
         assert_same(&before.0, &without_numbers(snapshot(&past, false)), "the checkpoint");
         assert_same(&before.1, &without_numbers(live.snapshot()), "the tree");
+        assert_eq!(history(), versions, "with {options:?}");
         assert_eq!(live.jailfs(&["diff"]), "");
     }
 }
@@ -179,7 +217,7 @@ fn the_way_up_from_a_checkpoint_is_the_way_it_was_entered() {
     inside.gives("os.listdir('../..')", "['a', 'f']");
     inside.gives(
         "sorted(os.listdir('../../..')), sorted(os.listdir('../../../..'))",
-        "(['x'], ['checkpoints', 'log', 'status'])",
+        "(['x'], ['checkpoints', 'history', 'log', 'status'])",
     );
     inside.gives("sorted(os.listdir('../../../../..'))", "['a', 'f']");
     inside.gives("os.stat('../../../../..').st_ino", "1");

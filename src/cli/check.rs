@@ -12,7 +12,8 @@ use crate::error::{Kind, Result};
 /// Hold the store against everything that must be true of it
 ///
 /// Reads every record, rebuilds every tree and follows every extent. Changes nothing; works on a mounted store, and on one
-/// that is too damaged to be mounted. Exit code 4 if something is not as it must be.
+/// that is too damaged to be mounted. Exit code 4 if something is not as it must be. What is wrong with the history of single
+/// files is a warning: the store is sound without it.
 #[derive(Args)]
 pub(super) struct Check {
     /// Read all content, too, and hold it against its checksums
@@ -34,6 +35,9 @@ impl Check {
             for problem in &checked.problems {
                 out.line(&Line::problem(problem).text()?);
             }
+            for warning in &checked.warnings {
+                out.line(&Line::warning(warning).text()?);
+            }
             for done in &checked.repaired {
                 out.line(&Line::repaired(done).text()?);
             }
@@ -41,8 +45,12 @@ impl Check {
         } else {
             checked.repaired.iter().for_each(|done| out.line(&show::one_line(done)));
             checked.problems.iter().for_each(|problem| out.line(&show::one_line(problem)));
+            for warning in &checked.warnings {
+                out.line(&format!("warning: {}", show::one_line(warning)));
+            }
             let (layers, records, extents) = (checked.layers, checked.records, checked.extents);
             let mut text = format!("checked {layers} layers, {records} records, {extents} extents");
+            text += &format!(", {} versions of files", checked.versions);
             if self.read_data {
                 let (read, without) = (show::size(checked.bytes_read), show::size(checked.bytes_without_sum));
                 text += &format!(", {read} of content; {without} have no checksums yet");

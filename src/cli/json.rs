@@ -169,6 +169,9 @@ pub(super) enum Line {
     Problem {
         text: String,
     },
+    Warning {
+        text: String,
+    },
     Repaired {
         text: String,
     },
@@ -179,6 +182,8 @@ pub(super) enum Line {
         extents: u64,
         bytes_read: u64,
         bytes_without_sum: u64,
+        warnings: u64,
+        versions: u64,
     },
     Conflict {
         path: String,
@@ -364,6 +369,10 @@ impl Line {
         Line::Problem { text: text.to_owned() }
     }
 
+    pub(super) fn warning(text: &str) -> Line {
+        Line::Warning { text: text.to_owned() }
+    }
+
     pub(super) fn repaired(text: &str) -> Line {
         Line::Repaired { text: text.to_owned() }
     }
@@ -376,6 +385,8 @@ impl Line {
             extents: checked.extents,
             bytes_read: checked.bytes_read,
             bytes_without_sum: checked.bytes_without_sum,
+            warnings: checked.warnings.len() as u64,
+            versions: checked.versions,
         }
     }
 

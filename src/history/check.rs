@@ -1,6 +1,9 @@
 //! Holding a store against everything that must be true of it. Nothing is changed, and the store need not be open.
 //!
-//! [`Problem`] is the list of what must be true: each variant says how it can be broken.
+//! [`Problem`] is the list of what must be true: each variant says how it can be broken. [`Warning`] is the same for the history
+//! of single files, which is a convenience: whatever is wrong with it, the store is sound.
+
+mod versions;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -71,11 +74,17 @@ impl fmt::Display for Problem {
     }
 }
 
+pub use versions::Warning;
+
 /// What a check went through.
 #[derive(Debug, Default)]
 pub struct Report {
     /// What is not as it must be.
     pub problems: Vec<Problem>,
+    /// What is wrong with the history of single files.
+    pub warnings: Vec<Warning>,
+    /// Versions of single files.
+    pub versions: u64,
     /// Layers.
     pub layers: u64,
     /// Records of journals.
@@ -102,6 +111,7 @@ pub fn check(path: &Path, read_data: bool) -> Result<Report> {
     if read_data {
         checker.check_content();
     }
+    checker.check_versions(read_data);
     Ok(checker.report)
 }
 

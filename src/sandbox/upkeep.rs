@@ -93,6 +93,8 @@ fn checked(report: check::Report) -> Checked {
         extents: report.extents,
         bytes_read: report.bytes_read,
         bytes_without_sum: report.bytes_without_sum,
+        warnings: report.warnings.iter().map(ToString::to_string).collect(),
+        versions: report.versions,
     }
 }
 

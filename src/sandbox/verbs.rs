@@ -330,6 +330,10 @@ pub struct Checked {
     pub bytes_read: u64,
     /// Bytes of content that have no checksums yet: those of the upper layer.
     pub bytes_without_sum: u64,
+    /// What is wrong with the history of single files, one line each. The store is sound all the same.
+    pub warnings: Vec<String>,
+    /// Versions of single files that were followed.
+    pub versions: u64,
 }
 
 /// What a gc gave back, or would.

@@ -8,6 +8,7 @@ use crate::store::dir::StoreDir;
 use crate::store::layer::{self, INDEX, LayerContents, POOL, SUMS, Trust};
 use crate::store::record::{HeadRecord, HoldsRecord, IdentityRecord, OpRecord};
 use crate::store::sums::{self, Sums};
+use crate::store::versions::{self, Recorded};
 use crate::store::{BaseRecord, HEADS_LOG, HOLDS, check_format, log, read_base, read_one, read_trust};
 use crate::types::{ByteRange, LayerId};
 
@@ -149,6 +150,17 @@ impl Inspect {
     /// Damage, with file and offset.
     pub fn identities(&self) -> Result<Vec<IdentityRecord>> {
         self.records("identities")
+    }
+
+    /// The logs of what edits of single files replaced: of each the path, for messages, and what is in it.
+    ///
+    /// # Errors
+    /// As readdir(3); each log has its own: damage, with file and offset.
+    pub fn histories(&self) -> Result<Vec<(String, Result<Recorded>)>> {
+        let heads = versions::heads(&self.dir)?;
+        let read =
+            |head: &String| versions::read(&self.dir, head, self.trust.boot).map(Option::unwrap_or_default);
+        Ok(heads.iter().map(|head| (versions::show(&self.dir, head), read(head))).collect())
     }
 
     /// What is held.

@@ -166,8 +166,57 @@ pub enum VersionRecord {
 pub struct Recorded {
     /// In order.
     pub records: Vec<VersionRecord>,
+    /// Where each begins in the file.
+    pub starts: Vec<u64>,
     /// The content of versions is whole whose records are among the first so many.
     pub believed: u64,
+    /// Where the good frames end.
+    end: u64,
+    /// Whether the machine may have lost something of it.
+    rebooted: bool,
+}
+
+/// The names of the heads that have a log, in the directory of a store.
+pub(super) fn heads(dir: &StoreDir) -> Result<Vec<String>> {
+    if dir.list(|name| (name == DIR).then_some(()))?.is_empty() {
+        return Ok(Vec::new());
+    }
+    let is_log = |name: &str| !name.starts_with('.') && !name.ends_with(".new") && !name.ends_with(".bad");
+    dir.dir(DIR)?.list(|name| is_log(name).then(|| name.to_owned()))
+}
+
+/// The path of the log of a head, for messages.
+pub(super) fn show(dir: &StoreDir, head: &str) -> String {
+    dir.show(&format!("{DIR}/{head}"))
+}
+
+/// Reads the log of a head, if there is one, under this boot of the machine.
+pub(super) fn read(dir: &StoreDir, head: &str, boot: [u8; 16]) -> Result<Option<Recorded>> {
+    if dir.list(|name| (name == DIR).then_some(()))?.is_empty() {
+        return Ok(None);
+    }
+    let Some(bytes) = dir.dir(DIR)?.read(head)? else { return Ok(None) };
+    let what = show(dir, head);
+    let frames::Torn { contents, behind } = frames::read_torn::<VersionRecord>(&bytes, &what)?;
+    let (end, count) = (contents.end, contents.records.len() as u64);
+    let mut starts = vec![0];
+    starts.extend(contents.records.iter().map(|(_, end)| *end));
+    let records: Vec<VersionRecord> = contents.records.into_iter().map(|(record, _)| record).collect();
+    let last_boot = records.iter().rev().find_map(|record| match record {
+        VersionRecord::Opened { boot } => Some(*boot),
+        _ => None,
+    });
+    let sync_failed = records.contains(&VersionRecord::SyncFailed);
+    let rebooted = sync_failed || last_boot.is_some_and(|last| last != boot);
+    if !rebooted && (!behind.is_empty() || (records.is_empty() && !bytes.is_empty())) {
+        return Err(frames::damage_at(&what, end));
+    }
+    let synced = records.iter().filter_map(|record| match record {
+        VersionRecord::SyncedTo(count) => Some(*count),
+        _ => None,
+    });
+    let believed = if rebooted { synced.max().unwrap_or(0) } else { count };
+    Ok(Some(Recorded { records, starts, believed, end, rebooted }))
 }
 
 /// How the log stands.
@@ -223,32 +272,13 @@ impl VersionLog {
     }
 
     fn read(&mut self) -> Result<Recorded> {
-        if self.store.dir.list(|name| (name == DIR).then_some(()))?.is_empty() {
+        let Some(recorded) = read(&self.store.dir, &self.head, self.store.trust.boot)? else {
             return Ok(Recorded::default());
-        }
-        let dir = self.store.dir.dir(DIR)?;
-        let Some(bytes) = dir.read(&self.head)? else { return Ok(Recorded::default()) };
-        let what = dir.show(&self.head);
-        let frames::Torn { contents, behind } = frames::read_torn::<VersionRecord>(&bytes, &what)?;
-        let (end, count) = (contents.end, contents.records.len() as u64);
-        let records: Vec<VersionRecord> = contents.records.into_iter().map(|(record, _)| record).collect();
-        let last_boot = records.iter().rev().find_map(|record| match record {
-            VersionRecord::Opened { boot } => Some(*boot),
-            _ => None,
-        });
-        let sync_failed = records.contains(&VersionRecord::SyncFailed);
-        let rebooted = sync_failed || last_boot.is_some_and(|boot| boot != self.store.trust.boot);
-        if !rebooted && (!behind.is_empty() || (records.is_empty() && !bytes.is_empty())) {
-            return Err(frames::damage_at(&what, end));
-        }
-        let synced = records.iter().filter_map(|record| match record {
-            VersionRecord::SyncedTo(count) => Some(*count),
-            _ => None,
-        });
-        let believed = if rebooted { synced.max().unwrap_or(0) } else { count };
-        self.standing = if rebooted { Standing::Stale } else { Standing::Untouched(end, count) };
+        };
+        let (end, count) = (recorded.end, recorded.records.len() as u64);
+        self.standing = if recorded.rebooted { Standing::Stale } else { Standing::Untouched(end, count) };
         self.synced = count == 0;
-        Ok(Recorded { records, believed })
+        Ok(recorded)
     }
 
     fn set_aside(&mut self) -> Result<()> {

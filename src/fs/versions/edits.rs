@@ -141,7 +141,7 @@ impl Core {
 
     /// Whether edits are kept.
     pub(in crate::fs) fn keeps_versions(&self) -> bool {
-        self.versions.as_ref().is_some_and(Versions::is_on)
+        self.versions.as_ref().is_some_and(|versions| versions.is_on())
     }
 
     /// What was found at a place, as content to be kept.

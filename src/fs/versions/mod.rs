@@ -18,12 +18,13 @@ mod shifted;
 mod undo;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::store::Store;
 use crate::store::record::Source;
-use crate::store::versions::{Bounds, Content, How, Recorded, Version, VersionLog, VersionRecord};
+use crate::store::versions::{Bounds, Content, How, Version, VersionLog, VersionRecord};
 use crate::sys::clock;
 use crate::types::{ByteRange, Ino, LayerId, Timestamp, TreePath};
 
@@ -70,8 +71,10 @@ struct Entry {
     cost: u64,
     /// Whether its bytes were held against those of the next one.
     settled: bool,
-    /// The number of the record of the log that says where its bytes are.
+    /// The number of the record of the log that says where its bytes are; 0 if they are known to be synced.
     record: u64,
+    /// The number of that record in any case.
+    told: u64,
 }
 
 /// The versions of a path.
@@ -91,19 +94,13 @@ struct Going {
     is_new: bool,
 }
 
-/// The versions of a head.
-pub struct Versions {
+/// Which versions there are: what the records of a log say, and nothing else.
+#[derive(Default)]
+pub struct Known {
     bounds: Bounds,
     lists: BTreeMap<TreePath, List>,
-    going: HashMap<Ino, Going>,
-    /// What new files left behind when they were renamed. If something comes to the name again, it was a way to save.
-    away: VecDeque<(TreePath, Arc<Version>)>,
-    frozen: Frozen,
-    log: VersionLog,
     /// Records of the log of which the content is synced.
     synced: u64,
-    /// How many times the log was written anew.
-    rewritten: u64,
     /// Bytes that all versions are counted as.
     cost: u64,
     /// Paths of which a version was not held against the next one.
@@ -112,15 +109,40 @@ pub struct Versions {
     given_up: BTreeSet<LayerId>,
     /// Bytes that were given up since space was last given back.
     garbage: u64,
+    /// The serial number of the next version.
+    next_serial: u64,
+}
+
+/// The versions of a head.
+pub struct Versions {
+    known: Known,
+    going: HashMap<Ino, Going>,
+    /// What new files left behind when they were renamed. If something comes to the name again, it was a way to save.
+    away: VecDeque<(TreePath, Arc<Version>)>,
+    frozen: Frozen,
+    log: VersionLog,
+    /// How many times the log was written anew.
+    rewritten: u64,
     clock: Clock,
     /// When the last edit began.
     last_edit: Timestamp,
-    /// The serial number of the next version.
-    next_serial: u64,
     /// When it last changed which versions there are; another time after each change.
     changed: Timestamp,
     /// Called at the beginning of an edit.
     notice: Option<Box<dyn Fn() + Send + Sync>>,
+}
+
+impl Deref for Versions {
+    type Target = Known;
+    fn deref(&self) -> &Known {
+        &self.known
+    }
+}
+
+impl DerefMut for Versions {
+    fn deref_mut(&mut self) -> &mut Known {
+        &mut self.known
+    }
 }
 
 /// What bytes of pools a version refers to, in the order of the file.
@@ -144,41 +166,114 @@ impl Going {
 impl Versions {
     /// Reads the versions of a head from the store. Nothing is written yet.
     pub(super) fn open(store: &Arc<Store>, head: &str) -> Versions {
-        let (log, Recorded { records, believed }) = VersionLog::open(store, head);
-        let mut versions = Versions {
-            bounds: Bounds::default(),
-            lists: BTreeMap::new(),
+        let (log, recorded) = VersionLog::open(store, head);
+        let mut known = Known::of(&recorded.records, recorded.believed);
+        let ends = pool_ends(store, known.contents());
+        known.keep_only(|entry| is_there(&ends, &entry.version));
+        known.garbage = 0;
+        known.given_up.clear();
+        Versions {
+            known,
             going: HashMap::new(),
             away: VecDeque::new(),
             frozen: Frozen::default(),
             log,
-            synced: 0,
             rewritten: 0,
-            cost: 0,
-            unsettled: BTreeSet::new(),
-            given_up: BTreeSet::new(),
-            garbage: 0,
             clock: Box::new(clock::now),
             last_edit: Timestamp::default(),
-            next_serial: 0,
             changed: clock::now(),
             notice: None,
+        }
+    }
+
+    /// Notes a change: here, and in the log.
+    fn note(&mut self, record: &VersionRecord) {
+        let number = self.log.next_number();
+        self.take(record, number);
+        self.note_change(record);
+        let anew = {
+            let Versions { log, known: Known { lists, bounds, synced, .. }, .. } = self;
+            log.append(record, || all_records(lists, *bounds, *synced))
         };
+        if anew {
+            self.numbers_anew();
+        }
+    }
+
+    /// The log was written anew: its records have other numbers.
+    fn numbers_anew(&mut self) {
+        let synced = self.synced;
+        // Behind who wrote it, and the bounds.
+        for (at, list) in (2..).zip(self.lists.values_mut()) {
+            for entry in &mut list.entries {
+                entry.record = if entry.record < synced { 0 } else { at };
+                entry.told = at;
+            }
+        }
+        self.synced = 1;
+        self.rewritten += 1;
+    }
+
+    /// Where the log ends. Everything to which its records refer was written before.
+    pub(super) fn mark(&self) -> Mark {
+        Mark { rewritten: self.rewritten, count: self.log.count() }
+    }
+
+    /// Says that everything was synced that was written before a mark was taken.
+    pub(super) fn note_synced(&mut self, mark: Mark) {
+        if mark.rewritten == self.rewritten && mark.count > self.synced + 1 && !self.log.has_failed() {
+            self.note(&VersionRecord::SyncedTo(mark.count));
+        }
+    }
+
+    /// Says that something could not be synced.
+    pub(super) fn note_sync_failed(&mut self) {
+        if self.is_on() {
+            self.note(&VersionRecord::SyncFailed);
+        }
+    }
+
+    /// Writes the log anew if much of it is of no use any more, or if it could not be written.
+    fn tidy_log(&mut self) {
+        let versions = self.lists.values().map(|list| list.entries.len() as u64).sum::<u64>();
+        let useful = versions * 256 + SMALL_LOG;
+        if !self.log.has_failed() && self.log.len() < 4 * useful {
+            return;
+        }
+        let all = all_records(&self.lists, self.bounds, self.synced);
+        if self.log.rewrite(all) {
+            self.numbers_anew();
+        }
+    }
+}
+
+impl Known {
+    /// What the records of a log say, of which the first so many are believed.
+    pub fn of(records: &[VersionRecord], believed: u64) -> Known {
+        let mut known = Known::default();
         for (number, record) in records.iter().enumerate() {
-            versions.take(record, number as u64);
+            known.take(record, number as u64);
         }
         // The first record says who wrote; it stands for what was synced before the log was written anew.
         let believed = believed.max(1);
-        let ends = pool_ends(store, versions.contents());
-        versions.keep_only(|entry| entry.record < believed && is_there(&ends, &entry.version));
-        versions.garbage = 0;
-        versions.given_up.clear();
-        versions
+        known.keep_only(|entry| entry.record < believed);
+        known
+    }
+
+    /// Every version: its path, its number, the number of the record that says where its bytes are, and what it is.
+    pub fn all(&self) -> impl Iterator<Item = (&TreePath, u32, u64, &Version)> {
+        self.lists.iter().flat_map(|(path, list)| {
+            list.entries.iter().map(move |entry| (path, entry.number, entry.told, &*entry.version))
+        })
     }
 
     /// Whether anything is kept.
     pub(super) fn is_on(&self) -> bool {
         self.bounds.versions > 0
+    }
+
+    fn contents(&self) -> impl Iterator<Item = Arc<Content>> {
+        self.lists.values().flat_map(|list| &list.entries).filter_map(|entry| entry.version.content.clone())
     }
 
     /// Changes what is here by a record of the log, which has this number.
@@ -211,6 +306,7 @@ impl Versions {
                         version: Arc::new(version.clone()),
                         settled: false,
                         record: if *synced { 0 } else { number },
+                        told: number,
                     });
                 let list = List { next: *next, entries: entries.collect(), at: *at };
                 self.cost += list.cost();
@@ -218,32 +314,6 @@ impl Versions {
                 self.lists.insert(path.clone(), list);
             }
         }
-    }
-
-    /// Notes a change: here, and in the log.
-    fn note(&mut self, record: &VersionRecord) {
-        self.take(record, self.log.next_number());
-        self.note_change(record);
-        let anew = {
-            let Versions { log, lists, bounds, synced, .. } = self;
-            log.append(record, || all_records(lists, *bounds, *synced))
-        };
-        if anew {
-            self.numbers_anew();
-        }
-    }
-
-    /// The log was written anew: its records have other numbers.
-    fn numbers_anew(&mut self) {
-        let synced = self.synced;
-        // Behind who wrote it, and the bounds.
-        for (at, list) in (2..).zip(self.lists.values_mut()) {
-            for entry in &mut list.entries {
-                entry.record = if entry.record < synced { 0 } else { at };
-            }
-        }
-        self.synced = 1;
-        self.rewritten += 1;
     }
 
     /// Adds a version to a path. The oldest goes if there are too many.
@@ -270,7 +340,8 @@ impl Versions {
             let cost = cost_of(&version);
             let serial = self.next_serial;
             self.next_serial += 1;
-            let entry = Entry { number: list.next, serial, version, cost, settled: false, record };
+            let entry =
+                Entry { number: list.next, serial, version, cost, settled: false, record, told: record };
             list.next += 1;
             self.cost += entry.cost;
             list.entries.push_back(entry);
@@ -362,7 +433,7 @@ impl Versions {
         let content = Content { extents: extents.to_vec(), ..Content::clone(content) };
         entry.version =
             Arc::new(Version { content: Some(Arc::new(content)), ..Version::clone(&entry.version) });
-        entry.record = record;
+        (entry.record, entry.told) = (record, record);
     }
 
     fn drop_upto(&mut self, path: &TreePath, upto: u32) {
@@ -405,38 +476,6 @@ impl Versions {
         }
         self.lists.retain(|_, list| !list.entries.is_empty());
         self.forget(gone);
-    }
-
-    /// Where the log ends. Everything to which its records refer was written before.
-    pub(super) fn mark(&self) -> Mark {
-        Mark { rewritten: self.rewritten, count: self.log.count() }
-    }
-
-    /// Says that everything was synced that was written before a mark was taken.
-    pub(super) fn note_synced(&mut self, mark: Mark) {
-        if mark.rewritten == self.rewritten && mark.count > self.synced + 1 && !self.log.has_failed() {
-            self.note(&VersionRecord::SyncedTo(mark.count));
-        }
-    }
-
-    /// Says that something could not be synced.
-    pub(super) fn note_sync_failed(&mut self) {
-        if self.is_on() {
-            self.note(&VersionRecord::SyncFailed);
-        }
-    }
-
-    /// Writes the log anew if much of it is of no use any more, or if it could not be written.
-    fn tidy_log(&mut self) {
-        let versions = self.lists.values().map(|list| list.entries.len() as u64).sum::<u64>();
-        let useful = versions * 256 + SMALL_LOG;
-        if !self.log.has_failed() && self.log.len() < 4 * useful {
-            return;
-        }
-        let all = all_records(&self.lists, self.bounds, self.synced);
-        if self.log.rewrite(all) {
-            self.numbers_anew();
-        }
     }
 }
 

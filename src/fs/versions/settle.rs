@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Entry, LEAST_COST, QUIET, Versions, budget, pool_bytes, shifted, since};
+use super::{Entry, Known, LEAST_COST, QUIET, Versions, budget, pool_bytes, shifted, since};
 use crate::error::FsResult;
 use crate::fs::versions::undo::state_of;
 use crate::fs::{Found, Fs};
@@ -452,7 +452,9 @@ impl Versions {
         }
         self.set_cost(path, was.number, own_bytes(content, next));
     }
+}
 
+impl Known {
     fn set_cost(&mut self, path: &TreePath, number: u32, cost: u64) {
         let list = self.lists.get_mut(path);
         let entry = list.and_then(|list| list.entries.iter_mut().find(|entry| entry.number == number));

@@ -264,7 +264,7 @@ struct Wanted {
 
 impl Versions {
     fn begin_secure(&mut self) -> crate::error::Result<Option<crate::store::versions::LogSync>> {
-        let Versions { log, lists, bounds, synced, .. } = self;
+        let Versions { log, known: super::Known { lists, bounds, synced, .. }, .. } = self;
         let was_whole = log.next_number() != u64::MAX;
         let work = log.begin_secure(|| super::all_records(lists, *bounds, *synced))?;
         if !was_whole && self.log.next_number() != u64::MAX {
@@ -275,9 +275,8 @@ impl Versions {
 
     /// The content of all versions, and of what may become one.
     pub(in crate::fs) fn contents(&self) -> impl Iterator<Item = Arc<Content>> {
-        let listed = self.lists.values().flat_map(|list| list.entries.iter().map(|entry| &entry.version));
-        let away = self.away.iter().map(|(_, version)| version);
-        listed.chain(away).filter_map(|version| version.content.clone())
+        let away = self.away.iter().filter_map(|(_, version)| version.content.clone());
+        self.known.contents().chain(away)
     }
 
     /// The versions that refer to the base before an epoch: up to which number, by path.

@@ -358,6 +358,7 @@ fn run(seed: u64) -> usize {
         drop(sandbox);
         let checked = Sandbox::check_store(&copy, true).unwrap();
         assert!(checked.problems.is_empty(), "{told}: {:#?}", checked.problems);
+        assert!(checked.warnings.is_empty(), "{told}: {:#?}", checked.warnings);
     }
     assert!(versions > CUTS / 4, "JAILFS_POWER_SEED={seed}: only {versions} versions survived {CUTS} cuts");
     CUTS

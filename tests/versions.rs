@@ -11,6 +11,8 @@
 mod bounds;
 #[path = "versions/bytes.rs"]
 mod bytes;
+#[path = "versions/check.rs"]
+mod check;
 #[path = "versions/edits.rs"]
 mod edits;
 #[path = "versions/place.rs"]

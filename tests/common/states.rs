@@ -27,4 +27,5 @@ pub fn states(store: &Path) -> BTreeMap<String, Vec<Change>> {
 pub fn check(store: &Path, when: &str) {
     let checked = Sandbox::check_store(store, true).unwrap();
     assert!(checked.problems.is_empty(), "{when}: {:#?}", checked.problems);
+    assert!(checked.warnings.is_empty(), "{when}: {:#?}", checked.warnings);
 }

@@ -96,6 +96,7 @@ impl World {
         let output =
             command.args(["check", "--store"]).arg(&self.live.store).current_dir("/").output().unwrap();
         assert!(output.status.success(), "check after the kill: {}", text(&output));
+        assert!(!text(&output).contains("warning: "), "check after the kill: {}", text(&output));
     }
 
     /// Holds what is there against what was acknowledged, and goes on from it.
@@ -106,6 +107,7 @@ impl World {
         if self.rng.one_in(3) {
             let output = self.jailfs(&["check", "--read-data"]);
             assert!(output.status.success(), "check after the mount: {}", text(&output));
+            assert!(!text(&output).contains("warning: "), "check after the mount: {}", text(&output));
         }
     }
 

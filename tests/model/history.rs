@@ -50,6 +50,7 @@ impl World {
             panic!("not a check")
         };
         assert!(checked.problems.is_empty(), "{:#?}", checked.problems);
+        assert!(checked.warnings.is_empty(), "{:#?}", checked.warnings);
         assert!(checked.layers > 0 && checked.records > 0);
     }
 

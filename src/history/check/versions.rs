@@ -131,7 +131,11 @@ impl Checker {
                 }
             };
             if !is_there {
-                return Some(format!("refers to {len} bytes at {source:?}, which are not there"));
+                let place = match *source {
+                    Source::Base { offset } => format!("offset {offset} of a file of the base"),
+                    Source::Pool { layer, offset } => format!("offset {offset} of the pool of layer {layer}"),
+                };
+                return Some(format!("refers to {len} bytes at {place}, which are not there"));
             }
         }
         None

@@ -4,6 +4,7 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::disallowed_methods,
+    clippy::indexing_slicing,
     reason = "a failure is what a test is for"
 )]
 

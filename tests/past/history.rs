@@ -2,12 +2,13 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use jailfs::error::FsError;
 use jailfs::fs::{PastView, RenameMode};
 use jailfs::sandbox::Bounds;
 use jailfs::sandbox::verbs::{Reply, Request};
-use jailfs::types::{FileKind, NodeId, TreePath};
+use jailfs::types::{FileKind, Name, NodeId, TreePath};
 
 use crate::common::Bench;
 use crate::harness::{Live, shell};
@@ -405,4 +406,81 @@ fn a_version_that_is_dropped_is_never_taken_for_a_later_one() {
         panic!("no history")
     };
     assert_eq!(told.len(), 1);
+}
+
+/// Reads every version of a file that there is, in parts. Each is one letter over and over; gives how many could be read.
+fn read_all_versions(place: &Place, of: &str) -> usize {
+    let fs = place.sandbox.fs();
+    let mut whole = 0;
+    let mut names = Vec::new();
+    let Ok(dir) = place.find(of) else { return 0 };
+    fs.readdir(dir.id, 2, |entry| {
+        names.push(entry.name);
+        true
+    })
+    .unwrap();
+    for text in names {
+        let version = match fs.lookup(dir.id, &Name::new(&text).unwrap()) {
+            Ok(version) => version,
+            Err(error) => {
+                assert_eq!(error, FsError::NotFound);
+                continue;
+            }
+        };
+        let (mut bytes, mut at) = (Vec::new(), 0);
+        while at < version.attr.size {
+            match fs.past_read(version.id, at, 7000, false) {
+                Ok(part) => bytes.extend(part.unwrap()),
+                Err(error) => {
+                    assert_eq!(error, FsError::Stale);
+                    break;
+                }
+            }
+            at += 7000;
+        }
+        let first = bytes.first().copied();
+        assert!(bytes.iter().all(|byte| Some(*byte) == first), "bytes of two versions, or of none");
+        assert!(first != Some(0));
+        whole += usize::from(bytes.len() as u64 == version.attr.size);
+        fs.forget(version.id, 1);
+    }
+    whole
+}
+
+#[test]
+fn readers_of_versions_meet_no_wrong_byte_while_files_are_edited_and_space_is_given_back() {
+    let place = Place::new();
+    place.sandbox.fs().set_history(Bounds { versions: 3, ..Bounds::default() });
+    let dir = place.find("d").unwrap().id;
+    place.sandbox.fs().mknod(dir, &name("new"), 0o100_644, 0, 0, ME).unwrap();
+    let over = AtomicBool::new(false);
+    let read = std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut read = 0;
+                    while !over.load(Ordering::Relaxed) {
+                        read += read_all_versions(&place, ".jailfs/history/d/new");
+                    }
+                    read
+                })
+            })
+            .collect();
+        for round in 0..120_u8 {
+            let letter = char::from(b'a' + round % 26);
+            place.put("d/new", &letter.to_string().repeat(20_000 + usize::from(round) * 100));
+            match round % 12 {
+                3 => place.checkpoint(&format!("c{round}")),
+                6 => place.sandbox.tidy().unwrap(),
+                9 => {
+                    let gc = Request::Gc { operations: 0, keep: Some(1), max_store: None, dry_run: false };
+                    place.sandbox.handle(gc).unwrap();
+                }
+                _ => {}
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        readers.into_iter().map(|reader| reader.join().unwrap()).sum::<usize>()
+    });
+    assert!(read + read_all_versions(&place, ".jailfs/history/d/new") > 2, "{read}");
 }

@@ -160,7 +160,7 @@ pub(crate) struct Core {
 }
 
 /// Makes room on a full disk; gives the number of bytes, or none if that cannot be now. Called without any lock.
-pub type MoreRoom = Box<dyn Fn() -> Option<u64> + Send + Sync>;
+pub type MoreRoom = dyn Fn() -> Option<u64> + Send + Sync;
 
 /// A head of a store, as a filesystem.
 pub struct Fs {
@@ -174,7 +174,7 @@ pub struct Fs {
     /// Whether something was removed or replaced since space was last given back.
     given_up: AtomicBool,
     past: past::Past,
-    more_room: Mutex<Option<Arc<dyn Fn() -> Option<u64> + Send + Sync>>>,
+    more_room: Mutex<Option<Arc<MoreRoom>>>,
 }
 
 impl Fs {
@@ -253,8 +253,8 @@ impl Fs {
     }
 
     /// Says who can make more room on a full disk than the upper layer has to give; it gives the number of bytes.
-    pub fn set_more_room(&self, more_room: MoreRoom) {
-        *self.more_room.lock() = Some(Arc::from(more_room));
+    pub fn set_more_room(&self, more_room: Arc<MoreRoom>) {
+        *self.more_room.lock() = Some(more_room);
     }
 
     /// What the head refers to, at one moment.

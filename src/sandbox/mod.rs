@@ -111,7 +111,7 @@ impl Sandbox {
         let timeline = Arc::new(timeline);
         let weak = Arc::downgrade(&timeline);
         let more_room = move || weak.upgrade().map_or(Some(0), |timeline| timeline.make_room());
-        timeline.fs().set_more_room(Box::new(more_room));
+        timeline.fs().set_more_room(Arc::new(more_room));
         let sandbox = Arc::new(Sandbox {
             timeline,
             store_path,

@@ -99,6 +99,7 @@ fn mapped_path(line: &[u8]) -> Option<&Path> {
 }
 
 #[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "a test makes its own files")]
 mod tests {
     use super::*;
 

@@ -11,6 +11,7 @@
     clippy::unwrap_used,
     clippy::panic,
     clippy::indexing_slicing,
+    clippy::print_stderr,
     clippy::disallowed_methods,
     reason = "a failure is what a test is for, and the host writes its own files"
 )]

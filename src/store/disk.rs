@@ -137,3 +137,11 @@ pub(super) fn sync_dir(dir: impl AsFd) -> io::Result<()> {
     note!(SyncDir { ino: ino(&dir)? });
     Ok(())
 }
+
+/// Makes all that was done on the filesystem of a directory survive a power cut, and count (syncfs(2)).
+pub(super) fn commit(dir: impl AsFd) -> io::Result<()> {
+    step::begin(Step::StoreSyncDir)?;
+    nix::unistd::syncfs(&dir)?;
+    note!(SyncDir { ino: ino(&dir)? });
+    Ok(())
+}

@@ -242,7 +242,7 @@ impl<T: Serialize> Log<T> {
 
     fn write_frame(&mut self) -> Result<()> {
         if let Err(error) = disk::write_at(&self.file, &self.buffer, self.end) {
-            if disk::cut(&self.file, self.end).is_err() {
+            if self.take_back().is_err() {
                 self.broken = Some("an earlier write failed and could not be taken back");
             }
             return Err(Error::io(format!("write {}", self.what), &error));
@@ -250,6 +250,11 @@ impl<T: Serialize> Log<T> {
         self.end += self.buffer.len() as u64;
         self.seq += 1;
         Ok(())
+    }
+
+    /// Cuts off what a write left that failed. If it left nothing there is nothing to cut, which a quota may refuse as well (btrfs).
+    fn take_back(&self) -> std::io::Result<()> {
+        if self.file.metadata()?.len() <= self.end { Ok(()) } else { disk::cut(&self.file, self.end) }
     }
 
     /// The file, to sync it without holding the log.

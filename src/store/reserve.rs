@@ -3,7 +3,11 @@
 //! The file `reserve` takes space and holds nothing. It is let go when something must be recorded that gives space back, or that
 //! ends an operation well (a delete, a sync, a seal), and what that left of it is taken again right after.
 
+use std::fs::File;
+use std::io;
 use std::os::unix::fs::MetadataExt;
+
+use nix::errno::Errno;
 
 use crate::error::{Attempt, Result};
 use crate::store::{Store, disk};
@@ -70,6 +74,18 @@ impl Store {
             disk::cut(&file, 0).attempt(attempt)?;
             return Err(error).attempt(attempt);
         }
-        if bytes == 0 { disk::cut(&file, 0).attempt(attempt) } else { Ok(()) }
+        if bytes == 0 { self.let_go(file).attempt(attempt) } else { Ok(()) }
+    }
+
+    fn let_go(&self, file: File) -> io::Result<()> {
+        match disk::cut(&file, 0) {
+            Err(error) if error.raw_os_error() == Some(Errno::EDQUOT as i32) => {
+                // btrfs cuts nothing under a full quota, but it removes; and what was removed counts until that is committed.
+                drop(file);
+                disk::remove(&self.dir, RESERVE)?;
+                disk::commit(&self.dir)
+            }
+            cut => cut,
+        }
     }
 }

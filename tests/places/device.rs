@@ -132,7 +132,7 @@ fn a_quota_is_edquot_and_everything_that_was_answered_stays() {
         chmod 700 ../store; btrfs quota enable ../store; btrfs qgroup limit 24M 0/5 ../store; echo base > f";
     let mut live = Live::with_limit(script, &[], std::time::Duration::from_secs(200));
     let store = Below(live.store.clone());
-    live.sh("echo kept > kept; head -c 4000000 /dev/urandom > first; md5sum first > sum");
+    live.sh("echo kept > kept; for n in 1 2 3; do echo $n > gone$n; done; head -c 4000000 /dev/urandom > first; md5sum first > sum");
     live.checkpoint("before");
     // What was answered and synced is there, what was refused is not.
     let fill = "
@@ -150,6 +150,8 @@ except OSError as e:
     assert_eq!(errno, "EDQUOT", "{said}");
     assert!(done.parse::<u64>().unwrap() < 24, "{said}");
     assert_eq!(live.sh("cat kept; md5sum -c sum"), "kept\nfirst: OK\n");
+    // What gives room back is not refused.
+    live.sh("rm gone1 gone2 gone3; test ! -e gone3");
     // With more room it goes on.
     shell(&live.store, "btrfs qgroup limit 96M 0/5 .");
     live.sh(&format!("test $(stat -c %s big) -ge {}; rm big", done.parse::<u64>().unwrap() << 20));

@@ -17,7 +17,7 @@
 //! The same code writes the tree home, sets the base back and undoes an apply: each makes a list of paths look as in a
 //! state.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::base::{Base, BaseStat};
@@ -384,14 +384,32 @@ pub(super) enum Keep {
     InPlace,
 }
 
-/// Records what the base holds at the touched paths.
+/// Records what the base holds at the touched paths. The names of one file share the copy of its bytes, those under which it is
+/// left in place, too: it is the same file that is written anew.
 fn record_images(layer: &mut Upper, from: &State, touched: &BTreeMap<TreePath, Keep>) -> FsResult<Images> {
+    let found: Vec<(&TreePath, Found, Keep)> = touched
+        .iter()
+        .map(|(path, keep)| from.resolve(path).map(|found| (path, found, *keep)))
+        .collect::<FsResult<_>>()?;
+    let copied: HashSet<Ino> = found
+        .iter()
+        .filter(|(.., keep)| *keep == Keep::Copy)
+        .filter_map(|(_, found, _)| found.ino())
+        .collect();
+    let mut copies: HashMap<Ino, PreNode> = HashMap::new();
     let mut images = Images::new();
-    for (path, keep) in touched {
-        let found = from.resolve(path)?;
+    for (path, found, keep) in found {
         let node = match (&found, found.ino()) {
             (Found::Nothing(_), _) | (_, None) => None,
-            (_, Some(ino)) => Some(image_of(layer, from, &found, ino, *keep)?),
+            (_, Some(ino)) => Some(match copies.get(&ino) {
+                Some(copy) => copy.clone(),
+                None if copied.contains(&ino) => {
+                    let copy = image_of(layer, from, &found, ino, Keep::Copy)?;
+                    copies.insert(ino, copy.clone());
+                    copy
+                }
+                None => image_of(layer, from, &found, ino, keep)?,
+            }),
         };
         layer.record(&Record::PreImage(PreImage { path: path.clone(), node: node.clone() }))?;
         images.push((path.clone(), node));

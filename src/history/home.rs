@@ -25,18 +25,20 @@ use crate::sys::step::{self, Step};
 use crate::types::{ByteRange, FileKind, Fingerprint, Ino, Name, TreePath};
 
 /// Makes the base look as in `to` at the changed paths. Gives the number of each node that was made or kept.
-pub(super) fn write_base(
-    base: &Base,
-    from: &State,
-    to: &State,
-    changes: &[PathChange],
+pub(super) fn write_base<'a>(
+    base: &'a Base,
+    from: &'a State,
+    to: &'a State,
+    changes: &'a [PathChange],
     touched: &BTreeMap<TreePath, Keep>,
-    claim: Claim<'_>,
+    claim: Claim<'a>,
 ) -> FsResult<BTreeMap<TreePath, Ino>> {
     let linked = linked_names(from, to, changes)?;
     let (placed, inos, changed) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
     let (writer, keeps_numbers) = (base.writer(), base.keeps_numbers());
-    let mut home = Home { writer, from, to, linked, placed, inos, changed, claim, keeps_numbers };
+    let paths = changes.iter().map(|change| &change.path).collect();
+    let mut home =
+        Home { writer, from, to, changes: paths, linked, placed, inos, changed, claim, keeps_numbers };
     for change in changes.iter().rev().filter(|c| matches!(c.what, What::Deleted | What::Type)) {
         home.remove(change).attempt(|| format!("remove '{}'", change.path))?;
     }
@@ -66,6 +68,8 @@ struct Home<'a> {
     writer: BaseWriter<'a>,
     from: &'a State,
     to: &'a State,
+    /// The paths at which something differs.
+    changes: BTreeSet<&'a TreePath>,
     /// All names that the base had of the files with several that the changes concern.
     linked: BTreeMap<TreePath, Ino>,
     /// Where a file was put, so that its further links are links.
@@ -216,6 +220,9 @@ impl<'a> Home<'a> {
     fn set_attributes(&mut self, path: &TreePath) -> FsResult<()> {
         let wanted = self.to.resolve(path)?;
         let Some(ino) = wanted.ino() else { return Ok(()) };
+        if !self.changes.contains(path) && self.is_other(path, &wanted)? {
+            return Ok(());
+        }
         let (record, _) = self.to.record(&wanted)?;
         let xattrs = xattr_list(&record);
         let attributes = attributes(&record, &xattrs);
@@ -237,6 +244,13 @@ impl<'a> Home<'a> {
             (self.claim)(path, Fingerprint { mtime: record.meta.mtime, ..now.fingerprint() })?;
         }
         dir.set_owner_mode_times_xattrs(&name, &attributes)
+    }
+
+    /// Whether the base has a further name of a changed file at a path at which the tree has something else, which is not applied.
+    fn is_other(&self, path: &TreePath, wanted: &Found) -> FsResult<bool> {
+        let stands = self.from.resolve(path)?;
+        let are_dirs = self.from.as_dir(&stands).is_some() && self.to.as_dir(wanted).is_some();
+        Ok(stands.ino() != wanted.ino() && !are_dirs)
     }
 
     /// Gives what was staged its attributes and its name.

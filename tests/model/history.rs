@@ -448,7 +448,7 @@ fn part_applied(base: &Tree, tree: &Tree, top: &[u8]) -> Option<Tree> {
     let inside: BTreeSet<Id> = below(&old, top).chain(below(&new, top)).map(|(_, id)| id).collect();
     let shared = |(path, id): (&Bytes, &Id)| !is_below(path, top) && inside.contains(id);
     if old.iter().any(shared) || new.iter().any(shared) {
-        return None;
+        return link_applied(base, tree, top);
     }
     let exists = new.contains_key(top);
     let mut wanted = base.clone();
@@ -485,6 +485,22 @@ fn part_applied(base: &Tree, tree: &Tree, top: &[u8]) -> Option<Tree> {
     let up = new[parent(top)?];
     wanted.node_mut(up).names_mut().insert(name_of(top).to_vec(), new[top]);
     Some(wanted)
+}
+
+/// The same for one name of a file that has others: the file is written anew in place, for all names that the base has of it.
+fn link_applied(base: &Tree, tree: &Tree, top: &[u8]) -> Option<Tree> {
+    let (old, new) = (base.paths(), tree.paths());
+    let mut at = Some(top);
+    while let Some(path) = at {
+        if !old.contains_key(path) || old.get(path) != new.get(path) {
+            return None;
+        }
+        at = parent(path);
+    }
+    let id = old[top];
+    let mut wanted = base.clone();
+    *wanted.node_mut(id) = tree.node(id).clone();
+    (!base.node(id).is_dir()).then_some(wanted)
 }
 
 fn name_of(path: &[u8]) -> &[u8] {

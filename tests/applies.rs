@@ -1,0 +1,236 @@
+//! Applies without a mount: what older states show, what somebody else did to the base and what processes hold outlives them.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a failure is what a test is for")]
+
+use std::fs as host;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use jailfs::error::Error;
+use jailfs::fs::{Caller, SetAttr};
+use jailfs::sandbox::verbs::{Reply, Request, Rev};
+use jailfs::sandbox::{Sandbox, StoreOptions};
+use jailfs::sys::{clock, step};
+use jailfs::types::{Name, NodeId, Timestamp, TreePath};
+
+const ME: Caller = Caller { uid: 0, gid: 0 };
+
+/// A base, its store, and the sandbox of both.
+struct Place {
+    dir: tempfile::TempDir,
+    sandbox: Option<Arc<Sandbox>>,
+}
+
+impl Place {
+    /// Over a base with these files.
+    fn new(files: &[(&str, &str)]) -> Place {
+        let mut place = Place { dir: tempfile::tempdir().unwrap(), sandbox: None };
+        host::create_dir(place.base("")).unwrap();
+        for (path, text) in files {
+            host::create_dir_all(place.base(path).parent().unwrap()).unwrap();
+            host::write(place.base(path), text).unwrap();
+        }
+        place.reopen();
+        place
+    }
+
+    /// Over a base in which the file `a` has the name `b`, too.
+    fn of_links(text: &str) -> Place {
+        let mut place = Place::new(&[("a", text)]);
+        host::hard_link(place.base("a"), place.base("b")).unwrap();
+        place.reopen();
+        place
+    }
+
+    fn reopen(&mut self) {
+        self.sandbox = None;
+        let (base, store) = (self.base(""), self.dir.path().join("store"));
+        self.sandbox = Some(Sandbox::create_or_open(&base, &store, &StoreOptions::default()).unwrap());
+    }
+
+    fn sandbox(&self) -> &Sandbox {
+        self.sandbox.as_ref().unwrap()
+    }
+
+    fn base(&self, path: &str) -> std::path::PathBuf {
+        self.dir.path().join("base").join(path)
+    }
+
+    fn in_base(&self, path: &str) -> Option<String> {
+        host::read_to_string(self.base(path)).ok()
+    }
+
+    fn find(&self, path: &str) -> Option<NodeId> {
+        path.split('/').filter(|part| !part.is_empty()).try_fold(NodeId::ROOT, |dir, part| {
+            self.sandbox().fs().lookup(dir, &name(part)).ok().map(|entry| entry.id)
+        })
+    }
+
+    fn dir_of<'p>(&self, path: &'p str) -> (NodeId, &'p str) {
+        let (dir, last) = path.rsplit_once('/').unwrap_or(("", path));
+        (self.find(dir).unwrap(), last)
+    }
+
+    fn put(&self, path: &str, text: &str) {
+        let (dir, last) = self.dir_of(path);
+        let fs = self.sandbox().fs();
+        let file =
+            self.find(path).unwrap_or_else(|| fs.mknod(dir, &name(last), 0o100_644, 0, 0, ME).unwrap().id);
+        fs.truncate(file, 0, false).unwrap();
+        fs.write(file, 0, text.as_bytes(), false).unwrap();
+    }
+
+    fn chmod(&self, path: &str, mode: u32) {
+        let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+        self.sandbox().fs().setattr(self.find(path).unwrap(), set).unwrap();
+    }
+
+    fn read(&self, id: NodeId) -> String {
+        let plan = self.sandbox().fs().read(id, 0, u64::MAX).unwrap();
+        String::from_utf8(plan.read(false).unwrap().unwrap()).unwrap()
+    }
+
+    fn get(&self, path: &str) -> Option<String> {
+        self.find(path).map(|id| self.read(id))
+    }
+
+    fn rm(&self, path: &str) {
+        let (dir, last) = self.dir_of(path);
+        self.sandbox().fs().unlink(dir, &name(last)).unwrap();
+    }
+
+    /// Removes a directory of one file.
+    fn rm_dir_of(&self, path: &str) {
+        self.rm(path);
+        let (dir, last) = self.dir_of(path.rsplit_once('/').unwrap().0);
+        self.sandbox().fs().rmdir(dir, &name(last)).unwrap();
+    }
+
+    fn ask(&self, request: Request) -> Reply {
+        self.sandbox().handle(request).unwrap()
+    }
+
+    fn checkpoint(&self, name: &str) -> Result<Reply, Error> {
+        self.sandbox().handle(Request::Checkpoint { name: Some(name.to_owned()), message: String::new() })
+    }
+
+    fn restore(&self, to: &str) -> Result<Reply, Error> {
+        self.sandbox().handle(Request::Restore { to: Rev::parse(to), paths: Vec::new(), dry_run: false })
+    }
+
+    fn apply(&self, paths: &[&str]) -> Result<Vec<String>, Error> {
+        let paths = paths.iter().map(|p| TreePath::parse(p.as_bytes()).unwrap()).collect();
+        match self.sandbox().handle(Request::Apply { paths, dry_run: false, undo: false })? {
+            Reply::Applied(done) => Ok(done.conflicts.iter().map(|(path, _)| path.to_string()).collect()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// How many of them there were.
+    fn applies(&self) -> u32 {
+        match self.ask(Request::Status) {
+            Reply::Status(status) => status.epoch.0,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn gc(&self) {
+        self.ask(Request::Gc { operations: 0, keep: None, max_store: None, dry_run: false });
+    }
+
+    /// Waits until what is changed in the base has a later time than all that was done before.
+    fn wait_for_later(&self) {
+        let (now, probe) = (clock::now(), self.dir.path().join("probe"));
+        loop {
+            host::write(&probe, "x").unwrap();
+            let about = host::metadata(&probe).unwrap();
+            let changed =
+                Timestamp { secs: about.ctime(), nanos: u32::try_from(about.ctime_nsec()).unwrap() };
+            if changed > now {
+                break;
+            }
+        }
+    }
+
+    /// Appends to a file of the base, as somebody else does.
+    fn somebody_appends(&self, path: &str) {
+        self.wait_for_later();
+        let text = format!("{}theirs", self.in_base(path).unwrap());
+        host::write(self.base(path), text).unwrap();
+        self.wait_for_later();
+    }
+
+    /// The store keeps its own rules, to the last byte.
+    fn check(&self, when: &str) {
+        match self.ask(Request::Check { read_data: true }) {
+            Reply::Checked(checked) => {
+                assert!(checked.problems.is_empty(), "{when}: {:#?}", checked.problems)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+#[test]
+fn an_apply_of_one_name_of_a_file_leaves_older_checkpoints_as_they_were() {
+    for (applied, other) in [("a", "b"), ("b", "a")] {
+        for text in ["new!", "n", "longer than before"] {
+            let when = format!("{applied}: {text}");
+            let mut place = Place::of_links("old!");
+            place.checkpoint("start").unwrap();
+            place.put(applied, text);
+            assert_eq!(place.apply(&[applied]).unwrap(), Vec::<String>::new(), "{when}");
+            assert_eq!(place.in_base(other).as_deref(), Some(text), "{when}: they stay links");
+            for _ in 0..2 {
+                assert_eq!(place.get(other).as_deref(), Some(text), "{when}");
+                place.restore("start").unwrap();
+                for path in [applied, other] {
+                    assert_eq!(place.get(path).as_deref(), Some("old!"), "{when}: {path}");
+                }
+                place.check(&when);
+                place.restore("@-1").unwrap();
+                place.restore("start").unwrap();
+                place.reopen();
+                assert_eq!(place.get(other).as_deref(), Some("old!"), "{when}: after a start");
+                place.put(applied, text);
+            }
+            place.ask(Request::Apply { paths: Vec::new(), dry_run: false, undo: true });
+            assert_eq!(place.in_base(applied).as_deref(), Some("old!"), "{when}: undone");
+            assert_eq!(place.in_base(other).as_deref(), Some("old!"), "{when}: undone");
+        }
+    }
+}
+
+/// The other name is something else in the tree: that reaches the base when it is applied, and not before.
+#[test]
+fn an_apply_of_one_name_of_a_file_takes_nothing_from_what_took_its_other_name() {
+    for is_dir in [false, true] {
+        let place = Place::of_links("old!");
+        place.checkpoint("start").unwrap();
+        place.put("a", "new!");
+        place.rm("b");
+        if is_dir {
+            place.sandbox().fs().mkdir(NodeId::ROOT, &name("b"), 0o700, 0, ME).unwrap();
+        } else {
+            place.put("b", "another");
+            place.chmod("b", 0o600);
+        }
+        assert_eq!(place.apply(&["a"]).unwrap(), Vec::<String>::new());
+        assert_eq!(place.in_base("a").as_deref(), Some("new!"));
+        assert_eq!(host::metadata(place.base("a")).unwrap().mode() & 0o777, 0o644);
+        assert_eq!(place.get("a").as_deref(), Some("new!"));
+        assert_eq!(place.apply(&[]).unwrap(), Vec::<String>::new());
+        assert_eq!(place.in_base("a").as_deref(), Some("new!"));
+        assert_eq!(place.in_base("b").as_deref(), (!is_dir).then_some("another"));
+        assert_eq!(host::metadata(place.base("b")).unwrap().is_dir(), is_dir);
+        let number = |path: &str| place.sandbox().fs().getattr(place.find(path).unwrap()).unwrap().ino;
+        assert_ne!(number("a"), number("b"));
+        place.restore("start").unwrap();
+        assert_eq!((place.get("a").as_deref(), place.get("b").as_deref()), (Some("old!"), Some("old!")));
+        assert_eq!(number("a"), number("b"));
+    }
+}

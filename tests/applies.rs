@@ -234,3 +234,53 @@ fn an_apply_of_one_name_of_a_file_takes_nothing_from_what_took_its_other_name() 
         assert_eq!(number("a"), number("b"));
     }
 }
+
+#[test]
+fn what_somebody_changed_in_the_base_is_a_conflict_also_after_a_part_was_applied() {
+    let place = Place::new(&[("dir/f", "base "), ("y", "base ")]);
+    place.rm_dir_of("dir/f");
+    place.put("y", "mine");
+    place.somebody_appends("dir/f");
+    assert_eq!(place.apply(&[]).unwrap(), ["dir/f"]);
+    assert_eq!(place.apply(&["y"]).unwrap(), Vec::<String>::new());
+    assert_eq!(place.apply(&[]).unwrap(), ["dir/f"], "it is one still");
+    assert_eq!(place.in_base("dir/f").as_deref(), Some("base theirs"));
+}
+
+#[test]
+fn what_somebody_changed_in_the_base_is_a_conflict_also_after_a_gc() {
+    let mut place = Place::new(&[("dir/f", "base ")]);
+    place.rm_dir_of("dir/f");
+    place.somebody_appends("dir/f");
+    for made in ["one", "two", "three"] {
+        place.checkpoint(made).unwrap();
+        place.wait_for_later();
+    }
+    for dropped in ["one", "two"] {
+        place.ask(Request::Drop { rev: Rev::parse(dropped) });
+        place.gc();
+        assert_eq!(place.apply(&[]).unwrap(), ["dir/f"], "without {dropped}");
+    }
+    place.reopen();
+    assert_eq!(place.apply(&[]).unwrap(), ["dir/f"]);
+    assert_eq!(place.in_base("dir/f").as_deref(), Some("base theirs"));
+}
+
+/// An apply gives all names of a file another change time, and nobody else did that.
+#[test]
+fn what_an_apply_of_one_name_of_a_file_does_to_the_others_is_no_conflict() {
+    for is_removed_first in [false, true] {
+        let place = Place::of_links("old!");
+        place.chmod("a", 0o640);
+        if is_removed_first {
+            place.rm("b");
+        }
+        place.wait_for_later();
+        assert_eq!(place.apply(&["a"]).unwrap(), Vec::<String>::new());
+        if !is_removed_first {
+            place.rm("b");
+        }
+        assert_eq!(place.apply(&[]).unwrap(), Vec::<String>::new());
+        assert_eq!((place.in_base("a").as_deref(), place.in_base("b")), (Some("old!"), None));
+    }
+}

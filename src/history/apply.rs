@@ -155,7 +155,7 @@ impl Timeline {
         let epoch = Epoch(u32::try_from(history.len()).unwrap_or(u32::MAX).saturating_add(1));
         let mut layer = self.store().create_layer(None, "", epoch, LayerKind::PreImage).map_err(during)?;
         let mut touched = touched_paths(&plan.changes);
-        // With each of its names that comes or goes, a file has another change time and count under all others.
+        // What is changed under one of its names has another change time, and perhaps count, under all others.
         let linked = linked_names(&plan.from, &plan.to, &plan.changes).attempt(|| "apply: read the base")?;
         for path in linked.into_keys() {
             touched.entry(path).or_insert(Keep::InPlace);
@@ -361,7 +361,7 @@ pub(super) fn touched_paths(changes: &[PathChange]) -> BTreeMap<TreePath, Keep> 
     touched
 }
 
-/// All names that the base has of those files with several names of which names come or go, or that are written anew.
+/// All names that the base has of those files with several names that change, or of which names come or go.
 pub(super) fn linked_names(
     from: &State,
     to: &State,
@@ -370,8 +370,8 @@ pub(super) fn linked_names(
     let several = |state: &State, found: &Found| {
         state.attr(found).filter(|a| a.kind != FileKind::Dir && a.meta.nlink > 1).map(|a| a.ino)
     };
-    let named = changes.iter().filter(|c| !matches!(c.what, What::Attributes | What::DirTimes));
-    let wanted = named.flat_map(|c| [several(from, &c.old), several(to, &c.new)]).flatten().collect();
+    let wanted =
+        changes.iter().flat_map(|c| [several(from, &c.old), several(to, &c.new)]).flatten().collect();
     from.lower.names_of(&wanted)
 }
 

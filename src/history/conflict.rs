@@ -1,7 +1,8 @@
 //! Where the base is not as the tree knows it: somebody changed it behind our back.
 //!
 //! What the tree covers of the base, it covers with a print of what was there. A name that it never looked at has none; then the
-//! change time must not be later than the store's first look.
+//! change time must not be later than the first look at the base in this epoch. That is known by the layers that were begun in it:
+//! when gc puts one in the place of those below it, it takes over when they were begun.
 
 use crate::base::BaseStat;
 use crate::error::{Attempt, FsResult, Result};
@@ -9,7 +10,6 @@ use crate::fs::State;
 use crate::history::Timeline;
 use crate::history::apply::found;
 use crate::history::diff::{PathChange, What};
-use crate::store::layer::LayerInfo;
 use crate::store::record::{Body, Dentry, LayerKind};
 use crate::types::{Epoch, FileKind, Fingerprint, Timestamp, TreePath};
 
@@ -76,17 +76,16 @@ impl Timeline {
         })
     }
 
-    /// When the base came to be as an epoch shows it.
+    /// When the base came to be as an epoch shows it. Later applies do not count, although they changed the base: what they
+    /// touched is known by what they left there, and at all other paths it was somebody else.
     fn epoch_began(&self, epoch: Epoch) -> Timestamp {
-        let began = |info: &LayerInfo| match (&info.seal, info.header.kind) {
-            (Some(seal), LayerKind::PreImage) => seal.time,
-            _ => info.header.time,
-        };
-        let all = self.store().catalog();
-        // Every later apply changed the base as well, so the last one counts.
-        let applied =
-            all.iter().filter(|l| l.header.kind == LayerKind::PreImage && l.seal.is_some()).map(began).max();
-        let first = all.iter().filter(|l| l.header.epoch == epoch).map(began).min();
+        let mut all = self.store().catalog();
+        all.retain(|layer| layer.header.epoch == epoch);
+        let (applies, begun): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|layer| layer.header.kind == LayerKind::PreImage);
+        // Of the apply that began it; a clock that was set back does not make it earlier.
+        let applied = applies.into_iter().filter_map(|layer| layer.seal).map(|seal| seal.time).max();
+        let first = begun.into_iter().map(|layer| layer.header.time).min();
         applied.into_iter().chain(first).max().unwrap_or_default()
     }
 }

@@ -22,7 +22,7 @@ use crate::store::layer::LayerInfo;
 use crate::store::record::{Header, LayerKind, OpRecord, Record, Seal};
 use crate::store::used::Used;
 use crate::tree::Tree;
-use crate::types::{ByteRange, Epoch, LayerId};
+use crate::types::{ByteRange, Epoch, LayerId, Timestamp};
 
 /// Records of the log of heads that are kept, also if nothing can go back to them.
 const OPERATIONS: usize = 1000;
@@ -285,7 +285,19 @@ impl Timeline {
             return Ok(());
         }
         let (below, tree) = self.with_parent(parent, layer)?;
-        self.store.rewrite_layer(Header { parent, ..header }, seal, below.edits_to(&tree))
+        let time = self.begun(&header, parent);
+        self.store.rewrite_layer(Header { parent, time, ..header }, seal, below.edits_to(&tree))
+    }
+
+    /// When the first of the layers was begun that a layer takes the place of, down to one that stays: since then the tree looks
+    /// at the base.
+    fn begun(&self, header: &Header, stays: Option<LayerId>) -> Timestamp {
+        let (mut begun, mut at) = (header.time, header.parent);
+        while let Some(below) = at.filter(|below| Some(*below) != stays).and_then(|id| self.store.layer(id)) {
+            begun = begun.min(below.header.time);
+            at = below.header.parent;
+        }
+        begun
     }
 
     /// What the needed states refer to.

@@ -251,7 +251,7 @@ pub struct Header {
     pub epoch: Epoch,
     /// What it is for.
     pub kind: LayerKind,
-    /// When it was made.
+    /// When it was made; after it took the place of others below it, when the first of them was.
     pub time: Timestamp,
 }
 

@@ -31,7 +31,7 @@ use crate::history::{Showing, Target, Timeline, close};
 use crate::store::Store;
 use crate::store::layer::{LayerInfo, Upper};
 use crate::store::record::{Body, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Source};
-use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, Timestamp, TreePath};
+use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, LayerId, Timestamp, TreePath};
 
 /// Bytes copied at once.
 pub(super) const STEP: u64 = 1 << 20;
@@ -154,15 +154,8 @@ impl Timeline {
         let history = self.applies.lock().clone();
         let epoch = Epoch(u32::try_from(history.len()).unwrap_or(u32::MAX).saturating_add(1));
         let mut layer = self.store().create_layer(None, "", epoch, LayerKind::PreImage).map_err(during)?;
-        let mut touched = touched_paths(&plan.changes);
-        // What is changed under one of its names has another change time, and perhaps count, under all others.
-        let linked = linked_names(&plan.from, &plan.to, &plan.changes).attempt(|| "apply: read the base")?;
-        for path in linked.into_keys() {
-            touched.entry(path).or_insert(Keep::InPlace);
-        }
-        let images =
-            record_images(&mut layer, &plan.from, &touched).attempt(|| "apply: keep what the base holds")?;
-        layer.sync().map_err(during)?;
+        let (touched, images) =
+            keep_images(&mut layer, plan).map_err(|error| self.withdraw(layer.layer(), during(error)))?;
         let with_images: PreHistory =
             history.iter().cloned().chain([Arc::new(collect(&images, &[]))]).collect();
         let lower = |epoch: Epoch, history: &PreHistory| {
@@ -242,6 +235,17 @@ impl Timeline {
             }
         }
         Ok(own)
+    }
+
+    /// After a failure before the base was written. What the layer says is not to be taken back: the next apply begins the same epoch.
+    fn withdraw(&self, layer: LayerId, error: Error) -> Error {
+        match self.store().withdraw_layer(layer) {
+            Ok(()) => error,
+            Err(why) => {
+                log::warn!("{why}");
+                self.stop_applying(error, "give up")
+            }
+        }
     }
 
     /// After a failure that leaves an apply half done: only a start of jailfs can take it back.
@@ -382,6 +386,19 @@ pub(super) enum Keep {
     Copy,
     /// They stay where they are.
     InPlace,
+}
+
+/// Keeps what the base holds at all paths that a plan touches, so that it outlives a power cut.
+fn keep_images(layer: &mut Upper, plan: &Plan) -> Result<(BTreeMap<TreePath, Keep>, Images)> {
+    let mut touched = touched_paths(&plan.changes);
+    // What is changed under one of its names has another change time, and perhaps count, under all others.
+    let linked = linked_names(&plan.from, &plan.to, &plan.changes).attempt(|| "read the base")?;
+    for path in linked.into_keys() {
+        touched.entry(path).or_insert(Keep::InPlace);
+    }
+    let images = record_images(layer, &plan.from, &touched).attempt(|| "keep what the base holds")?;
+    layer.sync()?;
+    Ok((touched, images))
 }
 
 /// Records what the base holds at the touched paths. The names of one file share the copy of its bytes, those under which it is

@@ -146,6 +146,24 @@ impl Store {
         disk::remove_dir(&self.layers, &name).attempt(|| format!("remove {}", self.layers.show(&name)))
     }
 
+    /// Removes a layer that came to nothing, before anything referred to it: no start finds it any more, not even after a power cut.
+    ///
+    /// # Errors
+    /// As the calls it is made of; a start may then find it.
+    pub fn withdraw_layer(&self, layer: LayerId) -> Result<()> {
+        let dir = self.layers.dir(&layer::dir_name(layer))?;
+        // The journal first: without it the rest is what is left of a layer whose making was cut off.
+        dir.remove(JOURNAL)?;
+        if self.durable {
+            dir.sync()?;
+        }
+        if let Err(error) = self.remove_layer(layer) {
+            self.state.lock().catalog.remove(&layer);
+            log::warn!("{error}; gc removes it");
+        }
+        Ok(())
+    }
+
     /// Removes the directories of layers whose making was cut off before they had a header, or whose removal was. The number of the newest layer stays
     /// used by that one, so no number is given out twice.
     ///

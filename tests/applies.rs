@@ -325,3 +325,22 @@ fn an_apply_that_failed_before_it_began_is_not_taken_back_after_another_one() {
         assert!(is_told_apart, "{also}: of {failed}, {went_on} went on and {refused} were refused");
     }
 }
+
+/// A process holds a file that is gone, and reads on.
+#[test]
+fn a_held_file_of_an_older_base_keeps_its_bytes_through_a_gc() {
+    let place = Place::new(&[("held", "bytes of the base"), ("other", "base")]);
+    let held = place.find("held").unwrap();
+    place.rm("held");
+    assert_eq!(place.read(held), "bytes of the base");
+    for text in ["one", "two", "three"] {
+        place.put("other", text);
+        assert_eq!(place.apply(&[]).unwrap(), Vec::<String>::new());
+    }
+    place.gc();
+    assert_eq!(place.read(held), "bytes of the base");
+    // When it is let go, so is what it needed.
+    place.sandbox().fs().forget(held, u64::MAX);
+    place.gc();
+    place.check("at the end");
+}

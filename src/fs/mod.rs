@@ -119,6 +119,8 @@ pub struct Reach {
     pub state: State,
     /// What is gone and still held.
     pub orphans: Tree,
+    /// The oldest epoch of the base in which content of that lies.
+    pub orphans_from: Option<Epoch>,
     /// What versions refer to.
     pub versions: Vec<Arc<Content>>,
     /// The layer that is written to.
@@ -264,6 +266,7 @@ impl Fs {
         Reach {
             state: core.state.clone(),
             orphans: core.orphans.clone(),
+            orphans_from: core.orphans_from(),
             versions: core.versions.iter().flat_map(Versions::contents).collect(),
             upper: core.upper.layer(),
             reserved,
@@ -622,6 +625,12 @@ impl Core {
         self.table.orphan(id);
         self.listings.remove(&id);
         Ok(())
+    }
+
+    /// The oldest epoch of the base to which orphans refer.
+    fn orphans_from(&self) -> Option<Epoch> {
+        let in_base = |key: &Ino| self.orphans.extents(*key).any(|(_, extent)| extent.source.is_base());
+        self.orphan_epochs.iter().filter(|(key, _)| in_base(key)).map(|(_, epoch)| *epoch).min()
     }
 
     /// The base as an orphan knew it.

@@ -15,8 +15,8 @@
 use std::collections::BTreeSet;
 
 use crate::error::{Attempt, Error, Kind, Result};
+use crate::fs::Reach;
 use crate::fs::lower::{PreImages, place_in_history};
-use crate::fs::{Reach, State};
 use crate::history::Timeline;
 use crate::store::layer::LayerInfo;
 use crate::store::record::{Header, LayerKind, OpRecord, Record, Seal};
@@ -203,7 +203,7 @@ impl Timeline {
                 self.lift(*layer, below(*layer))?;
             }
         }
-        let images = self.needed_images(keep, &needed, &reach.state);
+        let images = self.needed_images(keep, &needed, &reach);
         if !dry_run {
             // What of single files nobody can see any more when these go.
             let go = self.image_layers().into_iter().filter(|(_, layer)| !images.contains(layer));
@@ -344,11 +344,15 @@ impl Timeline {
         all.iter().map(|l| (place_in_history(l.header.epoch), l.header.layer)).collect()
     }
 
-    /// The layers of those applies through which a needed state sees the base, and of the last one, which can be undone.
-    fn needed_images(&self, keep: Keep, needed: &BTreeSet<LayerId>, shown: &State) -> BTreeSet<LayerId> {
+    /// The layers of those applies through which a needed state or a held file sees the base, and of the last one, which can be
+    /// undone.
+    fn needed_images(&self, keep: Keep, needed: &BTreeSet<LayerId>, reach: &Reach) -> BTreeSet<LayerId> {
         let ops = self.store.ops();
         let states = needed.iter().filter_map(|layer| self.store.layer(*layer)).map(|l| l.header.epoch);
-        let epochs = states.chain(recent(&ops, keep).map(|op| op.epoch)).chain([shown.lower.epoch()]);
+        let epochs = states
+            .chain(recent(&ops, keep).map(|op| op.epoch))
+            .chain([reach.state.lower.epoch()])
+            .chain(reach.orphans_from);
         let oldest = epochs.min().unwrap_or(Epoch(0)).0;
         let undoable = self.last_undoable().unwrap_or(u32::MAX);
         let from = usize::try_from(oldest.min(undoable)).unwrap_or(usize::MAX);

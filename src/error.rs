@@ -66,12 +66,21 @@ pub struct Error {
     pub hint: Option<String>,
     /// The errno of the host, where one was the reason.
     pub errno: Option<i32>,
+    /// Whether what was attempted was done all the same, but for its end: then it is not to be attempted again.
+    pub is_done: bool,
 }
 
 impl Error {
     /// An error of `kind`.
     pub fn new(kind: Kind, attempt: impl Into<String>, reason: impl Into<String>) -> Error {
-        Error { kind, attempt: attempt.into(), reason: reason.into(), hint: None, errno: None }
+        Error {
+            kind,
+            attempt: attempt.into(),
+            reason: reason.into(),
+            hint: None,
+            errno: None,
+            is_done: false,
+        }
     }
 
     /// An error of the host during `attempt`.
@@ -80,7 +89,7 @@ impl Error {
         if let Some(at) = reason.find(" (os error") {
             reason.truncate(at);
         }
-        Error { kind: Kind::Failed, attempt: attempt.into(), reason, hint: None, errno: error.raw_os_error() }
+        Error { errno: error.raw_os_error(), ..Error::new(Kind::Failed, attempt, reason) }
     }
 
     /// Damage of a file of the store.
@@ -105,6 +114,15 @@ impl Error {
     pub fn kind(mut self, kind: Kind) -> Error {
         self.kind = kind;
         self
+    }
+
+    /// The same error after `what` was done, which stays done.
+    #[must_use]
+    pub fn after(self, what: impl fmt::Display) -> Error {
+        if self.is_done {
+            return self;
+        }
+        Error { attempt: format!("{what}, but then: {}", self.attempt), is_done: true, ..self }
     }
 
     /// The same error as a part of a larger attempt.

@@ -344,3 +344,67 @@ fn a_held_file_of_an_older_base_keeps_its_bytes_through_a_gc() {
     place.gc();
     place.check("at the end");
 }
+
+#[test]
+fn on_a_full_disk_a_checkpoint_is_made_once() {
+    let prepare = || {
+        let place = Place::new(&[("f", "base")]);
+        place.put("f", "mine");
+        place
+    };
+    with_a_full_disk(
+        prepare,
+        |place| drop(place.checkpoint("green").unwrap()),
+        |place, when| {
+            let (Reply::Log(log), Reply::OpLog(ops)) = (place.ask(Request::Log), place.ask(Request::OpLog))
+            else {
+                panic!("{when}");
+            };
+            assert_eq!(
+                log.iter().filter(|c| c.name.as_deref() == Some("green")).count(),
+                1,
+                "{when}: {log:?}"
+            );
+            assert_eq!(ops.iter().filter(|op| op.verb == "checkpoint").count(), 1, "{when}: {ops:?}");
+            place.check(when);
+        },
+    );
+}
+
+#[test]
+fn on_a_full_disk_an_undo_goes_one_step() {
+    let prepare = || {
+        let place = Place::new(&[]);
+        for text in ["one", "two", "three", "four"] {
+            place.put("f", text);
+            // Each is an edit of its own.
+            place.checkpoint(text).unwrap();
+        }
+        // Its number is not synced yet.
+        place.put("new", "new");
+        place
+    };
+    let path = TreePath::parse(b"f").unwrap();
+    let undo = |place: &Place| drop(place.ask(Request::Undo { path: path.clone(), steps: 1 }));
+    let once = prepare();
+    undo(&once);
+    let wanted = once.get("f");
+    with_a_full_disk(prepare, undo, |place, when| assert_eq!(place.get("f"), wanted, "{when}"));
+}
+
+#[test]
+fn on_a_full_disk_a_restore_goes_to_what_was_named() {
+    let prepare = || {
+        let place = Place::new(&[]);
+        for text in ["one", "two", "three", "four"] {
+            place.put("f", text);
+            place.checkpoint(text).unwrap();
+        }
+        place
+    };
+    with_a_full_disk(
+        prepare,
+        |place| drop(place.restore("@-2").unwrap()),
+        |place, when| assert_eq!(place.get("f").as_deref(), Some("three"), "{when}"),
+    );
+}

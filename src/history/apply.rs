@@ -184,7 +184,7 @@ impl Timeline {
             }
         };
         let message = if failure.is_some() { TAKEN_BACK } else { "" };
-        close(self.store(), layer, message).map_err(|e| self.stop_applying(e, "apply"))?;
+        close(self.store(), &mut layer, message).map_err(|e| self.stop_applying(e, "apply"))?;
         let history: PreHistory = history.into_iter().chain([Arc::new(settled)]).collect();
         self.fs().set_lower(lower(shown, &history));
         *self.applies.lock() = history;

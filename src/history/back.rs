@@ -232,7 +232,7 @@ pub(super) fn roll_back_unfinished(store: &Arc<Store>, base: &Arc<Base>) -> Resu
         let images: Images = contents.records.into_iter().take(complete).filter_map(image_in).collect();
         let before = lower::read_history(store).map_err(during)?;
         let back = take_back(store, base, &mut layer, images, &before, &mut claims).map_err(during)?;
-        close(store, layer, TAKEN_BACK).map_err(during)?;
+        close(store, &mut layer, TAKEN_BACK).map_err(during)?;
         log::warn!("an apply that was cut off was taken back");
         if !back.left_alone.is_empty() {
             log::warn!("{}", back.told());

@@ -292,9 +292,13 @@ impl Timeline {
         self.flush()?;
         let told = name.as_ref().map(|name| format!(" '{name}'")).unwrap_or_default();
         let seal = Seal { name, message, time: clock::now(), automatic: false };
-        let layer = self.seal(seal)?;
+        let layer = self.fs.upper_layer();
+        let is_made = || self.store.layer(layer).is_some_and(|info| info.seal.as_ref() == Some(&seal));
         let description = format!("{layer}{told}");
-        self.log(OpVerb::Checkpoint, description, Target { layer: Some(layer), epoch: self.epoch() })?;
+        let made = |error: Error| error.after(format!("checkpoint {description} was made"));
+        self.seal(seal.clone()).map_err(|error| if is_made() { made(error) } else { error })?;
+        let to = Target { layer: Some(layer), epoch: self.epoch() };
+        self.log(OpVerb::Checkpoint, description.clone(), to).map_err(made)?;
         Ok(layer)
     }
 
@@ -331,20 +335,29 @@ impl Timeline {
             .map_err(during)?;
         let above = next.layer();
         let (layer, state) = self.fs.seal(next, seal).map_err(during)?;
-        self.store.set_head(&self.head, &HeadRecord { layer: above }).map_err(during)?;
         self.roots.lock().keep(layer, state.tree);
+        let record = HeadRecord { layer: above };
+        self.with_reserve(|| self.store.set_head(&self.head, &record)).map_err(during)?;
         Ok(layer)
     }
 
     fn log(&self, verb: OpVerb, description: String, to: Target) -> Result<u64> {
-        self.store.append_op(OpRecord {
-            head: self.head.clone(),
-            time: clock::now(),
-            verb,
-            description,
-            tree: to.layer,
-            epoch: to.epoch,
-        })
+        let (head, time) = (self.head.clone(), clock::now());
+        let op = OpRecord { head, time, verb, description, tree: to.layer, epoch: to.epoch };
+        self.with_reserve(|| self.store.append_op(op.clone()))
+    }
+
+    /// Takes a step of an operation that is done but for its end, and is not begun anew for that: on a full disk the reserve is for
+    /// it.
+    fn with_reserve<T>(&self, mut step: impl FnMut() -> Result<T>) -> Result<T> {
+        match step() {
+            Err(error) if error.is_full() && self.store.release_reserve() => {
+                let again = step();
+                self.store.keep_reserve();
+                again
+            }
+            taken => taken,
+        }
     }
 
     /// Makes sure that the present state is sealed. Gives the sealed state, and the layer if it was sealed for this.
@@ -405,30 +418,31 @@ impl Timeline {
             match self.fs.switch(switch).attempt(|| verb_text(verb)) {
                 Ok(Some(switched)) => switched,
                 Ok(None) => {
-                    self.store.set_head(&self.head, &present)?;
+                    self.with_reserve(|| self.store.set_head(&self.head, &present))?;
                     return Ok(None);
                 }
                 Err(error) => {
                     // The tree is as it was, so the head must be, too.
-                    self.store.set_head(&self.head, &present)?;
+                    self.with_reserve(|| self.store.set_head(&self.head, &present))?;
                     return Err(error);
                 }
             };
         // First of all, and whatever fails then: what the kernel remembers is of a state that is not shown any more.
         let told = self.kernel().forget(&forgotten);
-        let rest = self.secure_rest(layer, &from, verb)?;
-        self.log(verb, description, to)?;
-        told.map_err(during)?;
-        Ok(Some((from, rest)))
+        let rest = self.secure_rest(layer, &from, verb);
+        let logged = self.log(verb, description, to);
+        let rest = logged.and(told).and(rest);
+        rest.map(|rest| Some((from, rest))).map_err(|e| e.after(format!("{} was done", verb_text(verb))))
     }
 
     /// Seals what was written between [`Timeline::secure`] and the moment in which the state was replaced.
-    fn secure_rest(&self, layer: Upper, state: &State, verb: OpVerb) -> Result<Option<LayerId>> {
+    fn secure_rest(&self, mut layer: Upper, state: &State, verb: OpVerb) -> Result<Option<LayerId>> {
         if !layer.is_changed() {
             return Ok(None);
         }
         let (id, message) = (layer.layer(), format!("during {}", verb_text(verb)));
-        close(&self.store, layer, &message).map_err(|e| e.during("seal the tree"))?;
+        self.with_reserve(|| close(&self.store, &mut layer, &message))
+            .map_err(|e| e.during("seal the tree"))?;
         self.roots.lock().keep(id, state.tree.clone());
         self.log(OpVerb::Seal, message, Target { layer: Some(id), epoch: state.lower.epoch() })?;
         Ok(Some(id))
@@ -484,10 +498,10 @@ fn remember(store: &Store, base: &Base, recognised: Recognised) -> Result<()> {
 }
 
 /// Seals a layer that nobody writes to any more.
-fn close(store: &Store, mut layer: Upper, message: &str) -> Result<()> {
+fn close(store: &Store, layer: &mut Upper, message: &str) -> Result<()> {
     store.identities().lock().sync()?;
     let seal = Seal { name: None, message: message.to_owned(), time: clock::now(), automatic: true };
-    store.seal_layer(&mut layer, seal)
+    store.seal_layer(layer, seal)
 }
 
 /// What an operation is called.

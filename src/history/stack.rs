@@ -225,7 +225,7 @@ pub(super) fn seal_strays(
         if !is_changed || below.and_then(|mut tree| replay(&mut tree, &contents, layer)).is_err() {
             continue;
         }
-        super::close(store, store.reopen_layer(&contents)?, CUT_OFF)?;
+        super::close(store, &mut store.reopen_layer(&contents)?, CUT_OFF)?;
         sealed.push((layer, info.header.epoch));
     }
     Ok(sealed)

@@ -23,8 +23,9 @@ impl Timeline {
         self.flush()?;
         let stepped = self.fs.step(path, step).map_err(|no| refusal(path, step, no))?;
         let told = self.kernel().forget(&stepped.forgotten);
-        self.fs.sync().attempt(|| attempt(path, step))?;
-        told.map_err(|error| error.during(attempt(path, step)))?;
+        let synced = self.with_reserve(|| self.fs.sync().attempt(|| "sync the store"));
+        let done = |error: Error| error.after(format!("{} was done", attempt(path, step)));
+        synced.and(told).map_err(done)?;
         Ok(stepped)
     }
 

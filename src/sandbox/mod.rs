@@ -184,8 +184,8 @@ impl Sandbox {
         let mut reply = self.once(request.clone());
         // A full disk: what the upper layer does not need is given back, history goes, and the reserve is used.
         for _ in 0..MOST_TRIES {
-            let is_full =
-                reply.as_ref().is_err_and(Error::is_full) && !matches!(request, Request::Apply { .. });
+            let is_full = reply.as_ref().is_err_and(|error| error.is_full() && !error.is_done)
+                && !matches!(request, Request::Apply { .. });
             if !is_full || !self.fs().make_room(Need::Less) {
                 break;
             }
@@ -195,7 +195,8 @@ impl Sandbox {
         if let Some(housekeeper) = &*self.housekeeper.lock() {
             housekeeper.wake();
         }
-        if matches!(reply, Ok(Reply::Checkpoint(_) | Reply::Collected(_))) {
+        let is_done = reply.as_ref().is_err_and(|error| error.is_done);
+        if is_done || matches!(reply, Ok(Reply::Checkpoint(_) | Reply::Collected(_))) {
             self.timeline.names_have_changed();
         }
         reply

@@ -345,6 +345,62 @@ fn a_held_file_of_an_older_base_keeps_its_bytes_through_a_gc() {
     place.check("at the end");
 }
 
+/// After the base was written something fails that belongs to it: the apply was made, is said to be, and is in the log.
+#[test]
+fn an_apply_that_fails_after_its_moment_was_made_and_says_so() {
+    let (mut before, mut after) = (0, 0);
+    for what in ["store.mkdir", "store.rename", "store.sync-dir", "base.sync"] {
+        for at in 1..100 {
+            let mut place = Place::new(&[("gone", "base"), ("kept", "base")]);
+            place.rm("gone");
+            place.put("kept", "mine");
+            let rules = format!("fail:{what}:{at}:EIO");
+            let Err(error) = step::with(&rules, || place.apply(&[])) else { break };
+            let is_made = place.applies() == 1 && place.in_base("gone").is_none();
+            let log = match place.ask(Request::OpLog) {
+                Reply::OpLog(log) => log,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(log.iter().any(|op| op.verb == "apply"), is_made, "{rules}: {error}");
+            assert_eq!(
+                error.to_string().contains("the base was written, but then"),
+                is_made,
+                "{rules}: {error}"
+            );
+            let then = place.in_base("kept");
+            place.reopen();
+            assert_eq!(place.in_base("kept"), then, "{rules}");
+            assert_eq!(place.get("kept").as_deref(), Some("mine"), "{rules}");
+            assert_eq!(place.apply(&[]).unwrap(), Vec::<String>::new(), "{rules}");
+            assert_eq!(place.in_base("gone"), None, "{rules}");
+            place.check(&rules);
+            if is_made { after += 1 } else { before += 1 }
+        }
+    }
+    assert!(before > 2 && after > 2, "{before} before, {after} after");
+}
+
+/// Steps of the store at which a full disk is told once.
+const FULL: [&str; 4] = ["store.write", "store.rename", "store.open", "store.mkdir"];
+
+/// Does something with a disk that is full for one step, once for each of its steps.
+fn with_a_full_disk(prepare: impl Fn() -> Place, verb: impl Fn(&Place), check: impl Fn(&Place, &str)) {
+    for what in FULL {
+        for at in 1.. {
+            assert!(at < 100, "{what}: there is no end to it");
+            let place = prepare();
+            let steps = place.dir.path().join("steps");
+            let rules = format!("log:{},fail:{what}:{at}:ENOSPC", steps.display());
+            step::with(&rules, || verb(&place));
+            check(&place, &rules);
+            let steps = host::read_to_string(steps).unwrap_or_default();
+            if steps.lines().filter(|step| *step == what).count() < at {
+                break;
+            }
+        }
+    }
+}
+
 #[test]
 fn on_a_full_disk_a_checkpoint_is_made_once() {
     let prepare = || {

@@ -86,23 +86,21 @@ impl Timeline {
         }
         let description = format!("{} paths", plan.changes.len());
         let epoch = self.write_home(&plan)?;
-        let target = Target { layer: None, epoch };
         // The whole tree is in the base now, so the head can lie on the base again. A part, or a tree that was written
         // to meanwhile, stays over the base as it was, which the pre-images keep showing.
-        let shown = paths.is_empty()
-            && self
-                .show(
-                    OpVerb::Apply,
-                    target,
-                    &self.state_of(target)?,
-                    description.clone(),
-                    Showing::SameContent,
-                )?
-                .is_some();
-        if !shown {
-            self.log(OpVerb::Apply, description, sealed)?;
-        }
+        let shown = if paths.is_empty() { self.show_base(epoch, description.clone()) } else { Ok(()) };
+        // What was shown has its record, and what was written has one, whatever came of the rest.
+        let is_shown = self.fs().state().lower.epoch() == epoch;
+        let logged = if is_shown { Ok(0) } else { self.log(OpVerb::Apply, description, sealed) };
+        logged.and(shown).map_err(after_writing)?;
         Ok(plan)
+    }
+
+    /// Lets the head lie on the base as an apply made it, unless something was written since.
+    fn show_base(&self, epoch: Epoch, description: String) -> Result<()> {
+        let target = Target { layer: None, epoch };
+        let state = self.state_of(target)?;
+        self.show(OpVerb::Apply, target, &state, description, Showing::SameContent).map(drop)
     }
 
     /// Finds out what [`Timeline::undo_apply`] would do.
@@ -143,7 +141,8 @@ impl Timeline {
         if plan.conflicts.is_empty() && !plan.changes.is_empty() {
             let (sealed, _) = self.secure("undo apply")?;
             self.write_home(&plan)?;
-            self.log(OpVerb::UndoApply, format!("{} paths", plan.changes.len()), sealed)?;
+            let description = format!("{} paths", plan.changes.len());
+            self.log(OpVerb::UndoApply, description, sealed).map_err(after_writing)?;
         }
         Ok(plan)
     }
@@ -261,6 +260,11 @@ impl Timeline {
         Err(Error::new(Kind::InUse, "apply", "an apply before it failed and could not be taken back")
             .hint("unmount and mount again: it is then taken back"))
     }
+}
+
+/// An error of what comes after the base was written and the apply was sealed.
+fn after_writing(error: Error) -> Error {
+    error.after("the base was written").hint("'jailfs apply --undo' sets it back")
 }
 
 /// Records what was left at each path: prints for the next apply, and numbers, so that every node keeps its own.

@@ -31,6 +31,7 @@ use crate::error::{FsError, FsResult};
 use crate::fs::{Caller, Fs, LinkAnswer, RenameMode, SeekTo, SetAttr, SetXattr};
 use crate::fuse::answer::Asked;
 use crate::fuse::counters::{Counters, Op};
+use crate::fuse::dropped::Dropped;
 use crate::fuse::gate::{CUT_OFF, Gate};
 use crate::fuse::handshake;
 use crate::fuse::homeward::Homeward;
@@ -66,6 +67,8 @@ pub(super) struct Door {
     /// What is asked of the past and must wait. Apart from the others: while space is given back all of it waits, and whoever
     /// gives it back waits for readers among the others.
     pub(super) past: Workers,
+    /// What was written to the past.
+    pub(super) dropped: Dropped,
     pub(super) channel: Arc<Channel>,
     homeward: Arc<Homeward>,
     counters: Arc<Counters>,
@@ -85,6 +88,7 @@ impl Door {
             workers: Workers::default(),
             settling: Workers::default(),
             past: Workers::default(),
+            dropped: Dropped::default(),
             channel: Arc::default(),
             homeward: Arc::default(),
             counters: Arc::default(),
@@ -184,6 +188,7 @@ impl Filesystem for Door {
         self.workers.finish();
         self.settling.finish();
         self.past.finish();
+        self.dropped.finish();
     }
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {

@@ -11,6 +11,7 @@
 mod answer;
 mod counters;
 mod door;
+mod dropped;
 mod errno;
 mod gate;
 mod handshake;

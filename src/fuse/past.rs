@@ -196,13 +196,15 @@ impl Door {
     /// wrote into a mapping is dropped, and the kernel must forget it, so that nobody else reads it: an error would be told to
     /// everybody who syncs the mount, and checkpoints are among them.
     pub(super) fn drop_write(&self, asked: &Asked<'_>, len: usize, from_cache: bool, reply: ReplyWrite) {
+        let id = NodeId(asked.node);
         if from_cache {
-            log::warn!("what process {} wrote into a mapping of the past is dropped", asked.pid);
+            if self.dropped.is_news(id) {
+                log::warn!("what process {} writes into a mapping of the past is dropped", asked.pid);
+            }
             reply.written(u32::try_from(len).unwrap_or(u32::MAX));
         } else {
             reply.error(asked.refuse(&FsError::ReadOnly));
         }
-        let (channel, id) = (Arc::clone(&self.channel), NodeId(asked.node));
-        self.past.run(move || channel.forget_content(id));
+        self.dropped.forget(id, &self.channel);
     }
 }

@@ -160,6 +160,35 @@ fn what_a_mapping_writes_reaches_no_checkpoint_and_is_forgotten() {
     }
 }
 
+#[test]
+fn who_writes_a_mapping_of_the_past_again_and_again_stops_no_reader_of_it() {
+    const SIZE: usize = 32 << 20;
+    let live = Live::new(&format!("head -c {SIZE} /dev/urandom > big; sync big; echo one > f"));
+    live.checkpoint("x");
+    let wanted = live.sh("md5sum < big");
+    let [mut writer, mut reader] = [live.puppet(""), live.puppet("")];
+    writer.run("m = mapped('.jailfs/checkpoints/x/big')");
+    // Every page that is written must be read first, and its neighbours are written back and forgotten meanwhile.
+    writer.begin(&format!("for n in range(6):\n for at in range(0, {SIZE}, 65536): m[at] = 7\n m.flush()"));
+    // The disk is read each time, by ourselves and so by the daemon.
+    reader.run(&format!(
+        "below, past = [os.open(p, os.O_RDONLY) for p in ('{}', '.jailfs/checkpoints/x/big')]",
+        live.base.join("big").display()
+    ));
+    reader.begin(&format!(
+        "for n in range(6):\n for at in range(0, {SIZE}, 1 << 20):\n  [os.posix_fadvise(f, 0, 0, 4) for f in (below, past)]\n  os.pread(past, 65536, at)"
+    ));
+    writer.answer().unwrap();
+    reader.answer().unwrap();
+    writer.end();
+    reader.end();
+    let end = Instant::now() + Duration::from_secs(30);
+    while live.sh("md5sum < .jailfs/checkpoints/x/big") != wanted {
+        assert!(Instant::now() < end, "the kernel goes on showing what was written into its pages");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Links, with what is told of them and what following them gives.
 #[test]
 fn a_link_of_a_checkpoint_leads_neither_out_nor_into_the_live_tree() {

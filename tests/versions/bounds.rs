@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use jailfs::fs::Tended;
+use jailfs::fs::{Need, Tended};
 use jailfs::sandbox::Bounds;
 
 use crate::place::{Place, Work};
@@ -159,6 +159,65 @@ fn the_space_of_versions_that_are_given_up_comes_back() {
     work.gc(0);
     let left = place.pools();
     assert!(left < (2 << 20) + 100_000, "{left}: the checkpoint has one of them");
+}
+
+/// Writes a file aside and gives it its name: it leaves 4 MiB behind that are no version, and that nothing else refers to then.
+fn download(work: &Work, path: &str) {
+    let part = format!("{path}.part");
+    work.make(&part);
+    work.write(&part, 0, &noise(7, 4 << 20));
+    work.mv(&part, path);
+    // Of the name that it has now the only version is a small one.
+    work.put(path, "small");
+    work.put(path, "too");
+}
+
+#[test]
+fn what_a_renamed_file_left_behind_counts_as_versions_do_and_goes_first() {
+    const MOST: u64 = 1 << 20;
+    let keep_one = |bytes| Bounds { versions: 1, bytes };
+    let place = Place::new(&[]);
+    let work = place.open();
+    let fs = work.sandbox.fs();
+    let tend = || fs.tend_versions(true, &|| false);
+    // It is kept for a few seconds.
+    fs.set_history(keep_one(64 << 20));
+    download(&work, "waits");
+    assert_eq!(tend(), Tended::Later);
+    assert!(place.pools() > 4 << 20);
+    (0..6).for_each(|_| work.rest());
+    assert_eq!(tend(), Tended::Done);
+    assert!(place.pools() < MOST, "nobody came to its name: {}", place.pools());
+    // Less long if it is too much.
+    fs.set_history(keep_one(MOST));
+    download(&work, "large");
+    tend();
+    assert!(place.pools() < MOST, "it is beyond the budget: {}", place.pools());
+    // And not at all when the disk is full, or when nothing is to be kept.
+    fs.set_history(keep_one(64 << 20));
+    download(&work, "full");
+    while place.pools() > MOST {
+        assert!(fs.make_room(Need::More), "the disk is full: {}", place.pools());
+    }
+    for path in ["waits", "large", "full"] {
+        assert_eq!(work.texts(path), ["small"], "no version of '{path}' went");
+    }
+    download(&work, "off");
+    fs.set_history(Bounds { versions: 0, ..Bounds::default() });
+    tend();
+    assert!(place.pools() < MOST, "nothing is to be kept: {}", place.pools());
+}
+
+#[test]
+fn what_a_renamed_file_left_behind_is_no_garbage_while_the_file_has_it() {
+    let place = Place::new(&[]);
+    let work = place.open();
+    work.make("x.part");
+    work.write("x.part", 0, &noise(7, 4 << 20));
+    work.mv("x.part", "x");
+    (0..6).for_each(|_| work.rest());
+    assert_eq!(work.sandbox.fs().tend_versions(false, &|| false), Tended::Done);
+    assert!(work.bytes("x") == noise(7, 4 << 20));
 }
 
 #[test]

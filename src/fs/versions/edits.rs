@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{AWAY, Going, MANY_EDITS, MOST_PIECES, Versions};
+use super::{Going, MANY_EDITS, MOST_PIECES, Versions};
 use crate::error::FsResult;
 use crate::fs::{Core, Extents, Found, Fs, State};
 use crate::store::record::Node;
@@ -85,15 +85,6 @@ impl Versions {
         self.last_edit = version.time;
         if let Some(notice) = &self.notice {
             notice();
-        }
-    }
-
-    /// Something comes to a path: what a new file left there when it was renamed is a version after all.
-    pub(super) fn claim(&mut self, path: &TreePath) {
-        if let Some(at) = self.away.iter().position(|(away, _)| away == path)
-            && let Some((path, version)) = self.away.remove(at)
-        {
-            self.note(&VersionRecord::Kept(vec![(path, Version::clone(&version))]));
         }
     }
 }
@@ -200,10 +191,8 @@ impl Core {
         self.freeze(&content);
         let Some(versions) = &mut self.versions else { return };
         let version = Version { time: now, how: How::Moved, content: Some(content) };
-        versions.away.push_back((from.clone(), Arc::new(version)));
-        if versions.away.len() > AWAY {
-            versions.away.pop_front();
-        }
+        versions.leave(from.clone(), version);
+        self.let_go_of_outdated();
     }
 
     /// To be called when a directory was renamed.

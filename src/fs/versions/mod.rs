@@ -9,6 +9,7 @@
 //! * the log says what is here: every change is one record, and a replay runs the same code (`take`);
 //! * what is here never makes an operation fail, and costs no call where nothing is edited.
 
+mod away;
 mod budget;
 mod edits;
 mod frozen;
@@ -28,6 +29,7 @@ use crate::store::versions::{Bounds, Content, How, Version, VersionLog, VersionR
 use crate::sys::clock;
 use crate::types::{ByteRange, Ino, LayerId, Timestamp, TreePath};
 
+use away::Away;
 pub(super) use edits::Touch;
 use frozen::Frozen;
 pub(super) use names::{Kept, Shown};
@@ -44,8 +46,6 @@ const MOST_PIECES: usize = 4096;
 const SMALL_LOG: u64 = 1 << 20;
 /// What a version is counted as at least, in bytes, so that their number has a bound.
 pub(super) const LEAST_COST: u64 = 4096;
-/// Names are remembered that new files lost by being renamed, so many.
-const AWAY: usize = 256;
 /// When so many files are being edited, those of which the edit has ended are forgotten.
 const MANY_EDITS: usize = 4096;
 
@@ -101,7 +101,7 @@ pub struct Known {
     lists: BTreeMap<TreePath, List>,
     /// Records of the log of which the content is synced.
     synced: u64,
-    /// Bytes that all versions are counted as.
+    /// Bytes that all versions are counted as, and what may become one.
     cost: u64,
     /// Paths of which a version was not held against the next one.
     unsettled: BTreeSet<TreePath>,
@@ -118,7 +118,7 @@ pub struct Versions {
     known: Known,
     going: HashMap<Ino, Going>,
     /// What new files left behind when they were renamed. If something comes to the name again, it was a way to save.
-    away: VecDeque<(TreePath, Arc<Version>)>,
+    away: Away,
     frozen: Frozen,
     log: VersionLog,
     /// How many times the log was written anew.
@@ -175,7 +175,7 @@ impl Versions {
         Versions {
             known,
             going: HashMap::new(),
-            away: VecDeque::new(),
+            away: Away::new(),
             frozen: Frozen::default(),
             log,
             rewritten: 0,

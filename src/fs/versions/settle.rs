@@ -53,7 +53,8 @@ impl Fs {
     /// While files are being edited only what cannot wait is done, unless `at_once`; nothing more when `is_stopping`.
     pub fn tend_versions(&self, at_once: bool, is_stopping: &dyn Fn() -> bool) -> Tended {
         let (is_quiet, is_full, garbage) = {
-            let core = self.core();
+            let mut core = self.core();
+            core.tend_away();
             let Some(versions) = &core.versions else { return Tended::Done };
             let quiet = since(versions.now(), versions.last_edit).is_none_or(|quiet| quiet >= QUIET);
             (quiet || at_once, versions.excess().is_some(), versions.garbage)
@@ -79,7 +80,8 @@ impl Fs {
         let mut core = self.core();
         let Some(versions) = &mut core.versions else { return Tended::Done };
         versions.tidy_log();
-        let rest = !versions.unsettled.is_empty() || versions.garbage >= SOME_GARBAGE;
+        let is_left = !versions.unsettled.is_empty() || !versions.away.is_empty();
+        let rest = is_left || versions.garbage >= SOME_GARBAGE;
         if rest || versions.excess().is_some() { Tended::Later } else { Tended::Done }
     }
 
@@ -125,7 +127,11 @@ impl Fs {
     /// For a full disk: gives up half of what versions take, or all of it if that is little. Whether there was anything.
     pub(in crate::fs) fn give_up_history(&self) -> bool {
         let (costs, all) = {
-            let core = self.core();
+            let mut core = self.core();
+            // What is no version yet goes first.
+            if core.give_up_away() {
+                return true;
+            }
             let Some(versions) = &core.versions else { return false };
             (versions.costs(), versions.cost)
         };
@@ -333,8 +339,13 @@ fn source_at(content: &Content, at: u64) -> (Option<Source>, u64) {
     }
 }
 
-/// Bytes in pools to which `old` refers and `new` does not.
+/// Bytes that a version is counted as which has a newer one.
 fn own_bytes(old: &Content, new: Option<&Arc<Content>>) -> u64 {
+    unshared_bytes(old, new).max(LEAST_COST)
+}
+
+/// Bytes in pools to which `old` refers and `new` does not.
+pub(super) fn unshared_bytes(old: &Content, new: Option<&Arc<Content>>) -> u64 {
     let mut shared: Vec<(LayerId, ByteRange)> = new.map_or_else(Vec::new, |new| in_pools(new).collect());
     shared.sort_unstable_by_key(|(layer, range)| (*layer, range.start));
     let own = in_pools(old).map(|(layer, range)| {
@@ -344,7 +355,7 @@ fn own_bytes(old: &Content, new: Option<&Arc<Content>>) -> u64 {
             near.map(|(_, r)| r.end.min(range.end).saturating_sub(r.start.max(range.start))).sum();
         range.len().saturating_sub(common)
     });
-    own.sum::<u64>().max(LEAST_COST)
+    own.sum()
 }
 
 fn in_pools(content: &Content) -> impl Iterator<Item = (LayerId, ByteRange)> {

@@ -124,6 +124,9 @@ impl Fs {
         if versions.bounds != bounds {
             versions.note(&VersionRecord::Bounds(bounds));
         }
+        if !versions.is_on() {
+            core.give_up_away();
+        }
     }
 
     /// Reads the versions of a head, and keeps what edits replace from now on.

@@ -147,20 +147,22 @@ pub struct Lower {
     store: Arc<Store>,
     epoch: Epoch,
     history: PreHistory,
-    files: Mutex<Recent<TreePath>>,
+    /// All that is made of one has one for all its epochs: an open file is held against the print that is wanted.
+    files: Arc<Mutex<Recent<TreePath>>>,
     problems: Mutex<BTreeMap<TreePath, String>>,
 }
 
 impl Lower {
     /// The base in `epoch`, given all applies.
     pub fn new(base: Arc<Base>, store: Arc<Store>, epoch: Epoch, history: PreHistory) -> Lower {
-        let files = Mutex::new(Recent::new(OPEN_FILES));
+        let files = Arc::new(Mutex::new(Recent::new(OPEN_FILES)));
         Lower { base, store, epoch, history, files, problems: Mutex::default() }
     }
 
     /// The same base in another epoch.
     pub fn in_epoch(&self, epoch: Epoch) -> Lower {
-        Lower::new(Arc::clone(&self.base), Arc::clone(&self.store), epoch, self.history.clone())
+        let lower = Lower::new(Arc::clone(&self.base), Arc::clone(&self.store), epoch, self.history.clone());
+        Lower { files: Arc::clone(&self.files), ..lower }
     }
 
     /// Which epoch it shows.

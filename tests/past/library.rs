@@ -21,10 +21,14 @@ pub fn name(text: &str) -> Name {
 
 impl Place {
     pub fn new() -> Place {
+        Place::with_files(20)
+    }
+
+    fn with_files(count: u32) -> Place {
         let dir = tempfile::tempdir().unwrap();
         let base = dir.path().join("base");
         std::fs::create_dir_all(base.join("d")).unwrap();
-        for number in 0..20 {
+        for number in 0..count {
             std::fs::write(base.join(format!("d/f{number}")), format!("{number}\n")).unwrap();
         }
         let sandbox =
@@ -159,6 +163,37 @@ fn an_apply_does_not_change_what_a_checkpoint_shows_also_to_who_has_it_open() {
     place.sandbox.handle(Request::Apply { paths: Vec::new(), dry_run: false, undo: true }).unwrap();
     assert_eq!(fs.past_read(id, 0, 100, false).unwrap().unwrap(), b"3\n");
     assert_eq!(fs.getattr(id).unwrap(), before);
+}
+
+#[test]
+fn checkpoints_of_many_epochs_of_the_base_keep_no_more_files_open_than_one() {
+    const FILES: u32 = 200;
+    const EPOCHS: u32 = 8;
+    let place = Place::with_files(FILES);
+    let read_all = |of: &str| {
+        for number in 20..FILES {
+            assert_eq!(place.read(&format!("{of}/d/f{number}")), format!("{number}\n"));
+        }
+    };
+    for epoch in 0..EPOCHS {
+        place.checkpoint(&format!("c{epoch}"));
+        read_all("");
+        read_all(&format!(".jailfs/checkpoints/c{epoch}"));
+        place.put("d/f0", &format!("applied {epoch}\n"));
+        place.sandbox.handle(Request::Apply { paths: Vec::new(), dry_run: false, undo: false }).unwrap();
+    }
+    for epoch in 0..EPOCHS {
+        read_all(&format!(".jailfs/checkpoints/c{epoch}"));
+    }
+    read_all("");
+    // Files of these numbers only this test has.
+    let is_of_base = |entry: std::io::Result<std::fs::DirEntry>| {
+        let text = std::fs::read_link(entry.unwrap().path()).unwrap_or_default();
+        let number = text.file_name().and_then(|name| name.to_str()?.strip_prefix('f')?.parse::<u32>().ok());
+        text.parent().is_some_and(|dir| dir.ends_with("d")) && number.is_some_and(|number| number >= 20)
+    };
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().map(is_of_base).filter(|is| *is).count();
+    assert!((1..=130).contains(&open), "{open} files of the base are open");
 }
 
 #[test]

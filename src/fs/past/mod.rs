@@ -90,11 +90,17 @@ pub trait Archive: Send + Sync {
     fn parent(&self) -> Option<LayerId>;
 }
 
-/// A tree that is kept, over the base as it was seen when it was last used.
+/// A tree that is kept.
 struct Kept {
     layer: LayerId,
-    state: State,
-    /// What the live tree lay over then.
+    tree: Tree,
+    /// The base in its epoch, as it was found when the tree was last used.
+    below: Option<Below>,
+}
+
+/// The base in an epoch, and what the live tree lay over when that was made.
+struct Below {
+    lower: Arc<Lower>,
     live: Arc<Lower>,
 }
 
@@ -210,25 +216,30 @@ impl Fs {
         }
         let known = {
             let mut trees = self.past.trees.lock();
+            // Whatever lay below the live tree before keeps files open, and nobody looks at it again.
+            let is_outdated = |below: &mut Below| !Arc::ptr_eq(&below.live, &live);
+            trees.iter_mut().for_each(|kept| drop(kept.below.take_if(is_outdated)));
             let at = trees.iter().position(|kept| kept.layer == layer);
             at.and_then(|at| trees.remove(at))
         };
-        let tree = match known {
-            Some(kept) if Arc::ptr_eq(&kept.live, &live) => {
-                let state = kept.state.clone();
-                self.past.trees.lock().push_front(kept);
-                return Ok((state, live));
+        let (tree, below) = match known {
+            Some(kept) => (kept.tree, kept.below),
+            None => {
+                let tree = self.archive()?.tree(layer).map_err(|error| match error.kind {
+                    Kind::NoStore => FsError::Stale,
+                    _ => error.into(),
+                })?;
+                (tree, None)
             }
-            Some(kept) => kept.state.tree,
-            None => self.archive()?.tree(layer).map_err(|error| match error.kind {
-                Kind::NoStore => FsError::Stale,
-                _ => error.into(),
-            })?,
         };
-        let lower = if live.epoch() == epoch { Arc::clone(&live) } else { Arc::new(live.in_epoch(epoch)) };
-        let state = State { tree, lower };
+        let lower = match below {
+            Some(below) => below.lower,
+            None if live.epoch() == epoch => Arc::clone(&live),
+            None => Arc::new(live.in_epoch(epoch)),
+        };
+        let state = State { tree: tree.clone(), lower: Arc::clone(&lower) };
         let mut trees = self.past.trees.lock();
-        trees.push_front(Kept { layer, state: state.clone(), live: Arc::clone(&live) });
+        trees.push_front(Kept { layer, tree, below: Some(Below { lower, live: Arc::clone(&live) }) });
         trees.truncate(TREES);
         Ok((state, live))
     }

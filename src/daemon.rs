@@ -265,6 +265,10 @@ impl Serving {
         gate: Gate,
         mount: impl FnOnce(Arc<Fs>, &Path) -> Result<Mounted>,
     ) -> Result<Serving> {
+        // Files of the base and layers are kept open, and every reader holds some.
+        if let Err(error) = sys::limits::raise_open_files() {
+            log::debug!("open no more files than before: {error}");
+        }
         sandbox.set_view(choice.view(mount_point)?)?;
         sandbox.fs().set_limits(Limits { bytes: choice.max_bytes, files: choice.max_files });
         if !choice.read_only {

@@ -30,6 +30,7 @@ use super::terminal::Terminal;
 use super::walls::Walls;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fuse::Handed;
+use crate::sys::limits::with_open_files_as_before;
 use crate::sys::mount::message_pair;
 
 /// The hidden verb by which the program becomes the command.
@@ -176,7 +177,8 @@ impl Program {
     fn spawn(&self, theirs: OwnedFd) -> io::Result<Pid> {
         close_directories_on_exec()?;
         fcntl(&theirs, FcntlArg::F_SETFD(FdFlag::empty()))?;
-        let child = Command::new("/proc/self/exe")
+        let mut command = Command::new("/proc/self/exe");
+        let child = with_open_files_as_before(&mut command)
             .arg0("jailfs")
             .args([EXEC_VERB, "--cage", &theirs.as_raw_fd().to_string(), "--"])
             .args(&self.words)

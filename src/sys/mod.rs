@@ -13,6 +13,7 @@ pub mod file;
 pub mod fusectl;
 pub mod holders;
 pub mod ioctl_filter;
+pub mod limits;
 pub mod mount;
 pub mod mountinfo;
 pub mod path;

@@ -38,6 +38,22 @@ fn a_mount_stands_when_the_command_returns_and_is_gone_when_umount_does() {
 }
 
 #[test]
+fn a_daemon_may_open_as_many_files_as_the_host_lets_it_and_a_command_no_more_than_before() {
+    let place = Place::new();
+    place.sh("", "ulimit -Sn 200; ulimit -Hn 3000; $JAILFS mount base mnt");
+    let limits = place.read(format!("/proc/{}/limits", place.daemon()));
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    assert_eq!(files.split_whitespace().collect::<Vec<_>>()[3..5], ["3000", "3000"], "{files}");
+    place.umount();
+    // The process that starts the second attempt has served the first.
+    let said = place.sh(
+        "base",
+        "ulimit -Sn 200; ulimit -Hn 3000; $JAILFS run --attempts 2 --discard -- sh -c 'ulimit -Sn; ulimit -Hn; exit 1'",
+    );
+    assert_eq!(said.out, "200\n3000\n".repeat(2), "{}", said.err);
+}
+
+#[test]
 fn what_cannot_be_mounted_says_why() {
     let place = Place::new();
     place.write("file", "x");

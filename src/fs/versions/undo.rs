@@ -4,6 +4,9 @@
 //! the file keeps the content that he had. Repeated undos walk further back, until the file is edited; redo walks forward
 //! as far as to what was before the first undo.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use super::settle::push;
@@ -260,6 +263,8 @@ impl Fs {
 
 /// What a step leads to.
 struct Wanted {
+    /// What stood there, and is kept, when this was found out.
+    from: Option<Arc<Content>>,
     content: Option<Arc<Content>>,
     /// The version; none for what was before the first undo.
     number: Option<u32>,
@@ -357,8 +362,8 @@ impl Core {
         };
         let Some(entry) = list.entries.get(goal) else { return Err(NoStep::Only(0)) };
         let is_top = shown.is_some() && goal + 1 == count;
-        let wanted =
-            Wanted { content: entry.version.content.clone(), number: (!is_top).then_some(entry.number) };
+        let number = (!is_top).then_some(entry.number);
+        let wanted = Wanted { from: live.clone(), content: entry.version.content.clone(), number };
         if shown.is_none() {
             self.keep_top(path, live);
         }
@@ -380,6 +385,10 @@ impl Core {
     /// Puts a version where it is to be.
     fn place_version(&mut self, path: &TreePath, wanted: &Wanted) -> Result<Stepped, NoStep> {
         let (found, live) = self.file_at(path)?;
+        // It may take long from there to here, and nobody is kept from writing meanwhile.
+        if !same_bytes(live.as_ref(), wanted.from.as_ref()) {
+            self.keep_top(path, live.clone());
+        }
         let sizes = (live.as_ref().map(|c| c.node.size()), wanted.content.as_ref().map(|c| c.node.size()));
         let edits = match (&found, &wanted.content) {
             (Found::Nothing(_), None) => Vec::new(),

@@ -7,20 +7,29 @@ use crate::fs::{Found, State};
 use crate::history::binary;
 use crate::history::diff::{PathChange, What};
 use crate::store::record::{Body, Node};
-use crate::types::{FileKind, TreePath};
+use crate::types::{ByteRange, FileKind, TreePath};
 
 /// Of larger files it is only said that they differ: a patch of more is not read by anybody.
 const LARGEST_TEXT: u64 = 64 << 20;
 /// Lines around a change.
 const CONTEXT: usize = 3;
 /// As git: a NUL in the first bytes makes a file binary.
-const LOOKED_AT: usize = 8000;
+const LOOKED_AT: u64 = 8000;
+
+/// What is wanted of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The number of lines.
+    Lines,
+    /// The patch, too.
+    Patch,
+}
 
 /// A change as text.
 pub struct Text {
     /// Lines added and removed; none for a binary file.
     pub lines: Option<(u64, u64)>,
-    /// The patch.
+    /// The patch; empty if it is not wanted.
     pub patch: Vec<u8>,
 }
 
@@ -47,17 +56,22 @@ impl Side {
 ///
 /// # Errors
 /// What the base answers.
-pub fn text_of(old_state: &State, new_state: &State, change: &PathChange) -> FsResult<Option<Text>> {
-    let old = side(old_state, &change.old)?;
-    let new = side(new_state, &change.new)?;
+pub fn text_of(
+    old_state: &State,
+    new_state: &State,
+    change: &PathChange,
+    wanted: Wanted,
+) -> FsResult<Option<Text>> {
+    let old = side(old_state, &change.old, wanted)?;
+    let new = side(new_state, &change.new, wanted)?;
     if !old.exists && !new.exists || matches!(change.what, What::DirTimes) {
         return Ok(None);
     }
     let old_path = change.old_path.as_ref().unwrap_or(&change.path);
     if old.exists && new.exists && old.mode & 0o170_000 != new.mode & 0o170_000 {
         // git tells a change of type as a deletion and a creation.
-        let mut text = compose(old_path, &old, &change.path, &Side::nothing());
-        let second = compose(old_path, &Side::nothing(), &change.path, &new);
+        let mut text = compose(old_path, &old, &change.path, &Side::nothing(), wanted);
+        let second = compose(old_path, &Side::nothing(), &change.path, &new, wanted);
         text.lines = text.lines.zip(second.lines).map(|(a, b)| (a.0 + b.0, a.1 + b.1));
         text.patch.extend(second.patch);
         return Ok(Some(text));
@@ -65,10 +79,10 @@ pub fn text_of(old_state: &State, new_state: &State, change: &PathChange) -> FsR
     if change.what == What::Attributes && old.mode == new.mode {
         return Ok(None);
     }
-    Ok(Some(compose(old_path, &old, &change.path, &new)))
+    Ok(Some(compose(old_path, &old, &change.path, &new, wanted)))
 }
 
-fn side(state: &State, found: &Found) -> FsResult<Side> {
+fn side(state: &State, found: &Found, wanted: Wanted) -> FsResult<Side> {
     let Some(attr) = state.attr(found) else { return Ok(Side::nothing()) };
     let node: std::sync::Arc<Node> = state.record(found)?.0;
     Ok(match attr.kind {
@@ -77,8 +91,11 @@ fn side(state: &State, found: &Found) -> FsResult<Side> {
             if attr.size > LARGEST_TEXT {
                 Side { exists: true, mode, binary: true, is_too_large: true, ..Side::nothing() }
             } else {
-                let content = state.read_all(found)?;
-                let binary = content.iter().take(LOOKED_AT).any(|b| *b == 0);
+                let first = state.read_range(found, ByteRange::at(0, attr.size.min(LOOKED_AT)))?;
+                let binary = first.contains(&0);
+                // Lines of a binary file are not counted.
+                let is_read = wanted == Wanted::Patch || !binary;
+                let content = if is_read { state.read_all(found)? } else { Vec::new() };
                 Side { exists: true, mode, content, binary, is_too_large: false }
             }
         }
@@ -95,7 +112,12 @@ fn side(state: &State, found: &Found) -> FsResult<Side> {
     })
 }
 
-fn compose(old_path: &TreePath, old: &Side, new_path: &TreePath, new: &Side) -> Text {
+fn compose(old_path: &TreePath, old: &Side, new_path: &TreePath, new: &Side, wanted: Wanted) -> Text {
+    if wanted == Wanted::Lines {
+        let is_text = ![old, new].into_iter().any(|side| side.binary || side.is_too_large);
+        let lines = is_text.then(|| Lines::of(&old.content, &new.content).count());
+        return Text { lines, patch: Vec::new() };
+    }
     let mut patch = Vec::new();
     let (a, b) = (quoted("a/", old_path), quoted("b/", new_path));
     let mut head = format!("diff --git {a} {b}\n");
@@ -135,8 +157,9 @@ fn compose(old_path: &TreePath, old: &Side, new_path: &TreePath, new: &Side) -> 
     }
     let (from, to) = (ended(from), ended(to));
     patch.extend_from_slice(format!("--- {from}\n+++ {to}\n").as_bytes());
-    let lines = hunks(&old.content, &new.content, &mut patch);
-    Text { lines: Some(lines), patch }
+    let lines = Lines::of(&old.content, &new.content);
+    lines.hunks(&mut patch);
+    Text { lines: Some(lines.count()), patch }
 }
 
 /// A name as the last thing of its line: a tab after one with spaces, or patch(1) takes the first word for the name.
@@ -147,28 +170,44 @@ fn ended(mut name: String) -> String {
     name
 }
 
-/// Appends the hunks of a unified diff; gives the number of lines added and removed.
-fn hunks(old: &[u8], new: &[u8], out: &mut Vec<u8>) -> (u64, u64) {
-    let input =
-        InternedInput::new(imara_diff::sources::byte_lines(old), imara_diff::sources::byte_lines(new));
-    let mut diff = Diff::compute(Algorithm::Histogram, &input);
-    diff.postprocess_lines(&input);
-    let all: Vec<_> = diff.hunks().collect();
-    let mut at = 0;
-    while at < all.len() {
-        // Hunks whose context would touch are one.
-        let mut last = at;
-        while let (Some(this), Some(next)) = (all.get(last), all.get(last + 1)) {
-            if (next.before.start as usize) > this.before.end as usize + 2 * CONTEXT {
-                break;
-            }
-            last += 1;
-        }
-        let group = all.get(at..=last).unwrap_or_default();
-        print_group(&input, group, out);
-        at = last + 1;
+/// How the lines of two contents differ.
+struct Lines<'a> {
+    input: InternedInput<&'a [u8]>,
+    diff: Diff,
+}
+
+impl<'a> Lines<'a> {
+    fn of(old: &'a [u8], new: &'a [u8]) -> Lines<'a> {
+        let input =
+            InternedInput::new(imara_diff::sources::byte_lines(old), imara_diff::sources::byte_lines(new));
+        let mut diff = Diff::compute(Algorithm::Histogram, &input);
+        diff.postprocess_lines(&input);
+        Lines { input, diff }
     }
-    (u64::from(diff.count_additions()), u64::from(diff.count_removals()))
+
+    /// Lines added and removed.
+    fn count(&self) -> (u64, u64) {
+        (u64::from(self.diff.count_additions()), u64::from(self.diff.count_removals()))
+    }
+
+    /// Appends the hunks of a unified diff.
+    fn hunks(&self, out: &mut Vec<u8>) {
+        let all: Vec<_> = self.diff.hunks().collect();
+        let mut at = 0;
+        while at < all.len() {
+            // Hunks whose context would touch are one.
+            let mut last = at;
+            while let (Some(this), Some(next)) = (all.get(last), all.get(last + 1)) {
+                if (next.before.start as usize) > this.before.end as usize + 2 * CONTEXT {
+                    break;
+                }
+                last += 1;
+            }
+            let group = all.get(at..=last).unwrap_or_default();
+            print_group(&self.input, group, out);
+            at = last + 1;
+        }
+    }
 }
 
 fn print_group(input: &InternedInput<&[u8]>, group: &[imara_diff::Hunk], out: &mut Vec<u8>) {
@@ -239,7 +278,7 @@ mod tests {
 
     fn diff(old: &str, new: &str) -> String {
         let mut out = Vec::new();
-        hunks(old.as_bytes(), new.as_bytes(), &mut out);
+        Lines::of(old.as_bytes(), new.as_bytes()).hunks(&mut out);
         String::from_utf8(out).unwrap()
     }
 
@@ -260,6 +299,21 @@ mod tests {
         let text = diff(&old, &new);
         assert_eq!(text.matches("@@ -").count(), 2, "{text}");
         assert!(text.contains("@@ -28,7 +28,7 @@"), "{text}");
+    }
+
+    #[test]
+    fn who_wants_the_number_of_lines_gets_no_patch() {
+        let path = TreePath::parse(b"a").unwrap();
+        let side = |content: &[u8]| {
+            let binary = content.contains(&0);
+            Side { exists: true, mode: 0o100_644, content: content.to_vec(), binary, ..Side::nothing() }
+        };
+        for (old, new) in [(&b"a\nb\n"[..], &b"a\nc\nd\n"[..]), (b"\0one", b"\0two"), (b"same", b"same")] {
+            let text = |wanted| compose(&path, &side(old), &path, &side(new), wanted);
+            let (lines, whole) = (text(Wanted::Lines), text(Wanted::Patch));
+            assert_eq!(lines.lines, whole.lines);
+            assert!(lines.patch.is_empty() && !whole.patch.is_empty());
+        }
     }
 
     #[test]

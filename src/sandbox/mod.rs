@@ -5,6 +5,7 @@
 
 pub(crate) mod date;
 mod home;
+mod long;
 mod past;
 mod paths;
 mod upkeep;
@@ -23,6 +24,7 @@ use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::{Found, Fs, Kernel, MOST_TRIES, Need, PastView, State, Step};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::gc::Keep;
+use crate::history::patch::Wanted;
 use crate::history::{Replaced, Target, Timeline, apply, patch, verb_text};
 use crate::jail::{Jail, Policy};
 use crate::sandbox::upkeep::Housekeeper;
@@ -399,7 +401,7 @@ impl Sandbox {
         let changes = diff::changes(&old, &new, true).attempt(attempt)?;
         let told = changes.iter().filter(|c| c.what != What::DirTimes);
         let told = told.filter(|c| below(&c.path) || c.old_path.as_ref().is_some_and(below));
-        told.map(|change| change_of(&old, &new, change, detail).attempt(attempt)).collect()
+        long::within(told.map(|change| change_of(&old, &new, change, detail).attempt(attempt)), attempt)
     }
 
     fn go_to(&self, verb: OpVerb, target: Target, description: String, dry_run: bool) -> Result<Restored> {
@@ -497,7 +499,8 @@ fn change_of(
     let shown = after.or(before);
     let text = match detail {
         Detail::NameStatus => None,
-        Detail::Stat | Detail::Patch => patch::text_of(old, new, change)?,
+        Detail::Stat => patch::text_of(old, new, change, Wanted::Lines)?,
+        Detail::Patch => patch::text_of(old, new, change, Wanted::Patch)?,
     };
     let number = |found: &Found| found.ino();
     Ok(Change {

@@ -26,6 +26,8 @@ use crate::store::{Store, disk};
 use crate::types::{ByteRange, Epoch, Ino, Timestamp, TreePath};
 
 const DIR: &str = "history";
+/// A log of fewer bytes is never written anew.
+const SMALL_LOG: u64 = 1 << 20;
 
 /// How the edit began that replaced a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -240,6 +242,8 @@ pub struct VersionLog {
     told: bool,
     /// Whether everything that was appended is synced.
     synced: bool,
+    /// Bytes that it had when it was last written anew; 0 if nobody here did.
+    whole: u64,
 }
 
 impl VersionLog {
@@ -251,6 +255,7 @@ impl VersionLog {
             standing: Standing::Untouched(0, 0),
             told: false,
             synced: true,
+            whole: 0,
         };
         match log.read() {
             Ok(recorded) => (log, recorded),
@@ -320,6 +325,12 @@ impl VersionLog {
     /// Whether nothing is in it.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Whether it may be much shorter when it is written anew. What is known of each version can be large, so only the log itself
+    /// tells how much of it is of use.
+    pub fn is_long(&self) -> bool {
+        self.len() > self.whole.saturating_mul(2).saturating_add(SMALL_LOG)
     }
 
     /// Whether it could not be written, so that what is on the disk is old.
@@ -392,6 +403,7 @@ impl VersionLog {
             log.append(&record)?;
         }
         disk::rename(&dir, &temp, &self.head).attempt(|| format!("publish {}", dir.show(&self.head)))?;
+        self.whole = log.len();
         self.standing = Standing::Open(log);
         Ok(())
     }

@@ -42,10 +42,10 @@ pub use undo::{NoStep, Step, Stepped, VersionInfo};
 pub const QUIET: Duration = Duration::from_secs(1);
 /// A file in more pieces is not kept: its versions would cost more than they are worth.
 const MOST_PIECES: usize = 4096;
-/// A log of fewer bytes is never written anew.
-const SMALL_LOG: u64 = 1 << 20;
 /// What a version is counted as at least, in bytes, so that their number has a bound.
 pub(super) const LEAST_COST: u64 = 4096;
+/// What each piece of a version is counted as, in bytes: so much it takes in the log, and more in memory.
+const PIECE_COST: u64 = 32;
 /// When so many files are being edited, those of which the edit has ended are forgotten.
 const MANY_EDITS: usize = 4096;
 
@@ -235,9 +235,7 @@ impl Versions {
 
     /// Writes the log anew if much of it is of no use any more, or if it could not be written.
     fn tidy_log(&mut self) {
-        let versions = self.lists.values().map(|list| list.entries.len() as u64).sum::<u64>();
-        let useful = versions * 256 + SMALL_LOG;
-        if !self.log.has_failed() && self.log.len() < 4 * useful {
+        if !self.log.has_failed() && !self.log.is_long() {
             return;
         }
         let all = all_records(&self.lists, self.bounds, self.synced);
@@ -485,8 +483,13 @@ impl List {
     }
 }
 
+/// What a version is counted as that has so many bytes for itself: these, and what it takes to say where its bytes are.
+fn cost_with(content: &Content, own: u64) -> u64 {
+    own.saturating_add(PIECE_COST.saturating_mul(content.extents.len() as u64)).max(LEAST_COST)
+}
+
 fn cost_of(version: &Version) -> u64 {
-    version.content.as_ref().map_or(0, |content| pool_bytes(content)).max(LEAST_COST)
+    version.content.as_ref().map_or(LEAST_COST, |content| cost_with(content, pool_bytes(content)))
 }
 
 /// Everything that is known, as records.

@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Entry, Known, LEAST_COST, QUIET, Versions, budget, pool_bytes, shifted, since};
+use super::{Entry, Known, QUIET, Versions, budget, cost_with, pool_bytes, shifted, since};
 use crate::error::FsResult;
 use crate::fs::versions::undo::state_of;
 use crate::fs::{Found, Fs};
@@ -341,7 +341,7 @@ fn source_at(content: &Content, at: u64) -> (Option<Source>, u64) {
 
 /// Bytes that a version is counted as which has a newer one.
 fn own_bytes(old: &Content, new: Option<&Arc<Content>>) -> u64 {
-    unshared_bytes(old, new).max(LEAST_COST)
+    cost_with(old, unshared_bytes(old, new))
 }
 
 /// Bytes in pools to which `old` refers and `new` does not.
@@ -454,7 +454,7 @@ impl Versions {
         let (Some(content), Some(old)) = (content, &was.version.content) else { return };
         if content.extents != old.extents {
             let before = pool_bytes(old);
-            self.garbage = self.garbage.saturating_add(before.saturating_sub(own_bytes(content, next)));
+            self.garbage = self.garbage.saturating_add(before.saturating_sub(unshared_bytes(content, next)));
             let (number, extents) = (was.number, content.extents.clone());
             self.note(&VersionRecord::Remapped { path: path.clone(), number, extents });
         }

@@ -435,6 +435,21 @@ impl VersionLog {
         Ok(Some(LogSync { file: Some(file), dir }))
     }
 
+    /// Makes what was found in the log survive a power cut, if it was written under this boot of the machine and perhaps never synced.
+    ///
+    /// # Errors
+    /// As fdatasync(2): what the log says may be forgotten again.
+    pub fn settle_what_was_found(&mut self) -> Result<()> {
+        if self.synced || !self.store.durable || !matches!(self.standing, Standing::Untouched(..)) {
+            return Ok(());
+        }
+        let dir = self.dir()?;
+        let file = Some(Arc::new(dir.file(&self.head, false)?));
+        LogSync { file, dir }.sync()?;
+        self.synced = true;
+        Ok(())
+    }
+
     /// Says that what [`VersionLog::begin_secure`] gave could not be synced.
     pub fn not_secured(&mut self) {
         self.synced = false;

@@ -138,6 +138,70 @@ fn what_the_disk_does_not_know_to_be_given_up_is_not_given_back() {
 }
 
 #[test]
+fn bytes_of_a_version_that_the_disk_may_still_know_are_not_written_again_after_a_start() {
+    let place = Place::new(&[]);
+    let log = place.store.join("history/main");
+    let work = place.open();
+    let text = "a".repeat(3 * 4096);
+    work.put("a", &text);
+    work.rest();
+    work.write("a", 0, b"x");
+    work.sandbox.fs().sync().unwrap();
+    assert_eq!(work.texts("a"), [text.as_str()]);
+    let before = host::read(&log).unwrap();
+    // The version is given up, and shares bytes with the file.
+    work.sandbox.fs().set_history(jailfs::sandbox::Bounds { versions: 0, bytes: 0 });
+    drop(work);
+    // The log cannot be brought to the disk at the next start, so a power cut could take its end away.
+    let open = |n: u32| {
+        let rule = format!("fail:store.sync:{n}:EIO");
+        step::with(&rule, || Sandbox::create_or_open(&place.base, &place.store, &StoreOptions::default()))
+    };
+    // Without any other sync the store is not opened at all.
+    let work = place.around((1..10).find_map(|n| open(n).ok()).unwrap());
+    work.write("a", 5000, b"y");
+    work.sandbox.fs().sync().unwrap();
+    assert_eq!(work.bytes("a")[5000], b'y');
+    drop(work);
+    host::write(&log, before).unwrap();
+    assert_eq!(place.open().texts("a"), [text]);
+}
+
+#[test]
+fn the_log_is_written_anew_only_when_much_of_it_is_of_no_use() {
+    use std::os::unix::fs::MetadataExt;
+    let place = Place::new(&[]);
+    let work = place.open();
+    let log = place.store.join("history/main");
+    work.make("f0");
+    // Many pieces: what is known of one version is long.
+    for n in 0..3900 {
+        work.write("f0", n * 8192, b"x");
+    }
+    for _ in 0..10 {
+        work.rest();
+        work.write("f0", 0, b"y");
+    }
+    for n in 1..20 {
+        work.mv(&format!("f{}", n - 1), &format!("f{n}"));
+    }
+    // A log that could not be written is written anew, with all versions of all names.
+    work.rest();
+    step::with("fail:store.write:1:EIO", || work.write("f19", 0, b"z"));
+    let tend = || {
+        work.sandbox.fs().tend_versions(false, &|| false);
+        host::metadata(&log).unwrap().ino()
+    };
+    let whole = tend();
+    assert!(host::metadata(&log).unwrap().len() > 5 << 20, "{}", host::metadata(&log).unwrap().len());
+    for _ in 0..3 {
+        work.rest();
+        work.write("f19", 0, b"z");
+        assert_eq!(tend(), whole, "all of it is of use");
+    }
+}
+
+#[test]
 fn a_full_disk_gives_up_history_before_an_operation_fails() {
     let place = Place::new(&[]);
     let work = place.open();

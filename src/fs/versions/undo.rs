@@ -134,9 +134,16 @@ impl Fs {
 
     /// Reads the versions of a head, and keeps what edits replace from now on.
     pub fn open_history(&self, head: &str) {
-        let versions = Versions::open(self.store(), head);
+        let mut versions = Versions::open(self.store(), head);
+        // Bytes of versions that were given up are written again from here on. After a power cut the log must not tell of these
+        // versions any more, so what somebody wrote into it who was killed is brought to the disk first.
+        let is_safe = versions.log.settle_what_was_found().inspect_err(|error| log::warn!("{error}")).is_ok();
         let contents: Vec<Arc<Content>> = versions.contents().collect();
         let mut core = self.core();
+        let layer = core.upper.layer();
+        if !is_safe {
+            versions.frozen.add(layer, Source::Pool { layer, offset: 0 }, core.upper.pool.reserved().1);
+        }
         core.versions = Some(versions);
         for content in contents {
             core.freeze(&content);

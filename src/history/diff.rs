@@ -53,7 +53,14 @@ pub struct PathChange {
 /// # Errors
 /// What the base answers.
 pub fn changes(old: &State, new: &State, renames: bool) -> FsResult<Vec<PathChange>> {
-    walk(old, new, renames, None)
+    walk(old, new, renames, None, &read_names)
+}
+
+/// Tells at which paths of the base of a state some nodes stand. That may be found out by reading all of the base.
+pub(super) type NamesOf<'a> = &'a dyn Fn(&State, &HashSet<Ino>) -> FsResult<BTreeMap<TreePath, Ino>>;
+
+fn read_names(state: &State, wanted: &HashSet<Ino>) -> FsResult<BTreeMap<TreePath, Ino>> {
+    state.lower.names_of(wanted)
 }
 
 /// What differs at and below some paths, and the directories that lead to them and only the newer state has. Two files are
@@ -62,12 +69,31 @@ pub fn changes(old: &State, new: &State, renames: bool) -> FsResult<Vec<PathChan
 /// # Errors
 /// What the base answers.
 pub fn changes_at(old: &State, new: &State, paths: &[TreePath]) -> FsResult<Vec<PathChange>> {
-    walk(old, new, false, Some(paths))
+    changes_by(old, new, paths, &read_names)
 }
 
-fn walk(old: &State, new: &State, renames: bool, only: Option<&[TreePath]>) -> FsResult<Vec<PathChange>> {
+/// The same for who knows where nodes of the base stand.
+///
+/// # Errors
+/// As [`changes_at`], and those of `names_of`.
+pub(super) fn changes_by(
+    old: &State,
+    new: &State,
+    paths: &[TreePath],
+    names_of: NamesOf<'_>,
+) -> FsResult<Vec<PathChange>> {
+    walk(old, new, false, Some(paths), names_of)
+}
+
+fn walk(
+    old: &State,
+    new: &State,
+    renames: bool,
+    only: Option<&[TreePath]>,
+    names_of: NamesOf<'_>,
+) -> FsResult<Vec<PathChange>> {
     let diff = old.tree.diff(&new.tree);
-    let mut paths = unseen_links(old, new, &diff)?;
+    let mut paths = unseen_links(old, new, &diff, names_of)?;
     if old.lower.epoch() != new.lower.epoch() {
         paths.extend(old.lower.touched_since());
         paths.extend(new.lower.touched_since());
@@ -99,7 +125,12 @@ fn walk(old: &State, new: &State, renames: bool, only: Option<&[TreePath]>) -> F
 }
 
 /// Paths of the base at which files stand that differ and that the trees know by other names only.
-fn unseen_links(old: &State, new: &State, diff: &TreeDiff) -> FsResult<BTreeSet<TreePath>> {
+fn unseen_links(
+    old: &State,
+    new: &State,
+    diff: &TreeDiff,
+    names_of: NamesOf<'_>,
+) -> FsResult<BTreeSet<TreePath>> {
     let is_unseen = |state: &State, ino: Ino| {
         state.tree.node(ino).is_some_and(|node| {
             node.kind() != FileKind::Dir && node.meta.nlink as usize > state.tree.links(ino).count()
@@ -107,9 +138,9 @@ fn unseen_links(old: &State, new: &State, diff: &TreeDiff) -> FsResult<BTreeSet<
     };
     let changed = diff.nodes.union(&diff.contents).copied();
     let wanted: HashSet<Ino> = changed.filter(|ino| is_unseen(old, *ino) || is_unseen(new, *ino)).collect();
-    let mut paths: BTreeSet<TreePath> = old.lower.names_of(&wanted)?.into_keys().collect();
+    let mut paths: BTreeSet<TreePath> = names_of(old, &wanted)?.into_keys().collect();
     if old.lower.epoch() != new.lower.epoch() {
-        paths.extend(new.lower.names_of(&wanted)?.into_keys());
+        paths.extend(names_of(new, &wanted)?.into_keys());
     }
     Ok(paths)
 }

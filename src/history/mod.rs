@@ -20,6 +20,7 @@ mod home;
 mod origin;
 mod part;
 pub mod patch;
+mod sought;
 mod stack;
 mod tidy;
 mod versions;

@@ -9,12 +9,16 @@
 //!
 //! Names of the base that need no record are shown again by taking away what hides them.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
 use crate::fs::{Extents, Found, State};
 use crate::history::diff::{self, PathChange, What};
+use crate::history::sought::{Sought, places};
 use crate::history::{Replaced, Target, Timeline, verb_text};
 use crate::store::pool::PoolWriter;
 use crate::store::record::{
@@ -49,10 +53,11 @@ impl Timeline {
             let mut next = self.store.create_layer(below, &self.head, epoch, LayerKind::Continues)?;
             let above = next.layer();
             let copies = Copies::make(&now, &then, paths, &mut next.pool).attempt(attempt)?;
+            let sought = Sought::of(&now, &then, paths).attempt(attempt)?;
             let mut fresh = || Ok(self.store.identities().lock().fresh()?);
             let before = format!("before {}", attempt());
             let changed = self.fs.seal_and_change(next, automatic(before.clone()), |now| {
-                mix(now, &then, paths, &copies, &mut fresh)
+                mix(now, &then, paths, (&copies, &sought), &mut fresh)
             })?;
             // First of all, and whatever fails then.
             let told = changed.to.as_ref().map_or(Ok(()), |(_, forgotten)| self.kernel().forget(forgotten));
@@ -61,7 +66,7 @@ impl Timeline {
             self.roots.lock().keep(changed.layer, changed.from.tree.clone());
             self.log(OpVerb::Seal, before, Target { layer: Some(changed.layer), epoch })?;
             let shown = match changed.to {
-                // Content of an older base is needed that was not there to be seen when it was copied.
+                // Content of an older base is needed that was not there to be seen when it was copied, or the base must be read.
                 Err(FsError::Stale) if tries < COPY_TRIES => continue,
                 shown => shown.attempt(attempt)?.0,
             };
@@ -135,13 +140,13 @@ fn copy(state: &State, found: &Found, size: u64, pool: &mut PoolWriter) -> FsRes
 }
 
 /// The paths of the base that are not the same in the epochs of two states.
-struct Foreign {
+pub(super) struct Foreign {
     same_epoch: bool,
     touched: BTreeSet<TreePath>,
 }
 
 impl Foreign {
-    fn between(now: &State, then: &State) -> Foreign {
+    pub(super) fn between(now: &State, then: &State) -> Foreign {
         let same_epoch = now.lower.epoch() == then.lower.epoch();
         let mut touched = BTreeSet::new();
         if !same_epoch {
@@ -157,7 +162,7 @@ impl Foreign {
 
     /// Nodes that the present base may have at paths that no record tells. The other state may not have seen them in the base
     /// at all, if an apply came between; and the record of a node without content does not tell where it was.
-    fn unseen(&self, now: &State, then: &State, changes: &[PathChange]) -> HashSet<Ino> {
+    pub(super) fn unseen(&self, now: &State, then: &State, changes: &[PathChange]) -> HashSet<Ino> {
         let has_no_path = |ino: Ino| {
             then.tree.node(ino).is_some_and(|node| match &node.body {
                 Body::File { origin, .. } => origin.is_none(),
@@ -189,25 +194,25 @@ impl Foreign {
 /// The edits that make `now` as `then` at the paths, and what comes of them.
 ///
 /// # Errors
-/// ENOTDIR if a directory that leads to a path is something else now; ESTALE if `copies` lacks content, because the tree
-/// has changed since they were made.
+/// ENOTDIR if a directory that leads to a path is something else now; ESTALE if `copies` lacks content, or `sought` the places of
+/// a node, because the tree has changed since they were made.
 fn mix(
     now: &State,
     then: &State,
     paths: &[TreePath],
-    copies: &Copies,
+    (copies, sought): (&Copies, &Sought),
     fresh: Fresh<'_>,
 ) -> FsResult<(Vec<Edit>, State)> {
-    let changes = diff::changes_at(now, then, paths)?;
+    let changes = diff::changes_by(now, then, paths, &|state, wanted| sought.tell(state, wanted))?;
     let foreign = Foreign::between(now, then);
-    let in_base = now.lower.names_of(&foreign.unseen(now, then, &changes))?;
+    sought.tell(now, &foreign.unseen(now, then, &changes))?;
     let mut mixer = Mixer {
         now,
         then,
         paths,
         copies,
+        sought,
         foreign,
-        in_base,
         state: now.clone(),
         edits: Vec::new(),
         placed: HashMap::new(),
@@ -231,9 +236,8 @@ struct Mixer<'a> {
     then: &'a State,
     paths: &'a [TreePath],
     copies: &'a Copies,
+    sought: &'a Sought,
     foreign: Foreign,
-    /// Where the base has nodes of which the other state does not tell that.
-    in_base: BTreeMap<TreePath, Ino>,
     /// What has come of it so far.
     state: State,
     edits: Vec<Edit>,
@@ -440,34 +444,11 @@ impl Mixer<'_> {
 
     /// Where the base, as it is seen now, has a node.
     fn places_in_base(&self, found: &Found, ino: Ino) -> FsResult<BTreeSet<TreePath>> {
-        let mut places: BTreeSet<TreePath> =
-            self.in_base.iter().filter(|(_, of)| **of == ino).map(|(path, _)| path.clone()).collect();
-        places.extend(match found {
-            Found::Base(_, path, _) => Some(path.clone()),
-            Found::Covered(ino, _) => match self.then.tree.node(*ino).map(|node| &node.body) {
-                Some(Body::File { origin: Some(origin), .. }) => Some(origin.path.clone()),
-                Some(Body::Dir { base }) => base.clone(),
-                _ => None,
-            },
-            Found::Nothing(_) => None,
-        });
-        let tree = &self.now.tree;
-        let (mut links, mut is_dir) = (tree.node(ino).map_or(0, |node| node.meta.nlink), false);
-        let mut there = BTreeSet::new();
-        for path in places {
-            if let Some((at, node)) = self.now.lower.lookup(&path)?.filter(|(at, _)| *at == ino) {
-                let attr = self.now.attr(&Found::Base(at, path.clone(), node));
-                links = links.max(attr.map_or(0, |attr| attr.meta.nlink));
-                is_dir |= attr.is_some_and(|attr| attr.kind == FileKind::Dir);
-                there.insert(path);
-            }
+        let (places, is_all) = places(self.now, self.then, found, ino, self.sought.at_hand(ino))?;
+        if !is_all {
+            self.sought.tell(self.now, &HashSet::from([ino]))?;
         }
-        // What is in the tree may have no name there at all, and one in the base that the tree does not know.
-        let known = if tree.node(ino).is_some() { tree.links(ino).count() } else { 1 };
-        if !is_dir && links as usize > known {
-            there.extend(self.now.lower.names_of(&HashSet::from([ino]))?.into_keys());
-        }
-        Ok(there)
+        Ok(places)
     }
 
     /// Covers a node that is to get another name, if the base shows it by one: its links are counted in the tree from here on.

@@ -88,6 +88,8 @@ pub struct Choice {
     pub volatile: bool,
     /// Whether the base may be another directory than the one that the store was made for.
     pub other_base: bool,
+    /// Whether content that is there already is stored again all the same.
+    pub no_dedup: bool,
     /// How many bytes may be stored; none for no limit.
     pub max_bytes: Option<u64>,
     /// How many nodes may be made or changed; none for no limit.
@@ -270,6 +272,7 @@ impl Serving {
             log::debug!("open no more files than before: {error}");
         }
         sandbox.set_view(choice.view(mount_point)?)?;
+        sandbox.set_dedup(!choice.no_dedup);
         sandbox.fs().set_limits(Limits { bytes: choice.max_bytes, files: choice.max_files });
         if !choice.read_only {
             sandbox.fs().set_history(choice.history());

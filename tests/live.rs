@@ -20,6 +20,8 @@ mod full;
 mod harness;
 #[path = "live/maps.rs"]
 mod maps;
+#[path = "live/shared.rs"]
+mod shared;
 #[path = "live/upkeep.rs"]
 mod upkeep;
 #[path = "live/whole.rs"]

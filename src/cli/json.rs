@@ -10,7 +10,8 @@ use super::show;
 use crate::error::{Error, Kind, Result};
 use crate::fs::{Refusal, Refused};
 use crate::sandbox::verbs::{
-    Applied, Change, Checked, Checkpoint, Collected, FileVersion, Node, Operation, Restored, Status, Stepped,
+    Applied, Change, Checked, Checkpoint, Collected, FileVersion, Info, LayerSpace, Node, Operation,
+    Restored, Status, Stepped,
 };
 use crate::types::{FileKind, TreePath};
 
@@ -184,6 +185,22 @@ pub(super) enum Line {
         bytes_without_sum: u64,
         warnings: u64,
         versions: u64,
+    },
+    Layer {
+        layer: u32,
+        name: Option<String>,
+        open: bool,
+        logical: u64,
+        stored: u64,
+        shared: u64,
+    },
+    Info {
+        layers: u64,
+        logical: u64,
+        stored: u64,
+        shared: u64,
+        store_bytes: u64,
+        to_do: u64,
     },
     Conflict {
         path: String,
@@ -387,6 +404,29 @@ impl Line {
             bytes_without_sum: checked.bytes_without_sum,
             warnings: checked.warnings.len() as u64,
             versions: checked.versions,
+        }
+    }
+
+    pub(super) fn layer(space: &LayerSpace) -> Line {
+        Line::Layer {
+            layer: space.layer.0,
+            name: space.name.clone(),
+            open: space.open,
+            logical: space.logical,
+            stored: space.stored,
+            shared: space.shared,
+        }
+    }
+
+    pub(super) fn info(info: &Info) -> Line {
+        let sum = |of: fn(&LayerSpace) -> u64| info.layers.iter().map(of).sum();
+        Line::Info {
+            layers: info.layers.len() as u64,
+            logical: sum(|space| space.logical),
+            stored: sum(|space| space.stored),
+            shared: sum(|space| space.shared),
+            store_bytes: info.store_bytes,
+            to_do: info.to_do,
         }
     }
 

@@ -13,6 +13,7 @@ mod gc;
 mod helper;
 mod history;
 mod host;
+mod info;
 mod json;
 mod keep;
 mod log;
@@ -104,6 +105,7 @@ enum Verb {
     Release(keep::Release),
     Gc(gc::Gc),
     Check(check::Check),
+    Info(info::Info),
     #[command(subcommand)]
     Op(op::Op),
     /// Serve a mount in the background; the plan is on the standard input
@@ -181,6 +183,7 @@ impl Verb {
             Verb::Release(verb) => verb.run(global),
             Verb::Gc(verb) => verb.run(global),
             Verb::Check(verb) => verb.run(global),
+            Verb::Info(verb) => verb.run(global),
             Verb::Op(verb) => verb.run(global),
             Verb::Daemon { .. } => Ok(daemon::main()),
             Verb::Guard => Ok(daemon::guard::main()),
@@ -260,6 +263,7 @@ mod tests {
             "jailfs hold 3",
             "jailfs check --read-data --repair --json",
             "jailfs release @-1",
+            "jailfs info --json",
             "jailfs gc --dry-run --keep 10 --max-store 2G --json",
             "jailfs op log --json",
             "jailfs op restore 3",

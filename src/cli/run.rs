@@ -507,7 +507,8 @@ fn gate(request: &Request) -> Result<()> {
             ("release a checkpoint", "end the command; then it can be released")
         }
         // No `_`: whether a command may ask for something new is to be decided here.
-        Request::Status
+        Request::Info
+        | Request::Status
         | Request::Log
         | Request::OpLog
         | Request::Checkpoint { .. }

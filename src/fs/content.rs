@@ -44,15 +44,20 @@ pub enum SeekTo {
 }
 
 impl ReadPlan {
-    /// The plan to read `pieces`, of a state that cannot change meanwhile; drift is reported to `lower`.
-    pub(crate) fn new(pieces: Vec<Piece>, lower: Arc<crate::fs::lower::Lower>) -> ReadPlan {
-        let _reading = lower.reading();
+    /// The plan to read `pieces`, of a state that cannot change meanwhile; drift is reported to `lower`. The reading is from
+    /// before it was found out where they are.
+    pub(crate) fn new(
+        pieces: Vec<Piece>,
+        lower: Arc<crate::fs::lower::Lower>,
+        _reading: Reading,
+    ) -> ReadPlan {
         ReadPlan { pieces, lower, _reading, ready: None }
     }
 
     /// A plan of what was read already.
     fn of_bytes(bytes: Vec<u8>, lower: Arc<crate::fs::lower::Lower>) -> ReadPlan {
-        ReadPlan { ready: Some(bytes), ..ReadPlan::new(Vec::new(), lower) }
+        let reading = lower.reading();
+        ReadPlan { ready: Some(bytes), ..ReadPlan::new(Vec::new(), lower, reading) }
     }
 
     /// Bytes that the read gives.
@@ -131,8 +136,9 @@ impl Fs {
         let mut core = self.core();
         let target = core.target(id)?;
         core.check_told(id, &target)?;
+        let reading = core.lower.reading();
         let pieces = core.plan_of(&target, ByteRange::at(offset, len))?;
-        Ok(ReadPlan::new(pieces, Arc::clone(&core.lower)))
+        Ok(ReadPlan::new(pieces, Arc::clone(&core.lower), reading))
     }
 
     /// Writes bytes into a file. File capabilities go with any change of content; `kill` says that setuid and setgid go,
@@ -233,6 +239,7 @@ impl Fs {
         if offset >= size {
             return Err(FsError::NoSuchOffset);
         }
+        let _reading = core.lower.reading();
         let pieces = core.plan_of(&target, ByteRange { start: offset, end: size })?;
         seek_pieces(&pieces, offset, size, to)
     }
@@ -546,7 +553,8 @@ impl Core {
             return Ok(Vec::new());
         }
         let target = if file.orphan { Target::Orphan(file.key) } else { Target::Covered(file.key) };
-        let plan = ReadPlan::new(self.plan_of(&target, range)?, Arc::clone(&self.lower));
+        let reading = self.lower.reading();
+        let plan = ReadPlan::new(self.plan_of(&target, range)?, Arc::clone(&self.lower), reading);
         let mut bytes = plan.read(false)?.unwrap_or_default();
         bytes.resize(usize::try_from(range.len()).map_err(|_| FsError::Invalid)?, 0);
         Ok(bytes)

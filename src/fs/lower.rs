@@ -12,6 +12,8 @@ use parking_lot::Mutex;
 
 use crate::base::{Base, BaseStat};
 use crate::error::{FsError, FsResult, Result};
+use crate::store::content::Content;
+use crate::store::map::Place;
 use crate::store::recent::Recent;
 use crate::store::record::{Body, LayerKind, Meta, Node, Origin, PreNode, Record, Source};
 use crate::store::sums::Sums;
@@ -447,7 +449,7 @@ impl Lower {
             let end = extent.end.min(range.end);
             match source.advanced(at - extent.start) {
                 Source::Pool { layer, offset } => {
-                    pieces.push(Piece::of_pool(end - at, &self.store, layer, offset)?);
+                    pieces.extend(Piece::of_pool(end - at, &self.store, layer, offset)?);
                 }
                 Source::Base { offset } => {
                     let Body::File { origin: Some(origin), .. } = &pre.node.body else {
@@ -537,7 +539,7 @@ impl Lower {
         }
     }
 
-    /// Says that bytes are about to be read whose place is known now.
+    /// Says that it is about to be found out where bytes are, to read them.
     pub(crate) fn reading(&self) -> Reading {
         self.store.reading()
     }
@@ -601,13 +603,28 @@ impl Piece {
         Ok((now.size, now.mtime) == looked)
     }
 
-    /// Bytes of the pool of a layer.
+    /// Bytes at addresses of the pool of a layer, wherever they are now. Take a [`Reading`] before.
     ///
     /// # Errors
-    /// As open(2).
-    pub fn of_pool(len: u64, store: &Store, layer: LayerId, offset: u64) -> FsResult<Piece> {
-        let file = store.pool(layer)?;
-        Ok(Piece { len, from: Some((file, offset)), drift: None, looked: None, sums: store.sums(layer) })
+    /// As open(2), and damage of a map.
+    pub fn of_pool(len: u64, store: &Store, layer: LayerId, offset: u64) -> FsResult<Vec<Piece>> {
+        let content = store.content(layer)?;
+        let piece = |of: &Content, offset: u64, len: u64| Piece {
+            len,
+            from: Some((Arc::clone(&of.file), offset)),
+            drift: None,
+            looked: None,
+            sums: of.sums.clone(),
+        };
+        if content.map.is_none() {
+            return Ok(vec![piece(&content, offset, len)]);
+        }
+        let places = content.places(layer, ByteRange::at(offset, len));
+        let at = |place: Place| match place.layer == layer {
+            true => Ok(piece(&content, place.offset, place.len)),
+            false => Ok(piece(&*store.content(place.layer)?, place.offset, place.len)),
+        };
+        places.into_iter().map(at).collect()
     }
 }
 

@@ -31,7 +31,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fs::File;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -168,6 +168,8 @@ pub type MoreRoom = dyn Fn() -> Option<u64> + Send + Sync;
 pub struct Fs {
     store: Arc<Store>,
     core: Mutex<Core>,
+    /// Counts what was asked of it.
+    asked: AtomicU64,
     jail: Mutex<Arc<Jail>>,
     /// Held while a layer is being synced or sealed, so that one sync serves all who wait. In it are layers whose seal failed.
     sync_gate: Mutex<Vec<Upper>>,
@@ -205,6 +207,7 @@ impl Fs {
         Fs {
             store,
             core: Mutex::new(core),
+            asked: AtomicU64::new(0),
             jail: Mutex::new(Arc::new(jail)),
             sync_gate: Mutex::default(),
             looking: RwLock::new(()),
@@ -225,7 +228,13 @@ impl Fs {
     }
 
     pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
         self.core.lock()
+    }
+
+    /// A number that changes when anything is asked of it: for whoever wants to stay behind others.
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed)
     }
 
     /// The tree as it is now and the base below it. Whoever reads content by it while others change the tree holds

@@ -212,7 +212,7 @@ impl State {
         }
     }
 
-    /// Where the bytes of a range of a file are, cut at its size.
+    /// Where the bytes of a range of a file are, cut at its size. Take a [`crate::store::Reading`] before.
     ///
     /// # Errors
     /// EISDIR, EINVAL for what has no content, or what the base answers.
@@ -264,14 +264,12 @@ impl State {
             let len = segment.range.len();
             match segment.source {
                 None => pieces.push(Piece::zeros(len)),
-                Some(Source::Pool { layer, offset }) => {
-                    pieces.push(match scratch {
-                        Some(scratch) if layer == super::SCRATCH => {
-                            Piece { from: Some((Arc::clone(scratch), offset)), ..Piece::zeros(len) }
-                        }
-                        _ => Piece::of_pool(len, self.lower.store(), layer, offset)?,
-                    });
-                }
+                Some(Source::Pool { layer, offset }) => match scratch {
+                    Some(scratch) if layer == super::SCRATCH => {
+                        pieces.push(Piece { from: Some((Arc::clone(scratch), offset)), ..Piece::zeros(len) });
+                    }
+                    _ => pieces.extend(Piece::of_pool(len, self.lower.store(), layer, offset)?),
+                },
                 Some(Source::Base { offset }) => {
                     let origin =
                         origin.as_ref().ok_or(FsError::Damage("content in the base without an origin"))?;
@@ -295,8 +293,9 @@ impl State {
     /// # Errors
     /// As [`State::read_all`].
     pub fn read_range(&self, found: &Found, range: ByteRange) -> FsResult<Vec<u8>> {
+        let reading = self.lower.reading();
         let pieces = self.plan(found, range)?;
-        let plan = super::ReadPlan::new(pieces, Arc::clone(&self.lower));
+        let plan = super::ReadPlan::new(pieces, Arc::clone(&self.lower), reading);
         Ok(plan.read(false)?.unwrap_or_default())
     }
 }

@@ -14,6 +14,7 @@ use crate::history::Timeline;
 use crate::history::stack::replay;
 use crate::store::inspect::Inspect;
 use crate::store::layer::{INDEX, LayerContents, POOL, SUMS};
+use crate::store::map::{Map, Place, Run};
 use crate::store::record::{LayerKind, Record, Source};
 use crate::tree::{Extent, Tree};
 use crate::types::{ByteRange, Ino, LayerId};
@@ -33,6 +34,8 @@ pub enum Problem {
     Tree(LayerId, String),
     /// Every extent lies in a pool that is there and reaches so far.
     Extent(LayerId, Ino, Source, u64),
+    /// A map leads to bytes that are there and are not mapped away themselves.
+    Map(LayerId, Run),
     /// An index says the same as the journals below it.
     Index(LayerId),
     /// Content is as it was when its layer was sealed.
@@ -61,6 +64,14 @@ impl fmt::Display for Problem {
                     ino.0
                 )
             }
+            Problem::Map(layer, run) => write!(
+                f,
+                "the map of layer {layer} leads from {} to {} bytes at {} of the pool of layer {}, which are not there",
+                run.start,
+                run.end - run.start,
+                run.offset,
+                run.layer
+            ),
             Problem::Index(layer) => write!(f, "the index of layer {layer} is not what its journals say"),
             Problem::Content(file, offset) => {
                 write!(f, "{file} at offset {offset}: content fails its checksum")
@@ -103,9 +114,15 @@ pub struct Report {
 /// When there is no store, or it is of another format.
 pub fn check(path: &Path, read_data: bool) -> Result<Report> {
     let store = Inspect::open(path)?;
-    let mut checker =
-        Checker { store, report: Report::default(), layers: BTreeMap::new(), refs: BTreeMap::new() };
+    let mut checker = Checker {
+        store,
+        report: Report::default(),
+        layers: BTreeMap::new(),
+        refs: BTreeMap::new(),
+        maps: BTreeMap::new(),
+    };
     checker.read_layers()?;
+    checker.check_maps();
     checker.check_trees();
     checker.check_names();
     if read_data {
@@ -156,8 +173,9 @@ struct Checker {
     store: Inspect,
     report: Report,
     layers: BTreeMap<LayerId, LayerContents>,
-    /// What of each pool something refers to.
+    /// What of each pool something refers to, where it is on disk.
     refs: BTreeMap<LayerId, Vec<ByteRange>>,
+    maps: BTreeMap<LayerId, Map>,
 }
 
 impl Checker {
@@ -179,6 +197,32 @@ impl Checker {
             }
         }
         Ok(())
+    }
+
+    fn check_maps(&mut self) {
+        for layer in self.layers.keys().copied().collect::<Vec<_>>() {
+            match self.store.map(layer) {
+                Ok(None) => {}
+                Ok(Some(map)) => drop(self.maps.insert(layer, map)),
+                Err(error) => self.problem(Problem::Record(error)),
+            }
+        }
+        let ends: BTreeMap<LayerId, u64> =
+            self.layers.keys().filter_map(|layer| Some((*layer, self.store.pool(*layer).ok()?.1))).collect();
+        let mut wrong = Vec::new();
+        for (layer, map) in &self.maps {
+            for run in map.runs() {
+                let home = run.home();
+                let is_there = ends.get(&run.layer).is_some_and(|end| home.end <= *end);
+                let is_home = self.maps.get(&run.layer).is_none_or(|map| {
+                    matches!(map.places(run.layer, home).as_slice(), [place] if place.layer == run.layer && place.offset == home.start)
+                });
+                if !is_there || !is_home {
+                    wrong.push(Problem::Map(*layer, *run));
+                }
+            }
+        }
+        self.report.problems.append(&mut wrong);
     }
 
     /// Rebuilds every tree from the one below it and holds it against the rules.
@@ -244,8 +288,21 @@ impl Checker {
         let Source::Pool { layer: pool, offset } = source else { return };
         let range = ByteRange::at(offset, len);
         match self.store.pool(pool) {
-            Ok((_, end)) if range.end <= end => self.refs.entry(pool).or_default().push(range),
+            Ok((_, end)) if range.end <= end => {
+                for place in self.places_of(pool, range) {
+                    let range = ByteRange::at(place.offset, place.len);
+                    self.refs.entry(place.layer).or_default().push(range);
+                }
+            }
             _ => self.problem(Problem::Extent(layer, ino, source, len)),
+        }
+    }
+
+    /// Where a range of addresses is on disk.
+    fn places_of(&self, layer: LayerId, range: ByteRange) -> Vec<Place> {
+        match self.maps.get(&layer) {
+            None => vec![Place { layer, offset: range.start, len: range.len() }],
+            Some(map) => map.places(layer, range),
         }
     }
 

@@ -146,7 +146,7 @@ impl Timeline {
         self.store.set_holds(&holds).map_err(|e| e.during(format!("{verb} checkpoint {layer}")))
     }
 
-    fn with_parent(&self, parent: Option<LayerId>, layer: LayerId) -> Result<(Tree, Tree)> {
+    pub(super) fn with_parent(&self, parent: Option<LayerId>, layer: LayerId) -> Result<(Tree, Tree)> {
         let mut roots = self.roots.lock();
         let below = parent.map_or_else(|| Ok(Tree::new()), |parent| roots.load(parent))?;
         Ok((below, roots.load(layer)?))
@@ -185,6 +185,8 @@ impl Timeline {
         let needed = self.needed(keep, collected, &stale);
         let reach = self.fs.reach();
         if !dry_run {
+            self.store.require_no_doubt()?;
+            self.store.note_sweep();
             // A checkpoint that is given up and on which the tree lies is a layer like any other from now on.
             let dropped = collected.dropped.iter().map(|info| info.header.layer);
             let kept = dropped.filter(|layer| needed.contains(layer));
@@ -211,7 +213,7 @@ impl Timeline {
             self.fs.forget_versions_before(Epoch(u32::try_from(first).unwrap_or(u32::MAX)));
             self.fs.secure_versions().map_err(|e| e.during("gc"))?;
         }
-        let mut refs = self.references(&needed, &reach, &images, below)?;
+        let refs = self.references(&needed, &reach, &images, below)?;
         let unneeded = sealed.into_iter().rev().filter(|l| !needed.contains(&l.header.layer));
         let mut bytes = 0;
         for info in unneeded {
@@ -224,12 +226,25 @@ impl Timeline {
         }
         if !dry_run {
             self.clear_images(&images)?;
+            self.thin_maps(&refs)?;
             if !self.store.wait_for_readers() {
                 return Err(Error::new(Kind::InUse, "gc", "somebody does not come to an end of reading")
                     .hint("what is not needed any more is still there; try again"));
             }
         }
-        Ok(bytes + self.sweep(&mut refs, &reach, dry_run)?)
+        Ok(bytes + self.sweep(&refs, &reach, dry_run)?)
+    }
+
+    /// Takes out of the maps what nothing refers to, so that no map leads to what is given back.
+    fn thin_maps(&self, refs: &Used) -> Result<()> {
+        for layer in self.store.catalog().iter().filter(|l| l.mapped).map(|l| l.header.layer) {
+            let Some(map) = self.store.map(layer)? else { continue };
+            let thinner = map.only(&refs.of(layer));
+            if thinner != *map {
+                self.store.publish_map(layer, &thinner)?;
+            }
+        }
+        Ok(())
     }
 
     /// Layers that were begun for a head and never written to: every restore leaves one behind, and so does one that was cut
@@ -380,8 +395,9 @@ impl Timeline {
         Ok(())
     }
 
-    /// Gives the unused blocks of all pools back, and removes collected layers that have none left.
-    fn sweep(&self, refs: &mut Used, reach: &Reach, dry_run: bool) -> Result<u64> {
+    /// Gives the unused blocks of all pools back, and removes collected layers that have none left and to which nothing refers.
+    fn sweep(&self, refs: &Used, reach: &Reach, dry_run: bool) -> Result<u64> {
+        let places = refs.places(&self.store)?;
         let mut bytes = 0;
         let last_image = self.image_layers().last().map_or(LayerId(u32::MAX), |(_, layer)| *layer);
         for info in self.store.catalog() {
@@ -391,7 +407,7 @@ impl Timeline {
             if !is_settled {
                 continue;
             }
-            let unused = refs.unused(layer, &self.store.pool_data(layer)?);
+            let unused = places.unused(layer, &self.store.pool_data(layer)?);
             bytes += unused.iter().map(ByteRange::len).sum::<u64>();
             if dry_run {
                 continue;
@@ -399,9 +415,10 @@ impl Timeline {
             // The last apply stays, emptied or not: its number counts the epochs.
             let is_emptied = info.header.kind == LayerKind::PreImage && info.compact && layer != last_image;
             let is_given_up = is_emptied || info.header.kind == LayerKind::Collected;
-            if is_given_up && !refs.is_used(layer) {
+            if is_given_up && !refs.is_used(layer) && !places.is_used(layer) {
                 self.store.remove_layer(layer)?;
-            } else {
+            } else if !unused.is_empty() {
+                self.store.settle_map(layer)?;
                 self.store.punch_pool(layer, &unused)?;
             }
         }

@@ -14,6 +14,7 @@ mod back;
 mod binary;
 pub mod check;
 mod conflict;
+mod dedup;
 pub mod diff;
 pub mod gc;
 mod home;
@@ -25,6 +26,7 @@ mod stack;
 mod tidy;
 mod versions;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -75,6 +77,11 @@ pub struct Timeline {
     turn: Mutex<()>,
     /// Sealed layers are rewritten by one thread at a time.
     tidying: Mutex<()>,
+    /// What is known for storing content once; one thread at a time.
+    dedup: Mutex<Option<dedup::Dedup>>,
+    /// Layers in which equal content was looked for.
+    looked_through: Mutex<BTreeSet<LayerId>>,
+    dedup_is_on: AtomicBool,
 }
 
 /// Which state an operation leads to: a sealed layer, or the base in an epoch.
@@ -168,6 +175,9 @@ impl Timeline {
             apply_is_stuck: AtomicBool::new(false),
             turn: Mutex::new(()),
             tidying: Mutex::new(()),
+            dedup: Mutex::new(None),
+            looked_through: Mutex::default(),
+            dedup_is_on: AtomicBool::new(true),
         })
     }
 

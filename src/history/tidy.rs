@@ -5,6 +5,7 @@
 //! pool gets its checksums; what was begun and never used goes, and the log of numbers forgets what was said twice. So the time to mount
 //! depends on how much differs from the base, not on how it came to differ.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -134,18 +135,63 @@ impl Timeline {
                 .layer(*layer)
                 .is_some_and(|info| info.seal.is_some() && info.header.kind != LayerKind::PreImage)
         });
-        let trimmed = self.trim(&layers)?;
+        // What was at their addresses may be in others.
+        let mut places: BTreeSet<LayerId> = layers.iter().copied().collect();
+        for layer in &layers {
+            let map = self.store.map(*layer)?;
+            places.extend(map.iter().flat_map(|map| map.runs()).map(|run| run.layer));
+        }
+        let trimmed = self.trim(&places.into_iter().collect::<Vec<LayerId>>())?;
         if trimmed.is_none() {
             self.fs.note_layers_given_up(layers);
         }
         Ok(trimmed)
     }
 
-    /// Content that was written to a layer and is in its pool, but neither in the tree that it became, nor in one above, nor in a
-    /// held file or a version, is seen by nobody. Gives the bytes, or none if somebody reads for too long.
+    /// Content that is in the pool of a layer, but neither in the tree that the layer became, nor in one above, nor in a held file or
+    /// a version, is seen by nobody; nor by others that lead to it, if the layer has content that they gave up. Gives the bytes, or none if somebody
+    /// reads for too long.
     fn trim(&self, layers: &[LayerId]) -> Result<Option<u64>> {
+        let Some(mut first) = layers.iter().min().copied() else { return Ok(Some(0)) };
+        // Before it has checksums, nobody looks for equal content in it.
+        if layers.iter().any(|layer| self.store.layer(*layer).is_some_and(|info| info.summed)) {
+            self.store.require_no_doubt()?;
+        }
+        let mut is_home = false;
+        for layer in layers {
+            is_home |= self.store.is_home(*layer)?;
+        }
+        if is_home {
+            // Any layer may lead to it, and so any state.
+            first = LayerId(0);
+        }
+        let addresses = self.used_from(first)?;
+        let used = if is_home { addresses.places(&self.store)? } else { addresses };
+        let mut bytes = 0;
+        let mut secured = false;
+        for layer in layers {
+            let unused = used.unused(*layer, &self.store.pool_data(*layer)?);
+            if unused.is_empty() {
+                continue;
+            }
+            if !secured {
+                self.store.note_sweep();
+                self.fs.secure_versions()?;
+                if !self.store.wait_for_readers() {
+                    return Ok(None);
+                }
+                secured = true;
+            }
+            self.store.settle_map(*layer)?;
+            self.store.punch_pool(*layer, &unused)?;
+            bytes += unused.iter().map(|range| range.len()).sum::<u64>();
+        }
+        Ok(Some(bytes))
+    }
+
+    /// What anything refers to, of the content that was written to a layer or one above it.
+    fn used_from(&self, first: LayerId) -> Result<Used> {
         let mut used = Used::default();
-        let Some(first) = layers.iter().min() else { return Ok(Some(0)) };
         let mut add = |from: &Tree, to: &Tree| {
             for ino in from.diff(to).contents {
                 to.extents(ino).for_each(|(_, extent)| used.add(extent.source, extent.len));
@@ -155,7 +201,7 @@ impl Timeline {
             layer.map_or_else(|| Ok(Tree::new()), |layer| self.roots.lock().load(layer))
         };
         // States above also show what the tree of a layer does not know: an undo brings back what was replaced.
-        for info in self.sealed().into_iter().filter(|info| info.header.layer >= *first) {
+        for info in self.sealed().into_iter().filter(|info| info.header.layer >= first) {
             add(&load(info.header.parent)?, &load(Some(info.header.layer))?);
         }
         let reach = self.fs.reach();
@@ -167,24 +213,7 @@ impl Timeline {
         for (range, source) in self.applies.lock().iter().flat_map(|images| images.extents()) {
             used.add(source, range.len());
         }
-        let mut bytes = 0;
-        let mut secured = false;
-        for layer in layers {
-            let unused = used.unused(*layer, &self.store.pool_data(*layer)?);
-            if unused.is_empty() {
-                continue;
-            }
-            if !secured {
-                self.fs.secure_versions()?;
-                if !self.store.wait_for_readers() {
-                    return Ok(None);
-                }
-                secured = true;
-            }
-            self.store.punch_pool(*layer, &unused)?;
-            bytes += unused.iter().map(|range| range.len()).sum::<u64>();
-        }
-        Ok(Some(bytes))
+        Ok(used)
     }
 
     /// Rewrites a journal as what leads from the parent's tree to the layer's.

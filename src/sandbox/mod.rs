@@ -213,6 +213,7 @@ impl Sandbox {
                 self.gc(keep, dry_run).map(Reply::Collected)
             }
             Request::Check { read_data } => self.check(read_data).map(Reply::Checked),
+            Request::Info => self.info().map(Reply::Info),
             request => self.handle_states(request),
         }
     }
@@ -253,6 +254,7 @@ impl Sandbox {
             Request::Drop { .. }
             | Request::Hold { .. }
             | Request::Gc { .. }
+            | Request::Info
             | Request::Check { .. }
             | Request::Unmount => Err(Error::new(Kind::Failed, "unmount", "it is not mounted")),
         }

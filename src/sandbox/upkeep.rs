@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::Result;
-use crate::fs::Tended;
+use crate::fs::{Fs, Tended};
 use crate::history::gc::Keep;
 use crate::history::{Effort, Timeline, check};
 use crate::sandbox::Sandbox;
-use crate::sandbox::verbs::{Checked, Checkpoint, Collected, Rev};
+use crate::sandbox::verbs::{Checked, Checkpoint, Collected, Info, LayerSpace, Rev};
+use crate::sys;
 
 impl Sandbox {
     /// Gives a checkpoint up.
@@ -39,7 +40,13 @@ impl Sandbox {
     /// What the store answers; nothing is lost then.
     pub fn tidy(&self) -> Result<()> {
         self.timeline.tend_versions(true);
-        self.timeline.tidy(Effort::Everything)
+        self.timeline.tidy(Effort::Everything)?;
+        self.timeline.dedup(&|| true)
+    }
+
+    /// Says whether content that is there already is stored once, from now on; it is unless this says no.
+    pub fn set_dedup(&self, on: bool) {
+        self.timeline.set_dedup(on);
     }
 
     /// Holds the store against everything that must be true of it. Nothing is rewritten meanwhile.
@@ -67,6 +74,25 @@ impl Sandbox {
     pub fn repair_store(path: &Path, read_data: bool) -> Result<Checked> {
         let repaired = check::repair(path)?;
         Ok(Checked { repaired, ..Sandbox::check_store(path, read_data)? })
+    }
+
+    /// What the store takes.
+    pub(super) fn info(&self) -> Result<Info> {
+        let store = self.timeline.store();
+        let mut layers = Vec::new();
+        for info in store.catalog() {
+            let layer = info.header.layer;
+            let Some((home, shared)) = store.content_space(layer)? else { continue };
+            layers.push(LayerSpace {
+                layer,
+                name: info.seal.as_ref().and_then(|seal| seal.name.clone()),
+                open: info.seal.is_none(),
+                logical: home + shared,
+                stored: store.layer_usage(layer),
+                shared,
+            });
+        }
+        Ok(Info { layers, store_bytes: store.disk_usage(), to_do: self.timeline.dedup_is_to_do() })
     }
 
     /// Gives space back. Nobody else looks at states meanwhile; programs in the mount go on.
@@ -98,9 +124,70 @@ fn checked(report: check::Report) -> Checked {
     }
 }
 
-/// The thread that tidies up. It ends, and is waited for, when this is dropped.
+/// How far the thread that looks for equal content stands back behind others: a tenth of what they get.
+const NICE: i32 = 10;
+/// How long it rests after each piece of its work while somebody asks for something.
+const REST: Duration = Duration::from_millis(20);
+
+/// The threads that tidy up: one that keeps the ways short and the versions of files small, and one behind it that looks for content that is there already. They
+/// end, and are waited for, when this is dropped.
 pub(super) struct Housekeeper {
     timeline: Arc<Timeline>,
+    // Dropped first: it wakes the other one.
+    tidying: Worker,
+    dedup: Worker,
+}
+
+impl Housekeeper {
+    /// Starts them, with what there is to do at a start.
+    pub(super) fn start(timeline: &Arc<Timeline>) -> std::io::Result<Housekeeper> {
+        let of_thread = Arc::clone(timeline);
+        let dedup = Worker::start("dedup", move |shared| {
+            if let Err(error) = sys::process::stand_back(NICE) {
+                log::debug!("looking for equal content goes before others: {error}");
+            }
+            while shared.wait().is_some() {
+                if let Err(error) = of_thread.dedup(&|| shared.rest(of_thread.fs())) {
+                    log::warn!("content that is there already is kept twice: {error}");
+                }
+            }
+        })?;
+        let (of_thread, behind) = (Arc::clone(timeline), Arc::clone(&dedup.shared));
+        let tidying = Worker::start("housekeeper", move |shared| {
+            let noticed = Arc::clone(shared);
+            of_thread.fs().set_edit_notice(Some(Box::new(move || noticed.notice_edit())));
+            while let Some(is_work) = shared.wait() {
+                if is_work && let Err(error) = of_thread.tidy(Effort::WhereItPays) {
+                    log::warn!("the store could not be tidied, and works on as it is: {error}");
+                }
+                if is_work {
+                    behind.wake();
+                }
+                if of_thread.tend_versions(false) == Tended::Later {
+                    shared.state.lock().edits = true;
+                }
+            }
+            of_thread.fs().set_edit_notice(None);
+        })?;
+        tidying.shared.wake();
+        Ok(Housekeeper { timeline: Arc::clone(timeline), tidying, dedup })
+    }
+
+    /// Says that there may be something to do.
+    pub(super) fn wake(&self) {
+        self.tidying.shared.wake();
+    }
+}
+
+impl Drop for Housekeeper {
+    fn drop(&mut self) {
+        self.timeline.stop_tidying();
+        self.dedup.shared.end();
+    }
+}
+
+/// A thread that works when it is told to.
+struct Worker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -117,42 +204,33 @@ struct Wanted {
     /// Files are edited: their versions are looked after in a moment.
     edits: bool,
     end: bool,
+    /// What had been asked for when it rested last.
+    asked: u64,
 }
 
 /// How long it is waited before it is looked after versions again.
 const MOMENT: Duration = Duration::from_millis(1100);
 
-impl Housekeeper {
-    /// Starts it, with what there is to do at a start.
-    pub(super) fn start(timeline: &Arc<Timeline>) -> std::io::Result<Housekeeper> {
+impl Worker {
+    fn start(name: &str, body: impl FnOnce(&Arc<Shared>) + Send + 'static) -> std::io::Result<Worker> {
         let shared = Arc::new(Shared::default());
-        shared.state.lock().work = true;
-        let (timeline, for_end) = (Arc::clone(timeline), Arc::clone(timeline));
-        let (of_thread, noticed) = (Arc::clone(&shared), Arc::clone(&shared));
-        timeline.fs().set_edit_notice(Some(Box::new(move || noticed.notice_edit())));
-        let body = move || {
-            while let Some(is_work) = of_thread.wait() {
-                if is_work && let Err(error) = timeline.tidy(Effort::WhereItPays) {
-                    log::warn!("the store could not be tidied, and works on as it is: {error}");
-                }
-                if timeline.tend_versions(false) == Tended::Later {
-                    of_thread.state.lock().edits = true;
-                }
-            }
-            timeline.fs().set_edit_notice(None);
-        };
-        let thread = std::thread::Builder::new().name("housekeeper".to_owned()).spawn(body)?;
-        Ok(Housekeeper { timeline: for_end, shared, thread: Some(thread) })
-    }
-
-    /// Says that there may be something to do.
-    pub(super) fn wake(&self) {
-        self.shared.state.lock().work = true;
-        self.shared.changed.notify_one();
+        let of_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || body(&of_thread))?;
+        Ok(Worker { shared, thread: Some(thread) })
     }
 }
 
 impl Shared {
+    fn wake(&self) {
+        self.state.lock().work = true;
+        self.changed.notify_one();
+    }
+
+    fn end(&self) {
+        self.state.lock().end = true;
+        self.changed.notify_one();
+    }
+
     /// Waits for work; whether there is any besides the versions of files that were edited, and none at the end.
     fn wait(&self) -> Option<bool> {
         let mut state = self.state.lock();
@@ -178,15 +256,23 @@ impl Shared {
             self.changed.notify_one();
         }
     }
+
+    /// Rests if anything was asked for since the last time; false at the end.
+    fn rest(&self, fs: &Fs) -> bool {
+        let mut state = self.state.lock();
+        if !state.end && state.asked != fs.asked() {
+            self.changed.wait_while_for(&mut state, |state| !state.end, REST);
+        }
+        state.asked = fs.asked();
+        !state.end
+    }
 }
 
-impl Drop for Housekeeper {
+impl Drop for Worker {
     fn drop(&mut self) {
-        self.timeline.stop_tidying();
-        self.shared.state.lock().end = true;
-        self.shared.changed.notify_one();
+        self.shared.end();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            log::error!("the housekeeper panicked");
+            log::error!("a thread that tidies up panicked");
         }
     }
 }

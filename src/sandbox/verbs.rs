@@ -179,6 +179,8 @@ pub enum Request {
     },
     /// Unmounts and ends the daemon.
     Unmount,
+    /// What the store takes, layer by layer.
+    Info,
 }
 
 /// The answer to a [`Request`].
@@ -210,6 +212,36 @@ pub enum Reply {
     Checked(Checked),
     /// To [`Request::Unmount`].
     Done,
+    /// To [`Request::Info`].
+    Info(Info),
+}
+
+/// What a store takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Info {
+    /// Its layers, oldest first.
+    pub layers: Vec<LayerSpace>,
+    /// Bytes on disk, of everything.
+    pub store_bytes: u64,
+    /// Sealed layers in which equal content is still to be looked for.
+    pub to_do: u64,
+}
+
+/// What a layer takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerSpace {
+    /// Its number; of a sealed one, that of the checkpoint.
+    pub layer: LayerId,
+    /// The name of the checkpoint.
+    pub name: Option<String>,
+    /// Whether it is the one that is written to, or was to be.
+    pub open: bool,
+    /// Bytes of content that were written to it and are still there, wherever.
+    pub logical: u64,
+    /// Bytes that it takes on disk, records and all.
+    pub stored: u64,
+    /// Bytes of its content that are stored with an equal one.
+    pub shared: u64,
 }
 
 /// A file as it is, or a version of it.

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 
 use super::BaseRecord;
 use super::codec::{decode, encode};
+use super::map::{MapRecord, PackedRun};
 use super::record::*;
 use super::sums::SumsRecord;
 use super::versions::{Bounds, Content, How, Version, VersionRecord};
@@ -161,6 +162,8 @@ fn records_of_the_other_files() {
         (SumsRecord::Blocks { first: 300, sums: vec![1, 70_000] }, "00fb2c010201fc70110100"),
         (SumsRecord::End, "01"),
     ]);
+    let run = PackedRun { gap: 4096, len: 300, layer: LayerId(7), shift: -3 };
+    hold(&[(MapRecord::Runs(vec![run]), "0001fb0010fb2c010705"), (MapRecord::End, "01")]);
     hold(&[(HoldsRecord { layers: [LayerId(1), LayerId(300)].into() }, "0201fb2c01")]);
     hold(&[(HeadRecord { layer: LayerId(300) }, "fb2c01")]);
     hold(&[(BaseRecord { path: b"/base".to_vec() }, "052f62617365")]);

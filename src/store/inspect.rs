@@ -6,6 +6,7 @@ use std::path::Path;
 use crate::error::{Attempt, Result};
 use crate::store::dir::StoreDir;
 use crate::store::layer::{self, INDEX, LayerContents, POOL, SUMS, Trust};
+use crate::store::map::{self, Map};
 use crate::store::record::{HeadRecord, HoldsRecord, IdentityRecord, OpRecord};
 use crate::store::sums::{self, Sums};
 use crate::store::versions::{self, Recorded};
@@ -79,6 +80,14 @@ impl Inspect {
             Some(_) => sums::read_sums(&self.layers, layer).map(Some),
             None => Ok(None),
         }
+    }
+
+    /// What of the content of a layer is elsewhere.
+    ///
+    /// # Errors
+    /// Damage, with file and offset.
+    pub fn map(&self, layer: LayerId) -> Result<Option<Map>> {
+        map::read_map(&self.layers, layer)
     }
 
     /// The pool of a layer and its length.

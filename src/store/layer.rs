@@ -21,6 +21,8 @@ pub const JOURNAL: &str = "journal";
 pub const INDEX: &str = "index";
 /// Name of the checksums in the directory of a layer.
 pub const SUMS: &str = "sums";
+/// Name of the map in the directory of a layer.
+pub const MAP: &str = "map";
 /// Name of the pool in the directory of a layer.
 pub const POOL: &str = "pool";
 
@@ -40,6 +42,8 @@ pub struct LayerInfo {
     pub compact: bool,
     /// Whether the content in its pool has checksums.
     pub summed: bool,
+    /// Whether content of its pool is kept elsewhere.
+    pub mapped: bool,
     /// Bytes of its journal.
     pub bytes: u64,
     /// Bytes of its index, if it has one.
@@ -131,8 +135,9 @@ pub(super) fn read_file(
     };
     let compact = matches!(records.first(), Some(Record::Compact));
     let summed = dir.size(SUMS)?.is_some();
+    let mapped = dir.size(MAP)?.is_some();
     let index = dir.size(INDEX)?;
-    let info = LayerInfo { header, seal, compact, summed, bytes: end, index };
+    let info = LayerInfo { header, seal, compact, summed, mapped, bytes: end, index };
     Ok(LayerContents { info, records, unsynced, is_cut, end, count, synced })
 }
 
@@ -148,8 +153,10 @@ pub fn read_info(layers: &StoreDir, layer: LayerId, trust: Trust) -> Result<Laye
         Some((Record::Header(header), second, Record::Seal(seal))) if header.layer == layer => {
             let compact = matches!(second, Record::Compact);
             let summed = dir.size(SUMS)?.is_some();
+            let mapped = dir.size(MAP)?.is_some();
             let index = dir.size(INDEX)?;
-            Ok(LayerInfo { header, seal: Some(seal), compact, summed, bytes: bytes.len() as u64, index })
+            let bytes = bytes.len() as u64;
+            Ok(LayerInfo { header, seal: Some(seal), compact, summed, mapped, bytes, index })
         }
         _ => Ok(read(layers, layer, trust)?.info),
     }

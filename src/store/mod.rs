@@ -8,20 +8,25 @@
 //! heads.log  identities            append-only logs
 //! layers/00000007/{journal,pool}   a layer
 //! history/NAME                     what edits of single files replaced
+//! chunks                           which content there is: a cache
 //! ```
 //!
 //! Always true: one process holds the lock; a layer number is never used again; everything but the logs and pools is
 //! published by rename, so a reader sees the old file or the new one.
 
+pub mod chunks;
 pub mod codec;
+pub mod content;
 pub mod dir;
 mod disk;
+pub mod equal;
 #[cfg(test)]
 mod golden;
 pub mod identities;
 pub mod inspect;
 pub mod layer;
 pub mod log;
+pub mod map;
 pub mod pool;
 mod readers;
 pub mod recent;
@@ -32,16 +37,19 @@ pub mod sums;
 pub mod used;
 pub mod versions;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Attempt, Error, Kind, Result};
+use crate::store::content::Content;
 use crate::store::dir::StoreDir;
 use crate::store::identities::Identities;
 use crate::store::layer::{LayerContents, LayerInfo, Trust, Upper};
@@ -51,7 +59,6 @@ pub use crate::store::readers::Reading;
 use crate::store::recent::Recent;
 use crate::store::record::{HeadRecord, Header, HoldsRecord, IdentityRecord, LayerKind, OpRecord};
 use crate::store::reserve::Reserve;
-use crate::store::sums::Sums;
 use crate::sys::clock;
 use crate::types::{BaseMark, Epoch, LayerId};
 
@@ -97,6 +104,8 @@ pub struct Store {
     holds: Mutex<BTreeSet<LayerId>>,
     ops: Mutex<Ops>,
     readers: Readers,
+    /// Counts the times at which something was given back.
+    sweeps: AtomicU64,
     reserve: Mutex<Reserve>,
     // Last, so that everything above is closed when the lock is let go.
     _lock: Flock<File>,
@@ -112,9 +121,11 @@ struct Ops {
 
 struct State {
     catalog: BTreeMap<LayerId, LayerInfo>,
-    pools: Recent<LayerId>,
-    /// Checksums of pools; none where they could not be read.
-    sums: HashMap<LayerId, Option<Arc<Sums>>>,
+    contents: Recent<LayerId, Content>,
+    /// Layers to which a map leads; none before the maps were looked through.
+    homes: Option<BTreeSet<LayerId>>,
+    /// Layers of which it is not known whether their new map is on the disk.
+    doubtful: BTreeSet<LayerId>,
     next_layer: u32,
 }
 
@@ -291,7 +302,15 @@ impl Store {
         let ours = |n: &String| {
             matches!(
                 n.as_str(),
-                "README" | "base" | "heads" | "layers" | "tmp" | "heads.log" | "identities" | "holds"
+                "README"
+                    | "base"
+                    | "heads"
+                    | "layers"
+                    | "tmp"
+                    | "heads.log"
+                    | "identities"
+                    | "holds"
+                    | "chunks"
             ) || n.ends_with(".new")
         };
         if let Some(name) = foreign.iter().find(|n| !ours(n)) {
@@ -368,14 +387,16 @@ impl Store {
             trust,
             state: Mutex::new(State {
                 catalog,
-                pools: Recent::new(OPEN_POOLS),
-                sums: HashMap::new(),
+                contents: Recent::new(OPEN_POOLS),
+                homes: None,
+                doubtful: BTreeSet::new(),
                 next_layer: ids.last().copied().unwrap_or(0) + 1,
             }),
             identities: Mutex::new(Identities::new(id_log, id_records, root)),
             holds: Mutex::new(read_one::<HoldsRecord>(&dir, HOLDS)?.map_or_else(BTreeSet::new, |r| r.layers)),
             ops: Mutex::new(ops),
             readers: Readers::default(),
+            sweeps: AtomicU64::new(0),
             reserve: Mutex::default(),
             layers,
             dir,
@@ -468,9 +489,17 @@ impl Store {
         let bytes = upper.journal_len();
         state.catalog.insert(
             layer,
-            LayerInfo { header, seal: None, compact: false, summed: false, bytes, index: None },
+            LayerInfo {
+                header,
+                seal: None,
+                compact: false,
+                summed: false,
+                mapped: false,
+                bytes,
+                index: None,
+            },
         );
-        state.pools.put(layer, Arc::clone(upper.pool.file()));
+        state.contents.put(layer, Arc::new(Content::of_upper(Arc::clone(upper.pool.file()))));
         Ok(upper)
     }
 
@@ -480,7 +509,8 @@ impl Store {
     /// As the calls it is made of.
     pub fn reopen_layer(&self, contents: &LayerContents) -> Result<Upper> {
         let upper = Upper::reopen(&self.layers, contents, self.trust.boot, self.durable)?;
-        self.state.lock().pools.put(upper.layer(), Arc::clone(upper.pool.file()));
+        let content = Content::of_upper(Arc::clone(upper.pool.file()));
+        self.state.lock().contents.put(upper.layer(), Arc::new(content));
         Ok(upper)
     }
 
@@ -513,20 +543,7 @@ impl Store {
         Ok(())
     }
 
-    /// The pool of a layer.
-    ///
-    /// # Errors
-    /// As open(2).
-    pub fn pool(&self, id: LayerId) -> Result<Arc<File>> {
-        if let Some(file) = self.state.lock().pools.get(&id) {
-            return Ok(file);
-        }
-        let file = Arc::new(self.layers.dir(&layer::dir_name(id))?.file(layer::POOL, false)?);
-        self.state.lock().pools.put(id, Arc::clone(&file));
-        Ok(file)
-    }
-
-    /// Says that bytes are about to be read whose place is known now.
+    /// Says that it is about to be found out where bytes are, to read them. As long as it lives, that stays true.
     pub fn reading(&self) -> Reading {
         self.readers.enter()
     }
@@ -664,16 +681,19 @@ impl Store {
 
     /// Bytes that the store takes on disk.
     pub fn disk_usage(&self) -> u64 {
-        use std::os::unix::fs::MetadataExt;
+        let chunks = self.dir.file(chunks::CHUNKS, false).and_then(|f| f.metadata().attempt(String::new));
         let state = self.state.lock();
-        let of = |id: &LayerId| {
-            let Ok(dir) = self.layers.dir(&layer::dir_name(*id)) else { return 0 };
-            [layer::POOL, layer::JOURNAL, layer::INDEX, layer::SUMS]
-                .iter()
-                .filter_map(|name| Some(dir.file(name, false).ok()?.metadata().ok()?.blocks() * 512))
-                .sum()
-        };
-        state.catalog.keys().map(of).sum()
+        let layers: u64 = state.catalog.keys().map(|layer| self.layer_usage(*layer)).sum();
+        layers + chunks.map_or(0, |about| about.blocks() * 512)
+    }
+
+    /// Bytes that a layer takes on disk.
+    pub fn layer_usage(&self, layer: LayerId) -> u64 {
+        let Ok(dir) = self.layers.dir(&layer::dir_name(layer)) else { return 0 };
+        [layer::POOL, layer::JOURNAL, layer::INDEX, layer::SUMS, layer::MAP]
+            .iter()
+            .filter_map(|name| Some(dir.file(name, false).ok()?.metadata().ok()?.blocks() * 512))
+            .sum()
     }
 }
 

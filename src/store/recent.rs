@@ -1,4 +1,4 @@
-//! Open files that are kept for the next use.
+//! Open files, and what is known of them, that are kept for the next use.
 //!
 //! Always true: no more are kept than the limit says, whatever the number of layers or of files of a base; a process may
 //! hold only so many (RLIMIT_NOFILE, often 1,024). Whoever uses a file holds it open for as long as it needs it.
@@ -10,20 +10,20 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 /// Open files by what they are known as, the recently used ones.
-pub struct Recent<K> {
-    files: HashMap<K, (Arc<File>, u64)>,
+pub struct Recent<K, V = File> {
+    files: HashMap<K, (Arc<V>, u64)>,
     limit: usize,
     clock: u64,
 }
 
-impl<K: Clone + Eq + Hash> Recent<K> {
+impl<K: Clone + Eq + Hash, V> Recent<K, V> {
     /// Keeps at most `limit` files.
-    pub fn new(limit: usize) -> Recent<K> {
+    pub fn new(limit: usize) -> Recent<K, V> {
         Recent { files: HashMap::new(), limit, clock: 0 }
     }
 
     /// The file known as `key`, if it is kept.
-    pub fn get<Q: Eq + Hash + ?Sized>(&mut self, key: &Q) -> Option<Arc<File>>
+    pub fn get<Q: Eq + Hash + ?Sized>(&mut self, key: &Q) -> Option<Arc<V>>
     where
         K: Borrow<Q>,
     {
@@ -33,13 +33,23 @@ impl<K: Clone + Eq + Hash> Recent<K> {
         Some(Arc::clone(file))
     }
 
+    /// What is kept.
+    pub fn kept(&self) -> impl Iterator<Item = &V> {
+        self.files.values().map(|(file, _)| &**file)
+    }
+
+    /// Keeps nothing of what is kept now.
+    pub fn clear(&mut self) {
+        self.files.clear();
+    }
+
     /// Keeps a file no longer.
     pub fn drop_file(&mut self, key: &K) {
         self.files.remove(key);
     }
 
     /// Keeps a file; the one that was not used for longest may go.
-    pub fn put(&mut self, key: K, file: Arc<File>) {
+    pub fn put(&mut self, key: K, file: Arc<V>) {
         self.clock += 1;
         self.files.insert(key, (file, self.clock));
         if self.files.len() > self.limit {

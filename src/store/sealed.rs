@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use crate::error::{Attempt, Error, Result};
-use crate::store::layer::{self, INDEX, JOURNAL, LayerContents, LayerInfo, POOL, SUMS};
+use crate::store::layer::{self, INDEX, JOURNAL, LayerContents, LayerInfo, MAP, POOL, SUMS};
 use crate::store::log::Log;
 use crate::store::record::{Edit, Header, LayerKind, Record, Seal};
 use crate::store::{Store, disk};
@@ -134,14 +134,13 @@ impl Store {
         let name = layer::dir_name(layer);
         let dir = self.layers.dir(&name)?;
         // The journal first: a directory without one is that of no layer, and is removed the next time.
-        for file in [JOURNAL, POOL, INDEX, SUMS, "journal.new", "index.new", "sums.new"] {
+        for file in [JOURNAL, POOL, INDEX, SUMS, MAP, "journal.new", "index.new", "sums.new", "map.new"] {
             dir.remove(file)?;
         }
         {
             let mut state = self.state.lock();
             state.catalog.remove(&layer);
-            state.pools.drop_file(&layer);
-            state.sums.remove(&layer);
+            state.contents.drop_file(&layer);
         }
         disk::remove_dir(&self.layers, &name).attempt(|| format!("remove {}", self.layers.show(&name)))
     }

@@ -19,8 +19,6 @@ use crate::types::{ByteRange, LayerId};
 
 /// Blocks in one record.
 const RUN: usize = 4096;
-/// Checksums that are kept in memory, so many; then it begins anew.
-pub(super) const KEPT: usize = 16 << 20;
 
 /// A record of `sums`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +50,32 @@ impl Sums {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
+    }
+
+    /// The checksums of other blocks than those in `ranges`, which are in order.
+    #[must_use]
+    pub fn without(self, ranges: &[ByteRange]) -> Sums {
+        let mut runs = Vec::new();
+        for (first, sums) in self.runs {
+            let mut rest = sums.as_slice();
+            let mut at = first;
+            for range in ranges.iter().map(|r| (r.start / BLOCK, r.end.div_ceil(BLOCK))) {
+                let len = rest.len() as u64;
+                let (from, to) = (range.0.clamp(at, at + len), range.1.clamp(at, at + len));
+                let (before, behind) = rest.split_at(usize::try_from(from - at).unwrap_or(rest.len()));
+                if !before.is_empty() && from < to {
+                    runs.push((at, before.to_vec()));
+                }
+                if from < to {
+                    rest = behind.get(usize::try_from(to - from).unwrap_or(0)..).unwrap_or_default();
+                    at = to;
+                }
+            }
+            if !rest.is_empty() {
+                runs.push((at, rest.to_vec()));
+            }
+        }
+        Sums { runs }
     }
 
     fn of(&self, block: u64) -> Option<u32> {
@@ -106,65 +130,69 @@ fn read_block(pool: &File, at: u64) -> std::io::Result<[u8; BLOCK as usize]> {
 }
 
 impl Store {
-    /// Makes the checksums of a sealed pool.
+    /// Makes the checksums of a sealed pool, but for blocks that its map gave up.
     ///
     /// # Errors
     /// As the calls it is made of; there are none then.
     pub fn write_sums(&self, layer: LayerId) -> Result<()> {
         let attempt = || format!("write the checksums of layer {layer}");
         let pool = self.pool(layer)?;
+        let mut sums = Sums::default();
+        for range in self.pool_data(layer)? {
+            let mut at = block_floor(range.start);
+            while at < range.end {
+                let first = at / BLOCK;
+                let mut run = Vec::new();
+                while at < range.end && run.len() < RUN {
+                    run.push(crc32c::crc32c(&read_block(&pool, at).attempt(attempt)?));
+                    at += BLOCK;
+                }
+                sums.runs.push((first, run));
+            }
+        }
+        if let Some(map) = self.map(layer)? {
+            sums = sums.without(&map.given_up());
+        }
+        self.publish_sums(layer, sums)?;
+        if self.durable { self.layers.dir(&layer::dir_name(layer))?.sync() } else { Ok(()) }
+    }
+
+    /// Takes the checksums of blocks that are about to be given up out of those of a sealed pool, for the next sync of its directory. Such as
+    /// cannot be read stay as they are: nothing is held against them.
+    ///
+    /// # Errors
+    /// As the calls it is made of; they are as before then, or as they are to be.
+    pub fn thin_sums(&self, layer: LayerId, given_up: &[ByteRange]) -> Result<()> {
+        if !self.layer(layer).is_some_and(|info| info.summed) {
+            return Ok(());
+        }
+        let Ok(sums) = read_sums(&self.layers, layer) else { return Ok(()) };
+        let before = sums.len();
+        let rest = sums.without(given_up);
+        if rest.len() == before { Ok(()) } else { self.publish_sums(layer, rest) }
+    }
+
+    fn publish_sums(&self, layer: LayerId, sums: Sums) -> Result<()> {
+        let attempt = || format!("write the checksums of layer {layer}");
         let dir = self.layers.dir(&layer::dir_name(layer))?;
         let temp = format!("{SUMS}.new");
         dir.remove(&temp)?;
         let file = Arc::new(dir.file(&temp, true)?);
         let mut log = Log::append_to(file, dir.show(&temp), 0, 0)?;
-        for range in self.pool_data(layer)? {
-            let mut at = block_floor(range.start);
-            while at < range.end {
-                let first = at / BLOCK;
-                let mut sums = Vec::new();
-                while at < range.end && sums.len() < RUN {
-                    sums.push(crc32c::crc32c(&read_block(&pool, at).attempt(attempt)?));
-                    at += BLOCK;
-                }
-                log.append(&SumsRecord::Blocks { first, sums })?;
-            }
+        for (first, sums) in sums.runs {
+            log.append(&SumsRecord::Blocks { first, sums })?;
         }
         log.append(&SumsRecord::End)?;
         if self.durable {
             log.sync()?;
         }
         disk::rename(&dir, &temp, SUMS).attempt(attempt)?;
-        if self.durable {
-            dir.sync()?;
-        }
         let mut state = self.state.lock();
-        state.sums.remove(&layer);
+        state.contents.drop_file(&layer);
         if let Some(info) = state.catalog.get_mut(&layer) {
             info.summed = true;
         }
         Ok(())
-    }
-
-    /// The checksums of the pool of a layer, if it has any. Such as cannot be read are none, and the log says so.
-    pub fn sums(&self, layer: LayerId) -> Option<Arc<Sums>> {
-        let mut state = self.state.lock();
-        if let Some(known) = state.sums.get(&layer) {
-            return known.clone();
-        }
-        state.catalog.get(&layer).filter(|info| info.summed)?;
-        let sums = match read_sums(&self.layers, layer) {
-            Ok(sums) => Some(Arc::new(sums)),
-            Err(error) => {
-                ::log::warn!("{error}; the content of layer {layer} is served without being checked");
-                None
-            }
-        };
-        if state.sums.values().flatten().map(|sums| sums.len()).sum::<usize>() > KEPT {
-            state.sums.clear();
-        }
-        state.sums.insert(layer, sums.clone());
-        sums
     }
 }
 
@@ -216,6 +244,20 @@ pub(super) fn damaged(pool: &File, sums: &Sums, ranges: &[ByteRange]) -> std::io
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_that_were_given_up_have_no_checksums() {
+        let sums = || Sums { runs: vec![(2, vec![2, 3, 4, 5]), (6, vec![6]), (9, vec![9, 10])] };
+        let blocks = |start: u64, end: u64| ByteRange { start: start * BLOCK, end: end * BLOCK };
+        let left = |ranges: &[ByteRange]| -> Vec<u64> {
+            let left = sums().without(ranges);
+            (0..20).filter(|block| left.of(*block) == Some(*block as u32)).collect()
+        };
+        assert_eq!(left(&[]), [2, 3, 4, 5, 6, 9, 10]);
+        assert_eq!(left(&[blocks(0, 2), blocks(7, 9), blocks(11, 20)]), [2, 3, 4, 5, 6, 9, 10]);
+        assert_eq!(left(&[blocks(3, 4), blocks(5, 10)]), [2, 4, 10]);
+        assert_eq!(left(&[blocks(0, 20)]), [0; 0]);
+    }
 
     #[test]
     fn a_flipped_bit_is_found_wherever_a_read_begins_and_ends() {

@@ -1,14 +1,19 @@
 //! Which ranges of pools something refers to, and so which can be given back.
+//!
+//! What refers to content says at which address of which layer it is; [`Used::places`] says where on disk that is, by the maps of
+//! the layers. Space is given back by places.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::error::Result;
+use crate::store::Store;
 use crate::store::pool::{block_ceil, block_floor};
 use crate::store::record::Source;
 use crate::store::versions::Content;
 use crate::types::{ByteRange, LayerId};
 
-/// Ranges of pools to which something refers, in whole blocks: blocks are given back whole.
+/// Ranges of pools to which something refers.
 #[derive(Default)]
 pub struct Used {
     pools: BTreeMap<LayerId, Vec<ByteRange>>,
@@ -31,8 +36,40 @@ impl Used {
 
     /// Something refers to a range of the pool of a layer.
     pub fn add_range(&mut self, layer: LayerId, range: ByteRange) {
-        let range = ByteRange { start: block_floor(range.start), end: block_ceil(range.end) };
         self.pools.entry(layer).or_default().push(range);
+    }
+
+    /// Where all of it is on disk.
+    ///
+    /// # Errors
+    /// Damage of a map.
+    pub fn places(&self, store: &Store) -> Result<Used> {
+        let mut places = Used::default();
+        for (layer, ranges) in &self.pools {
+            match store.map(*layer)? {
+                None => places.pools.entry(*layer).or_default().extend(ranges),
+                // As much as stays of a map.
+                Some(map) => {
+                    let ranges = ranges.iter().copied().map(in_blocks);
+                    for place in ranges.flat_map(|range| map.places(*layer, range)) {
+                        places.add_range(place.layer, ByteRange::at(place.offset, place.len));
+                    }
+                }
+            }
+        }
+        Ok(places)
+    }
+
+    /// What of a layer something refers to: in order, none overlapping another.
+    pub fn of(&self, layer: LayerId) -> Vec<ByteRange> {
+        let mut ranges = self.pools.get(&layer).cloned().unwrap_or_default();
+        ranges.sort_unstable_by_key(|range| range.start);
+        ranges.dedup_by(|next, before| {
+            let joins = next.start <= before.end;
+            before.end = if joins { before.end.max(next.end) } else { before.end };
+            joins
+        });
+        ranges
     }
 
     /// Whether something refers to the pool of a layer.
@@ -40,10 +77,9 @@ impl Used {
         self.pools.get(&layer).is_some_and(|used| !used.is_empty())
     }
 
-    /// What of `data`, whose ranges are in order, nothing refers to.
-    pub fn unused(&mut self, layer: LayerId, data: &[ByteRange]) -> Vec<ByteRange> {
-        let used = self.pools.entry(layer).or_default();
-        used.sort_unstable_by_key(|range| range.start);
+    /// What of `data`, whose ranges are in order, nothing refers to; in whole blocks, because blocks are given back whole.
+    pub fn unused(&self, layer: LayerId, data: &[ByteRange]) -> Vec<ByteRange> {
+        let used: Vec<ByteRange> = self.of(layer).into_iter().map(in_blocks).collect();
         let mut unused = Vec::new();
         let mut used = used.iter().peekable();
         for range in data {
@@ -65,6 +101,11 @@ impl Used {
         unused.retain(|range| !range.is_empty());
         unused
     }
+}
+
+/// The blocks in which a range has a byte.
+fn in_blocks(range: ByteRange) -> ByteRange {
+    ByteRange { start: block_floor(range.start), end: block_ceil(range.end) }
 }
 
 #[cfg(test)]

@@ -33,6 +33,17 @@ pub fn silence_stdio() -> io::Result<()> {
     Ok(())
 }
 
+/// Lets other threads of the machine go before this one (setpriority(2): of a thread, on Linux). There is no way back for a
+/// process without privileges.
+///
+/// # Errors
+/// Those of setpriority(2).
+pub fn stand_back(nice: i32) -> io::Result<()> {
+    // SAFETY: setpriority(2) takes three numbers and touches no memory; 0 is the calling thread.
+    Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) })?;
+    Ok(())
+}
+
 /// Takes a descriptor that this process has inherited and was told the number of; it is not kept over exec from now on.
 ///
 /// # Errors

@@ -114,11 +114,14 @@ impl Fs {
                 Ok(Some(part.unwrap_or_default().to_vec()))
             }
             What::Node(node) => self.in_past(node.layer, |state| {
+                let reading = state.lower.reading();
                 let pieces = state.plan(&node.find(state)?, range)?;
-                ReadPlan::new(pieces, Arc::clone(&state.lower)).read(nowait)
+                ReadPlan::new(pieces, Arc::clone(&state.lower), reading).read(nowait)
             }),
             What::Version(version) => self.in_version(&version, |state, found| {
-                ReadPlan::new(state.plan(found, range)?, Arc::clone(&state.lower)).read(nowait)
+                let reading = state.lower.reading();
+                let pieces = state.plan(found, range)?;
+                ReadPlan::new(pieces, Arc::clone(&state.lower), reading).read(nowait)
             }),
         }
     }
@@ -173,6 +176,7 @@ fn seek_in(state: &State, found: &Found, offset: u64, to: SeekTo) -> FsResult<u6
     if offset >= size {
         return Err(FsError::NoSuchOffset);
     }
+    let _reading = state.lower.reading();
     let pieces = state.plan(found, ByteRange { start: offset, end: size })?;
     content::seek_pieces(&pieces, offset, size, to)
 }

@@ -96,8 +96,10 @@ impl Checker {
             }
             for (range, source) in &content.extents {
                 if let Source::Pool { layer, offset } = *source {
-                    let range = ByteRange::at(offset, range.len());
-                    referred.entry(layer).or_default().push((range, places.len()));
+                    for at in self.places_of(layer, ByteRange::at(offset, range.len())) {
+                        let range = ByteRange::at(at.offset, at.len);
+                        referred.entry(at.layer).or_default().push((range, places.len()));
+                    }
                 }
             }
             places.push(place);

@@ -1,0 +1,157 @@
+//! The content of a layer, as whoever reads it needs it: the pool, the checksums of what is in it, and where the rest is.
+//!
+//! Always true: what is kept in memory of a layer is what its files say. It is loaded under the lock of the catalog, and
+//! dropped under it when one of the files was replaced, so nobody finds a new map with old checksums, or an old map after
+//! [`Store::publish_map`] has returned.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::error::{Error, Kind, Result};
+use crate::store::layer::{self, POOL};
+use crate::store::map::{self, Map, Place};
+use crate::store::sums::{self, Sums};
+use crate::store::{State, Store};
+use crate::sys::file::pread_full;
+use crate::types::{ByteRange, LayerId};
+
+/// Bytes of checksums and maps that are kept in memory; then it begins anew.
+const KEPT: usize = 64 << 20;
+
+/// The content of a layer.
+#[derive(Debug)]
+pub struct Content {
+    /// Its pool.
+    pub file: Arc<File>,
+    /// What the bytes in the pool are held against, once the layer is sealed.
+    pub sums: Option<Arc<Sums>>,
+    /// What of it is kept elsewhere, if anything is.
+    pub map: Option<Arc<Map>>,
+}
+
+impl Content {
+    /// The content of a layer that is being written.
+    pub(super) fn of_upper(file: Arc<File>) -> Content {
+        Content { file, sums: None, map: None }
+    }
+
+    /// Bytes that it takes in memory, about.
+    fn weight(&self) -> usize {
+        self.sums.as_ref().map_or(0, |sums| sums.len() * 4)
+            + self.map.as_ref().map_or(0, |map| size_of_val(map.runs()))
+    }
+
+    /// Where a range of the pool's addresses is.
+    pub fn places(&self, layer: LayerId, range: ByteRange) -> Vec<Place> {
+        match &self.map {
+            None => vec![Place { layer, offset: range.start, len: range.len() }],
+            Some(map) => map.places(layer, range),
+        }
+    }
+}
+
+impl Store {
+    /// The content of a layer. Checksums that cannot be read are none, and the log says so.
+    ///
+    /// # Errors
+    /// As open(2), and damage of the map.
+    pub fn content(&self, layer: LayerId) -> Result<Arc<Content>> {
+        let mut state = self.state.lock();
+        if let Some(known) = state.contents.get(&layer) {
+            return Ok(known);
+        }
+        let content = Arc::new(self.load_content(&state, layer)?);
+        if state.contents.kept().map(Content::weight).sum::<usize>() > KEPT {
+            state.contents.clear();
+        }
+        state.contents.put(layer, Arc::clone(&content));
+        Ok(content)
+    }
+
+    fn load_content(&self, state: &State, layer: LayerId) -> Result<Content> {
+        let info = state.catalog.get(&layer).ok_or_else(|| {
+            Error::new(Kind::NoStore, format!("open the pool of layer {layer}"), "there is no such layer")
+        })?;
+        let file = Arc::new(self.layers.dir(&layer::dir_name(layer))?.file(POOL, false)?);
+        let map: Option<Arc<Map>> =
+            if info.mapped { map::read_map(&self.layers, layer)?.map(Arc::new) } else { None };
+        let sums = match info.summed.then(|| sums::read_sums(&self.layers, layer)) {
+            None => None,
+            Some(Ok(sums)) => Some(Arc::new(sums)),
+            Some(Err(error)) => {
+                ::log::warn!("{error}; the content of layer {layer} is served without being checked");
+                None
+            }
+        };
+        Ok(Content { file, sums, map })
+    }
+
+    /// The pool of a layer.
+    ///
+    /// # Errors
+    /// As [`Store::content`].
+    pub fn pool(&self, layer: LayerId) -> Result<Arc<File>> {
+        Ok(Arc::clone(&self.content(layer)?.file))
+    }
+
+    /// What of the content of a layer is elsewhere; none also for a layer that is not there.
+    ///
+    /// # Errors
+    /// As [`Store::content`].
+    pub fn map(&self, layer: LayerId) -> Result<Option<Arc<Map>>> {
+        match self.layer(layer) {
+            Some(info) if info.mapped => Ok(self.content(layer)?.map.clone()),
+            _ => Ok(None),
+        }
+    }
+
+    /// Reads bytes at addresses of a layer, wherever they are; fewer at the end of a pool. Hold a [`super::Reading`], or see
+    /// afterwards whether [`Store::sweeps`] is what it was.
+    ///
+    /// # Errors
+    /// As [`Store::content`] and pread(2).
+    pub fn read_at(&self, layer: LayerId, offset: u64, bytes: &mut [u8]) -> Result<usize> {
+        let attempt = |e: &std::io::Error| Error::io(format!("read the content of layer {layer}"), e);
+        let content = self.content(layer)?;
+        let mut done = 0;
+        for place in content.places(layer, ByteRange::at(offset, bytes.len() as u64)) {
+            let other = if place.layer == layer { None } else { Some(self.content(place.layer)?) };
+            let file = other.as_ref().map_or(&content.file, |other| &other.file);
+            let end = done + usize::try_from(place.len).unwrap_or(usize::MAX);
+            let Some(part) = bytes.get_mut(done..end) else { break };
+            let got = pread_full(file, part, place.offset).map_err(|e| attempt(&e))?;
+            done += got;
+            if got < part.len() {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// How many bytes of content of a layer are in its own pool, and how many elsewhere; none for a layer that is not there.
+    ///
+    /// # Errors
+    /// As [`Store::content`] and lseek(2).
+    pub fn content_space(&self, layer: LayerId) -> Result<Option<(u64, u64)>> {
+        let Some(info) = self.layer(layer) else { return Ok(None) };
+        let shared = self.map(layer)?.map_or(0, |map| map.bytes());
+        match self.pool_data(layer) {
+            Ok(data) => Ok(Some((data.iter().map(ByteRange::len).sum(), shared))),
+            // It may have gone meanwhile.
+            Err(_) if self.layer(info.header.layer).is_none() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Notes that content to which a state may have referred is about to be given back: what was found equal before may not be
+    /// there any more.
+    pub fn note_sweep(&self) {
+        self.sweeps.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How often something was given back.
+    pub fn sweeps(&self) -> u64 {
+        self.sweeps.load(Ordering::SeqCst)
+    }
+}

@@ -44,7 +44,7 @@ const SEEDS: u64 = 1;
 /// What is done to the tree by one seed.
 const OPERATIONS: usize = 40;
 /// One change of the store in so many is followed by a power cut.
-const RARELY: u64 = 16;
+const RARELY: u64 = 24;
 /// And of those that a start makes, which was to mend what a power cut left.
 const MORE_RARELY: u64 = 60;
 

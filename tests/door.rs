@@ -694,7 +694,7 @@ fn a_directory_can_be_emptied_while_it_is_read() {
     assert_eq!(met.len(), 6000);
     assert!(names(bench.at("")).is_empty());
     // rewinddir shows what came since.
-    let mut dir = nix::dir::Dir::open(&bench.at(""), nix::fcntl::OFlag::O_RDONLY, Mode::empty()).unwrap();
+    let mut dir = nix::dir::Dir::open(&bench.at(""), nix::fcntl::OFlag::O_CLOEXEC, Mode::empty()).unwrap();
     assert_eq!(dir.iter().count(), 2);
     write(bench.at("late"), "");
     assert_eq!(dir.iter().count(), 3);
@@ -707,7 +707,7 @@ fn the_parent_of_the_root_is_not_the_host() {
     assert_eq!(root, 1);
     for dir in ["", "d"] {
         let mut dir =
-            nix::dir::Dir::open(&bench.at(dir), nix::fcntl::OFlag::O_RDONLY, Mode::empty()).unwrap();
+            nix::dir::Dir::open(&bench.at(dir), nix::fcntl::OFlag::O_CLOEXEC, Mode::empty()).unwrap();
         let up = dir.iter().map(Result::unwrap).find(|e| e.file_name() == c"..").unwrap();
         assert_eq!(up.ino(), root);
     }

@@ -259,8 +259,10 @@ fn walk(attack: &Attack, root: &Path, me: usize, tally: &Tally, stop: &AtomicBoo
         if turn % 16 < 2 {
             stand = fs::File::open(file.parent().unwrap()).ok();
         }
+        // What other tests start must not have it, or the mount stays busy.
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
         let from_here =
-            stand.as_ref().map(|dir| openat(dir, file.file_name().unwrap(), OFlag::O_RDONLY, Mode::empty()));
+            stand.as_ref().map(|dir| openat(dir, file.file_name().unwrap(), flags, Mode::empty()));
         let from_here = from_here.and_then(Result::ok).map(fs::File::from);
         for mut open in from_here.into_iter().chain(fs::File::open(&file)) {
             let mut text = String::new();

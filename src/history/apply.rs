@@ -239,6 +239,9 @@ impl Timeline {
     /// After a failure before the base was written. What the layer says is not to be taken back: the next apply begins the same epoch.
     fn withdraw(&self, layer: LayerId, error: Error) -> Error {
         match self.store().withdraw_layer(layer) {
+            Ok(()) if error.kind == Kind::Conflict => {
+                error.hint("it was changed while the apply was under way; nothing was written")
+            }
             Ok(()) => error,
             Err(why) => {
                 log::warn!("{why}");

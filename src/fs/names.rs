@@ -369,7 +369,7 @@ impl Core {
     pub(super) fn take_away(&mut self, path: &TreePath, found: &Found) -> FsResult<Vec<Edit>> {
         let (above, name) = path.split().ok_or(FsError::IsADirectory)?;
         let (dir, lower) = match self.resolve(&above)? {
-            Found::Base(_, base, _) => (self.cover_base(&base)?, Some(base)),
+            Found::Base(ino, base, node) => (self.cover_base(ino, &base, &node)?, Some(base)),
             Found::Covered(ino, _) => (ino, self.lower_path(ino)?),
             Found::Nothing(_) => return Err(FsError::NotFound),
         };

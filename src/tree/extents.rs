@@ -91,7 +91,7 @@ impl Tree {
 
     pub(super) fn resize(&mut self, ino: Ino, new_size: u64) -> Result<(), Misfit> {
         let Body::File { size, .. } = &mut self.node_mut(ino)?.body else {
-            return Err(Misfit("a size for a node that is not a file"));
+            return Err(Misfit::SIZE_OF_NO_FILE);
         };
         let shrinks = new_size < *size;
         *size = new_size;
@@ -103,10 +103,10 @@ impl Tree {
 
     pub(super) fn map(&mut self, ino: Ino, range: ByteRange, to: Option<Source>) -> Result<(), Misfit> {
         let Some(Body::File { size, .. }) = self.node(ino).map(|n| &n.body) else {
-            return Err(Misfit("content for a node that is not a file of the tree"));
+            return Err(Misfit::CONTENT_OF_NO_FILE);
         };
         if range.is_empty() || range.end > *size {
-            return Err(Misfit("content beyond the end of a file"));
+            return Err(Misfit::BEYOND_THE_END);
         }
         self.cut_out(ino, range);
         if let Some(source) = to {

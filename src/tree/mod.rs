@@ -17,6 +17,7 @@
 
 mod delta;
 mod extents;
+mod fits;
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -50,6 +51,15 @@ pub struct Tree {
 /// An edit that does not fit the tree: the journal (or the code) contradicts itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Misfit(pub &'static str);
+
+impl Misfit {
+    const NO_NODE: Misfit = Misfit("an edit of a node that is not in the tree");
+    const NAME_IN_NO_DIRECTORY: Misfit = Misfit("a name in a node that is not a directory of the tree");
+    const REMOVAL_OF_NO_NODE: Misfit = Misfit("removal of a node that is not in the tree");
+    const SIZE_OF_NO_FILE: Misfit = Misfit("a size for a node that is not a file");
+    const CONTENT_OF_NO_FILE: Misfit = Misfit("content for a node that is not a file of the tree");
+    const BEYOND_THE_END: Misfit = Misfit("content beyond the end of a file");
+}
 
 /// What differs between two trees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -182,12 +192,12 @@ impl Tree {
     }
 
     fn node_mut(&mut self, ino: Ino) -> Result<&mut Node, Misfit> {
-        self.nodes.get_mut(&ino).map(Arc::make_mut).ok_or(Misfit("an edit of a node that is not in the tree"))
+        self.nodes.get_mut(&ino).map(Arc::make_mut).ok_or(Misfit::NO_NODE)
     }
 
     fn set_dentry(&mut self, dir: Ino, name: &Name, to: Option<Dentry>) -> Result<(), Misfit> {
         if !matches!(self.nodes.get(&dir).map(|n| &n.body), Some(Body::Dir { .. })) {
-            return Err(Misfit("a name in a node that is not a directory of the tree"));
+            return Err(Misfit::NAME_IN_NO_DIRECTORY);
         }
         let key = (dir, name.clone());
         if let Some(Dentry::Child { ino, .. }) = &to {
@@ -207,7 +217,7 @@ impl Tree {
     }
 
     fn remove(&mut self, ino: Ino) -> Result<(), Misfit> {
-        self.nodes.remove(&ino).ok_or(Misfit("removal of a node that is not in the tree"))?;
+        self.nodes.remove(&ino).ok_or(Misfit::REMOVAL_OF_NO_NODE)?;
         self.drop_extents(ino, 0);
         let names: Vec<Name> = self.dentries(ino).map(|(name, _)| name.clone()).collect();
         for name in names {

@@ -52,10 +52,10 @@ impl Ground {
 
     /// Exchanges the directory and the link, and back, until told to stop: at full speed, and at times not, so that
     /// something comes through.
-    fn swap(&self, stop: &AtomicBool, swaps: &AtomicU64) {
+    fn swap(&self, stop: &Stop, swaps: &AtomicU64) {
         let [d, l] = ["d", "l"].map(|name| self.base.join(name));
         let begun = Instant::now();
-        while !stop.load(Ordering::Relaxed) {
+        while !stop.is_said() {
             if !(begun.elapsed().as_millis() / 50).is_multiple_of(3) {
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
@@ -79,13 +79,35 @@ impl Ground {
     }
 
     fn open(&self) -> std::sync::Arc<Sandbox> {
+        let end = Instant::now() + PATIENCE;
         loop {
             // What was left half done is taken back at the start, which may fail by a swap as well.
             match Sandbox::create_or_open(&self.base, &self.store, &StoreOptions::default()) {
                 Ok(sandbox) => return sandbox,
-                Err(error) => assert!(error.kind != jailfs::error::Kind::Damage, "{error}"),
+                Err(error) => {
+                    assert!(error.kind != jailfs::error::Kind::Damage, "{error}");
+                    assert!(Instant::now() < end, "it never opens: {error}");
+                }
             }
         }
+    }
+}
+
+/// Tells those who race to stop, also when the test fails: their threads are waited for.
+struct Stop(AtomicBool);
+
+impl Stop {
+    fn is_said(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Says it when it is dropped.
+struct SayStop<'s>(&'s Stop);
+
+impl Drop for SayStop<'_> {
+    fn drop(&mut self) {
+        self.0.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -110,9 +132,10 @@ fn work(sandbox: &Sandbox, round: u64) -> bool {
 fn apply_never_writes_through_a_link_while_base_and_agent_race() {
     let ground = Ground::new();
     let before = look(&ground.outside);
-    let (stop, swaps, applied, refused) =
-        (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let stop = Stop(AtomicBool::new(false));
+    let [swaps, applied, refused] = [0; 3].map(AtomicU64::new);
     std::thread::scope(|scope| {
+        let _at_the_end = SayStop(&stop);
         scope.spawn(|| ground.swap(&stop, &swaps));
         let end = Instant::now() + TIME;
         let mut round = 0;
@@ -150,7 +173,6 @@ fn apply_never_writes_through_a_link_while_base_and_agent_race() {
             }
             assert_eq!(look(&ground.outside), before);
         }
-        stop.store(true, Ordering::Relaxed);
     });
     assert_eq!(look(&ground.outside), before);
     let [swaps, applied, refused] = [swaps, applied, refused].map(AtomicU64::into_inner);
@@ -163,15 +185,15 @@ fn apply_never_writes_through_a_link_while_base_and_agent_race() {
 fn a_copy_by_path_is_led_out_of_the_base_in_the_same_race() {
     let ground = Ground::new();
     let before = look(&ground.outside);
-    let (stop, swaps) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (stop, swaps) = (Stop(AtomicBool::new(false)), AtomicU64::new(0));
     std::thread::scope(|scope| {
+        let _at_the_end = SayStop(&stop);
         scope.spawn(|| ground.swap(&stop, &swaps));
         let end = Instant::now() + Duration::from_secs(20);
         while look(&ground.outside) == before {
             assert!(Instant::now() < end, "it never got out");
             let _written = fs::write(ground.base.join("d/f"), "new");
         }
-        stop.store(true, Ordering::Relaxed);
     });
 }
 

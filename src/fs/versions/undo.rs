@@ -402,7 +402,7 @@ impl Core {
             (Found::Nothing(hides), Some(content)) => self.bring_back(path, hides.clone(), content)?,
             (found, Some(content)) => {
                 let ino = match found {
-                    Found::Base(_, base, _) => self.cover_base(base)?,
+                    Found::Base(ino, base, node) => self.cover_base(*ino, base, node)?,
                     Found::Covered(ino, _) => *ino,
                     Found::Nothing(_) => return Err(FsError::NotFound.into()),
                 };
@@ -454,7 +454,7 @@ impl Core {
             }
         }
         let mut dir = match dir {
-            Found::Base(_, base, _) => self.cover_base(&base)?,
+            Found::Base(ino, base, node) => self.cover_base(ino, &base, &node)?,
             Found::Covered(ino, _) if self.tree.node(ino).is_some() => ino,
             Found::Covered(..) | Found::Nothing(_) => return Err(FsError::NotFound),
         };

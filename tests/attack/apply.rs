@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use jailfs::fs::Caller;
@@ -12,6 +12,8 @@ use jailfs::sandbox::verbs::{Reply, Request};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::types::{Name, NodeId};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+
+use crate::common::Stop;
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
 const TIME: Duration = Duration::from_secs(2);
@@ -93,24 +95,6 @@ impl Ground {
     }
 }
 
-/// Tells those who race to stop, also when the test fails: their threads are waited for.
-struct Stop(AtomicBool);
-
-impl Stop {
-    fn is_said(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// Says it when it is dropped.
-struct SayStop<'s>(&'s Stop);
-
-impl Drop for SayStop<'_> {
-    fn drop(&mut self) {
-        self.0.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// One round of an agent's work: changes, makes and removes files below `d`, as far as it is there just now.
 fn work(sandbox: &Sandbox, round: u64) -> bool {
     let fs = sandbox.fs();
@@ -132,10 +116,10 @@ fn work(sandbox: &Sandbox, round: u64) -> bool {
 fn apply_never_writes_through_a_link_while_base_and_agent_race() {
     let ground = Ground::new();
     let before = look(&ground.outside);
-    let stop = Stop(AtomicBool::new(false));
+    let stop = Stop::default();
     let [swaps, applied, refused] = [0; 3].map(AtomicU64::new);
     std::thread::scope(|scope| {
-        let _at_the_end = SayStop(&stop);
+        let _at_the_end = stop.at_the_end();
         scope.spawn(|| ground.swap(&stop, &swaps));
         let end = Instant::now() + TIME;
         let mut round = 0;
@@ -185,9 +169,9 @@ fn apply_never_writes_through_a_link_while_base_and_agent_race() {
 fn a_copy_by_path_is_led_out_of_the_base_in_the_same_race() {
     let ground = Ground::new();
     let before = look(&ground.outside);
-    let (stop, swaps) = (Stop(AtomicBool::new(false)), AtomicU64::new(0));
+    let (stop, swaps) = (Stop::default(), AtomicU64::new(0));
     std::thread::scope(|scope| {
-        let _at_the_end = SayStop(&stop);
+        let _at_the_end = stop.at_the_end();
         scope.spawn(|| ground.swap(&stop, &swaps));
         let end = Instant::now() + Duration::from_secs(20);
         while look(&ground.outside) == before {

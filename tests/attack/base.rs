@@ -3,12 +3,13 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 use nix::mount::{MsFlags, mount};
 
+use crate::common::Stop;
 use crate::place::{JAILFS, Place};
 
 const FILES: usize = 600;
@@ -69,12 +70,13 @@ fn a_mount_never_shows_what_is_outside_of_a_base_that_is_swapped_under_it() {
         assert!(command.status().unwrap().success());
         // What the kernel has met as a directory it does not take for a link.
         assert!(fs::metadata(place.at("mnt/d/deep")).unwrap().is_dir());
-        let (stop, swaps) = (AtomicBool::new(false), AtomicU64::new(0));
+        let (stop, swaps) = (Stop::default(), AtomicU64::new(0));
         let (mut inside, mut refused) = (0, 0);
         std::thread::scope(|scope| {
+            let _at_the_end = stop.at_the_end();
             scope.spawn(|| {
                 let [d, l] = ["base/d", "base/l"].map(|name| place.at(name));
-                while !stop.load(Ordering::Relaxed) {
+                while !stop.is_said() {
                     renameat2(AT_FDCWD, &d, AT_FDCWD, &l, RenameFlags::RENAME_EXCHANGE).unwrap();
                     swaps.fetch_add(1, Ordering::Relaxed);
                 }
@@ -91,7 +93,6 @@ fn a_mount_never_shows_what_is_outside_of_a_base_that_is_swapped_under_it() {
                     }
                 }
             }
-            stop.store(true, Ordering::Relaxed);
         });
         let swaps = swaps.into_inner();
         eprintln!("openat2 {mask}: {swaps} swaps, {inside} reads inside, {refused} refused");

@@ -13,13 +13,14 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, RenameFlags, openat, renameat2};
 use nix::sys::stat::Mode;
 use nix::unistd::linkat;
 
+use crate::common::Stop;
 use crate::place::{JAILFS, Place};
 
 /// What lies inside, and what nobody may see.
@@ -247,10 +248,10 @@ impl Tally {
 }
 
 /// Goes through the links, in all ways, until told to stop.
-fn walk(attack: &Attack, root: &Path, me: usize, tally: &Tally, stop: &AtomicBool) {
+fn walk(attack: &Attack, root: &Path, me: usize, tally: &Tally, stop: &Stop) {
     let mut turn = me;
     let mut stand = None;
-    while !stop.load(Ordering::Relaxed) {
+    while !stop.is_said() {
         turn += 1;
         let file = root.join(attack.files[turn % attack.files.len()]);
         let dir = root.join(attack.dirs[turn % attack.dirs.len()]);
@@ -322,12 +323,13 @@ fn damage(place: &Place) -> Vec<String> {
 
 /// Attacks a tree until `end`, or until it got out.
 fn run(attack: &Attack, place: &Place, root: &Path, end: Instant) -> Tally {
-    let (tally, stop) = (Tally::default(), AtomicBool::new(false));
+    let (tally, stop) = (Tally::default(), Stop::default());
     std::thread::scope(|scope| {
+        let _at_the_end = stop.at_the_end();
         for mischief in attack.mischief {
             let (tally, stop) = (&tally, &stop);
             scope.spawn(move || {
-                while !stop.load(Ordering::Relaxed) {
+                while !stop.is_said() {
                     let mut done = 0;
                     mischief(root, &mut done);
                     tally.changes.fetch_add(done, Ordering::Relaxed);
@@ -345,7 +347,6 @@ fn run(attack: &Attack, place: &Place, root: &Path, end: Instant) -> Tally {
                 tally.seen(&what);
             }
         }
-        stop.store(true, Ordering::Relaxed);
     });
     tally
 }

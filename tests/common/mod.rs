@@ -185,6 +185,28 @@ fn watch(done: Arc<AtomicBool>) {
     });
 }
 
+/// Tells threads that go on until the test is over that it is, also when it fails: a scope waits for them.
+#[derive(Debug, Default)]
+pub struct Stop(AtomicBool);
+
+impl Stop {
+    /// Whether it was said.
+    pub fn is_said(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Says it when what is given is dropped.
+    pub fn at_the_end(&self) -> impl Drop {
+        struct Say<'s>(&'s Stop);
+        impl Drop for Say<'_> {
+            fn drop(&mut self) {
+                self.0.0.store(true, Ordering::Relaxed);
+            }
+        }
+        Say(self)
+    }
+}
+
 /// Everything that `lstat` and reading show of a tree.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Seen {

@@ -2,7 +2,6 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use jailfs::error::FsError;
 use jailfs::fs::{PastView, RenameMode};
@@ -10,7 +9,7 @@ use jailfs::sandbox::Bounds;
 use jailfs::sandbox::verbs::{Reply, Request};
 use jailfs::types::{FileKind, Name, NodeId, TreePath};
 
-use crate::common::Bench;
+use crate::common::{Bench, Stop};
 use crate::harness::{Live, shell};
 use crate::library::{ME, Place, name};
 
@@ -453,13 +452,14 @@ fn readers_of_versions_meet_no_wrong_byte_while_files_are_edited_and_space_is_gi
     place.sandbox.fs().set_history(Bounds { versions: 3, ..Bounds::default() });
     let dir = place.find("d").unwrap().id;
     place.sandbox.fs().mknod(dir, &name("new"), 0o100_644, 0, 0, ME).unwrap();
-    let over = AtomicBool::new(false);
+    let over = Stop::default();
     let read = std::thread::scope(|scope| {
+        let at_the_end = over.at_the_end();
         let readers: Vec<_> = (0..2)
             .map(|_| {
                 scope.spawn(|| {
                     let mut read = 0;
-                    while !over.load(Ordering::Relaxed) {
+                    while !over.is_said() {
                         read += read_all_versions(&place, ".jailfs/history/d/new");
                     }
                     read
@@ -479,7 +479,7 @@ fn readers_of_versions_meet_no_wrong_byte_while_files_are_edited_and_space_is_gi
                 _ => {}
             }
         }
-        over.store(true, Ordering::Relaxed);
+        drop(at_the_end);
         readers.into_iter().map(|reader| reader.join().unwrap()).sum::<usize>()
     });
     assert!(read + read_all_versions(&place, ".jailfs/history/d/new") > 2, "{read}");

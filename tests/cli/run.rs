@@ -178,10 +178,11 @@ fn who_stays_behind_is_ended_before_the_changes_are_judged() {
 /// Starts `jailfs run OPTIONS -- sh -c SCRIPT` in the base, with `out` beside it writable.
 fn start(place: &Place, options: &str, script: &str) -> std::process::Child {
     place.make_out();
-    let mut command = Command::new(JAILFS);
+    // A shell cannot trap what was ignored when it began, as SIGINT is in what another shell starts in its background.
+    let mut command = Command::new("env");
     place.environment(&mut command);
     command
-        .args(["run", "--bind-rw", "../out"])
+        .args(["--default-signal", JAILFS, "run", "--bind-rw", "../out"])
         .args(options.split_whitespace())
         .args(["--", "sh", "-c", script]);
     command.current_dir(place.at("base")).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()

@@ -35,7 +35,7 @@ use crate::fs::{Fs, Limits, PastView};
 use crate::fuse::{self, Handed, Mounted, Unmounter};
 use crate::jail::Policy;
 use crate::sandbox::verbs::{Reply, Request};
-use crate::sandbox::{Bounds, Sandbox, StoreOptions, View};
+use crate::sandbox::{Bounds, KeepPolicy, Sandbox, StoreOptions, View};
 use crate::store::codec;
 use crate::sys;
 use crate::types::Name;
@@ -94,6 +94,14 @@ pub struct Choice {
     pub max_bytes: Option<u64>,
     /// How many nodes may be made or changed; none for no limit.
     pub max_files: Option<u64>,
+    /// Whether space is given back only when somebody asks for it.
+    pub no_gc: bool,
+    /// How many checkpoints are kept, the newest; none for all.
+    pub keep: Option<u64>,
+    /// How many bytes the store may take before the oldest checkpoints go; none for any.
+    pub max_store: Option<u64>,
+    /// What how many of the last operations can go back to stays; none for the default.
+    pub operations: Option<u64>,
     /// How many versions are kept of each file; none for the default.
     pub history: Option<u32>,
     /// How many bytes versions may take; none for the default.
@@ -146,6 +154,13 @@ impl Choice {
             versions: self.history.unwrap_or(default.versions),
             bytes: self.history_bytes.unwrap_or(default.bytes),
         }
+    }
+
+    /// What goes by itself; nothing of a store that is only read.
+    fn policy(&self) -> Option<KeepPolicy> {
+        let operations = self.operations.unwrap_or(KeepPolicy::OPERATIONS);
+        let policy = KeepPolicy { operations, checkpoints: self.keep, store_bytes: self.max_store };
+        (!self.no_gc && !self.read_only).then_some(policy)
     }
 
     fn mount_options(&self) -> fuse::MountOptions {
@@ -273,6 +288,7 @@ impl Serving {
         }
         sandbox.set_view(choice.view(mount_point)?)?;
         sandbox.set_dedup(!choice.no_dedup);
+        sandbox.set_policy(choice.policy(), choice.max_bytes);
         sandbox.fs().set_limits(Limits { bytes: choice.max_bytes, files: choice.max_files });
         if !choice.read_only {
             sandbox.fs().set_history(choice.history());

@@ -22,6 +22,8 @@ mod harness;
 mod maps;
 #[path = "live/shared.rs"]
 mod shared;
+#[path = "live/unasked.rs"]
+mod unasked;
 #[path = "live/upkeep.rs"]
 mod upkeep;
 #[path = "live/whole.rs"]

@@ -57,6 +57,11 @@ impl Options {
             (b"allow-target", Some(prefix)) => choice.allowed_targets.push(target(prefix)?),
             (b"max-bytes", Some(text)) => choice.max_bytes = Some(number(option, text, size)?),
             (b"max-files", Some(text)) => choice.max_files = Some(number(option, text, count)?),
+            (b"gc", Some(b"on")) => choice.no_gc = false,
+            (b"gc", Some(b"off")) => choice.no_gc = true,
+            (b"keep", Some(text)) => choice.keep = Some(number(option, text, count)?),
+            (b"max-store", Some(text)) => choice.max_store = Some(number(option, text, size)?),
+            (b"operations", Some(text)) => choice.operations = Some(number(option, text, operations)?),
             (b"history", Some(text)) => choice.history = Some(number(option, text, versions)?),
             (b"history-bytes", Some(text)) => choice.history_bytes = Some(number(option, text, size)?),
             (b"snapdir", Some(how)) => choice.snapdir = snapdir(how)?,
@@ -107,6 +112,11 @@ pub(super) fn count(text: &str) -> std::result::Result<u64, String> {
         Ok(0) | Err(_) => Err("it is a number from 1 on".to_owned()),
         Ok(number) => Ok(number),
     }
+}
+
+/// Reads how many operations can be gone back to.
+fn operations(text: &str) -> std::result::Result<u64, String> {
+    text.parse().map_err(|_| "it is a number, 0 for none".to_owned())
 }
 
 /// Reads how many versions of a file are kept.
@@ -234,6 +244,17 @@ mod tests {
                 "history=0,history-bytes=64M",
                 Choice { history: Some(0), history_bytes: Some(64 << 20), ..plain() },
             ),
+            (
+                "keep=3,max-store=1G,operations=0,gc=off",
+                Choice {
+                    keep: Some(3),
+                    max_store: Some(1 << 30),
+                    operations: Some(0),
+                    no_gc: true,
+                    ..plain()
+                },
+            ),
+            ("gc=off,gc=on", plain()),
             ("snapdir=hidden,snapmkdir", plain()),
             (
                 "snapdir=visible,nosnapmkdir",
@@ -305,6 +326,12 @@ mod tests {
             "snapname=a/b",
             "snapname=..",
             "max-files=1K",
+            "keep=0",
+            "keep=x",
+            "max-store=",
+            "operations=-1",
+            "gc",
+            "gc=maybe",
             "history=",
             "history=-1",
             "history=1001",

@@ -66,6 +66,12 @@ pub(super) struct Run {
     /// Let the sandbox make or change at most N files
     #[arg(long, value_name = "N", value_parser = options::count)]
     max_files: Option<u64>,
+    /// Keep the newest N checkpoints, and those that are held; of those from before the command, the others go when it has ended
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    keep_checkpoints: Option<u64>,
+    /// Give up the oldest checkpoints when the store takes more than SIZE (bytes, or with K, M, G, T)
+    #[arg(long, value_name = "SIZE", value_parser = options::size)]
+    max_store: Option<u64>,
     /// Let the command have at most N bytes of memory, with all that it starts
     #[arg(long, value_name = "N", value_parser = options::size)]
     memory: Option<u64>,
@@ -145,8 +151,17 @@ impl Run {
         let sandbox = Sandbox::create_or_open(&base, &store, &StoreOptions::default())?;
         let spec = self.confine.spec(global, &base, &store)?;
         let mut sandboxed = Sandboxed::begin(sandbox, &self.program(&spec, 1))?;
+        // What is there is what the caller goes back to: the command gives up nothing of it, however many checkpoints it makes.
+        sandboxed.sandbox.spare_all_states();
         let outcome = self.attempts(&mut sandboxed, &spec)?;
         sandboxed.finish(self.fate(outcome), outcome)?;
+        match sandboxed.sandbox.spare_nothing() {
+            Ok(gone) => {
+                gone.iter()
+                    .for_each(|one| out::note(&format!("given up: checkpoint {}", show::checkpoint(one))));
+            }
+            Err(error) => log::warn!("space that nothing needs is not given back: {error}"),
+        }
         drop(sandboxed);
         if outcome == Outcome::Ended(End::Killed(Signal::SIGINT as u8)) {
             // A shell goes on with its loop or script after a command that only says it was interrupted.
@@ -159,6 +174,8 @@ impl Run {
         Choice {
             max_bytes: self.max_bytes,
             max_files: self.max_files,
+            keep: self.keep_checkpoints,
+            max_store: self.max_store,
             snapdir: self.snapdir,
             snapname: self.snapname.clone().into_bytes(),
             ..Choice::default()

@@ -30,12 +30,20 @@ pub struct Limits {
     pub files: Option<u64>,
 }
 
+/// Who is told that so many bytes were stored.
+struct Notice {
+    every: u64,
+    since: u64,
+    tell: Box<dyn Fn() + Send + Sync>,
+}
+
 /// The limits, and what is stored.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Room {
     limits: Limits,
     used: u64,
     looked: Option<Instant>,
+    notice: Option<Notice>,
 }
 
 /// Space and nodes of a filesystem, as statvfs(3) tells them; space in blocks.
@@ -61,6 +69,11 @@ impl Fs {
         let mut core = self.core();
         core.room.limits = limits;
         core.look_at_store(&self.store);
+    }
+
+    /// Says who is told whenever so many bytes more were stored. Called with the lock of the head: it only takes notice.
+    pub fn set_growth_notice(&self, every: u64, tell: Option<Box<dyn Fn() + Send + Sync>>) {
+        self.core().room.notice = tell.map(|tell| Notice { every, since: 0, tell });
     }
 
     /// Counts anew what the store takes.
@@ -142,6 +155,13 @@ impl Core {
     /// Notes that so many bytes were stored.
     pub(super) fn took(&mut self, bytes: u64) {
         self.room.used = self.room.used.saturating_add(bytes);
+        if let Some(notice) = &mut self.room.notice {
+            notice.since = notice.since.saturating_add(bytes);
+            if notice.since >= notice.every {
+                notice.since = 0;
+                (notice.tell)();
+            }
+        }
     }
 
     fn stored_nodes(&self) -> u64 {

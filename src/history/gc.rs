@@ -28,7 +28,7 @@ use crate::types::{ByteRange, Epoch, LayerId, Timestamp};
 const OPERATIONS: usize = 1000;
 
 /// What is kept, besides what is always kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keep {
     /// What the last operations can go back to, so many.
     pub operations: u64,
@@ -36,6 +36,8 @@ pub struct Keep {
     pub checkpoints: Option<u64>,
     /// Checkpoints are given up, the oldest first, until the store takes no more than this many bytes.
     pub store_bytes: Option<u64>,
+    /// Sealed layers that stay, whatever else is said, and as the checkpoints that they are.
+    pub spared: BTreeSet<LayerId>,
 }
 
 /// What was given back, or would be.
@@ -54,18 +56,23 @@ impl Timeline {
     ///
     /// # Errors
     /// What the store answers; what was done until then stays done, and nothing that is needed is lost.
-    pub fn gc(&self, keep: Keep, dry_run: bool) -> Result<Collected> {
+    pub fn gc(&self, keep: &Keep, dry_run: bool) -> Result<Collected> {
+        self.gc_while(keep, dry_run, &|| true)
+    }
+
+    /// The same, as long as `go` says so: what is not done then is done the next time.
+    pub(super) fn gc_while(&self, keep: &Keep, dry_run: bool, go: &dyn Fn() -> bool) -> Result<Collected> {
         let _turn = self.turn();
         let _tidying = self.tidying.lock();
         let before = self.store.disk_usage();
-        let mut collected = Collected { dropped: self.beyond(keep.checkpoints), ..Collected::default() };
-        let mut bytes = self.collect(keep, &mut collected, dry_run)?;
+        let mut collected = Collected { dropped: self.beyond(keep), ..Collected::default() };
+        let mut bytes = self.collect(keep, &mut collected, dry_run, go)?;
         while let Some(limit) = keep.store_bytes {
             let rest = before.saturating_sub(bytes);
-            let left = self.droppable().into_iter().find(|info| !collected.dropped.contains(info));
-            let Some(oldest) = left.filter(|_| rest > limit) else { break };
+            let left = self.droppable(keep).into_iter().find(|info| !collected.dropped.contains(info));
+            let Some(oldest) = left.filter(|_| rest > limit && go()) else { break };
             collected.dropped.push(oldest);
-            bytes = bytes.max(self.collect(keep, &mut collected, dry_run)?);
+            bytes = bytes.max(self.collect(keep, &mut collected, dry_run, go)?);
         }
         if !dry_run {
             self.store.trim_ops(usize::try_from(keep.operations).unwrap_or(usize::MAX).max(OPERATIONS))?;
@@ -75,20 +82,23 @@ impl Timeline {
     }
 
     /// Checkpoints that may be given up, oldest first.
-    fn droppable(&self) -> Vec<LayerInfo> {
+    pub(super) fn droppable(&self, keep: &Keep) -> Vec<LayerInfo> {
         let held = self.store.holds();
+        let stays = |layer: &LayerId| held.contains(layer) || keep.spared.contains(layer);
         let mut all = self.sealed();
-        all.retain(|l| is_checkpoint(l) && !held.contains(&l.header.layer));
+        all.retain(|l| is_checkpoint(l) && !stays(&l.header.layer));
         all
     }
 
     /// The checkpoints before the newest so many that may be given up.
-    fn beyond(&self, checkpoints: Option<u64>) -> Vec<LayerInfo> {
-        let Some(kept) = checkpoints.and_then(|kept| usize::try_from(kept).ok()) else { return Vec::new() };
+    pub(super) fn beyond(&self, keep: &Keep) -> Vec<LayerInfo> {
+        let Some(kept) = keep.checkpoints.and_then(|kept| usize::try_from(kept).ok()) else {
+            return Vec::new();
+        };
         let mut newest: Vec<LayerId> =
             self.sealed().iter().filter(|l| is_checkpoint(l)).map(|l| l.header.layer).collect();
         newest.drain(..newest.len().saturating_sub(kept));
-        let mut old = self.droppable();
+        let mut old = self.droppable(keep);
         old.retain(|info| !newest.contains(&info.header.layer));
         old
     }
@@ -153,12 +163,18 @@ impl Timeline {
     }
 
     /// The sealed layers that something needs, apart from those that `collected` gives up.
-    fn needed(&self, keep: Keep, collected: &Collected, stale: &BTreeSet<LayerId>) -> BTreeSet<LayerId> {
+    pub(super) fn needed(
+        &self,
+        keep: &Keep,
+        collected: &Collected,
+        stale: &BTreeSet<LayerId>,
+    ) -> BTreeSet<LayerId> {
         let dropped: BTreeSet<LayerId> = collected.dropped.iter().map(|l| l.header.layer).collect();
         let mut needed = self.store.holds();
         let ops = self.store.ops();
         needed.extend(recent(&ops, keep).filter_map(|op| op.tree));
         needed.retain(|layer| !dropped.contains(layer));
+        needed.extend(&keep.spared);
         for info in self.store.catalog() {
             if is_checkpoint(&info) && !dropped.contains(&info.header.layer) {
                 needed.insert(info.header.layer);
@@ -173,7 +189,13 @@ impl Timeline {
     }
 
     /// Gives back what only given-up states need. Gives the bytes that this frees, or would.
-    fn collect(&self, keep: Keep, collected: &mut Collected, dry_run: bool) -> Result<u64> {
+    fn collect(
+        &self,
+        keep: &Keep,
+        collected: &mut Collected,
+        dry_run: bool,
+        go: &dyn Fn() -> bool,
+    ) -> Result<u64> {
         if !dry_run {
             // What gave blocks up must survive before the blocks go. It comes first: it also seals a layer whose seal failed,
             // and then that is needed like any other.
@@ -202,21 +224,30 @@ impl Timeline {
             }
             self.store.remove_newborn()?;
             for layer in &needed {
+                if !go() {
+                    return Ok(0);
+                }
                 self.lift(*layer, below(*layer))?;
             }
         }
         let images = self.needed_images(keep, &needed, &reach);
         if !dry_run {
             // What of single files nobody can see any more when these go.
-            let go = self.image_layers().into_iter().filter(|(_, layer)| !images.contains(layer));
-            let first = go.map(|(place, _)| place + 1).max().unwrap_or(0);
+            let gone = self.image_layers().into_iter().filter(|(_, layer)| !images.contains(layer));
+            let first = gone.map(|(place, _)| place + 1).max().unwrap_or(0);
             self.fs.forget_versions_before(Epoch(u32::try_from(first).unwrap_or(u32::MAX)));
             self.fs.secure_versions().map_err(|e| e.during("gc"))?;
+        }
+        if !go() {
+            return Ok(0);
         }
         let refs = self.references(&needed, &reach, &images, below)?;
         let unneeded = sealed.into_iter().rev().filter(|l| !needed.contains(&l.header.layer));
         let mut bytes = 0;
         for info in unneeded {
+            if !go() {
+                return Ok(bytes);
+            }
             bytes += info.bytes + info.index.unwrap_or(0);
             collected.layers.push(info.header.layer);
             if !dry_run {
@@ -361,7 +392,7 @@ impl Timeline {
 
     /// The layers of those applies through which a needed state or a held file sees the base, and of the last one, which can be
     /// undone.
-    fn needed_images(&self, keep: Keep, needed: &BTreeSet<LayerId>, reach: &Reach) -> BTreeSet<LayerId> {
+    fn needed_images(&self, keep: &Keep, needed: &BTreeSet<LayerId>, reach: &Reach) -> BTreeSet<LayerId> {
         let ops = self.store.ops();
         let states = needed.iter().filter_map(|layer| self.store.layer(*layer)).map(|l| l.header.epoch);
         let epochs = states
@@ -427,11 +458,11 @@ impl Timeline {
 }
 
 /// Whether a person made it.
-fn is_checkpoint(info: &LayerInfo) -> bool {
+pub(super) fn is_checkpoint(info: &LayerInfo) -> bool {
     info.seal.as_ref().is_some_and(|seal| !seal.automatic)
 }
 
 /// The operations that can be gone back to.
-fn recent(ops: &[(u64, OpRecord)], keep: Keep) -> impl Iterator<Item = &OpRecord> {
+fn recent<'o>(ops: &'o [(u64, OpRecord)], keep: &Keep) -> impl Iterator<Item = &'o OpRecord> {
     ops.iter().map(|(_, op)| op).rev().take(usize::try_from(keep.operations).unwrap_or(usize::MAX))
 }

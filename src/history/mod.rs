@@ -21,6 +21,7 @@ mod home;
 mod origin;
 mod part;
 pub mod patch;
+mod policy;
 mod sought;
 mod stack;
 mod tidy;
@@ -43,6 +44,7 @@ use crate::store::record::{HeadRecord, LayerKind, OpRecord, OpVerb, Seal};
 use crate::sys::clock;
 use crate::types::{Epoch, LayerId, Name, NodeId};
 
+pub use policy::{Due, Policy};
 pub use stack::Roots;
 pub use tidy::Effort;
 

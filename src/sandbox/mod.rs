@@ -3,6 +3,7 @@
 //! With or without a mount it is the same [`Sandbox`]: the daemon holds one and serves it, a command without a daemon
 //! opens one for itself, and a program that embeds jailfs works on it directly.
 
+mod collector;
 pub(crate) mod date;
 mod home;
 mod long;
@@ -21,12 +22,13 @@ use parking_lot::Mutex;
 
 use crate::base::Base;
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fs::{Found, Fs, Kernel, MOST_TRIES, Need, PastView, State, Step};
+use crate::fs::{Found, Fs, Kernel, MOST_TRIES, MoreRoom, Need, PastView, State, Step};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::gc::Keep;
 use crate::history::patch::Wanted;
 use crate::history::{Replaced, Target, Timeline, apply, patch, verb_text};
 use crate::jail::{Jail, Policy};
+use crate::sandbox::collector::Terms;
 use crate::sandbox::upkeep::Housekeeper;
 use crate::sandbox::verbs::{
     Applied, Change, ChangeKind, Checkpoint, Detail, Operation, Reply, Request, Restored, Rev, Status,
@@ -36,6 +38,7 @@ use crate::store::record::OpVerb;
 use crate::store::{self, Store};
 use crate::types::{FileKind, Ino, LayerId, TreePath};
 
+pub use crate::history::Policy as KeepPolicy;
 pub use crate::store::StoreOptions;
 pub use crate::store::versions::Bounds;
 pub use home::is_base_of;
@@ -55,6 +58,8 @@ pub struct Sandbox {
     mounted: Mutex<Option<PathBuf>>,
     /// Tidies up while it is mounted.
     housekeeper: Mutex<Option<Housekeeper>>,
+    /// By what space is given back without being asked for.
+    terms: Arc<Mutex<Terms>>,
 }
 
 /// How the mount is seen: what its links may do, and where it is.
@@ -111,15 +116,14 @@ impl Sandbox {
         };
         let timeline = Timeline::open(Arc::new(store), Arc::new(base), HEAD, jail)?;
         let timeline = Arc::new(timeline);
-        let weak = Arc::downgrade(&timeline);
-        let more_room = move || weak.upgrade().map_or(Some(0), |timeline| timeline.make_room());
-        timeline.fs().set_more_room(Arc::new(more_room));
+        timeline.fs().set_more_room(more_room(&timeline, None));
         let sandbox = Arc::new(Sandbox {
             timeline,
             store_path,
             base_path,
             mounted: Mutex::new(None),
             housekeeper: Mutex::new(None),
+            terms: Arc::default(),
         });
         sandbox.fs().set_archive(Arc::new(past::Records::of(&sandbox)));
         Ok(sandbox)
@@ -159,8 +163,11 @@ impl Sandbox {
     /// Says that a kernel looks at the files from now on.
     pub fn attach(&self, kernel: Arc<dyn Kernel>) {
         self.timeline.set_kernel(Some(kernel));
-        match Housekeeper::start(&self.timeline) {
-            Ok(housekeeper) => *self.housekeeper.lock() = Some(housekeeper),
+        match Housekeeper::start(&self.timeline, Arc::clone(&self.terms)) {
+            Ok(housekeeper) => {
+                self.fs().set_more_room(more_room(&self.timeline, Some(housekeeper.collector())));
+                *self.housekeeper.lock() = Some(housekeeper);
+            }
             Err(error) => log::warn!("nobody tidies the store up: {error}"),
         }
     }
@@ -171,6 +178,7 @@ impl Sandbox {
     /// When the sync fails.
     pub fn detach(&self) -> Result<()> {
         self.timeline.set_kernel(None);
+        self.fs().set_more_room(more_room(&self.timeline, None));
         // It is waited for without its lock.
         let housekeeper = self.housekeeper.lock().take();
         drop(housekeeper);
@@ -209,8 +217,9 @@ impl Sandbox {
             Request::Drop { rev } => self.drop_checkpoint(&rev).map(Reply::Checkpoint),
             Request::Hold { rev, held } => self.hold(&rev, held).map(Reply::Checkpoint),
             Request::Gc { operations, keep, max_store, dry_run } => {
-                let keep = Keep { operations, checkpoints: keep, store_bytes: max_store };
-                self.gc(keep, dry_run).map(Reply::Collected)
+                let spared = BTreeSet::new();
+                let keep = Keep { operations, checkpoints: keep, store_bytes: max_store, spared };
+                self.gc(&keep, dry_run).map(Reply::Collected)
             }
             Request::Check { read_data } => self.check(read_data).map(Reply::Checked),
             Request::Info => self.info().map(Reply::Info),
@@ -459,6 +468,18 @@ impl Sandbox {
             .collect();
         Ok(Applied { changes: changes?, epoch: self.timeline.base_epoch(), conflicts: plan.conflicts })
     }
+}
+
+/// Who makes room on a full disk: what is not seen by anybody goes first, then what nothing needs.
+fn more_room(timeline: &Arc<Timeline>, collector: Option<Arc<collector::Shared>>) -> Arc<MoreRoom> {
+    let weak = Arc::downgrade(timeline);
+    Arc::new(move || {
+        let own = weak.upgrade().map_or(Some(0), |timeline| timeline.make_room());
+        match (own, &collector) {
+            (Some(0) | None, Some(collector)) => collector.ask(),
+            (own, _) => own,
+        }
+    })
 }
 
 fn no_checkpoint(rev: &Rev) -> Error {

@@ -10,8 +10,9 @@ use parking_lot::{Condvar, Mutex};
 use crate::error::Result;
 use crate::fs::{Fs, Tended};
 use crate::history::gc::Keep;
-use crate::history::{Effort, Timeline, check};
+use crate::history::{Due, Effort, Policy, Timeline, check};
 use crate::sandbox::Sandbox;
+use crate::sandbox::collector::{self, Collector, Terms};
 use crate::sandbox::verbs::{Checked, Checkpoint, Collected, Info, LayerSpace, Rev};
 use crate::sys;
 
@@ -95,8 +96,41 @@ impl Sandbox {
         Ok(Info { layers, store_bytes: store.disk_usage(), to_do: self.timeline.dedup_is_to_do() })
     }
 
+    /// Says what goes without being asked for each time while it is mounted; none: nothing. `limit` is what it may store in
+    /// all, in bytes.
+    pub fn set_policy(&self, policy: Option<Policy>, limit: Option<u64>) {
+        let mut terms = self.terms.lock();
+        (terms.policy, terms.limit) = (policy, limit);
+    }
+
+    /// All states that there are now stay, until [`Sandbox::spare_nothing`].
+    pub fn spare_all_states(&self) {
+        self.terms.lock().spared = self.timeline.sealed().iter().map(|info| info.header.layer).collect();
+    }
+
+    /// What stayed because of [`Sandbox::spare_all_states`] may go; and goes, if that pays. Gives the checkpoints that went.
+    ///
+    /// # Errors
+    /// What the store answers.
+    pub fn spare_nothing(&self) -> Result<Vec<Checkpoint>> {
+        let terms = {
+            let mut terms = self.terms.lock();
+            terms.spared.clear();
+            terms.clone()
+        };
+        let Some(policy) = terms.policy else { return Ok(Vec::new()) };
+        if self.timeline.is_due(&policy, &terms.spared, false) == Due::Not {
+            return Ok(Vec::new());
+        }
+        let fs = Arc::clone(self.fs());
+        let _alone = fs.alone();
+        let parent = self.timeline.parent();
+        let collected = self.timeline.collect_by(&policy, &terms.spared, &|| true)?;
+        Ok(collected.dropped.iter().filter_map(|info| super::checkpoint_of(info, parent)).collect())
+    }
+
     /// Gives space back. Nobody else looks at states meanwhile; programs in the mount go on.
-    pub(super) fn gc(&self, keep: Keep, dry_run: bool) -> Result<Collected> {
+    pub(super) fn gc(&self, keep: &Keep, dry_run: bool) -> Result<Collected> {
         let fs = Arc::clone(self.fs());
         let _alone = fs.alone();
         let parent = self.timeline.parent();
@@ -129,18 +163,19 @@ const NICE: i32 = 10;
 /// How long it rests after each piece of its work while somebody asks for something.
 const REST: Duration = Duration::from_millis(20);
 
-/// The threads that tidy up: one that keeps the ways short and the versions of files small, and one behind it that looks for content that is there already. They
-/// end, and are waited for, when this is dropped.
+/// The threads that tidy up: one that keeps the ways short and the versions of files small, and behind it one that looks for content that is there already and one
+/// that gives back what nothing needs. They end, and are waited for, when this is dropped.
 pub(super) struct Housekeeper {
     timeline: Arc<Timeline>,
-    // Dropped first: it wakes the other one.
+    // Dropped first: it wakes the others.
     tidying: Worker,
     dedup: Worker,
+    collector: Collector,
 }
 
 impl Housekeeper {
     /// Starts them, with what there is to do at a start.
-    pub(super) fn start(timeline: &Arc<Timeline>) -> std::io::Result<Housekeeper> {
+    pub(super) fn start(timeline: &Arc<Timeline>, terms: Arc<Mutex<Terms>>) -> std::io::Result<Housekeeper> {
         let of_thread = Arc::clone(timeline);
         let dedup = Worker::start("dedup", move |shared| {
             if let Err(error) = sys::process::stand_back(NICE) {
@@ -152,7 +187,9 @@ impl Housekeeper {
                 }
             }
         })?;
+        let collector = Collector::start(timeline, terms)?;
         let (of_thread, behind) = (Arc::clone(timeline), Arc::clone(&dedup.shared));
+        let collecting = Arc::clone(collector.shared());
         let tidying = Worker::start("housekeeper", move |shared| {
             let noticed = Arc::clone(shared);
             of_thread.fs().set_edit_notice(Some(Box::new(move || noticed.notice_edit())));
@@ -162,6 +199,7 @@ impl Housekeeper {
                 }
                 if is_work {
                     behind.wake();
+                    collecting.wake();
                 }
                 if of_thread.tend_versions(false) == Tended::Later {
                     shared.state.lock().edits = true;
@@ -170,12 +208,17 @@ impl Housekeeper {
             of_thread.fs().set_edit_notice(None);
         })?;
         tidying.shared.wake();
-        Ok(Housekeeper { timeline: Arc::clone(timeline), tidying, dedup })
+        Ok(Housekeeper { timeline: Arc::clone(timeline), tidying, dedup, collector })
     }
 
     /// Says that there may be something to do.
     pub(super) fn wake(&self) {
         self.tidying.shared.wake();
+    }
+
+    /// Who can be asked for room.
+    pub(super) fn collector(&self) -> Arc<collector::Shared> {
+        Arc::clone(self.collector.shared())
     }
 }
 
@@ -183,6 +226,7 @@ impl Drop for Housekeeper {
     fn drop(&mut self) {
         self.timeline.stop_tidying();
         self.dedup.shared.end();
+        self.collector.shared().end();
     }
 }
 

@@ -682,8 +682,9 @@ impl Store {
     /// Bytes that the store takes on disk.
     pub fn disk_usage(&self) -> u64 {
         let chunks = self.dir.file(chunks::CHUNKS, false).and_then(|f| f.metadata().attempt(String::new));
-        let state = self.state.lock();
-        let layers: u64 = state.catalog.keys().map(|layer| self.layer_usage(*layer)).sum();
+        // Nobody who reads waits for it.
+        let layers: Vec<LayerId> = self.state.lock().catalog.keys().copied().collect();
+        let layers: u64 = layers.into_iter().map(|layer| self.layer_usage(layer)).sum();
         layers + chunks.map_or(0, |about| about.blocks() * 512)
     }
 

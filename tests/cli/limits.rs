@@ -99,3 +99,20 @@ for child in children:
     assert_eq!((said.code, said.out.as_str()), (0, "refused before the 20th: True\nended\n"), "{}", said.err);
     assert_eq!(groups(), 0, "the groups are removed");
 }
+
+#[test]
+fn a_command_gives_up_its_own_checkpoints_and_never_those_of_its_caller() {
+    let place = Place::new();
+    let made = place.run("--keep", "echo 0 > n; $JAILFS checkpoint mine > /dev/null");
+    assert_eq!(made.code, 0, "{}", made.err);
+    let script = r#"
+        for n in 1 2 3 4; do echo $n > n; $JAILFS checkpoint c$n > /dev/null; done
+        i=0; while [ "$($JAILFS log | wc -l)" -gt 3 ] && [ $i -lt 60 ]; do sleep 0.6; i=$((i + 1)); done
+        $JAILFS log | grep -o 'c[0-9]\|mine' | tr '\n' ' '
+    "#;
+    let said = place.run("--keep --keep-checkpoints 2", script);
+    assert_eq!((said.code, said.out.as_str()), (0, "c4 c3 mine "), "{}", said.err);
+    assert!(said.err.contains("jailfs: given up: checkpoint 1 'mine'\n"), "{}", said.err);
+    let log = place.ok("base", "log");
+    assert!(log.lines().count() == 2 && log.contains("c4") && log.contains("c3"), "{log}");
+}

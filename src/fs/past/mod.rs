@@ -21,7 +21,7 @@ mod table;
 mod top;
 mod tree;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLockReadGuard};
@@ -30,6 +30,7 @@ use crate::error::{Error, FsError, FsResult, Kind, Result};
 use crate::fs::lower::Lower;
 use crate::fs::{Attr, Entry, Fs, State};
 use crate::store::layer::LayerInfo;
+use crate::store::record::Body;
 use crate::sys::clock;
 use crate::tree::Tree;
 use crate::types::{FileKind, Ino, LayerId, Name, NodeId, Timestamp, TreePath};
@@ -179,6 +180,39 @@ impl Fs {
     /// Number of nodes of the past that the kernel holds.
     pub fn held_past(&self) -> usize {
         self.past.table.lock().count()
+    }
+
+    /// The states of which the kernel holds nodes: somebody looks into them, or did lately.
+    pub fn layers_looked_into(&self) -> BTreeSet<LayerId> {
+        self.past.table.lock().layers()
+    }
+
+    /// The names by which the kernel knows the nodes that it holds of a state; none if it holds more than `most`.
+    ///
+    /// # Errors
+    /// A state that is gone, or what the store answers.
+    pub fn names_looked_into(&self, layer: LayerId, most: usize) -> FsResult<BTreeSet<(NodeId, Name)>> {
+        let held = self.past.table.lock().of_layer(layer);
+        if held.len() > most {
+            return Ok(BTreeSet::new());
+        }
+        self.in_past(layer, |state| {
+            let by_ino: HashMap<Ino, NodeId> = held.iter().map(|(id, node)| (node.ino, *id)).collect();
+            let in_base = |node: &Node| match state.tree.node(node.ino).map(|known| &known.body) {
+                Some(Body::Dir { base }) => base.clone(),
+                _ => node.base.clone(),
+            };
+            let by_path: HashMap<TreePath, NodeId> =
+                held.iter().filter_map(|(id, node)| Some((in_base(node)?, *id))).collect();
+            let mut names = BTreeSet::new();
+            for (_, node) in &held {
+                let links = state.tree.links(node.ino);
+                names.extend(links.filter_map(|(dir, name)| Some((*by_ino.get(&dir)?, name.clone()))));
+                let split = node.base.as_ref().and_then(TreePath::split);
+                names.extend(split.and_then(|(dir, name)| Some((*by_path.get(&dir)?, name))));
+            }
+            Ok(names)
+        })
     }
 
     pub(super) fn past_forget(&self, id: NodeId, count: u64) {

@@ -6,7 +6,7 @@
 //! versions of files: theirs is made of the path, the number and the time of the version, and a version that got the path and the
 //! number of one that was given up is another node.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -183,6 +183,25 @@ impl Table {
         if let Some(held) = self.held.remove(&id) {
             self.displaced.remove(&held.what.key());
         }
+    }
+
+    /// The checkpoints of which some are held.
+    pub(super) fn layers(&self) -> BTreeSet<LayerId> {
+        let layer = |held: &Held| match &held.what {
+            What::Node(node) => Some(node.layer),
+            What::Top | What::Checkpoints | What::Text(..) | What::Alias(..) => None,
+            What::Path(_) | What::Version(_) => None,
+        };
+        self.held.values().filter_map(layer).collect()
+    }
+
+    /// Those of a checkpoint that are held.
+    pub(super) fn of_layer(&self, layer: LayerId) -> Vec<(NodeId, Node)> {
+        let of_layer = |(id, held): (&NodeId, &Held)| match &held.what {
+            What::Node(node) if node.layer == layer => Some((*id, node.clone())),
+            _ => None,
+        };
+        self.held.iter().filter_map(of_layer).collect()
     }
 
     /// How many are held.

@@ -2,16 +2,20 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failure is what a test is for")]
 
+use std::collections::BTreeSet;
 use std::fs as host;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use jailfs::error::Error;
-use jailfs::fs::{Caller, SetAttr};
+use jailfs::fs::{Caller, SetAttr, SetXattr};
 use jailfs::sandbox::verbs::{Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::sys::{clock, step};
 use jailfs::types::{Name, NodeId, Timestamp, TreePath};
+
+mod common;
+use common::Stop;
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
 
@@ -24,11 +28,19 @@ struct Place {
 impl Place {
     /// Over a base with these files.
     fn new(files: &[(&str, &str)]) -> Place {
+        Place::with_links(files, &[])
+    }
+
+    /// Over a base with these files, and further names of them, also outside of it.
+    fn with_links(files: &[(&str, &str)], links: &[(&str, &str)]) -> Place {
         let mut place = Place { dir: tempfile::tempdir().unwrap(), sandbox: None };
         host::create_dir(place.base("")).unwrap();
         for (path, text) in files {
             host::create_dir_all(place.base(path).parent().unwrap()).unwrap();
             host::write(place.base(path), text).unwrap();
+        }
+        for (path, link) in links {
+            host::hard_link(place.base(path), place.base(link)).unwrap();
         }
         place.reopen();
         place
@@ -463,4 +475,94 @@ fn on_a_full_disk_a_restore_goes_to_what_was_named() {
         |place| drop(place.restore("@-2").unwrap()),
         |place, when| assert_eq!(place.get("f").as_deref(), Some("three"), "{when}"),
     );
+}
+
+/// pnpm, uv and nix link equal files of a tree to one in their store.
+#[test]
+fn an_apply_writes_nothing_under_names_outside_of_the_base() {
+    for removed in [None, Some("a")] {
+        let links = [("a", "b"), ("a", "d/e"), ("a", "../outside")];
+        let place = Place::with_links(&[("a", "shared"), ("d/c", "other")], &links);
+        let outside = place.base("../outside");
+        removed.into_iter().for_each(|path| place.rm(path));
+        place.put("b", "mine");
+        assert!(place.apply(&[]).unwrap().is_empty());
+        assert_eq!(host::read_to_string(&outside).unwrap(), "shared");
+        let number = |path: &str| host::metadata(place.base(path)).map(|about| about.ino()).ok();
+        for path in ["a", "b", "d/e"].into_iter().filter(|path| Some(*path) != removed) {
+            assert_eq!(
+                (place.in_base(path).as_deref(), place.get(path).as_deref()),
+                (Some("mine"), Some("mine"))
+            );
+            assert_eq!(number(path), number("b"), "they are still names of one file");
+        }
+        place.ask(Request::Apply { paths: Vec::new(), dry_run: false, undo: true });
+        for path in ["a", "b", "d/e"] {
+            assert_eq!(place.in_base(path).as_deref(), Some("shared"), "{path}");
+        }
+        assert_eq!(host::read_to_string(&outside).unwrap(), "shared");
+    }
+}
+
+/// An apply that cannot be: no host takes an attribute of this size.
+fn spoil(place: &Place) {
+    place.put("z", "z");
+    let id = place.find("z").unwrap();
+    place.sandbox().fs().setxattr(id, b"user.large", &[1; 60_000], SetXattr::default()).unwrap();
+}
+
+#[test]
+fn what_looks_like_staged_content_is_whose_it_is() {
+    let (users, agents) = (".jailfs-stage-aaaaaaaaaaaaaaaa", ".jailfs-stage-0123456789abcdef");
+    let mut place = Place::new(&[("a", "old"), (users, "precious")]);
+    place.put("a", "new");
+    let root = NodeId::ROOT;
+    place.sandbox().fs().mkdir(root, &name(agents), 0o755, 0, ME).unwrap();
+    spoil(&place);
+    place.apply(&[]).unwrap_err();
+    place.reopen();
+    assert_eq!(
+        (place.in_base("a").as_deref(), place.in_base(users).as_deref()),
+        (Some("old"), Some("precious"))
+    );
+    assert!(place.in_base("z").is_none() && !place.base(agents).exists());
+    place.rm("z");
+    assert!(place.apply(&[]).unwrap().is_empty());
+    assert_eq!(
+        (place.in_base("a").as_deref(), place.in_base(users).as_deref()),
+        (Some("new"), Some("precious"))
+    );
+    assert!(place.base(agents).is_dir());
+}
+
+#[test]
+fn what_an_apply_stages_is_not_seen_in_the_mount() {
+    let place = Place::new(&[("here/f", "old")]);
+    let dir = place.find("here").unwrap();
+    let stop = Stop::default();
+    let seen = std::thread::scope(|scope| {
+        let at_the_end = stop.at_the_end();
+        let looking = scope.spawn(|| {
+            let mut seen = BTreeSet::new();
+            while !stop.is_said() {
+                let fs = place.sandbox().fs();
+                // From the start each time: then what is in the base is looked at anew.
+                fs.readdir(dir, 0, |entry| {
+                    seen.extend(Some(entry.name).filter(|name| name.starts_with(b".jailfs-stage")));
+                    true
+                })
+                .unwrap();
+            }
+            seen
+        });
+        for round in 0..4 {
+            for n in 0..60 {
+                place.put(&format!("here/f{n}"), &format!("{round}"));
+            }
+            assert!(place.apply(&[]).unwrap().is_empty());
+        }
+        drop(at_the_end);
+        looking.join().unwrap()
+    });
+    assert!(seen.is_empty(), "{seen:?}");
 }

@@ -96,7 +96,7 @@ pub(super) fn make_so(object: &OwnedFd, wanted: &Attributes<'_>) -> FsResult<()>
 }
 
 /// chmod(2) by the magic link: fchmod(2) refuses `O_PATH` descriptors, and fchmodat2(2) is of Linux 6.6.
-fn change_mode(object: &OwnedFd, mode: u32) -> FsResult<()> {
+pub(super) fn change_mode(object: &OwnedFd, mode: u32) -> FsResult<()> {
     let mode = Mode::from_bits_truncate(mode);
     fchmodat(AT_FDCWD, path_to(object).as_str(), mode, FchmodatFlags::FollowSymlink).map_err(write_error)
 }

@@ -336,7 +336,8 @@ fn a_swapped_directory_is_never_written_through() {
         while begun.elapsed() < Duration::from_millis(300) {
             match base.writer().dir(&path("d/e")) {
                 Ok(dir) => {
-                    let (temp, _) = dir.create_temp_file().unwrap();
+                    let temp = WriteDir::stage_name().unwrap();
+                    dir.create_file(&temp).unwrap();
                     dir.unlink(&temp).unwrap();
                     dir.mkdir(&name("made"), 0o700).unwrap();
                     dir.rmdir(&name("made")).unwrap();
@@ -359,7 +360,8 @@ fn a_directory_that_becomes_a_link_stays_the_directory() {
     place.on_all(|base| {
         let dir = base.writer().dir(&path("d")).unwrap();
         renameat2(AT_FDCWD, &place.at("d"), AT_FDCWD, &place.at("l"), RenameFlags::RENAME_EXCHANGE).unwrap();
-        let (temp, _) = dir.create_temp_file().unwrap();
+        let temp = WriteDir::stage_name().unwrap();
+        dir.create_file(&temp).unwrap();
         assert!(place.at("l").join(temp.as_os_str()).exists());
         assert!(!Path::new(&place.outside()).join(temp.as_os_str()).exists());
         dir.unlink(&temp).unwrap();
@@ -608,8 +610,10 @@ fn names_are_made_moved_and_removed() {
         let base = place.open(means);
         let writer = base.writer();
         let root = writer.dir(&TreePath::root()).unwrap();
-        let (temp, file) = root.create_temp_file().unwrap();
-        assert!(WriteDir::is_temp_name(&temp) && !WriteDir::is_temp_name(&name(".jailfs-stage-")));
+        let temp = WriteDir::stage_name().unwrap();
+        let file = root.create_file(&temp).unwrap();
+        assert_eq!(root.create_file(&temp).unwrap_err(), FsError::Exists);
+        assert!(WriteDir::is_stage_name(&temp) && !WriteDir::is_stage_name(&name(".jailfs-stage-")));
         assert_eq!(file.metadata().unwrap().mode(), 0o100_600);
         crate::sys::file::pwrite_full(&file, b"new", 0).unwrap();
         root.mkdir(&name("d"), 0o755).unwrap();
@@ -618,6 +622,10 @@ fn names_are_made_moved_and_removed() {
         root.rename(&temp, &dir, &name("f"), Rename::NoReplace).unwrap();
         assert_eq!(read(&base, "d/f").unwrap(), b"new");
         assert_eq!(root.stat(&temp).unwrap(), None);
+        for mode in [0o500, 0o755] {
+            root.set_mode(&name("d"), mode).unwrap();
+            assert_eq!(root.stat(&name("d")).unwrap().unwrap().mode, 0o040_000 | mode);
+        }
         root.hard_link_from(&dir, &name("f"), &name("f2")).unwrap();
         assert_eq!(root.stat(&name("f2")).unwrap().unwrap().nlink, 2);
         root.symlink(&name("l"), b"\xff target").unwrap();
@@ -641,12 +649,11 @@ fn names_are_made_moved_and_removed() {
         dir.fsync().unwrap();
         dir.unlink(&name("f")).unwrap();
         root.rmdir(&name("d")).unwrap();
-        assert_eq!(dir.create_temp_file().unwrap_err(), FsError::NotFound);
+        assert_eq!(dir.create_file(&temp).unwrap_err(), FsError::NotFound);
         for at in ["l", "l2", "f2", "p", "c"] {
             root.unlink(&name(at)).unwrap();
         }
         assert_eq!(root.unlink(&name("l")), Err(FsError::NotFound));
-        assert_eq!(root.stat(&root.temp_name().unwrap()).unwrap(), None);
         root.fsync().unwrap();
         assert!(base.list(&TreePath::root()).unwrap().is_empty());
     }

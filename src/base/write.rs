@@ -19,14 +19,12 @@ use crate::sys::process::unlikely_number;
 use crate::sys::step::{self, Step};
 use crate::types::{FileKind, Name, PERM_BITS, TYPE_BITS, TreePath};
 
-use super::attributes::{Attributes, make_so};
+use super::attributes::{Attributes, change_mode, make_so};
 use super::resolve::{Resolver, Root};
 use super::stat::BaseStat;
 
 /// What the names of staged content begin with.
 const STAGE: &str = ".jailfs-stage-";
-/// How many names are tried for one staged file.
-const TRIES: usize = 64;
 
 /// Opens directories of the base for writing.
 #[derive(Clone, Copy)]
@@ -102,40 +100,27 @@ impl WriteDir<'_> {
         Ok(File::from(file))
     }
 
-    /// Creates an empty file of a fresh name, for reading and writing, mode 0600.
+    /// Creates an empty file, for reading and writing, mode 0600.
     ///
     /// # Errors
-    /// As for all of [`WriteDir`].
-    pub fn create_temp_file(&self) -> FsResult<(Name, File)> {
+    /// `Exists`.
+    pub fn create_file(&self, name: &Name) -> FsResult<File> {
         step::begin(Step::BaseStage)?;
-        for _ in 0..TRIES {
-            let name = stage_name()?;
-            let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
-            match open_in(&self.root.fd, &name, flags, Mode::S_IRUSR | Mode::S_IWUSR) {
-                Ok(file) => return Ok((name, File::from(file))),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(write_failure(error)),
-            }
-        }
-        Err(FsError::Exists)
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
+        let file = open_in(&self.root.fd, name, flags, Mode::S_IRUSR | Mode::S_IWUSR);
+        file.map(File::from).map_err(write_failure)
     }
 
-    /// A name that nothing has here, for staging something else than a file.
+    /// A name for what is staged, which nothing is likely to have.
     ///
     /// # Errors
-    /// As for all of [`WriteDir`].
-    pub fn temp_name(&self) -> FsResult<Name> {
-        for _ in 0..TRIES {
-            let name = stage_name()?;
-            if self.stat(&name)?.is_none() {
-                return Ok(name);
-            }
-        }
-        Err(FsError::Exists)
+    /// None that can be met.
+    pub fn stage_name() -> FsResult<Name> {
+        Ok(Name::new(format!("{STAGE}{:016x}", unlikely_number()).as_bytes())?)
     }
 
-    /// Whether `name` is one that [`WriteDir::create_temp_file`] or [`WriteDir::temp_name`] gave; what a crash left.
-    pub fn is_temp_name(name: &Name) -> bool {
+    /// Whether `name` is one as [`WriteDir::stage_name`] gives.
+    pub fn is_stage_name(name: &Name) -> bool {
         let number = name.as_bytes().strip_prefix(STAGE.as_bytes());
         number.is_some_and(|number| number.len() == 16 && number.iter().all(u8::is_ascii_hexdigit))
     }
@@ -236,6 +221,16 @@ impl WriteDir<'_> {
         make_so(&object, wanted)
     }
 
+    /// Gives `name`, which is no symlink, these permission bits.
+    ///
+    /// # Errors
+    /// `NotFound`; `LeavesJail` for a mount point; `NotPermitted` if it is somebody else's.
+    pub fn set_mode(&self, name: &Name, mode: u32) -> FsResult<()> {
+        step::begin(Step::BaseAttributes)?;
+        let object = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
+        change_mode(&object, mode & PERM_BITS)
+    }
+
     /// Gives this directory itself its owner, mode, extended attributes and, last, its times.
     ///
     /// # Errors
@@ -262,10 +257,6 @@ impl WriteDir<'_> {
         step::begin(Step::BaseSync)?;
         nix::unistd::fsync(&self.root.fd).map_err(write_error)
     }
-}
-
-fn stage_name() -> FsResult<Name> {
-    Ok(Name::new(format!("{STAGE}{:016x}", unlikely_number()).as_bytes())?)
 }
 
 /// What an errno of a change means.

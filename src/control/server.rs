@@ -24,6 +24,9 @@ use crate::error::{Attempt, Error, Kind, Result};
 use crate::sandbox::verbs::{Reply, Request};
 use crate::store::codec;
 
+/// Bytes of address space for a thread that answers: a restore and a diff go down a tree as deep as it is, and only what they
+/// use becomes memory.
+const STACK: usize = 256 << 20;
 /// How many connections are served at a time; a command holds one, for as long as it runs.
 pub(super) const MAX_CONNECTIONS: usize = 64;
 /// How long a request may take to arrive, and a connection may be idle.
@@ -182,7 +185,8 @@ fn start(stream: UnixStream, shared: &Arc<Shared>) {
         return;
     }
     let guard = Connection::new(shared);
-    let spawned = thread::Builder::new().name("control-peer".to_owned()).spawn(move || {
+    let peer = thread::Builder::new().name("control-peer".to_owned()).stack_size(STACK);
+    let spawned = peer.spawn(move || {
         let shared = Arc::clone(&guard.0);
         converse(stream, &shared);
         drop(guard);

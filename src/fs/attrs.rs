@@ -169,6 +169,7 @@ impl Fs {
     /// # Errors
     /// ENODATA, or what the base answers.
     pub fn getxattr(&self, id: NodeId, name: &[u8]) -> FsResult<Vec<u8>> {
+        check_space(name)?;
         let xattrs = self.xattrs(id)?;
         xattrs.as_ref().and_then(|x| x.get(name).cloned()).ok_or(FsError::NoAttribute)
     }
@@ -214,10 +215,7 @@ impl Fs {
         if value.len() > XATTR_SIZE_MAX {
             return Err(FsError::TooLarge);
         }
-        // Of the others no base could take them home: the host's filesystems know them by meaning.
-        if name.starts_with(b"system.") && !acl::is_acl(name) {
-            return Err(FsError::Unsupported);
-        }
+        check_space(name)?;
         let mut core = self.core();
         core.need_bytes(&self.store, value.len() as u64)?;
         let subject = core.subject(id)?;
@@ -260,6 +258,7 @@ impl Fs {
     }
 
     fn try_removexattr(&self, id: NodeId, name: &[u8]) -> FsResult<()> {
+        check_space(name)?;
         let mut core = self.core();
         let subject = core.subject(id)?;
         let node = core.tree_of(subject).node(subject.key).cloned().ok_or(FsError::NotFound)?;
@@ -274,5 +273,18 @@ impl Fs {
             Edit::Meta { ino: subject.key, meta },
         ];
         core.commit_to(subject, edits)
+    }
+}
+/// Holds the name of an extended attribute against the spaces that ext4 knows (xattr(7)). Of others no base could take an attribute home: the
+/// host's filesystems know them by meaning.
+fn check_space(name: &[u8]) -> FsResult<()> {
+    if acl::is_acl(name) {
+        return Ok(());
+    }
+    let mut spaces = [&b"user."[..], b"trusted.", b"security."].into_iter();
+    match spaces.find_map(|space| name.strip_prefix(space)) {
+        None => Err(FsError::Unsupported),
+        Some([]) => Err(FsError::Invalid),
+        Some(_) => Ok(()),
     }
 }

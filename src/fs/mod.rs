@@ -46,7 +46,7 @@ use crate::store::pool::PoolWriter;
 use crate::store::record::{Dentry, Edit, Hides, Meta, Node, Record, Source};
 use crate::store::versions::Content;
 use crate::sys::clock;
-use crate::tree::{Body, Misfit, Tree};
+use crate::tree::{Misfit, Tree};
 use crate::types::{ByteRange, Epoch, FileKind, Ino, LayerId, Name, NodeId, TreePath};
 
 pub use attrs::{SetAttr, SetTime, SetXattr};
@@ -501,36 +501,21 @@ impl Core {
     /// Covers a node that was found at a path of the base, and the directories above it.
     ///
     /// # Errors
-    /// [`FsError::Drift`] if somebody changed the base on the way there since, else what the host or the store answers.
+    /// As [`State::covering`], or what the store answers.
     pub(crate) fn cover_base(&mut self, ino: Ino, path: &TreePath, node: &LowerNode) -> FsResult<Ino> {
-        if self.tree.node(ino).is_some() {
-            return Ok(ino);
-        }
-        let mut edits = Vec::with_capacity(3);
-        if let Some((dir, name)) = path.split() {
-            let dir = self.cover_base_dir(&dir)?;
-            let to = Some(Dentry::Child { ino, hides: Some(node.print(ino)) });
-            edits.push(Edit::Dentry { dir, name, to });
-        }
-        let (record, extents) = self.lower.record(path, node)?;
-        edits.insert(0, Edit::Put { ino, node: Box::new(record) });
-        edits.extend(extents.into_iter().map(|(range, source)| Edit::Map { ino, range, to: Some(source) }));
+        let edits = self.covering(ino, path, node)?;
+        let covered = edits.iter().filter_map(|edit| match edit {
+            Edit::Put { ino, .. } => Some(*ino),
+            _ => None,
+        });
+        let covered: Vec<Ino> = covered.collect();
         self.commit(edits)?;
-        if let Some(held) = self.table.id_of(ino).and_then(|id| self.table.get_mut(id)) {
-            held.told = None;
+        for ino in covered {
+            if let Some(held) = self.table.id_of(ino).and_then(|id| self.table.get_mut(id)) {
+                held.told = None;
+            }
         }
         Ok(ino)
-    }
-
-    /// Covers the directory at a path of the base, in which something was found a moment ago. The base may be changed meanwhile,
-    /// also to a link and back: nothing stands in a node that is no directory, or covers another one.
-    fn cover_base_dir(&mut self, path: &TreePath) -> FsResult<Ino> {
-        let (ino, node) = self.lower.lookup(path)?.ok_or_else(|| self.lower.drift(path))?;
-        match self.tree.node(ino).map(|covered| &covered.body) {
-            None if lower_kind(&node) == FileKind::Dir => self.cover_base(ino, path, &node),
-            Some(Body::Dir { base: Some(base) }) if base == path => Ok(ino),
-            None | Some(_) => Err(self.lower.drift(path)),
-        }
     }
 
     /// Covers what a name stands for, so that the node and the name are in the tree.

@@ -8,7 +8,7 @@ use crate::base::BaseStat;
 use crate::error::{FsError, FsResult};
 use crate::fs::lower::{self, Lower, LowerNode, Piece};
 use crate::fs::{Attr, Extents, lower_kind};
-use crate::store::record::{Body, Dentry, Hides, Node, Source};
+use crate::store::record::{Body, Dentry, Edit, Hides, Node, Source};
 use crate::tree::Tree;
 use crate::types::{ByteRange, FileKind, Ino, Name, TreePath};
 
@@ -83,12 +83,60 @@ impl State {
 
     /// The path of a directory in the merged tree.
     pub fn dir_path(&self, dir: Ino, lower: Option<&TreePath>) -> FsResult<TreePath> {
-        if self.tree.node(dir).is_some() {
-            return self.tree.path(dir).ok_or(FsError::NotFound);
+        let (mut dir, mut lower, mut names) = (dir, lower.cloned(), Vec::new());
+        let above = loop {
+            if self.tree.node(dir).is_some() {
+                break self.tree.path(dir).ok_or(FsError::NotFound)?;
+            }
+            let Some((above, name)) = lower.as_ref().and_then(TreePath::split) else {
+                break TreePath::root();
+            };
+            (dir, _) = self.lower.lookup(&above)?.ok_or(FsError::NotFound)?;
+            lower = Some(above);
+            names.push(name);
+        };
+        Ok(names.iter().rev().fold(above, |path, name| path.join(name)))
+    }
+
+    /// The edits that cover a node which was found at a path of the base, and the directories above it; none if it is covered.
+    ///
+    /// # Errors
+    /// [`FsError::Drift`] if somebody changed the base on the way there, also to a link and back: nothing stands in a node that is no
+    /// directory, or covers another one, and no name of the tree is taken away. Else what the host answers.
+    pub fn covering(&self, ino: Ino, path: &TreePath, node: &LowerNode) -> FsResult<Vec<Edit>> {
+        // From the node up to what is covered already: base directories nest deeper than a stack.
+        let (mut ino, mut path, mut node) = (ino, path.clone(), node.clone());
+        let mut chain = Vec::new();
+        while self.tree.node(ino).is_none() {
+            let above = path.split();
+            chain.push((ino, path, node, above.as_ref().map(|(_, name)| name.clone())));
+            let Some((dir, name)) = above else { break };
+            (ino, node) = self.lower.lookup(&dir)?.ok_or_else(|| self.lower.drift(&dir))?;
+            let is_there = match self.tree.node(ino).map(|covered| &covered.body) {
+                None => lower_kind(&node) == FileKind::Dir,
+                Some(Body::Dir { base }) => {
+                    base.as_ref() == Some(&dir) && self.tree.dentry(ino, &name).is_none()
+                }
+                Some(_) => false,
+            };
+            if !is_there {
+                return Err(self.lower.drift(&dir));
+            }
+            path = dir;
         }
-        let Some((above, name)) = lower.and_then(TreePath::split) else { return Ok(TreePath::root()) };
-        let (ino, _) = self.lower.lookup(&above)?.ok_or(FsError::NotFound)?;
-        Ok(self.dir_path(ino, Some(&above))?.join(&name))
+        let mut edits = Vec::with_capacity(3 * chain.len());
+        let mut dir = ino;
+        for (ino, path, node, name) in chain.into_iter().rev() {
+            let (record, extents) = self.lower.record(&path, &node)?;
+            edits.push(Edit::Put { ino, node: Box::new(record) });
+            edits.extend(extents.into_iter().map(|(range, to)| Edit::Map { ino, range, to: Some(to) }));
+            if let Some(name) = name {
+                let to = Some(Dentry::Child { ino, hides: Some(node.print(ino)) });
+                edits.push(Edit::Dentry { dir, name, to });
+            }
+            dir = ino;
+        }
+        Ok(edits)
     }
 
     /// Names of a directory of the merged tree: all that is seen, sorted.

@@ -26,7 +26,8 @@ use crate::fs::lower::{ANY_TIMES, Lower, LowerNode, PreHistory, PreImages};
 use crate::fs::{Found, State};
 use crate::history::back::{Claims, take_back};
 use crate::history::diff::{self, PathChange, What};
-use crate::history::home::write_base;
+use crate::history::home::{Written, write_base};
+use crate::history::staged::Stages;
 use crate::history::{Showing, Target, Timeline, close};
 use crate::store::Store;
 use crate::store::layer::{LayerInfo, Upper};
@@ -153,7 +154,7 @@ impl Timeline {
         let history = self.applies.lock().clone();
         let epoch = Epoch(u32::try_from(history.len()).unwrap_or(u32::MAX).saturating_add(1));
         let mut layer = self.store().create_layer(None, "", epoch, LayerKind::PreImage).map_err(during)?;
-        let (touched, images) =
+        let (touched, stages, images) =
             keep_images(&mut layer, plan).map_err(|error| self.withdraw(layer.layer(), during(error)))?;
         let with_images: PreHistory =
             history.iter().cloned().chain([Arc::new(collect(&images, &[]))]).collect();
@@ -167,11 +168,12 @@ impl Timeline {
             State { tree: plan.to.tree.clone(), lower: Arc::new(lower(plan.to.lower.epoch(), &with_images)) };
         let mut claims = Claims::default();
         let mut claim = |path: &TreePath, print| claims.claim(&mut layer, path, print);
-        let written = write_base(self.base(), &plan.from, &to, &plan.changes, &touched, &mut claim)
-            .and_then(|inos| self.without_shared_numbers(plan, inos))
-            .and_then(|inos| {
+        let states = (&plan.from, &to);
+        let written = write_base(self.base(), states, &plan.changes, &touched, &stages, &mut claim)
+            .and_then(|written| self.without_shared_numbers(plan, written))
+            .and_then(|written| {
                 let none = BTreeSet::new();
-                settle(self.store(), self.base(), &mut layer, images.clone(), &inos, &none)
+                settle(self.store(), self.base(), &mut layer, images.clone(), &written, &none)
             });
         let (settled, failure) = match written {
             Ok(settled) => (settled, None),
@@ -202,14 +204,11 @@ impl Timeline {
 
     /// The numbers of what was written, without those of nodes that an apply by path wrote to another path while they still
     /// stand in the base where they came from: two files of the base never share a number.
-    fn without_shared_numbers(
-        &self,
-        plan: &Plan,
-        inos: BTreeMap<TreePath, Ino>,
-    ) -> FsResult<BTreeMap<TreePath, Ino>> {
+    fn without_shared_numbers(&self, plan: &Plan, mut written: Written) -> FsResult<Written> {
         let mut own = BTreeMap::new();
         let mut ids = self.store().identities().lock();
-        for (path, ino) in &inos {
+        let inos = &written.inos;
+        for (path, ino) in inos {
             let origin = match plan.to.tree.node(*ino).map(|n| &n.body) {
                 Some(Body::File { origin: Some(origin), .. }) => Some(&origin.path),
                 Some(Body::Dir { base }) => base.as_ref(),
@@ -219,13 +218,13 @@ impl Timeline {
             {
                 None => false,
                 Some((_, Some(now))) => now == ino,
-                Some((origin, None)) => match found(self.base().stat(origin))? {
+                Some((origin, None)) => match written.stat(self.base(), origin)? {
                     Some(stat) => ids.of(stat.dev, stat.ino)? == *ino,
                     None => false,
                 },
             };
             // A further link of the same file is the same file.
-            let same_file = match found(self.base().stat(path))? {
+            let same_file = match written.stat(self.base(), path)? {
                 Some(stat) => ids.of(stat.dev, stat.ino)? == *ino,
                 None => false,
             };
@@ -233,7 +232,8 @@ impl Timeline {
                 own.insert(path.clone(), *ino);
             }
         }
-        Ok(own)
+        written.inos = own;
+        Ok(written)
     }
 
     /// After a failure before the base was written. What the layer says is not to be taken back: the next apply begins the same epoch.
@@ -276,13 +276,13 @@ pub(super) fn settle(
     base: &Base,
     layer: &mut Upper,
     mut images: Images,
-    inos: &BTreeMap<TreePath, Ino>,
+    written: &Written,
     left_alone: &BTreeSet<TreePath>,
 ) -> FsResult<PreImages> {
     let mut ids = store.identities().lock();
     let (dev, _) = base.root_id();
     let now: Vec<Option<BaseStat>> =
-        images.iter().map(|(path, _)| found(base.stat(path))).collect::<FsResult<_>>()?;
+        images.iter().map(|(path, _)| written.stat(base, path)).collect::<FsResult<_>>()?;
     for ((_, image), stat) in images.iter().zip(&now) {
         let Some(image) = image else { continue };
         // The host may give the number of a file that is gone to another one, which must not pass for it.
@@ -295,7 +295,7 @@ pub(super) fn settle(
     }
     let mut left = Vec::new();
     for ((path, image), stat) in images.iter_mut().zip(now) {
-        if let (Some(stat), Some(ino)) = (&stat, inos.get(path)) {
+        if let (Some(stat), Some(ino)) = (&stat, written.inos.get(path)) {
             ids.name(stat.dev, stat.ino, *ino)?;
         }
         // Of what somebody else made there, nothing is known: it is a conflict, and not the bytes that were there.
@@ -396,16 +396,34 @@ pub(super) enum Keep {
 }
 
 /// Keeps what the base holds at all paths that a plan touches, so that it outlives a power cut.
-fn keep_images(layer: &mut Upper, plan: &Plan) -> Result<(BTreeMap<TreePath, Keep>, Images)> {
+fn keep_images(layer: &mut Upper, plan: &Plan) -> Result<(BTreeMap<TreePath, Keep>, Stages, Images)> {
     let mut touched = touched_paths(&plan.changes);
+    let renames = |change: &&PathChange| !matches!(change.what, What::Attributes | What::DirTimes);
+    let changed: Vec<&TreePath> = plan.changes.iter().filter(renames).map(|change| &change.path).collect();
     // What is changed under one of its names has another change time, and perhaps count, under all others.
     let linked = linked_names(&plan.from, &plan.to, &plan.changes).attempt(|| "read the base")?;
-    for path in linked.into_keys() {
+    let dirs = changed.into_iter().chain(linked.keys()).filter_map(|path| path.split()).map(|(dir, _)| dir);
+    let stages = Stages::choose(&plan.from, dirs.collect()).attempt(|| "read the base")?;
+    for path in linked.into_keys().chain(stages.paths()) {
         touched.entry(path).or_insert(Keep::InPlace);
+    }
+    if let Some(path) = mounted(&plan.from, touched.keys()).attempt(|| "read the base")? {
+        return Err(FsError::LeavesJail).attempt(|| format!("write '{path}', at which something is mounted"));
     }
     let images = record_images(layer, &plan.from, &touched).attempt(|| "keep what the base holds")?;
     layer.sync()?;
-    Ok((touched, images))
+    Ok((touched, stages, images))
+}
+
+/// A path at which something is mounted in the base: what is there is not the base's.
+fn mounted<'p>(from: &State, paths: impl Iterator<Item = &'p TreePath>) -> FsResult<Option<&'p TreePath>> {
+    for path in paths {
+        let found = from.resolve(path)?;
+        if matches!(&found, Found::Base(_, _, LowerNode::Base(stat)) if stat.foreign) {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
 }
 
 /// Records what the base holds at the touched paths. The names of one file share the copy of its bytes, those under which it is

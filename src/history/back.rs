@@ -6,20 +6,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::base::{Base, BaseStat, WriteDir};
+use crate::base::{Base, BaseStat};
 use crate::error::{Attempt, Error, FsResult, Result};
 use crate::fs::State;
 use crate::fs::lower::{self, ANY_TIMES, Lower, PreHistory, PreImages};
 use crate::history::apply::{Images, Keep, TAKEN_BACK, collect, found, settle, touched_paths};
 use crate::history::close;
 use crate::history::diff::{self, PathChange, What};
-use crate::history::home::write_base;
+use crate::history::home::{Written, write_base};
+use crate::history::staged::{self, Stages};
 use crate::store::Store;
 use crate::store::layer::{LayerContents, Upper};
 use crate::store::record::{LayerKind, Left, PreNode, Record};
 use crate::sys::{clock, proc};
 use crate::tree::Tree;
-use crate::types::{Epoch, FileKind, Fingerprint, Ino, Timestamp, TreePath};
+use crate::types::{Epoch, FileKind, Fingerprint, Timestamp, TreePath};
 
 /// What an apply said it would put into the base.
 #[derive(Default)]
@@ -99,9 +100,15 @@ pub(super) fn take_back(
     claims: &mut Claims,
 ) -> Result<TakenBack> {
     let with_images: PreHistory = before.iter().cloned().chain([Arc::new(collect(&images, &[]))]).collect();
+    // The apply may have closed them to itself already. What they are to be again, they are in the end.
+    let mut paths: Vec<&TreePath> = images.iter().map(|(path, _)| path).collect();
+    paths.sort_unstable();
+    staged::open(base, paths.into_iter()).attempt(|| "open directories of the base")?;
+    let stages = Stages::of(&images);
+    stages.remove_left(base).attempt(|| "remove what was staged in the base")?;
     let mut left_alone = foreign(base, &images, claims).attempt(|| "look at the base")?;
-    let inos = set_back(store, base, layer, before, &with_images, claims, &mut left_alone)?;
-    let images = settle(store, base, layer, images, &inos, &left_alone).attempt(|| "set the base back")?;
+    let written = set_back(store, base, layer, (before, &with_images), &stages, claims, &mut left_alone)?;
+    let images = settle(store, base, layer, images, &written, &left_alone).attempt(|| "set the base back")?;
     Ok(TakenBack { images, left_alone })
 }
 
@@ -127,11 +134,11 @@ fn set_back(
     store: &Arc<Store>,
     base: &Arc<Base>,
     layer: &mut Upper,
-    before: &PreHistory,
-    with_images: &PreHistory,
+    (before, with_images): (&PreHistory, &PreHistory),
+    stages: &Stages,
     claims: &mut Claims,
     left_alone: &mut BTreeSet<TreePath>,
-) -> Result<BTreeMap<TreePath, Ino>> {
+) -> Result<Written> {
     let at = |epoch: usize| {
         let epoch = Epoch(u32::try_from(epoch).unwrap_or(u32::MAX));
         let lower = Lower::new(Arc::clone(base), Arc::clone(store), epoch, with_images.clone());
@@ -141,7 +148,6 @@ fn set_back(
     let (from, to) = (at(with_images.len()), at(before.len()));
     let touched_by_apply: BTreeSet<TreePath> =
         with_images.last().iter().flat_map(|images| images.paths().cloned()).collect();
-    remove_staged(base, touched_by_apply.iter()).attempt(attempt)?;
     let mut changes = diff::changes(&from, &to, false).attempt(attempt)?;
     let in_use = dirs_in_use(base, &changes, left_alone).attempt(attempt)?;
     // What the apply put into a directory that stays goes; what would stand below a file that stays cannot come back.
@@ -155,7 +161,7 @@ fn set_back(
     touched.retain(|path, _| !stays(path));
     left_alone.extend(in_use);
     let mut claim = |path: &TreePath, print| claims.claim(layer, path, print);
-    write_base(base, &from, &to, &changes, &touched, &mut claim).attempt(attempt)
+    write_base(base, (&from, &to), &changes, &touched, stages, &mut claim).attempt(attempt)
 }
 
 /// The directories that would go, but in which somebody put something that stays.
@@ -182,18 +188,6 @@ fn dirs_in_use(
         }
     }
     Ok(kept)
-}
-
-/// Removes what an apply that was cut off had staged.
-fn remove_staged<'p>(base: &Base, touched: impl Iterator<Item = &'p TreePath>) -> FsResult<()> {
-    let dirs: BTreeSet<TreePath> = touched.filter_map(|path| path.split().map(|(dir, _)| dir)).collect();
-    for path in dirs {
-        let Some(names) = found(base.list(&path))? else { continue };
-        for entry in names.iter().filter(|e| WriteDir::is_temp_name(&e.name)) {
-            base.writer().dir(&path)?.unlink(&entry.name)?;
-        }
-    }
-    Ok(())
 }
 
 /// The applies that were cut off: the next start takes them back.

@@ -19,26 +19,58 @@ use crate::fs::lower::{ANY_TIMES, LowerNode};
 use crate::fs::{Found, State};
 use crate::history::apply::{Keep, STEP, found, linked_names};
 use crate::history::diff::{self, PathChange, What};
+use crate::history::staged::{self, Stages};
 use crate::store::record::{Body, Node};
 use crate::sys::file::Rename;
 use crate::sys::step::{self, Step};
 use crate::types::{ByteRange, FileKind, Fingerprint, Ino, Name, TreePath};
 
-/// Makes the base look as in `to` at the changed paths. Gives the number of each node that was made or kept.
+/// What came of writing the base.
+#[derive(Default)]
+pub(super) struct Written {
+    /// The number of each node that was made or kept.
+    pub(super) inos: BTreeMap<TreePath, Ino>,
+    /// What stood at each touched path when it was done.
+    seen: BTreeMap<TreePath, Option<BaseStat>>,
+}
+
+impl Written {
+    /// What stands at a path of the base now. In a directory that was closed since, also to us, it is what was left there.
+    pub(super) fn stat(&self, base: &Base, path: &TreePath) -> FsResult<Option<BaseStat>> {
+        match (base.stat(path), self.seen.get(path)) {
+            (Err(FsError::AccessDenied), Some(seen)) => Ok(seen.clone()),
+            (now, _) => found(now),
+        }
+    }
+}
+
+/// Makes the base look as in `to` at the changed paths.
 pub(super) fn write_base<'a>(
     base: &'a Base,
-    from: &'a State,
-    to: &'a State,
+    (from, to): (&'a State, &'a State),
     changes: &'a [PathChange],
     touched: &BTreeMap<TreePath, Keep>,
+    stages: &'a Stages,
     claim: Claim<'a>,
-) -> FsResult<BTreeMap<TreePath, Ino>> {
+) -> FsResult<Written> {
+    let opened = staged::open(base, touched.keys()).attempt(|| "open directories of the base")?;
     let linked = linked_names(from, to, changes)?;
-    let (placed, inos, changed) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+    let (placed, written, changed) = (BTreeMap::new(), Written::default(), BTreeSet::new());
     let (writer, keeps_numbers) = (base.writer(), base.keeps_numbers());
     let paths = changes.iter().map(|change| &change.path).collect();
-    let mut home =
-        Home { writer, from, to, changes: paths, linked, placed, inos, changed, claim, keeps_numbers };
+    let mut home = Home {
+        writer,
+        from,
+        to,
+        changes: paths,
+        linked,
+        placed,
+        written,
+        changed,
+        stages,
+        claim,
+        keeps_numbers,
+    };
     for change in changes.iter().rev().filter(|c| matches!(c.what, What::Deleted | What::Type)) {
         home.remove(change).attempt(|| format!("remove '{}'", change.path))?;
     }
@@ -54,10 +86,14 @@ pub(super) fn write_base<'a>(
     // Last, because every change of names changes the times of a directory; deepest first, because of the modes.
     for path in touched.keys().rev() {
         home.set_attributes(path).attempt(|| format!("set the attributes of '{path}'"))?;
+        let seen = found(base.stat(path))?;
+        home.written.seen.insert(path.clone(), seen);
     }
+    let as_they_were = opened.iter().filter(|(path, _)| !home.written.inos.contains_key(path));
+    staged::close(base, as_they_were).attempt(|| "close directories of the base")?;
     // One sync for all: until the pre-images are sealed, a power cut sets everything back anyway.
     home.writer.dir(&TreePath::root())?.sync_filesystem()?;
-    Ok(home.inos)
+    Ok(home.written)
 }
 
 /// Records what will stand at a path.
@@ -74,9 +110,10 @@ struct Home<'a> {
     linked: BTreeMap<TreePath, Ino>,
     /// Where a file was put, so that its further links are links.
     placed: BTreeMap<Ino, TreePath>,
-    inos: BTreeMap<TreePath, Ino>,
+    written: Written,
     /// Numbers on the host of files that were changed in place, so that they are not taken for somebody else's under their other names.
     changed: BTreeSet<u64>,
+    stages: &'a Stages,
     claim: Claim<'a>,
     /// Whether a node that has another number now is another node.
     keeps_numbers: bool,
@@ -88,9 +125,15 @@ impl<'a> Home<'a> {
         Ok((self.writer.dir(&dir)?, name))
     }
 
+    /// The same, with the name under which something is staged there.
+    fn dir_to_stage_in(&self, path: &TreePath) -> FsResult<(WriteDir<'a>, Name, Name)> {
+        let (dir, name) = path.split().ok_or(FsError::NotPermitted)?;
+        Ok((self.writer.dir(&dir)?, name, self.stages.name_in(&dir)?))
+    }
+
     fn remove(&self, change: &PathChange) -> FsResult<()> {
         let (dir, name) = self.dir(&change.path)?;
-        match self.as_planned(&dir, &name, change, &change.old)? {
+        match self.as_planned(&dir, (&change.path, &name), &change.old)? {
             None => Ok(()),
             Some(stat) if stat.kind == FileKind::Dir => dir.rmdir(&name),
             Some(_) => dir.unlink(&name),
@@ -103,29 +146,23 @@ impl<'a> Home<'a> {
         let new = self.to.resolve(&change.path)?;
         let ino = new.ino().ok_or(FsError::NotFound)?;
         let (record, _) = self.to.record(&new)?;
-        self.inos.insert(change.path.clone(), ino);
-        let (dir, name) = self.dir(&change.path)?;
+        self.written.inos.insert(change.path.clone(), ino);
         if let Body::Dir { .. } = &record.body {
+            let (dir, name) = self.dir(&change.path)?;
             return dir.mkdir(&name, 0o700);
         }
         if let Some(first) = self.other_link(ino, &change.path)? {
-            let (from_dir, from) = self.dir(&first)?;
-            let staged = dir.temp_name()?;
-            dir.hard_link_from(&from_dir, &from, &staged)?;
-            self.put(&dir, &staged, &name, change)?;
-            // Renaming one link of a file over another does nothing (rename(2)), and the staged name stays.
-            return if dir.stat(&staged)?.is_some() { dir.unlink(&staged) } else { Ok(()) };
+            return self.link(&first, &change.path, self.planned(change));
         }
+        let (dir, name, staged) = self.dir_to_stage_in(&change.path)?;
         self.placed.insert(ino, change.path.clone());
         match &record.body {
-            Body::File { .. } => self.place_file(&dir, &name, (change, &new), &record),
+            Body::File { .. } => self.place_file(&dir, (&name, &staged), (change, &new), &record),
             Body::Symlink { target } => {
-                let staged = dir.temp_name()?;
                 dir.symlink(&staged, target)?;
                 self.publish(&dir, &staged, &name, change, &record)
             }
             Body::Special => {
-                let staged = dir.temp_name()?;
                 dir.mknod(&staged, record.meta.mode, record.meta.rdev)?;
                 self.publish(&dir, &staged, &name, change, &record)
             }
@@ -151,26 +188,52 @@ impl<'a> Home<'a> {
         Ok(None)
     }
 
+    /// Gives the file at `first` another name.
+    fn link(&mut self, first: &TreePath, path: &TreePath, old: &Found) -> FsResult<()> {
+        let (from_dir, from) = self.dir(first)?;
+        let (dir, name, staged) = self.dir_to_stage_in(path)?;
+        dir.hard_link_from(&from_dir, &from, &staged)?;
+        self.put(&dir, &staged, (path, &name), old)?;
+        // Renaming one link of a file over another does nothing (rename(2)), and the staged name stays.
+        if dir.stat(&staged)?.is_some() { dir.unlink(&staged) } else { Ok(()) }
+    }
+
+    /// The further names that a file of the base has in the base just now, and whether it has others elsewhere.
+    fn further_names(&self, ino: Ino, path: &TreePath, stat: &BaseStat) -> FsResult<(Vec<TreePath>, bool)> {
+        let mut names = Vec::new();
+        for (link, _) in self.linked.iter().filter(|(link, of)| **of == ino && *link != path) {
+            let Some((above, name)) = link.split() else { continue };
+            let dir = found(self.writer.dir(&above))?;
+            let there = dir.map(|dir| dir.stat(&name)).transpose()?.flatten();
+            if there.is_some_and(|there| (there.dev, there.ino) == (stat.dev, stat.ino)) {
+                names.push(link.clone());
+            }
+        }
+        let is_elsewhere = stat.nlink as usize > names.len() + 1;
+        Ok((names, is_elsewhere))
+    }
+
     fn place_file(
         &mut self,
         dir: &WriteDir<'_>,
-        name: &Name,
+        (name, staged): (&Name, &Name),
         (change, new): (&PathChange, &Found),
         record: &Node,
     ) -> FsResult<()> {
         let old = &change.old;
-        // A file with more links is written anew in place: a new file would leave the other links behind. Unless these are
-        // all outside of the base: what is there is not ours to write.
-        let links = |ino: &Ino| self.linked.values().filter(|of| *of == ino).count();
-        let linked = match old {
-            Found::Base(ino, _, LowerNode::Base(stat)) => {
-                stat.nlink > 1 && new.ino() == Some(*ino) && links(ino) > 1
+        // A file with more links is written anew in place: a new file would leave the other links behind. Unless some are
+        // outside of the base: what is there is not ours to write, so the names in the base become those of a new file.
+        let (further, is_elsewhere) = match (old, dir.stat(name)?) {
+            (Found::Base(ino, _, LowerNode::Base(_)), Some(now))
+                if now.nlink > 1 && new.ino() == Some(*ino) =>
+            {
+                self.further_names(*ino, &change.path, &now)?
             }
-            Found::Base(..) | Found::Covered(..) | Found::Nothing(_) => false,
+            (Found::Base(..) | Found::Covered(..) | Found::Nothing(_), _) => (Vec::new(), false),
         };
-        if linked {
+        if !further.is_empty() && !is_elsewhere {
             let file = dir.open_to_rewrite(name)?;
-            if let Some(stat) = self.as_planned(dir, name, change, old)? {
+            if let Some(stat) = self.as_planned(dir, (&change.path, name), old)? {
                 // Size and times are anything until it is done.
                 self.changed.insert(stat.ino);
                 (self.claim)(&change.path, Fingerprint { ctime: ANY_TIMES, ..stat.fingerprint() })?;
@@ -184,18 +247,18 @@ impl<'a> Home<'a> {
                 None => Ok(()),
             };
         }
-        let (staged, file) = dir.create_temp_file()?;
-        let written = self.copy_content(new, record.size(), &file);
-        match written.and_then(|()| self.publish(dir, &staged, name, change, record)) {
-            Ok(()) => Ok(()),
-            Err(error) => {
-                // The error that is told is the first one; a staged file that stays is removed at the next start.
-                if dir.stat(&staged).is_ok_and(|s| s.is_some()) && dir.unlink(&staged).is_err() {
-                    log::warn!("apply: a staged file stays in the base until the next start");
-                }
-                Err(error)
+        let file = dir.create_file(staged)?;
+        self.copy_content(new, record.size(), &file)?;
+        self.publish(dir, staged, name, change, record)?;
+        let stays = |link: &TreePath| -> FsResult<bool> { Ok(self.to.resolve(link)?.ino() == new.ino()) };
+        for link in further {
+            // Those that change, too, have their turn.
+            if !self.changes.contains(&link) && stays(&link)? {
+                let old = self.from.resolve(&link)?;
+                self.link(&change.path, &link, &old)?;
             }
         }
+        Ok(())
     }
 
     fn copy_content(&self, found: &Found, size: u64, to: &File) -> FsResult<()> {
@@ -220,13 +283,18 @@ impl<'a> Home<'a> {
     fn set_attributes(&mut self, path: &TreePath) -> FsResult<()> {
         let wanted = self.to.resolve(path)?;
         let Some(ino) = wanted.ino() else { return Ok(()) };
+        if let Found::Base(_, _, LowerNode::Base(stat)) = self.from.resolve(path)?
+            && stat.foreign
+        {
+            return Ok(());
+        }
         if !self.changes.contains(path) && self.is_other(path, &wanted)? {
             return Ok(());
         }
         let (record, _) = self.to.record(&wanted)?;
         let xattrs = xattr_list(&record);
         let attributes = attributes(&record, &xattrs);
-        let was_placed = self.inos.insert(path.clone(), ino).is_some();
+        let was_placed = self.written.inos.insert(path.clone(), ino).is_some();
         if record.kind() == FileKind::Dir {
             let dir = self.writer.dir(path)?;
             return dir.set_own_attributes(&attributes);
@@ -263,17 +331,26 @@ impl<'a> Home<'a> {
         record: &Node,
     ) -> FsResult<()> {
         dir.set_owner_mode_times_xattrs(staged, &attributes(record, &xattr_list(record)))?;
-        self.put(dir, staged, name, change)
+        self.put(dir, staged, (&change.path, name), self.planned(change))
+    }
+
+    /// What a change finds at its path: what was another kind of node was removed before.
+    fn planned<'c>(&self, change: &'c PathChange) -> &'c Found {
+        if change.what == What::Type { &Found::Nothing(None) } else { &change.old }
     }
 
     /// Moves what was staged to its name, if nobody changed what stands there.
-    fn put(&mut self, dir: &WriteDir<'_>, staged: &Name, name: &Name, change: &PathChange) -> FsResult<()> {
+    fn put(
+        &mut self,
+        dir: &WriteDir<'_>,
+        staged: &Name,
+        (path, name): (&TreePath, &Name),
+        old: &Found,
+    ) -> FsResult<()> {
         if let Some(stat) = dir.stat(staged)? {
-            (self.claim)(&change.path, stat.fingerprint())?;
+            (self.claim)(path, stat.fingerprint())?;
         }
-        // What was another kind of node was removed before.
-        let old = if change.what == What::Type { &Found::Nothing(None) } else { &change.old };
-        let how = match self.as_planned(dir, name, change, old)? {
+        let how = match self.as_planned(dir, (path, name), old)? {
             None => Rename::NoReplace,
             Some(_) => Rename::Replace,
         };
@@ -282,7 +359,7 @@ impl<'a> Home<'a> {
             Err(FsError::Invalid) if how == Rename::NoReplace => {
                 dir.rename(staged, dir, name, Rename::Replace)
             }
-            Err(FsError::Exists) => Err(FsError::Drift(change.path.clone())),
+            Err(FsError::Exists) => Err(FsError::Drift(path.clone())),
             renamed => renamed,
         }
     }
@@ -294,8 +371,7 @@ impl<'a> Home<'a> {
     fn as_planned(
         &self,
         dir: &WriteDir<'_>,
-        name: &Name,
-        change: &PathChange,
+        (path, name): (&TreePath, &Name),
         old: &Found,
     ) -> FsResult<Option<BaseStat>> {
         let now = dir.stat(name)?;
@@ -304,7 +380,7 @@ impl<'a> Home<'a> {
             (Found::Nothing(_), Some(_)) | (_, None) => false,
             (old, Some(now)) => self.is_same(old, now),
         };
-        if is_same { Ok(now) } else { Err(FsError::Drift(change.path.clone())) }
+        if is_same { Ok(now) } else { Err(FsError::Drift(path.clone())) }
     }
 
     /// Whether a node of the base is the one that was found, with the same content. Its change time may be another: by the names

@@ -24,6 +24,7 @@ pub mod patch;
 mod policy;
 mod sought;
 mod stack;
+mod staged;
 mod tidy;
 mod versions;
 

@@ -263,21 +263,8 @@ impl Mixer<'_> {
     /// Covers a node of the base and the directories above it.
     fn cover(&mut self, path: &TreePath) -> FsResult<Ino> {
         let (ino, node) = self.state.lower.lookup(path)?.ok_or_else(|| self.state.lower.drift(path))?;
-        if self.state.tree.node(ino).is_some() {
-            return Ok(ino);
-        }
-        let above = match path.split() {
-            Some((dir, name)) => Some((self.cover(&dir)?, name)),
-            None => None,
-        };
-        let (record, extents) = self.state.lower.record(path, &node)?;
-        self.edit(Edit::Put { ino, node: Box::new(record) })?;
-        for (range, source) in extents {
-            self.edit(Edit::Map { ino, range, to: Some(source) })?;
-        }
-        if let Some((dir, name)) = above {
-            let to = Some(Dentry::Child { ino, hides: Some(node.print(ino)) });
-            self.edit(Edit::Dentry { dir, name, to })?;
+        for edit in self.state.covering(ino, path, &node)? {
+            self.edit(edit)?;
         }
         Ok(ino)
     }

@@ -1,0 +1,100 @@
+//! What an apply needs beside the content it writes: names under which content is staged, and a way into directories that
+//! their owner closed.
+//!
+//! Always true: a name for staging is recorded as a path at which nothing was, before anything is written. So nobody who looks
+//! through the pre-images sees what is staged, and whoever takes the apply back knows it from what a person gave such a name.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::base::{Base, WriteDir};
+use crate::error::{FsError, FsResult};
+use crate::fs::{Found, State};
+use crate::history::apply::{Images, found};
+use crate::types::{FileKind, Name, TreePath};
+
+/// How many names are tried in one directory.
+const TRIES: usize = 16;
+/// What the owner of a directory needs to change it.
+const OPEN: u32 = 0o700;
+
+/// One name in each directory in which something is staged, one thing at a time.
+pub(super) struct Stages(BTreeMap<TreePath, Name>);
+
+impl Stages {
+    /// Names that nothing has.
+    pub(super) fn choose(from: &State, dirs: BTreeSet<TreePath>) -> FsResult<Stages> {
+        let mut names = BTreeMap::new();
+        for dir in dirs {
+            let mut name = WriteDir::stage_name()?;
+            for _ in 0..TRIES {
+                if matches!(from.resolve(&dir.join(&name))?, Found::Nothing(_)) {
+                    break;
+                }
+                name = WriteDir::stage_name()?;
+            }
+            names.insert(dir, name);
+        }
+        Ok(Stages(names))
+    }
+
+    /// Those that an apply recorded.
+    pub(super) fn of(images: &Images) -> Stages {
+        let staged = images.iter().filter(|(_, image)| image.is_none()).filter_map(|(path, _)| path.split());
+        Stages(staged.filter(|(_, name)| WriteDir::is_stage_name(name)).collect())
+    }
+
+    /// The name in a directory.
+    pub(super) fn name_in(&self, dir: &TreePath) -> FsResult<Name> {
+        self.0.get(dir).cloned().ok_or(FsError::Damage("an apply has no name to stage content under"))
+    }
+
+    /// The paths of all of them.
+    pub(super) fn paths(&self) -> impl Iterator<Item = TreePath> {
+        self.0.iter().map(|(dir, name)| dir.join(name))
+    }
+
+    /// Removes what is still there. A directory is nothing that was staged.
+    pub(super) fn remove_left(&self, base: &Base) -> FsResult<()> {
+        for (dir, name) in &self.0 {
+            let left = found(base.stat(&dir.join(name)))?;
+            if left.is_some_and(|stat| stat.kind != FileKind::Dir) {
+                base.writer().dir(dir)?.unlink(name)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Lets the owner, who we are, into those directories of the base among `paths` that it closed to itself. What they were is given, and set back by
+/// [`close`] or by giving them the attributes they are to have.
+pub(super) fn open<'p>(
+    base: &Base,
+    paths: impl Iterator<Item = &'p TreePath>,
+) -> FsResult<BTreeMap<TreePath, u32>> {
+    let mut opened = BTreeMap::new();
+    // Root enters anyway, and what is somebody else's is not ours to open.
+    let me = nix::unistd::geteuid();
+    for path in paths.filter(|_| !me.is_root()) {
+        let Some(stat) = found(base.stat(path))? else { continue };
+        let is_closed = stat.kind == FileKind::Dir && !stat.foreign && stat.mode & OPEN != OPEN;
+        if let (true, Some((dir, name))) = (is_closed && stat.uid == me.as_raw(), path.split()) {
+            base.writer().dir(&dir)?.set_mode(&name, stat.mode | OPEN)?;
+            opened.insert(path.clone(), stat.mode);
+        }
+    }
+    Ok(opened)
+}
+
+/// Closes directories that [`open`] opened, if they are there.
+pub(super) fn close<'p>(
+    base: &Base,
+    opened: impl DoubleEndedIterator<Item = (&'p TreePath, &'p u32)>,
+) -> FsResult<()> {
+    // The deepest first: behind a closed one nothing is reached.
+    for (path, mode) in opened.rev() {
+        if let (Some(_), Some((dir, name))) = (found(base.stat(path))?, path.split()) {
+            base.writer().dir(&dir)?.set_mode(&name, *mode)?;
+        }
+    }
+    Ok(())
+}

@@ -17,7 +17,7 @@
 mod disk;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -55,6 +55,9 @@ struct Story {
 }
 
 struct Work {
+    base: PathBuf,
+    /// Whether it is opened without syncs.
+    volatile: bool,
     /// None while it is opened anew.
     sandbox: Option<Arc<Sandbox>>,
     store: PathBuf,
@@ -77,7 +80,8 @@ impl Work {
 
     /// Edits are told apart by the clock of the test.
     fn open(&mut self) {
-        let sandbox = Sandbox::open(&self.store).unwrap();
+        let options = StoreOptions { volatile: self.volatile, ..StoreOptions::default() };
+        let sandbox = Sandbox::create_or_open(&self.base, &self.store, &options).unwrap();
         let clock = Arc::clone(&self.seconds);
         let now = move || Timestamp { secs: clock.load(Ordering::SeqCst), nanos: 0 };
         sandbox.fs().set_edit_clock(Box::new(now));
@@ -94,7 +98,7 @@ impl Work {
     fn note(&mut self, synced: bool) {
         let at = self.record.lock().unwrap().len();
         self.story.states.push((at, self.now.clone()));
-        if synced {
+        if synced && !self.volatile {
             self.story.synced.push((at, self.story.states.len() - 1));
         }
     }
@@ -317,9 +321,9 @@ fn judge_versions(sandbox: &Sandbox, ever: &BTreeSet<Vec<u8>>, told: &str) -> us
     count
 }
 
-fn run(seed: u64) -> usize {
-    let dir = tempfile::tempdir().unwrap();
-    let (base, store) = (dir.path().join("base"), dir.path().join("store"));
+/// A new store, with the number of its directory, and of the changes that made it. From then on each is recorded.
+fn begin(seed: u64, dir: &Path) -> (Work, u64, usize) {
+    let (base, store) = (dir.join("base"), dir.join("store"));
     std::fs::create_dir(&base).unwrap();
     step::set_boot(Some([1; 16]));
     let record: Arc<Mutex<Vec<Change>>> = Arc::default();
@@ -330,9 +334,16 @@ fn run(seed: u64) -> usize {
     drop(Sandbox::create_or_open(&base, &store, &StoreOptions::default()).unwrap());
     let made = record.lock().unwrap().len();
     let (now, story, seconds) = (Known::default(), Story::default(), Arc::default());
-    let mut work = Work { sandbox: None, store, random: Random(seed), now, story, record, seconds };
+    let (sandbox, random, volatile) = (None, Random(seed), false);
+    let mut work = Work { base, volatile, sandbox, store, random, now, story, record, seconds };
     work.open();
     work.note(true);
+    (work, root, made)
+}
+
+fn run(seed: u64) -> usize {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut work, root, made) = begin(seed, dir.path());
     for _ in 0..OPERATIONS {
         work.operation();
     }
@@ -364,8 +375,71 @@ fn run(seed: u64) -> usize {
     CUTS
 }
 
+/// A store that is written with syncs, without, and with them again. Gives how many power cuts left one that is not opened.
+fn run_volatile(seed: u64) -> usize {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut work, root, made) = begin(seed, dir.path());
+    let now = |work: &Work| work.record.lock().unwrap().len();
+    let mut reopened = Vec::new();
+    for volatile in [false, true, false] {
+        work.volatile = volatile;
+        let begun = now(&work);
+        work.reopen();
+        reopened.push((begun, now(&work)));
+        // What was written without syncs is synced when it is opened with them.
+        work.note(reopened.len() == 3);
+        for _ in 0..OPERATIONS / 4 {
+            work.operation();
+        }
+    }
+    step::record(None);
+    let changes = work.record.lock().unwrap().clone();
+    let (story, mut random) = (work.story, work.random);
+    drop(work.sandbox);
+    step::set_boot(Some([2; 16]));
+    let (without, with) = (reopened[1], reopened[2]);
+    let mut refused = 0;
+    for cut in 0..CUTS {
+        let at = made + random.below((changes.len() - made) as u64 + 1) as usize;
+        let mut disk = Disk::default();
+        changes[..at].iter().for_each(|change| disk.apply(change));
+        let copy: PathBuf = dir.path().join(format!("cut{cut}"));
+        disk.cut(&mut random, root, &copy);
+        let told = format!("JAILFS_POWER_SEED={seed}, cut {cut}, after {at} of {} changes", changes.len());
+        let sandbox = match Sandbox::open(&copy) {
+            Ok(sandbox) => sandbox,
+            Err(error) => {
+                assert!(without.0 < at && at <= with.1, "{told}: {error}");
+                assert!(error.reason.contains("--volatile"), "{told}: {error}");
+                let problems = Sandbox::check_store(&copy, false).unwrap().problems;
+                assert!(problems.iter().any(|problem| problem.contains("--volatile")), "{told}");
+                refused += 1;
+                continue;
+            }
+        };
+        assert!(at <= without.1 || with.0 <= at, "{told}: it was opened");
+        judge(&story, at, &read_known(&sandbox), &told);
+        drop(sandbox);
+        let checked = Sandbox::check_store(&copy, true).unwrap();
+        assert!(checked.problems.is_empty(), "{told}: {:#?}", checked.problems);
+    }
+    refused
+}
+
+/// Held while changes are recorded: that is for the whole process.
+static RECORDING: Mutex<()> = Mutex::new(());
+
+#[test]
+fn what_was_written_without_syncs_is_not_believed_before_it_was_synced() {
+    let _alone = RECORDING.lock().unwrap();
+    let seeds = 1..=std::env::var("JAILFS_POWER_SEEDS").map_or(2, |text| text.parse().unwrap());
+    let refused: usize = seeds.map(run_volatile).sum();
+    assert!(refused > CUTS / 4, "only {refused} cuts were between");
+}
+
 #[test]
 fn whatever_a_power_cut_leaves_opens_and_holds_what_was_synced() {
+    let _alone = RECORDING.lock().unwrap();
     let number = |variable: &str| std::env::var(variable).ok().map(|text| text.parse().unwrap());
     let cuts: usize = match number("JAILFS_POWER_SEED") {
         Some(seed) => run(seed),

@@ -121,6 +121,9 @@ pub fn check(path: &Path, read_data: bool) -> Result<Report> {
         refs: BTreeMap::new(),
         maps: BTreeMap::new(),
     };
+    if let Err(error) = checker.store.is_known() {
+        checker.report.problems.push(Problem::Record(error));
+    }
     checker.read_layers()?;
     checker.check_maps();
     checker.check_trees();

@@ -166,6 +166,10 @@ impl Timeline {
         let lower = Lower::new(Arc::clone(&base), Arc::clone(&store), epoch, applies.clone());
         let fs = Arc::new(Fs::new(Arc::clone(&store), tree, lower, upper, jail));
         fs.open_history(head);
+        if store.was_volatile() {
+            // So that it is known to be: there are no marks.
+            fs.sync().attempt(|| "sync what was written with --volatile")?;
+        }
         Ok(Timeline {
             store,
             base,

@@ -142,6 +142,6 @@ pub(super) fn sync_dir(dir: impl AsFd) -> io::Result<()> {
 pub(super) fn commit(dir: impl AsFd) -> io::Result<()> {
     step::begin(Step::StoreSyncDir)?;
     nix::unistd::syncfs(&dir)?;
-    note!(SyncDir { ino: ino(&dir)? });
+    note!(SyncAll {});
     Ok(())
 }

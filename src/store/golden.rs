@@ -13,6 +13,7 @@ use super::map::{MapRecord, PackedRun};
 use super::record::*;
 use super::sums::SumsRecord;
 use super::versions::{Bounds, Content, How, Version, VersionRecord};
+use super::volatile::VolatileRecord;
 use crate::types::{BaseMark, ByteRange, Epoch, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath};
 
 const T: Timestamp = Timestamp { secs: -2, nanos: 5 };
@@ -167,6 +168,7 @@ fn records_of_the_other_files() {
     hold(&[(HoldsRecord { layers: [LayerId(1), LayerId(300)].into() }, "0201fb2c01")]);
     hold(&[(HeadRecord { layer: LayerId(300) }, "fb2c01")]);
     hold(&[(BaseRecord { path: b"/base".to_vec() }, "052f62617365")]);
+    hold(&[(VolatileRecord { boot: [7; 16] }, "07070707070707070707070707070707")]);
     hold(&[
         (IdentityRecord::Reserved(Ino(1 << 48)), "00fd0000000000000100"),
         (IdentityRecord::Named { dev: 0, host: 12, ino: Ino(34) }, "01000c22"),

@@ -10,6 +10,7 @@ use crate::store::map::{self, Map};
 use crate::store::record::{HeadRecord, HoldsRecord, IdentityRecord, OpRecord};
 use crate::store::sums::{self, Sums};
 use crate::store::versions::{self, Recorded};
+use crate::store::volatile;
 use crate::store::{BaseRecord, HEADS_LOG, HOLDS, check_format, log, read_base, read_one, read_trust};
 use crate::types::{ByteRange, LayerId};
 
@@ -32,6 +33,14 @@ impl Inspect {
         check_format(&dir)?;
         let trust = read_trust(&dir)?;
         Ok(Inspect { base: read_base(&dir)?, layers: dir.dir("layers")?, dir, trust })
+    }
+
+    /// Says why nothing is known of what is in it, if so.
+    ///
+    /// # Errors
+    /// It was written without syncs, and the machine was started anew since; or the file that says so is damaged.
+    pub fn is_known(&self) -> Result<()> {
+        volatile::check(&self.dir, self.trust.boot).map(drop)
     }
 
     /// The numbers of the layers, oldest first.

@@ -3,6 +3,7 @@
 //! ```text
 //! README  format  base             what this is; "jailfs-store 1"; the path of the base
 //! holds                            which layers are kept whatever happens
+//! volatile                         that it was written without syncs
 //! lock                             held by the one process that has the store open
 //! heads/NAME                       which layer is on top of a head; replaced atomically
 //! heads.log  identities            append-only logs
@@ -36,6 +37,7 @@ mod sealed;
 pub mod sums;
 pub mod used;
 pub mod versions;
+pub mod volatile;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -97,6 +99,7 @@ pub struct Store {
     tmp: StoreDir,
     base: BaseRecord,
     durable: bool,
+    was_volatile: bool,
     takes_other_base: bool,
     trust: Trust,
     state: Mutex<State>,
@@ -311,6 +314,7 @@ impl Store {
                     | "identities"
                     | "holds"
                     | "chunks"
+                    | volatile::VOLATILE
             ) || n.ends_with(".new")
         };
         if let Some(name) = foreign.iter().find(|n| !ours(n)) {
@@ -323,6 +327,10 @@ impl Store {
         }
         let lock = take_lock(&dir)?;
         let durable = !options.volatile;
+        if dir.size(volatile::VOLATILE)?.is_some() {
+            // There is no store yet: what was lost of its making is made anew.
+            dir.remove(volatile::VOLATILE)?;
+        }
         dir.publish("README", README.as_bytes(), durable)?;
         let base = BaseRecord { path: base_path.to_owned() };
         dir.publish("base", &framed(&base, "base")?, durable)?;
@@ -353,6 +361,7 @@ impl Store {
         options: StoreOptions,
     ) -> Result<Store> {
         let trust = read_trust(&dir)?;
+        let was_volatile = volatile::begin(&dir, trust.boot, !options.volatile)?;
         let base = read_base(&dir)?;
         let layers = dir.dir("layers")?;
         let (id_log, id_records) = open_identities(&dir, || layer::was_cut_off(&layers, trust))?;
@@ -383,6 +392,7 @@ impl Store {
             tmp: dir.make_dir("tmp")?,
             base,
             durable: !options.volatile,
+            was_volatile,
             takes_other_base: options.other_base,
             trust,
             state: Mutex::new(State {
@@ -440,6 +450,11 @@ impl Store {
     /// Whether syncs are done.
     pub fn durable(&self) -> bool {
         self.durable
+    }
+
+    /// Whether it was written without syncs until it was opened: its marks say less than is synced.
+    pub fn was_volatile(&self) -> bool {
+        self.was_volatile
     }
 
     /// The numbers of nodes.

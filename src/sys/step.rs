@@ -209,6 +209,8 @@ mod rules {
         Mkdir { dir: u64, name: String, ino: u64 },
         /// The names of a directory survive a power cut.
         SyncDir { ino: u64 },
+        /// Everything that was done so far does.
+        SyncAll {},
     }
 
     static BOOT: RwLock<Option<([u8; 16], Timestamp)>> = RwLock::new(None);

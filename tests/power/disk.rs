@@ -157,6 +157,14 @@ impl Disk {
                     self.pending.push(Entry::Unlink(*dir, name.clone()));
                 }
             }
+            Change::SyncAll {} => {
+                for file in self.files.values_mut() {
+                    let pending = std::mem::take(&mut file.pending);
+                    pending.iter().for_each(|p| put(&mut file.bytes, p));
+                }
+                let pending = std::mem::take(&mut self.pending);
+                pending.iter().for_each(|entry| enter(&mut self.names, entry));
+            }
             // A sync of a directory commits the journal of the host, and with it all names so far.
             Change::SyncDir { .. } => {
                 let pending = std::mem::take(&mut self.pending);

@@ -1,0 +1,63 @@
+//! Whether what a store says to be synced was.
+//!
+//! Whoever opens a store without syncs (`--volatile`) leaves the file `volatile`, synced, before anything else is written. From then
+//! on a `Synced` or a `Seal` in any file proves nothing.
+//!
+//! Always true: under the boot that the file names all is there, because the machine went on. The first who opens the store with syncs
+//! has all of it synced, and takes the file away. Under another boot nobody opens it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Attempt, Error, Result};
+use crate::store::dir::StoreDir;
+use crate::store::{disk, framed, read_one};
+
+/// The name of the file.
+pub const VOLATILE: &str = "volatile";
+
+/// What is in the file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolatileRecord {
+    /// Under which boot of the machine it was written without syncs: `/proc/sys/kernel/random/boot_id`.
+    pub boot: [u8; 16],
+}
+
+/// Says why nothing is known of what the store has, if so: it was written without syncs under another boot of the machine.
+///
+/// # Errors
+/// That; or damage.
+pub(super) fn check(dir: &StoreDir, boot: [u8; 16]) -> Result<Option<VolatileRecord>> {
+    let record = read_one::<VolatileRecord>(dir, VOLATILE)?;
+    if record.as_ref().is_none_or(|record| record.boot == boot) {
+        return Ok(record);
+    }
+    let attempt = format!("open store '{}'", dir.path().display());
+    let why = "it was written with --volatile, and the machine was started anew since: any of it may be lost or old";
+    Err(Error::damage(attempt, why).hint(format!(
+        "begin a new store; if the machine was shut down in order, nothing is lost: remove '{}'",
+        dir.show(VOLATILE)
+    )))
+}
+
+/// Begins to write a store, with syncs or without. Gives whether it was written without and is synced now.
+///
+/// # Errors
+/// As [`check`], and those of the calls that it is made of.
+pub(super) fn begin(dir: &StoreDir, boot: [u8; 16], durable: bool) -> Result<bool> {
+    let found = check(dir, boot)?;
+    match (found, durable) {
+        (None, true) | (Some(_), false) => Ok(false),
+        // Synced in any case: without it the marks that follow would be believed.
+        (None, false) => {
+            dir.publish(VOLATILE, &framed(&VolatileRecord { boot }, VOLATILE)?, true)?;
+            Ok(false)
+        }
+        (Some(_), true) => {
+            log::warn!("the store was written with --volatile: all of it is synced first");
+            disk::commit(dir).attempt(|| format!("sync all of {}", dir.path().display()))?;
+            dir.remove(VOLATILE)?;
+            dir.sync()?;
+            Ok(true)
+        }
+    }
+}

@@ -13,7 +13,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use jailfs::error::FsError;
+use jailfs::error::{Error, FsError};
 use jailfs::fs::{Caller, RenameMode, SetAttr, SetXattr};
 use jailfs::sandbox::verbs::{ChangeKind, Detail, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
@@ -551,9 +551,79 @@ fn a_checkpoint_that_is_cut_off_loses_nothing_and_is_none() {
     }
 }
 
+/// The head is published by a rename and a sync of its directory; either can fail, and what puts the old one back, too.
+#[test]
+fn a_restore_whose_publishing_fails_was_done_or_not_and_says_which() {
+    let restore = || Request::Restore { to: Rev::Back(1), paths: Vec::new(), dry_run: false };
+    for rule in ["fail:store.sync-dir:#:EIO", "fail:store.sync-dir:#+:EIO", "fail:store.rename:#+:EIO"] {
+        let (mut kept, mut stopped) = (0, 0);
+        for step in 1.. {
+            let place = Place::new();
+            let sandbox = place.open();
+            put(&sandbox, "f", "then");
+            checkpoint(&sandbox, "then");
+            put(&sandbox, "f", "now");
+            sandbox.fs().sync().unwrap();
+            let rule = rule.replace('#', &step.to_string());
+            let told = step::with(&rule, || sandbox.handle(restore()));
+            let seen = get(&sandbox, "f");
+            let was_done = told.as_ref().map_or_else(|error| error.is_done, |_| true);
+            assert_eq!(seen, if was_done { "then" } else { "now" }, "{rule}: {told:?}");
+            kept += usize::from(!was_done);
+            // Where it is not known what the disk has, nothing that could be lost by it is taken.
+            let file = id(&sandbox, "f");
+            match sandbox.fs().write(file, 0, b"THE", false) {
+                Ok(()) => assert!(get(&sandbox, "f").starts_with("THE"), "{rule}"),
+                Err(error) => {
+                    let Reply::Status(status) = sandbox.handle(Request::Status).unwrap() else { panic!() };
+                    assert!(status.sync_failed && told.is_err(), "{rule}: {error}");
+                    stopped += 1;
+                }
+            }
+            let seen = get(&sandbox, "f");
+            drop(sandbox);
+            assert_eq!(get(&place.open(), "f"), seen, "{rule}: the next start shows another tree: {told:?}");
+            assert!(Sandbox::check_store(&place.store, true).unwrap().problems.is_empty(), "{rule}");
+            if told.is_ok() {
+                break;
+            }
+        }
+        assert!(kept > 1 && (stopped > 0) == rule.contains('+'), "{rule}: {kept} kept, {stopped} stopped");
+    }
+}
+
+/// Of a sync there are three steps: the content, the numbers, the records.
+#[test]
+fn a_sync_without_room_is_told_and_the_next_one_makes_up_for_it() {
+    let place = Place::new();
+    let sandbox = place.open();
+    for errno in ["EDQUOT", "ENOSPC"] {
+        let wanted = if errno == "EDQUOT" { nix::libc::EDQUOT } else { nix::libc::ENOSPC };
+        for first in 1..=3 {
+            let name = format!("{errno}{first}");
+            put(&sandbox, &name, "written");
+            let told = step::with(&format!("fail:store.sync:{first}+:{errno}"), || sandbox.fs().sync());
+            match told.map_err(Error::from) {
+                Err(error) => assert_eq!(error.errno, Some(wanted), "{name}"),
+                Ok(()) => assert!(first > 2, "{name}: there are fewer steps"),
+            }
+            // The reserve is for it, so once is never too much.
+            let file = id(&sandbox, &name);
+            sandbox.fs().write(file, 0, b"more of it", false).unwrap();
+            step::with(&format!("fail:store.sync:{first}:{errno}"), || sandbox.fs().sync()).unwrap();
+            checkpoint(&sandbox, &name);
+            let Reply::Status(status) = sandbox.handle(Request::Status).unwrap() else { panic!("no status") };
+            assert!(!status.sync_failed, "{name}");
+        }
+    }
+    drop(sandbox);
+    assert!(Sandbox::check_store(&place.store, true).unwrap().problems.is_empty());
+    assert_eq!(get(&place.open(), "EDQUOT2"), "more of it");
+}
+
 #[test]
 fn after_a_sync_that_failed_nothing_is_promised_and_the_next_start_shows_what_was_synced() {
-    for failing in ["fail:store.sync:1:EIO", "fail:store.sync:2:ENOSPC"] {
+    for failing in ["fail:store.sync:1:EIO", "fail:store.sync:2:EIO"] {
         let place = Place::new();
         let sandbox = place.open();
         put(&sandbox, "f", "synced");

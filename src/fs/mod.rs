@@ -45,6 +45,7 @@ use crate::store::layer::Upper;
 use crate::store::pool::PoolWriter;
 use crate::store::record::{Dentry, Edit, Hides, Meta, Node, Record, Source};
 use crate::store::versions::Content;
+use crate::store::witness::Unsynced;
 use crate::sys::clock;
 use crate::tree::{Misfit, Tree};
 use crate::types::{ByteRange, Epoch, FileKind, Ino, LayerId, Name, NodeId, TreePath};
@@ -357,7 +358,11 @@ impl Fs {
             };
             (work, mark)
         };
-        self.sticky(work.sync_pool())?;
+        if work.in_doubt {
+            self.sync_step(|| work.sync_journal())?;
+            self.core().upper.mark_synced(&work);
+        }
+        self.sync_step(|| work.sync_pool())?;
         self.sync_identities()?;
         // There may be no room for this record, and then the reserve is for it.
         let recorded = self.core().upper.pool_synced(&work);
@@ -369,11 +374,16 @@ impl Fs {
             }
             recorded => recorded?,
         }
-        self.sticky(work.sync_journal())?;
+        self.sync_step(|| work.sync_journal())?;
         let mut core = self.core();
         core.upper.journal_synced(&work);
         core.note_versions_synced(mark);
         Ok(())
+    }
+
+    /// Takes no changes any more. What was acknowledged stays.
+    pub fn stop(&self) {
+        self.core().upper.stop();
     }
 
     /// Whether a sync failed since the head was opened.
@@ -383,7 +393,11 @@ impl Fs {
 
     fn sync_identities(&self) -> Result<()> {
         let mut identities = self.store.identities().lock();
-        let synced = identities.sync();
+        let mut synced = identities.sync();
+        if synced.as_ref().is_err_and(Error::is_full) && self.store.release_reserve() {
+            synced = identities.sync();
+            self.store.keep_reserve();
+        }
         let is_broken = identities.is_broken();
         drop(identities);
         if is_broken {
@@ -392,13 +406,19 @@ impl Fs {
         synced
     }
 
-    /// A sync that failed is not tried again: the host may have lost what it was about, and would answer that all is well. So
-    /// from then on nothing can be changed.
-    fn sticky<E>(&self, synced: std::result::Result<(), E>) -> std::result::Result<(), E> {
-        if synced.is_err() {
+    /// Syncs something. If there is no room for that, the reserve is for it; and if that is too little, nothing is lost, and a later
+    /// sync tries again. After any other failure none does: the host may have lost what it was about, and would answer that all is
+    /// well. So from then on nothing can be changed.
+    fn sync_step(&self, sync: impl Fn() -> std::result::Result<(), Unsynced>) -> FsResult<()> {
+        let mut synced = sync();
+        if matches!(synced, Err(Unsynced::Full(_))) && self.store.release_reserve() {
+            synced = sync();
+            self.store.keep_reserve();
+        }
+        if matches!(synced, Err(Unsynced::Lost(_))) {
             self.core().sync_failed();
         }
-        synced
+        Ok(synced.map_err(Unsynced::into_error)?)
     }
 }
 

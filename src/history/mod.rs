@@ -428,7 +428,8 @@ impl Timeline {
             Showing::SameContent => LayerKind::Lands(present.layer),
         };
         let upper = self.store.create_layer(to.layer, &self.head, to.epoch, kind).map_err(during)?;
-        self.store.set_head(&self.head, &HeadRecord { layer: upper.layer() }).map_err(during)?;
+        let published = self.store.set_head(&self.head, &HeadRecord { layer: upper.layer() });
+        published.map_err(|error| self.put_back(&present, during(error)))?;
         let same = how == Showing::SameContent;
         let switch =
             crate::fs::Switch { state: state.clone(), upper, only_if_unchanged: same, same_content: same };
@@ -436,14 +437,11 @@ impl Timeline {
             match self.fs.switch(switch).attempt(|| verb_text(verb)) {
                 Ok(Some(switched)) => switched,
                 Ok(None) => {
-                    self.with_reserve(|| self.store.set_head(&self.head, &present))?;
+                    self.with_reserve(|| self.store.set_head(&self.head, &present))
+                        .map_err(|error| self.stop(error))?;
                     return Ok(None);
                 }
-                Err(error) => {
-                    // The tree is as it was, so the head must be, too.
-                    self.with_reserve(|| self.store.set_head(&self.head, &present))?;
-                    return Err(error);
-                }
+                Err(error) => return Err(self.put_back(&present, error)),
             };
         // First of all, and whatever fails then: what the kernel remembers is of a state that is not shown any more.
         let told = self.kernel().forget(&forgotten);
@@ -451,6 +449,27 @@ impl Timeline {
         let logged = self.log(verb, description, to);
         let rest = logged.and(told).and(rest);
         rest.map(|rest| Some((from, rest))).map_err(|e| e.after(format!("{} was done", verb_text(verb))))
+    }
+
+    /// After a failure before another state was shown: the tree is as it was, so the head must be, too, also if it was published and
+    /// only the sync of that failed. Gives the failure.
+    fn put_back(&self, present: &HeadRecord, error: Error) -> Error {
+        // By writing it anew: a directory whose sync failed is not to be believed before it was written and synced again.
+        match self.with_reserve(|| self.store.set_head(&self.head, present)) {
+            Ok(()) => error,
+            Err(why) => {
+                log::error!("{why}");
+                self.stop(error)
+            }
+        }
+    }
+
+    /// Takes no changes any more, because nobody knows which state the next start shows.
+    fn stop(&self, error: Error) -> Error {
+        self.fs.stop();
+        error.hint(
+            "nothing can be changed until it is unmounted and mounted again; then the tree is the one before this or the one after it",
+        )
     }
 
     /// Seals what was written between [`Timeline::secure`] and the moment in which the state was replaced.

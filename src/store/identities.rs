@@ -24,8 +24,10 @@ pub struct Identities {
     taken: HashSet<Ino>,
     next: u64,
     reserved: u64,
-    /// Number of records that survive a power cut; 0 as long as that of what a process before wrote is not known.
+    /// Number of records that survive a power cut; 0 as long as that is not known of what a process before wrote.
     synced: u64,
+    /// Whether the last mark may not be on the disk.
+    in_doubt: bool,
     /// What the base is known by.
     mark: Option<BaseMark>,
 }
@@ -41,6 +43,7 @@ impl Identities {
             next: Ino::OWN_RANGE.0,
             reserved: Ino::OWN_RANGE.0,
             synced: 0,
+            in_doubt: true,
             mark: None,
         };
         for record in records {
@@ -120,6 +123,7 @@ impl Identities {
     /// Goes on in a log that holds what [`Identities::worth_rewriting`] gave, and was synced.
     pub fn go_on_in(&mut self, log: Log<IdentityRecord>) {
         self.synced = log.count();
+        self.in_doubt = false;
         self.log = log;
     }
 
@@ -192,13 +196,16 @@ impl Identities {
     /// As fdatasync(2).
     pub fn sync(&mut self) -> Result<()> {
         if self.synced < self.log.count() {
-            if self.synced == 0 {
-                // The process before may have been killed in the middle of a sync: of two marks the first proves that
-                // everything before it is on the disk.
+            if self.in_doubt {
+                // The process before may have been killed in the middle of a sync, or one found no room: of two marks the first
+                // proves that everything before it is on the disk.
                 self.log.sync()?;
+                self.in_doubt = false;
             }
             self.log.append(&IdentityRecord::Synced)?;
+            self.in_doubt = true;
             self.log.sync()?;
+            self.in_doubt = false;
             self.synced = self.log.count();
         }
         Ok(())

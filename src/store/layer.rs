@@ -13,6 +13,7 @@ use crate::store::disk;
 use crate::store::log::{self, Log};
 use crate::store::pool::PoolWriter;
 use crate::store::record::{Edit, Header, Record, Seal, Source};
+use crate::store::witness::{Unsynced, Witness};
 use crate::types::LayerId;
 
 /// Name of the journal in the directory of a layer.
@@ -242,8 +243,12 @@ pub struct Upper {
     /// Where its content goes.
     pub pool: PoolWriter,
     durable: bool,
+    /// What a failed sync of the pool means.
+    pool_witness: Arc<Witness>,
     /// Number of records when the journal was last known to be synced.
     synced: u64,
+    /// Whether the last record that says what is synced may not be on the disk.
+    in_doubt: bool,
     /// Whether it holds any change.
     changed: bool,
     /// Whether a sync failed.
@@ -258,8 +263,12 @@ pub struct SyncWork {
     pool: Arc<File>,
     /// The journal to sync after `Synced` was appended.
     journal: Arc<File>,
+    pool_witness: Arc<Witness>,
+    journal_witness: Arc<Witness>,
     /// How many records that covers.
     upto: u64,
+    /// Whether the journal is to be synced first: a second mark proves that the first is on the disk.
+    pub in_doubt: bool,
 }
 
 impl SyncWork {
@@ -267,16 +276,16 @@ impl SyncWork {
     ///
     /// # Errors
     /// As fdatasync(2).
-    pub fn sync_pool(&self) -> std::io::Result<()> {
-        disk::sync(&self.pool)
+    pub fn sync_pool(&self) -> std::result::Result<(), Unsynced> {
+        disk::sync(&self.pool).map_err(|error| self.pool_witness.judge(error))
     }
 
     /// Makes the records survive one.
     ///
     /// # Errors
     /// As fdatasync(2).
-    pub fn sync_journal(&self) -> std::io::Result<()> {
-        disk::sync(&self.journal)
+    pub fn sync_journal(&self) -> std::result::Result<(), Unsynced> {
+        disk::sync(&self.journal).map_err(|error| self.journal_witness.judge(error))
     }
 }
 
@@ -298,9 +307,11 @@ impl Upper {
             dir.sync()?;
             layers.sync()?;
         }
+        let pool_witness = Arc::new(Witness::of(&pool));
         let pool = PoolWriter::new(layer, pool).attempt(|| format!("stat {}", dir.show(POOL)))?;
         let synced = journal.count();
-        Ok(Upper { layer, journal, pool, durable, synced, changed: false, failed: false })
+        let (in_doubt, changed, failed) = (false, false, false);
+        Ok(Upper { layer, journal, pool, durable, pool_witness, synced, in_doubt, changed, failed })
     }
 
     /// Goes on writing to a layer that was read.
@@ -323,9 +334,11 @@ impl Upper {
         }
         journal.append(&Record::Opened { boot })?;
         let pool = Arc::new(dir.file(POOL, true)?);
+        let pool_witness = Arc::new(Witness::of(&pool));
         let pool = PoolWriter::new(layer, pool).attempt(|| format!("stat {}", dir.show(POOL)))?;
         let changed = contents.records.iter().any(|r| matches!(r, Record::Edits(_)));
-        Ok(Upper { layer, journal, pool, durable, synced: contents.synced as u64, changed, failed: false })
+        let (synced, in_doubt, failed) = (contents.synced as u64, false, false);
+        Ok(Upper { layer, journal, pool, durable, pool_witness, synced, in_doubt, changed, failed })
     }
 
     /// Its number.
@@ -355,7 +368,10 @@ impl Upper {
             layer: self.layer,
             pool: Arc::clone(self.pool.file()),
             journal: self.journal.file(),
+            pool_witness: Arc::clone(&self.pool_witness),
+            journal_witness: self.journal.witness(),
             upto,
+            in_doubt: self.in_doubt,
         })
     }
 
@@ -363,6 +379,12 @@ impl Upper {
     /// was written since the last sync, which a later sync would not tell. The next start shows what was synced.
     pub fn sync_failed(&mut self) {
         self.journal.end_with(&Record::SyncFailed(self.synced));
+        self.failed = true;
+    }
+
+    /// Takes nothing more, because of a sync that failed elsewhere. What it has is believed at the next start.
+    pub fn stop(&mut self) {
+        self.journal.sync_has_failed();
         self.failed = true;
     }
 
@@ -379,21 +401,44 @@ impl Upper {
         self.failed
     }
 
-    fn sync_journal(&mut self) -> Result<()> {
+    /// Syncs the journal behind a mark. If there is no room for it, `room` may make some.
+    fn sync_journal(&mut self, room: &dyn Fn() -> bool) -> Result<()> {
         // Not by the log itself, which then could not say what happened.
-        let synced = disk::sync(&self.journal.file());
+        let (file, witness) = (self.journal.file(), self.journal.witness());
+        let sync = || disk::sync(&file).map_err(|error| witness.judge(error));
+        let synced = match sync() {
+            Err(Unsynced::Full(_)) if room() => sync(),
+            synced => synced,
+        };
         if synced.is_err() {
+            // Also if only room was missing: the mark is written, and nobody may write behind it.
             self.sync_failed();
         }
+        let synced = synced.map_err(Unsynced::into_error);
         synced.attempt(|| format!("sync the journal of layer {}", self.layer))
     }
 
-    fn sync_pool(&mut self) -> std::io::Result<()> {
-        let synced = disk::sync(self.pool.file());
-        if synced.is_err() {
-            self.sync_failed();
+    /// Syncs the pool, and before it a mark of which it is not known whether it is on the disk.
+    fn sync_pool(&mut self, room: &dyn Fn() -> bool) -> std::io::Result<()> {
+        let (pool, journal) = (Arc::clone(self.pool.file()), self.journal.file());
+        let (of_pool, of_journal) = (Arc::clone(&self.pool_witness), self.journal.witness());
+        let in_doubt = self.in_doubt;
+        let sync = || {
+            if in_doubt {
+                disk::sync(&journal).map_err(|error| of_journal.judge(error))?;
+            }
+            disk::sync(&pool).map_err(|error| of_pool.judge(error))
+        };
+        let synced = match sync() {
+            Err(Unsynced::Full(_)) if room() => sync(),
+            synced => synced,
+        };
+        match &synced {
+            Ok(()) => self.in_doubt = false,
+            Err(Unsynced::Full(_)) => {}
+            Err(Unsynced::Lost(_)) => self.sync_failed(),
         }
-        synced
+        synced.map_err(Unsynced::into_error)
     }
 
     /// Says that the pool was synced as `work` asked; the journal is to be synced next. Records that came meanwhile may
@@ -406,7 +451,14 @@ impl Upper {
             let attempt = format!("say what is synced of layer {}", self.layer);
             return Err(Error::new(Kind::Failed, attempt, format!("it was layer {}", work.layer)));
         }
-        self.journal.append(&Record::SyncedTo(work.upto))
+        self.journal.append(&Record::SyncedTo(work.upto))?;
+        self.in_doubt = true;
+        Ok(())
+    }
+
+    /// Says that the last mark is on the disk.
+    pub fn mark_synced(&mut self, work: &SyncWork) {
+        self.in_doubt &= work.layer != self.layer;
     }
 
     /// Says that the journal was synced as `work` asked.
@@ -414,6 +466,7 @@ impl Upper {
         if work.layer != self.layer {
             return;
         }
+        self.in_doubt = false;
         let upto = work.upto;
         // The record that says so needs no sync of its own, or every sync would ask for the next.
         let all = if self.journal.count() == upto + 1 { upto + 1 } else { upto };
@@ -432,30 +485,31 @@ impl Upper {
     pub fn sync(&mut self) -> Result<()> {
         let layer = self.layer;
         if self.durable {
-            self.sync_pool().attempt(|| format!("sync layer {layer}"))?;
+            self.sync_pool(&|| false).attempt(|| format!("sync layer {layer}"))?;
         }
         self.journal.append(&Record::Synced)?;
         if self.durable {
-            self.sync_journal()?;
+            self.sync_journal(&|| false)?;
             self.synced = self.journal.count();
         }
         Ok(())
     }
 
-    /// Ends the layer: its bytes, then the seal, each synced. Nobody writes to it any more. Gives the bytes of its journal.
+    /// Ends the layer: its bytes, then the seal, each synced. Nobody writes to it any more. `room` may make room where there is
+    /// none for a sync, and says whether it did. Gives the bytes of its journal.
     ///
     /// # Errors
     /// As the calls it is made of; the layer then stays unsealed. It can be tried again; if not, a later start joins it with the
     /// one above.
-    pub fn seal(&mut self, seal: Seal) -> Result<u64> {
+    pub fn seal(&mut self, seal: Seal, room: &dyn Fn() -> bool) -> Result<u64> {
         let layer = self.layer;
         let during = |e: Error| e.during(format!("seal layer {layer}"));
         if self.durable {
-            self.sync_pool().attempt(|| "sync the pool").map_err(during)?;
+            self.sync_pool(room).attempt(|| "sync the pool").map_err(during)?;
         }
         self.journal.append(&Record::Seal(seal))?;
         if self.durable {
-            self.sync_journal()?;
+            self.sync_journal(room)?;
         }
         Ok(self.journal.len())
     }
@@ -514,7 +568,8 @@ mod tests {
             upper.record(&resize()).unwrap();
             if is_sealed {
                 let time = crate::types::Timestamp::default();
-                upper.seal(Seal { name: None, message: String::new(), time, automatic: true }).unwrap();
+                let seal = Seal { name: None, message: String::new(), time, automatic: true };
+                upper.seal(seal, &|| false).unwrap();
             }
             let journal = layers.dir(&dir_name(LayerId(1))).unwrap().file(JOURNAL, false).unwrap();
             std::os::unix::fs::FileExt::write_all_at(&journal, &[0; 8], torn_at).unwrap();

@@ -18,6 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Attempt, Error, Kind, Result};
+use crate::store::witness::{Unsynced, Witness};
 use crate::store::{codec, disk};
 
 /// Bytes before the payload of a frame.
@@ -28,6 +29,7 @@ const SYNC_FAILED: &str = "an earlier sync failed; what was not synced before ma
 /// A log open for appending.
 pub struct Log<T> {
     file: Arc<File>,
+    witness: Arc<Witness>,
     what: String,
     end: u64,
     seq: u64,
@@ -208,7 +210,17 @@ impl<T: Serialize> Log<T> {
         if len > end {
             disk::cut(&file, end).attempt(|| format!("cut torn bytes off {what}"))?;
         }
-        Ok(Log { file, what, end, seq: count, broken: None, buffer: Vec::new(), records: PhantomData })
+        let witness = Arc::new(Witness::of(&file));
+        Ok(Log {
+            file,
+            witness,
+            what,
+            end,
+            seq: count,
+            broken: None,
+            buffer: Vec::new(),
+            records: PhantomData,
+        })
     }
 
     /// Appends one record with one write. It survives the end of this process; see [`Log::file`] for a power cut.
@@ -257,6 +269,11 @@ impl<T: Serialize> Log<T> {
         if self.file.metadata()?.len() <= self.end { Ok(()) } else { disk::cut(&self.file, self.end) }
     }
 
+    /// Who knows what a failed sync of the file means.
+    pub fn witness(&self) -> Arc<Witness> {
+        Arc::clone(&self.witness)
+    }
+
     /// The file, to sync it without holding the log.
     pub fn file(&self) -> Arc<File> {
         Arc::clone(&self.file)
@@ -265,14 +282,14 @@ impl<T: Serialize> Log<T> {
     /// Makes everything appended so far survive a power cut.
     ///
     /// # Errors
-    /// As fdatasync(2). Nothing can be written any more then: the host may have lost what was not synced, and would answer to
-    /// the next sync that all is well.
+    /// As fdatasync(2). If there was only no room for it, it can be tried again; else nothing can be written any more: the host may
+    /// have lost what was not synced, and would answer to the next sync that all is well.
     pub fn sync(&mut self) -> Result<()> {
-        let synced = disk::sync(&self.file).attempt(|| format!("sync {}", self.what));
-        if synced.is_err() {
+        let synced = disk::sync(&self.file).map_err(|error| self.witness.judge(error));
+        if matches!(synced, Err(Unsynced::Lost(_))) {
             self.broken = Some(SYNC_FAILED);
         }
-        synced
+        synced.map_err(Unsynced::into_error).attempt(|| format!("sync {}", self.what))
     }
 
     /// Says why nothing can be written to it any more, if so.

@@ -38,6 +38,7 @@ pub mod sums;
 pub mod used;
 pub mod versions;
 pub mod volatile;
+pub mod witness;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -550,7 +551,9 @@ impl Store {
     /// As [`Upper::seal`].
     pub fn seal_layer(&self, upper: &mut Upper, seal: record::Seal) -> Result<()> {
         let layer = upper.layer();
-        let bytes = upper.seal(seal.clone())?;
+        let bytes = upper.seal(seal.clone(), &|| self.release_reserve());
+        self.keep_reserve();
+        let bytes = bytes?;
         if let Some(info) = self.state.lock().catalog.get_mut(&layer) {
             info.seal = Some(seal);
             info.bytes = bytes;
@@ -616,8 +619,19 @@ impl Store {
     pub fn append_op(&self, op: OpRecord) -> Result<u64> {
         let mut ops = self.ops.lock();
         ops.log.append(&op)?;
-        if self.durable {
-            ops.log.sync()?;
+        if self.durable
+            && let Err(error) = ops.log.sync()
+        {
+            // It is there, and not to be appended once more: the sync alone is tried again.
+            let synced = match error.is_full() && self.release_reserve() {
+                true => ops.log.sync(),
+                false => Err(error),
+            };
+            self.keep_reserve();
+            if synced.is_err() {
+                ops.log.sync_has_failed();
+            }
+            synced?;
         }
         ops.records.push(op);
         Ok(ops.log.count())

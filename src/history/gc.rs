@@ -279,7 +279,7 @@ impl Timeline {
     }
 
     /// Layers that were begun for a head and never written to: every restore leaves one behind, and so does one that was cut
-    /// off. Nothing can refer to them. Only in turn: an operation that is under way begins such a layer, too.
+    /// off. Nothing refers to them: an undo that failed can leave content in one that has no record, for a version. Only in turn: an operation that is under way begins such a layer, too.
     pub(super) fn stale(&self) -> Result<BTreeSet<LayerId>> {
         let catalog = self.store.catalog();
         let parents: BTreeSet<LayerId> = catalog.iter().filter_map(|l| l.header.parent).collect();
@@ -297,6 +297,11 @@ impl Timeline {
             if !changed {
                 stale.insert(layer);
             }
+        }
+        if !stale.is_empty() {
+            let mut used = Used::default();
+            used.add_versions(&self.fs.reach().versions);
+            stale.retain(|layer| !used.is_used(*layer));
         }
         Ok(stale)
     }

@@ -330,7 +330,13 @@ impl Upper {
         let mut journal = Log::append_to(journal, dir.show(JOURNAL), contents.end, contents.count)?;
         // Of what the process before wrote, nothing may be lost with something behind it kept: see `can_be_torn`.
         if durable && (contents.synced as u64) < contents.count {
-            journal.sync()?;
+            let synced = disk::sync(&journal.file()).map_err(|error| journal.witness().judge(error));
+            if let Err(Unsynced::Lost(_)) = &synced {
+                // What is lost would be found by the next start, which would be told that all is well.
+                journal.end_with(&Record::SyncFailed(contents.synced as u64));
+            }
+            let synced = synced.map_err(Unsynced::into_error);
+            synced.attempt(|| format!("sync what layer {layer} has"))?;
         }
         journal.append(&Record::Opened { boot })?;
         let pool = Arc::new(dir.file(POOL, true)?);
@@ -634,13 +640,21 @@ mod tests {
         upper.record(&resize()).unwrap();
         let length = upper.journal_len();
         drop(upper);
-        let contents = read(&layers, LayerId(1), Trust { boot: [1; 16], torn_from: LayerId(1) }).unwrap();
-        let reopen = || Upper::reopen(&layers, &contents, [1; 16], true);
-        let refused = crate::sys::step::with("fail:store.sync:1:EIO", reopen);
-        assert!(refused.is_err());
+        let trust = Trust { boot: [1; 16], torn_from: LayerId(1) };
+        let contents = || read(&layers, LayerId(1), trust).unwrap();
+        let reopen = || Upper::reopen(&layers, &contents(), [1; 16], true);
+        assert!(crate::sys::step::with("fail:store.sync:1:ENOSPC", reopen).is_err());
         let journal = layers.dir(&dir_name(LayerId(1))).unwrap();
-        assert_eq!(journal.size(JOURNAL).unwrap(), Some(length), "nothing was written");
-        assert!(reopen().unwrap().journal_len() > length);
+        assert_eq!(journal.size(JOURNAL).unwrap(), Some(length), "nothing is lost, and nothing was written");
+        // The host would answer by now that all is well, and would not have what was to be synced.
+        assert!(crate::sys::step::with("fail:store.sync:1:EIO", reopen).is_err());
+        assert_eq!(
+            contents().records,
+            [Record::Opened { boot: [1; 16] }],
+            "what was not synced is not believed"
+        );
+        drop(reopen().unwrap());
+        assert_eq!(contents().records, [Record::Opened { boot: [1; 16] }, Record::Opened { boot: [1; 16] }]);
     }
 
     #[test]

@@ -224,3 +224,22 @@ fn requests_that_make_no_sense_are_refused_in_the_past_too() {
     assert_eq!(fs.readlink(number.id, 0).unwrap(), LinkAnswer::Text(b"x".to_vec()));
     assert_eq!(fs.lookup(NodeId::CHECKPOINTS, &name("01")).unwrap_err(), FsError::NotFound);
 }
+
+#[test]
+fn the_number_of_a_checkpoint_keeps_its_time_when_gc_takes_what_lies_below() {
+    let place = Place::new();
+    place.put("d/f0", "a");
+    place.checkpoint("a");
+    place.put("d/f1", "b");
+    place.checkpoint("b");
+    let time = || {
+        let found = place.find(".jailfs/checkpoints/2").unwrap();
+        place.sandbox.fs().forget(found.id, 1);
+        found.attr.meta.mtime
+    };
+    let before = time();
+    place.sandbox.handle(Request::Drop { rev: Rev::Name("a".to_owned()) }).unwrap();
+    let gc = Request::Gc { operations: 0, keep: None, max_store: None, dry_run: false };
+    place.sandbox.handle(gc).unwrap();
+    assert_eq!(time(), before);
+}

@@ -1,7 +1,9 @@
 //! Undo and redo.
 
 use jailfs::error::Kind;
+use jailfs::sandbox::Sandbox;
 use jailfs::sandbox::verbs::EditKind::Undo;
+use jailfs::sys::step;
 use jailfs::types::NodeId;
 
 use crate::place::Place;
@@ -180,4 +182,31 @@ fn a_version_is_compared_with_the_file_as_a_patch() {
     assert!(patch.contains("-2\n+two\n") && patch.contains("--- a/a\n+++ b/a\n"), "{patch}");
     work.undo("a", 1).unwrap();
     assert_eq!(work.patch("a", 1), "");
+}
+
+/// An undo across an apply writes the content anew, for the version and for the file; then its record does not come to be.
+#[test]
+fn content_that_a_failed_undo_wrote_for_a_version_stays() {
+    let mut failed = 0;
+    for step in 1..=8 {
+        let place = Place::new(&[("a", &"zero".repeat(5000))]);
+        let work = place.open();
+        work.checkpoint("start");
+        work.put("a", "one");
+        work.apply();
+        work.rest();
+        let undone = step::with(&format!("fail:store.write:{step}:EIO"), || work.undo("a", 1));
+        failed += usize::from(undone.is_err());
+        // What was begun for the head is left behind.
+        work.restore("start");
+        work.rest();
+        work.sandbox.tidy().unwrap();
+        assert!(work.texts("a").contains(&"zero".repeat(5000)), "step {step}");
+        work.gc(0);
+        drop(work);
+        drop(place.open());
+        let checked = Sandbox::check_store(&place.store, true).unwrap();
+        assert_eq!((checked.problems, checked.warnings), (Vec::new(), Vec::new()), "step {step}");
+    }
+    assert!(failed > 0);
 }

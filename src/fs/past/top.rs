@@ -52,7 +52,9 @@ impl Fs {
                 match name_of(&info).filter(|called| called.as_bytes() != name.as_bytes()) {
                     // One directory must not have two names, or the kernel would move it from one to the other.
                     Some(called) => {
-                        let what = What::Alias(Arc::from(called.as_bytes()), info.header.time);
+                        // That of the seal: gc gives a layer the time of one below it.
+                        let time = info.seal.as_ref().map_or(info.header.time, |seal| seal.time);
+                        let what = What::Alias(Arc::from(called.as_bytes()), time);
                         self.hold_made(what)
                     }
                     None => self.hold_root(layer),

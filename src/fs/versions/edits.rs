@@ -67,9 +67,10 @@ impl Versions {
 
     fn set_going(&mut self, ino: Ino, now: Timestamp, is_new: bool) {
         self.going.insert(ino, Going { last: now, is_new });
-        // As many again come before it is looked at all of them again.
-        if self.going.len() >= MANY_EDITS.max(self.going.capacity() / 2) {
+        if self.going.len() >= self.many_going {
             self.going.retain(|_, going| going.goes_on(now));
+            // As many again come before it is looked at all of them again.
+            self.many_going = MANY_EDITS.max(2 * self.going.len());
         }
     }
 

@@ -117,6 +117,8 @@ pub struct Known {
 pub struct Versions {
     known: Known,
     going: HashMap<Ino, Going>,
+    /// When there are so many of them, those that have ended are forgotten.
+    many_going: usize,
     /// What new files left behind when they were renamed. If something comes to the name again, it was a way to save.
     away: Away,
     frozen: Frozen,
@@ -175,6 +177,7 @@ impl Versions {
         Versions {
             known,
             going: HashMap::new(),
+            many_going: MANY_EDITS,
             away: Away::new(),
             frozen: Frozen::default(),
             log,

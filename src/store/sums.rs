@@ -13,12 +13,15 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Attempt, Error, Result};
 use crate::store::layer::{self, SUMS};
 use crate::store::log::{self, Log};
-use crate::store::pool::{BLOCK, block_floor};
+use crate::store::pool::{BLOCK, block_ceil, block_floor};
 use crate::store::{Store, disk};
+use crate::sys::file::pread_full;
 use crate::types::{ByteRange, LayerId};
 
 /// Blocks in one record.
 const RUN: usize = 4096;
+/// Bytes that are read at once; whole blocks.
+const PIECE: u64 = 64 * BLOCK;
 
 /// A record of `sums`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,6 +116,25 @@ impl Sums {
     }
 }
 
+/// Gives address and checksum of each block that lies in a range, also in part. Read in large pieces: a call for each block
+/// costs more than its checksum.
+fn for_each_block(pool: &File, range: ByteRange, mut then: impl FnMut(u64, u32)) -> std::io::Result<()> {
+    let (mut at, end) = (block_floor(range.start), block_ceil(range.end));
+    let mut piece = vec![0; end.saturating_sub(at).min(PIECE) as usize];
+    while at < end {
+        let len = (end - at).min(PIECE) as usize;
+        let piece = piece.get_mut(..len).unwrap_or_default();
+        let filled = pread_full(pool, piece, at)?;
+        // Behind the end of a pool are zeros.
+        piece.get_mut(filled..).unwrap_or_default().fill(0);
+        for block in piece.chunks(BLOCK as usize) {
+            then(at, crc32c::crc32c(block));
+            at += BLOCK;
+        }
+    }
+    Ok(())
+}
+
 /// A block of a pool, with zeros behind its end.
 fn read_block(pool: &File, at: u64) -> std::io::Result<[u8; BLOCK as usize]> {
     let mut block = [0; BLOCK as usize];
@@ -139,15 +161,16 @@ impl Store {
         let pool = self.pool(layer)?;
         let mut sums = Sums::default();
         for range in self.pool_data(layer)? {
-            let mut at = block_floor(range.start);
-            while at < range.end {
-                let first = at / BLOCK;
-                let mut run = Vec::new();
-                while at < range.end && run.len() < RUN {
-                    run.push(crc32c::crc32c(&read_block(&pool, at).attempt(attempt)?));
-                    at += BLOCK;
+            let mut run: (u64, Vec<u32>) = (range.start / BLOCK, Vec::new());
+            for_each_block(&pool, range, |at, sum| {
+                if run.1.len() == RUN {
+                    sums.runs.push(std::mem::replace(&mut run, (at / BLOCK, Vec::new())));
                 }
-                sums.runs.push((first, run));
+                run.1.push(sum);
+            })
+            .attempt(attempt)?;
+            if !run.1.is_empty() {
+                sums.runs.push(run);
             }
         }
         if let Some(map) = self.map(layer)? {
@@ -227,15 +250,11 @@ pub(super) fn read_sums(layers: &super::dir::StoreDir, layer: LayerId) -> Result
 pub(super) fn damaged(pool: &File, sums: &Sums, ranges: &[ByteRange]) -> std::io::Result<Vec<u64>> {
     let mut found = Vec::new();
     for range in ranges {
-        let mut at = block_floor(range.start);
-        while at < range.end {
-            if let Some(wanted) = sums.of(at / BLOCK)
-                && crc32c::crc32c(&read_block(pool, at)?) != wanted
-            {
+        for_each_block(pool, *range, |at, sum| {
+            if sums.of(at / BLOCK).is_some_and(|wanted| wanted != sum) {
                 found.push(at);
             }
-            at += BLOCK;
-        }
+        })?;
     }
     found.dedup();
     Ok(found)
@@ -257,6 +276,21 @@ mod tests {
         assert_eq!(left(&[blocks(0, 2), blocks(7, 9), blocks(11, 20)]), [2, 3, 4, 5, 6, 9, 10]);
         assert_eq!(left(&[blocks(3, 4), blocks(5, 10)]), [2, 4, 10]);
         assert_eq!(left(&[blocks(0, 20)]), [0; 0]);
+    }
+
+    #[test]
+    fn blocks_that_are_read_together_have_the_checksums_that_each_has_alone() {
+        let pool = tempfile::tempfile().unwrap();
+        let bytes: Vec<u8> = (0..3 * PIECE + 5000).map(|n| (n % 253) as u8).collect();
+        pool.write_all_at(&bytes, 0).unwrap();
+        for (start, end) in [(0, bytes.len() as u64), (4097, PIECE + 1), (3 * PIECE, 4 * PIECE), (8192, 8192)]
+        {
+            let mut found = Vec::new();
+            for_each_block(&pool, ByteRange { start, end }, |at, sum| found.push((at, sum))).unwrap();
+            let alone = (block_floor(start)..end).step_by(BLOCK as usize);
+            let alone = alone.map(|at| (at, crc32c::crc32c(&read_block(&pool, at).unwrap())));
+            assert_eq!(found, alone.collect::<Vec<_>>(), "{start}..{end}");
+        }
     }
 
     #[test]

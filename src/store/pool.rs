@@ -16,6 +16,8 @@ use crate::types::{ByteRange, Ino, LayerId};
 pub const BLOCK: u64 = 4096;
 const SMALLEST_WINDOW: u64 = 64 << 10;
 const LARGEST_WINDOW: u64 = 4 << 20;
+/// Files that can have a window at a time. One that has none any more, and grows all the same, gets a new one.
+const MOST_WINDOWS: usize = 4096;
 
 /// The block that holds `offset` begins here.
 pub fn block_floor(offset: u64) -> u64 {
@@ -34,6 +36,8 @@ struct Window {
     pool_next: u64,
     pool_end: u64,
     size: u64,
+    /// When it was used last.
+    used: u64,
 }
 
 /// The pool of the writable layer.
@@ -42,6 +46,8 @@ pub struct PoolWriter {
     file: Arc<File>,
     next: u64,
     windows: HashMap<Ino, Window>,
+    /// Counts their uses.
+    uses: u64,
 }
 
 impl PoolWriter {
@@ -51,7 +57,7 @@ impl PoolWriter {
     /// As fstat(2).
     pub fn new(layer: LayerId, file: Arc<File>) -> std::io::Result<PoolWriter> {
         let next = block_ceil(file.metadata()?.len());
-        Ok(PoolWriter { layer, file, next, windows: HashMap::new() })
+        Ok(PoolWriter { layer, file, next, windows: HashMap::new(), uses: 0 })
     }
 
     /// Whose pool it is.
@@ -67,6 +73,7 @@ impl PoolWriter {
     /// Gives out addresses for `range` of the file `ino`. `growing` says that the range reaches the end of the file, so
     /// that more is likely to follow. Addresses continue those of the bytes before, where the window allows.
     pub fn allocate(&mut self, ino: Ino, range: ByteRange, growing: bool) -> u64 {
+        self.uses += 1;
         if let Some(window) = self.windows.get_mut(&ino)
             && window.file_next == range.start
             && window.pool_next + range.len() <= window.pool_end
@@ -74,6 +81,7 @@ impl PoolWriter {
             let at = window.pool_next;
             window.file_next = range.end;
             window.pool_next += range.len();
+            window.used = self.uses;
             return at;
         }
         let at = self.next;
@@ -89,9 +97,18 @@ impl PoolWriter {
         };
         let pool_end = block_ceil(at + range.len().max(size));
         self.next = pool_end;
-        self.windows
-            .insert(ino, Window { file_next: range.end, pool_next: at + range.len(), pool_end, size });
+        self.close_oldest();
+        let (file_next, pool_next) = (range.end, at + range.len());
+        self.windows.insert(ino, Window { file_next, pool_next, pool_end, size, used: self.uses });
         at
+    }
+
+    /// Forgets the windows of files that were not written for long, if there are many.
+    fn close_oldest(&mut self) {
+        if self.windows.len() >= MOST_WINDOWS {
+            let since = self.uses.saturating_sub(MOST_WINDOWS as u64 / 2);
+            self.windows.retain(|_, window| window.used > since);
+        }
     }
 
     /// Whether the bytes from `file_offset` on would continue the window of `ino`.
@@ -139,6 +156,22 @@ mod tests {
         assert!(far >= window + SMALLEST_WINDOW);
         assert!(pool.continues(Ino(1), 9000));
         assert_eq!(pool.allocate(Ino(1), ByteRange::at(9000, 5000), true), window + 5000);
+    }
+
+    #[test]
+    fn however_many_files_are_written_few_have_a_window_and_who_goes_on_keeps_it() {
+        let mut pool = writer();
+        let mut next = pool.allocate(Ino(1), ByteRange::at(0, 10), true);
+        for step in 1..20_000u64 {
+            let at = pool.allocate(Ino(1), ByteRange::at(10 * step, 10), true);
+            assert!(at == next + 10 || at % BLOCK == 0, "its addresses go on, or a window begins");
+            next = at;
+            pool.allocate(Ino(1 + step), ByteRange::at(0, 10), true);
+            assert!(pool.windows.len() <= MOST_WINDOWS);
+        }
+        let (reserved, end) = pool.reserved();
+        assert!(reserved.len() <= MOST_WINDOWS && reserved.iter().all(|range| range.end <= end));
+        assert!(!pool.continues(Ino(2), 10), "it was not written for long");
     }
 
     #[test]

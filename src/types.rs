@@ -8,7 +8,7 @@ use std::borrow::Borrow;
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -232,7 +232,8 @@ impl Name {
 
     /// A key that sorts before every name; only for bounds of ranges.
     pub(crate) fn before_all() -> Name {
-        Name(Arc::from(&b""[..]))
+        static BEFORE_ALL: LazyLock<Name> = LazyLock::new(|| Name(Arc::from(&b""[..])));
+        BEFORE_ALL.clone()
     }
 }
 

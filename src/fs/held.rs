@@ -28,6 +28,12 @@ impl Fs {
         live.map(|held| held.ino).collect()
     }
 
+    /// Those of the nodes that the kernel has not let go of.
+    pub fn still_held(&self, ids: &[NodeId]) -> Vec<NodeId> {
+        let core = self.core();
+        ids.iter().filter(|id| core.table.get(**id).is_some()).copied().collect()
+    }
+
     /// The regular files that the kernel holds and that are not gone.
     pub fn held_files(&self) -> Vec<Ino> {
         let core = self.core();

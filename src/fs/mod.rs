@@ -531,8 +531,8 @@ impl Core {
         let covered: Vec<Ino> = covered.collect();
         self.commit(edits)?;
         for ino in covered {
-            if let Some(held) = self.table.id_of(ino).and_then(|id| self.table.get_mut(id)) {
-                held.told = None;
+            if let Some(id) = self.table.id_of(ino) {
+                self.table.set_told(id, None);
             }
         }
         Ok(ino)
@@ -638,18 +638,13 @@ impl Core {
     pub(crate) fn keep_record(
         &mut self,
         id: NodeId,
-        (node, extents): (Arc<Node>, Extents),
+        (mut node, extents): (Arc<Node>, Extents),
         epoch: Epoch,
         change: impl FnOnce(&mut Meta),
     ) -> FsResult<()> {
         let key = Ino(id.0);
-        let mut node = Arc::unwrap_or_clone(node);
-        change(&mut node.meta);
-        let misfit = |Misfit(what)| FsError::Damage(what);
-        self.orphans.apply(&Edit::Put { ino: key, node: Box::new(node) }).map_err(misfit)?;
-        for (range, source) in extents {
-            self.orphans.apply(&Edit::Map { ino: key, range, to: Some(source) }).map_err(misfit)?;
-        }
+        change(&mut Arc::make_mut(&mut node).meta);
+        self.orphans.put_whole(key, node, extents).map_err(|Misfit(what)| FsError::Damage(what))?;
         self.orphan_epochs.insert(key, epoch);
         self.table.orphan(id);
         self.listings.remove(&id);

@@ -232,6 +232,35 @@ impl State {
         }
     }
 
+    /// What kind of node was found; none for nothing.
+    pub fn kind(&self, found: &Found) -> Option<FileKind> {
+        match found {
+            Found::Covered(ino, _) => self.tree.node(*ino).map(|node| node.kind()),
+            Found::Base(_, _, node) => Some(lower_kind(node)),
+            Found::Nothing(_) => None,
+        }
+    }
+
+    /// The same, and the size.
+    pub fn kind_and_size(&self, found: &Found) -> Option<(FileKind, u64)> {
+        match found {
+            Found::Covered(ino, _) => self.tree.node(*ino).map(|node| (node.kind(), node.size())),
+            Found::Base(ino, _, node) => Some((lower_kind(node), lower_attr(*ino, node).size)),
+            Found::Nothing(_) => None,
+        }
+    }
+
+    /// The record of a node.
+    ///
+    /// # Errors
+    /// As [`State::record`].
+    pub fn node(&self, found: &Found) -> FsResult<Arc<Node>> {
+        match found {
+            Found::Covered(ino, _) => self.tree.node(*ino).cloned().ok_or(FsError::NotFound),
+            Found::Base(..) | Found::Nothing(_) => self.record(found).map(|(node, _)| node),
+        }
+    }
+
     /// What `stat` shows of a node of the tree or the base; none for nothing.
     pub fn attr(&self, found: &Found) -> Option<Attr> {
         match found {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use crate::error::{FsResult, Result};
 use crate::fs::lower::Lower;
-use crate::fs::table::Place;
+use crate::fs::table::{Held, Place};
 use crate::fs::versions::Versions;
 use crate::fs::{Core, Found, Fs, State};
 use crate::store::layer::Upper;
@@ -179,11 +179,21 @@ enum Fate {
     Cut,
 }
 
+/// A held node, where it was, and what becomes of it.
+struct Plan {
+    id: NodeId,
+    ino: Ino,
+    old: Found,
+    fate: Fate,
+}
+
 /// The two states of a switch, and what was found out about directories so far.
 struct Comparison<'a> {
     before: &'a State,
     after: &'a State,
     same_content: bool,
+    /// Files of which the extents differ in the two trees.
+    contents: &'a BTreeSet<Ino>,
     kept_dirs: HashMap<Ino, bool>,
     /// Which directory shows a directory of the base, in the state after.
     shown: HashMap<TreePath, Option<Ino>>,
@@ -227,10 +237,10 @@ impl Core {
         at_last: impl FnOnce(&mut Core) -> FsResult<()>,
     ) -> FsResult<Forgotten> {
         let before = self.state.clone();
-        let diff = before.tree.diff(&after.tree);
+        let mut diff = before.tree.diff(&after.tree);
         let same_epoch = before.lower.epoch() == after.lower.epoch()
             && before.lower.history().len() == after.lower.history().len();
-        let mut names: BTreeSet<(Ino, Name)> = diff.names;
+        let mut names = std::mem::take(&mut diff.names);
         let mut touched_before = HashMap::new();
         let mut touched_after = HashMap::new();
         if !same_epoch {
@@ -249,6 +259,7 @@ impl Core {
             before: &before,
             after: &after,
             same_content,
+            contents: &diff.contents,
             kept_dirs: HashMap::new(),
             shown: HashMap::new(),
             base_before: HashMap::new(),
@@ -256,40 +267,30 @@ impl Core {
         };
         let mut affected: BTreeSet<Ino> = diff.nodes.union(&diff.contents).copied().collect();
         affected.insert(Ino::ROOT);
-        let mut changed_names = BTreeSet::new();
+        let mut changed_names = Vec::new();
         for (dir, name) in names {
             let old = compare.note(&before, dir, &name, true)?;
             let new = compare.note(&after, dir, &name, false)?;
             affected.extend(old.iter().chain(&new));
             if old != new {
-                changed_names.insert((dir, name));
+                changed_names.push((dir, name));
             }
         }
-        let dirs_moved = compare.some_dir_moved(&affected)?;
-        let mut plans: BTreeMap<NodeId, (Ino, Fate)> = BTreeMap::new();
-        for (id, held) in self.table.iter() {
-            let Place::Live { base } = &held.place else { continue };
-            if affected.contains(&held.ino) || dirs_moved || !same_epoch {
-                plans.insert(id, (held.ino, compare.fate(held.ino, base.as_ref())?));
-            }
-        }
+        let all_are_affected = !same_epoch || compare.some_dir_moved(&affected)?;
+        let plans = self.fates(&mut compare, (!all_are_affected).then_some(&affected))?;
         let mut forgotten = Forgotten::default();
         let compare_listings = !same_epoch && !same_content;
         let mut kept_bases = Vec::new();
         let mut cut = Vec::new();
-        let dead_dirs: BTreeSet<Ino> =
-            plans.values().filter(|(_, fate)| matches!(fate, Fate::Cut)).map(|(ino, _)| *ino).collect();
-        for (id, (ino, fate)) in plans {
-            let base = match self.table.get(id).map(|h| &h.place) {
-                Some(Place::Live { base }) => base.clone(),
-                _ => None,
-            };
-            let old = found_of(&before, ino, base.as_ref(), &compare.base_before)?;
+        let is_cut = |plan: &&Plan| matches!(plan.fate, Fate::Cut);
+        let dead_dirs: BTreeSet<Ino> = plans.iter().filter(is_cut).map(|plan| plan.ino).collect();
+        let (mut attrs, mut listings) = (Vec::new(), Vec::new());
+        for Plan { id, ino, old, fate } in plans {
             let names = self.known_names(&before, ino, &old)?;
             match fate {
                 Fate::Kept(new) => {
                     if attrs_differ(&before, &old, &after, &new)? {
-                        forgotten.attrs.insert(id);
+                        attrs.push(id);
                     }
                     // The records of two epochs speak of different directories of the base: the names decide.
                     if compare_listings {
@@ -312,9 +313,9 @@ impl Core {
                 Fate::Cut => {
                     changed_names.extend(names);
                     // Its holders see that it has no name any more, and in a directory that there is nothing.
-                    forgotten.attrs.insert(id);
-                    if before.attr(&old).is_none_or(|attr| attr.kind == FileKind::Dir) {
-                        forgotten.listings.insert(id);
+                    attrs.push(id);
+                    if before.kind(&old).is_none_or(|kind| kind == FileKind::Dir) {
+                        listings.push(id);
                     }
                     let record = match before.record(&old) {
                         Ok(record) => Some(record),
@@ -328,12 +329,18 @@ impl Core {
                 }
             }
         }
-        for (dir, name) in changed_names {
-            if let Some(id) = self.table.id_of(dir) {
-                forgotten.listings.insert(id);
-                forgotten.names.insert((id, name));
-            }
-        }
+        changed_names.sort_unstable();
+        let dirs: BTreeMap<Ino, NodeId> = changed_names
+            .chunk_by(|a, b| a.0 == b.0)
+            .filter_map(|names| names.first())
+            .filter_map(|(dir, _)| Some((*dir, self.table.id_of(*dir)?)))
+            .collect();
+        listings.extend(dirs.values());
+        let held = |(dir, name): (Ino, Name)| Some((*dirs.get(&dir)?, name));
+        // Collected, not inserted: what is almost in order is put in place at once.
+        forgotten.names = changed_names.into_iter().filter_map(held).collect();
+        forgotten.attrs = attrs.into_iter().collect();
+        forgotten.listings = listings.into_iter().collect();
         at_last(self)?;
         self.cut_walks(&cut.iter().map(|(id, _)| *id).collect());
         self.state = after;
@@ -349,16 +356,39 @@ impl Core {
         Ok(forgotten)
     }
 
-    /// The names under which the kernel can hold a node, as (directory, name).
-    fn known_names(&self, state: &State, ino: Ino, found: &Found) -> FsResult<BTreeSet<(Ino, Name)>> {
-        let mut names: BTreeSet<(Ino, Name)> =
-            state.tree.links(ino).map(|(dir, name)| (dir, name.clone())).collect();
+    /// What becomes of the nodes that the kernel holds: of those that are affected, or of all.
+    fn fates(&self, compare: &mut Comparison<'_>, affected: Option<&BTreeSet<Ino>>) -> FsResult<Vec<Plan>> {
+        let mut plans = Vec::new();
+        let mut plan = |id: NodeId, held: &Held| -> FsResult<()> {
+            if let Place::Live { base } = &held.place {
+                let (old, fate) = compare.fate(held.ino, base.as_ref())?;
+                plans.push(Plan { id, ino: held.ino, old, fate });
+            }
+            Ok(())
+        };
+        match affected {
+            // The kernel may hold many more: what it costs is what differs.
+            Some(affected) => {
+                let held = affected.iter().flat_map(|ino| self.table.ids_of(*ino));
+                held.filter_map(|id| Some((id, self.table.get(id)?)))
+                    .try_for_each(|(id, held)| plan(id, held))?;
+            }
+            None => self.table.iter().try_for_each(|(id, held)| plan(id, held))?,
+        }
+        Ok(plans)
+    }
+
+    /// The names under which the kernel can hold a node, as (directory, name). One may be told twice.
+    fn known_names(&self, state: &State, ino: Ino, found: &Found) -> FsResult<Vec<(Ino, Name)>> {
+        let in_tree = state.tree.node(ino).map(|node| state.tree.links_of(ino, node));
+        let mut names: Vec<(Ino, Name)> =
+            in_tree.into_iter().flatten().map(|(dir, name)| (dir, name.clone())).collect();
         names.extend(self.aliases.get(&ino).into_iter().flatten().cloned());
         if let Found::Base(_, path, _) = found
             && let Some((dir, name)) = path.split()
             && let Some((dir, _)) = state.lower.lookup(&dir)?
         {
-            names.insert((dir, name));
+            names.push((dir, name));
         }
         Ok(names)
     }
@@ -448,7 +478,7 @@ impl Comparison<'_> {
     fn some_dir_moved(&mut self, affected: &BTreeSet<Ino>) -> FsResult<bool> {
         for ino in affected {
             let is_dir = |state: &State, noted: &HashMap<Ino, TreePath>| -> FsResult<bool> {
-                Ok(state.attr(&found_of(state, *ino, None, noted)?).is_some_and(|a| a.kind == FileKind::Dir))
+                Ok(state.kind(&found_of(state, *ino, None, noted)?) == Some(FileKind::Dir))
             };
             let was = is_dir(self.before, &self.base_before)?;
             let is = is_dir(self.after, &self.base_after)?;
@@ -459,25 +489,27 @@ impl Comparison<'_> {
         Ok(false)
     }
 
-    /// What becomes of a live node that is held; `held` is where it was last seen in the base.
-    fn fate(&mut self, ino: Ino, held: Option<&TreePath>) -> FsResult<Fate> {
+    /// What becomes of a live node that is held, and where it was; `held` is where it was last seen in the base.
+    fn fate(&mut self, ino: Ino, held: Option<&TreePath>) -> FsResult<(Found, Fate)> {
         let old = found_of(self.before, ino, held, &self.base_before)?;
-        let Some(kind) = self.before.attr(&old).map(|a| a.kind) else { return Ok(Fate::Cut) };
         let new = self.after_of(ino, held, &old)?;
-        let Some(attr) = self.after.attr(&new) else { return Ok(Fate::Cut) };
-        if attr.kind != kind {
-            return Ok(Fate::Cut);
-        }
-        let keeps = match kind {
-            FileKind::Dir => self.dir_kept(ino, held)?,
+        let fate = if self.keeps(ino, held, &old, &new)? { Fate::Kept(new) } else { Fate::Cut };
+        Ok((old, fate))
+    }
+
+    fn keeps(&mut self, ino: Ino, held: Option<&TreePath>, old: &Found, new: &Found) -> FsResult<bool> {
+        let Some(kind) = self.before.kind(old).filter(|kind| self.after.kind(new) == Some(*kind)) else {
+            return Ok(false);
+        };
+        match kind {
+            FileKind::Dir => self.dir_kept(ino, held),
             FileKind::File
             | FileKind::Symlink
             | FileKind::Fifo
             | FileKind::Socket
             | FileKind::Char
-            | FileKind::Block => self.same_content || self.content_identical(&old, &new)?,
-        };
-        Ok(if keeps { Fate::Kept(new) } else { Fate::Cut })
+            | FileKind::Block => Ok(self.same_content || self.content_identical(old, new)?),
+        }
     }
 
     /// The node in the state after, if it is reachable there.
@@ -548,7 +580,7 @@ impl Comparison<'_> {
             {
                 let both_dirs = [(self.before, &old), (self.after, &new)]
                     .iter()
-                    .all(|(state, found)| state.attr(found).is_some_and(|a| a.kind == FileKind::Dir));
+                    .all(|(state, found)| state.kind(found) == Some(FileKind::Dir));
                 both_dirs && self.dir_kept(was_dir, above.as_ref())?
             }
             _ => false,
@@ -563,6 +595,13 @@ impl Comparison<'_> {
             && self.before.lower.epoch() == self.after.lower.epoch()
         {
             return Ok(a == b || self.before.record(old)?.0.body == self.after.record(new)?.0.body);
+        }
+        if let (Found::Covered(a, _), Found::Covered(b, _)) = (old, new)
+            && a == b
+            && let (Some(was), Some(is)) = (self.before.tree.node(*a), self.after.tree.node(*a))
+            && (was.body == is.body || self.contents.contains(a))
+        {
+            return Ok(was.meta.rdev == is.meta.rdev && !self.contents.contains(a));
         }
         let (old_node, old_extents) = self.before.record(old)?;
         let (new_node, new_extents) = self.after.record(new)?;

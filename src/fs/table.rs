@@ -5,7 +5,7 @@
 //! number, until a restore cuts the holders of the old content off: then the id becomes an orphan's, and the number
 //! gets a new id, which never was another node's.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::fs::told::Told;
 use crate::types::{Ino, NodeId, TreePath};
@@ -23,8 +23,8 @@ pub struct Held {
     pub within: Option<NodeId>,
     /// Its number is handed out under another id from now on. Only links are: see `fs/jailed.rs`.
     pub retired: bool,
-    /// What the kernel was told of it while only the base had it: see `fs/told.rs`.
-    pub told: Option<Told>,
+    /// What the kernel was told of it while only the base had it, and since which switch that counts: see `fs/told.rs`.
+    told: Option<(u64, Told)>,
 }
 
 impl Held {
@@ -52,7 +52,11 @@ pub struct NodeTable {
     held: HashMap<NodeId, Held>,
     /// Only of numbers whose id is another number.
     renumbered: HashMap<Ino, NodeId>,
+    /// The ids that are retired, by their number.
+    retired: BTreeSet<(Ino, NodeId)>,
     next: u64,
+    /// Counts how often everything was forgotten that the kernel was told of files of the base.
+    forgotten: u64,
 }
 
 impl NodeTable {
@@ -68,14 +72,22 @@ impl NodeTable {
         self.held.get(&id)
     }
 
-    /// The same, to be changed.
-    pub(super) fn get_mut(&mut self, id: NodeId) -> Option<&mut Held> {
-        self.held.get_mut(&id)
+    /// What the kernel was told of a held node.
+    pub(super) fn told(&self, id: NodeId) -> Option<Told> {
+        let (when, told) = self.held.get(&id)?.told?;
+        (when == self.forgotten).then_some(told)
     }
 
-    /// Forgets what the kernel was told of files of the base: the state is another now.
+    /// Notes what the kernel was told of a held node; none if that does not count any more.
+    pub(super) fn set_told(&mut self, id: NodeId, told: Option<Told>) {
+        if let Some(held) = self.held.get_mut(&id) {
+            held.told = told.map(|told| (self.forgotten, told));
+        }
+    }
+
+    /// Forgets what the kernel was told of files of the base: the state is another now. Costs the same however many there are.
     pub(super) fn forget_told(&mut self) {
-        self.held.values_mut().for_each(|held| held.told = None);
+        self.forgotten += 1;
     }
 
     /// The id under which a live node is held; none if the kernel does not hold it.
@@ -83,6 +95,13 @@ impl NodeTable {
         let id = self.renumbered.get(&ino).copied().unwrap_or(NodeId(ino.0));
         let current = |h: &&Held| h.place != Place::Orphan && h.ino == ino && !h.retired;
         self.held.get(&id).filter(current).map(|_| id)
+    }
+
+    /// All ids under which a live node is held: that, and those that are retired.
+    pub fn ids_of(&self, ino: Ino) -> impl Iterator<Item = NodeId> {
+        let retired = self.retired.range((ino, NodeId(0))..=(ino, NodeId(u64::MAX))).map(|(_, id)| *id);
+        let is_live = |id: &NodeId| self.held.get(id).is_some_and(|held| held.place != Place::Orphan);
+        self.id_of(ino).into_iter().chain(retired.filter(is_live))
     }
 
     /// Hands a live node out once more.
@@ -121,6 +140,9 @@ impl NodeTable {
             return None;
         }
         let held = self.held.remove(&id)?;
+        if held.retired {
+            self.retired.remove(&(held.ino, id));
+        }
         if self.renumbered.get(&held.ino) == Some(&id) {
             self.renumbered.remove(&held.ino);
         }
@@ -141,6 +163,7 @@ impl NodeTable {
     pub fn retire(&mut self, id: NodeId) {
         if let Some(held) = self.held.get_mut(&id) {
             held.retired = true;
+            self.retired.insert((held.ino, id));
             if self.renumbered.get(&held.ino) == Some(&id) {
                 self.renumbered.remove(&held.ino);
             }
@@ -220,7 +243,13 @@ mod tests {
         table.retire(second);
         let third = table.hold(Ino(9), None);
         assert!(third != first && third != second);
+        let mut ids: Vec<NodeId> = table.ids_of(Ino(9)).collect();
+        ids.sort_unstable();
+        assert_eq!(ids, [first, second, third], "all of them are the file");
+        table.orphan(second);
+        assert_eq!(table.ids_of(Ino(9)).collect::<Vec<_>>(), [third, first], "but not what is gone");
         assert!(table.forget(second, 1).is_some() && table.forget(first, 1).is_some());
+        assert_eq!(table.ids_of(Ino(9)).collect::<Vec<_>>(), [third]);
         assert_eq!(table.id_of(Ino(9)), Some(third));
     }
 

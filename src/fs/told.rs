@@ -57,10 +57,10 @@ impl Core {
         if !self.outdated.kernel_remembers {
             return;
         }
-        let (Some(now), Some(held)) = (of(node), self.table.get_mut(id)) else { return };
+        let Some(now) = of(node).filter(|_| self.table.get(id).is_some()) else { return };
         self.outdated.unasked.remove(&id);
-        match held.told {
-            None => held.told = Some(now),
+        match self.table.told(id) {
+            None => self.table.set_told(id, Some(now)),
             Some(told) if told == now => {}
             // It keeps what it has read until it is made to forget it.
             Some(_) => drop(self.outdated.nodes.entry(id).or_insert(false)),
@@ -125,8 +125,6 @@ impl Fs {
         let mut core = self.core();
         core.outdated.nodes.remove(&id);
         core.outdated.unasked.insert(id);
-        if let Some(held) = core.table.get_mut(id) {
-            held.told = None;
-        }
+        core.table.set_told(id, None);
     }
 }

@@ -25,6 +25,8 @@ use crate::types::NodeId;
 
 /// From so many names on a new epoch costs less than telling each.
 const MANY_NAMES: usize = 20_000;
+/// Nodes of which it is asked at once whether the kernel holds them, under the lock of the filesystem.
+const ASKED_AT_ONCE: usize = 256;
 
 /// The session as others than its own thread use it; closed when that thread ends, so that no copy of the descriptor
 /// keeps a mount alive that nobody serves.
@@ -141,8 +143,12 @@ impl Kernel for Mount {
                 note(line.notifier.inval_entry(INodeNo(dir.0), name.as_os_str()));
             }
         }
-        what.attrs.iter().for_each(|id| note(line.forget_attributes(*id)));
         what.listings.iter().for_each(|id| note(line.forget_listing(*id)));
+        // With its names the kernel lets go of most of what nobody uses, and tells us so: of such there is nothing to forget.
+        let attrs: Vec<NodeId> = what.attrs.iter().copied().collect();
+        for some in attrs.chunks(ASKED_AT_ONCE) {
+            self.fs.still_held(some).into_iter().for_each(|id| note(line.forget_attributes(id)));
+        }
         match first_failure {
             // A mount that ended meanwhile remembers nothing.
             Some(_) if self.channel.line().is_none() => Ok(()),

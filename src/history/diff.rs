@@ -1,7 +1,9 @@
 //! What differs between two states, by path.
 //!
-//! The walk goes down only where the trees say that something differs, so it costs what differs and not what is there.
-//! Two files are the same if their records say so; if those differ, their bytes decide.
+//! The walk goes down only where the trees say that something differs, and looks only at the names of which they say it, so it
+//! costs what differs and not what is there. Two files are the same if their records say so; if those differ, their bytes
+//! decide, where somebody wants to know ([`changes`]). For who wants to know what became of a tree, a file that was
+//! written is one that changed ([`written`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -53,7 +55,27 @@ pub struct PathChange {
 /// # Errors
 /// What the base answers.
 pub fn changes(old: &State, new: &State, renames: bool) -> FsResult<Vec<PathChange>> {
-    walk(old, new, renames, None, &read_names)
+    walk(old, new, renames, Look::Everywhere, &read_names)
+}
+
+/// The same with renames, as far as the records tell: a file that was written counts as changed also where it was with the
+/// same bytes. No content is read.
+///
+/// # Errors
+/// What the base answers.
+pub fn written(old: &State, new: &State) -> FsResult<Vec<PathChange>> {
+    walk(old, new, true, Look::AtRecords, &read_names)
+}
+
+/// Where is looked, and at what.
+#[derive(Clone, Copy)]
+enum Look<'a> {
+    /// At all that differs, and at bytes where only they can tell.
+    Everywhere,
+    /// At the records alone.
+    AtRecords,
+    /// The same, at and below some paths.
+    At(&'a [TreePath]),
 }
 
 /// Tells at which paths of the base of a state some nodes stand. That may be found out by reading all of the base.
@@ -82,14 +104,14 @@ pub(super) fn changes_by(
     paths: &[TreePath],
     names_of: NamesOf<'_>,
 ) -> FsResult<Vec<PathChange>> {
-    walk(old, new, false, Some(paths), names_of)
+    walk(old, new, false, Look::At(paths), names_of)
 }
 
 fn walk(
     old: &State,
     new: &State,
     renames: bool,
-    only: Option<&[TreePath]>,
+    look: Look<'_>,
     names_of: NamesOf<'_>,
 ) -> FsResult<Vec<PathChange>> {
     let diff = old.tree.diff(&new.tree);
@@ -102,9 +124,10 @@ fn walk(
     let mut walk = Walk {
         old,
         new,
-        only,
-        is_of_apply: !renames && only.is_none(),
-        hot: hot_nodes(old, new, &diff, &touched)?,
+        look,
+        is_of_apply: !renames && matches!(look, Look::Everywhere),
+        hot: Hot::of(old, new, &diff, &touched)?,
+        contents: &diff.contents,
         touched,
         moved_to: HashMap::new(),
         moved_from: BTreeMap::new(),
@@ -133,7 +156,7 @@ fn unseen_links(
 ) -> FsResult<BTreeSet<TreePath>> {
     let is_unseen = |state: &State, ino: Ino| {
         state.tree.node(ino).is_some_and(|node| {
-            node.kind() != FileKind::Dir && node.meta.nlink as usize > state.tree.links(ino).count()
+            node.kind() != FileKind::Dir && node.meta.nlink as usize > state.tree.links_of(ino, node).count()
         })
     };
     let changed = diff.nodes.union(&diff.contents).copied();
@@ -161,40 +184,66 @@ fn by_directory(paths: &BTreeSet<TreePath>) -> HashMap<TreePath, BTreeSet<Name>>
     names
 }
 
-/// The nodes that differ or have something that differs below them, in either state; `touched` names of the base are to be
-/// looked at as well.
-fn hot_nodes(
-    old: &State,
-    new: &State,
-    diff: &TreeDiff,
-    touched: &HashMap<TreePath, BTreeSet<Name>>,
-) -> FsResult<HashSet<Ino>> {
-    let mut hot = HashSet::from([Ino::ROOT]);
-    let changed = diff.nodes.iter().chain(&diff.contents).chain(diff.names.iter().map(|(dir, _)| dir));
-    for ino in changed {
-        for state in [old, new] {
-            heat(state, *ino, &mut hot);
+/// Where the walk goes: the nodes that differ or lead to such, and the names in each directory by which it comes to them.
+#[derive(Default)]
+struct Hot {
+    nodes: HashSet<Ino>,
+    names: HashMap<Ino, Vec<Name>>,
+}
+
+impl Hot {
+    fn of(
+        old: &State,
+        new: &State,
+        diff: &TreeDiff,
+        touched: &HashMap<TreePath, BTreeSet<Name>>,
+    ) -> FsResult<Hot> {
+        let mut hot = Hot { nodes: HashSet::from([Ino::ROOT]), names: HashMap::new() };
+        let mut heaters = [old, new].map(|state| Heater { state, dirs: HashSet::new() });
+        for (dir, name) in &diff.names {
+            hot.names.entry(*dir).or_default().push(name.clone());
+            heaters.iter_mut().for_each(|heater| heater.heat_dir(*dir, &mut hot));
         }
-    }
-    // A node at a touched path shows its own difference; the directories above it must be entered.
-    for (dir, names) in touched {
-        for path in std::iter::once(dir.clone()).chain(names.iter().map(|name| dir.join(name))) {
-            for state in [old, new] {
-                if let Some((ino, _)) = state.lower.lookup(&path)? {
-                    heat(state, ino, &mut hot);
+        // What only the newer state has of names is among those: the others are found in the older one.
+        let [in_old, _] = &mut heaters;
+        diff.nodes.iter().chain(&diff.contents).for_each(|ino| in_old.heat(*ino, &mut hot));
+        // A node at a touched path shows its own difference; the directories above it must be entered.
+        for (dir, names) in touched {
+            for path in std::iter::once(dir.clone()).chain(names.iter().map(|name| dir.join(name))) {
+                for heater in &mut heaters {
+                    if let Some((ino, _)) = heater.state.lower.lookup(&path)? {
+                        heater.heat(ino, &mut hot);
+                    }
                 }
             }
         }
+        Ok(hot)
     }
-    Ok(hot)
 }
 
-fn heat(state: &State, ino: Ino, hot: &mut HashSet<Ino>) {
-    hot.insert(ino);
-    let mut above: Vec<Ino> = state.tree.links(ino).map(|(dir, _)| dir).collect();
-    while let Some(dir) = above.pop() {
-        if hot.insert(dir) {
-            above.extend(state.tree.links(dir).map(|(up, _)| up));
+/// Finds the names that lead to nodes in one state.
+struct Heater<'a> {
+    state: &'a State,
+    /// The directories whose own names were found.
+    dirs: HashSet<Ino>,
+}
+
+impl Heater<'_> {
+    fn heat(&mut self, ino: Ino, hot: &mut Hot) {
+        hot.nodes.insert(ino);
+        let Some(node) = self.state.tree.node(ino) else { return };
+        for (dir, name) in self.state.tree.links_of(ino, node) {
+            hot.names.entry(dir).or_default().push(name.clone());
+            self.heat_dir(dir, hot);
+        }
+    }
+
+    fn heat_dir(&mut self, mut dir: Ino, hot: &mut Hot) {
+        while self.dirs.insert(dir) {
+            hot.nodes.insert(dir);
+            let Some((above, name)) = self.state.tree.parent(dir) else { return };
+            hot.names.entry(above).or_default().push(name.clone());
+            dir = above;
         }
     }
 }
@@ -202,11 +251,12 @@ fn heat(state: &State, ino: Ino, hot: &mut HashSet<Ino>) {
 struct Walk<'a> {
     old: &'a State,
     new: &'a State,
-    /// Nothing else is looked at.
-    only: Option<&'a [TreePath]>,
+    look: Look<'a>,
     /// Which node stands at a path counts, too.
     is_of_apply: bool,
-    hot: HashSet<Ino>,
+    hot: Hot,
+    /// Files of which the extents differ in the two trees.
+    contents: &'a BTreeSet<Ino>,
     /// Names in directories of the base that are looked at although no tree mentions them.
     touched: HashMap<TreePath, BTreeSet<Name>>,
     /// Old path of each rename, by new path, and the other way round.
@@ -301,11 +351,12 @@ impl Walk<'_> {
 
     /// Whether a path is one of those that are looked at, lies below one, or leads to one.
     fn matters(&self, path: &TreePath) -> bool {
-        self.only.is_none_or(|only| only.iter().any(|p| path.starts_with(p) || p.starts_with(path)))
+        let Look::At(only) = self.look else { return true };
+        only.iter().any(|p| path.starts_with(p) || p.starts_with(path))
     }
 
     fn push(&mut self, path: &TreePath, what: What, old: &Found, new: &Found) {
-        let only_leads = self.only.is_some_and(|only| !only.iter().any(|p| path.starts_with(p)));
+        let only_leads = matches!(self.look, Look::At(only) if !only.iter().any(|p| path.starts_with(p)));
         if only_leads && !matches!(what, What::Added | What::Type) {
             return;
         }
@@ -318,26 +369,26 @@ impl Walk<'_> {
     fn compare(&mut self, old_path: &TreePath, old: &Found, path: &TreePath, new: &Found) -> FsResult<()> {
         if let (Found::Covered(a, _), Found::Covered(b, _)) = (old, new)
             && a == b
-            && !self.hot.contains(a)
+            && !self.hot.nodes.contains(a)
         {
             return Ok(());
         }
         if !self.matters(path) {
             return Ok(());
         }
-        match (self.old.attr(old), self.new.attr(new)) {
+        match (self.old.kind(old), self.new.kind(new)) {
             (None, None) => Ok(()),
             (None, Some(_)) => self.added(path, new),
             (Some(_), None) => self.deleted(old_path, old),
-            (Some(a), Some(b)) if a.kind != b.kind => {
+            (Some(a), Some(b)) if a != b => {
                 // A directory that became something else, or the other way round, takes its names along.
-                self.children_of_gone(old_path, old, a.kind)?;
+                self.children_of_gone(old_path, old, a)?;
                 self.push(path, What::Type, old, new);
-                self.children_of_come(path, new, b.kind)
+                self.children_of_come(path, new, b)
             }
-            (Some(a), Some(_)) => {
-                self.compare_nodes(path, old, new, a.kind)?;
-                if a.kind == FileKind::Dir { self.compare_names(old_path, old, path, new) } else { Ok(()) }
+            (Some(kind), Some(_)) => {
+                self.compare_nodes(path, old, new, kind)?;
+                if kind == FileKind::Dir { self.compare_names(old_path, old, path, new) } else { Ok(()) }
             }
         }
     }
@@ -349,8 +400,7 @@ impl Walk<'_> {
         {
             return Ok(());
         }
-        let (old_node, _) = self.old.record(old)?;
-        let (new_node, _) = self.new.record(new)?;
+        let (old_node, new_node) = (self.old.node(old)?, self.new.node(new)?);
         // A path that is another node now, and looks the same, must not keep the number of the one before.
         let is_other = self.is_of_apply && old.ino() != new.ino();
         let what = if kind == FileKind::Dir {
@@ -373,9 +423,25 @@ impl Walk<'_> {
     }
 
     fn same_content(&self, old: &Found, new: &Found) -> FsResult<bool> {
-        match self.only {
-            None => same_content(self.old, old, self.new, new),
-            Some(_) => Ok(same_record(self.old, old, self.new, new)? == Some(true)),
+        if let (Found::Covered(a, _), Found::Covered(b, _)) = (old, new)
+            && a == b
+            && let (Some(was), Some(is)) = (self.old.tree.node(*a), self.new.tree.node(*a))
+            && was.body == is.body
+            && was.meta.rdev == is.meta.rdev
+            && !self.contents.contains(a)
+        {
+            return Ok(true);
+        }
+        // Files of one number that are kept in different places: only their bytes could tell more.
+        let is_written = |found: &Found| {
+            matches!(found, Found::Covered(ino, _) if self.contents.contains(ino)) && old.ino() == new.ino()
+        };
+        if !matches!(self.look, Look::Everywhere) && is_written(old) && is_written(new) {
+            return Ok(false);
+        }
+        match self.look {
+            Look::Everywhere => same_content(self.old, old, self.new, new),
+            Look::AtRecords | Look::At(_) => Ok(same_record(self.old, old, self.new, new)? == Some(true)),
         }
     }
 
@@ -393,13 +459,8 @@ impl Walk<'_> {
         let alike = a == b && a_base == b_base;
         let touched = a_base.iter().chain(&b_base).filter_map(|dir| self.touched.get(dir)).flatten().cloned();
         let mut names: BTreeSet<Name> = touched.collect();
-        if alike && names.is_empty() && !self.hot.contains(&a) {
-            return Ok(());
-        }
         if alike {
-            names.extend(
-                self.old.tree.dentries(a).chain(self.new.tree.dentries(b)).map(|(name, _)| name.clone()),
-            );
+            names.extend(self.hot.names.get(&a).into_iter().flatten().cloned());
         } else {
             names.extend(self.old.merged_names(a, a_base.as_ref())?.into_keys());
             names.extend(self.new.merged_names(b, b_base.as_ref())?.into_keys());
@@ -426,7 +487,7 @@ impl Walk<'_> {
             return self.compare_names(&old_path, &old, path, new);
         }
         self.push(path, What::Added, &Found::Nothing(None), new);
-        let kind = self.new.attr(new).map_or(FileKind::File, |a| a.kind);
+        let kind = self.new.kind(new).unwrap_or(FileKind::File);
         self.children_of_come(path, new, kind)
     }
 
@@ -436,7 +497,7 @@ impl Walk<'_> {
             return Ok(());
         }
         self.push(path, What::Deleted, old, &Found::Nothing(None));
-        let kind = self.old.attr(old).map_or(FileKind::File, |a| a.kind);
+        let kind = self.old.kind(old).unwrap_or(FileKind::File);
         self.children_of_gone(path, old, kind)
     }
 

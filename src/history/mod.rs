@@ -402,7 +402,7 @@ impl Timeline {
         let (_, before) = self.secure(&format!("{} {description}", verb_text(verb)))?;
         match self.show(verb, to, &state, description, Showing::Replaces)? {
             Some((from, rest)) => {
-                let changes = diff::changes(&from, &state, true).attempt(|| "list what changed")?;
+                let changes = diff::written(&from, &state).attempt(|| "list what changed")?;
                 self.keep_restored(&from, &changes);
                 Ok(Replaced { before: rest.or(before), from, to: state, changes })
             }

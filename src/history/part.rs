@@ -73,7 +73,7 @@ impl Timeline {
             let after = self.seal(automatic(attempt()))?;
             self.log(verb, what, Target { layer: Some(after), epoch })?;
             told?;
-            let changes = diff::changes(&changed.from, &shown, true).attempt(|| "list what changed")?;
+            let changes = diff::written(&changed.from, &shown).attempt(|| "list what changed")?;
             self.keep_restored(&changed.from, &changes);
             return Ok(Replaced { before: Some(changed.layer), from: changed.from, to: shown, changes });
         }

@@ -502,7 +502,7 @@ fn checkpoint_of(info: &LayerInfo, parent: Option<LayerId>) -> Option<Checkpoint
 }
 
 fn plain_changes(old: &State, new: &State) -> Result<Vec<Change>> {
-    let changes = diff::changes(old, new, true).attempt(|| "list what changed")?;
+    let changes = diff::written(old, new).attempt(|| "list what changed")?;
     told_changes(old, new, &changes)
 }
 
@@ -517,9 +517,8 @@ fn change_of(
     change: &PathChange,
     detail: Detail,
 ) -> crate::error::FsResult<Change> {
-    let (before, after) = (old.attr(&change.old), new.attr(&change.new));
-    let size = |attr: Option<crate::fs::Attr>| attr.filter(|a| a.kind == FileKind::File).map(|a| a.size);
-    let shown = after.or(before);
+    let (before, after) = (old.kind_and_size(&change.old), new.kind_and_size(&change.new));
+    let size = |of: Option<(FileKind, u64)>| of.filter(|(kind, _)| *kind == FileKind::File).map(|of| of.1);
     let text = match detail {
         Detail::NameStatus => None,
         Detail::Stat => patch::text_of(old, new, change, Wanted::Lines)?,
@@ -537,7 +536,7 @@ fn change_of(
             What::Renamed => ChangeKind::Renamed,
         },
         old_path: change.old_path.clone(),
-        file: shown.map_or(FileKind::File, |a| a.kind),
+        file: after.or(before).map_or(FileKind::File, |of| of.0),
         ino: number(&change.new).or(number(&change.old)).unwrap_or(Ino(0)),
         old_size: size(before),
         new_size: size(after),

@@ -17,9 +17,15 @@ pub struct Segment {
 impl Tree {
     /// The extents of a file, in order.
     pub fn extents(&self, ino: Ino) -> impl Iterator<Item = (u64, Extent)> + '_ {
-        self.extents
-            .range((Bound::Included((ino, 0)), Bound::Excluded((Ino(ino.0 + 1), 0))))
-            .map(|((_, start), extent)| (*start, *extent))
+        let found = self.extents.get_next(&(ino, 0)).filter(|((at, _), _)| *at == ino);
+        let first = found.map(|((_, start), extent)| (*start, *extent));
+        // To begin a range takes two searches, and most files are one extent, which ends where they do.
+        let more = first.filter(|(start, extent)| start + extent.len < self.size(ino));
+        let rest = more.into_iter().flat_map(move |(start, _)| {
+            let range = (Bound::Excluded((ino, start)), Bound::Excluded((Ino(ino.0 + 1), 0)));
+            self.extents.range(range).map(|((_, start), extent)| (*start, *extent))
+        });
+        first.into_iter().chain(rest)
     }
 
     /// The extents of all files.

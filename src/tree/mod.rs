@@ -10,6 +10,7 @@
 //! * every name of kind `Child` stands in a directory of the tree and names a node of the tree;
 //! * `links` is the exact reverse of those names;
 //! * every node but the root has a name, unless it is a file of the base that has further names there;
+//! * a file counts at least as many links as it has names here;
 //! * a directory has one name; walking up ends at the root;
 //! * the extents of a file do not overlap and end at or before its size; neighbours that continue each other are one.
 //!
@@ -27,7 +28,7 @@ use imbl::ordmap::DiffItem;
 use imbl::{OrdMap, OrdSet};
 
 pub use crate::store::record::{Body, Dentry, Edit, Hides, Meta, Node, Origin, Source, Xattrs};
-use crate::types::{ByteRange, Ino, Name, TreePath};
+use crate::types::{ByteRange, FileKind, Ino, Name, TreePath};
 pub use extents::Segment;
 
 /// Where a run of bytes is, by the offset at which it begins.
@@ -122,9 +123,19 @@ impl Tree {
 
     /// The names of a node in this tree: (directory, name), sorted.
     pub fn links(&self, ino: Ino) -> impl Iterator<Item = (Ino, &Name)> {
-        let from = (ino, Ino(0), Name::before_all());
-        let to = (Ino(ino.0 + 1), Ino(0), Name::before_all());
-        self.links.range((Bound::Included(from), Bound::Excluded(to))).map(|(_, dir, name)| (*dir, name))
+        let first = self.links.get_next(&(ino, Ino(0), Name::before_all())).filter(|link| link.0 == ino);
+        // To begin a range takes two searches, and most nodes have one name: those behind it are looked for when asked for.
+        let rest = first.into_iter().flat_map(move |first| {
+            let to = (Ino(ino.0 + 1), Ino(0), Name::before_all());
+            self.links.range::<_, (Ino, Ino, Name)>((Bound::Excluded(first), Bound::Excluded(&to)))
+        });
+        first.into_iter().chain(rest).map(|(_, dir, name)| (*dir, name))
+    }
+
+    /// The same for a node whose record is at hand: no more names are looked for than it has.
+    pub fn links_of(&self, ino: Ino, node: &Node) -> impl Iterator<Item = (Ino, &Name)> {
+        let most = if node.kind() == FileKind::Dir { 1 } else { node.meta.nlink };
+        self.links(ino).take(most as usize)
     }
 
     /// The directory that holds `ino` and its name there, by its first name.
@@ -191,6 +202,20 @@ impl Tree {
         Ok(())
     }
 
+    /// Puts a record and the extents of its content into a tree that has nothing under its number yet.
+    ///
+    /// # Errors
+    /// [`Misfit`] for content where none can be; the record is there then.
+    pub fn put_whole(
+        &mut self,
+        ino: Ino,
+        node: Arc<Node>,
+        extents: impl IntoIterator<Item = (ByteRange, Source)>,
+    ) -> Result<(), Misfit> {
+        self.nodes.insert(ino, node);
+        extents.into_iter().try_for_each(|(range, source)| self.map(ino, range, Some(source)))
+    }
+
     fn node_mut(&mut self, ino: Ino) -> Result<&mut Node, Misfit> {
         self.nodes.get_mut(&ino).map(Arc::make_mut).ok_or(Misfit::NO_NODE)
     }
@@ -230,11 +255,12 @@ impl Tree {
 
     /// What differs from `self` to `other`. Costs what differs, not what is there, when one was cloned from the other.
     pub fn diff(&self, other: &Tree) -> TreeDiff {
-        let mut diff = TreeDiff::default();
-        diff.nodes.extend(self.nodes.diff(&other.nodes).map(|item| *diff_key(&item)));
-        diff.contents.extend(self.extents.diff(&other.extents).map(|item| diff_key(&item).0));
-        diff.names.extend(self.dentries.diff(&other.dentries).map(|item| diff_key(&item).clone()));
-        diff
+        // Collected, not inserted: what comes in order is then put in place at once.
+        TreeDiff {
+            nodes: self.nodes.diff(&other.nodes).map(|item| *diff_key(&item)).collect(),
+            contents: self.extents.diff(&other.extents).map(|item| diff_key(&item).0).collect(),
+            names: self.dentries.diff(&other.dentries).map(|item| diff_key(&item).clone()).collect(),
+        }
     }
 
     /// Holds the tree against what is always true of it.

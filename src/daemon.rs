@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use nix::fcntl::OFlag;
 use nix::sys::signal::{SigSet, Signal};
@@ -74,6 +75,8 @@ pub struct Choice {
     pub allow_other: Option<bool>,
     /// Whether the kernel collects writes.
     pub writeback: bool,
+    /// For how many microseconds at most the next request is watched for; none for the default.
+    pub spin: Option<u32>,
     /// Whether setuid bits count.
     pub suid: bool,
     /// Whether device nodes work.
@@ -168,6 +171,7 @@ impl Choice {
             read_only: self.read_only,
             allow_other: self.allow_other,
             writeback: self.writeback,
+            spin: self.spin.map(|us| Duration::from_micros(us.into())),
             suid: self.suid,
             dev: self.dev,
             noexec: self.noexec,

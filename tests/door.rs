@@ -118,6 +118,27 @@ fn options_reach_the_kernel() {
 }
 
 #[test]
+fn who_watches_for_requests_answers_all_of_them_and_ends() {
+    let spin = Some(std::time::Duration::from_millis(1));
+    let bench =
+        Bench::with(&MountOptions { spin, ..MountOptions::default() }, |base| write(base.join("a"), "x"));
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let bench = &bench;
+            scope.spawn(move || {
+                for at in 0..50 {
+                    let path = bench.at(&format!("{thread}-{at}"));
+                    write(&path, "new");
+                    assert_eq!((read(&path), read(bench.at("a"))), (b"new".to_vec(), b"x".to_vec()));
+                    File::open(&path).unwrap().sync_all().unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(fs::read_dir(bench.at("")).unwrap().count(), 201);
+}
+
+#[test]
 fn files_are_created_written_read_and_cut() {
     let bench = Bench::over(|base| write(base.join("old"), "0123456789"));
     write(bench.at("new"), "hello");

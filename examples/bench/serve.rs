@@ -2,7 +2,7 @@
 //! sent, and, so that only the work itself is timed and not the start of a command, checkpoint and restore.
 //!
 //! ```text
-//! bench __serve BASE MNT STORE [writeback] [allow=PREFIX]...
+//! bench __serve BASE MNT STORE [writeback] [spin=US] [allow=PREFIX]...
 //!   -> ready
 //! counters        -> NAME=N NAME=N ...
 //! checkpoint      -> the id
@@ -16,6 +16,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use jailfs::fs::PastView;
 use jailfs::fuse::{self, Counters, MountOptions};
@@ -55,7 +56,9 @@ pub fn main(words: &[OsString]) -> Res<()> {
         }),
     })?;
     let writeback = options.iter().any(|option| option == "writeback");
-    let options = MountOptions { writeback, ..MountOptions::default() };
+    let spin = options.iter().find_map(|option| option.to_str()?.strip_prefix("spin=")?.parse().ok());
+    let spin = spin.map(Duration::from_micros);
+    let options = MountOptions { writeback, spin, ..MountOptions::default() };
     let mounted = fuse::mount(Arc::clone(sandbox.fs()), &mount_point, store, &options)?;
     sandbox.attach(mounted.kernel());
     println!("ready");

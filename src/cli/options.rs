@@ -10,6 +10,8 @@ use crate::types::Name;
 
 /// Versions of a file that can be asked for.
 const MOST_VERSIONS: u32 = 1000;
+/// Microseconds for which the next request can be watched for.
+const LONGEST_SPIN: u32 = 1000;
 
 /// What the options say: about the mount, and which store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,6 +46,7 @@ impl Options {
             (b"allow_other", None) => choice.allow_other = Some(true),
             (b"noallow_other", None) => choice.allow_other = Some(false),
             (b"writeback", None) => choice.writeback = true,
+            (b"spin", Some(text)) => choice.spin = Some(number(option, text, microseconds)?),
             (b"suid", None) => choice.suid = true,
             (b"nosuid", None) => choice.suid = false,
             (b"dev", None) => choice.dev = true,
@@ -117,6 +120,13 @@ pub(super) fn count(text: &str) -> std::result::Result<u64, String> {
 /// Reads how many operations can be gone back to.
 fn operations(text: &str) -> std::result::Result<u64, String> {
     text.parse().map_err(|_| "it is a number, 0 for none".to_owned())
+}
+
+/// Reads for how long the next request is watched for.
+fn microseconds(text: &str) -> std::result::Result<u32, String> {
+    let digits = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
+    let number = text.parse().ok().filter(|number| digits && *number <= LONGEST_SPIN);
+    number.ok_or_else(|| format!("it is a number of microseconds from 0, for not at all, to {LONGEST_SPIN}"))
 }
 
 /// Reads how many versions of a file are kept.
@@ -223,6 +233,8 @@ mod tests {
             ("allow_other", Choice { allow_other: Some(true), ..plain() }),
             ("noallow_other", Choice { allow_other: Some(false), ..plain() }),
             ("writeback", Choice { writeback: true, ..plain() }),
+            ("spin=50", Choice { spin: Some(50), ..plain() }),
+            ("spin=50,spin=0", Choice { spin: Some(0), ..plain() }),
             ("suid,dev,noexec", Choice { suid: true, dev: true, noexec: true, ..plain() }),
             ("suid,dev,noexec,nosuid,nodev,exec", plain()),
             ("volatile", Choice { volatile: true, ..plain() }),

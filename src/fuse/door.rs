@@ -808,7 +808,7 @@ impl Filesystem for Door {
         let workers = if node(ino_in).is_past() { &self.past } else { &self.workers };
         workers.run(move || {
             // The pass above ends with this function.
-            let Some(_pass) = gate.pass() else { return reply.error(CUT_OFF) };
+            let Some(_pass) = gate.pass_again() else { return reply.error(CUT_OFF) };
             match fs.copy_range(node(ino_in), offset_in, node(ino_out), offset_out, len.min(MAX_COPY), kill) {
                 Ok(copied) => {
                     if kill {

@@ -1,7 +1,11 @@
 //! The gate before the door of a mount: once it is closed, no request changes anything any more.
 
+use std::sync::OnceLock;
+
 use fuser::Errno;
 use parking_lot::{RwLock, RwLockReadGuard};
+
+use crate::fuse::watch::{Watch, Watching};
 
 /// What a request is answered once the gate is closed: as the kernel answers when nobody serves.
 pub(super) const CUT_OFF: Errno = Errno::ENOTCONN;
@@ -11,13 +15,33 @@ pub(super) const CUT_OFF: Errno = Errno::ENOTCONN;
 #[derive(Default)]
 pub(super) struct Gate {
     is_closed: RwLock<bool>,
+    watch: OnceLock<Watch>,
+}
+
+/// A request that was let in. When it is done, the next one is watched for.
+pub(super) struct Pass<'a> {
+    // Dropped first: whoever closes the gate does not wait for who only watches.
+    _open: RwLockReadGuard<'a, bool>,
+    _then: Option<Watching<'a>>,
 }
 
 impl Gate {
-    /// Lets a request in, for as long as the pass is held; none if the gate is closed. A job that no worker could take
-    /// runs inside another request: so not `read`, which would wait for whoever closes the gate, who waits for that one.
-    pub(super) fn pass(&self) -> Option<RwLockReadGuard<'_, bool>> {
+    /// Lets a request in, for as long as the pass is held; none if the gate is closed. For the thread that takes the requests.
+    pub(super) fn pass(&self) -> Option<Pass<'_>> {
+        let open = self.pass_again()?;
+        Some(Pass { _open: open, _then: self.watch.get().and_then(Watch::after_this) })
+    }
+
+    /// Lets a request in that goes on elsewhere. A job that no worker could take runs inside another request: so not `read`,
+    /// which would wait for whoever closes the gate, who waits for that one.
+    pub(super) fn pass_again(&self) -> Option<RwLockReadGuard<'_, bool>> {
         Some(self.is_closed.read_recursive()).filter(|is_closed| !**is_closed)
+    }
+
+    /// After each request that it takes, the thread watches for the next one for a while.
+    pub(super) fn watch(&self, watch: Watch) {
+        // It is set once, before the first request.
+        let _is_set = self.watch.set(watch);
     }
 
     /// Closes the gate, after the requests that are in.
@@ -39,7 +63,7 @@ mod tests {
             std::thread::sleep(std::time::Duration::from_millis(30));
             assert!(!closing.is_finished(), "a request is in");
             // What the request itself needs is not kept out.
-            drop(gate.pass().unwrap());
+            drop(gate.pass_again().unwrap());
             drop(pass);
         });
         assert!(gate.pass().is_none());

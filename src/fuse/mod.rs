@@ -21,6 +21,7 @@ mod past;
 mod privileges;
 mod settle;
 mod translate;
+mod watch;
 mod workers;
 
 use std::io;
@@ -47,6 +48,7 @@ pub use counters::Counters;
 use door::Door;
 use gate::Gate;
 use kernel::{Channel, Mount, Root};
+use watch::Watch;
 
 /// What mountinfo shows as the source of our mounts.
 const SOURCE: &[u8] = b"jailfs";
@@ -69,6 +71,9 @@ pub struct MountOptions {
     pub allow_other: Option<bool>,
     /// The kernel collects writes. Many small writes become cheaper, most other things dearer.
     pub writeback: bool,
+    /// For how long at most the next request is watched for before the thread that takes them sleeps; not at all if nothing is
+    /// said.
+    pub spin: Option<Duration>,
     /// No program may be run from the mount.
     pub noexec: bool,
     /// setuid and setgid count. Only root may ask for it.
@@ -131,7 +136,7 @@ pub fn mount(fs: Arc<Fs>, mount_point: &Path, store_path: &Path, options: &Mount
     let unmounter = Unmounter { mount_point: Arc::from(&*mount_point), dev, is_elsewhere: false };
     let root = Root::At(mount_point.clone());
     let door = Door::new(Arc::clone(&fs), store_path, options.writeback);
-    let mounted = start(fs, door, device, root, unmounter, (options.writeback, all_users)).map_err(cannot)?;
+    let mounted = start(fs, door, device, root, unmounter, (options, all_users)).map_err(cannot)?;
     guard.0 = None;
     Ok(mounted)
 }
@@ -169,7 +174,7 @@ pub fn adopt(fs: Arc<Fs>, handed: Handed, mount_point: &Path, store_path: &Path)
     let Handed { device, root, dev, all_users } = handed;
     let unmounter = Unmounter { mount_point: Arc::from(mount_point), dev, is_elsewhere: true };
     let door = Door::new(Arc::clone(&fs), store_path, false);
-    start(fs, door, device, Root::Held(root), unmounter, (false, all_users))
+    start(fs, door, device, Root::Held(root), unmounter, (&MountOptions::default(), all_users))
         .map_err(|e| e.kind(Kind::CannotMount))
 }
 
@@ -179,7 +184,7 @@ fn start(
     device: OwnedFd,
     root: Root,
     unmounter: Unmounter,
-    (writeback, all_users): (bool, bool),
+    (options, all_users): (&MountOptions, bool),
 ) -> Result<Mounted> {
     let attempt = || format!("serve '{}'", unmounter.mount_point.display());
     let raw = device.try_clone().attempt(attempt)?;
@@ -191,13 +196,15 @@ fn start(
     config.n_threads = Some(1);
     let session = Session::from_fd(door, device, SessionACL::All, config).attempt(attempt)?;
     channel.connect(session.notifier(), raw);
+    gate.watch(Watch::new(Arc::clone(&channel), options.spin.unwrap_or_default()));
     let closer = CloseAtEnd(Arc::clone(&channel));
     let thread = Builder::new().name("jailfs-session".into()).spawn(move || {
         let _closer = closer;
         session.run()
     });
     let thread = thread.attempt(attempt)?;
-    let kernel = Arc::new(Mount { fs, channel, homeward, root, dev: unmounter.dev, writeback, all_users });
+    let (dev, writeback) = (unmounter.dev, options.writeback);
+    let kernel = Arc::new(Mount { fs, channel, homeward, root, dev, writeback, all_users });
     Ok(Mounted { unmounter, gate, kernel, counters, connection, session: Some(thread) })
 }
 

@@ -446,17 +446,20 @@ fn run_served(mut started: Started, serving: Serving, run: &Run) -> Result<(Outc
         None => until_it_ends(&mut started, run.timeout),
     };
     let interrupted = started.is_interrupted();
-    if matches!(outcome, Ok(Outcome::Ended(_))) {
-        let left = started.remaining();
-        if !left.is_empty() {
-            out::note(&format!(
-                "processes remain in the sandbox and are ended: {}",
-                show::one_line(&left.join(", "))
-            ));
-        }
-    }
-    // While it is served: a process that waits for the tree could not end otherwise.
+    let left = match outcome {
+        Ok(Outcome::Ended(_)) => started.remaining(),
+        _ => Vec::new(),
+    };
+    // While it is served: a process that waits for the tree could not end otherwise. And before anything is told: what still runs
+    // can hold the terminal back.
     started.end();
+    if matches!(outcome, Ok(Outcome::TimedOut)) {
+        out::note("the time is over: the command is ended");
+    }
+    if !left.is_empty() {
+        let left = show::one_line(&left.join(", "));
+        out::note(&format!("processes remain in the sandbox and are ended: {left}"));
+    }
     drop(serving.into_sandbox());
     Ok((outcome?, interrupted))
 }
@@ -496,7 +499,6 @@ fn until_it_ends(started: &mut Started, timeout: Option<Duration>) -> Result<Out
             Ok(Outcome::NotStarted(code))
         }
         Waited::TimeIsOver => {
-            out::note("the time is over: the command is ended");
             started.terminate()?;
             // Whether it ends by itself or not, its time was over.
             started.wait(Some(Instant::now() + GRACE))?;

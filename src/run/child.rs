@@ -2,7 +2,8 @@
 //!
 //! The command and everything that it starts stay in the process group and on the terminal of this process, as if a shell had
 //! started them: the terminal's own signals reach them without us. What another process sends to us we hand on. So that a
-//! shell sees its job stop when the command stops, we stop too; and go on with it.
+//! shell sees its job stop when the command stops, we stop too; and go on with it. A command whose time is limited cannot stop
+//! the clock with us: the kernel lets us go on when the time is over ([`Started::wait`]).
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -11,22 +12,24 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl;
-use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signal::{SigEvent, SigSet, SigevNotify, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::timer::{Expiration, Timer, TimerSetTimeFlags};
 use nix::sys::wait::waitpid;
+use nix::time::ClockId;
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::namespace;
 use super::talk::{Line, News, Order, Spec};
-use super::terminal::Terminal;
+use super::terminal::{self, Terminal};
 use super::walls::Walls;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fuse::Handed;
@@ -40,6 +43,8 @@ pub const EXEC_VERB: &str = "__exec";
 pub const CANNOT_EXECUTE: u8 = 126;
 /// The status when the command was not found.
 pub const NOT_FOUND: u8 = 127;
+/// Who is stopped after its time was over goes on within this time.
+const WAKE_AGAIN: Duration = Duration::from_millis(500);
 
 /// A command with its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -164,6 +169,7 @@ impl Program {
             namespace: PathBuf::new(),
             base,
             signals: signals.map_err(io::Error::from).attempt(attempt)?,
+            alarm: None,
             terminal: Terminal::of_this_process(),
         };
         joins(first)?;
@@ -219,6 +225,8 @@ pub struct Started {
     namespace: PathBuf,
     base: PathBuf,
     signals: SignalFd,
+    /// What lets this process go on when the time is over.
+    alarm: Option<Timer>,
     terminal: Option<Terminal>,
     /// The command has been started.
     runs: bool,
@@ -299,11 +307,15 @@ impl Started {
         Ok(None)
     }
 
-    /// Waits for the end of the command, or for `until`; hands signals on meanwhile.
+    /// Waits for the end of the command, or for `until`; hands signals on meanwhile. From `until` on nothing keeps this process
+    /// stopped: not the command, with which it stops, nor anybody who stops it by a signal.
     ///
     /// # Errors
     /// It cannot be waited for.
     pub fn wait(&mut self, until: Option<Instant>) -> Result<Waited> {
+        if let Some(until) = until {
+            self.wake_at(until).map_err(io::Error::from).attempt(|| "set an alarm for the end of the time")?;
+        }
         loop {
             let Some(timeout) = timeout(until) else { return Ok(Waited::TimeIsOver) };
             let [news, signals] = self.poll(timeout)?;
@@ -325,6 +337,18 @@ impl Started {
                 }
             }
         }
+    }
+
+    /// SIGCONT has its effect on a stopped process when it is sent, and none on another; and timers go on while a process is stopped.
+    fn wake_at(&mut self, until: Instant) -> nix::Result<()> {
+        // None at all would switch it off.
+        let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let event = SigEvent::new(SigevNotify::SigevSignal { signal: Signal::SIGCONT, si_value: 0 });
+        let mut alarm = Timer::new(ClockId::CLOCK_MONOTONIC, event)?;
+        let when = Expiration::IntervalDelayed(left.into(), WAKE_AGAIN.into());
+        alarm.set(when, TimerSetTimeFlags::empty())?;
+        self.alarm = Some(alarm);
+        Ok(())
     }
 
     /// Whether there are news, and signals.
@@ -436,15 +460,19 @@ impl Started {
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // The first process of a pid namespace ends at the end of the connection and takes all others along; the kernel lets it
-        // be reaped when they are gone. Without one, the same process has ended its children.
+        // The first process of a pid namespace takes all others along; the kernel lets it be reaped when they are gone. It would
+        // end by itself at the end of the connection, but not if the command has stopped it.
         self.line = None;
         for pid in &self.processes {
+            if let Err(error) = kill(*pid, Signal::SIGKILL) {
+                log::debug!("end process {pid}: {error}");
+            }
             while waitpid(*pid, None) == Err(Errno::EINTR) {}
         }
         if self.namespace.as_os_str().is_empty() {
             super::inside::end_children(&self.spared);
         }
+        terminal::let_output_through();
         if let Some(terminal) = &self.terminal {
             terminal.take_back(|_| false);
             terminal.restore();

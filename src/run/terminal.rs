@@ -5,10 +5,12 @@
 //! has it: a job in the background leaves the shell its terminal.
 
 use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
 
 use nix::errno::Errno;
 use nix::sys::signal::killpg;
-use nix::sys::termios::{SetArg, Termios, tcgetattr, tcsetattr};
+use nix::sys::termios::{FlowArg, SetArg, Termios, tcflow, tcgetattr, tcsetattr};
 use nix::unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp};
 
 /// The controlling terminal of this process, and its modes before the command. SIGTTOU must be blocked.
@@ -16,6 +18,19 @@ use nix::unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp};
 pub(super) struct Terminal {
     device: File,
     modes: Termios,
+}
+
+/// Lets what is written to the terminal appear again, if a command has held it back (tcflow(3)), or whoever writes there would
+/// wait for ever. What a person holds back by a key stays so: the kernel tells the two apart.
+pub(super) fn let_output_through() {
+    let (input, output, error) = (io::stdin(), io::stdout(), io::stderr());
+    for stream in [input.as_fd(), output.as_fd(), error.as_fd()] {
+        match tcflow(stream, FlowArg::TCOON) {
+            // No terminal, and nothing at all: then nothing is held back either.
+            Ok(()) | Err(Errno::ENOTTY | Errno::EBADF) => {}
+            Err(error) => log::debug!("let the output of the terminal through: {error}"),
+        }
+    }
 }
 
 impl Terminal {

@@ -403,11 +403,29 @@ assert libc.prctl(22, 2, ctypes.byref(Program(len(lines), program)), 0, 0) == 0,
 os.execvp(sys.argv[1], sys.argv[1:])
 "#;
 
+/// Runs a script in `/srv/base` as [`at_srv`] does, where no namespaces are to be had.
+fn without_namespaces(place: &Place, who: Who, script: &str) -> Said {
+    place.write("refuse.py", REFUSE_NAMESPACES);
+    place.write("script", script);
+    // With the filter of a privileged process, so that fusermount3 is what it is.
+    let prepare = "mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse && rm fuse && mount --bind . /srv";
+    let (user, given) = match who {
+        Who::Root => ("", "0:0"),
+        Who::Nobody => ("setpriv --reuid 65534 --regid 65534 --clear-groups", "65534:65534"),
+    };
+    let own = said(place.command("", "chown").args(["-R", given, "base", "home", "out"]));
+    assert_eq!(own.code, 0, "{own:?}");
+    let line = format!("{prepare}; cd /srv/base; exec python3 ../refuse.py {user} sh -eu ../script");
+    let mut command = place.command("", "unshare");
+    command.env("JAILFS", "/srv/jailfs").env("HOME", "/srv/home");
+    command.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+    said(command.args(["-m", "sh", "-ec", &line]))
+}
+
 #[test]
 fn without_namespaces_the_second_wall_stands_alone_and_is_said_to() {
     for who in EVERYBODY {
         let place = place();
-        place.write("refuse.py", REFUSE_NAMESPACES);
         let script = r#"
             no() { if "$@"; then echo "it went well: $*" >&2; exit 99; fi; }
             [ "$PWD" = "$JAILFS_ROOT" ]; [ "$PWD" != /srv/base ]; [ "${PWD##*/}" = base ]; [ -d "$TMPDIR" ]
@@ -419,24 +437,30 @@ fn without_namespaces_the_second_wall_stands_alone_and_is_said_to() {
             (setsid sh -c 'while :; do sleep 1; done' &) ; sleep 0.1; echo done
         "#;
         place.write("inside", script);
-        // With the filter of a privileged process, so that fusermount3 is what it is.
-        let prepare = "mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse && rm fuse && mount --bind . /srv";
-        let user = if who == Who::Nobody { "setpriv --reuid 65534 --regid 65534 --clear-groups" } else { "" };
-        let given = if who == Who::Nobody { "65534:65534" } else { "0:0" };
-        let own = said(place.command("", "chown").args(["-R", given, "base", "home", "out"]));
-        assert_eq!(own.code, 0);
-        let line = format!(
-            "{prepare}; cd /srv/base; exec python3 ../refuse.py {user} sh -euc 'export PPID_OUTSIDE=$$; \
-             $JAILFS run --keep -- sh -euc \"$(cat ../inside)\"; code=0; $JAILFS run --require-confinement true || code=$?; [ $code = 125 ]; \
-             $JAILFS diff base; ! ls -d /tmp/jailfs-run-*/mount/base 2>/dev/null'"
-        );
-        let mut command = place.command("", "unshare");
-        command.env("JAILFS", "/srv/jailfs").env("HOME", "/srv/home");
-        command.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
-        let said = said(command.args(["-m", "sh", "-ec", &line]));
+        let outside = r#"
+            export PPID_OUTSIDE=$$
+            $JAILFS run --keep -- sh -euc "$(cat ../inside)"
+            code=0; $JAILFS run --require-confinement true || code=$?; [ $code = 125 ]
+            $JAILFS diff base; ! ls -d /tmp/jailfs-run-*/mount/base 2>/dev/null
+        "#;
+        let said = without_namespaces(&place, who, outside);
         assert_eq!((said.code, said.out.as_str()), (0, "done\nA\td/\nR\ta\td/a\n"), "{who:?}: {}", said.err);
         assert!(said.err.contains("warning: no namespaces are to be had here: "), "{}", said.err);
         assert!(said.err.contains("confined by Landlock "), "{}", said.err);
         assert!(said.err.contains("; but no namespaces: "), "{}", said.err);
+    }
+}
+
+#[test]
+fn without_namespaces_a_command_that_stops_who_started_it_is_ended_in_time() {
+    for who in EVERYBODY {
+        let place = place();
+        place.write("inside", "(setsid sleep 60 &); kill -STOP $PPID; echo > stopped; sleep 60");
+        // Who ends this for taking too long ends the shell first.
+        let run =
+            r#"code=0; $JAILFS run --timeout 1 --keep -- sh -c "$(cat ../inside)" || code=$?; echo code $code"#;
+        let said = without_namespaces(&place, who, run);
+        assert_eq!(said.out, "code 124\n", "{who:?}: {}", said.err);
+        assert!(said.err.contains("the time is over") && said.err.contains("A\tstopped"), "{}", said.err);
     }
 }

@@ -8,11 +8,16 @@ use crate::place::{JAILFS, Place, said};
 const PERSON: &str = include_str!("person.py");
 
 fn play(place: &Place, script: &str) {
+    play_to(place, script, &["bash", "--norc", "--noprofile", "-i"]);
+}
+
+/// Plays it to a program that has the terminal for itself, as one in a job of a CI has.
+fn play_to(place: &Place, script: &str, program: &[&str]) {
     place.write("person.py", PERSON);
     place.write("play", script);
     let mut command = place.command("base", "python3");
     command.env("PS1", "").env("TERM", "xterm").env("JAILFS", JAILFS);
-    let said = said(command.args(["../person.py", "../play", "bash", "--norc", "--noprofile", "-i"]));
+    let said = said(command.args(["../person.py", "../play"]).args(program));
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
 }
 
@@ -192,6 +197,68 @@ see OUTSIDE>
 type stty -a | grep -o ' icanon' ; echo code $?
 see icanon
 see code 0
+type exit
+"#,
+    );
+}
+
+#[test]
+fn a_command_that_stops_itself_does_not_stop_the_clock() {
+    let place = Place::new();
+    let stops = "trap '' TERM; kill -STOP $$; echo woken > ../out/woken; while :; do kill -STOP $$; done";
+    place.make_out();
+    place.write("base/stops", stops);
+    place.write("base/stops-all", "kill -STOP 0; kill -STOP $$; sleep 60");
+    play(
+        &place,
+        r#"
+type PS1='OUTSIDE> '
+see OUTSIDE>
+type $JAILFS run --timeout 0.5 --discard -- sh stops-all
+see Stopped
+see OUTSIDE>
+see the time is over
+type wait; echo all gone
+see all gone
+type exit
+"#,
+    );
+    // Nobody would let this one go on.
+    let run = [JAILFS, "run", "--timeout", "0.5", "--discard", "--bind-rw", "../out", "--", "sh", "stops"];
+    play_to(&place, "see confined by\nsee the time is over\nsee nothing\n", &run);
+    assert!(place.exists("out/woken"), "it goes on, to end");
+}
+
+#[test]
+fn a_command_that_holds_the_terminal_back_is_ended_in_time_all_the_same() {
+    let place = Place::new();
+    let holds = r#"
+import os, signal, sys, termios, time
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+if os.fork():
+    termios.tcflow(2, termios.TCOOFF)
+    open('held', 'w')
+    time.sleep(60 if 'long' in sys.argv else 0)
+else:
+    os.setsid()
+    signal.pause()
+"#;
+    place.write("base/holds.py", holds);
+    play(
+        &place,
+        r#"
+type PS1='OUTSIDE> '
+see OUTSIDE>
+type $JAILFS run --timeout 0.5 --attempts 2 --keep -- python3 holds.py long
+see attempt 1 of 2 ran out of time
+see the time is over
+see A	held
+see OUTSIDE>
+type echo code $?
+see code 124
+type $JAILFS run --discard -- python3 holds.py
+see processes remain
+see OUTSIDE>
 type exit
 "#,
     );

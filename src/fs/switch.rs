@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::error::{FsResult, Result};
+use crate::error::{FsError, FsResult, Result};
 use crate::fs::lower::Lower;
 use crate::fs::table::{Held, Place};
 use crate::fs::versions::Versions;
@@ -246,7 +246,7 @@ impl Core {
         if !same_epoch {
             for (dir, touched) in touched_names(&before, &after) {
                 for (state, dirs) in [(&before, &mut touched_before), (&after, &mut touched_after)] {
-                    if let Some((ino, _)) = state.lower.lookup(&dir)? {
+                    if let Some((ino, _)) = unless_closed(state.lower.lookup(&dir))?.flatten() {
                         dirs.insert(ino, dir.clone());
                         names.extend(touched.iter().map(|name| (ino, name.clone())));
                     }
@@ -386,7 +386,7 @@ impl Core {
         names.extend(self.aliases.get(&ino).into_iter().flatten().cloned());
         if let Found::Base(_, path, _) = found
             && let Some((dir, name)) = path.split()
-            && let Some((dir, _)) = state.lower.lookup(&dir)?
+            && let Some((dir, _)) = unless_closed(state.lower.lookup(&dir))?.flatten()
         {
             names.push((dir, name));
         }
@@ -416,7 +416,7 @@ fn found_of(
         return Ok(Found::Covered(ino, None));
     }
     for path in noted.get(&ino).into_iter().chain(held) {
-        if let Some((found, node)) = state.lower.lookup(path)?
+        if let Some((found, node)) = unless_closed(state.lower.lookup(path))?.flatten()
             && found == ino
         {
             return Ok(Found::Base(ino, path.clone(), node));
@@ -451,7 +451,7 @@ impl Comparison<'_> {
                 None => return Ok(None),
             },
         };
-        let found = state.find(dir, lower.as_ref(), name)?;
+        let Some(found) = unless_closed(state.find(dir, lower.as_ref(), name))? else { return Ok(None) };
         if let Found::Base(ino, path, _) = &found {
             let noted = if is_before { &mut self.base_before } else { &mut self.base_after };
             noted.insert(*ino, path.clone());
@@ -531,7 +531,9 @@ impl Comparison<'_> {
         };
         let candidates = [self.base_after.get(&ino).cloned(), origin, held.cloned()];
         for path in candidates.into_iter().flatten() {
-            let Some((found, node)) = self.after.lower.lookup(&path)? else { continue };
+            let Some((found, node)) = unless_closed(self.after.lower.lookup(&path))?.flatten() else {
+                continue;
+            };
             if found == ino && self.seen_in_after(&path)? {
                 return Ok(Found::Base(ino, path, node));
             }
@@ -539,9 +541,9 @@ impl Comparison<'_> {
         // In another epoch the base may have it elsewhere: after an apply, where the mount showed it before.
         if self.same_content || self.before.lower.epoch() != self.after.lower.epoch() {
             for path in paths_in(self.before, old)? {
-                let found = self.after.resolve(&path)?;
-                if found.ino() == Some(ino) {
-                    return Ok(found);
+                match unless_closed(self.after.resolve(&path))? {
+                    Some(found) if found.ino() == Some(ino) => return Ok(found),
+                    Some(_) | None => {}
                 }
             }
         }
@@ -652,7 +654,7 @@ fn paths_in(state: &State, found: &Found) -> FsResult<Vec<TreePath>> {
             state.tree.links(*ino).filter_map(|(dir, name)| state.tree.path_in(dir, name)).collect()
         }
         Found::Base(_, path, _) => match path.split() {
-            Some((above, name)) => match state.lower.lookup(&above)? {
+            Some((above, name)) => match unless_closed(state.lower.lookup(&above))?.flatten() {
                 Some((dir, _)) => vec![state.dir_path(dir, Some(&above))?.join(&name)],
                 None => Vec::new(),
             },
@@ -662,12 +664,24 @@ fn paths_in(state: &State, found: &Found) -> FsResult<Vec<TreePath>> {
     })
 }
 
+/// What was found, or none if it lies behind a directory of the base that is closed to us: nobody finds it by its name then, and who holds
+/// it keeps what he holds.
+fn unless_closed<T>(found: FsResult<T>) -> FsResult<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(FsError::AccessDenied) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// The directory that holds a directory, its name there, and the path of the former in the base if it is not covered.
 fn place_in(state: &State, found: &Found) -> FsResult<Option<(Ino, Name, Option<TreePath>)>> {
     Ok(match found {
         Found::Covered(ino, _) => state.tree.parent(*ino).map(|(dir, name)| (dir, name.clone(), None)),
         Found::Base(_, path, _) => match path.split() {
-            Some((above, name)) => state.lower.lookup(&above)?.map(|(dir, _)| (dir, name, Some(above))),
+            Some((above, name)) => {
+                unless_closed(state.lower.lookup(&above))?.flatten().map(|(dir, _)| (dir, name, Some(above)))
+            }
             None => None,
         },
         Found::Nothing(_) => None,
@@ -684,7 +698,7 @@ fn shown_at(
     if let Some(known) = known.get(path) {
         return Ok(*known);
     }
-    let shown = match state.lower.lookup(path)? {
+    let shown = match unless_closed(state.lower.lookup(path))?.flatten() {
         None => None,
         Some((ino, _)) => match covers(&state.tree, ino) {
             Some(covered) => (covered.as_ref() == Some(path)).then_some(ino),

@@ -314,7 +314,9 @@ impl Started {
     /// It cannot be waited for.
     pub fn wait(&mut self, until: Option<Instant>) -> Result<Waited> {
         if let Some(until) = until {
-            self.wake_at(until).map_err(io::Error::from).attempt(|| "set an alarm for the end of the time")?;
+            self.wake_at(until)
+                .map_err(io::Error::from)
+                .attempt(|| "set an alarm for the end of the time")?;
         }
         loop {
             let Some(timeout) = timeout(until) else { return Ok(Waited::TimeIsOver) };

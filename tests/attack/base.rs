@@ -48,6 +48,30 @@ fn a_mount_in_the_base_is_seen_empty_and_told_by_status() {
     place.umount();
 }
 
+#[test]
+fn an_apply_at_a_mount_point_of_the_base_is_refused_before_it_writes() {
+    let place = place();
+    fs::write(place.at("base/a"), "old").unwrap();
+    mount(Some("none"), &place.at("base/d/deep"), Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+    fs::write(place.at("base/d/deep/theirs"), "theirs").unwrap();
+    place.ok(&["mount", "base", "mnt"]);
+    fs::write(place.at("mnt/a"), "new").unwrap();
+    fs::remove_dir(place.at("mnt/d/deep")).unwrap();
+    fs::remove_dir(place.at("mnt/d")).unwrap();
+    fs::write(place.at("mnt/d"), "a file").unwrap();
+    let mut apply = Command::new(JAILFS);
+    place.environment(apply.args(["-C", "mnt", "apply"]).current_dir(place.top()));
+    let output = apply.output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && told.contains("something is mounted"), "{output:?}");
+    assert_eq!(fs::read_to_string(place.at("base/a")).unwrap(), "old");
+    assert_eq!(fs::read_to_string(place.at("base/d/deep/theirs")).unwrap(), "theirs");
+    // The rest goes.
+    place.ok(&["-C", "mnt", "apply", "a"]);
+    assert_eq!(fs::read_to_string(place.at("base/a")).unwrap(), "new");
+    place.umount();
+}
+
 /// Somebody exchanges a directory of the base for a link to one outside, in which files of the same names lie. With the
 /// calls of this kernel, and where openat2(2) is missing or forbidden.
 #[test]

@@ -457,8 +457,7 @@ fn without_namespaces_a_command_that_stops_who_started_it_is_ended_in_time() {
         let place = place();
         place.write("inside", "(setsid sleep 60 &); kill -STOP $PPID; echo > stopped; sleep 60");
         // Who ends this for taking too long ends the shell first.
-        let run =
-            r#"code=0; $JAILFS run --timeout 1 --keep -- sh -c "$(cat ../inside)" || code=$?; echo code $code"#;
+        let run = r#"code=0; $JAILFS run --timeout 1 --keep -- sh -c "$(cat ../inside)" || code=$?; echo code $code"#;
         let said = without_namespaces(&place, who, run);
         assert_eq!(said.out, "code 124\n", "{who:?}: {}", said.err);
         assert!(said.err.contains("the time is over") && said.err.contains("A\tstopped"), "{}", said.err);

@@ -102,3 +102,27 @@ fn files_of_other_owners_keep_them_through_a_run() {
     assert!(place.exists("base/roots/mine/new"));
     assert_eq!(place.sh("base", "stat -c '%n %u:%g %a' roots roots-file shared").out, before);
 }
+
+/// A directory that is closed also to its owner, as a test makes one, and those that are closed to changes, as Go's module cache has.
+#[test]
+fn what_an_ordinary_user_closed_is_applied_and_taken_back() {
+    let place = place();
+    let said = as_nobody(
+        &place,
+        r#"
+        cd ../base; mkdir -p mod/sub; echo old > mod/sub/f; chmod 555 mod/sub mod
+        $JAILFS run --apply -- sh -euc 'echo changed > a; chmod 755 mod/sub; rm mod/sub/f; echo new > mod/sub/g; chmod 555 mod/sub'
+        [ "$(cat a mod/sub/g | tr '\n' ' ')" = 'changed new ' ]; [ ! -e mod/sub/f ]
+        [ "$(stat -c %a mod mod/sub | tr '\n' ' ')" = '555 555 ' ]
+        $JAILFS apply --undo; [ "$(cat a)" = one ]; [ "$(cat mod/sub/f)" = old ]; [ ! -e mod/sub/g ]
+        [ "$(stat -c %a mod mod/sub | tr '\n' ' ')" = '555 555 ' ]
+        $JAILFS run --keep -- sh -euc 'echo changed > a; mkdir d; echo f > d/f; chmod 000 d; echo z > z
+            python3 -c "import os; os.setxattr(\"z\", \"user.v\", b\"x\" * 60000)"'
+        code=0; $JAILFS apply 2> ../home/err || code=$?; [ $code != 0 ]
+        [ "$(cat a)" = one ]; [ ! -e d ]; [ ! -e z ]; $JAILFS status
+        $JAILFS run --apply -- rm z; [ "$(cat a)" = changed ]; [ "$(stat -c %a d)" = 0 ]; [ ! -e z ]
+        chmod -R u+rwx mod d; [ "$(cat d/f)" = f ]
+        "#,
+    );
+    assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
+}

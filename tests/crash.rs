@@ -124,6 +124,21 @@ fn at_every_step(words: &[&str]) {
     eprintln!("{words:?}: {steps} steps, each with SIGKILL, one in {} with EIO and a full disk", stride());
 }
 
+/// The disk of the store has room, and that of the temporary files has none.
+#[test]
+fn what_is_published_needs_no_room_for_temporary_files() {
+    let live = prepared();
+    for words in
+        [&["checkpoint", "green"][..], &["hold", "c0"], &["restore", "c1"], &["gc", "--operations", "0"]]
+    {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
+        let command = command.arg("--store").arg(&live.store).args(words).current_dir("/");
+        let output = command.env("TMPDIR", live.outside().join("nowhere")).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {output:?}");
+    }
+    check(&live.store, "without temporary files");
+}
+
 #[test]
 fn a_checkpoint_that_is_cut_off_at_any_step_is_there_or_not() {
     at_every_step(&["checkpoint", "green"]);

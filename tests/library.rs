@@ -17,8 +17,10 @@ use jailfs::error::{Error, FsError};
 use jailfs::fs::{Caller, RenameMode, SetAttr, SetXattr};
 use jailfs::sandbox::verbs::{ChangeKind, Detail, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
+use jailfs::store::Store;
+use jailfs::store::record::{OpRecord, OpVerb};
 use jailfs::sys::step;
-use jailfs::types::{LayerId, Name, NodeId, TreePath};
+use jailfs::types::{Epoch, LayerId, Name, NodeId, Timestamp, TreePath};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
 
@@ -549,6 +551,59 @@ fn a_checkpoint_that_is_cut_off_loses_nothing_and_is_none() {
         let seals: Vec<_> = log.iter().map(|c| (c.automatic, c.name.clone())).collect();
         assert_eq!(seals, [(true, None)], "what was below is sealed now, as a state of nobody's");
     }
+}
+
+#[test]
+fn a_gc_after_a_seal_that_failed_keeps_what_that_layer_has() {
+    let mut failed = 0;
+    for step in 1..=8 {
+        let place = Place::new();
+        let sandbox = place.open();
+        put(&sandbox, "f", "of the layer whose seal failed");
+        let request = Request::Checkpoint { name: None, message: String::new() };
+        let made = step::with(&format!("fail:store.write:{step}:EIO"), || sandbox.handle(request));
+        failed += usize::from(made.is_err());
+        put(&sandbox, "g", "of the one above");
+        let gc = Request::Gc { operations: 0, keep: None, max_store: None, dry_run: false };
+        sandbox.handle(gc).unwrap();
+        let is_whole = |sandbox: Arc<Sandbox>| {
+            assert_eq!(get(&sandbox, "f"), "of the layer whose seal failed", "step {step}");
+            assert_eq!(get(&sandbox, "g"), "of the one above", "step {step}");
+            drop(sandbox);
+            let checked = Sandbox::check_store(&place.store, true).unwrap();
+            assert!(checked.problems.is_empty(), "step {step}: {:?}", checked.problems);
+        };
+        is_whole(sandbox);
+        is_whole(place.open());
+    }
+    assert!(failed > 1);
+}
+
+/// The new log stands in the place of the old one from the rename on: what is appended to the old one nobody reads.
+#[test]
+fn nothing_is_acknowledged_into_a_log_that_has_been_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let op = |number: u32| OpRecord {
+        head: "main".to_owned(),
+        time: Timestamp::default(),
+        verb: OpVerb::Checkpoint,
+        description: number.to_string(),
+        tree: None,
+        epoch: Epoch(0),
+    };
+    let store = Store::create(&path, b"/base", (1, 1), StoreOptions::default()).unwrap();
+    for number in 1..=10 {
+        store.append_op(op(number)).unwrap();
+    }
+    let trimmed = step::with("fail:store.sync-dir:1:EIO", || store.trim_ops(3));
+    let acknowledged = store.append_op(op(11)).is_ok();
+    drop(store);
+    let store = Store::open(&path, (1, 1), StoreOptions::default()).unwrap();
+    let told: Vec<String> = store.ops().into_iter().map(|(_, op)| op.description).collect();
+    assert_eq!(told, ["8", "9", "10"], "{trimmed:?}");
+    assert!(!acknowledged, "it was told that the operation is in the log");
+    assert_eq!(store.append_op(op(11)).unwrap(), 11);
 }
 
 /// The head is published by a rename and a sync of its directory; either can fail, and what puts the old one back, too.

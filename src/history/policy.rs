@@ -152,3 +152,57 @@ impl Timeline {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::base::Base;
+    use crate::jail::{Jail, Policy as Links};
+    use crate::store::{Store, StoreOptions};
+
+    fn timeline(dir: &std::path::Path) -> Timeline {
+        let base = dir.join("base");
+        std::fs::create_dir(&base).unwrap();
+        let base = Base::open(&base).unwrap();
+        let path = base.path().to_owned();
+        let store =
+            Store::create(&dir.join("store"), &path, base.root_id(), StoreOptions::default()).unwrap();
+        let (policy, allowed_targets) = (Links::Deny, Vec::new());
+        let jail = Jail { policy, mount_point: path.clone(), base_path: path, allowed_targets };
+        Timeline::open(Arc::new(store), Arc::new(base), "main", jail).unwrap()
+    }
+
+    /// It may be the thread that answers the kernel, and whoever tidies up may wait for an answer of that.
+    #[test]
+    fn who_needs_room_does_not_wait_for_who_tidies_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let timeline = Arc::new(timeline(dir.path()));
+        let _tidying = timeline.tidying.lock();
+        let (tell, told) = mpsc::channel();
+        let asking = Arc::clone(&timeline);
+        std::thread::spawn(move || tell.send(asking.make_room()));
+        assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(None));
+    }
+
+    #[test]
+    fn without_a_word_no_checkpoint_goes_and_nothing_is_due() {
+        let dir = tempfile::tempdir().unwrap();
+        let timeline = timeline(dir.path());
+        let none = BTreeSet::new();
+        let made: Vec<LayerId> = (0..3).map(|_| timeline.checkpoint(None, String::new()).unwrap()).collect();
+        for is_full in [false, true] {
+            assert_eq!(timeline.is_due(&Policy::default(), &none, is_full), Due::Not);
+        }
+        let one = Policy { checkpoints: Some(1), operations: 0, ..Policy::default() };
+        assert_eq!(timeline.is_due(&one, &none, false), Due::WhenIdle);
+        assert_eq!(timeline.is_due(&one, &none, true), Due::Now);
+        assert_eq!(timeline.is_due(&one, &made.iter().copied().collect(), true), Due::Not, "they are spared");
+        let collected = timeline.collect_by(&one, &made[..1].iter().copied().collect(), &|| true).unwrap();
+        let dropped: Vec<LayerId> = collected.dropped.iter().map(|info| info.header.layer).collect();
+        assert_eq!(dropped, made[1..2]);
+        assert_eq!(timeline.is_due(&one, &made[..1].iter().copied().collect(), true), Due::Not);
+    }
+}

@@ -26,6 +26,8 @@ pub struct Roots {
     store: Arc<Store>,
     kept: BTreeMap<LayerId, Kept>,
     uses: u64,
+    /// Nodes that are kept at most, about.
+    most: usize,
 }
 
 struct Kept {
@@ -39,7 +41,7 @@ struct Kept {
 impl Roots {
     /// Nothing is kept yet.
     pub fn new(store: Arc<Store>) -> Roots {
-        Roots { store, kept: BTreeMap::new(), uses: 0 }
+        Roots { store, kept: BTreeMap::new(), uses: 0, most: KEPT_NODES }
     }
 
     /// Keeps the tree of a layer, which the head shows or showed; those that were not used for long may go.
@@ -54,7 +56,7 @@ impl Roots {
     fn insert(&mut self, layer: LayerId, tree: Tree, own: usize) {
         self.uses += 1;
         self.kept.insert(layer, Kept { tree, used: self.uses, own });
-        while self.kept.len() > 1 && (self.kept.len() > KEPT || self.nodes() > KEPT_NODES) {
+        while self.kept.len() > 1 && (self.kept.len() > KEPT || self.nodes() > self.most) {
             let oldest = self.kept.iter().min_by_key(|(_, kept)| kept.used).map(|(layer, _)| *layer);
             oldest.and_then(|layer| self.kept.remove(&layer));
         }
@@ -246,6 +248,13 @@ mod tests {
     use crate::store::record::{Body, Edit, Meta, Node};
     use crate::types::{FileKind, Ino, Timestamp};
 
+    fn fifo() -> Box<Node> {
+        let time = Timestamp::default();
+        let mode = FileKind::Fifo.type_bits();
+        let meta = Meta { mode, uid: 0, gid: 0, nlink: 1, rdev: 0, atime: time, mtime: time, ctime: time };
+        Box::new(Node { meta, xattrs: None, body: Body::Special })
+    }
+
     /// A store of sealed layers, each on the one before, with a file more in each.
     fn store(path: &std::path::Path, layers: u32) -> Arc<Store> {
         let store =
@@ -254,18 +263,45 @@ mod tests {
         let mut parent = None;
         for number in 1..=layers {
             let mut layer = store.create_layer(parent, "main", Epoch(0), LayerKind::Continues).unwrap();
-            let time = Timestamp::default();
-            let mode = FileKind::Fifo.type_bits();
-            let meta =
-                Meta { mode, uid: 0, gid: 0, nlink: 1, rdev: 0, atime: time, mtime: time, ctime: time };
-            let node = Box::new(Node { meta, xattrs: None, body: Body::Special });
-            let edit = Edit::Put { ino: Ino(1000 + u64::from(number)), node };
+            let edit = Edit::Put { ino: Ino(1000 + u64::from(number)), node: fifo() };
             layer.record(&Record::Edits(vec![edit])).unwrap();
             let seal = Seal { name: None, message: String::new(), time: clock::now(), automatic: false };
             store.seal_layer(&mut layer, seal).unwrap();
             parent = Some(layer.layer());
         }
         Arc::new(store)
+    }
+
+    /// Each layer gives up all that the one before has, and no two trees share anything.
+    #[test]
+    fn trees_that_share_nothing_count_each_for_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::create(
+            &dir.path().join("store"),
+            b"/base",
+            (1, 1),
+            StoreOptions { volatile: true, ..StoreOptions::default() },
+        )
+        .unwrap();
+        let (files, layers) = (50, 60);
+        let mut parent = None;
+        for number in 0..layers {
+            let mut layer = store.create_layer(parent, "main", Epoch(0), LayerKind::Continues).unwrap();
+            let ino = |layer: u64, file: u64| Ino(1000 * (layer + 1) + file);
+            let gone = |file| Edit::Remove { ino: ino(number - 1, file) };
+            let mut edits: Vec<Edit> = (0..if number == 0 { 0 } else { files }).map(gone).collect();
+            edits.extend((0..files).map(|file| Edit::Put { ino: ino(number, file), node: fifo() }));
+            layer.record(&Record::Edits(edits)).unwrap();
+            let seal = Seal { name: None, message: String::new(), time: clock::now(), automatic: false };
+            store.seal_layer(&mut layer, seal).unwrap();
+            parent = Some(layer.layer());
+        }
+        let mut roots = Roots { most: 10 * files as usize, ..Roots::new(Arc::new(store)) };
+        let top = roots.load(parent.unwrap()).unwrap();
+        assert_eq!(top.len(), files as usize);
+        let nodes: usize = roots.kept.values().map(|kept| kept.tree.len()).sum();
+        // By the size of their records, so only about: these are small.
+        assert!(roots.kept.len() > 1 && nodes <= 3 * roots.most, "{nodes} nodes are kept");
     }
 
     #[test]

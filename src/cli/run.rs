@@ -25,7 +25,7 @@ use crate::run::{
     End, Group, NotStarted, Program, Share, Spec, Started, Waited, Walls, block_signals, let_signals_through,
 };
 use crate::sandbox::verbs::{Applied, Change, Detail, Reply, Request, Rev};
-use crate::sandbox::{Sandbox, StoreOptions};
+use crate::sandbox::{Moment, Sandbox, StoreOptions};
 
 /// The exit code when jailfs failed and not the command.
 pub(super) const FAILED: u8 = 125;
@@ -200,6 +200,7 @@ impl Run {
                 other => format!("failed ({})", other.code()),
             };
             sandboxed.roll_back()?;
+            sandboxed.sandbox.forget_since(&sandboxed.moment)?;
             out::note(&format!("attempt {attempt} of {} {how}, and was rolled back", self.attempts));
             attempt += 1;
         }
@@ -254,6 +255,8 @@ struct Sandboxed {
     sandbox: Arc<Sandbox>,
     /// The tree as it was before: the last checkpoint, or the base.
     start: Rev,
+    /// What else there was.
+    moment: Moment,
 }
 
 impl Sandboxed {
@@ -265,10 +268,10 @@ impl Sandboxed {
             let message = format!("before run: {}", program.line());
             let request = Request::Checkpoint { name: None, message };
             let Reply::Checkpoint(checkpoint) = sandbox.handle(request)? else { return Err(wrong_answer()) };
-            return Ok(Sandboxed { sandbox, start: Rev::Id(checkpoint.id) });
+            return Ok(Sandboxed { start: Rev::Id(checkpoint.id), moment: sandbox.moment(), sandbox });
         }
         let start = status.checkpoint.map_or(Rev::Base, |checkpoint| Rev::Id(checkpoint.id));
-        Ok(Sandboxed { sandbox, start })
+        Ok(Sandboxed { start, moment: sandbox.moment(), sandbox })
     }
 
     /// Runs the command once. Whether somebody has asked for an end meanwhile.

@@ -60,7 +60,9 @@ pub use past::{Archive, Origin, PastView, Text};
 pub use room::{Limits, Space};
 pub use state::{Found, State};
 pub use switch::{Changed, Forgotten, Switch, Switched};
-pub use versions::{Clock, Known as KnownVersions, NoStep, QUIET, Step, Stepped, Tended, VersionInfo};
+pub use versions::{
+    Clock, Known as KnownVersions, NoStep, QUIET, Step, Stepped, Tended, VersionInfo, VersionMark,
+};
 
 /// The layer number that stands for the scratch file of orphans.
 const SCRATCH: LayerId = LayerId(0);

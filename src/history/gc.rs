@@ -123,7 +123,7 @@ impl Timeline {
         }
     }
 
-    fn give_up(&self, info: &LayerInfo) -> Result<()> {
+    pub(super) fn give_up(&self, info: &LayerInfo) -> Result<()> {
         let layer = info.header.layer;
         let Some(seal) = info.seal.clone() else { return Ok(()) };
         let told = seal.name.as_ref().map(|name| format!(" '{name}'")).unwrap_or_default();

@@ -16,6 +16,7 @@ pub mod check;
 mod conflict;
 mod dedup;
 pub mod diff;
+mod forget;
 pub mod gc;
 mod home;
 mod origin;
@@ -45,6 +46,7 @@ use crate::store::record::{HeadRecord, LayerKind, OpRecord, OpVerb, Seal};
 use crate::sys::clock;
 use crate::types::{Epoch, LayerId, Name, NodeId};
 
+pub use forget::Moment;
 pub use policy::{Due, Policy};
 pub use stack::Roots;
 pub use tidy::Effort;

@@ -38,7 +38,7 @@ use crate::store::record::OpVerb;
 use crate::store::{self, Store};
 use crate::types::{FileKind, Ino, LayerId, TreePath};
 
-pub use crate::history::Policy as KeepPolicy;
+pub use crate::history::{Moment, Policy as KeepPolicy};
 pub use crate::store::StoreOptions;
 pub use crate::store::versions::Bounds;
 pub use home::is_base_of;

@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::error::Result;
 use crate::fs::{Fs, Tended};
 use crate::history::gc::Keep;
-use crate::history::{Due, Effort, Policy, Timeline, check};
+use crate::history::{Due, Effort, Moment, Policy, Timeline, check};
 use crate::sandbox::Sandbox;
 use crate::sandbox::collector::{self, Collector, Terms};
 use crate::sandbox::verbs::{Checked, Checkpoint, Collected, Info, LayerSpace, Rev};
@@ -106,6 +106,22 @@ impl Sandbox {
     /// All states that there are now stay, until [`Sandbox::spare_nothing`].
     pub fn spare_all_states(&self) {
         self.terms.lock().spared = self.timeline.sealed().iter().map(|info| info.header.layer).collect();
+    }
+
+    /// Remembers what there is now besides the tree, for [`Sandbox::forget_since`].
+    pub fn moment(&self) -> Moment {
+        self.timeline.moment()
+    }
+
+    /// Forgets the checkpoints, holds, operations and versions of files that there are since a moment. The tree must have been taken
+    /// back to a state from before it.
+    ///
+    /// # Errors
+    /// What the store answers; something of it may still be there then.
+    pub fn forget_since(&self, moment: &Moment) -> Result<()> {
+        let fs = Arc::clone(self.fs());
+        let _alone = fs.alone();
+        self.timeline.forget_since(moment)
     }
 
     /// What stayed because of [`Sandbox::spare_all_states`] may go; and goes, if that pays. Gives the checkpoints that went.

@@ -667,6 +667,28 @@ impl Store {
         }
     }
 
+    /// Gives up the records of the log of heads behind the one with this number; but for the very last, if that one is no longer there.
+    ///
+    /// # Errors
+    /// As the calls it is made of; the log then stays as it was.
+    pub fn cut_ops(&self, last: u64) -> Result<()> {
+        let mut ops = self.ops.lock();
+        let count = ops.records.len();
+        let kept = usize::try_from(last.saturating_sub(ops.given_up)).unwrap_or(usize::MAX);
+        if kept >= count {
+            return Ok(());
+        }
+        // An empty log would not tell by which number it goes on.
+        let (from, to) = if kept == 0 { (count - 1, count) } else { (0, kept) };
+        let records: Vec<OpRecord> = ops.records.iter().skip(from).take(to - from).cloned().collect();
+        let given_up = ops.given_up + from as u64;
+        let log = self
+            .publish_log(HEADS_LOG, given_up, records.iter())
+            .map_err(|error| error.during("cut the log of heads"))?;
+        *ops = Ops { log, records, given_up };
+        Ok(())
+    }
+
     /// Rewrites the log of numbers as what came of it, if it is much longer than that.
     ///
     /// # Errors

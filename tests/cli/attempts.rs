@@ -61,3 +61,45 @@ fn a_command_whose_time_is_over_is_ended_with_all_that_it_started() {
     assert_eq!(quick.code, 3);
     assert_eq!(place.say("base", "run --timeout nothing true").code, 2);
 }
+
+#[test]
+fn an_attempt_finds_nothing_of_the_one_before_in_the_past_either() {
+    let place = Place::new();
+    let before = place.run(
+        "--keep",
+        "echo 1 >> a; $JAILFS checkpoint mine >/dev/null; echo 2 >> a; mkdir d; echo 1 > d/x; echo 2 > d/y; mv d/y d/x",
+    );
+    assert_eq!(before.code, 0, "{}", before.err);
+    let script = r#"
+        mkdir .jailfs/checkpoints/c || exit 20
+        echo secret$JAILFS_ATTEMPT > new; $JAILFS checkpoint named$JAILFS_ATTEMPT >/dev/null || exit 21
+        $JAILFS hold c >/dev/null || exit 22
+        ls .jailfs/checkpoints; $JAILFS log | wc -l; $JAILFS op log | wc -l; $JAILFS history a | wc -l
+        $JAILFS history d/x | wc -l; find .jailfs/history | sort
+        grep -rhs secret .jailfs/history .jailfs/checkpoints/*/ .jailfs/checkpoints/[0-9]*/ | sort
+        for n in $(seq 60); do $JAILFS show $n:new 2>/dev/null; done
+        echo $JAILFS_ATTEMPT >> a; rm new; mv d e; echo 3 > e/x; $JAILFS checkpoint >/dev/null; $JAILFS restore c >/dev/null
+        rm -rf d; echo over >> a
+        exit $JAILFS_ATTEMPT
+    "#;
+    let said = place.run("--attempts 3 --keep", script);
+    assert_eq!(said.code, 3, "{}", said.err);
+    let first: Vec<&str> = said.out.lines().collect();
+    let each = first.len() / 3;
+    let attempts: Vec<String> = first
+        .chunks(each)
+        .zip(1..)
+        .map(|(lines, n)| lines.join("\n").replace(&format!("secret{n}"), "secret").replace(&format!("named{n}"), "named"))
+        .collect();
+    assert!(attempts[0].contains("secret") && attempts[0].contains("d/x"), "{}", said.out);
+    assert_eq!(attempts[0], attempts[1], "{}", said.err);
+    assert_eq!(attempts[0], attempts[2], "{}", said.err);
+    // What the caller had is there, and so is what the last attempt made.
+    let log = place.ok("base", "log");
+    assert!(log.contains("mine") && log.contains("named3") && !log.contains("named2"), "{log}");
+    assert_eq!(place.ok("base", "show mine:a"), "one\n1\n");
+    let restored = place.say("base", "restore mine");
+    assert_eq!(restored.code, 0, "{restored:?}");
+    let store = place.ok("base", "check --read-data");
+    assert!(!store.is_empty());
+}

@@ -88,7 +88,7 @@ impl Diff {
             Detail::NameStatus => changes.iter().for_each(|change| out.line(&show::name_status(change))),
             Detail::Stat => show::stat(changes).iter().for_each(|line| out.line(line)),
             Detail::Patch => {
-                changes.iter().filter_map(|change| change.patch.as_ref()).for_each(|p| out.bytes(p))
+                changes.iter().filter_map(|change| change.patch.as_ref()).for_each(|p| out.patch(p))
             }
         }
         Ok(())

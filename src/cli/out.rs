@@ -3,25 +3,33 @@
 //! What was asked for goes to the standard output, everything about it to the standard error. A reader that stops
 //! reading (`jailfs log | head`) is no error.
 
-use std::io::{self, BufWriter, Stdout, Write};
+use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 
+use super::show;
 use crate::error::{Attempt, Error, Result};
 
 /// The standard output, buffered. Call [`Out::finish`] at the end.
 pub(super) struct Out {
     to: BufWriter<Stdout>,
+    is_terminal: bool,
     failed: Option<io::Error>,
 }
 
 impl Out {
     pub(super) fn new() -> Out {
-        Out { to: BufWriter::new(io::stdout()), failed: None }
+        let to = io::stdout();
+        Out { is_terminal: to.is_terminal(), to: BufWriter::new(to), failed: None }
     }
 
     /// Writes `text` and the end of the line.
     pub(super) fn line(&mut self, text: &str) {
         self.bytes(text.as_bytes());
         self.bytes(b"\n");
+    }
+
+    /// Writes a patch: as it is for a program, but on a terminal so that what stands in the files cannot act on that.
+    pub(super) fn patch(&mut self, patch: &[u8]) {
+        if self.is_terminal { self.bytes(show::harmless(patch).as_bytes()) } else { self.bytes(patch) }
     }
 
     /// Writes bytes as they are.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::termios::{FlushArg, tcflush};
 use nix::unistd::Pid;
 
 use super::apply;
@@ -378,11 +379,16 @@ impl Sandboxed {
         }
     }
 
-    /// Asks until there is an answer. An interrupt, or the end of the input, keeps.
+    /// Asks until there is an answer. An interrupt, or the end of the input, keeps. What was typed before it was asked was meant for
+    /// somebody else, and is no answer.
     fn ask(&self, nothing_new: bool) -> Result<Fate> {
         let_signals_through()?;
         let mut answer = String::new();
         loop {
+            if let Err(error) = tcflush(io::stdin(), FlushArg::TCIFLUSH) {
+                // No terminal: whoever wrote the answer into a pipe or a file knows what is asked.
+                log::debug!("forget what was typed: {error}");
+            }
             out::question(if nothing_new {
                 "[a]pply or [k]eep?"
             } else {
@@ -411,9 +417,9 @@ impl Sandboxed {
         let (from, to) = (self.start.clone(), Rev::Now);
         let request = Request::Diff { from, to, paths: Vec::new(), detail: Detail::Patch };
         let Reply::Diff(changes) = self.sandbox.handle(request)? else { return Err(wrong_answer()) };
-        let mut terminal = out::Out::new();
-        changes.iter().filter_map(|change| change.patch.as_ref()).for_each(|patch| terminal.bytes(patch));
-        terminal.finish()
+        let mut out = out::Out::new();
+        changes.iter().filter_map(|change| change.patch.as_ref()).for_each(|patch| out.patch(patch));
+        out.finish()
     }
 
     fn apply(&self) -> Result<()> {

@@ -148,6 +148,22 @@ pub(super) fn one_line(text: &str) -> String {
     line
 }
 
+/// Lines of whatever files have, for a terminal: control characters but tabs are escaped, and bytes that are no text.
+pub(super) fn harmless(lines: &[u8]) -> String {
+    let mut told = String::with_capacity(lines.len());
+    for chunk in lines.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c.is_control() && !matches!(c, '\n' | '\t') {
+                told.extend(c.escape_default());
+            } else {
+                told.push(c);
+            }
+        }
+        told.extend(chunk.invalid().escape_ascii().map(char::from));
+    }
+    told
+}
+
 /// `1.5 MiB`.
 pub(super) fn size(bytes: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
@@ -224,6 +240,15 @@ mod tests {
     #[test]
     fn a_message_cannot_move_the_cursor() {
         assert_eq!(one_line("a\n\u{1b}[2Jä"), "a\\n\\u{1b}[2Jä");
+    }
+
+    #[test]
+    fn lines_of_files_cannot_act_on_a_terminal() {
+        let lines = b"+a\tb\r\n+\x1b]52;c;eA==\x07\xff\xc2\x9b2J\n \xc3\xa4\n";
+        assert_eq!(
+            harmless(lines),
+            "+a\tb\\r\n+\\u{1b}]52;c;eA==\\u{7}\\xff\\u{9b}2J\n \u{e4}\n"
+        );
     }
 
     #[test]

@@ -263,3 +263,38 @@ type exit
 "#,
     );
 }
+
+#[test]
+fn an_answer_is_given_after_the_question_and_a_patch_cannot_act_on_the_terminal() {
+    let place = Place::new();
+    // Copies into the clipboard of whoever looks at it, and rings; and ends when somebody has typed a line, which it leaves unread.
+    place.write(
+        "base/evil",
+        r#"printf 'x\033]52;c;eA==\007\233y\n' > new; echo ready; python3 -c 'import select; select.select([0], [], [])'"#,
+    );
+    play(
+        &place,
+        r#"
+type PS1='OUTSIDE> '
+see OUTSIDE>
+type $JAILFS run --ask -- sh evil
+see ready
+type a
+see [a]pply, [k]eep, [d]iscard
+type p
+see +x\u{1b}]52;c;eA==\u{7}\x9by
+see [a]pply, [k]eep, [d]iscard
+type k
+see kept
+see OUTSIDE>
+type $JAILFS diff base -p
+see +x\u{1b}]52;c;eA==\u{7}\x9by
+see OUTSIDE>
+type $JAILFS diff base -p | grep -c "$(printf '\033]52')"
+see 1
+see OUTSIDE>
+type exit
+"#,
+    );
+    assert!(!place.exists("base/new"), "it was not applied");
+}

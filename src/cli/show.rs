@@ -245,10 +245,7 @@ mod tests {
     #[test]
     fn lines_of_files_cannot_act_on_a_terminal() {
         let lines = b"+a\tb\r\n+\x1b]52;c;eA==\x07\xff\xc2\x9b2J\n \xc3\xa4\n";
-        assert_eq!(
-            harmless(lines),
-            "+a\tb\\r\n+\\u{1b}]52;c;eA==\\u{7}\\xff\\u{9b}2J\n \u{e4}\n"
-        );
+        assert_eq!(harmless(lines), "+a\tb\\r\n+\\u{1b}]52;c;eA==\\u{7}\\xff\\u{9b}2J\n \u{e4}\n");
     }
 
     #[test]

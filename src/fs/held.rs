@@ -12,6 +12,11 @@ impl Fs {
         self.core().path_of(ino)
     }
 
+    /// By which number the kernel knows a live node, if it does.
+    pub fn id_of(&self, ino: Ino) -> Option<NodeId> {
+        self.core().table.id_of(ino)
+    }
+
     /// The nodes that a number in `/proc/PID/maps` can mean: the kernel shows there the number that it heard last, which
     /// for a renumbered node is its id until its attributes were asked for.
     pub fn meant_by(&self, number: u64) -> BTreeSet<Ino> {

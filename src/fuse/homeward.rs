@@ -11,6 +11,11 @@
 //!   synced one by one. Where the kernel does not tell how many requests there are, or there is always one, all files that it holds
 //!   are.
 //!
+//! A file that we may not open (its mode, or that of a directory above it, does not let our own user in) goes the second way, too. What
+//! the kernel held back of it is on its way a moment later, so it is waited for a second moment without requests then. And where such a moment
+//! cannot be had, the kernel is told to forget the content of the file: it writes back what is dirty first, and returns when that is
+//! answered.
+//!
 //! Either way this process asks its own mount. If it is killed meanwhile, the thread that asks waits for an answer that nobody
 //! gives, and no signal ends that. The kernel gives a mount up when its device is closed; so this thread must not be one
 //! of those that have it open, or the mount hangs for ever, with everybody in it: see [`Asker`].
@@ -91,18 +96,47 @@ impl Mount {
                     files.extend(self.fs.held_files());
                 }
             }
-            files.into_iter().try_for_each(|ino| self.flush_file(&asker, ino))
+            let mut closed = BTreeSet::new();
+            for ino in files {
+                if self.flush_file(&asker, ino)? == Way::Closed {
+                    closed.insert(ino);
+                }
+            }
+            self.flush_closed(&asker, &closed)
         })
     }
 
+    /// Brings home what is dirty of files that we may not open.
+    fn flush_closed(&self, asker: &Asker, closed: &BTreeSet<Ino>) -> Result<()> {
+        if closed.is_empty() {
+            return Ok(());
+        }
+        let mut is_home = asker.is_quiet()?;
+        let recent = self.fs.live_files(&self.homeward.recent());
+        if is_home && recent.iter().any(|ino| closed.contains(ino)) {
+            std::thread::sleep(RECENT);
+            is_home = asker.is_quiet()?;
+        }
+        if !is_home {
+            let ids = closed.iter().filter_map(|ino| self.fs.id_of(*ino));
+            ids.for_each(|id| self.channel.forget_content(id));
+        }
+        Ok(())
+    }
+
     /// Brings home what is dirty of one file; of one that is gone, its bytes belong to its holders alone.
-    fn flush_file(&self, asker: &Asker, ino: Ino) -> Result<()> {
+    fn flush_file(&self, asker: &Asker, ino: Ino) -> Result<Way> {
         let end = Instant::now() + PATIENCE;
         loop {
-            let Some(path) = self.fs.path_of(ino) else { return Ok(()) };
+            let Some(path) = self.fs.path_of(ino) else { return Ok(Way::Done) };
             let errno = match asker.flush(ino, &path)? {
-                Flushed::Home(synced) => return synced.attempt(|| format!("bring home '{path}'")),
-                Flushed::NotOpened(Errno::EACCES) if self.nobody_could_write(ino, &path) => return Ok(()),
+                Flushed::Home(synced) => {
+                    return synced.attempt(|| format!("bring home '{path}'")).map(|()| Way::Done);
+                }
+                Flushed::NotOpened(Errno::EACCES) if self.nobody_could_write(ino, &path) => {
+                    return Ok(Way::Done);
+                }
+                Flushed::NotOpened(Errno::EACCES) => return Ok(Way::Closed),
                 // Renamed between our question and the open: by now it may have a name that stays for long enough.
                 Flushed::NotOpened(errno) => errno,
             };
@@ -129,6 +163,15 @@ enum Question {
     Quiet,
     /// To bring this file home.
     File(Ino, TreePath),
+}
+
+/// Whether a file is home.
+#[derive(PartialEq, Eq)]
+enum Way {
+    /// Nothing of it is dirty that anybody but its holders will see.
+    Done,
+    /// It cannot be opened.
+    Closed,
 }
 
 enum Answer {

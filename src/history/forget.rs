@@ -47,7 +47,11 @@ impl Timeline {
         {
             let _turn = self.turn();
             if self.parent().is_some_and(|layer| !moment.states.contains(&layer)) {
-                return Err(Error::new(Kind::Failed, attempt, "the tree lies on a state that was made since"));
+                return Err(Error::new(
+                    Kind::Failed,
+                    attempt,
+                    "the tree lies on a state that was made since",
+                ));
             }
             let _tidying = self.tidying.lock();
             self.with_reserve(|| self.store.set_holds(&moment.holds)).map_err(|e| e.during(attempt))?;

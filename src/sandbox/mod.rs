@@ -270,7 +270,8 @@ impl Sandbox {
     }
 
     fn status(&self) -> Result<Status> {
-        self.timeline.flush()?;
+        // It is there to tell what is wrong.
+        let flushed = self.timeline.flush().map_err(|error| (TreePath::root(), error.to_string()));
         let last = self.last_checkpoint();
         let since = match last {
             Some(id) => self.timeline.state_of(self.sealed_target(id)?)?,
@@ -292,14 +293,14 @@ impl Sandbox {
             kernel_nodes: self.fs().held_nodes() as u64 - 1,
             refusals,
             refused_count,
-            base_problems: self.base_problems(),
+            base_problems: self.base_problems(flushed.err()),
             sync_failed: self.fs().sync_has_failed(),
         })
     }
 
-    /// What is wrong with the base, and what of it is not shown.
-    fn base_problems(&self) -> Vec<(TreePath, String)> {
-        let mut problems = self.fs().base_problems();
+    /// What is wrong with the base, and what of it is not shown; behind what else there is to tell.
+    fn base_problems(&self, first: Option<(TreePath, String)>) -> Vec<(TreePath, String)> {
+        let mut problems: Vec<_> = first.into_iter().chain(self.fs().base_problems()).collect();
         match self.fs().state().lower.base().mounts_inside() {
             Ok(mounts) => problems.extend(mounts.into_iter().map(|path| (path, MOUNTED_UPON.to_owned()))),
             Err(error) => problems.push((TreePath::root(), format!("its mounts cannot be listed: {error}"))),

@@ -406,7 +406,8 @@ pub struct Status {
     pub refusals: Vec<Refusal>,
     /// How many times one was blocked.
     pub refused_count: u64,
-    /// Paths of the base that could not be read, or that changed behind our back, with the reason; at most 100.
+    /// Paths of the base that could not be read, or that changed behind our back, with the reason; at most 100. First, with the
+    /// root, why `changed` may not count what was written through mappings.
     pub base_problems: Vec<(TreePath, String)>,
     /// Whether a sync of the store failed: nothing can be changed until it is mounted again, and what was not synced before may
     /// be lost.

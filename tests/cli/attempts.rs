@@ -89,7 +89,9 @@ fn an_attempt_finds_nothing_of_the_one_before_in_the_past_either() {
     let attempts: Vec<String> = first
         .chunks(each)
         .zip(1..)
-        .map(|(lines, n)| lines.join("\n").replace(&format!("secret{n}"), "secret").replace(&format!("named{n}"), "named"))
+        .map(|(lines, n)| {
+            lines.join("\n").replace(&format!("secret{n}"), "secret").replace(&format!("named{n}"), "named")
+        })
         .collect();
     assert!(attempts[0].contains("secret") && attempts[0].contains("d/x"), "{}", said.out);
     assert_eq!(attempts[0], attempts[1], "{}", said.err);

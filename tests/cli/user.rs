@@ -23,6 +23,11 @@ fn place() -> Place {
 }
 
 fn as_nobody(place: &Place, script: &str) -> Said {
+    as_nobody_after(place, "true", script)
+}
+
+/// The same, when root has prepared the mount namespace.
+fn as_nobody_after(place: &Place, prepared: &str, script: &str) -> Said {
     place.write("script", script);
     let device =
         "mknod ../fuse c 10 229 && chmod 666 ../fuse && mount --bind ../fuse /dev/fuse && rm ../fuse";
@@ -31,7 +36,7 @@ fn as_nobody(place: &Place, script: &str) -> Said {
     command
         .env("JAILFS", place.at("jailfs"))
         .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
-    said(command.args(["-m", "sh", "-ec", &format!("{device}; cd ..; mkdir -p x; cd x; {user}")]))
+    said(command.args(["-m", "sh", "-ec", &format!("{device}; {prepared}; cd ..; mkdir -p x; cd x; {user}")]))
 }
 
 #[test]
@@ -122,6 +127,63 @@ fn what_an_ordinary_user_closed_is_applied_and_taken_back() {
         [ "$(cat a)" = one ]; [ ! -e d ]; [ ! -e z ]; $JAILFS status
         $JAILFS run --apply -- rm z; [ "$(cat a)" = changed ]; [ "$(stat -c %a d)" = 0 ]; [ ! -e z ]
         chmod -R u+rwx mod d; [ "$(cat d/f)" = f ]
+        "#,
+    );
+    assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
+}
+
+#[test]
+fn what_is_mapped_and_closed_to_its_own_user_is_in_the_checkpoint_all_the_same() {
+    // With the kernel's list of connections, and without.
+    let list = "mount -t fusectl none /sys/fs/fuse/connections";
+    for prepared in
+        [list, "if mountpoint -q /sys/fs/fuse/connections; then umount /sys/fs/fuse/connections; fi"]
+    {
+        map_and_close(&place(), prepared);
+    }
+}
+
+fn map_and_close(place: &Place, prepared: &str) {
+    place.write(
+        "map.py",
+        r#"
+import mmap, os, sys
+os.makedirs('d/e')
+maps = []
+for path in ['mapped', 'd/e/mapped']:
+    with open(path, 'wb+') as file:
+        file.truncate(8192)
+        maps.append(mmap.mmap(file.fileno(), 8192))
+os.chmod('mapped', 0)
+os.chmod('d', 0)
+for line in sys.stdin:
+    for map in maps:
+        map[0:len(line)] = map[5000:5000 + len(line)] = line.encode()
+    print('written', flush=True)
+"#,
+    );
+    let said = as_nobody_after(
+        place,
+        prepared,
+        r#"
+        cd ..; $JAILFS mount base mnt; mkfifo home/in home/out
+        (cd mnt; exec python3 ../map.py < ../home/in > ../home/out) &
+        exec 8> home/in 9< home/out
+        for n in 1 2 3; do
+            echo text$n >&8; read -r written <&9; [ $written = written ]
+            $JAILFS -C mnt checkpoint c$n
+        done
+        $JAILFS -C mnt status | grep -c problem && exit 5
+        echo text4 >&8; read -r written <&9
+        $JAILFS -C mnt restore c2; chmod 755 mnt/d; chmod 644 mnt/mapped
+        for file in mapped d/e/mapped; do [ "$(grep -ao 'text.' mnt/$file | tr '\n' ' ')" = 'text2 text2 ' ]; done
+        exec 8>&- 9<&-; wait
+        for n in 1 3; do
+            for file in mapped d/e/mapped; do
+                [ "$($JAILFS -C mnt show c$n:$file | grep -ao 'text.' | tr '\n' ' ')" = "text$n text$n " ]
+            done
+        done
+        $JAILFS umount mnt
         "#,
     );
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);

@@ -19,7 +19,9 @@ impl Fs {
     /// Remembers which versions there are.
     pub fn mark_versions(&self) -> VersionMark {
         let core = self.core();
-        VersionMark { lists: core.versions.as_ref().map(|versions| versions.lists.clone()).unwrap_or_default() }
+        VersionMark {
+            lists: core.versions.as_ref().map(|versions| versions.lists.clone()).unwrap_or_default(),
+        }
     }
 
     /// Makes the versions what they were at a mark of this head, as far as they are still there.

@@ -198,11 +198,13 @@ impl Lower {
 
     /// What the last apply after this epoch that touched `path` left there; none if none touched it.
     pub fn left_since(&self, path: &TreePath) -> Option<Option<Fingerprint>> {
-        self.history
-            .iter()
-            .skip(self.epoch.0 as usize)
-            .rev()
-            .find_map(|images| images.left.get(path).copied())
+        self.left_after(self.epoch, path)
+    }
+
+    /// The same, after some other epoch.
+    pub fn left_after(&self, epoch: Epoch, path: &TreePath) -> Option<Option<Fingerprint>> {
+        let later = self.history.iter().skip(epoch.0 as usize).rev();
+        later.into_iter().find_map(|images| images.left.get(path).copied())
     }
 
     /// The paths that applies after this epoch touched.

@@ -526,16 +526,9 @@ impl Core {
     /// As [`State::covering`], or what the store answers.
     pub(crate) fn cover_base(&mut self, ino: Ino, path: &TreePath, node: &LowerNode) -> FsResult<Ino> {
         let edits = self.covering(ino, path, node)?;
-        let covered = edits.iter().filter_map(|edit| match edit {
-            Edit::Put { ino, .. } => Some(*ino),
-            _ => None,
-        });
-        let covered: Vec<Ino> = covered.collect();
         self.commit(edits)?;
-        for ino in covered {
-            if let Some(id) = self.table.id_of(ino) {
-                self.table.set_told(id, None);
-            }
+        if let Some(id) = self.table.id_of(ino) {
+            self.table.set_told(id, None);
         }
         Ok(ino)
     }

@@ -18,7 +18,7 @@ use crate::error::{FsError, FsResult, Result};
 use crate::fs::lower::Lower;
 use crate::fs::table::{Held, Place};
 use crate::fs::versions::Versions;
-use crate::fs::{Core, Found, Fs, State};
+use crate::fs::{Core, Found, Fs, State, told};
 use crate::store::layer::Upper;
 use crate::store::record::{Body, Dentry, Edit, Record, Seal, Source};
 use crate::sys::clock;
@@ -219,7 +219,6 @@ impl Core {
     }
 
     fn switch_to(&mut self, next: Switch) -> FsResult<Switched> {
-        self.table.forget_told();
         let before = self.state.clone();
         let mut layer = next.upper;
         let forgotten = self.show(next.state, next.same_content, |core| {
@@ -297,8 +296,9 @@ impl Core {
                         let differing = names_that_differ(&before, &old, &after, &new)?;
                         changed_names.extend(differing.into_iter().map(|name| (ino, name)));
                     }
-                    if let Found::Base(_, path, _) = new {
-                        kept_bases.push((id, path));
+                    if let Found::Base(_, path, node) = new {
+                        let told = told::left_to_base((&before, &old), &after, (&path, &node));
+                        kept_bases.push((id, path, told));
                         // The kernel goes on knowing it by names that no tree will tell from now on.
                         let names: BTreeSet<_> =
                             before.tree.links(ino).map(|(dir, name)| (dir, name.clone())).collect();
@@ -350,8 +350,11 @@ impl Core {
                 None => self.table.orphan(id),
             }
         }
-        for (id, path) in kept_bases {
+        for (id, path, told) in kept_bases {
             self.table.set_base(id, Some(path));
+            if let Some(told) = told {
+                self.note_left(id, told);
+            }
         }
         Ok(forgotten)
     }

@@ -23,8 +23,8 @@ pub struct Held {
     pub within: Option<NodeId>,
     /// Its number is handed out under another id from now on. Only links are: see `fs/jailed.rs`.
     pub retired: bool,
-    /// What the kernel was told of it while only the base had it, and since which switch that counts: see `fs/told.rs`.
-    told: Option<(u64, Told)>,
+    /// What the kernel was told of it while only the base had it: see `fs/told.rs`.
+    told: Option<Told>,
 }
 
 impl Held {
@@ -55,8 +55,6 @@ pub struct NodeTable {
     /// The ids that are retired, by their number.
     retired: BTreeSet<(Ino, NodeId)>,
     next: u64,
-    /// Counts how often everything was forgotten that the kernel was told of files of the base.
-    forgotten: u64,
 }
 
 impl NodeTable {
@@ -74,20 +72,14 @@ impl NodeTable {
 
     /// What the kernel was told of a held node.
     pub(super) fn told(&self, id: NodeId) -> Option<Told> {
-        let (when, told) = self.held.get(&id)?.told?;
-        (when == self.forgotten).then_some(told)
+        self.held.get(&id)?.told
     }
 
     /// Notes what the kernel was told of a held node; none if that does not count any more.
     pub(super) fn set_told(&mut self, id: NodeId, told: Option<Told>) {
         if let Some(held) = self.held.get_mut(&id) {
-            held.told = told.map(|told| (self.forgotten, told));
+            held.told = told;
         }
-    }
-
-    /// Forgets what the kernel was told of files of the base: the state is another now. Costs the same however many there are.
-    pub(super) fn forget_told(&mut self) {
-        self.forgotten += 1;
     }
 
     /// The id under which a live node is held; none if the kernel does not hold it.

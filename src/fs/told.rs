@@ -4,12 +4,16 @@
 //! must not be read into what is left of the old ones, nor cut at the old size, nor must a program write to a place that it chose by
 //! the old content. So a read or a write that meets the change is refused (EIO, and a line in `status`), and the kernel is made
 //! to forget the file: what is asked then is answered by the file as it now is.
+//!
+//! A switch changes nothing of what the kernel has read of the files that it keeps. So what it was told stays, and of a file that
+//! a switch gives back to the base it is what the record said, or what the apply left.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::{FsError, FsResult};
-use crate::fs::lower::LowerNode;
-use crate::fs::{Core, Fs, Target};
+use crate::fs::lower::{ANY_TIMES, LowerNode};
+use crate::fs::{Core, Found, Fs, State, Target};
+use crate::store::record::Body;
 use crate::types::{FileKind, NodeId, Timestamp, TreePath};
 
 /// What changes when the content of a file does: its size, and when that was.
@@ -33,6 +37,28 @@ fn of(node: &LowerNode) -> Option<Told> {
     }
 }
 
+/// What the kernel knows of a file that a switch leaves to the base, where it is at `path`: it goes on with what it has read of
+/// `old`. None if it was told already what that is. The file may be another one by now, so what it is now says nothing.
+pub(super) fn left_to_base(
+    (before, old): (&State, &Found),
+    after: &State,
+    (path, node): (&TreePath, &LowerNode),
+) -> Option<Told> {
+    let now = of(node)?;
+    let origin = match old {
+        Found::Base(_, _, LowerNode::Base(_)) => return None,
+        Found::Covered(ino, _) => match before.tree.node(*ino).map(|node| &node.body) {
+            Some(Body::File { origin: Some(origin), .. }) => Some(origin.print),
+            Some(_) | None => None,
+        },
+        Found::Base(_, _, LowerNode::Pre(..)) | Found::Nothing(_) => None,
+    };
+    // What was covered may be what an apply has put there since.
+    let left = after.lower.left_after(before.lower.epoch(), path).flatten();
+    let print = left.or(origin).filter(|print| print.ctime != ANY_TIMES);
+    Some(print.map_or(now, |print| Told { size: print.size, mtime: print.mtime }))
+}
+
 /// Which files the kernel remembers as they are not any more.
 #[derive(Default)]
 pub(crate) struct Outdated {
@@ -52,6 +78,13 @@ impl Outdated {
 }
 
 impl Core {
+    /// Notes what the kernel knows of a node that is the base's again.
+    pub(super) fn note_left(&mut self, id: NodeId, told: Told) {
+        if self.outdated.kernel_remembers {
+            self.table.set_told(id, Some(told));
+        }
+    }
+
     /// Notes what the kernel is told of a node.
     pub(super) fn note_told(&mut self, id: NodeId, node: &LowerNode) {
         if !self.outdated.kernel_remembers {

@@ -202,3 +202,53 @@ fn a_covered_directory_that_somebody_takes_away_is_told() {
     refused(&live.mnt, &["apply"], 3);
     assert_eq!(std::fs::read_to_string(live.base.join("d")).unwrap(), "file\n");
 }
+
+/// Looks at a file until the mount shows it as it is now. Before that it may be refused, or be what it was; it is never mixed.
+#[track_caller]
+fn shown(live: &Live, path: &str, wanted: &[u8], former: &[u8]) {
+    let seen = live.mnt.join(path);
+    until(path, || match read(&seen) {
+        Some(now) if now == wanted => true,
+        None => false,
+        Some(now) => {
+            let begin = String::from_utf8_lossy(&now[..now.len().min(100)]);
+            assert!(now == former, "{path} is mixed, {} bytes: {begin:?}", now.len());
+            // What is remembered whole is shown without asking.
+            let held = File::open(&seen).unwrap();
+            nix::fcntl::posix_fadvise(&held, 0, 0, nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED)
+                .unwrap();
+            false
+        }
+    });
+}
+
+/// Remembers the first page of a file, and no more.
+fn remember_a_page(path: &Path) {
+    let file = File::open(path).unwrap();
+    nix::fcntl::posix_fadvise(&file, 0, 0, nix::fcntl::PosixFadviseAdvice::POSIX_FADV_RANDOM).unwrap();
+    file.read_exact_at(&mut [0; 4096], 0).unwrap();
+}
+
+/// The kernel goes on with what it has read before, and that is what later changes are held against.
+#[test]
+fn what_changes_in_the_base_after_a_switch_is_not_mixed_with_what_was_read_before_it() {
+    for verb in [&["apply"][..], &["restore", "first"], &["discard"]] {
+        let mut live =
+            Live::new("echo begun > log; echo un > un; echo shut > shut; seq 90000 > big; cp big wide");
+        live.applied = true;
+        live.checkpoint("first");
+        live.sh("cat log un shut");
+        live.sh("echo agent line >> log; chmod 600 shut wide; cat log un shut");
+        ["big", "wide"].iter().for_each(|path| remember_a_page(&live.mnt.join(path)));
+        live.jailfs(verb);
+        let all = ["log", "un", "shut", "big", "wide"];
+        let former = all.map(|path| std::fs::read(live.base.join(path)).unwrap());
+        shell(
+            &live.base,
+            "for path in log un shut; do echo user line >> $path; done; tr 0-9 a-j < big > t; cat t > big; cat t > wide; rm t",
+        );
+        for (path, former) in all.iter().zip(former) {
+            shown(&live, path, &std::fs::read(live.base.join(path)).unwrap(), &former);
+        }
+    }
+}

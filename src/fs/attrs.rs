@@ -79,9 +79,7 @@ impl Fs {
         let listed = u32::from(self.listed_past(id).is_some());
         let mut core = self.core();
         let target = core.target(id)?;
-        if let Target::Base(_, _, node) = &target {
-            core.note_told(id, node);
-        }
+        core.note_asked(id, &target);
         let mut attr = core.attr_of(id, &target)?;
         if attr.meta.nlink >= 2 {
             attr.meta.nlink += listed;

@@ -178,6 +178,11 @@ impl Fs {
             return Err(FsError::FileTooBig);
         }
         let mut core = self.core();
+        // Who empties it does not care what it was.
+        if size > 0 {
+            let target = core.target(id)?;
+            core.check_told(id, &target)?;
+        }
         core.change_file(&self.store, id, kill, Touch::Resize(size), |_, _, file| {
             Ok(vec![Edit::Resize { ino: file.key, size }])
         })
@@ -211,6 +216,8 @@ impl Fs {
             return Err(FsError::FileTooBig);
         }
         let mut core = self.core();
+        let target = core.target(id)?;
+        core.check_told(id, &target)?;
         core.change_file(&self.store, id, kill, Touch::Write, |core, _, file| {
             let size = core.tree_of(file).size(file.key);
             let mut edits = Vec::new();

@@ -528,7 +528,7 @@ impl Core {
         let edits = self.covering(ino, path, node)?;
         self.commit(edits)?;
         if let Some(id) = self.table.id_of(ino) {
-            self.table.set_told(id, None);
+            self.note_recorded(id, node);
         }
         Ok(ino)
     }
@@ -577,8 +577,9 @@ impl Core {
             Found::Covered(..) | Found::Nothing(_) => (None, None),
         };
         let entry = Entry { id: self.table.hold(attr.ino, base), attr };
-        if let Some(node) = node {
-            self.note_told(entry.id, &node);
+        match node {
+            Some(node) => self.note_told(entry.id, &node),
+            None => self.outdated.let_go(entry.id),
         }
         self.note_handed(dir, attr.ino, attr.kind);
         Ok(entry)

@@ -435,6 +435,9 @@ impl Core {
         let Some(id) = self.table.id_of(ino) else { return self.commit(edits) };
         let kept = self.kept_of(&target)?;
         self.commit(edits)?;
+        if let Target::Base(_, _, node) = &target {
+            self.note_recorded(id, node);
+        }
         self.keep_record(id, kept, self.lower.epoch(), |meta| {
             meta.nlink = 0;
             meta.ctime = clock::now();

@@ -280,6 +280,7 @@ impl Core {
         let mut forgotten = Forgotten::default();
         let compare_listings = !same_epoch && !same_content;
         let mut kept_bases = Vec::new();
+        let mut recorded = Vec::new();
         let mut cut = Vec::new();
         let is_cut = |plan: &&Plan| matches!(plan.fate, Fate::Cut);
         let dead_dirs: BTreeSet<Ino> = plans.iter().filter(is_cut).map(|plan| plan.ino).collect();
@@ -288,6 +289,9 @@ impl Core {
             let names = self.known_names(&before, ino, &old)?;
             match fate {
                 Fate::Kept(new) => {
+                    if let (Found::Base(_, _, node), Found::Covered(..)) = (&old, &new) {
+                        recorded.push((id, node.clone()));
+                    }
                     if attrs_differ(&before, &old, &after, &new)? {
                         attrs.push(id);
                     }
@@ -312,6 +316,9 @@ impl Core {
                 }
                 Fate::Cut => {
                     changed_names.extend(names);
+                    if let Found::Base(_, _, node) = &old {
+                        recorded.push((id, node.clone()));
+                    }
                     // Its holders see that it has no name any more, and in a directory that there is nothing.
                     attrs.push(id);
                     if before.kind(&old).is_none_or(|kind| kind == FileKind::Dir) {
@@ -349,6 +356,9 @@ impl Core {
                 Some(record) => self.keep_record(id, record, before.lower.epoch(), |meta| meta.nlink = 0)?,
                 None => self.table.orphan(id),
             }
+        }
+        for (id, node) in recorded {
+            self.note_recorded(id, &node);
         }
         for (id, path, told) in kept_bases {
             self.table.set_base(id, Some(path));

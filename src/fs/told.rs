@@ -71,7 +71,7 @@ pub(crate) struct Outdated {
 }
 
 impl Outdated {
-    /// The kernel holds a node no longer.
+    /// The kernel asks for a node, or holds it no longer.
     pub(super) fn let_go(&mut self, id: NodeId) {
         self.unasked.remove(&id);
     }
@@ -100,21 +100,46 @@ impl Core {
         }
     }
 
+    /// Notes that a node of the base has a record from now on, or what is left of it has, made of `node` as it is now. What the
+    /// kernel has read of another content must not stand beside that.
+    pub(super) fn note_recorded(&mut self, id: NodeId, node: &LowerNode) {
+        let told = self.table.told(id);
+        self.table.set_told(id, None);
+        if told.is_some_and(|told| of(node) != Some(told)) {
+            self.outdated.nodes.entry(id).or_insert(false);
+        }
+    }
+
+    /// Notes that the kernel asked for the attributes of a node, whatever it is.
+    pub(super) fn note_asked(&mut self, id: NodeId, target: &Target) {
+        match target {
+            Target::Base(_, _, node) => self.note_told(id, node),
+            Target::Covered(_) | Target::Orphan(_) => self.outdated.let_go(id),
+        }
+    }
+
     /// Refuses what a program does with the content of a file if the kernel showed it another one.
     ///
     /// # Errors
     /// [`FsError::Drift`].
     pub(super) fn check_told(&mut self, id: NodeId, target: &Target) -> FsResult<()> {
-        let Target::Base(_, path, node) = target else { return Ok(()) };
         let is_asked = !self.outdated.unasked.contains(&id);
-        if is_asked {
+        if let Target::Base(_, _, node) = target
+            && is_asked
+        {
             self.note_told(id, node);
         }
         if is_asked && !self.outdated.nodes.contains_key(&id) {
             return Ok(());
         }
-        self.lower.note(path, CHANGED);
-        Err(FsError::Drift(TreePath::clone(path)))
+        let path = match target {
+            Target::Base(_, path, _) => Some(TreePath::clone(path)),
+            Target::Covered(ino) => self.tree.path(*ino),
+            Target::Orphan(_) => None,
+        };
+        let path = path.unwrap_or_else(TreePath::root);
+        self.lower.note(&path, CHANGED);
+        Err(FsError::Drift(path))
     }
 }
 
@@ -157,7 +182,9 @@ impl Fs {
     pub fn is_forgotten(&self, id: NodeId) {
         let mut core = self.core();
         core.outdated.nodes.remove(&id);
-        core.outdated.unasked.insert(id);
-        core.table.set_told(id, None);
+        if core.table.get(id).is_some() {
+            core.outdated.unasked.insert(id);
+            core.table.set_told(id, None);
+        }
     }
 }

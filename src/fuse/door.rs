@@ -28,7 +28,7 @@ use fuser::{
 };
 
 use crate::error::{FsError, FsResult};
-use crate::fs::{Caller, Fs, LinkAnswer, RenameMode, SeekTo, SetAttr, SetXattr};
+use crate::fs::{Attr, Caller, Entry, Fs, LinkAnswer, RenameMode, SeekTo, SetAttr, SetXattr};
 use crate::fuse::answer::Asked;
 use crate::fuse::counters::{Counters, Op};
 use crate::fuse::dropped::Dropped;
@@ -64,6 +64,9 @@ pub(super) struct Door {
     workers: Workers,
     /// Links that wait until the kernel has taken a move in. Apart from the others, one of which it may wait for.
     settling: Workers,
+    /// What the kernel must forget, and answers that wait for it. Apart from those, which may wait for the lock of a directory that
+    /// whoever waits for such an answer holds; and from reads: the kernel waits for the pages that are being read.
+    forgetting: Workers,
     /// What is asked of the past and must wait. Apart from the others: while space is given back all of it waits, and whoever
     /// gives it back waits for readers among the others.
     pub(super) past: Workers,
@@ -87,6 +90,7 @@ impl Door {
             opendir_unasked: true,
             workers: Workers::default(),
             settling: Workers::default(),
+            forgetting: Workers::default(),
             past: Workers::default(),
             dropped: Dropped::default(),
             channel: Arc::default(),
@@ -121,16 +125,43 @@ impl Door {
         Asked { op, node: node.0, pid: request.pid(), name }
     }
 
-    /// Makes the kernel forget files of the base that somebody changed. Not in a worker for reads: it waits for the pages that
-    /// are being read.
+    /// Makes the kernel forget files of the base that somebody changed: after whatever looks at files of the base, or gives them
+    /// records.
     fn forget_outdated(&self) {
         for id in self.fs.outdated() {
             let (fs, channel) = (Arc::clone(&self.fs), Arc::clone(&self.channel));
-            self.settling.run(move || {
+            self.forgetting.run(move || {
                 channel.forget_content(id);
                 fs.is_forgotten(id);
             });
         }
+    }
+
+    /// Answers with the attributes of a node, of which the kernel first forgets what it has read: it must not take those bytes for
+    /// some of the new size.
+    fn answer_when_forgotten(&self, id: NodeId, answer: impl FnOnce(FsResult<Attr>) + Send + 'static) {
+        let (fs, channel) = (Arc::clone(&self.fs), Arc::clone(&self.channel));
+        self.forgetting.run(move || {
+            channel.forget_content(id);
+            fs.is_forgotten(id);
+            answer(fs.getattr(id));
+        });
+    }
+
+    /// The same for a name that was found or made.
+    fn answer_entry(&self, asked: Asked<'_>, result: FsResult<Entry>, reply: ReplyEntry) {
+        match result {
+            Ok(entry) if self.fs.is_outdated(entry.id) => {
+                let asked: Asked<'static> = Asked { name: None, ..asked };
+                self.answer_when_forgotten(entry.id, move |attr| {
+                    // The name was handed out, and is answered in any case.
+                    let attr = attr.unwrap_or(entry.attr);
+                    asked.answer_entry(Ok(Entry { attr, ..entry }), reply);
+                });
+            }
+            result => asked.answer_entry(result, reply),
+        }
+        self.forget_outdated();
     }
 
     fn sync(&self, asked: Asked<'static>, reply: ReplyEmpty) {
@@ -187,6 +218,7 @@ impl Filesystem for Door {
     fn destroy(&mut self) {
         self.workers.finish();
         self.settling.finish();
+        self.forgetting.finish();
         self.past.finish();
         self.dropped.finish();
     }
@@ -199,9 +231,8 @@ impl Filesystem for Door {
         let asked = self.asked(Op::Lookup, request, parent, Some(name));
         match name_of(name).and_then(|name| self.fs.lookup(node(parent), &name)) {
             Err(FsError::NotFound) => reply.entry(&FOREVER, &no_entry(), Generation(0)),
-            result => asked.answer_entry(result, reply),
+            result => self.answer_entry(asked, result, reply),
         }
-        self.forget_outdated();
     }
 
     fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
@@ -219,14 +250,8 @@ impl Filesystem for Door {
         if !self.fs.is_outdated(node(ino)) {
             return asked.answer_attr(answer, reply);
         }
-        // First it forgets what it has read: it must not take those bytes for some of the new size.
-        let (fs, channel, id) = (Arc::clone(&self.fs), Arc::clone(&self.channel), node(ino));
         let asked: Asked<'static> = Asked { name: None, ..asked };
-        self.settling.run(move || {
-            channel.forget_content(id);
-            fs.is_forgotten(id);
-            asked.answer_attr(fs.getattr(id), reply);
-        });
+        self.answer_when_forgotten(node(ino), move |attr| asked.answer_attr(attr, reply));
     }
 
     fn setattr(
@@ -269,7 +294,14 @@ impl Filesystem for Door {
         if size.is_some() {
             self.homeward.note(node(ino));
         }
-        asked.answer_attr(result, reply);
+        // Not when the size was set: until that is answered, the kernel keeps back what it must write home before it forgets.
+        if result.is_ok() && size.is_none() && self.fs.is_outdated(node(ino)) {
+            let asked: Asked<'static> = Asked { name: None, ..asked };
+            self.answer_when_forgotten(node(ino), move |attr| asked.answer_attr(attr, reply));
+        } else {
+            asked.answer_attr(result, reply);
+        }
+        self.forget_outdated();
     }
 
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
@@ -336,6 +368,7 @@ impl Filesystem for Door {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Unlink, request, parent, Some(name));
         asked.answer_empty(name_of(name).and_then(|name| self.fs.unlink(node(parent), &name)), reply);
+        self.forget_outdated();
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
@@ -377,13 +410,14 @@ impl Filesystem for Door {
             self.fs.rename(node(parent), &from, node(newparent), &to, mode, request.pid())
         };
         asked.answer_empty(result(), reply);
+        self.forget_outdated();
     }
 
     fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Link, request, newparent, Some(newname));
         let result = name_of(newname).and_then(|name| self.fs.link(node(ino), node(newparent), &name));
-        asked.answer_entry(result, reply);
+        self.answer_entry(asked, result, reply);
     }
 
     fn open(&self, _request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -600,6 +634,7 @@ impl Filesystem for Door {
             self.fs.setxattr(node(ino), name, value, how)
         };
         asked.answer_empty(result, reply);
+        self.forget_outdated();
     }
 
     fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -640,6 +675,7 @@ impl Filesystem for Door {
             self.fs.removexattr(node(ino), name)
         };
         asked.answer_empty(result, reply);
+        self.forget_outdated();
     }
 
     // The kernel checks permissions itself (`default_permissions`).
@@ -752,6 +788,7 @@ impl Filesystem for Door {
             By::of(request).leave(&self.fs, &asked, node(ino));
         }
         asked.answer_empty(result, reply);
+        self.forget_outdated();
     }
 
     fn lseek(
@@ -802,6 +839,8 @@ impl Filesystem for Door {
         if node(ino_out).is_past() {
             return reply.error(asked.refuse(&FsError::ReadOnly));
         }
+        // Those that the copy before this one met: a worker for reads must not wait for what the kernel reads.
+        self.forget_outdated();
         let by = By::of(request);
         let kill = by.kills_privileges(&self.fs, node(ino_out));
         let (fs, gate) = (Arc::clone(&self.fs), Arc::clone(&self.gate));

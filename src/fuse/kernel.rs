@@ -157,6 +157,11 @@ impl Kernel for Mount {
         for some in attrs.chunks(ASKED_AT_ONCE) {
             self.fs.still_held(some).into_iter().for_each(|id| note(line.forget_attributes(id)));
         }
+        // Files that somebody changed in the base, which the switch met.
+        for id in self.fs.outdated() {
+            self.channel.forget_content(id);
+            self.fs.is_forgotten(id);
+        }
         match first_failure {
             // A mount that ended meanwhile remembers nothing.
             Some(_) if self.channel.line().is_none() => Ok(()),

@@ -226,7 +226,7 @@ fn shown(live: &Live, path: &str, wanted: &[u8], former: &[u8]) {
 fn remember_a_page(path: &Path) {
     let file = File::open(path).unwrap();
     nix::fcntl::posix_fadvise(&file, 0, 0, nix::fcntl::PosixFadviseAdvice::POSIX_FADV_RANDOM).unwrap();
-    file.read_exact_at(&mut [0; 4096], 0).unwrap();
+    assert!(file.read_at(&mut [0; 4096], 0).unwrap() > 0);
 }
 
 /// The kernel goes on with what it has read before, and that is what later changes are held against.
@@ -249,6 +249,42 @@ fn what_changes_in_the_base_after_a_switch_is_not_mixed_with_what_was_read_befor
         );
         for (path, former) in all.iter().zip(former) {
             shown(&live, path, &std::fs::read(live.base.join(path)).unwrap(), &former);
+        }
+    }
+}
+
+/// What gives a record to `f`, and where it is then.
+const RECORDS: &[(&str, &str)] = &[
+    ("mv f g", "g"),
+    ("ln f g", "g"),
+    ("chmod 600 f", "f"),
+    ("touch -d @5 f", "f"),
+    ("setfattr -n user.x -v y f", "f"),
+    ("rm f", "/proc/self/fd"),
+    ("echo over > g; mv g f", "/proc/self/fd"),
+];
+
+#[test]
+fn what_the_kernel_remembers_of_a_former_content_does_not_stay_in_a_file_that_gets_a_record() {
+    let mut live = Live::new(&format!(
+        "for n in $(seq 0 {}); do mkdir log$n big$n; echo line > log$n/f; seq 90000 > big$n/f; done",
+        RECORDS.len() - 1
+    ));
+    live.applied = true;
+    for (n, (record, path)) in RECORDS.iter().enumerate() {
+        for (dir, change) in [("log", "echo user line >> f"), ("big", "tr 0-9 a-j < f > t; cat t > f; rm t")]
+        {
+            let dir = format!("{dir}{n}");
+            let held = File::open(live.mnt.join(&dir).join("f")).unwrap();
+            let former = std::fs::read(live.base.join(&dir).join("f")).unwrap();
+            remember_a_page(&live.mnt.join(&dir).join("f"));
+            shell(&live.base.join(&dir), change);
+            shell(&live.mnt.join(&dir), record);
+            let path = match *path {
+                "/proc/self/fd" => format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&held)),
+                name => format!("{dir}/{name}"),
+            };
+            shown(&live, &path, &std::fs::read(live.base.join(&dir).join("f")).unwrap(), &former);
         }
     }
 }

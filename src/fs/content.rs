@@ -134,8 +134,7 @@ impl Fs {
             return Ok(ReadPlan::of_bytes(bytes, Arc::clone(&self.core().lower)));
         }
         let mut core = self.core();
-        let target = core.target(id)?;
-        core.check_told(id, &target)?;
+        let target = core.content_target(id)?;
         let reading = core.lower.reading();
         let pieces = core.plan_of(&target, ByteRange::at(offset, len))?;
         Ok(ReadPlan::new(pieces, Arc::clone(&core.lower), reading))
@@ -158,8 +157,7 @@ impl Fs {
             return Err(FsError::FileTooBig);
         }
         let mut core = self.core();
-        let target = core.target(id)?;
-        core.check_told(id, &target)?;
+        core.content_target(id)?;
         core.change_file(&self.store, id, kill, Touch::Write, |core, store, file| {
             core.stage_write(store, file, offset, bytes)
         })
@@ -216,8 +214,7 @@ impl Fs {
             return Err(FsError::FileTooBig);
         }
         let mut core = self.core();
-        let target = core.target(id)?;
-        core.check_told(id, &target)?;
+        core.content_target(id)?;
         core.change_file(&self.store, id, kill, Touch::Write, |core, _, file| {
             let size = core.tree_of(file).size(file.key);
             let mut edits = Vec::new();
@@ -240,8 +237,8 @@ impl Fs {
         if id.is_past() {
             return self.past_seek(id, offset, to);
         }
-        let core = self.core();
-        let target = core.target(id)?;
+        let mut core = self.core();
+        let target = core.content_target(id)?;
         let size = core.attr_of(id, &target)?.size;
         if offset >= size {
             return Err(FsError::NoSuchOffset);

@@ -484,7 +484,7 @@ impl Core {
             Place::Live { base: Some(path) } => match self.lower.lookup(path)? {
                 Some((ino, node)) if ino == held.ino => Ok(Target::Base(ino, path.clone(), node)),
                 _ if held.retired => Err(FsError::NotFound),
-                _ => Err(self.lower.drift(path)),
+                _ => Err(self.replaced(path)),
             },
             Place::Live { base: None } if held.retired => Err(FsError::NotFound),
             Place::Live { base: None } => {
@@ -572,6 +572,9 @@ impl Core {
     /// Hands out what a name in a directory stands for.
     pub(crate) fn hand_out(&mut self, dir: NodeId, found: Found) -> FsResult<Entry> {
         let attr = self.attr(&found).ok_or(FsError::NotFound)?;
+        if let (Found::Base(ino, path, _), FileKind::Dir) = (&found, attr.kind) {
+            self.cut_off_if_moved(*ino, path);
+        }
         let (base, node) = match found {
             Found::Base(_, path, node) => (Some(path), Some(node)),
             Found::Covered(..) | Found::Nothing(_) => (None, None),

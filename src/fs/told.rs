@@ -10,11 +10,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use parking_lot::Mutex;
+
 use crate::error::{FsError, FsResult};
 use crate::fs::lower::{ANY_TIMES, LowerNode};
+use crate::fs::table::Place;
 use crate::fs::{Core, Found, Fs, State, Target};
 use crate::store::record::Body;
-use crate::types::{FileKind, NodeId, Timestamp, TreePath};
+use crate::types::{FileKind, Ino, Name, NodeId, Timestamp, TreePath};
 
 /// What changes when the content of a file does: its size, and when that was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,11 +62,13 @@ pub(super) fn left_to_base(
     Some(print.map_or(now, |print| Told { size: print.size, mtime: print.mtime }))
 }
 
-/// Which files the kernel remembers as they are not any more.
+/// What the kernel remembers as it is not any more.
 #[derive(Default)]
 pub(crate) struct Outdated {
     /// Whether there is a kernel that remembers anything.
     pub(super) kernel_remembers: bool,
+    /// Names that lead to a node which the base does not have there any more. Behind a lock, since whoever only looks finds them.
+    names: Mutex<BTreeSet<(NodeId, Name)>>,
     /// Whether somebody is telling the kernel already.
     nodes: BTreeMap<NodeId, bool>,
     /// Nodes that it has forgotten and not asked for since. Who began to read before it forgot has former bytes already.
@@ -118,6 +123,72 @@ impl Core {
         }
     }
 
+    /// Says that the base has another node, or none, where the kernel sees one: whoever asked walks there again, and finds what is
+    /// there now.
+    pub(super) fn replaced(&self, path: &TreePath) -> FsError {
+        if !self.outdated.kernel_remembers {
+            return self.lower.drift(path);
+        }
+        let mut at = path.clone();
+        while let Some((above, name)) = at.split() {
+            if let Some(dir) = self.dir_seen_at(&above) {
+                self.outdated.names.lock().insert((dir, name));
+                break;
+            }
+            // That directory was replaced itself.
+            at = above;
+        }
+        FsError::Stale
+    }
+
+    /// A directory that somebody moved in the base comes to light at its new path. The kernel would move what it has of it there, with
+    /// all that is below it; as in a switch no live dentry moves, and who stands in it stands in none.
+    pub(super) fn cut_off_if_moved(&mut self, ino: Ino, path: &TreePath) {
+        let Some(id) = self.table.id_of(ino).filter(|_| self.tree.node(ino).is_none()) else { return };
+        let was = match self.table.get(id).map(|held| &held.place) {
+            Some(Place::Live { base: Some(was) }) if was != path && self.outdated.kernel_remembers => {
+                was.clone()
+            }
+            _ => return,
+        };
+        let stale = self.replaced(&was);
+        log::info!("somebody moved directory '{was}' of the base: {stale}");
+        self.cut_walks(&BTreeSet::from([id]));
+        self.table.orphan(id);
+        self.listings.remove(&id);
+    }
+
+    /// The directory that the kernel sees at a path of the base, if it is the one that is there.
+    fn dir_seen_at(&self, path: &TreePath) -> Option<NodeId> {
+        let (ino, _) = self.lower.lookup(path).ok()??;
+        let id = self.table.id_of(ino)?;
+        let seen = match self.tree.node(ino).map(|node| &node.body) {
+            Some(Body::Dir { base }) => base.as_ref(),
+            Some(_) => None,
+            None => match &self.table.get(id)?.place {
+                Place::Live { base } => base.as_ref(),
+                Place::Orphan => None,
+            },
+        };
+        (seen == Some(path)).then_some(id)
+    }
+
+    /// The node behind a descriptor, whose content is to be read or changed. That is not walked to again.
+    ///
+    /// # Errors
+    /// As [`Core::target`] and [`Core::check_told`]; [`FsError::Drift`] if the base has another one in its place.
+    pub(super) fn content_target(&mut self, id: NodeId) -> FsResult<Target> {
+        let target = match (self.target(id), self.table.get(id).map(|held| &held.place)) {
+            (Err(FsError::Stale), Some(Place::Live { base: Some(path) })) => {
+                self.lower.note(path, CHANGED);
+                return Err(FsError::Drift(path.clone()));
+            }
+            (target, _) => target?,
+        };
+        self.check_told(id, &target)?;
+        Ok(target)
+    }
+
     /// Refuses what a program does with the content of a file if the kernel showed it another one.
     ///
     /// # Errors
@@ -149,12 +220,16 @@ impl Fs {
         self.core().outdated.kernel_remembers = true;
     }
 
-    /// The nodes of which the kernel must forget everything because the base was changed, each once. [`Fs::is_forgotten`]
-    /// is called when that is done; until then their content cannot be read.
-    pub fn outdated(&self) -> Vec<NodeId> {
+    /// The nodes of which the kernel must forget everything because the base was changed, each once, and the names. [`Fs::is_forgotten`]
+    /// is called when that is done for a node; until then its content cannot be read.
+    pub fn outdated(&self) -> (Vec<NodeId>, BTreeSet<(NodeId, Name)>) {
         let mut core = self.core();
+        let names = std::mem::take(core.outdated.names.get_mut());
         let nodes = core.outdated.nodes.iter_mut();
-        nodes.filter_map(|(id, is_told)| (!std::mem::replace(is_told, true)).then_some(*id)).collect()
+        (
+            nodes.filter_map(|(id, is_told)| (!std::mem::replace(is_told, true)).then_some(*id)).collect(),
+            names,
+        )
     }
 
     /// Whether the kernel must forget a node before it is told anything of it.
@@ -169,7 +244,7 @@ impl Fs {
     /// [`FsError::Drift`].
     pub fn check_append(&self, id: NodeId, offset: u64) -> FsResult<()> {
         let mut core = self.core();
-        let Target::Base(_, path, node) = core.target(id)? else { return Ok(()) };
+        let Target::Base(_, path, node) = core.content_target(id)? else { return Ok(()) };
         if of(&node).is_none_or(|now| now.size == offset) {
             return Ok(());
         }

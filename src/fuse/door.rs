@@ -62,7 +62,8 @@ pub(super) struct Door {
     open_unasked: bool,
     opendir_unasked: bool,
     workers: Workers,
-    /// Links that wait until the kernel has taken a move in. Apart from the others, one of which it may wait for.
+    /// Links that wait until the kernel has taken a move in, and names that it must forget. Apart from the others, one of which it
+    /// may wait for.
     settling: Workers,
     /// What the kernel must forget, and answers that wait for it. Apart from those, which may wait for the lock of a directory that
     /// whoever waits for such an answer holds; and from reads: the kernel waits for the pages that are being read.
@@ -128,12 +129,17 @@ impl Door {
     /// Makes the kernel forget files of the base that somebody changed: after whatever looks at files of the base, or gives them
     /// records.
     fn forget_outdated(&self) {
-        for id in self.fs.outdated() {
+        let (nodes, names) = self.fs.outdated();
+        for id in nodes {
             let (fs, channel) = (Arc::clone(&self.fs), Arc::clone(&self.channel));
             self.forgetting.run(move || {
                 channel.forget_content(id);
                 fs.is_forgotten(id);
             });
+        }
+        for (dir, name) in names {
+            let channel = Arc::clone(&self.channel);
+            self.settling.run(move || channel.forget_name(dir, &name));
         }
     }
 
@@ -247,8 +253,9 @@ impl Filesystem for Door {
         }
         let asked = self.asked(Op::Getattr, request, ino, None);
         let answer = self.fs.getattr(node(ino));
-        if !self.fs.is_outdated(node(ino)) {
-            return asked.answer_attr(answer, reply);
+        if answer.is_err() || !self.fs.is_outdated(node(ino)) {
+            asked.answer_attr(answer, reply);
+            return self.forget_outdated();
         }
         let asked: Asked<'static> = Asked { name: None, ..asked };
         self.answer_when_forgotten(node(ino), move |attr| asked.answer_attr(attr, reply));
@@ -565,7 +572,10 @@ impl Filesystem for Door {
             !is_full
         });
         match result {
-            Err(error) if taken == 0 => reply.error(asked.refuse(&error)),
+            Err(error) if taken == 0 => {
+                reply.error(asked.refuse(&error));
+                self.forget_outdated();
+            }
             // What was found is given; the error comes again when the kernel goes on behind it.
             Ok(()) | Err(_) => reply.ok(),
         }

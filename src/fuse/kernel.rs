@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::fs::{Forgotten, Fs, Kernel};
 use crate::fuse::homeward::Homeward;
 use crate::sys;
-use crate::types::NodeId;
+use crate::types::{Name, NodeId};
 
 /// From so many names on a new epoch costs less than telling each.
 const MANY_NAMES: usize = 20_000;
@@ -58,6 +58,15 @@ impl Channel {
             && let Err(error) = line.notifier.inval_entry(INodeNo(dir.0), name)
         {
             log::debug!("wait for directory {}: {error}", dir.0);
+        }
+    }
+
+    /// Makes the kernel ask for a name again. It may wait for the lock of the directory.
+    pub(super) fn forget_name(&self, dir: NodeId, name: &Name) {
+        if let Some(line) = self.line()
+            && let Err(error) = line.notifier.inval_entry(INodeNo(dir.0), name.as_os_str())
+        {
+            log::debug!("forget a name in directory {}: {error}", dir.0);
         }
     }
 
@@ -158,10 +167,12 @@ impl Kernel for Mount {
             self.fs.still_held(some).into_iter().for_each(|id| note(line.forget_attributes(id)));
         }
         // Files that somebody changed in the base, which the switch met.
-        for id in self.fs.outdated() {
+        let (nodes, names) = self.fs.outdated();
+        for id in nodes {
             self.channel.forget_content(id);
             self.fs.is_forgotten(id);
         }
+        names.iter().for_each(|(dir, name)| self.channel.forget_name(*dir, name));
         match first_failure {
             // A mount that ended meanwhile remembers nothing.
             Some(_) if self.channel.line().is_none() => Ok(()),

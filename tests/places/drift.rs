@@ -288,3 +288,49 @@ fn what_the_kernel_remembers_of_a_former_content_does_not_stay_in_a_file_that_ge
         }
     }
 }
+
+/// Editors save so, and git.
+#[test]
+fn what_is_replaced_in_the_base_is_then_what_it_now_is() {
+    let mut live = Live::new(
+        "seq 90000 > f; mkdir -p d/e a b; echo x > d/x; echo y > d/e/y; cp f d/e/f; cp f a/f; echo b > b/f; cp f gone; echo 1 > sub",
+    );
+    live.applied = true;
+    live.sh("stat f gone a/f b/f d/x d/e/f d/e/y sub");
+    for path in ["f", "gone", "a/f", "d/e/f"] {
+        remember_a_page(&live.mnt.join(path));
+    }
+    let former = std::fs::read(live.base.join("f")).unwrap();
+    shell(
+        &live.base,
+        "tr 0-9 a-j < f > t; mv t f; cp -r d other; echo new > other/new; echo z > other/e/f; mv d former; mv other d
+        mv a t; mv b a; mv t b; rm gone sub; mkdir sub; echo 2 > sub/2",
+    );
+    // Who walks there is led to what is there, at once.
+    assert_eq!(live.sh("cat d/new; cat d/x"), "new\nx\n");
+    let now = |path: &str| std::fs::read(live.base.join(path)).unwrap();
+    for path in ["f", "d/e/f", "a/f", "b/f", "d/e/y", "d/x"] {
+        let former = if path == "b/f" { b"b\n".to_vec() } else { former.clone() };
+        shown(&live, path, &now(path), &former);
+    }
+    until("what was removed is gone", || match File::open(live.mnt.join("gone")) {
+        Ok(mut file) => {
+            let mut bytes = Vec::new();
+            assert!(file.read_to_end(&mut bytes).is_err(), "it is still read");
+            false
+        }
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    });
+    for dir in ["d", "d/e", "a", "b", "former"] {
+        until(dir, || {
+            std::fs::read_dir(live.mnt.join(dir)).is_ok_and(|mut names| names.all(|name| name.is_ok()))
+        });
+    }
+    assert_eq!(
+        live.sh("ls d d/e a b former; cat former/x"),
+        shell(&live.base, "ls d d/e a b former; cat former/x")
+    );
+    // What is written there is written to what is there.
+    live.sh("echo mine > d/new; echo mine > f; mkdir d/e/made");
+    assert_eq!(live.sh("cat d/new f; ls d/e"), "mine\nmine\nf\nmade\ny\n");
+}

@@ -477,7 +477,8 @@ fn more_room(timeline: &Arc<Timeline>, collector: Option<Arc<collector::Shared>>
     Arc::new(move || {
         let own = weak.upgrade().map_or(Some(0), |timeline| timeline.make_room());
         match (own, &collector) {
-            (Some(0) | None, Some(collector)) => collector.ask(),
+            // Whoever tidies up may yet find something, so that there is nothing is known only if both say so.
+            (Some(0) | None, Some(collector)) => collector.ask().filter(|bytes| *bytes > 0 || own.is_some()),
             (own, _) => own,
         }
     })

@@ -428,7 +428,7 @@ impl Lower {
                 // While an apply sets its attributes, its time changes and its content does not.
                 let is_set = origin.print.ctime == ANY_TIMES;
                 let print = &origin.print;
-                Ok(vec![if is_set { piece } else { piece.looked_at(print.size, print.mtime) }])
+                Ok(vec![if is_set { piece } else { piece.looked_at(print) }])
             }
             Some((Some(pre), epoch)) => self.locate_pre(pre, range, epoch),
             Some((None, _)) => Err(FsError::Drift(origin.path.clone())),
@@ -571,8 +571,8 @@ pub struct Piece {
     pub from: Option<(Arc<File>, u64)>,
     /// The base path that is to be reported if the file is shorter than that, or is not the same any more when it was read.
     pub drift: Option<TreePath>,
-    /// Of a file of the base, its size and time when it was looked at.
-    pub looked: Option<(u64, Timestamp)>,
+    /// Of a file of the base, its size and times when it was looked at.
+    pub looked: Option<(u64, Timestamp, Timestamp)>,
     /// What the bytes are held against.
     pub sums: Option<Arc<Sums>>,
 }
@@ -590,8 +590,8 @@ impl Piece {
 
     /// The same piece, of a file that was looked at: what is read counts only if it is still like this then.
     #[must_use]
-    pub fn looked_at(mut self, size: u64, mtime: Timestamp) -> Piece {
-        self.looked = Some((size, mtime));
+    pub fn looked_at(mut self, print: &Fingerprint) -> Piece {
+        self.looked = Some((print.size, print.mtime, print.ctime));
         self
     }
 
@@ -602,7 +602,7 @@ impl Piece {
     pub fn is_unchanged(&self) -> std::io::Result<bool> {
         let (Some((file, _)), Some(looked)) = (&self.from, self.looked) else { return Ok(true) };
         let now = Fingerprint::of(file)?;
-        Ok((now.size, now.mtime) == looked)
+        Ok((now.size, now.mtime, now.ctime) == looked)
     }
 
     /// Bytes at addresses of the pool of a layer, wherever they are now. Take a [`Reading`] before.

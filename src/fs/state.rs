@@ -317,7 +317,7 @@ impl State {
                 }
                 let file = self.lower.open(path, stat)?;
                 let piece = Piece::of_base(range.len(), file, range.start, path);
-                Ok(vec![piece.looked_at(stat.size, stat.mtime)])
+                Ok(vec![piece.looked_at(&stat.fingerprint())])
             }
             LowerNode::Pre(pre, epoch) => {
                 self.lower.locate_pre(pre, crate::tree::within(range, pre.node.size()), *epoch)

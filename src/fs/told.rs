@@ -19,11 +19,37 @@ use crate::fs::{Core, Found, Fs, State, Target};
 use crate::store::record::Body;
 use crate::types::{FileKind, Ino, Name, NodeId, Timestamp, TreePath};
 
-/// What changes when the content of a file does: its size, and when that was.
+/// What changes when the content of a file does: its size, and when that was; and, if somebody sets the time back, when anything
+/// of it was changed last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Told {
     size: u64,
     mtime: Timestamp,
+    ctime: Timestamp,
+    /// What also changes that: links, mode, owner and group.
+    others: [u32; 4],
+}
+
+/// What became of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Nothing,
+    /// What else was changed says why the change time is another one: a clone that links the files of the base is not a reason to
+    /// refuse a read.
+    Attributes,
+    Content,
+}
+
+impl Told {
+    fn change_to(self, now: Told) -> Change {
+        if self == now {
+            Change::Nothing
+        } else if (self.size, self.mtime) == (now.size, now.mtime) && self.others != now.others {
+            Change::Attributes
+        } else {
+            Change::Content
+        }
+    }
 }
 
 /// What `status` says of such a file.
@@ -33,7 +59,8 @@ const CHANGED: &str =
 fn of(node: &LowerNode) -> Option<Told> {
     match node {
         LowerNode::Base(stat) if stat.kind == FileKind::File => {
-            Some(Told { size: stat.size, mtime: stat.mtime })
+            let others = [stat.nlink, stat.mode, stat.uid, stat.gid];
+            Some(Told { size: stat.size, mtime: stat.mtime, ctime: stat.ctime, others })
         }
         // A pre-image is in the store, and nobody changes it.
         LowerNode::Base(_) | LowerNode::Pre(..) => None,
@@ -59,7 +86,7 @@ pub(super) fn left_to_base(
     // What was covered may be what an apply has put there since.
     let left = after.lower.left_after(before.lower.epoch(), path).flatten();
     let print = left.or(origin).filter(|print| print.ctime != ANY_TIMES);
-    Some(print.map_or(now, |print| Told { size: print.size, mtime: print.mtime }))
+    Some(print.map_or(now, |print| Told { size: print.size, mtime: print.mtime, ctime: print.ctime, ..now }))
 }
 
 /// What the kernel remembers as it is not any more.
@@ -69,13 +96,39 @@ pub(crate) struct Outdated {
     pub(super) kernel_remembers: bool,
     /// Names that lead to a node which the base does not have there any more. Behind a lock, since whoever only looks finds them.
     names: Mutex<BTreeSet<(NodeId, Name)>>,
-    /// Whether somebody is telling the kernel already.
-    nodes: BTreeMap<NodeId, bool>,
+    nodes: BTreeMap<NodeId, Forgetting>,
     /// Nodes that it has forgotten and not asked for since. Who began to read before it forgot has former bytes already.
     unasked: BTreeSet<NodeId>,
 }
 
+/// What the kernel must forget of a node.
+#[derive(Clone, Copy)]
+struct Forgetting {
+    /// Whether somebody is telling it already.
+    is_told: bool,
+    /// Whether its content cannot be read until then.
+    refused: bool,
+}
+
 impl Outdated {
+    /// The kernel must forget a node.
+    fn add(&mut self, id: NodeId, change: Change) {
+        let refused = match change {
+            Change::Nothing => return,
+            Change::Attributes => false,
+            Change::Content => true,
+        };
+        let known = self.nodes.entry(id).or_insert(Forgetting { is_told: false, refused });
+        if refused && !known.refused {
+            // What it forgets just now may be read again by the time that this is noted.
+            *known = Forgetting { is_told: false, refused };
+        }
+    }
+
+    fn is_refused(&self, id: NodeId) -> bool {
+        self.unasked.contains(&id) || self.nodes.get(&id).is_some_and(|known| known.refused)
+    }
+
     /// The kernel asks for a node, or holds it no longer.
     pub(super) fn let_go(&mut self, id: NodeId) {
         self.unasked.remove(&id);
@@ -99,20 +152,24 @@ impl Core {
         self.outdated.unasked.remove(&id);
         match self.table.told(id) {
             None => self.table.set_told(id, Some(now)),
-            Some(told) if told == now => {}
-            // It keeps what it has read until it is made to forget it.
-            Some(_) => drop(self.outdated.nodes.entry(id).or_insert(false)),
+            Some(told) => {
+                let change = told.change_to(now);
+                // It keeps what it has read until it is made to forget it.
+                self.outdated.add(id, change);
+                if change == Change::Attributes {
+                    self.table.set_told(id, Some(now));
+                }
+            }
         }
     }
 
     /// Notes that a node of the base has a record from now on, or what is left of it has, made of `node` as it is now. What the
     /// kernel has read of another content must not stand beside that.
     pub(super) fn note_recorded(&mut self, id: NodeId, node: &LowerNode) {
-        let told = self.table.told(id);
-        self.table.set_told(id, None);
-        if told.is_some_and(|told| of(node) != Some(told)) {
-            self.outdated.nodes.entry(id).or_insert(false);
+        if let (Some(told), Some(now)) = (self.table.told(id), of(node)) {
+            self.outdated.add(id, told.change_to(now));
         }
+        self.table.set_told(id, None);
     }
 
     /// Notes that the kernel asked for the attributes of a node, whatever it is.
@@ -194,13 +251,12 @@ impl Core {
     /// # Errors
     /// [`FsError::Drift`].
     pub(super) fn check_told(&mut self, id: NodeId, target: &Target) -> FsResult<()> {
-        let is_asked = !self.outdated.unasked.contains(&id);
         if let Target::Base(_, _, node) = target
-            && is_asked
+            && !self.outdated.unasked.contains(&id)
         {
             self.note_told(id, node);
         }
-        if is_asked && !self.outdated.nodes.contains_key(&id) {
+        if !self.outdated.is_refused(id) {
             return Ok(());
         }
         let path = match target {
@@ -225,11 +281,12 @@ impl Fs {
     pub fn outdated(&self) -> (Vec<NodeId>, BTreeSet<(NodeId, Name)>) {
         let mut core = self.core();
         let names = std::mem::take(core.outdated.names.get_mut());
-        let nodes = core.outdated.nodes.iter_mut();
-        (
-            nodes.filter_map(|(id, is_told)| (!std::mem::replace(is_told, true)).then_some(*id)).collect(),
-            names,
-        )
+        let untold = core.outdated.nodes.iter_mut().filter(|(_, known)| !known.is_told);
+        let tell = |(id, known): (&NodeId, &mut Forgetting)| {
+            known.is_told = true;
+            *id
+        };
+        (untold.map(tell).collect(), names)
     }
 
     /// Whether the kernel must forget a node before it is told anything of it.
@@ -248,7 +305,7 @@ impl Fs {
         if of(&node).is_none_or(|now| now.size == offset) {
             return Ok(());
         }
-        core.outdated.nodes.entry(id).or_insert(false);
+        core.outdated.add(id, Change::Content);
         core.lower.note(&path, CHANGED);
         Err(FsError::Drift(path))
     }
@@ -256,8 +313,8 @@ impl Fs {
     /// Says that the kernel has forgotten what it knew of a node.
     pub fn is_forgotten(&self, id: NodeId) {
         let mut core = self.core();
-        core.outdated.nodes.remove(&id);
-        if core.table.get(id).is_some() {
+        let is_refused = core.outdated.nodes.remove(&id).is_some_and(|known| known.refused);
+        if is_refused && core.table.get(id).is_some() {
             core.outdated.unasked.insert(id);
             core.table.set_told(id, None);
         }

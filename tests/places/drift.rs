@@ -334,3 +334,34 @@ fn what_is_replaced_in_the_base_is_then_what_it_now_is() {
     live.sh("echo mine > d/new; echo mine > f; mkdir d/e/made");
     assert_eq!(live.sh("cat d/new f; ls d/e"), "mine\nmine\nf\nmade\ny\n");
 }
+
+/// As `rsync --inplace --times` and `cp -p` leave it: only the change time tells.
+#[test]
+fn a_change_that_keeps_size_and_time_is_not_mixed_with_what_was_there() {
+    let mut live = Live::new("for f in one two three; do seq 90000 > $f; done");
+    live.applied = true;
+    let former = std::fs::read(live.base.join("one")).unwrap();
+    for path in ["one", "two", "three"] {
+        remember_a_page(&live.mnt.join(path));
+    }
+    let was = std::fs::metadata(live.base.join("one")).unwrap().mtime_nsec();
+    shell(
+        &live.base,
+        "for f in one two; do tr 0-9 a-j < $f > t; touch -r $f t; cat t > $f; touch -r t $f; rm t; done",
+    );
+    let now = std::fs::metadata(live.base.join("one")).unwrap();
+    assert_eq!((now.mtime_nsec(), now.len()), (was, former.len() as u64), "it looks as it did");
+    live.sh("mv two moved");
+    let wanted = std::fs::read(live.base.join("one")).unwrap();
+    shown(&live, "one", &wanted, &former);
+    shown(&live, "moved", &wanted, &former);
+    // Whatever else changes that time is no reason to refuse a read.
+    let held = File::open(live.mnt.join("three")).unwrap();
+    for (n, change) in ["ln three link", "chmod 600 three", "rm link", "chown 5:6 three"].iter().enumerate() {
+        shell(&live.base, change);
+        let mut bytes = vec![0; 4096];
+        let at = 100_000 * (n + 1);
+        held.read_exact_at(&mut bytes, at as u64).unwrap();
+        assert_eq!(bytes, &former[at..at + 4096], "{change}");
+    }
+}

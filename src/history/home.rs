@@ -38,7 +38,7 @@ impl Written {
     /// What stands at a path of the base now. In a directory that was closed since, also to us, it is what was left there.
     pub(super) fn stat(&self, base: &Base, path: &TreePath) -> FsResult<Option<BaseStat>> {
         match (base.stat(path), self.seen.get(path)) {
-            (Err(FsError::AccessDenied), Some(seen)) => Ok(seen.clone()),
+            (Err(FsError::AccessDenied), Some(seen)) => Ok(*seen),
             (now, _) => found(now),
         }
     }

@@ -27,7 +27,7 @@ use std::time::Duration;
 use nix::fcntl::OFlag;
 use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{dup2_stderr, dup2_stdin, dup2_stdout};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 
 use crate::control::{Greeting, Listener, Server};
@@ -35,7 +35,7 @@ use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::{Fs, Limits, PastView};
 use crate::fuse::{self, Handed, Mounted, Unmounter};
 use crate::jail::Policy;
-use crate::sandbox::verbs::{Reply, Request};
+use crate::sandbox::verbs::{Detail, Reply, Request};
 use crate::sandbox::{Bounds, KeepPolicy, Sandbox, StoreOptions, View};
 use crate::store::codec;
 use crate::sys;
@@ -47,6 +47,8 @@ pub const VERB: &str = "__daemon";
 pub const LOG: &str = "daemon.log";
 /// At the start of a daemon a log larger than this, in bytes, is emptied.
 const LOG_LIMIT: u64 = 8 << 20;
+/// How long the end waits for a comparison that nobody wants any more.
+const LONG_LIMIT: Duration = Duration::from_secs(2);
 /// The longest report, in bytes.
 const MAX_REPORT: u64 = 1 << 20;
 
@@ -243,8 +245,47 @@ pub struct Serving {
     sandbox: Arc<Shared>,
 }
 
-/// The sandbox while it is served; none when it has been closed. A request holds the lock as long as it works.
-type Shared = RwLock<Option<Arc<Sandbox>>>;
+/// What the threads that answer share.
+struct Shared {
+    /// The sandbox while it is served; none when it has been closed. A request holds the lock as long as it works, but for one that takes
+    /// long and changes nothing.
+    sandbox: RwLock<Option<Arc<Sandbox>>>,
+    /// Requests that take long are answered one at a time: each takes a processor and memory.
+    long: Mutex<()>,
+}
+
+impl Shared {
+    /// Does what is asked of the sandbox.
+    fn answer(&self, request: Request) -> Result<Reply> {
+        let ending = || Error::new(Kind::Failed, "answer a request", "the daemon is ending");
+        if !takes_long(&request) {
+            return self.sandbox.read().as_ref().ok_or_else(ending)?.handle(request);
+        }
+        let _one = self.long.lock();
+        let sandbox = self.sandbox.read().clone();
+        sandbox.ok_or_else(ending)?.handle(request)
+    }
+
+    /// Takes the sandbox away from those who ask. What is being changed is waited for, and who only looks for no longer than a moment.
+    fn close(&self) -> Option<Arc<Sandbox>> {
+        let sandbox = self.sandbox.write().take();
+        if let Some(sandbox) = &sandbox {
+            sandbox.interrupt();
+            if self.long.try_lock_for(LONG_LIMIT).is_none() {
+                log::warn!("a comparison for somebody who has gone is not waited for");
+            }
+        }
+        sandbox
+    }
+}
+
+/// Whether a request reads much, and changes nothing.
+fn takes_long(request: &Request) -> bool {
+    match request {
+        Request::Diff { detail, .. } | Request::FileDiff { detail, .. } => *detail != Detail::NameStatus,
+        _ => false,
+    }
+}
 
 impl Serving {
     /// Mounts `sandbox` and serves it from threads of this process.
@@ -301,7 +342,7 @@ impl Serving {
         sandbox.attach(mounted.kernel());
         let unmounter = mounted.unmounter();
         let asked = mounted.unmounter();
-        let sandbox = Arc::new(RwLock::new(Some(sandbox)));
+        let sandbox = Arc::new(Shared { sandbox: RwLock::new(Some(sandbox)), long: Mutex::new(()) });
         let shared = Arc::clone(&sandbox);
         let greeting = Greeting::of_this_process(mount_point.as_os_str().as_bytes());
         let server = listener.serve(greeting, move |request| {
@@ -350,7 +391,7 @@ impl Serving {
 
     fn end(self) -> (Server, Option<Arc<Sandbox>>) {
         drop(self.mounted);
-        let sandbox = self.sandbox.write().take();
+        let sandbox = self.sandbox.close();
         if let Some(Err(error)) = sandbox.as_ref().map(|s| s.detach()) {
             log::error!("{error}");
         }
@@ -363,10 +404,7 @@ fn answer(request: Request, shared: &Shared, unmounter: &Unmounter) -> Result<Re
         unmounter.unmount(false)?;
         return Ok(Reply::Done);
     }
-    match &*shared.read() {
-        Some(sandbox) => sandbox.handle(request),
-        None => Err(Error::new(Kind::Failed, "answer a request", "the daemon is ending")),
-    }
+    shared.answer(request)
 }
 
 /// Serves `plan` in this process, up to the end of the mount; `ready` is called when it stands. Call it before any

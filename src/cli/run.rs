@@ -531,6 +531,8 @@ fn gate(request: &Request) -> Result<()> {
         // What a command could give up is what its caller goes back to.
         Request::Drop { .. } => ("drop a checkpoint", "end the command; then checkpoints can be dropped"),
         Request::Gc { dry_run: false, .. } => ("gc", "end the command; then space can be given back"),
+        // It reads all of the store, and nobody else looks at it meanwhile.
+        Request::Check { read_data: true } => ("check", "end the command; then the store can be checked"),
         Request::Hold { held: false, .. } => {
             ("release a checkpoint", "end the command; then it can be released")
         }
@@ -552,7 +554,7 @@ fn gate(request: &Request) -> Result<()> {
         | Request::Redo { .. }
         | Request::Hold { held: true, .. }
         | Request::Gc { dry_run: true, .. }
-        | Request::Check { .. } => return Ok(()),
+        | Request::Check { read_data: false } => return Ok(()),
     };
     Err(Error::new(Kind::InUse, attempt, "'jailfs run' holds this sandbox").hint(hint))
 }

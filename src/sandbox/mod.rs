@@ -17,6 +17,7 @@ use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
@@ -60,6 +61,8 @@ pub struct Sandbox {
     housekeeper: Mutex<Option<Housekeeper>>,
     /// By what space is given back without being asked for.
     terms: Arc<Mutex<Terms>>,
+    /// How many times what was under way was cut off.
+    interrupts: AtomicU64,
 }
 
 /// How the mount is seen: what its links may do, and where it is.
@@ -124,6 +127,7 @@ impl Sandbox {
             mounted: Mutex::new(None),
             housekeeper: Mutex::new(None),
             terms: Arc::default(),
+            interrupts: AtomicU64::new(0),
         });
         sandbox.fs().set_archive(Arc::new(past::Records::of(&sandbox)));
         Ok(sandbox)
@@ -212,6 +216,11 @@ impl Sandbox {
         reply
     }
 
+    /// Cuts off the comparisons that are under way: nobody waits for them any more. One that is at a file ends behind it.
+    pub fn interrupt(&self) {
+        self.interrupts.fetch_add(1, Ordering::SeqCst);
+    }
+
     fn once(&self, request: Request) -> Result<Reply> {
         match request {
             Request::Drop { rev } => self.drop_checkpoint(&rev).map(Reply::Checkpoint),
@@ -230,6 +239,7 @@ impl Sandbox {
     /// What looks at states, or makes them.
     fn handle_states(&self, request: Request) -> Result<Reply> {
         let fs = Arc::clone(self.fs());
+        let interrupts = self.interrupts.load(Ordering::SeqCst);
         let _looking = fs.looking();
         match request {
             Request::Status => self.status().map(Reply::Status),
@@ -240,7 +250,8 @@ impl Sandbox {
                 self.checkpoint_info(id).map(Reply::Checkpoint)
             }
             Request::Diff { from, to, paths, detail } => {
-                self.diff(&from, &to, &paths, detail).map(Reply::Diff)
+                let go = || self.interrupts.load(Ordering::SeqCst) == interrupts;
+                self.diff(&from, &to, &paths, detail, &go).map(Reply::Diff)
             }
             Request::Restore { to, paths, dry_run } => {
                 let target = self.target(&to)?;
@@ -406,14 +417,27 @@ impl Sandbox {
         name.map_or_else(|| format!("checkpoint {id}"), |name| format!("checkpoint {id} '{name}'"))
     }
 
-    fn diff(&self, from: &Rev, to: &Rev, paths: &[TreePath], detail: Detail) -> Result<Vec<Change>> {
+    fn diff(
+        &self,
+        from: &Rev,
+        to: &Rev,
+        paths: &[TreePath],
+        detail: Detail,
+        go: &dyn Fn() -> bool,
+    ) -> Result<Vec<Change>> {
         let (old, new) = (self.state(from)?, self.state(to)?);
         let attempt = || format!("compare {from} with {to}");
         let below = |path: &TreePath| paths.is_empty() || paths.iter().any(|p| path.starts_with(p));
         let changes = diff::changes(&old, &new, true).attempt(attempt)?;
         let told = changes.iter().filter(|c| c.what != What::DirTimes);
         let told = told.filter(|c| below(&c.path) || c.old_path.as_ref().is_some_and(below));
-        long::within(told.map(|change| change_of(&old, &new, change, detail).attempt(attempt)), attempt)
+        let one = |change| {
+            if !go() {
+                return Err(Error::new(Kind::Failed, attempt(), "the sandbox is being closed"));
+            }
+            change_of(&old, &new, change, detail).attempt(attempt)
+        };
+        long::within(told.map(one), attempt)
     }
 
     fn go_to(&self, verb: OpVerb, target: Target, description: String, dry_run: bool) -> Result<Restored> {

@@ -281,3 +281,21 @@ fn a_mapped_file_is_in_the_diff_when_the_command_has_ended() {
     assert_eq!(said.code, 0, "{said:?}");
     assert!(fs::read(place.at("base/big")).unwrap().starts_with(b"hello....."));
 }
+
+#[test]
+fn the_end_waits_for_no_comparison_that_nobody_wants_any_more() {
+    let place = Place::new();
+    // Each of them takes many times as long as anybody who looks at this test waits.
+    let script = r#"
+        seq 1 300000 > 1; for n in $(seq 2 30); do shuf -n 100000 1 > $n; done; $JAILFS checkpoint > /dev/null
+        for n in $(seq 2 30); do shuf -n 100000 1 > $n; done
+        for n in 1 2 3 4 5 6 7 8; do
+            $JAILFS diff -p > /dev/null 2>&1 &
+            until grep -q '^State:.*sleeping' /proc/$!/status; do sleep 0.01; done
+        done
+        echo done
+    "#;
+    let said = place.run("--discard", script);
+    assert_eq!((said.code, said.out.as_str()), (0, "done\n"), "{}", said.err);
+    assert!(said.err.contains("jailfs: discarded: 30 added\n"), "{}", said.err);
+}

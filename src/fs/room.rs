@@ -21,12 +21,17 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// The unit of space that is told.
 const BLOCK: u64 = 4096;
 
+/// What a checkpoint takes of the disk of the host besides content: the files of its layer, and their bytes.
+const LAYER_FILES: u64 = 4;
+const LAYER_BYTES: u64 = 12 << 10;
+
 /// What a sandbox may store; none for no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes on the disk of the host.
     pub bytes: Option<u64>,
-    /// Files, directories and links that were made or changed.
+    /// Files, directories and links that were made or changed; to a checkpoint, those on the host, too, that it and others
+    /// since the limit was set take there.
     pub files: Option<u64>,
 }
 
@@ -42,6 +47,8 @@ struct Notice {
 pub(crate) struct Room {
     limits: Limits,
     used: u64,
+    /// Layers that there were when the limits were set.
+    layers_before: u64,
     looked: Option<Instant>,
     notice: Option<Notice>,
 }
@@ -66,9 +73,29 @@ pub struct Space {
 impl Fs {
     /// Says how much may be stored from now on.
     pub fn set_limits(&self, limits: Limits) {
+        let layers = self.store.catalog().len() as u64;
         let mut core = self.core();
         core.room.limits = limits;
+        core.room.layers_before = layers;
         core.look_at_store(&self.store);
+    }
+
+    /// Takes room for a checkpoint.
+    ///
+    /// # Errors
+    /// ENOSPC.
+    pub fn need_checkpoint(&self) -> FsResult<()> {
+        let layers = self.store.catalog().len() as u64;
+        let mut core = self.core();
+        if let Some(limit) = core.room.limits.files {
+            let since = layers.saturating_sub(core.room.layers_before).saturating_add(1);
+            if core.stored_nodes().saturating_add(since.saturating_mul(LAYER_FILES)) > limit {
+                return Err(FsError::LimitReached);
+            }
+        }
+        core.need_bytes(&self.store, LAYER_BYTES)?;
+        core.took(LAYER_BYTES);
+        Ok(())
     }
 
     /// Says who is told whenever so many bytes more were stored. Called with the lock of the head: it only takes notice.

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use nix::errno::Errno;
 use parking_lot::Mutex;
 
 use crate::base::Base;
@@ -195,6 +196,9 @@ impl Sandbox {
     /// # Errors
     /// Whatever goes wrong, in words; see [`Kind`].
     pub fn handle(&self, request: Request) -> Result<Reply> {
+        if matches!(request, Request::Checkpoint { .. }) {
+            self.need_checkpoint()?;
+        }
         let mut reply = self.once(request.clone());
         // A full disk: what the upper layer does not need is given back, history goes, and the reserve is used.
         for _ in 0..MOST_TRIES {
@@ -214,6 +218,17 @@ impl Sandbox {
             self.timeline.names_have_changed();
         }
         reply
+    }
+
+    /// A limit of what may be stored holds for checkpoints, too. No room is made for one: what is below it would have to go.
+    fn need_checkpoint(&self) -> Result<()> {
+        self.fs().need_checkpoint().map_err(|error| {
+            let reason = format!("{error}: the sandbox has stored what it may");
+            let full = Error::new(Kind::Failed, "make a checkpoint", reason);
+            Error { errno: Some(Errno::ENOSPC as i32), ..full }.hint(
+                "'jailfs drop' and 'jailfs gc' give room; --max-bytes and --max-files say how much there is",
+            )
+        })
     }
 
     /// Cuts off the comparisons that are under way: nobody waits for them any more. One that is at a file ends behind it.

@@ -116,3 +116,24 @@ fn a_command_gives_up_its_own_checkpoints_and_never_those_of_its_caller() {
     let log = place.ok("base", "log");
     assert!(log.lines().count() == 2 && log.contains("c4") && log.contains("c3"), "{log}");
 }
+
+#[test]
+fn checkpoints_count_as_what_they_take() {
+    let script = r#"
+        i=0; while [ $i -lt 200 ] && mkdir .jailfs/checkpoints/c$i 2> ../out/error; do i=$((i+1)); done
+        grep -q 'No space left on device' ../out/error || exit 20
+        [ $i -ge 5 ] || exit 21
+        ! $JAILFS checkpoint 2> ../out/error || exit 22
+        grep -q 'the sandbox has stored what it may' ../out/error && grep -q '^hint: ' ../out/error || exit 23
+        rm del; $JAILFS restore c1 > /dev/null; cat del; echo $i
+    "#;
+    for (limit, most) in [("--max-bytes 256K", 256 << 10), ("--max-files 28", 28 * 4096)] {
+        let place = Place::new();
+        place.make_out();
+        let said = place.run(&format!("{limit} --keep --bind-rw ../out"), script);
+        assert!(said.code == 0 && said.out.starts_with("del\n"), "{limit}: {said:?}");
+        let taken = place.sh("home", "du -sB1 .local/state/jailfs/*/layers | cut -f1").out;
+        // The directories of the layers are not counted.
+        assert!(taken.trim().parse::<u64>().unwrap() < most * 3 / 2 + (64 << 10), "{limit}: {taken}");
+    }
+}

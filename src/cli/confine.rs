@@ -1,30 +1,25 @@
 //! The options of `jailfs run` that say what its command may see and do, and what becomes of them.
 
 use std::ffi::{OsStr, OsString};
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::{Global, host, place};
+use super::{Global, host, place, sockets};
 use crate::error::{Error, Kind, Result};
 use crate::run::{README, Spec, keeps_variable, readme, secrets};
-
-/// Sockets below these are covered with the directory that they are in; the paths under /proc are of no process but their own.
-const COVERED: &[&str] = &["/run", "/var/run", "/tmp", "/var/tmp", "/dev", "/proc"];
-/// The kernel's list of sockets in this network namespace (proc_net(5)).
-const SOCKETS: &str = "/proc/net/unix";
+use crate::sys;
 
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Confinement")]
 pub(super) struct Confine {
-    /// Hide PATH too: it is shown empty
+    /// Hide PATH too, whatever else is asked for
     #[arg(long, value_name = "PATH")]
     hide: Vec<PathBuf>,
-    /// Show PATH, read-only, although it is hidden by default
+    /// Show PATH, read-only, with all in it that is hidden by default
     #[arg(long, value_name = "PATH")]
     show: Vec<PathBuf>,
-    /// Show PATH of the host, read-only, although /tmp or /run or what it lies in is replaced
+    /// Show PATH of the host, read-only, although /tmp or /run or what it lies in is replaced; what is hidden in it stays hidden
     #[arg(long, value_name = "PATH")]
     bind_ro: Vec<PathBuf>,
     /// Let the command write to PATH of the host, outside the sandbox
@@ -48,57 +43,52 @@ impl Confine {
     /// `Usage`: a path that does not exist, or lies in the sandbox.
     pub(super) fn spec(&self, global: &Global, base: &Path, store: &Path) -> Result<Spec> {
         refuse_base(base)?;
-        let given = |option: &str, paths: &[PathBuf]| -> Result<Vec<PathBuf>> {
-            paths.iter().map(|path| named(global, option, path)).collect()
-        };
-        let outside =
-            |option: &str, paths: Vec<PathBuf>| match paths.iter().find(|path| path.starts_with(base)) {
-                Some(path) => {
-                    Err(wrong(option, path, "it lies in the sandbox, which is writable and nobody else's"))
-                }
-                None => Ok(paths),
-            };
-        let writable = outside("--bind-rw", given("--bind-rw", &self.bind_rw)?)?;
-        let mut shown = outside("--show", given("--show", &self.show)?)?;
-        shown.extend(outside("--bind-ro", given("--bind-ro", &self.bind_ro)?)?);
-        // By it names are resolved; it often lies in /run.
-        shown.extend(real("/etc/resolv.conf").filter(|path| !path.starts_with(base)));
-        let mut hidden = given("--hide", &self.hide)?;
         let homes = homes();
-        hidden.extend(secrets::hidden(&homes).iter().filter_map(real));
-        hidden.extend(sockets());
+        let mut hidden: Vec<PathBuf> = secrets::hidden(&homes).iter().filter_map(real).collect();
+        hidden.extend(sockets::all().iter().filter_map(real));
         let mut stores: Vec<PathBuf> = secrets::stores(&homes).iter().filter_map(real).collect();
         stores.extend(place::Env::get().stores().and_then(real));
-        for paths in [&mut hidden, &mut stores] {
+        stores.extend(host::mounted_stores().iter().filter_map(real));
+        let asked = Asked { global, base, stores: &stores };
+        let writable = asked.outside("--bind-rw", &self.bind_rw)?;
+        let shown = asked.shown(&self.show, &hidden)?;
+        let mut bound = asked.outside("--bind-ro", &self.bind_ro)?;
+        // By it names are resolved; it often lies in /run.
+        bound.extend(real("/etc/resolv.conf").filter(|path| !path.starts_with(base)));
+        let mut withheld = asked.paths("--hide", &self.hide)?;
+        let mounts = sys::mountinfo::read().unwrap_or_default();
+        for paths in [&mut hidden, &mut withheld, &mut stores] {
+            // What is mounted elsewhere as well is seen there, too.
+            let elsewhere: Vec<PathBuf> =
+                paths.iter().flat_map(|path| sys::mountinfo::other_paths_of(path, &mounts)).collect();
+            paths.extend(elsewhere.iter().filter_map(real));
             // Who runs a command in what is hidden by default wants it to work there.
             paths.retain(|path| path != base);
             paths.sort();
             paths.dedup();
         }
-        let told: Vec<PathBuf> = hidden
-            .iter()
-            .filter(|path| !shown.iter().any(|shown| path.starts_with(shown)))
-            .cloned()
-            .collect();
-        Ok(Spec {
-            readme: readme(base, &writable, &told),
+        let spec = Spec {
             base: base.into(),
             store: store.into(),
-            stores: words(stores),
             hidden: words(hidden),
+            withheld: words(withheld),
             shown: words(shown),
-            writable: words(writable),
+            bound: words(bound),
+            writable: words(writable.clone()),
             program: real("/proc/self/exe").unwrap_or_default().into(),
             no_net: self.no_net,
-            elsewhere: None,
-        })
+            ..Spec::default()
+        };
+        let readme = readme(base, &writable, &crate::run::hidden(&spec));
+        Ok(Spec { readme, stores: words(stores), ..spec })
     }
 
     /// The environment of the command, and what tells it where it is.
     pub(super) fn environment(&self, spec: &Spec, attempt: u32) -> Vec<(OsString, OsString)> {
         let paths = |words: &[OsString]| words.iter().map(PathBuf::from).collect::<Vec<_>>();
         let writable = paths(&spec.writable);
-        let shown: Vec<PathBuf> = paths(&spec.shown).into_iter().chain(writable.iter().cloned()).collect();
+        let named = spec.shown.iter().chain(&spec.bound).chain(&spec.writable);
+        let shown: Vec<PathBuf> = named.map(PathBuf::from).collect();
         let mut env: Vec<_> = std::env::vars_os()
             .filter(|(name, value)| keeps_variable(name, value, self.env_clear, &shown))
             .filter(|(name, value)| name != "TMPDIR" || is_scratch(value, spec, &writable))
@@ -118,6 +108,56 @@ impl Confine {
         env.extend(told.map(|(name, value)| (name.into(), value)));
         env.push(("JAILFS_ATTEMPT".into(), attempt.to_string().into()));
         env
+    }
+}
+
+/// What paths are asked for in options.
+struct Asked<'a> {
+    global: &'a Global,
+    base: &'a Path,
+    stores: &'a [PathBuf],
+}
+
+impl Asked<'_> {
+    fn paths(&self, option: &str, paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
+        paths.iter().map(|path| named(self.global, option, path)).collect()
+    }
+
+    /// Paths that are neither in the sandbox nor in a store.
+    fn outside(&self, option: &str, paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
+        let paths = self.paths(option, paths)?;
+        for path in &paths {
+            self.check_store(option, path)?;
+            self.check_sandbox(option, path)?;
+        }
+        Ok(paths)
+    }
+
+    /// Paths that are to be shown with what is hidden in them. In the sandbox there is nothing else to be shown.
+    fn shown(&self, paths: &[PathBuf], hidden: &[PathBuf]) -> Result<Vec<PathBuf>> {
+        let option = "--show";
+        let paths = self.paths(option, paths)?;
+        for path in &paths {
+            self.check_store(option, path)?;
+            if !hidden.iter().any(|hidden| hidden.starts_with(path)) {
+                self.check_sandbox(option, path)?;
+            }
+        }
+        Ok(paths)
+    }
+
+    fn check_store(&self, option: &str, path: &Path) -> Result<()> {
+        if self.stores.iter().any(|store| path.starts_with(store)) {
+            return Err(wrong(option, path, "stores are never shown to a command"));
+        }
+        Ok(())
+    }
+
+    fn check_sandbox(&self, option: &str, path: &Path) -> Result<()> {
+        if path.starts_with(self.base) {
+            return Err(wrong(option, path, "it lies in the sandbox, which is writable and nobody else's"));
+        }
+        Ok(())
     }
 }
 
@@ -164,34 +204,9 @@ fn homes() -> Vec<PathBuf> {
     secrets::homes(known.into_iter().chain(told))
 }
 
-/// The sockets that somebody listens on at a path: a read-only mount keeps nobody from connecting to them.
-fn sockets() -> Vec<PathBuf> {
-    let text = std::fs::read(SOCKETS).unwrap_or_default();
-    let paths = text.split(|byte| *byte == b'\n').filter_map(socket_path);
-    let open = paths.filter(|path| !COVERED.iter().any(|covered| path.starts_with(covered)));
-    open.filter(|path| path.symlink_metadata().is_ok_and(|about| about.file_type().is_socket()))
-        .filter_map(real)
-        .collect()
-}
-
-/// The path in a line of the kernel's list: the eighth field, if there is one that is absolute.
-fn socket_path(line: &[u8]) -> Option<PathBuf> {
-    use std::os::unix::ffi::OsStrExt;
-    let at = line.windows(2).position(|two| two == b" /")?;
-    Some(OsStr::from_bytes(line.get(at + 1..)?).into())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn listening_sockets_are_found_by_their_path() {
-        let line = b"ffff: 00000002 00000000 00010000 0001 01 1234 /srv/a b.sock";
-        assert_eq!(socket_path(line), Some("/srv/a b.sock".into()));
-        assert_eq!(socket_path(b"ffff: 00000002 00000000 00010000 0001 01 1234 @abstract"), None);
-        assert_eq!(socket_path(b"Num RefCount Protocol Flags Type St Inode Path"), None);
-    }
 
     #[test]
     fn what_is_the_kernels_is_no_base() {

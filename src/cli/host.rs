@@ -85,6 +85,14 @@ pub(super) fn mount_around(path: &Path) -> Result<Option<PathBuf>> {
     Ok(ours.map(|mount| OsString::from_vec(mount.mount_point).into()))
 }
 
+/// The stores of all mounts of ours that are seen here and alive, as far as we may ask them.
+pub(super) fn mounted_stores() -> Vec<PathBuf> {
+    let mounts = sys::mountinfo::read().unwrap_or_default();
+    let ours = mounts.into_iter().filter(|mount| mount.fs_type == FS_TYPE);
+    let points = ours.map(|mount| PathBuf::from(OsString::from_vec(mount.mount_point)));
+    points.filter_map(|point| Some(OsString::from_vec(store_attribute(&point).ok()?).into())).collect()
+}
+
 /// Whether `path` is, or is in, a mount whose daemon is dead. Asked with statfs(2), which the kernel never answers by
 /// itself: the attributes of the root it may remember for ever.
 pub(super) fn is_dead(path: &Path) -> bool {

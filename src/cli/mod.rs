@@ -26,6 +26,7 @@ mod restore;
 mod run;
 mod show;
 mod show_path;
+mod sockets;
 mod status;
 mod target;
 mod umount;

@@ -49,6 +49,23 @@ const REPLACED: &[(&str, Step)] = &[
     ("/var/tmp", Step::Private),
 ];
 
+/// What is not to be seen in the end. Only [`Spec::shown`] shows what is hidden in it; what is named itself is wished for; and
+/// nothing shows what is withheld, nor stores.
+pub fn hidden(spec: &Spec) -> Vec<PathBuf> {
+    let is_shown = |path: &Path| spec.shown.iter().any(|shown| path.starts_with(shown));
+    let is_named =
+        |path: &Path| spec.bound.iter().chain(&spec.writable).any(|named| path == Path::new(named));
+    let by_default = spec.hidden.iter().map(PathBuf::from).filter(|path| !is_shown(path) && !is_named(path));
+    by_default.chain(spec.withheld.iter().chain(&spec.stores).map(PathBuf::from)).collect()
+}
+
+/// What of that lies in the sandbox.
+pub fn hidden_inside(spec: &Spec) -> Vec<PathBuf> {
+    let mut hidden = hidden(spec);
+    hidden.retain(|path| path.starts_with(&spec.base));
+    hidden
+}
+
 /// Plans the view. `real` tells the path without links of a directory to replace, if it exists.
 pub fn layout(spec: &Spec, real: impl Fn(&Path) -> Option<PathBuf>) -> Layout {
     let base = PathBuf::from(&spec.base);
@@ -58,25 +75,23 @@ pub fn layout(spec: &Spec, real: impl Fn(&Path) -> Option<PathBuf>) -> Layout {
         let found = if path.starts_with("/dev") { Some(path.into()) } else { real(Path::new(path)) };
         wishes.extend(found.map(|path| (path, *step)));
     }
-    let shown: Vec<&Path> = spec.shown.iter().map(Path::new).collect();
-    let hidden = spec.hidden.iter().chain(&spec.stores).map(PathBuf::from);
-    let hidden = hidden.filter(|path| !shown.iter().any(|shown| path.starts_with(shown)));
-    wishes.extend(hidden.map(|path| (path, Step::Hidden)));
+    let hidden = hidden(spec);
+    let named = spec.shown.iter().chain(&spec.bound).map(|path| (PathBuf::from(path), Step::Shown));
+    let named = named.chain(spec.writable.iter().map(|path| (path.into(), Step::Writable)));
+    wishes.extend(named.filter(|(path, _)| !hidden.contains(path)));
+    wishes.extend(hidden.into_iter().map(|path| (path, Step::Hidden)));
     wishes.push((PathBuf::from(&spec.store), Step::Store));
     wishes.push((PathBuf::from(&spec.program), Step::Shown));
-    wishes.extend(shown.iter().map(|path| (path.to_path_buf(), Step::Shown)));
-    wishes.extend(spec.writable.iter().map(|path| (path.into(), Step::Writable)));
     // The sandbox covers what lies in it, and hides its own secrets.
-    let (inside, mut steps): (Vec<_>, Vec<_>) =
-        wishes.into_iter().partition(|(path, _)| path.starts_with(&base));
-    let inside = inside.into_iter().filter(|(_, step)| *step == Step::Hidden).map(|(path, _)| path);
+    let mut steps = wishes;
+    steps.retain(|(path, _)| !path.starts_with(&base));
     steps.push((base, Step::Tree));
     // By depth, and at one path the more explicit wish last: it is the one that is kept.
     steps.sort_by(|(a, what), (b, other)| depth(a).cmp(&depth(b)).then(a.cmp(b)).then(what.cmp(other)));
     steps.reverse();
     steps.dedup_by(|(earlier, _), (later, _)| earlier == later);
     steps.reverse();
-    Layout { steps, inside: inside.collect() }
+    Layout { steps, inside: hidden_inside(spec) }
 }
 
 fn depth(path: &Path) -> usize {
@@ -155,6 +170,29 @@ mod tests {
         assert!(at(&layout, "/h").unwrap().0 < hidden.0, "a writable home still hides its secrets");
         let everything = Spec { shown: vec!["/h".into()], ..wishes };
         assert_eq!(at(&plan(&everything), "/h/.aws"), None);
+    }
+
+    #[test]
+    fn only_what_is_shown_shows_what_is_hidden_in_it_and_nothing_what_is_withheld() {
+        let home = Spec {
+            hidden: vec!["/h/.ssh".into(), "/h/.aws".into()],
+            withheld: vec!["/h/own".into(), "/h/.ssh/id".into()],
+            stores: vec!["/h/state".into()],
+            bound: vec!["/h".into(), "/h/.aws".into(), "/h/own".into(), "/h/state".into()],
+            ..spec("/r")
+        };
+        let layout = plan(&home);
+        for path in ["/h/.ssh", "/h/own", "/h/.ssh/id", "/h/state"] {
+            assert_eq!(at(&layout, path).unwrap().1, Step::Hidden, "{path}");
+        }
+        assert_eq!(at(&layout, "/h/.aws").unwrap().1, Step::Shown);
+        assert_eq!(hidden_inside(&Spec { base: "/h/own".into(), ..home.clone() }), [Path::new("/h/own")]);
+        let shown = Spec { shown: vec!["/h".into(), "/h/own".into()], ..home };
+        let layout = plan(&shown);
+        assert_eq!((at(&layout, "/h/.ssh"), at(&layout, "/h/state").unwrap().1), (None, Step::Hidden));
+        for path in ["/h/own", "/h/.ssh/id"] {
+            assert_eq!(at(&layout, path).unwrap().1, Step::Hidden, "{path}");
+        }
     }
 
     #[test]

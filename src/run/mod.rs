@@ -35,6 +35,7 @@ mod walls;
 pub use cgroup::{Group, Share};
 pub use child::{EXEC_VERB, End, NotStarted, Program, Started, Waited, block_signals, let_signals_through};
 pub use inside::become_command;
+pub use layout::{hidden, hidden_inside};
 pub use talk::Spec;
 pub use view::README;
 pub use walls::{ViewWall, Walls, keeps_variable, readme};

@@ -41,10 +41,14 @@ pub struct Spec {
     pub store: OsString,
     /// Where other stores are.
     pub stores: Vec<OsString>,
-    /// What else is not to be seen.
+    /// What else is not to be seen unless somebody asks for it.
     pub hidden: Vec<OsString>,
-    /// What is to be seen although it is, or lies in, something hidden.
+    /// What is not to be seen whatever else is asked for.
+    pub withheld: Vec<OsString>,
+    /// What is to be seen with all in it that is hidden, and although it lies in something hidden.
     pub shown: Vec<OsString>,
+    /// What is to be seen although it lies in something that is replaced or hidden; not what is hidden in it.
+    pub bound: Vec<OsString>,
     /// What is to be writable as on the host.
     pub writable: Vec<OsString>,
     /// This program.

@@ -20,6 +20,7 @@ use landlock::{
 use nix::sys::prctl;
 use serde::{Deserialize, Serialize};
 
+use super::layout;
 use super::talk::Spec;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sys::{capabilities, ioctl_filter, process};
@@ -78,7 +79,7 @@ impl Walls {
                     missing.push("the list of processes outside can be read: no new /proc is allowed here");
                 }
             }
-            None => missing.push("no namespaces: processes and /tmp are shared with the host"),
+            None => missing.push("no namespaces: processes, sockets and /tmp are shared with the host"),
         }
         match self.landlock {
             Some(version) => stand.push(format!("Landlock {version}")),
@@ -154,18 +155,16 @@ fn rules_of_view(spec: &Spec) -> Vec<Allowed> {
     ];
     rules.extend(["/tmp", "/var/tmp", "/dev/shm"].map(|path| (path.into(), everything())));
     rules.extend(spec.writable.iter().map(|path| (path.into(), everything())));
-    rules.extend(spec.shown.iter().map(|path| (path.into(), AccessFs::ResolveUnix.into())));
+    let named = spec.shown.iter().chain(&spec.bound);
+    rules.extend(named.map(|path| (path.into(), AccessFs::ResolveUnix.into())));
     rules
 }
 
 fn rules_without_view(spec: &Spec) -> Vec<Allowed> {
-    let hidden: Vec<PathBuf> =
-        spec.hidden.iter().chain(&spec.stores).chain([&spec.store]).map(PathBuf::from).collect();
-    let shown: Vec<&Path> = spec.shown.iter().map(Path::new).collect();
-    let hidden: Vec<PathBuf> =
-        hidden.into_iter().filter(|path| !shown.iter().any(|shown| path.starts_with(shown))).collect();
+    let mut hidden = layout::hidden(spec);
+    hidden.push(PathBuf::from(&spec.store));
     let mut rules = Vec::new();
-    allow_but(Path::new("/"), &hidden, &mut rules);
+    allow_but(Path::new("/"), reading(), &hidden, &mut rules);
     rules.push(("/proc".into(), in_processes()));
     for device in ["null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"] {
         rules.push((Path::new("/dev").join(device), devices()));
@@ -174,8 +173,12 @@ fn rules_without_view(spec: &Spec) -> Vec<Allowed> {
     if let Some((mount, scratch)) = &spec.elsewhere {
         rules.extend([mount, scratch].map(|path| (path.into(), everything())));
     }
-    rules.extend(spec.writable.iter().map(|path| (path.into(), everything())));
-    rules.extend(shown.iter().map(|path| (path.to_path_buf(), reading() | AccessFs::ResolveUnix)));
+    for path in &spec.writable {
+        allow_but(Path::new(path), everything(), &hidden, &mut rules);
+    }
+    for path in spec.shown.iter().chain(&spec.bound) {
+        allow_but(Path::new(path), reading() | AccessFs::ResolveUnix, &hidden, &mut rules);
+    }
     rules.push((
         PathBuf::from(&spec.store).join(crate::control::SOCKET),
         AccessFs::ResolveUnix | AccessFs::WriteFile,
@@ -183,21 +186,21 @@ fn rules_without_view(spec: &Spec) -> Vec<Allowed> {
     rules
 }
 
-/// Allows reading of `dir` but for what is hidden. On the way to something hidden only what lies beside it is allowed, and not
-/// the listing of the directory, which would hold below it too.
-fn allow_but(dir: &Path, hidden: &[PathBuf], rules: &mut Vec<Allowed>) {
+/// Allows `access` at and below `dir` but for what is hidden. On the way to something hidden only what lies beside it is allowed, and
+/// nothing in the directory itself, which would hold below it too: it is neither listed, nor is anything made in it.
+fn allow_but(dir: &Path, access: BitFlags<AccessFs>, hidden: &[PathBuf], rules: &mut Vec<Allowed>) {
     if hidden.iter().any(|path| dir == path) {
         return;
     }
     if !hidden.iter().any(|path| path.starts_with(dir)) {
-        rules.push((dir.to_owned(), reading()));
+        rules.push((dir.to_owned(), access));
         return;
     }
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
         // A link is judged where it leads to.
         if entry.file_type().is_ok_and(|kind| !kind.is_symlink()) {
-            allow_but(&path, hidden, rules);
+            allow_but(&path, access, hidden, rules);
         }
     }
 }
@@ -301,7 +304,7 @@ mod tests {
         assert!(!alone.are_complete());
         assert_eq!(
             alone.line(),
-            "confined by Landlock 4, no new privileges; but no namespaces: processes and /tmp are shared with the host"
+            "confined by Landlock 4, no new privileges; but no namespaces: processes, sockets and /tmp are shared with the host"
         );
     }
 
@@ -313,7 +316,7 @@ mod tests {
         }
         std::os::unix::fs::symlink("a/secret", dir.path().join("link")).unwrap();
         let mut rules = Vec::new();
-        allow_but(dir.path(), &[dir.path().join("a/secret")], &mut rules);
+        allow_but(dir.path(), reading(), &[dir.path().join("a/secret")], &mut rules);
         let mut allowed: Vec<_> = rules.into_iter().map(|(path, _)| path).collect();
         allowed.sort();
         assert_eq!(allowed, [dir.path().join("a/b"), dir.path().join("c")]);

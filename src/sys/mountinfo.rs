@@ -6,7 +6,10 @@
 //! ```
 //! Space, tab, newline and backslash stand as `\040` and so on. A line that is not of this form is left out.
 
+use std::ffi::OsStr;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,6 +82,23 @@ fn has_mount_upon(entries: &[Entry], dev: u64) -> bool {
     let ours: std::collections::HashSet<u64> =
         entries.iter().filter(|e| e.dev == dev).map(|e| e.id).collect();
     entries.iter().any(|entry| ours.contains(&entry.parent))
+}
+
+/// Other paths at which a path is seen, because a part of its filesystem is mounted there as well.
+pub fn other_paths_of(path: &Path, mounts: &[Entry]) -> Vec<PathBuf> {
+    let bytes = |of: &[u8]| PathBuf::from(OsStr::from_bytes(of));
+    let around = mounts.iter().filter(|mount| path.starts_with(bytes(&mount.mount_point)));
+    // Among equal points the last was mounted last and lies on top.
+    let Some(own) = around.max_by_key(|mount| mount.mount_point.len()) else { return Vec::new() };
+    let Ok(below) = path.strip_prefix(bytes(&own.mount_point)) else { return Vec::new() };
+    let within = bytes(&own.root).join(below);
+    let same = mounts.iter().filter(|mount| mount.dev == own.dev && mount.mount_point != own.mount_point);
+    same.filter_map(|mount| {
+        let below = within.strip_prefix(bytes(&mount.root)).ok()?;
+        let point = bytes(&mount.mount_point);
+        Some(if below.as_os_str().is_empty() { point } else { point.join(below) })
+    })
+    .collect()
 }
 
 /// Parses the text of a mountinfo file.
@@ -171,6 +191,19 @@ mod tests {
         let root = nix::sys::stat::stat("/").unwrap().st_dev;
         assert!(is_mounted_upon(root).unwrap(), "/proc is mounted upon the root");
         assert!(!is_mounted_upon(u64::MAX).unwrap());
+    }
+
+    #[test]
+    fn a_path_is_seen_wherever_its_filesystem_is_mounted() {
+        let entries = parse(
+            b"1 0 8:1 / / rw - ext4 d rw\n2 1 8:1 /data/home /home rw - ext4 d rw\n\
+            3 1 8:1 /data/home/u/.ssh /k rw - ext4 d rw\n4 1 8:2 / /other rw - ext4 e rw\n",
+        );
+        let others = |path: &str| other_paths_of(Path::new(path), &entries);
+        assert_eq!(others("/home/u/.ssh"), [Path::new("/data/home/u/.ssh"), Path::new("/k")]);
+        assert_eq!(others("/home/u/.aws"), [Path::new("/data/home/u/.aws")]);
+        assert_eq!(others("/data/home/u/.ssh/id"), [Path::new("/home/u/.ssh/id"), Path::new("/k/id")]);
+        assert!(others("/etc/shadow").is_empty() && others("/other/x").is_empty());
     }
 
     #[test]

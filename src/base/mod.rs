@@ -25,11 +25,13 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, readlinkat};
 use nix::sys::stat::Mode;
 use nix::sys::statvfs::{Statvfs, fstatvfs};
+use parking_lot::RwLock;
 
 use crate::error::{Attempt, Error, FsError, FsResult, Result};
 use crate::sys;
@@ -50,6 +52,7 @@ pub struct Base {
     id: (u64, u64),
     mark: Option<BaseMark>,
     keeps_numbers: bool,
+    hidden: RwLock<Arc<[TreePath]>>,
 }
 
 /// One name in a directory of the base.
@@ -100,7 +103,18 @@ impl Base {
             resolver: Resolver::new(means.openat2),
             path: path.into_os_string().into_vec(),
             id: (stat.st_dev, stat.st_ino),
+            hidden: RwLock::new(Arc::from([])),
         })
+    }
+
+    /// Says what of the base nobody is told from now on: what is at and below these paths, wherever a tree shows it.
+    pub fn hide(&self, paths: Vec<TreePath>) {
+        *self.hidden.write() = paths.into();
+    }
+
+    /// Whether what is at a path is told to nobody.
+    pub fn hides(&self, path: &TreePath) -> bool {
+        self.hidden.read().iter().any(|hidden| path.starts_with(hidden))
     }
 
     /// The absolute path of the base on the host, without links, as it was when opened.

@@ -23,7 +23,8 @@ use crate::control::Listener;
 use crate::daemon::{self, Choice, Serving, Snapdir};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::run::{
-    End, Group, NotStarted, Program, Share, Spec, Started, Waited, Walls, block_signals, let_signals_through,
+    End, Group, NotStarted, Program, Share, Spec, Started, Waited, Walls, block_signals, hidden_inside,
+    let_signals_through,
 };
 use crate::sandbox::verbs::{Applied, Change, Detail, Reply, Request, Rev};
 use crate::sandbox::{Moment, Sandbox, StoreOptions};
@@ -277,6 +278,8 @@ impl Sandboxed {
 
     /// Runs the command once. Whether somebody has asked for an end meanwhile.
     fn serve(&mut self, run: &Run, spec: &Spec, attempt: u32) -> Result<(Outcome, bool)> {
+        // Up to the end of all that it has started.
+        let _hiding = self.sandbox.hide(&hidden_inside(spec));
         let group = Group::make(Share { memory: run.memory, processes: run.processes })?;
         let listener = Listener::bind(self.sandbox.store_path())?;
         match run.program(spec, attempt).start(spec.clone(), |process| group.join(process)) {

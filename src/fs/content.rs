@@ -357,6 +357,10 @@ impl Core {
             Some(FileKind::Dir) => return Err(FsError::IsADirectory),
             Some(_) | None => return Err(FsError::Invalid),
         }
+        // It cannot be read, so nobody knows what is replaced.
+        if self.tree_of(subject).node(subject.key).is_some_and(|node| self.hides_node(node)) {
+            return Err(FsError::AccessDenied);
+        }
         if !subject.orphan {
             // Before the bytes: those that are written in place need no record to be seen.
             self.upper.check()?;

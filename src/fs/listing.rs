@@ -82,6 +82,7 @@ impl Fs {
         let past = self.listed_past(id).filter(|entry| entry.cookie > after);
         let mut core = self.core();
         let (dir, lower) = core.live_dir(id)?;
+        core.check_dir(lower.as_ref())?;
         if after == 0 || !core.listings.contains_key(&id) {
             let known: BTreeMap<_, _> = core.merged_names(dir, lower.as_ref())?;
             let mut listing = core.listings.remove(&id).unwrap_or_default();
@@ -139,6 +140,7 @@ impl Fs {
     pub fn names(&self, id: NodeId) -> FsResult<Vec<Name>> {
         let core = self.core();
         let (dir, lower) = core.live_dir(id)?;
+        core.check_dir(lower.as_ref())?;
         Ok(core.merged_names(dir, lower.as_ref())?.into_keys().collect())
     }
 }

@@ -182,6 +182,20 @@ impl Lower {
         &self.base
     }
 
+    /// Whether what is at a path of the base is told to nobody ([`Base::hide`]). Names and attributes of it are known to whoever
+    /// compares states; the doors keep them, and nothing gets by its content.
+    pub fn hides(&self, path: &TreePath) -> bool {
+        self.base.hides(path)
+    }
+
+    /// Lets what is at a path of the base be told.
+    ///
+    /// # Errors
+    /// EACCES for what is hidden.
+    pub fn check_told(&self, path: &TreePath) -> FsResult<()> {
+        if self.hides(path) { Err(FsError::AccessDenied) } else { Ok(()) }
+    }
+
     /// All applies so far.
     pub fn history(&self) -> &PreHistory {
         &self.history
@@ -418,6 +432,7 @@ impl Lower {
     }
 
     fn locate_in(&self, origin: &Origin, range: ByteRange, epoch: Epoch) -> FsResult<Vec<Piece>> {
+        self.check_told(&origin.path)?;
         match self.pre(&origin.path, epoch) {
             None => {
                 if let Some((pre, epoch)) = self.pre_linked(origin.print.ino, epoch) {
@@ -498,6 +513,7 @@ impl Lower {
     /// # Errors
     /// What the host answers.
     pub fn open(&self, path: &TreePath, seen: &BaseStat) -> FsResult<Arc<File>> {
+        self.check_told(path)?;
         match self.kept(path, &seen.fingerprint())? {
             Some(file) => Ok(file),
             None => self.open_anew(path, seen).inspect_err(|error| self.problem(path, error)),

@@ -258,6 +258,7 @@ impl Core {
             return Err(FsError::ReadOnly);
         }
         let (dir, lower) = self.live_dir(dir)?;
+        self.check_dir(lower.as_ref())?;
         let found = self.find(dir, lower.as_ref(), name)?;
         Ok(Place { dir, lower, name: name.clone(), found })
     }
@@ -445,6 +446,10 @@ impl Core {
     }
 
     fn check_empty(&self, found: &Found) -> FsResult<()> {
+        // As for one that may not be read.
+        if self.is_hidden(found) {
+            return Err(FsError::AccessDenied);
+        }
         let names = match found {
             Found::Covered(ino, _) => self.merged_names(*ino, self.lower_path(*ino)?.as_ref())?,
             Found::Base(ino, path, _) => self.merged_names(*ino, Some(path))?,

@@ -185,6 +185,62 @@ impl State {
         Ok(depth)
     }
 
+    /// Lets a directory that covers this of the base be looked into.
+    ///
+    /// # Errors
+    /// EACCES for what is hidden ([`Lower::hides`]).
+    pub fn check_dir(&self, lower: Option<&TreePath>) -> FsResult<()> {
+        lower.map_or(Ok(()), |path| self.lower.check_told(path))
+    }
+
+    /// Whether the content of what was found is hidden, or was written over what is.
+    pub fn is_hidden(&self, found: &Found) -> bool {
+        match found {
+            Found::Base(_, path, _) => self.lower.hides(path),
+            Found::Covered(ino, _) => self.tree.node(*ino).is_some_and(|node| self.hides_node(node)),
+            Found::Nothing(_) => false,
+        }
+    }
+
+    pub(crate) fn hides_node(&self, node: &Node) -> bool {
+        match &node.body {
+            Body::File { origin, .. } => origin.as_ref().is_some_and(|origin| self.lower.hides(&origin.path)),
+            Body::Dir { base } => base.as_ref().is_some_and(|path| self.lower.hides(path)),
+            Body::Symlink { .. } | Body::Special => false,
+        }
+    }
+
+    /// Whether what was found stands in a directory that is hidden, so that not even its name is told.
+    pub fn is_in_hidden(&self, found: &Found) -> bool {
+        let mut above: Vec<Ino> = match found {
+            Found::Base(_, path, _) => return path.split().is_some_and(|(dir, _)| self.lower.hides(&dir)),
+            Found::Covered(ino, _) => self.tree.links(*ino).map(|(dir, _)| dir).collect(),
+            Found::Nothing(_) => return false,
+        };
+        while let Some(dir) = above.pop() {
+            if self.tree.node(dir).is_some_and(|node| self.hides_node(node)) {
+                return true;
+            }
+            above.extend(self.tree.links(dir).map(|(up, _)| up));
+        }
+        false
+    }
+
+    /// What a path stands for, for somebody who may not look into what is hidden; links are not followed.
+    ///
+    /// # Errors
+    /// EACCES for what is in a hidden directory, or what the base answers.
+    pub fn resolve_told(&self, path: &TreePath) -> FsResult<Found> {
+        let mut above = path.split();
+        while let Some((dir, _)) = above {
+            if self.is_hidden(&self.resolve(&dir)?) {
+                return Err(FsError::AccessDenied);
+            }
+            above = dir.split();
+        }
+        self.resolve(path)
+    }
+
     /// What a path stands for; links are not followed.
     ///
     /// # Errors
@@ -309,6 +365,7 @@ impl State {
         range: ByteRange,
     ) -> FsResult<Vec<Piece>> {
         check_file(lower_kind(node))?;
+        self.lower.check_told(path)?;
         match node {
             LowerNode::Base(stat) => {
                 let range = crate::tree::within(range, stat.size);
@@ -336,6 +393,8 @@ impl State {
         let node = tree.node(ino).ok_or(FsError::NotFound)?;
         check_file(node.kind())?;
         let Body::File { origin, .. } = &node.body else { return Err(FsError::Invalid) };
+        // Also what was written into a hidden file before it was hidden: blocks of it are filled from below.
+        origin.as_ref().map_or(Ok(()), |origin| self.lower.check_told(&origin.path))?;
         let mut pieces = Vec::new();
         for segment in tree.segments(ino, range) {
             let len = segment.range.len();

@@ -136,6 +136,8 @@ impl Mount {
                 Flushed::NotOpened(Errno::EACCES) if self.nobody_could_write(ino, &path) => {
                     return Ok(Way::Done);
                 }
+                // Nobody reads pages of it, nor writes any; and where it is covered nothing leads to it.
+                Flushed::NotOpened(_) if self.is_hidden(ino, &path) => return Ok(Way::Done),
                 Flushed::NotOpened(Errno::EACCES) => return Ok(Way::Closed),
                 // Renamed between our question and the open: by now it may have a name that stays for long enough.
                 Flushed::NotOpened(errno) => errno,
@@ -145,6 +147,11 @@ impl Mount {
                 return Err(Error::io(format!("bring home '{path}'"), &errno.into()));
             }
         }
+    }
+
+    fn is_hidden(&self, ino: Ino, path: &TreePath) -> bool {
+        let state = self.fs.state();
+        state.resolve(path).is_ok_and(|found| found.ino() == Some(ino) && state.is_hidden(&found))
     }
 
     /// Whether a file that we may not open is one that no process in the mount may open either: it is another user's, and

@@ -530,6 +530,10 @@ pub fn same_content(old_state: &State, old: &Found, new_state: &State, new: &Fou
     if let Some(told) = same_record(old_state, old, new_state, new)? {
         return Ok(told);
     }
+    // Nobody may find out by trying what is in a hidden file.
+    if old_state.is_hidden(old) || new_state.is_hidden(new) {
+        return Ok(false);
+    }
     let size = new_state.attr(new).map_or(0, |attr| attr.size);
     match same_bytes(old_state, old, new_state, new, size) {
         // Bytes that are gone are not the same: or one such file would hide all that differs otherwise.

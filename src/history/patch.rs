@@ -88,7 +88,8 @@ fn side(state: &State, found: &Found, wanted: Wanted) -> FsResult<Side> {
     Ok(match attr.kind {
         FileKind::File => {
             let mode = if attr.meta.mode & 0o100 == 0 { 0o100_644 } else { 0o100_755 };
-            if attr.size > LARGEST_TEXT {
+            // What is hidden is told like what is too large: it differs.
+            if attr.size > LARGEST_TEXT || state.is_hidden(found) {
                 Side { exists: true, mode, binary: true, is_too_large: true, ..Side::nothing() }
             } else {
                 let first = state.read_range(found, ByteRange::at(0, attr.size.min(LOOKED_AT)))?;

@@ -78,6 +78,15 @@ pub struct View {
     pub past: Option<PastView>,
 }
 
+/// As long as it lives, something of the base is told to nobody.
+pub struct Hiding(Arc<Sandbox>);
+
+impl Drop for Hiding {
+    fn drop(&mut self) {
+        self.0.fs().state().lower.base().hide(Vec::new());
+    }
+}
+
 impl Sandbox {
     /// Opens the store for a base, or makes it. Holds the store's lock until it is dropped.
     ///
@@ -147,6 +156,15 @@ impl Sandbox {
     /// The files, for a mount or for a program that works on them directly.
     pub fn fs(&self) -> &Arc<Fs> {
         self.timeline.fs()
+    }
+
+    /// Says what of the base nobody is told from now on, neither in the mount nor by [`Sandbox::handle`]: what is at and below these
+    /// paths of the host, wherever the tree shows it. As long as the answer lives.
+    pub fn hide(self: &Arc<Sandbox>, paths: &[PathBuf]) -> Hiding {
+        let below = paths.iter().filter_map(|path| path.strip_prefix(&self.base_path).ok());
+        let below = below.filter_map(|path| TreePath::parse(path.as_os_str().as_bytes()).ok());
+        self.fs().state().lower.base().hide(below.collect());
+        Hiding(Arc::clone(self))
     }
 
     /// Says by which rules links are answered from now on, and how the past is shown. Before the mount is seen by anybody.
@@ -280,7 +298,7 @@ impl Sandbox {
                 let target = self.last_seal();
                 self.go_to(OpVerb::Discard, target, self.describe(target), false).map(Reply::Restored)
             }
-            Request::History { path } => Ok(Reply::History(self.file_history(&path))),
+            Request::History { path } => self.file_history(&path).map(Reply::History),
             Request::FileDiff { from, to, detail } => self.file_diff(&from, &to, detail).map(Reply::Diff),
             Request::Undo { path, steps } => self.step(&path, Step::Undo(steps)).map(Reply::Stepped),
             Request::Redo { path, steps } => self.step(&path, Step::Redo(steps)).map(Reply::Stepped),
@@ -444,7 +462,7 @@ impl Sandbox {
         let attempt = || format!("compare {from} with {to}");
         let below = |path: &TreePath| paths.is_empty() || paths.iter().any(|p| path.starts_with(p));
         let changes = diff::changes(&old, &new, true).attempt(attempt)?;
-        let told = changes.iter().filter(|c| c.what != What::DirTimes);
+        let told = changes.iter().filter(|c| is_told(&old, &new, c));
         let told = told.filter(|c| below(&c.path) || c.old_path.as_ref().is_some_and(below));
         let one = |change| {
             if !go() {
@@ -500,7 +518,7 @@ impl Sandbox {
     }
 
     fn applied(&self, plan: apply::Plan) -> Result<Applied> {
-        let told = plan.changes.iter().filter(|c| c.what != What::DirTimes);
+        let told = plan.changes.iter().filter(|c| is_told(&plan.from, &plan.to, c));
         let changes: Result<Vec<Change>> = told
             .map(|c| {
                 change_of(&plan.from, &plan.to, c, Detail::NameStatus).attempt(|| "list what was applied")
@@ -548,8 +566,13 @@ fn plain_changes(old: &State, new: &State) -> Result<Vec<Change>> {
 }
 
 fn told_changes(old: &State, new: &State, changes: &[PathChange]) -> Result<Vec<Change>> {
-    let told = changes.iter().filter(|c| c.what != What::DirTimes);
+    let told = changes.iter().filter(|c| is_told(old, new, c));
     told.map(|c| change_of(old, new, c, Detail::NameStatus).attempt(|| "list what changed")).collect()
+}
+
+/// Whether a change is one that people are told of.
+fn is_told(old: &State, new: &State, change: &PathChange) -> bool {
+    change.what != What::DirTimes && !old.is_in_hidden(&change.old) && !new.is_in_hidden(&change.new)
 }
 
 fn change_of(

@@ -27,7 +27,7 @@ impl Sandbox {
     pub(super) fn show(&self, rev: &Rev, path: &TreePath, offset: u64) -> Result<Shown> {
         let state = self.state(rev)?;
         let attempt = || format!("show '{path}' of {rev}");
-        let found = state.resolve(path).attempt(attempt)?;
+        let found = state.resolve_told(path).attempt(attempt)?;
         let node = node_of(&state, path, &found).ok_or_else(|| {
             Error::new(Kind::NoStore, attempt(), "there is no such path")
                 .hint("the path of a directory shows what is in it")
@@ -45,6 +45,7 @@ impl Sandbox {
             }
             FileKind::Dir => {
                 let (dir, lower) = state.as_dir(&found).unwrap_or((Ino::ROOT, None));
+                state.check_dir(lower.as_ref()).attempt(attempt)?;
                 for name in state.merged_names(dir, lower.as_ref()).attempt(attempt)?.into_keys() {
                     let found = state.find(dir, lower.as_ref(), &name).attempt(attempt)?;
                     shown.entries.extend(node_of(&state, &path.join(&name), &found));

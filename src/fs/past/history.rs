@@ -6,6 +6,7 @@
 //!   so whoever remembers a listing sees by it that it is old.
 //! * A version is known by its serial number. One that was given up is ESTALE to whoever has it open, never another one; its
 //!   bytes are not given back while somebody reads them ([`Fs::looking`]).
+//! * What is hidden of the base is not told by this way either, also if it has moved.
 //! * Nobody comes by this way to what the tree keeps from him: the directory of a path has mode, owner and ACL of the directory that
 //!   is there. Where there is none any more, only the owner of the nearest one above it may look into it.
 
@@ -53,6 +54,7 @@ impl Fs {
 
     /// What a name in the directory of a path stands for.
     pub(super) fn lookup_in_history(&self, dir: &TreePath, name: &Name) -> FsResult<Entry> {
+        self.core().lower.check_told(dir)?;
         let shown = self.ask_versions(|versions| versions.shown(dir, name))?.ok_or(FsError::NotFound)?;
         let (attr, first, what) = match shown {
             Shown::Path(path) => (self.attr_of_path(&path)?, number_of_path(&path), What::Path(path)),
@@ -106,6 +108,7 @@ impl Fs {
         after: u64,
         take: &mut dyn FnMut(DirEntry) -> bool,
     ) -> FsResult<()> {
+        self.core().lower.check_told(path)?;
         let up = path.split().map_or(NodeId::PAST, |(above, _)| number_of_path(&above));
         for (cookie, name, ino) in [(1, &b"."[..], id), (2, &b".."[..], up)] {
             if cookie > after && !take(dir_entry(ino, cookie, FileKind::Dir, name)) {

@@ -33,6 +33,7 @@ impl Fs {
     pub(super) fn lookup_in_checkpoint(&self, dir: &Node, name: &Name) -> FsResult<Entry> {
         let (found, attr) = self.in_past(dir.layer, |state| {
             let (ino, lower) = state.as_dir(&dir.find(state)?).ok_or(FsError::NotADirectory)?;
+            state.check_dir(lower.as_ref())?;
             let found = state.find(ino, lower.as_ref(), name)?;
             let attr = state.attr(&found).ok_or(FsError::NotFound)?;
             Ok((found, attr))
@@ -60,6 +61,7 @@ impl Fs {
     ) -> FsResult<()> {
         let (names, up) = self.in_past(node.layer, |state| {
             let (dir, lower) = state.as_dir(&node.find(state)?).ok_or(FsError::NotADirectory)?;
+            state.check_dir(lower.as_ref())?;
             let up = state.parent_of(dir, lower.as_ref())?.map(|(ino, _)| ino);
             let known = self.past.listing.lock().clone().filter(|(of, _)| *of == id && after > 0);
             if let Some((_, names)) = known {

@@ -59,7 +59,7 @@ fn connect_once(store: &Path) -> Result<Option<Client>> {
         // It is ending, or it is at its limit of connections, or we are not its user.
         Err(FrameError::Closed) => {
             return Err(Error::new(Kind::Failed, attempt(), "it closed the connection at once")
-                .hint("only the user who mounted it, and root, may talk to it"));
+                .hint("only the user who mounted it, and root, may talk to it; and nobody in another sandbox or container"));
         }
         Err(FrameError::Io(error)) => return Err(Error::io(attempt(), &error)),
         Err(error) => return Err(Error::new(Kind::Failed, attempt(), error.to_string())),

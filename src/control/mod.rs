@@ -2,7 +2,8 @@
 //!
 //! `STORE/control` is a Unix stream socket of mode 0600 in a directory of mode 0700. The process that holds the
 //! lock of the store listens on it, so a socket on which nobody answers is left over from a dead daemon and may be
-//! replaced. Whoever connects must run as the daemon's user or as root (SO_PEERCRED, unix(7)).
+//! replaced. Whoever connects must run as the daemon's user or as root (SO_PEERCRED, unix(7)), and must not be confined more than
+//! the daemon, unless it comes from it: the command of a sandbox could else let itself out through the daemon of another.
 //!
 //! ```text
 //! server -> client   frame: greeting     "jailfsct" | version u32 | pid u32 | mount point, bytes up to the end

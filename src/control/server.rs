@@ -6,6 +6,7 @@
 
 use std::io;
 use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -13,7 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::{PeerCredentials, PeerPidfd};
 use nix::sys::stat::{FchmodatFlags, Mode, fchmodat};
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 use parking_lot::{Condvar, Mutex};
@@ -23,6 +26,7 @@ use super::{SOCKET, StoreDir};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sandbox::verbs::{Reply, Request};
 use crate::store::codec;
+use crate::sys::proc::{Confines, comes_from};
 
 /// Bytes of address space for a thread that answers: a restore and a diff go down a tree as deep as it is, and only what they
 /// use becomes memory.
@@ -237,6 +241,12 @@ fn admit(stream: &UnixStream, shared: &Shared) -> std::result::Result<(), String
     if !may_talk(peer.uid(), shared.uid) {
         return Err(format!("process {} runs as user {}", peer.pid(), peer.uid()));
     }
+    // Held while it is looked at, where the kernel can (Linux 6.5): then its number is not another's meanwhile.
+    let held = getsockopt(stream, PeerPidfd);
+    look_at(u32::try_from(peer.pid()).unwrap_or(0))?;
+    if held.is_ok_and(|process| has_ended(&process)) {
+        return Err(format!("process {} has ended", peer.pid()));
+    }
     if shared.connections.load(Ordering::SeqCst) >= MAX_CONNECTIONS {
         return Err(format!("there are {MAX_CONNECTIONS} already"));
     }
@@ -246,6 +256,29 @@ fn admit(stream: &UnixStream, shared: &Shared) -> std::result::Result<(), String
 /// The daemon's own user and root may talk to it, nobody else.
 fn may_talk(peer: u32, daemon: u32) -> bool {
     peer == daemon || peer == 0
+}
+
+/// Refuses a process that is confined more than this one, unless it comes from it: that is a command of `run`, or somebody in a
+/// container, and what a daemon does it does outside. What comes from this process are the commands that it runs itself, for
+/// which it has a gate.
+fn look_at(pid: u32) -> std::result::Result<(), String> {
+    let own = std::process::id();
+    if comes_from(pid, own) {
+        return Ok(());
+    }
+    let (Some(theirs), Some(ours)) = (Confines::of(pid), Confines::of(own)) else {
+        return Err(format!("process {pid} cannot be looked at"));
+    };
+    if theirs.depth > ours.depth || theirs.filters > ours.filters {
+        return Err(format!("process {pid} is confined to another sandbox or container"));
+    }
+    Ok(())
+}
+
+/// Whether the process of a pidfd has ended (pidfd_open(2): then it can be read).
+fn has_ended(process: &OwnedFd) -> bool {
+    let mut ready = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+    !matches!(poll(&mut ready, PollTimeout::ZERO), Ok(0))
 }
 
 /// Serves one connection up to its end.

@@ -115,6 +115,52 @@ pub fn privileges(tid: u32) -> Option<Privileges> {
     parse_privileges(&std::fs::read(format!("/proc/{tid}/status")).ok()?)
 }
 
+/// What keeps a process from the rest of the machine, as far as everybody may know it (proc_pid_status(5)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Confines {
+    /// How many pid namespaces it has a number in, from that of this /proc on.
+    pub depth: usize,
+    /// How many seccomp filters it is under; where the kernel does not count them (before Linux 5.9), one if there are any.
+    pub filters: u32,
+}
+
+impl Confines {
+    /// Those of a process; `None` if it is gone or hidden from us.
+    pub fn of(pid: u32) -> Option<Confines> {
+        parse_confines(&std::fs::read(format!("/proc/{pid}/status")).ok()?)
+    }
+}
+
+fn parse_confines(status: &[u8]) -> Option<Confines> {
+    let numbers = status_line(status, b"NSpid:")?.split(u8::is_ascii_whitespace);
+    let count = |key: &[u8]| parse_number(status_line(status, key)?.trim_ascii());
+    let filters = count(b"Seccomp_filters:").unwrap_or_else(|| u32::from(count(b"Seccomp:") == Some(2)));
+    Some(Confines { depth: numbers.filter(|number| !number.is_empty()).count(), filters })
+}
+
+/// Whether a process comes from another one: is it, or was started by it or by one that comes from it, or was left to it.
+pub fn comes_from(mut pid: u32, ancestor: u32) -> bool {
+    let mut child = u64::MAX;
+    loop {
+        // Whoever started later than its child has only got the number of its parent.
+        let Some((parent, started)) = parent_and_start(pid).filter(|(_, started)| *started <= child) else {
+            return false;
+        };
+        if pid == ancestor || parent == 0 {
+            return pid == ancestor;
+        }
+        (pid, child) = (parent, started);
+    }
+}
+
+/// The fourth and the twenty-second field of proc_pid_stat(5), counted behind the name, which can have any bytes.
+fn parent_and_start(pid: u32) -> Option<(u32, u64)> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let behind = stat.rsplitn(2, |byte| *byte == b')').next()?;
+    let mut fields = std::str::from_utf8(behind).ok()?.split_ascii_whitespace().skip(1);
+    Some((fields.next()?.parse().ok()?, fields.nth(17)?.parse().ok()?))
+}
+
 fn parse_privileges(status: &[u8]) -> Option<Privileges> {
     let digits = status_line(status, b"CapEff:")?.trim_ascii();
     let capabilities = u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
@@ -361,6 +407,27 @@ libc.pthread_exit(None)";
         assert_eq!(is_in_readlink(0), None);
         assert_eq!(is_in_readlink(std::process::id()), is_in_readlink(std::process::id()).filter(|is| !is));
         assert_eq!(program_of(0), None);
+    }
+
+    #[test]
+    fn what_confines_a_process_is_read() {
+        let parse = |text: &str| parse_confines(text.as_bytes());
+        let told = parse("NSpid:\t77\t3\nSeccomp:\t2\nSeccomp_filters:\t4\n");
+        assert_eq!(told, Some(Confines { depth: 2, filters: 4 }));
+        assert_eq!(parse("NSpid:\t7\nSeccomp:\t2\n"), Some(Confines { depth: 1, filters: 1 }));
+        assert_eq!(parse("NSpid:\t7\nSeccomp:\t0\n"), Some(Confines { depth: 1, filters: 0 }));
+        assert_eq!(parse("Seccomp:\t0\n"), None);
+        assert!(Confines::of(std::process::id()).is_some() && Confines::of(u32::MAX).is_none());
+    }
+
+    #[test]
+    fn a_process_comes_from_those_above_it() {
+        let own = std::process::id();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        assert!(comes_from(child.id(), own) && comes_from(own, own) && comes_from(child.id(), child.id()));
+        assert!(!comes_from(own, child.id()) && !comes_from(1, own) && !comes_from(u32::MAX, own));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

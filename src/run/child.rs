@@ -6,6 +6,7 @@
 //! the clock with us: the kernel lets us go on when the time is over ([`Started::wait`]).
 
 use std::ffi::{OsStr, OsString};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -24,7 +25,7 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::timer::{Expiration, Timer, TimerSetTimeFlags};
 use nix::sys::wait::waitpid;
 use nix::time::ClockId;
-use nix::unistd::Pid;
+use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout};
 use serde::{Deserialize, Serialize};
 
 use super::namespace;
@@ -195,22 +196,32 @@ impl Program {
     }
 }
 
-/// Marks every open directory, and everything that only names a file, to be closed on exec. Files, pipes and sockets that a
-/// shell opened for the command are its own business.
+/// Marks every open directory, and everything that only names a file, to be closed on exec; one of the standard three becomes
+/// /dev/null. Files, pipes and sockets that a shell opened for the command are its own business.
 fn close_directories_on_exec() -> io::Result<()> {
     let listed = std::fs::read_dir("/proc/self/fd")?;
     let numbers: Vec<i32> =
         listed.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    for number in numbers.into_iter().filter(|number| *number > 2) {
+    for number in numbers {
         let is_dir = std::fs::metadata(format!("/proc/self/fd/{number}")).is_ok_and(|about| about.is_dir());
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
         let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
         let flags = flags.and_then(|digits| i32::from_str_radix(digits.trim(), 8).ok()).unwrap_or(0);
-        if (is_dir || flags & libc::O_PATH != 0) && flags & libc::O_CLOEXEC == 0 {
-            drop(crate::sys::process::inherited(number)?);
+        let leads_on = is_dir || flags & libc::O_PATH != 0;
+        match number {
+            _ if !leads_on => {}
+            0 => dup2_stdin(nothing()?)?,
+            1 => dup2_stdout(nothing()?)?,
+            2 => dup2_stderr(nothing()?)?,
+            _ if flags & libc::O_CLOEXEC != 0 => {}
+            _ => drop(crate::sys::process::inherited(number)?),
         }
     }
     Ok(())
+}
+
+fn nothing() -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open("/dev/null")
 }
 
 /// A command that waits for its tree, or runs. Dropping it ends it with all that it has started.

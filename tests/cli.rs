@@ -21,6 +21,8 @@ mod attempts;
 mod confine;
 #[path = "cli/daemon.rs"]
 mod daemon;
+#[path = "cli/leaks.rs"]
+mod leaks;
 #[path = "cli/limits.rs"]
 mod limits;
 #[path = "cli/place.rs"]

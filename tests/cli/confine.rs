@@ -11,15 +11,15 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use crate::place::{JAILFS, Place, Said, said};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Who {
+pub enum Who {
     Root,
     Nobody,
 }
 
-const EVERYBODY: [Who; 2] = [Who::Root, Who::Nobody];
+pub const EVERYBODY: [Who; 2] = [Who::Root, Who::Nobody];
 
 /// A place with a home that has secrets and other sandboxes in it.
-fn place() -> Place {
+pub fn place() -> Place {
     let place = Place::new();
     fs::set_permissions(place.root(), PermissionsExt::from_mode(0o755)).unwrap();
     for dir in ["home/.ssh", "home/.config/gcloud", "home/.local/state/jailfs/other-1", "home/src", "out"] {
@@ -42,7 +42,7 @@ fn place() -> Place {
 }
 
 /// Runs a script in `/srv/base`, which is the base of the place.
-fn at_srv(place: &Place, who: Who, script: &str) -> Said {
+pub fn at_srv(place: &Place, who: Who, script: &str) -> Said {
     let given = if who == Who::Nobody { "65534:65534" } else { "0:0" };
     let own = said(place.command("", "chown").args(["-R", given, "base", "home", "out", "host-file"]));
     assert_eq!(own.code, 0, "{own:?}");
@@ -391,7 +391,7 @@ fn without_a_user_namespace_root_gives_its_power_up() {
 
 /// Makes unshare(2) answer EPERM, as profiles of containers and kernels without user namespaces do, and executes the rest of
 /// the line.
-const REFUSE_NAMESPACES: &str = r#"
+pub const REFUSE_NAMESPACES: &str = r#"
 import ctypes, os, struct, sys
 number = {'x86_64': 272, 'aarch64': 97}[os.uname().machine]
 lines = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7fff0000)]

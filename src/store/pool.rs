@@ -164,7 +164,7 @@ mod tests {
         let mut next = pool.allocate(Ino(1), ByteRange::at(0, 10), true);
         for step in 1..20_000u64 {
             let at = pool.allocate(Ino(1), ByteRange::at(10 * step, 10), true);
-            assert!(at == next + 10 || at % BLOCK == 0, "its addresses go on, or a window begins");
+            assert!(at == next + 10 || at.is_multiple_of(BLOCK), "its addresses go on, or a window begins");
             next = at;
             pool.allocate(Ino(1 + step), ByteRange::at(0, 10), true);
             assert!(pool.windows.len() <= MOST_WINDOWS);

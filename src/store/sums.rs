@@ -81,6 +81,17 @@ impl Sums {
         Sums { runs }
     }
 
+    /// The parts of a range, in whole blocks, of which there are checksums.
+    fn known_in(&self, range: ByteRange) -> impl Iterator<Item = ByteRange> + '_ {
+        let (from, to) = (range.start / BLOCK, range.end.div_ceil(BLOCK));
+        let begin = self.runs.partition_point(|(first, sums)| first + sums.len() as u64 <= from);
+        let runs = self.runs.get(begin..).unwrap_or_default().iter();
+        runs.take_while(move |(first, _)| *first < to).map(move |(first, sums)| {
+            let end = first + sums.len() as u64;
+            ByteRange { start: from.max(*first) * BLOCK, end: to.min(end) * BLOCK }
+        })
+    }
+
     fn of(&self, block: u64) -> Option<u32> {
         let at = self.runs.partition_point(|(first, _)| *first <= block).checked_sub(1)?;
         let (first, sums) = self.runs.get(at)?;
@@ -249,8 +260,8 @@ pub(super) fn read_sums(layers: &super::dir::StoreDir, layer: LayerId) -> Result
 /// As pread(2).
 pub(super) fn damaged(pool: &File, sums: &Sums, ranges: &[ByteRange]) -> std::io::Result<Vec<u64>> {
     let mut found = Vec::new();
-    for range in ranges {
-        for_each_block(pool, *range, |at, sum| {
+    for part in ranges.iter().flat_map(|range| sums.known_in(*range)) {
+        for_each_block(pool, part, |at, sum| {
             if sums.of(at / BLOCK).is_some_and(|wanted| wanted != sum) {
                 found.push(at);
             }
@@ -310,5 +321,11 @@ mod tests {
         assert_eq!((read(0, 10_000), read(4990, 5010)), (Some(12_288), Some(12_288)));
         assert_eq!(read(0, 4096), None, "other blocks are as they were");
         assert_eq!(read(4096, 4097), Some(12_288), "a byte is as good as its block");
+        let found = |start, end| damaged(&pool, &sums, &[ByteRange { start, end }]).unwrap();
+        assert_eq!((found(0, 1 << 40), found(12_300, 12_301)), (vec![12_288], vec![12_288]));
+        assert_eq!(
+            (found(0, 12_288), found(16_384, 1 << 40), found(12_288, 12_288)),
+            (vec![], vec![], vec![])
+        );
     }
 }

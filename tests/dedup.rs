@@ -77,7 +77,7 @@ impl Place {
 
     /// Bytes on disk of all pools.
     fn pools(&self) -> u64 {
-        layers(&self.store).map(|layer| layer.join("pool").metadata().unwrap().blocks() * 512).sum()
+        layers(&self.store).filter_map(|layer| Some(layer.join("pool").metadata().ok()?.blocks() * 512)).sum()
     }
 
     #[track_caller]

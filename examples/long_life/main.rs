@@ -40,8 +40,9 @@ const APPLY: u64 = 100;
 const GC: u64 = 60;
 
 fn main() -> ExitCode {
-    // The daemon is this program, started again.
-    if std::env::args_os().nth(1).is_some_and(|word| word == daemon::VERB) {
+    // The daemon is this program, started again, and so is its guard.
+    let is_ours = |word: std::ffi::OsString| word == daemon::VERB || word == daemon::guard::VERB;
+    if std::env::args_os().nth(1).is_some_and(is_ours) {
         return jailfs::cli::main();
     }
     let Some(options) = Options::parse(std::env::args().skip(1)) else {

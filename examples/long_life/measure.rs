@@ -58,6 +58,7 @@ pub struct Figures {
     rss: u64,
     open: usize,
     layers: usize,
+    packs: (usize, u64),
     store: u64,
     journals: u64,
     indexes: u64,
@@ -77,7 +78,7 @@ const MS: f64 = 1e6;
 
 impl Figures {
     /// The names of the columns.
-    pub const HEAD: &str = "   min  rss MiB  fds  layers  store MiB  journals KiB  indexes KiB  heads.log B  identities B  mount ms       ops  missed  \
+    pub const HEAD: &str = "   min  rss MiB  fds  layers  packs KiB  store MiB  journals KiB  indexes KiB  heads.log B  identities B  mount ms       ops  missed  \
          small us p50/max  commit ms  checkpoint ms    restore ms      apply ms         gc ms";
 
     /// Looks at everything.
@@ -94,6 +95,7 @@ impl Figures {
             rss: resident(pid)?,
             open: fs::read_dir(format!("/proc/{pid}/fd")).attempt(|| "count open files")?.count(),
             layers: 0,
+            packs: (0, 0),
             store: 0,
             journals: 0,
             indexes: 0,
@@ -112,6 +114,10 @@ impl Figures {
             figures.layers += 1;
             figures.journals += size(&layer.path().join("journal"));
             figures.indexes += size(&layer.path().join("index"));
+        }
+        for pack in fs::read_dir(store.join("packs")).into_iter().flatten().flatten() {
+            figures.packs.0 += 1;
+            figures.packs.1 += size(&pack.path());
         }
         figures.store = blocks(store);
         Ok(figures)
@@ -146,6 +152,7 @@ impl fmt::Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         write!(f, "{:6.1}  {:7.1}  {:3}  {:6}  ", self.minutes, mib(self.rss), self.open, self.layers)?;
+        write!(f, "{:9}  ", format!("{}/{}", self.packs.0, self.packs.1 >> 10))?;
         write!(f, "{:9.1}  {:12}  {:11}  ", mib(self.store), self.journals >> 10, self.indexes >> 10)?;
         write!(f, "{:11}  {:12}  {:8.1}  ", self.logs.0, self.logs.1, self.mounting)?;
         write!(f, "{:8}  {:6}  {:>16}  {:>9}  ", self.done, self.missed, self.small, self.commit)?;

@@ -629,7 +629,8 @@ impl Piece {
         let content = store.content(layer)?;
         let piece = |of: &Content, offset: u64, len: u64| Piece {
             len,
-            from: Some((Arc::clone(&of.file), offset)),
+            // Without a pool, what is not elsewhere are zeros.
+            from: of.file.as_ref().map(|file| (Arc::clone(file), offset)),
             drift: None,
             looked: None,
             sums: of.sums.clone(),

@@ -113,10 +113,11 @@ pub struct Report {
 /// # Errors
 /// When there is no store, or it is of another format.
 pub fn check(path: &Path, read_data: bool) -> Result<Report> {
-    let store = Inspect::open(path)?;
+    let mut store = Inspect::open(path)?;
+    let damaged = store.damaged_packs().into_iter().map(Problem::Record).collect();
     let mut checker = Checker {
         store,
-        report: Report::default(),
+        report: Report { problems: damaged, ..Report::default() },
         layers: BTreeMap::new(),
         refs: BTreeMap::new(),
         maps: BTreeMap::new(),
@@ -248,7 +249,7 @@ impl Checker {
                 self.check_images(layer);
                 continue;
             }
-            if header.kind == LayerKind::Collected {
+            if matches!(header.kind, LayerKind::Collected | LayerKind::Gathered) {
                 continue;
             }
             let below = match header.parent.map(|parent| (parent, trees.get(&parent))) {
@@ -380,6 +381,10 @@ impl Checker {
     /// Reads every block that something refers to.
     fn check_content(&mut self) {
         for (layer, ranges) in std::mem::take(&mut self.refs) {
+            // What is referred to there are zeros.
+            if matches!(self.store.pool(layer), Ok((None, _))) {
+                continue;
+            }
             let bytes: u64 = ranges.iter().map(ByteRange::len).sum();
             let sums = match self.store.sums(layer) {
                 Ok(Some(sums)) => sums,

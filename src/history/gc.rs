@@ -19,6 +19,7 @@ use crate::fs::Reach;
 use crate::fs::lower::{PreImages, place_in_history};
 use crate::history::Timeline;
 use crate::store::layer::LayerInfo;
+use crate::store::packing::Rewriting;
 use crate::store::record::{Header, LayerKind, OpRecord, Record, Seal};
 use crate::store::used::Used;
 use crate::tree::Tree;
@@ -223,12 +224,14 @@ impl Timeline {
                 self.store.remove_layer(*layer)?;
             }
             self.store.remove_newborn()?;
+            let mut lifted = self.store.rewriting();
             for layer in &needed {
                 if !go() {
                     return Ok(0);
                 }
-                self.lift(*layer, below(*layer))?;
+                self.lift(&mut lifted, *layer, below(*layer))?;
             }
+            lifted.finish()?;
         }
         let images = self.needed_images(keep, &needed, &reach);
         if !dry_run {
@@ -244,6 +247,7 @@ impl Timeline {
         let refs = self.references(&needed, &reach, &images, below)?;
         let unneeded = sealed.into_iter().rev().filter(|l| !needed.contains(&l.header.layer));
         let mut bytes = 0;
+        let mut given_up = self.store.rewriting();
         for info in unneeded {
             if !go() {
                 return Ok(bytes);
@@ -252,9 +256,10 @@ impl Timeline {
             collected.layers.push(info.header.layer);
             if !dry_run {
                 self.roots.lock().forget(info.header.layer);
-                self.store.collect_layer(info.header.layer)?;
+                given_up.collect(info.header.layer)?;
             }
         }
+        given_up.finish()?;
         if !dry_run {
             self.clear_images(&images)?;
             self.thin_maps(&refs)?;
@@ -268,14 +273,15 @@ impl Timeline {
 
     /// Takes out of the maps what nothing refers to, so that no map leads to what is given back.
     fn thin_maps(&self, refs: &Used) -> Result<()> {
+        let mut maps = Vec::new();
         for layer in self.store.catalog().iter().filter(|l| l.mapped).map(|l| l.header.layer) {
             let Some(map) = self.store.map(layer)? else { continue };
             let thinner = map.only(&refs.of(layer));
             if thinner != *map {
-                self.store.publish_map(layer, &thinner)?;
+                maps.push((layer, thinner));
             }
         }
-        Ok(())
+        self.store.publish_maps(&maps)
     }
 
     /// Layers that were begun for a head and never written to: every restore leaves one behind, and so does one that was cut
@@ -330,14 +336,14 @@ impl Timeline {
     }
 
     /// Puts a layer on another one below it.
-    fn lift(&self, layer: LayerId, parent: Option<LayerId>) -> Result<()> {
+    fn lift(&self, lifted: &mut Rewriting<'_>, layer: LayerId, parent: Option<LayerId>) -> Result<()> {
         let Some(LayerInfo { header, seal: Some(seal), .. }) = self.store.layer(layer) else { return Ok(()) };
         if header.parent == parent {
             return Ok(());
         }
         let (below, tree) = self.with_parent(parent, layer)?;
         let time = self.begun(&header, parent);
-        self.store.rewrite_layer(Header { parent, time, ..header }, seal, below.edits_to(&tree))
+        lifted.rewrite(Header { parent, time, ..header }, seal, below.edits_to(&tree))
     }
 
     /// When the first of the layers was begun that a layer takes the place of, down to one that stays: since then the tree looks
@@ -434,7 +440,7 @@ impl Timeline {
     /// Gives the unused blocks of all pools back, and removes collected layers that have none left and to which nothing refers.
     fn sweep(&self, refs: &Used, reach: &Reach, dry_run: bool) -> Result<u64> {
         let places = refs.places(&self.store)?;
-        let mut bytes = 0;
+        let (mut bytes, mut removed) = (0, Vec::new());
         let last_image = self.image_layers().last().map_or(LayerId(u32::MAX), |(_, layer)| *layer);
         for info in self.store.catalog() {
             let layer = info.header.layer;
@@ -450,14 +456,16 @@ impl Timeline {
             }
             // The last apply stays, emptied or not: its number counts the epochs.
             let is_emptied = info.header.kind == LayerKind::PreImage && info.compact && layer != last_image;
-            let is_given_up = is_emptied || info.header.kind == LayerKind::Collected;
+            let has_no_tree = matches!(info.header.kind, LayerKind::Collected | LayerKind::Gathered);
+            let is_given_up = is_emptied || has_no_tree;
             if is_given_up && !refs.is_used(layer) && !places.is_used(layer) {
-                self.store.remove_layer(layer)?;
+                removed.push(layer);
             } else if !unused.is_empty() {
                 self.store.settle_map(layer)?;
                 self.store.punch_pool(layer, &unused)?;
             }
         }
+        self.store.remove_layers(&removed)?;
         Ok(bytes)
     }
 }

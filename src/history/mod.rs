@@ -20,6 +20,7 @@ mod forget;
 pub mod gc;
 mod home;
 mod origin;
+mod pack;
 mod part;
 pub mod patch;
 mod policy;
@@ -86,6 +87,8 @@ pub struct Timeline {
     dedup: Mutex<Option<dedup::Dedup>>,
     /// Layers in which equal content was looked for.
     looked_through: Mutex<BTreeSet<LayerId>>,
+    /// Layers that take too much for a pack.
+    not_for_packs: Mutex<BTreeSet<LayerId>>,
     dedup_is_on: AtomicBool,
 }
 
@@ -186,6 +189,7 @@ impl Timeline {
             tidying: Mutex::new(()),
             dedup: Mutex::new(None),
             looked_through: Mutex::default(),
+            not_for_packs: Mutex::default(),
             dedup_is_on: AtomicBool::new(true),
         })
     }

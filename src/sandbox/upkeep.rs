@@ -14,6 +14,7 @@ use crate::history::{Due, Effort, Moment, Policy, Timeline, check};
 use crate::sandbox::Sandbox;
 use crate::sandbox::collector::{self, Collector, Terms};
 use crate::sandbox::verbs::{Checked, Checkpoint, Collected, Info, LayerSpace, Rev};
+use crate::store::record::LayerKind;
 use crate::sys;
 
 impl Sandbox {
@@ -42,7 +43,8 @@ impl Sandbox {
     pub fn tidy(&self) -> Result<()> {
         self.timeline.tend_versions(true);
         self.timeline.tidy(Effort::Everything)?;
-        self.timeline.dedup(&|| true)
+        self.timeline.dedup(&|| true)?;
+        self.timeline.pack(Effort::Everything, &|| true)
     }
 
     /// Says whether content that is there already is stored once, from now on; it is unless this says no.
@@ -84,11 +86,13 @@ impl Sandbox {
         for info in store.catalog() {
             let layer = info.header.layer;
             let Some((home, shared)) = store.content_space(layer)? else { continue };
+            // Its content is that of others, to whose maps it is somewhere else.
+            let logical = if info.header.kind == LayerKind::Gathered { 0 } else { home + shared };
             layers.push(LayerSpace {
                 layer,
                 name: info.seal.as_ref().and_then(|seal| seal.name.clone()),
                 open: info.seal.is_none(),
-                logical: home + shared,
+                logical,
                 stored: store.layer_usage(layer),
                 shared,
             });
@@ -200,6 +204,9 @@ impl Housekeeper {
             while shared.wait().is_some() {
                 if let Err(error) = of_thread.dedup(&|| shared.rest(of_thread.fs())) {
                     log::warn!("content that is there already is kept twice: {error}");
+                }
+                if let Err(error) = of_thread.pack(Effort::WhereItPays, &|| shared.rest(of_thread.fs())) {
+                    log::warn!("older layers are not put together, and work on as they are: {error}");
                 }
             }
         })?;

@@ -8,8 +8,8 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::error::{Error, Kind, Result};
-use crate::store::layer::{self, POOL};
+use crate::error::{Attempt, Error, Kind, Result};
+use crate::store::layer::POOL;
 use crate::store::map::{self, Map, Place};
 use crate::store::sums::{self, Sums};
 use crate::store::{State, Store};
@@ -22,8 +22,8 @@ const KEPT: usize = 64 << 20;
 /// The content of a layer.
 #[derive(Debug)]
 pub struct Content {
-    /// Its pool.
-    pub file: Arc<File>,
+    /// Its pool; none if all of its content is elsewhere, and then the rest of its addresses are zeros.
+    pub file: Option<Arc<File>>,
     /// What the bytes in the pool are held against, once the layer is sealed.
     pub sums: Option<Arc<Sums>>,
     /// What of it is kept elsewhere, if anything is.
@@ -33,7 +33,7 @@ pub struct Content {
 impl Content {
     /// The content of a layer that is being written.
     pub(super) fn of_upper(file: Arc<File>) -> Content {
-        Content { file, sums: None, map: None }
+        Content { file: Some(file), sums: None, map: None }
     }
 
     /// Bytes that it takes in memory, about.
@@ -73,26 +73,49 @@ impl Store {
         let info = state.catalog.get(&layer).ok_or_else(|| {
             Error::new(Kind::NoStore, format!("open the pool of layer {layer}"), "there is no such layer")
         })?;
-        let file = Arc::new(self.layers.dir(&layer::dir_name(layer))?.file(POOL, false)?);
+        let file = match info.hole {
+            None => Some(Arc::new(self.layers.dir_of(layer)?.file(POOL, false)?)),
+            Some(_) => None,
+        };
         let map: Option<Arc<Map>> =
             if info.mapped { map::read_map(&self.layers, layer)?.map(Arc::new) } else { None };
-        let sums = match info.summed.then(|| sums::read_sums(&self.layers, layer)) {
-            None => None,
-            Some(Ok(sums)) => Some(Arc::new(sums)),
-            Some(Err(error)) => {
-                ::log::warn!("{error}; the content of layer {layer} is served without being checked");
-                None
-            }
+        let has_sums = info.summed && file.is_some();
+        let sums = match state.lingering.get(&layer) {
+            Some(sums) => Some(Arc::clone(sums)),
+            None => has_sums.then(|| self.load_sums(layer)).flatten(),
         };
         Ok(Content { file, sums, map })
     }
 
-    /// The pool of a layer.
+    fn load_sums(&self, layer: LayerId) -> Option<Arc<Sums>> {
+        match sums::read_sums(&self.layers, layer) {
+            Ok(sums) => Some(Arc::new(sums)),
+            Err(error) => {
+                ::log::warn!("{error}; the content of layer {layer} is served without being checked");
+                None
+            }
+        }
+    }
+
+    /// The pool of a layer; none if it has none because all of its content is elsewhere.
     ///
     /// # Errors
     /// As [`Store::content`].
-    pub fn pool(&self, layer: LayerId) -> Result<Arc<File>> {
-        Ok(Arc::clone(&self.content(layer)?.file))
+    pub fn pool(&self, layer: LayerId) -> Result<Option<Arc<File>>> {
+        Ok(self.content(layer)?.file.clone())
+    }
+
+    /// Where the addresses of a layer end.
+    ///
+    /// # Errors
+    /// As [`Store::content`] and fstat(2).
+    pub fn pool_end(&self, layer: LayerId) -> Result<u64> {
+        match (self.pool(layer)?, self.layer(layer).and_then(|info| info.hole)) {
+            (Some(pool), _) => {
+                Ok(pool.metadata().attempt(|| format!("stat the pool of layer {layer}"))?.len())
+            }
+            (None, end) => Ok(end.unwrap_or(0)),
+        }
     }
 
     /// What of the content of a layer is elsewhere; none also for a layer that is not there.
@@ -120,7 +143,15 @@ impl Store {
             let file = other.as_ref().map_or(&content.file, |other| &other.file);
             let end = done + usize::try_from(place.len).unwrap_or(usize::MAX);
             let Some(part) = bytes.get_mut(done..end) else { break };
-            let got = pread_full(file, part, place.offset).map_err(|e| attempt(&e))?;
+            let got = match file {
+                Some(file) => pread_full(file, part, place.offset).map_err(|e| attempt(&e))?,
+                None => {
+                    let left = self.pool_end(place.layer)?.saturating_sub(place.offset);
+                    let zeros = usize::try_from(left).unwrap_or(usize::MAX).min(part.len());
+                    part.iter_mut().take(zeros).for_each(|byte| *byte = 0);
+                    zeros
+                }
+            };
             done += got;
             if got < part.len() {
                 break;
@@ -135,7 +166,7 @@ impl Store {
     /// As [`Store::content`] and lseek(2).
     pub fn content_space(&self, layer: LayerId) -> Result<Option<(u64, u64)>> {
         let Some(info) = self.layer(layer) else { return Ok(None) };
-        let shared = self.map(layer)?.map_or(0, |map| map.bytes());
+        let shared = map::read_map(&self.layers, layer)?.map_or(0, |map| map.bytes());
         match self.pool_data(layer) {
             Ok(data) => Ok(Some((data.iter().map(ByteRange::len).sum(), shared))),
             // It may have gone meanwhile.

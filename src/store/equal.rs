@@ -107,8 +107,7 @@ impl<'a> Finder<'a> {
         layer: LayerId,
         search: Search,
     ) -> Result<Finder<'a>> {
-        let attempt = || format!("read the pool of layer {layer}");
-        let end = store.pool(layer)?.metadata().attempt(attempt)?.len();
+        let end = store.pool_end(layer)?;
         Ok(Finder {
             store,
             table,
@@ -367,7 +366,7 @@ impl<'a> Finder<'a> {
     fn stored(&self, places: &[Place]) -> Result<u64> {
         let mut len = 0;
         for place in places {
-            let pool = self.store.pool(place.layer)?;
+            let Some(pool) = self.store.pool(place.layer)? else { break };
             let attempt = || format!("read the pool of layer {}", place.layer);
             let end = place.offset + place.len;
             let data = sys::file::seek_data(&*pool, place.offset).attempt(attempt)?;

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use super::BaseRecord;
 use super::codec::{decode, encode};
 use super::map::{MapRecord, PackedRun};
+use super::pack::{Block, PackRecord};
 use super::record::*;
 use super::sums::SumsRecord;
 use super::versions::{Bounds, Content, How, Version, VersionRecord};
@@ -89,8 +90,12 @@ fn records_of_a_journal() {
             "00070106046d61696e01030305",
         ),
         (
-            Record::Header(Header { parent: None, kind: LayerKind::Lands(LayerId(5)), ..header }),
+            Record::Header(Header { parent: None, kind: LayerKind::Lands(LayerId(5)), ..header.clone() }),
             "000700046d61696e0104050305",
+        ),
+        (
+            Record::Header(Header { parent: None, kind: LayerKind::Gathered, ..header }),
+            "000700046d61696e01050305",
         ),
         (Record::Opened { boot: [7; 16] }, "0107070707070707070707070707070707"),
         (
@@ -165,6 +170,20 @@ fn records_of_the_other_files() {
     ]);
     let run = PackedRun { gap: 4096, len: 300, layer: LayerId(7), shift: -3 };
     hold(&[(MapRecord::Runs(vec![run]), "0001fb0010fb2c010705"), (MapRecord::End, "01")]);
+    hold(&[
+        (PackRecord::Begins { number: 300, since: 7, next_layer: 9 }, "00fb2c010709"),
+        (PackRecord::Layers { len: 3, deflated: vec![1, 2] }, "0103020102"),
+        (PackRecord::Gone(vec![LayerId(7), LayerId(300)]), "020207fb2c01"),
+        (PackRecord::End, "03"),
+    ]);
+    let block = Block {
+        layers: vec![LayerId(7), LayerId(300)],
+        holes: vec![None, Some(4096)],
+        journals: vec![vec![1], vec![2, 3]],
+        maps: vec![None, Some(vec![4])],
+        sums: vec![Some(vec![5]), None],
+    };
+    hold(&[(block, "0207fb2c01020001fb001002010102020302000101040201010500")]);
     hold(&[(HoldsRecord { layers: [LayerId(1), LayerId(300)].into() }, "0201fb2c01")]);
     hold(&[(HeadRecord { layer: LayerId(300) }, "fb2c01")]);
     hold(&[(BaseRecord { path: b"/base".to_vec() }, "052f62617365")]);

@@ -3,9 +3,10 @@
 use std::fs::File;
 use std::path::Path;
 
-use crate::error::{Attempt, Result};
+use crate::error::{Attempt, Error, Result};
 use crate::store::dir::StoreDir;
-use crate::store::layer::{self, INDEX, LayerContents, POOL, SUMS, Trust};
+use crate::store::layer::{self, INDEX, LayerContents, POOL, Trust};
+use crate::store::layers::Layers;
 use crate::store::map::{self, Map};
 use crate::store::record::{HeadRecord, HoldsRecord, IdentityRecord, OpRecord};
 use crate::store::sums::{self, Sums};
@@ -17,7 +18,7 @@ use crate::types::{ByteRange, LayerId};
 /// The files of a store.
 pub struct Inspect {
     dir: StoreDir,
-    layers: StoreDir,
+    layers: Layers,
     trust: Trust,
     /// The base that it is for.
     pub base: BaseRecord,
@@ -32,7 +33,8 @@ impl Inspect {
         let dir = StoreDir::open(path)?;
         check_format(&dir)?;
         let trust = read_trust(&dir)?;
-        Ok(Inspect { base: read_base(&dir)?, layers: dir.dir("layers")?, dir, trust })
+        let layers = Layers::open(&dir, &mut |_| ())?;
+        Ok(Inspect { base: read_base(&dir)?, layers, dir, trust })
     }
 
     /// Says why nothing is known of what is in it, if so.
@@ -48,9 +50,16 @@ impl Inspect {
     /// # Errors
     /// As readdir(3).
     pub fn layers(&self) -> Result<Vec<LayerId>> {
-        let mut ids = self.layers.list(|name| name.parse::<u32>().ok().filter(|_| name.len() == 8))?;
+        let mut ids = self.layers.directories()?;
+        ids.extend(self.layers.packs.layers());
         ids.sort_unstable();
-        Ok(ids.into_iter().map(LayerId).collect())
+        ids.dedup();
+        Ok(ids)
+    }
+
+    /// What is damaged of the packs, with file and offset; once.
+    pub fn damaged_packs(&mut self) -> Vec<Error> {
+        std::mem::take(self.layers.packs.damaged())
     }
 
     /// The journal of a layer.
@@ -74,7 +83,7 @@ impl Inspect {
     /// # Errors
     /// Damage, with file and offset.
     pub fn index(&self, layer: LayerId) -> Result<Option<LayerContents>> {
-        match self.layers.dir(&layer::dir_name(layer))?.size(INDEX)? {
+        match self.layers.besides(layer)?.index {
             Some(_) => layer::read_file(&self.layers, layer, INDEX, self.trust).map(Some),
             None => Ok(None),
         }
@@ -85,10 +94,9 @@ impl Inspect {
     /// # Errors
     /// Damage, with file and offset.
     pub fn sums(&self, layer: LayerId) -> Result<Option<Sums>> {
-        match self.layers.dir(&layer::dir_name(layer))?.size(SUMS)? {
-            Some(_) => sums::read_sums(&self.layers, layer).map(Some),
-            None => Ok(None),
-        }
+        let besides = self.layers.besides(layer)?;
+        let has_sums = besides.summed && besides.hole.is_none();
+        has_sums.then(|| sums::read_sums(&self.layers, layer)).transpose()
     }
 
     /// What of the content of a layer is elsewhere.
@@ -99,15 +107,18 @@ impl Inspect {
         map::read_map(&self.layers, layer)
     }
 
-    /// The pool of a layer and its length.
+    /// The pool of a layer, if any of its content is there, and where its addresses end.
     ///
     /// # Errors
-    /// As open(2).
-    pub fn pool(&self, layer: LayerId) -> Result<(File, u64)> {
-        let dir = self.layers.dir(&layer::dir_name(layer))?;
+    /// As open(2), and damage of a pack.
+    pub fn pool(&self, layer: LayerId) -> Result<(Option<File>, u64)> {
+        if let Some(end) = self.layers.besides(layer)?.hole {
+            return Ok((None, end));
+        }
+        let dir = self.layers.dir_of(layer)?;
         let file = dir.file(POOL, false)?;
         let len = file.metadata().attempt(|| format!("stat {}", dir.show(POOL)))?.len();
-        Ok((file, len))
+        Ok((Some(file), len))
     }
 
     /// The blocks in `ranges` of a pool that are not as they were written.
@@ -115,7 +126,7 @@ impl Inspect {
     /// # Errors
     /// As pread(2).
     pub fn damaged_blocks(&self, layer: LayerId, sums: &Sums, ranges: &[ByteRange]) -> Result<Vec<u64>> {
-        let (pool, _) = self.pool(layer)?;
+        let (Some(pool), _) = self.pool(layer)? else { return Ok(Vec::new()) };
         sums::damaged(&pool, sums, ranges).attempt(|| format!("read {}", self.show(layer, POOL)))
     }
 
@@ -132,12 +143,12 @@ impl Inspect {
     /// # Errors
     /// As unlink(2).
     pub fn remove(&self, layer: LayerId, name: &str) -> Result<()> {
-        self.layers.dir(&layer::dir_name(layer))?.remove(name)
+        self.layers.dir_of(layer)?.remove(name)
     }
 
     /// The path of a file of a layer, for messages.
     pub fn show(&self, layer: LayerId, name: &str) -> String {
-        format!("{}/{name}", self.layers.show(&layer::dir_name(layer)))
+        self.layers.show(layer, name)
     }
 
     /// The heads and the layer on top of each.

@@ -1,4 +1,4 @@
-//! A layer on disk: `layers/00000007/journal` and `layers/00000007/pool`.
+//! A layer on disk: `layers/00000007/journal` and `layers/00000007/pool`; what of it is in a pack later is read in the same way.
 //!
 //! The journal begins with a header and, once the layer is sealed, ends with a seal. Between them every frame is one
 //! operation. A record refers only to pool bytes that were written before it, so after a kill the whole journal is true;
@@ -10,7 +10,9 @@ use std::sync::Arc;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::dir::StoreDir;
 use crate::store::disk;
+use crate::store::layers::{Besides, Layers};
 use crate::store::log::{self, Log};
+use crate::store::pack::Packed;
 use crate::store::pool::PoolWriter;
 use crate::store::record::{Edit, Header, Record, Seal, Source};
 use crate::store::witness::{Unsynced, Witness};
@@ -49,6 +51,23 @@ pub struct LayerInfo {
     pub bytes: u64,
     /// Bytes of its index, if it has one.
     pub index: Option<u64>,
+    /// Whether its journal, checksums and map are in a pack.
+    pub packed: bool,
+    /// Where its addresses end, if all of its content is elsewhere and it has no pool.
+    pub hole: Option<u64>,
+}
+
+impl LayerInfo {
+    pub(super) fn new(
+        header: Header,
+        seal: Option<Seal>,
+        compact: bool,
+        bytes: u64,
+        besides: Besides,
+    ) -> LayerInfo {
+        let Besides { summed, mapped, index, packed, hole } = besides;
+        LayerInfo { header, seal, compact, summed, mapped, bytes, index, packed, hole }
+    }
 }
 
 /// A layer as read from disk.
@@ -82,21 +101,15 @@ pub struct Trust {
 ///
 /// # Errors
 /// Damage, with file and offset.
-pub fn read(layers: &StoreDir, layer: LayerId, trust: Trust) -> Result<LayerContents> {
+pub(super) fn read(layers: &Layers, layer: LayerId, trust: Trust) -> Result<LayerContents> {
     read_file(layers, layer, JOURNAL, trust)
 }
 
 /// Reads the journal or the index of a layer.
-pub(super) fn read_file(
-    layers: &StoreDir,
-    layer: LayerId,
-    name: &str,
-    trust: Trust,
-) -> Result<LayerContents> {
-    let dir = layers.dir(&dir_name(layer))?;
-    let what = dir.show(name);
-    let bytes =
-        dir.read(name)?.ok_or_else(|| Error::damage(format!("read {what}"), "the file is missing"))?;
+pub(super) fn read_file(layers: &Layers, layer: LayerId, name: &str, trust: Trust) -> Result<LayerContents> {
+    let what = layers.show(layer, name);
+    let missing = || Error::damage(format!("read {what}"), "the file is missing");
+    let bytes = layers.read(layer, name)?.ok_or_else(missing)?;
     let log::Torn { contents, behind } = log::read_torn::<Record>(&bytes, &what)?;
     let failed = sync_failed(&contents.records, &behind);
     let is_cut_off = failed.is_some() || is_of_another_boot(&contents.records, trust);
@@ -135,10 +148,7 @@ pub(super) fn read_file(
         _ => None,
     };
     let compact = matches!(records.first(), Some(Record::Compact));
-    let summed = dir.size(SUMS)?.is_some();
-    let mapped = dir.size(MAP)?.is_some();
-    let index = dir.size(INDEX)?;
-    let info = LayerInfo { header, seal, compact, summed, mapped, bytes: end, index };
+    let info = LayerInfo::new(header, seal, compact, end, layers.besides(layer)?);
     Ok(LayerContents { info, records, unsynced, is_cut, end, count, synced })
 }
 
@@ -147,19 +157,38 @@ pub(super) fn read_file(
 ///
 /// # Errors
 /// As [`read`].
-pub fn read_info(layers: &StoreDir, layer: LayerId, trust: Trust) -> Result<LayerInfo> {
-    let dir = layers.dir(&dir_name(layer))?;
-    let bytes = dir.read(JOURNAL)?.unwrap_or_default();
-    match log::outline::<Record>(&bytes) {
-        Some((Record::Header(header), second, Record::Seal(seal))) if header.layer == layer => {
-            let compact = matches!(second, Record::Compact);
-            let summed = dir.size(SUMS)?.is_some();
-            let mapped = dir.size(MAP)?.is_some();
-            let index = dir.size(INDEX)?;
-            let bytes = bytes.len() as u64;
-            Ok(LayerInfo { header, seal: Some(seal), compact, summed, mapped, bytes, index })
+pub(super) fn read_info(layers: &Layers, layer: LayerId, trust: Trust) -> Result<LayerInfo> {
+    let bytes = layers.read(layer, JOURNAL)?.unwrap_or_default();
+    match outline(layer, &bytes) {
+        Some((header, compact, seal)) => {
+            let besides = layers.besides(layer)?;
+            Ok(LayerInfo::new(header, Some(seal), compact, bytes.len() as u64, besides))
         }
-        _ => Ok(read(layers, layer, trust)?.info),
+        None => Ok(read(layers, layer, trust)?.info),
+    }
+}
+
+/// What the catalog knows of a layer that is in a pack.
+///
+/// # Errors
+/// Damage: only a sealed layer can be in one.
+pub(super) fn packed_info(layers: &Layers, packed: &Packed) -> Result<LayerInfo> {
+    let layer = packed.layer;
+    let Some((header, compact, seal)) = outline(layer, &packed.journal) else {
+        let what = layers.show(layer, JOURNAL);
+        return Err(Error::damage(format!("read {what}"), "it is not the journal of a sealed layer"));
+    };
+    let besides = layers.besides_packed(packed)?;
+    Ok(LayerInfo::new(header, Some(seal), compact, packed.journal.len() as u64, besides))
+}
+
+/// The ends of the journal of a sealed layer that is whole, and whether it is compact.
+fn outline(layer: LayerId, journal: &[u8]) -> Option<(Header, bool, Seal)> {
+    match log::outline::<Record>(journal)? {
+        (Record::Header(header), second, Record::Seal(seal)) if header.layer == layer => {
+            Some((header, matches!(second, Record::Compact), seal))
+        }
+        _ => None,
     }
 }
 
@@ -176,10 +205,10 @@ fn last_boot(records: &[(Record, u64)]) -> Option<[u8; 16]> {
 ///
 /// # Errors
 /// Damage, with file and offset.
-pub(super) fn was_cut_off(layers: &StoreDir, trust: Trust) -> Result<bool> {
-    let dir = layers.dir(&dir_name(trust.torn_from))?;
-    let bytes = dir.read(JOURNAL)?.unwrap_or_default();
-    let log::Torn { contents, behind } = log::read_torn::<Record>(&bytes, &dir.show(JOURNAL))?;
+pub(super) fn was_cut_off(layers: &Layers, trust: Trust) -> Result<bool> {
+    let bytes = layers.read(trust.torn_from, JOURNAL)?.unwrap_or_default();
+    let what = layers.show(trust.torn_from, JOURNAL);
+    let log::Torn { contents, behind } = log::read_torn::<Record>(&bytes, &what)?;
     Ok(is_of_another_boot(&contents.records, trust) || sync_failed(&contents.records, &behind).is_some())
 }
 
@@ -544,12 +573,18 @@ mod tests {
         assert_eq!(trusted(&records[..3]), 3);
     }
 
+    fn layers(store: &std::path::Path) -> Layers {
+        let store = StoreDir::open(store).unwrap();
+        store.make_dir("layers").unwrap();
+        Layers::open(&store, &mut |_| ()).unwrap()
+    }
+
     /// A layer that is written under the first boot.
-    fn begin(layers: &StoreDir) -> Upper {
+    fn begin(layers: &Layers) -> Upper {
         begin_layer(layers, LayerId(1))
     }
 
-    fn begin_layer(layers: &StoreDir, layer: LayerId) -> Upper {
+    fn begin_layer(layers: &Layers, layer: LayerId) -> Upper {
         let header = Header {
             layer,
             parent: None,
@@ -558,7 +593,7 @@ mod tests {
             kind: crate::store::record::LayerKind::Continues,
             time: crate::types::Timestamp::default(),
         };
-        Upper::create(layers, header, [1; 16], true).unwrap()
+        Upper::create(&layers.dir, header, [1; 16], true).unwrap()
     }
 
     /// After a restore that a power cut cut off, what was written meanwhile lies below the head, and was never sealed.
@@ -566,7 +601,7 @@ mod tests {
     fn below_the_head_a_power_cut_can_tear_only_what_was_never_sealed() {
         for is_sealed in [false, true] {
             let dir = tempfile::tempdir().unwrap();
-            let layers = StoreDir::open(dir.path()).unwrap();
+            let layers = layers(dir.path());
             let mut upper = begin(&layers);
             upper.record(&resize()).unwrap();
             let torn_at = upper.journal_len();
@@ -577,7 +612,7 @@ mod tests {
                 let seal = Seal { name: None, message: String::new(), time, automatic: true };
                 upper.seal(seal, &|| false).unwrap();
             }
-            let journal = layers.dir(&dir_name(LayerId(1))).unwrap().file(JOURNAL, false).unwrap();
+            let journal = layers.dir_of(LayerId(1)).unwrap().file(JOURNAL, false).unwrap();
             std::os::unix::fs::FileExt::write_all_at(&journal, &[0; 8], torn_at).unwrap();
             let found = read(&layers, LayerId(1), Trust { boot: [2; 16], torn_from: LayerId(2) });
             match is_sealed {
@@ -590,7 +625,7 @@ mod tests {
     #[test]
     fn what_was_synced_of_one_layer_says_nothing_of_another() {
         let dir = tempfile::tempdir().unwrap();
-        let layers = StoreDir::open(dir.path()).unwrap();
+        let layers = layers(dir.path());
         let (mut before, mut after) = (begin(&layers), begin_layer(&layers, LayerId(2)));
         for _ in 0..5 {
             before.record(&map()).unwrap();
@@ -605,7 +640,7 @@ mod tests {
     #[test]
     fn a_journal_whose_sync_failed_says_so() {
         let dir = tempfile::tempdir().unwrap();
-        let layers = StoreDir::open(dir.path()).unwrap();
+        let layers = layers(dir.path());
         let mut upper = begin(&layers);
         upper.record(&resize()).unwrap();
         // The pool first, then the journal.
@@ -620,7 +655,7 @@ mod tests {
     #[test]
     fn bytes_of_strangers_never_pass_for_records() {
         let dir = tempfile::tempdir().unwrap();
-        let layers = StoreDir::open(dir.path()).unwrap();
+        let layers = layers(dir.path());
         let mut upper = begin(&layers);
         let forged = log::frame(&Record::SyncFailed(1), 1 << 40).unwrap();
         let with = |value: Vec<u8>| {
@@ -635,16 +670,16 @@ mod tests {
     #[test]
     fn what_a_process_before_wrote_is_synced_before_another_one_writes() {
         let dir = tempfile::tempdir().unwrap();
-        let layers = StoreDir::open(dir.path()).unwrap();
+        let layers = layers(dir.path());
         let mut upper = begin(&layers);
         upper.record(&resize()).unwrap();
         let length = upper.journal_len();
         drop(upper);
         let trust = Trust { boot: [1; 16], torn_from: LayerId(1) };
         let contents = || read(&layers, LayerId(1), trust).unwrap();
-        let reopen = || Upper::reopen(&layers, &contents(), [1; 16], true);
+        let reopen = || Upper::reopen(&layers.dir, &contents(), [1; 16], true);
         assert!(crate::sys::step::with("fail:store.sync:1:ENOSPC", reopen).is_err());
-        let journal = layers.dir(&dir_name(LayerId(1))).unwrap();
+        let journal = layers.dir_of(LayerId(1)).unwrap();
         assert_eq!(journal.size(JOURNAL).unwrap(), Some(length), "nothing is lost, and nothing was written");
         // The host would answer by now that all is well, and would not have what was to be synced.
         assert!(crate::sys::step::with("fail:store.sync:1:EIO", reopen).is_err());
@@ -660,7 +695,7 @@ mod tests {
     #[test]
     fn what_was_synced_is_trusted_also_if_others_wrote_meanwhile() {
         let dir = tempfile::tempdir().unwrap();
-        let layers = StoreDir::open(dir.path()).unwrap();
+        let layers = layers(dir.path());
         let mut upper = begin(&layers);
         upper.record(&map()).unwrap();
         let work = upper.begin_sync().unwrap();

@@ -75,6 +75,20 @@ pub fn read_numbered<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<(C
     Ok((read_whole(bytes, what, first)?, first))
 }
 
+/// Reads the one frame of a log that is known to stand at `start`, `len` bytes long, with this number.
+///
+/// # Errors
+/// As pread(2), and damage, with file and offset.
+pub fn read_at<T: DeserializeOwned>(file: &File, start: u64, len: u64, seq: u64, what: &str) -> Result<T> {
+    let attempt = || format!("read {what} at offset {start}");
+    let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+    crate::sys::file::pread_full(file, &mut bytes, start).attempt(attempt)?;
+    match frame_at(&bytes, 0, seq) {
+        Some((payload, next)) if next == bytes.len() => decode(payload, what, start),
+        _ => Err(Error::damage(attempt(), "bad frame")),
+    }
+}
+
 fn read_whole<T: DeserializeOwned>(bytes: &[u8], what: &str, first: u64) -> Result<Contents<T>> {
     let contents = read_good(bytes, what, first)?;
     let next = first + contents.records.len() as u64;
@@ -176,6 +190,18 @@ fn next_good(bytes: &[u8], at: usize, seq: u64) -> Option<(&[u8], u64, usize)> {
 pub fn frame<T: Serialize>(record: &T, seq: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     frame_onto(record, seq, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Records as the bytes of a log that begins with them.
+///
+/// # Errors
+/// As [`frame`].
+pub fn frames<T: Serialize>(records: impl Iterator<Item = T>) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for (seq, record) in records.enumerate() {
+        bytes.append(&mut frame(&record, seq as u64)?);
+    }
     Ok(bytes)
 }
 

@@ -10,17 +10,18 @@
 //!
 //! What is not in the map is at home: at the same offset of the layer's own pool.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::store::dir::StoreDir;
-use crate::store::layer::{self, MAP};
+use crate::store::layer::{LayerInfo, MAP, SUMS};
+use crate::store::layers::Layers;
 use crate::store::log::{self, Log};
+use crate::store::pack::{Change, Packed};
 use crate::store::pool::{block_ceil, block_floor};
-use crate::store::{Store, disk};
+use crate::store::{Store, disk, sums};
 use crate::types::{ByteRange, LayerId};
 
 /// Runs in one record.
@@ -174,6 +175,13 @@ impl Map {
         self.runs.iter().map(pack).collect()
     }
 
+    /// What is written of it.
+    pub(super) fn records(&self) -> impl Iterator<Item = MapRecord> + use<> {
+        let packed = self.pack();
+        let runs: Vec<MapRecord> = packed.chunks(RUNS).map(|runs| MapRecord::Runs(runs.to_vec())).collect();
+        runs.into_iter().chain([MapRecord::End])
+    }
+
     /// Adds a run that was read; none if it cannot be one.
     fn unpack(&mut self, run: &PackedRun) -> Option<()> {
         let before = self.runs.last().map_or(0, |run| run.end);
@@ -193,8 +201,43 @@ impl Store {
     /// As the calls it is made of; the map before goes on being used. If it is not known which one is on the disk, nothing is
     /// given back any more, see [`Store::require_no_doubt`].
     pub fn publish_map(&self, layer: LayerId, map: &Map) -> Result<()> {
+        self.publish_maps(&[(layer, map.clone())])
+    }
+
+    /// The same for many layers, one after the other; those that are in packs at once, as the last.
+    ///
+    /// # Errors
+    /// As [`Store::publish_map`]; some may be published then.
+    pub fn publish_maps(&self, maps: &[(LayerId, Map)]) -> Result<()> {
+        let mut packed = Vec::new();
+        for (layer, map) in maps {
+            match self.layers.packs.get(*layer)? {
+                Some(known) => packed.push(Change::Put(self.with_map(known, map)?)),
+                None => self.publish_map_file(*layer, map)?,
+            }
+        }
+        self.publish_packed(packed, BTreeMap::new())?;
+        self.note_homes(maps.iter().map(|(_, map)| map));
+        Ok(())
+    }
+
+    /// What a layer in a pack is with another map: what a block held that was given up must not be held against what is left of it.
+    pub(super) fn with_map(&self, packed: Packed, map: &Map) -> Result<Packed> {
+        let layer = packed.layer;
+        let sums = match &packed.sums {
+            None => None,
+            Some(bytes) => {
+                let sums = sums::parse(bytes, &self.layers.show(layer, SUMS))?;
+                Some(log::frames(sums.without(&map.given_up()).into_records())?)
+            }
+        };
+        let map = if map.runs.is_empty() { None } else { Some(log::frames(map.records())?) };
+        Ok(Packed { map, sums, ..packed })
+    }
+
+    fn publish_map_file(&self, layer: LayerId, map: &Map) -> Result<()> {
         let attempt = || format!("write the map of layer {layer}");
-        let dir = self.layers.dir(&layer::dir_name(layer))?;
+        let dir = self.layers.dir_of(layer)?;
         let temp = format!("{MAP}.new");
         dir.remove(&temp)?;
         // First, and for good: what a block held that was given up must not be held against what is left of it.
@@ -204,10 +247,9 @@ impl Store {
             dir.remove(MAP)?;
         } else {
             let mut log = Log::append_to(Arc::new(dir.file(&temp, true)?), dir.show(&temp), 0, 0)?;
-            for runs in map.pack().chunks(RUNS) {
-                log.append(&MapRecord::Runs(runs.to_vec()))?;
+            for record in map.records() {
+                log.append(&record)?;
             }
-            log.append(&MapRecord::End)?;
             if self.durable {
                 log.sync()?;
             }
@@ -220,13 +262,17 @@ impl Store {
         let mut state = self.state.lock();
         state.doubtful.remove(&layer);
         state.contents.drop_file(&layer);
-        if let Some(homes) = &mut state.homes {
-            homes.extend(map.runs.iter().map(|run| run.layer));
-        }
         if let Some(info) = state.catalog.get_mut(&layer) {
             info.mapped = !map.runs.is_empty();
         }
         Ok(())
+    }
+
+    /// Notes where maps lead to that were published.
+    pub(super) fn note_homes<'m>(&self, maps: impl Iterator<Item = &'m Map>) {
+        if let Some(homes) = &mut self.state.lock().homes {
+            homes.extend(maps.flat_map(|map| &map.runs).map(|run| run.layer));
+        }
     }
 
     /// Makes sure that it is known of every layer where its content is: who gives space back needs that.
@@ -250,8 +296,10 @@ impl Store {
     /// # Errors
     /// As fsync(2).
     pub fn settle_map(&self, layer: LayerId) -> Result<()> {
-        let is_mapped = self.state.lock().catalog.get(&layer).is_some_and(|info| info.mapped);
-        if is_mapped && self.durable { self.layers.dir(&layer::dir_name(layer))?.sync() } else { Ok(()) }
+        // Packs are only used when they survive one.
+        let is_file = |info: &LayerInfo| info.mapped && !info.packed;
+        let is_file = self.state.lock().catalog.get(&layer).is_some_and(is_file);
+        if is_file && self.durable { self.layers.dir_of(layer)?.sync() } else { Ok(()) }
     }
 
     /// Whether the map of another layer, or its own, may lead to the pool of a layer. Reads every map once.
@@ -279,11 +327,16 @@ impl Store {
 ///
 /// # Errors
 /// Damage, with file and offset.
-pub(super) fn read_map(layers: &StoreDir, layer: LayerId) -> Result<Option<Map>> {
-    let dir = layers.dir(&layer::dir_name(layer))?;
-    let what = dir.show(MAP);
-    let Some(bytes) = dir.read(MAP)? else { return Ok(None) };
-    let contents = log::read::<MapRecord>(&bytes, &what)?;
+pub(super) fn read_map(layers: &Layers, layer: LayerId) -> Result<Option<Map>> {
+    layers.read(layer, MAP)?.map(|bytes| parse(&bytes, &layers.show(layer, MAP))).transpose()
+}
+
+/// Reads a map from the bytes of its file.
+///
+/// # Errors
+/// Damage, with file and offset.
+pub(super) fn parse(bytes: &[u8], what: &str) -> Result<Map> {
+    let contents = log::read::<MapRecord>(bytes, what)?;
     let mut records = contents.records;
     if contents.torn > 0 || records.pop().map(|(record, _)| record) != Some(MapRecord::End) {
         let at = contents.end;
@@ -295,7 +348,7 @@ pub(super) fn read_map(layers: &StoreDir, layer: LayerId) -> Result<Option<Map>>
         let MapRecord::Runs(runs) = record else { return Err(bad()) };
         runs.iter().try_for_each(|run| map.unpack(run)).ok_or_else(bad)?;
     }
-    Ok(Some(map))
+    Ok(map)
 }
 
 #[cfg(test)]

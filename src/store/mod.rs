@@ -1,13 +1,14 @@
 //! The store: everything jailfs keeps on disk, and the only module that knows its layout (docs/FORMAT.md).
 //!
 //! ```text
-//! README  format  base             what this is; "jailfs-store 1"; the path of the base
+//! README  format  base             what this is; "jailfs-store 1" or 2; the path of the base
 //! holds                            which layers are kept whatever happens
 //! volatile                         that it was written without syncs
 //! lock                             held by the one process that has the store open
 //! heads/NAME                       which layer is on top of a head; replaced atomically
 //! heads.log  identities            append-only logs
 //! layers/00000007/{journal,pool}   a layer
+//! packs/00000003                   what older layers have besides content
 //! history/NAME                     what edits of single files replaced
 //! chunks                           which content there is: a cache
 //! ```
@@ -21,13 +22,17 @@ pub mod content;
 pub mod dir;
 mod disk;
 pub mod equal;
+mod gather;
 #[cfg(test)]
 mod golden;
 pub mod identities;
 pub mod inspect;
 pub mod layer;
+mod layers;
 pub mod log;
 pub mod map;
+pub mod pack;
+pub mod packing;
 pub mod pool;
 mod readers;
 pub mod recent;
@@ -45,7 +50,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
@@ -56,19 +61,23 @@ use crate::store::content::Content;
 use crate::store::dir::StoreDir;
 use crate::store::identities::Identities;
 use crate::store::layer::{LayerContents, LayerInfo, Trust, Upper};
+use crate::store::layers::{Besides, Layers};
 use crate::store::log::Log;
 use crate::store::readers::Readers;
 pub use crate::store::readers::Reading;
 use crate::store::recent::Recent;
 use crate::store::record::{HeadRecord, Header, HoldsRecord, IdentityRecord, LayerKind, OpRecord};
 use crate::store::reserve::Reserve;
+use crate::store::sums::Sums;
 use crate::sys::clock;
 use crate::types::{BaseMark, Epoch, LayerId};
 
 const HOLDS: &str = "holds";
 const IDENTITIES: &str = "identities";
 const HEADS_LOG: &str = "heads.log";
+/// Of a store without packs: who does not know them can read it.
 const FORMAT: &str = "jailfs-store 1\n";
+const FORMAT_WITH_PACKS: &str = "jailfs-store 2\n";
 /// How long it is waited for readers.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
 /// Pools that are kept open.
@@ -95,7 +104,7 @@ pub struct BaseRecord {
 /// An open store.
 pub struct Store {
     dir: StoreDir,
-    layers: StoreDir,
+    layers: Layers,
     heads: StoreDir,
     tmp: StoreDir,
     base: BaseRecord,
@@ -110,6 +119,8 @@ pub struct Store {
     readers: Readers,
     /// Counts the times at which something was given back.
     sweeps: AtomicU64,
+    /// Whether the format says that there may be packs.
+    has_packs: AtomicBool,
     reserve: Mutex<Reserve>,
     // Last, so that everything above is closed when the lock is let go.
     _lock: Flock<File>,
@@ -130,6 +141,8 @@ struct State {
     homes: Option<BTreeSet<LayerId>>,
     /// Layers of which it is not known whether their new map is on the disk.
     doubtful: BTreeSet<LayerId>,
+    /// Layers whose content was put together with that of others, and whose pools are still read; with the checksums of these.
+    lingering: BTreeMap<LayerId, Arc<Sums>>,
     next_layer: u32,
 }
 
@@ -165,22 +178,23 @@ pub fn mark_of(path: &Path) -> Result<Option<BaseMark>> {
     }))
 }
 
-fn check_format(dir: &StoreDir) -> Result<()> {
+/// Whether the store is of the format with packs.
+fn check_format(dir: &StoreDir) -> Result<bool> {
     let attempt = || format!("open store '{}'", dir.path().display());
     let Some(text) = dir.read("format")? else {
         return Err(Error::new(Kind::NoStore, attempt(), "this directory is not a jailfs store"));
     };
-    if text == FORMAT.as_bytes() {
-        return Ok(());
+    if text == FORMAT.as_bytes() || text == FORMAT_WITH_PACKS.as_bytes() {
+        return Ok(text == FORMAT_WITH_PACKS.as_bytes());
     }
     let number = text
         .strip_prefix(b"jailfs-store ")
         .and_then(|rest| std::str::from_utf8(rest).ok()?.trim().parse::<u64>().ok());
     Err(match number {
-        Some(number) if number > 1 => Error::new(
+        Some(number) if number > 2 => Error::new(
             Kind::Failed,
             attempt(),
-            format!("the store has format {number}, this jailfs knows format 1"),
+            format!("the store has format {number}, this jailfs knows formats 1 and 2"),
         )
         .hint("use the newer jailfs that wrote it"),
         _ => Error::damage(attempt(), "the file 'format' does not name a format"),
@@ -364,15 +378,22 @@ impl Store {
         let trust = read_trust(&dir)?;
         let was_volatile = volatile::begin(&dir, trust.boot, !options.volatile)?;
         let base = read_base(&dir)?;
-        let layers = dir.dir("layers")?;
+        let has_packs = check_format(&dir)?;
+        let mut packed = Vec::new();
+        let mut layers = Layers::open(&dir, &mut |found| packed.push(found.clone()))?;
+        if let Some(error) = layers.packs.damaged().pop() {
+            return Err(error.hint("'jailfs check' tells what else is damaged"));
+        }
         let (id_log, id_records) = open_identities(&dir, || layer::was_cut_off(&layers, trust))?;
         let ops = open_ops(&dir)?;
         let mut catalog = BTreeMap::new();
-        let mut ids = layers.list(|name| name.parse::<u32>().ok().filter(|_| name.len() == 8))?;
-        ids.sort_unstable();
+        for packed in packed {
+            catalog.insert(packed.layer, layer::packed_info(&layers, &packed)?);
+        }
+        let ids = layers.directories()?;
+        layers.remove_left(&ids)?;
         let mut newborn = Vec::new();
-        for id in &ids {
-            let id = LayerId(*id);
+        for id in ids.iter().copied().filter(|id| !layers.packs.has(*id)) {
             match layer::read_info(&layers, id, trust) {
                 Ok(info) => drop(catalog.insert(id, info)),
                 Err(error) if error.kind == Kind::Damage && layer_is_newborn(&layers, id)? => {
@@ -381,6 +402,8 @@ impl Store {
                 Err(error) => return Err(error),
             }
         }
+        let last = ids.last().max(catalog.keys().last()).map_or(0, |id| id.0);
+        let next_layer = (last + 1).max(layers.packs.next_layer());
         // A layer whose making was cut off has no header yet, and nothing refers to it; its number stays used.
         let tops = tops(&dir.make_dir("heads")?)?;
         for (id, error) in newborn {
@@ -401,13 +424,15 @@ impl Store {
                 contents: Recent::new(OPEN_POOLS),
                 homes: None,
                 doubtful: BTreeSet::new(),
-                next_layer: ids.last().copied().unwrap_or(0) + 1,
+                lingering: BTreeMap::new(),
+                next_layer,
             }),
             identities: Mutex::new(Identities::new(id_log, id_records, root)),
             holds: Mutex::new(read_one::<HoldsRecord>(&dir, HOLDS)?.map_or_else(BTreeSet::new, |r| r.layers)),
             ops: Mutex::new(ops),
             readers: Readers::default(),
             sweeps: AtomicU64::new(0),
+            has_packs: AtomicBool::new(has_packs),
             reserve: Mutex::default(),
             layers,
             dir,
@@ -499,22 +524,12 @@ impl Store {
             LayerId(id)
         };
         let header = Header { layer, parent, head: head.to_owned(), epoch, kind, time: clock::now() };
-        let upper = Upper::create(&self.layers, header.clone(), self.trust.boot, self.durable)
+        let upper = Upper::create(&self.layers.dir, header.clone(), self.trust.boot, self.durable)
             .map_err(|e| e.during(format!("create layer {layer}")))?;
         let mut state = self.state.lock();
         let bytes = upper.journal_len();
-        state.catalog.insert(
-            layer,
-            LayerInfo {
-                header,
-                seal: None,
-                compact: false,
-                summed: false,
-                mapped: false,
-                bytes,
-                index: None,
-            },
-        );
+        let besides = Besides { summed: false, mapped: false, index: None, packed: false, hole: None };
+        state.catalog.insert(layer, LayerInfo::new(header, None, false, bytes, besides));
         state.contents.put(layer, Arc::new(Content::of_upper(Arc::clone(upper.pool.file()))));
         Ok(upper)
     }
@@ -524,7 +539,7 @@ impl Store {
     /// # Errors
     /// As the calls it is made of.
     pub fn reopen_layer(&self, contents: &LayerContents) -> Result<Upper> {
-        let upper = Upper::reopen(&self.layers, contents, self.trust.boot, self.durable)?;
+        let upper = Upper::reopen(&self.layers.dir, contents, self.trust.boot, self.durable)?;
         let content = Content::of_upper(Arc::clone(upper.pool.file()));
         self.state.lock().contents.put(upper.layer(), Arc::new(content));
         Ok(upper)
@@ -535,10 +550,11 @@ impl Store {
     /// # Errors
     /// As fdatasync(2).
     pub fn sync_layer(&self, layer: LayerId) -> Result<()> {
-        if !self.durable {
+        // What is in a pack was synced before.
+        if !self.durable || self.layers.packs.has(layer) {
             return Ok(());
         }
-        let dir = self.layers.dir(&layer::dir_name(layer))?;
+        let dir = self.layers.dir_of(layer)?;
         for name in [layer::POOL, layer::JOURNAL] {
             disk::sync(&dir.file(name, false)?).attempt(|| format!("sync {}", dir.show(name)))?;
         }
@@ -733,15 +749,34 @@ impl Store {
     /// Bytes that the store takes on disk.
     pub fn disk_usage(&self) -> u64 {
         let chunks = self.dir.file(chunks::CHUNKS, false).and_then(|f| f.metadata().attempt(String::new));
+        let (_, packs) = self.layers.packs.space();
         // Nobody who reads waits for it.
-        let layers: Vec<LayerId> = self.state.lock().catalog.keys().copied().collect();
-        let layers: u64 = layers.into_iter().map(|layer| self.layer_usage(layer)).sum();
-        layers + chunks.map_or(0, |about| about.blocks() * 512)
+        let layers: u64 = self.with_directories().into_iter().map(|layer| self.layer_usage(layer)).sum();
+        layers + packs + chunks.map_or(0, |about| about.blocks() * 512)
+    }
+
+    /// The layers that have directories.
+    fn with_directories(&self) -> Vec<LayerId> {
+        let state = self.state.lock();
+        let has_dir = |info: &&LayerInfo| {
+            // What is only there for those who still read from it is gone in a moment.
+            let lingers = state.lingering.contains_key(&info.header.layer);
+            !lingers && (info.hole.is_none() || info.index.is_some())
+        };
+        state.catalog.values().filter(has_dir).map(|info| info.header.layer).collect()
+    }
+
+    /// The oldest layer on top of a head, as their records say it.
+    ///
+    /// # Errors
+    /// As readdir(3).
+    pub fn oldest_top(&self) -> Result<Option<LayerId>> {
+        Ok(tops(&self.heads)?.first().copied())
     }
 
     /// Bytes that a layer takes on disk.
     pub fn layer_usage(&self, layer: LayerId) -> u64 {
-        let Ok(dir) = self.layers.dir(&layer::dir_name(layer)) else { return 0 };
+        let Ok(dir) = self.layers.dir_of(layer) else { return 0 };
         [layer::POOL, layer::JOURNAL, layer::INDEX, layer::SUMS, layer::MAP]
             .iter()
             .filter_map(|name| Some(dir.file(name, false).ok()?.metadata().ok()?.blocks() * 512))
@@ -750,7 +785,7 @@ impl Store {
 }
 
 /// Whether the making of a layer was cut off inside its first record.
-fn layer_is_newborn(layers: &StoreDir, id: LayerId) -> Result<bool> {
-    let bytes = layers.dir(&layer::dir_name(id))?.read(layer::JOURNAL)?.unwrap_or_default();
+fn layer_is_newborn(layers: &Layers, id: LayerId) -> Result<bool> {
+    let bytes = layers.read(id, layer::JOURNAL)?.unwrap_or_default();
     Ok(log::read::<record::Record>(&bytes, "").is_ok_and(|c| c.records.is_empty()))
 }

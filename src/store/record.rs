@@ -226,6 +226,8 @@ pub enum LayerKind {
     /// Changes of a head after an apply wrote all of its tree into the base. The named layer was written to until then; it takes this
     /// one's place again if it holds any change, because then it was never exchanged.
     Lands(LayerId),
+    /// Holds content of other layers, put together; only their maps lead to it.
+    Gathered,
 }
 
 impl LayerKind {
@@ -233,7 +235,7 @@ impl LayerKind {
     pub fn is_of_head(self) -> bool {
         match self {
             LayerKind::Continues | LayerKind::Branches | LayerKind::Lands(_) => true,
-            LayerKind::PreImage | LayerKind::Collected => false,
+            LayerKind::PreImage | LayerKind::Collected | LayerKind::Gathered => false,
         }
     }
 }

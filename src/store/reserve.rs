@@ -32,13 +32,18 @@ pub(super) struct Reserve {
 impl Store {
     /// Finds the reserve that is there, or begins one.
     pub(super) fn begin_reserve(&self) {
-        let space = nix::sys::statvfs::fstatvfs(&self.dir);
-        let free = space.map_or(0, |space| space.blocks_available().saturating_mul(space.fragment_size()));
+        let free = self.free_bytes();
         let found =
             self.dir.file(RESERVE, true).and_then(|file| file.metadata().attempt(|| "look at the reserve"));
         let kept = found.map_or(0, |about| if about.blocks() * 512 >= about.len() { about.len() } else { 0 });
         *self.reserve.lock() = Reserve { wanted: (free / PART).clamp(LEAST, MOST).max(kept), kept };
         self.keep_reserve();
+    }
+
+    /// Bytes that are free on the filesystem of the store; none if it does not say.
+    pub fn free_bytes(&self) -> u64 {
+        let space = nix::sys::statvfs::fstatvfs(&self.dir);
+        space.map_or(0, |space| space.blocks_available().saturating_mul(space.fragment_size()))
     }
 
     /// Lets the reserve go. Whether there was any.

@@ -6,6 +6,8 @@
 //! layers/00000007/index      the same with a header without a parent: what leads from the empty tree to this one
 //! ```
 //!
+//! The journal of a layer that is in a pack is rewritten in a new pack, see [`super::packing`].
+//!
 //! Always true: each file is published whole by rename, so a reader finds the old one or the new one, and both say the
 //! same of the tree. An index is only a shorter way to a tree: one that is not whole is passed over, and `check` tells it.
 
@@ -14,7 +16,7 @@ use std::sync::Arc;
 use crate::error::{Attempt, Error, Result};
 use crate::store::layer::{self, INDEX, JOURNAL, LayerContents, LayerInfo, MAP, POOL, SUMS};
 use crate::store::log::Log;
-use crate::store::record::{Edit, Header, LayerKind, Record, Seal};
+use crate::store::record::{Edit, Header, Record, Seal};
 use crate::store::{Store, disk};
 use crate::types::{ByteRange, LayerId};
 
@@ -28,8 +30,19 @@ impl Store {
     /// # Errors
     /// As the calls it is made of; the journal then stays as it was.
     pub fn rewrite_layer(&self, header: Header, seal: Seal, edits: impl Iterator<Item = Edit>) -> Result<()> {
+        let mut rewriting = self.rewriting();
+        rewriting.rewrite(header, seal, edits)?;
+        rewriting.finish()
+    }
+
+    pub(super) fn rewrite_journal(
+        &self,
+        header: &Header,
+        seal: &Seal,
+        edits: impl Iterator<Item = Edit>,
+    ) -> Result<()> {
         let layer = header.layer;
-        self.publish_records(JOURNAL, &header, &seal, edits)
+        self.publish_records(JOURNAL, header, seal, edits)
             .map_err(|e| e.during(format!("rewrite layer {layer}")))?;
         let info = layer::read_info(&self.layers, layer, self.trust)?;
         self.state.lock().catalog.insert(layer, info);
@@ -45,10 +58,14 @@ impl Store {
         let Some(LayerInfo { header, seal: Some(seal), .. }) = self.layer(layer) else {
             return Err(Error::damage(attempt(), "the layer is not sealed"));
         };
+        // Of a layer that is in a pack there may be no directory.
+        self.layers.dir.make_dir(&layer::dir_name(layer))?;
         self.publish_records(INDEX, &Header { parent: None, ..header }, &seal, edits)
             .map_err(|e| e.during(attempt()))?;
-        let info = layer::read_info(&self.layers, layer, self.trust)?;
-        self.state.lock().catalog.insert(layer, info);
+        let index = self.layers.dir_of(layer)?.size(INDEX)?;
+        if let Some(info) = self.state.lock().catalog.get_mut(&layer) {
+            info.index = index;
+        }
         Ok(())
     }
 
@@ -57,23 +74,16 @@ impl Store {
         name: &str,
         header: &Header,
         seal: &Seal,
-        mut edits: impl Iterator<Item = Edit>,
+        edits: impl Iterator<Item = Edit>,
     ) -> Result<()> {
-        let dir = self.layers.dir(&layer::dir_name(header.layer))?;
+        let dir = self.layers.dir_of(header.layer)?;
         let temp = format!("{name}.new");
         dir.remove(&temp)?;
         let file = Arc::new(dir.file(&temp, true)?);
         let mut log = Log::append_to(Arc::clone(&file), dir.show(&temp), 0, 0)?;
-        log.append(&Record::Header(header.clone()))?;
-        log.append(&Record::Compact)?;
-        loop {
-            let some: Vec<Edit> = edits.by_ref().take(EDITS).collect();
-            if some.is_empty() {
-                break;
-            }
-            log.append(&Record::Edits(some))?;
+        for record in compact_records(header, seal, edits) {
+            log.append(&record)?;
         }
-        log.append(&Record::Seal(seal.clone()))?;
         if self.durable {
             log.sync()?;
         }
@@ -104,45 +114,49 @@ impl Store {
     /// # Errors
     /// As unlink(2).
     pub fn remove_index(&self, layer: LayerId) -> Result<()> {
-        self.layers.dir(&layer::dir_name(layer))?.remove(INDEX)?;
+        let Some(info) = self.layer(layer).filter(|info| info.index.is_some()) else { return Ok(()) };
+        self.layers.dir_of(layer)?.remove(INDEX)?;
         if let Some(info) = self.state.lock().catalog.get_mut(&layer) {
             info.index = None;
         }
-        Ok(())
+        // Nothing else was in its directory.
+        if info.hole.is_some() { self.layers.clear(layer, true) } else { Ok(()) }
     }
 
-    /// Gives up the records of a sealed layer that no other lies on; its pool stays.
-    ///
-    /// # Errors
-    /// As the calls it is made of; the layer then stays as it was.
-    pub fn collect_layer(&self, layer: LayerId) -> Result<()> {
-        let attempt = || format!("collect layer {layer}");
-        let Some(LayerInfo { header, seal: Some(seal), .. }) = self.layer(layer) else {
-            return Err(Error::damage(attempt(), "the layer is not sealed"));
-        };
-        let header = Header { parent: None, kind: LayerKind::Collected, ..header };
-        let seal = Seal { name: None, automatic: true, ..seal };
-        self.rewrite_layer(header, seal, std::iter::empty())?;
-        self.remove_index(layer)
-    }
-
-    /// Removes a collected layer with its pool, to which nothing refers.
+    /// Removes a layer with its pool, to which nothing refers.
     ///
     /// # Errors
     /// As the calls it is made of; what is left is removed the next time.
     pub fn remove_layer(&self, layer: LayerId) -> Result<()> {
+        self.remove_layers(&[layer])
+    }
+
+    /// Removes layers with their pools, to which nothing refers.
+    ///
+    /// # Errors
+    /// As [`Store::remove_layer`].
+    pub fn remove_layers(&self, layers: &[LayerId]) -> Result<()> {
+        self.forget_packed(layers)?;
+        layers.iter().try_for_each(|layer| self.remove_directory(*layer))
+    }
+
+    pub(super) fn remove_directory(&self, layer: LayerId) -> Result<()> {
         let name = layer::dir_name(layer);
-        let dir = self.layers.dir(&name)?;
-        // The journal first: a directory without one is that of no layer, and is removed the next time.
-        for file in [JOURNAL, POOL, INDEX, SUMS, MAP, "journal.new", "index.new", "sums.new", "map.new"] {
-            dir.remove(file)?;
+        let is_there = self.layers.dir.size(&name)?.is_some();
+        if is_there {
+            let dir = self.layers.dir_of(layer)?;
+            // The journal first: a directory without one is that of no layer, and is removed the next time.
+            for file in [JOURNAL, POOL, INDEX, SUMS, MAP, "journal.new", "index.new", "sums.new", "map.new"] {
+                dir.remove(file)?;
+            }
         }
         {
             let mut state = self.state.lock();
             state.catalog.remove(&layer);
             state.contents.drop_file(&layer);
         }
-        disk::remove_dir(&self.layers, &name).attempt(|| format!("remove {}", self.layers.show(&name)))
+        let what = || format!("remove {}", self.layers.dir.show(&name));
+        if is_there { disk::remove_dir(&self.layers.dir, &name).attempt(what) } else { Ok(()) }
     }
 
     /// Removes a layer that came to nothing, before anything referred to it: no start finds it any more, not even after a power cut.
@@ -150,7 +164,7 @@ impl Store {
     /// # Errors
     /// As the calls it is made of; a start may then find it.
     pub fn withdraw_layer(&self, layer: LayerId) -> Result<()> {
-        let dir = self.layers.dir(&layer::dir_name(layer))?;
+        let dir = self.layers.dir_of(layer)?;
         // The journal first: without it the rest is what is left of a layer whose making was cut off.
         dir.remove(JOURNAL)?;
         if self.durable {
@@ -171,9 +185,9 @@ impl Store {
     pub fn remove_newborn(&self) -> Result<()> {
         let known: std::collections::BTreeSet<LayerId> = self.state.lock().catalog.keys().copied().collect();
         let newest = known.last().copied().unwrap_or(LayerId(0));
-        let there =
-            self.layers.list(|name| name.parse::<u32>().ok().filter(|_| name.len() == 8).map(LayerId))?;
-        for layer in there.into_iter().filter(|layer| *layer < newest && !known.contains(layer)) {
+        for layer in
+            self.layers.directories()?.into_iter().filter(|layer| *layer < newest && !known.contains(layer))
+        {
             self.remove_layer(layer)?;
         }
         Ok(())
@@ -184,7 +198,7 @@ impl Store {
     /// # Errors
     /// As fallocate(2); a filesystem that cannot is no error, and gives nothing back.
     pub fn punch_pool(&self, layer: LayerId, ranges: &[ByteRange]) -> Result<()> {
-        let pool = self.pool(layer)?;
+        let Some(pool) = self.pool(layer)? else { return Ok(()) };
         for range in ranges {
             match disk::punch(&pool, *range) {
                 Err(error) if error.raw_os_error() == Some(nix::errno::Errno::EOPNOTSUPP as i32) => {
@@ -202,8 +216,8 @@ impl Store {
     /// As lseek(2).
     pub fn pool_data(&self, layer: LayerId) -> Result<Vec<ByteRange>> {
         let attempt = || format!("read the pool of layer {layer}");
-        let pool = self.pool(layer)?;
         let mut found = Vec::new();
+        let Some(pool) = self.pool(layer)? else { return Ok(found) };
         let mut at = 0;
         while let Some(start) = crate::sys::file::seek_data(&*pool, at).attempt(attempt)? {
             let end = crate::sys::file::seek_hole(&*pool, start).attempt(attempt)?.unwrap_or(start);
@@ -215,4 +229,18 @@ impl Store {
         }
         Ok(found)
     }
+}
+
+/// The records of a journal, or an index, that says only what came of it.
+pub(super) fn compact_records(
+    header: &Header,
+    seal: &Seal,
+    mut edits: impl Iterator<Item = Edit>,
+) -> impl Iterator<Item = Record> {
+    let edits = std::iter::from_fn(move || {
+        let some: Vec<Edit> = edits.by_ref().take(EDITS).collect();
+        if some.is_empty() { None } else { Some(Record::Edits(some)) }
+    });
+    let begin = [Record::Header(header.clone()), Record::Compact];
+    begin.into_iter().chain(edits).chain([Record::Seal(seal.clone())])
 }

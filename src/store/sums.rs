@@ -11,7 +11,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Attempt, Error, Result};
-use crate::store::layer::{self, SUMS};
+use crate::store::layer::SUMS;
+use crate::store::layers::Layers;
 use crate::store::log::{self, Log};
 use crate::store::pool::{BLOCK, block_ceil, block_floor};
 use crate::store::{Store, disk};
@@ -92,6 +93,17 @@ impl Sums {
         })
     }
 
+    /// Adds the checksums of the blocks from number `first` on, behind all others.
+    pub fn push(&mut self, first: u64, sums: Vec<u32>) {
+        self.runs.push((first, sums));
+    }
+
+    /// What is written of them.
+    pub fn into_records(self) -> impl Iterator<Item = SumsRecord> {
+        let blocks = self.runs.into_iter().map(|(first, sums)| SumsRecord::Blocks { first, sums });
+        blocks.chain([SumsRecord::End])
+    }
+
     fn of(&self, block: u64) -> Option<u32> {
         let at = self.runs.partition_point(|(first, _)| *first <= block).checked_sub(1)?;
         let (first, sums) = self.runs.get(at)?;
@@ -169,11 +181,12 @@ impl Store {
     /// As the calls it is made of; there are none then.
     pub fn write_sums(&self, layer: LayerId) -> Result<()> {
         let attempt = || format!("write the checksums of layer {layer}");
-        let pool = self.pool(layer)?;
         let mut sums = Sums::default();
+        let pool = self.pool(layer)?;
         for range in self.pool_data(layer)? {
+            let Some(pool) = &pool else { break };
             let mut run: (u64, Vec<u32>) = (range.start / BLOCK, Vec::new());
-            for_each_block(&pool, range, |at, sum| {
+            for_each_block(pool, range, |at, sum| {
                 if run.1.len() == RUN {
                     sums.runs.push(std::mem::replace(&mut run, (at / BLOCK, Vec::new())));
                 }
@@ -188,7 +201,7 @@ impl Store {
             sums = sums.without(&map.given_up());
         }
         self.publish_sums(layer, sums)?;
-        if self.durable { self.layers.dir(&layer::dir_name(layer))?.sync() } else { Ok(()) }
+        if self.durable { self.layers.dir_of(layer)?.sync() } else { Ok(()) }
     }
 
     /// Takes the checksums of blocks that are about to be given up out of those of a sealed pool, for the next sync of its directory. Such as
@@ -208,15 +221,14 @@ impl Store {
 
     fn publish_sums(&self, layer: LayerId, sums: Sums) -> Result<()> {
         let attempt = || format!("write the checksums of layer {layer}");
-        let dir = self.layers.dir(&layer::dir_name(layer))?;
+        let dir = self.layers.dir_of(layer)?;
         let temp = format!("{SUMS}.new");
         dir.remove(&temp)?;
         let file = Arc::new(dir.file(&temp, true)?);
         let mut log = Log::append_to(file, dir.show(&temp), 0, 0)?;
-        for (first, sums) in sums.runs {
-            log.append(&SumsRecord::Blocks { first, sums })?;
+        for record in sums.into_records() {
+            log.append(&record)?;
         }
-        log.append(&SumsRecord::End)?;
         if self.durable {
             log.sync()?;
         }
@@ -234,13 +246,19 @@ impl Store {
 ///
 /// # Errors
 /// Damage, with file and offset.
-pub(super) fn read_sums(layers: &super::dir::StoreDir, layer: LayerId) -> Result<Sums> {
-    let dir = layers.dir(&layer::dir_name(layer))?;
-    let what = dir.show(SUMS);
+pub(super) fn read_sums(layers: &Layers, layer: LayerId) -> Result<Sums> {
+    let what = layers.show(layer, SUMS);
     let missing = || Error::damage(format!("read {what}"), "the file is missing");
-    let bytes = dir.read(SUMS)?.ok_or_else(missing)?;
+    parse(&layers.read(layer, SUMS)?.ok_or_else(missing)?, &what)
+}
+
+/// Reads checksums from the bytes of their file.
+///
+/// # Errors
+/// Damage, with file and offset.
+pub(super) fn parse(bytes: &[u8], what: &str) -> Result<Sums> {
     let mut records: Vec<SumsRecord> =
-        log::read(&bytes, &what)?.records.into_iter().map(|(record, _)| record).collect();
+        log::read(bytes, what)?.records.into_iter().map(|(record, _)| record).collect();
     if records.pop() != Some(SumsRecord::End) {
         return Err(Error::damage(format!("read {what} at offset {}", bytes.len()), "its end is missing"));
     }

@@ -519,9 +519,9 @@ fn pool_ends(store: &Store, contents: impl Iterator<Item = Arc<Content>>) -> Has
         let Source::Pool { layer, .. } = source else { continue };
         if !ends.contains_key(&layer)
             && store.layer(layer).is_some()
-            && let Some(about) = store.pool(layer).ok().and_then(|pool| pool.metadata().ok())
+            && let Ok(end) = store.pool_end(layer)
         {
-            ends.insert(layer, about.len());
+            ends.insert(layer, end);
         }
     }
     ends

@@ -1,0 +1,288 @@
+//! Content of layers that have little of their own, put together in one pool: a layer that is **gathered**.
+//!
+//! Extents never change; the maps of the layers lead to the new place, and so do the maps of all that led to the old one. In this
+//! order: the copy, synced — the new layer — the maps of layers that are not in packs — one pack with all other maps, so that
+//! no map ever leads to what is mapped away itself — wait for those who read by the maps before — the old pools go. Cut off before the
+//! last pack, it leaves copies beside what they were made of: gc gives back what no map leads to.
+//!
+//! Always true: what is copied is held against its checksums before, and those of the copy are of the bytes that were, so a flipped bit
+//! stays where it is and is told; a layer in which there is one keeps its pool.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::error::{Attempt, Result};
+use crate::store::layer::{self, LayerInfo, POOL};
+use crate::store::map::{self, Map, Run};
+use crate::store::pack::{Change, Packed};
+use crate::store::packing::{Gathered, gathered_journal};
+use crate::store::pool::BLOCK;
+use crate::store::record::LayerKind;
+use crate::store::sums::Sums;
+use crate::store::{Store, disk, log};
+use crate::sys::file::pread_full;
+use crate::types::LayerId;
+
+/// Bytes that are copied at once.
+const STEP: u64 = 1 << 20;
+
+/// What is copied of a layer, and where the copy is.
+type Moved = BTreeMap<LayerId, Map>;
+
+impl Store {
+    /// Puts the content together that these layers have of their own; they are in packs. Nobody may give content of theirs back meanwhile. Gives
+    /// how many there were whose content could be moved.
+    ///
+    /// # Errors
+    /// As the calls it is made of; the content is then where it was, or where it was and in the new place. If it is not known what is on the disk, nothing is
+    /// given back any more, see [`Store::require_no_doubt`].
+    pub fn gather(&self, sources: &[LayerInfo]) -> Result<usize> {
+        self.require_no_doubt()?;
+        let Some(newest) = sources.last() else { return Ok(0) };
+        let gathered = self.begin_gathered()?;
+        let layer = gathered.layer;
+        let begun = self.copy_and_publish(gathered, sources, newest);
+        if !matches!(begun, Ok(Some(_))) {
+            self.abandon(layer);
+        }
+        let Some(moved) = begun? else { return Ok(0) };
+        if !self.wait_for_readers() {
+            ::log::warn!(
+                "somebody does not come to an end of reading; content that was gathered is there twice for now"
+            );
+            return Ok(moved.len());
+        }
+        for info in sources.iter().filter(|info| moved.contains_key(&info.header.layer)) {
+            self.drop_pool(info)?;
+        }
+        Ok(moved.len())
+    }
+
+    fn begin_gathered(&self) -> Result<Gathered> {
+        let layer = {
+            let mut state = self.state.lock();
+            let number = state.next_layer;
+            state.next_layer += 1;
+            LayerId(number)
+        };
+        let dir = self.layers.dir.make_dir(&layer::dir_name(layer))?;
+        Ok(Gathered { layer, pool: Arc::new(dir.file(POOL, true)?), end: 0 })
+    }
+
+    /// Removes what was begun and came to nothing, unless a map leads to it.
+    fn abandon(&self, layer: LayerId) {
+        let is_home = self.state.lock().homes.as_ref().is_none_or(|homes| homes.contains(&layer));
+        let is_doubtful = self.require_no_doubt().is_err();
+        if !is_home
+            && !is_doubtful
+            && let Err(error) = self.remove_layer(layer)
+        {
+            ::log::warn!("{error}; gc removes it");
+        }
+    }
+
+    fn copy_and_publish(
+        &self,
+        mut gathered: Gathered,
+        sources: &[LayerInfo],
+        like: &LayerInfo,
+    ) -> Result<Option<Moved>> {
+        let layer = gathered.layer;
+        // So that it is known whether a map leads to the new pool, should something fail.
+        self.is_home(layer)?;
+        let (mut moved, mut sums) = (Moved::new(), Sums::default());
+        for info in sources {
+            let source = info.header.layer;
+            match self.copy(source, &mut gathered, &mut sums)? {
+                Some(map) => drop(moved.insert(source, map)),
+                None => ::log::warn!(
+                    "content of layer {source} is not as it was written; 'jailfs check --read-data' tells where"
+                ),
+            }
+        }
+        if moved.is_empty() {
+            return Ok(None);
+        }
+        // They have nothing of their own.
+        if gathered.end == 0 {
+            self.publish_moved(None, sources, &moved)?;
+            self.remove_directory(layer)?;
+            return Ok(Some(moved));
+        }
+        if self.durable {
+            disk::sync(&gathered.pool).attempt(|| format!("sync the pool of layer {layer}"))?;
+            self.layers.dir_of(layer)?.sync()?;
+            self.layers.dir.sync()?;
+        }
+        let journal = gathered_journal(layer, &like.header)?;
+        let sums = Some(log::frames(sums.into_records())?);
+        let new = Packed { layer, hole: None, journal, map: None, sums };
+        self.publish_moved(Some(new), sources, &moved)?;
+        Ok(Some(moved))
+    }
+
+    /// Copies what a layer has of its own; none if it is not as it was written.
+    fn copy(&self, source: LayerId, to: &mut Gathered, sums: &mut Sums) -> Result<Option<Map>> {
+        let attempt = || format!("gather the content of layer {source}");
+        let content = self.content(source)?;
+        let mut map = Map::default();
+        let (begun, mut new) = (to.end, Vec::new());
+        let Some(pool) = &content.file else { return Ok(Some(map)) };
+        for range in self.own_content(source)? {
+            let mut at = range.start;
+            while at < range.end {
+                let end = range.end.min(at + STEP);
+                let mut bytes = vec![0; usize::try_from(end - at).unwrap_or(0)];
+                pread_full(pool, &mut bytes, at).attempt(attempt)?;
+                let wrong = content.sums.as_ref().map(|sums| sums.check(pool, at, &bytes));
+                if content.sums.is_none() || wrong.transpose().attempt(attempt)?.flatten().is_some() {
+                    to.end = begun;
+                    return Ok(None);
+                }
+                disk::write_at(&to.pool, &bytes, to.end).attempt(attempt)?;
+                new.push((to.end / BLOCK, bytes.chunks(BLOCK as usize).map(crc32c::crc32c).collect()));
+                map.push(Run { start: at, end, layer: to.layer, offset: to.end });
+                to.end += end - at;
+                at = end;
+            }
+        }
+        new.into_iter().for_each(|(first, run)| sums.push(first, run));
+        Ok(Some(map))
+    }
+
+    /// Publishes where the content is now.
+    fn publish_moved(&self, new: Option<Packed>, sources: &[LayerInfo], moved: &Moved) -> Result<()> {
+        let (mut files, mut changes, mut maps) = (Vec::new(), Vec::new(), Vec::new());
+        // Whoever reads by a map from before still opens the pools, and holds what is in them against what it was.
+        for layer in moved.keys() {
+            let sums = self.content(*layer)?.sums.clone().unwrap_or_default();
+            self.state.lock().lingering.insert(*layer, sums);
+        }
+        let mut catalog = BTreeMap::new();
+        for info in sources.iter().filter(|info| moved.contains_key(&info.header.layer)) {
+            let layer = info.header.layer;
+            if info.header.kind == LayerKind::Gathered {
+                // Only maps lead to it, and they lead elsewhere now.
+                changes.push(Change::Gone(layer));
+                catalog.insert(layer, info.clone());
+            } else if let Some(packed) = self.layers.packs.get(layer)? {
+                let map = self.map_of(layer)?.with_moved(moved, moved.get(&layer));
+                let hole = Some(self.pool_end(layer)?);
+                changes.push(Change::Put(Packed { hole, sums: None, ..self.with_map(packed, &map)? }));
+                maps.push(map);
+            }
+        }
+        for layer in self.catalog().iter().filter(|info| info.mapped).map(|info| info.header.layer) {
+            let before = self.map_of(layer)?;
+            let map = before.with_moved(moved, None);
+            if map == before || moved.contains_key(&layer) {
+                continue;
+            }
+            match self.layers.packs.get(layer)? {
+                None => files.push((layer, map)),
+                Some(packed) => {
+                    changes.push(Change::Put(self.with_map(packed, &map)?));
+                    maps.push(map);
+                }
+            }
+        }
+        let new = new.map(Change::Put);
+        if files.is_empty() {
+            changes.extend(new);
+        } else {
+            // A map that is published leads to a layer that every start finds.
+            self.publish_packed(new.into_iter().collect(), BTreeMap::new())?;
+            self.note_homes(files.iter().map(|(_, map)| map));
+            self.publish_maps(&files)?;
+        }
+        self.note_homes(maps.iter());
+        self.publish_packed(changes, catalog)
+    }
+
+    fn map_of(&self, layer: LayerId) -> Result<Map> {
+        Ok(map::read_map(&self.layers, layer)?.unwrap_or_default())
+    }
+
+    /// Removes the pool of a layer whose content is elsewhere, when nobody reads by the maps from before.
+    fn drop_pool(&self, info: &LayerInfo) -> Result<()> {
+        let layer = info.header.layer;
+        if info.header.kind == LayerKind::Gathered {
+            self.state.lock().lingering.remove(&layer);
+            return self.remove_directory(layer);
+        }
+        let hole = self.pool_end(layer)?;
+        {
+            let mut state = self.state.lock();
+            state.lingering.remove(&layer);
+            state.contents.drop_file(&layer);
+            if let Some(info) = state.catalog.get_mut(&layer) {
+                info.hole = Some(hole);
+            }
+        }
+        self.layers.clear(layer, true)
+    }
+}
+
+impl Map {
+    /// The map when content was moved: it leads to the new place where it led to the old one, and `own`, of the layer's own content,
+    /// is part of it.
+    fn with_moved(&self, moved: &Moved, own: Option<&Map>) -> Map {
+        let mut runs = Vec::new();
+        for run in self.runs() {
+            let Some(to) = moved.get(&run.layer) else {
+                runs.push(*run);
+                continue;
+            };
+            let mut at = run.start;
+            for place in to.places(run.layer, run.home()) {
+                // What was a hole of the old place is nothing that anybody needs, and zeros at home, too.
+                if place.layer != run.layer {
+                    let (layer, offset) = (place.layer, place.offset);
+                    runs.push(Run { start: at, end: at + place.len, layer, offset });
+                }
+                at += place.len;
+            }
+        }
+        runs.extend(own.map(Map::runs).unwrap_or_default());
+        runs.sort_unstable_by_key(|run| run.start);
+        let mut map = Map::default();
+        runs.into_iter().for_each(|run| map.push(run));
+        map
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(start: u64, end: u64, layer: u32, offset: u64) -> Run {
+        Run { start, end, layer: LayerId(layer), offset }
+    }
+
+    fn map(runs: &[Run]) -> Map {
+        let mut map = Map::default();
+        runs.iter().for_each(|run| map.push(*run));
+        map
+    }
+
+    #[test]
+    fn maps_lead_to_where_content_was_moved() {
+        let moved = Moved::from([
+            (LayerId(1), map(&[run(0, 4096, 9, 0), run(8192, 12_288, 9, 4096)])),
+            (LayerId(2), map(&[run(0, 4096, 9, 8192)])),
+        ]);
+        // Over a hole of the old place, to another layer, and with content of its own.
+        let before = map(&[run(0, 9000, 1, 100), run(12_288, 12_300, 3, 7), run(16_384, 16_484, 2, 50)]);
+        let own = map(&[run(20_480, 24_576, 9, 12_288)]);
+        let after = before.with_moved(&moved, Some(&own));
+        let wanted = [
+            run(0, 3996, 9, 100),
+            run(8092, 9000, 9, 4096),
+            run(12_288, 12_300, 3, 7),
+            run(16_384, 16_484, 9, 8242),
+            run(20_480, 24_576, 9, 12_288),
+        ];
+        assert_eq!(after.runs(), wanted);
+        assert_eq!(before.with_moved(&Moved::new(), None), before);
+    }
+}

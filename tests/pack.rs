@@ -1,0 +1,339 @@
+//! What older layers have is put together: a checkpoint costs what it holds, and nobody sees it but by the space.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a failure is what a test is for"
+)]
+
+#[expect(dead_code, reason = "other tests need more of it")]
+#[path = "common/live.rs"]
+mod harness;
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use harness::Live;
+use jailfs::fs::Caller;
+use jailfs::sandbox::verbs::{Reply, Request, Rev};
+use jailfs::sandbox::{Bounds, Sandbox, StoreOptions};
+use jailfs::types::{Name, NodeId};
+
+const ME: Caller = Caller { uid: 0, gid: 0 };
+const KIB: u64 = 1 << 10;
+/// What is not synced is the same, and many times quicker.
+const QUICK: StoreOptions = StoreOptions { volatile: true, other_base: false };
+
+struct Place {
+    dir: tempfile::TempDir,
+    store: PathBuf,
+}
+
+impl Place {
+    fn new() -> Place {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("base")).unwrap();
+        let store = dir.path().join("store");
+        Place { dir, store }
+    }
+
+    /// Without a history of single files, so that space is what states need.
+    fn open(&self) -> Work {
+        let sandbox = Sandbox::create_or_open(&self.dir.path().join("base"), &self.store, &QUICK).unwrap();
+        sandbox.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
+        Work(sandbox)
+    }
+
+    /// Bytes on disk of layers and packs, with their directories.
+    fn layers_and_packs(&self) -> u64 {
+        on_disk(&self.store.join("layers")) + on_disk(&self.store.join("packs"))
+    }
+
+    fn count(&self, dir: &str) -> usize {
+        std::fs::read_dir(self.store.join(dir)).map_or(0, Iterator::count)
+    }
+
+    #[track_caller]
+    fn check(&self) {
+        let checked = Sandbox::check_store(&self.store, true).unwrap();
+        assert!(checked.problems.is_empty(), "{:#?}", checked.problems);
+    }
+}
+
+fn on_disk(path: &Path) -> u64 {
+    let own = std::fs::symlink_metadata(path).map_or(0, |about| about.blocks() * 512);
+    let below = std::fs::read_dir(path).into_iter().flatten().map(|entry| on_disk(&entry.unwrap().path()));
+    own + below.sum::<u64>()
+}
+
+struct Work(Arc<Sandbox>);
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+/// So many bytes that are nowhere else.
+fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(|_| next()).collect();
+    bytes.truncate(len);
+    bytes
+}
+
+impl Work {
+    fn id(&self, file: &str) -> NodeId {
+        let fs = self.0.fs();
+        let entry = fs.lookup(NodeId::ROOT, &name(file));
+        entry.or_else(|_| fs.mknod(NodeId::ROOT, &name(file), 0o100_644, 0, 0, ME)).unwrap().id
+    }
+
+    fn put(&self, file: &str, content: &[u8]) {
+        let id = self.id(file);
+        self.0.fs().truncate(id, 0, false).unwrap();
+        self.0.fs().write(id, 0, content, false).unwrap();
+        self.0.fs().forget(id, 1);
+    }
+
+    fn get(&self, file: &str) -> Vec<u8> {
+        let id = self.id(file);
+        let bytes = self.0.fs().read(id, 0, u64::MAX).unwrap().read(false).unwrap().unwrap();
+        self.0.fs().forget(id, 1);
+        bytes
+    }
+
+    fn remove(&self, file: &str) {
+        self.0.fs().unlink(NodeId::ROOT, &name(file)).unwrap();
+    }
+
+    fn checkpoint(&self, label: &str) {
+        self.0.handle(Request::Checkpoint { name: Some(label.to_owned()), message: String::new() }).unwrap();
+    }
+
+    fn restore(&self, label: &str) {
+        let to = Rev::Name(label.to_owned());
+        self.0.handle(Request::Restore { to, paths: Vec::new(), dry_run: false }).unwrap();
+    }
+
+    fn gc(&self, keep: u64) {
+        let request = Request::Gc { operations: 0, keep: Some(keep), max_store: None, dry_run: false };
+        let Reply::Collected(_) = self.0.handle(request).unwrap() else { panic!("not a gc") };
+    }
+}
+
+#[test]
+fn a_checkpoint_costs_what_it_holds() {
+    let place = Place::new();
+    let work = place.open();
+    let mut content = Vec::new();
+    let mut all = BTreeMap::new();
+    let mut differs = 0;
+    for step in 0..120u64 {
+        let end = content.len() as u64;
+        content.extend(bytes(step, 3000));
+        let at = (step as usize * 7919) % content.len();
+        content[at] ^= 1;
+        // The blocks in which a byte is new.
+        differs += (end + 3000).next_multiple_of(4 * KIB) - end / (4 * KIB) * (4 * KIB);
+        differs += if (at as u64) < end / (4 * KIB) * (4 * KIB) { 4 * KIB } else { 0 };
+        work.put("f", &content);
+        work.checkpoint(&format!("c{step}"));
+        all.insert(format!("c{step}"), content.clone());
+        if step % 40 == 39 {
+            work.0.tidy().unwrap();
+        }
+    }
+    // If every layer were on its own, each would take 16 KiB more.
+    let taken = place.layers_and_packs();
+    assert!(taken < differs + 120 * KIB, "{taken} bytes for {differs}");
+    assert!(place.count("layers") < 6 && place.count("packs") < 4);
+    assert_eq!(std::fs::read(place.store.join("format")).unwrap(), b"jailfs-store 2\n");
+    drop(work);
+    for _ in 0..2 {
+        let work = place.open();
+        for (label, content) in all.iter().step_by(17) {
+            work.restore(label);
+            assert!(work.get("f") == *content, "{label}");
+        }
+        drop(work);
+        place.check();
+    }
+}
+
+#[test]
+fn layers_that_were_given_up_and_are_still_read_from_do_not_pile_up() {
+    let place = Place::new();
+    let work = place.open();
+    let file = |n: u64| format!("f{n}");
+    for round in 0..4u64 {
+        for step in 0..40 {
+            let n = round * 40 + step;
+            work.put(&file(n), &bytes(n, 5000));
+            work.put("passing", &bytes(n + 1000, 9000));
+            work.checkpoint(&format!("c{n}"));
+        }
+        work.gc(3);
+        work.0.tidy().unwrap();
+        work.gc(3);
+        assert!(place.count("layers") < 8, "{} directories", place.count("layers"));
+        place.check();
+    }
+    drop(work);
+    let work = place.open();
+    for n in 0..160 {
+        assert!(work.get(&file(n)) == bytes(n, 5000), "{n}");
+    }
+    // When little of what was put together is still needed, that is put together anew.
+    (0..160).filter(|n| n % 8 > 0).for_each(|n| work.remove(&file(n)));
+    work.checkpoint("few");
+    work.gc(1);
+    work.0.tidy().unwrap();
+    work.gc(1);
+    assert!(place.layers_and_packs() < 300 * KIB, "{}", place.layers_and_packs());
+    (0..160).filter(|n| n % 8 == 0).for_each(|n| assert!(work.get(&file(n)) == bytes(n, 5000), "{n}"));
+    drop(work);
+    place.check();
+}
+
+#[test]
+fn who_reads_while_content_is_put_together_reads_what_was_there() {
+    let place = Place::new();
+    let work = place.open();
+    let over = AtomicBool::new(false);
+    let put = |n: u64| work.put(&format!("f{}", n % 24), &[bytes(n % 24, 30_000), bytes(n, 3000)].concat());
+    (0..24).for_each(put);
+    std::thread::scope(|scope| {
+        for reader in 0..2u64 {
+            let (work, over) = (&work, &over);
+            scope.spawn(move || {
+                let mut n = reader;
+                while !over.load(Ordering::Relaxed) {
+                    n = (n + 5) % 24;
+                    let read = work.get(&format!("f{n}"));
+                    // Its writer truncates it first.
+                    assert!(read.len() < 30_000 || read[..30_000] == bytes(n, 30_000), "file {n}");
+                }
+            });
+        }
+        let end = Ended(&over);
+        for round in 0..12u64 {
+            for step in 0..6 {
+                put(24 + round * 6 + step);
+                work.checkpoint(&format!("c{round}-{step}"));
+            }
+            work.0.tidy().unwrap();
+            work.gc(5);
+        }
+        drop(end);
+    });
+    drop(work);
+    place.check();
+}
+
+/// Says at its end that it is over, also if that is a failure.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_layer_of_a_pack_whose_records_grow_large_has_a_directory_again() {
+    let place = Place::new();
+    let work = place.open();
+    (0..6000).for_each(|n| work.0.fs().forget(work.id(&format!("a file with a name {n}")), 1));
+    work.put("f", &bytes(1, 10_000));
+    work.checkpoint("many");
+    work.put("g", &bytes(2, 10_000));
+    work.checkpoint("small");
+    work.put("h", &bytes(3, 10_000));
+    work.0.tidy().unwrap();
+    let before = place.count("layers");
+    // The smaller one says now what both said.
+    work.0.handle(Request::Drop { rev: Rev::Name("many".to_owned()) }).unwrap();
+    work.gc(5);
+    place.check();
+    assert!(place.count("layers") > before - 1, "{} directories, {before} before", place.count("layers"));
+    for _ in 0..2 {
+        work.restore("small");
+        assert!(work.get("f") == bytes(1, 10_000) && work.get("g") == bytes(2, 10_000));
+        work.0.tidy().unwrap();
+        place.check();
+    }
+    drop(work);
+    let work = place.open();
+    work.restore("small");
+    assert!(work.get("f") == bytes(1, 10_000) && work.0.fs().names(NodeId::ROOT).unwrap().len() == 6002);
+}
+
+#[test]
+fn a_flipped_bit_is_not_copied_to_where_it_would_be_right() {
+    let place = Place::new();
+    let work = place.open();
+    for n in 0..4 {
+        work.put(&format!("f{n}"), &bytes(n, 9000));
+        work.checkpoint(&format!("c{n}"));
+    }
+    work.0.set_dedup(false);
+    work.0.tidy().unwrap();
+    drop(work);
+    let pool = std::fs::File::options().write(true).open(place.store.join("layers/00000002/pool")).unwrap();
+    pool.write_all_at(&[!bytes(1, 9000)[100]], 100).unwrap();
+    let work = place.open();
+    work.0.tidy().unwrap();
+    let told = Sandbox::check_store(&place.store, true).unwrap().problems;
+    assert!(told.len() == 1 && told[0].contains("layers/00000002/pool at offset 0"), "{told:?}");
+    for n in [0, 2, 3] {
+        assert!(work.get(&format!("f{n}")) == bytes(n, 9000), "{n}");
+    }
+    let read = work.0.fs().read(work.id("f1"), 0, 100).unwrap().read(false);
+    assert!(!matches!(read, Ok(Some(_))), "a flipped bit is served");
+}
+
+#[test]
+fn a_store_without_packs_is_one_that_older_programs_read_and_a_newer_one_is_refused() {
+    let place = Place::new();
+    let work = place.open();
+    work.put("f", b"content");
+    work.checkpoint("one");
+    drop(work);
+    let format = place.store.join("format");
+    assert_eq!(std::fs::read(&format).unwrap(), b"jailfs-store 1\n");
+    place.open().0.tidy().unwrap();
+    assert_eq!(std::fs::read(&format).unwrap(), b"jailfs-store 2\n");
+    std::fs::write(&format, "jailfs-store 3\n").unwrap();
+    let refused = Sandbox::open(&place.store).err().unwrap();
+    assert!(refused.to_string().contains("format 3"), "{refused}");
+}
+
+#[test]
+fn a_mount_puts_older_layers_together_by_itself() {
+    let live = Live::with_options("echo base > base", &["-o", "history=0"]);
+    for n in 0..60 {
+        live.sh(&format!("echo {n} > f{}; echo {n} > g", n % 30));
+        live.checkpoint(&format!("c{n}"));
+    }
+    let count = |dir: &str| std::fs::read_dir(live.store.join(dir)).map_or(0, Iterator::count);
+    let until = Instant::now() + Duration::from_secs(100);
+    // It is woken by what is done, and comes behind it.
+    while count("layers") > 45 {
+        assert!(Instant::now() < until, "{} directories, {} packs", count("layers"), count("packs"));
+        live.sh("echo more >> f0");
+        live.checkpoint(&format!("more{}", live.json(&["log"]).len()));
+    }
+    assert_eq!(live.json(&["check", "--read-data"]).last().unwrap()["problems"], 0);
+    live.restore("c20");
+    assert_eq!((live.read("f20"), live.read("g")), ("20\n".to_owned(), "20\n".to_owned()));
+}

@@ -188,11 +188,11 @@ impl Lower {
         self.base.hides(path)
     }
 
-    /// Lets what is at a path of the base be told.
+    /// Lets what is at a path of the base be seen.
     ///
     /// # Errors
     /// EACCES for what is hidden.
-    pub fn check_told(&self, path: &TreePath) -> FsResult<()> {
+    pub fn check_not_hidden(&self, path: &TreePath) -> FsResult<()> {
         if self.hides(path) { Err(FsError::AccessDenied) } else { Ok(()) }
     }
 
@@ -432,7 +432,7 @@ impl Lower {
     }
 
     fn locate_in(&self, origin: &Origin, range: ByteRange, epoch: Epoch) -> FsResult<Vec<Piece>> {
-        self.check_told(&origin.path)?;
+        self.check_not_hidden(&origin.path)?;
         match self.pre(&origin.path, epoch) {
             None => {
                 if let Some((pre, epoch)) = self.pre_linked(origin.print.ino, epoch) {
@@ -513,7 +513,7 @@ impl Lower {
     /// # Errors
     /// What the host answers.
     pub fn open(&self, path: &TreePath, seen: &BaseStat) -> FsResult<Arc<File>> {
-        self.check_told(path)?;
+        self.check_not_hidden(path)?;
         match self.kept(path, &seen.fingerprint())? {
             Some(file) => Ok(file),
             None => self.open_anew(path, seen).inspect_err(|error| self.problem(path, error)),

@@ -190,7 +190,7 @@ impl State {
     /// # Errors
     /// EACCES for what is hidden ([`Lower::hides`]).
     pub fn check_dir(&self, lower: Option<&TreePath>) -> FsResult<()> {
-        lower.map_or(Ok(()), |path| self.lower.check_told(path))
+        lower.map_or(Ok(()), |path| self.lower.check_not_hidden(path))
     }
 
     /// Whether the content of what was found is hidden, or was written over what is.
@@ -365,7 +365,7 @@ impl State {
         range: ByteRange,
     ) -> FsResult<Vec<Piece>> {
         check_file(lower_kind(node))?;
-        self.lower.check_told(path)?;
+        self.lower.check_not_hidden(path)?;
         match node {
             LowerNode::Base(stat) => {
                 let range = crate::tree::within(range, stat.size);
@@ -394,7 +394,7 @@ impl State {
         check_file(node.kind())?;
         let Body::File { origin, .. } = &node.body else { return Err(FsError::Invalid) };
         // Also what was written into a hidden file before it was hidden: blocks of it are filled from below.
-        origin.as_ref().map_or(Ok(()), |origin| self.lower.check_told(&origin.path))?;
+        origin.as_ref().map_or(Ok(()), |origin| self.lower.check_not_hidden(&origin.path))?;
         let mut pieces = Vec::new();
         for segment in tree.segments(ino, range) {
             let len = segment.range.len();

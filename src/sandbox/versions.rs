@@ -11,13 +11,17 @@ use crate::types::TreePath;
 impl Sandbox {
     /// The versions of a path, newest first.
     pub(super) fn file_history(&self, path: &TreePath) -> Result<Vec<FileVersion>> {
-        self.fs().state().lower.check_told(path).attempt(|| format!("list the versions of '{path}'"))?;
+        self.fs()
+            .state()
+            .lower
+            .check_not_hidden(path)
+            .attempt(|| format!("list the versions of '{path}'"))?;
         Ok(self.fs().versions(path).into_iter().map(told).collect())
     }
 
     /// Goes back or forward by versions.
     pub(super) fn step(&self, path: &TreePath, step: Step) -> Result<Stepped> {
-        self.fs().state().lower.check_told(path).attempt(|| format!("change '{path}'"))?;
+        self.fs().state().lower.check_not_hidden(path).attempt(|| format!("change '{path}'"))?;
         let stepped = self.timeline.step(path, step)?;
         Ok(Stepped {
             path: path.clone(),
@@ -59,7 +63,7 @@ impl Sandbox {
             let found = state.resolve_told(&rev.path).attempt(attempt)?;
             return Ok((state, found));
         };
-        self.fs().state().lower.check_told(&rev.path).attempt(attempt)?;
+        self.fs().state().lower.check_not_hidden(&rev.path).attempt(attempt)?;
         if let Some(version) = self.fs().version(&rev.path, number) {
             return Ok(version);
         }

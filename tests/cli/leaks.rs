@@ -17,6 +17,8 @@ fn home() -> Place {
     fs::create_dir_all(place.at("home/.config/git")).unwrap();
     place.write("home/.config/git/credentials", "SECRET\n");
     place.write("refuse.py", REFUSE_NAMESPACES);
+    // Another name than the base of other tests has, which look whether anything of theirs is left in /tmp.
+    fs::create_dir_all(place.at("repo")).unwrap();
     place
 }
 
@@ -135,7 +137,8 @@ fn what_is_bound_shows_nothing_that_is_hidden_in_it() {
             fs::create_dir_all(place.at("out/own")).unwrap();
             place.write("out/own/file", "withheld");
             place.write("inside", script);
-            let line = format!("exec {filter} $JAILFS run {options} -- sh -euc \"$(cat ../inside)\"");
+            let line =
+                format!("cd ../repo; exec {filter} $JAILFS run {options} -- sh -euc \"$(cat ../inside)\"");
             let said = at_srv(&place, who, &line);
             assert_eq!(said.code, 0, "{options} {who:?} {filter}: {}\n{}", said.out, said.err);
         }
@@ -157,7 +160,7 @@ fn a_command_does_nothing_through_the_daemon_of_another_sandbox() {
         }
         place.write("other/file", "one\n");
         let given = if who == Who::Nobody { "65534:65534" } else { "0:0" };
-        let own = place.sh("", &format!("chown -R {given} other mnt third && chmod 777 ."));
+        let own = place.sh("", &format!("chown -R {given} other mnt third repo && chmod 777 ."));
         assert_eq!(own.code, 0, "{own:?}");
         let inside = format!(
             r#"{WORDS}
@@ -171,7 +174,7 @@ fn a_command_does_nothing_through_the_daemon_of_another_sandbox() {
         let script = format!(
             r#"
             $JAILFS --store /srv/store2 mount /srv/other /srv/mnt; echo two > /srv/mnt/file
-            mkfifo ../begin ../end
+            cd ../repo; mkfifo ../begin ../end
             (cd /srv/third; exec {filter} $JAILFS --store /srv/store3 run --bind-rw /srv --keep -- sh -c 'echo three > file; echo > /srv/begin; read line < /srv/end') &
             trap "kill $! 2>/dev/null" EXIT; read line < ../begin
             {filter} $JAILFS run --keep -- sh -euc "$(cat ../inside)"

@@ -54,7 +54,7 @@ impl Fs {
 
     /// What a name in the directory of a path stands for.
     pub(super) fn lookup_in_history(&self, dir: &TreePath, name: &Name) -> FsResult<Entry> {
-        self.core().lower.check_told(dir)?;
+        self.core().lower.check_not_hidden(dir)?;
         let shown = self.ask_versions(|versions| versions.shown(dir, name))?.ok_or(FsError::NotFound)?;
         let (attr, first, what) = match shown {
             Shown::Path(path) => (self.attr_of_path(&path)?, number_of_path(&path), What::Path(path)),
@@ -108,7 +108,7 @@ impl Fs {
         after: u64,
         take: &mut dyn FnMut(DirEntry) -> bool,
     ) -> FsResult<()> {
-        self.core().lower.check_told(path)?;
+        self.core().lower.check_not_hidden(path)?;
         let up = path.split().map_or(NodeId::PAST, |(above, _)| number_of_path(&above));
         for (cookie, name, ino) in [(1, &b"."[..], id), (2, &b".."[..], up)] {
             if cookie > after && !take(dir_entry(ino, cookie, FileKind::Dir, name)) {

@@ -2,7 +2,6 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -175,17 +174,6 @@ pub fn said(command: &mut Command) -> Said {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("it says text");
     let killed = std::os::unix::process::ExitStatusExt::signal(&output.status).map(|signal| 128 + signal);
     let code = output.status.code().or(killed).expect("it has ended");
-    Said { code, out: text(&output.stdout), err: text(&output.stderr) }
-}
-
-/// Runs a command to its end, with `input` on its standard input.
-pub fn said_with_input(command: &mut Command, input: &str) -> Said {
-    let mut child =
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("start");
-    child.stdin.take().expect("a pipe").write_all(input.as_bytes()).expect("write to it");
-    let output = child.wait_with_output().expect("wait for it");
-    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("it says text");
-    let code = output.status.code().expect("it exits");
     Said { code, out: text(&output.stdout), err: text(&output.stderr) }
 }
 

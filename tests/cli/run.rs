@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use nix::sys::signal::Signal;
 
-use crate::place::{JAILFS, Place, said, said_with_input, signal, until};
+use crate::place::{JAILFS, Place, said, signal, until};
 
 #[test]
 fn a_command_sees_the_repository_at_its_own_path_and_cannot_change_it() {
@@ -236,39 +236,6 @@ fn a_killed_run_takes_its_command_along_and_leaves_what_it_acknowledged() {
     assert_eq!(place.read("base/a"), "one\n");
     let next = place.run("--keep", "cat a");
     assert_eq!((next.code, next.out.as_str()), (0, "one\nkept\n"), "{next:?}");
-}
-
-#[test]
-fn on_a_terminal_it_asks() {
-    // script(1) makes the terminal; what is typed waits there until it is read.
-    let ask = |place: &Place, options: &str, typed: &str, todo: &str| {
-        let mut command = place.command("base", "script");
-        let line = format!("{JAILFS} run {options} -- sh -c '{todo}'");
-        said_with_input(command.args(["-qec", &line, "/dev/null"]).env("SHELL", "/bin/sh"), typed)
-    };
-    let place = Place::new();
-    let said = ask(&place, "", "what\np\na\n", "echo two >> a");
-    assert_eq!(said.code, 0, "{said:?}");
-    assert_eq!(
-        said.out.matches("jailfs: [a]pply, [k]eep, [d]iscard, or show the [p]atch?").count(),
-        3,
-        "{}",
-        said.out
-    );
-    assert!(said.out.contains("+two"), "{}", said.out);
-    assert!(said.out.contains("jailfs: applied: 1 modified"), "{}", said.out);
-    assert_eq!(place.read("base/a"), "one\ntwo\n");
-    let said = ask(&place, "--ask", "d\n", "echo three >> a");
-    assert!(said.out.contains("jailfs: discarded: 1 modified"), "{}", said.out);
-    let said = ask(&place, "--ask", "keep\n", "echo four >> a; exit 5");
-    assert_eq!((said.code, said.out.contains("jailfs: kept, not applied; ")), (5, true), "{}", said.out);
-    // The end of the input keeps.
-    let said = ask(&place, "--ask", "\u{4}", "true");
-    assert!(said.out.contains("[a]pply or [k]eep?") && said.out.contains("jailfs: kept"), "{}", said.out);
-    assert_eq!(
-        (place.read("base/a").as_str(), place.ok("base", "diff base").as_str()),
-        ("one\ntwo\n", "M\ta\n")
-    );
 }
 
 #[test]

@@ -298,3 +298,45 @@ type exit
     );
     assert!(!place.exists("base/new"), "it was not applied");
 }
+
+#[test]
+fn on_a_terminal_it_asks() {
+    let place = Place::new();
+    play(
+        &place,
+        r#"
+type PS1='OUTSIDE> '
+see OUTSIDE>
+type $JAILFS run -- sh -c 'echo two >> a'
+see [a]pply, [k]eep, [d]iscard, or show the [p]atch?
+type what
+see [a]pply, [k]eep, [d]iscard, or show the [p]atch?
+type p
+see +two
+see [a]pply, [k]eep, [d]iscard, or show the [p]atch?
+type a
+see jailfs: applied: 1 modified
+see OUTSIDE>
+type $JAILFS run --ask -- sh -c 'echo three >> a'
+see [a]pply, [k]eep, [d]iscard
+type d
+see jailfs: discarded: 1 modified
+see OUTSIDE>
+type $JAILFS run --ask -- sh -c 'echo four >> a; exit 5'
+see [a]pply, [k]eep, [d]iscard
+type keep
+see jailfs: kept, not applied;
+see OUTSIDE>
+type echo code $?
+see code 5
+type $JAILFS run --ask -- true
+see [a]pply or [k]eep?
+key ^D
+see jailfs: kept
+see OUTSIDE>
+type exit
+"#,
+    );
+    assert_eq!(place.read("base/a"), "one\ntwo\n");
+    assert_eq!(place.ok("base", "diff base"), "M\ta\n");
+}

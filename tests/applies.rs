@@ -1,6 +1,11 @@
 //! Applies without a mount: what older states show, what somebody else did to the base and what processes hold outlives them.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a failure is what a test is for")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a failure is what a test is for"
+)]
 
 use std::collections::BTreeSet;
 use std::fs as host;

@@ -6,6 +6,9 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
@@ -17,6 +20,8 @@ use crate::sys;
 const STORE_ATTRIBUTE: &[u8] = b"user.jailfs.store";
 /// The type of our mounts in /proc/self/mountinfo.
 const FS_TYPE: &[u8] = b"fuse.jailfs";
+/// How long the daemons of other mounts may take to answer: one of them may have been stopped.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// In what a directory lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,8 +94,29 @@ pub(super) fn mount_around(path: &Path) -> Result<Option<PathBuf>> {
 pub(super) fn mounted_stores() -> Vec<PathBuf> {
     let mounts = sys::mountinfo::read().unwrap_or_default();
     let ours = mounts.into_iter().filter(|mount| mount.fs_type == FS_TYPE);
-    let points = ours.map(|mount| PathBuf::from(OsString::from_vec(mount.mount_point)));
-    points.filter_map(|point| Some(OsString::from_vec(store_attribute(&point).ok()?).into())).collect()
+    let (tell, told) = mpsc::channel();
+    let mut asked = 0;
+    for mount in ours {
+        let tell = tell.clone();
+        let ask = move || {
+            let point = PathBuf::from(OsString::from_vec(mount.mount_point));
+            // Nobody listens any more where the answer came too late.
+            drop(tell.send(store_attribute(&point)));
+        };
+        asked += usize::from(thread::Builder::new().name("ask".to_owned()).spawn(ask).is_ok());
+    }
+    drop(tell);
+    let until = Instant::now() + PATIENCE;
+    let mut stores = Vec::new();
+    while asked > 0 {
+        let Ok(store) = told.recv_timeout(until.saturating_duration_since(Instant::now())) else {
+            log::warn!("{asked} mounts of jailfs do not answer: their stores are not hidden");
+            break;
+        };
+        asked -= 1;
+        stores.extend(store.ok().map(|store| PathBuf::from(OsString::from_vec(store))));
+    }
+    stores
 }
 
 /// Whether `path` is, or is in, a mount whose daemon is dead. Asked with statfs(2), which the kernel never answers by

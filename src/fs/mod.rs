@@ -322,12 +322,7 @@ impl Fs {
             match held.place {
                 Place::Orphan => {
                     self.note_given_up();
-                    core.orphan_epochs.remove(&Ino(id.0));
-                    if core.orphans.node(Ino(id.0)).is_some()
-                        && core.orphans.apply(&Edit::Remove { ino: Ino(id.0) }).is_err()
-                    {
-                        log::error!("orphan {} could not be released", id.0);
-                    }
+                    core.release_orphan(Ino(id.0));
                 }
                 Place::Live { .. } => {
                     if core.table.id_of(held.ino).is_none() {
@@ -654,6 +649,35 @@ impl Core {
     fn orphans_from(&self) -> Option<Epoch> {
         let in_base = |key: &Ino| self.orphans.extents(*key).any(|(_, extent)| extent.source.is_base());
         self.orphan_epochs.iter().filter(|(key, _)| in_base(key)).map(|(_, epoch)| *epoch).min()
+    }
+
+    /// Lets go of an orphan that nobody holds any more, with what was written to it since it is one. Nobody reads that: whoever
+    /// does holds the node.
+    fn release_orphan(&mut self, key: Ino) {
+        self.orphan_epochs.remove(&key);
+        let written: Vec<ByteRange> = self
+            .orphans
+            .extents(key)
+            .filter_map(|(_, extent)| match extent.source {
+                Source::Pool { layer: SCRATCH, offset } => Some(ByteRange::at(offset, extent.len)),
+                Source::Pool { .. } | Source::Base { .. } => None,
+            })
+            .collect();
+        if self.orphans.node(key).is_some() && self.orphans.apply(&Edit::Remove { ino: key }).is_err() {
+            log::error!("orphan {} could not be released", key.0);
+            return;
+        }
+        if !written.is_empty() {
+            self.room.look_soon();
+        }
+        if self.orphan_epochs.is_empty() {
+            self.scratch = None;
+        } else if let Some(scratch) = &mut self.scratch {
+            scratch.close_window(key);
+            if let Err(error) = written.into_iter().try_for_each(|range| scratch.give_back(range)) {
+                log::warn!("space of a file that is gone is not given back yet: {error}");
+            }
+        }
     }
 
     /// The base as an orphan knew it.

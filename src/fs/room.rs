@@ -140,6 +140,13 @@ impl Fs {
     }
 }
 
+impl Room {
+    /// Says that there is room again: whoever needs some looks.
+    pub(super) fn look_soon(&mut self) {
+        self.looked = None;
+    }
+}
+
 impl Space {
     fn in_small_blocks(self) -> Space {
         let in_blocks = |blocks: u64| blocks.saturating_mul(u64::from(self.block_size)) / BLOCK;

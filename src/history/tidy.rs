@@ -83,6 +83,11 @@ impl Timeline {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
+    /// Takes [`Timeline::stop_tidying`] back.
+    pub fn begin_tidying(&self) {
+        self.stopping.store(false, Ordering::Relaxed);
+    }
+
     pub(super) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Relaxed)
     }

@@ -210,6 +210,8 @@ impl Housekeeper {
                 }
             }
         })?;
+        // An attempt of a run before this one may have ended it.
+        timeline.begin_tidying();
         let collector = Collector::start(timeline, terms)?;
         let (of_thread, behind) = (Arc::clone(timeline), Arc::clone(&dedup.shared));
         let collecting = Arc::clone(collector.shared());

@@ -127,6 +127,15 @@ impl PoolWriter {
         self.windows.remove(&ino);
     }
 
+    /// Gives the space of addresses back that nobody reads any more; they read as zeros from then on.
+    ///
+    /// # Errors
+    /// As fallocate(2).
+    pub fn give_back(&self, range: ByteRange) -> std::io::Result<()> {
+        let whole = ByteRange { start: block_floor(range.start), end: block_ceil(range.end) };
+        disk::punch(&self.file, whole)
+    }
+
     /// Writes bytes at a logical address.
     ///
     /// # Errors

@@ -66,6 +66,21 @@ fn mounts_have_limits_too() {
 }
 
 #[test]
+fn what_is_written_to_files_without_a_name_is_given_back_with_them() {
+    let place = Place::new();
+    place.ok("", "mount base mnt -o max-bytes=8M");
+    // One that stays, so that it is not all given back at once in the end.
+    let said = place.sh(
+        "mnt",
+        "exec 8> stays; rm stays; echo stays >&8
+         for n in 1 2 3 4 5 6; do exec 7> t; rm t; dd if=/dev/urandom bs=64k count=64 >&7 2>/dev/null; exec 7>&-; done
+         cat /proc/self/fd/8; dd if=/dev/urandom of=f bs=64k count=64 2>/dev/null",
+    );
+    assert_eq!((said.code, said.out.as_str()), (0, "stays\n"), "{said:?}");
+    place.umount();
+}
+
+#[test]
 fn memory_and_processes_have_limits_where_there_are_control_groups() {
     let place = Place::new();
     let groups = || {

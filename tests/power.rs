@@ -74,6 +74,15 @@ fn name(text: &str) -> Name {
 }
 
 impl Work {
+    /// Gives the recorded changes and what they are held against; from here on it is another boot.
+    fn end(self) -> (Vec<Change>, Story, Random) {
+        step::record(None);
+        let changes = self.record.lock().unwrap().clone();
+        drop(self.sandbox);
+        step::set_boot(Some([2; 16]));
+        (changes, self.story, self.random)
+    }
+
     fn sandbox(&self) -> &Sandbox {
         self.sandbox.as_ref().unwrap()
     }
@@ -347,11 +356,7 @@ fn run(seed: u64) -> usize {
     for _ in 0..OPERATIONS {
         work.operation();
     }
-    step::record(None);
-    let changes = work.record.lock().unwrap().clone();
-    let (story, mut random) = (work.story, work.random);
-    drop(work.sandbox);
-    step::set_boot(Some([2; 16]));
+    let (changes, story, mut random) = work.end();
     let states = story.states.iter().flat_map(|(_, known)| known.files.values().cloned());
     let ever: BTreeSet<Vec<u8>> = states.chain([Vec::new()]).collect();
     let mut versions = 0;
@@ -392,11 +397,7 @@ fn run_volatile(seed: u64) -> usize {
             work.operation();
         }
     }
-    step::record(None);
-    let changes = work.record.lock().unwrap().clone();
-    let (story, mut random) = (work.story, work.random);
-    drop(work.sandbox);
-    step::set_boot(Some([2; 16]));
+    let (changes, story, mut random) = work.end();
     let (without, with) = (reopened[1], reopened[2]);
     let mut refused = 0;
     for cut in 0..CUTS {

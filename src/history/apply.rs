@@ -407,32 +407,24 @@ fn keep_images(layer: &mut Upper, plan: &Plan) -> Result<(BTreeMap<TreePath, Kee
     for path in linked.into_keys().chain(stages.paths()) {
         touched.entry(path).or_insert(Keep::InPlace);
     }
-    if let Some(path) = mounted(&plan.from, touched.keys()).attempt(|| "read the base")? {
+    let found = touched.iter().map(|(path, keep)| Ok((path, plan.from.resolve(path)?, *keep)));
+    let found: Vec<_> = found.collect::<FsResult<_>>().attempt(|| "read the base")?;
+    if let Some((path, ..)) = found.iter().find(|(_, found, _)| is_mounted(found)) {
         return Err(FsError::LeavesJail).attempt(|| format!("write '{path}', at which something is mounted"));
     }
-    let images = record_images(layer, &plan.from, &touched).attempt(|| "keep what the base holds")?;
+    let images = record_images(layer, &plan.from, found).attempt(|| "keep what the base holds")?;
     layer.sync()?;
     Ok((touched, stages, images))
 }
 
-/// A path at which something is mounted in the base: what is there is not the base's.
-fn mounted<'p>(from: &State, paths: impl Iterator<Item = &'p TreePath>) -> FsResult<Option<&'p TreePath>> {
-    for path in paths {
-        let found = from.resolve(path)?;
-        if matches!(&found, Found::Base(_, _, LowerNode::Base(stat)) if stat.foreign) {
-            return Ok(Some(path));
-        }
-    }
-    Ok(None)
+/// Whether something is mounted there in the base: what is there is not the base's.
+fn is_mounted(found: &Found) -> bool {
+    matches!(found, Found::Base(_, _, LowerNode::Base(stat)) if stat.foreign)
 }
 
 /// Records what the base holds at the touched paths. The names of one file share the copy of its bytes, those under which it is
 /// left in place, too: it is the same file that is written anew.
-fn record_images(layer: &mut Upper, from: &State, touched: &BTreeMap<TreePath, Keep>) -> FsResult<Images> {
-    let found: Vec<(&TreePath, Found, Keep)> = touched
-        .iter()
-        .map(|(path, keep)| from.resolve(path).map(|found| (path, found, *keep)))
-        .collect::<FsResult<_>>()?;
+fn record_images(layer: &mut Upper, from: &State, found: Vec<(&TreePath, Found, Keep)>) -> FsResult<Images> {
     let copied: HashSet<Ino> = found
         .iter()
         .filter(|(.., keep)| *keep == Keep::Copy)

@@ -159,6 +159,14 @@ fn set_back(
         touched.entry(path).or_insert(Keep::InPlace);
     }
     touched.retain(|path, _| !stays(path));
+    // What somebody mounted there since is not the base's, and what is under it cannot be reached.
+    let is_mounted =
+        |path: &TreePath| found(base.stat(path)).map(|stat| stat.is_some_and(|stat| stat.foreign));
+    for path in touched.keys().cloned().collect::<Vec<_>>() {
+        if is_mounted(&path).attempt(attempt)? {
+            touched.remove(&path);
+        }
+    }
     left_alone.extend(in_use);
     let mut claim = |path: &TreePath, print| claims.claim(layer, path, print);
     write_base(base, (&from, &to), &changes, &touched, stages, &mut claim).attempt(attempt)

@@ -30,7 +30,7 @@ use crate::types::{ByteRange, FileKind, Fingerprint, Ino, Name, TreePath};
 pub(super) struct Written {
     /// The number of each node that was made or kept.
     pub(super) inos: BTreeMap<TreePath, Ino>,
-    /// What stood at each touched path when it was done.
+    /// What stood at each touched path when it was done, where that may not be seen again.
     seen: BTreeMap<TreePath, Option<BaseStat>>,
 }
 
@@ -86,8 +86,10 @@ pub(super) fn write_base<'a>(
     // Last, because every change of names changes the times of a directory; deepest first, because of the modes.
     for path in touched.keys().rev() {
         home.set_attributes(path).attempt(|| format!("set the attributes of '{path}'"))?;
-        let seen = found(base.stat(path))?;
-        home.written.seen.insert(path.clone(), seen);
+        if staged::can_be_kept_out() {
+            let seen = found(base.stat(path))?;
+            home.written.seen.insert(path.clone(), seen);
+        }
     }
     let as_they_were = opened.iter().filter(|(path, _)| !home.written.inos.contains_key(path));
     staged::close(base, as_they_were).attempt(|| "close directories of the base")?;
@@ -283,11 +285,6 @@ impl<'a> Home<'a> {
     fn set_attributes(&mut self, path: &TreePath) -> FsResult<()> {
         let wanted = self.to.resolve(path)?;
         let Some(ino) = wanted.ino() else { return Ok(()) };
-        if let Found::Base(_, _, LowerNode::Base(stat)) = self.from.resolve(path)?
-            && stat.foreign
-        {
-            return Ok(());
-        }
         if !self.changes.contains(path) && self.is_other(path, &wanted)? {
             return Ok(());
         }

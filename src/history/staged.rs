@@ -25,13 +25,7 @@ impl Stages {
     pub(super) fn choose(from: &State, dirs: BTreeSet<TreePath>) -> FsResult<Stages> {
         let mut names = BTreeMap::new();
         for dir in dirs {
-            let mut name = WriteDir::stage_name()?;
-            for _ in 0..TRIES {
-                if matches!(from.resolve(&dir.join(&name))?, Found::Nothing(_)) {
-                    break;
-                }
-                name = WriteDir::stage_name()?;
-            }
+            let name = free_name(from, &dir)?;
             names.insert(dir, name);
         }
         Ok(Stages(names))
@@ -65,6 +59,21 @@ impl Stages {
     }
 }
 
+fn free_name(from: &State, dir: &TreePath) -> FsResult<Name> {
+    for _ in 0..TRIES {
+        let name = WriteDir::stage_name()?;
+        if matches!(from.resolve(&dir.join(&name))?, Found::Nothing(_)) {
+            return Ok(name);
+        }
+    }
+    Err(FsError::Exists)
+}
+
+/// Whether a mode can keep us out of a directory. Root enters anyway.
+pub(super) fn can_be_kept_out() -> bool {
+    !nix::unistd::geteuid().is_root()
+}
+
 /// Lets the owner, who we are, into those directories of the base among `paths` that it closed to itself. What they were is given, and set back by
 /// [`close`] or by giving them the attributes they are to have.
 pub(super) fn open<'p>(
@@ -72,9 +81,9 @@ pub(super) fn open<'p>(
     paths: impl Iterator<Item = &'p TreePath>,
 ) -> FsResult<BTreeMap<TreePath, u32>> {
     let mut opened = BTreeMap::new();
-    // Root enters anyway, and what is somebody else's is not ours to open.
+    // What is somebody else's is not ours to open.
     let me = nix::unistd::geteuid();
-    for path in paths.filter(|_| !me.is_root()) {
+    for path in paths.filter(|_| can_be_kept_out()) {
         let Some(stat) = found(base.stat(path))? else { continue };
         let is_closed = stat.kind == FileKind::Dir && !stat.foreign && stat.mode & OPEN != OPEN;
         if let (true, Some((dir, name))) = (is_closed && stat.uid == me.as_raw(), path.split()) {

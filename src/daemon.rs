@@ -77,7 +77,7 @@ pub struct Choice {
     pub allow_other: Option<bool>,
     /// Whether the kernel collects writes.
     pub writeback: bool,
-    /// For how many microseconds at most the next request is watched for; none for the default.
+    /// For how many microseconds after a request a CPU is kept awake; none for the default.
     pub spin: Option<u32>,
     /// Whether setuid bits count.
     pub suid: bool,

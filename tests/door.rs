@@ -118,7 +118,7 @@ fn options_reach_the_kernel() {
 }
 
 #[test]
-fn who_watches_for_requests_answers_all_of_them_and_ends() {
+fn who_keeps_a_cpu_awake_answers_all_requests_and_ends() {
     let spin = Some(std::time::Duration::from_millis(1));
     let bench =
         Bench::with(&MountOptions { spin, ..MountOptions::default() }, |base| write(base.join("a"), "x"));

@@ -7,8 +7,8 @@ use crate::Res;
 use crate::systems::System;
 
 const USAGE: &str = "usage: bench [OPTIONS]
-  --against NAME,...   peers: native, overlayfs, fuse-overlayfs, fuse-overlayfs=PROGRAM, jailfs-writeback
-                       (all of them; jailfs itself always runs)
+  --against NAME,...   peers: native, overlayfs, fuse-overlayfs, fuse-overlayfs=PROGRAM, jailfs-writeback,
+                       jailfs-spin=0 (all but the last; jailfs itself always runs)
   --only WORD,...      only the groups and workloads whose name begins so, as in 'meta' or 'data/sqlite'
   --rounds N           how often each is measured (3)
   --size small|full    how much of everything (full)
@@ -152,8 +152,8 @@ fn against(names: &str) -> Res<Vec<System>> {
     for name in names.split(',').filter(|name| !name.is_empty()) {
         systems.push(System::parse(name).ok_or_else(|| format!("no system is called '{name}'\n{USAGE}"))?);
     }
-    if !systems.contains(&System::Jailfs { writeback: false }) {
-        systems.push(System::Jailfs { writeback: false });
+    if !systems.contains(&System::Jailfs(None)) {
+        systems.push(System::Jailfs(None));
     }
     systems.sort();
     systems.dedup();

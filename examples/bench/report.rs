@@ -133,7 +133,7 @@ impl Report {
 
     /// Notes what missed its target, and where a fuse-overlayfs was faster.
     fn judge(&mut self, row: &Row<'_>) {
-        if *row.system != (System::Jailfs { writeback: false }) {
+        if *row.system != (System::Jailfs(None)) {
             return;
         }
         let full = format!("{}/{} {}", row.workload.group, row.workload.name, row.step);

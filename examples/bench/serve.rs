@@ -98,9 +98,9 @@ pub struct Daemon {
 
 impl Daemon {
     /// Starts it and waits until the mount stands.
-    pub fn start(base: &Path, mount_point: &Path, store: &Path, writeback: bool) -> Res<Daemon> {
+    pub fn start(base: &Path, mount_point: &Path, store: &Path, option: Option<&str>) -> Res<Daemon> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.arg(VERB).args([base, mount_point, store]).args(writeback.then_some("writeback"));
+        command.arg(VERB).args([base, mount_point, store]).args(option);
         command.args(programs::prefixes().iter().map(|prefix| format!("allow={prefix}")));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let input = child.stdin.take();

@@ -14,6 +14,9 @@ use crate::serve::Daemon;
 /// How long a mount may take to appear, and a busy one to be left.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// With which of its options jailfs can be measured.
+const OPTIONS: [&str; 2] = ["writeback", "spin=0"];
+
 /// One of them. In this order they take turns.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum System {
@@ -23,8 +26,8 @@ pub enum System {
     Overlayfs,
     /// The program of that name.
     FuseOverlayfs(PathBuf),
-    /// Ourselves.
-    Jailfs { writeback: bool },
+    /// Ourselves, with an option of mount.
+    Jailfs(Option<&'static str>),
 }
 
 /// How often the kernel sent which message.
@@ -34,14 +37,15 @@ impl System {
     pub fn parse(name: &str) -> Option<System> {
         match name.split_once('=') {
             Some(("fuse-overlayfs", program)) => Some(System::FuseOverlayfs(program.into())),
-            Some(_) => None,
-            None => match name {
+            Some(_) | None => match name {
                 "native" => Some(System::Native),
                 "overlayfs" => Some(System::Overlayfs),
                 "fuse-overlayfs" => Some(System::FuseOverlayfs("fuse-overlayfs".into())),
-                "jailfs" => Some(System::Jailfs { writeback: false }),
-                "jailfs-writeback" => Some(System::Jailfs { writeback: true }),
-                _ => None,
+                "jailfs" => Some(System::Jailfs(None)),
+                _ => OPTIONS
+                    .iter()
+                    .find(|option| name.strip_prefix("jailfs-") == Some(option))
+                    .map(|option| System::Jailfs(Some(option))),
             },
         }
     }
@@ -54,13 +58,13 @@ impl System {
                 "fuse-overlayfs".to_owned()
             }
             System::FuseOverlayfs(program) => format!("fuse-overlayfs={}", program.display()),
-            System::Jailfs { writeback: false } => "jailfs".to_owned(),
-            System::Jailfs { writeback: true } => "jailfs-writeback".to_owned(),
+            System::Jailfs(None) => "jailfs".to_owned(),
+            System::Jailfs(Some(option)) => format!("jailfs-{option}"),
         }
     }
 
     pub fn is_jailfs(&self) -> bool {
-        matches!(self, System::Jailfs { .. })
+        matches!(self, System::Jailfs(_))
     }
 
     /// Which version there is.
@@ -83,7 +87,7 @@ impl System {
                 let line = text.lines().find(|line| line.starts_with("fuse-overlayfs")).unwrap_or("unknown");
                 Ok(line.to_owned())
             }
-            System::Jailfs { .. } => Ok(env!("CARGO_PKG_VERSION").to_owned()),
+            System::Jailfs(_) => Ok(env!("CARGO_PKG_VERSION").to_owned()),
         }
     }
 
@@ -106,8 +110,8 @@ impl System {
                 Serving::Kernel
             }
             System::FuseOverlayfs(program) => Serving::Program(start_program(program, &options, &mnt)?),
-            System::Jailfs { writeback } => {
-                Serving::Jailfs(Daemon::start(base, &mnt, &place.join("store"), *writeback)?)
+            System::Jailfs(option) => {
+                Serving::Jailfs(Daemon::start(base, &mnt, &place.join("store"), *option)?)
             }
         };
         Ok(Live { root: mnt.clone(), mount_point: Some(mnt), daemon })

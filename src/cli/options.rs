@@ -10,7 +10,7 @@ use crate::types::Name;
 
 /// Versions of a file that can be asked for.
 const MOST_VERSIONS: u32 = 1000;
-/// Microseconds for which the next request can be watched for.
+/// Microseconds for which a CPU can be kept awake after a request.
 const LONGEST_SPIN: u32 = 1000;
 
 /// What the options say: about the mount, and which store.
@@ -122,7 +122,7 @@ fn operations(text: &str) -> std::result::Result<u64, String> {
     text.parse().map_err(|_| "it is a number, 0 for none".to_owned())
 }
 
-/// Reads for how long the next request is watched for.
+/// Reads for how long a CPU is kept awake after a request.
 fn microseconds(text: &str) -> std::result::Result<u32, String> {
     let digits = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
     let number = text.parse().ok().filter(|number| digits && *number <= LONGEST_SPIN);

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use fuser::Errno;
 use parking_lot::{RwLock, RwLockReadGuard};
 
-use crate::fuse::watch::{Watch, Watching};
+use crate::fuse::awake::Awake;
 
 /// What a request is answered once the gate is closed: as the kernel answers when nobody serves.
 pub(super) const CUT_OFF: Errno = Errno::ENOTCONN;
@@ -15,21 +15,16 @@ pub(super) const CUT_OFF: Errno = Errno::ENOTCONN;
 #[derive(Default)]
 pub(super) struct Gate {
     is_closed: RwLock<bool>,
-    watch: OnceLock<Watch>,
-}
-
-/// A request that was let in. When it is done, the next one is watched for.
-pub(super) struct Pass<'a> {
-    // Dropped first: whoever closes the gate does not wait for who only watches.
-    _open: RwLockReadGuard<'a, bool>,
-    _then: Option<Watching<'a>>,
+    awake: OnceLock<Awake>,
 }
 
 impl Gate {
     /// Lets a request in, for as long as the pass is held; none if the gate is closed. For the thread that takes the requests.
-    pub(super) fn pass(&self) -> Option<Pass<'_>> {
-        let open = self.pass_again()?;
-        Some(Pass { _open: open, _then: self.watch.get().and_then(Watch::after_this) })
+    pub(super) fn pass(&self) -> Option<RwLockReadGuard<'_, bool>> {
+        if let Some(awake) = self.awake.get() {
+            awake.note_request();
+        }
+        self.pass_again()
     }
 
     /// Lets a request in that goes on elsewhere. A job that no worker could take runs inside another request: so not `read`,
@@ -38,10 +33,10 @@ impl Gate {
         Some(self.is_closed.read_recursive()).filter(|is_closed| !**is_closed)
     }
 
-    /// After each request that it takes, the thread watches for the next one for a while.
-    pub(super) fn watch(&self, watch: Watch) {
+    /// Requests that are let in keep a CPU awake from now on.
+    pub(super) fn keep_awake(&self, awake: Awake) {
         // It is set once, before the first request.
-        let _is_set = self.watch.set(watch);
+        let _is_set = self.awake.set(awake);
     }
 
     /// Closes the gate, after the requests that are in.

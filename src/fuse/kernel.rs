@@ -10,12 +10,11 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use fuser::{INodeNo, Notifier};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
@@ -77,13 +76,6 @@ impl Channel {
         {
             log::debug!("forget node {}: {error}", id.0);
         }
-    }
-
-    /// Whether a request is there to be read, or the connection has ended.
-    pub(super) fn is_asked(&self) -> bool {
-        let Some(line) = self.line() else { return true };
-        let mut fds = [PollFd::new(line.raw.as_fd(), PollFlags::POLLIN)];
-        !matches!(poll(&mut fds, PollTimeout::ZERO), Ok(0))
     }
 
     fn line(&self) -> Option<Arc<Line>> {

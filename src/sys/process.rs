@@ -1,5 +1,6 @@
 //! The parts of becoming a daemon, and random numbers.
 
+use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -8,6 +9,7 @@ use std::process::{Child, Command};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl, open};
+use nix::sched::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use nix::sys::signal::SigSet;
 use nix::sys::stat::Mode;
 use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork};
@@ -42,6 +44,50 @@ pub fn stand_back(nice: i32) -> io::Result<()> {
     // SAFETY: setpriority(2) takes three numbers and touches no memory; 0 is the calling thread.
     Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) })?;
     Ok(())
+}
+
+/// Lets this thread run only while nobody else wants the CPU (sched_setscheduler(2): SCHED_IDLE).
+///
+/// # Errors
+/// Those of sched_setscheduler(2).
+pub fn give_way() -> io::Result<()> {
+    let of_idle = libc::sched_param { sched_priority: 0 };
+    // SAFETY: sched_setscheduler(2) reads the parameters during the call; 0 is the calling thread.
+    Errno::result(unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const of_idle) })?;
+    Ok(())
+}
+
+/// The CPUs that this thread may run on (sched_getaffinity(2)); none if nobody says.
+pub fn cpus() -> BTreeSet<usize> {
+    let set = sched_getaffinity(Pid::from_raw(0)).unwrap_or_default();
+    (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false)).collect()
+}
+
+/// The CPU that this thread runs on right now (getcpu(2)).
+///
+/// # Errors
+/// Those of getcpu(2).
+pub fn cpu() -> io::Result<usize> {
+    Ok(sched_getcpu()?)
+}
+
+/// Lets this thread run on these CPUs only (sched_setaffinity(2)).
+///
+/// # Errors
+/// EINVAL if it is none that the process may use. And those of sched_setaffinity(2).
+pub fn stay_on(cpus: &BTreeSet<usize>) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    cpus.iter().try_for_each(|cpu| set.set(*cpu))?;
+    Ok(sched_setaffinity(Pid::from_raw(0), &set)?)
+}
+
+/// Whether the CPU says that it is one of a virtual machine (the flag `hypervisor` of `/proc/cpuinfo`, on x86; others do not say).
+pub fn is_in_virtual_machine() -> bool {
+    let says = |text: String| {
+        let flags = text.lines().find(|line| line.starts_with("flags")).map(str::to_owned);
+        flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"))
+    };
+    std::fs::read_to_string("/proc/cpuinfo").is_ok_and(says)
 }
 
 /// Takes a descriptor that this process has inherited and was told the number of; it is not kept over exec from now on.

@@ -1,0 +1,188 @@
+//! Keeping a CPU awake: while requests come one after the other, a thread that gives way to everybody goes round in circles, so that
+//! the CPU on which it does so does not fall asleep.
+//!
+//! Answering a request takes a few microseconds. But who asks sleeps until it is answered, and the daemon until it is asked: at each
+//! request two CPUs fall asleep and are woken, and in a virtual machine each time costs ten times as much as the answer.
+//!
+//! Always true:
+//! * without requests the thread sleeps, and one request now and then does not wake it: an idle mount costs nothing;
+//! * whoever else wants the CPU gets it at once (SCHED_IDLE), and nobody ever waits for the thread;
+//! * a request costs an addition while the thread is awake, and a look at the clock while it sleeps.
+
+use std::collections::BTreeSet;
+use std::hint::spin_loop;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::thread::{Builder, Thread};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::sys::process;
+
+/// For how long a CPU is kept awake after a request where that pays.
+const SPAN: Duration = Duration::from_micros(500);
+/// So many requests, each soon after the one before, wake the thread.
+const BURST: u32 = 8;
+/// Rounds between two looks at the clock: about a microsecond.
+const ROUNDS: u32 = 32;
+
+/// For how long a CPU is kept awake after a request if nobody said so. Only in a virtual machine, where waking one costs so much; not where
+/// the time of CPUs is rationed (by the quota of a control group), because circles would use it up; and a CPU alone never waits for another.
+pub(super) fn default_span() -> Duration {
+    let cpus = process::cpus().len();
+    let is_rationed = std::thread::available_parallelism().is_ok_and(|share| share.get() < cpus);
+    let pays = cpus == 2 && !is_rationed && process::is_in_virtual_machine();
+    if pays { SPAN } else { Duration::ZERO }
+}
+
+/// No CPU.
+const NOWHERE: usize = usize::MAX;
+
+/// The thread that keeps a CPU awake, as those see it who take requests. It ends soon after this is dropped.
+pub(super) struct Awake {
+    shared: Arc<Shared>,
+    thread: Thread,
+    span: Duration,
+    burst: Mutex<Burst>,
+}
+
+#[derive(Default)]
+struct Shared {
+    requests: AtomicU64,
+    is_up: AtomicBool,
+    /// The CPU on which requests are taken.
+    elsewhere: AtomicUsize,
+    ends: AtomicBool,
+}
+
+/// How many requests came, each soon after the one before.
+struct Burst {
+    last: Instant,
+    requests: u32,
+}
+
+impl Awake {
+    /// Starts the thread. A CPU is kept awake until there was no request for as long as `span`.
+    ///
+    /// # Errors
+    /// No thread could be started.
+    pub(super) fn start(span: Duration) -> std::io::Result<Awake> {
+        let shared = Arc::new(Shared::default());
+        let of_thread = Arc::clone(&shared);
+        let thread = Builder::new().name("awake".to_owned()).spawn(move || {
+            if let Err(error) = process::give_way() {
+                log::debug!("no CPU is kept awake: {error}");
+                return;
+            }
+            let cpus = process::cpus();
+            let mut left = NOWHERE;
+            while !of_thread.ends.load(Relaxed) {
+                if of_thread.is_up.load(Relaxed) {
+                    leave(&cpus, of_thread.elsewhere.load(Relaxed), &mut left);
+                    of_thread.circle(span);
+                } else {
+                    std::thread::park();
+                }
+            }
+        })?;
+        let burst = Mutex::new(Burst { last: Instant::now(), requests: 0 });
+        Ok(Awake { shared, thread: thread.thread().clone(), span, burst })
+    }
+
+    /// There is a request.
+    pub(super) fn note_request(&self) {
+        self.shared.requests.fetch_add(1, Relaxed);
+        if !self.shared.is_up.load(Relaxed) && self.burst.lock().goes_on(Instant::now(), self.span) {
+            self.shared.elsewhere.store(process::cpu().unwrap_or(NOWHERE), Relaxed);
+            self.shared.is_up.store(true, Relaxed);
+            self.thread.unpark();
+        }
+    }
+}
+
+/// Lets this thread run on all these CPUs but one.
+fn leave(cpus: &BTreeSet<usize>, cpu: usize, left: &mut usize) {
+    if *left == cpu {
+        return;
+    }
+    *left = cpu;
+    let others = cpus.iter().copied().filter(|other| *other != cpu).collect();
+    if let Err(error) = process::stay_on(&others) {
+        log::debug!("the thread that keeps a CPU awake runs anywhere: {error}");
+    }
+}
+
+impl Drop for Awake {
+    fn drop(&mut self) {
+        self.shared.ends.store(true, Relaxed);
+        self.thread.unpark();
+    }
+}
+
+impl Burst {
+    /// One more request; whether there were enough of them.
+    fn goes_on(&mut self, now: Instant, span: Duration) -> bool {
+        let is_soon = now.duration_since(self.last) < span;
+        self.last = now;
+        self.requests = if is_soon { self.requests.saturating_add(1) } else { 0 };
+        self.requests >= BURST
+    }
+}
+
+impl Shared {
+    /// Goes round until there was no request for as long as `span`.
+    fn circle(&self, span: Duration) {
+        let (mut seen, mut since) = (self.requests.load(Relaxed), Instant::now());
+        while !self.ends.load(Relaxed) {
+            (0..ROUNDS).for_each(|_| spin_loop());
+            let (requests, now) = (self.requests.load(Relaxed), Instant::now());
+            if requests != seen {
+                (seen, since) = (requests, now);
+            } else if now.duration_since(since) >= span {
+                return self.is_up.store(false, Relaxed);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SPAN: Duration = Duration::from_millis(1);
+
+    fn in_time(is_so: impl Fn() -> bool) -> bool {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !is_so() && Instant::now() < end {
+            std::thread::sleep(SPAN);
+        }
+        is_so()
+    }
+
+    #[test]
+    fn only_requests_that_come_one_after_the_other_keep_a_cpu_awake() {
+        let begun = Instant::now();
+        let mut burst = Burst { last: begun, requests: 0 };
+        assert!((1..100).all(|at| !burst.goes_on(begun + SPAN * at, SPAN)), "each a span after the other");
+        let soon = begun + SPAN * 200;
+        assert!((0..BURST).all(|_| !burst.goes_on(soon, SPAN)));
+        assert!(burst.goes_on(soon, SPAN));
+    }
+
+    #[test]
+    fn a_cpu_is_kept_awake_during_requests_and_not_after_the_last() {
+        let awake = Awake::start(SPAN).unwrap();
+        for _ in 0..3 {
+            assert!(!awake.shared.is_up.load(Relaxed));
+            while !awake.shared.is_up.load(Relaxed) {
+                awake.note_request();
+            }
+            assert!(in_time(|| !awake.shared.is_up.load(Relaxed)), "nothing is asked any more");
+        }
+        let shared = Arc::downgrade(&awake.shared);
+        drop(awake);
+        assert!(in_time(|| shared.upgrade().is_none()), "the thread has ended");
+    }
+}

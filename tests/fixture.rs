@@ -4,7 +4,7 @@
 //! The base is a copy wherever it is unpacked, with other numbers and change times. So nothing that the tree covers has bytes in it: all
 //! content is in the store, or in files of the base that are not covered.
 //!
-//! As long as the format is not released, its fixture is made anew by
+//! As long as the last format is not released, its fixture is made anew by
 //! `cargo test --test fixture -- --ignored --exact make_the_fixture_anew`; afterwards never again.
 
 #![expect(
@@ -20,12 +20,14 @@
 mod harness;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use harness::{Live, shell};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 
-const FORMAT: &str = "format-1";
+/// What there is a fixture of. The last is the one that this program writes.
+const FORMATS: [u32; 2] = [1, 2];
+/// So many checkpoints that their records are put together.
+const MANY: u32 = 40;
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
@@ -37,10 +39,11 @@ const LIST: &str = "LC_ALL=C; export LC_ALL
     find . -type f -print0 | sort -z | xargs -0 md5sum | cat -v
     getfattr -R -h -d -m '^user' . 2>/dev/null | cat -v";
 
-/// What `checkpoints` of a mounted store show, and the tree as it is, as one text.
-fn all_states(live: &Live) -> String {
+/// What checkpoints of a mounted store of a format show, and the tree as it is, as one text.
+fn all_states(live: &Live, format: u32) -> String {
     let mut all = format!("== @\n{}", live.sh(LIST));
-    for name in ["one", "two", "three", "four"] {
+    let of_packs = ["small-1", "small-20", "small-39"].into_iter().filter(|_| format >= 2);
+    for name in ["one", "two", "three", "four"].into_iter().chain(of_packs) {
         live.restore(name);
         all += &format!("== {name}\n{}", live.sh(LIST));
     }
@@ -60,8 +63,24 @@ const THIRD: &str = "echo branch > branch; rm dir/fifo; mkdir -p x/y/z; echo z >
 const FOURTH: &str = "echo after > after-apply; rm branch; echo all > dir/n3; mkdir x/empty";
 const LAST: &str = "echo unsealed > unsealed; mv unsealed renamed; rm 'a name with  spaces'";
 
+/// Small changes, some of which are undone by later ones, so that layers have content that is shared, replaced and gone.
+fn small_checkpoints(live: &Live) {
+    for n in 0..MANY {
+        live.sh(&format!(
+            "echo {n} > dir/counter; echo {n} >> dir/log; mkdir -p s; seq {n} 1000 > s/{}",
+            n % 7
+        ));
+        live.checkpoint(&format!("small-{n}"));
+    }
+}
+
 fn tidy(store: &Path) {
     Sandbox::open(store).unwrap().tidy().unwrap();
+}
+
+fn format_of(store: &Path) -> u32 {
+    let text = std::fs::read_to_string(store.join("format")).unwrap();
+    text.trim().rsplit(' ').next().unwrap().parse().unwrap()
 }
 
 #[test]
@@ -85,27 +104,38 @@ fn make_the_fixture_anew() {
     live.jailfs(&["apply"]);
     live.sh(FOURTH);
     live.checkpoint("four");
+    small_checkpoints(&live);
+    live.umount();
+    tidy(&live.store);
+    live.mount();
     live.sh(LAST);
     live.umount();
+    let format = format_of(&live.store);
+    assert_eq!(Some(&format), FORMATS.last());
     let script = format!(
         "rm -f store/control store/daemon.log store/lock store/reserve; mkdir kept; cp -a store base kept
-        tar --format=posix --sort=name --xattrs --acls -S -czf {}/{FORMAT}.tar.gz -C kept store base",
+        tar --format=posix --sort=name --xattrs --acls -S -czf {}/format-{format}.tar.gz -C kept store base",
         fixtures().display()
     );
     shell(live.outside(), &script);
     live.mount();
-    std::fs::write(fixtures().join(format!("{FORMAT}.txt")), all_states(&live)).unwrap();
+    std::fs::write(fixtures().join(format!("format-{format}.txt")), all_states(&live, format)).unwrap();
 }
 
 #[test]
-fn a_store_that_was_written_in_this_format_opens_for_ever() {
+fn a_store_that_was_written_in_an_earlier_format_or_this_one_opens_for_ever() {
+    FORMATS.into_iter().for_each(opens);
+}
+
+fn opens(format: u32) {
     let mut live = Live::new("");
     live.applied = true;
     live.umount();
-    let archive = fixtures().join(format!("{FORMAT}.tar.gz"));
+    let archive = fixtures().join(format!("format-{format}.tar.gz"));
     let unpack =
         format!("rm -r store base; tar --xattrs --acls -xzpf {}; chmod 700 store", archive.display());
     shell(live.outside(), &unpack);
+    assert_eq!(format_of(&live.store), format);
     let checked = Sandbox::check_store(&live.store, true).unwrap();
     assert!(checked.problems.is_empty(), "{:#?}", checked.problems);
     // Once it must be said that the copy stands for the base.
@@ -118,8 +148,8 @@ fn a_store_that_was_written_in_this_format_opens_for_ever() {
     }
     let ops = live.jailfs(&["op", "log"]);
     assert!(ops.contains("apply") && ops.contains("restore"), "{ops}");
-    let expected = std::fs::read_to_string(fixtures().join(format!("{FORMAT}.txt"))).unwrap();
-    let found = all_states(&live);
+    let expected = std::fs::read_to_string(fixtures().join(format!("format-{format}.txt"))).unwrap();
+    let found = all_states(&live, format);
     let differing = expected.lines().zip(found.lines()).find(|(a, b)| a != b);
     assert!(expected == found, "first difference: {differing:?}");
     // And it goes on: it is written to, compacted and collected.
@@ -131,22 +161,22 @@ fn a_store_that_was_written_in_this_format_opens_for_ever() {
     tidy(&live.store);
     let checked = Sandbox::check_store(&live.store, true).unwrap();
     assert!(checked.problems.is_empty(), "{:#?}", checked.problems);
-    eprintln!("{} states of {FORMAT}", expected.lines().filter(|line| line.starts_with("== ")).count());
+    eprintln!(
+        "{} states of format {format}",
+        expected.lines().filter(|line| line.starts_with("== ")).count()
+    );
 }
 
-/// Every format has a fixture, and this one is the last.
 #[test]
 fn every_format_has_its_fixture() {
-    let output = Command::new("ls").arg(fixtures()).output().unwrap();
-    let names = String::from_utf8(output.stdout).unwrap();
-    let live = tempfile::tempdir().unwrap();
-    std::fs::create_dir(live.path().join("base")).unwrap();
-    let store = live.path().join("store");
-    drop(Sandbox::create_or_open(&live.path().join("base"), &store, &StoreOptions::default()).unwrap());
-    let number = std::fs::read_to_string(store.join("format")).unwrap();
-    let number: u32 = number.trim().rsplit(' ').next().unwrap().parse().unwrap();
-    assert_eq!(FORMAT, format!("format-{number}"));
-    for n in 1..=number {
-        assert!(names.contains(&format!("format-{n}.tar.gz")) && names.contains(&format!("format-{n}.txt")));
+    let mut live = Live::new("mkdir dir");
+    small_checkpoints(&live);
+    live.umount();
+    tidy(&live.store);
+    assert_eq!(Some(&format_of(&live.store)), FORMATS.last());
+    for format in FORMATS {
+        for part in ["tar.gz", "txt"] {
+            assert!(fixtures().join(format!("format-{format}.{part}")).exists(), "{format} {part}");
+        }
     }
 }

@@ -24,6 +24,7 @@ mod pack;
 mod part;
 pub mod patch;
 mod policy;
+mod recognised;
 mod sought;
 mod stack;
 mod staged;
@@ -49,6 +50,7 @@ use crate::types::{Epoch, LayerId, Name, NodeId};
 
 pub use forget::Moment;
 pub use policy::{Due, Policy};
+use recognised::Recognised;
 pub use stack::Roots;
 pub use tidy::Effort;
 
@@ -128,9 +130,9 @@ impl Timeline {
     /// # Errors
     /// Damage, or what the store and the base answer.
     pub fn open(store: Arc<Store>, base: Arc<Base>, head: &str, jail: Jail) -> Result<Timeline> {
-        let base_is = recognise(&store, &base);
+        let base_is = recognised::recognise(&store, &base);
         if base_is == Recognised::Other && !back::unfinished(&store)?.is_empty() {
-            refuse_other(&store, &base)?;
+            recognised::refuse_other(&store, &base)?;
         }
         back::roll_back_unfinished(&store, &base)?;
         let applies = lower::read_history(&store)?;
@@ -155,9 +157,9 @@ impl Timeline {
             Some(record) => stack::reopen(&store, &mut roots, head, record.layer)?,
         };
         if base_is == Recognised::Other && !tree.is_empty() {
-            refuse_other(&store, &base)?;
+            recognised::refuse_other(&store, &base)?;
         }
-        remember(&store, &base, base_is)?;
+        recognised::remember((&store, &base), base_is, &mut roots, (&tree, epoch), &applies)?;
         for (layer, epoch) in stack::seal_strays(&store, &mut roots, head, upper.layer())? {
             store.append_op(OpRecord {
                 head: head.to_owned(),
@@ -490,54 +492,6 @@ impl Timeline {
         self.log(OpVerb::Seal, message, Target { layer: Some(id), epoch: state.lower.epoch() })?;
         Ok(Some(id))
     }
-}
-
-/// Whether a base is the directory that its store was made for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Recognised {
-    /// It is.
-    Same,
-    /// Another one took its place.
-    Other,
-    /// The store does not know, or the filesystem does not say.
-    Unknown,
-}
-
-fn recognise(store: &Store, base: &Base) -> Recognised {
-    match (store.identities().lock().mark(), base.mark()) {
-        (Some(known), Some(mark)) if known == mark => Recognised::Same,
-        (Some(_), Some(_)) => Recognised::Other,
-        (None, _) | (_, None) => Recognised::Unknown,
-    }
-}
-
-/// Changes of one directory are not shown over another, nor written into it, unless somebody said so.
-fn refuse_other(store: &Store, base: &Base) -> Result<()> {
-    if store.takes_other_base() {
-        return Ok(());
-    }
-    let path = String::from_utf8_lossy(base.path()).into_owned();
-    Err(Error::new(
-        Kind::Conflict,
-        format!("open base '{path}'"),
-        "it is another directory than the one whose changes the store holds",
-    )
-    .hint(format!(
-        "put that one back; or 'jailfs mount --other-base --store {} {path} MNT' shows the changes over this one; \
-         or begin a new store: --store DIR",
-        store.dir().path().display()
-    )))
-}
-
-/// Records what the base is known by.
-fn remember(store: &Store, base: &Base, recognised: Recognised) -> Result<()> {
-    let Some(mark) = base.mark() else { return Ok(()) };
-    if recognised == Recognised::Other {
-        log::warn!(
-            "the base is another directory than before: what older states show of it may not be what it was"
-        );
-    }
-    store.identities().lock().set_mark(mark).map_err(|e| e.during("remember the base"))
 }
 
 /// Seals a layer that nobody writes to any more.

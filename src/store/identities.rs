@@ -5,7 +5,7 @@
 //! in our own range, and every file that an apply made, which keeps the number it had in the mount although the host
 //! gave it another. Numbers of our own range are reserved in steps, so that none is given out twice, also after a crash.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::error::Result;
 use crate::store::log::Log;
@@ -118,6 +118,35 @@ impl Identities {
         }
         records.extend(free.into_iter().map(IdentityRecord::Taken));
         Some(records)
+    }
+
+    /// The records of a log for another base: of its nodes, `known` have these numbers, and no other has one of `taken`.
+    pub fn over_another_base(
+        &self,
+        mark: BaseMark,
+        known: &BTreeMap<Ino, (u64, u64)>,
+        taken: BTreeSet<Ino>,
+    ) -> Vec<IdentityRecord> {
+        let mut records = vec![IdentityRecord::Reserved(Ino(self.reserved)), IdentityRecord::Root(mark)];
+        let named = |(&ino, &(dev, host)): (&Ino, &(u64, u64))| IdentityRecord::Named {
+            dev: self.device(dev),
+            host,
+            ino,
+        };
+        records.extend(known.iter().map(named));
+        let taken: BTreeSet<Ino> = taken.into_iter().chain(self.taken.iter().copied()).collect();
+        let free = taken.into_iter().filter(|ino| *ino < Ino::OWN_RANGE && !known.contains_key(ino));
+        records.extend(free.map(IdentityRecord::Taken));
+        records
+    }
+
+    /// Goes on in a log that holds what [`Identities::over_another_base`] gave, and was synced.
+    pub fn begin_anew(&mut self, log: Log<IdentityRecord>, records: Vec<IdentityRecord>) {
+        (self.named, self.taken) = (HashMap::new(), HashSet::new());
+        for record in records {
+            self.note(record);
+        }
+        self.go_on_in(log);
     }
 
     /// Goes on in a log that holds what [`Identities::worth_rewriting`] gave, and was synced.

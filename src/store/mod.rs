@@ -70,7 +70,7 @@ use crate::store::record::{HeadRecord, Header, HoldsRecord, IdentityRecord, Laye
 use crate::store::reserve::Reserve;
 use crate::store::sums::Sums;
 use crate::sys::clock;
-use crate::types::{BaseMark, Epoch, LayerId};
+use crate::types::{BaseMark, Epoch, Ino, LayerId};
 
 const HOLDS: &str = "holds";
 const IDENTITIES: &str = "identities";
@@ -716,6 +716,24 @@ impl Store {
             .publish_log(IDENTITIES, 0, records.iter())
             .map_err(|e| e.during("shorten the log of numbers"))?;
         identities.go_on_in(log);
+        Ok(())
+    }
+
+    /// Forgets what the nodes of the base are called, because it is another one from now on. Of the new one `known` have the numbers that they
+    /// are given here, and no other node has one of `taken`.
+    ///
+    /// # Errors
+    /// What the disk answers; then nothing is forgotten.
+    pub fn begin_identities(
+        &self,
+        mark: BaseMark,
+        known: &BTreeMap<Ino, (u64, u64)>,
+        taken: BTreeSet<Ino>,
+    ) -> Result<()> {
+        let mut identities = self.identities.lock();
+        let records = identities.over_another_base(mark, known, taken);
+        let log = self.publish_log(IDENTITIES, 0, records.iter())?;
+        identities.begin_anew(log, records);
         Ok(())
     }
 

@@ -106,6 +106,40 @@ fn another_directory_at_the_path_of_the_base_is_not_taken_for_it() {
     refused(&place, &["mount", "base", "mnt", "--store", "store"], 3);
 }
 
+/// In a copy every node has another number. Directories that are covered are known by their paths, also where they were moved.
+#[test]
+fn over_a_copy_of_the_base_all_states_are_what_they_were_and_go_on() {
+    const LIST: &str = "find . -printf '%p %y %n\n' | sort; cat d/* d/deep/* f/* f/g/* 2>/dev/null || true";
+    let mut live = Live::new(
+        "mkdir -p d/deep e/g; echo a > d/a; echo b > d/deep/b; echo c > e/c; echo g > e/g/g; for n in 1 2 3 4 5; do echo $n > d/deep/$n; done",
+    );
+    live.applied = true;
+    live.sh("echo x > d/x; mv e f; echo y > f/y");
+    live.checkpoint("first");
+    let first = live.sh(LIST);
+    live.sh("rm d/x d/a; echo z > d/deep/z; echo whole > f/g/g");
+    live.checkpoint("second");
+    let second = live.sh(LIST);
+    live.umount();
+    let place = live.outside().to_owned();
+    // Another order of making, so that numbers are exchanged, too.
+    shell(&place, "mv base former; mkdir -p base/e/g base/d/deep; cp -a former/. base");
+    said(&place, &["mount", "base", "mnt", "--other-base", "--store", "store"]);
+    assert_eq!(shell(&live.mnt, LIST), second);
+    for (name, list) in [("first", &first), ("second", &second), ("first", &first)] {
+        said(&live.mnt, &["restore", name]);
+        assert_eq!(shell(&live.mnt, LIST), *list, "{name}");
+    }
+    let work = "echo more >> d/a; echo new > d/deep/new; echo more >> d/deep/b; rm f/c; mv f/g d/g; echo more >> d/g/g; cat d/a d/deep/b d/g/g; ls d/deep f";
+    let done = shell(&live.mnt, work);
+    assert_eq!(done, "a\nmore\nb\nmore\ng\nmore\nd/deep:\n1\n2\n3\n4\n5\nb\nnew\n\nf:\ny\n");
+    said(&live.mnt, &["restore", "second"]);
+    assert_eq!(shell(&live.mnt, LIST), second);
+    said(&place, &["umount", "mnt"]);
+    assert_eq!(said(&place, &["--store", "store", "check"]).lines().count(), 1);
+    shell(&place, "diff -r former base");
+}
+
 #[test]
 fn a_store_without_changes_takes_the_base_that_it_finds() {
     let mut live = Live::new(BASE);

@@ -338,3 +338,29 @@ fn a_mount_puts_older_layers_together_by_itself() {
     live.restore("c20");
     assert_eq!((live.read("f20"), live.read("g")), ("20\n".to_owned(), "20\n".to_owned()));
 }
+
+/// The host keeps the block in which a file ends, as zeros, unless all of it is given back.
+#[test]
+fn layers_whose_end_was_given_up_after_they_had_checksums_are_put_together() {
+    let live = Live::with_options("echo base > base", &["-o", "history=0"]);
+    let count = |dir: &str| std::fs::read_dir(live.store.join(dir)).map_or(0, Iterator::count);
+    let until = Instant::now() + Duration::from_secs(100);
+    let mut made = 0;
+    let mut step = || {
+        live.sh(&format!("head -c 5000 /dev/urandom > f{made}; head -c 1200003 /dev/urandom > passing"));
+        live.checkpoint(&format!("c{made}"));
+        made += 1;
+    };
+    while count("packs") == 0 {
+        assert!(Instant::now() < until, "{} directories", count("layers"));
+        step();
+    }
+    let before = count("layers");
+    while count("layers") > 16 {
+        assert!(Instant::now() < until, "{} directories, {before} before", count("layers"));
+        step();
+        live.jailfs(&["gc", "--keep", "3", "--operations", "0"]);
+    }
+    assert_eq!(live.json(&["check", "--read-data"]).last().unwrap()["problems"], 0);
+    assert!(!std::fs::read_to_string(live.store.join("daemon.log")).unwrap().contains("stays where it is"));
+}

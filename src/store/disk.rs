@@ -71,7 +71,11 @@ pub(super) fn allocate(file: &File, len: u64) -> io::Result<()> {
 pub(super) fn punch(file: &File, range: ByteRange) -> io::Result<()> {
     step::begin(Step::StorePunch)?;
     crate::sys::file::punch_hole(file, range)?;
-    note!(Punch { ino: ino(file)?, range: range });
+    // The file stays as long as it is.
+    note!(Punch {
+        ino: ino(file)?,
+        range: ByteRange { end: range.end.min(file.metadata()?.len()), ..range }
+    });
     Ok(())
 }
 

@@ -29,6 +29,16 @@ const STEP: u64 = 1 << 20;
 /// What is copied of a layer, and where the copy is.
 type Moved = BTreeMap<LayerId, Map>;
 
+/// What came of copying what a layer has of its own.
+enum Copied {
+    /// Where it is in the copy.
+    Whole(Map),
+    /// It has no checksums to be held against.
+    NoSums,
+    /// The block at this address is not as it was written.
+    Damaged(u64),
+}
+
 impl Store {
     /// Puts the content together that these layers have of their own; they are in packs. Nobody may give content of theirs back meanwhile. Gives
     /// how many there were whose content could be moved.
@@ -94,9 +104,12 @@ impl Store {
         for info in sources {
             let source = info.header.layer;
             match self.copy(source, &mut gathered, &mut sums)? {
-                Some(map) => drop(moved.insert(source, map)),
-                None => ::log::warn!(
-                    "content of layer {source} is not as it was written; 'jailfs check --read-data' tells where"
+                Copied::Whole(map) => drop(moved.insert(source, map)),
+                Copied::NoSums => {
+                    ::log::warn!("content of layer {source} has no checksums, and stays where it is")
+                }
+                Copied::Damaged(at) => ::log::warn!(
+                    "content of layer {source} is not as it was written at {at}; 'jailfs check --read-data' tells more"
                 ),
             }
         }
@@ -121,23 +134,23 @@ impl Store {
         Ok(Some(moved))
     }
 
-    /// Copies what a layer has of its own; none if it is not as it was written.
-    fn copy(&self, source: LayerId, to: &mut Gathered, sums: &mut Sums) -> Result<Option<Map>> {
+    /// Copies what a layer has of its own.
+    fn copy(&self, source: LayerId, to: &mut Gathered, sums: &mut Sums) -> Result<Copied> {
         let attempt = || format!("gather the content of layer {source}");
         let content = self.content(source)?;
         let mut map = Map::default();
         let (begun, mut new) = (to.end, Vec::new());
-        let Some(pool) = &content.file else { return Ok(Some(map)) };
+        let Some(pool) = &content.file else { return Ok(Copied::Whole(map)) };
+        let Some(wanted) = &content.sums else { return Ok(Copied::NoSums) };
         for range in self.own_content(source)? {
             let mut at = range.start;
             while at < range.end {
                 let end = range.end.min(at + STEP);
                 let mut bytes = vec![0; usize::try_from(end - at).unwrap_or(0)];
                 pread_full(pool, &mut bytes, at).attempt(attempt)?;
-                let wrong = content.sums.as_ref().map(|sums| sums.check(pool, at, &bytes));
-                if content.sums.is_none() || wrong.transpose().attempt(attempt)?.flatten().is_some() {
+                if let Some(wrong) = wanted.check(pool, at, &bytes).attempt(attempt)? {
                     to.end = begun;
-                    return Ok(None);
+                    return Ok(Copied::Damaged(wrong));
                 }
                 disk::write_at(&to.pool, &bytes, to.end).attempt(attempt)?;
                 new.push((to.end / BLOCK, bytes.chunks(BLOCK as usize).map(crc32c::crc32c).collect()));
@@ -147,7 +160,7 @@ impl Store {
             }
         }
         new.into_iter().for_each(|(first, run)| sums.push(first, run));
-        Ok(Some(map))
+        Ok(Copied::Whole(map))
     }
 
     /// Publishes where the content is now.

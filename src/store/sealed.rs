@@ -16,6 +16,7 @@ use std::sync::Arc;
 use crate::error::{Attempt, Error, Result};
 use crate::store::layer::{self, INDEX, JOURNAL, LayerContents, LayerInfo, MAP, POOL, SUMS};
 use crate::store::log::Log;
+use crate::store::pool::block_ceil;
 use crate::store::record::{Edit, Header, Record, Seal};
 use crate::store::{Store, disk};
 use crate::types::{ByteRange, LayerId};
@@ -199,8 +200,11 @@ impl Store {
     /// As fallocate(2); a filesystem that cannot is no error, and gives nothing back.
     pub fn punch_pool(&self, layer: LayerId, ranges: &[ByteRange]) -> Result<()> {
         let Some(pool) = self.pool(layer)? else { return Ok(()) };
+        let is_sealed = self.layer(layer).is_some_and(|info| info.seal.is_some());
         for range in ranges {
-            match disk::punch(&pool, *range) {
+            // Of the last block of a file the host makes zeros, and keeps it, unless all of it is to go.
+            let end = if is_sealed { block_ceil(range.end) } else { range.end };
+            match disk::punch(&pool, ByteRange { end, ..*range }) {
                 Err(error) if error.raw_os_error() == Some(nix::errno::Errno::EOPNOTSUPP as i32) => {
                     return Ok(());
                 }

@@ -54,10 +54,11 @@ pub fn read_commits(repo: &Path) -> Result<Vec<String>, String> {
 
 /// Makes one transaction after the other.
 pub fn transact(writer: &Writer, dir: &Path, (mode, synchronous): (&str, &str), control: &Control) {
-    let (count, stamp) = (writer.lines().len(), stamp());
+    let number = |line: &String| line.split_once('-').unwrap().0.to_owned();
+    let (count, stamp) = (writer.lines().last().map_or_else(|| "0".to_owned(), number), stamp());
     let mut command = Command::new("python3");
     command.args(["-I", "-S", "-u", "-c", SQLITE, "write", mode, synchronous]);
-    command.args([count.to_string(), stamp.to_string()]).current_dir("/").arg(dir.join("db"));
+    command.args([count, stamp.to_string()]).current_dir("/").arg(dir.join("db"));
     let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = started.unwrap();
     let (stdin, stdout) = (child.stdin.take(), child.stdout.take().unwrap());

@@ -13,7 +13,7 @@ use crate::harness::text;
 use crate::span::{Span, State};
 use crate::verbs::Pending;
 use crate::world::{Checkpoint, World};
-use crate::writer::{Control, Working, Writer};
+use crate::writer::{Control, Working, Writer, stamp};
 
 /// When it is killed.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +26,8 @@ enum Moment {
 
 /// The load ends with this verb, whatever was planned.
 const LAST_VERB: u64 = 30;
+/// Or when so many operations were begun: each verb remembers what there may be at its time, and on a slow machine it is long.
+const MANY: u64 = 20_000;
 
 impl World {
     /// Loads the mount, kills its daemon, mounts again, and holds what is there against what was acknowledged.
@@ -59,14 +61,17 @@ impl World {
         if let Moment::After(delay) = moment {
             arm.send(delay).unwrap();
         }
-        let mut verbs = 0;
+        let (mut verbs, first) = (0, stamp());
+        let mut is_armed = matches!(moment, Moment::After(_));
         let mut begin = |world: &mut World| {
             std::thread::sleep(Duration::from_micros(world.rng.below(15_000)));
             verbs += 1;
-            match moment {
-                Moment::During(number, delay) if number == verbs => arm.send(delay).unwrap(),
-                _ if verbs == LAST_VERB => arm.send(Duration::ZERO).unwrap(),
-                _ => {}
+            let delay = match moment {
+                Moment::During(number, delay) if number == verbs => Some(delay),
+                _ => (verbs == LAST_VERB || stamp() - first > MANY).then_some(Duration::ZERO),
+            };
+            if let Some(delay) = delay.filter(|_| !std::mem::replace(&mut is_armed, true)) {
+                arm.send(delay).unwrap();
             }
         };
         while !control.is_killed() {

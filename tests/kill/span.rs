@@ -112,7 +112,13 @@ impl Span {
     /// What was found, with what cannot be found.
     fn settled(&self, state: State, found: &State) -> State {
         match found {
-            State::Lines(_) => state,
+            // One more than there can be, so that it is known that there were more.
+            State::Lines(there) => match state {
+                State::Lines(lines) => {
+                    State::Lines(lines[lines.len().saturating_sub(there.len().max(LINES) + 1)..].to_vec())
+                }
+                other => other,
+            },
             found => found.clone(),
         }
     }

@@ -40,6 +40,11 @@ pub struct PreImages {
 }
 
 impl PreImages {
+    /// The numbers of the nodes that were there.
+    pub fn inos(&self) -> impl Iterator<Item = Ino> {
+        self.nodes.values().flatten().map(|node| node.ino)
+    }
+
     /// Adds what was at a path; none if nothing was.
     pub fn insert(&mut self, path: &TreePath, node: Option<Arc<PreNode>>) {
         if let Some((dir, name)) = path.split() {

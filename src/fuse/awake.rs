@@ -6,7 +6,9 @@
 //!
 //! Always true:
 //! * without requests the thread sleeps, and one request now and then does not wake it: an idle mount costs nothing;
-//! * whoever else wants the CPU gets it at once (SCHED_IDLE), and nobody ever waits for the thread;
+//! * nobody ever waits for the thread, and whoever wants the CPU hardly loses any of it: the thread has the lowest priority (SCHED_IDLE). That
+//!   counts only among the threads of a session or control group; where others are kept apart they would share the CPU with it. So as soon as
+//!   somebody else had it for a while, the thread pauses, for longer and longer;
 //! * a request costs an addition while the thread is awake, and a look at the clock while it sleeps.
 
 use std::collections::BTreeSet;
@@ -27,6 +29,12 @@ const SPAN: Duration = Duration::from_micros(500);
 const BURST: u32 = 8;
 /// Rounds between two looks at the clock: about a microsecond.
 const ROUNDS: u32 = 32;
+/// Who did not have the CPU for so long was kept from it by somebody who works, not by who answers or is answered.
+const CROWDED: Duration = Duration::from_millis(1);
+/// How long it pauses then, at first and at most. A turn of the CPU takes some 3 milliseconds.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(1600));
+/// After so long without others the next pause is half as long.
+const CALM: Duration = Duration::from_millis(50);
 
 /// For how long a CPU is kept awake after a request if nobody said so. Only in a virtual machine, where waking one costs so much; not where
 /// the time of CPUs is rationed (by the quota of a control group), because circles would use it up; and a CPU alone never waits for another.
@@ -77,11 +85,19 @@ impl Awake {
                 return;
             }
             let cpus = process::cpus();
-            let mut left = NOWHERE;
+            let (mut left, mut pause) = (NOWHERE, PAUSES.0);
             while !of_thread.ends.load(Relaxed) {
                 if of_thread.is_up.load(Relaxed) {
                     leave(&cpus, of_thread.elsewhere.load(Relaxed), &mut left);
-                    of_thread.circle(span);
+                    match of_thread.circle(span) {
+                        Ended::Quiet { calm: true } => pause = (pause / 2).max(PAUSES.0),
+                        Ended::Quiet { calm: false } => {}
+                        Ended::Crowded => {
+                            std::thread::sleep(pause);
+                            pause = (pause * 2).min(PAUSES.1);
+                        }
+                    }
+                    of_thread.is_up.store(false, Relaxed);
                 } else {
                     std::thread::park();
                 }
@@ -131,19 +147,34 @@ impl Burst {
     }
 }
 
+/// Why it went round no longer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// There are no requests; `calm` if nobody else wanted the CPU for long.
+    Quiet { calm: bool },
+    /// Somebody else wanted the CPU.
+    Crowded,
+}
+
 impl Shared {
-    /// Goes round until there was no request for as long as `span`.
-    fn circle(&self, span: Duration) {
-        let (mut seen, mut since) = (self.requests.load(Relaxed), Instant::now());
+    /// Goes round until there was no request for as long as `span`, or somebody else wanted the CPU.
+    fn circle(&self, span: Duration) -> Ended {
+        let begun = Instant::now();
+        let (mut seen, mut since, mut last) = (self.requests.load(Relaxed), begun, begun);
         while !self.ends.load(Relaxed) {
             (0..ROUNDS).for_each(|_| spin_loop());
             let (requests, now) = (self.requests.load(Relaxed), Instant::now());
+            if now.duration_since(last) >= CROWDED {
+                return Ended::Crowded;
+            }
+            last = now;
             if requests != seen {
                 (seen, since) = (requests, now);
             } else if now.duration_since(since) >= span {
-                return self.is_up.store(false, Relaxed);
+                break;
             }
         }
+        Ended::Quiet { calm: last.duration_since(begun) >= CALM }
     }
 }
 

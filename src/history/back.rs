@@ -149,6 +149,7 @@ fn set_back(
     let touched_by_apply: BTreeSet<TreePath> =
         with_images.last().iter().flat_map(|images| images.paths().cloned()).collect();
     let mut changes = diff::changes(&from, &to, false).attempt(attempt)?;
+    left_alone.extend(mounted(base, &touched_by_apply).attempt(attempt)?);
     let in_use = dirs_in_use(base, &changes, left_alone).attempt(attempt)?;
     // What the apply put into a directory that stays goes; what would stand below a file that stays cannot come back.
     let stays =
@@ -159,17 +160,24 @@ fn set_back(
         touched.entry(path).or_insert(Keep::InPlace);
     }
     touched.retain(|path, _| !stays(path));
-    // What somebody mounted there since is not the base's, and what is under it cannot be reached.
-    let is_mounted =
-        |path: &TreePath| found(base.stat(path)).map(|stat| stat.is_some_and(|stat| stat.foreign));
-    for path in touched.keys().cloned().collect::<Vec<_>>() {
-        if is_mounted(&path).attempt(attempt)? {
-            touched.remove(&path);
-        }
-    }
     left_alone.extend(in_use);
     let mut claim = |path: &TreePath, print| claims.claim(layer, path, print);
     write_base(base, (&from, &to), &changes, &touched, stages, &mut claim).attempt(attempt)
+}
+
+/// The paths at or above these at which somebody mounted something: that is not the base's, and what is under it cannot be reached.
+fn mounted(base: &Base, paths: &BTreeSet<TreePath>) -> FsResult<BTreeSet<TreePath>> {
+    let (mut seen, mut mounted) = (BTreeSet::new(), BTreeSet::new());
+    for path in paths {
+        let mut at = Some(path.clone());
+        while let Some(path) = at.filter(|path| seen.insert(path.clone())) {
+            if found(base.stat(&path))?.is_some_and(|stat| stat.foreign) {
+                mounted.insert(path.clone());
+            }
+            at = path.split().map(|(above, _)| above);
+        }
+    }
+    Ok(mounted)
 }
 
 /// The directories that would go, but in which somebody put something that stays.

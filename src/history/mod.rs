@@ -159,7 +159,6 @@ impl Timeline {
         if base_is == Recognised::Other && !tree.is_empty() {
             recognised::refuse_other(&store, &base)?;
         }
-        recognised::remember((&store, &base), base_is, &mut roots, (&tree, epoch), &applies)?;
         for (layer, epoch) in stack::seal_strays(&store, &mut roots, head, upper.layer())? {
             store.append_op(OpRecord {
                 head: head.to_owned(),
@@ -170,6 +169,7 @@ impl Timeline {
                 epoch,
             })?;
         }
+        recognised::remember((&store, &base), base_is, &mut roots, (&tree, epoch), &applies)?;
         let lower = Lower::new(Arc::clone(&base), Arc::clone(&store), epoch, applies.clone());
         let fs = Arc::new(Fs::new(Arc::clone(&store), tree, lower, upper, jail));
         fs.open_history(head);

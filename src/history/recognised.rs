@@ -2,18 +2,18 @@
 //!
 //! The numbers of nodes are those of the directory that they were first seen in. In another one, a copy for instance, the host gave
 //! others: all that was known of numbers is forgotten, and the directories that some state covers are made known again by their paths, so
-//! that a node of the base is found in them wherever they are shown.
+//! that a node of the base is found in them wherever they are shown; so are files that are met under names that nothing covers.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use crate::base::Base;
-use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
-use crate::fs::lower::{Lower, LowerNode, PreHistory};
+use crate::error::{Error, FsError, Kind, Result};
+use crate::fs::lower::{Lower, PreHistory};
 use crate::history::Roots;
 use crate::store::Store;
 use crate::tree::{Body, Tree};
-use crate::types::{Epoch, FileKind, Ino};
+use crate::types::{Epoch, FileKind, Ino, TreePath};
 
 /// Whether a base is the directory that its store was made for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -69,47 +69,61 @@ pub(super) fn remember(
         "the base is another directory than before: what older states show of it may not be what it was"
     );
     let mut known = Known::default();
-    let attempt = || "recognise the directories of the base";
-    for info in
-        store.catalog().into_iter().filter(|info| info.seal.is_some() && info.header.kind.is_of_head())
-    {
-        let tree = roots.load(info.header.layer)?;
-        let epoch = info.header.epoch;
-        let lower = Lower::new(Arc::clone(base), Arc::clone(store), epoch, applies.clone());
-        known.add(&tree, &lower).attempt(attempt)?;
+    known.covered.extend(applies.iter().flat_map(|images| images.inos()));
+    let lower = |epoch| Lower::new(Arc::clone(base), Arc::clone(store), epoch, applies.clone());
+    // What the newest states say counts: the base may have been changed since the older ones.
+    known.add(shown.0, &lower(shown.1));
+    let mut states = store.catalog();
+    states.retain(|info| info.seal.is_some() && info.header.kind.is_of_head());
+    for info in states.into_iter().rev() {
+        match roots.load(info.header.layer) {
+            Ok(tree) => known.add(&tree, &lower(info.header.epoch)),
+            Err(error) => log::warn!("what layer {} covers is not recognised: {error}", info.header.layer),
+        }
     }
-    let lower = Lower::new(Arc::clone(base), Arc::clone(store), shown.1, applies.clone());
-    known.add(shown.0, &lower).attempt(attempt)?;
-    store.begin_identities(mark, &known.directories, known.covered).map_err(during)
+    store.begin_identities(mark, &known.nodes, known.covered).map_err(during)
 }
 
 /// What is known of numbers over another base.
 #[derive(Default)]
 struct Known {
-    /// Where directories that are covered are: device, and number in the host.
-    directories: BTreeMap<Ino, (u64, u64)>,
-    /// All that is covered: nothing in the base has such a number for its own.
+    /// Where nodes that are covered, and are met under other names, are: device, and number in the host.
+    nodes: BTreeMap<Ino, (u64, u64)>,
+    hosts: HashSet<(u64, u64)>,
+    looked_at: HashSet<(Ino, TreePath)>,
+    /// All that is covered or kept: nothing in the base has such a number for its own.
     covered: BTreeSet<Ino>,
 }
 
 impl Known {
-    fn add(&mut self, tree: &Tree, lower: &Lower) -> FsResult<()> {
+    fn add(&mut self, tree: &Tree, lower: &Lower) {
         for (ino, node) in tree.nodes().filter(|(ino, _)| *ino != Ino::ROOT) {
             self.covered.insert(ino);
-            let Body::Dir { base: Some(path) } = &node.body else { continue };
-            // A state has most in common with the one before it.
-            if self.directories.contains_key(&ino) {
+            let path = match &node.body {
+                Body::Dir { base: Some(path) } => path,
+                // It has names that nothing covers.
+                Body::File { origin: Some(origin), .. }
+                    if tree.links(ino).count() < node.meta.nlink as usize =>
+                {
+                    &origin.path
+                }
+                Body::Dir { .. } | Body::File { .. } | Body::Symlink { .. } | Body::Special => continue,
+            };
+            // What an apply touched since is looked for in what was kept of it.
+            let is_kept = lower.left_since(path).is_some();
+            if is_kept || self.nodes.contains_key(&ino) || !self.looked_at.insert((ino, path.clone())) {
                 continue;
             }
-            match lower.lookup(path) {
-                Ok(Some((_, LowerNode::Base(stat)))) if stat.kind == FileKind::Dir => {
-                    self.directories.insert(ino, (stat.dev, stat.ino));
+            match lower.base().stat(path) {
+                Ok(stat) => {
+                    let is_it = stat.kind == node.kind() && (stat.kind == FileKind::Dir || stat.nlink > 1);
+                    if is_it && self.hosts.insert((stat.dev, stat.ino)) {
+                        self.nodes.insert(ino, (stat.dev, stat.ino));
+                    }
                 }
-                // It is not there, or what it was is kept; and what is closed to us is shown to nobody.
-                Ok(_) | Err(FsError::AccessDenied) => {}
-                Err(error) => return Err(error),
+                Err(FsError::NotFound | FsError::NotADirectory) => {}
+                Err(error) => log::warn!("'{path}' of the base is not recognised: {error}"),
             }
         }
-        Ok(())
     }
 }

@@ -109,12 +109,13 @@ fn another_directory_at_the_path_of_the_base_is_not_taken_for_it() {
 /// In a copy every node has another number. Directories that are covered are known by their paths, also where they were moved.
 #[test]
 fn over_a_copy_of_the_base_all_states_are_what_they_were_and_go_on() {
-    const LIST: &str = "find . -printf '%p %y %n\n' | sort; cat d/* d/deep/* f/* f/g/* 2>/dev/null || true";
+    const LIST: &str =
+        "find . -printf '%p %y %n\n' | sort; cat d/* d/deep/* f/* f/g/* h* 2>/dev/null || true";
     let mut live = Live::new(
-        "mkdir -p d/deep e/g; echo a > d/a; echo b > d/deep/b; echo c > e/c; echo g > e/g/g; for n in 1 2 3 4 5; do echo $n > d/deep/$n; done",
+        "mkdir -p d/deep e/g; echo a > d/a; echo b > d/deep/b; echo c > e/c; echo g > e/g/g; for n in 1 2 3 4 5; do echo $n > d/deep/$n; done; echo h > h1; ln h1 h2",
     );
     live.applied = true;
-    live.sh("echo x > d/x; mv e f; echo y > f/y");
+    live.sh("echo x > d/x; mv e f; echo y > f/y; echo whole > h1");
     live.checkpoint("first");
     let first = live.sh(LIST);
     live.sh("rm d/x d/a; echo z > d/deep/z; echo whole > f/g/g");
@@ -135,9 +136,48 @@ fn over_a_copy_of_the_base_all_states_are_what_they_were_and_go_on() {
     assert_eq!(done, "a\nmore\nb\nmore\ng\nmore\nd/deep:\n1\n2\n3\n4\n5\nb\nnew\n\nf:\ny\n");
     said(&live.mnt, &["restore", "second"]);
     assert_eq!(shell(&live.mnt, LIST), second);
+    assert_eq!(
+        shell(&live.mnt, "echo more >> h2; cat h1 h2"),
+        "whole\nmore\n".repeat(2),
+        "they are one file"
+    );
     said(&place, &["umount", "mnt"]);
     assert_eq!(said(&place, &["--store", "store", "check"]).lines().count(), 1);
     shell(&place, "diff -r former base");
+}
+
+/// What an apply removed is kept with its number, and a file of the copy may have that for its own.
+#[test]
+fn over_a_copy_of_the_base_what_was_before_an_apply_is_not_mixed_with_what_is_there() {
+    const LIST: &str = "find . -printf '%p %y %n\n' | sort; cat a* d/*";
+    let mut live =
+        Live::new("mkdir d; for n in 1 2 3 4 5 6 7 8; do echo a$n > a$n; echo d$n > d/d$n; done; ln a1 a9");
+    live.applied = true;
+    live.sh("echo new > d/new");
+    live.checkpoint("first");
+    let first = live.sh(LIST);
+    live.sh("rm a1 a3 a5; rm d/d2; mv d/d4 d/moved");
+    live.jailfs(&["apply"]);
+    let applied = live.sh(LIST);
+    live.sh("echo more > d/more");
+    live.checkpoint("second");
+    live.umount();
+    let place = live.outside().to_owned();
+    // Numbers that are free by now are given to others.
+    shell(
+        &place,
+        "rm -rf mnt2; mkdir copy; cp -a base/. copy; rm -r base; mkdir base; tac=$(ls copy | sort -r); for n in $tac; do cp -a copy/$n base; done",
+    );
+    said(&place, &["mount", "base", "mnt", "--other-base", "--store", "store"]);
+    for _ in 0..2 {
+        said(&live.mnt, &["restore", "first"]);
+        assert_eq!(shell(&live.mnt, LIST), first);
+        said(&live.mnt, &["restore", "second"]);
+        assert_eq!(shell(&live.mnt, "rm d/more; touch -r d/new d; true").len(), 0);
+        assert_eq!(shell(&live.mnt, LIST), applied);
+    }
+    said(&place, &["umount", "mnt"]);
+    assert_eq!(said(&place, &["--store", "store", "check"]).lines().count(), 1);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Keeping a CPU awake: while requests come one after the other, a thread that gives way to everybody goes round in circles, so that
+//! Keeping a CPU awake: while requests come one after the other, a thread of the lowest priority goes round in circles, so that
 //! the CPU on which it does so does not fall asleep.
 //!
 //! Answering a request takes a few microseconds. But who asks sleeps until it is answered, and the daemon until it is asked: at each

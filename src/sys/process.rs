@@ -46,7 +46,8 @@ pub fn stand_back(nice: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets this thread run only while nobody else wants the CPU (sched_setscheduler(2): SCHED_IDLE).
+/// Gives this thread the lowest priority (sched_setscheduler(2): SCHED_IDLE). Among the threads of its control group, which may be that of its session:
+/// with those of others the group shares the CPU as any other.
 ///
 /// # Errors
 /// Those of sched_setscheduler(2).

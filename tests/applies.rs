@@ -253,6 +253,18 @@ fn an_apply_of_one_name_of_a_file_takes_nothing_from_what_took_its_other_name() 
 }
 
 #[test]
+fn a_link_in_the_place_of_the_directory_of_another_name_is_no_hindrance() {
+    let place = Place::with_links(&[("e/a", "old!"), ("c/y", "")], &[("e/a", "e/b"), ("e/a", "c/x")]);
+    place.put("e/a", "new!");
+    place.rm("c/x");
+    place.rm_dir_of("c/y");
+    place.sandbox().fs().symlink(NodeId::ROOT, &name("c"), b"/", ME).unwrap();
+    assert_eq!(place.apply(&[]).unwrap(), Vec::<String>::new());
+    assert_eq!((place.in_base("e/a"), place.in_base("e/b")), (Some("new!".into()), Some("new!".into())));
+    assert_eq!(host::read_link(place.base("c")).unwrap().as_os_str(), "/");
+}
+
+#[test]
 fn what_somebody_changed_in_the_base_is_a_conflict_also_after_a_part_was_applied() {
     let place = Place::new(&[("dir/f", "base "), ("y", "base ")]);
     place.rm_dir_of("dir/f");

@@ -834,12 +834,7 @@ fn switch_to(bench: &Bench, state: jailfs::fs::State) -> jailfs::fs::Forgotten {
     let parent = Some(bench.fs.upper_layer());
     let upper =
         bench.fs.store().create_layer(parent, "main", jailfs::types::Epoch(0), LayerKind::Branches).unwrap();
-    let forgotten = bench
-        .fs
-        .switch(jailfs::fs::Switch { state, upper, same_content: false, only_if_unchanged: false })
-        .unwrap()
-        .unwrap()
-        .forgotten;
+    let forgotten = bench.fs.switch(state, upper).unwrap().forgotten;
     bench.mounted().kernel().forget(&forgotten).unwrap();
     forgotten
 }

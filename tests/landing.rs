@@ -1,73 +1,170 @@
-//! The daemon is killed while an apply puts the head on the base that it has written, and programs write at that moment: what was
-//! acknowledged is there when it is mounted again.
+//! An apply puts the head on the base that it has written while programs write: nothing of that is lost, the head lies on the new
+//! base all the same, and a kill or an error at any moment leaves what was acknowledged.
 //!
-//! At each change that an apply makes of the store after the base was written, a file is written through the filesystem, and from then
-//! on the store is copied after each change: what a kill leaves.
+//! At each change that an apply makes of the store after the base was written, something is written through the filesystem, and from
+//! then on the store is copied after each change: what a kill leaves.
 
-#![expect(clippy::unwrap_used, reason = "a failure is what a test is for")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a failure is what a test is for"
+)]
+
+#[expect(dead_code, reason = "other tests need more of it")]
+#[path = "power/disk.rs"]
+mod disk;
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
-use jailfs::fs::{Caller, Fs};
+use disk::{Disk, Random};
+use jailfs::error::Error;
+use jailfs::fs::{Caller, Fs, RenameMode};
 use jailfs::sandbox::verbs::{Reply, Request};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::sys::step::{self, Change};
 use jailfs::types::{Name, NodeId};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
+/// How long is waited for what is written meanwhile. The filesystem may be busy with the very change at which it is written; then it is
+/// acknowledged later.
+const BUSY: Duration = Duration::from_millis(100);
+
+/// What a process does to stores is told to one listener.
+static LISTENER: Mutex<()> = Mutex::new(());
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+fn find(fs: &Fs, path: &str) -> Option<NodeId> {
+    path.split('/').try_fold(NodeId::ROOT, |dir, part| fs.lookup(dir, &name(part)).ok().map(|e| e.id))
+}
 
 fn put(fs: &Fs, file: &str, bytes: &[u8]) {
-    let name = Name::new(file.as_bytes()).unwrap();
-    let id = match fs.lookup(NodeId::ROOT, &name) {
-        Ok(entry) => entry.id,
-        Err(_) => fs.mknod(NodeId::ROOT, &name, 0o100_644, 0, 0, ME).unwrap().id,
-    };
+    let id = find(fs, file)
+        .unwrap_or_else(|| fs.mknod(NodeId::ROOT, &name(file), 0o100_644, 0, 0, ME).unwrap().id);
     fs.write(id, 0, bytes, false).unwrap();
 }
 
-fn get(fs: &Fs, file: &str) -> Vec<u8> {
-    let id = fs.lookup(NodeId::ROOT, &Name::new(file.as_bytes()).unwrap()).unwrap().id;
-    fs.read(id, 0, u64::MAX).unwrap().read(false).unwrap().unwrap()
+fn get(fs: &Fs, path: &str) -> Option<String> {
+    let bytes = fs.read(find(fs, path)?, 0, u64::MAX).unwrap().read(false).unwrap().unwrap();
+    Some(String::from_utf8(bytes).unwrap())
 }
 
+/// A base with something of each kind, and a tree that differs from it.
 fn prepare(dir: &Path) -> Arc<Sandbox> {
+    prepare_with(dir, true)
+}
+
+fn prepare_with(dir: &Path, volatile: bool) -> Arc<Sandbox> {
     let base = dir.join("base");
-    std::fs::create_dir(&base).unwrap();
-    std::fs::write(base.join("old"), "of the base").unwrap();
-    let options = StoreOptions { volatile: true, ..StoreOptions::default() };
+    std::fs::create_dir_all(base.join("dir/below")).unwrap();
+    for file in ["old", "gone", "dir/kept", "dir/below/deep"] {
+        std::fs::write(base.join(file), "of the base").unwrap();
+    }
+    let options = StoreOptions { volatile, ..StoreOptions::default() };
     let sandbox = Sandbox::create_or_open(&base, &dir.join("store"), &options).unwrap();
     put(sandbox.fs(), "old", b"OF THE");
     put(sandbox.fs(), "new", b"new");
     sandbox
 }
 
-/// Applies, and calls `at` with the number of each change of the store since the last layer was made: the one that lies on the new base.
-/// Gives how many there were.
-fn apply(sandbox: &Sandbox, layers: usize, at: impl Fn(usize) + Send + Sync + 'static) -> (usize, usize) {
+/// What programs do meanwhile.
+fn meanwhile(fs: &Fs) {
+    put(fs, "late", b"acknowledged");
+    put(fs, "new", b"NEW");
+    fs.unlink(NodeId::ROOT, &name("gone")).unwrap();
+    fs.rename(NodeId::ROOT, &name("dir"), NodeId::ROOT, &name("moved"), RenameMode::Replace, 0).unwrap();
+    fs.write(find(fs, "moved/kept").unwrap(), 0, b"IN", false).unwrap();
+}
+
+/// All that can be seen after that.
+fn check(fs: &Fs, when: &str) {
+    let wanted = [
+        ("old", Some("OF THE base")),
+        ("new", Some("NEW")),
+        ("late", Some("acknowledged")),
+        ("gone", None),
+        ("dir", None),
+        ("moved/kept", Some("IN the base")),
+        ("moved/below/deep", Some("of the base")),
+    ];
+    for (path, text) in wanted {
+        assert_eq!(get(fs, path).as_deref(), text, "{when}: {path}");
+    }
+    fs.state().tree.verify().unwrap_or_else(|why| panic!("{when}: {why}"));
+}
+
+/// What an apply did, and at how many changes of the store.
+struct Applied {
+    result: Result<Reply, Error>,
+    /// Layers that were made.
+    layers: usize,
+    /// Changes since the last of them was made: the one that lies on the new base.
+    since: usize,
+}
+
+/// Applies, and calls `at` with the number of each change of the store since so many layers were made.
+fn apply(sandbox: &Sandbox, layers: usize, at: impl Fn(usize) + Send + Sync + 'static) -> Applied {
     thread_local! {
         /// What is done meanwhile changes the store, too.
-        static MEANWHILE: Cell<bool> = const { Cell::new(false) };
+        static IS_OF_APPLY: Cell<bool> = const { Cell::new(false) };
     }
     let (made, since) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (made_now, since_now) = (Arc::clone(&made), Arc::clone(&since));
     step::record(Some(Box::new(move |change| {
-        if MEANWHILE.replace(true) {
+        if !IS_OF_APPLY.replace(false) {
             return;
         }
         made_now.fetch_add(usize::from(matches!(change, Change::Mkdir { .. })), Ordering::SeqCst);
         if made_now.load(Ordering::SeqCst) >= layers {
             at(since_now.fetch_add(1, Ordering::SeqCst));
         }
-        MEANWHILE.set(false);
+        IS_OF_APPLY.set(true);
     })));
+    IS_OF_APPLY.set(true);
     let result = sandbox.handle(Request::Apply { paths: Vec::new(), dry_run: false, undo: false });
+    IS_OF_APPLY.set(false);
     step::record(None);
-    assert!(matches!(&result, Ok(Reply::Applied(applied)) if applied.conflicts.is_empty()), "{result:?}");
-    (made.load(Ordering::SeqCst), since.load(Ordering::SeqCst))
+    Applied { result, layers: made.load(Ordering::SeqCst), since: since.load(Ordering::SeqCst) }
+}
+
+/// How many layers an apply makes.
+fn layers_of_an_apply() -> usize {
+    let dir = tempfile::tempdir().unwrap();
+    let applied = apply(&prepare(dir.path()), usize::MAX, |_| ());
+    applied.result.unwrap();
+    applied.layers
+}
+
+/// Writes something meanwhile, in a thread of its own. Gives where it is told that it was acknowledged.
+fn write_meanwhile(fs: &Arc<Fs>) -> mpsc::Receiver<()> {
+    let (fs, (done, acknowledged)) = (Arc::clone(fs), mpsc::channel());
+    std::thread::spawn(move || {
+        meanwhile(&fs);
+        done.send(()).unwrap();
+    });
+    acknowledged
+}
+
+/// What is being written meanwhile, if it was begun, and whether it was acknowledged.
+#[derive(Default)]
+struct Meanwhile {
+    begun: Option<mpsc::Receiver<()>>,
+    is_done: bool,
+}
+
+impl Meanwhile {
+    fn wait(&mut self, longest: Duration) -> bool {
+        self.is_done = self.is_done || self.begun.as_ref().is_some_and(|b| b.recv_timeout(longest).is_ok());
+        self.is_done
+    }
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -77,35 +174,40 @@ fn copy(from: &Path, to: &Path) {
 
 #[test]
 fn what_is_written_while_an_apply_puts_the_head_on_the_base_outlives_a_kill() {
-    let first = tempfile::tempdir().unwrap();
-    let (layers, _) = apply(&prepare(first.path()), usize::MAX, |_| ());
-    let (mut kills, mut moments) = (0, 1);
-    let mut moment = 0;
+    let _alone = LISTENER.lock();
+    let layers = layers_of_an_apply();
+    let (mut kills, mut landed, mut moments, mut moment) = (0, 0, 1, 0);
     while moment < moments {
         let dir = tempfile::tempdir().unwrap();
         let sandbox = prepare(dir.path());
-        let left: Arc<Mutex<Vec<PathBuf>>> = Arc::default();
-        let (into, fs, place) = (Arc::clone(&left), Arc::clone(sandbox.fs()), dir.path().to_owned());
-        let (_, seen) = apply(&sandbox, layers, move |at| {
+        let (left, state): (Arc<Mutex<Vec<PathBuf>>>, Arc<Mutex<Meanwhile>>) = Default::default();
+        let (into, written) = (Arc::clone(&left), Arc::clone(&state));
+        let (fs, place) = (Arc::clone(sandbox.fs()), dir.path().to_owned());
+        let applied = apply(&sandbox, layers, move |at| {
+            let mut written = written.lock().unwrap();
             if at == moment {
-                put(&fs, "late", b"acknowledged");
-                put(&fs, "new", b"NEW");
+                written.begun = Some(write_meanwhile(&fs));
             }
-            if at >= moment {
+            let longest = if at == moment { BUSY } else { Duration::ZERO };
+            if at >= moment && written.wait(longest) {
                 let to = place.join(format!("killed{at}"));
                 copy(&place.join("store"), &to);
                 into.lock().unwrap().push(to);
             }
         });
-        moments = seen;
+        let when = format!("written at moment {moment} of {}", applied.since);
+        let done = applied.result.unwrap_or_else(|error| panic!("{when}: {error}"));
+        let Reply::Applied(done) = done else { panic!("{when}: {done:?}") };
+        assert!(done.conflicts.is_empty(), "{when}: {:?}", done.conflicts);
+        moments = applied.since;
+        assert!(state.lock().unwrap().wait(10 * BUSY), "{when}: it is not acknowledged");
+        check(sandbox.fs(), &when);
+        assert_eq!(sandbox.fs().state().lower.epoch(), done.epoch, "{when}: the head is over the old base");
+        landed += 1;
         for store in left.lock().unwrap().iter() {
-            let when = format!("written at moment {moment} of {moments}, {}", store.display());
+            let when = format!("{when}, {}", store.display());
             let opened = Sandbox::open(store).unwrap();
-            let late = Name::new(b"late").unwrap();
-            assert!(opened.fs().lookup(NodeId::ROOT, &late).is_ok(), "{when}: it is not there");
-            assert_eq!(get(opened.fs(), "late"), b"acknowledged", "{when}");
-            assert_eq!(get(opened.fs(), "new"), b"NEW", "{when}");
-            assert_eq!(get(opened.fs(), "old"), b"OF THE base", "{when}");
+            check(opened.fs(), &when);
             drop(opened);
             assert_eq!(std::fs::read(dir.path().join("base/new")).unwrap(), b"new", "{when}");
             let checked = Sandbox::check_store(store, true).unwrap();
@@ -114,6 +216,130 @@ fn what_is_written_while_an_apply_puts_the_head_on_the_base_outlives_a_kill() {
         }
         moment += 1;
     }
-    assert!(moments > 5, "only {moments} moments");
-    eprintln!("{kills} kills at {moments} moments");
+    assert!(moments > 5 && kills > moments, "only {moments} moments");
+    eprintln!("{kills} kills at {moments} moments, landed {landed} times");
+}
+
+/// Each step of the store fails once behind the moment at which something was written.
+#[test]
+fn an_error_while_the_head_is_put_on_the_base_loses_nothing() {
+    let _alone = LISTENER.lock();
+    let layers = layers_of_an_apply();
+    let mut failures = 0;
+    for what in ["store.write", "store.rename", "store.sync-dir", "store.sync", "store.open"] {
+        for at in 1.. {
+            assert!(at < 200, "{what}: there is no end to it");
+            let dir = tempfile::tempdir().unwrap();
+            let sandbox = prepare(dir.path());
+            let fs = Arc::clone(sandbox.fs());
+            let rules = format!("fail:{what}:{at}:EIO");
+            let applied = step::with(&rules, || {
+                apply(&sandbox, layers, move |at| {
+                    if at == 0 {
+                        write_meanwhile(&fs).recv_timeout(10 * BUSY).unwrap();
+                    }
+                })
+            });
+            if applied.since == 0 {
+                // It failed before that.
+                applied.result.unwrap_err();
+                continue;
+            }
+            check(sandbox.fs(), &rules);
+            drop(sandbox);
+            let opened = Sandbox::open(&dir.path().join("store")).unwrap();
+            check(opened.fs(), &rules);
+            drop(opened);
+            let checked = Sandbox::check_store(&dir.path().join("store"), true).unwrap();
+            assert!(checked.problems.is_empty(), "{rules}: {:?}", checked.problems);
+            match applied.result {
+                Ok(_) => break,
+                Err(_) => failures += 1,
+            }
+        }
+    }
+    assert!(failures > 5, "only {failures} failures");
+}
+
+/// Power cuts after the base was written: what was synced is there, of the rest what was written first, and nothing else.
+#[test]
+fn a_power_cut_while_the_head_is_put_on_the_base_takes_nothing_that_was_synced() {
+    let _alone = LISTENER.lock();
+    let mut cuts = 0;
+    for moment in 0..6 {
+        let dir = tempfile::tempdir().unwrap();
+        let store = dir.path().join("store");
+        std::fs::create_dir(&store).unwrap();
+        let root = std::os::unix::fs::MetadataExt::ino(&store.metadata().unwrap());
+        step::set_boot(Some([1; 16]));
+        let all: Arc<Mutex<Vec<Change>>> = Arc::default();
+        let (into, layers) = (Arc::clone(&all), Arc::new(AtomicUsize::new(0)));
+        let running: Arc<Mutex<Option<Arc<Fs>>>> = Arc::default();
+        let (fs_then, layers_now) = (Arc::clone(&running), Arc::clone(&layers));
+        let since = AtomicUsize::new(0);
+        step::record(Some(Box::new(move |change| {
+            let is_layer = matches!(&change, Change::Mkdir { name, .. } if name.starts_with("000"));
+            into.lock().unwrap().push(change);
+            let count = layers_now.fetch_add(usize::from(is_layer), Ordering::SeqCst) + usize::from(is_layer);
+            // The upper layer, the one on its seal, the pre-images, and that on the new base.
+            if count == 4 && since.fetch_add(1, Ordering::SeqCst) == moment {
+                let fs = fs_then.lock().unwrap().take();
+                fs.map(|fs| write_meanwhile(&fs).recv_timeout(BUSY));
+            }
+        })));
+        let sandbox = prepare_with(dir.path(), false);
+        sandbox.fs().sync().unwrap();
+        *running.lock().unwrap() = Some(Arc::clone(sandbox.fs()));
+        let count = || all.lock().unwrap().len();
+        let apply = Request::Apply { paths: Vec::new(), dry_run: false, undo: false };
+        let Reply::Applied(applied) = sandbox.handle(apply).unwrap() else { panic!("not an apply") };
+        let landed = all
+            .lock()
+            .unwrap()
+            .iter()
+            .position(|change| matches!(change, Change::Mkdir { name, .. } if name == "00000004"));
+        let when = format!("written at moment {moment}");
+        assert!(running.lock().unwrap().is_none(), "{when}: there is no such moment");
+        while get(sandbox.fs(), "moved/kept").is_none_or(|text| text != "IN the base") {
+            std::thread::yield_now();
+        }
+        assert_eq!(sandbox.fs().state().lower.epoch(), applied.epoch, "{when}");
+        sandbox.fs().sync().unwrap();
+        let synced = count();
+        sandbox.handle(Request::Checkpoint { name: None, message: String::new() }).unwrap();
+        step::record(None);
+        drop(sandbox);
+        step::set_boot(Some([2; 16]));
+        let changes = all.lock().unwrap().clone();
+        let mut random = Random(moment as u64);
+        for at in landed.unwrap() + 1..=changes.len() {
+            let mut disk = Disk::default();
+            changes[..at].iter().for_each(|change| disk.apply(change));
+            let copy = dir.path().join(format!("cut{at}"));
+            disk.cut(&mut random, root, &copy);
+            let when = format!("{when}, cut after {at} of {} changes, {synced} synced", changes.len());
+            let opened = Sandbox::open(&copy).unwrap_or_else(|error| panic!("{when}: {error}"));
+            let fs = opened.fs();
+            if at >= synced {
+                check(fs, &when);
+            }
+            assert_eq!(get(fs, "old").as_deref(), Some("OF THE base"), "{when}");
+            let (new, late) = (get(fs, "new").unwrap(), get(fs, "late"));
+            assert!(new == "new" || new == "NEW", "{when}: {new}");
+            assert!(matches!(late.as_deref(), None | Some("" | "acknowledged")), "{when}: {late:?}");
+            assert!(
+                new == "new" || late.as_deref() == Some("acknowledged"),
+                "{when}: a later write is there"
+            );
+            let dir_is = find(fs, "dir").is_some();
+            assert_ne!(dir_is, find(fs, "moved").is_some(), "{when}");
+            assert!(dir_is || find(fs, "gone").is_none() && new == "NEW", "{when}: a later change is there");
+            drop(opened);
+            let checked = Sandbox::check_store(&copy, true).unwrap();
+            assert!(checked.problems.is_empty(), "{when}: {:?}", checked.problems);
+            cuts += 1;
+        }
+        step::set_boot(None);
+    }
+    eprintln!("{cuts} power cuts");
 }

@@ -59,7 +59,7 @@ pub use names::RenameMode;
 pub use past::{Archive, Origin, PastView, Text};
 pub use room::{Limits, Space};
 pub use state::{Found, State};
-pub use switch::{Changed, Forgotten, Switch, Switched};
+pub use switch::{Changed, Forgotten, Landed, Landing, Switched};
 pub use versions::{
     Clock, Known as KnownVersions, NoStep, QUIET, Step, Stepped, Tended, VersionInfo, VersionMark,
 };

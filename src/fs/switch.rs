@@ -7,7 +7,7 @@
 //! * A directory keeps its id only if it has the same name in the same kept directory in both states. So no live dentry
 //!   of the kernel ever moves, and a process that stands in a directory that moved or vanished gets ENOENT.
 //!
-//! [`Core::switch_to`] works out from the diff of the two trees which held nodes are affected. Nodes that neither tree
+//! [`Core::show`] works out from the diff of the two trees which held nodes are affected. Nodes that neither tree
 //! mentions are affected only through a directory above them: those are looked at if some directory did not keep its
 //! place, or if the base is shown in another epoch.
 
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use crate::error::{FsError, FsResult, Result};
 use crate::fs::lower::Lower;
 use crate::fs::table::{Held, Place};
-use crate::fs::versions::Versions;
+use crate::fs::versions::{Mark, Versions};
 use crate::fs::{Core, Found, Fs, State, told};
 use crate::store::layer::Upper;
 use crate::store::record::{Body, Dentry, Edit, Record, Seal, Source};
@@ -25,16 +25,22 @@ use crate::sys::clock;
 use crate::tree::Tree;
 use crate::types::{FileKind, Ino, LayerId, Name, NodeId, TreePath};
 
-/// The state to show next.
-pub struct Switch {
-    /// The state.
-    pub state: State,
-    /// The layer that is written to from then on.
-    pub upper: Upper,
-    /// That the switch is not made if something was changed since the upper layer was begun.
-    pub only_if_unchanged: bool,
-    /// That every file that is in both states has the same content, although it is kept in another place: after an apply.
-    pub same_content: bool,
+/// What came of the wish to show the same tree over another base.
+pub enum Landing {
+    /// It is shown.
+    Landed(Landed),
+    /// It is not, because more was changed than may be looked at in that moment; the layer that would have been written to.
+    Moved(Upper),
+}
+
+/// The same tree is shown over another base.
+pub struct Landed {
+    /// What the kernel must forget.
+    pub forgotten: Forgotten,
+    /// The state that was shown up to then.
+    pub from: State,
+    /// The layer that was written to up to then, if there is anything in it, and whether its seal is there.
+    pub sealed: Option<(LayerId, Result<()>)>,
 }
 
 /// What the kernel must forget after a switch. Told without any lock held.
@@ -113,7 +119,7 @@ impl Fs {
         // Before the exchange: a sync in between would find nothing to do in `next`, and answer too early.
         let mut gate = self.sync_gate.lock();
         self.seal_unfinished(&mut gate)?;
-        let (mut layer, state, mark, told) = {
+        let (layer, state, mark, told) = {
             let mut core = self.core();
             let layer = std::mem::replace(&mut core.upper, next);
             let state = core.state.clone();
@@ -121,14 +127,25 @@ impl Fs {
             (layer, state, mark, then(&mut core))
         };
         let id = layer.layer();
+        let sealed = self.seal_under(&mut gate, layer, seal, mark);
+        Ok((id, state, told, sealed))
+    }
+
+    /// Seals a layer under the one that is written to now, which is worth nothing without it.
+    fn seal_under(
+        &self,
+        unfinished: &mut Vec<Upper>,
+        mut layer: Upper,
+        seal: Seal,
+        mark: Option<Mark>,
+    ) -> Result<()> {
         let sealed = self.seal_one(&mut layer, seal);
         if sealed.is_err() {
-            gate.push(layer);
-        }
-        if sealed.is_ok() && self.store.durable() {
+            unfinished.push(layer);
+        } else if self.store.durable() {
             self.core().note_versions_synced(mark);
         }
-        Ok((id, state, told, sealed))
+        sealed
     }
 
     fn seal_one(&self, layer: &mut Upper, seal: Seal) -> Result<()> {
@@ -153,18 +170,57 @@ impl Fs {
         Ok(())
     }
 
-    /// Shows another state; gives what was shown before, or none if the switch was not made.
+    /// Shows another state; further writes go to `upper`. Gives what was shown before.
     ///
     /// # Errors
     /// What the base answers; then nothing has changed.
-    pub fn switch(&self, next: Switch) -> FsResult<Option<Switched>> {
+    pub fn switch(&self, state: State, upper: Upper) -> FsResult<Switched> {
         // A sync that is under way is of the layer that was written to when it began.
         let _gate = self.sync_gate.lock();
         let mut core = self.core();
-        if next.only_if_unchanged && core.upper.is_changed() {
-            return Ok(None);
-        }
-        core.switch_to(next).map(Some)
+        let before = core.state.clone();
+        let mut layer = upper;
+        let forgotten = core.show(state, false, |core| {
+            std::mem::swap(&mut core.upper, &mut layer);
+            Ok(())
+        })?;
+        Ok(Switched { forgotten, layer, state: before })
+    }
+
+    /// Shows the same tree over another base. `twin` gives what the present state is there, or none if that would take too long:
+    /// nothing is answered meanwhile. Every file has the same content there, although it is kept in another place.
+    ///
+    /// The layer that is written to from then on begins with all that the twin has, if anything was written to the one before: so
+    /// what was written is in one of the two, whenever the process ends.
+    ///
+    /// # Errors
+    /// What the base answers; then nothing has changed.
+    pub fn land(
+        &self,
+        next: Upper,
+        seal: Seal,
+        twin: impl FnOnce(&State) -> FsResult<Option<State>>,
+    ) -> FsResult<Landing> {
+        let mut gate = self.sync_gate.lock();
+        self.seal_unfinished(&mut gate)?;
+        let mut core = self.core();
+        let Some(state) = twin(&core.state)? else { return Ok(Landing::Moved(next)) };
+        let from = core.state.clone();
+        let is_changed = core.upper.is_changed();
+        let edits = is_changed.then(|| Record::Edits(Tree::new().edits_to(&state.tree).collect()));
+        let mut layer = next;
+        let forgotten = core.show(state, true, |core| {
+            if let Some(edits) = &edits {
+                layer.record(edits)?;
+            }
+            std::mem::swap(&mut core.upper, &mut layer);
+            Ok(())
+        })?;
+        let mark = core.versions.as_ref().map(Versions::mark);
+        drop(core);
+        let id = layer.layer();
+        let sealed = is_changed.then(|| (id, self.seal_under(&mut gate, layer, seal, mark)));
+        Ok(Landing::Landed(Landed { forgotten, from, sealed }))
     }
 
     /// Looks at the base in another way from now on: with the pre-images of an apply that is about to change it, or without.
@@ -216,16 +272,6 @@ impl Core {
         });
         let names = after.lower.names_of(&unseen.collect())?;
         Ok(names.into_iter().map(|(path, ino)| (ino, path)).collect())
-    }
-
-    fn switch_to(&mut self, next: Switch) -> FsResult<Switched> {
-        let before = self.state.clone();
-        let mut layer = next.upper;
-        let forgotten = self.show(next.state, next.same_content, |core| {
-            std::mem::swap(&mut core.upper, &mut layer);
-            Ok(())
-        })?;
-        Ok(Switched { forgotten, layer, state: before })
     }
 
     /// Shows another state. Calls `at_last` when nothing of the base can fail any more; if that fails, nothing has changed.

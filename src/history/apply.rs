@@ -28,7 +28,7 @@ use crate::history::back::{Claims, take_back};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::home::{Written, write_base};
 use crate::history::staged::Stages;
-use crate::history::{Showing, Target, Timeline, close};
+use crate::history::{Target, Timeline, close};
 use crate::store::Store;
 use crate::store::layer::{LayerInfo, Upper};
 use crate::store::record::{Body, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Source};
@@ -87,21 +87,14 @@ impl Timeline {
         }
         let description = format!("{} paths", plan.changes.len());
         let epoch = self.write_home(&plan)?;
-        // The whole tree is in the base now, so the head can lie on the base again. A part, or a tree that was written
-        // to meanwhile, stays over the base as it was, which the pre-images keep showing.
-        let shown = if paths.is_empty() { self.show_base(epoch, description.clone()) } else { Ok(()) };
+        // The whole tree is in the base now, so the head can lie on the base again, with what was written meanwhile. After a part it
+        // stays over the base as it was, which the pre-images keep showing.
+        let shown = if paths.is_empty() { self.land(sealed, epoch, &description) } else { Ok(()) };
         // What was shown has its record, and what was written has one, whatever came of the rest.
         let is_shown = self.fs().state().lower.epoch() == epoch;
         let logged = if is_shown { Ok(0) } else { self.log(OpVerb::Apply, description, sealed) };
         logged.and(shown).map_err(after_writing)?;
         Ok(plan)
-    }
-
-    /// Lets the head lie on the base as an apply made it, unless something was written since.
-    fn show_base(&self, epoch: Epoch, description: String) -> Result<()> {
-        let target = Target { layer: None, epoch };
-        let state = self.state_of(target)?;
-        self.show(OpVerb::Apply, target, &state, description, Showing::SameContent).map(drop)
     }
 
     /// Finds out what [`Timeline::undo_apply`] would do.

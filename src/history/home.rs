@@ -133,6 +133,14 @@ impl<'a> Home<'a> {
         Ok((self.writer.dir(&dir)?, name, self.stages.name_in(&dir)?))
     }
 
+    /// A directory of the base, if one stands there now: it may have become something else by then, also a link.
+    fn dir_still(&self, path: &TreePath) -> FsResult<Option<WriteDir<'a>>> {
+        match self.writer.dir(path) {
+            Err(FsError::LeavesJail) => Ok(None),
+            dir => found(dir),
+        }
+    }
+
     fn remove(&self, change: &PathChange) -> FsResult<()> {
         let (dir, name) = self.dir(&change.path)?;
         match self.as_planned(&dir, (&change.path, &name), &change.old)? {
@@ -183,7 +191,7 @@ impl<'a> Home<'a> {
                 continue;
             }
             let unchanged = diff::same_content(self.from, &old, self.to, &new)?;
-            if unchanged && found(self.writer.dir(&link.split().ok_or(FsError::NotFound)?.0))?.is_some() {
+            if unchanged && self.dir_still(&link.split().ok_or(FsError::NotFound)?.0)?.is_some() {
                 return Ok(Some(link.clone()));
             }
         }
@@ -205,7 +213,7 @@ impl<'a> Home<'a> {
         let mut names = Vec::new();
         for (link, _) in self.linked.iter().filter(|(link, of)| **of == ino && *link != path) {
             let Some((above, name)) = link.split() else { continue };
-            let dir = found(self.writer.dir(&above))?;
+            let dir = self.dir_still(&above)?;
             let there = dir.map(|dir| dir.stat(&name)).transpose()?.flatten();
             if there.is_some_and(|there| (there.dev, there.ino) == (stat.dev, stat.ino)) {
                 names.push(link.clone());

@@ -19,6 +19,7 @@ pub mod diff;
 mod forget;
 pub mod gc;
 mod home;
+mod land;
 mod origin;
 mod pack;
 mod part;
@@ -29,6 +30,7 @@ mod sought;
 mod stack;
 mod staged;
 mod tidy;
+mod twin;
 mod versions;
 
 use std::collections::BTreeSet;
@@ -101,15 +103,6 @@ pub struct Target {
     pub layer: Option<LayerId>,
     /// The epoch of the base below it.
     pub epoch: Epoch,
-}
-
-/// How a state is shown.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Showing {
-    /// Whatever was written since the last seal is given up for it.
-    Replaces,
-    /// It is the same tree, kept in another place; not if something was written since the last seal.
-    SameContent,
 }
 
 /// What an operation that replaced the state did.
@@ -408,55 +401,40 @@ impl Timeline {
         self.flush()?;
         let state = self.state_of(to)?;
         let (_, before) = self.secure(&format!("{} {description}", verb_text(verb)))?;
-        match self.show(verb, to, &state, description, Showing::Replaces)? {
-            Some((from, rest)) => {
-                let changes = diff::written(&from, &state).attempt(|| "list what changed")?;
-                self.keep_restored(&from, &changes);
-                Ok(Replaced { before: rest.or(before), from, to: state, changes })
-            }
-            None => Err(Error::damage(verb_text(verb), "the state was not shown")),
-        }
+        let (from, rest) = self.show(verb, to, &state, description)?;
+        let changes = diff::written(&from, &state).attempt(|| "list what changed")?;
+        self.keep_restored(&from, &changes);
+        Ok(Replaced { before: rest.or(before), from, to: state, changes })
     }
 
-    /// Publishes a state as the head's and shows it. Gives the state before, and the layer with what was written since
-    /// the last seal, if anything was; none if the state was not shown.
+    /// Shows a state as the head's. Gives the state before, and the layer with what was written since the last seal, if anything was.
     fn show(
         &self,
         verb: OpVerb,
         to: Target,
         state: &State,
         description: String,
-        how: Showing,
-    ) -> Result<Option<(State, Option<LayerId>)>> {
-        let during = |e: Error| e.during(verb_text(verb));
-        let present = HeadRecord { layer: self.fs.upper_layer() };
-        let kind = match how {
-            Showing::Replaces => LayerKind::Branches,
-            // Whoever writes between the publishing and the switch writes to the layer that is shown, and keeps it there.
-            Showing::SameContent => LayerKind::Lands(present.layer),
-        };
-        let upper = self.store.create_layer(to.layer, &self.head, to.epoch, kind).map_err(during)?;
-        let published = self.store.set_head(&self.head, &HeadRecord { layer: upper.layer() });
-        published.map_err(|error| self.put_back(&present, during(error)))?;
-        let same = how == Showing::SameContent;
-        let switch =
-            crate::fs::Switch { state: state.clone(), upper, only_if_unchanged: same, same_content: same };
+    ) -> Result<(State, Option<LayerId>)> {
+        let (upper, present) = self.publish(verb, to, LayerKind::Branches)?;
+        let switched = self.fs.switch(state.clone(), upper).attempt(|| verb_text(verb));
         let Switched { forgotten, layer, state: from } =
-            match self.fs.switch(switch).attempt(|| verb_text(verb)) {
-                Ok(Some(switched)) => switched,
-                Ok(None) => {
-                    self.with_reserve(|| self.store.set_head(&self.head, &present))
-                        .map_err(|error| self.stop(error))?;
-                    return Ok(None);
-                }
-                Err(error) => return Err(self.put_back(&present, error)),
-            };
+            switched.map_err(|error| self.put_back(&present, error))?;
         // First of all, and whatever fails then: what the kernel remembers is of a state that is not shown any more.
         let told = self.kernel().forget(&forgotten);
         let rest = self.secure_rest(layer, &from, verb);
         let logged = self.log(verb, description, to);
         let rest = logged.and(told).and(rest);
-        rest.map(|rest| Some((from, rest))).map_err(|e| e.after(format!("{} was done", verb_text(verb))))
+        rest.map(|rest| (from, rest)).map_err(|e| e.after(format!("{} was done", verb_text(verb))))
+    }
+
+    /// Begins a layer over a state that is about to be shown, and makes it the head's. Gives it, and the record to go back to.
+    fn publish(&self, verb: OpVerb, to: Target, kind: LayerKind) -> Result<(Upper, HeadRecord)> {
+        let during = |e: Error| e.during(verb_text(verb));
+        let present = HeadRecord { layer: self.fs.upper_layer() };
+        let upper = self.store.create_layer(to.layer, &self.head, to.epoch, kind).map_err(during)?;
+        let published = self.store.set_head(&self.head, &HeadRecord { layer: upper.layer() });
+        published.map_err(|error| self.put_back(&present, during(error)))?;
+        Ok((upper, present))
     }
 
     /// After a failure before another state was shown: the tree is as it was, so the head must be, too, also if it was published and
@@ -488,9 +466,15 @@ impl Timeline {
         let (id, message) = (layer.layer(), format!("during {}", verb_text(verb)));
         self.with_reserve(|| close(&self.store, &mut layer, &message))
             .map_err(|e| e.during("seal the tree"))?;
-        self.roots.lock().keep(id, state.tree.clone());
-        self.log(OpVerb::Seal, message, Target { layer: Some(id), epoch: state.lower.epoch() })?;
+        self.note_rest(id, state, message)?;
         Ok(Some(id))
+    }
+
+    /// Notes that what was written until another state was shown is sealed.
+    fn note_rest(&self, layer: LayerId, state: &State, message: String) -> Result<()> {
+        self.roots.lock().keep(layer, state.tree.clone());
+        let rest = Target { layer: Some(layer), epoch: state.lower.epoch() };
+        self.log(OpVerb::Seal, message, rest).map(drop)
     }
 }
 

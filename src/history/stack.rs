@@ -183,18 +183,22 @@ pub(super) fn reopen(
     Ok((upper, tree, epoch))
 }
 
-/// The layer that a head writes to, as far as its record tells. An apply publishes the layer on the new base before it takes
-/// the place of the one that is shown: what programs wrote to that meanwhile is there, and then it was never exchanged.
+/// The layer that a head writes to, as far as its record tells. An apply publishes the layer on the new base before that takes
+/// the place of the one that is shown. What was written to the latter is in both as soon as they are exchanged; if it is in the latter alone,
+/// they never were, or a power cut took the record before it was synced.
 fn written_last(store: &Store, head: &str, recorded: LayerId) -> Result<LayerId> {
     let Some(LayerKind::Lands(before)) = store.layer(recorded).map(|l| l.header.kind) else {
         return Ok(recorded);
     };
-    let is_open = |l: &LayerInfo| l.seal.is_none() && l.header.head == head;
-    if !store.layer(before).is_some_and(|l| is_open(&l)) {
+    let is_state = |l: &LayerInfo| l.header.kind.is_of_head() && l.header.head == head;
+    if !store.layer(before).is_some_and(|l| is_state(&l)) || is_changed(store, recorded)? {
         return Ok(recorded);
     }
-    let changed = store.read_layer(before)?.records.iter().any(|r| matches!(r, Record::Edits(_)));
-    Ok(if changed { before } else { recorded })
+    Ok(if is_changed(store, before)? { before } else { recorded })
+}
+
+fn is_changed(store: &Store, layer: LayerId) -> Result<bool> {
+    Ok(store.read_layer(layer)?.records.iter().any(|record| matches!(record, Record::Edits(_))))
 }
 
 /// Seals what was written while a restore replaced the state and was cut off before that was sealed: the head was on another

@@ -223,8 +223,8 @@ pub enum LayerKind {
     PreImage,
     /// Its records went into the layers above it; its pool holds content that others refer to.
     Collected,
-    /// Changes of a head after an apply wrote all of its tree into the base. The named layer was written to until then; it takes this
-    /// one's place again if it holds any change, because then it was never exchanged.
+    /// Changes of a head after an apply wrote all of its tree into the base. The named layer was written to until then; if that holds
+    /// a change and this one does not, they were never exchanged: else the first change here is all that is in the tree.
     Lands(LayerId),
     /// Holds content of other layers, put together; only their maps lead to it.
     Gathered,

@@ -1,16 +1,35 @@
 //! What people do: checkpoints, restores, applies, remounts, kills, diffs; and what must be true after each.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use jailfs::fs::{Attr, Forgotten};
 use jailfs::sandbox::verbs::{
     Applied, Change, ChangeKind, Checkpoint, Detail, Operation, Reply, Request, Rev,
 };
+use jailfs::sys::step;
 use jailfs::types::{LayerId, NodeId, TreePath};
+use parking_lot::Mutex;
 
 use crate::host;
 use crate::tree::{Body, Bytes, Id, ROOT, Times, Tree, below, is_below, parent, show};
 use crate::world::{Behind, World};
+
+thread_local! {
+    /// Whether this thread applies.
+    static IS_APPLYING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What the seal says of what was written while an apply was under way.
+const DURING: &str = "during apply";
+
+/// How often the tree came to lie on the base that an apply wrote while programs wrote, and how often it did not.
+pub static LANDED: AtomicU64 = AtomicU64::new(0);
+pub static LEFT: AtomicU64 = AtomicU64::new(0);
 
 /// What may happen to those who hold a file that nobody wrote to.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -31,7 +50,8 @@ impl World {
             10 => self.discard(),
             11 | 12 => self.remount(),
             13 => self.kill(),
-            14 => self.apply(),
+            14 if self.rng.one_in(2) => self.apply(),
+            14 => self.apply_meanwhile(),
             15 => self.apply_path(),
             16 => self.undo_apply(),
             17 => self.drop_checkpoint(),
@@ -240,6 +260,76 @@ impl World {
         self.check(Times::NoChange);
         self.note_seals(&before);
         self.note_operations(&before);
+    }
+
+    /// Programs write at one moment of an apply, before or after the state was sealed that it writes home.
+    fn apply_meanwhile(&mut self) {
+        let moment = self.rng.below(8);
+        self.say(format!("apply, and at moment {moment}:"));
+        let sealed = self.tree.clone();
+        let mut attrs = self.attrs();
+        self.told.take();
+        let (reached, moments) = mpsc::channel();
+        let (go_on, waits) = mpsc::channel::<()>();
+        let waits = Mutex::new(waits);
+        let changes = AtomicU64::new(0);
+        step::record(Some(Box::new(move |change| {
+            let is_moment = matches!(change, step::Change::Mkdir { .. } | step::Change::Rename { .. });
+            if IS_APPLYING.get() && is_moment && changes.fetch_add(1, Ordering::SeqCst) == moment {
+                reached.send(()).unwrap();
+                waits.lock().recv().unwrap();
+            }
+        })));
+        let sandbox = Arc::clone(self.sandbox());
+        let applying = thread::spawn(move || {
+            IS_APPLYING.set(true);
+            sandbox.handle(Request::Apply { paths: Vec::new(), dry_run: false, undo: false })
+        });
+        loop {
+            match moments.recv_timeout(Duration::from_millis(5)) {
+                Ok(()) => {
+                    for _ in 0..self.rng.below(30) {
+                        self.step();
+                    }
+                    attrs = self.attrs();
+                    go_on.send(()).unwrap();
+                    break;
+                }
+                Err(_) if applying.is_finished() => break,
+                Err(_) => {}
+            }
+        }
+        let Reply::Applied(applied) = applying.join().unwrap().unwrap() else { panic!("not an apply") };
+        step::record(None);
+        assert!(applied.conflicts.is_empty(), "conflicts: {:?}", applied.conflicts);
+        self.host = host::read(&self.base);
+        let written = match self.tree.differs(&self.host, false, Times::NoChange) {
+            None => self.tree.clone(),
+            Some(_) => match sealed.differs(&self.host, false, Times::NoChange) {
+                None => sealed,
+                Some(how) => panic!("the base is neither as the tree before an apply nor as after: {how}"),
+            },
+        };
+        if applied.epoch.0 as usize == self.epochs.len() {
+            self.epochs.push(written.clone());
+            let landed = self.fs().state().lower.epoch() == applied.epoch;
+            self.say(format!("landed: {landed}"));
+            if landed {
+                LANDED.fetch_add(1, Ordering::SeqCst)
+            } else {
+                LEFT.fetch_add(1, Ordering::SeqCst)
+            };
+        }
+        let before = self.tree.clone();
+        let forgotten = self.told.take();
+        self.after_switch(&before, &attrs, &forgotten, Untouched::Kept);
+        self.check(Times::NoChange);
+        // What the seal has that was made for what was written meanwhile, and what all others have, with the apply itself.
+        for seal in self.seals() {
+            let tree = if seal.message == DURING { &before } else { &written };
+            self.checkpoints.entry(seal.id).or_insert_with(|| tree.clone());
+        }
+        self.note_operations_as(|op| if op.description == DURING { &before } else { &written });
     }
 
     /// Writes a part of the tree home.

@@ -21,6 +21,9 @@ mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use history::{LANDED, LEFT};
 use tree::Times;
 use world::World;
 
@@ -71,4 +74,6 @@ fn the_filesystem_and_its_history_do_what_a_dumb_model_does() {
         Some(seed) => run(seed),
         None => (1..=number("JAILFS_MODEL_SEEDS").unwrap_or(SEEDS)).for_each(run),
     }
+    let count = |of: &AtomicU64| of.load(Ordering::SeqCst);
+    eprintln!("{} applies landed while programs wrote, {} did not", count(&LANDED), count(&LEFT));
 }

@@ -1,5 +1,6 @@
 //! A sandbox beside its model, and what a kernel would hold of it.
 
+use std::collections::btree_map::Entry as MapEntry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use std::sync::Arc;
 
 use jailfs::error::{FsError, FsResult};
 use jailfs::fs::{Attr, Entry, Forgotten, Fs, Kernel};
-use jailfs::sandbox::verbs::{Reply, Request};
+use jailfs::sandbox::verbs::{Operation, Reply, Request};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::types::{FileKind, Ino, LayerId, Name, NodeId};
 use parking_lot::Mutex;
@@ -177,12 +178,17 @@ impl World {
 
     /// Notes which state each new operation of the log led to; `before` is the state before the last request.
     pub fn note_operations(&mut self, before: &Tree) -> Vec<String> {
+        let now = self.tree.clone();
+        self.note_operations_as(|op| if op.verb == "seal" { before } else { &now })
+    }
+
+    /// The same for who knows which state that is.
+    pub fn note_operations_as<'t>(&mut self, state: impl Fn(&Operation) -> &'t Tree) -> Vec<String> {
         let Reply::OpLog(all) = self.ask(Request::OpLog) else { panic!("not a log") };
         let mut verbs = Vec::new();
         for op in all.into_iter().rev() {
-            if !self.operations.contains_key(&op.op) {
-                let tree = if op.verb == "seal" { before } else { &self.tree };
-                self.operations.insert(op.op, tree.clone());
+            if let MapEntry::Vacant(operation) = self.operations.entry(op.op) {
+                operation.insert(state(&op).clone());
                 verbs.push(op.verb);
             }
         }

@@ -583,3 +583,26 @@ fn what_an_apply_stages_is_not_seen_in_the_mount() {
     });
     assert!(seen.is_empty(), "{seen:?}");
 }
+
+/// The states before an apply are those that came before the present one, also when the head lies on the base that it wrote.
+#[test]
+fn the_last_checkpoint_is_the_last_one_also_after_an_apply() {
+    let mut place = Place::new(&[("file", "0")]);
+    let back = |place: &Place, n: &str| {
+        let restored = place.restore(n).map(drop);
+        restored.map(|()| place.get("file").unwrap()).map_err(|error| error.reason)
+    };
+    for n in 1..4 {
+        place.put("file", &n.to_string());
+        place.checkpoint(&format!("c{n}")).unwrap();
+        assert_eq!(place.apply(&[]).unwrap(), Vec::<String>::new());
+    }
+    place.put("file", "later");
+    assert_eq!(place.get("file").as_deref(), Some("later"));
+    assert_eq!(back(&place, "@-1").as_deref(), Ok("3"));
+    // From there on it is counted from the state that was restored.
+    assert_eq!(back(&place, "@-2").as_deref(), Ok("2"));
+    place.reopen();
+    assert_eq!(back(&place, "@-2").as_deref(), Ok("1"));
+    assert!(back(&place, "@-2").unwrap_err().contains("no such checkpoint"));
+}

@@ -16,6 +16,7 @@
 mod disk;
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,8 +25,8 @@ use std::time::Duration;
 
 use disk::{Disk, Random};
 use jailfs::error::Error;
-use jailfs::fs::{Caller, Fs, RenameMode};
-use jailfs::sandbox::verbs::{Reply, Request};
+use jailfs::fs::{Caller, Forgotten, Fs, Kernel, RenameMode};
+use jailfs::sandbox::verbs::{Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::sys::step::{self, Change};
 use jailfs::types::{Name, NodeId};
@@ -218,6 +219,53 @@ fn what_is_written_while_an_apply_puts_the_head_on_the_base_outlives_a_kill() {
     }
     assert!(moments > 5 && kills > moments, "only {moments} moments");
     eprintln!("{kills} kills at {moments} moments, landed {landed} times");
+}
+
+/// A kernel that notes which names it is told to forget.
+#[derive(Default)]
+struct Told(Mutex<BTreeSet<(NodeId, Name)>>);
+
+impl Kernel for Told {
+    fn flush(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn forget(&self, what: &Forgotten) -> Result<(), Error> {
+        self.0.lock().unwrap().extend(what.names.iter().cloned());
+        Ok(())
+    }
+}
+
+/// The tree needs not know all names of a file that the base has, and the kernel does.
+#[test]
+fn all_names_of_a_file_are_forgotten_by_a_restore_after_an_apply() {
+    let _alone = LISTENER.lock();
+    let layers = layers_of_an_apply();
+    let dir = tempfile::tempdir().unwrap();
+    let sandbox = prepare(dir.path());
+    let (told, fs) = (Arc::new(Told::default()), Arc::clone(sandbox.fs()));
+    sandbox.attach(Arc::clone(&told) as Arc<dyn Kernel>);
+    let file = find(&fs, "new").unwrap();
+    for link in ["link", "further"] {
+        assert_eq!(fs.link(file, NodeId::ROOT, &name(link)).unwrap().id, file);
+    }
+    sandbox.handle(Request::Checkpoint { name: Some("start".to_owned()), message: String::new() }).unwrap();
+    put(&fs, "new", b"written before");
+    let writer = Arc::clone(&fs);
+    let applied = apply(&sandbox, layers, move |at| {
+        if at == 0 {
+            writer.write(file, 0, b"WRITTEN", false).unwrap();
+        }
+    });
+    let Reply::Applied(done) = applied.result.unwrap() else { panic!("not an apply") };
+    assert_eq!(fs.state().lower.epoch(), done.epoch);
+    assert_eq!(get(&fs, "link").as_deref(), Some("WRITTEN before"));
+    told.0.lock().unwrap().clear();
+    sandbox.handle(Request::Restore { to: Rev::parse("start"), paths: Vec::new(), dry_run: false }).unwrap();
+    let names = BTreeSet::from(["new", "link", "further"].map(|link| (NodeId::ROOT, name(link))));
+    let forgotten = told.0.lock().unwrap().clone();
+    assert!(names.is_subset(&forgotten), "{forgotten:?}");
+    assert_eq!(get(&fs, "further").as_deref(), Some("new"));
 }
 
 /// Each step of the store fails once behind the moment at which something was written.

@@ -346,15 +346,17 @@ impl Core {
                         let differing = names_that_differ(&before, &old, &after, &new)?;
                         changed_names.extend(differing.into_iter().map(|name| (ino, name)));
                     }
+                    // The kernel goes on knowing it by names that no tree will tell from now on.
+                    let is_told = |dir: Ino, name: &Name| matches!(after.tree.dentry(dir, name), Some(Dentry::Child { ino: is, .. }) if *is == ino);
+                    let untold = before.tree.links(ino).filter(|(dir, name)| !is_told(*dir, name));
+                    let untold: Vec<_> = untold.map(|(dir, name)| (dir, name.clone())).collect();
+                    let is_only_name = untold.len() == 1 && after.tree.node(ino).is_none();
+                    if !is_only_name && !untold.is_empty() {
+                        self.aliases.entry(ino).or_default().extend(untold);
+                    }
                     if let Found::Base(_, path, node) = new {
                         let told = told::left_to_base((&before, &old), &after, (&path, &node));
                         kept_bases.push((id, path, told));
-                        // The kernel goes on knowing it by names that no tree will tell from now on.
-                        let names: BTreeSet<_> =
-                            before.tree.links(ino).map(|(dir, name)| (dir, name.clone())).collect();
-                        if names.len() > 1 {
-                            self.aliases.entry(ino).or_default().extend(names);
-                        }
                     }
                     // The kernel drops a directory's names with it, but not those in use: through such a one a process in
                     // a directory that is gone would still reach a file that is not.

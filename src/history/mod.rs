@@ -46,7 +46,7 @@ use crate::fs::{Forgotten, Fs, Kernel, State, Switched};
 use crate::jail::Jail;
 use crate::store::Store;
 use crate::store::layer::{LayerInfo, Upper};
-use crate::store::record::{HeadRecord, LayerKind, OpRecord, OpVerb, Seal};
+use crate::store::record::{HeadRecord, Header, LayerKind, OpRecord, OpVerb, Seal};
 use crate::sys::clock;
 use crate::types::{Epoch, LayerId, Name, NodeId};
 
@@ -283,8 +283,33 @@ impl Timeline {
 
     /// The sealed layers below the one that is written to, newest first.
     pub fn ancestry(&self) -> Vec<LayerInfo> {
+        self.down_from(self.parent())
+    }
+
+    /// The sealed states that the present one came of, newest first: those below it, and those before each apply that put the head
+    /// on the base.
+    pub fn lineage(&self) -> Vec<LayerInfo> {
+        let mut line = self.ancestry();
+        let mut bottom = line.last().cloned().or_else(|| self.store.layer(self.fs.upper_layer()));
+        while let Some(LayerInfo { header: Header { layer, kind: LayerKind::Lands(before), .. }, .. }) =
+            bottom
+        {
+            let newest = |all: Vec<LayerInfo>| all.into_iter().rfind(|info| info.header.layer < layer);
+            let before = match self.store.layer(before) {
+                Some(info) if info.seal.is_none() => info.header.parent,
+                Some(info) => Some(info.header.layer),
+                // gc took it: what was sealed last before the apply, that is.
+                None => newest(self.sealed()).map(|info| info.header.layer),
+            };
+            let earlier = self.down_from(before.filter(|before| *before < layer));
+            bottom = earlier.last().cloned();
+            line.extend(earlier);
+        }
+        line
+    }
+
+    fn down_from(&self, mut at: Option<LayerId>) -> Vec<LayerInfo> {
         let mut line = Vec::new();
-        let mut at = self.parent();
         while let Some(info) = at.and_then(|id| self.store.layer(id)) {
             at = info.header.parent;
             line.push(info);

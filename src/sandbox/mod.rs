@@ -390,12 +390,7 @@ impl Sandbox {
 
     /// The last checkpoint that a person made, below the head.
     fn last_checkpoint(&self) -> Option<LayerId> {
-        self.made_by_people().next()
-    }
-
-    fn made_by_people(&self) -> impl Iterator<Item = LayerId> {
-        let line = self.timeline.ancestry();
-        line.into_iter().filter(|l| l.seal.as_ref().is_some_and(|s| !s.automatic)).map(|l| l.header.layer)
+        made_by_people(self.timeline.ancestry()).next()
     }
 
     /// What a discard goes back to: the last checkpoint, or the base.
@@ -421,7 +416,8 @@ impl Sandbox {
             Rev::Base => Ok(Target { layer: None, epoch: self.timeline.base_epoch() }),
             Rev::Id(id) => self.sealed_target(*id),
             Rev::Back(n) => {
-                let id = self.made_by_people().nth(*n as usize - 1).ok_or_else(|| no_checkpoint(rev))?;
+                let made = made_by_people(self.timeline.lineage()).nth(*n as usize - 1);
+                let id = made.ok_or_else(|| no_checkpoint(rev))?;
                 self.sealed_target(id)
             }
             Rev::Name(name) => {
@@ -539,6 +535,12 @@ fn more_room(timeline: &Arc<Timeline>, collector: Option<Arc<collector::Shared>>
             (own, _) => own,
         }
     })
+}
+
+/// Those of some states that somebody asked for.
+fn made_by_people(states: Vec<LayerInfo>) -> impl Iterator<Item = LayerId> {
+    let is_made = |l: &LayerInfo| l.seal.as_ref().is_some_and(|seal| !seal.automatic);
+    states.into_iter().filter(is_made).map(|l| l.header.layer)
 }
 
 fn no_checkpoint(rev: &Rev) -> Error {

@@ -465,7 +465,11 @@ impl World {
                 let dead = if node.is_dir() { Behind::DeadDir } else { Behind::Orphan(Box::new(node)) };
                 self.held.get_mut(&id).unwrap().behind = dead;
             } else if without_access_time(attrs[&id]) != without_access_time(now) {
-                assert!(told.attrs.contains(&id), "the kernel has old attributes of {id:?} ({ino})");
+                assert!(
+                    told.attrs.contains(&id),
+                    "the kernel has old attributes of {id:?} ({ino}): {:?} and now {now:?}",
+                    attrs[&id]
+                );
             }
         }
         self.check_names_told(before, told);

@@ -4,13 +4,16 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use fuser::{Errno, Generation, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyXattr};
+use fuser::{
+    Errno, Generation, INodeNo, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyXattr,
+};
 
 use crate::error::{FsError, FsResult};
-use crate::fs::{Attr, Entry};
+use crate::fs::{Attr, Entry, Fs};
 use crate::fuse::counters::Op;
 use crate::fuse::errno::verdict;
-use crate::fuse::translate::{FOREVER, file_attr};
+use crate::fuse::translate::{FOREVER, file_attr, file_type};
+use crate::types::NodeId;
 
 /// A request, as it is named in the log if it is refused.
 pub(super) struct Asked<'a> {
@@ -41,6 +44,28 @@ impl Asked<'_> {
         match result {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(self.refuse(&error)),
+        }
+    }
+
+    /// Answers with the names of a directory from behind a cookie on. Says whether there are any, or none were missed.
+    pub(super) fn answer_listing(&self, fs: &Fs, behind: u64, mut reply: ReplyDirectory) -> bool {
+        let mut taken = 0_usize;
+        let result = fs.readdir(NodeId(self.node), behind, |entry| {
+            let name = OsStr::from_bytes(&entry.name);
+            let is_full = reply.add(INodeNo(entry.ino.0), entry.cookie, file_type(entry.kind), name);
+            taken += usize::from(!is_full);
+            !is_full
+        });
+        match result {
+            Err(error) if taken == 0 => {
+                reply.error(self.refuse(&error));
+                false
+            }
+            // What was found is given; the error comes again when the kernel goes on behind it.
+            Ok(()) | Err(_) => {
+                reply.ok();
+                true
+            }
         }
     }
 

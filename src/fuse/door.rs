@@ -38,7 +38,7 @@ use crate::fuse::homeward::Homeward;
 use crate::fuse::kernel::Channel;
 use crate::fuse::privileges::By;
 use crate::fuse::settle;
-use crate::fuse::translate::{FOREVER, decode_device, file_type, no_entry, node, set_time};
+use crate::fuse::translate::{FOREVER, decode_device, no_entry, node, set_time};
 use crate::fuse::workers::Workers;
 use crate::sys;
 use crate::types::{Name, NodeId};
@@ -551,33 +551,14 @@ impl Filesystem for Door {
         }
     }
 
-    fn readdir(
-        &self,
-        request: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        mut reply: ReplyDirectory,
-    ) {
+    fn readdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, reply: ReplyDirectory) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         if node(ino).is_past() {
             return self.readdir_past(self.asked(Op::Readdir, request, ino, None), offset, reply);
         }
         let asked = self.asked(Op::Readdir, request, ino, None);
-        let mut taken = 0_usize;
-        let result = self.fs.readdir(node(ino), offset, |entry| {
-            let name = OsStr::from_bytes(&entry.name);
-            let is_full = reply.add(INodeNo(entry.ino.0), entry.cookie, file_type(entry.kind), name);
-            taken += usize::from(!is_full);
-            !is_full
-        });
-        match result {
-            Err(error) if taken == 0 => {
-                reply.error(asked.refuse(&error));
-                self.forget_outdated();
-            }
-            // What was found is given; the error comes again when the kernel goes on behind it.
-            Ok(()) | Err(_) => reply.ok(),
+        if !asked.answer_listing(&self.fs, offset, reply) {
+            self.forget_outdated();
         }
     }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fuser::{
-    Generation, INodeNo, ReplyAttr, ReplyData, ReplyDirectory, ReplyEntry, ReplyLseek, ReplyWrite, ReplyXattr,
+    Generation, ReplyAttr, ReplyData, ReplyDirectory, ReplyEntry, ReplyLseek, ReplyWrite, ReplyXattr,
 };
 
 use crate::error::{FsError, FsResult};
@@ -21,7 +21,7 @@ use crate::fuse::answer::Asked;
 use crate::fuse::door::{Door, ORIGIN_ATTRIBUTE, OWN_PREFIX, STORE_ATTRIBUTE, name_of};
 use crate::fuse::gate::CUT_OFF;
 use crate::fuse::handshake;
-use crate::fuse::translate::{FOREVER, file_attr, file_type, no_entry};
+use crate::fuse::translate::{FOREVER, file_attr, no_entry};
 use crate::sys;
 use crate::types::{FileKind, Name, NodeId};
 
@@ -121,19 +121,9 @@ impl Door {
         });
     }
 
-    pub(super) fn readdir_past(&self, asked: Asked<'static>, offset: u64, mut reply: ReplyDirectory) {
+    pub(super) fn readdir_past(&self, asked: Asked<'static>, offset: u64, reply: ReplyDirectory) {
         self.ask_past(asked.node, None, move |fs| {
-            let mut taken = 0_usize;
-            let result = fs.readdir(NodeId(asked.node), offset, |entry| {
-                let name = OsStr::from_bytes(&entry.name);
-                let is_full = reply.add(INodeNo(entry.ino.0), entry.cookie, file_type(entry.kind), name);
-                taken += usize::from(!is_full);
-                !is_full
-            });
-            match result {
-                Err(error) if taken == 0 => reply.error(asked.refuse(&error)),
-                Ok(()) | Err(_) => reply.ok(),
-            }
+            asked.answer_listing(fs, offset, reply);
         });
     }
 

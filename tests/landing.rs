@@ -149,6 +149,8 @@ fn write_meanwhile(fs: &Arc<Fs>) -> mpsc::Receiver<()> {
     let (fs, (done, acknowledged)) = (Arc::clone(fs), mpsc::channel());
     std::thread::spawn(move || {
         meanwhile(&fs);
+        // Whoever is told may open the store anew.
+        drop(fs);
         done.send(()).unwrap();
     });
     acknowledged
@@ -266,6 +268,34 @@ fn all_names_of_a_file_are_forgotten_by_a_restore_after_an_apply() {
     let forgotten = told.0.lock().unwrap().clone();
     assert!(names.is_subset(&forgotten), "{forgotten:?}");
     assert_eq!(get(&fs, "further").as_deref(), Some("new"));
+}
+
+/// What the base has where an apply put it, and the tree has elsewhere by now, is one directory, not two.
+#[test]
+fn what_was_moved_out_of_a_directory_that_is_gone_can_be_changed_after_an_apply() {
+    let _alone = LISTENER.lock();
+    let layers = layers_of_an_apply();
+    let dir = tempfile::tempdir().unwrap();
+    let sandbox = prepare(dir.path());
+    let fs = Arc::clone(sandbox.fs());
+    let outer = fs.mkdir(NodeId::ROOT, &name("outer"), 0o755, 0, ME).unwrap();
+    let inner = fs.mkdir(outer.id, &name("inner"), 0o755, 0, ME).unwrap();
+    let file = fs.mknod(inner.id, &name("file"), 0o100_644, 0, 0, ME).unwrap();
+    let writer = Arc::clone(&fs);
+    let applied = apply(&sandbox, layers, move |at| {
+        if at == 0 {
+            let (root, moved) = (NodeId::ROOT, name("moved"));
+            let kept = name("inner");
+            writer.rename(outer.id, &kept, root, &moved, RenameMode::Replace, 0).unwrap();
+            writer.rmdir(root, &name("outer")).unwrap();
+        }
+    });
+    let Reply::Applied(done) = applied.result.unwrap() else { panic!("not an apply") };
+    assert_eq!(fs.state().lower.epoch(), done.epoch);
+    fs.write(file.id, 0, b"written", false).unwrap();
+    assert_eq!(get(&fs, "moved/file").as_deref(), Some("written"));
+    let numbers = [inner.id, file.id].map(|id| fs.getattr(id).unwrap().ino);
+    assert_eq!(numbers, [inner.attr.ino, file.attr.ino]);
 }
 
 /// Each step of the store fails once behind the moment at which something was written.

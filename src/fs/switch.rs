@@ -289,9 +289,14 @@ impl Core {
         let mut touched_before = HashMap::new();
         let mut touched_after = HashMap::new();
         if !same_epoch {
+            let (mut shown_before, mut shown_after) = (HashMap::new(), HashMap::new());
             for (dir, touched) in touched_names(&before, &after) {
-                for (state, dirs) in [(&before, &mut touched_before), (&after, &mut touched_after)] {
-                    if let Some((ino, _)) = unless_closed(state.lower.lookup(&dir))?.flatten() {
+                for (state, dirs, shown) in [
+                    (&before, &mut touched_before, &mut shown_before),
+                    (&after, &mut touched_after, &mut shown_after),
+                ] {
+                    // What is hidden there tells nothing, and something of it may stand elsewhere.
+                    if let Some(ino) = shown_at(state, &dir, shown)? {
                         dirs.insert(ino, dir.clone());
                         names.extend(touched.iter().map(|name| (ino, name.clone())));
                     }

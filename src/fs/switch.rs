@@ -148,6 +148,24 @@ impl Fs {
         sealed
     }
 
+    /// The same for one that the head's record does not name any more. A seal says that all before it was synced, and a power cut
+    /// may leave it and tear what is synced with it: so that is synced first.
+    fn seal_below(
+        &self,
+        unfinished: &mut Vec<Upper>,
+        mut layer: Upper,
+        seal: Seal,
+        mark: Option<Mark>,
+    ) -> Result<()> {
+        match layer.sync() {
+            Ok(()) => self.seal_under(unfinished, layer, seal, mark),
+            Err(error) => {
+                unfinished.push(layer);
+                Err(error)
+            }
+        }
+    }
+
     fn seal_one(&self, layer: &mut Upper, seal: Seal) -> Result<()> {
         let sealed = self.sync_identities().and_then(|()| self.store.seal_layer(layer, seal));
         if layer.is_failed() {
@@ -162,7 +180,7 @@ impl Fs {
         while let Some(mut layer) = unfinished.pop() {
             let seal =
                 Seal { name: None, message: "cut off".to_owned(), time: clock::now(), automatic: true };
-            if let Err(error) = self.seal_one(&mut layer, seal) {
+            if let Err(error) = layer.sync().and_then(|()| self.seal_one(&mut layer, seal)) {
                 unfinished.push(layer);
                 return Err(error);
             }
@@ -219,7 +237,7 @@ impl Fs {
         let mark = core.versions.as_ref().map(Versions::mark);
         drop(core);
         let id = layer.layer();
-        let sealed = is_changed.then(|| (id, self.seal_under(&mut gate, layer, seal, mark)));
+        let sealed = is_changed.then(|| (id, self.seal_below(&mut gate, layer, seal, mark)));
         Ok(Landing::Landed(Landed { forgotten, from, sealed }))
     }
 
@@ -355,8 +373,10 @@ impl Core {
                     let is_told = |dir: Ino, name: &Name| matches!(after.tree.dentry(dir, name), Some(Dentry::Child { ino: is, .. }) if *is == ino);
                     let untold = before.tree.links(ino).filter(|(dir, name)| !is_told(*dir, name));
                     let untold: Vec<_> = untold.map(|(dir, name)| (dir, name.clone())).collect();
-                    let is_only_name = untold.len() == 1 && after.tree.node(ino).is_none();
-                    if !is_only_name && !untold.is_empty() {
+                    // One with a single name is found where it is held to be.
+                    let has_more = before.attr(&old).is_some_and(|attr| attr.meta.nlink > 1)
+                        && before.kind(&old) != Some(FileKind::Dir);
+                    if has_more && !untold.is_empty() {
                         self.aliases.entry(ino).or_default().extend(untold);
                     }
                     if let Found::Base(_, path, node) = new {
@@ -385,7 +405,7 @@ impl Core {
                             None
                         }
                     };
-                    cut.push((id, record));
+                    cut.push((id, ino, record));
                 }
             }
         }
@@ -402,11 +422,18 @@ impl Core {
         forgotten.attrs = attrs.into_iter().collect();
         forgotten.listings = listings.into_iter().collect();
         at_last(self)?;
-        self.cut_walks(&cut.iter().map(|(id, _)| *id).collect());
+        self.cut_walks(&cut.iter().map(|(id, ..)| *id).collect());
         self.state = after;
-        for (id, record) in cut {
+        for (id, ino, record) in cut {
             match record {
-                Some(record) => self.keep_record(id, record, before.lower.epoch(), |meta| meta.nlink = 0)?,
+                // It is shown already, so there is no way back.
+                Some(record) => {
+                    let kept = self.keep_record(id, record, before.lower.epoch(), |meta| meta.nlink = 0);
+                    if let Err(error) = kept {
+                        log::error!("cannot keep node {} for its holders: {error}", ino.0);
+                        self.table.orphan(id);
+                    }
+                }
                 None => self.table.orphan(id),
             }
         }

@@ -39,7 +39,15 @@ impl Timeline {
             match landing {
                 Ok(Landing::Landed(landed)) => return self.landed(landed, to, description),
                 Ok(Landing::Moved(upper)) => next = upper,
-                Err(error @ (FsError::Stale | FsError::Drift(_))) => {
+                // It cannot be told what the tree is there: it stays where it is.
+                Err(
+                    error @ (FsError::Stale
+                    | FsError::Drift(_)
+                    | FsError::AccessDenied
+                    | FsError::NotFound
+                    | FsError::NotADirectory
+                    | FsError::Damage(_)),
+                ) => {
                     why = error.to_string();
                     break;
                 }
@@ -48,7 +56,7 @@ impl Timeline {
                 }
             }
         }
-        log::info!("apply: the tree stays over the base as it was before: {why}");
+        log::warn!("apply: the tree stays over the base as it was before: {why}");
         self.with_reserve(|| self.store.set_head(&self.head, &present)).map_err(|error| self.stop(error))
     }
 

@@ -295,7 +295,7 @@ impl Timeline {
             bottom
         {
             let newest = |all: Vec<LayerInfo>| all.into_iter().rfind(|info| info.header.layer < layer);
-            let before = match self.store.layer(before) {
+            let before = match self.store.layer(before).filter(|info| info.header.kind.is_of_head()) {
                 Some(info) if info.seal.is_none() => info.header.parent,
                 Some(info) => Some(info.header.layer),
                 // gc took it: what was sealed last before the apply, that is.
@@ -489,7 +489,8 @@ impl Timeline {
             return Ok(None);
         }
         let (id, message) = (layer.layer(), format!("during {}", verb_text(verb)));
-        self.with_reserve(|| close(&self.store, &mut layer, &message))
+        // Synced before the seal, which says that it was: the head's record names another layer already.
+        self.with_reserve(|| layer.sync().and_then(|()| close(&self.store, &mut layer, &message)))
             .map_err(|e| e.during("seal the tree"))?;
         self.note_rest(id, state, message)?;
         Ok(Some(id))

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::error::{Error, Kind, Result};
 use crate::store::Store;
 use crate::store::layer::{LayerContents, LayerInfo, Upper};
-use crate::store::record::{HeadRecord, LayerKind, Record, Seal};
+use crate::store::record::{HeadRecord, Header, LayerKind, Record, Seal};
 use crate::sys::clock;
 use crate::tree::{Misfit, Tree};
 use crate::types::{Epoch, LayerId};
@@ -187,9 +187,16 @@ pub(super) fn reopen(
 /// the place of the one that is shown. What was written to the latter is in both as soon as they are exchanged; if it is in the latter alone,
 /// they never were, or a power cut took the record before it was synced.
 fn written_last(store: &Store, head: &str, recorded: LayerId) -> Result<LayerId> {
-    let Some(LayerKind::Lands(before)) = store.layer(recorded).map(|l| l.header.kind) else {
-        return Ok(recorded);
+    let (before, is_sealed) = match store.layer(recorded) {
+        Some(LayerInfo { header: Header { kind: LayerKind::Lands(before), .. }, seal, .. }) => {
+            (before, seal.is_some())
+        }
+        _ => return Ok(recorded),
     };
+    // Only one that took its place was sealed.
+    if is_sealed {
+        return Ok(recorded);
+    }
     let is_state = |l: &LayerInfo| l.header.kind.is_of_head() && l.header.head == head;
     if !store.layer(before).is_some_and(|l| is_state(&l)) || is_changed(store, recorded)? {
         return Ok(recorded);

@@ -12,10 +12,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::{FsError, FsResult};
+use crate::fs::lower::LowerNode;
 use crate::fs::{Found, State};
 use crate::store::record::{Body, Dentry, Edit, Hides, Node, Source};
 use crate::tree::{Misfit, Tree, TreeDiff};
-use crate::types::{ByteRange, Ino, Name, TreePath};
+use crate::types::{ByteRange, FileKind, Fingerprint, Ino, Name, TreePath};
 
 /// A state, and the same tree over another epoch of the base.
 pub(super) struct Twin {
@@ -112,6 +113,13 @@ impl Carry<'_> {
         match self.there.resolve(place)? {
             Found::Covered(found, _) if found == ino => Ok(()),
             Found::Base(found, path, node) if found == ino => {
+                let origin = match self.was.tree.node(ino).map(|node| &node.body) {
+                    Some(Body::File { origin: Some(origin), .. }) if origin.path == path => {
+                        Some(origin.print)
+                    }
+                    _ => None,
+                };
+                self.check_left(&path, Some(&node), || Some(origin.unwrap_or_else(|| *node.print(ino))))?;
                 for edit in self.there.covering(ino, &path, &node)? {
                     if let Edit::Put { ino, .. } = &edit {
                         self.covered.insert(*ino);
@@ -187,16 +195,49 @@ impl Carry<'_> {
         self.edit(&Edit::Map { ino, range, to })
     }
 
+    /// Holds what stands at a path of the base against what the applies since left there, or else against what is `known` to have been there:
+    /// what somebody else did to it is a conflict of the next apply, and must not pass for what the tree has seen.
+    fn check_left(
+        &self,
+        path: &TreePath,
+        found: Option<&LowerNode>,
+        known: impl FnOnce() -> Option<Fingerprint>,
+    ) -> FsResult<()> {
+        let left = self.there.lower.left_after(self.was.lower.epoch(), path);
+        let is_same = match (left.unwrap_or_else(known), found) {
+            (None, None) => true,
+            (Some(expected), Some(LowerNode::Base(stat))) => {
+                let found = stat.fingerprint();
+                let same_dir = stat.kind == FileKind::Dir && expected.ino == found.ino;
+                same_dir || self.there.lower.is_as(&expected, &found)
+            }
+            // Over the newest epoch nothing is seen through pre-images.
+            _ => false,
+        };
+        if is_same { Ok(()) } else { Err(FsError::Drift(path.clone())) }
+    }
+
     /// Lets a name over there stand for what it stands for now.
     fn name(&mut self, dir: Ino, name: &Name) -> FsResult<()> {
         if self.now.tree.node(dir).is_none() {
             return Ok(());
         }
-        let hides: Hides = match self.there.lower_path(dir)? {
-            Some(path) => self.there.lower.lookup(&path.join(name))?.map(|(ino, node)| node.print(ino)),
-            None => None,
-        };
-        let to = match self.now.tree.dentry(dir, name) {
+        let path = self.there.lower_path(dir)?.map(|dir| dir.join(name));
+        let dentry = self.now.tree.dentry(dir, name);
+        let mut hides: Hides = None;
+        if let Some(path) = path {
+            let found = self.there.lower.lookup(&path)?;
+            let is_same_path = self.now.lower_path(dir)?.map(|dir| dir.join(name)).as_ref() == Some(&path);
+            let hidden = || match dentry {
+                Some(Dentry::Child { hides, .. }) if is_same_path => hides.as_deref().copied(),
+                Some(Dentry::Whiteout(print)) if is_same_path => Some(**print),
+                // Nobody has seen anything there.
+                _ => None,
+            };
+            self.check_left(&path, found.as_ref().map(|(_, node)| node), hidden)?;
+            hides = found.map(|(ino, node)| node.print(ino));
+        }
+        let to = match dentry {
             Some(Dentry::Child { ino, .. }) => Some(Dentry::Child { ino: *ino, hides }),
             Some(Dentry::Whiteout(_)) => hides.map(Dentry::Whiteout),
             None => {

@@ -24,6 +24,9 @@ use crate::store::{codec, disk};
 /// Bytes before the payload of a frame.
 pub const FRAME_HEAD: usize = 16;
 
+/// How often the bytes of a record are summed up at most to find out whether they hold frames.
+const MOST_SUMMED: usize = 64;
+
 const SYNC_FAILED: &str = "an earlier sync failed; what was not synced before may be lost";
 
 /// A log open for appending.
@@ -168,19 +171,48 @@ fn frame_at(bytes: &[u8], at: usize, seq: u64) -> Option<(&[u8], usize)> {
 }
 
 fn any_frame_at(bytes: &[u8], at: usize) -> Option<(&[u8], u64, usize)> {
-    let head = bytes.get(at..at + FRAME_HEAD)?;
-    let (len, rest) = head.split_first_chunk::<4>()?;
-    let (crc, seq) = rest.split_first_chunk::<4>()?;
-    let next = at.checked_add(FRAME_HEAD)?.checked_add(u32::from_le_bytes(*len) as usize)?;
+    let (len, crc, seq) = head_at(bytes, at)?;
+    let next = at.checked_add(FRAME_HEAD)?.checked_add(len as usize)?;
     let payload = bytes.get(at + FRAME_HEAD..next)?;
-    let sum = crc32c::crc32c_append(crc32c::crc32c_append(crc32c::crc32c(len), seq), payload);
-    (sum == u32::from_le_bytes(*crc)).then_some((payload, u64::from_le_bytes(seq.try_into().ok()?), next))
+    let head = crc32c::crc32c_append(crc32c::crc32c(&len.to_le_bytes()), &seq.to_le_bytes());
+    (crc32c::crc32c_append(head, payload) == crc).then_some((payload, seq, next))
 }
 
-/// The next whole frame behind `at` with a later number than the one that should stand there: payload, number, end.
+/// What would be the length, the checksum and the number of a frame at `at`.
+fn head_at(bytes: &[u8], at: usize) -> Option<(u32, u32, u64)> {
+    let (len, rest) = bytes.get(at..at.checked_add(FRAME_HEAD)?)?.split_first_chunk::<4>()?;
+    let (crc, seq) = rest.split_first_chunk::<4>()?;
+    let seq = u64::from_le_bytes(seq.try_into().ok()?);
+    Some((u32::from_le_bytes(*len), u32::from_le_bytes(*crc), seq))
+}
+
+/// The next whole frame behind `at` with a later number than the one that should stand there: payload, number, end. As the numbers
+/// count the frames, none is further on than there is room for frames between.
 fn next_good(bytes: &[u8], at: usize, seq: u64) -> Option<(&[u8], u64, usize)> {
-    (at + 1..bytes.len().saturating_sub(FRAME_HEAD - 1))
-        .find_map(|start| any_frame_at(bytes, start).filter(|(_, found, _)| *found > seq))
+    let can_be = |start: usize| {
+        let most = seq.saturating_add(((start - at) / FRAME_HEAD) as u64 + 1);
+        head_at(bytes, start).is_some_and(|(_, _, found)| found > seq && found <= most)
+    };
+    let starts = at.saturating_add(1)..bytes.len().saturating_sub(FRAME_HEAD - 1);
+    // The number is looked at first: a checksum of what stands behind each byte would cost the square of the length.
+    starts.filter(|start| can_be(*start)).find_map(|start| any_frame_at(bytes, start))
+}
+
+/// Whether a whole frame stands in one that is to be written with the number `seq` at `end`, which [`next_good`] could take for one of its
+/// log, from wherever it looks; or whether so much looks like one that nobody can tell in time.
+fn hides_a_frame(bytes: &[u8], seq: u64, end: u64) -> bool {
+    let mut summed = 0;
+    let most_summed = bytes.len().saturating_mul(MOST_SUMMED).saturating_add(codec::MAX_LEN / 16);
+    for at in 1..bytes.len() {
+        let most = seq.saturating_add((end + at as u64) / FRAME_HEAD as u64 + 1);
+        let head = head_at(bytes, at).filter(|(_, _, found)| (1..=most).contains(found));
+        let Some((len, ..)) = head else { continue };
+        summed += (len as usize).min(bytes.len());
+        if summed > most_summed || any_frame_at(bytes, at).is_some() {
+            return true;
+        }
+    }
+    false
 }
 
 /// One record as a frame, with the number `seq`.
@@ -267,7 +299,7 @@ impl<T: Serialize> Log<T> {
     pub fn append_of_strangers(&mut self, record: &T) -> Result<()> {
         self.check()?;
         frame_onto(record, self.seq, &mut self.buffer).map_err(|e| e.during(&self.what))?;
-        if (1..self.buffer.len()).any(|at| any_frame_at(&self.buffer, at).is_some()) {
+        if hides_a_frame(&self.buffer, self.seq, self.end) {
             let refused = Error::new(
                 Kind::Failed,
                 format!("write {}", self.what),

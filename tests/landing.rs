@@ -244,31 +244,36 @@ impl Kernel for Told {
 fn all_names_of_a_file_are_forgotten_by_a_restore_after_an_apply() {
     let _alone = LISTENER.lock();
     let layers = layers_of_an_apply();
-    let dir = tempfile::tempdir().unwrap();
-    let sandbox = prepare(dir.path());
-    let (told, fs) = (Arc::new(Told::default()), Arc::clone(sandbox.fs()));
-    sandbox.attach(Arc::clone(&told) as Arc<dyn Kernel>);
-    let file = find(&fs, "new").unwrap();
-    for link in ["link", "further"] {
-        assert_eq!(fs.link(file, NodeId::ROOT, &name(link)).unwrap().id, file);
-    }
-    sandbox.handle(Request::Checkpoint { name: Some("start".to_owned()), message: String::new() }).unwrap();
-    put(&fs, "new", b"written before");
-    let writer = Arc::clone(&fs);
-    let applied = apply(&sandbox, layers, move |at| {
-        if at == 0 {
-            writer.write(file, 0, b"WRITTEN", false).unwrap();
+    for are_removed in [&[][..], &["further"], &["further", "new"], &["link", "new"]] {
+        let dir = tempfile::tempdir().unwrap();
+        let sandbox = prepare(dir.path());
+        let (told, fs) = (Arc::new(Told::default()), Arc::clone(sandbox.fs()));
+        sandbox.attach(Arc::clone(&told) as Arc<dyn Kernel>);
+        let file = find(&fs, "new").unwrap();
+        for link in ["link", "further"] {
+            assert_eq!(fs.link(file, NodeId::ROOT, &name(link)).unwrap().id, file);
         }
-    });
-    let Reply::Applied(done) = applied.result.unwrap() else { panic!("not an apply") };
-    assert_eq!(fs.state().lower.epoch(), done.epoch);
-    assert_eq!(get(&fs, "link").as_deref(), Some("WRITTEN before"));
-    told.0.lock().unwrap().clear();
-    sandbox.handle(Request::Restore { to: Rev::parse("start"), paths: Vec::new(), dry_run: false }).unwrap();
-    let names = BTreeSet::from(["new", "link", "further"].map(|link| (NodeId::ROOT, name(link))));
-    let forgotten = told.0.lock().unwrap().clone();
-    assert!(names.is_subset(&forgotten), "{forgotten:?}");
-    assert_eq!(get(&fs, "further").as_deref(), Some("new"));
+        sandbox
+            .handle(Request::Checkpoint { name: Some("start".to_owned()), message: String::new() })
+            .unwrap();
+        put(&fs, "new", b"written before");
+        let writer = Arc::clone(&fs);
+        let applied = apply(&sandbox, layers, move |at| {
+            if at == 0 {
+                writer.write(file, 0, b"WRITTEN", false).unwrap();
+                are_removed.iter().for_each(|link| writer.unlink(NodeId::ROOT, &name(link)).unwrap());
+            }
+        });
+        let Reply::Applied(done) = applied.result.unwrap() else { panic!("not an apply") };
+        assert_eq!(fs.state().lower.epoch(), done.epoch);
+        told.0.lock().unwrap().clear();
+        let restore = Request::Restore { to: Rev::parse("start"), paths: Vec::new(), dry_run: false };
+        sandbox.handle(restore).unwrap();
+        let names = BTreeSet::from(["new", "link", "further"].map(|link| (NodeId::ROOT, name(link))));
+        let forgotten = told.0.lock().unwrap().clone();
+        assert!(names.is_subset(&forgotten), "without {are_removed:?}: {forgotten:?}");
+        assert_eq!(get(&fs, "further").as_deref(), Some("new"));
+    }
 }
 
 /// What the base has where an apply put it, and the tree has elsewhere by now, is one directory, not two.

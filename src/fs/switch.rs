@@ -373,10 +373,11 @@ impl Core {
                     let is_told = |dir: Ino, name: &Name| matches!(after.tree.dentry(dir, name), Some(Dentry::Child { ino: is, .. }) if *is == ino);
                     let untold = before.tree.links(ino).filter(|(dir, name)| !is_told(*dir, name));
                     let untold: Vec<_> = untold.map(|(dir, name)| (dir, name.clone())).collect();
-                    // One with a single name is found where it is held to be.
-                    let has_more = before.attr(&old).is_some_and(|attr| attr.meta.nlink > 1)
-                        && before.kind(&old) != Some(FileKind::Dir);
-                    if has_more && !untold.is_empty() {
+                    // What the base has under one name is found where it is held to be.
+                    let is_alone = before.kind(&old) == Some(FileKind::Dir)
+                        || before.attr(&old).is_none_or(|attr| attr.meta.nlink <= 1);
+                    let is_found = is_alone && after.tree.node(ino).is_none();
+                    if !is_found && !untold.is_empty() {
                         self.aliases.entry(ino).or_default().extend(untold);
                     }
                     if let Found::Base(_, path, node) = new {

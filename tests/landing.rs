@@ -428,7 +428,7 @@ fn a_power_cut_while_the_head_is_put_on_the_base_takes_nothing_that_was_synced()
         let changes = all.lock().unwrap().clone();
         let mut random = Random(moment as u64);
         // At the end, where it is sealed and synced, after each change.
-        let is_tried = |at: &usize| at % 16 == 0 || at + 45 > changes.len();
+        let is_tried = |at: &usize| at.is_multiple_of(16) || at + 45 > changes.len();
         for at in (landed.unwrap() + 1..=changes.len()).filter(is_tried) {
             let mut disk = Disk::default();
             changes[..at].iter().for_each(|change| disk.apply(change));

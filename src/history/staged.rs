@@ -38,8 +38,11 @@ impl Stages {
     }
 
     /// The name in a directory.
+    ///
+    /// # Errors
+    /// [`FsError::Drift`] in one in which nothing had to be staged when the apply began: somebody changed it since.
     pub(super) fn name_in(&self, dir: &TreePath) -> FsResult<Name> {
-        self.0.get(dir).cloned().ok_or(FsError::Damage("an apply has no name to stage content under"))
+        self.0.get(dir).cloned().ok_or_else(|| FsError::Drift(dir.clone()))
     }
 
     /// The paths of all of them.

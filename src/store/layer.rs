@@ -657,7 +657,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let layers = layers(dir.path());
         let mut upper = begin(&layers);
-        let forged = log::frame(&Record::SyncFailed(1), 1 << 40).unwrap();
+        let forged = log::frame(&Record::SyncFailed(1), 3).unwrap();
         let with = |value: Vec<u8>| {
             Record::Edits(vec![Edit::Xattr { ino: Ino(9), name: b"user.a".to_vec(), value: Some(value) }])
         };
@@ -665,6 +665,14 @@ mod tests {
         assert_eq!(refused.err().and_then(|error| error.errno), Some(nix::errno::Errno::EINVAL as i32));
         upper.record(&with(forged.split_last().unwrap().1.to_vec())).unwrap();
         upper.record(&with(vec![0; 1000])).unwrap();
+        // A number that no frame can have by then is not believed by those who read it.
+        upper.record(&with(log::frame(&Record::SyncFailed(1), 1 << 40).unwrap())).unwrap();
+        let torn_at = upper.journal_len();
+        upper.record(&with(log::frame(&Record::SyncFailed(1), 1 << 40).unwrap())).unwrap();
+        let journal = layers.dir_of(LayerId(1)).unwrap().file(JOURNAL, false).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&journal, &[0; 8], torn_at).unwrap();
+        let trust = Trust { boot: [2; 16], torn_from: LayerId(0) };
+        assert!(read(&layers, LayerId(1), trust).unwrap().unsynced.is_empty());
     }
 
     #[test]

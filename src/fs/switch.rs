@@ -18,7 +18,7 @@ use crate::error::{FsError, FsResult, Result};
 use crate::fs::lower::Lower;
 use crate::fs::table::{Held, Place};
 use crate::fs::versions::{Mark, Versions};
-use crate::fs::{Core, Found, Fs, State, told};
+use crate::fs::{Attr, Core, Found, Fs, State, told};
 use crate::store::layer::Upper;
 use crate::store::record::{Body, Dentry, Edit, Record, Seal, Source};
 use crate::sys::clock;
@@ -119,7 +119,7 @@ impl Fs {
         // Before the exchange: a sync in between would find nothing to do in `next`, and answer too early.
         let mut gate = self.sync_gate.lock();
         self.seal_unfinished(&mut gate)?;
-        let (layer, state, mark, told) = {
+        let (mut layer, state, mark, told) = {
             let mut core = self.core();
             let layer = std::mem::replace(&mut core.upper, next);
             let state = core.state.clone();
@@ -127,19 +127,19 @@ impl Fs {
             (layer, state, mark, then(&mut core))
         };
         let id = layer.layer();
-        let sealed = self.seal_under(&mut gate, layer, seal, mark);
+        let sealed = self.seal_one(&mut layer, seal, false);
+        let sealed = self.keep_unsealed(&mut gate, layer, mark, sealed);
         Ok((id, state, told, sealed))
     }
 
-    /// Seals a layer under the one that is written to now, which is worth nothing without it.
-    fn seal_under(
+    /// Keeps a layer whose seal failed for the next try: what lies above it is worth nothing without it.
+    fn keep_unsealed(
         &self,
         unfinished: &mut Vec<Upper>,
-        mut layer: Upper,
-        seal: Seal,
+        layer: Upper,
         mark: Option<Mark>,
+        sealed: Result<()>,
     ) -> Result<()> {
-        let sealed = self.seal_one(&mut layer, seal);
         if sealed.is_err() {
             unfinished.push(layer);
         } else if self.store.durable() {
@@ -148,26 +148,11 @@ impl Fs {
         sealed
     }
 
-    /// The same for one that the head's record does not name any more. A seal says that all before it was synced, and a power cut
-    /// may leave it and tear what is synced with it: so that is synced first.
-    fn seal_below(
-        &self,
-        unfinished: &mut Vec<Upper>,
-        mut layer: Upper,
-        seal: Seal,
-        mark: Option<Mark>,
-    ) -> Result<()> {
-        match layer.sync() {
-            Ok(()) => self.seal_under(unfinished, layer, seal, mark),
-            Err(error) => {
-                unfinished.push(layer);
-                Err(error)
-            }
-        }
-    }
-
-    fn seal_one(&self, layer: &mut Upper, seal: Seal) -> Result<()> {
-        let sealed = self.sync_identities().and_then(|()| self.store.seal_layer(layer, seal));
+    /// Seals a layer. One that `is_below` what the head's record names is synced first: its seal says that all before it was, and a power
+    /// cut may leave the seal and tear what is synced with it.
+    fn seal_one(&self, layer: &mut Upper, seal: Seal, is_below: bool) -> Result<()> {
+        let ready = self.sync_identities().and_then(|()| if is_below { layer.sync() } else { Ok(()) });
+        let sealed = ready.and_then(|()| self.store.seal_layer(layer, seal));
         if layer.is_failed() {
             // What is above it is worth nothing without it.
             self.core().sync_failed();
@@ -180,7 +165,7 @@ impl Fs {
         while let Some(mut layer) = unfinished.pop() {
             let seal =
                 Seal { name: None, message: "cut off".to_owned(), time: clock::now(), automatic: true };
-            if let Err(error) = layer.sync().and_then(|()| self.seal_one(&mut layer, seal)) {
+            if let Err(error) = self.seal_one(&mut layer, seal, true) {
                 unfinished.push(layer);
                 return Err(error);
             }
@@ -236,8 +221,10 @@ impl Fs {
         })?;
         let mark = core.versions.as_ref().map(Versions::mark);
         drop(core);
-        let id = layer.layer();
-        let sealed = is_changed.then(|| (id, self.seal_below(&mut gate, layer, seal, mark)));
+        let sealed = is_changed.then(|| {
+            let (id, sealed) = (layer.layer(), self.seal_one(&mut layer, seal, true));
+            (id, self.keep_unsealed(&mut gate, layer, mark, sealed))
+        });
         Ok(Landing::Landed(Landed { forgotten, from, sealed }))
     }
 
@@ -369,15 +356,13 @@ impl Core {
                         let differing = names_that_differ(&before, &old, &after, &new)?;
                         changed_names.extend(differing.into_iter().map(|name| (ino, name)));
                     }
-                    // The kernel goes on knowing it by names that no tree will tell from now on.
-                    let is_told = |dir: Ino, name: &Name| matches!(after.tree.dentry(dir, name), Some(Dentry::Child { ino: is, .. }) if *is == ino);
-                    let untold = before.tree.links(ino).filter(|(dir, name)| !is_told(*dir, name));
-                    let untold: Vec<_> = untold.map(|(dir, name)| (dir, name.clone())).collect();
-                    // What the base has under one name is found where it is held to be.
-                    let is_alone = before.kind(&old) == Some(FileKind::Dir)
-                        || before.attr(&old).is_none_or(|attr| attr.meta.nlink <= 1);
-                    let is_found = is_alone && after.tree.node(ino).is_none();
-                    if !is_found && !untold.is_empty() {
+                    // The kernel goes on knowing it by names that no tree will tell from now on. Only what the base has under one
+                    // name is found where it is held to be.
+                    let untold = names_untold(&before.tree, &after.tree, ino);
+                    let has_one = |attr: Attr| attr.kind == FileKind::Dir || attr.meta.nlink <= 1;
+                    if !untold.is_empty()
+                        && (after.tree.node(ino).is_some() || !before.attr(&old).is_none_or(has_one))
+                    {
                         self.aliases.entry(ino).or_default().extend(untold);
                     }
                     if let Found::Base(_, path, node) = new {
@@ -486,6 +471,13 @@ impl Core {
         }
         Ok(names)
     }
+}
+
+/// The names of a node that the tree before tells, and the one after does not.
+fn names_untold(before: &Tree, after: &Tree, ino: Ino) -> Vec<(Ino, Name)> {
+    let tells = |dir: Ino, name: &Name| matches!(after.dentry(dir, name), Some(Dentry::Child { ino: told, .. }) if *told == ino);
+    let untold = before.links(ino).filter(|(dir, name)| !tells(*dir, name));
+    untold.map(|(dir, name)| (dir, name.clone())).collect()
 }
 
 /// The names at which the two states see another base, by the path of their directory in the base.

@@ -52,7 +52,7 @@ impl Timeline {
                     break;
                 }
                 Err(error) => {
-                    return Err::<(), _>(error).attempt(|| "apply").map_err(|e| self.put_back(&present, e));
+                    return Err(error).attempt(|| "apply").map_err(|e| self.put_back(&present, e));
                 }
             }
         }

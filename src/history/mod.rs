@@ -489,8 +489,7 @@ impl Timeline {
             return Ok(None);
         }
         let (id, message) = (layer.layer(), format!("during {}", verb_text(verb)));
-        // Synced before the seal, which says that it was: the head's record names another layer already.
-        self.with_reserve(|| layer.sync().and_then(|()| close(&self.store, &mut layer, &message)))
+        self.with_reserve(|| close(&self.store, &mut layer, &message))
             .map_err(|e| e.during("seal the tree"))?;
         self.note_rest(id, state, message)?;
         Ok(Some(id))
@@ -504,9 +503,11 @@ impl Timeline {
     }
 }
 
-/// Seals a layer that nobody writes to any more.
+/// Seals a layer that nobody writes to any more. It is synced first: the seal says that all before it was, a power cut may leave the
+/// seal and tear what is synced with it, and the head's record names another layer already.
 fn close(store: &Store, layer: &mut Upper, message: &str) -> Result<()> {
     store.identities().lock().sync()?;
+    layer.sync()?;
     let seal = Seal { name: None, message: message.to_owned(), time: clock::now(), automatic: true };
     store.seal_layer(layer, seal)
 }

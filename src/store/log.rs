@@ -24,7 +24,7 @@ use crate::store::{codec, disk};
 /// Bytes before the payload of a frame.
 pub const FRAME_HEAD: usize = 16;
 
-/// How often the bytes of a record are summed up at most to find out whether they hold frames.
+/// How often the bytes of a record are summed up at most, besides [`codec::MAX_LEN`] bytes, to find out whether they hold frames.
 const MOST_SUMMED: usize = 64;
 
 const SYNC_FAILED: &str = "an earlier sync failed; what was not synced before may be lost";
@@ -201,14 +201,18 @@ fn next_good(bytes: &[u8], at: usize, seq: u64) -> Option<(&[u8], u64, usize)> {
 /// Whether a whole frame stands in one that is to be written with the number `seq` at `end`, which [`next_good`] could take for one of its
 /// log, from wherever it looks; or whether so much looks like one that nobody can tell in time.
 fn hides_a_frame(bytes: &[u8], seq: u64, end: u64) -> bool {
-    let mut summed = 0;
-    let most_summed = bytes.len().saturating_mul(MOST_SUMMED).saturating_add(codec::MAX_LEN / 16);
+    let mut to_sum = bytes.len().saturating_mul(MOST_SUMMED).saturating_add(codec::MAX_LEN);
     for at in 1..bytes.len() {
         let most = seq.saturating_add((end + at as u64) / FRAME_HEAD as u64 + 1);
-        let head = head_at(bytes, at).filter(|(_, _, found)| (1..=most).contains(found));
-        let Some((len, ..)) = head else { continue };
-        summed += (len as usize).min(bytes.len());
-        if summed > most_summed || any_frame_at(bytes, at).is_some() {
+        let fits = |len: u32| len as usize <= bytes.len().saturating_sub(at + FRAME_HEAD);
+        let Some((len, ..)) =
+            head_at(bytes, at).filter(|(len, _, found)| (1..=most).contains(found) && fits(*len))
+        else {
+            continue;
+        };
+        let Some(left) = to_sum.checked_sub(len as usize) else { return true };
+        to_sum = left;
+        if any_frame_at(bytes, at).is_some() {
             return true;
         }
     }
@@ -419,6 +423,15 @@ mod tests {
 
     fn texts(count: usize) -> Vec<String> {
         (0..count).map(|n| format!("record {n} {}", "x".repeat(n * 7))).collect()
+    }
+
+    #[test]
+    fn what_only_looks_like_frames_is_refused_where_nobody_could_tell_in_time() {
+        let numbers: Vec<u8> = (0..8192_u64).flat_map(|_| 30_000_u64.to_le_bytes()).collect();
+        assert!(!hides_a_frame(&numbers, 100_000, 1 << 20), "an attribute full of numbers");
+        let head = [&(1_u32 << 20).to_le_bytes()[..], &[0; 4], &1_u64.to_le_bytes()].concat();
+        assert!(!hides_a_frame(&head.repeat(4096), 5, 100), "too short for what they say");
+        assert!(hides_a_frame(&head.repeat(1 << 17), 5, 100));
     }
 
     #[test]

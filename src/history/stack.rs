@@ -12,9 +12,11 @@ use crate::tree::{Misfit, Tree};
 use crate::types::{Epoch, LayerId};
 
 /// Trees of sealed layers that are kept in memory.
-const KEPT: usize = 64;
+const KEPT: usize = 32;
 /// Nodes of kept trees, about; what a tree shares with the one that it came from counts once.
-const KEPT_NODES: usize = 1_000_000;
+const KEPT_NODES: usize = 250_000;
+/// Trees that are kept however large they are: that of the head's last seal, and the one below.
+const LEAST_KEPT: usize = 2;
 /// Bytes of a journal that stand for one node that a tree does not share with the one below: few, so that too many are counted
 /// rather than too few.
 const BYTES_A_NODE: u64 = 64;
@@ -56,7 +58,7 @@ impl Roots {
     fn insert(&mut self, layer: LayerId, tree: Tree, own: usize) {
         self.uses += 1;
         self.kept.insert(layer, Kept { tree, used: self.uses, own });
-        while self.kept.len() > 1 && (self.kept.len() > KEPT || self.nodes() > self.most) {
+        while self.kept.len() > LEAST_KEPT && (self.kept.len() > KEPT || self.nodes() > self.most) {
             let oldest = self.kept.iter().min_by_key(|(_, kept)| kept.used).map(|(layer, _)| *layer);
             oldest.and_then(|layer| self.kept.remove(&layer));
         }

@@ -208,6 +208,10 @@ impl Housekeeper {
                 if let Err(error) = of_thread.pack(Effort::WhereItPays, &|| shared.rest(of_thread.fs())) {
                     log::warn!("older layers are not put together, and work on as they are: {error}");
                 }
+                // Old states were read for all this, and by whoever woke us.
+                if sys::memory::give_back() {
+                    log::debug!("memory that was freed went back to the system");
+                }
             }
         })?;
         // An attempt of a run before this one may have ended it.

@@ -14,6 +14,7 @@ pub mod fusectl;
 pub mod holders;
 pub mod ioctl_filter;
 pub mod limits;
+pub mod memory;
 pub mod mount;
 pub mod mountinfo;
 pub mod path;

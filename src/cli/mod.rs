@@ -42,6 +42,7 @@ use crate::daemon;
 use crate::error::{Attempt, Kind, Result};
 use crate::run::EXEC_VERB;
 use crate::sandbox::date;
+use crate::sys;
 
 /// A jailed, checkpointed overlay filesystem.
 ///
@@ -132,6 +133,7 @@ enum Verb {
 
 /// The program: reads the arguments of the process, does what they say, and returns the exit code.
 pub fn main() -> ExitCode {
+    sys::memory::share_arenas();
     let arguments = match helper::rewrite(std::env::args_os().collect()) {
         Ok(Some(arguments)) => arguments,
         Ok(None) => return ExitCode::SUCCESS,

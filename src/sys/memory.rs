@@ -3,8 +3,21 @@
 //! glibc keeps what is freed between what is still used, for the next one who asks its thread's arena for some. A daemon that reads
 //! the trees of old states one after another, on threads that come and go, would keep several times what it uses.
 
+/// Parts of the memory of this process, at most; by itself glibc makes one for each thread, up to eight for each CPU.
+#[cfg(target_env = "gnu")]
+const ARENAS: i32 = 2;
 /// Freed bytes that are kept for the next one who asks.
 const SPARE: u32 = 16 << 20;
+
+/// From now on all threads share few arenas (mallopt(3)), so that what one of them frees serves the others. For the beginning of a
+/// process. Nothing is done with another C library than glibc.
+pub fn share_arenas() {
+    // SAFETY: mallopt(3) takes two numbers and sets one of the allocator's own.
+    #[cfg(target_env = "gnu")]
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, ARENAS);
+    }
+}
 
 /// Gives freed memory back to the system (malloc_trim(3)) where there is much of it: more than 16 MiB, and more than a quarter of what
 /// is used. Others who allocate wait meanwhile, for some milliseconds. Nothing is done with another C library than glibc. Gives whether

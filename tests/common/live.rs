@@ -46,8 +46,21 @@ pub struct Live {
 /// What the watchdog kills.
 #[derive(Default)]
 struct Watched {
-    pids: Mutex<Vec<u32>>,
+    processes: Mutex<Vec<Watchee>>,
     over: AtomicBool,
+}
+
+/// A process that the watchdog ends.
+struct Watchee {
+    pid: u32,
+    begun: u64,
+}
+
+impl Watched {
+    fn add(&self, pid: u32) {
+        let watchee = begun_at(pid).map(|begun| Watchee { pid, begun });
+        self.processes.lock().unwrap().extend(watchee);
+    }
 }
 
 impl Live {
@@ -99,7 +112,7 @@ impl Live {
         checked(command.current_dir("/"), "mount");
         self.mounted = true;
         self.pid = self.daemon();
-        self.watched.pids.lock().unwrap().push(self.pid);
+        self.watched.add(self.pid);
     }
 
     /// Unmounts it; nothing may be in use any more.
@@ -152,8 +165,6 @@ impl Live {
             }
         };
         assert_eq!(told, Errno::ENOTCONN);
-        // Its number may be another's by the time of the watchdog.
-        self.watched.pids.lock().unwrap().retain(|pid| *pid != self.pid);
     }
 
     fn daemon(&self) -> u32 {
@@ -212,7 +223,7 @@ impl Live {
     /// A process that stands in a directory of the mount.
     pub fn puppet(&self, dir: &str) -> Puppet {
         let puppet = Puppet::start(&self.mnt.join(dir));
-        self.watched.pids.lock().unwrap().push(puppet.child.id());
+        self.watched.add(puppet.child.id());
         puppet
     }
 
@@ -232,8 +243,11 @@ impl Live {
                 std::thread::sleep(Duration::from_millis(100));
             }
             eprintln!("the test takes longer than {limit:?}: its daemon and processes are killed");
-            for pid in watched.pids.lock().unwrap().drain(..) {
-                if let Err(error) = kill(Pid::from_raw(pid as i32), Signal::SIGKILL) {
+            for Watchee { pid, begun } in watched.processes.lock().unwrap().drain(..) {
+                // Its number may be another's by now.
+                if begun_at(pid) == Some(begun)
+                    && let Err(error) = kill(Pid::from_raw(pid as i32), Signal::SIGKILL)
+                {
                     eprintln!("kill {pid}: {error}");
                 }
             }
@@ -291,6 +305,13 @@ fn checked(command: &mut Command, what: &str) -> String {
 }
 
 /// What the kernel says of a thread of a process that has not ended.
+/// When a process began, in ticks since the start of the machine (proc_pid_stat(5), field 22).
+fn begun_at(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Its name may hold spaces and brackets.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
 fn living_thread(pid: u32) -> Option<String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let stats = tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());

@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a failure is what a test is for")]
 
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +12,7 @@ use jailfs::fs::{Caller, RenameMode};
 use jailfs::sandbox::verbs::{Reply, Request};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::sys::step;
-use jailfs::types::{Name, NodeId};
+use jailfs::types::{Name, NodeId, TreePath};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
 
@@ -42,7 +43,9 @@ fn prepare(dir: &Path) -> Arc<Sandbox> {
     put(&sandbox, "linked", b"LINKED");
     put(&sandbox, "new", b"new");
     put(&sandbox, "far", b"FAR");
+    put(&sandbox, "pair", b"PAIR");
     let fs = sandbox.fs();
+    fs.link(fs.lookup(NodeId::ROOT, &name("pair")).unwrap().id, NodeId::ROOT, &name("second")).unwrap();
     fs.unlink(NodeId::ROOT, &name("removed")).unwrap();
     fs.rename(NodeId::ROOT, &name("renamed"), NodeId::ROOT, &name("now"), RenameMode::Replace, 0).unwrap();
     let mode = fs.lookup(NodeId::ROOT, &name("mode")).unwrap().id;
@@ -53,16 +56,21 @@ fn prepare(dir: &Path) -> Arc<Sandbox> {
 /// Of the moments every so many is tried; `JAILFS_MOMENT_STRIDE=1` tries all.
 const EVERY: usize = 4;
 
-/// What the base holds under all names, but for one.
-fn seen(base: &Path, but: &str) -> Vec<(String, Vec<u8>)> {
+/// What the base holds under all names, but for these.
+fn seen(base: &Path, but: &[&str]) -> Vec<(String, Vec<u8>)> {
     let names = std::fs::read_dir(base).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<String> = names.filter(|name| name != but).collect();
+    let mut names: Vec<String> = names.filter(|name| !but.contains(&name.as_str())).collect();
     names.sort();
     names.into_iter().map(|name| (name.clone(), std::fs::read(base.join(&name)).unwrap())).collect()
 }
 
-fn change(file: &Path) {
+fn change(file: &Path, in_place: bool) {
     match std::fs::read(file) {
+        // The size stays, if that can be.
+        Ok(bytes) if in_place => {
+            let file = std::fs::OpenOptions::new().write(true).open(file).unwrap();
+            file.write_all_at(b"by hand", bytes.len().saturating_sub(7) as u64).unwrap();
+        }
         // As an editor does it: beside it, and over it.
         Ok(mut bytes) => {
             bytes.extend(b" by hand");
@@ -81,9 +89,12 @@ fn what_somebody_writes_into_the_base_while_an_apply_is_under_way_is_never_lost(
         drop(prepare(dir.path()));
         dir
     };
-    let before = |but: &str| seen(&before.path().join("base"), but);
+    let before = |but: &[&str]| seen(&before.path().join("base"), but);
     let (mut conflicts, mut failures, mut done) = (0, 0, 0);
-    for file in ["written", "removed", "now", "mode", "linked", "new", "other"] {
+    let files = ["written", "removed", "now", "mode", "linked", "new", "pair", "other"];
+    for (file, in_place) in files.into_iter().flat_map(|file| [(file, false), (file, true)]) {
+        // Both names of a file that is written in place.
+        let written = [file, if in_place && file == "linked" { "link" } else { file }];
         let every: usize =
             std::env::var("JAILFS_MOMENT_STRIDE").map_or(EVERY, |every| every.parse().unwrap());
         for moment in (1..).step_by(every) {
@@ -94,12 +105,12 @@ fn what_somebody_writes_into_the_base_while_an_apply_is_under_way_is_never_lost(
             let seen_moments = Arc::clone(&moments);
             step::record(Some(Box::new(move |_| {
                 if seen_moments.fetch_add(1, Ordering::SeqCst) + 1 == moment {
-                    change(&target);
+                    change(&target, in_place);
                 }
             })));
             let result = sandbox.handle(Request::Apply { paths: Vec::new(), dry_run: false, undo: false });
             step::record(None);
-            let when = format!("{file}, moment {moment}");
+            let when = format!("{file}, in place: {in_place}, moment {moment}");
             if moments.load(Ordering::SeqCst) < moment {
                 // It was over before.
                 assert!(moment > 10);
@@ -107,20 +118,21 @@ fn what_somebody_writes_into_the_base_while_an_apply_is_under_way_is_never_lost(
             }
             let bytes = std::fs::read(base.join(file)).unwrap_or_default();
             assert!(bytes.ends_with(b"by hand"), "{when}: what was written by hand is lost: {result:?}");
-            let now = seen(&base, file);
+            let now = seen(&base, &written);
             match result {
                 Ok(Reply::Applied(applied)) if applied.conflicts.is_empty() => {
                     assert!(now.iter().any(|(n, b)| n == "far" && b.starts_with(b"FAR")), "{when}");
                     done += 1;
                 }
                 Ok(Reply::Applied(applied)) => {
-                    assert!(applied.conflicts.iter().all(|(path, _)| path.to_string() == file), "{when}");
-                    assert_eq!(now, before(file), "{when}: something was written");
+                    let is_written = |path: &TreePath| written.contains(&path.to_string().as_str());
+                    assert!(applied.conflicts.iter().all(|(path, _)| is_written(path)), "{when}");
+                    assert_eq!(now, before(&written), "{when}: something was written");
                     conflicts += 1;
                 }
                 Err(error) => {
                     // Links are one file: with the content of one of them that of the other was kept as well.
-                    assert_eq!(now, before(file), "{when}: {error}");
+                    assert_eq!(now, before(&written), "{when}: {error}");
                     assert!(error.hint.is_some(), "{when}: {error:?}");
                     failures += 1;
                 }
@@ -130,6 +142,10 @@ fn what_somebody_writes_into_the_base_while_an_apply_is_under_way_is_never_lost(
             // It can be opened, and what was made by hand stays a conflict or is the base's.
             let again = Sandbox::open(&dir.path().join("store")).unwrap();
             assert!(std::fs::read(base.join(file)).unwrap().ends_with(b"by hand"), "{when}");
+            // Nor does the undo of an apply that was done take it for its own.
+            let undone = again.handle(Request::Apply { paths: Vec::new(), dry_run: false, undo: true });
+            let bytes = std::fs::read(base.join(file)).unwrap_or_default();
+            assert!(bytes.ends_with(b"by hand"), "{when}, apply undone: {undone:?}");
             drop(again);
             let checked = Sandbox::check_store(&dir.path().join("store"), true).unwrap();
             assert!(checked.problems.is_empty(), "{when}: {:?}", checked.problems);

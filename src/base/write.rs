@@ -221,6 +221,18 @@ impl WriteDir<'_> {
         make_so(&object, wanted)
     }
 
+    /// Gives a file that was opened here, whatever its name is by now, its owner, mode, extended attributes and, last, its times; and says what it
+    /// is then.
+    ///
+    /// # Errors
+    /// `Unsupported` for attributes that the filesystem does not have.
+    pub fn set_attributes_of(&self, file: File, wanted: &Attributes<'_>) -> FsResult<BaseStat> {
+        step::begin(Step::BaseAttributes)?;
+        let object = file.into();
+        make_so(&object, wanted)?;
+        BaseStat::of(&object)
+    }
+
     /// Gives `name`, which is no symlink, these permission bits.
     ///
     /// # Errors

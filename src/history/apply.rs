@@ -24,7 +24,7 @@ use crate::base::{Base, BaseStat};
 use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
 use crate::fs::lower::{ANY_TIMES, Lower, LowerNode, PreHistory, PreImages};
 use crate::fs::{Found, State};
-use crate::history::back::{Claims, take_back};
+use crate::history::back::{self, Claims, take_back};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::home::{Written, write_base};
 use crate::history::staged::Stages;
@@ -165,8 +165,12 @@ impl Timeline {
         let written = write_base(self.base(), states, &plan.changes, &touched, &stages, &mut claim)
             .and_then(|written| self.without_shared_numbers(plan, written))
             .and_then(|written| {
-                let none = BTreeSet::new();
-                settle(self.store(), self.base(), &mut layer, images.clone(), &written, &none)
+                // What somebody else made of it meanwhile is a conflict for the next apply, and nothing that the tree may be put on.
+                let foreign = back::foreign(self.base(), &images, &claims)?;
+                if !foreign.is_empty() {
+                    log::warn!("{}", back::told_of(&foreign));
+                }
+                settle(self.store(), self.base(), &mut layer, images.clone(), &written, &foreign)
             });
         let (settled, failure) = match written {
             Ok(settled) => (settled, None),

@@ -85,9 +85,14 @@ pub(super) struct TakenBack {
 impl TakenBack {
     /// Says which paths were left alone.
     pub(super) fn told(&self) -> String {
-        let paths: Vec<String> = self.left_alone.iter().map(|path| format!("'{path}'")).collect();
-        format!("changed by somebody else meanwhile and left so: {}", paths.join(", "))
+        told_of(&self.left_alone)
     }
+}
+
+/// Says that these paths were left as somebody else made them.
+pub(super) fn told_of(left_alone: &BTreeSet<TreePath>) -> String {
+    let paths: Vec<String> = left_alone.iter().map(|path| format!("'{path}'")).collect();
+    format!("changed by somebody else meanwhile and left so: {}", paths.join(", "))
 }
 
 /// Sets the base back to `images`, which an apply after `before` found, and records what is there since.
@@ -113,7 +118,7 @@ pub(super) fn take_back(
 }
 
 /// The paths at which somebody else changed something.
-fn foreign(base: &Base, images: &Images, claims: &Claims) -> FsResult<BTreeSet<TreePath>> {
+pub(super) fn foreign(base: &Base, images: &Images, claims: &Claims) -> FsResult<BTreeSet<TreePath>> {
     let mut foreign = BTreeSet::new();
     if !base.keeps_numbers() {
         // Nobody can tell the files apart.

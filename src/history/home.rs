@@ -57,12 +57,12 @@ pub(super) fn write_base<'a>(
     let linked = linked_names(from, to, changes)?;
     let (placed, written, changed) = (BTreeMap::new(), Written::default(), BTreeSet::new());
     let (writer, keeps_numbers) = (base.writer(), base.keeps_numbers());
-    let paths = changes.iter().map(|change| &change.path).collect();
+    let by_path = changes.iter().map(|change| (&change.path, change)).collect();
     let mut home = Home {
         writer,
         from,
         to,
-        changes: paths,
+        changes: by_path,
         linked,
         placed,
         written,
@@ -106,12 +106,12 @@ struct Home<'a> {
     writer: BaseWriter<'a>,
     from: &'a State,
     to: &'a State,
-    /// The paths at which something differs.
-    changes: BTreeSet<&'a TreePath>,
+    /// What differs, by path.
+    changes: BTreeMap<&'a TreePath, &'a PathChange>,
     /// All names that the base had of the files with several that the changes concern.
     linked: BTreeMap<TreePath, Ino>,
-    /// Where a file was put, so that its further links are links.
-    placed: BTreeMap<Ino, TreePath>,
+    /// Where a file was put, and what it was there, so that its further links are links.
+    placed: BTreeMap<Ino, (TreePath, BaseStat)>,
     written: Written,
     /// Numbers on the host of files that were changed in place, so that they are not taken for somebody else's under their other names.
     changed: BTreeSet<u64>,
@@ -162,27 +162,21 @@ impl<'a> Home<'a> {
             return dir.mkdir(&name, 0o700);
         }
         if let Some(first) = self.other_link(ino, &change.path)? {
-            return self.link(&first, &change.path, self.planned(change));
+            return self.link(ino, &first, &change.path, self.planned(change));
         }
         let (dir, name, staged) = self.dir_to_stage_in(&change.path)?;
-        self.placed.insert(ino, change.path.clone());
         match &record.body {
-            Body::File { .. } => self.place_file(&dir, (&name, &staged), (change, &new), &record),
-            Body::Symlink { target } => {
-                dir.symlink(&staged, target)?;
-                self.publish(&dir, &staged, &name, change, &record)
-            }
-            Body::Special => {
-                dir.mknod(&staged, record.meta.mode, record.meta.rdev)?;
-                self.publish(&dir, &staged, &name, change, &record)
-            }
-            Body::Dir { .. } => Ok(()),
+            Body::File { .. } => return self.place_file(&dir, (&name, &staged), (change, &new), &record),
+            Body::Symlink { target } => dir.symlink(&staged, target)?,
+            Body::Special => dir.mknod(&staged, record.meta.mode, record.meta.rdev)?,
+            Body::Dir { .. } => return Ok(()),
         }
+        self.publish(&dir, &staged, &name, (change, ino), &record, None)
     }
 
     /// A path of the base at which the same file stands already, as it is to be.
     fn other_link(&self, ino: Ino, path: &TreePath) -> FsResult<Option<TreePath>> {
-        if let Some(first) = self.placed.get(&ino) {
+        if let Some((first, _)) = self.placed.get(&ino) {
             return Ok(Some(first.clone()));
         }
         for (link, _) in self.linked.iter().filter(|(link, of)| **of == ino && *link != path) {
@@ -199,11 +193,21 @@ impl<'a> Home<'a> {
     }
 
     /// Gives the file at `first` another name.
-    fn link(&mut self, first: &TreePath, path: &TreePath, old: &Found) -> FsResult<()> {
+    fn link(&mut self, ino: Ino, first: &TreePath, path: &TreePath, old: &Found) -> FsResult<()> {
         let (from_dir, from) = self.dir(first)?;
         let (dir, name, staged) = self.dir_to_stage_in(path)?;
         dir.hard_link_from(&from_dir, &from, &staged)?;
-        self.put(&dir, &staged, (path, &name), old)?;
+        // Somebody may have put a file of his own there.
+        let linked = dir.stat(&staged)?.ok_or_else(|| FsError::Drift(path.clone()))?;
+        let is_it = match self.placed.get(&ino) {
+            Some((_, placed)) => self.is_still(placed, &linked),
+            None => self.is_same(&self.from.resolve(first)?, &linked),
+        };
+        if !is_it {
+            dir.unlink(&staged)?;
+            return Err(FsError::Drift(first.clone()));
+        }
+        self.put(&dir, &staged, (path, &name), old, None)?;
         // Renaming one link of a file over another does nothing (rename(2)), and the staged name stays.
         if dir.stat(&staged)?.is_some() { dir.unlink(&staged) } else { Ok(()) }
     }
@@ -231,41 +235,46 @@ impl<'a> Home<'a> {
         record: &Node,
     ) -> FsResult<()> {
         let old = &change.old;
+        let ino = new.ino().ok_or(FsError::NotFound)?;
         // A file with more links is written anew in place: a new file would leave the other links behind. Unless some are
         // outside of the base: what is there is not ours to write, so the names in the base become those of a new file.
         let (further, is_elsewhere) = match (old, dir.stat(name)?) {
-            (Found::Base(ino, _, LowerNode::Base(_)), Some(now))
-                if now.nlink > 1 && new.ino() == Some(*ino) =>
-            {
-                self.further_names(*ino, &change.path, &now)?
+            (Found::Base(old_ino, _, LowerNode::Base(_)), Some(now)) if now.nlink > 1 && ino == *old_ino => {
+                self.further_names(ino, &change.path, &now)?
             }
             (Found::Base(..) | Found::Covered(..) | Found::Nothing(_), _) => (Vec::new(), false),
         };
         if !further.is_empty() && !is_elsewhere {
             let file = dir.open_to_rewrite(name)?;
-            if let Some(stat) = self.as_planned(dir, (&change.path, name), old)? {
-                // Size and times are anything until it is done.
-                self.changed.insert(stat.ino);
-                (self.claim)(&change.path, Fingerprint { ctime: ANY_TIMES, ..stat.fingerprint() })?;
+            // What was opened is what is written to, whatever stands at the name since.
+            let opened = BaseStat::of_file(&file)?;
+            if !self.is_same(old, &opened) {
+                return Err(FsError::Drift(change.path.clone()));
             }
+            // Size and times are anything until it is done.
+            (self.claim)(&change.path, Fingerprint { ctime: ANY_TIMES, ..opened.fingerprint() })?;
+            if let Err(error) = self.as_planned(dir, (&change.path, name), old) {
+                // It is not written to, and not to be set back.
+                (self.claim)(&change.path, Fingerprint { size: u64::MAX, ..opened.fingerprint() })?;
+                return Err(error);
+            }
+            self.changed.insert(opened.ino);
             step::begin(Step::BaseWrite)?;
             file.set_len(0)?;
             self.copy_content(new, record.size(), &file)?;
-            dir.set_owner_mode_times_xattrs(name, &attributes(record, &xattr_list(record)))?;
-            return match dir.stat(name)? {
-                Some(stat) => (self.claim)(&change.path, stat.fingerprint()),
-                None => Ok(()),
-            };
+            let stat = dir.set_attributes_of(file, &attributes(record, &xattr_list(record)))?;
+            self.placed.insert(ino, (change.path.clone(), stat));
+            return (self.claim)(&change.path, stat.fingerprint());
         }
         let file = dir.create_file(staged)?;
         self.copy_content(new, record.size(), &file)?;
-        self.publish(dir, staged, name, change, record)?;
-        let stays = |link: &TreePath| -> FsResult<bool> { Ok(self.to.resolve(link)?.ino() == new.ino()) };
+        self.publish(dir, staged, name, (change, ino), record, Some(file))?;
+        let stays = |link: &TreePath| -> FsResult<bool> { Ok(self.to.resolve(link)?.ino() == Some(ino)) };
         for link in further {
             // Those that change, too, have their turn.
-            if !self.changes.contains(&link) && stays(&link)? {
+            if !self.changes.contains_key(&link) && stays(&link)? {
                 let old = self.from.resolve(&link)?;
-                self.link(&change.path, &link, &old)?;
+                self.link(ino, &change.path, &link, &old)?;
             }
         }
         Ok(())
@@ -293,7 +302,7 @@ impl<'a> Home<'a> {
     fn set_attributes(&mut self, path: &TreePath) -> FsResult<()> {
         let wanted = self.to.resolve(path)?;
         let Some(ino) = wanted.ino() else { return Ok(()) };
-        if !self.changes.contains(path) && self.is_other(path, &wanted)? {
+        if !self.changes.contains_key(path) && self.is_other(path, &wanted)? {
             return Ok(());
         }
         let (record, _) = self.to.record(&wanted)?;
@@ -309,14 +318,24 @@ impl<'a> Home<'a> {
             return Ok(());
         }
         if let (Some(now), false) = (dir.stat(&name)?, was_placed) {
-            let old = self.from.resolve(path)?;
-            if !self.is_same(&old, &now) {
+            let is_same = match self.changes.get(path) {
+                Some(change) => self.is_same(&change.old, &now),
+                None => self.is_same(&self.from.resolve(path)?, &now),
+            };
+            if !is_same {
                 return Err(FsError::Drift(path.clone()));
             }
             self.changed.insert(now.ino);
             (self.claim)(path, Fingerprint { mtime: record.meta.mtime, ..now.fingerprint() })?;
         }
-        dir.set_owner_mode_times_xattrs(&name, &attributes)
+        dir.set_owner_mode_times_xattrs(&name, &attributes)?;
+        // A filesystem may keep times less exactly than they were asked for.
+        match dir.stat(&name)? {
+            Some(now) if now.mtime != record.meta.mtime && self.changed.contains(&now.ino) => {
+                (self.claim)(path, now.fingerprint())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether the base has a further name of a changed file at a path at which the tree has something else, which is not applied.
@@ -326,17 +345,28 @@ impl<'a> Home<'a> {
         Ok(stands.ino() != wanted.ino() && !are_dirs)
     }
 
-    /// Gives what was staged its attributes and its name.
+    /// Gives what was staged its attributes and its name. A file is known by its descriptor, whatever stands at its name by now.
     fn publish(
         &mut self,
         dir: &WriteDir<'_>,
         staged: &Name,
         name: &Name,
-        change: &PathChange,
+        (change, ino): (&PathChange, Ino),
         record: &Node,
+        file: Option<File>,
     ) -> FsResult<()> {
-        dir.set_owner_mode_times_xattrs(staged, &attributes(record, &xattr_list(record)))?;
-        self.put(dir, staged, (&change.path, name), self.planned(change))
+        let xattrs = xattr_list(record);
+        let attributes = attributes(record, &xattrs);
+        let made = match file {
+            Some(file) => Some(dir.set_attributes_of(file, &attributes)?),
+            None => {
+                dir.set_owner_mode_times_xattrs(staged, &attributes)?;
+                None
+            }
+        };
+        let stat = self.put(dir, staged, (&change.path, name), self.planned(change), made)?;
+        self.placed.insert(ino, (change.path.clone(), stat));
+        Ok(())
     }
 
     /// What a change finds at its path: what was another kind of node was removed before.
@@ -344,17 +374,21 @@ impl<'a> Home<'a> {
         if change.what == What::Type { &Found::Nothing(None) } else { &change.old }
     }
 
-    /// Moves what was staged to its name, if nobody changed what stands there.
+    /// Moves what was staged to its name, if it is what was `made` and nobody changed what stands there. Gives what it was.
     fn put(
         &mut self,
         dir: &WriteDir<'_>,
         staged: &Name,
         (path, name): (&TreePath, &Name),
         old: &Found,
-    ) -> FsResult<()> {
-        if let Some(stat) = dir.stat(staged)? {
-            (self.claim)(path, stat.fingerprint())?;
+        made: Option<BaseStat>,
+    ) -> FsResult<BaseStat> {
+        let drift = || FsError::Drift(path.clone());
+        let stat = dir.stat(staged)?.ok_or_else(drift)?;
+        if made.is_some_and(|made| !self.is_still(&made, &stat)) {
+            return Err(drift());
         }
+        (self.claim)(path, stat.fingerprint())?;
         let how = match self.as_planned(dir, (path, name), old)? {
             None => Rename::NoReplace,
             Some(_) => Rename::Replace,
@@ -362,11 +396,18 @@ impl<'a> Home<'a> {
         match dir.rename(staged, dir, name, how) {
             // A filesystem that cannot refuse to replace.
             Err(FsError::Invalid) if how == Rename::NoReplace => {
-                dir.rename(staged, dir, name, Rename::Replace)
+                dir.rename(staged, dir, name, Rename::Replace)?;
             }
-            Err(FsError::Exists) => Err(FsError::Drift(path.clone())),
-            renamed => renamed,
+            Err(FsError::Exists) => return Err(drift()),
+            renamed => renamed?,
         }
+        Ok(stat)
+    }
+
+    /// Whether what is there now is what was put there, with the same content.
+    fn is_still(&self, put: &BaseStat, now: &BaseStat) -> bool {
+        let same_number = (put.dev, put.ino) == (now.dev, now.ino) || !self.keeps_numbers;
+        same_number && put.kind == now.kind && (put.size, put.mtime) == (now.size, now.mtime)
     }
 
     /// What stands at a name now, if that is what the plan found there.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::error::{Error, Kind, Result};
 use crate::store::Store;
 use crate::store::layer::{LayerContents, LayerInfo, Upper};
-use crate::store::record::{HeadRecord, Header, LayerKind, Record, Seal};
-use crate::sys::clock;
+use crate::store::record::{Edit, HeadRecord, Header, LayerKind, Record, Seal};
+use crate::sys::{clock, memory};
 use crate::tree::{Misfit, Tree};
 use crate::types::{Epoch, LayerId};
 
@@ -129,11 +129,18 @@ fn changed_by(info: Option<&LayerInfo>, tree: &Tree) -> usize {
     usize::try_from(bytes / BYTES_A_NODE).unwrap_or(usize::MAX).min(tree.len())
 }
 
+/// Applies the records of a layer to a tree. What the tree keeps has memory of its own, so that that of all the records can go back at once.
 pub(super) fn replay(tree: &mut Tree, contents: &LayerContents, layer: LayerId) -> Result<()> {
     for (number, record) in contents.records.iter().enumerate() {
         let Record::Edits(edits) = record else { continue };
         for edit in edits {
-            tree.apply(edit).map_err(|Misfit(what)| {
+            let done = match edit {
+                Edit::Dentry { dir, name, to } => {
+                    tree.apply(&Edit::Dentry { dir: *dir, name: name.copied(), to: to.clone() })
+                }
+                other => tree.apply(other),
+            };
+            done.map_err(|Misfit(what)| {
                 Error::damage(format!("replay layer {layer}, record {}", number + 1), what)
             })?;
         }
@@ -182,6 +189,9 @@ pub(super) fn reopen(
     if upper.layer() != recorded {
         store.set_head(head, &HeadRecord { layer: upper.layer() })?;
     }
+    // All its records were held at once.
+    drop(contents);
+    memory::give_back();
     Ok((upper, tree, epoch))
 }
 

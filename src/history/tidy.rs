@@ -209,8 +209,14 @@ impl Timeline {
         for info in self.sealed().into_iter().filter(|info| info.header.layer >= first) {
             add(&load(info.header.parent)?, &load(Some(info.header.layer))?);
         }
+        // What lies between the last seal and the live tree is in layers whose seal failed, on a full disk say.
         let reach = self.fs.reach();
-        add(&load(self.parent())?, &reach.state.tree);
+        let mut below = self.parent();
+        while let Some(info) = below.and_then(|layer| self.store.layer(layer)).filter(|l| l.seal.is_none()) {
+            add(&load(info.header.parent)?, &load(below)?);
+            below = info.header.parent;
+        }
+        add(&load(below)?, &reach.state.tree);
         for (_, extent) in reach.orphans.all_extents() {
             used.add(extent.source, extent.len);
         }

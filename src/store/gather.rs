@@ -54,6 +54,11 @@ impl Store {
         let begun = self.copy_and_publish(gathered, sources, newest);
         if !matches!(begun, Ok(Some(_))) {
             self.abandon(layer);
+            // They keep their pools.
+            if self.require_no_doubt().is_ok() {
+                let mut state = self.state.lock();
+                sources.iter().for_each(|info| drop(state.lingering.remove(&info.header.layer)));
+            }
         }
         let Some(moved) = begun? else { return Ok(0) };
         if !self.wait_for_readers() {

@@ -184,7 +184,11 @@ impl Store {
         let dir = self.layers.dir.make_dir(&layer::dir_name(layer))?;
         if let Some(end) = packed.hole {
             let attempt = || format!("write {}", dir.show(POOL));
-            disk::cut(&dir.file(POOL, true)?, end).map_err(|e| Error::io(attempt(), &e))?;
+            let pool = dir.file(POOL, true)?;
+            disk::cut(&pool, end).map_err(|e| Error::io(attempt(), &e))?;
+            if self.durable {
+                disk::sync(&pool).map_err(|e| Error::io(attempt(), &e))?;
+            }
         }
         if let Some(map) = &packed.map {
             dir.publish(MAP, map, self.durable)?;

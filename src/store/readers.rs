@@ -3,7 +3,7 @@
 //! Always true: whoever finds out where bytes are takes a [`Reading`] before that knowledge can grow old, and keeps it until
 //! the bytes are read. [`Readers::wait_for_all`] returns when all that were taken before it are gone; new ones do not wait.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -17,19 +17,32 @@ pub struct Reading {
 /// The readings of a store.
 #[derive(Default)]
 pub(super) struct Readers {
-    generation: Mutex<Arc<()>>,
+    generations: Mutex<Generations>,
+}
+
+#[derive(Default)]
+struct Generations {
+    current: Arc<()>,
+    /// Those before, of which somebody was still reading when it was waited for last.
+    before: Vec<Weak<()>>,
 }
 
 impl Readers {
     pub(super) fn enter(&self) -> Reading {
-        Reading { _generation: Arc::clone(&self.generation.lock()) }
+        Reading { _generation: Arc::clone(&self.generations.lock().current) }
     }
 
-    /// Waits until everybody who read before is done; false if that takes longer than `patience`.
+    /// Waits until everybody who read before is done; false if that takes longer than `patience`. Then the next one waits for them, too.
     pub(super) fn wait_for_all(&self, patience: Duration) -> bool {
-        let before = std::mem::take(&mut *self.generation.lock());
+        let before = {
+            let mut generations = self.generations.lock();
+            let ended = Arc::downgrade(&std::mem::take(&mut generations.current));
+            generations.before.push(ended);
+            generations.before.retain(|generation| generation.strong_count() > 0);
+            generations.before.clone()
+        };
         let end = Instant::now() + patience;
-        while Arc::strong_count(&before) > 1 {
+        while before.iter().any(|generation| generation.strong_count() > 0) {
             if Instant::now() > end {
                 return false;
             }
@@ -48,12 +61,14 @@ mod tests {
         let readers = Arc::new(Readers::default());
         let before = readers.enter();
         assert!(!readers.wait_for_all(Duration::from_millis(5)), "somebody reads");
+        assert!(!readers.wait_for_all(Duration::from_millis(5)), "and goes on reading");
         drop(before);
+        assert!(readers.wait_for_all(Duration::from_millis(5)), "until it is done");
         let before = readers.enter();
         let (begun, waiting) = (Instant::now(), Arc::clone(&readers));
         let waiter = std::thread::spawn(move || waiting.wait_for_all(Duration::from_secs(60)));
         // Somebody who comes while it is waited is in the next generation.
-        while Arc::ptr_eq(&readers.generation.lock(), &before._generation) {
+        while Arc::ptr_eq(&readers.generations.lock().current, &before._generation) {
             assert!(begun.elapsed() < Duration::from_secs(60));
             std::thread::yield_now();
         }

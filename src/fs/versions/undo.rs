@@ -7,6 +7,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::settle::push;
@@ -237,7 +238,7 @@ impl Fs {
             return Ok(content);
         }
         let (state, found) = state_of(self, &content);
-        let mut extents = Vec::new();
+        let (mut extents, mut written_to) = (Vec::new(), BTreeSet::new());
         for (range, source) in &content.extents {
             if !source.is_base() {
                 push(&mut extents, *range, *source);
@@ -253,10 +254,13 @@ impl Fs {
                 let layer = core.upper.layer();
                 let offset = core.upper.pool.allocate(content.ino, part, false);
                 core.upper.pool.write(offset, &bytes)?;
+                written_to.insert(layer);
                 push(&mut extents, part, Source::Pool { layer, offset });
                 at = part.end;
             }
         }
+        // No edit may ever speak of these bytes, so that nobody else would sync them for the record of the version.
+        written_to.into_iter().try_for_each(|layer| self.store().sync_layer(layer))?;
         let content = Arc::new(Content { extents, epoch, ..Content::clone(&content) });
         let mut core = self.core();
         core.freeze(&content);

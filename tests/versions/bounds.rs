@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use jailfs::fs::{Need, Tended};
 use jailfs::sandbox::Bounds;
+use jailfs::sandbox::verbs::Request;
+use jailfs::sys::step;
 
 use crate::place::{Place, Work};
 
@@ -231,4 +233,38 @@ fn an_edit_is_noticed_once_when_it_begins() {
     assert!(noticed.swap(false, Ordering::SeqCst));
     work.write("a", 1, b"y");
     assert!(!noticed.load(Ordering::SeqCst), "and not with every write");
+}
+
+/// The layer of a checkpoint whose seal failed lies between the last seal and the tree. What an undo brought back is in that alone.
+#[test]
+fn what_an_undo_brought_back_stays_also_on_a_full_disk_on_which_a_seal_failed() {
+    let first = noise(1, 1 << 20);
+    let mut failed = 0;
+    for write in 1.. {
+        let place = Place::new(&[]);
+        let work = place.open();
+        let fs = work.sandbox.fs();
+        work.make("a");
+        rewrite(&work, "a", &first);
+        work.rest();
+        rewrite(&work, "a", &noise(2, 1 << 20));
+        work.checkpoint("c");
+        work.undo("a", 1).unwrap();
+        fs.set_history(Bounds { versions: 0, ..Bounds::default() });
+        let request = Request::Checkpoint { name: None, message: String::new() };
+        let told = step::with(&format!("fail:store.write:{write}+:ENOSPC"), || {
+            let told = work.sandbox.handle(request);
+            // Whoever meets the full disk asks for room.
+            (0..3).for_each(|_| drop(fs.make_room(Need::More)));
+            told
+        });
+        assert!(work.bytes("a") == first, "write {write} failed: {told:?}");
+        drop(work);
+        assert!(place.open().bytes("a") == first, "write {write} failed, the next start: {told:?}");
+        if told.is_ok() {
+            break;
+        }
+        failed += 1;
+    }
+    assert!(failed > 1);
 }

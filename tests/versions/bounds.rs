@@ -255,7 +255,9 @@ fn what_an_undo_brought_back_stays_also_on_a_full_disk_on_which_a_seal_failed() 
         let told = step::with(&format!("fail:store.write:{write}+:ENOSPC"), || {
             let told = work.sandbox.handle(request);
             // Whoever meets the full disk asks for room.
-            (0..3).for_each(|_| drop(fs.make_room(Need::More)));
+            for _ in 0..3 {
+                fs.make_room(Need::More);
+            }
             told
         });
         assert!(work.bytes("a") == first, "write {write} failed: {told:?}");

@@ -303,7 +303,8 @@ fn a_file_that_is_cut_at_any_byte_is_told_or_is_what_it_was_before_its_end() {
     eprintln!("{cuts} cuts, {told} told, {} states before the last", seen.len());
 }
 
-/// Each of the store's files with one bit flipped: it is told, or it changes nothing that can be asked for.
+/// Each of the store's files with one bit flipped: it is told, or it changes nothing that can be asked for. `JAILFS_FLIP_STRIDE=1` flips
+/// every bit of every record, and so many of content.
 #[test]
 fn a_flipped_bit_is_told_or_harmless() {
     let live = store_of_all_kinds();
@@ -314,24 +315,33 @@ fn a_flipped_bit_is_told_or_harmless() {
     let (mut flips, mut told, mut at) = (0, 0, 0);
     for file in files.lines().map(|file| live.store.join(file)) {
         let whole = std::fs::read(&file).unwrap();
+        // Of content one byte is like the other.
+        let (every, all_bits) = match every {
+            1 if file.ends_with("pool") => (1.max(whole.len() / 200), false),
+            _ => (every, every == 1),
+        };
         while at < whole.len() {
-            let mut bad = whole.clone();
-            bad[at] ^= 1 << (at % 8);
-            std::fs::write(&file, &bad).unwrap();
-            let when = format!("bit {} of byte {at} of {}", at % 8, file.display());
-            let checked = Sandbox::check_store(&live.store, true);
-            let problems = checked.as_ref().map_or(1, |checked| checked.problems.len());
-            match std::panic::catch_unwind(|| states(&live.store)) {
-                Ok(found) => assert!(
-                    found == before || problems > 0,
-                    "{when}: it is not told, and the states are others"
-                ),
-                Err(_) => assert!(problems > 0, "{when}: it cannot be opened, and the check finds nothing"),
+            for bit in if all_bits { 0..8 } else { at % 8..at % 8 + 1 } {
+                let mut bad = whole.clone();
+                bad[at] ^= 1 << bit;
+                std::fs::write(&file, &bad).unwrap();
+                let when = format!("bit {bit} of byte {at} of {}", file.display());
+                let checked = Sandbox::check_store(&live.store, true);
+                let problems = checked.as_ref().map_or(1, |checked| checked.problems.len());
+                match std::panic::catch_unwind(|| states(&live.store)) {
+                    Ok(found) => assert!(
+                        found == before || problems > 0,
+                        "{when}: it is not told, and the states are others"
+                    ),
+                    Err(_) => {
+                        assert!(problems > 0, "{when}: it cannot be opened, and the check finds nothing")
+                    }
+                }
+                (flips, told) = (flips + 1, told + usize::from(problems > 0));
+                // What was opened may have been changed: a torn tail is cut off.
+                std::fs::write(&file, &whole).unwrap();
             }
-            (flips, told) = (flips + 1, told + usize::from(problems > 0));
             at += every;
-            // What was opened may have been changed: a torn tail is cut off.
-            std::fs::write(&file, &whole).unwrap();
         }
         at -= whole.len();
     }

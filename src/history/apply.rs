@@ -166,7 +166,8 @@ impl Timeline {
             .and_then(|written| self.without_shared_numbers(plan, written))
             .and_then(|written| {
                 // What somebody else made of it meanwhile is a conflict for the next apply, and nothing that the tree may be put on.
-                let foreign = back::foreign(self.base(), &images, &claims)?;
+                let foreign =
+                    back::foreign(self.base(), &images, &claims, |path| written.stat(self.base(), path))?;
                 if !foreign.is_empty() {
                     log::warn!("{}", back::told_of(&foreign));
                 }

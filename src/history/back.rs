@@ -111,21 +111,27 @@ pub(super) fn take_back(
     staged::open(base, paths.into_iter()).attempt(|| "open directories of the base")?;
     let stages = Stages::of(&images);
     stages.remove_left(base).attempt(|| "remove what was staged in the base")?;
-    let mut left_alone = foreign(base, &images, claims).attempt(|| "look at the base")?;
+    let stat = |path: &TreePath| found(base.stat(path));
+    let mut left_alone = foreign(base, &images, claims, stat).attempt(|| "look at the base")?;
     let written = set_back(store, base, layer, (before, &with_images), &stages, claims, &mut left_alone)?;
     let images = settle(store, base, layer, images, &written, &left_alone).attempt(|| "set the base back")?;
     Ok(TakenBack { images, left_alone })
 }
 
-/// The paths at which somebody else changed something.
-pub(super) fn foreign(base: &Base, images: &Images, claims: &Claims) -> FsResult<BTreeSet<TreePath>> {
+/// The paths at which somebody else changed something, by what stands there.
+pub(super) fn foreign(
+    base: &Base,
+    images: &Images,
+    claims: &Claims,
+    stat: impl Fn(&TreePath) -> FsResult<Option<BaseStat>>,
+) -> FsResult<BTreeSet<TreePath>> {
     let mut foreign = BTreeSet::new();
     if !base.keeps_numbers() {
         // Nobody can tell the files apart.
         return Ok(foreign);
     }
     for (path, image) in images {
-        if let Some(now) = found(base.stat(path))?
+        if let Some(now) = stat(path)?
             && claims.is_foreign(image.as_ref(), &now)
         {
             foreign.insert(path.clone());

@@ -317,14 +317,16 @@ impl<'a> Home<'a> {
         if self.placed.contains_key(&ino) {
             return Ok(());
         }
-        if let (Some(now), false) = (dir.stat(&name)?, was_placed) {
-            let is_same = match self.changes.get(path) {
-                Some(change) => self.is_same(&change.old, &now),
-                None => self.is_same(&self.from.resolve(path)?, &now),
-            };
+        if let Some(now) = dir.stat(&name)? {
+            let is_same = was_placed
+                || match self.changes.get(path) {
+                    Some(change) => self.is_same(&change.old, &now),
+                    None => self.is_same(&self.from.resolve(path)?, &now),
+                };
             if !is_same {
                 return Err(FsError::Drift(path.clone()));
             }
+            // Under its other names, too, it is another from now on.
             self.changed.insert(now.ino);
             (self.claim)(path, Fingerprint { mtime: record.meta.mtime, ..now.fingerprint() })?;
         }

@@ -49,14 +49,6 @@ impl BaseStat {
         BaseStat::from_host(&fstat(fd).map_err(io::Error::from)?)
     }
 
-    /// Of an open file of the base.
-    ///
-    /// # Errors
-    /// Those of fstat(2).
-    pub fn of_file(file: &File) -> FsResult<BaseStat> {
-        BaseStat::of(file)
-    }
-
     fn from_host(stat: &FileStat) -> FsResult<BaseStat> {
         Ok(BaseStat {
             dev: stat.st_dev,

@@ -196,33 +196,34 @@ impl WriteDir<'_> {
         unlinkat(&self.root.fd, name.as_os_str(), UnlinkatFlags::RemoveDir).map_err(write_error)
     }
 
-    /// Opens the regular file `name` to write it anew in place: it has links elsewhere that must stay links.
+    /// Opens the regular file `name` to write it anew in place: it has links elsewhere that must stay links. Says what it is.
     ///
     /// # Errors
     /// EINVAL for what is not a regular file, else what the host answers.
-    pub fn open_to_rewrite(&self, name: &Name) -> FsResult<File> {
+    pub fn open_to_rewrite(&self, name: &Name) -> FsResult<(File, BaseStat)> {
         step::begin(Step::BaseStage)?;
         let looked = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
         super::must_be_file(BaseStat::of(&looked)?.kind)?;
         let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
         let file = self.resolver.open(&self.root, name.as_bytes(), flags).map_err(write_error)?;
-        super::must_be_file(BaseStat::of(&file)?.kind)?;
-        Ok(File::from(file))
+        let opened = BaseStat::of(&file)?;
+        super::must_be_file(opened.kind)?;
+        Ok((File::from(file), opened))
     }
 
-    /// Gives `name`, whatever it is, its owner, mode, extended attributes and, last, its times. Made again after a
+    /// Gives `name`, whatever it is, its owner, mode, extended attributes and, last, its times; and says what it is then. Made again after a
     /// failure it ends the same.
     ///
     /// # Errors
     /// `NotFound`; `LeavesJail` for a mount point; `Unsupported` for attributes that the filesystem does not have.
-    pub fn set_owner_mode_times_xattrs(&self, name: &Name, wanted: &Attributes<'_>) -> FsResult<()> {
+    pub fn set_owner_mode_times_xattrs(&self, name: &Name, wanted: &Attributes<'_>) -> FsResult<BaseStat> {
         step::begin(Step::BaseAttributes)?;
         let object = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
-        make_so(&object, wanted)
+        make_so(&object, wanted)?;
+        BaseStat::of(&object)
     }
 
-    /// Gives a file that was opened here, whatever its name is by now, its owner, mode, extended attributes and, last, its times; and says what it
-    /// is then.
+    /// The same for a file that was opened here, whatever its name is by now.
     ///
     /// # Errors
     /// `Unsupported` for attributes that the filesystem does not have.

@@ -192,22 +192,19 @@ impl<'a> Home<'a> {
         Ok(None)
     }
 
-    /// Gives the file at `first` another name.
+    /// Gives the file at `first` another name, unless somebody put another one there.
     fn link(&mut self, ino: Ino, first: &TreePath, path: &TreePath, old: &Found) -> FsResult<()> {
+        let stands = match self.placed.get(&ino) {
+            Some((_, placed)) => *placed,
+            None => match self.from.resolve(first)? {
+                Found::Base(is, _, LowerNode::Base(stat)) if is == ino => *stat,
+                _ => return Err(FsError::Drift(first.clone())),
+            },
+        };
         let (from_dir, from) = self.dir(first)?;
         let (dir, name, staged) = self.dir_to_stage_in(path)?;
         dir.hard_link_from(&from_dir, &from, &staged)?;
-        // Somebody may have put a file of his own there.
-        let linked = dir.stat(&staged)?.ok_or_else(|| FsError::Drift(path.clone()))?;
-        let is_it = match self.placed.get(&ino) {
-            Some((_, placed)) => self.is_still(placed, &linked),
-            None => self.is_same(&self.from.resolve(first)?, &linked),
-        };
-        if !is_it {
-            dir.unlink(&staged)?;
-            return Err(FsError::Drift(first.clone()));
-        }
-        self.put(&dir, &staged, (path, &name), old, None)?;
+        self.put(&dir, &staged, (path, &name), old, &stands)?;
         // Renaming one link of a file over another does nothing (rename(2)), and the staged name stays.
         if dir.stat(&staged)?.is_some() { dir.unlink(&staged) } else { Ok(()) }
     }
@@ -245,9 +242,8 @@ impl<'a> Home<'a> {
             (Found::Base(..) | Found::Covered(..) | Found::Nothing(_), _) => (Vec::new(), false),
         };
         if !further.is_empty() && !is_elsewhere {
-            let file = dir.open_to_rewrite(name)?;
             // What was opened is what is written to, whatever stands at the name since.
-            let opened = BaseStat::of_file(&file)?;
+            let (file, opened) = dir.open_to_rewrite(name)?;
             if !self.is_same(old, &opened) {
                 return Err(FsError::Drift(change.path.clone()));
             }
@@ -330,14 +326,12 @@ impl<'a> Home<'a> {
             self.changed.insert(now.ino);
             (self.claim)(path, Fingerprint { mtime: record.meta.mtime, ..now.fingerprint() })?;
         }
-        dir.set_owner_mode_times_xattrs(&name, &attributes)?;
+        let is = dir.set_owner_mode_times_xattrs(&name, &attributes)?;
         // A filesystem may keep times less exactly than they were asked for.
-        match dir.stat(&name)? {
-            Some(now) if now.mtime != record.meta.mtime && self.changed.contains(&now.ino) => {
-                (self.claim)(path, now.fingerprint())
-            }
-            _ => Ok(()),
+        if is.mtime != record.meta.mtime && self.changed.contains(&is.ino) {
+            (self.claim)(path, is.fingerprint())?;
         }
+        Ok(())
     }
 
     /// Whether the base has a further name of a changed file at a path at which the tree has something else, which is not applied.
@@ -360,14 +354,11 @@ impl<'a> Home<'a> {
         let xattrs = xattr_list(record);
         let attributes = attributes(record, &xattrs);
         let made = match file {
-            Some(file) => Some(dir.set_attributes_of(file, &attributes)?),
-            None => {
-                dir.set_owner_mode_times_xattrs(staged, &attributes)?;
-                None
-            }
+            Some(file) => dir.set_attributes_of(file, &attributes)?,
+            None => dir.set_owner_mode_times_xattrs(staged, &attributes)?,
         };
-        let stat = self.put(dir, staged, (&change.path, name), self.planned(change), made)?;
-        self.placed.insert(ino, (change.path.clone(), stat));
+        self.put(dir, staged, (&change.path, name), self.planned(change), &made)?;
+        self.placed.insert(ino, (change.path.clone(), made));
         Ok(())
     }
 
@@ -376,18 +367,18 @@ impl<'a> Home<'a> {
         if change.what == What::Type { &Found::Nothing(None) } else { &change.old }
     }
 
-    /// Moves what was staged to its name, if it is what was `made` and nobody changed what stands there. Gives what it was.
+    /// Moves what was staged to its name, if it is what was `made` and nobody changed what stands there.
     fn put(
         &mut self,
         dir: &WriteDir<'_>,
         staged: &Name,
         (path, name): (&TreePath, &Name),
         old: &Found,
-        made: Option<BaseStat>,
-    ) -> FsResult<BaseStat> {
+        made: &BaseStat,
+    ) -> FsResult<()> {
         let drift = || FsError::Drift(path.clone());
         let stat = dir.stat(staged)?.ok_or_else(drift)?;
-        if made.is_some_and(|made| !self.is_still(&made, &stat)) {
+        if !self.is_same_node(made, &stat) || (made.size, made.mtime) != (stat.size, stat.mtime) {
             return Err(drift());
         }
         (self.claim)(path, stat.fingerprint())?;
@@ -398,18 +389,11 @@ impl<'a> Home<'a> {
         match dir.rename(staged, dir, name, how) {
             // A filesystem that cannot refuse to replace.
             Err(FsError::Invalid) if how == Rename::NoReplace => {
-                dir.rename(staged, dir, name, Rename::Replace)?;
+                dir.rename(staged, dir, name, Rename::Replace)
             }
-            Err(FsError::Exists) => return Err(drift()),
-            renamed => renamed?,
+            Err(FsError::Exists) => Err(drift()),
+            renamed => renamed,
         }
-        Ok(stat)
-    }
-
-    /// Whether what is there now is what was put there, with the same content.
-    fn is_still(&self, put: &BaseStat, now: &BaseStat) -> bool {
-        let same_number = (put.dev, put.ino) == (now.dev, now.ino) || !self.keeps_numbers;
-        same_number && put.kind == now.kind && (put.size, put.mtime) == (now.size, now.mtime)
     }
 
     /// What stands at a name now, if that is what the plan found there.
@@ -438,8 +422,11 @@ impl<'a> Home<'a> {
         let same_content = old.kind == FileKind::Dir
             || self.changed.contains(&now.ino)
             || (old.size, old.mtime) == (now.size, now.mtime);
-        let same_number = old.ino == now.ino || !self.keeps_numbers;
-        same_number && old.kind == now.kind && same_content
+        self.is_same_node(old, now) && same_content
+    }
+
+    fn is_same_node(&self, old: &BaseStat, now: &BaseStat) -> bool {
+        (old.ino == now.ino || !self.keeps_numbers) && old.kind == now.kind
     }
 }
 

@@ -15,7 +15,7 @@ use crate::types::{Epoch, LayerId};
 const KEPT: usize = 32;
 /// Nodes of kept trees, about; what a tree shares with the one that it came from counts once.
 const KEPT_NODES: usize = 250_000;
-/// Trees that are kept however large they are: that of the head's last seal, and the one below.
+/// Trees that are kept however large they are, those that were used last: a restore goes from one to the other.
 const LEAST_KEPT: usize = 2;
 /// Bytes of a journal that stand for one node that a tree does not share with the one below: few, so that too many are counted
 /// rather than too few.

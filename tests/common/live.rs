@@ -304,7 +304,6 @@ fn checked(command: &mut Command, what: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What the kernel says of a thread of a process that has not ended.
 /// When a process began, in ticks since the start of the machine (proc_pid_stat(5), field 22).
 fn begun_at(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -312,6 +311,7 @@ fn begun_at(pid: u32) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
+/// What the kernel says of a thread of a process that has not ended.
 fn living_thread(pid: u32) -> Option<String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let stats = tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What a store takes: with content stored once, without (-o dedup=off), and shadow-git, in one run, side by side.
 
-    python3 examples/store_size.py [--jailfs PATH] [--only NAME]... [--small] [--dir DIR]
+    python3 examples/store_size.py [--jailfs PATH] [--only NAME]... [--small] [--without-git] [--dir DIR]
 
 Each scenario is a list of steps. After each step: a checkpoint in the mounts; `git add -A` of the work tree into a bare
 repository of its own and a commit for shadow-git. The same steps with the same bytes are done for all three, one after the other for each step, so
@@ -10,7 +10,7 @@ median, and the sum. The store is measured by the blocks that it takes (du), whe
 had to be stored: the blocks of 4 KiB of each step in which a byte is new, with its edit known; "pools" is what the content takes in a store with content stored once, "once" the whole store with its
 records, and "times" that divided by "differs".
 
-`--small` divides the sizes by 16 and the steps by 4. Needs git, and npm for the scenario `npm`.
+`--small` divides the sizes by 16 and the steps by 4. `--without-git` leaves shadow-git out, which takes most of the time. Needs git, and npm for the scenario `npm`.
 """
 
 import argparse
@@ -269,13 +269,14 @@ class ShadowGit:
         pass
 
 
-def measure(kind, program, place, small):
+def measure(kind, program, place, small, with_git):
     scenario = kind(small)
     ways = {
         "once": Jailfs(program, place, "once", []),
         "twice": Jailfs(program, place, "twice", ["-o", "dedup=off"]),
-        "git": ShadowGit(place),
     }
+    if with_git:
+        ways["git"] = ShadowGit(place)
     times = {label: [] for label in ways}
     differs, first = 0, []
     for way in ways.values():
@@ -283,7 +284,7 @@ def measure(kind, program, place, small):
     for n in range(scenario.steps):
         plan, new = scenario.plan(n)
         order = list(ways)
-        order = order[n % 3 :] + order[: n % 3]
+        order = order[n % len(order) :] + order[: n % len(order)]
         for label in order:
             way = ways[label]
             start = time.monotonic()
@@ -292,7 +293,7 @@ def measure(kind, program, place, small):
             times[label].append(time.monotonic() - start)
         if new is None:
             # Only the host can tell: the first install is all there is to store.
-            new = sum(tree(ways["git"].root)) if n == 0 else 0
+            new = sum(tree(ways["once"].root)) if n == 0 else 0
         differs += new
     late = ways["once"].settle()
     sizes = {label: way.size() for label, way in ways.items()}
@@ -317,6 +318,7 @@ def main():
     parser.add_argument("--jailfs", default="jailfs")
     parser.add_argument("--only", action="append", choices=[kind.name for kind in SCENARIOS])
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--without-git", action="store_true")
     parser.add_argument("--dir", help="where the stores are made")
     told = parser.parse_args()
     row = "{:<9} {:>5} {:>9} {:>9} {:>9} {:>6} {:>9} {:>9} | {:>17} {:>17} {:>17} {:>6}"
@@ -327,17 +329,17 @@ def main():
         if told.only and kind.name not in told.only:
             continue
         with tempfile.TemporaryDirectory(dir=told.dir, ignore_cleanup_errors=True) as place:
-            found = measure(kind, told.jailfs, place, told.small)
+            found = measure(kind, told.jailfs, place, told.small, not told.without_git)
         mib = lambda number: f"{number / (1 << 20):.2f}"
         spent = lambda label: "{:.0f}, {:.0f}".format(
             1000 * statistics.median(found["times"][label]), 1000 * statistics.mean(found["times"][label])
-        )
+        ) if label in found["times"] else "-"
         sizes = found["sizes"]
         times = f"{sizes['once'] / found['differs']:.2f}"
         print(
             row.format(
                 kind.name, found["steps"], mib(found["differs"]), mib(found["pools"]), mib(sizes["once"]), times, mib(sizes["twice"]),
-                mib(sizes["git"]), spent("once"), spent("twice"), spent("git"), f"{found['late']:.0f}",
+                mib(sizes["git"]) if "git" in sizes else "-", spent("once"), spent("twice"), spent("git"), f"{found['late']:.0f}",
             ),
             flush=True,
         )

@@ -20,7 +20,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::{Greeting, Listener, Server};
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fs::{Fs, Limits, PastView};
+use crate::fs::{Fs, Kernel, Limits, PastView};
 use crate::fuse::{self, Handed, Mounted, Unmounter};
 use crate::jail::Policy;
 use crate::sandbox::verbs::{Detail, Reply, Request};
@@ -341,13 +341,14 @@ impl Serving {
         let mounted = mount(Arc::clone(sandbox.fs()), sandbox.store_path())?;
         sandbox.attach(mounted.kernel());
         let unmounter = mounted.unmounter();
-        let asked = mounted.unmounter();
+        // Who asks for the end must not keep the store open.
+        let (asked, kernel) = (mounted.unmounter(), Arc::downgrade(&mounted.kernel()));
         let sandbox = Arc::new(Shared { sandbox: RwLock::new(Some(sandbox)), long: Mutex::new(()) });
         let shared = Arc::clone(&sandbox);
         let greeting = Greeting::of_this_process(mount_point.as_os_str().as_bytes());
         let server = listener.serve(greeting, move |request| {
             gate(&request)?;
-            answer(request, &shared, &asked)
+            answer(request, &shared, (&asked, &kernel))
         })?;
         Ok(Serving { mounted: Some(mounted), unmounter, server, sandbox })
     }
@@ -399,8 +400,16 @@ impl Serving {
     }
 }
 
-fn answer(request: Request, shared: &Shared, unmounter: &Unmounter) -> Result<Reply> {
+fn answer(
+    request: Request,
+    shared: &Shared,
+    (unmounter, kernel): (&Unmounter, &Weak<dyn Kernel>),
+) -> Result<Reply> {
     if request == Request::Unmount {
+        // Where somebody has a copy of the mount, the kernel does not do that by itself.
+        if let Some(Err(error)) = kernel.upgrade().map(|kernel| kernel.flush()) {
+            log::warn!("{error}");
+        }
         unmounter.unmount(false)?;
         return Ok(Reply::Done);
     }

@@ -314,6 +314,35 @@ fn what_an_apply_of_one_name_of_a_file_does_to_the_others_is_no_conflict() {
     }
 }
 
+/// An apply fails half way, and so does taking it back. States from before it are what they were until somebody opens the store anew.
+#[test]
+fn while_an_apply_is_stuck_half_way_older_states_are_what_they_were() {
+    let files: Vec<String> = (0..20).map(|n| format!("f{n}")).collect();
+    let mut place = Place::new(&files.iter().map(|f| (f.as_str(), "base")).collect::<Vec<_>>());
+    place.checkpoint("start").unwrap();
+    files.iter().for_each(|file| place.put(file, "mine"));
+    place.checkpoint("mine").unwrap();
+    step::with("fail:base.rename:8+:EIO", || place.apply(&[])).unwrap_err();
+    let in_base =
+        |place: &Place| files.iter().filter(|file| place.in_base(file).as_deref() == Some("mine")).count();
+    let halves = in_base(&place);
+    assert!((1..20).contains(&halves), "{halves} of 20");
+    let shows = |place: &Place, what: &str, when: &str| {
+        files.iter().for_each(|file| assert_eq!(place.get(file).as_deref(), Some(what), "{file}, {when}"));
+    };
+    for (to, what) in [("start", "base"), ("mine", "mine"), ("start", "base")] {
+        place.restore(to).unwrap();
+        shows(&place, what, "stuck");
+    }
+    place.apply(&[]).unwrap_err();
+    place.reopen();
+    assert_eq!(in_base(&place), 0);
+    shows(&place, "base", "opened anew");
+    place.restore("mine").unwrap();
+    shows(&place, "mine", "opened anew");
+    place.check("after all");
+}
+
 /// A sync of an apply fails. What another apply does after that is not taken back with it at the next start.
 #[test]
 fn an_apply_that_failed_before_it_began_is_not_taken_back_after_another_one() {

@@ -311,7 +311,7 @@ fn a_flipped_bit_is_told_or_harmless() {
     let before = states(&live.store);
     let files =
         shell(&live.store, "find layers packs heads heads.log identities base format -type f -size +0");
-    let every: usize = std::env::var("JAILFS_FLIP_STRIDE").map_or(331, |stride| stride.parse().unwrap());
+    let every: usize = std::env::var("JAILFS_FLIP_STRIDE").map_or(131, |stride| stride.parse().unwrap());
     let (mut flips, mut told, mut at) = (0, 0, 0);
     for file in files.lines().map(|file| live.store.join(file)) {
         let whole = std::fs::read(&file).unwrap();
@@ -321,6 +321,12 @@ fn a_flipped_bit_is_told_or_harmless() {
             _ => (every, every == 1),
         };
         while at < whole.len() {
+            // What was a hole of a pool is nothing that anybody needs.
+            let block = whole.get(at / 4096 * 4096..).unwrap_or_default().iter().take(4096);
+            if file.ends_with("pool") && block.copied().all(|byte| byte == 0) {
+                at += every;
+                continue;
+            }
             for bit in if all_bits { 0..8 } else { at % 8..at % 8 + 1 } {
                 let mut bad = whole.clone();
                 bad[at] ^= 1 << bit;

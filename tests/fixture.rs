@@ -25,7 +25,7 @@ use harness::{Live, shell};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 
 /// What there is a fixture of. The last is the one that this program writes.
-const FORMATS: [u32; 2] = [1, 2];
+const FORMATS: [u32; 3] = [1, 2, 3];
 /// So many checkpoints that their records are put together.
 const MANY: u32 = 40;
 

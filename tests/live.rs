@@ -28,3 +28,5 @@ mod unasked;
 mod upkeep;
 #[path = "live/whole.rs"]
 mod whole;
+#[path = "live/window.rs"]
+mod window;

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use harness::Live;
-use jailfs::fs::Caller;
+use jailfs::fs::{Caller, SeekTo};
 use jailfs::sandbox::verbs::{Reply, Request, Rev};
 use jailfs::sandbox::{Bounds, Sandbox, StoreOptions};
 use jailfs::types::{Name, NodeId};
@@ -78,8 +78,13 @@ fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// So many bytes that are nowhere else.
+/// So many bytes that are nowhere else: noise, or digits, which can be deflated, as seeds are even or odd.
 fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let noise = noise(seed, len);
+    if seed.is_multiple_of(2) { noise } else { noise.iter().map(|byte| b'0' + byte % 10).collect() }
+}
+
+fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
         state ^= state << 13;
@@ -158,7 +163,7 @@ fn a_checkpoint_costs_what_it_holds() {
     let taken = place.layers_and_packs();
     assert!(taken < differs + 120 * KIB, "{taken} bytes for {differs}");
     assert!(place.count("layers") < 6 && place.count("packs") < 4);
-    assert_eq!(std::fs::read(place.store.join("format")).unwrap(), b"jailfs-store 2\n");
+    assert_eq!(std::fs::read(place.store.join("format")).unwrap(), b"jailfs-store 3\n");
     drop(work);
     for _ in 0..2 {
         let work = place.open();
@@ -314,9 +319,148 @@ fn a_store_without_packs_is_one_that_older_programs_read_and_a_newer_one_is_refu
     assert_eq!(std::fs::read(&format).unwrap(), b"jailfs-store 1\n");
     place.open().0.tidy().unwrap();
     assert_eq!(std::fs::read(&format).unwrap(), b"jailfs-store 2\n");
-    std::fs::write(&format, "jailfs-store 3\n").unwrap();
+    std::fs::write(&format, "jailfs-store 4\n").unwrap();
     let refused = Sandbox::open(&place.store).err().unwrap();
-    assert!(refused.to_string().contains("format 3"), "{refused}");
+    assert!(refused.to_string().contains("format 4"), "{refused}");
+}
+
+/// So many lines of text, no two of them the same, in which there is much to be left out.
+fn text(seed: u64, lines: u64) -> Vec<u8> {
+    let line = |n: u64| format!("let value_{n:06} = compute_the_value_of({seed}, {});\n", n * 7919 % 1009);
+    (0..lines).flat_map(|n| line(n).into_bytes()).collect()
+}
+
+#[test]
+fn text_that_was_put_together_takes_a_part_of_what_it_was_and_is_what_it_was() {
+    let place = Place::new();
+    let work = place.open();
+    let file = |n: u64| format!("f{n}");
+    for n in 0..40u64 {
+        work.put(&file(n), &text(n, 300 + n * 37));
+        work.checkpoint(&format!("c{n}"));
+    }
+    let whole: usize = (0..40).map(|n| text(n, 300 + n * 37).len()).sum();
+    let own = on_disk(&place.store.join("layers"));
+    work.0.tidy().unwrap();
+    assert!(
+        own > whole as u64 && place.layers_and_packs() < whole as u64 / 3,
+        "{}",
+        place.layers_and_packs()
+    );
+    drop(work);
+    let work = place.open();
+    let fs = work.0.fs();
+    for n in 0..40u64 {
+        let wanted = text(n, 300 + n * 37);
+        assert!(work.get(&file(n)) == wanted, "{n}");
+        // From the middle of a cell on, over its end, and where there are holes between cells on the host.
+        let id = work.id(&file(n));
+        for (at, len) in [(1, 1), (wanted.len() / 2, 5000), (wanted.len() - 1, 4096)] {
+            let read = fs.read(id, at as u64, len).unwrap().read(false).unwrap().unwrap();
+            assert!(read == wanted[at..wanted.len().min(at + len as usize)], "{n} at {at}");
+        }
+        assert_eq!(fs.seek(id, 100, SeekTo::Data).unwrap(), 100);
+        assert_eq!(fs.seek(id, 100, SeekTo::Hole).unwrap(), wanted.len() as u64);
+        fs.forget(id, 1);
+    }
+    // A block of it is filled from below.
+    let id = work.id("f7");
+    fs.write(id, 6001, b"!", false).unwrap();
+    let mut wanted = text(7, 300 + 7 * 37);
+    wanted[6001] = b'!';
+    assert!(work.get("f7") == wanted);
+    // What is the same as what was deflated is found to be.
+    work.put("again", &text(9, 300 + 9 * 37));
+    work.checkpoint("again");
+    let before = on_disk(&place.store.join("layers"));
+    work.0.tidy().unwrap();
+    assert!(work.get("again") == text(9, 300 + 9 * 37));
+    assert!(on_disk(&place.store.join("layers")) < before, "it is stored twice");
+    drop(work);
+    place.check();
+}
+
+#[test]
+fn what_was_put_together_and_is_needed_in_part_is_put_together_again_once() {
+    let place = Place::new();
+    let work = place.open();
+    // Noise, text, and what is written over the middle of both.
+    let contents = [bytes(2, 160_000), text(1, 3000)];
+    for (file, content) in ["noise", "text"].iter().zip(&contents) {
+        work.put(file, content);
+        work.checkpoint(file);
+    }
+    work.0.tidy().unwrap();
+    let layers = place.store.join("layers");
+    let pools = || {
+        let dirs = layers.read_dir().unwrap().map(|layer| layer.unwrap().path().join("pool"));
+        let mut pools: Vec<PathBuf> = dirs.filter(|pool| pool.exists()).collect();
+        pools.sort();
+        pools
+    };
+    assert_eq!(pools().len(), 2, "what was put together, and what is written to");
+    let mut wanted = contents.clone();
+    for (at, file) in ["noise", "text"].iter().enumerate() {
+        let id = work.id(file);
+        work.0.fs().write(id, 8192, &bytes(4, 120_000), false).unwrap();
+        wanted[at][8192..128_192].copy_from_slice(&bytes(4, 120_000));
+        work.checkpoint(&format!("{file} again"));
+    }
+    for round in 0..3 {
+        let before = pools();
+        work.gc(1);
+        work.0.tidy().unwrap();
+        assert_eq!(pools().len(), 2, "round {round}");
+        assert!(round == 0 || pools() == before, "round {round}: it is written anew");
+        for (file, wanted) in ["noise", "text"].iter().zip(&wanted) {
+            assert!(work.get(file) == *wanted, "round {round}: {file}");
+        }
+        place.check();
+    }
+}
+
+#[test]
+fn a_flipped_bit_of_deflated_content_is_told_and_costs_no_more_than_its_cell() {
+    let place = Place::new();
+    let work = place.open();
+    for n in 0..4 {
+        work.put(&format!("f{n}"), &text(n, 2000));
+        work.checkpoint(&format!("c{n}"));
+    }
+    work.0.tidy().unwrap();
+    let pools = std::fs::read_dir(place.store.join("layers"))
+        .unwrap()
+        .map(|layer| layer.unwrap().path().join("pool"));
+    let pool = pools.max_by_key(|pool| pool.metadata().map_or(0, |about| about.len())).unwrap();
+    drop(work);
+    let file = std::fs::File::options().read(true).write(true).open(&pool).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, (64 << 10) + 77).unwrap();
+    file.write_all_at(&[byte[0] ^ 8], (64 << 10) + 77).unwrap();
+    let told = Sandbox::check_store(&place.store, true).unwrap().problems;
+    assert!(told.len() == 1 && told[0].contains("pool at offset 65536"), "{told:?}");
+    let work = place.open();
+    let mut failed = 0;
+    for n in 0..4u64 {
+        let (id, wanted) = (work.id(&format!("f{n}")), text(n, 2000));
+        for (at, part) in wanted.chunks(8192).enumerate() {
+            match work.0.fs().read(id, at as u64 * 8192, 8192).unwrap().read(false) {
+                Ok(read) => assert!(read.unwrap() == part, "f{n}, part {at}"),
+                Err(_) => failed += part.len(),
+            }
+        }
+        work.0.fs().forget(id, 1);
+    }
+    assert!((48 << 10..80 << 10).contains(&failed), "{failed} bytes cannot be read");
+    // It stays where it is, and nothing that is right is lost with it.
+    work.put("more", &text(99, 100));
+    work.checkpoint("more");
+    work.0.tidy().unwrap();
+    work.gc(50);
+    assert!(
+        work.0.fs().read(work.id("f0"), 0, 8192).unwrap().read(false).unwrap().unwrap()
+            == text(0, 2000)[..8192]
+    );
 }
 
 #[test]

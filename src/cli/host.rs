@@ -82,12 +82,27 @@ pub(super) fn dead_mount(attempt: &str, point: &Path) -> Error {
 /// # Errors
 /// The list of mounts cannot be read.
 pub(super) fn mount_around(path: &Path) -> Result<Option<PathBuf>> {
+    Ok(innermost(path)?.map(|mount| OsString::from_vec(mount.mount_point).into()))
+}
+
+fn innermost(path: &Path) -> Result<Option<sys::mountinfo::Entry>> {
     let mounts = sys::mountinfo::read().attempt(|| "read the list of mounts")?;
     // Among equal points the last was mounted last and lies on top.
     let around = mounts.into_iter().filter(|mount| path.starts_with(OsStr::from_bytes(&mount.mount_point)));
     let innermost = around.max_by_key(|mount| mount.mount_point.len());
-    let ours = innermost.filter(|mount| mount.fs_type == FS_TYPE);
-    Ok(ours.map(|mount| OsString::from_vec(mount.mount_point).into()))
+    Ok(innermost.filter(|mount| mount.fs_type == FS_TYPE))
+}
+
+/// Where in the tree of the jailfs mount that it lies in a directory is; none if it lies in none.
+///
+/// # Errors
+/// The list of mounts cannot be read.
+pub(super) fn seen_at(dir: &Path) -> Result<Option<PathBuf>> {
+    let dir = absolute(dir)?;
+    let Some(mount) = innermost(&dir)? else { return Ok(None) };
+    let root = Path::new(OsStr::from_bytes(&mount.root));
+    let below = dir.strip_prefix(OsStr::from_bytes(&mount.mount_point)).unwrap_or(Path::new(""));
+    Ok(Some(root.strip_prefix("/").unwrap_or(root).join(below)))
 }
 
 /// The stores of all mounts of ours that are seen here and alive, as far as we may ask them.

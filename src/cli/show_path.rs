@@ -45,11 +45,16 @@ impl Show {
             FileKind::Dir => shown.entries.iter().for_each(|entry| out.bytes(&listed(entry))),
             FileKind::Symlink => out.bytes(&shown.bytes),
             FileKind::File => {
-                let mut offset = 0;
+                let (mut offset, rev, first) = (0, shown.rev.clone(), shown.node.clone());
                 while !shown.bytes.is_empty() {
                     out.bytes(&shown.bytes);
                     offset += shown.bytes.len() as u64;
                     shown = part(&mut target, &rev, &path, offset)?;
+                    if shown.node != first {
+                        let attempt = format!("show '{path}' of {rev}");
+                        return Err(Error::new(Kind::Failed, attempt, "it was changed while it was read")
+                            .hint("a checkpoint does not change"));
+                    }
                 }
             }
             FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => {

@@ -45,9 +45,14 @@ impl Target {
         let (store, base) = find_store(global, &dir)?;
         if let Some(client) = control::connect(&store)? {
             let root: PathBuf = OsString::from_vec(client.greeting().mount.clone()).into();
-            // Who stands in the base of a tree that is mounted elsewhere means the same place in the tree.
-            let dir =
-                base.and_then(|base| dir.strip_prefix(base).ok().map(|rest| root.join(rest))).unwrap_or(dir);
+            // Who stands in the base of a tree that is mounted elsewhere means the same place in the tree; and so does who stands in
+            // a copy of the mount, or of a part of it, at another place.
+            let in_tree = match base {
+                Some(base) => dir.strip_prefix(base).ok().map(Path::to_owned),
+                None if global.store.is_none() && !dir.starts_with(&root) => host::seen_at(&dir)?,
+                None => None,
+            };
+            let dir = in_tree.map_or(dir, |inside| root.join(inside));
             return Ok(Target { door: Door::Daemon(client), root, dir });
         }
         // Found by its base, the store may be that of a base which was moved here.

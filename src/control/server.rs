@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::getsockopt;
@@ -33,8 +33,12 @@ use crate::sys::proc::{Confines, comes_from};
 const STACK: usize = 256 << 20;
 /// How many connections are served at a time; a command holds one, for as long as it runs.
 pub(super) const MAX_CONNECTIONS: usize = 64;
-/// How long a request may take to arrive, and a connection may be idle.
+/// How long a request may take to arrive, once it has begun to.
 const REQUEST_LIMIT: Duration = Duration::from_secs(30);
+/// How long a connection may be idle: a command asks for more when somebody has read what it wrote, in a pager say.
+const IDLE_LIMIT: Duration = Duration::from_secs(24 * 3600);
+/// How often an idle connection is looked at: whether there is an end to all.
+const IDLE_LOOK: u16 = 1000;
 /// How long the end waits for requests that are being answered.
 const END_LIMIT: Duration = Duration::from_secs(30);
 /// How long a peer may refuse to take any of a reply.
@@ -290,7 +294,7 @@ fn converse(stream: UnixStream, shared: &Shared) {
     if frame::write(&mut &stream, &shared.greeting, MAX_GREETING).is_err() {
         return;
     }
-    loop {
+    while is_asked(&stream, shared) {
         let bytes = match frame::read(&mut Until::new(&stream, shared.request_limit), MAX_REQUEST) {
             Ok(bytes) => bytes,
             Err(FrameError::Closed) => return,
@@ -313,6 +317,24 @@ fn converse(stream: UnixStream, shared: &Shared) {
             return;
         }
     }
+}
+
+/// Waits for the next request. False if there will be none.
+fn is_asked(stream: &UnixStream, shared: &Shared) -> bool {
+    let end = Instant::now() + IDLE_LIMIT;
+    while Instant::now() < end && !shared.ending.load(Ordering::SeqCst) {
+        let mut ready = [PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut ready, PollTimeout::from(IDLE_LOOK)) {
+            Ok(0) | Err(nix::Error::EINTR) => {}
+            // What there is may be its end.
+            Ok(_) => return true,
+            Err(error) => {
+                log::debug!("wait for a control request: {error}");
+                return false;
+            }
+        }
+    }
+    false
 }
 
 /// Sends a result; if it is too long, an error that says so.
@@ -446,6 +468,19 @@ mod tests {
         let error = codec::decode::<Result<Reply>>(&reply).unwrap().unwrap_err();
         assert_eq!(error.reason, "timed out");
         dribble.join().unwrap();
+    }
+
+    #[test]
+    fn who_asked_may_ask_again_when_what_he_got_was_read() {
+        let store = tempfile::tempdir().unwrap();
+        let mut listener = Listener::bind(store.path()).unwrap();
+        listener.request_limit = Duration::from_millis(50);
+        let _server = listener.serve(Greeting::of_this_process(b""), echo).unwrap();
+        let mut client = connect(store.path()).unwrap().unwrap();
+        for _ in 0..3 {
+            assert_eq!(client.call(&Request::Log), Ok(Reply::Log(Vec::new())));
+            thread::sleep(Duration::from_millis(200));
+        }
     }
 
     #[test]

@@ -4,18 +4,16 @@
 //! the touched 4 KiB blocks filled from below. So the first byte written to a large file of the base costs a block, and
 //! no sealed state can change.
 
-use std::fs::File;
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
-use crate::fs::lower::Piece;
+use crate::fs::piece::{self, Piece};
 use crate::fs::versions::Touch;
 use crate::fs::{Core, Fs, MAX_FILE_SIZE, Need, SCRATCH, State, Target};
 use crate::store::pool::{BLOCK, PoolWriter, block_ceil, block_floor};
 use crate::store::record::{Edit, Meta, Source};
 use crate::store::{Reading, Store};
 use crate::sys::clock;
-use crate::sys::file as sysfile;
 use crate::tree::{Extent, Misfit, Tree};
 use crate::types::{ByteRange, FileKind, Ino, LayerId, NodeId};
 
@@ -88,34 +86,8 @@ impl ReadPlan {
                 .split_at_mut_checked(usize::try_from(piece.len).map_err(|_| FsError::Invalid)?)
                 .ok_or(FsError::Damage("a read plan that is longer than itself"))?;
             rest = behind;
-            let Some((file, offset)) = &piece.from else { continue };
-            let got = if nowait {
-                match sysfile::pread_nowait(&**file, part, *offset)? {
-                    // A short answer may mean that the rest is not in memory.
-                    Some(got) if got == part.len() => got,
-                    _ => return Ok(None),
-                }
-            } else {
-                sysfile::pread_full(file, part, *offset)?
-            };
-            if got < part.len() {
-                return Err(match &piece.drift {
-                    Some(path) => self.lower.drift(path),
-                    None => FsError::Damage("a pool is shorter than the records say"),
-                });
-            }
-            if let Some(path) = &piece.drift
-                && !piece.is_unchanged()?
-            {
-                return Err(self.lower.drift(path));
-            }
-            if let Some(sums) = &piece.sums
-                && let Some(block) = sums.check(file, *offset, part)?
-            {
-                log::error!(
-                    "content fails its checksum at offset {block} of a pool; 'jailfs check --read-data' tells where"
-                );
-                return Err(FsError::Damage("content that fails its checksum"));
+            if !piece.read(part, &self.lower, nowait)? {
+                return Ok(None);
             }
         }
         Ok(Some(bytes))
@@ -245,13 +217,13 @@ impl Fs {
         }
         let _reading = core.lower.reading();
         let pieces = core.plan_of(&target, ByteRange { start: offset, end: size })?;
-        seek_pieces(&pieces, offset, size, to)
+        piece::seek(&pieces, offset, size, to)
     }
 
     /// Copies bytes from one file into another; `kill` as for [`Fs::write`]. Gives the number of bytes copied, less than asked at the end of the source.
     ///
     /// # Errors
-    /// As [`Fs::read`] and [`Fs::write`]; bytes copied before the error stay.
+    /// As [`Fs::read`] and [`Fs::write`]; when something was copied before it, that is told instead, and the next call meets the error.
     pub fn copy_range(
         &self,
         from: NodeId,
@@ -264,51 +236,33 @@ impl Fs {
         const STEP: u64 = 1 << 20;
         let mut done = 0;
         while done < len {
-            let plan = self.read(from, at + done, STEP.min(len - done))?;
-            let bytes = plan.read(false)?;
-            // Whoever makes room on a full disk waits for those who read.
-            drop(plan);
-            let Some(bytes) = bytes else { break };
-            if bytes.is_empty() {
-                break;
+            match self.copy_step((from, at + done), (to, into + done), STEP.min(len - done), kill) {
+                Ok(0) => break,
+                Ok(copied) => done += copied,
+                // Only of what was copied does the kernel forget what it had, and how long the file was.
+                Err(_) if done > 0 => break,
+                Err(error) => return Err(error),
             }
-            self.write(to, into + done, &bytes, kill)?;
-            done += bytes.len() as u64;
         }
         Ok(done)
     }
-}
 
-/// Data or a hole in the pieces of a file from `offset` to its end.
-pub(super) fn seek_pieces(pieces: &[Piece], offset: u64, size: u64, to: SeekTo) -> FsResult<u64> {
-    let mut at = offset;
-    // Pieces are cut at extents, so each is data, hole, or a run of a file that is asked in turn.
-    for piece in pieces {
-        let found = match (&piece.from, to) {
-            (None, SeekTo::Hole) => Some(at),
-            (None, SeekTo::Data) => None,
-            (Some((file, from)), _) => {
-                seek_in(file, ByteRange::at(*from, piece.len), to)?.map(|f| at + (f - from))
-            }
-        };
-        if let Some(found) = found {
-            return Ok(found);
+    fn copy_step(
+        &self,
+        (from, at): (NodeId, u64),
+        (to, into): (NodeId, u64),
+        len: u64,
+        kill: bool,
+    ) -> FsResult<u64> {
+        let plan = self.read(from, at, len)?;
+        let bytes = plan.read(false)?.unwrap_or_default();
+        // Whoever makes room on a full disk waits for those who read.
+        drop(plan);
+        if !bytes.is_empty() {
+            self.write(to, into, &bytes, kill)?;
         }
-        at += piece.len;
+        Ok(bytes.len() as u64)
     }
-    match to {
-        SeekTo::Hole => Ok(size),
-        SeekTo::Data => Err(FsError::NoSuchOffset),
-    }
-}
-
-/// Data or a hole within a run of a file of the host, at its own offsets.
-fn seek_in(file: &File, range: ByteRange, to: SeekTo) -> FsResult<Option<u64>> {
-    let found = match to {
-        SeekTo::Data => sysfile::seek_data(file, range.start)?,
-        SeekTo::Hole => sysfile::seek_hole(file, range.start)?,
-    };
-    Ok(found.filter(|f| *f < range.end))
 }
 
 /// A file that is being changed: which tree its record is in, and under which number.
@@ -394,7 +348,18 @@ impl Core {
         if !subject.orphan {
             return self.commit(edits);
         }
-        edits.iter().try_for_each(|e| self.orphans.apply(e)).map_err(|Misfit(what)| FsError::Damage(what))
+        let (key, size) = (subject.key, self.orphans.size(subject.key));
+        let gives_up = |edit: &Edit| match edit {
+            Edit::Resize { size: to, .. } => *to < size,
+            Edit::Map { to, .. } => to.is_none(),
+            _ => false,
+        };
+        let before = edits.iter().any(gives_up).then(|| self.scratch_of(key));
+        edits.iter().try_for_each(|e| self.orphans.apply(e)).map_err(|Misfit(what)| FsError::Damage(what))?;
+        if let Some(before) = before {
+            self.give_back_scratch(self.scratch_of(key).unused(SCRATCH, &before.of(SCRATCH), None));
+        }
+        Ok(())
     }
 
     /// Writes bytes to the pool and gives the edits that show them.

@@ -123,8 +123,7 @@ impl Fs {
             used.add_range(reach.upper, *range);
         }
         used.add_range(reach.upper, crate::types::ByteRange { start: reach.end, end: u64::MAX });
-        let data = self.store.pool_data(reach.upper).ok()?;
-        let unused = used.unused(reach.upper, &data);
+        let unused = self.store.unused(reach.upper, &used).ok()?;
         self.store.punch_pool(reach.upper, &unused).ok()?;
         self.look_at_store();
         Some(unused.iter().map(|range| range.len()).sum())

@@ -12,14 +12,12 @@ use parking_lot::Mutex;
 
 use crate::base::{Base, BaseStat};
 use crate::error::{FsError, FsResult, Result};
-use crate::store::content::Content;
-use crate::store::map::Place;
+use crate::fs::piece::Piece;
 use crate::store::recent::Recent;
 use crate::store::record::{Body, LayerKind, Meta, Node, Origin, PreNode, Record, Source};
-use crate::store::sums::Sums;
 use crate::store::{Reading, Store};
 use crate::sys;
-use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath};
+use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
 
 /// Open files of the base that are kept for the next read.
 const OPEN_FILES: usize = 128;
@@ -114,7 +112,8 @@ pub fn read_history(store: &Store) -> Result<PreHistory> {
                 | Record::Seal(_)
                 | Record::Abandoned
                 | Record::Compact
-                | Record::SyncFailed(_) => {}
+                | Record::SyncFailed(_)
+                | Record::Cells(_) => {}
             }
         }
         history.resize(place_in_history(info.header.epoch), Arc::clone(&removed));
@@ -581,75 +580,6 @@ pub fn fits(expected: &Fingerprint, found: &Fingerprint) -> bool {
     let any = expected.ctime == ANY_TIMES;
     let (mtime, ctime) = if any { (found.mtime, found.ctime) } else { (expected.mtime, expected.ctime) };
     Fingerprint { mtime, ctime, dev: found.dev, ..*expected } == *found
-}
-
-/// A run of bytes of a file of the host, or of zeros.
-#[derive(Clone, Debug)]
-pub struct Piece {
-    /// Bytes.
-    pub len: u64,
-    /// Which file, from which offset on; none for zeros.
-    pub from: Option<(Arc<File>, u64)>,
-    /// The base path that is to be reported if the file is shorter than that, or is not the same any more when it was read.
-    pub drift: Option<TreePath>,
-    /// Of a file of the base, its size and times when it was looked at.
-    pub looked: Option<(u64, Timestamp, Timestamp)>,
-    /// What the bytes are held against.
-    pub sums: Option<Arc<Sums>>,
-}
-
-impl Piece {
-    /// So many zeros.
-    pub fn zeros(len: u64) -> Piece {
-        Piece { len, from: None, drift: None, looked: None, sums: None }
-    }
-
-    /// Bytes of a file of the base.
-    pub fn of_base(len: u64, file: Arc<File>, offset: u64, path: &TreePath) -> Piece {
-        Piece { len, from: Some((file, offset)), drift: Some(path.clone()), looked: None, sums: None }
-    }
-
-    /// The same piece, of a file that was looked at: what is read counts only if it is still like this then.
-    #[must_use]
-    pub fn looked_at(mut self, print: &Fingerprint) -> Piece {
-        self.looked = Some((print.size, print.mtime, print.ctime));
-        self
-    }
-
-    /// Whether nobody changed the file since it was looked at; asked after it was read.
-    ///
-    /// # Errors
-    /// Those of fstat(2).
-    pub fn is_unchanged(&self) -> std::io::Result<bool> {
-        let (Some((file, _)), Some(looked)) = (&self.from, self.looked) else { return Ok(true) };
-        let now = Fingerprint::of(file)?;
-        Ok((now.size, now.mtime, now.ctime) == looked)
-    }
-
-    /// Bytes at addresses of the pool of a layer, wherever they are now. Take a [`Reading`] before.
-    ///
-    /// # Errors
-    /// As open(2), and damage of a map.
-    pub fn of_pool(len: u64, store: &Store, layer: LayerId, offset: u64) -> FsResult<Vec<Piece>> {
-        let content = store.content(layer)?;
-        let piece = |of: &Content, offset: u64, len: u64| Piece {
-            len,
-            // Without a pool, what is not elsewhere are zeros.
-            from: of.file.as_ref().map(|file| (Arc::clone(file), offset)),
-            drift: None,
-            looked: None,
-            sums: of.sums.clone(),
-        };
-        if content.map.is_none() {
-            return Ok(vec![piece(&content, offset, len)]);
-        }
-        let places = content.places(layer, ByteRange::at(offset, len));
-        let at = |place: Place| match place.layer == layer {
-            true => Ok(piece(&content, place.offset, place.len)),
-            false => Ok(piece(&*store.content(place.layer)?, place.offset, place.len)),
-        };
-        places.into_iter().map(at).collect()
-    }
 }
 
 /// The attributes of a node of the base, as a record.

@@ -19,6 +19,7 @@ mod listing;
 pub mod lower;
 mod names;
 mod past;
+mod piece;
 mod room;
 mod state;
 mod switch;
@@ -44,6 +45,7 @@ use crate::store::Store;
 use crate::store::layer::Upper;
 use crate::store::pool::PoolWriter;
 use crate::store::record::{Dentry, Edit, Hides, Meta, Node, Record, Source};
+use crate::store::used::Used;
 use crate::store::versions::Content;
 use crate::store::witness::Unsynced;
 use crate::sys::clock;
@@ -158,6 +160,8 @@ pub(crate) struct Core {
     refused_count: u64,
     room: room::Room,
     outdated: told::Outdated,
+    /// Names that a switch gave to something else and of which the kernel is not told yet.
+    untold: BTreeSet<(NodeId, Name)>,
     /// What edits replaced, if that is kept.
     versions: Option<Versions>,
     /// A name in the root that is not the tree's: the past is shown there.
@@ -204,6 +208,7 @@ impl Fs {
             refused_count: 0,
             room: room::Room::default(),
             outdated: told::Outdated::default(),
+            untold: BTreeSet::new(),
             versions: None,
             reserved: None,
         };
@@ -655,18 +660,12 @@ impl Core {
     /// does holds the node.
     fn release_orphan(&mut self, key: Ino) {
         self.orphan_epochs.remove(&key);
-        let written: Vec<ByteRange> = self
-            .orphans
-            .extents(key)
-            .filter_map(|(_, extent)| match extent.source {
-                Source::Pool { layer: SCRATCH, offset } => Some(ByteRange::at(offset, extent.len)),
-                Source::Pool { .. } | Source::Base { .. } => None,
-            })
-            .collect();
+        let written = self.scratch_of(key).of(SCRATCH);
         if self.orphans.node(key).is_some() && self.orphans.apply(&Edit::Remove { ino: key }).is_err() {
             log::error!("orphan {} could not be released", key.0);
             return;
         }
+        // Most are gone without having been written to: then nothing has changed for who looks for room.
         if !written.is_empty() {
             self.room.look_soon();
         }
@@ -674,9 +673,27 @@ impl Core {
             self.scratch = None;
         } else if let Some(scratch) = &mut self.scratch {
             scratch.close_window(key);
-            if let Err(error) = written.into_iter().try_for_each(|range| scratch.give_back(range)) {
-                log::warn!("space of a file that is gone is not given back yet: {error}");
+            self.give_back_scratch(written);
+        }
+    }
+
+    /// What of the scratch file an orphan uses.
+    fn scratch_of(&self, key: Ino) -> Used {
+        let mut used = Used::default();
+        for (_, extent) in self.orphans.extents(key) {
+            if matches!(extent.source, Source::Pool { layer: SCRATCH, .. }) {
+                used.add(extent.source, extent.len);
             }
+        }
+        used
+    }
+
+    /// Gives ranges of the scratch file back. Who reads there at this moment reads what is given up.
+    fn give_back_scratch(&mut self, ranges: Vec<ByteRange>) {
+        let Some(scratch) = self.scratch.as_mut().filter(|_| !ranges.is_empty()) else { return };
+        self.room.look_soon();
+        if let Err(error) = ranges.into_iter().try_for_each(|range| scratch.give_back(range)) {
+            log::warn!("space of a file that is gone is not given back yet: {error}");
         }
     }
 

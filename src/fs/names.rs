@@ -50,6 +50,7 @@ impl Fs {
             return Ok(entry);
         }
         let mut core = self.core();
+        core.is_asked(dir, name);
         let place = core.place(dir, name)?;
         core.note_alias(&place);
         core.hand_out(dir, place.found)
@@ -238,6 +239,10 @@ impl Fs {
         if from_dir != to_dir {
             // The kernel lets only one such rename at a time come to us: it is through with the one before.
             core.on_their_way.clear();
+        }
+        core.check_is_told(from_dir, from)?;
+        if mode == RenameMode::Exchange {
+            core.check_is_told(to_dir, to)?;
         }
         let source = core.place(from_dir, from)?;
         let target = core.place(to_dir, to)?;

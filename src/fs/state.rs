@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use crate::base::BaseStat;
 use crate::error::{FsError, FsResult};
-use crate::fs::lower::{self, Lower, LowerNode, Piece};
+use crate::fs::lower::{self, Lower, LowerNode};
+use crate::fs::piece::{Piece, Stored};
 use crate::fs::{Attr, Extents, lower_kind};
 use crate::store::record::{Body, Dentry, Edit, Hides, Node, Source};
 use crate::tree::Tree;
@@ -402,7 +403,7 @@ impl State {
                 None => pieces.push(Piece::zeros(len)),
                 Some(Source::Pool { layer, offset }) => match scratch {
                     Some(scratch) if layer == super::SCRATCH => {
-                        pieces.push(Piece { from: Some((Arc::clone(scratch), offset)), ..Piece::zeros(len) });
+                        pieces.push(Piece::new(len, Stored::File(Arc::clone(scratch), offset)));
                     }
                     _ => pieces.extend(Piece::of_pool(len, self.lower.store(), layer, offset)?),
                 },

@@ -2,8 +2,8 @@
 //!
 //! The rules that make it exact (they serve restore, undo, discard and apply alike):
 //!
-//! * A file keeps its id only if the same number is reachable in both states and its content is identical. Every other
-//!   held file becomes an orphan: those who hold it go on with their old content, and can never touch the new tree.
+//! * A file keeps its id only if the same number is reachable in both states and its content is identical (with `-o writeback` its
+//!   times, too). Every other held file becomes an orphan: those who hold it go on with their old content, and can never touch the new tree.
 //! * A directory keeps its id only if it has the same name in the same kept directory in both states. So no live dentry
 //!   of the kernel ever moves, and a process that stands in a directory that moved or vanished gets ENOENT.
 //!
@@ -253,6 +253,8 @@ struct Comparison<'a> {
     before: &'a State,
     after: &'a State,
     same_content: bool,
+    /// Whether the kernel never takes the times of a file from us again.
+    kernel_keeps_times: bool,
     /// Files of which the extents differ in the two trees.
     contents: &'a BTreeSet<Ino>,
     kept_dirs: HashMap<Ino, bool>,
@@ -314,6 +316,7 @@ impl Core {
             before: &before,
             after: &after,
             same_content,
+            kernel_keeps_times: self.outdated.kernel_keeps_times,
             contents: &diff.contents,
             kept_dirs: HashMap::new(),
             shown: HashMap::new(),
@@ -408,6 +411,7 @@ impl Core {
         forgotten.attrs = attrs.into_iter().collect();
         forgotten.listings = listings.into_iter().collect();
         at_last(self)?;
+        self.note_untold(&forgotten.names);
         self.cut_walks(&cut.iter().map(|(id, ..)| *id).collect());
         self.state = after;
         for (id, ino, record) in cut {
@@ -589,6 +593,10 @@ impl Comparison<'_> {
         };
         match kind {
             FileKind::Dir => self.dir_kept(ino, held),
+            // An apply gives every file that it replaced another change time, and goes on with it all the same.
+            FileKind::File if self.kernel_keeps_times && !self.same_content && !self.same_times(old, new) => {
+                Ok(false)
+            }
             FileKind::File
             | FileKind::Symlink
             | FileKind::Fifo
@@ -675,6 +683,12 @@ impl Comparison<'_> {
         };
         self.kept_dirs.insert(ino, kept);
         Ok(kept)
+    }
+
+    /// Whether a file has the same times.
+    fn same_times(&self, old: &Found, new: &Found) -> bool {
+        let times = |attr: Option<Attr>| attr.map(|attr| (attr.meta.mtime, attr.meta.ctime));
+        times(self.before.attr(old)) == times(self.after.attr(new))
     }
 
     /// Whether the bytes of a file (the text of a link, the number of a device) are the same, by what the records say.

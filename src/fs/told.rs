@@ -52,6 +52,9 @@ impl Told {
     }
 }
 
+/// Names that are let go of at once.
+const NAMES_AT_ONCE: usize = 256;
+
 /// What `status` says of such a file.
 const CHANGED: &str =
     "changed in the base while the mount remembered it: what was read or written then failed";
@@ -94,6 +97,8 @@ pub(super) fn left_to_base(
 pub(crate) struct Outdated {
     /// Whether there is a kernel that remembers anything.
     pub(super) kernel_remembers: bool,
+    /// Whether it goes by its own size and times of every file that it holds, whatever it is told (`-o writeback`).
+    pub(super) kernel_keeps_times: bool,
     /// Names that lead to a node which the base does not have there any more. Behind a lock, since whoever only looks finds them.
     names: Mutex<BTreeSet<(NodeId, Name)>>,
     nodes: BTreeMap<NodeId, Forgetting>,
@@ -136,6 +141,30 @@ impl Outdated {
 }
 
 impl Core {
+    /// Notes names that stand for something else since a switch, until the kernel is told.
+    pub(super) fn note_untold(&mut self, names: &BTreeSet<(NodeId, Name)>) {
+        if self.outdated.kernel_remembers {
+            self.untold.extend(names.iter().cloned());
+        }
+    }
+
+    /// Refuses to move what stands at a name since a switch as long as the kernel may hold what stood there before: it moves that, and
+    /// would then have it under a name of which nobody tells it anything. It asks for the name and comes again.
+    ///
+    /// # Errors
+    /// ESTALE.
+    pub(super) fn check_is_told(&self, dir: NodeId, name: &Name) -> FsResult<()> {
+        let is_untold = !self.untold.is_empty() && self.untold.contains(&(dir, name.clone()));
+        if is_untold { Err(FsError::Stale) } else { Ok(()) }
+    }
+
+    /// Notes that the kernel asked for a name.
+    pub(super) fn is_asked(&mut self, dir: NodeId, name: &Name) {
+        if !self.untold.is_empty() {
+            self.untold.remove(&(dir, name.clone()));
+        }
+    }
+
     /// Notes what the kernel knows of a node that is the base's again.
     pub(super) fn note_left(&mut self, id: NodeId, told: Told) {
         if self.outdated.kernel_remembers {
@@ -271,9 +300,27 @@ impl Core {
 }
 
 impl Fs {
-    /// Says that a kernel asks from now on, which remembers what it is told.
-    pub fn kernel_remembers(&self) {
-        self.core().outdated.kernel_remembers = true;
+    /// Says that a kernel asks from now on, which remembers what it is told; and if it collects writes, goes by its own size and times of
+    /// files.
+    pub fn kernel_remembers(&self, collects_writes: bool) {
+        let mut core = self.core();
+        core.outdated.kernel_remembers = true;
+        core.outdated.kernel_keeps_times = collects_writes;
+    }
+
+    /// Says that the kernel was told of these names. Others may be told it meanwhile.
+    pub fn names_are_told(&self, names: &BTreeSet<(NodeId, Name)>) {
+        let mut names = names.iter().peekable();
+        while names.peek().is_some() {
+            // Not all under one lock.
+            let mut core = self.core();
+            if core.untold.is_empty() {
+                return;
+            }
+            names.by_ref().take(NAMES_AT_ONCE).for_each(|name| {
+                core.untold.remove(name);
+            });
+        }
     }
 
     /// The nodes of which the kernel must forget everything because the base was changed, each once, and the names. [`Fs::is_forgotten`]

@@ -82,7 +82,7 @@ pub(super) struct Door {
 impl Door {
     /// The door of a filesystem; `store_path` is what `user.jailfs.store` tells.
     pub(super) fn new(fs: Arc<Fs>, store_path: &Path, writeback: bool) -> Door {
-        fs.kernel_remembers();
+        fs.kernel_remembers(writeback);
         Door {
             fs,
             store_path: store_path.as_os_str().as_bytes().to_vec(),

@@ -140,6 +140,14 @@ impl Kernel for Mount {
     }
 
     fn forget(&self, what: &Forgotten) -> Result<()> {
+        let told = self.tell(what);
+        self.fs.names_are_told(&what.names);
+        told
+    }
+}
+
+impl Mount {
+    fn tell(&self, what: &Forgotten) -> Result<()> {
         let Some(line) = self.channel.line() else { return Ok(()) };
         let mut first_failure = None;
         let mut note = |told: io::Result<()>| {
@@ -172,9 +180,7 @@ impl Kernel for Mount {
             None => Ok(()),
         }
     }
-}
 
-impl Mount {
     /// Drops all names at once, if that is cheaper, harmless and possible. Whether it was done.
     fn forget_all_names(&self, line: &Line, names: usize) -> bool {
         names > MANY_NAMES

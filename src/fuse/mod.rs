@@ -29,12 +29,14 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use fuser::{Config, Session, SessionACL};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
+use parking_lot::Mutex;
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::{Fs, Kernel};
@@ -58,6 +60,8 @@ const END_LIMIT: Duration = Duration::from_secs(5);
 /// How long an unmount is tried again while the mount is busy. A program that is being started has copies of its parent's
 /// descriptors until its exec, so a mount that nobody uses can be busy for a moment.
 const BUSY_LIMIT: Duration = Duration::from_secs(2);
+/// How long a session may go on that was unmounted.
+const COPIES_LIMIT: Duration = Duration::from_secs(1);
 /// So many of those who keep a mount busy are told.
 const MOST_TOLD: usize = 5;
 
@@ -94,6 +98,7 @@ pub struct Mounted {
     connection: Option<Connection>,
     /// None once it was waited for.
     session: Option<JoinHandle<io::Result<()>>>,
+    told: Mutex<Receiver<Told>>,
 }
 
 /// Ends a mount, from any thread.
@@ -103,6 +108,17 @@ pub struct Unmounter {
     dev: u64,
     /// It is mounted in another mount namespace.
     is_elsewhere: bool,
+    /// Where it is told that it was unmounted and everybody is to go.
+    told: Sender<Told>,
+}
+
+/// What the one who waits for the end of a mount is told.
+#[derive(Debug)]
+enum Told {
+    /// Its session has ended.
+    Ended,
+    /// It was unmounted, where we are, by us.
+    Unmounted,
 }
 
 /// A mount that was made for us in another mount namespace.
@@ -133,10 +149,11 @@ pub fn mount(fs: Arc<Fs>, mount_point: &Path, store_path: &Path, options: &Mount
     // From here on the mount exists; whatever fails, this takes it away.
     let mut guard = Detach(Some(mount_point.clone()));
     let dev = dev_at(&mount_point).map_err(cannot)?;
-    let unmounter = Unmounter { mount_point: Arc::from(&*mount_point), dev, is_elsewhere: false };
+    let (tell, told) = mpsc::channel();
+    let unmounter = Unmounter { mount_point: Arc::from(&*mount_point), dev, is_elsewhere: false, told: tell };
     let root = Root::At(mount_point.clone());
     let door = Door::new(Arc::clone(&fs), store_path, options.writeback);
-    let mounted = start(fs, door, device, root, unmounter, (options, all_users)).map_err(cannot)?;
+    let mounted = start(fs, door, device, root, (unmounter, told), (options, all_users)).map_err(cannot)?;
     guard.0 = None;
     Ok(mounted)
 }
@@ -172,9 +189,10 @@ pub fn hand_out(device: OwnedFd, mount_point: &Path, all_users: bool) -> Result<
 /// [`Kind::CannotMount`].
 pub fn adopt(fs: Arc<Fs>, handed: Handed, mount_point: &Path, store_path: &Path) -> Result<Mounted> {
     let Handed { device, root, dev, all_users } = handed;
-    let unmounter = Unmounter { mount_point: Arc::from(mount_point), dev, is_elsewhere: true };
+    let (tell, told) = mpsc::channel();
+    let unmounter = Unmounter { mount_point: Arc::from(mount_point), dev, is_elsewhere: true, told: tell };
     let door = Door::new(Arc::clone(&fs), store_path, false);
-    start(fs, door, device, Root::Held(root), unmounter, (&MountOptions::default(), all_users))
+    start(fs, door, device, Root::Held(root), (unmounter, told), (&MountOptions::default(), all_users))
         .map_err(|e| e.kind(Kind::CannotMount))
 }
 
@@ -183,7 +201,7 @@ fn start(
     door: Door,
     device: OwnedFd,
     root: Root,
-    unmounter: Unmounter,
+    (unmounter, told): (Unmounter, Receiver<Told>),
     (options, all_users): (&MountOptions, bool),
 ) -> Result<Mounted> {
     let attempt = || format!("serve '{}'", unmounter.mount_point.display());
@@ -200,7 +218,7 @@ fn start(
     if !span.is_zero() {
         gate.keep_awake(Awake::start(span).attempt(attempt)?);
     }
-    let closer = CloseAtEnd(Arc::clone(&channel));
+    let closer = CloseAtEnd(Arc::clone(&channel), unmounter.told.clone());
     let thread = Builder::new().name("jailfs-session".into()).spawn(move || {
         let _closer = closer;
         session.run()
@@ -208,7 +226,15 @@ fn start(
     let thread = thread.attempt(attempt)?;
     let (dev, writeback) = (unmounter.dev, options.writeback);
     let kernel = Arc::new(Mount { fs, channel, homeward, root, dev, writeback, all_users });
-    Ok(Mounted { unmounter, gate, kernel, counters, connection, session: Some(thread) })
+    Ok(Mounted {
+        unmounter,
+        gate,
+        kernel,
+        counters,
+        connection,
+        session: Some(thread),
+        told: Mutex::new(told),
+    })
 }
 
 fn fuse_options(options: &MountOptions, allow_other: bool) -> FuseMountOptions {
@@ -264,12 +290,15 @@ impl Drop for Detach {
     }
 }
 
-/// Closes the channel when the session's thread ends, in whatever way.
-struct CloseAtEnd(Arc<Channel>);
+/// Closes the channel when the session's thread ends, in whatever way, and says so.
+struct CloseAtEnd(Arc<Channel>, Sender<Told>);
 
 impl Drop for CloseAtEnd {
     fn drop(&mut self) {
         self.0.close();
+        if self.1.send(Told::Ended).is_err() {
+            log::debug!("nobody waits for the end of the session");
+        }
     }
 }
 
@@ -299,11 +328,18 @@ impl Mounted {
         Arc::clone(&self.counters)
     }
 
-    /// Waits until the mount is gone, that is unmounted and left by everybody.
+    /// Waits until the mount is gone, that is unmounted and left by everybody. If an [`Unmounter`] has unmounted it and it is still somewhere
+    /// else, in a mount namespace that was made with a copy of it, say, it is ended there, too.
     ///
     /// # Errors
     /// When the session ended in another way; the mount then answers ENOTCONN until it is unmounted.
     pub fn wait(mut self) -> Result<()> {
+        if matches!(self.told.get_mut().recv(), Ok(Told::Unmounted))
+            && matches!(self.told.get_mut().recv_timeout(COPIES_LIMIT), Err(RecvTimeoutError::Timeout))
+        {
+            log::warn!("the mount is unmounted, and somebody has a copy of it, which is ended");
+            return Ok(());
+        }
         let Some(session) = self.session.take() else { return Ok(()) };
         let attempt = || format!("serve '{}'", self.unmounter.mount_point.display());
         match session.join() {
@@ -387,6 +423,9 @@ impl Unmounter {
         let end = Instant::now() + BUSY_LIMIT;
         loop {
             let Err(error) = sys::mount::unmount(&self.mount_point, lazy).attempt(attempt) else {
+                if !lazy && self.told.send(Told::Unmounted).is_err() {
+                    log::debug!("nobody waits for the end of the mount");
+                }
                 return Ok(());
             };
             let is_busy =

@@ -155,7 +155,8 @@ impl Timeline {
             Lower::new(Arc::clone(self.base()), Arc::clone(self.store()), epoch, history.clone())
         };
         let shown = self.fs().state().lower.epoch();
-        // From here on nobody reads the base at these paths but through the pre-images.
+        // From here on nobody reads the base at these paths but through the pre-images, whatever becomes of the apply.
+        *self.applies.lock() = with_images.clone();
         self.fs().set_lower(lower(shown, &with_images));
         let to =
             State { tree: plan.to.tree.clone(), lower: Arc::new(lower(plan.to.lower.epoch(), &with_images)) };

@@ -16,6 +16,7 @@ use crate::store::inspect::Inspect;
 use crate::store::layer::{INDEX, LayerContents, POOL, SUMS};
 use crate::store::map::{Map, Place, Run};
 use crate::store::record::{LayerKind, Record, Source};
+use crate::store::used::Used;
 use crate::tree::{Extent, Tree};
 use crate::types::{ByteRange, Ino, LayerId};
 
@@ -397,7 +398,20 @@ impl Checker {
                     continue;
                 }
             };
-            match self.store.damaged_blocks(layer, &sums, &ranges) {
+            let cells = match self.layers.get(&layer).map_or(Ok(None), |known| self.store.cells(&known.info))
+            {
+                Ok(cells) => cells,
+                Err(error) => {
+                    self.problem(Problem::Record(error));
+                    continue;
+                }
+            };
+            // Each once, however much is in it.
+            let mut stored = Used::default();
+            for range in ranges {
+                stored.add_range(layer, cells.as_ref().map_or(range, |cells| cells.whole(range)));
+            }
+            match self.store.damaged_blocks(layer, &sums, &stored.of(layer)) {
                 Ok(blocks) => {
                     self.report.bytes_read += bytes;
                     let file = self.store.show(layer, POOL);

@@ -13,6 +13,7 @@
 //! addresses still leads to it, and whoever was reading when it was given up is done.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::Reach;
@@ -69,10 +70,14 @@ impl Timeline {
         let mut collected = Collected { dropped: self.beyond(keep), ..Collected::default() };
         let mut bytes = self.collect(keep, &mut collected, dry_run, go)?;
         while let Some(limit) = keep.store_bytes {
-            let rest = before.saturating_sub(bytes);
+            // What a round gave back is gone for the next; one that only says so finds it again.
+            let rest = if dry_run { before.saturating_sub(bytes) } else { self.store.disk_usage() };
             let left = self.droppable(keep).into_iter().find(|info| !collected.dropped.contains(info));
             let Some(oldest) = left.filter(|_| rest > limit && go()) else { break };
             collected.dropped.push(oldest);
+            if dry_run {
+                collected.layers.clear();
+            }
             bytes = bytes.max(self.collect(keep, &mut collected, dry_run, go)?);
         }
         if !dry_run {
@@ -281,6 +286,7 @@ impl Timeline {
                 maps.push((layer, thinner));
             }
         }
+        self.may_be_sparse.store(true, Ordering::Relaxed);
         self.store.publish_maps(&maps)
     }
 
@@ -449,7 +455,7 @@ impl Timeline {
             if !is_settled {
                 continue;
             }
-            let unused = places.unused(layer, &self.store.pool_data(layer)?);
+            let unused = self.store.unused(layer, &places)?;
             bytes += unused.iter().map(ByteRange::len).sum::<u64>();
             if dry_run {
                 continue;

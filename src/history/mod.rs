@@ -93,6 +93,8 @@ pub struct Timeline {
     looked_through: Mutex<BTreeSet<LayerId>>,
     /// Layers that take too much for a pack.
     not_for_packs: Mutex<BTreeSet<LayerId>>,
+    /// Whether more of what was deflated may be given up than when that was looked at.
+    may_be_sparse: AtomicBool,
     dedup_is_on: AtomicBool,
 }
 
@@ -185,6 +187,7 @@ impl Timeline {
             dedup: Mutex::new(None),
             looked_through: Mutex::default(),
             not_for_packs: Mutex::default(),
+            may_be_sparse: AtomicBool::new(true),
             dedup_is_on: AtomicBool::new(true),
         })
     }

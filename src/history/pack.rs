@@ -10,6 +10,7 @@
 //!
 //! Cut off anywhere, it leaves a store that shows the same.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::Ordering;
 
@@ -108,7 +109,9 @@ impl Timeline {
 
     /// Puts the content of some layers together that have little of their own, if there are enough. Whether it did.
     fn gather_some(&self, effort: Effort) -> Result<bool> {
-        let (mut sources, mut bytes, mut empty) = (Vec::new(), 0, 0);
+        let (mut sources, mut bytes, mut room, mut empty) = (Vec::new(), 0, 0, 0);
+        let may_be_sparse = self.may_be_sparse.load(Ordering::Relaxed);
+        let sparse = if may_be_sparse { self.store.sparse()? } else { BTreeSet::new() };
         // In what has a map, equal content is not looked for.
         let looked = self.looked_through.lock().clone();
         let is_done =
@@ -117,11 +120,13 @@ impl Timeline {
             let layer = info.header.layer;
             let Some(pool) = self.store.pool(layer)? else { continue };
             let about = pool.metadata().attempt(|| format!("look at the pool of layer {layer}"))?;
-            if about.blocks() * 512 > LITTLE {
+            if about.blocks() * 512 > LITTLE && !sparse.contains(&layer) {
                 continue;
             }
             let own: u64 = self.store.own_content(layer)?.iter().map(|range| range.len()).sum();
             bytes += own;
+            // What is deflated comes to what it was, at most.
+            room += if info.header.kind == LayerKind::Gathered { about.len() } else { own };
             empty += usize::from(own == 0);
             sources.push(info);
             if bytes > MOST_CONTENT || sources.len() == MOST {
@@ -132,12 +137,23 @@ impl Timeline {
             Effort::WhereItPays => sources.len() >= ENOUGH,
             Effort::Everything => sources.len() > 1 || empty > 0,
         };
+        if !is_worth_it {
+            sources.retain(|info| sparse.contains(&info.header.layer));
+        }
         // Nobody else may find the disk full for it.
-        let has_room = self.store.free_bytes() / ROOM >= bytes;
-        if !is_worth_it || !has_room || self.is_stopping() {
+        let has_room = self.store.free_bytes() / ROOM >= room;
+        let is_thin = sources.iter().any(|info| sparse.contains(&info.header.layer));
+        if sparse.is_empty() {
+            self.may_be_sparse.store(false, Ordering::Relaxed);
+        }
+        if sources.is_empty() || !has_room || self.is_stopping() {
             return Ok(false);
         }
         let moved = self.store.gather(&sources)?;
+        // Those that were thin are whole now, or cannot be moved.
+        if is_thin {
+            self.may_be_sparse.store(false, Ordering::Relaxed);
+        }
         Ok(moved > 1 || (moved > 0 && empty > 0))
     }
 }

@@ -61,20 +61,31 @@ impl Timeline {
             })?;
             // First of all, and whatever fails then.
             let told = changed.to.as_ref().map_or(Ok(()), |(_, forgotten)| self.kernel().forget(forgotten));
-            changed.sealed?;
-            self.store.set_head(&self.head, &HeadRecord { layer: above })?;
-            self.roots.lock().keep(changed.layer, changed.from.tree.clone());
-            self.log(OpVerb::Seal, before, Target { layer: Some(changed.layer), epoch })?;
+            let is_shown = changed.to.is_ok();
+            let during = |error: Error| match is_shown {
+                true => error.after(format!("{} was done", attempt())),
+                false => error,
+            };
+            let secured = changed.sealed.and_then(|()| {
+                self.with_reserve(|| self.store.set_head(&self.head, &HeadRecord { layer: above }))?;
+                self.roots.lock().keep(changed.layer, changed.from.tree.clone());
+                self.log(OpVerb::Seal, before, Target { layer: Some(changed.layer), epoch }).map(drop)
+            });
             let shown = match changed.to {
                 // Content of an older base is needed that was not there to be seen when it was copied, or the base must be read.
-                Err(FsError::Stale) if tries < COPY_TRIES => continue,
+                Err(FsError::Stale) if tries < COPY_TRIES => {
+                    secured?;
+                    continue;
+                }
                 shown => shown.attempt(attempt)?.0,
             };
-            let after = self.seal(automatic(attempt()))?;
-            self.log(verb, what, Target { layer: Some(after), epoch })?;
-            told?;
-            let changes = diff::written(&changed.from, &shown).attempt(|| "list what changed")?;
+            let changes =
+                diff::written(&changed.from, &shown).attempt(|| "list what changed").map_err(during)?;
             self.keep_restored(&changed.from, &changes);
+            secured.map_err(during)?;
+            let after = self.with_reserve(|| self.seal(automatic(attempt()))).map_err(during)?;
+            self.log(verb, what.clone(), Target { layer: Some(after), epoch }).map_err(during)?;
+            told.map_err(during)?;
             return Ok(Replaced { before: Some(changed.layer), from: changed.from, to: shown, changes });
         }
         Err(Error::damage(attempt(), "the loop has no end"))

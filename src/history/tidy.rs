@@ -175,7 +175,7 @@ impl Timeline {
         let mut bytes = 0;
         let mut secured = false;
         for layer in layers {
-            let unused = used.unused(*layer, &self.store.pool_data(*layer)?);
+            let unused = self.store.unused(*layer, &used)?;
             if unused.is_empty() {
                 continue;
             }

@@ -396,8 +396,9 @@ impl Sandbox {
     /// What a discard goes back to: the last checkpoint, or the base.
     fn last_seal(&self) -> Target {
         let found = self.last_checkpoint().and_then(|id| self.sealed_target(id).ok());
-        // Without a checkpoint below the head, that is the base in the epoch that the head lies over.
-        found.unwrap_or(Target { layer: None, epoch: self.fs().state().lower.epoch() })
+        // Without a checkpoint below the head, that is the base as it is now, which 'status' counts from, too: after an apply of
+        // single paths, or one that was undone, the head lies over an older one.
+        found.unwrap_or(Target { layer: None, epoch: self.timeline.base_epoch() })
     }
 
     fn sealed_target(&self, id: LayerId) -> Result<Target> {

@@ -25,14 +25,18 @@ pub(super) fn description(state: &str, paths: &[TreePath]) -> String {
 impl Sandbox {
     /// What stands at a path; of a file, the content from `offset` on.
     pub(super) fn show(&self, rev: &Rev, path: &TreePath, offset: u64) -> Result<Shown> {
-        let state = self.state(rev)?;
+        let pinned = match rev {
+            Rev::Now | Rev::Base => rev.clone(),
+            Rev::Back(_) | Rev::Id(_) | Rev::Name(_) => Rev::Id(self.checkpoint_named(rev)?),
+        };
+        let state = self.state(&pinned)?;
         let attempt = || format!("show '{path}' of {rev}");
         let found = state.resolve_told(path).attempt(attempt)?;
         let node = node_of(&state, path, &found).ok_or_else(|| {
             Error::new(Kind::NoStore, attempt(), "there is no such path")
                 .hint("the path of a directory shows what is in it")
         })?;
-        let mut shown = Shown { node, bytes: Vec::new(), entries: Vec::new() };
+        let mut shown = Shown { rev: pinned, node, bytes: Vec::new(), entries: Vec::new() };
         match shown.node.file {
             FileKind::File => {
                 let range = ByteRange::at(offset, PART);

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::fs::Refusal;
-use crate::types::{Epoch, FileKind, Ino, LayerId, Timestamp, TreePath};
+use crate::types::{Epoch, FileKind, Ino, LayerId, Timestamp, TreePath, digits};
 
 /// Names a state of the tree: `@`, `@-N`, `base`, a checkpoint's number or its name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,13 +26,13 @@ pub enum Rev {
 impl Rev {
     /// Reads what a person typed. Digits are a number; all else that is not special is a name.
     pub fn parse(text: &str) -> Rev {
-        if let Some(back) = text.strip_prefix("@-").and_then(|n| n.parse().ok()).filter(|n| *n > 0) {
+        if let Some(back) = text.strip_prefix("@-").and_then(digits).filter(|n| *n > 0) {
             return Rev::Back(back);
         }
         match text {
             "@" => Rev::Now,
             "base" => Rev::Base,
-            _ => text.parse().map_or_else(|_| Rev::Name(text.to_owned()), |n| Rev::Id(LayerId(n))),
+            _ => digits(text).map_or_else(|| Rev::Name(text.to_owned()), |n| Rev::Id(LayerId(n))),
         }
     }
 }
@@ -316,6 +316,9 @@ pub struct Stepped {
 /// What stands at a path in a state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shown {
+    /// The state that it is in: to ask for more of the same whatever is done meanwhile. A checkpoint is one by its number; '@' and 'base'
+    /// are what they are at the time.
+    pub rev: Rev,
     /// The node.
     pub node: Node,
     /// Of a file, its bytes from the offset on that was asked for: none at its end. Of a link, its text.

@@ -9,11 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::store::layer::POOL;
+use crate::store::cells::{self, Cells, Got};
+use crate::store::layer::{JOURNAL, LayerInfo, POOL};
+use crate::store::layers::Layers;
 use crate::store::map::{self, Map, Place};
+use crate::store::record::{LayerKind, Record};
 use crate::store::sums::{self, Sums};
-use crate::store::{State, Store};
-use crate::sys::file::pread_full;
+use crate::store::{State, Store, log};
+use crate::sys;
 use crate::types::{ByteRange, LayerId};
 
 /// Bytes of checksums and maps that are kept in memory; then it begins anew.
@@ -28,18 +31,21 @@ pub struct Content {
     pub sums: Option<Arc<Sums>>,
     /// What of it is kept elsewhere, if anything is.
     pub map: Option<Arc<Map>>,
+    /// How it is deflated, if it is.
+    pub cells: Option<Arc<Cells>>,
 }
 
 impl Content {
     /// The content of a layer that is being written.
     pub(super) fn of_upper(file: Arc<File>) -> Content {
-        Content { file: Some(file), sums: None, map: None }
+        Content { file: Some(file), sums: None, map: None, cells: None }
     }
 
     /// Bytes that it takes in memory, about.
     fn weight(&self) -> usize {
         self.sums.as_ref().map_or(0, |sums| sums.len() * 4)
             + self.map.as_ref().map_or(0, |map| size_of_val(map.runs()))
+            + self.cells.as_ref().map_or(0, |cells| cells.weight())
     }
 
     /// Where a range of the pool's addresses is.
@@ -48,6 +54,67 @@ impl Content {
             None => vec![Place { layer, offset: range.start, len: range.len() }],
             Some(map) => map.places(layer, range),
         }
+    }
+
+    /// Reads bytes of its own pool, and holds them against the checksums, if it has any. With `nowait`, gives none for which it would have to be
+    /// waited.
+    ///
+    /// # Errors
+    /// As pread(2).
+    pub fn read(&self, offset: u64, bytes: &mut [u8], nowait: bool) -> std::io::Result<Got> {
+        self.read_checked(self.sums.as_deref(), offset, bytes, nowait)
+    }
+
+    /// The same for who holds the bytes against others: checksums say no more, but of what has to be inflated.
+    fn read_to_compare(&self, offset: u64, bytes: &mut [u8]) -> std::io::Result<Got> {
+        let sums = self.sums.as_deref().filter(|_| self.cells.is_some());
+        self.read_checked(sums, offset, bytes, false)
+    }
+
+    fn read_checked(
+        &self,
+        sums: Option<&Sums>,
+        offset: u64,
+        bytes: &mut [u8],
+        nowait: bool,
+    ) -> std::io::Result<Got> {
+        match &self.file {
+            Some(pool) => cells::read((pool, self.cells.as_deref(), sums), offset, bytes, nowait),
+            None => {
+                bytes.fill(0);
+                Ok(Got::Bytes(bytes.len()))
+            }
+        }
+    }
+
+    /// How many bytes from the first on of a range of its own pool are stored. A hole in a pool reads as zeros, but may be what was given back of
+    /// something else.
+    ///
+    /// # Errors
+    /// As lseek(2).
+    pub(super) fn stored(&self, range: ByteRange) -> std::io::Result<u64> {
+        let Some(pool) = &self.file else { return Ok(0) };
+        let mut at = range.start;
+        while at < range.end {
+            let cell = self.cells.as_ref().map(|cells| cells.cell_of(at));
+            let (end, probe) = match cell {
+                Some((end, Some(deflated))) => (end, deflated.start),
+                Some((end, None)) => (end, at),
+                None => (range.end, at),
+            };
+            if sys::file::seek_data(&**pool, probe)? != Some(probe) {
+                break;
+            }
+            let hole = match probe == at {
+                true => sys::file::seek_hole(&**pool, at)?.unwrap_or(at),
+                false => end,
+            };
+            at = end.min(hole).min(range.end);
+            if hole < end {
+                break;
+            }
+        }
+        Ok(at - range.start)
     }
 }
 
@@ -80,11 +147,15 @@ impl Store {
         let map: Option<Arc<Map>> =
             if info.mapped { map::read_map(&self.layers, layer)?.map(Arc::new) } else { None };
         let has_sums = info.summed && file.is_some();
-        let sums = match state.lingering.get(&layer) {
-            Some(sums) => Some(Arc::clone(sums)),
-            None => has_sums.then(|| self.load_sums(layer)).flatten(),
+        // Of what lingers no file says any more how it is stored.
+        let (sums, cells) = match state.lingering.get(&layer) {
+            Some(known) => (Some(Arc::clone(&known.sums)), known.cells.clone()),
+            None => {
+                let cells = if file.is_some() { read_cells(&self.layers, info)? } else { None };
+                (has_sums.then(|| self.load_sums(layer)).flatten(), cells.map(Arc::new))
+            }
         };
-        Ok(Content { file, sums, map })
+        Ok(Content { file, sums, map, cells })
     }
 
     fn load_sums(&self, layer: LayerId) -> Option<Arc<Sums>> {
@@ -129,22 +200,25 @@ impl Store {
         }
     }
 
-    /// Reads bytes at addresses of a layer, wherever they are; fewer at the end of a pool. Hold a [`super::Reading`], or see
-    /// afterwards whether [`Store::sweeps`] is what it was.
+    /// Reads bytes at addresses of a layer, wherever they are; fewer at the end of a pool, and before a block that is not as it was written.
+    /// Hold a [`super::Reading`], or see afterwards whether [`Store::sweeps`] is what it was.
     ///
     /// # Errors
     /// As [`Store::content`] and pread(2).
     pub fn read_at(&self, layer: LayerId, offset: u64, bytes: &mut [u8]) -> Result<usize> {
-        let attempt = |e: &std::io::Error| Error::io(format!("read the content of layer {layer}"), e);
+        let attempt = || format!("read the content of layer {layer}");
         let content = self.content(layer)?;
         let mut done = 0;
         for place in content.places(layer, ByteRange::at(offset, bytes.len() as u64)) {
             let other = if place.layer == layer { None } else { Some(self.content(place.layer)?) };
-            let file = other.as_ref().map_or(&content.file, |other| &other.file);
+            let of = other.as_ref().unwrap_or(&content);
             let end = done + usize::try_from(place.len).unwrap_or(usize::MAX);
             let Some(part) = bytes.get_mut(done..end) else { break };
-            let got = match file {
-                Some(file) => pread_full(file, part, place.offset).map_err(|e| attempt(&e))?,
+            let got = match of.file {
+                Some(_) => match of.read_to_compare(place.offset, part).attempt(attempt)? {
+                    Got::Bytes(got) => got,
+                    Got::NotNow | Got::Damaged(_) => 0,
+                },
                 None => {
                     let left = self.pool_end(place.layer)?.saturating_sub(place.offset);
                     let zeros = usize::try_from(left).unwrap_or(usize::MAX).min(part.len());
@@ -185,4 +259,25 @@ impl Store {
     pub fn sweeps(&self) -> u64 {
         self.sweeps.load(Ordering::SeqCst)
     }
+}
+
+/// How the content of a layer is deflated, if it is.
+///
+/// # Errors
+/// Damage, with file and offset.
+pub(super) fn read_cells(layers: &Layers, info: &LayerInfo) -> Result<Option<Cells>> {
+    if info.header.kind != LayerKind::Gathered {
+        return Ok(None);
+    }
+    let layer = info.header.layer;
+    let what = layers.show(layer, JOURNAL);
+    let damage = |why: &str| Error::damage(format!("read {what}"), why);
+    let bytes = layers.read(layer, JOURNAL)?.ok_or_else(|| damage("nothing says how its pool is stored"))?;
+    let records = log::read::<Record>(&bytes, &what)?.records;
+    let lens = records.into_iter().find_map(|(record, _)| match record {
+        Record::Cells(lens) => Some(lens),
+        _ => None,
+    });
+    let too_long = || damage("a cell takes more than it holds");
+    lens.map(|lens| Cells::new(lens).ok_or_else(too_long)).transpose()
 }

@@ -18,7 +18,6 @@ use crate::store::Store;
 use crate::store::chunks::{Chunk, Chunks, tag_of};
 use crate::store::map::{Map, Place, Run};
 use crate::store::pool::{BLOCK, block_ceil, block_floor};
-use crate::sys;
 use crate::types::{ByteRange, LayerId};
 
 /// Bytes of a chunk: at least (but at the end of a file), on the average, at most.
@@ -366,16 +365,11 @@ impl<'a> Finder<'a> {
     fn stored(&self, places: &[Place]) -> Result<u64> {
         let mut len = 0;
         for place in places {
-            let Some(pool) = self.store.pool(place.layer)? else { break };
+            let range = ByteRange::at(place.offset, place.len);
             let attempt = || format!("read the pool of layer {}", place.layer);
-            let end = place.offset + place.len;
-            let data = sys::file::seek_data(&*pool, place.offset).attempt(attempt)?;
-            let hole = sys::file::seek_hole(&*pool, place.offset).attempt(attempt)?.unwrap_or(place.offset);
-            if data != Some(place.offset) {
-                break;
-            }
-            len += hole.min(end) - place.offset;
-            if hole < end {
+            let stored = self.store.content(place.layer)?.stored(range).attempt(attempt)?;
+            len += stored;
+            if stored < place.len {
                 break;
             }
         }

@@ -8,26 +8,34 @@
 //! Always true: what is copied is held against its checksums before, and those of the copy are of the bytes that were, so a flipped bit
 //! stays where it is and is told; a layer in which there is one keeps its pool.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::sync::Arc;
 
 use crate::error::{Attempt, Result};
+use crate::store::cells::{CellWriter, Got};
 use crate::store::layer::{self, LayerInfo, POOL};
 use crate::store::map::{self, Map, Run};
 use crate::store::pack::{Change, Packed};
-use crate::store::packing::{Gathered, gathered_journal};
-use crate::store::pool::BLOCK;
+use crate::store::packing::gathered_journal;
+use crate::store::pool::{block_ceil, block_floor};
 use crate::store::record::LayerKind;
-use crate::store::sums::Sums;
-use crate::store::{Store, disk, log};
-use crate::sys::file::pread_full;
-use crate::types::LayerId;
+use crate::store::used::Used;
+use crate::store::{FORMAT_WITH_CELLS, Lingering, Store, disk, log};
+use crate::types::{ByteRange, LayerId};
 
 /// Bytes that are copied at once.
 const STEP: u64 = 1 << 20;
 
 /// What is copied of a layer, and where the copy is.
 type Moved = BTreeMap<LayerId, Map>;
+
+/// The layer that takes content in.
+struct Gathered {
+    layer: LayerId,
+    pool: Arc<File>,
+    cells: CellWriter,
+}
 
 /// What came of copying what a layer has of its own.
 enum Copied {
@@ -73,6 +81,26 @@ impl Store {
         Ok(moved.len())
     }
 
+    /// Layers that were gathered and of whose content at most half is needed: cells that are deflated take space as long as a byte of them is.
+    ///
+    /// # Errors
+    /// Damage of a map, and as lseek(2).
+    pub fn sparse(&self) -> Result<BTreeSet<LayerId>> {
+        let mut gathered = self.catalog();
+        gathered.retain(|info| info.header.kind == LayerKind::Gathered);
+        let homes = self.homes_in(&gathered)?;
+        let bytes = |ranges: Vec<ByteRange>| ranges.iter().map(ByteRange::len).sum::<u64>();
+        let mut sparse = BTreeSet::new();
+        for info in gathered {
+            let layer = info.header.layer;
+            let is_deflated = self.content(layer)?.cells.is_some();
+            if is_deflated && bytes(self.wanted(&info, &homes)?) <= bytes(self.held(layer)?) / 2 {
+                sparse.insert(layer);
+            }
+        }
+        Ok(sparse)
+    }
+
     fn begin_gathered(&self) -> Result<Gathered> {
         let layer = {
             let mut state = self.state.lock();
@@ -81,7 +109,7 @@ impl Store {
             LayerId(number)
         };
         let dir = self.layers.dir.make_dir(&layer::dir_name(layer))?;
-        Ok(Gathered { layer, pool: Arc::new(dir.file(POOL, true)?), end: 0 })
+        Ok(Gathered { layer, pool: Arc::new(dir.file(POOL, true)?), cells: CellWriter::default() })
     }
 
     /// Removes what was begun and came to nothing, unless a map leads to it.
@@ -105,10 +133,11 @@ impl Store {
         let layer = gathered.layer;
         // So that it is known whether a map leads to the new pool, should something fail.
         self.is_home(layer)?;
-        let (mut moved, mut sums) = (Moved::new(), Sums::default());
+        let mut moved = Moved::new();
+        let homes = self.homes_in(sources)?;
         for info in sources {
             let source = info.header.layer;
-            match self.copy(source, &mut gathered, &mut sums)? {
+            match self.copy(info, &mut gathered, &homes)? {
                 Copied::Whole(map) => drop(moved.insert(source, map)),
                 Copied::NoSums => {
                     ::log::warn!("content of layer {source} has no checksums, and stays where it is")
@@ -122,49 +151,102 @@ impl Store {
             return Ok(None);
         }
         // They have nothing of their own.
-        if gathered.end == 0 {
+        if gathered.cells.end() == 0 {
             self.publish_moved(None, sources, &moved)?;
             self.remove_directory(layer)?;
             return Ok(Some(moved));
         }
+        let Gathered { pool, cells, .. } = gathered;
+        let (cells, sums) = cells.finish(&pool).attempt(|| format!("write the pool of layer {layer}"))?;
         if self.durable {
-            disk::sync(&gathered.pool).attempt(|| format!("sync the pool of layer {layer}"))?;
+            disk::sync(&pool).attempt(|| format!("sync the pool of layer {layer}"))?;
             self.layers.dir_of(layer)?.sync()?;
             self.layers.dir.sync()?;
         }
-        let journal = gathered_journal(layer, &like.header)?;
+        self.require_format(FORMAT_WITH_CELLS)?;
+        let journal = gathered_journal(layer, &like.header, cells)?;
         let sums = Some(log::frames(sums.into_records())?);
         let new = Packed { layer, hole: None, journal, map: None, sums };
         self.publish_moved(Some(new), sources, &moved)?;
         Ok(Some(moved))
     }
 
+    /// Where maps lead to in those of the layers to which only maps lead.
+    fn homes_in(&self, sources: &[LayerInfo]) -> Result<Used> {
+        let mut homes = Used::default();
+        if sources.iter().any(|info| info.header.kind == LayerKind::Gathered) {
+            for info in self.catalog().iter().filter(|info| info.mapped) {
+                for run in self.map_of(info.header.layer)?.runs() {
+                    homes.add_range(run.layer, run.home());
+                }
+            }
+        }
+        Ok(homes)
+    }
+
+    /// What of the pool of a layer is to be copied, in whole blocks.
+    fn wanted(&self, info: &LayerInfo, homes: &Used) -> Result<Vec<ByteRange>> {
+        let layer = info.header.layer;
+        if info.header.kind != LayerKind::Gathered {
+            return self.own_content(layer);
+        }
+        // What else is in its cells went with states that were given up; and of a run that is needed in part, the middle may be gone.
+        let held = self.held(layer)?;
+        let mut wanted: Vec<ByteRange> = Vec::new();
+        for home in homes.of(layer) {
+            let (start, end) = (block_floor(home.start), block_ceil(home.end));
+            let first = held.partition_point(|data| data.end <= start);
+            for data in held.iter().skip(first).take_while(|data| data.start < end) {
+                let range = ByteRange { start: start.max(data.start), end: end.min(data.end) };
+                match wanted.last_mut() {
+                    Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+                    _ => wanted.push(range),
+                }
+            }
+        }
+        Ok(wanted)
+    }
+
+    /// The addresses whose bytes are in the pool of a layer, in order: of a cell that is deflated all.
+    fn held(&self, layer: LayerId) -> Result<Vec<ByteRange>> {
+        let (content, end) = (self.content(layer)?, self.pool_end(layer)?);
+        let mut held = Used::default();
+        for data in self.pool_data(layer)? {
+            let whole = content.cells.as_ref().map_or(data, |cells| cells.whole(data));
+            let range = ByteRange { start: whole.start, end: block_ceil(whole.end.min(end)) };
+            held.add_range(layer, range);
+        }
+        Ok(held.of(layer))
+    }
+
     /// Copies what a layer has of its own.
-    fn copy(&self, source: LayerId, to: &mut Gathered, sums: &mut Sums) -> Result<Copied> {
+    fn copy(&self, info: &LayerInfo, to: &mut Gathered, homes: &Used) -> Result<Copied> {
+        let source = info.header.layer;
         let attempt = || format!("gather the content of layer {source}");
         let content = self.content(source)?;
         let mut map = Map::default();
-        let (begun, mut new) = (to.end, Vec::new());
-        let Some(pool) = &content.file else { return Ok(Copied::Whole(map)) };
-        let Some(wanted) = &content.sums else { return Ok(Copied::NoSums) };
-        for range in self.own_content(source)? {
+        if content.file.is_none() {
+            return Ok(Copied::Whole(map));
+        }
+        if content.sums.is_none() {
+            return Ok(Copied::NoSums);
+        }
+        let before = to.cells.clone();
+        for range in self.wanted(info, homes)? {
             let mut at = range.start;
             while at < range.end {
                 let end = range.end.min(at + STEP);
+                // Behind the end of a pool are zeros.
                 let mut bytes = vec![0; usize::try_from(end - at).unwrap_or(0)];
-                pread_full(pool, &mut bytes, at).attempt(attempt)?;
-                if let Some(wrong) = wanted.check(pool, at, &bytes).attempt(attempt)? {
-                    to.end = begun;
+                if let Got::Damaged(wrong) = content.read(at, &mut bytes, false).attempt(attempt)? {
+                    to.cells.back_to(&to.pool, before).attempt(attempt)?;
                     return Ok(Copied::Damaged(wrong));
                 }
-                disk::write_at(&to.pool, &bytes, to.end).attempt(attempt)?;
-                new.push((to.end / BLOCK, bytes.chunks(BLOCK as usize).map(crc32c::crc32c).collect()));
-                map.push(Run { start: at, end, layer: to.layer, offset: to.end });
-                to.end += end - at;
+                map.push(Run { start: at, end, layer: to.layer, offset: to.cells.end() });
+                to.cells.push(&to.pool, &bytes).attempt(attempt)?;
                 at = end;
             }
         }
-        new.into_iter().for_each(|(first, run)| sums.push(first, run));
         Ok(Copied::Whole(map))
     }
 
@@ -173,8 +255,10 @@ impl Store {
         let (mut files, mut changes, mut maps) = (Vec::new(), Vec::new(), Vec::new());
         // Whoever reads by a map from before still opens the pools, and holds what is in them against what it was.
         for layer in moved.keys() {
-            let sums = self.content(*layer)?.sums.clone().unwrap_or_default();
-            self.state.lock().lingering.insert(*layer, sums);
+            let content = self.content(*layer)?;
+            let sums = content.sums.clone().unwrap_or_default();
+            let lingering = Lingering { sums, cells: content.cells.clone() };
+            self.state.lock().lingering.insert(*layer, lingering);
         }
         let mut catalog = BTreeMap::new();
         for info in sources.iter().filter(|info| moved.contains_key(&info.header.layer)) {
@@ -225,8 +309,9 @@ impl Store {
     fn drop_pool(&self, info: &LayerInfo) -> Result<()> {
         let layer = info.header.layer;
         if info.header.kind == LayerKind::Gathered {
+            let removed = self.remove_directory(layer);
             self.state.lock().lingering.remove(&layer);
-            return self.remove_directory(layer);
+            return removed;
         }
         let hole = self.pool_end(layer)?;
         {
@@ -272,6 +357,9 @@ impl Map {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::StoreOptions;
+    use crate::store::record::Seal;
+    use crate::types::{Epoch, Ino, Timestamp};
 
     fn run(start: u64, end: u64, layer: u32, offset: u64) -> Run {
         Run { start, end, layer: LayerId(layer), offset }
@@ -302,5 +390,42 @@ mod tests {
         ];
         assert_eq!(after.runs(), wanted);
         assert_eq!(before.with_moved(&Moved::new(), None), before);
+    }
+
+    /// Whoever found out by an older map where bytes are opens the pool later, when no file says any more how it is stored.
+    #[test]
+    fn who_began_before_reads_what_was_deflated_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = StoreOptions { volatile: true, ..StoreOptions::default() };
+        let store = Store::create(&dir.path().join("store"), b"/base", (1, 2), options).unwrap();
+        let text: Vec<u8> = (0..20_000).flat_map(|n| format!("line {n}\n").into_bytes()).collect();
+        let seal =
+            || Seal { name: None, message: String::new(), time: Timestamp::default(), automatic: true };
+        for _ in 0..2 {
+            let mut layer = store.create_layer(None, "main", Epoch(0), LayerKind::Continues).unwrap();
+            let at = layer.pool.allocate(Ino(9), ByteRange::at(0, text.len() as u64), true);
+            layer.pool.write(at, &text).unwrap();
+            store.seal_layer(&mut layer, seal()).unwrap();
+            store.write_sums(layer.layer()).unwrap();
+            let none = None::<std::iter::Empty<crate::store::record::Edit>>;
+            let packed = store.packed_form(layer.layer(), none).unwrap().unwrap();
+            store.put_in_packs(vec![packed]).unwrap();
+        }
+        let read = |layer| {
+            let mut bytes = vec![0; text.len()];
+            let got = store.content(layer).unwrap().read(0, &mut bytes, false).unwrap();
+            assert_eq!(got, Got::Bytes(text.len()));
+            bytes == text
+        };
+        assert_eq!(store.gather(&store.packed_with_pools()).unwrap(), 2);
+        let [first] = store.packed_with_pools().try_into().unwrap_or_else(|_| panic!("one is gathered"));
+        let first: LayerInfo = first;
+        assert!(store.content(first.header.layer).unwrap().cells.is_some() && read(first.header.layer));
+        let reading = store.reading();
+        assert_eq!(store.gather(std::slice::from_ref(&first)).unwrap(), 1);
+        assert!(read(first.header.layer), "it is read as it is stored");
+        drop(reading);
+        let all = store.packed_with_pools();
+        assert!(all.iter().any(|info| info.header.layer > first.header.layer && read(info.header.layer)));
     }
 }

@@ -159,6 +159,7 @@ fn records_of_a_journal() {
         (Record::SyncedTo(300), "08fb2c01"),
         (Record::Compact, "09"),
         (Record::SyncFailed(300), "0afb2c01"),
+        (Record::Cells(vec![0, 300]), "0b0200fb2c01"),
     ]);
 }
 

@@ -4,15 +4,18 @@ use std::fs::File;
 use std::path::Path;
 
 use crate::error::{Attempt, Error, Result};
+use crate::store::cells::Cells;
 use crate::store::dir::StoreDir;
-use crate::store::layer::{self, INDEX, LayerContents, POOL, Trust};
+use crate::store::layer::{self, INDEX, LayerContents, LayerInfo, POOL, Trust};
 use crate::store::layers::Layers;
 use crate::store::map::{self, Map};
 use crate::store::record::{HeadRecord, HoldsRecord, IdentityRecord, OpRecord};
 use crate::store::sums::{self, Sums};
 use crate::store::versions::{self, Recorded};
 use crate::store::volatile;
-use crate::store::{BaseRecord, HEADS_LOG, HOLDS, check_format, log, read_base, read_one, read_trust};
+use crate::store::{
+    BaseRecord, HEADS_LOG, HOLDS, check_format, content, log, read_base, read_one, read_trust,
+};
 use crate::types::{ByteRange, LayerId};
 
 /// The files of a store.
@@ -119,6 +122,14 @@ impl Inspect {
         let file = dir.file(POOL, false)?;
         let len = file.metadata().attempt(|| format!("stat {}", dir.show(POOL)))?.len();
         Ok((Some(file), len))
+    }
+
+    /// How the content of a layer is deflated, if it is.
+    ///
+    /// # Errors
+    /// Damage, with file and offset.
+    pub fn cells(&self, info: &LayerInfo) -> Result<Option<Cells>> {
+        content::read_cells(&self.layers, info)
     }
 
     /// The blocks in `ranges` of a pool that are not as they were written.

@@ -242,7 +242,7 @@ fn synced(records: &[(Record, u64)]) -> usize {
         Record::SyncedTo(count) => usize::try_from(*count).ok().map(|count| count.min(at)),
         Record::Header(_) | Record::Opened { .. } | Record::Edits(_) => None,
         Record::PreImage(_) | Record::Left(_) | Record::Abandoned => None,
-        Record::Compact | Record::SyncFailed(_) => None,
+        Record::Compact | Record::SyncFailed(_) | Record::Cells(_) => None,
     };
     // A layer is begun with these two, and they are synced before anything speaks of it.
     let begin = records.len().min(2);
@@ -260,7 +260,7 @@ fn trusted(records: &[(Record, u64)], synced: usize) -> usize {
         Record::PreImage(image) => image.node.is_some(),
         Record::Header(_) | Record::Opened { .. } | Record::Synced | Record::Seal(_) => false,
         Record::Left(_) | Record::Abandoned | Record::SyncedTo(_) => false,
-        Record::Compact | Record::SyncFailed(_) => false,
+        Record::Compact | Record::SyncFailed(_) | Record::Cells(_) => false,
     };
     records.iter().skip(synced).position(|(r, _)| refers(r)).map_or(records.len(), |at| synced + at)
 }

@@ -16,6 +16,7 @@
 //! Always true: one process holds the lock; a layer number is never used again; everything but the logs and pools is
 //! published by rename, so a reader sees the old file or the new one.
 
+pub mod cells;
 pub mod chunks;
 pub mod codec;
 pub mod content;
@@ -50,13 +51,14 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Attempt, Error, Kind, Result};
+use crate::store::cells::Cells;
 use crate::store::content::Content;
 use crate::store::dir::StoreDir;
 use crate::store::identities::Identities;
@@ -75,9 +77,12 @@ use crate::types::{BaseMark, Epoch, Ino, LayerId};
 const HOLDS: &str = "holds";
 const IDENTITIES: &str = "identities";
 const HEADS_LOG: &str = "heads.log";
-/// Of a store without packs: who does not know them can read it.
-const FORMAT: &str = "jailfs-store 1\n";
-const FORMAT_WITH_PACKS: &str = "jailfs-store 2\n";
+/// The format of a store without packs: who does not know them can read it.
+const FORMAT: u32 = 1;
+/// With packs, and nothing deflated but these.
+const FORMAT_WITH_PACKS: u32 = 2;
+/// With content that is deflated.
+const FORMAT_WITH_CELLS: u32 = 3;
 /// How long it is waited for readers.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(10);
 /// Pools that are kept open.
@@ -119,8 +124,8 @@ pub struct Store {
     readers: Readers,
     /// Counts the times at which something was given back.
     sweeps: AtomicU64,
-    /// Whether the format says that there may be packs.
-    has_packs: AtomicBool,
+    /// The format that the store says it has.
+    format: AtomicU32,
     reserve: Mutex<Reserve>,
     // Last, so that everything above is closed when the lock is let go.
     _lock: Flock<File>,
@@ -141,9 +146,15 @@ struct State {
     homes: Option<BTreeSet<LayerId>>,
     /// Layers of which it is not known whether their new map is on the disk.
     doubtful: BTreeSet<LayerId>,
-    /// Layers whose content was put together with that of others, and whose pools are still read; with the checksums of these.
-    lingering: BTreeMap<LayerId, Arc<Sums>>,
+    /// Layers whose content was put together with that of others, and whose pools are still read.
+    lingering: BTreeMap<LayerId, Lingering>,
     next_layer: u32,
+}
+
+/// How to read a pool of which no file says it any more.
+struct Lingering {
+    sums: Arc<Sums>,
+    cells: Option<Arc<Cells>>,
 }
 
 /// Whether there is a store at `path`.
@@ -178,23 +189,28 @@ pub fn mark_of(path: &Path) -> Result<Option<BaseMark>> {
     }))
 }
 
-/// Whether the store is of the format with packs.
-fn check_format(dir: &StoreDir) -> Result<bool> {
+/// What stands in `format`.
+fn format_text(format: u32) -> String {
+    format!("jailfs-store {format}\n")
+}
+
+/// The format of a store.
+fn check_format(dir: &StoreDir) -> Result<u32> {
     let attempt = || format!("open store '{}'", dir.path().display());
     let Some(text) = dir.read("format")? else {
         return Err(Error::new(Kind::NoStore, attempt(), "this directory is not a jailfs store"));
     };
-    if text == FORMAT.as_bytes() || text == FORMAT_WITH_PACKS.as_bytes() {
-        return Ok(text == FORMAT_WITH_PACKS.as_bytes());
+    if let Some(known) = (FORMAT..=FORMAT_WITH_CELLS).find(|known| text == format_text(*known).as_bytes()) {
+        return Ok(known);
     }
     let number = text
         .strip_prefix(b"jailfs-store ")
         .and_then(|rest| std::str::from_utf8(rest).ok()?.trim().parse::<u64>().ok());
     Err(match number {
-        Some(number) if number > 2 => Error::new(
+        Some(number) if number > u64::from(FORMAT_WITH_CELLS) => Error::new(
             Kind::Failed,
             attempt(),
-            format!("the store has format {number}, this jailfs knows formats 1 and 2"),
+            format!("the store has format {number}, this jailfs knows formats 1 to {FORMAT_WITH_CELLS}"),
         )
         .hint("use the newer jailfs that wrote it"),
         _ => Error::damage(attempt(), "the file 'format' does not name a format"),
@@ -272,6 +288,15 @@ fn check_private(dir: &StoreDir) -> Result<()> {
     Ok(())
 }
 
+/// Keeps everybody else out of a directory that is ours.
+fn make_private(dir: &StoreDir) -> std::io::Result<()> {
+    let is_ours = nix::sys::stat::fstat(dir)?.st_uid == nix::unistd::geteuid().as_raw();
+    if is_ours {
+        nix::sys::stat::fchmod(dir, nix::sys::stat::Mode::S_IRWXU)?;
+    }
+    Ok(())
+}
+
 /// Opens the log of heads and reads what is in it.
 fn open_ops(dir: &StoreDir) -> Result<Ops> {
     let bytes = dir.read(HEADS_LOG)?.unwrap_or_default();
@@ -310,10 +335,6 @@ impl Store {
             .create(path)
             .attempt(|| format!("create store '{}'", path.display()))?;
         let dir = StoreDir::open(path)?;
-        nix::sys::stat::fchmod(&dir, nix::sys::stat::Mode::S_IRWXU)
-            .map_err(std::io::Error::from)
-            .attempt(|| format!("create store '{}'", path.display()))?;
-        check_private(&dir)?;
         let foreign = dir.list(|n| {
             (!matches!(n, "." | ".." | "lock" | "daemon.log" | "lost+found")).then(|| n.to_owned())
         })?;
@@ -340,6 +361,9 @@ impl Store {
             )
             .hint("name an empty or new directory with --store"));
         }
+        // Not before it is sure that it is to be one: others may work in what is none.
+        make_private(&dir).attempt(|| format!("create store '{}'", path.display()))?;
+        check_private(&dir)?;
         let lock = take_lock(&dir)?;
         let durable = !options.volatile;
         if dir.size(volatile::VOLATILE)?.is_some() {
@@ -353,7 +377,7 @@ impl Store {
             dir.make_dir(name)?;
         }
         // Last: a directory without it is not a store, and making it may begin again.
-        dir.publish("format", FORMAT.as_bytes(), durable)?;
+        dir.publish("format", format_text(FORMAT).as_bytes(), durable)?;
         Store::open_locked(dir, lock, root, options)
     }
 
@@ -378,7 +402,7 @@ impl Store {
         let trust = read_trust(&dir)?;
         let was_volatile = volatile::begin(&dir, trust.boot, !options.volatile)?;
         let base = read_base(&dir)?;
-        let has_packs = check_format(&dir)?;
+        let format = check_format(&dir)?;
         let mut packed = Vec::new();
         let mut layers = Layers::open(&dir, &mut |found| packed.push(found.clone()))?;
         if let Some(error) = layers.packs.damaged().pop() {
@@ -432,7 +456,7 @@ impl Store {
             ops: Mutex::new(ops),
             readers: Readers::default(),
             sweeps: AtomicU64::new(0),
-            has_packs: AtomicBool::new(has_packs),
+            format: AtomicU32::new(format),
             reserve: Mutex::default(),
             layers,
             dir,

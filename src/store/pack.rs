@@ -601,7 +601,7 @@ mod tests {
         let time = Timestamp::default();
         let (head, kind) = ("main".to_owned(), LayerKind::Continues);
         let header = Header { layer: LayerId(layer), parent: None, head, epoch: Epoch(0), kind, time };
-        let journal = gathered_journal(LayerId(layer), &header).unwrap();
+        let journal = gathered_journal(LayerId(layer), &header, Vec::new()).unwrap();
         Packed {
             layer: LayerId(layer),
             hole: Some(u64::from(fill)),

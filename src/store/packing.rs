@@ -4,7 +4,6 @@
 //! says. Which layers are put in packs, and when, is not decided here.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
@@ -17,7 +16,7 @@ use crate::store::record::{Edit, Header, LayerKind, Record, Seal};
 use crate::store::sealed::compact_records;
 use crate::store::sums::SumsRecord;
 use crate::store::used::Used;
-use crate::store::{FORMAT_WITH_PACKS, Store, disk};
+use crate::store::{FORMAT_WITH_PACKS, Store, disk, format_text};
 use crate::types::{ByteRange, LayerId};
 
 /// What is larger, without its content, has a directory of its own.
@@ -89,7 +88,7 @@ impl Store {
             elsewhere.add_range(layer, range);
         }
         let mut blocks: Vec<ByteRange> = Vec::new();
-        for range in elsewhere.unused(layer, &self.pool_data(layer)?) {
+        for range in self.unused(layer, &elsewhere)? {
             let range = ByteRange { start: block_floor(range.start), end: block_ceil(range.end) };
             match blocks.last_mut() {
                 Some(last) if last.end >= range.start => last.end = range.end,
@@ -118,7 +117,7 @@ impl Store {
             };
             infos.push((layer, info));
         }
-        self.begin_packs()?;
+        self.require_format(FORMAT_WITH_PACKS)?;
         let next_layer = self.state.lock().next_layer;
         let how = Publishing { next_layer, durable: self.durable, takes_in: true };
         let mut published = match self.layers.packs.publish(&self.dir, &changes, how) {
@@ -157,11 +156,13 @@ impl Store {
         synced
     }
 
-    /// From the first pack on the store is of a format that says so: who does not know packs would take their layers for lost.
-    fn begin_packs(&self) -> Result<()> {
-        if !self.has_packs.load(Ordering::Relaxed) {
-            self.dir.publish("format", FORMAT_WITH_PACKS.as_bytes(), self.durable)?;
-            self.has_packs.store(true, Ordering::Relaxed);
+    /// Says that the store has what came with a format, before the first of it is there: who does not know packs would take their layers for
+    /// lost, and who does not know cells deflated bytes for content.
+    pub(super) fn require_format(&self, format: u32) -> Result<()> {
+        if self.format.load(Ordering::Relaxed) < format {
+            // Also where nothing else is synced: without it nobody could say why the store is not believed after a power cut.
+            self.dir.publish("format", format_text(format).as_bytes(), true)?;
+            self.format.store(format, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -278,17 +279,11 @@ impl Rewriting<'_> {
     }
 }
 
-/// The header and seal of a layer that holds content of others.
-pub(super) fn gathered_journal(layer: LayerId, like: &Header) -> Result<Vec<u8>> {
+/// The journal of a layer that holds content of others, deflated like this.
+pub(super) fn gathered_journal(layer: LayerId, like: &Header, cells: Vec<u32>) -> Result<Vec<u8>> {
     let header =
         Header { layer, parent: None, head: String::new(), kind: LayerKind::Gathered, ..like.clone() };
     let seal = Seal { name: None, message: String::new(), time: like.time, automatic: true };
-    log::frames(compact_records(&header, &seal, std::iter::empty()))
-}
-
-/// A pool that is being filled.
-pub(super) struct Gathered {
-    pub layer: LayerId,
-    pub pool: Arc<std::fs::File>,
-    pub end: u64,
+    let records = [Record::Header(header), Record::Compact, Record::Cells(cells), Record::Seal(seal)];
+    log::frames(records.into_iter())
 }

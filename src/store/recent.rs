@@ -10,6 +10,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 /// Open files by what they are known as, the recently used ones.
+#[derive(Debug)]
 pub struct Recent<K, V = File> {
     files: HashMap<K, (Arc<V>, u64)>,
     limit: usize,

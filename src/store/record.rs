@@ -329,6 +329,8 @@ pub enum Record {
     Compact,
     /// A sync failed: only the first records, so many, were synced before. What is behind them may be lost.
     SyncFailed(u64),
+    /// Of a layer that was gathered: the bytes that each cell of 64 KiB of its pool takes deflated, 0 of one that is stored as it is.
+    Cells(Vec<u32>),
 }
 
 /// Which layer is on top of a head.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::store::Store;
+use crate::store::cells::Cells;
 use crate::store::pool::{block_ceil, block_floor};
 use crate::store::record::Source;
 use crate::store::versions::Content;
@@ -77,9 +78,11 @@ impl Used {
         self.pools.get(&layer).is_some_and(|used| !used.is_empty())
     }
 
-    /// What of `data`, whose ranges are in order, nothing refers to; in whole blocks, because blocks are given back whole.
-    pub fn unused(&self, layer: LayerId, data: &[ByteRange]) -> Vec<ByteRange> {
-        let used: Vec<ByteRange> = self.of(layer).into_iter().map(in_blocks).collect();
+    /// What of `data`, whose ranges are in order, nothing refers to; in whole blocks, because blocks are given back whole, and what is deflated in
+    /// whole cells.
+    pub fn unused(&self, layer: LayerId, data: &[ByteRange], cells: Option<&Cells>) -> Vec<ByteRange> {
+        let whole = |range| cells.map_or(range, |cells| cells.whole(range));
+        let used: Vec<ByteRange> = self.of(layer).into_iter().map(whole).map(in_blocks).collect();
         let mut unused = Vec::new();
         let mut used = used.iter().peekable();
         for range in data {
@@ -103,6 +106,20 @@ impl Used {
     }
 }
 
+impl Store {
+    /// What of the pool of a layer takes space and is not used.
+    ///
+    /// # Errors
+    /// As lseek(2), and damage of what says how it is stored.
+    pub fn unused(&self, layer: LayerId, used: &Used) -> Result<Vec<ByteRange>> {
+        let data = self.pool_data(layer)?;
+        if data.is_empty() {
+            return Ok(data);
+        }
+        Ok(used.unused(layer, &data, self.content(layer)?.cells.as_deref()))
+    }
+}
+
 /// The blocks in which a range has a byte.
 fn in_blocks(range: ByteRange) -> ByteRange {
     ByteRange { start: block_floor(range.start), end: block_ceil(range.end) }
@@ -120,10 +137,10 @@ mod tests {
             refs.add(Source::Pool { layer: LayerId(1), offset: start }, len);
         }
         let data = [range(0, 4), range(5, 7), range(8, 20)];
-        let unused = refs.unused(LayerId(1), &data);
+        let unused = refs.unused(LayerId(1), &data, None);
         assert_eq!(unused, [range(3, 4), range(6, 7), range(8, 9), range(12, 20)]);
         assert_eq!(
-            refs.unused(LayerId(2), &data),
+            refs.unused(LayerId(2), &data, None),
             data,
             "a pool that nothing refers to is unused as a whole"
         );

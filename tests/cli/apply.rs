@@ -36,6 +36,38 @@ fn nothing_reaches_the_base_before_apply_and_all_of_it_then() {
     assert_eq!((place.read("base/del").as_str(), place.exists("base/n")), ("del\n", false));
 }
 
+/// 'status' counts from the base as it is now, and a discard goes back to that, over whichever of its epochs the tree lies.
+#[test]
+fn a_discard_goes_back_to_what_status_counts_from() {
+    let place = Place::new();
+    place.mount();
+    place.write("mnt/a", "mine\n");
+    place.write("mnt/new", "new\n");
+    place.ok("mnt", "apply a");
+    place.ok("mnt", "discard");
+    assert_eq!((place.read("mnt/a").as_str(), place.exists("mnt/new")), ("mine\n", false));
+    assert_eq!(
+        (place.ok("mnt", "diff base"), place.ok("mnt", "apply")),
+        (String::new(), "applied: nothing changed\n".into())
+    );
+    place.umount();
+    // So does what takes a command back.
+    let place = Place::new();
+    place.run("--keep", "echo mine > a; echo new > new");
+    place.ok("base", "apply a");
+    let said = place.run("--discard", "cat a; echo x > z");
+    assert!(said.out.starts_with("mine\n"), "{said:?}");
+    assert_eq!(place.ok("base", "apply --dry-run").lines().next(), Some("would apply: 1 added"));
+    place.mount();
+    place.write("mnt/a", "other\n");
+    place.ok("mnt", "apply");
+    place.ok("mnt", "apply --undo");
+    assert!(place.ok("mnt", "status").contains("changed     2 paths"), "{}", place.ok("mnt", "status"));
+    place.ok("mnt", "discard");
+    assert!(place.ok("mnt", "status").contains("changed     0 paths"), "{}", place.ok("mnt", "status"));
+    assert_eq!(place.read("mnt/a"), "mine\n");
+}
+
 #[test]
 fn a_base_that_changed_is_a_conflict_and_nothing_is_written() {
     let place = Place::new();

@@ -1,6 +1,7 @@
 //! Mounts and those who serve them: the daemon from its start to every one of its ends.
 
 use std::fs;
+use std::io::{BufRead, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
@@ -332,6 +333,58 @@ fn mount_of_the_system_finds_it() {
     let mut command = place.command("", "unshare");
     let told = said(command.args(["-m", "sh", "-euxc", script]));
     assert_eq!((told.code, told.out.as_str()), (0, "one\nrw,nosuid,nodev,noexec,relatime\n"), "{told:?}");
+}
+
+/// Every program with a mount namespace of its own has a copy of the mount.
+#[test]
+fn who_has_a_copy_of_the_mount_does_not_keep_it_from_ending() {
+    let place = Place::new();
+    place.mount();
+    let daemon = place.daemon();
+    let mut command = place.command("", "unshare");
+    let script = "echo there; cat mnt/a; read line; cat mnt/a || echo gone";
+    let mut other = command
+        .args(["-m", "sh", "-c", script])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = std::io::BufReader::new(other.stdout.take().unwrap());
+    let mut line = || {
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        line
+    };
+    assert_eq!((line(), line()), ("there\n".to_owned(), "one\n".to_owned()));
+    let start = std::time::Instant::now();
+    place.umount();
+    assert!(start.elapsed() < std::time::Duration::from_secs(20), "it waits for them");
+    until("the daemon ends", || !lives(daemon));
+    place.mount();
+    other.stdin.take().unwrap().write_all(b"\n").unwrap();
+    assert_eq!(line(), "gone\n", "somebody else's mount is shown there");
+    assert!(other.wait().unwrap().success());
+}
+
+/// What is copied by a bind mount is the same tree, wherever it is seen.
+#[test]
+fn who_stands_in_a_copy_of_the_mount_means_what_he_stands_in() {
+    let place = Place::new();
+    place.mount();
+    place
+        .sh("mnt", "mkdir -p in/deep other; echo 1 > x; echo 1 > in/x; echo 1 > in/deep/x; echo 1 > other/x");
+    place.ok("mnt", "checkpoint");
+    let script = "
+        mkdir copy; mount --bind mnt/in copy
+        echo 2 | tee mnt/x mnt/in/x mnt/in/deep/x mnt/other/x
+        cd copy; $JAILFS restore @-1 x; cat ../mnt/x x deep/x ../mnt/other/x
+        cd deep; $JAILFS show @:x; $JAILFS restore @-1 .; cat ../../mnt/x x ../../mnt/other/x
+        cd ../..; umount copy
+    ";
+    let mut command = place.command("", "unshare");
+    let told = said(command.env("JAILFS", JAILFS).args(["-m", "sh", "-uc", script]));
+    let numbers: String = told.out.lines().filter(|line| line.len() == 1).collect();
+    assert_eq!(numbers, format!("2{}{}{}", "2122", "2", "212"), "{told:?}");
 }
 
 #[test]

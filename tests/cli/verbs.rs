@@ -309,6 +309,40 @@ fn names_that_are_no_text_pass_through_every_verb() {
     }
 }
 
+/// In many parts, and with a checkpoint between two of them.
+#[test]
+fn what_is_shown_of_a_checkpoint_is_of_one_checkpoint() {
+    let place = Place::new();
+    place.mount();
+    place.sh("mnt", "yes A | head -c 20000000 > big");
+    place.ok("mnt", "checkpoint");
+    place.sh("mnt", "yes B | head -c 20000000 > big");
+    let shown = "$JAILFS show @-1:big | { head -c 2; $JAILFS checkpoint > /dev/null; cat; } | sort | uniq -c | tr -s ' '";
+    assert_eq!(place.sh("mnt", shown).out, "10000000 A\n");
+    assert_eq!(place.sh("mnt", "$JAILFS show @-1:big | head -c 2").out, "B\n");
+    // What is now can change, and then it says so.
+    let now = "$JAILFS show @:big | { head -c 2; echo more >> big; cat; } | tail -c 2";
+    let said = place.sh("mnt", now);
+    assert!(said.err.contains("it was changed while it was read"), "{said:?}");
+}
+
+/// Signs before a number make a name of it.
+#[test]
+fn a_checkpoint_can_be_called_plus_one() {
+    let place = Place::new();
+    place.mount();
+    for text in ["1", "2", "3"] {
+        place.write("mnt/a", text);
+        place.ok("mnt", if text == "3" { "checkpoint +1" } else { "checkpoint" });
+    }
+    place.ok("mnt", "restore 1");
+    place.ok("mnt", "restore +1");
+    assert_eq!((place.read("mnt/a"), place.read("mnt/.jailfs/checkpoints/+1/a")), ("3".into(), "3".into()));
+    place.fails("mnt", "restore @-+1", 10);
+    place.ok("mnt", "drop +1");
+    assert!(place.ok("mnt", "log").contains("1 "), "{}", place.ok("mnt", "log"));
+}
+
 #[test]
 fn a_wrong_word_has_its_own_exit_code_and_a_hint() {
     let place = Place::new();

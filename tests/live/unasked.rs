@@ -127,6 +127,27 @@ fn a_store_stays_within_its_budget_while_programs_write() {
     assert!(!live.exists("more") && live.read("which") == "c11\n");
 }
 
+#[test]
+fn a_budget_takes_as_many_checkpoints_as_it_said_it_would() {
+    let live = Live::with_options("echo base > base", &["-o", "gc=off,history=0,dedup=off"]);
+    for n in 0..8 {
+        make(&live, &[&format!("c{n}")], 2);
+    }
+    let asked = ["gc", "--max-store", "11M", "--operations", "0"];
+    let dropped = |words: &[&str]| -> (Vec<String>, u64) {
+        let told = live.json(words);
+        let (summary, dropped) = told.split_last().unwrap();
+        let names = dropped.iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect();
+        (names, summary["layers"].as_u64().unwrap())
+    };
+    let said = dropped(&[&asked[..], &["--dry-run"]].concat());
+    assert!((2..6).contains(&said.0.len()) && said.1 < 12, "{said:?}");
+    let (done, _) = dropped(&asked);
+    assert_eq!((done, names(&live).len()), (said.0.clone(), 8 - said.0.len()));
+    assert!(on_disk(&live.store) < (11 + 4) * MIB);
+    is_sound(&live);
+}
+
 /// The small disk below a store; taken away after the mount.
 struct Disk(std::path::PathBuf);
 

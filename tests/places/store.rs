@@ -170,6 +170,17 @@ fn a_store_that_others_can_write_is_refused() {
     said(&place, &words);
 }
 
+/// A directory that is none stays what it was, its mode with it: others may work in it.
+#[test]
+fn a_directory_that_holds_something_else_is_refused_as_it_is() {
+    let live = Live::new("echo base > base");
+    let other = live.outside().join("other");
+    shell(live.outside(), "mkdir -m 1777 other; echo theirs > other/somebody; mkdir base2 mnt2");
+    let told = refused(live.outside(), &["mount", "base2", "mnt2", "--store", "other"], 1);
+    assert!(told.contains("the directory holds 'somebody'"), "{told}");
+    assert_eq!(std::fs::metadata(&other).unwrap().mode() & 0o7777, 0o1777);
+}
+
 /// The hint says what to do with what a newer jailfs wrote.
 #[test]
 fn a_newer_format_is_refused_with_what_to_do() {
@@ -177,11 +188,11 @@ fn a_newer_format_is_refused_with_what_to_do() {
     let place = live.outside().to_owned();
     let format = live.store.join("format");
     let known = std::fs::read_to_string(&format).unwrap();
-    std::fs::write(&format, "jailfs-store 3\n").unwrap();
+    std::fs::write(&format, "jailfs-store 4\n").unwrap();
     let mount = ["mount", text(&live.base), "mnt", "--store", "store"];
     for words in [&["--store", "store", "status"][..], &["--store", "store", "check"], &mount] {
         let told = refused(&place, words, 1);
-        assert!(told.contains("has format 3, this jailfs knows formats 1 and 2"), "{told}");
+        assert!(told.contains("has format 4, this jailfs knows formats 1 to 3"), "{told}");
         assert!(told.contains("hint: use the newer jailfs"), "{told}");
     }
     // And nothing was touched.

@@ -33,7 +33,7 @@ use crate::store::layer::LayerInfo;
 use crate::store::record::Body;
 use crate::sys::clock;
 use crate::tree::Tree;
-use crate::types::{FileKind, Ino, LayerId, Name, NodeId, Timestamp, TreePath};
+use crate::types::{FileKind, Ino, LayerId, Name, NodeId, Timestamp, TreePath, digits};
 
 pub use links::Origin;
 use table::{Node, Table, What};
@@ -281,7 +281,7 @@ impl Fs {
     /// The checkpoint that a name in `checkpoints` means: its name, or the number of any sealed state.
     fn checkpoint_called(&self, name: &Name) -> Option<LayerInfo> {
         let text = std::str::from_utf8(name.as_bytes()).ok()?;
-        if let Ok(number) = text.parse::<u32>() {
+        if let Some(number) = digits(text) {
             let info = self.store.layer(LayerId(number)).filter(is_state)?;
             return (info.header.layer.to_string() == text).then_some(info);
         }

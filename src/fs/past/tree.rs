@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::error::{FsError, FsResult};
 use crate::fs::past::table::number;
 use crate::fs::past::{Node, What, dir_entry};
-use crate::fs::{Attr, DirEntry, Entry, Found, Fs, ReadPlan, SeekTo, State, content};
+use crate::fs::{Attr, DirEntry, Entry, Found, Fs, ReadPlan, SeekTo, State, piece};
 use crate::store::record::Xattrs;
 use crate::types::{ByteRange, FileKind, Ino, Name, NodeId};
 
@@ -180,5 +180,5 @@ fn seek_in(state: &State, found: &Found, offset: u64, to: SeekTo) -> FsResult<u6
     }
     let _reading = state.lower.reading();
     let pieces = state.plan(found, ByteRange { start: offset, end: size })?;
-    content::seek_pieces(&pieces, offset, size, to)
+    piece::seek(&pieces, offset, size, to)
 }

@@ -1,0 +1,166 @@
+//! Where a run of bytes of a file is on the host, how it is read, and where in it holes are.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use crate::error::{FsError, FsResult};
+use crate::fs::content::SeekTo;
+use crate::fs::lower::Lower;
+use crate::store::Store;
+use crate::store::cells::Got;
+use crate::store::content::Content;
+use crate::store::map::Place;
+use crate::sys::file as sysfile;
+use crate::types::{ByteRange, Fingerprint, LayerId, Timestamp, TreePath};
+
+/// Where bytes are.
+#[derive(Clone, Debug)]
+pub enum Stored {
+    /// Nowhere: they are zeros.
+    Zeros,
+    /// In a file, from this offset on.
+    File(Arc<File>, u64),
+    /// In the pool of a layer, from this address on.
+    Pool(Arc<Content>, u64),
+}
+
+/// A run of bytes.
+#[derive(Clone, Debug)]
+pub struct Piece {
+    /// Bytes.
+    pub len: u64,
+    /// Where the first of them is.
+    pub stored: Stored,
+    /// The base path that is to be reported if the file is shorter than that, or is not the same any more when it was read.
+    drift: Option<TreePath>,
+    /// Of a file of the base, its size and times when it was looked at.
+    looked: Option<(u64, Timestamp, Timestamp)>,
+}
+
+impl Piece {
+    /// So many bytes that are there.
+    pub fn new(len: u64, stored: Stored) -> Piece {
+        Piece { len, stored, drift: None, looked: None }
+    }
+
+    /// So many zeros.
+    pub fn zeros(len: u64) -> Piece {
+        Piece::new(len, Stored::Zeros)
+    }
+
+    /// Bytes of a file of the base.
+    pub fn of_base(len: u64, file: Arc<File>, offset: u64, path: &TreePath) -> Piece {
+        Piece { drift: Some(path.clone()), ..Piece::new(len, Stored::File(file, offset)) }
+    }
+
+    /// The same piece, of a file that was looked at: what is read counts only if it is still like this then.
+    #[must_use]
+    pub fn looked_at(mut self, print: &Fingerprint) -> Piece {
+        self.looked = Some((print.size, print.mtime, print.ctime));
+        self
+    }
+
+    /// Bytes at addresses of the pool of a layer, wherever they are now. Take a [`crate::store::Reading`] before.
+    ///
+    /// # Errors
+    /// As open(2), and damage of a map.
+    pub fn of_pool(len: u64, store: &Store, layer: LayerId, offset: u64) -> FsResult<Vec<Piece>> {
+        let content = store.content(layer)?;
+        let piece = |of: Arc<Content>, offset: u64, len: u64| Piece::new(len, Stored::Pool(of, offset));
+        if content.map.is_none() {
+            return Ok(vec![piece(content, offset, len)]);
+        }
+        let places = content.places(layer, ByteRange::at(offset, len));
+        let at = |place: Place| match place.layer == layer {
+            true => Ok(piece(Arc::clone(&content), place.offset, place.len)),
+            false => Ok(piece(store.content(place.layer)?, place.offset, place.len)),
+        };
+        places.into_iter().map(at).collect()
+    }
+
+    /// Reads its bytes; `lower` is told if the base changed behind our back. With `nowait`, gives false, and anything, if that would wait for a
+    /// disk.
+    ///
+    /// # Errors
+    /// What the host answers; [`FsError::Drift`] if a file of the base is not what it was.
+    pub fn read(&self, bytes: &mut [u8], lower: &Lower, nowait: bool) -> FsResult<bool> {
+        match &self.stored {
+            Stored::Zeros => {
+                bytes.fill(0);
+                Ok(true)
+            }
+            Stored::Pool(content, offset) => match content.read(*offset, bytes, nowait)? {
+                Got::Bytes(got) if got == bytes.len() => Ok(true),
+                Got::Bytes(_) => Err(FsError::Damage("a pool is shorter than the records say")),
+                Got::NotNow => Ok(false),
+                Got::Damaged(block) => {
+                    log::error!(
+                        "content fails its checksum at offset {block} of a pool; 'jailfs check --read-data' tells where"
+                    );
+                    Err(FsError::Damage("content that fails its checksum"))
+                }
+            },
+            Stored::File(file, offset) => {
+                let got = match nowait {
+                    true => match sysfile::pread_nowait(&**file, bytes, *offset)? {
+                        // A short answer may mean that the rest is not in memory.
+                        Some(got) if got == bytes.len() => got,
+                        _ => return Ok(false),
+                    },
+                    false => sysfile::pread_full(file, bytes, *offset)?,
+                };
+                match &self.drift {
+                    Some(path) if got < bytes.len() || !self.is_unchanged(file)? => Err(lower.drift(path)),
+                    None if got < bytes.len() => Err(FsError::Damage("a file is shorter than it was")),
+                    _ => Ok(true),
+                }
+            }
+        }
+    }
+
+    /// Whether nobody changed the file since it was looked at; asked after it was read.
+    fn is_unchanged(&self, file: &File) -> std::io::Result<bool> {
+        let Some(looked) = self.looked else { return Ok(true) };
+        let now = Fingerprint::of(file)?;
+        Ok((now.size, now.mtime, now.ctime) == looked)
+    }
+
+    /// How many bytes from its first there are data, or a hole; none if it has none.
+    fn seek(&self, to: SeekTo) -> FsResult<Option<u64>> {
+        let (file, offset) = match (&self.stored, to) {
+            (Stored::Zeros, SeekTo::Hole) => return Ok(Some(0)),
+            (Stored::Zeros, SeekTo::Data) => return Ok(None),
+            (Stored::File(file, offset), _) => (file, *offset),
+            (Stored::Pool(content, offset), _) => match (&content.file, &content.cells, to) {
+                // Where it is deflated, what is a hole says nothing of what is in it.
+                (Some(_), Some(_), SeekTo::Data) | (None, _, SeekTo::Hole) => return Ok(Some(0)),
+                (Some(_), Some(_), SeekTo::Hole) | (None, _, SeekTo::Data) => return Ok(None),
+                (Some(file), None, _) => (file, *offset),
+            },
+        };
+        let found = match to {
+            SeekTo::Data => sysfile::seek_data(file, offset)?,
+            SeekTo::Hole => sysfile::seek_hole(file, offset)?,
+        };
+        Ok(found.filter(|found| *found < offset + self.len).map(|found| found - offset))
+    }
+}
+
+/// Data or a hole in the pieces of a file from `offset` to its end.
+///
+/// # Errors
+/// ENXIO if there is no data any more, and as lseek(2).
+pub(super) fn seek(pieces: &[Piece], offset: u64, size: u64, to: SeekTo) -> FsResult<u64> {
+    let mut at = offset;
+    // Pieces are cut at extents, so each is data, hole, or a run of a file that is asked in turn.
+    for piece in pieces {
+        if let Some(found) = piece.seek(to)? {
+            return Ok(at + found);
+        }
+        at += piece.len;
+    }
+    match to {
+        SeekTo::Hole => Ok(size),
+        SeekTo::Data => Err(FsError::NoSuchOffset),
+    }
+}

@@ -57,11 +57,11 @@ impl Claims {
         Ok(())
     }
 
-    /// Whether what stands at a path was put there by neither the apply nor the time before it.
-    fn is_foreign(&self, image: Option<&PreNode>, now: &BaseStat) -> bool {
+    /// Who put there what stands at a path.
+    fn whose(&self, image: Option<&PreNode>, now: &BaseStat) -> Whose {
         // Directories are judged by what is in them: one that is not empty cannot be removed.
-        if now.kind == FileKind::Dir || self.lost_before.is_some_and(|boot| now.ctime < boot) {
-            return false;
+        if now.kind == FileKind::Dir {
+            return Whose::Known;
         }
         let same_content = |size, mtime| now.kind != FileKind::File || (size, mtime) == (now.size, now.mtime);
         let is_image =
@@ -70,8 +70,25 @@ impl Claims {
         // It was cut off while it was being written in place.
         let is_half_done = ours.last().is_some_and(|print| print.ctime == ANY_TIMES);
         let is_ours = is_half_done || ours.iter().any(|print| same_content(print.size, print.mtime));
-        !is_image && !is_ours
+        if is_image || is_ours {
+            Whose::Known
+        } else if self.lost_before.is_some_and(|boot| now.ctime < boot) {
+            Whose::Lost
+        } else {
+            Whose::Foreign
+        }
     }
+}
+
+/// Who put there what stands at a path.
+#[derive(PartialEq, Eq)]
+enum Whose {
+    /// The apply, or the time before it.
+    Known,
+    /// Nobody knows any more; it is taken for the apply's.
+    Lost,
+    /// Somebody else.
+    Foreign,
 }
 
 /// What was taken back.
@@ -110,9 +127,9 @@ pub(super) fn take_back(
     paths.sort_unstable();
     staged::open(base, paths.into_iter()).attempt(|| "open directories of the base")?;
     let stages = Stages::of(&images);
+    // Before anything is touched: whoever takes one name from a file changes the times of all of them.
+    let mut left_alone = claim_lost(layer, base, &images, &stages, claims).attempt(|| "look at the base")?;
     stages.remove_left(base).attempt(|| "remove what was staged in the base")?;
-    let stat = |path: &TreePath| found(base.stat(path));
-    let mut left_alone = foreign(base, &images, claims, stat).attempt(|| "look at the base")?;
     let written = set_back(store, base, layer, (before, &with_images), &stages, claims, &mut left_alone)?;
     let images = settle(store, base, layer, images, &written, &left_alone).attempt(|| "set the base back")?;
     Ok(TakenBack { images, left_alone })
@@ -126,18 +143,51 @@ pub(super) fn foreign(
     stat: impl Fn(&TreePath) -> FsResult<Option<BaseStat>>,
 ) -> FsResult<BTreeSet<TreePath>> {
     let mut foreign = BTreeSet::new();
-    if !base.keeps_numbers() {
-        // Nobody can tell the files apart.
-        return Ok(foreign);
-    }
-    for (path, image) in images {
-        if let Some(now) = stat(path)?
-            && claims.is_foreign(image.as_ref(), &now)
-        {
+    judge(base, images, stat, |path, image, now| {
+        if claims.whose(image, now) == Whose::Foreign {
             foreign.insert(path.clone());
         }
-    }
+        Ok(())
+    })?;
     Ok(foreign)
+}
+
+/// The same. What a power cut took the claims of is claimed again, so that it is still known if this, too, is cut off, when it has
+/// other times.
+fn claim_lost(
+    layer: &mut Upper,
+    base: &Base,
+    images: &Images,
+    stages: &Stages,
+    claims: &mut Claims,
+) -> FsResult<BTreeSet<TreePath>> {
+    let mut foreign = BTreeSet::new();
+    // What is staged goes, whatever it is by now.
+    let stat = |path: &TreePath| if stages.has(path) { Ok(None) } else { found(base.stat(path)) };
+    judge(base, images, stat, |path, image, now| match claims.whose(image, now) {
+        Whose::Known => Ok(()),
+        Whose::Lost => claims.claim(layer, path, now.fingerprint()),
+        Whose::Foreign => {
+            foreign.insert(path.clone());
+            Ok(())
+        }
+    })?;
+    Ok(foreign)
+}
+
+/// Looks at all that stands at the paths of an apply, if files can be told apart.
+fn judge(
+    base: &Base,
+    images: &Images,
+    stat: impl Fn(&TreePath) -> FsResult<Option<BaseStat>>,
+    mut each: impl FnMut(&TreePath, Option<&PreNode>, &BaseStat) -> FsResult<()>,
+) -> FsResult<()> {
+    for (path, image) in images.iter().filter(|_| base.keeps_numbers()) {
+        if let Some(now) = stat(path)? {
+            each(path, image.as_ref(), &now)?;
+        }
+    }
+    Ok(())
 }
 
 /// Makes the base look as before the last of `with_images`, but for what is left alone. Gives the number of each node that it touched.

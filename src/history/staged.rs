@@ -50,6 +50,11 @@ impl Stages {
         self.0.iter().map(|(dir, name)| dir.join(name))
     }
 
+    /// Whether something may be staged at a path.
+    pub(super) fn has(&self, path: &TreePath) -> bool {
+        path.split().is_some_and(|(dir, name)| self.0.get(&dir) == Some(&name))
+    }
+
     /// Removes what is still there. A directory is nothing that was staged.
     pub(super) fn remove_left(&self, base: &Base) -> FsResult<()> {
         for (dir, name) in &self.0 {

@@ -20,7 +20,7 @@ impl Discard {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
         let mut target = Target::find(global)?;
         let Reply::Restored(restored) = target.call(Request::Discard)? else { return Err(wrong_answer()) };
-        restore::tell(&mut target, &restored, false, self.json)?;
+        restore::tell(&restored, false, self.json)?;
         Ok(0)
     }
 }

@@ -352,11 +352,11 @@ impl Line {
         Line::Stepped { verb, path, path_hex, number, old_size, new_size }
     }
 
-    pub(super) fn restored(restored: &Restored, undo: Option<u64>, dry_run: bool) -> Line {
+    pub(super) fn restored(restored: &Restored, dry_run: bool) -> Line {
         Line::Restored {
             to: restored.to.clone(),
             before: restored.before.map(|before| before.0),
-            undo,
+            undo: restored.undo,
             dry_run,
             changes: restored.changes.len(),
         }

@@ -66,7 +66,7 @@ impl OpRestore {
         let Reply::Restored(restored) = target.call(Request::OpRestore { op: self.op })? else {
             return Err(wrong_answer());
         };
-        restore::tell(target, &restored, false, self.json)
+        restore::tell(&restored, false, self.json)
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Kind, Result};
 
 /// The version of what is said over the socket. It changes with every change of a request, reply or frame.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The longest request, in bytes: more than a command line can hold (128 KiB per argument, 2 MiB in all).
 pub(super) const MAX_REQUEST: u32 = 4 << 20;
 /// The longest reply, in bytes. Only a patch of very many files comes near it.

@@ -111,6 +111,8 @@ pub struct Target {
 pub struct Replaced {
     /// The layer that holds the state before it, if that was sealed for it.
     pub before: Option<LayerId>,
+    /// The number of the operation that led to the state before it; none if it is not known any more.
+    pub undo: Option<u64>,
     /// The state before.
     pub from: State,
     /// The state since.
@@ -429,20 +431,33 @@ impl Timeline {
         self.flush()?;
         let state = self.state_of(to)?;
         let (_, before) = self.secure(&format!("{} {description}", verb_text(verb)))?;
-        let (from, rest) = self.show(verb, to, &state, description)?;
+        let (from, rest, op) = self.show(verb, to, &state, description)?;
         let changes = diff::written(&from, &state).attempt(|| "list what changed")?;
         self.keep_restored(&from, &changes);
-        Ok(Replaced { before: rest.or(before), from, to: state, changes })
+        let before = rest.or(before);
+        Ok(Replaced { before, undo: self.op_before(op, before), from, to: state, changes })
     }
 
-    /// Shows a state as the head's. Gives the state before, and the layer with what was written since the last seal, if anything was.
+    /// The operation that led to what was before operation `op`: the one that sealed it, or else the last of all.
+    fn op_before(&self, op: u64, sealed: Option<LayerId>) -> Option<u64> {
+        let ops = self.store.ops();
+        let mut older = ops.iter().rev().filter(|(number, older)| *number < op && older.head == self.head);
+        let found = match sealed {
+            Some(layer) => older.find(|(_, older)| older.tree == Some(layer)),
+            None => older.next(),
+        };
+        found.map(|(number, _)| *number)
+    }
+
+    /// Shows a state as the head's. Gives the state before, the layer with what was written since the last seal, if anything was, and
+    /// the number of the operation.
     fn show(
         &self,
         verb: OpVerb,
         to: Target,
         state: &State,
         description: String,
-    ) -> Result<(State, Option<LayerId>)> {
+    ) -> Result<(State, Option<LayerId>, u64)> {
         let (upper, present) = self.publish(verb, to, LayerKind::Branches)?;
         let switched = self.fs.switch(state.clone(), upper).attempt(|| verb_text(verb));
         let Switched { forgotten, layer, state: from } =
@@ -451,8 +466,8 @@ impl Timeline {
         let told = self.kernel().forget(&forgotten);
         let rest = self.secure_rest(layer, &from, verb);
         let logged = self.log(verb, description, to);
-        let rest = logged.and(told).and(rest);
-        rest.map(|rest| (from, rest)).map_err(|e| e.after(format!("{} was done", verb_text(verb))))
+        let done = logged.and_then(|op| told.and(rest).map(|rest| (from, rest, op)));
+        done.map_err(|e| e.after(format!("{} was done", verb_text(verb))))
     }
 
     /// Begins a layer over a state that is about to be shown, and makes it the head's. Gives it, and the record to go back to.

@@ -84,9 +84,11 @@ impl Timeline {
             self.keep_restored(&changed.from, &changes);
             secured.map_err(during)?;
             let after = self.with_reserve(|| self.seal(automatic(attempt()))).map_err(during)?;
-            self.log(verb, what.clone(), Target { layer: Some(after), epoch }).map_err(during)?;
+            let op = self.log(verb, what.clone(), Target { layer: Some(after), epoch }).map_err(during)?;
             told.map_err(during)?;
-            return Ok(Replaced { before: Some(changed.layer), from: changed.from, to: shown, changes });
+            let before = Some(changed.layer);
+            let undo = self.op_before(op, before);
+            return Ok(Replaced { before, undo, from: changed.from, to: shown, changes });
         }
         Err(Error::damage(attempt(), "the loop has no end"))
     }

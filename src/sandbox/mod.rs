@@ -474,11 +474,11 @@ impl Sandbox {
         if dry_run {
             self.timeline.flush()?;
             let changes = plain_changes(&self.fs().state(), &self.timeline.state_of(target)?)?;
-            return Ok(Restored { to: description, before: None, changes });
+            return Ok(Restored { to: description, before: None, undo: None, changes });
         }
-        let Replaced { before, from, to, changes } =
+        let Replaced { before, undo, from, to, changes } =
             self.timeline.replace(verb, target, description.clone())?;
-        Ok(Restored { to: description, before, changes: told_changes(&from, &to, &changes)? })
+        Ok(Restored { to: description, before, undo, changes: told_changes(&from, &to, &changes)? })
     }
 
     fn restore_paths(&self, target: Target, paths: &[TreePath], dry_run: bool) -> Result<Restored> {
@@ -488,11 +488,11 @@ impl Sandbox {
             let (now, then) = (self.fs().state(), self.timeline.state_of(target)?);
             let changes = diff::changes_at(&now, &then, paths).attempt(|| "list what would change")?;
             let changes = told_changes(&now, &then, &changes)?;
-            return Ok(Restored { to: what, before: None, changes });
+            return Ok(Restored { to: what, before: None, undo: None, changes });
         }
-        let Replaced { before, from, to, changes } =
+        let Replaced { before, undo, from, to, changes } =
             self.timeline.replace_at(OpVerb::Restore, target, paths, what.clone())?;
-        Ok(Restored { to: what, before, changes: told_changes(&from, &to, &changes)? })
+        Ok(Restored { to: what, before, undo, changes: told_changes(&from, &to, &changes)? })
     }
 
     fn restore_operation(&self, op: u64) -> Result<Restored> {

@@ -504,6 +504,8 @@ pub struct Restored {
     pub to: String,
     /// The automatic seal that holds the tree as it was before; none if nothing had changed since a checkpoint.
     pub before: Option<LayerId>,
+    /// The operation to go back to for the tree as it was before; none if nothing was done, or if it is not known any more.
+    pub undo: Option<u64>,
     /// The paths that changed, as from the tree before to the tree now. A file that was written counts as modified, also where
     /// its bytes are the same again.
     pub changes: Vec<Change>,

@@ -107,6 +107,10 @@ impl World {
         self.check(times);
         self.check_host();
         self.note_operations(&before);
+        let undo = done.undo.unwrap_or_else(|| panic!("nothing leads back"));
+        if let Some(how) = self.operations[&undo].differs(&before, true, Times::NoChange) {
+            panic!("operation {undo} does not lead back: {how}");
+        }
     }
 
     fn epoch(&self) -> usize {

@@ -635,3 +635,119 @@ fn the_last_checkpoint_is_the_last_one_also_after_an_apply() {
     assert_eq!(back(&place, "@-2").as_deref(), Ok("1"));
     assert!(back(&place, "@-2").unwrap_err().contains("no such checkpoint"));
 }
+
+/// An apply that was cut off as soon as something can be seen of it.
+fn cut_off(make: impl Fn() -> Place, is_reached: impl Fn(&Place) -> bool) -> Place {
+    for moment in 1..400 {
+        let place = make();
+        step::with(&format!("fail:any:{moment}+:EIO"), || place.apply(&[]).map(drop)).unwrap_err();
+        if is_reached(&place) {
+            return place;
+        }
+    }
+    panic!("an apply takes no such step")
+}
+
+#[test]
+fn what_somebody_put_into_a_directory_that_a_cut_off_apply_made_stays() {
+    let make = || {
+        let place = Place::new(&[("file", "file")]);
+        let fs = place.sandbox().fs();
+        for dir in ["new", "new/below"] {
+            let (parent, last) = place.dir_of(dir);
+            fs.mkdir(parent, &name(last), 0o755, 0, ME).unwrap();
+        }
+        place.put("new/below/ours", "ours");
+        place.rm("file");
+        let file = NodeId::ROOT;
+        fs.mkdir(file, &name("file"), 0o755, 0, ME).unwrap();
+        place
+    };
+    let mut place = cut_off(make, |place| place.base("new/below/ours").exists());
+    host::write(place.base("new/theirs"), "theirs").unwrap();
+    host::create_dir_all(place.base("file/deep/er")).unwrap();
+    host::write(place.base("file/deep/er/theirs"), "theirs").unwrap();
+    place.reopen();
+    assert_eq!(place.in_base("new/theirs").as_deref(), Some("theirs"));
+    assert_eq!(place.in_base("file/deep/er/theirs").as_deref(), Some("theirs"));
+    assert!(!place.base("new/below").exists());
+    place.check("taken back");
+}
+
+#[test]
+fn a_file_that_somebody_removed_while_an_apply_was_cut_off_is_missing_and_nothing_else_is() {
+    let make = || {
+        let place = Place::new(&[("f", "text"), ("other", "other")]);
+        place.chmod("f", 0o600);
+        place.put("other", "new");
+        place
+    };
+    let is_reached = |place: &Place| place.base("f").metadata().unwrap().mode() & 0o777 == 0o600;
+    for replace in [false, true] {
+        let mut place = cut_off(make, is_reached);
+        host::remove_file(place.base("f")).unwrap();
+        if replace {
+            host::write(place.base("f"), "something longer").unwrap();
+        }
+        for _ in 0..2 {
+            place.reopen();
+            assert_eq!(place.in_base("f").as_deref(), replace.then_some("something longer"));
+            assert_eq!(place.in_base("other").as_deref(), Some("other"));
+            assert_eq!(place.get("other").as_deref(), Some("new"));
+        }
+        place.check("taken back");
+        let Reply::Applied(applied) =
+            place.ask(Request::Apply { paths: Vec::new(), dry_run: false, undo: false })
+        else {
+            panic!("no apply")
+        };
+        assert!(applied.conflicts.iter().any(|(path, _)| path.to_string() == "f"), "{:?}", applied.conflicts);
+    }
+}
+
+#[test]
+fn the_last_name_of_bytes_is_not_removed_to_take_an_apply_back() {
+    let make = || {
+        let place = Place::new(&[("a", "the only copy")]);
+        let file = place.find("a").unwrap();
+        place.sandbox().fs().link(file, NodeId::ROOT, &name("c")).unwrap();
+        place
+    };
+    let mut place = cut_off(make, |place| place.base("c").exists());
+    host::remove_file(place.base("a")).unwrap();
+    for _ in 0..2 {
+        place.reopen();
+        assert_eq!(place.in_base("c").as_deref(), Some("the only copy"));
+    }
+}
+
+#[test]
+fn a_link_that_has_the_number_of_one_that_an_apply_removed_is_another() {
+    use std::os::unix::fs::symlink;
+    let number = std::cell::Cell::new(0);
+    let make = || {
+        let mut place = Place::new(&[]);
+        symlink("before", place.base("link")).unwrap();
+        number.set(place.base("link").symlink_metadata().unwrap().ino());
+        place.reopen();
+        place.rm("link");
+        place
+    };
+    let mut place = cut_off(make, |place| place.base("link").symlink_metadata().is_err());
+    // The host gives the number out again, sooner or later.
+    for number_of in 0..500 {
+        let new = place.base(&format!("new{number_of}"));
+        symlink("theirs", &new).unwrap();
+        host::rename(&new, place.base("link")).unwrap();
+        if place.base("link").symlink_metadata().unwrap().ino() == number.get() {
+            break;
+        }
+        // Held, so that the next one has another.
+        host::rename(place.base("link"), new).unwrap();
+    }
+    if place.base("link").symlink_metadata().is_err() {
+        symlink("theirs", place.base("link")).unwrap();
+    }
+    place.reopen();
+    assert_eq!(place.base("link").read_link().unwrap().to_str(), Some("theirs"));
+}

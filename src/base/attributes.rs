@@ -33,8 +33,12 @@ pub struct Attributes<'a> {
     /// All extended attributes: those that [`super::Base::xattrs`] shows and that are not here are removed, except the
     /// labels of security modules, which are the host's to give.
     pub xattrs: &'a [(Vec<u8>, Vec<u8>)],
+    /// Whether it may stay ours, without setuid and setgid, where we may not give it its owner.
+    pub or_ours: bool,
 }
 
+/// setuid and setgid.
+const PRIVILEGES: u32 = 0o6000;
 const CAPABILITY: &[u8] = b"security.capability";
 
 /// Whether an attribute belongs to the file, rather than to the workings of its filesystem.
@@ -70,14 +74,17 @@ pub(super) fn read_xattrs(object: &OwnedFd) -> io::Result<Vec<(Vec<u8>, Vec<u8>)
 /// times changes no times that we set, so they come last.
 pub(super) fn make_so(object: &OwnedFd, wanted: &Attributes<'_>) -> FsResult<()> {
     let now = BaseStat::of(object)?;
+    let mut mode = wanted.mode & PERM_BITS;
     if (now.uid, now.gid) != (wanted.uid, wanted.gid) {
         let (uid, gid) = (Uid::from_raw(wanted.uid), Gid::from_raw(wanted.gid));
         // Only what differs: a user may change the group of a file and still not "change" its owner elsewhere.
         let uid = (now.uid != wanted.uid).then_some(uid);
         let gid = (now.gid != wanted.gid).then_some(gid);
-        fchownat(object, "", uid, gid, AtFlags::AT_EMPTY_PATH).map_err(write_error)?;
+        match fchownat(object, "", uid, gid, AtFlags::AT_EMPTY_PATH) {
+            Err(Errno::EPERM) if wanted.or_ours => mode &= !PRIVILEGES,
+            given => given.map_err(write_error)?,
+        }
     }
-    let mode = wanted.mode & PERM_BITS;
     let is_link = now.kind == FileKind::Symlink;
     let differences = Differences::between(&read_xattrs(object).map_err(write_failure)?, wanted.xattrs);
     // Setting an attribute of a file takes the permission to write it, which its owner may not have in the end.

@@ -688,7 +688,8 @@ fn attributes_become_exactly_what_was_asked() {
     place.on_all(|base| {
         let root = base.writer().dir(&TreePath::root()).unwrap();
         for (at, mode, id, xattrs) in rows {
-            let wanted = Attributes { mode: *mode, uid: *id, gid: id + 1, atime, mtime, xattrs };
+            let wanted =
+                Attributes { mode: *mode, uid: *id, gid: id + 1, atime, mtime, xattrs, or_ours: false };
             for _ in 0..2 {
                 root.set_owner_mode_times_xattrs(&name(at), &wanted).unwrap();
                 let stat = root.stat(&name(at)).unwrap().unwrap();
@@ -700,7 +701,7 @@ fn attributes_become_exactly_what_was_asked() {
         let dir = base.writer().dir(&path("d")).unwrap();
         dir.mkdir(&name("x"), 0o700).unwrap();
         dir.rmdir(&name("x")).unwrap();
-        let wanted = Attributes { mode: 0o1777, uid: 3, gid: 4, atime, mtime, xattrs: &user };
+        let wanted = Attributes { mode: 0o1777, uid: 3, gid: 4, atime, mtime, xattrs: &user, or_ours: false };
         dir.set_own_attributes(&wanted).unwrap();
         let stat = base.stat(&path("d")).unwrap();
         assert_eq!((stat.mode & PERM_BITS, stat.uid, stat.gid, stat.mtime), (0o1777, 3, 4, mtime));
@@ -727,8 +728,15 @@ fn an_owner_sets_attributes_of_a_file_it_may_not_write() {
                 let root = base.writer().dir(&TreePath::root()).unwrap();
                 for xattrs in [pairs(&[(b"user.u", b"1")]), Vec::new()] {
                     let (atime, mtime) = (Timestamp { secs: 1, nanos: 2 }, Timestamp { secs: 3, nanos: 4 });
-                    let wanted =
-                        Attributes { mode: 0o444, uid: 65534, gid: 65534, atime, mtime, xattrs: &xattrs };
+                    let wanted = Attributes {
+                        mode: 0o444,
+                        uid: 65534,
+                        gid: 65534,
+                        atime,
+                        mtime,
+                        xattrs: &xattrs,
+                        or_ours: false,
+                    };
                     root.set_owner_mode_times_xattrs(&name("f"), &wanted).unwrap();
                     assert_eq!(base.xattrs(&path("f")).unwrap(), xattrs);
                     assert_eq!(base.stat(&path("f")).unwrap().mode, 0o100_444);
@@ -740,9 +748,16 @@ fn an_owner_sets_attributes_of_a_file_it_may_not_write() {
                     atime: Timestamp::default(),
                     mtime: Timestamp::default(),
                     xattrs: &[],
+                    or_ours: false,
                 };
                 let refused = root.set_owner_mode_times_xattrs(&name("f"), &given);
                 assert_eq!(refused, Err(FsError::NotPermitted));
+                let given = Attributes { mode: 0o6444, or_ours: true, ..given };
+                let is = root.set_owner_mode_times_xattrs(&name("f"), &given).unwrap();
+                assert_eq!((is.uid, is.mode), (65534, 0o100_444));
+                let (mut file, opened) = root.open_to_rewrite(&name("f")).unwrap();
+                assert_eq!(opened.ino, is.ino);
+                std::io::Write::write_all(&mut file, b"its owner writes").unwrap();
             });
         });
     }

@@ -203,9 +203,19 @@ impl WriteDir<'_> {
     pub fn open_to_rewrite(&self, name: &Name) -> FsResult<(File, BaseStat)> {
         step::begin(Step::BaseStage)?;
         let looked = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
-        super::must_be_file(BaseStat::of(&looked)?.kind)?;
+        let stat = BaseStat::of(&looked)?;
+        super::must_be_file(stat.kind)?;
         let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
-        let file = self.resolver.open(&self.root, name.as_bytes(), flags).map_err(write_error)?;
+        let open = || self.resolver.open(&self.root, name.as_bytes(), flags);
+        let file = match open() {
+            // Its owner may not write it, but may change that. It is given its mode when it was written.
+            Err(Errno::EACCES) => {
+                change_mode(&looked, stat.mode & PERM_BITS | 0o600).map_err(|_| FsError::AccessDenied)?;
+                open()
+            }
+            opened => opened,
+        };
+        let file = file.map_err(write_error)?;
         let opened = BaseStat::of(&file)?;
         super::must_be_file(opened.kind)?;
         Ok((File::from(file), opened))

@@ -163,7 +163,7 @@ impl Timeline {
         let mut claims = Claims::default();
         let mut claim = |path: &TreePath, print| claims.claim(&mut layer, path, print);
         let states = (&plan.from, &to);
-        let written = write_base(self.base(), states, &plan.changes, &touched, &stages, &mut claim)
+        let written = write_base(self.base(), states, &plan.changes, &touched, &stages, &mut claim, None)
             .and_then(|written| self.without_shared_numbers(plan, written))
             .and_then(|written| {
                 // What somebody else made of it meanwhile is a conflict for the next apply, and nothing that the tree may be put on.
@@ -179,7 +179,7 @@ impl Timeline {
             Err(error) => {
                 let back = take_back(self.store(), self.base(), &mut layer, images, &history, &mut claims);
                 let back = back.map_err(|e| self.stop_applying(e, &format!("apply failed ({error})")))?;
-                let told = (!back.left_alone.is_empty()).then(|| back.told());
+                let told = back.told();
                 (back.images, Some((error, told)))
             }
         };

@@ -13,11 +13,11 @@ use crate::fs::lower::{self, ANY_TIMES, Lower, PreHistory, PreImages};
 use crate::history::apply::{Images, Keep, TAKEN_BACK, collect, found, settle, touched_paths};
 use crate::history::close;
 use crate::history::diff::{self, PathChange, What};
-use crate::history::home::{Written, write_base};
+use crate::history::home::{Unable, Written, write_base};
 use crate::history::staged::{self, Stages};
 use crate::store::Store;
 use crate::store::layer::{LayerContents, Upper};
-use crate::store::record::{LayerKind, Left, PreNode, Record};
+use crate::store::record::{Body, LayerKind, Left, PreNode, Record};
 use crate::sys::{clock, proc};
 use crate::tree::Tree;
 use crate::types::{Epoch, FileKind, Fingerprint, Timestamp, TreePath};
@@ -63,9 +63,13 @@ impl Claims {
         if now.kind == FileKind::Dir {
             return Whose::Known;
         }
-        let same_content = |size, mtime| now.kind != FileKind::File || (size, mtime) == (now.size, now.mtime);
-        let is_image =
-            image.is_some_and(|i| i.host == now.ino && same_content(i.node.size(), i.node.meta.mtime));
+        // Whoever uses a fifo or a device changes its times.
+        let has_content = matches!(now.kind, FileKind::File | FileKind::Symlink);
+        let same_content = |size, mtime| !has_content || (size, mtime) == (now.size, now.mtime);
+        let is_image = image.is_some_and(|image| {
+            let is_node = image.host == now.ino && image.node.kind() == now.kind;
+            is_node && same_content(image.node.size(), image.node.meta.mtime)
+        });
         let ours = self.prints.get(&now.ino).map_or(&[][..], Vec::as_slice);
         // It was cut off while it was being written in place.
         let is_half_done = ours.last().is_some_and(|print| print.ctime == ANY_TIMES);
@@ -96,13 +100,33 @@ pub(super) struct TakenBack {
     /// The pre-images, with what is there since.
     pub(super) images: PreImages,
     /// Paths that were left as somebody else made them.
-    pub(super) left_alone: BTreeSet<TreePath>,
+    left_alone: BTreeSet<TreePath>,
+    /// Paths that are not what they were, and why.
+    unable: Unable,
+    /// Paths at which was set back what perhaps somebody else had made: a power cut took what the apply said of it.
+    doubtful: BTreeSet<TreePath>,
 }
 
 impl TakenBack {
-    /// Says which paths were left alone.
-    pub(super) fn told(&self) -> String {
-        told_of(&self.left_alone)
+    /// Says which paths are not what they were, if any.
+    pub(super) fn told(&self) -> Option<String> {
+        let mut told = Vec::new();
+        if !self.left_alone.is_empty() {
+            told.push(told_of(&self.left_alone));
+        }
+        if !self.unable.is_empty() {
+            let paths: Vec<String> =
+                self.unable.iter().map(|(path, why)| format!("'{path}' ({why})")).collect();
+            told.push(format!("not set back: {}", paths.join(", ")));
+        }
+        if !self.doubtful.is_empty() {
+            let paths: Vec<String> = self.doubtful.iter().map(|path| format!("'{path}'")).collect();
+            told.push(format!(
+                "set back whoever changed it before the machine was started anew: {}",
+                paths.join(", ")
+            ));
+        }
+        (!told.is_empty()).then(|| told.join("; "))
     }
 }
 
@@ -128,11 +152,39 @@ pub(super) fn take_back(
     staged::open(base, paths.into_iter()).attempt(|| "open directories of the base")?;
     let stages = Stages::of(&images);
     // Before anything is touched: whoever takes one name from a file changes the times of all of them.
-    let mut left_alone = claim_lost(layer, base, &images, &stages, claims).attempt(|| "look at the base")?;
+    let attempt = || "look at the base";
+    let (mut left_alone, doubtful) = claim_lost(layer, base, &images, &stages, claims).attempt(attempt)?;
+    left_alone.extend(lost_in_place(base, &images).attempt(attempt)?);
     stages.remove_left(base).attempt(|| "remove what was staged in the base")?;
-    let written = set_back(store, base, layer, (before, &with_images), &stages, claims, &mut left_alone)?;
-    let images = settle(store, base, layer, images, &written, &left_alone).attempt(|| "set the base back")?;
-    Ok(TakenBack { images, left_alone })
+    let (written, unable) =
+        set_back(store, base, layer, (before, &with_images), &stages, claims, &mut left_alone)?;
+    let is_other = left_alone.iter().chain(unable.keys()).cloned().collect();
+    let images = settle(store, base, layer, images, &written, &is_other).attempt(|| "set the base back")?;
+    Ok(TakenBack { images, left_alone, unable, doubtful })
+}
+
+/// The paths of files whose bytes the apply left where they were and that are not there any more. They cannot be made again; under
+/// another name that the apply gave them they may be still, which then stays.
+fn lost_in_place(base: &Base, images: &Images) -> FsResult<BTreeSet<TreePath>> {
+    let (mut lost, mut nodes) = (BTreeSet::new(), BTreeSet::new());
+    for (path, image) in images {
+        let Some(image) = image else { continue };
+        let Body::File { size, origin: Some(_) } = image.node.body else { continue };
+        let is_it = |stat: &BaseStat| {
+            let is_node = stat.ino == image.host || !base.keeps_numbers();
+            stat.kind == FileKind::File && stat.size == size && is_node
+        };
+        if size > 0 && !found(base.stat(path))?.is_some_and(|stat| is_it(&stat)) {
+            lost.insert(path.clone());
+            nodes.insert(image.host);
+        }
+    }
+    for (path, _) in images.iter().filter(|_| base.keeps_numbers() && !nodes.is_empty()) {
+        if found(base.stat(path))?.is_some_and(|stat| nodes.contains(&stat.ino)) {
+            lost.insert(path.clone());
+        }
+    }
+    Ok(lost)
 }
 
 /// The paths at which somebody else changed something, by what stands there.
@@ -153,26 +205,29 @@ pub(super) fn foreign(
 }
 
 /// The same. What a power cut took the claims of is claimed again, so that it is still known if this, too, is cut off, when it has
-/// other times.
+/// other times; these paths are the others.
 fn claim_lost(
     layer: &mut Upper,
     base: &Base,
     images: &Images,
     stages: &Stages,
     claims: &mut Claims,
-) -> FsResult<BTreeSet<TreePath>> {
-    let mut foreign = BTreeSet::new();
+) -> FsResult<(BTreeSet<TreePath>, BTreeSet<TreePath>)> {
+    let (mut foreign, mut lost) = (BTreeSet::new(), BTreeSet::new());
     // What is staged goes, whatever it is by now.
     let stat = |path: &TreePath| if stages.has(path) { Ok(None) } else { found(base.stat(path)) };
     judge(base, images, stat, |path, image, now| match claims.whose(image, now) {
         Whose::Known => Ok(()),
-        Whose::Lost => claims.claim(layer, path, now.fingerprint()),
+        Whose::Lost => {
+            lost.insert(path.clone());
+            claims.claim(layer, path, now.fingerprint())
+        }
         Whose::Foreign => {
             foreign.insert(path.clone());
             Ok(())
         }
     })?;
-    Ok(foreign)
+    Ok((foreign, lost))
 }
 
 /// Looks at all that stands at the paths of an apply, if files can be told apart.
@@ -199,7 +254,7 @@ fn set_back(
     stages: &Stages,
     claims: &mut Claims,
     left_alone: &mut BTreeSet<TreePath>,
-) -> Result<Written> {
+) -> Result<(Written, Unable)> {
     let at = |epoch: usize| {
         let epoch = Epoch(u32::try_from(epoch).unwrap_or(u32::MAX));
         let lower = Lower::new(Arc::clone(base), Arc::clone(store), epoch, with_images.clone());
@@ -211,6 +266,9 @@ fn set_back(
         with_images.last().iter().flat_map(|images| images.paths().cloned()).collect();
     let mut changes = diff::changes(&from, &to, false).attempt(attempt)?;
     left_alone.extend(mounted(base, &touched_by_apply).attempt(attempt)?);
+    // All that the apply made is in the images: what else is in a directory that it made, somebody put there.
+    let goes = changes.iter().filter(|c| matches!(c.what, What::Deleted | What::Type)).map(|c| &c.path);
+    left_alone.extend(goes.filter(|path| !touched_by_apply.contains(*path)).cloned());
     let in_use = dirs_in_use(base, &changes, left_alone).attempt(attempt)?;
     // What the apply put into a directory that stays goes; what would stand below a file that stays cannot come back.
     let stays =
@@ -223,7 +281,10 @@ fn set_back(
     touched.retain(|path, _| !stays(path));
     left_alone.extend(in_use);
     let mut claim = |path: &TreePath, print| claims.claim(layer, path, print);
-    write_base(base, (&from, &to), &changes, &touched, stages, &mut claim).attempt(attempt)
+    let mut unable = Unable::new();
+    let written = write_base(base, (&from, &to), &changes, &touched, stages, &mut claim, Some(&mut unable))
+        .attempt(attempt)?;
+    Ok((written, unable))
 }
 
 /// The paths at or above these at which somebody mounted something: that is not the base's, and what is under it cannot be reached.
@@ -305,8 +366,8 @@ pub(super) fn roll_back_unfinished(store: &Arc<Store>, base: &Arc<Base>) -> Resu
         let back = take_back(store, base, &mut layer, images, &before, &mut claims).map_err(during)?;
         close(store, &mut layer, TAKEN_BACK).map_err(during)?;
         log::warn!("an apply that was cut off was taken back");
-        if !back.left_alone.is_empty() {
-            log::warn!("{}", back.told());
+        if let Some(told) = back.told() {
+            log::warn!("{told}");
         }
     }
     Ok(())

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::error::{FsError, FsResult};
-use crate::fs::{Found, State};
+use crate::fs::{Found, State, lower};
 use crate::store::record::{Body, Node, Source};
 use crate::tree::TreeDiff;
 use crate::types::{ByteRange, FileKind, Ino, Name, TreePath};
@@ -513,7 +513,12 @@ impl Walk<'_> {
 
     fn children_of_gone(&mut self, path: &TreePath, old: &Found, kind: FileKind) -> FsResult<()> {
         let Some((dir, base)) = self.old.as_dir(old).filter(|_| kind == FileKind::Dir) else { return Ok(()) };
-        for name in self.old.merged_names(dir, base.as_ref())?.into_keys() {
+        let names = match self.old.merged_names(dir, base.as_ref()) {
+            // Nobody can remove what is in a directory that we may not read; and while it is there, the directory cannot be, either.
+            Err(FsError::AccessDenied) => return Ok(()),
+            names => names?,
+        };
+        for name in names.into_keys() {
             let found = self.old.find(dir, base.as_ref(), &name)?;
             let path = path.join(&name);
             self.compare(&path, &found, &path, &Found::Nothing(None))?;
@@ -536,8 +541,8 @@ pub fn same_content(old_state: &State, old: &Found, new_state: &State, new: &Fou
     }
     let size = new_state.attr(new).map_or(0, |attr| attr.size);
     match same_bytes(old_state, old, new_state, new, size) {
-        // Bytes that are gone are not the same: or one such file would hide all that differs otherwise.
-        Err(FsError::Drift(_)) => Ok(false),
+        // Bytes that are gone, or that we may not read, are not the same: or one such file would hide all that differs otherwise.
+        Err(FsError::Drift(_) | FsError::AccessDenied) => Ok(false),
         told => told,
     }
 }
@@ -554,7 +559,9 @@ fn same_record(old_state: &State, old: &Found, new_state: &State, new: &Found) -
             let in_base = a_extents.iter().any(|(_, s)| matches!(s, Source::Base { .. }));
             // The number of the device does not count: it may be another at each boot.
             let same_origin = match (from_x, from_y) {
-                (Some(x), Some(y)) => x.path == y.path && crate::fs::lower::fits(&x.print, &y.print),
+                (Some(x), Some(y)) => {
+                    x.path == y.path && (lower::fits(&x.print, &y.print) || lower::fits(&y.print, &x.print))
+                }
                 (x, y) => x.is_none() && y.is_none(),
             };
             (a_extents == b_extents && (!in_base || same_origin)).then_some(true)

@@ -52,6 +52,7 @@ pub(super) fn write_base<'a>(
     touched: &BTreeMap<TreePath, Keep>,
     stages: &'a Stages,
     claim: Claim<'a>,
+    unable: Option<&'a mut Unable>,
 ) -> FsResult<Written> {
     let opened = staged::open(base, touched.keys()).attempt(|| "open directories of the base")?;
     let linked = linked_names(from, to, changes)?;
@@ -69,15 +70,18 @@ pub(super) fn write_base<'a>(
         changed,
         stages,
         claim,
+        unable,
         keeps_numbers,
     };
     for change in changes.iter().rev().filter(|c| matches!(c.what, What::Deleted | What::Type)) {
-        home.remove(change).attempt(|| format!("remove '{}'", change.path))?;
+        let removed = home.remove(change);
+        home.go_on(&change.path, removed).attempt(|| format!("remove '{}'", change.path))?;
     }
     for change in changes {
         match change.what {
             What::Added | What::Type | What::Content | What::Links => {
-                home.place(change).attempt(|| format!("write '{}'", change.path))?
+                let placed = home.place(change);
+                home.go_on(&change.path, placed).attempt(|| format!("write '{}'", change.path))?
             }
             What::Deleted | What::Attributes | What::DirTimes => {}
             What::Renamed => return Err(FsError::Damage("an apply is planned without renames")),
@@ -85,7 +89,8 @@ pub(super) fn write_base<'a>(
     }
     // Last, because every change of names changes the times of a directory; deepest first, because of the modes.
     for path in touched.keys().rev() {
-        home.set_attributes(path).attempt(|| format!("set the attributes of '{path}'"))?;
+        let set = home.set_attributes(path);
+        home.go_on(path, set).attempt(|| format!("set the attributes of '{path}'"))?;
         if staged::can_be_kept_out() {
             let seen = found(base.stat(path))?;
             home.written.seen.insert(path.clone(), seen);
@@ -97,6 +102,9 @@ pub(super) fn write_base<'a>(
     home.writer.dir(&TreePath::root())?.sync_filesystem()?;
     Ok(home.written)
 }
+
+/// What could not be done at some paths, and would fail each time.
+pub(super) type Unable = BTreeMap<TreePath, FsError>;
 
 /// Records what will stand at a path.
 pub(super) type Claim<'c> = &'c mut dyn FnMut(&TreePath, Fingerprint) -> FsResult<()>;
@@ -117,6 +125,8 @@ struct Home<'a> {
     changed: BTreeSet<u64>,
     stages: &'a Stages,
     claim: Claim<'a>,
+    /// Who sets the base back goes on with the rest.
+    unable: Option<&'a mut Unable>,
     /// Whether a node that has another number now is another node.
     keeps_numbers: bool,
 }
@@ -138,6 +148,34 @@ impl<'a> Home<'a> {
         match self.writer.dir(path) {
             Err(FsError::LeavesJail) => Ok(None),
             dir => found(dir),
+        }
+    }
+
+    /// Goes on after a failure at one path that would be met again however often this is tried, if that is wanted.
+    fn go_on(&mut self, path: &TreePath, done: FsResult<()>) -> FsResult<()> {
+        match (done, &mut self.unable) {
+            (Err(error), Some(unable)) if is_lasting(&error) => {
+                self.stages.remove_in(&self.writer, path)?;
+                unable.entry(path.clone()).or_insert(error);
+                Ok(())
+            }
+            (done, _) => done,
+        }
+    }
+
+    /// What a node is to have. Who sets the base back may not be able to give it its owner.
+    fn attributes<'x>(&self, record: &Node, xattrs: &'x [(Vec<u8>, Vec<u8>)]) -> Attributes<'x> {
+        let meta = &record.meta;
+        let (mode, uid, gid, atime, mtime) = (meta.mode, meta.uid, meta.gid, meta.atime, meta.mtime);
+        Attributes { mode, uid, gid, atime, mtime, xattrs, or_ours: self.unable.is_some() }
+    }
+
+    /// Notes that a node stayed ours.
+    fn note_owner(&mut self, path: &TreePath, record: &Node, is: &BaseStat) {
+        if let Some(unable) = &mut self.unable
+            && (is.uid, is.gid) != (record.meta.uid, record.meta.gid)
+        {
+            unable.entry(path.clone()).or_insert(FsError::NotPermitted);
         }
     }
 
@@ -258,7 +296,8 @@ impl<'a> Home<'a> {
             step::begin(Step::BaseWrite)?;
             file.set_len(0)?;
             self.copy_content(new, record.size(), &file)?;
-            let stat = dir.set_attributes_of(file, &attributes(record, &xattr_list(record)))?;
+            let stat = dir.set_attributes_of(file, &self.attributes(record, &xattr_list(record)))?;
+            self.note_owner(&change.path, record, &stat);
             self.placed.insert(ino, (change.path.clone(), stat));
             return (self.claim)(&change.path, stat.fingerprint());
         }
@@ -303,11 +342,13 @@ impl<'a> Home<'a> {
         }
         let (record, _) = self.to.record(&wanted)?;
         let xattrs = xattr_list(&record);
-        let attributes = attributes(&record, &xattrs);
+        let attributes = self.attributes(&record, &xattrs);
         let was_placed = self.written.inos.insert(path.clone(), ino).is_some();
         if record.kind() == FileKind::Dir {
             let dir = self.writer.dir(path)?;
-            return dir.set_own_attributes(&attributes);
+            dir.set_own_attributes(&attributes)?;
+            self.note_owner(path, &record, &dir.own_stat()?);
+            return Ok(());
         }
         let (dir, name) = self.dir(path)?;
         if self.placed.contains_key(&ino) {
@@ -327,6 +368,7 @@ impl<'a> Home<'a> {
             (self.claim)(path, Fingerprint { mtime: record.meta.mtime, ..now.fingerprint() })?;
         }
         let is = dir.set_owner_mode_times_xattrs(&name, &attributes)?;
+        self.note_owner(path, &record, &is);
         // A filesystem may keep times less exactly than they were asked for.
         if is.mtime != record.meta.mtime && self.changed.contains(&is.ino) {
             (self.claim)(path, is.fingerprint())?;
@@ -352,11 +394,12 @@ impl<'a> Home<'a> {
         file: Option<File>,
     ) -> FsResult<()> {
         let xattrs = xattr_list(record);
-        let attributes = attributes(record, &xattrs);
+        let attributes = self.attributes(record, &xattrs);
         let made = match file {
             Some(file) => dir.set_attributes_of(file, &attributes)?,
             None => dir.set_owner_mode_times_xattrs(staged, &attributes)?,
         };
+        self.note_owner(&change.path, record, &made);
         self.put(dir, staged, (&change.path, name), self.planned(change), &made)?;
         self.placed.insert(ino, (change.path.clone(), made));
         Ok(())
@@ -434,7 +477,18 @@ fn xattr_list(record: &Node) -> Vec<(Vec<u8>, Vec<u8>)> {
     record.xattrs.iter().flat_map(|x| x.iter()).map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
-fn attributes<'x>(record: &Node, xattrs: &'x [(Vec<u8>, Vec<u8>)]) -> Attributes<'x> {
-    let meta = &record.meta;
-    Attributes { mode: meta.mode, uid: meta.uid, gid: meta.gid, atime: meta.atime, mtime: meta.mtime, xattrs }
+/// Whether a failure is about the path, and not about a disk that may be better the next time, or a right that may be given.
+fn is_lasting(error: &FsError) -> bool {
+    matches!(
+        error,
+        FsError::Drift(_)
+            | FsError::NotPermitted
+            | FsError::NotFound
+            | FsError::Exists
+            | FsError::NotEmpty
+            | FsError::NotADirectory
+            | FsError::IsADirectory
+            | FsError::Unsupported
+            | FsError::TooManyLinks
+    )
 }

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::base::{Base, WriteDir};
+use crate::base::{Base, BaseWriter, WriteDir};
 use crate::error::{FsError, FsResult};
 use crate::fs::{Found, State};
 use crate::history::apply::{Images, found};
@@ -64,6 +64,16 @@ impl Stages {
             }
         }
         Ok(())
+    }
+
+    /// Removes what was staged for a path, if anything is.
+    pub(super) fn remove_in(&self, writer: &BaseWriter<'_>, path: &TreePath) -> FsResult<()> {
+        let staged = path.split().and_then(|(dir, _)| Some((self.0.get(&dir)?, dir)));
+        let Some((name, dir)) = staged else { return Ok(()) };
+        match writer.dir(&dir) {
+            Err(FsError::NotFound | FsError::NotADirectory | FsError::LeavesJail) => Ok(()),
+            dir => found(dir?.unlink(name)).map(drop),
+        }
     }
 }
 

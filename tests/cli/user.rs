@@ -132,6 +132,34 @@ fn what_an_ordinary_user_closed_is_applied_and_taken_back() {
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
 }
 
+/// Cut off when the base is written, and taken back by the next verb.
+#[test]
+fn what_its_user_may_not_read_or_write_or_own_any_more_is_taken_back() {
+    let place = place();
+    place.write("base/roots", "root's\n");
+    let said = as_nobody(
+        &place,
+        r#"
+        cd ..
+        cut() { (cd base; ! JAILFS_STEPS=kill:base.sync:1 $JAILFS apply; eval "$1"; $JAILFS status > ../home/status); }
+
+        echo text > base/f; echo first > base/g; ln base/g base/h
+        $JAILFS mount base mnt; chmod 000 mnt/f; $JAILFS umount mnt
+        cut '[ "$(stat -c %a f)" = 0 ]'; [ "$(stat -c %a base/f)" = 644 ]; [ "$(cat base/f)" = text ]
+
+        $JAILFS mount base mnt; echo second > mnt/g; chmod 444 mnt/h; $JAILFS umount mnt
+        cut '[ "$(cat g)" = second ]'; [ "$(cat base/g base/h | tr '\n' ' ')" = 'first first ' ]; [ base/g -ef base/h ]; [ "$(stat -c %a base/g)" = 644 ]
+        (cd base; $JAILFS discard; $JAILFS run --apply -- sh -c 'chmod 444 g'; $JAILFS run --apply -- sh -c 'chmod 644 g; echo third > g; chmod 444 g')
+        [ "$(cat base/g base/h | tr '\n' ' ')" = 'third third ' ]; [ base/g -ef base/h ]; [ "$(stat -c %a base/g)" = 444 ]
+
+        $JAILFS mount base mnt; rm -f mnt/roots; echo new > mnt/new; $JAILFS umount mnt
+        cut '[ ! -e roots ]'; [ "$(cat base/roots)" = "root's" ]; [ ! -e base/new ]
+        (cd base; ! $JAILFS apply > ../home/told 2>&1); grep -q roots home/told
+        "#,
+    );
+    assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
+}
+
 #[test]
 fn what_is_mapped_and_closed_to_its_own_user_is_in_the_checkpoint_all_the_same() {
     // With the kernel's list of connections, and without.

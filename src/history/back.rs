@@ -176,11 +176,12 @@ fn lost_in_place(base: &Base, images: &Images) -> FsResult<BTreeSet<TreePath>> {
         };
         if size > 0 && !found(base.stat(path))?.is_some_and(|stat| is_it(&stat)) {
             lost.insert(path.clone());
-            nodes.insert(image.host);
+            nodes.insert((image.host, size));
         }
     }
     for (path, _) in images.iter().filter(|_| base.keeps_numbers() && !nodes.is_empty()) {
-        if found(base.stat(path))?.is_some_and(|stat| nodes.contains(&stat.ino)) {
+        // The host may have given the number to another file by now; one of the same size is left, rather than the last bytes lost.
+        if found(base.stat(path))?.is_some_and(|stat| nodes.contains(&(stat.ino, stat.size))) {
             lost.insert(path.clone());
         }
     }

@@ -164,7 +164,8 @@ impl World {
             at = seal.parent;
         }
         self.say(format!("discard to {at:?}"));
-        let epoch = at.map_or(self.epoch(), |id| seals[&id].epoch.0 as usize);
+        let newest = self.epochs.len() - 1;
+        let epoch = at.map_or(newest, |id| seals[&id].epoch.0 as usize);
         let tree = at.map_or_else(|| self.epochs[epoch].clone(), |id| self.checkpoints[&id].clone());
         let times = if at.is_none() { Times::NoChange } else { Times::All };
         let untouched = self.untouched(epoch);

@@ -1,8 +1,8 @@
 //! Undo and redo.
 
 use jailfs::error::Kind;
-use jailfs::sandbox::Sandbox;
 use jailfs::sandbox::verbs::EditKind::Undo;
+use jailfs::sandbox::{Bounds, Sandbox};
 use jailfs::sys::step;
 use jailfs::types::NodeId;
 
@@ -209,4 +209,33 @@ fn content_that_a_failed_undo_wrote_for_a_version_stays() {
         assert_eq!((checked.problems, checked.warnings), (Vec::new(), Vec::new()), "step {step}");
     }
     assert!(failed > 0);
+}
+
+/// Files that an undo made of the same bytes stay apart, also when no version says any more that they are the same.
+#[test]
+fn what_an_undo_brought_back_is_not_written_through_another_file_once_no_version_is_left() {
+    let (old, new) = ("0123456789abcdef".repeat(1000), "written");
+    for (written, other) in [("a", "b"), ("b", "a")] {
+        let place = Place::new(&[]);
+        let work = place.open();
+        work.put("a", &old);
+        work.rest();
+        work.mv("a", "b");
+        work.undo("a", 1).unwrap();
+        drop(work);
+        for round in 0..3 {
+            let work = place.open();
+            work.sandbox.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
+            if round > 0 {
+                work.write(written, 4096 * round, new.as_bytes());
+            }
+            assert!(work.get(other) == old, "{other}, round {round}");
+        }
+        let mut wanted = old.clone();
+        for round in 1..3 {
+            wanted.replace_range(4096 * round..4096 * round + new.len(), new);
+        }
+        let work = place.open();
+        assert!(work.get(written) == wanted, "{written}");
+    }
 }

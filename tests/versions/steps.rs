@@ -3,6 +3,7 @@
 use jailfs::error::Kind;
 use jailfs::sandbox::verbs::EditKind::Undo;
 use jailfs::sandbox::{Bounds, Sandbox};
+use jailfs::store::record::Source;
 use jailfs::sys::step;
 use jailfs::types::NodeId;
 
@@ -209,6 +210,53 @@ fn content_that_a_failed_undo_wrote_for_a_version_stays() {
         assert_eq!((checked.problems, checked.warnings), (Vec::new(), Vec::new()), "step {step}");
     }
     assert!(failed > 0);
+}
+
+/// The layer in which that content is has no record, and no version leads to it any more: only a tree does.
+#[test]
+fn content_that_a_failed_undo_wrote_stays_once_it_is_brought_back_and_its_version_is_gone() {
+    let old = "zero".repeat(5000);
+    let mut kept = 0;
+    for (step, is_sealed) in (1..=8).flat_map(|step| [(step, false), (step, true)]) {
+        let place = Place::new(&[("a", &old)]);
+        let work = place.open();
+        work.checkpoint("start");
+        work.put("a", "one");
+        work.apply();
+        work.rest();
+        let undone = step::with(&format!("fail:store.write:{step}:EIO"), || work.undo("a", 1));
+        let before = work.sandbox.fs().upper_layer();
+        work.restore("start");
+        work.put("a", "two");
+        work.rest();
+        while work.undo("a", 1).is_ok() {}
+        assert!(work.get("a") == old, "step {step}");
+        let refers = work
+            .sandbox
+            .fs()
+            .state()
+            .tree
+            .all_extents()
+            .any(|(_, extent)| matches!(extent.source, Source::Pool { layer, .. } if layer == before));
+        kept += usize::from(undone.is_err() && refers);
+        if is_sealed {
+            work.checkpoint("brought back");
+            work.put("a", "three");
+        }
+        work.sandbox.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
+        work.sandbox.tidy().unwrap();
+        work.gc(0);
+        drop(work);
+        let work = place.open();
+        if is_sealed {
+            work.restore("brought back");
+        }
+        assert!(work.get("a") == old, "step {step}");
+        drop(work);
+        let checked = Sandbox::check_store(&place.store, true).unwrap();
+        assert_eq!((checked.problems, checked.warnings), (Vec::new(), Vec::new()), "step {step}");
+    }
+    assert!(kept > 0, "no undo failed after it had written the content");
 }
 
 /// Files that an undo made of the same bytes stay apart, also when no version says any more that they are the same.

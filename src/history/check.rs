@@ -440,9 +440,14 @@ impl Checker {
             for range in ranges {
                 stored.add_range(layer, cells.as_ref().map_or(range, |cells| cells.whole(range)));
             }
-            match self.store.damaged_blocks(layer, &sums, &stored.of(layer)) {
-                Ok(blocks) => {
-                    self.report.bytes_read += bytes;
+            let stored = stored.of(layer);
+            let found = self.store.damaged_blocks(layer, &sums, &stored);
+            // A block can have none: who gave up what was beside it was cut off, say.
+            let found = found.and_then(|f| Ok((f, self.store.without_sum(layer, &sums, &stored)?)));
+            match found {
+                Ok((blocks, without)) => {
+                    self.report.bytes_read += bytes.saturating_sub(without);
+                    self.report.bytes_without_sum += without;
                     let file = self.store.show(layer, POOL);
                     for block in blocks {
                         self.problem(Problem::Content(file.clone(), block));

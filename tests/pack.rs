@@ -463,6 +463,92 @@ fn a_flipped_bit_of_deflated_content_is_told_and_costs_no_more_than_its_cell() {
     );
 }
 
+/// A version needs the whole cell in which it is, also where the cell begins with what others need.
+#[test]
+fn a_flipped_bit_of_deflated_content_is_told_of_the_version_that_is_deep_in_its_cell() {
+    let place = Place::new();
+    let work = place.open();
+    work.0.fs().set_history(Bounds::default());
+    work.put("f", &text(1, 1100));
+    work.put("g", &text(2, 120));
+    work.put("g", &text(3, 120));
+    work.checkpoint("c0");
+    for n in 1..4 {
+        work.put(&format!("f{n}"), &text(n + 10, 2000));
+        work.checkpoint(&format!("c{n}"));
+    }
+    work.0.tidy().unwrap();
+    drop(work);
+    let clean = Sandbox::check_store(&place.store, true).unwrap();
+    assert_eq!((clean.problems, clean.warnings), (Vec::new(), Vec::new()));
+    let pools = std::fs::read_dir(place.store.join("layers"))
+        .unwrap()
+        .map(|layer| layer.unwrap().path().join("pool"));
+    let pool = pools.max_by_key(|pool| pool.metadata().map_or(0, |about| about.len())).unwrap();
+    let file = std::fs::File::options().read(true).write(true).open(&pool).unwrap();
+    let mut told = Vec::new();
+    for cell in (0..file.metadata().unwrap().len()).step_by(64 << 10) {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, cell + 77).unwrap();
+        file.write_all_at(&[byte[0] ^ 8], cell + 77).unwrap();
+        let checked = Sandbox::check_store(&place.store, true).unwrap();
+        assert!(!checked.problems.is_empty(), "cell at {cell}");
+        let wanted = format!("pool at offset {cell}: content fails its checksum");
+        let of = |warning: &String| warning.contains(&wanted) && warning.contains("version 1 of 'g'");
+        told.extend(checked.warnings.iter().any(of).then_some(cell));
+        assert!(checked.warnings.iter().all(of), "{:?}", checked.warnings);
+        file.write_all_at(&byte, cell + 77).unwrap();
+    }
+    assert_eq!(told.len(), 1, "{told:?}");
+}
+
+#[test]
+fn a_repair_takes_what_is_damaged_and_leaves_what_is_not_whatever_else_is_wrong() {
+    for is_pack_damaged in [true, false] {
+        let place = Place::new();
+        let work = place.open();
+        for n in 0..4 {
+            work.put(&format!("f{n}"), &text(n, 2000));
+            work.checkpoint(&format!("c{n}"));
+        }
+        work.0.tidy().unwrap();
+        drop(work);
+        let dirs = std::fs::read_dir(place.store.join("layers")).unwrap();
+        let mut dirs: Vec<PathBuf> = dirs.map(|layer| layer.unwrap().path()).collect();
+        dirs.sort();
+        let (first, last) = (dirs.first().unwrap(), dirs.last().unwrap());
+        // What is written to is in no pack.
+        let open = dirs.iter().find(|dir| dir.join("journal").exists()).unwrap();
+        assert!(first != last && open != last);
+        // What is no file cannot be read, and is not damaged; nor is a whole record that nobody knows here.
+        if first.join("index").exists() {
+            std::fs::remove_file(first.join("index")).unwrap();
+        }
+        std::fs::create_dir(first.join("index")).unwrap();
+        std::fs::write(last.join("index"), "garbage").unwrap();
+        let (payload, len, seq) = ([99u8], 1u32.to_le_bytes(), 0u64.to_le_bytes());
+        let crc = crc32c::crc32c(&[&len[..], &seq, &payload].concat()).to_le_bytes();
+        std::fs::write(open.join("sums"), [&len[..], &crc, &seq, &payload].concat()).unwrap();
+        let packs = std::fs::read_dir(place.store.join("packs")).unwrap();
+        let pack = packs.map(|pack| pack.unwrap().path()).next().unwrap();
+        if is_pack_damaged {
+            let whole = std::fs::read(&pack).unwrap();
+            std::fs::write(&pack, &whole[..whole.len() - 3]).unwrap();
+        }
+        let checked = Sandbox::repair_store(&place.store, false).unwrap();
+        assert!(
+            checked.repaired.len() == 1 && checked.repaired[0].contains("index"),
+            "{:?}",
+            checked.repaired
+        );
+        assert!(first.join("index").exists() && open.join("sums").exists() && !last.join("index").exists());
+        let told = |part: &str| checked.problems.iter().any(|problem| problem.contains(part));
+        assert!(told("stays as it is") && told("not a record of this format"), "{:?}", checked.problems);
+        assert_eq!(told("its end is missing"), is_pack_damaged, "{:?}", checked.problems);
+        assert!(!told("No such file"), "{:?}", checked.problems);
+    }
+}
+
 #[test]
 fn a_mount_puts_older_layers_together_by_itself() {
     let live = Live::with_options("echo base > base", &["-o", "history=0"]);

@@ -61,7 +61,8 @@ impl Check {
         match checked.problems.len() {
             0 => Ok(0),
             number => {
-                out::note(&format!("{number} problems; the check has changed nothing"));
+                let changed = if checked.repaired.is_empty() { "nothing" } else { "nothing else" };
+                out::note(&format!("{number} problems; the check has changed {changed}"));
                 Ok(Kind::Damage.exit_code())
             }
         }

@@ -14,6 +14,7 @@ use crate::history::Timeline;
 use crate::history::stack::replay;
 use crate::store::inspect::Inspect;
 use crate::store::layer::{INDEX, LayerContents, POOL, SUMS};
+use crate::store::log;
 use crate::store::map::{Map, Place, Run};
 use crate::store::record::{LayerKind, Record, Source};
 use crate::store::used::Used;
@@ -149,29 +150,57 @@ impl Timeline {
     }
 }
 
-/// Makes anew what can be made anew from the rest: indexes, and checksums that cannot be read. Says what it did.
+/// What a repair did.
+#[derive(Debug, Default)]
+pub struct Repaired {
+    /// What was removed, because it is made anew.
+    pub done: Vec<String>,
+    /// What could not be read and stays as it is, because it may be whole, or could not be removed.
+    pub left: Vec<String>,
+}
+
+/// Makes anew what can be made anew from the rest: indexes, and checksums that are damaged. What cannot be looked at or removed
+/// is left, and does not keep the rest from being repaired.
 ///
 /// # Errors
-/// When the store is in use, or what it answers.
-pub fn repair(path: &Path) -> Result<Vec<String>> {
+/// When the store is in use, or its layers cannot be listed.
+pub fn repair(path: &Path) -> Result<Repaired> {
     let inspect = Inspect::open(path)?;
     let _lock = inspect.lock()?;
-    let mut done = Vec::new();
+    let mut repaired = Repaired::default();
     for layer in inspect.layers()? {
-        if inspect.index(layer).map_or(true, |found| found.is_some_and(|index| index.info.seal.is_none())) {
-            inspect.remove(layer, INDEX)?;
-            done.push(format!(
-                "removed the index of layer {layer}, which could not be read; it is not needed"
-            ));
+        let index = inspect.index(layer).map(|found| found.is_none_or(|index| index.info.seal.is_some()));
+        let what = format!("the index of layer {layer}");
+        repaired.take(&inspect, (layer, INDEX), &what, index, "it is not needed");
+        let what = format!("the checksums of layer {layer}");
+        let sums = inspect.sums(layer).map(|_| true);
+        repaired.take(&inspect, (layer, SUMS), &what, sums, "the next mount makes them anew");
+    }
+    Ok(repaired)
+}
+
+impl Repaired {
+    /// Removes a file of a layer if it is damaged.
+    fn take(
+        &mut self,
+        store: &Inspect,
+        (layer, name): (LayerId, &str),
+        what: &str,
+        is_whole: Result<bool>,
+        then: &str,
+    ) {
+        match is_whole {
+            Ok(true) => return,
+            Err(error) if !log::is_damage(&error) => {
+                return self.left.push(format!("{what} stays as it is: {error}"));
+            }
+            Ok(false) | Err(_) => {}
         }
-        if inspect.sums(layer).is_err() {
-            inspect.remove(layer, SUMS)?;
-            done.push(format!(
-                "removed the checksums of layer {layer}, which could not be read; the next mount makes them anew"
-            ));
+        match store.remove(layer, name) {
+            Ok(()) => self.done.push(format!("removed {what}, which could not be read; {then}")),
+            Err(error) => self.left.push(format!("{what} could not be removed: {error}")),
         }
     }
-    Ok(done)
 }
 
 struct Checker {
@@ -411,9 +440,14 @@ impl Checker {
             for range in ranges {
                 stored.add_range(layer, cells.as_ref().map_or(range, |cells| cells.whole(range)));
             }
-            match self.store.damaged_blocks(layer, &sums, &stored.of(layer)) {
-                Ok(blocks) => {
-                    self.report.bytes_read += bytes;
+            let stored = stored.of(layer);
+            let found = self.store.damaged_blocks(layer, &sums, &stored);
+            // A block can have none: who gave up what was beside it was cut off, say.
+            let found = found.and_then(|f| Ok((f, self.store.without_sum(layer, &sums, &stored)?)));
+            match found {
+                Ok((blocks, without)) => {
+                    self.report.bytes_read += bytes.saturating_sub(without);
+                    self.report.bytes_without_sum += without;
                     let file = self.store.show(layer, POOL);
                     for block in blocks {
                         self.problem(Problem::Content(file.clone(), block));

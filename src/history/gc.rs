@@ -21,7 +21,7 @@ use crate::fs::lower::{PreImages, place_in_history};
 use crate::history::Timeline;
 use crate::store::layer::LayerInfo;
 use crate::store::packing::Rewriting;
-use crate::store::record::{Header, LayerKind, OpRecord, Record, Seal};
+use crate::store::record::{Edit, Header, LayerKind, OpRecord, Record, Seal};
 use crate::store::used::Used;
 use crate::tree::Tree;
 use crate::types::{ByteRange, Epoch, LayerId, Timestamp};
@@ -291,7 +291,8 @@ impl Timeline {
     }
 
     /// Layers that were begun for a head and never written to: every restore leaves one behind, and so does one that was cut
-    /// off. Nothing refers to them: an undo that failed can leave content in one that has no record, for a version. Only in turn: an operation that is under way begins such a layer, too.
+    /// off. Nothing refers to them: an undo that failed can leave content in one that has no record, for a version, and that may be brought
+    /// back later. Only in turn: an operation that is under way begins such a layer, too.
     pub(super) fn stale(&self) -> Result<BTreeSet<LayerId>> {
         let catalog = self.store.catalog();
         let parents: BTreeSet<LayerId> = catalog.iter().filter_map(|l| l.header.parent).collect();
@@ -310,12 +311,31 @@ impl Timeline {
                 stale.insert(layer);
             }
         }
-        if !stale.is_empty() {
-            let mut used = Used::default();
-            used.add_versions(&self.fs.reach().versions);
-            stale.retain(|layer| !used.is_used(*layer));
+        // Of what has no content nothing can be used. A pool that cannot be looked at may have some.
+        let has_content = |layer: &&LayerId| self.store.pool_end(**layer).map_or(true, |end| end > 0);
+        let filled: BTreeSet<LayerId> = stale.iter().filter(has_content).copied().collect();
+        if let Some(first) = filled.first() {
+            let mut used = self.used_from(*first)?;
+            self.add_unsealed(&catalog, &mut used)?;
+            stale.retain(|layer| !filled.contains(layer) || !used.is_used(*layer));
         }
         Ok(stale)
+    }
+
+    /// What layers refer to that are not sealed and are not written to, whatever becomes of them.
+    fn add_unsealed(&self, catalog: &[LayerInfo], used: &mut Used) -> Result<()> {
+        let upper = self.fs.upper_layer();
+        for info in catalog.iter().filter(|l| l.seal.is_none() && l.header.layer != upper) {
+            for record in self.store.read_layer(info.header.layer)?.records {
+                let Record::Edits(edits) = record else { continue };
+                for edit in edits {
+                    if let Edit::Map { range, to: Some(source), .. } = edit {
+                        used.add(source, range.len());
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The layers of applies that were given up before they changed anything. No epoch begins with them, and nothing refers to them.

@@ -195,7 +195,7 @@ impl Timeline {
     }
 
     /// What anything refers to, of the content that was written to a layer or one above it.
-    fn used_from(&self, first: LayerId) -> Result<Used> {
+    pub(super) fn used_from(&self, first: LayerId) -> Result<Used> {
         let mut used = Used::default();
         let mut add = |from: &Tree, to: &Tree| {
             for ino in from.diff(to).contents {

@@ -68,7 +68,7 @@ impl Sandbox {
     }
 
     /// Checks a store that nobody has open, and mends what can be mended without losing anything: an index and checksums that
-    /// cannot be read are made anew from the journals and the content.
+    /// are damaged are made anew from the journals and the content. What could not be mended is told with the problems.
     ///
     /// # Errors
     /// As [`Sandbox::check_store`], and what the store answers. [`Kind::InUse`]: somebody has it open.
@@ -76,7 +76,11 @@ impl Sandbox {
     /// [`Kind::InUse`]: crate::error::Kind::InUse
     pub fn repair_store(path: &Path, read_data: bool) -> Result<Checked> {
         let repaired = check::repair(path)?;
-        Ok(Checked { repaired, ..Sandbox::check_store(path, read_data)? })
+        let mut checked = Sandbox::check_store(path, read_data)?;
+        // Each once.
+        checked.problems.retain(|problem| !repaired.left.iter().any(|left| left.ends_with(problem)));
+        checked.problems.extend(repaired.left);
+        Ok(Checked { repaired: repaired.done, ..checked })
     }
 
     /// What the store takes.

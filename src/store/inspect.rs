@@ -141,6 +141,15 @@ impl Inspect {
         sums::damaged(&pool, sums, ranges).attempt(|| format!("read {}", self.show(layer, POOL)))
     }
 
+    /// Bytes in `ranges` of a pool that are held against no checksum.
+    ///
+    /// # Errors
+    /// As lseek(2).
+    pub fn without_sum(&self, layer: LayerId, sums: &Sums, ranges: &[ByteRange]) -> Result<u64> {
+        let (Some(pool), _) = self.pool(layer)? else { return Ok(0) };
+        sums::unknown(&pool, sums, ranges).attempt(|| format!("read {}", self.show(layer, POOL)))
+    }
+
     /// Keeps everybody else from opening the store.
     ///
     /// # Errors

@@ -27,6 +27,9 @@ pub const FRAME_HEAD: usize = 16;
 /// How often the bytes of a record are summed up at most, besides [`codec::MAX_LEN`] bytes, to find out whether they hold frames.
 const MOST_SUMMED: usize = 64;
 
+/// The hint of an error that is no damage, if the file is of a format that is not known yet.
+const OF_NEWER: &str = "a newer jailfs may have written it; use that one";
+
 const SYNC_FAILED: &str = "an earlier sync failed; what was not synced before may be lost";
 
 /// A log open for appending.
@@ -127,8 +130,14 @@ pub fn damage_at(what: &str, offset: u64) -> Error {
 fn decode<T: DeserializeOwned>(payload: &[u8], what: &str, at: u64) -> Result<T> {
     codec::decode(payload).map_err(|why| {
         Error::damage(format!("read {what} at offset {at}"), format!("not a record of this format: {why}"))
-            .hint("a newer jailfs may have written it; use that one")
+            .hint(OF_NEWER)
     })
+}
+
+/// Whether an error says that what was read is damaged, and not that it could not be read now, or that it is whole and says what is not
+/// known here.
+pub fn is_damage(error: &Error) -> bool {
+    error.kind == Kind::Damage && error.hint.as_deref() != Some(OF_NEWER)
 }
 
 fn read_good<T: DeserializeOwned>(bytes: &[u8], what: &str, first: u64) -> Result<Contents<T>> {

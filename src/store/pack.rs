@@ -226,7 +226,11 @@ impl Packs {
                     since = since.min(pack.since);
                     self.state.get_mut().packs.insert(0, pack);
                 }
-                Err(error) => self.damaged.push(error),
+                Err(error) => {
+                    // What was found in it before the damage cannot be read by anybody.
+                    self.state.get_mut().places.retain(|_, place| place.pack != number);
+                    self.damaged.push(error);
+                }
             }
         }
         Ok(())

@@ -16,7 +16,7 @@ use crate::store::layers::Layers;
 use crate::store::log::{self, Log};
 use crate::store::pool::{BLOCK, block_ceil, block_floor};
 use crate::store::{Store, disk};
-use crate::sys::file::pread_full;
+use crate::sys::file::{pread_full, seek_data, seek_hole};
 use crate::types::{ByteRange, LayerId};
 
 /// Blocks in one record.
@@ -289,6 +289,38 @@ pub(super) fn damaged(pool: &File, sums: &Sums, ranges: &[ByteRange]) -> std::io
     Ok(found)
 }
 
+/// Bytes in `ranges` of a pool that take space and have no checksums.
+///
+/// # Errors
+/// As lseek(2).
+pub(super) fn unknown(pool: &File, sums: &Sums, ranges: &[ByteRange]) -> std::io::Result<u64> {
+    let mut unknown = 0;
+    for range in ranges {
+        let mut at = range.start;
+        let end = ByteRange { start: range.end, end: range.end };
+        for known in sums.known_in(*range).chain([end]) {
+            unknown += data_in(pool, ByteRange { start: at, end: known.start })?;
+            at = at.max(known.end);
+        }
+    }
+    Ok(unknown)
+}
+
+/// Bytes in a range of a pool that take space.
+fn data_in(pool: &File, range: ByteRange) -> std::io::Result<u64> {
+    let (mut at, mut bytes) = (range.start, 0);
+    while at < range.end {
+        let Some(start) = seek_data(pool, at)?.filter(|start| *start < range.end) else { break };
+        let end = seek_hole(pool, start)?.unwrap_or(start).min(range.end);
+        if end <= start {
+            break;
+        }
+        bytes += end - start;
+        at = end;
+    }
+    Ok(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -320,6 +352,22 @@ mod tests {
             let alone = alone.map(|at| (at, crc32c::crc32c(&read_block(&pool, at).unwrap())));
             assert_eq!(found, alone.collect::<Vec<_>>(), "{start}..{end}");
         }
+    }
+
+    #[test]
+    fn what_takes_space_and_has_no_checksum_is_counted() {
+        let pool = tempfile::tempfile().unwrap();
+        let blocks = |start: u64, end: u64| ByteRange { start: start * BLOCK, end: end * BLOCK };
+        // A hole from block 16 on, and bytes behind it.
+        pool.write_all_at(&[7; 16 * BLOCK as usize], 0).unwrap();
+        pool.write_all_at(&[7; 4 * BLOCK as usize], 64 * BLOCK).unwrap();
+        let sums = Sums { runs: vec![(2, vec![0; 4]), (8, vec![0; 2]), (65, vec![0; 8])] };
+        let count = |ranges: &[ByteRange]| unknown(&pool, &sums, ranges).unwrap();
+        assert_eq!(count(&[blocks(2, 6), blocks(8, 10), blocks(65, 68)]), 0);
+        assert_eq!(count(&[blocks(0, 80)]), (2 + 2 + 6 + 1) * BLOCK);
+        assert_eq!(count(&[blocks(20, 40)]), 0, "it is a hole");
+        let part = ByteRange { start: BLOCK + 100, end: 2 * BLOCK + 5 };
+        assert_eq!(count(&[part, blocks(6, 7)]), BLOCK - 100 + BLOCK);
     }
 
     #[test]

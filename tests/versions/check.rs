@@ -9,6 +9,7 @@ use jailfs::sandbox::Sandbox;
 use jailfs::sandbox::verbs::Checked;
 use jailfs::store::log::{self, Log};
 use jailfs::store::record::Source;
+use jailfs::store::sums::SumsRecord;
 use jailfs::store::versions::{Content, VersionRecord};
 use jailfs::types::{Epoch, LayerId};
 
@@ -204,4 +205,26 @@ fn check_reads_the_content_of_versions_that_nothing_else_needs() {
     let wanted = format!("layers/00000001/pool at offset {block}: content fails its checksum");
     assert!(warnings[0].contains(&wanted) && warnings[0].contains("history/main at offset "), "{warnings:?}");
     assert!(warnings[0].contains("version 1 of 'd/c'"), "{warnings:?}");
+}
+
+#[test]
+fn content_that_is_held_against_no_checksum_is_not_counted_as_read() {
+    let place = worked();
+    let work = place.open();
+    work.put("big", &"0123456789abcdef".repeat(2560));
+    work.checkpoint("x");
+    drop(work);
+    let before = check(&place, true);
+    assert!(before.bytes_read == 0 && before.bytes_without_sum >= 40_960);
+    // Of the first block alone.
+    let layer = place.store.join("layers/00000001");
+    let block = host::read(layer.join("pool")).unwrap()[..4096].to_vec();
+    let path = layer.join("sums");
+    let file = host::File::options().create_new(true).read(true).write(true).open(&path).unwrap();
+    let mut log = Log::append_to(Arc::new(file), "t".to_owned(), 0, 0).unwrap();
+    log.append(&SumsRecord::Blocks { first: 0, sums: vec![crc32c::crc32c(&block)] }).unwrap();
+    log.append(&SumsRecord::End).unwrap();
+    let after = check(&place, true);
+    assert!(after.bytes_read <= 4096, "{} bytes", after.bytes_read);
+    assert_eq!(after.bytes_read + after.bytes_without_sum, before.bytes_without_sum);
 }

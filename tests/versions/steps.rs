@@ -1,8 +1,9 @@
 //! Undo and redo.
 
 use jailfs::error::Kind;
-use jailfs::sandbox::Sandbox;
 use jailfs::sandbox::verbs::EditKind::Undo;
+use jailfs::sandbox::{Bounds, Sandbox};
+use jailfs::store::record::Source;
 use jailfs::sys::step;
 use jailfs::types::NodeId;
 
@@ -209,4 +210,80 @@ fn content_that_a_failed_undo_wrote_for_a_version_stays() {
         assert_eq!((checked.problems, checked.warnings), (Vec::new(), Vec::new()), "step {step}");
     }
     assert!(failed > 0);
+}
+
+/// The layer in which that content is has no record, and no version leads to it any more: only a tree does.
+#[test]
+fn content_that_a_failed_undo_wrote_stays_once_it_is_brought_back_and_its_version_is_gone() {
+    let old = "zero".repeat(5000);
+    let mut kept = 0;
+    for (step, is_sealed) in (1..=8).flat_map(|step| [(step, false), (step, true)]) {
+        let place = Place::new(&[("a", &old)]);
+        let work = place.open();
+        work.checkpoint("start");
+        work.put("a", "one");
+        work.apply();
+        work.rest();
+        let undone = step::with(&format!("fail:store.write:{step}:EIO"), || work.undo("a", 1));
+        let before = work.sandbox.fs().upper_layer();
+        work.restore("start");
+        work.put("a", "two");
+        work.rest();
+        while work.undo("a", 1).is_ok() {}
+        assert!(work.get("a") == old, "step {step}");
+        let refers = work
+            .sandbox
+            .fs()
+            .state()
+            .tree
+            .all_extents()
+            .any(|(_, extent)| matches!(extent.source, Source::Pool { layer, .. } if layer == before));
+        kept += usize::from(undone.is_err() && refers);
+        if is_sealed {
+            work.checkpoint("brought back");
+            work.put("a", "three");
+        }
+        work.sandbox.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
+        work.sandbox.tidy().unwrap();
+        work.gc(0);
+        drop(work);
+        let work = place.open();
+        if is_sealed {
+            work.restore("brought back");
+        }
+        assert!(work.get("a") == old, "step {step}");
+        drop(work);
+        let checked = Sandbox::check_store(&place.store, true).unwrap();
+        assert_eq!((checked.problems, checked.warnings), (Vec::new(), Vec::new()), "step {step}");
+    }
+    assert!(kept > 0, "no undo failed after it had written the content");
+}
+
+/// Files that an undo made of the same bytes stay apart, also when no version says any more that they are the same.
+#[test]
+fn what_an_undo_brought_back_is_not_written_through_another_file_once_no_version_is_left() {
+    let (old, new) = ("0123456789abcdef".repeat(1000), "written");
+    for (written, other) in [("a", "b"), ("b", "a")] {
+        let place = Place::new(&[]);
+        let work = place.open();
+        work.put("a", &old);
+        work.rest();
+        work.mv("a", "b");
+        work.undo("a", 1).unwrap();
+        drop(work);
+        for round in 0..3 {
+            let work = place.open();
+            work.sandbox.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
+            if round > 0 {
+                work.write(written, 4096 * round, new.as_bytes());
+            }
+            assert!(work.get(other) == old, "{other}, round {round}");
+        }
+        let mut wanted = old.clone();
+        for round in 1..3 {
+            wanted.replace_range(4096 * round..4096 * round + new.len(), new);
+        }
+        let work = place.open();
+        assert!(work.get(written) == wanted, "{written}");
+    }
 }

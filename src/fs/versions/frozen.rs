@@ -1,8 +1,10 @@
-//! Which addresses of the pool of the upper layer are not written again, because a version refers to them.
+//! Which addresses of the pool of the upper layer are not written again, because something else refers to them, too: a version, or
+//! what an undo brought back.
 
 use std::collections::BTreeMap;
 
 use crate::store::record::Source;
+use crate::tree::Tree;
 use crate::types::{ByteRange, LayerId};
 
 /// Ranges of the pool of one layer. Of another layer nothing is frozen: it is sealed, or no version refers to it yet.
@@ -52,6 +54,25 @@ impl Frozen {
         let (start, end) = first.map(|(start, end)| (*start.max(&part.start), *end.min(&part.end)))?;
         (start < end).then_some(ByteRange { start, end })
     }
+}
+
+/// The ranges of the pool of a layer to which a tree refers more than once.
+pub(super) fn shared(tree: &Tree, layer: LayerId) -> Vec<ByteRange> {
+    let in_pool = tree.all_extents().filter_map(|(_, extent)| match extent.source {
+        Source::Pool { layer: of, offset } if of == layer => Some(ByteRange::at(offset, extent.len)),
+        _ => None,
+    });
+    let mut ranges: Vec<ByteRange> = in_pool.collect();
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut end = 0;
+    ranges.retain_mut(|range| {
+        let once = end.max(range.end);
+        range.end = range.end.min(end);
+        end = once;
+        !range.is_empty()
+    });
+    ranges.shrink_to_fit();
+    ranges
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::settle::push;
-use super::{List, Versions};
+use super::{List, Versions, frozen};
 use crate::error::{FsError, FsResult};
 use crate::fs::{Core, Forgotten, Found, Fs, Need, State};
 use crate::store::record::{Body, Dentry, Edit, Meta, Node, Record, Source};
@@ -144,6 +144,10 @@ impl Fs {
         let layer = core.upper.layer();
         if !is_safe {
             versions.frozen.add(layer, Source::Pool { layer, offset: 0 }, core.upper.pool.reserved().1);
+        }
+        // What an undo brought back may be in two files, and the version may be gone.
+        for range in frozen::shared(&core.tree, layer) {
+            versions.frozen.add(layer, Source::Pool { layer, offset: range.start }, range.len());
         }
         core.versions = Some(versions);
         for content in contents {

@@ -157,7 +157,13 @@ impl Checker {
         for (layer, ranges) in referred {
             // What is wrong with the checksums themselves, or with reading, was told with the states.
             let Ok(Some(sums)) = self.store.sums(*layer) else { continue };
-            let Ok(damaged) = self.store.damaged_blocks(*layer, &sums, &joined(ranges)) else { continue };
+            let known = self.layers.get(layer);
+            let Ok(cells) = known.map_or(Ok(None), |known| self.store.cells(&known.info)) else { continue };
+            // Of what is deflated every byte takes the whole cell.
+            let whole = |range: ByteRange| cells.as_ref().map_or(range, |cells| cells.whole(range));
+            let ranges: Vec<(ByteRange, usize)> =
+                ranges.iter().map(|(range, of)| (whole(*range), *of)).collect();
+            let Ok(damaged) = self.store.damaged_blocks(*layer, &sums, &joined(&ranges)) else { continue };
             let pool = self.store.show(*layer, POOL);
             for block in damaged {
                 let block = ByteRange::at(block, crate::store::pool::BLOCK);

@@ -98,3 +98,29 @@ fn what_is_written_while_a_redo_is_under_way_is_kept() {
     assert_eq!(place.live(), "two");
     assert!(place.texts().contains(&"ONE".to_owned()), "{:?}", place.texts());
 }
+
+#[test]
+fn bytes_that_a_file_has_twice_at_one_address_are_not_written_in_place() {
+    let place = Place::new();
+    place.put(&"0123456789abcdef".repeat(512));
+    place.fs.set_history(Bounds { versions: 0, ..Bounds::default() });
+    let ino = place.fs.getattr(place.file).unwrap().ino;
+    let layer = place.fs.upper_layer();
+    let (_, first) = place.fs.core().tree.extents(ino).next().unwrap();
+    let Source::Pool { offset, .. } = first.source else { panic!("{first:?}") };
+    // Its second block is what is the end of its first, and the beginning of what was its second.
+    let to = Some(Source::Pool { layer, offset: offset + 2048 });
+    let edit = Edit::Map { ino, range: ByteRange::at(4096, 4096), to };
+    place.fs.core().commit(vec![edit]).unwrap();
+    // Nobody remembers how it came to be.
+    place.fs.open_history("main");
+    let frozen = |from: u64| {
+        place.fs.core().first_frozen(layer, ByteRange { start: offset + from, end: offset + 8192 })
+    };
+    assert_eq!(frozen(0), Some(ByteRange::at(offset + 2048, 2048)));
+    assert_eq!(frozen(4096), None, "what it has once is written in place");
+    let mut wanted = place.live();
+    place.fs.write(place.file, 3000, b"written", false).unwrap();
+    wanted.replace_range(3000..3007, "written");
+    assert!(place.live() == wanted);
+}

@@ -751,3 +751,49 @@ fn a_link_that_has_the_number_of_one_that_an_apply_removed_is_another() {
     place.reopen();
     assert_eq!(place.base("link").read_link().unwrap().to_str(), Some("theirs"));
 }
+
+#[test]
+fn what_somebody_writes_while_an_apply_is_taken_back_keeps_its_bytes_and_its_mode() {
+    let make = || {
+        let place = Place::new(&[("a", "a"), ("b", "b"), ("f", "before")]);
+        for (path, text) in [("a", "new a"), ("b", "new b"), ("f", "applied")] {
+            place.put(path, text);
+        }
+        place.chmod("f", 0o640);
+        place
+    };
+    let mut theirs = 0;
+    for moment in (1..).step_by(2) {
+        let mut place = cut_off(make, |place| place.in_base("f").as_deref() == Some("applied"));
+        let (f, aside, me) = (place.base("f"), place.dir.path().join("aside"), std::thread::current().id());
+        host::write(&aside, "theirs, and longer").unwrap();
+        host::set_permissions(&aside, std::os::unix::fs::PermissionsExt::from_mode(0o604)).unwrap();
+        let seen = Arc::new(std::sync::atomic::AtomicU64::new(0));
+        let counted = Arc::clone(&seen);
+        step::record(Some(Box::new(move |_| {
+            if std::thread::current().id() == me
+                && counted.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1 == moment
+            {
+                host::rename(&aside, &f).unwrap();
+            }
+        })));
+        place.reopen();
+        step::record(None);
+        if seen.load(std::sync::atomic::Ordering::SeqCst) < moment {
+            break;
+        }
+        for _ in 0..2 {
+            let (text, mode) =
+                (place.in_base("f").unwrap(), place.base("f").metadata().unwrap().mode() & 0o777);
+            let is_theirs = text == "theirs, and longer";
+            assert!(
+                is_theirs && mode == 0o604 || text == "before" && mode == 0o644,
+                "{moment}: {text} {mode:o}"
+            );
+            theirs += u32::from(is_theirs);
+            place.reopen();
+        }
+        assert_eq!((place.in_base("a").as_deref(), place.in_base("b").as_deref()), (Some("a"), Some("b")));
+    }
+    assert!(theirs > 0);
+}

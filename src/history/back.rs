@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::base::{Base, BaseStat};
-use crate::error::{Attempt, Error, FsResult, Result};
+use crate::error::{Attempt, Error, FsError, FsResult, Result};
 use crate::fs::State;
 use crate::fs::lower::{self, ANY_TIMES, Lower, PreHistory, PreImages};
 use crate::history::apply::{Images, Keep, TAKEN_BACK, collect, found, settle, touched_paths};
@@ -269,11 +269,17 @@ fn set_back(
     left_alone.extend(mounted(base, &touched_by_apply).attempt(attempt)?);
     // All that the apply made is in the images: what else is in a directory that it made, somebody put there.
     let goes = changes.iter().filter(|c| matches!(c.what, What::Deleted | What::Type)).map(|c| &c.path);
-    left_alone.extend(goes.filter(|path| !touched_by_apply.contains(*path)).cloned());
+    let mut topmost: Option<&TreePath> = None;
+    for path in goes.filter(|path| !touched_by_apply.contains(*path)) {
+        // What is below it stays with it.
+        if topmost.is_none_or(|top| !path.starts_with(top)) {
+            left_alone.insert(path.clone());
+            topmost = Some(path);
+        }
+    }
     let in_use = dirs_in_use(base, &changes, left_alone).attempt(attempt)?;
     // What the apply put into a directory that stays goes; what would stand below a file that stays cannot come back.
-    let stays =
-        |path: &TreePath| in_use.contains(path) || left_alone.iter().any(|foreign| path.starts_with(foreign));
+    let stays = |path: &TreePath| in_use.contains(path) || is_in(left_alone, path);
     changes.retain(|change| !stays(&change.path));
     let mut touched = touched_paths(&changes);
     for path in touched_by_apply {
@@ -286,6 +292,18 @@ fn set_back(
     let written = write_base(base, (&from, &to), &changes, &touched, stages, &mut claim, Some(&mut unable))
         .attempt(attempt)?;
     Ok((written, unable))
+}
+
+/// Whether a path is one of these, or below one.
+fn is_in(paths: &BTreeSet<TreePath>, path: &TreePath) -> bool {
+    let mut at = Some(path.clone());
+    while let Some(path) = at {
+        if paths.contains(&path) {
+            return true;
+        }
+        at = path.split().map(|(above, _)| above);
+    }
+    false
 }
 
 /// The paths at or above these at which somebody mounted something: that is not the base's, and what is under it cannot be reached.
@@ -318,10 +336,13 @@ fn dirs_in_use(
         if stat.foreign {
             continue;
         }
-        let in_use = base.list(path)?.iter().any(|entry| {
-            let inside = path.join(&entry.name);
-            !go.contains(&inside) || left_alone.contains(&inside) || kept.contains(&inside)
-        });
+        let stays =
+            |inside: &TreePath| !go.contains(inside) || left_alone.contains(inside) || kept.contains(inside);
+        let in_use = match base.list(path) {
+            // Nobody can remove what is in it.
+            Err(FsError::AccessDenied) => true,
+            entries => entries?.iter().any(|entry| stays(&path.join(&entry.name))),
+        };
         if in_use {
             kept.insert((*path).clone());
         }

@@ -156,6 +156,8 @@ impl<'a> Home<'a> {
         match (done, &mut self.unable) {
             (Err(error), Some(unable)) if is_lasting(&error) => {
                 self.stages.remove_in(&self.writer, path)?;
+                // What stands there now is nothing that was put there.
+                self.written.inos.remove(path);
                 unable.entry(path.clone()).or_insert(error);
                 Ok(())
             }
@@ -309,7 +311,8 @@ impl<'a> Home<'a> {
             // Those that change, too, have their turn.
             if !self.changes.contains_key(&link) && stays(&link)? {
                 let old = self.from.resolve(&link)?;
-                self.link(ino, &change.path, &link, &old)?;
+                let linked = self.link(ino, &change.path, &link, &old);
+                self.go_on(&link, linked)?;
             }
         }
         Ok(())
@@ -335,6 +338,9 @@ impl<'a> Home<'a> {
 
     /// Gives a path its attributes, if it is there.
     fn set_attributes(&mut self, path: &TreePath) -> FsResult<()> {
+        if self.unable.as_ref().is_some_and(|unable| unable.contains_key(path)) {
+            return Ok(());
+        }
         let wanted = self.to.resolve(path)?;
         let Some(ino) = wanted.ino() else { return Ok(()) };
         if !self.changes.contains_key(path) && self.is_other(path, &wanted)? {

@@ -321,6 +321,11 @@ impl TreePath {
         Some((TreePath(dir.into()), Name::new(name).ok()?))
     }
 
+    /// The path itself and those of the directories above it, up to the root.
+    pub fn upwards(&self) -> impl Iterator<Item = TreePath> {
+        std::iter::successors(Some(self.clone()), |path| path.split().map(|(above, _)| above))
+    }
+
     /// The names of the path, from the root down.
     pub fn names(&self) -> impl Iterator<Item = Name> + '_ {
         self.0.split(|&b| b == b'/').filter_map(|part| Name::new(part).ok())

@@ -442,6 +442,67 @@ fn extended_attributes_are_kept_and_the_store_is_named() {
 }
 
 #[test]
+fn a_label_that_is_not_there_is_asked_for_once() {
+    const LABEL: &[u8] = b"security.selinux";
+    let bench = Bench::over(|base| (0..50).for_each(|n| write(base.join(format!("f{n}")), "x")));
+    let list = || {
+        let before = bench.count("getxattr");
+        assert!(Command::new("ls").arg("-l").arg(bench.at("")).output().unwrap().status.success());
+        bench.count("getxattr") - before
+    };
+    let file = File::open(bench.at("f1")).unwrap();
+    let has_labels = jailfs::sys::proc::has_filesystem(b"selinuxfs").unwrap();
+    let (none, most) = if has_labels { (Errno::ENODATA, 60) } else { (Errno::EOPNOTSUPP, 5) };
+    assert_eq!(code(&xattr::get(&file, LABEL).unwrap_err()), none);
+    // ACLs are asked for the first time, and remembered.
+    list();
+    assert!(list() <= most, "{}", list());
+    assert_eq!(code(&xattr::get(&file, b"security.capability").unwrap_err()), Errno::ENODATA);
+    // Where one file has a label, the others have none, and that is another answer.
+    xattr::set(&file, LABEL, b"system_u:object_r:tmp_t:s0").unwrap();
+    assert_eq!(xattr::get(&file, LABEL).unwrap(), b"system_u:object_r:tmp_t:s0");
+    let other = File::open(bench.at("f2")).unwrap();
+    assert_eq!(code(&xattr::get(&other, LABEL).unwrap_err()), Errno::ENODATA);
+}
+
+/// A program that looks at what it lists asks for some files, and then gets them with the names; one that does not look gets names.
+#[test]
+fn looking_at_what_was_listed_costs_few_messages() {
+    let bench = Bench::over(|base| {
+        for dir in 0..20 {
+            fs::create_dir(base.join(format!("d{dir}"))).unwrap();
+            (0..20).for_each(|n| write(base.join(format!("d{dir}/f{n}")), "x"));
+        }
+    });
+    let messages = || ["lookup", "readdirplus", "readdir"].map(|operation| bench.count(operation));
+    let cost = |program: &str, words: &[&str], lines: usize| {
+        let before = messages();
+        let said = Command::new(program).arg(bench.at("")).args(words).output().unwrap();
+        assert_eq!(said.stdout.split(|byte| *byte == b'\n').count() - 1, lines);
+        let after = messages();
+        [0, 1, 2].map(|at| after[at] - before[at])
+    };
+    // Each directory is read twice: the second time there is no more.
+    let [lookups, listed, plain] = cost("find", &["-type", "f"], 400);
+    assert!(lookups <= 1 && listed <= 43 && plain == 0, "names: {lookups} {listed} {plain}");
+    assert!(bench.fs.held_nodes() <= 21, "nobody looked at files");
+    assert_eq!(cost("find", &["-type", "f"], 400)[0], 0);
+    // The names are remembered, so all files are asked for.
+    assert_eq!(cost("find", &["-size", "-9"], 421)[0], 400);
+    let bench_again = Bench::over(|base| {
+        for dir in 0..20 {
+            fs::create_dir(base.join(format!("d{dir}"))).unwrap();
+            (0..20).for_each(|n| write(base.join(format!("d{dir}/f{n}")), "x"));
+        }
+    });
+    let found = Command::new("find").arg(bench_again.at("")).args(["-size", "-9"]).output().unwrap();
+    assert_eq!(found.stdout.split(|byte| *byte == b'\n').count() - 1, 421);
+    let lookups = bench_again.count("lookup");
+    assert!((20..=25).contains(&lookups), "those of the first directory: {lookups}");
+    assert_eq!(bench_again.fs.held_nodes(), 421);
+}
+
+#[test]
 fn room_is_made_holes_are_punched_and_found() {
     let bench = Bench::new();
     let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(bench.at("f")).unwrap();

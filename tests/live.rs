@@ -18,6 +18,8 @@ mod files;
 mod full;
 #[path = "common/live.rs"]
 mod harness;
+#[path = "live/listed.rs"]
+mod listed;
 #[path = "live/maps.rs"]
 mod maps;
 #[path = "live/shared.rs"]

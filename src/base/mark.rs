@@ -22,9 +22,11 @@ const KEEP_NUMBERS: [u64; 8] = [
     0xf2f5_2010, // f2fs
     0x2fc1_2fc1, // zfs
     0xca45_1a4e, // bcachefs
-    0x6969,      // nfs
+    NFS,
 ];
 const BTRFS: u64 = 0x9123_683e;
+const NFS: u64 = 0x6969;
+const OVERLAYFS: u64 = 0x794c_7630;
 
 /// The kind of filesystem that a node is on: `f_type` of statfs(2).
 fn filesystem<Fd: AsFd>(fd: Fd) -> Option<u64> {
@@ -36,6 +38,13 @@ fn filesystem<Fd: AsFd>(fd: Fd) -> Option<u64> {
 /// Whether the numbers of nodes mean the same after the filesystem was mounted anew.
 pub(super) fn keeps_numbers<Fd: AsFd>(fd: Fd) -> bool {
     filesystem(fd).is_some_and(|kind| KEEP_NUMBERS.contains(&kind))
+}
+
+/// Whether the kernel knows what there is to know of a file without asking a server for it. What it was told of an
+/// overlay is that its layers do not change.
+pub(super) fn answers_at_once<Fd: AsFd>(fd: Fd) -> bool {
+    let is_local = |kind| kind == OVERLAYFS || (kind != NFS && KEEP_NUMBERS.contains(&kind));
+    filesystem(fd).is_some_and(is_local)
 }
 
 /// What a base directory is known by.

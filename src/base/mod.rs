@@ -15,6 +15,7 @@
 
 mod attributes;
 mod mark;
+mod near;
 mod resolve;
 mod stat;
 #[cfg(test)]
@@ -38,6 +39,7 @@ use crate::sys;
 use crate::types::{BaseMark, FileKind, Name, TreePath};
 
 pub use attributes::Attributes;
+pub use near::Near;
 pub use stat::BaseStat;
 pub use write::{BaseWriter, WriteDir};
 
@@ -52,6 +54,8 @@ pub struct Base {
     id: (u64, u64),
     mark: Option<BaseMark>,
     keeps_numbers: bool,
+    /// Whether the kernel knows all of a file without asking anybody.
+    answers_at_once: bool,
     hidden: RwLock<Arc<[TreePath]>>,
 }
 
@@ -94,10 +98,11 @@ impl Base {
         // Without a private view we go on: the promise "no byte changes" does not rest on it.
         let view = if means.view { sys::mount::clone_private_readonly(&root).ok() } else { None };
         let mark = mark::of_root(&root, stat.st_ino);
-        let keeps_numbers = mark::keeps_numbers(&root);
+        let (keeps_numbers, answers_at_once) = (mark::keeps_numbers(&root), mark::answers_at_once(&root));
         Ok(Base {
             mark,
             keeps_numbers,
+            answers_at_once,
             plain: Root::new(root),
             view: view.map(Root::new),
             resolver: Resolver::new(means.openat2),

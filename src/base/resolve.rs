@@ -25,13 +25,13 @@ const PIECE: usize = 4000;
 /// A directory to resolve from, and how to tell that a descriptor is in the same mount.
 pub(super) struct Root {
     pub(super) fd: OwnedFd,
-    place: Place,
+    pub(super) place: Place,
 }
 
 /// Where something is mounted. The id tells two mounts of one filesystem apart, and does not mistake a btrfs
 /// subvolume for a mount as `st_dev` does; so `st_dev` is only for kernels without ids.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     Mount(u64),
     Device(u64),
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 
-use nix::sys::stat::{FileStat, fstat};
+use nix::sys::stat::{FileStat, fstat, makedev};
 
 use crate::error::{FsError, FsResult};
 use crate::types::{FileKind, Fingerprint, Timestamp};
@@ -64,6 +64,28 @@ impl BaseStat {
             atime: timestamp(stat.st_atime, stat.st_atime_nsec),
             mtime: timestamp(stat.st_mtime, stat.st_mtime_nsec),
             ctime: timestamp(stat.st_ctime, stat.st_ctime_nsec),
+            foreign: false,
+        })
+    }
+
+    /// Of what statx(2) said.
+    pub(super) fn from_statx(stat: &libc::statx) -> FsResult<BaseStat> {
+        let mode = u32::from(stat.stx_mode);
+        let time = |time: libc::statx_timestamp| Timestamp { secs: time.tv_sec, nanos: time.tv_nsec };
+        Ok(BaseStat {
+            dev: makedev(stat.stx_dev_major.into(), stat.stx_dev_minor.into()),
+            ino: stat.stx_ino,
+            kind: FileKind::from_mode(mode).ok_or(FsError::Unsupported)?,
+            mode,
+            nlink: stat.stx_nlink,
+            uid: stat.stx_uid,
+            gid: stat.stx_gid,
+            rdev: makedev(stat.stx_rdev_major.into(), stat.stx_rdev_minor.into()),
+            size: stat.stx_size,
+            blocks: stat.stx_blocks,
+            atime: time(stat.stx_atime),
+            mtime: time(stat.stx_mtime),
+            ctime: time(stat.stx_ctime),
             foreign: false,
         })
     }

@@ -94,6 +94,23 @@ fn names(base: &Base, at: &str) -> FsResult<BTreeMap<Vec<u8>, Option<FileKind>>>
     Ok(base.list(&path(at))?.into_iter().map(|e| (e.name.as_bytes().to_vec(), e.kind)).collect())
 }
 
+/// Holds what is said of the names of a directory at once against what is said of their paths. How many were said at once.
+fn near_agrees(base: &Base, dir: &str) -> usize {
+    let dir = path(dir);
+    let near = base.near(&dir);
+    let listed = base.list(&dir).unwrap_or_default().into_iter().map(|entry| entry.name);
+    let mut at_once = 0;
+    for name in listed.chain([name("none"), name("x".repeat(255)), name("f")]) {
+        let expected = base.stat(&dir.join(&name));
+        assert_eq!(near.stat(&name), expected, "{name:?}");
+        if let Some(said) = near.at_once(&name) {
+            assert_eq!(Ok(said), expected, "{name:?}");
+            at_once += 1;
+        }
+    }
+    at_once
+}
+
 #[test]
 fn what_is_there_is_shown() {
     let place = Place::new();
@@ -124,6 +141,9 @@ fn what_is_there_is_shown() {
         assert_eq!(listed[&b"d"[..]], Some(FileKind::Dir));
         assert_eq!(listed[&b"p"[..]], Some(FileKind::Fifo));
         assert_eq!(base.stat(&path("none")).unwrap_err(), FsError::NotFound);
+        // Each of the five, and the long one once more.
+        assert_eq!([near_agrees(base, ""), near_agrees(base, "d/e"), near_agrees(base, "none")], [6, 2, 0]);
+        assert_eq!(near_agrees(base, "l"), 0, "a link is not followed");
         assert_eq!(base.stat(&path("d/e/f/g")).unwrap_err(), FsError::NotFound);
         assert_eq!(base.list(&path("d/e/f")).unwrap_err(), FsError::NotADirectory);
         assert_eq!(base.open_file(&path("d")).unwrap_err(), FsError::IsADirectory);
@@ -592,6 +612,8 @@ fn a_mount_inside_the_base_is_an_empty_directory() {
             }
             assert_eq!(names(base, "").unwrap().len(), 5);
             assert!(!base.stat(&path("d")).unwrap().foreign);
+            assert_eq!(near_agrees(base, ""), 2, "what is mounted upon is not looked at");
+            assert_eq!([near_agrees(base, "tmp"), near_agrees(base, "bind")], [0, 0]);
         };
         check(&before);
         place.on_all(check);

@@ -213,8 +213,29 @@ fn start_log(verb: &Verb) {
             writeln!(to, "jailfs: {level}: {}", record.args())
         });
     }
-    if log.try_init().is_err() {
+    let log = log.build();
+    ::log::set_max_level(log.filter());
+    if ::log::set_boxed_logger(Box::new(Unexpected(log))).is_err() {
         out::note("the log has been started already");
+    }
+}
+
+/// A log without what is always so.
+struct Unexpected(env_logger::Logger);
+
+impl ::log::Log for Unexpected {
+    fn enabled(&self, metadata: &::log::Metadata<'_>) -> bool {
+        self.0.enabled(metadata)
+    }
+
+    fn log(&self, record: &::log::Record<'_>) {
+        if !crate::fuse::is_expected(record) {
+            self.0.log(record);
+        }
+    }
+
+    fn flush(&self) {
+        self.0.flush();
     }
 }
 

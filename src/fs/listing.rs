@@ -6,11 +6,13 @@
 //! cookies behind the others.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
+use crate::base::Near;
 use crate::error::{FsError, FsResult};
-use crate::fs::{Found, Fs};
+use crate::fs::{Core, Entry, Found, Fs};
 use crate::store::record::Dentry;
-use crate::types::{Epoch, FileKind, Ino, Name, NodeId};
+use crate::types::{Epoch, FileKind, Ino, Name, NodeId, TreePath};
 
 /// Cookies 1 and 2 are `.` and `..`.
 const FIRST_COOKIE: u64 = 3;
@@ -70,65 +72,54 @@ impl Listing {
     }
 }
 
+/// Hands out the node of the name that is being given, if the kernel does not hold it. None also where that cannot be done: the kernel
+/// then asks for the name when it needs it.
+pub type HandOut<'a> = dyn FnMut() -> Option<Entry> + 'a;
+
 impl Fs {
     /// Gives names of a directory to `take`, from behind the cookie `after` on, until it says that it is full.
     ///
     /// # Errors
     /// ENOENT for a directory that is gone, ENOTDIR, or what the base answers.
     pub fn readdir(&self, id: NodeId, after: u64, mut take: impl FnMut(DirEntry) -> bool) -> FsResult<()> {
+        self.readdir_plus(id, after, |entry, _| take(entry))
+    }
+
+    /// The same for who may want nodes together with their names: `take` is given what hands the node of a name out, as
+    /// [`Fs::lookup`] does. What it handed out must come to the kernel.
+    ///
+    /// # Errors
+    /// As [`Fs::readdir`].
+    pub fn readdir_plus(
+        &self,
+        id: NodeId,
+        after: u64,
+        mut take: impl FnMut(DirEntry, &mut HandOut<'_>) -> bool,
+    ) -> FsResult<()> {
         if id.is_past() {
-            return self.past_readdir(id, after, &mut take);
+            return self.past_readdir(id, after, &mut |entry| take(entry, &mut || None));
         }
         let past = self.listed_past(id).filter(|entry| entry.cookie > after);
         let mut core = self.core();
         let (dir, lower) = core.live_dir(id)?;
         core.check_dir(lower.as_ref())?;
         if after == 0 || !core.listings.contains_key(&id) {
-            let known: BTreeMap<_, _> = core.merged_names(dir, lower.as_ref())?;
-            let mut listing = core.listings.remove(&id).unwrap_or_default();
-            let names = known.into_iter().map(|(name, (ino, kind))| {
-                let is_of_base = core.tree.dentry(dir, &name).is_none();
-                (name, kind.filter(|_| is_of_base).map(|kind| (ino, kind)))
-            });
-            listing.refresh(names, core.lower.epoch());
-            core.listings.insert(id, listing);
+            core.list_anew(id, dir, lower.as_ref())?;
         }
         if after < FIRST_COOKIE - 1 {
             let up = core.parent_of(dir, lower.as_ref())?.map_or(dir, |(ino, _)| ino);
             for (cookie, name, ino) in [(1, &b"."[..], dir), (2, &b".."[..], up)] {
                 let entry = DirEntry { ino, cookie, kind: FileKind::Dir, name: name.to_vec() };
-                if cookie > after && !take(entry) {
+                if cookie > after && !take(entry, &mut || None) {
                     return Ok(());
                 }
             }
         }
-        let listing = core.listings.get(&id).ok_or(FsError::NotFound)?;
-        let is_of_this_base = listing.epoch == core.lower.epoch();
-        for Listed { cookie, name, in_base } in listing.behind(after) {
-            let said = core.tree.dentry(dir, name);
-            let kind_of = |ino: Ino| core.tree.node(ino).map_or(FileKind::File, |node| node.kind());
-            let (ino, kind) = match (said, in_base) {
-                (Some(Dentry::Child { ino, .. }), _) => (*ino, kind_of(*ino)),
-                (None, Some(known)) if is_of_this_base => *known,
-                // Removed since the listing was made.
-                (Some(Dentry::Whiteout(_)), _) => continue,
-                (None, _) => match core.find(dir, lower.as_ref(), name)? {
-                    Found::Covered(ino, _) => (ino, kind_of(ino)),
-                    Found::Base(ino, _, node) => (ino, super::lower_kind(&node)),
-                    Found::Nothing(_) => continue,
-                },
-            };
-            // A tree of another mount may have had something of the name under which the past is seen here.
-            if core.reserved.as_ref() == Some(name) && id == NodeId::ROOT {
-                continue;
-            }
-            let entry = DirEntry { ino, cookie: *cookie, kind, name: name.as_bytes().to_vec() };
-            if !take(entry) {
-                return Ok(());
-            }
-        }
-        if let Some(entry) = past {
-            take(entry);
+        let listing = core.listings.remove(&id).ok_or(FsError::NotFound)?;
+        let is_given = core.give(id, (dir, lower.as_ref()), &listing, after, &mut take);
+        core.listings.insert(id, listing);
+        if is_given? && let Some(entry) = past {
+            take(entry, &mut || None);
         }
         Ok(())
     }
@@ -142,5 +133,81 @@ impl Fs {
         let (dir, lower) = core.live_dir(id)?;
         core.check_dir(lower.as_ref())?;
         Ok(core.merged_names(dir, lower.as_ref())?.into_keys().collect())
+    }
+}
+
+impl Core {
+    /// Takes in the names that a directory has now.
+    fn list_anew(&mut self, id: NodeId, dir: Ino, lower: Option<&TreePath>) -> FsResult<()> {
+        let known: BTreeMap<_, _> = self.merged_names(dir, lower)?;
+        let mut listing = self.listings.remove(&id).unwrap_or_default();
+        let names = known.into_iter().map(|(name, (ino, kind))| {
+            let is_of_base = self.tree.dentry(dir, &name).is_none();
+            (name, kind.filter(|_| is_of_base).map(|kind| (ino, kind)))
+        });
+        listing.refresh(names, self.lower.epoch());
+        self.listings.insert(id, listing);
+        Ok(())
+    }
+
+    /// Gives the names of a listing from behind a cookie on. Whether that were all.
+    fn give(
+        &mut self,
+        id: NodeId,
+        (dir, lower): (Ino, Option<&TreePath>),
+        listing: &Listing,
+        after: u64,
+        take: &mut impl FnMut(DirEntry, &mut HandOut<'_>) -> bool,
+    ) -> FsResult<bool> {
+        let is_of_this_base = listing.epoch == self.lower.epoch();
+        let base = Arc::clone(self.lower.base());
+        let near = lower.map(|path| base.near(path));
+        for Listed { cookie, name, in_base } in listing.behind(after) {
+            let said = self.tree.dentry(dir, name);
+            let kind_of = |ino: Ino| self.tree.node(ino).map_or(FileKind::File, |node| node.kind());
+            let (ino, kind) = match (said, in_base) {
+                (Some(Dentry::Child { ino, .. }), _) => (*ino, kind_of(*ino)),
+                (None, Some(known)) if is_of_this_base => *known,
+                // Removed since the listing was made.
+                (Some(Dentry::Whiteout(_)), _) => continue,
+                (None, _) => match self.find(dir, lower, name)? {
+                    Found::Covered(ino, _) => (ino, kind_of(ino)),
+                    Found::Base(ino, _, node) => (ino, super::lower_kind(&node)),
+                    Found::Nothing(_) => continue,
+                },
+            };
+            // A tree of another mount may have had something of the name under which the past is seen here.
+            if self.reserved.as_ref() == Some(name) && id == NodeId::ROOT {
+                continue;
+            }
+            let entry = DirEntry { ino, cookie: *cookie, kind, name: name.as_bytes().to_vec() };
+            let hand_out = &mut || self.hand_out_listed(id, (dir, lower), near.as_ref(), (name, ino));
+            if !take(entry, hand_out) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Hands out the node of a listed name, unless the kernel holds it, most likely under this name.
+    fn hand_out_listed(
+        &mut self,
+        id: NodeId,
+        (dir, lower): (Ino, Option<&TreePath>),
+        near: Option<&Near<'_>>,
+        (name, ino): (&Name, Ino),
+    ) -> Option<Entry> {
+        if self.table.id_of(ino).is_some() {
+            return None;
+        }
+        let found = self.find_by(dir, lower, name, |path| match near {
+            Some(near) => self.lower.lookup_near(near, (path, name)),
+            None => self.lower.lookup(path),
+        });
+        // Whoever looks the name up is told why not. And of another node than the one that was listed the kernel may hold something.
+        let found = found.ok().filter(|found| found.ino() == Some(ino))?;
+        self.is_asked(id, name);
+        self.note_alias(dir, name, &found);
+        self.hand_out(id, found).ok()
     }
 }

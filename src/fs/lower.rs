@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::base::{Base, BaseStat};
+use crate::base::{Base, BaseStat, Near};
 use crate::error::{FsError, FsResult, Result};
 use crate::fs::piece::Piece;
 use crate::store::recent::Recent;
@@ -243,10 +243,30 @@ impl Lower {
     /// # Errors
     /// What the host answers; a path that leads nowhere is none.
     pub fn lookup(&self, path: &TreePath) -> FsResult<Option<(Ino, LowerNode)>> {
+        self.lookup_by(path, || self.base.stat(path))
+    }
+
+    /// The same for a name of a directory of which several are looked up. `path` is where it is.
+    ///
+    /// # Errors
+    /// As [`Lower::lookup`].
+    pub fn lookup_near(
+        &self,
+        near: &Near<'_>,
+        (path, name): (&TreePath, &Name),
+    ) -> FsResult<Option<(Ino, LowerNode)>> {
+        self.lookup_by(path, || near.stat(name))
+    }
+
+    fn lookup_by(
+        &self,
+        path: &TreePath,
+        stat: impl FnOnce() -> FsResult<BaseStat>,
+    ) -> FsResult<Option<(Ino, LowerNode)>> {
         if let Some((node, epoch)) = self.pre(path, self.epoch) {
             return Ok(node.map(|n| (n.ino, LowerNode::Pre(Arc::clone(n), epoch))));
         }
-        match self.base.stat(path) {
+        match stat() {
             Ok(stat) => {
                 let ino = self.store.identities().lock().of(stat.dev, stat.ino)?;
                 if let Some((pre, epoch)) =

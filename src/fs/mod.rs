@@ -56,7 +56,7 @@ pub use attrs::{SetAttr, SetTime, SetXattr};
 pub use content::{ReadPlan, SeekTo};
 pub use full::{MOST_TRIES, Need};
 pub use jailed::{LinkAnswer, Move, Refusal, Refused};
-pub use listing::DirEntry;
+pub use listing::{DirEntry, HandOut};
 pub use names::RenameMode;
 pub use past::{Archive, Origin, PastView, Text};
 pub use room::{Limits, Space};

@@ -52,7 +52,7 @@ impl Fs {
         let mut core = self.core();
         core.is_asked(dir, name);
         let place = core.place(dir, name)?;
-        core.note_alias(&place);
+        core.note_alias(place.dir, name, &place.found);
         core.hand_out(dir, place.found)
     }
 
@@ -307,14 +307,14 @@ impl Core {
     }
 
     /// Remembers a name by which the tree does not know a file with several links.
-    fn note_alias(&mut self, place: &Place) {
-        let (ino, links) = match &place.found {
-            Found::Covered(ino, Some(_)) if self.tree.dentry(place.dir, &place.name).is_none() => (*ino, 2),
+    pub(super) fn note_alias(&mut self, dir: Ino, name: &Name, found: &Found) {
+        let (ino, links) = match found {
+            Found::Covered(ino, Some(_)) if self.tree.dentry(dir, name).is_none() => (*ino, 2),
             Found::Base(ino, _, node) if lower_kind(node) != FileKind::Dir => (*ino, self.lower_links(node)),
             _ => return,
         };
         if links > 1 {
-            self.aliases.entry(ino).or_default().insert((place.dir, place.name.clone()));
+            self.aliases.entry(ino).or_default().insert((dir, name.clone()));
         }
     }
 

@@ -55,13 +55,24 @@ impl State {
 
     /// What `name` stands for in a directory.
     pub fn find(&self, dir: Ino, lower: Option<&TreePath>, name: &Name) -> FsResult<Found> {
+        self.find_by(dir, lower, name, |path| self.lower.lookup(path))
+    }
+
+    /// The same, where `lookup` says what is at a path of the base.
+    pub fn find_by(
+        &self,
+        dir: Ino,
+        lower: Option<&TreePath>,
+        name: &Name,
+        lookup: impl FnOnce(&TreePath) -> FsResult<Option<(Ino, LowerNode)>>,
+    ) -> FsResult<Found> {
         match self.tree.dentry(dir, name) {
             Some(Dentry::Child { ino, hides }) => return Ok(Found::Covered(*ino, hides.clone())),
             Some(Dentry::Whiteout(print)) => return Ok(Found::Nothing(Some(Arc::clone(print)))),
             None => {}
         }
         let Some(path) = lower.map(|dir| dir.join(name)) else { return Ok(Found::Nothing(None)) };
-        match self.lower.lookup(&path)? {
+        match lookup(&path)? {
             Some((ino, node)) if self.tree.node(ino).is_some() => match &node {
                 // Somebody changed the base, and the host gave the number of a covered node to this one.
                 LowerNode::Base(stat) if !self.may_be_link_of(ino, stat) => {

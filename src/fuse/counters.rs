@@ -60,6 +60,7 @@ operations! {
     Fallocate "fallocate",
     Lseek "lseek",
     CopyFileRange "copy_file_range",
+    Readdirplus "readdirplus",
 }
 
 /// Messages from the kernel since the mount, by operation.

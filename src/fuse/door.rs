@@ -22,10 +22,12 @@ use std::time::SystemTime;
 use fuser::{
     AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation,
     INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, PollEvents, PollFlags,
-    PollNotifier, RenameFlags, ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty,
-    ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr,
-    Request, TimeOrNow, WriteFlags,
+    PollNotifier, RenameFlags, ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll,
+    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
+
+use parking_lot::Mutex;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::{Attr, Caller, Entry, Fs, LinkAnswer, RenameMode, SeekTo, SetAttr, SetXattr};
@@ -36,12 +38,15 @@ use crate::fuse::gate::{CUT_OFF, Gate};
 use crate::fuse::handshake;
 use crate::fuse::homeward::Homeward;
 use crate::fuse::kernel::Channel;
+use crate::fuse::labels::Labels;
+use crate::fuse::lookers::Lookers;
+use crate::fuse::plus::Plus;
 use crate::fuse::privileges::By;
 use crate::fuse::settle;
 use crate::fuse::translate::{FOREVER, decode_device, no_entry, node, set_time};
 use crate::fuse::workers::Workers;
 use crate::sys;
-use crate::types::{Name, NodeId};
+use crate::types::{FileKind, Name, NodeId};
 
 /// The most that one COPY_FILE_RANGE copies: the answer has 32 bits, and the program asks again.
 const MAX_COPY: u64 = 1 << 30;
@@ -73,6 +78,9 @@ pub(super) struct Door {
     pub(super) past: Workers,
     /// What was written to the past.
     pub(super) dropped: Dropped,
+    /// Who looks at the files that it lists.
+    lookers: Mutex<Lookers>,
+    labels: Labels,
     pub(super) channel: Arc<Channel>,
     homeward: Arc<Homeward>,
     counters: Arc<Counters>,
@@ -94,6 +102,8 @@ impl Door {
             forgetting: Workers::default(),
             past: Workers::default(),
             dropped: Dropped::default(),
+            lookers: Mutex::default(),
+            labels: Labels::new(),
             channel: Arc::default(),
             homeward: Arc::default(),
             counters: Arc::default(),
@@ -237,7 +247,12 @@ impl Filesystem for Door {
         let asked = self.asked(Op::Lookup, request, parent, Some(name));
         match name_of(name).and_then(|name| self.fs.lookup(node(parent), &name)) {
             Err(FsError::NotFound) => reply.entry(&FOREVER, &no_entry(), Generation(0)),
-            result => self.answer_entry(asked, result, reply),
+            result => {
+                if result.as_ref().is_ok_and(|entry| entry.attr.kind != FileKind::Dir) {
+                    self.lookers.lock().looks(asked.pid);
+                }
+                self.answer_entry(asked, result, reply);
+            }
         }
     }
 
@@ -562,6 +577,26 @@ impl Filesystem for Door {
         }
     }
 
+    fn readdirplus(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        reply: ReplyDirectoryPlus,
+    ) {
+        let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
+        let asked: Asked<'static> = self.asked(Op::Readdirplus, request, ino, None);
+        let mut plus = Plus { unique: request.unique().0, reply, with_files: false };
+        if node(ino).is_past() {
+            return self.readdirplus_past(asked, offset, plus);
+        }
+        plus.with_files = self.lookers.lock().lists(asked.pid);
+        if !plus.answer(&asked, &self.fs, &self.channel, offset) {
+            self.forget_outdated();
+        }
+    }
+
     fn releasedir(
         &self,
         _request: &Request,
@@ -624,6 +659,7 @@ impl Filesystem for Door {
             };
             self.fs.setxattr(node(ino), name, value, how)
         };
+        self.labels.note(name, result.is_ok());
         asked.answer_empty(result, reply);
         self.forget_outdated();
     }
@@ -640,7 +676,7 @@ impl Filesystem for Door {
         } else if name.starts_with(OWN_PREFIX) {
             Err(FsError::NoAttribute)
         } else {
-            self.fs.getxattr(node(ino), name)
+            self.labels.answer(name, self.fs.getxattr(node(ino), name))
         };
         asked.answer_sized(result, size, reply);
     }

@@ -14,6 +14,8 @@ const WANTED: &[(InitFlags, &str)] = &[
     (InitFlags::FUSE_NO_OPEN_SUPPORT, "opening a file costs a message"),
     (InitFlags::FUSE_NO_OPENDIR_SUPPORT, "opening a directory costs a message"),
     (InitFlags::FUSE_PARALLEL_DIROPS, "lookups in one directory wait for each other"),
+    // Each time, and not only when it expects that nodes are wanted (FUSE_READDIRPLUS_AUTO): we know better.
+    (InitFlags::FUSE_DO_READDIRPLUS, "each file of a listing that is looked at costs a message"),
     (InitFlags::FUSE_POSIX_ACL, "there are no ACLs"),
     (InitFlags::FUSE_DONT_MASK, "default ACLs are combined with the umask"),
     (InitFlags::FUSE_HANDLE_KILLPRIV_V2, "each write asks for capabilities first"),

@@ -8,9 +8,11 @@
 //!
 //! Both run without any lock: the kernel's answers depend on requests that the door must be able to serve meanwhile.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -27,6 +29,9 @@ use crate::types::{Name, NodeId};
 const MANY_NAMES: usize = 20_000;
 /// Nodes of which it is asked at once whether the kernel holds them, under the lock of the filesystem.
 const ASKED_AT_ONCE: usize = 256;
+
+/// A name that no file has: it is longer than names are.
+const NOBODY: &[u8] = &[b'-'; 256];
 
 /// The session as others than its own thread use it; closed when that thread ends, so that no copy of the descriptor
 /// keeps a mount alive that nobody serves.
@@ -49,12 +54,11 @@ impl Channel {
         *self.0.lock() = None;
     }
 
-    /// Returns when nobody holds the lock of a directory in the kernel who held it when this was called. `name` is one that
-    /// the directory does not have.
-    pub(super) fn wait_for_lock(&self, dir: NodeId, name: &OsStr) {
+    /// Returns when nobody holds the lock of a directory in the kernel who held it when this was called.
+    pub(super) fn wait_for_lock(&self, dir: NodeId) {
         // The kernel says that it does not know the name, or not the directory, in which then nothing is under way.
         if let Some(line) = self.line()
-            && let Err(error) = line.notifier.inval_entry(INodeNo(dir.0), name)
+            && let Err(error) = line.notifier.inval_entry(INodeNo(dir.0), OsStr::from_bytes(NOBODY))
         {
             log::debug!("wait for directory {}: {error}", dir.0);
         }
@@ -76,6 +80,16 @@ impl Channel {
         {
             log::debug!("forget node {}: {error}", id.0);
         }
+    }
+
+    /// Sends an answer as it is to be written.
+    ///
+    /// # Errors
+    /// ENOENT if nobody waits for it any more; ENOTCONN when the channel is closed.
+    pub(super) fn answer(&self, message: &[u8]) -> io::Result<()> {
+        let line = self.line().ok_or(nix::errno::Errno::ENOTCONN)?;
+        nix::unistd::write(&line.raw, message)?;
+        Ok(())
     }
 
     fn line(&self) -> Option<Arc<Line>> {
@@ -155,7 +169,7 @@ impl Mount {
                 first_failure.get_or_insert(error);
             }
         };
-        if !self.forget_all_names(&line, what.names.len()) {
+        if !self.forget_all_names(&line, &what.names) {
             for (dir, name) in &what.names {
                 note(line.notifier.inval_entry(INodeNo(dir.0), name.as_os_str()));
             }
@@ -182,9 +196,17 @@ impl Mount {
     }
 
     /// Drops all names at once, if that is cheaper, harmless and possible. Whether it was done.
-    fn forget_all_names(&self, line: &Line, names: usize) -> bool {
-        names > MANY_NAMES
-            && sys::mountinfo::is_mounted_upon(self.dev).is_ok_and(|mounted| !mounted)
-            && line.begin_epoch().is_ok()
+    fn forget_all_names(&self, line: &Line, names: &BTreeSet<(NodeId, Name)>) -> bool {
+        if names.len() <= MANY_NAMES
+            || !sys::mountinfo::is_mounted_upon(self.dev).is_ok_and(|mounted| !mounted)
+        {
+            return false;
+        }
+        // A name that came with a listing is of the epoch in which the kernel takes it in (`fuse_direntplus_link`), which may be behind
+        // our answer: from before the switch. It does that with the lock of the directory.
+        let mut dirs: Vec<NodeId> = names.iter().map(|(dir, _)| *dir).collect();
+        dirs.dedup();
+        dirs.into_iter().for_each(|dir| self.channel.wait_for_lock(dir));
+        line.begin_epoch().is_ok()
     }
 }

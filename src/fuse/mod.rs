@@ -18,7 +18,10 @@ mod gate;
 mod handshake;
 mod homeward;
 mod kernel;
+mod labels;
+mod lookers;
 mod past;
+mod plus;
 mod privileges;
 mod settle;
 mod translate;
@@ -46,6 +49,7 @@ use crate::sys::mount::{FuseMountOptions, MountError, mount_fuse};
 use crate::sys::mountinfo;
 
 pub use counters::Counters;
+pub use plus::is_expected;
 
 use awake::Awake;
 use door::Door;

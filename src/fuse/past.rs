@@ -21,6 +21,7 @@ use crate::fuse::answer::Asked;
 use crate::fuse::door::{Door, ORIGIN_ATTRIBUTE, OWN_PREFIX, STORE_ATTRIBUTE, name_of};
 use crate::fuse::gate::CUT_OFF;
 use crate::fuse::handshake;
+use crate::fuse::plus::Plus;
 use crate::fuse::translate::{FOREVER, file_attr, no_entry};
 use crate::sys;
 use crate::types::{FileKind, Name, NodeId};
@@ -124,6 +125,13 @@ impl Door {
     pub(super) fn readdir_past(&self, asked: Asked<'static>, offset: u64, reply: ReplyDirectory) {
         self.ask_past(asked.node, None, move |fs| {
             asked.answer_listing(fs, offset, reply);
+        });
+    }
+
+    pub(super) fn readdirplus_past(&self, asked: Asked<'static>, offset: u64, plus: Plus) {
+        let channel = Arc::clone(&self.channel);
+        self.ask_past(asked.node, None, move |fs| {
+            plus.answer(&asked, fs, &channel, offset);
         });
     }
 

@@ -7,15 +7,11 @@
 //!
 //! Such a wait must not be in the thread that answers: the lock may be held by somebody who waits for an answer.
 
-use std::ffi::OsStr;
-
 use crate::error::{FsError, FsResult};
 use crate::fs::{Fs, LinkAnswer, Move};
 use crate::fuse::kernel::Channel;
 use crate::types::NodeId;
 
-/// A name that no file has: it is longer than names are.
-const NOBODY: &[u8] = &[b'-'; 256];
 /// How many moves are waited for before the caller is told to walk again.
 const TRIES: usize = 64;
 
@@ -29,7 +25,7 @@ pub(super) fn read_settled(
 ) -> FsResult<Vec<u8>> {
     let mut which = first;
     for _ in 0..TRIES {
-        channel.wait_for_lock(which.into, <OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(NOBODY));
+        channel.wait_for_lock(which.into);
         fs.settled(&which);
         match fs.readlink(id, pid)? {
             LinkAnswer::Text(text) => return Ok(text),

@@ -10,6 +10,9 @@ use crate::types::{FileKind, NodeId, PERM_BITS, Timestamp};
 /// For ever, as far as the kernel is concerned: a century, which no clock of it overflows at.
 pub(super) const FOREVER: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
 
+/// What is said to be the best size for reading and writing, in bytes.
+pub(super) const BLOCK_SIZE: u32 = 4096;
+
 /// The kind of a node in the protocol.
 pub(super) fn file_type(kind: FileKind) -> FileType {
     match kind {
@@ -40,7 +43,7 @@ pub(super) fn file_attr(number: u64, attr: &Attr) -> FileAttr {
         uid: attr.meta.uid,
         gid: attr.meta.gid,
         rdev: encode_device(attr.meta.rdev),
-        blksize: 4096,
+        blksize: BLOCK_SIZE,
         flags: 0,
     }
 }

@@ -296,26 +296,17 @@ fn set_back(
 
 /// Whether a path is one of these, or below one.
 fn is_in(paths: &BTreeSet<TreePath>, path: &TreePath) -> bool {
-    let mut at = Some(path.clone());
-    while let Some(path) = at {
-        if paths.contains(&path) {
-            return true;
-        }
-        at = path.split().map(|(above, _)| above);
-    }
-    false
+    path.upwards().any(|path| paths.contains(&path))
 }
 
 /// The paths at or above these at which somebody mounted something: that is not the base's, and what is under it cannot be reached.
 fn mounted(base: &Base, paths: &BTreeSet<TreePath>) -> FsResult<BTreeSet<TreePath>> {
     let (mut seen, mut mounted) = (BTreeSet::new(), BTreeSet::new());
     for path in paths {
-        let mut at = Some(path.clone());
-        while let Some(path) = at.filter(|path| seen.insert(path.clone())) {
+        for path in path.upwards().take_while(|path| seen.insert(path.clone())) {
             if found(base.stat(&path))?.is_some_and(|stat| stat.foreign) {
-                mounted.insert(path.clone());
+                mounted.insert(path);
             }
-            at = path.split().map(|(above, _)| above);
         }
     }
     Ok(mounted)

@@ -219,19 +219,9 @@ impl Store {
     /// # Errors
     /// As lseek(2).
     pub fn pool_data(&self, layer: LayerId) -> Result<Vec<ByteRange>> {
-        let attempt = || format!("read the pool of layer {layer}");
-        let mut found = Vec::new();
-        let Some(pool) = self.pool(layer)? else { return Ok(found) };
-        let mut at = 0;
-        while let Some(start) = crate::sys::file::seek_data(&*pool, at).attempt(attempt)? {
-            let end = crate::sys::file::seek_hole(&*pool, start).attempt(attempt)?.unwrap_or(start);
-            if end <= start {
-                break;
-            }
-            found.push(ByteRange { start, end });
-            at = end;
-        }
-        Ok(found)
+        let Some(pool) = self.pool(layer)? else { return Ok(Vec::new()) };
+        crate::sys::file::data_in(&*pool, ByteRange { start: 0, end: u64::MAX })
+            .attempt(|| format!("read the pool of layer {layer}"))
     }
 }
 

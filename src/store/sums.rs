@@ -16,7 +16,7 @@ use crate::store::layers::Layers;
 use crate::store::log::{self, Log};
 use crate::store::pool::{BLOCK, block_ceil, block_floor};
 use crate::store::{Store, disk};
-use crate::sys::file::{pread_full, seek_data, seek_hole};
+use crate::sys::file::{data_in, pread_full};
 use crate::types::{ByteRange, LayerId};
 
 /// Blocks in one record.
@@ -299,26 +299,12 @@ pub(super) fn unknown(pool: &File, sums: &Sums, ranges: &[ByteRange]) -> std::io
         let mut at = range.start;
         let end = ByteRange { start: range.end, end: range.end };
         for known in sums.known_in(*range).chain([end]) {
-            unknown += data_in(pool, ByteRange { start: at, end: known.start })?;
+            let data = data_in(pool, ByteRange { start: at, end: known.start })?;
+            unknown += data.iter().map(|range| range.len()).sum::<u64>();
             at = at.max(known.end);
         }
     }
     Ok(unknown)
-}
-
-/// Bytes in a range of a pool that take space.
-fn data_in(pool: &File, range: ByteRange) -> std::io::Result<u64> {
-    let (mut at, mut bytes) = (range.start, 0);
-    while at < range.end {
-        let Some(start) = seek_data(pool, at)?.filter(|start| *start < range.end) else { break };
-        let end = seek_hole(pool, start)?.unwrap_or(start).min(range.end);
-        if end <= start {
-            break;
-        }
-        bytes += end - start;
-        at = end;
-    }
-    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Reading, writing and shaping open files.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -118,6 +118,25 @@ pub fn seek_hole<Fd: AsFd>(fd: Fd, offset: u64) -> io::Result<Option<u64>> {
     seek(fd.as_fd(), offset, Whence::SeekHole)
 }
 
+/// What of a range of a file is in no hole, in order.
+///
+/// # Errors
+/// Those of lseek(2).
+pub fn data_in<Fd: AsFd>(fd: Fd, range: ByteRange) -> io::Result<Vec<ByteRange>> {
+    let (mut found, mut at) = (Vec::new(), range.start);
+    while at < range.end
+        && let Some(start) = seek_data(&fd, at)?.filter(|start| *start < range.end)
+    {
+        let end = seek_hole(&fd, start)?.unwrap_or(start).min(range.end);
+        if end <= start {
+            break;
+        }
+        found.push(ByteRange { start, end });
+        at = end;
+    }
+    Ok(found)
+}
+
 fn seek(fd: BorrowedFd<'_>, offset: u64, whence: Whence) -> io::Result<Option<u64>> {
     match lseek(fd, to_offset(offset)?, whence) {
         Ok(found) => Ok(u64::try_from(found).ok()),
@@ -192,16 +211,30 @@ pub fn birth<Fd: AsFd>(fd: Fd) -> Option<Timestamp> {
 
 /// What the kernel knows of a file, if it knows all that is asked for.
 fn statx<Fd: AsFd>(fd: Fd, mask: u32) -> Option<libc::statx> {
+    statx_at(fd.as_fd(), c"", libc::AT_EMPTY_PATH, mask).ok().flatten()
+}
+
+/// What the kernel knows of `name` in the directory `dir`, of a symlink itself, and in which mount that is (statx(2), Linux 5.8).
+/// Where something is mounted there, it is the root of that, whose server is not asked. `None` where the kernel does not say all of it.
+///
+/// # Errors
+/// Those of statx(2): ENOENT, and ENOSYS or EPERM where it is not to be had.
+pub fn statx_in<Fd: AsFd>(dir: Fd, name: &Name) -> io::Result<Option<libc::statx>> {
+    let name = CString::new(name.as_bytes())?;
+    let flags = libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT;
+    statx_at(dir.as_fd(), &name, flags, libc::STATX_BASIC_STATS | libc::STATX_MNT_ID)
+}
+
+fn statx_at(fd: BorrowedFd<'_>, name: &CStr, flags: i32, mask: u32) -> io::Result<Option<libc::statx>> {
     let mut answer = std::mem::MaybeUninit::<libc::statx>::zeroed();
-    // SAFETY: statx(2) fills the structure, which all zeros are a valid value of; the empty path ends with NUL.
+    // SAFETY: statx(2) fills the structure, which all zeros are a valid value of, and only reads the name, which ends with NUL.
     let answer = unsafe {
-        let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-        let fd = fd.as_fd().as_raw_fd();
-        let result = libc::statx(fd, c"".as_ptr(), flags, mask, answer.as_mut_ptr());
-        Errno::result(result).ok()?;
+        let flags = flags | libc::AT_STATX_DONT_SYNC;
+        let result = libc::statx(fd.as_raw_fd(), name.as_ptr(), flags, mask, answer.as_mut_ptr());
+        Errno::result(result)?;
         answer.assume_init()
     };
-    (answer.stx_mask & mask == mask).then_some(answer)
+    Ok((answer.stx_mask & mask == mask).then_some(answer))
 }
 
 fn to_offset(offset: u64) -> io::Result<i64> {
@@ -248,6 +281,10 @@ mod tests {
         assert_eq!(seek_hole(&file, 0).unwrap(), Some(1 << 16));
         assert_eq!(seek_data(&file, 1 << 16).unwrap(), Some(2 << 16));
         assert_eq!(seek_data(&file, 4 << 16).unwrap(), None);
+        let (before, behind) = (ByteRange::at(0, 1 << 16), ByteRange::at(2 << 16, 1 << 16));
+        assert_eq!(data_in(&file, ByteRange { start: 0, end: u64::MAX }).unwrap(), [before, behind]);
+        assert_eq!(data_in(&file, ByteRange::at(5, 7)).unwrap(), [ByteRange::at(5, 7)]);
+        assert_eq!(data_in(&file, ByteRange::at(1 << 16, 1 << 16)).unwrap(), []);
     }
 
     #[test]

@@ -68,6 +68,16 @@ pub(super) fn numbered(listed: std::fs::ReadDir) -> impl Iterator<Item = u32> {
     listed.filter_map(|entry| parse_number(entry.ok()?.file_name().as_bytes()))
 }
 
+/// Whether the kernel knows a filesystem by this name (proc_filesystems(5)).
+///
+/// # Errors
+/// Those of reading `/proc/filesystems`.
+pub fn has_filesystem(name: &[u8]) -> io::Result<bool> {
+    let text = std::fs::read("/proc/filesystems")?;
+    let mut lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    Ok(lines.any(|line| line.rsplit(|byte| *byte == b'\t').next() == Some(name)))
+}
+
 /// Distinguishes one boot of the machine from the next (random(4)).
 ///
 /// # Errors
@@ -282,6 +292,12 @@ mod tests {
         7f06-7f07 rw-s 00000000 08:01 0\n\
         7f07-7f08 rw-p 00000000 00:00 0                          [heap]\n\
         torn";
+
+    #[test]
+    fn the_kernel_tells_its_filesystems() {
+        assert!(has_filesystem(b"proc").unwrap() && !has_filesystem(b"pro").unwrap());
+        assert!(!has_filesystem(b"nodev").unwrap() && !has_filesystem(b"").unwrap());
+    }
 
     #[test]
     fn only_shared_mappings_of_the_device_count() {

@@ -144,6 +144,22 @@ pub struct RawAttr {
     pub nlink: u32,
     pub uid: u32,
     pub gid: u32,
+    /// Seconds and nanoseconds: read, content changed, anything changed.
+    pub times: [(u64, u32); 3],
+    pub rdev: u32,
+    pub blksize: u32,
+}
+
+/// A name in an answer to READDIRPLUS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RawListed {
+    pub name: Vec<u8>,
+    pub cookie: u64,
+    pub ino: u64,
+    /// As in `d_type`.
+    pub kind: u32,
+    /// None if the name came alone.
+    pub entry: Option<RawEntry>,
 }
 
 /// What LOOKUP and its kin answer (`struct fuse_entry_out`).
@@ -172,6 +188,9 @@ fn attr_at(bytes: &[u8], at: usize) -> RawAttr {
         nlink: u32_at(bytes, at + 64),
         uid: u32_at(bytes, at + 68),
         gid: u32_at(bytes, at + 72),
+        times: [0, 1, 2].map(|n| (u64_at(bytes, at + 24 + 8 * n), u32_at(bytes, at + 48 + 4 * n))),
+        rdev: u32_at(bytes, at + 76),
+        blksize: u32_at(bytes, at + 80),
     }
 }
 
@@ -327,6 +346,38 @@ impl Raw {
             found.push((u64_at(&bytes, at + 8), name));
             at += (24 + len).next_multiple_of(8);
         }
+        Ok(found)
+    }
+
+    /// Receives what comes behind an answer to READDIRPLUS: the library for the protocol cannot send such an answer, and sends an error
+    /// behind it, which the kernel refuses.
+    #[track_caller]
+    pub fn receive_behind(&self, unique: u64) {
+        let behind = self.receive(PATIENCE).expect("what is sent behind the answer");
+        assert_eq!((behind.unique, behind.errno), (unique, Errno::EIO as i32));
+    }
+
+    /// The names in one answer to READDIRPLUS.
+    pub fn readdirplus(&mut self, node: u64, after: u64, room: u32) -> Result<Vec<RawListed>, Errno> {
+        let body = Body::new().u64(0).u64(after).u32(room).u32(0).u64(0).u32(0).u32(0);
+        let bytes = self.ask(READDIRPLUS, node, body)?;
+        self.receive_behind(self.next - 2);
+        assert!(bytes.len() <= room as usize, "{} bytes for {room}", bytes.len());
+        let mut found = Vec::new();
+        let mut at = 0;
+        while at < bytes.len() {
+            let len = u32_at(&bytes, at + 144) as usize;
+            let node = u64_at(&bytes, at);
+            found.push(RawListed {
+                name: bytes.get(at + 152..at + 152 + len).expect("a name in an answer").to_vec(),
+                cookie: u64_at(&bytes, at + 136),
+                ino: u64_at(&bytes, at + 128),
+                kind: u32_at(&bytes, at + 148),
+                entry: (node != 0).then(|| RawEntry { node, attr: attr_at(&bytes, at + 40) }),
+            });
+            at += (152 + len).next_multiple_of(8);
+        }
+        assert_eq!(at, bytes.len(), "whole names");
         Ok(found)
     }
 

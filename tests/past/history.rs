@@ -234,7 +234,7 @@ fn what_is_looked_at_costs_messages_and_what_the_kernel_remembers_costs_no_more(
     std::fs::write(bench.at("src/f"), "two").unwrap();
     let version = bench.at(".jailfs/history/src/f/1");
     let messages = || {
-        let all = ["lookup", "getattr", "read", "readdir", "open", "opendir"];
+        let all = ["lookup", "getattr", "read", "readdirplus", "open", "opendir"];
         all.map(|operation| bench.count(operation))
     };
     let cost = |what: &mut dyn FnMut()| {

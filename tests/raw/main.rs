@@ -16,4 +16,5 @@ mod names;
 mod nodes;
 mod numbers;
 mod odd;
+mod plus;
 mod random;

@@ -4,8 +4,8 @@ use nix::errno::Errno;
 
 use crate::common::raw::{
     BATCH_FORGET, Body, COPY_FILE_RANGE, FALLOCATE, FSYNC, GETATTR, GETXATTR, LINK, LISTXATTR, LOOKUP, LSEEK,
-    MKDIR, MKNOD, READ, READDIR, READLINK, REMOVEXATTR, RENAME, RMDIR, ROOT, Raw, SETATTR, SETXATTR, SYMLINK,
-    UNLINK, WRITE,
+    MKDIR, MKNOD, READ, READDIR, READDIRPLUS, READLINK, REMOVEXATTR, RENAME, RMDIR, ROOT, Raw, SETATTR,
+    SETXATTR, SYMLINK, UNLINK, WRITE,
 };
 
 /// A request of every kind that is about a node, well-formed but for the node.
@@ -35,6 +35,7 @@ fn every_request() -> Vec<(&'static str, u32, Body)> {
         ("listxattr", LISTXATTR, new().u32(9).u32(0)),
         ("removexattr", REMOVEXATTR, new().name(b"user.x")),
         ("readdir", READDIR, place(4096)),
+        ("readdirplus", READDIRPLUS, place(4096)),
         ("fallocate", FALLOCATE, new().u64(0).u64(0).u64(10).u32(0).u32(0)),
         ("lseek", LSEEK, new().u64(0).u64(0).u32(3).u32(0)),
         ("copy", COPY_FILE_RANGE, new().u64(0).u64(0).u64(ROOT).u64(0).u64(0).u64(9).u64(0)),

@@ -8,8 +8,8 @@ use proptest::test_runner::{Config, TestRunner};
 
 use crate::common::raw::{
     BATCH_FORGET, Body, DESTROY, FALLOCATE, FORGET, GETXATTR, IOCTL, LINK, LISTXATTR, LOOKUP, LSEEK, MKDIR,
-    MKNOD, READ, READDIR, READLINK, RENAME, RENAME2, RMDIR, ROOT, Raw, SETATTR, SETXATTR, SYMLINK, UNLINK,
-    WRITE,
+    MKNOD, READ, READDIR, READDIRPLUS, READLINK, RENAME, RENAME2, RMDIR, ROOT, Raw, SETATTR, SETXATTR,
+    SYMLINK, UNLINK, WRITE,
 };
 
 /// How long each property is tried.
@@ -117,6 +117,9 @@ fn exchange(raw: &mut Raw, opcode: u32, node: u64, body: &Body, nodes: &mut Vec<
     let answer = raw.receive(PATIENCE).unwrap_or_else(|| panic!("no answer to {opcode} {node} {body:?}"));
     assert_eq!(answer.unique, unique, "{opcode} {node} {body:?}");
     assert!((0..512).contains(&answer.errno), "{opcode} {node} {body:?}: {}", answer.errno);
+    if opcode == READDIRPLUS && answer.errno == 0 {
+        raw.receive_behind(unique);
+    }
     // Nodes that were handed out are asked for again.
     let hands_out = matches!(opcode, LOOKUP | MKNOD | MKDIR | SYMLINK | LINK);
     if let (true, 0, Some(id)) = (hands_out, answer.errno, answer.body.first_chunk::<8>()) {

@@ -2,7 +2,7 @@
 //!
 //! A path of the base is looked at by opening it beneath the root, which is three calls. Where many names of one directory are looked
 //! at, the directory is opened so, and each name is one statx(2) in it. That call enters what is mounted there, so it must not
-//! ask whoever serves that (it may be us), and says in which mount it was. Where the kernel or the filesystem
+//! ask whoever serves that (it may be us; FUSE is not asked), and says in which mount it was. Where the kernel or the filesystem
 //! cannot do it so, each name is looked at by its path.
 
 use std::cell::OnceCell;

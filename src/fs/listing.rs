@@ -206,8 +206,9 @@ impl Core {
         });
         // Whoever looks the name up is told why not. And of another node than the one that was listed the kernel may hold something.
         let found = found.ok().filter(|found| found.ino() == Some(ino))?;
-        self.is_asked(id, name);
         self.note_alias(dir, name, &found);
-        self.hand_out(id, found).ok()
+        let entry = self.hand_out(id, found).ok()?;
+        self.is_asked(id, name);
+        Some(entry)
     }
 }

@@ -323,7 +323,7 @@ impl Fs {
             core.handed.remove(&id);
             core.walks.forget_link(id);
             core.walks.forget_dir(id);
-            core.outdated.let_go(id);
+            core.outdated.drop_node(id);
             match held.place {
                 Place::Orphan => {
                     self.note_given_up();

@@ -52,6 +52,8 @@ pub struct Forgotten {
     pub attrs: BTreeSet<NodeId>,
     /// Directories whose names differ, those that are gone among them.
     pub listings: BTreeSet<NodeId>,
+    /// Directories in which the kernel may be just about to take in a kept node of `attrs` with the attributes that it had.
+    pub within: BTreeSet<NodeId>,
 }
 
 /// What a switch left behind.
@@ -343,7 +345,7 @@ impl Core {
         let mut cut = Vec::new();
         let is_cut = |plan: &&Plan| matches!(plan.fate, Fate::Cut);
         let dead_dirs: BTreeSet<Ino> = plans.iter().filter(is_cut).map(|plan| plan.ino).collect();
-        let (mut attrs, mut listings) = (Vec::new(), Vec::new());
+        let (mut attrs, mut within, mut listings) = (Vec::new(), BTreeSet::new(), Vec::new());
         for Plan { id, ino, old, fate } in plans {
             let names = self.known_names(&before, ino, &old)?;
             match fate {
@@ -353,6 +355,7 @@ impl Core {
                     }
                     if attrs_differ(&before, &old, &after, &new)? {
                         attrs.push(id);
+                        within.extend(names.iter().filter_map(|(dir, _)| self.table.id_of(*dir)));
                     }
                     // The records of two epochs speak of different directories of the base: the names decide.
                     if compare_listings {
@@ -408,7 +411,7 @@ impl Core {
         let held = |(dir, name): (Ino, Name)| Some((*dirs.get(&dir)?, name));
         // Collected, not inserted: what is almost in order is put in place at once.
         forgotten.names = changed_names.into_iter().filter_map(held).collect();
-        forgotten.attrs = attrs.into_iter().collect();
+        (forgotten.attrs, forgotten.within) = (attrs.into_iter().collect(), within);
         forgotten.listings = listings.into_iter().collect();
         at_last(self)?;
         self.note_untold(&forgotten.names);

@@ -134,9 +134,15 @@ impl Outdated {
         self.unasked.contains(&id) || self.nodes.get(&id).is_some_and(|known| known.refused)
     }
 
-    /// The kernel asks for a node, or holds it no longer.
+    /// The kernel asks for a node that nobody else can change.
     pub(super) fn let_go(&mut self, id: NodeId) {
         self.unasked.remove(&id);
+    }
+
+    /// The kernel holds a node no longer: there is nothing to forget.
+    pub(super) fn drop_node(&mut self, id: NodeId) {
+        self.unasked.remove(&id);
+        self.nodes.remove(&id);
     }
 }
 

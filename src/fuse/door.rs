@@ -591,7 +591,7 @@ impl Filesystem for Door {
         if node(ino).is_past() {
             return self.readdirplus_past(asked, offset, plus);
         }
-        plus.with_files = self.lookers.lock().lists(asked.pid);
+        plus.with_files = self.lookers.lock().lists(asked.pid, offset == 0);
         if !plus.answer(&asked, &self.fs, &self.channel, offset) {
             self.forget_outdated();
         }

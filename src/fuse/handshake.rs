@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use fuser::{InitFlags, KernelConfig};
 
+use crate::sys;
+
 /// What the kernel may send in one request.
 pub(super) const MAX_REQUEST: u32 = 1 << 20;
 /// Requests that nobody waits for, such as read-ahead, that the kernel has under way at once.
@@ -32,9 +34,24 @@ pub(super) struct Agreed {
     pub(super) opendir_unasked: bool,
 }
 
+/// From this kernel on FUSE_NOTIFY_INVAL_ENTRY does not wait for the lock of the directory if it knows no such name
+/// (`fuse_reverse_inval_entry`). So a switch cannot know that the kernel has taken in what was answered before.
+const NO_LOCK: (u32, u32) = (6, 19);
+
 /// Asks for what is wanted, and says in the log what there is not.
 pub(super) fn agree(config: &mut KernelConfig, writeback: bool) -> Agreed {
+    let waits_for_locks = sys::proc::kernel_release().is_some_and(|release| release < NO_LOCK);
+    if !waits_for_locks {
+        log::warn!(
+            "this kernel is newer than Linux 6.18, or does not say how old it is: what is looked up or moved in the very moment of a \
+             restore may stay what it was, and a link may be answered before a move is over"
+        );
+    }
     for (flag, without) in WANTED {
+        // Its answers take the longest to be taken in.
+        if *flag == InitFlags::FUSE_DO_READDIRPLUS && !waits_for_locks {
+            continue;
+        }
         if config.add_capabilities(*flag).is_err() {
             log::warn!("this kernel lacks {flag:?}: {without}");
         }

@@ -54,7 +54,8 @@ impl Channel {
         *self.0.lock() = None;
     }
 
-    /// Returns when nobody holds the lock of a directory in the kernel who held it when this was called.
+    /// Returns when nobody holds the lock of a directory in the kernel who held it when this was called (up to Linux 6.18:
+    /// [`super::handshake`]).
     pub(super) fn wait_for_lock(&self, dir: NodeId) {
         // The kernel says that it does not know the name, or not the directory, in which then nothing is under way.
         if let Some(line) = self.line()
@@ -175,6 +176,8 @@ impl Mount {
             }
         }
         what.listings.iter().for_each(|id| note(line.forget_listing(*id)));
+        // What the kernel does not have yet it cannot forget. It takes in what we answered with the lock of the directory.
+        what.within.iter().for_each(|dir| self.channel.wait_for_lock(*dir));
         // With its names the kernel lets go of most of what nobody uses, and tells us so: of such there is nothing to forget.
         let attrs: Vec<NodeId> = what.attrs.iter().copied().collect();
         for some in attrs.chunks(ASKED_AT_ONCE) {
@@ -197,16 +200,14 @@ impl Mount {
 
     /// Drops all names at once, if that is cheaper, harmless and possible. Whether it was done.
     fn forget_all_names(&self, line: &Line, names: &BTreeSet<(NodeId, Name)>) -> bool {
-        if names.len() <= MANY_NAMES
-            || !sys::mountinfo::is_mounted_upon(self.dev).is_ok_and(|mounted| !mounted)
-        {
+        if names.len() <= MANY_NAMES {
             return false;
         }
         // A name that came with a listing is of the epoch in which the kernel takes it in (`fuse_direntplus_link`), which may be behind
-        // our answer: from before the switch. It does that with the lock of the directory.
+        // our answer: from before the switch.
         let mut dirs: Vec<NodeId> = names.iter().map(|(dir, _)| *dir).collect();
         dirs.dedup();
         dirs.into_iter().for_each(|dir| self.channel.wait_for_lock(dir));
-        line.begin_epoch().is_ok()
+        sys::mountinfo::is_mounted_upon(self.dev).is_ok_and(|mounted| !mounted) && line.begin_epoch().is_ok()
     }
 }

@@ -19,8 +19,8 @@
 //! * one answer looks at the base for a moment only. It is short then, and the kernel asks on.
 //!
 //! fuser has a reply of its own for each request, and a way to let go of one without sending it there is not. So it sends an error
-//! behind our answer, which the kernel refuses (ENOENT: nobody waits for it), and writes that into the log;
-//! [`is_expected`] tells such a line from others.
+//! behind our answer, which the kernel refuses (ENOENT: nobody waits for it), and writes that into the log, as an error;
+//! [`is_expected`] tells such a line from others. Whoever uses the library with a log of his own asks it, or leaves `fuser::reply` out.
 
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
@@ -50,7 +50,7 @@ pub(super) struct Plus {
 }
 
 impl Plus {
-    /// Answers with the names of a directory from behind a cookie on. Says whether there are any, or none were missed.
+    /// Answers with the names of a directory from behind a cookie on. Says whether that could be done.
     pub(super) fn answer(self, asked: &Asked<'_>, fs: &Fs, channel: &Channel, behind: u64) -> bool {
         let Plus { unique, mut reply, with_files } = self;
         let mut message = Message::new(unique);
@@ -92,7 +92,7 @@ fn has_room(reply: &mut ReplyDirectoryPlus, entry: &DirEntry) -> bool {
     !reply.add(INodeNo(0), entry.cookie, name, &Duration::ZERO, &no_entry(), Generation(0))
 }
 
-/// Whether a line of the log says what is always so: an answer that we sent ourselves cannot be sent once more by fuser.
+/// Whether a line of the log says what is always so, for each listing of a directory: an answer that we sent ourselves cannot be sent once more by fuser.
 pub fn is_expected(record: &log::Record<'_>) -> bool {
     record.target() == "fuser::reply"
         && record.level() == log::Level::Error

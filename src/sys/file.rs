@@ -215,7 +215,8 @@ fn statx<Fd: AsFd>(fd: Fd, mask: u32) -> Option<libc::statx> {
 }
 
 /// What the kernel knows of `name` in the directory `dir`, of a symlink itself, and in which mount that is (statx(2), Linux 5.8).
-/// Where something is mounted there, it is the root of that, whose server is not asked. `None` where the kernel does not say all of it.
+/// Where something is mounted there, it is the root of that, whose server is not asked what it is (9p and NFS are asked whether it is
+/// still there). `None` where the kernel does not say all of it.
 ///
 /// # Errors
 /// Those of statx(2): ENOENT, and ENOSYS or EPERM where it is not to be had.

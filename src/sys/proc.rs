@@ -68,6 +68,18 @@ pub(super) fn numbered(listed: std::fs::ReadDir) -> impl Iterator<Item = u32> {
     listed.filter_map(|entry| parse_number(entry.ok()?.file_name().as_bytes()))
 }
 
+/// The first two numbers of the kernel's release (uname(2)); none if it has no such.
+pub fn kernel_release() -> Option<(u32, u32)> {
+    let about = nix::sys::utsname::uname().ok()?;
+    parse_release(about.release().as_bytes())
+}
+
+fn parse_release(text: &[u8]) -> Option<(u32, u32)> {
+    let mut numbers =
+        text.split(|byte| !byte.is_ascii_digit()).map(|part| std::str::from_utf8(part).ok()?.parse().ok());
+    Some((numbers.next()??, numbers.next()??))
+}
+
 /// Whether the kernel knows a filesystem by this name (proc_filesystems(5)).
 ///
 /// # Errors
@@ -292,6 +304,17 @@ mod tests {
         7f06-7f07 rw-s 00000000 08:01 0\n\
         7f07-7f08 rw-p 00000000 00:00 0                          [heap]\n\
         torn";
+
+    #[test]
+    fn the_kernel_tells_its_release() {
+        assert!(kernel_release().is_some_and(|release| release > (5, 0)));
+        for (text, release) in
+            [("6.18.0-rc1+", Some((6, 18))), ("6.1", Some((6, 1))), ("10.0.3", Some((10, 0)))]
+        {
+            assert_eq!(parse_release(text.as_bytes()), release);
+        }
+        assert_eq!([parse_release(b""), parse_release(b"six.one"), parse_release(b"6")], [None; 3]);
+    }
 
     #[test]
     fn the_kernel_tells_its_filesystems() {

@@ -386,6 +386,17 @@ impl Raw {
         self.send(FORGET, node, &Body::new().u64(count));
     }
 
+    /// From now on no answer is taken.
+    pub fn refuse_answers(&self) {
+        shutdown(self.line.as_raw_fd(), Shutdown::Read).expect("close our ear");
+    }
+
+    /// How often the server was asked for something.
+    pub fn mounted_count(&self, operation: &str) -> u64 {
+        let counts = self.mounted.as_ref().expect("is served").counters().snapshot();
+        counts.into_iter().find(|(name, _)| *name == operation).expect("an operation").1
+    }
+
     /// Asserts that the server serves: makes a file, writes, reads, lists and removes it.
     #[track_caller]
     pub fn still_serves(&mut self) {

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use crate::common::raw::{ROOT, Raw, RawListed};
+use crate::common::raw::{Body, FORGET, READDIRPLUS, ROOT, Raw, RawListed, UNLINK};
 
 /// One of everything that a base may have, and a directory within.
 fn everything(base: &Path) {
@@ -29,6 +30,18 @@ fn everything(base: &Path) {
     std::fs::File::options().write(true).open(base.join("file")).unwrap().set_modified(old).unwrap();
 }
 
+/// All names of a directory. One answer looks at nodes for a moment only, so they may come in several.
+fn whole(raw: &mut Raw, node: u64) -> Vec<RawListed> {
+    let mut all: Vec<RawListed> = Vec::new();
+    loop {
+        let part = raw.readdirplus(node, all.last().map_or(0, |last| last.cookie), 1 << 16).unwrap();
+        if part.is_empty() {
+            return all;
+        }
+        all.extend(part);
+    }
+}
+
 fn by_name(listed: Vec<RawListed>) -> BTreeMap<Vec<u8>, RawListed> {
     listed.into_iter().map(|listed| (listed.name.clone(), listed)).collect()
 }
@@ -36,7 +49,7 @@ fn by_name(listed: Vec<RawListed>) -> BTreeMap<Vec<u8>, RawListed> {
 /// Makes the server take the caller for somebody who looks at the files that it lists.
 fn look(raw: &mut Raw) {
     raw.mknod(ROOT, b"lookedat", 0o100_644).unwrap();
-    raw.readdirplus(ROOT, 0, 1 << 16).unwrap();
+    whole(raw, ROOT);
     let node = raw.lookup(ROOT, b"lookedat").unwrap().node;
     raw.forget(node, 2);
 }
@@ -52,7 +65,7 @@ fn forget_all(raw: &mut Raw, listed: &[RawListed]) {
 #[test]
 fn directories_come_with_their_nodes_and_files_with_those_who_look_at_them() {
     let mut raw = Raw::over(everything);
-    let alone = by_name(raw.readdirplus(ROOT, 0, 1 << 16).unwrap());
+    let alone = by_name(whole(&mut raw, ROOT));
     let kinds = [("file", 8), ("pair", 8), ("twin", 8), ("dir", 4), ("link", 10), ("pipe", 1), ("device", 6)];
     assert_eq!(alone.len(), kinds.len() + 2);
     for (name, kind) in kinds.into_iter().chain([(".", 4), ("..", 4)]) {
@@ -65,7 +78,7 @@ fn directories_come_with_their_nodes_and_files_with_those_who_look_at_them() {
     raw.forget(within.node, 2);
 
     look(&mut raw);
-    let listed = raw.readdirplus(ROOT, 0, 1 << 16).unwrap();
+    let listed = whole(&mut raw, ROOT);
     let all = by_name(listed.clone());
     // The directory came to who listed it before; of two names of one node one is enough.
     let came = |name: &str| all[name.as_bytes()].entry;
@@ -93,15 +106,15 @@ fn what_the_kernel_holds_comes_alone() {
     let mut raw = Raw::over(everything);
     look(&mut raw);
     let file = raw.lookup(ROOT, b"file").unwrap();
-    let listed = raw.readdirplus(ROOT, 0, 1 << 16).unwrap();
+    let listed = whole(&mut raw, ROOT);
     assert_eq!(by_name(listed.clone())[&b"file"[..]].entry, None);
     let held = raw.fs.held_nodes();
-    let again = raw.readdirplus(ROOT, 0, 1 << 16).unwrap();
+    let again = whole(&mut raw, ROOT);
     assert!(again.iter().all(|listed| listed.entry.is_none()), "{again:?}");
     assert_eq!(raw.fs.held_nodes(), held);
     raw.forget(file.node, 1);
     raw.settle();
-    let again = raw.readdirplus(ROOT, 0, 1 << 16).unwrap();
+    let again = whole(&mut raw, ROOT);
     assert_eq!(by_name(again)[&b"file"[..]].entry, Some(file), "it was given back");
     raw.end().unwrap();
 }
@@ -147,9 +160,9 @@ fn a_changed_directory_comes_as_it_is() {
     raw.forget(file.node, 1);
     let new = raw.mknod(ROOT, b"new", 0o100_600).unwrap();
     raw.forget(new.node, 1);
-    let gone = crate::common::raw::Body::new().name(b"pipe");
-    raw.ask(crate::common::raw::UNLINK, ROOT, gone).unwrap();
-    let all = by_name(raw.readdirplus(ROOT, 0, 1 << 16).unwrap());
+    let gone = Body::new().name(b"pipe");
+    raw.ask(UNLINK, ROOT, gone).unwrap();
+    let all = by_name(whole(&mut raw, ROOT));
     assert!(!all.contains_key(&b"pipe"[..]));
     let changed = all[&b"file"[..]].entry.unwrap();
     assert_eq!((changed.attr.ino, changed.attr.size), (file.attr.ino, 11));
@@ -159,4 +172,23 @@ fn a_changed_directory_comes_as_it_is() {
     assert_eq!(raw.readdirplus(file, 0, 4096), Err(Errno::ENOTDIR));
     raw.still_serves();
     raw.end().unwrap();
+}
+
+#[test]
+fn what_the_kernel_did_not_take_is_taken_back() {
+    let mut raw = Raw::over(everything);
+    look(&mut raw);
+    // "dir" came with the names.
+    assert_eq!(raw.fs.held_nodes(), 2);
+    raw.refuse_answers();
+    let place = Body::new().u64(0).u64(0).u32(1 << 16).u32(0).u64(0).u32(0).u32(0);
+    raw.send(READDIRPLUS, ROOT, &place);
+    // A request without an answer, behind it: it was served when this one is.
+    let served = Instant::now() + Duration::from_secs(20);
+    raw.send(FORGET, ROOT, &Body::new().u64(0));
+    while raw.mounted_count("forget") < 2 {
+        assert!(Instant::now() < served);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(raw.fs.held_nodes(), 2);
 }

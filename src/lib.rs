@@ -6,6 +6,8 @@
 //! Modules stand in ranks, and each imports only from lower ranks (a test holds this):
 //! `error`, `types` | `sys` | `store`, `base`, `jail` | `tree` | `fs`, `history` | `sandbox` | `fuse`, `control` |
 //! `cli`, `daemon`, `run`.
+//!
+//! Whoever has a log leaves out what [`fuse::is_expected`] says: fuser writes an error for each listing of a directory.
 
 pub mod base;
 pub mod cli;

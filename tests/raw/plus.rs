@@ -52,6 +52,7 @@ fn look(raw: &mut Raw) {
     whole(raw, ROOT);
     let node = raw.lookup(ROOT, b"lookedat").unwrap().node;
     raw.forget(node, 2);
+    raw.settle();
 }
 
 /// Takes back all nodes of a listing.

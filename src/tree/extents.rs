@@ -1,7 +1,5 @@
 //! The content of files as extents: runs of bytes, each in a pool or in the node's origin; gaps read as zeros.
 
-use std::ops::Bound;
-
 use super::{Body, Extent, Misfit, Source, Tree};
 use crate::types::{ByteRange, Ino};
 
@@ -17,15 +15,8 @@ pub struct Segment {
 impl Tree {
     /// The extents of a file, in order.
     pub fn extents(&self, ino: Ino) -> impl Iterator<Item = (u64, Extent)> + '_ {
-        let found = self.extents.get_next(&(ino, 0)).filter(|((at, _), _)| *at == ino);
-        let first = found.map(|((_, start), extent)| (*start, *extent));
-        // To begin a range takes two searches, and most files are one extent, which ends where they do.
-        let more = first.filter(|(start, extent)| start + extent.len < self.size(ino));
-        let rest = more.into_iter().flat_map(move |(start, _)| {
-            let range = (Bound::Excluded((ino, start)), Bound::Excluded((Ino(ino.0 + 1), 0)));
-            self.extents.range(range).map(|((_, start), extent)| (*start, *extent))
-        });
-        first.into_iter().chain(rest)
+        let from = self.extents.at_or_after(&(ino, 0));
+        from.take_while(move |((at, _), _)| *at == ino).map(|((_, start), extent)| (*start, *extent))
     }
 
     /// The extents of all files.
@@ -47,8 +38,9 @@ impl Tree {
         let mut segments = Vec::new();
         let mut at = range.start;
         let first = self.extent_at(ino, range.start).map_or(range.start, |(start, _)| start);
-        let found = self.extents.range((Bound::Included((ino, first)), Bound::Excluded((ino, range.end))));
-        for ((_, start), extent) in found {
+        for ((_, start), extent) in
+            self.extents.at_or_after(&(ino, first)).take_while(|(key, _)| **key < (ino, range.end))
+        {
             if *start > at {
                 segments.push(Segment { range: ByteRange { start: at, end: *start }, source: None });
                 at = *start;
@@ -68,13 +60,13 @@ impl Tree {
 
     /// The extent that holds a byte, and where it begins.
     pub fn extent_at(&self, ino: Ino, offset: u64) -> Option<(u64, Extent)> {
-        let (key, extent) = self.extents.get_prev(&(ino, offset))?;
+        let (key, extent) = self.extents.at_or_before(&(ino, offset))?;
         (key.0 == ino && key.1 + extent.len > offset).then_some((key.1, *extent))
     }
 
     /// The last extent that begins before `offset`, and where it begins.
     pub fn extent_before(&self, ino: Ino, offset: u64) -> Option<(u64, Extent)> {
-        let (key, extent) = self.extents.get_prev(&(ino, offset.checked_sub(1)?))?;
+        let (key, extent) = self.extents.at_or_before(&(ino, offset.checked_sub(1)?))?;
         (key.0 == ino).then_some((key.1, *extent))
     }
 
@@ -83,7 +75,7 @@ impl Tree {
         if self.extent_at(ino, offset).is_some() {
             return Some(offset);
         }
-        let (key, _) = self.extents.get_next(&(ino, offset))?;
+        let (key, _) = self.extents.at_or_after(&(ino, offset)).next()?;
         (key.0 == ino).then_some(key.1)
     }
 
@@ -140,7 +132,7 @@ impl Tree {
                 }
             }
         }
-        while let Some(((found, start), extent)) = self.extents.get_next(&(ino, range.start)) {
+        while let Some(((found, start), extent)) = self.extents.at_or_after(&(ino, range.start)).next() {
             let (start, extent) = (*start, *extent);
             if *found != ino || start >= range.end {
                 return;

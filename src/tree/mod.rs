@@ -19,17 +19,16 @@
 mod delta;
 mod extents;
 mod fits;
+mod map;
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
-use std::ops::Bound;
 use std::sync::Arc;
-
-use imbl::ordmap::DiffItem;
-use imbl::{OrdMap, OrdSet};
 
 pub use crate::store::record::{Body, Dentry, Edit, Hides, Meta, Node, Origin, Source, Xattrs};
 use crate::types::{ByteRange, FileKind, Ino, Name, TreePath};
 pub use extents::Segment;
+use map::Map;
 
 /// Where a run of bytes is, by the offset at which it begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,10 +42,10 @@ pub struct Extent {
 /// A state of the tree.
 #[derive(Clone, Default)]
 pub struct Tree {
-    nodes: OrdMap<Ino, Arc<Node>>,
-    dentries: OrdMap<(Ino, Name), Dentry>,
-    links: OrdSet<(Ino, Ino, Name)>,
-    extents: OrdMap<(Ino, u64), Extent>,
+    nodes: Map<Ino, Arc<Node>>,
+    dentries: Map<(Ino, Name), Dentry>,
+    links: Map<(Ino, Ino, Name), ()>,
+    extents: Map<(Ino, u64), Extent>,
 }
 
 /// An edit that does not fit the tree: the journal (or the code) contradicts itself.
@@ -108,28 +107,19 @@ impl Tree {
 
     /// What a directory says of a name; none: whatever the base has shows through.
     pub fn dentry(&self, dir: Ino, name: &Name) -> Option<&Dentry> {
-        self.dentries.get(&(dir, name.clone()))
+        self.dentries.get_by(|(at, there)| (at, there).cmp(&(&dir, name)))
     }
 
     /// The names of which a directory says something, sorted.
     pub fn dentries(&self, dir: Ino) -> impl Iterator<Item = (&Name, &Dentry)> {
-        self.dentries
-            .range((
-                Bound::Included((dir, Name::before_all())),
-                Bound::Excluded((Ino(dir.0 + 1), Name::before_all())),
-            ))
-            .map(|((_, name), dentry)| (name, dentry))
+        let from = self.dentries.at_or_after_by(move |(at, _)| first_of(at, dir));
+        from.take_while(move |((at, _), _)| *at == dir).map(|((_, name), dentry)| (name, dentry))
     }
 
     /// The names of a node in this tree: (directory, name), sorted.
     pub fn links(&self, ino: Ino) -> impl Iterator<Item = (Ino, &Name)> {
-        let first = self.links.get_next(&(ino, Ino(0), Name::before_all())).filter(|link| link.0 == ino);
-        // To begin a range takes two searches, and most nodes have one name: those behind it are looked for when asked for.
-        let rest = first.into_iter().flat_map(move |first| {
-            let to = (Ino(ino.0 + 1), Ino(0), Name::before_all());
-            self.links.range::<_, (Ino, Ino, Name)>((Bound::Excluded(first), Bound::Excluded(&to)))
-        });
-        first.into_iter().chain(rest).map(|(_, dir, name)| (*dir, name))
+        let from = self.links.at_or_after_by(move |(at, ..)| first_of(at, ino));
+        from.take_while(move |((at, ..), ())| *at == ino).map(|((_, dir, name), ())| (*dir, name))
     }
 
     /// The same for a node whose record is at hand: no more names are looked for than it has.
@@ -226,7 +216,7 @@ impl Tree {
         }
         let key = (dir, name.clone());
         if let Some(Dentry::Child { ino, .. }) = &to {
-            self.links.insert((*ino, dir, name.clone()));
+            self.links.insert((*ino, dir, name.clone()), ());
         }
         let before = match to.clone() {
             Some(dentry) => self.dentries.insert(key, dentry),
@@ -257,9 +247,9 @@ impl Tree {
     pub fn diff(&self, other: &Tree) -> TreeDiff {
         // Collected, not inserted: what comes in order is then put in place at once.
         TreeDiff {
-            nodes: self.nodes.diff(&other.nodes).map(|item| *diff_key(&item)).collect(),
-            contents: self.extents.diff(&other.extents).map(|item| diff_key(&item).0).collect(),
-            names: self.dentries.diff(&other.dentries).map(|item| diff_key(&item).clone()).collect(),
+            nodes: self.nodes.diff(&other.nodes).copied().collect(),
+            contents: self.extents.diff(&other.extents).map(|(ino, _)| *ino).collect(),
+            names: self.dentries.diff(&other.dentries).cloned().collect(),
         }
     }
 
@@ -278,12 +268,12 @@ impl Tree {
                         "name {name} in {dir:?} stands for {ino:?}, which is not in the tree"
                     ));
                 }
-                if !self.links.contains(&(*ino, *dir, name.clone())) {
+                if !self.links.contains_key(&(*ino, *dir, name.clone())) {
                     return Err(format!("name {name} in {dir:?} has no reverse link from {ino:?}"));
                 }
             }
         }
-        for (ino, dir, name) in &self.links {
+        for ((ino, dir, name), ()) in &self.links {
             if !matches!(self.dentry(*dir, name), Some(Dentry::Child { ino: child, .. }) if child == ino) {
                 return Err(format!("reverse link of {ino:?} to {name} in {dir:?} without that name"));
             }
@@ -330,11 +320,9 @@ impl Tree {
     }
 }
 
-fn diff_key<'a, K, V>(item: &DiffItem<'a, 'a, K, V>) -> &'a K {
-    match item {
-        DiffItem::Add(key, _) | DiffItem::Remove(key, _) => key,
-        DiffItem::Update { new: (key, _), .. } => key,
-    }
+/// How a key stands to the first of a node's keys: one of the node itself is not before it.
+fn first_of(at: &Ino, ino: Ino) -> Ordering {
+    at.cmp(&ino).then(Ordering::Greater)
 }
 
 /// Sets or removes one attribute; an empty set is none.

@@ -220,11 +220,6 @@ impl Name {
         Ok(Name(bytes.into()))
     }
 
-    /// The same name in memory of its own.
-    pub fn copied(&self) -> Name {
-        Name(Arc::from(&*self.0))
-    }
-
     /// The bytes of the name.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0

@@ -101,7 +101,8 @@ pub fn read_history(store: &Store) -> Result<PreHistory> {
     // A pre-image without a seal belongs to an apply that did not come to its end; it is dealt with there.
     for info in layers.iter().filter(|l| l.header.kind == LayerKind::PreImage && l.seal.is_some()) {
         let mut images = PreImages::default();
-        for record in store.read_layer(info.header.layer)?.records {
+        for record in store.read_layer(info.header.layer)?.records() {
+            let record = record?;
             images.is_collected |= record == Record::Compact;
             match record {
                 Record::PreImage(image) => images.insert(&image.path, image.node.map(Arc::new)),

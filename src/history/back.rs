@@ -36,10 +36,10 @@ impl Claims {
     fn of(contents: &LayerContents) -> Result<Claims> {
         let boot = proc::boot_id().attempt(|| "read the boot id")?;
         let mut claims = Claims::default();
-        for record in contents.records.iter().chain(&contents.unsynced) {
-            match record {
-                Record::Left(Left { print: Some(print), .. }) => claims.note(*print),
-                Record::Opened { boot: then } if *then != boot => claims.lost_before = Some(clock::booted()),
+        for record in contents.records().chain(contents.unsynced.iter().cloned().map(Ok)) {
+            match record? {
+                Record::Left(Left { print: Some(print), .. }) => claims.note(print),
+                Record::Opened { boot: then } if then != boot => claims.lost_before = Some(clock::booted()),
                 _ => {}
             }
         }
@@ -348,10 +348,14 @@ fn dirs_in_use(
 pub(super) fn unfinished(store: &Store) -> Result<Vec<LayerContents>> {
     let mut all = store.catalog();
     all.retain(|l| l.header.kind == LayerKind::PreImage && l.seal.is_none());
-    let read = all.iter().map(|l| store.read_layer(l.header.layer));
-    let mut contents = read.collect::<Result<Vec<_>>>()?;
-    contents.retain(|contents| !contents.records.iter().any(|r| matches!(r, Record::Abandoned)));
-    Ok(contents)
+    let mut unfinished = Vec::new();
+    for info in all {
+        let contents = store.read_layer(info.header.layer)?;
+        if !contents.has(|record| matches!(record, Record::Abandoned))? {
+            unfinished.push(contents);
+        }
+    }
+    Ok(unfinished)
 }
 
 /// Sets the base back to what it was before an apply that was cut off.
@@ -364,7 +368,8 @@ pub(super) fn roll_back_unfinished(store: &Arc<Store>, base: &Arc<Base>) -> Resu
         let during = |e: Error| e.during(format!("roll back the apply of layer {id}"));
         let mut layer = store.reopen_layer(&contents).map_err(during)?;
         // The base is written only after the images were complete and marked so.
-        let Some(complete) = contents.records.iter().position(|r| matches!(r, Record::Synced)) else {
+        let Some(complete) = contents.position(|record| matches!(record, Record::Synced)).map_err(during)?
+        else {
             layer.record(&Record::Abandoned).map_err(during)?;
             layer.sync().map_err(during)?;
             continue;
@@ -374,7 +379,8 @@ pub(super) fn roll_back_unfinished(store: &Arc<Store>, base: &Arc<Base>) -> Resu
         for lost in contents.unsynced.iter().filter(|record| matches!(record, Record::Left(_))) {
             layer.record(lost).map_err(during)?;
         }
-        let images: Images = contents.records.into_iter().take(complete).filter_map(image_in).collect();
+        let images = contents.records().take(complete).filter_map(|record| record.map(image_in).transpose());
+        let images = images.collect::<Result<Images>>().map_err(during)?;
         let before = lower::read_history(store).map_err(during)?;
         let back = take_back(store, base, &mut layer, images, &before, &mut claims).map_err(during)?;
         close(store, &mut layer, TAKEN_BACK).map_err(during)?;

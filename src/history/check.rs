@@ -16,7 +16,7 @@ use crate::store::inspect::Inspect;
 use crate::store::layer::{INDEX, LayerContents, POOL, SUMS};
 use crate::store::log;
 use crate::store::map::{Map, Place, Run};
-use crate::store::record::{LayerKind, Record, Source};
+use crate::store::record::{LayerKind, PreImage, Record, Source};
 use crate::store::used::Used;
 use crate::tree::{Extent, Tree};
 use crate::types::{ByteRange, Ino, LayerId};
@@ -222,7 +222,7 @@ impl Checker {
             self.report.layers += 1;
             match self.store.layer(layer) {
                 Ok(contents) => {
-                    self.report.records += contents.records.len() as u64 + 1;
+                    self.report.records += contents.count() as u64 + 1;
                     self.layers.insert(layer, contents);
                 }
                 // A layer whose making was cut off; nothing refers to it.
@@ -342,13 +342,20 @@ impl Checker {
 
     fn check_images(&mut self, layer: LayerId) {
         let Some(contents) = self.layers.get(&layer) else { return };
-        let images = contents.records.iter().filter_map(|record| match record {
-            Record::PreImage(image) => image.node.as_ref(),
-            _ => None,
-        });
-        let extents: Vec<(Ino, ByteRange, Source)> = images
-            .flat_map(|node| node.extents.iter().map(|(range, source)| (node.ino, *range, *source)))
-            .collect();
+        let mut extents: Vec<(Ino, ByteRange, Source)> = Vec::new();
+        let mut unread = None;
+        for record in contents.records() {
+            match record {
+                Ok(Record::PreImage(PreImage { node: Some(node), .. })) => {
+                    extents.extend(node.extents.iter().map(|(range, source)| (node.ino, *range, *source)));
+                }
+                Ok(_) => {}
+                Err(error) => unread = Some(error),
+            }
+        }
+        if let Some(error) = unread {
+            self.problem(Problem::Record(error));
+        }
         for (ino, range, source) in extents {
             self.check_extent(layer, ino, source, range.len());
         }

@@ -306,8 +306,7 @@ impl Timeline {
             if is_top || parents.contains(&layer) {
                 continue;
             }
-            let changed = self.store.read_layer(layer)?.records.iter().any(|r| matches!(r, Record::Edits(_)));
-            if !changed {
+            if !self.store.read_layer(layer)?.is_changed {
                 stale.insert(layer);
             }
         }
@@ -326,8 +325,8 @@ impl Timeline {
     fn add_unsealed(&self, catalog: &[LayerInfo], used: &mut Used) -> Result<()> {
         let upper = self.fs.upper_layer();
         for info in catalog.iter().filter(|l| l.seal.is_none() && l.header.layer != upper) {
-            for record in self.store.read_layer(info.header.layer)?.records {
-                let Record::Edits(edits) = record else { continue };
+            for record in self.store.read_layer(info.header.layer)?.records() {
+                let Record::Edits(edits) = record? else { continue };
                 for edit in edits {
                     if let Edit::Map { range, to: Some(source), .. } = edit {
                         used.add(source, range.len());
@@ -345,8 +344,8 @@ impl Timeline {
         // The newest layer stays, so that its number is not given out again.
         let older = catalog.iter().rev().skip(1);
         for info in older.filter(|l| l.seal.is_none() && l.header.kind == LayerKind::PreImage) {
-            let records = self.store.read_layer(info.header.layer)?.records;
-            if records.iter().any(|record| matches!(record, Record::Abandoned)) {
+            let contents = self.store.read_layer(info.header.layer)?;
+            if contents.has(|record| matches!(record, Record::Abandoned))? {
                 abandoned.push(info.header.layer);
             }
         }

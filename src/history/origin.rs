@@ -26,7 +26,7 @@ impl Timeline {
             if info.header.kind == LayerKind::Collected {
                 break;
             }
-            if self.store.read_layer(layer)?.records.iter().any(|record| speaks_of(record, ino)) {
+            if self.store.read_layer(layer)?.has(|record| speaks_of(record, ino))? {
                 return Ok(Some(layer));
             }
             at = info.header.parent;

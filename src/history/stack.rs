@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::error::{Error, Kind, Result};
 use crate::store::Store;
 use crate::store::layer::{LayerContents, LayerInfo, Upper};
-use crate::store::record::{Edit, HeadRecord, Header, LayerKind, Record, Seal};
+use crate::store::record::{HeadRecord, Header, LayerKind, Record, Seal};
 use crate::sys::{clock, memory};
 use crate::tree::{Misfit, Tree};
 use crate::types::{Epoch, LayerId};
@@ -129,21 +129,13 @@ fn changed_by(info: Option<&LayerInfo>, tree: &Tree) -> usize {
     usize::try_from(bytes / BYTES_A_NODE).unwrap_or(usize::MAX).min(tree.len())
 }
 
-/// Applies the records of a layer to a tree. What the tree keeps has memory of its own, so that that of all the records can go back at once.
+/// Applies the records of a layer to a tree.
 pub(super) fn replay(tree: &mut Tree, contents: &LayerContents, layer: LayerId) -> Result<()> {
-    for (number, record) in contents.records.iter().enumerate() {
-        let Record::Edits(edits) = record else { continue };
-        for edit in edits {
-            let done = match edit {
-                Edit::Dentry { dir, name, to } => {
-                    tree.apply(&Edit::Dentry { dir: *dir, name: name.copied(), to: to.clone() })
-                }
-                other => tree.apply(other),
-            };
-            done.map_err(|Misfit(what)| {
-                Error::damage(format!("replay layer {layer}, record {}", number + 1), what)
-            })?;
-        }
+    for (number, record) in contents.records().enumerate() {
+        let Record::Edits(edits) = record? else { continue };
+        edits.iter().try_for_each(|edit| tree.apply(edit)).map_err(|Misfit(what)| {
+            Error::damage(format!("replay layer {layer}, record {}", number + 1), what)
+        })?;
     }
     Ok(())
 }
@@ -189,7 +181,7 @@ pub(super) fn reopen(
     if upper.layer() != recorded {
         store.set_head(head, &HeadRecord { layer: upper.layer() })?;
     }
-    // All its records were held at once.
+    // Its journal was held as a whole.
     drop(contents);
     memory::give_back();
     Ok((upper, tree, epoch))
@@ -217,7 +209,7 @@ fn written_last(store: &Store, head: &str, recorded: LayerId) -> Result<LayerId>
 }
 
 fn is_changed(store: &Store, layer: LayerId) -> Result<bool> {
-    Ok(store.read_layer(layer)?.records.iter().any(|record| matches!(record, Record::Edits(_))))
+    Ok(store.read_layer(layer)?.is_changed)
 }
 
 /// Seals what was written while a restore replaced the state and was cut off before that was sealed: the head was on another
@@ -246,8 +238,7 @@ pub(super) fn seal_strays(
             Some(Ok(below)) => roots.load(below.header.layer),
             None => Ok(Tree::new()),
         };
-        let is_changed = contents.records.iter().any(|r| matches!(r, Record::Edits(_)));
-        if !is_changed || below.and_then(|mut tree| replay(&mut tree, &contents, layer)).is_err() {
+        if !contents.is_changed || below.and_then(|mut tree| replay(&mut tree, &contents, layer)).is_err() {
             continue;
         }
         super::close(store, &mut store.reopen_layer(&contents)?, CUT_OFF)?;

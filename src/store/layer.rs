@@ -11,7 +11,7 @@ use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::dir::StoreDir;
 use crate::store::disk;
 use crate::store::layers::{Besides, Layers};
-use crate::store::log::{self, Log};
+use crate::store::log::{self, Frames, Log};
 use crate::store::pack::Packed;
 use crate::store::pool::PoolWriter;
 use crate::store::record::{Edit, Header, Record, Seal, Source};
@@ -74,17 +74,52 @@ impl LayerInfo {
 pub struct LayerContents {
     /// What the catalog knows.
     pub info: LayerInfo,
-    /// All records after the header.
-    pub records: Vec<Record>,
+    /// Its journal, header and all.
+    frames: Frames<Record>,
+    /// Whether any of its records is an operation.
+    pub is_changed: bool,
     /// Records that are not among these because a sync failed: as far as they can still be read.
     pub unsynced: Vec<Record>,
     /// Whether a power cut took records, or content that they spoke of.
     pub is_cut: bool,
-    /// Where they end in the journal.
-    end: u64,
-    count: u64,
-    /// How many of them, the header included, are known to have been synced.
+    /// How many of the records, the header included, are known to have been synced.
     synced: usize,
+}
+
+impl LayerContents {
+    /// All records after the header.
+    ///
+    /// # Errors
+    /// Damage; none that [`read`] has not found.
+    pub fn records(&self) -> impl Iterator<Item = Result<Record>> + '_ {
+        self.frames.records_from(1)
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.frames.count().saturating_sub(1)
+    }
+
+    /// Whether any of them is such.
+    ///
+    /// # Errors
+    /// As [`LayerContents::records`].
+    pub fn has(&self, is_such: impl Fn(&Record) -> bool) -> Result<bool> {
+        Ok(self.position(is_such)?.is_some())
+    }
+
+    /// The first that is such.
+    ///
+    /// # Errors
+    /// As [`LayerContents::records`].
+    pub fn position(&self, is_such: impl Fn(&Record) -> bool) -> Result<Option<usize>> {
+        for (at, record) in self.records().enumerate() {
+            if is_such(&record?) {
+                return Ok(Some(at));
+            }
+        }
+        Ok(None)
+    }
 }
 
 /// What a power cut may have done to a store.
@@ -110,30 +145,29 @@ pub(super) fn read_file(layers: &Layers, layer: LayerId, name: &str, trust: Trus
     let what = layers.show(layer, name);
     let missing = || Error::damage(format!("read {what}"), "the file is missing");
     let bytes = layers.read(layer, name)?.ok_or_else(missing)?;
-    let log::Torn { contents, behind } = log::read_torn::<Record>(&bytes, &what)?;
-    let failed = sync_failed(&contents.records, &behind);
-    let is_cut_off = failed.is_some() || is_of_another_boot(&contents.records, trust);
+    let (mut frames, marks) = read_frames(bytes, &what)?;
+    let failed = marks.sync_failed();
+    let is_cut_off = failed.is_some() || marks.is_of_another_boot(trust);
     // Below the head only what a restore left behind that was cut off was never sealed, and so perhaps never synced.
-    let was_sealed = behind.iter().any(|record| matches!(record, Record::Seal(_)));
+    let was_sealed = marks.behind.iter().any(|record| matches!(record, Record::Seal(_)));
     let may_be_torn = name == JOURNAL && (layer >= trust.torn_from || !was_sealed) && is_cut_off;
-    let is_torn = may_be_torn && can_be_torn(&behind);
-    if !behind.is_empty() && !is_torn || failed > Some(contents.records.len()) {
-        return Err(log::damage_at(&what, contents.end));
+    let is_torn = may_be_torn && can_be_torn(&marks.behind);
+    if !marks.behind.is_empty() && !is_torn || failed > Some(frames.count()) {
+        return Err(log::damage_at(&what, frames.end()));
     }
-    let mut records = contents.records;
-    let synced = failed.unwrap_or_else(|| synced(&records));
+    let synced = failed.unwrap_or_else(|| marks.synced(frames.count()));
     let trusted = match failed {
         Some(synced) => synced,
-        None if is_cut_off => trusted(&records, synced),
-        None => records.len(),
+        None if is_cut_off => trusted(&frames, synced)?,
+        None => frames.count(),
     };
-    let is_cut = trusted < records.len() || !behind.is_empty();
-    let cut_off = records.split_off(trusted.min(records.len()));
-    let unsynced = if failed.is_some() { cut_off.into_iter().map(|r| r.0).collect() } else { Vec::new() };
-    let end = records.last().map_or(0, |r| r.1);
-    let count = records.len() as u64;
-    let mut records = records.into_iter().map(|r| r.0);
-    let Some(Record::Header(header)) = records.next() else {
+    let is_cut = trusted < frames.count() || !marks.behind.is_empty();
+    let unsynced = match failed {
+        Some(_) => frames.records_from(trusted).collect::<Result<Vec<_>>>()?,
+        None => Vec::new(),
+    };
+    frames.truncate(trusted);
+    let Some(Record::Header(header)) = frames.records_from(0).next().transpose()? else {
         return Err(Error::damage(format!("read {what} at offset 0"), "the first record is not a header"));
     };
     if header.layer != layer {
@@ -142,14 +176,77 @@ pub(super) fn read_file(layers: &Layers, layer: LayerId, name: &str, trust: Trus
             format!("it is the journal of layer {}", header.layer),
         ));
     }
-    let records: Vec<Record> = records.collect();
-    let seal = match records.last() {
+    let seal = match marks.at(frames.count().saturating_sub(1)) {
         Some(Record::Seal(seal)) => Some(seal.clone()),
         _ => None,
     };
-    let compact = matches!(records.first(), Some(Record::Compact));
-    let info = LayerInfo::new(header, seal, compact, end, layers.besides(layer)?);
-    Ok(LayerContents { info, records, unsynced, is_cut, end, count, synced })
+    let compact = matches!(marks.at(1), Some(Record::Compact)) && frames.count() > 1;
+    let is_changed = marks.first_change.is_some_and(|first| first < frames.count());
+    let info = LayerInfo::new(header, seal, compact, frames.end(), layers.besides(layer)?);
+    Ok(LayerContents { info, frames, is_changed, unsynced, is_cut, synced })
+}
+
+/// The good frames of a journal, and what is to be known of it as a whole.
+fn read_frames(bytes: Vec<u8>, what: &str) -> Result<(Frames<Record>, Marks)> {
+    let (mut records, mut first_change) = (Vec::new(), None);
+    let (frames, behind) = log::scan_torn(bytes, what, |number, record| match record {
+        Record::Edits(_) => first_change = first_change.or(Some(number)),
+        // There can be as many of them as there are files, and they say nothing of the journal.
+        Record::PreImage(_) | Record::Left(_) => {}
+        mark => records.push((number, mark)),
+    })?;
+    Ok((frames, Marks { records, first_change, behind }))
+}
+
+/// The records of a journal that say something of it.
+struct Marks {
+    /// Each with its number.
+    records: Vec<(usize, Record)>,
+    /// The number of the first operation.
+    first_change: Option<usize>,
+    /// All records of good frames behind a bad one.
+    behind: Vec<Record>,
+}
+
+impl Marks {
+    /// The record of this number, if it is one of them.
+    fn at(&self, number: usize) -> Option<&Record> {
+        let at = self.records.binary_search_by_key(&number, |(number, _)| *number).ok()?;
+        self.records.get(at).map(|(_, record)| record)
+    }
+
+    /// How many records were synced before a sync failed, if one failed since somebody last began to write.
+    fn sync_failed(&self) -> Option<usize> {
+        let mut latest_first =
+            self.behind.iter().rev().chain(self.records.iter().rev().map(|(_, record)| record));
+        match latest_first.find(|r| matches!(r, Record::SyncFailed(_) | Record::Opened { .. }))? {
+            Record::SyncFailed(synced) => usize::try_from(*synced).ok(),
+            _ => None,
+        }
+    }
+
+    /// Whether the machine was booted since somebody last began to write.
+    fn is_of_another_boot(&self, trust: Trust) -> bool {
+        let last = self.records.iter().rev().find_map(|(_, record)| match record {
+            Record::Opened { boot } => Some(*boot),
+            _ => None,
+        });
+        last.is_some_and(|boot| boot != trust.boot)
+    }
+
+    /// How many of the first `len` records are known to have been synced.
+    fn synced(&self, len: usize) -> usize {
+        let covers = |(at, record): &(usize, Record)| match record {
+            Record::Synced | Record::Seal(_) => Some(at + 1),
+            // No more than what is before it.
+            Record::SyncedTo(count) => usize::try_from(*count).ok().map(|count| count.min(*at)),
+            Record::Header(_) | Record::Opened { .. } | Record::Edits(_) => None,
+            Record::PreImage(_) | Record::Left(_) | Record::Abandoned => None,
+            Record::Compact | Record::SyncFailed(_) | Record::Cells(_) => None,
+        };
+        // A layer is begun with these two, and they are synced before anything speaks of it.
+        self.records.iter().filter_map(covers).max().unwrap_or(0).max(len.min(2))
+    }
 }
 
 /// What the catalog knows of a layer. Of a sealed one only the ends are decoded: what is between is looked at when it is
@@ -192,14 +289,6 @@ fn outline(layer: LayerId, journal: &[u8]) -> Option<(Header, bool, Seal)> {
     }
 }
 
-/// The boot under which somebody last began to write.
-fn last_boot(records: &[(Record, u64)]) -> Option<[u8; 16]> {
-    records.iter().rev().find_map(|(record, _)| match record {
-        Record::Opened { boot } => Some(*boot),
-        _ => None,
-    })
-}
-
 /// Whether what was not synced may be lost from the layer on top of a head: the machine was booted since somebody last wrote to
 /// it, or a sync failed.
 ///
@@ -208,21 +297,8 @@ fn last_boot(records: &[(Record, u64)]) -> Option<[u8; 16]> {
 pub(super) fn was_cut_off(layers: &Layers, trust: Trust) -> Result<bool> {
     let bytes = layers.read(trust.torn_from, JOURNAL)?.unwrap_or_default();
     let what = layers.show(trust.torn_from, JOURNAL);
-    let log::Torn { contents, behind } = log::read_torn::<Record>(&bytes, &what)?;
-    Ok(is_of_another_boot(&contents.records, trust) || sync_failed(&contents.records, &behind).is_some())
-}
-
-/// How many records were synced before a sync failed, if one failed since somebody last began to write.
-fn sync_failed(records: &[(Record, u64)], behind: &[Record]) -> Option<usize> {
-    let mut latest_first = behind.iter().rev().chain(records.iter().rev().map(|(record, _)| record));
-    match latest_first.find(|r| matches!(r, Record::SyncFailed(_) | Record::Opened { .. }))? {
-        Record::SyncFailed(synced) => usize::try_from(*synced).ok(),
-        _ => None,
-    }
-}
-
-fn is_of_another_boot(records: &[(Record, u64)], trust: Trust) -> bool {
-    last_boot(records).is_some_and(|boot| boot != trust.boot)
+    let (_, marks) = read_frames(bytes, &what)?;
+    Ok(marks.is_of_another_boot(trust) || marks.sync_failed().is_some())
 }
 
 /// Whether a power cut alone can have left these good frames behind a bad one. A sync is begun only when the one before it
@@ -234,25 +310,10 @@ fn can_be_torn(behind: &[Record]) -> bool {
     behind.iter().filter(syncs).count() <= 1 && !reopened
 }
 
-/// How many of the records are known to have been synced.
-fn synced(records: &[(Record, u64)]) -> usize {
-    let covers = |(at, (record, _)): (usize, &(Record, u64))| match record {
-        Record::Synced | Record::Seal(_) => Some(at + 1),
-        // No more than what is before it.
-        Record::SyncedTo(count) => usize::try_from(*count).ok().map(|count| count.min(at)),
-        Record::Header(_) | Record::Opened { .. } | Record::Edits(_) => None,
-        Record::PreImage(_) | Record::Left(_) | Record::Abandoned => None,
-        Record::Compact | Record::SyncFailed(_) | Record::Cells(_) => None,
-    };
-    // A layer is begun with these two, and they are synced before anything speaks of it.
-    let begin = records.len().min(2);
-    records.iter().enumerate().filter_map(covers).max().unwrap_or(0).max(begin)
-}
-
 /// How many of the records can be trusted if the machine was booted again since the last daemon wrote. The host may have
 /// kept a journal page and lost the pool page it speaks of: what is behind the synced records is true only up to the
 /// first that refers to pool bytes.
-fn trusted(records: &[(Record, u64)], synced: usize) -> usize {
+fn trusted(frames: &Frames<Record>, synced: usize) -> Result<usize> {
     let refers = |record: &Record| match record {
         Record::Edits(edits) => {
             edits.iter().any(|e| matches!(e, Edit::Map { to: Some(Source::Pool { .. }), .. }))
@@ -262,7 +323,12 @@ fn trusted(records: &[(Record, u64)], synced: usize) -> usize {
         Record::Left(_) | Record::Abandoned | Record::SyncedTo(_) => false,
         Record::Compact | Record::SyncFailed(_) | Record::Cells(_) => false,
     };
-    records.iter().skip(synced).position(|(r, _)| refers(r)).map_or(records.len(), |at| synced + at)
+    for (number, record) in (synced..).zip(frames.records_from(synced)) {
+        if refers(&record?) {
+            return Ok(number);
+        }
+    }
+    Ok(frames.count())
 }
 
 /// A layer that is being written.
@@ -356,9 +422,10 @@ impl Upper {
         let layer = contents.info.header.layer;
         let dir = layers.dir(&dir_name(layer))?;
         let journal = Arc::new(dir.file(JOURNAL, false)?);
-        let mut journal = Log::append_to(journal, dir.show(JOURNAL), contents.end, contents.count)?;
+        let count = contents.frames.count() as u64;
+        let mut journal = Log::append_to(journal, dir.show(JOURNAL), contents.frames.end(), count)?;
         // Of what the process before wrote, nothing may be lost with something behind it kept: see `can_be_torn`.
-        if durable && (contents.synced as u64) < contents.count {
+        if durable && (contents.synced as u64) < count {
             let synced = disk::sync(&journal.file()).map_err(|error| journal.witness().judge(error));
             if let Err(Unsynced::Lost(_)) = &synced {
                 // What is lost would be found by the next start, which would be told that all is well.
@@ -371,8 +438,8 @@ impl Upper {
         let pool = Arc::new(dir.file(POOL, true)?);
         let pool_witness = Arc::new(Witness::of(&pool));
         let pool = PoolWriter::new(layer, pool).attempt(|| format!("stat {}", dir.show(POOL)))?;
-        let changed = contents.records.iter().any(|r| matches!(r, Record::Edits(_)));
-        let (synced, in_doubt, failed) = (contents.synced as u64, false, false);
+        let (synced, changed) = (contents.synced as u64, contents.is_changed);
+        let (in_doubt, failed) = (false, false);
         Ok(Upper { layer, journal, pool, durable, pool_witness, synced, in_doubt, changed, failed })
     }
 
@@ -567,10 +634,16 @@ mod tests {
     #[test]
     fn after_a_power_cut_records_without_their_bytes_are_not_trusted() {
         let records = [Record::Opened { boot: [1; 16] }, map(), Record::Synced, resize(), map(), resize()];
-        let records: Vec<(Record, u64)> = records.into_iter().map(|r| (r, 0)).collect();
-        let trusted = |records| trusted(records, synced(records));
+        let trusted = |records: &[Record]| {
+            let (frames, marks) = read_frames(log::frames(records.iter()).unwrap(), "").unwrap();
+            trusted(&frames, marks.synced(frames.count())).unwrap()
+        };
         assert_eq!(trusted(&records), 4, "up to the first that refers to the pool");
         assert_eq!(trusted(&records[..3]), 3);
+    }
+
+    fn records(contents: &LayerContents) -> Vec<Record> {
+        contents.records().collect::<Result<_>>().unwrap()
     }
 
     fn layers(store: &std::path::Path) -> Layers {
@@ -617,7 +690,7 @@ mod tests {
             let found = read(&layers, LayerId(1), Trust { boot: [2; 16], torn_from: LayerId(2) });
             match is_sealed {
                 true => assert_eq!(found.err().map(|e| e.kind), Some(crate::error::Kind::Damage)),
-                false => assert_eq!(found.unwrap().records, [Record::Opened { boot: [1; 16] }, resize()]),
+                false => assert_eq!(records(&found.unwrap()), [Record::Opened { boot: [1; 16] }, resize()]),
             }
         }
     }
@@ -647,8 +720,12 @@ mod tests {
         let synced = crate::sys::step::with("fail:store.sync:2:EIO", || upper.sync());
         assert!(synced.is_err() && upper.is_failed() && upper.check().is_err());
         let trust = Trust { boot: [1; 16], torn_from: LayerId(0) };
-        let found = read(&layers, LayerId(1), trust).unwrap().records;
-        assert_eq!(found, [Record::Opened { boot: [1; 16] }], "what was not synced is not believed");
+        let found = read(&layers, LayerId(1), trust).unwrap();
+        assert_eq!(
+            records(&found),
+            [Record::Opened { boot: [1; 16] }],
+            "what was not synced is not believed"
+        );
     }
 
     /// Somebody writes a frame that says that a sync failed into an attribute, and a power cut tears its record.
@@ -692,12 +769,15 @@ mod tests {
         // The host would answer by now that all is well, and would not have what was to be synced.
         assert!(crate::sys::step::with("fail:store.sync:1:EIO", reopen).is_err());
         assert_eq!(
-            contents().records,
+            records(&contents()),
             [Record::Opened { boot: [1; 16] }],
             "what was not synced is not believed"
         );
         drop(reopen().unwrap());
-        assert_eq!(contents().records, [Record::Opened { boot: [1; 16] }, Record::Opened { boot: [1; 16] }]);
+        assert_eq!(
+            records(&contents()),
+            [Record::Opened { boot: [1; 16] }, Record::Opened { boot: [1; 16] }]
+        );
     }
 
     #[test]
@@ -711,7 +791,7 @@ mod tests {
         upper.pool_synced(&work).unwrap();
         upper.journal_synced(&work);
         let trust = Trust { boot: [2; 16], torn_from: LayerId(0) };
-        let after_cut = read(&layers, LayerId(1), trust).unwrap().records;
+        let after_cut = records(&read(&layers, LayerId(1), trust).unwrap());
         assert_eq!(after_cut, [Record::Opened { boot: [1; 16] }, map()], "the synced one, and not the next");
         upper.record(&map()).unwrap();
         let rest = upper.begin_sync().unwrap();

@@ -63,6 +63,46 @@ pub struct Torn<T> {
     pub behind: Vec<T>,
 }
 
+/// The good frames of a log, from its beginning. Their records are decoded when they are looked at, also for the second time: all
+/// of a long log at once would take several times its bytes.
+pub struct Frames<T> {
+    bytes: Vec<u8>,
+    what: String,
+    /// Where each ends.
+    ends: Vec<usize>,
+    records: PhantomData<fn() -> T>,
+}
+
+impl<T: DeserializeOwned> Frames<T> {
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Where the last of them ends in the log.
+    pub fn end(&self) -> u64 {
+        self.ends.last().map_or(0, |end| *end as u64)
+    }
+
+    /// Keeps the first `len` of them.
+    pub fn truncate(&mut self, len: usize) {
+        self.ends.truncate(len);
+    }
+
+    /// Their records, from one on.
+    ///
+    /// # Errors
+    /// Damage, with file and offset: a good frame whose payload is not a record of this format.
+    pub fn records_from(&self, first: usize) -> impl Iterator<Item = Result<T>> + '_ {
+        let begin = first.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
+        self.ends.get(first..).unwrap_or_default().iter().scan(begin, |begin, end| {
+            let start = std::mem::replace(begin, *end);
+            let payload = self.bytes.get(start + FRAME_HEAD..*end).unwrap_or_default();
+            Some(decode(payload, &self.what, start as u64))
+        })
+    }
+}
+
 /// Reads all frames of a log's bytes. `what` names the file in errors.
 ///
 /// # Errors
@@ -111,14 +151,39 @@ fn read_whole<T: DeserializeOwned>(bytes: &[u8], what: &str, first: u64) -> Resu
 /// Damage: a good frame whose payload is not a record of this format.
 pub fn read_torn<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<Torn<T>> {
     let contents = read_good(bytes, what, 0)?;
+    let behind = read_behind(bytes, contents.end, contents.records.len(), what)?;
+    Ok(Torn { contents, behind })
+}
+
+/// The same for a log that may be long: gives its good frames, and the records of good frames behind a bad one. Each record is shown to
+/// `see` once, with its number.
+///
+/// # Errors
+/// As [`read_torn`].
+pub fn scan_torn<T: DeserializeOwned>(
+    bytes: Vec<u8>,
+    what: &str,
+    mut see: impl FnMut(usize, T),
+) -> Result<(Frames<T>, Vec<T>)> {
+    let (mut at, mut ends) = (0, Vec::new());
+    while let Some((payload, next)) = frame_at(&bytes, at, ends.len() as u64) {
+        see(ends.len(), decode(payload, what, at as u64)?);
+        ends.push(next);
+        at = next;
+    }
+    let behind = read_behind(&bytes, at as u64, ends.len(), what)?;
+    Ok((Frames { bytes, what: what.to_owned(), ends, records: PhantomData }, behind))
+}
+
+/// The records of good frames behind the first bad one, which begins at `end`.
+fn read_behind<T: DeserializeOwned>(bytes: &[u8], end: u64, count: usize, what: &str) -> Result<Vec<T>> {
     let mut behind = Vec::new();
-    let mut at = usize::try_from(contents.end).unwrap_or(usize::MAX);
-    let mut seq = contents.records.len() as u64;
+    let (mut at, mut seq) = (usize::try_from(end).unwrap_or(usize::MAX), count as u64);
     while let Some((payload, found, next)) = next_good(bytes, at, seq) {
         behind.push(decode(payload, what, at as u64)?);
         (at, seq) = (next.saturating_sub(1), found);
     }
-    Ok(Torn { contents, behind })
+    Ok(behind)
 }
 
 /// The error for a bad frame that has good ones behind it.

@@ -545,6 +545,30 @@ mod tests {
     }
 
     #[test]
+    fn records_that_are_decoded_later_are_those_that_are_read_at_once() {
+        let bytes = log_of(&texts(6));
+        let cut = (0..=bytes.len()).map(|at| bytes[..at].to_vec());
+        let torn =
+            (0..bytes.len()).map(|at| [&bytes[..at], &[bytes[at] ^ 0x10][..], &bytes[at + 1..]].concat());
+        for bytes in cut.chain(torn) {
+            let Torn { contents, behind } = read_torn::<String>(&bytes, "t").unwrap();
+            let mut seen = Vec::new();
+            let (mut frames, later) =
+                scan_torn::<String>(bytes, "t", |at, text| seen.push((at, text))).unwrap();
+            assert_eq!((frames.count(), frames.end(), later), (contents.records.len(), contents.end, behind));
+            let texts: Vec<String> = contents.records.iter().map(|r| r.0.clone()).collect();
+            assert_eq!(seen, texts.iter().cloned().enumerate().collect::<Vec<_>>());
+            for from in 0..=texts.len() + 1 {
+                let found: Vec<String> = frames.records_from(from).collect::<Result<_>>().unwrap();
+                assert_eq!(found, texts.get(from..).unwrap_or_default());
+            }
+            frames.truncate(2);
+            assert_eq!(frames.end(), contents.records.iter().take(2).next_back().map_or(0, |r| r.1));
+            assert_eq!(frames.records_from(0).count(), texts.len().min(2));
+        }
+    }
+
+    #[test]
     fn appending_goes_on_after_a_torn_tail() {
         let records = texts(3);
         let bytes = log_of(&records);

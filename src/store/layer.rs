@@ -90,7 +90,7 @@ impl LayerContents {
     /// All records after the header.
     ///
     /// # Errors
-    /// Damage; none that [`read`] has not found.
+    /// Damage; none that was not found when the layer was read.
     pub fn records(&self) -> impl Iterator<Item = Result<Record>> + '_ {
         self.frames.records_from(1)
     }

@@ -5,7 +5,7 @@
 //! larger than what is in it, and what is put in behind all that is there leaves full parts behind: most of what a tree
 //! holds is made in the order of its numbers.
 //!
-//! Always true, and checked by [`Map::verify`]: keys ascend; all leaves are equally deep, and none is empty but that of an
+//! Always true, and checked by its tests: keys ascend; all leaves are equally deep, and none is empty but that of an
 //! empty map; the key beside a part is behind all keys of the parts before it, and not behind the first of its own.
 
 use std::cmp::Ordering;

@@ -4,6 +4,10 @@
 //! Answering a request takes a few microseconds. But who asks sleeps until it is answered, and the daemon until it is asked: at each
 //! request two CPUs fall asleep and are woken, and in a virtual machine each time costs ten times as much as the answer.
 //!
+//! Asker and answerer on one CPU are fastest: neither has to wake another CPU. The thread sees when they are not: with each request it is kept from
+//! its CPU for a moment, by who asks. Then the thread that answers comes there, once, and this one goes to the other; where
+//! each runs from then on is left to the kernel, as before.
+//!
 //! Always true:
 //! * without requests the thread sleeps, and one request now and then does not wake it: an idle mount costs nothing;
 //! * nobody ever waits for the thread, and whoever wants the CPU hardly loses any of it: the thread has the lowest priority (SCHED_IDLE). That
@@ -33,6 +37,12 @@ const ROUNDS: u32 = 32;
 const CROWDED: Duration = Duration::from_millis(1);
 /// How long it pauses then, at first and at most. A turn of the CPU takes some 3 milliseconds.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(1600));
+/// Who did not have the CPU for so long made room for somebody; a round takes a fraction of it.
+const MOMENT: Duration = Duration::from_micros(3);
+/// Of so many requests in turn, half must have come from the CPU of the thread.
+const SAMPLE: u64 = 16;
+/// The thread that answers is not asked to come more often, wherever the requests come from: each time costs some requests.
+const STAYS: Duration = Duration::from_millis(2);
 /// After so long without others the next pause is half as long.
 const CALM: Duration = Duration::from_millis(50);
 
@@ -56,12 +66,13 @@ pub(super) struct Awake {
     burst: Mutex<Burst>,
 }
 
-#[derive(Default)]
 struct Shared {
     requests: AtomicU64,
     is_up: AtomicBool,
     /// The CPU on which requests are taken.
     elsewhere: AtomicUsize,
+    /// The CPU from which they come, for who takes them to come there.
+    come_to: AtomicUsize,
     ends: AtomicBool,
 }
 
@@ -77,7 +88,7 @@ impl Awake {
     /// # Errors
     /// No thread could be started.
     pub(super) fn start(span: Duration) -> std::io::Result<Awake> {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared::new());
         let of_thread = Arc::clone(&shared);
         let thread = Builder::new().name("awake".to_owned()).spawn(move || {
             if let Err(error) = process::give_way() {
@@ -92,6 +103,7 @@ impl Awake {
                     match of_thread.circle(span) {
                         Ended::Quiet { calm: true } => pause = (pause / 2).max(PAUSES.0),
                         Ended::Quiet { calm: false } => {}
+                        Ended::Changed => continue,
                         Ended::Crowded => {
                             std::thread::sleep(pause);
                             pause = (pause * 2).min(PAUSES.1);
@@ -110,12 +122,27 @@ impl Awake {
     /// There is a request.
     pub(super) fn note_request(&self) {
         self.shared.requests.fetch_add(1, Relaxed);
+        let come_to = self.shared.come_to.load(Relaxed);
+        if come_to != NOWHERE {
+            self.shared.come_to.store(NOWHERE, Relaxed);
+            self.shared.elsewhere.store(go_to(come_to), Relaxed);
+        }
         if !self.shared.is_up.load(Relaxed) && self.burst.lock().goes_on(Instant::now(), self.span) {
             self.shared.elsewhere.store(process::cpu().unwrap_or(NOWHERE), Relaxed);
             self.shared.is_up.store(true, Relaxed);
             self.thread.unpark();
         }
     }
+}
+
+/// Moves this thread to a CPU, from which the kernel may move it on. The one that it is on then.
+fn go_to(cpu: usize) -> usize {
+    let all = process::cpus();
+    let moved = process::stay_on(&BTreeSet::from([cpu])).and_then(|()| process::stay_on(&all));
+    if let Err(error) = moved {
+        log::warn!("the thread that answers may not run on every CPU: {error}");
+    }
+    process::cpu().unwrap_or(NOWHERE)
 }
 
 /// Lets this thread run on all these CPUs but one.
@@ -154,18 +181,38 @@ enum Ended {
     Quiet { calm: bool },
     /// Somebody else wanted the CPU.
     Crowded,
+    /// Who takes the requests came to this CPU.
+    Changed,
 }
 
 impl Shared {
+    fn new() -> Shared {
+        Shared {
+            requests: AtomicU64::new(0),
+            is_up: AtomicBool::new(false),
+            elsewhere: AtomicUsize::new(NOWHERE),
+            come_to: AtomicUsize::new(NOWHERE),
+            ends: AtomicBool::new(false),
+        }
+    }
+
     /// Goes round until there was no request for as long as `span`, or somebody else wanted the CPU.
     fn circle(&self, span: Duration) -> Ended {
-        let begun = Instant::now();
+        let (elsewhere, begun) = (self.elsewhere.load(Relaxed), Instant::now());
         let (mut seen, mut since, mut last) = (self.requests.load(Relaxed), begun, begun);
+        let mut asked = Asked::new(seen, begun);
         while !self.ends.load(Relaxed) {
             (0..ROUNDS).for_each(|_| spin_loop());
             let (requests, now) = (self.requests.load(Relaxed), Instant::now());
-            if now.duration_since(last) >= CROWDED {
+            let away = now.duration_since(last);
+            if away >= CROWDED {
                 return Ended::Crowded;
+            }
+            if self.elsewhere.load(Relaxed) != elsewhere {
+                return Ended::Changed;
+            }
+            if asked.come_from_here(requests, now, away) {
+                self.come_to.store(process::cpu().unwrap_or(NOWHERE), Relaxed);
             }
             last = now;
             if requests != seen {
@@ -175,6 +222,33 @@ impl Shared {
             }
         }
         Ended::Quiet { calm: last.duration_since(begun) >= CALM }
+    }
+}
+
+/// Where requests come from, as the thread sees it that goes round.
+struct Asked {
+    /// What was counted when the sample began.
+    requests: u64,
+    /// How often somebody else had the CPU for a moment since then.
+    moments: u64,
+    /// When who answers last came to another CPU, or might have.
+    since: Instant,
+}
+
+impl Asked {
+    fn new(requests: u64, since: Instant) -> Asked {
+        Asked { requests, moments: 0, since }
+    }
+
+    /// Whether they come from this CPU, which the thread did not have just now for as long as `away`.
+    fn come_from_here(&mut self, requests: u64, now: Instant, away: Duration) -> bool {
+        self.moments += u64::from(away >= MOMENT);
+        if requests.wrapping_sub(self.requests) < SAMPLE {
+            return false;
+        }
+        let here = self.moments >= SAMPLE / 2 && now.duration_since(self.since) >= STAYS;
+        *self = Asked::new(requests, if here { now } else { self.since });
+        here
     }
 }
 
@@ -200,6 +274,36 @@ mod tests {
         let soon = begun + SPAN * 200;
         assert!((0..BURST).all(|_| !burst.goes_on(soon, SPAN)));
         assert!(burst.goes_on(soon, SPAN));
+    }
+
+    #[test]
+    fn who_answers_is_asked_to_come_where_half_of_the_requests_come_from_and_not_again_at_once() {
+        let begun = Instant::now();
+        let (brief, kept) = (MOMENT / 3, MOMENT);
+        // Rounds of the thread with a request each; in every `nth` somebody else had the CPU for a moment.
+        let sample = |asked: &mut Asked, from: u64, now: Instant, nth: u64| {
+            (1..=SAMPLE)
+                .filter(|at| asked.come_from_here(from + at, now, if at % nth == 0 { kept } else { brief }))
+                .count()
+        };
+        let mut asked = Asked::new(0, begun);
+        assert_eq!(sample(&mut asked, 0, begun + STAYS, 3), 0, "a third is somebody else");
+        assert_eq!(sample(&mut asked, SAMPLE, begun + STAYS, 2), 1);
+        assert_eq!(sample(&mut asked, SAMPLE * 2, begun + STAYS + STAYS / 2, 1), 0, "it came a moment ago");
+        assert_eq!(sample(&mut asked, SAMPLE * 3, begun + STAYS * 2, 1), 1);
+        assert!((0..1000).all(|_| !asked.come_from_here(SAMPLE * 4, begun + STAYS * 9, kept)), "nobody asks");
+    }
+
+    #[test]
+    fn who_comes_to_another_cpu_may_run_on_all_of_them_as_before() {
+        let all = process::cpus();
+        for cpu in &all {
+            // Where it runs the moment after is not ours to say.
+            assert!((0..100).any(|_| go_to(*cpu) == *cpu));
+            assert_eq!(process::cpus(), all);
+        }
+        assert!(all.contains(&go_to(NOWHERE)), "nothing can be moved there");
+        assert_eq!(process::cpus(), all);
     }
 
     #[test]

@@ -174,14 +174,21 @@ impl Base {
     /// # Errors
     /// `NotADirectory`; `NotFound` and `AccessDenied` as in [`Base::stat`].
     pub fn list(&self, path: &TreePath) -> FsResult<Vec<BaseEntry>> {
-        let Found::Here(object) = self.find(path)? else {
+        self.list_seen(path, &self.stat(path)?)
+    }
+
+    /// The same for what was `seen` there just now.
+    ///
+    /// # Errors
+    /// As [`Base::list`].
+    pub fn list_seen(&self, path: &TreePath, seen: &BaseStat) -> FsResult<Vec<BaseEntry>> {
+        if seen.foreign {
             return Ok(Vec::new());
-        };
-        let stat = self.stat_of(&object)?;
-        if stat.kind != FileKind::Dir {
+        }
+        if seen.kind != FileKind::Dir {
             return Err(FsError::NotADirectory);
         }
-        let dev = stat.dev;
+        let dev = seen.dev;
         let directory = self.open_quietly(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
         let mut entries = Vec::new();
         sys::dir::for_each(&directory, |name, ino, kind| match Name::new(name) {

@@ -5,13 +5,15 @@
 //! went meanwhile. A listing is made when a directory is read from its beginning; names that are new then get new
 //! cookies behind the others.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::base::Near;
 use crate::error::{FsError, FsResult};
+use crate::fs::lower::LowerNode;
+use crate::fs::table::Place;
 use crate::fs::{Core, Entry, Found, Fs};
-use crate::store::record::Dentry;
+use crate::store::record::{Body, Dentry};
 use crate::types::{Epoch, FileKind, Ino, Name, NodeId, TreePath};
 
 /// Cookies 1 and 2 are `.` and `..`.
@@ -65,6 +67,11 @@ impl Listing {
         self.names.shrink_to_fit();
     }
 
+    /// Whether there is nothing behind a cookie.
+    fn is_end(&self, cookie: u64) -> bool {
+        cookie >= FIRST_COOKIE - 1 && self.behind(cookie).next().is_none()
+    }
+
     /// The names behind a cookie.
     fn behind(&self, cookie: u64) -> impl Iterator<Item = &Listed> {
         let begin = self.names.partition_point(|listed| listed.cookie <= cookie);
@@ -101,13 +108,20 @@ impl Fs {
         }
         let past = self.listed_past(id).filter(|entry| entry.cookie > after);
         let mut core = self.core();
-        let (dir, lower) = core.live_dir(id)?;
+        // Who is told all asks once more, and so learns that it was all.
+        if after != 0 && past.is_none() && core.listings.get(&id).is_some_and(|known| known.is_end(after)) {
+            return Ok(());
+        }
+        let (at, base) = (core.place_in_base(id).cloned(), Arc::clone(core.lower.base()));
+        let near = at.as_ref().map(|path| base.near(path));
+        let (dir, lower, seen) = core.live_dir(id, near.as_ref())?;
+        let near = near.or_else(|| lower.as_ref().map(|path| base.near(path)));
         core.check_dir(lower.as_ref())?;
         if after == 0 || !core.listings.contains_key(&id) {
-            core.list_anew(id, dir, lower.as_ref())?;
+            core.list_anew(id, dir, (lower.as_ref(), seen.as_ref()))?;
         }
         if after < FIRST_COOKIE - 1 {
-            let up = core.parent_of(dir, lower.as_ref())?.map_or(dir, |(ino, _)| ino);
+            let up = core.above(id, (dir, lower.as_ref()))?;
             for (cookie, name, ino) in [(1, &b"."[..], dir), (2, &b".."[..], up)] {
                 let entry = DirEntry { ino, cookie, kind: FileKind::Dir, name: name.to_vec() };
                 if cookie > after && !take(entry, &mut || None) {
@@ -116,7 +130,7 @@ impl Fs {
             }
         }
         let listing = core.listings.remove(&id).ok_or(FsError::NotFound)?;
-        let is_given = core.give(id, (dir, lower.as_ref()), &listing, after, &mut take);
+        let is_given = core.give(id, (dir, lower.as_ref(), near.as_ref()), &listing, after, &mut take);
         core.listings.insert(id, listing);
         if is_given? && let Some(entry) = past {
             take(entry, &mut || None);
@@ -130,16 +144,44 @@ impl Fs {
     /// As [`Fs::readdir`].
     pub fn names(&self, id: NodeId) -> FsResult<Vec<Name>> {
         let core = self.core();
-        let (dir, lower) = core.live_dir(id)?;
+        let (dir, lower, _) = core.live_dir(id, None)?;
         core.check_dir(lower.as_ref())?;
         Ok(core.merged_names(dir, lower.as_ref())?.into_keys().collect())
     }
 }
 
 impl Core {
-    /// Takes in the names that a directory has now.
-    fn list_anew(&mut self, id: NodeId, dir: Ino, lower: Option<&TreePath>) -> FsResult<()> {
-        let known: BTreeMap<_, _> = self.merged_names(dir, lower)?;
+    /// The number of the directory above a live one; of the root, its own.
+    fn above(&self, id: NodeId, (dir, lower): (Ino, Option<&TreePath>)) -> FsResult<Ino> {
+        match self.seen_above(id, lower).filter(|_| self.tree.node(dir).is_none()) {
+            Some(above) => Ok(above),
+            None => Ok(self.parent_of(dir, lower)?.map_or(dir, |(ino, _)| ino)),
+        }
+    }
+
+    /// The same for one of the base alone, if it is where the kernel sees it: then the base needs not be asked.
+    fn seen_above(&self, id: NodeId, lower: Option<&TreePath>) -> Option<Ino> {
+        let (above, _) = lower?.split()?;
+        let held = self.table.get(self.table.get(id)?.within?)?;
+        let base = match (self.tree.node(held.ino).map(|node| &node.body), &held.place) {
+            (Some(Body::Dir { base }), _) | (None, Place::Live { base }) => base.as_ref(),
+            _ => None,
+        };
+        (base == Some(&above)).then_some(held.ino)
+    }
+
+    /// Takes in the names that a directory has now. `lower` is where it is in the base, and what was seen there, if it was looked at just now.
+    fn list_anew(
+        &mut self,
+        id: NodeId,
+        dir: Ino,
+        (lower, seen): (Option<&TreePath>, Option<&LowerNode>),
+    ) -> FsResult<()> {
+        let in_base = lower.map(|path| match seen {
+            Some(seen) => self.lower.list_seen(path, seen),
+            None => self.lower.list(path),
+        });
+        let known = self.merged_over(dir, in_base.transpose()?);
         let mut listing = self.listings.remove(&id).unwrap_or_default();
         let names = known.into_iter().map(|(name, (ino, kind))| {
             let is_of_base = self.tree.dentry(dir, &name).is_none();
@@ -154,14 +196,12 @@ impl Core {
     fn give(
         &mut self,
         id: NodeId,
-        (dir, lower): (Ino, Option<&TreePath>),
+        (dir, lower, near): (Ino, Option<&TreePath>, Option<&Near<'_>>),
         listing: &Listing,
         after: u64,
         take: &mut impl FnMut(DirEntry, &mut HandOut<'_>) -> bool,
     ) -> FsResult<bool> {
         let is_of_this_base = listing.epoch == self.lower.epoch();
-        let base = Arc::clone(self.lower.base());
-        let near = lower.map(|path| base.near(path));
         for Listed { cookie, name, in_base } in listing.behind(after) {
             let said = self.tree.dentry(dir, name);
             let kind_of = |ino: Ino| self.tree.node(ino).map_or(FileKind::File, |node| node.kind());
@@ -181,7 +221,7 @@ impl Core {
                 continue;
             }
             let entry = DirEntry { ino, cookie: *cookie, kind, name: name.as_bytes().to_vec() };
-            let hand_out = &mut || self.hand_out_listed(id, (dir, lower), near.as_ref(), (name, ino));
+            let hand_out = &mut || self.hand_out_listed(id, (dir, lower), near, (name, ino));
             if !take(entry, hand_out) {
                 return Ok(false);
             }
@@ -200,10 +240,7 @@ impl Core {
         if self.table.id_of(ino).is_some() {
             return None;
         }
-        let found = self.find_by(dir, lower, name, |path| match near {
-            Some(near) => self.lower.lookup_near(near, (path, name)),
-            None => self.lower.lookup(path),
-        });
+        let found = self.find_near(dir, lower, name, near);
         // Whoever looks the name up is told why not. And of another node than the one that was listed the kernel may hold something.
         let found = found.ok().filter(|found| found.ino() == Some(ino))?;
         self.note_alias(dir, name, &found);

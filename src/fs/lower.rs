@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::base::{Base, BaseStat, Near};
+use crate::base::{Base, BaseEntry, BaseStat, Near};
 use crate::error::{FsError, FsResult, Result};
 use crate::fs::piece::Piece;
 use crate::store::recent::Recent;
@@ -84,6 +84,9 @@ impl PreImages {
 /// All applies of a store: entry `e` holds what the apply that began epoch `e + 1` found. Of those whose layers gc removed, nothing
 /// is left but their place.
 pub type PreHistory = Vec<Arc<PreImages>>;
+
+/// The names of a directory, with the number and, where the host tells, the kind of each.
+pub type Names = BTreeMap<Name, (Ino, Option<FileKind>)>;
 
 /// The place of an apply in the history, by the epoch that it began.
 pub fn place_in_history(began: Epoch) -> usize {
@@ -247,7 +250,15 @@ impl Lower {
         self.lookup_by(path, || self.base.stat(path))
     }
 
-    /// The same for a name of a directory of which several are looked up. `path` is where it is.
+    /// The same for a directory that is looked at with names of it.
+    ///
+    /// # Errors
+    /// As [`Lower::lookup`].
+    pub fn lookup_dir(&self, near: &Near<'_>) -> FsResult<Option<(Ino, LowerNode)>> {
+        self.lookup_by(near.path(), || near.stat_dir())
+    }
+
+    /// The same for a name of such a directory. `path` is where it is.
     ///
     /// # Errors
     /// As [`Lower::lookup`].
@@ -297,7 +308,22 @@ impl Lower {
     ///
     /// # Errors
     /// What the host answers.
-    pub fn list(&self, path: &TreePath) -> FsResult<BTreeMap<Name, (Ino, Option<FileKind>)>> {
+    pub fn list(&self, path: &TreePath) -> FsResult<Names> {
+        self.list_by(path, || self.base.list(path))
+    }
+
+    /// The same for what was `seen` there just now.
+    ///
+    /// # Errors
+    /// As [`Lower::list`].
+    pub fn list_seen(&self, path: &TreePath, seen: &LowerNode) -> FsResult<Names> {
+        match seen {
+            LowerNode::Base(stat) => self.list_by(path, || self.base.list_seen(path, stat)),
+            LowerNode::Pre(..) => self.list(path),
+        }
+    }
+
+    fn list_by(&self, path: &TreePath, list: impl FnOnce() -> FsResult<Vec<BaseEntry>>) -> FsResult<Names> {
         let mut names = BTreeMap::new();
         let in_base = match self.pre(path, self.epoch) {
             Some((Some(node), _)) => matches!(node.node.body, Body::Dir { .. }),
@@ -305,7 +331,7 @@ impl Lower {
             None => true,
         };
         if in_base {
-            let entries = match self.base.list(path) {
+            let entries = match list() {
                 Ok(entries) => entries,
                 Err(FsError::NotFound | FsError::NotADirectory) => {
                     self.note(

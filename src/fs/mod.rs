@@ -36,6 +36,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use crate::base::Near;
 use crate::error::{Error, FsError, FsResult, Result};
 use crate::fs::lower::{Lower, LowerNode};
 use crate::fs::table::{NodeTable, Place};
@@ -473,6 +474,20 @@ impl Core {
 
     /// The node behind an id.
     pub(crate) fn target(&self, id: NodeId) -> FsResult<Target> {
+        self.target_near(id, None)
+    }
+
+    /// Where in the base a held node is that the tree does not have.
+    pub(crate) fn place_in_base(&self, id: NodeId) -> Option<&TreePath> {
+        let held = self.table.get(id)?;
+        match &held.place {
+            Place::Live { base } if self.tree.node(held.ino).is_none() => base.as_ref(),
+            Place::Live { .. } | Place::Orphan => None,
+        }
+    }
+
+    /// The same as [`Core::target`]; `near` is what is at its place in the base, if that is looked at with names of it.
+    fn target_near(&self, id: NodeId, near: Option<&Near<'_>>) -> FsResult<Target> {
         // Whatever looks for a node of the past among the live ones is about to change it.
         if id.is_past() {
             return Err(FsError::ReadOnly);
@@ -481,7 +496,7 @@ impl Core {
         match &held.place {
             Place::Orphan => Ok(Target::Orphan(Ino(id.0))),
             Place::Live { .. } if self.tree.node(held.ino).is_some() => Ok(Target::Covered(held.ino)),
-            Place::Live { base: Some(path) } => match self.lower.lookup(path)? {
+            Place::Live { base: Some(path) } => match self.seen_at(path, near)? {
                 Some((ino, node)) if ino == held.ino => Ok(Target::Base(ino, path.clone(), node)),
                 _ if held.retired => Err(FsError::NotFound),
                 _ => Err(self.replaced(path)),
@@ -493,12 +508,24 @@ impl Core {
         }
     }
 
-    /// The directory behind an id and what it covers of the base; ENOENT for one that is gone.
-    pub(crate) fn live_dir(&self, id: NodeId) -> FsResult<(Ino, Option<TreePath>)> {
-        match self.target(id)? {
-            Target::Covered(ino) => Ok((ino, self.lower_path(ino)?)),
+    fn seen_at(&self, path: &TreePath, near: Option<&Near<'_>>) -> FsResult<Option<(Ino, LowerNode)>> {
+        match near.filter(|near| near.path() == path) {
+            Some(near) => self.lower.lookup_dir(near),
+            None => self.lower.lookup(path),
+        }
+    }
+
+    /// The directory behind an id, what it covers of the base, and of one that only the base has, what was seen there; ENOENT for one
+    /// that is gone. `near` as in [`Core::target_near`].
+    pub(crate) fn live_dir(
+        &self,
+        id: NodeId,
+        near: Option<&Near<'_>>,
+    ) -> FsResult<(Ino, Option<TreePath>, Option<LowerNode>)> {
+        match self.target_near(id, near)? {
+            Target::Covered(ino) => Ok((ino, self.lower_path(ino)?, None)),
             Target::Base(ino, path, node) => match lower_kind(&node) {
-                FileKind::Dir => Ok((ino, Some(path))),
+                FileKind::Dir => Ok((ino, Some(path), Some(node))),
                 _ => Err(FsError::NotADirectory),
             },
             Target::Orphan(_) => Err(FsError::NotFound),

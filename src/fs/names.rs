@@ -262,9 +262,11 @@ impl Core {
         if dir == NodeId::ROOT && self.reserved.as_ref() == Some(name) {
             return Err(FsError::ReadOnly);
         }
-        let (dir, lower) = self.live_dir(dir)?;
+        let (at, base) = (self.place_in_base(dir).cloned(), Arc::clone(self.lower.base()));
+        let near = at.as_ref().map(|path| base.near(path));
+        let (dir, lower, _) = self.live_dir(dir, near.as_ref())?;
         self.check_dir(lower.as_ref())?;
-        let found = self.find(dir, lower.as_ref(), name)?;
+        let found = self.find_near(dir, lower.as_ref(), name, near.as_ref())?;
         Ok(Place { dir, lower, name: name.clone(), found })
     }
 

@@ -1,12 +1,11 @@
 //! A state of the whole filesystem: the tree, and the base below it in one epoch. A value: a checkpoint, a restore and a
 //! diff are about states, with or without a kernel that looks at one of them.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::base::BaseStat;
+use crate::base::{BaseStat, Near};
 use crate::error::{FsError, FsResult};
-use crate::fs::lower::{self, Lower, LowerNode};
+use crate::fs::lower::{self, Lower, LowerNode, Names};
 use crate::fs::piece::{Piece, Stored};
 use crate::fs::{Attr, Extents, lower_kind};
 use crate::store::record::{Body, Dentry, Edit, Hides, Node, Source};
@@ -58,8 +57,22 @@ impl State {
         self.find_by(dir, lower, name, |path| self.lower.lookup(path))
     }
 
+    /// The same; `near` is the directory of the base, if it was looked at for this.
+    pub fn find_near(
+        &self,
+        dir: Ino,
+        lower: Option<&TreePath>,
+        name: &Name,
+        near: Option<&Near<'_>>,
+    ) -> FsResult<Found> {
+        match near {
+            Some(near) => self.find_by(dir, lower, name, |path| self.lower.lookup_near(near, (path, name))),
+            None => self.find(dir, lower, name),
+        }
+    }
+
     /// The same, where `lookup` says what is at a path of the base.
-    pub fn find_by(
+    fn find_by(
         &self,
         dir: Ino,
         lower: Option<&TreePath>,
@@ -152,15 +165,16 @@ impl State {
     }
 
     /// Names of a directory of the merged tree: all that is seen, sorted.
-    pub fn merged_names(
-        &self,
-        dir: Ino,
-        lower: Option<&TreePath>,
-    ) -> FsResult<BTreeMap<Name, (Ino, Option<FileKind>)>> {
-        let mut names = match lower {
-            Some(path) => self.lower.list(path)?,
-            None => BTreeMap::new(),
-        };
+    ///
+    /// # Errors
+    /// What the base answers.
+    pub fn merged_names(&self, dir: Ino, lower: Option<&TreePath>) -> FsResult<Names> {
+        Ok(self.merged_over(dir, lower.map(|path| self.lower.list(path)).transpose()?))
+    }
+
+    /// The same of a directory of which the names in the base are known.
+    pub fn merged_over(&self, dir: Ino, in_base: Option<Names>) -> Names {
+        let mut names = in_base.unwrap_or_default();
         for (name, dentry) in self.tree.dentries(dir) {
             match dentry {
                 Dentry::Whiteout(_) => drop(names.remove(name)),
@@ -169,7 +183,7 @@ impl State {
                 }
             }
         }
-        Ok(names)
+        names
     }
 
     /// The directory above a live directory; none above the root.

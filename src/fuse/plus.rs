@@ -22,6 +22,7 @@
 //! behind our answer, which the kernel refuses (ENOENT: nobody waits for it), and writes that into the log, as an error;
 //! [`is_expected`] tells such a line from others. Whoever uses the library with a log of his own asks it, or leaves `fuser::reply` out.
 
+use std::cell::Cell;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
@@ -76,12 +77,19 @@ impl Plus {
             // What was found is given; the error comes again when the kernel goes on behind it.
             Ok(()) | Err(_) => {}
         }
+        // That there is no more fuser can say as well as we.
+        if message.is_empty() {
+            reply.ok();
+            return true;
+        }
         if let Err(error) = channel.answer(&message.finish()) {
             log::debug!("answer a listing of node {}: {error}", asked.node);
             handed.into_iter().for_each(|id| fs.forget(id, 1));
         }
         // Nobody waits for this, unless our answer was not taken.
+        OVERDUE.set(true);
         reply.error(Errno::EIO);
+        OVERDUE.set(false);
         true
     }
 }
@@ -92,11 +100,15 @@ fn has_room(reply: &mut ReplyDirectoryPlus, entry: &DirEntry) -> bool {
     !reply.add(INodeNo(0), entry.cookie, name, &Duration::ZERO, &no_entry(), Generation(0))
 }
 
+thread_local! {
+    /// Whether this thread lets fuser answer what was answered.
+    static OVERDUE: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Whether a line of the log says what is always so, for each listing of a directory: an answer that we sent ourselves cannot be sent once more by fuser.
+/// To be asked by the thread that logs.
 pub fn is_expected(record: &log::Record<'_>) -> bool {
-    record.target() == "fuser::reply"
-        && record.level() == log::Level::Error
-        && record.args().to_string().ends_with(&std::io::Error::from_raw_os_error(libc::ENOENT).to_string())
+    OVERDUE.get() && record.target() == "fuser::reply"
 }
 
 /// An answer as it is written.
@@ -165,4 +177,30 @@ impl Message {
 /// Seconds as they are sent: signed ones in the bits of unsigned ones.
 fn seconds(time: Timestamp) -> u64 {
     u64::from_ne_bytes(time.secs.to_ne_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_fuser_says_of_an_overdue_answer_is_expected() {
+        let says = |target: &str| {
+            is_expected(
+                &log::Record::builder()
+                    .target(target)
+                    .level(log::Level::Error)
+                    .args(format_args!(""))
+                    .build(),
+            )
+        };
+        assert!(!says("fuser::reply"));
+        OVERDUE.set(true);
+        assert!(says("fuser::reply") && !says("fuser::session") && !says("jailfs::fuse"));
+        assert!(
+            !std::thread::scope(|scope| scope.spawn(|| says("fuser::reply")).join().unwrap()),
+            "another thread"
+        );
+        OVERDUE.set(false);
+    }
 }

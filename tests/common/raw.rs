@@ -349,10 +349,13 @@ impl Raw {
         Ok(found)
     }
 
-    /// Receives what comes behind an answer to READDIRPLUS: the library for the protocol cannot send such an answer, and sends an error
-    /// behind it, which the kernel refuses.
+    /// Receives what comes behind an answer with names to READDIRPLUS: the library for the protocol cannot send such an answer, and sends an
+    /// error behind it, which the kernel refuses.
     #[track_caller]
-    pub fn receive_behind(&self, unique: u64) {
+    pub fn receive_behind(&self, unique: u64, answer: &[u8]) {
+        if answer.is_empty() {
+            return;
+        }
         let behind = self.receive(PATIENCE).expect("what is sent behind the answer");
         assert_eq!((behind.unique, behind.errno), (unique, Errno::EIO as i32));
     }
@@ -361,7 +364,7 @@ impl Raw {
     pub fn readdirplus(&mut self, node: u64, after: u64, room: u32) -> Result<Vec<RawListed>, Errno> {
         let body = Body::new().u64(0).u64(after).u32(room).u32(0).u64(0).u32(0).u32(0);
         let bytes = self.ask(READDIRPLUS, node, body)?;
-        self.receive_behind(self.next - 2);
+        self.receive_behind(self.next - 2, &bytes);
         assert!(bytes.len() <= room as usize, "{} bytes for {room}", bytes.len());
         let mut found = Vec::new();
         let mut at = 0;

@@ -206,6 +206,27 @@ fn a_listing_goes_on_through_what_came_and_went_meanwhile() {
 }
 
 #[test]
+fn that_a_listing_is_at_its_end_is_said_without_the_base() {
+    let mut base_dir = None;
+    let mut raw = Raw::over(|base| {
+        std::fs::create_dir(base.join("d")).unwrap();
+        std::fs::write(base.join("d/f"), b"").unwrap();
+        base_dir = Some(base.join("d"));
+    });
+    let dir = raw.lookup(ROOT, b"d").unwrap().node;
+    let all = raw.readdir(dir, 0, 1 << 16).unwrap();
+    assert_eq!(all.len(), 3);
+    let in_base = base_dir.unwrap();
+    std::fs::remove_file(in_base.join("f")).unwrap();
+    std::fs::remove_dir(in_base).unwrap();
+    let (last, _) = *all.last().unwrap();
+    assert_eq!(raw.readdir(dir, last, 4096).unwrap(), []);
+    assert_eq!(raw.readdir(dir, last, 4096).unwrap(), [], "however often");
+    raw.still_serves();
+    raw.end().unwrap();
+}
+
+#[test]
 fn attributes_have_a_size_and_their_requests_flags() {
     let mut raw = Raw::new();
     let file = raw.mknod(ROOT, b"file", 0o100_644).unwrap().node;

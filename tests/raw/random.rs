@@ -118,7 +118,7 @@ fn exchange(raw: &mut Raw, opcode: u32, node: u64, body: &Body, nodes: &mut Vec<
     assert_eq!(answer.unique, unique, "{opcode} {node} {body:?}");
     assert!((0..512).contains(&answer.errno), "{opcode} {node} {body:?}: {}", answer.errno);
     if opcode == READDIRPLUS && answer.errno == 0 {
-        raw.receive_behind(unique);
+        raw.receive_behind(unique, &answer.body);
     }
     // Nodes that were handed out are asked for again.
     let hands_out = matches!(opcode, LOOKUP | MKNOD | MKDIR | SYMLINK | LINK);

@@ -34,8 +34,11 @@ const BURST: u32 = 8;
 /// Rounds between two looks at the clock: about a microsecond.
 const ROUNDS: u32 = 32;
 /// Who did not have the CPU for so long was kept from it by somebody who works, not by who answers or is answered.
-const CROWDED: Duration = Duration::from_millis(1);
-/// How long it pauses then, at first and at most. A turn of the CPU takes some 3 milliseconds.
+const KEPT: Duration = Duration::from_millis(1);
+/// Somebody else wants the CPU who keeps the thread from it for so long, in a while so long. Who writes to a disk for it does so for a
+/// millisecond or two; a turn of a busy process takes some 3 milliseconds.
+const CROWDED: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(20));
+/// How long it pauses then, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(1600));
 /// Who did not have the CPU for so long made room for somebody; a round takes a fraction of it.
 const MOMENT: Duration = Duration::from_micros(3);
@@ -43,7 +46,7 @@ const MOMENT: Duration = Duration::from_micros(3);
 const SAMPLE: u64 = 16;
 /// The thread that answers is not asked to come more often, wherever the requests come from: each time costs some requests.
 const STAYS: Duration = Duration::from_millis(2);
-/// After so long without others the next pause is half as long.
+/// After so long without others the next pause is half as long, or, if somebody comes then, as the first.
 const CALM: Duration = Duration::from_millis(50);
 
 /// For how long a CPU is kept awake after a request if nobody said so. Only in a virtual machine, where waking one costs so much; not where
@@ -104,7 +107,8 @@ impl Awake {
                         Ended::Quiet { calm: true } => pause = (pause / 2).max(PAUSES.0),
                         Ended::Quiet { calm: false } => {}
                         Ended::Changed => continue,
-                        Ended::Crowded => {
+                        Ended::Crowded { calm } => {
+                            pause = if calm { PAUSES.0 } else { pause };
                             std::thread::sleep(pause);
                             pause = (pause * 2).min(PAUSES.1);
                         }
@@ -179,8 +183,8 @@ impl Burst {
 enum Ended {
     /// There are no requests; `calm` if nobody else wanted the CPU for long.
     Quiet { calm: bool },
-    /// Somebody else wanted the CPU.
-    Crowded,
+    /// Somebody else wanted the CPU; `calm` if nobody did for long before.
+    Crowded { calm: bool },
     /// Who takes the requests came to this CPU.
     Changed,
 }
@@ -201,12 +205,13 @@ impl Shared {
         let (elsewhere, begun) = (self.elsewhere.load(Relaxed), Instant::now());
         let (mut seen, mut since, mut last) = (self.requests.load(Relaxed), begun, begun);
         let mut asked = Asked::new(seen, begun);
+        let mut others = Others { kept: Duration::ZERO, since: begun };
         while !self.ends.load(Relaxed) {
             (0..ROUNDS).for_each(|_| spin_loop());
             let (requests, now) = (self.requests.load(Relaxed), Instant::now());
             let away = now.duration_since(last);
-            if away >= CROWDED {
-                return Ended::Crowded;
+            if others.want(now, away) {
+                return Ended::Crowded { calm: last.duration_since(begun) >= CALM };
             }
             if self.elsewhere.load(Relaxed) != elsewhere {
                 return Ended::Changed;
@@ -222,6 +227,24 @@ impl Shared {
             }
         }
         Ended::Quiet { calm: last.duration_since(begun) >= CALM }
+    }
+}
+
+/// For how long others kept the thread from its CPU.
+struct Others {
+    kept: Duration,
+    since: Instant,
+}
+
+impl Others {
+    /// Whether somebody wants the CPU, which the thread did not have just now for as long as `away`.
+    fn want(&mut self, now: Instant, away: Duration) -> bool {
+        if away >= KEPT {
+            let is_old = now.duration_since(self.since) > CROWDED.1;
+            let kept = if is_old { Duration::ZERO } else { self.kept };
+            *self = Others { kept: kept + away, since: if is_old { now } else { self.since } };
+        }
+        self.kept >= CROWDED.0
     }
 }
 
@@ -292,6 +315,20 @@ mod tests {
         assert_eq!(sample(&mut asked, SAMPLE * 2, begun + STAYS + STAYS / 2, 1), 0, "it came a moment ago");
         assert_eq!(sample(&mut asked, SAMPLE * 3, begun + STAYS * 2, 1), 1);
         assert!((0..1000).all(|_| !asked.come_from_here(SAMPLE * 4, begun + STAYS * 9, kept)), "nobody asks");
+    }
+
+    #[test]
+    fn who_works_is_told_from_who_comes_for_a_moment() {
+        let (begun, ms) = (Instant::now(), Duration::from_millis);
+        let none = || Others { kept: Duration::ZERO, since: begun };
+        let mut others = none();
+        assert!((1..1000).all(|at| !others.want(begun + ms(30) * at, ms(2))), "it writes to a disk");
+        let mut others = none();
+        assert!((1..100_000).all(|at| !others.want(begun + KEPT * at, KEPT / 2)), "it asks, or answers");
+        let mut others = none();
+        let turns = (1..).take_while(|at| !others.want(begun + ms(6) * *at, ms(3))).count();
+        assert_eq!(turns, 1, "of two that work each has every second turn");
+        assert!(none().want(begun, CROWDED.0));
     }
 
     #[test]

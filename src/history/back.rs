@@ -381,6 +381,7 @@ pub(super) fn roll_back_unfinished(store: &Arc<Store>, base: &Arc<Base>) -> Resu
         }
         let images = contents.records().take(complete).filter_map(|record| record.map(image_in).transpose());
         let images = images.collect::<Result<Images>>().map_err(during)?;
+        drop(contents);
         let before = lower::read_history(store).map_err(during)?;
         let back = take_back(store, base, &mut layer, images, &before, &mut claims).map_err(during)?;
         close(store, &mut layer, TAKEN_BACK).map_err(during)?;

@@ -176,11 +176,11 @@ pub(super) fn read_file(layers: &Layers, layer: LayerId, name: &str, trust: Trus
             format!("it is the journal of layer {}", header.layer),
         ));
     }
-    let seal = match marks.at(frames.count().saturating_sub(1)) {
-        Some(Record::Seal(seal)) => Some(seal.clone()),
+    let seal = match frames.records_from(frames.count().saturating_sub(1)).next().transpose()? {
+        Some(Record::Seal(seal)) => Some(seal),
         _ => None,
     };
-    let compact = matches!(marks.at(1), Some(Record::Compact)) && frames.count() > 1;
+    let compact = marks.is_compact && frames.count() > 1;
     let is_changed = marks.first_change.is_some_and(|first| first < frames.count());
     let info = LayerInfo::new(header, seal, compact, frames.end(), layers.besides(layer)?);
     Ok(LayerContents { info, frames, is_changed, unsynced, is_cut, synced })
@@ -188,20 +188,21 @@ pub(super) fn read_file(layers: &Layers, layer: LayerId, name: &str, trust: Trus
 
 /// The good frames of a journal, and what is to be known of it as a whole.
 fn read_frames(bytes: Vec<u8>, what: &str) -> Result<(Frames<Record>, Marks)> {
-    let (mut records, mut first_change) = (Vec::new(), None);
-    let (frames, behind) = log::scan_torn(bytes, what, |number, record| match record {
-        Record::Edits(_) => first_change = first_change.or(Some(number)),
-        // There can be as many of them as there are files, and they say nothing of the journal.
-        Record::PreImage(_) | Record::Left(_) => {}
-        mark => records.push((number, mark)),
-    })?;
-    Ok((frames, Marks { records, first_change, behind }))
+    let mut marks = Marks::default();
+    let (frames, behind) = log::scan_torn(bytes, what, |number, record| marks.note(number, &record))?;
+    Ok((frames, Marks { behind, ..marks }))
 }
 
-/// The records of a journal that say something of it.
+/// What the records of a journal say of it. A layer can have as many of them as there were syncs, so none is kept.
+#[derive(Default)]
 struct Marks {
-    /// Each with its number.
-    records: Vec<(usize, Record)>,
+    /// Under which boot somebody last began to write.
+    boot: Option<[u8; 16]>,
+    /// How many records were synced before a sync failed, if one failed since then.
+    failed: Option<usize>,
+    /// How many of the first records are said to be synced.
+    synced: usize,
+    is_compact: bool,
     /// The number of the first operation.
     first_change: Option<usize>,
     /// All records of good frames behind a bad one.
@@ -209,43 +210,45 @@ struct Marks {
 }
 
 impl Marks {
-    /// The record of this number, if it is one of them.
-    fn at(&self, number: usize) -> Option<&Record> {
-        let at = self.records.binary_search_by_key(&number, |(number, _)| *number).ok()?;
-        self.records.get(at).map(|(_, record)| record)
+    fn note(&mut self, number: usize, record: &Record) {
+        match record {
+            Record::Edits(_) => self.first_change = self.first_change.or(Some(number)),
+            Record::Synced | Record::Seal(_) => self.synced = self.synced.max(number + 1),
+            // No more than what is before it.
+            Record::SyncedTo(count) => {
+                let count = usize::try_from(*count).unwrap_or(0);
+                self.synced = self.synced.max(count.min(number));
+            }
+            Record::SyncFailed(_) => self.failed = failed_at(record),
+            Record::Opened { boot } => (self.boot, self.failed) = (Some(*boot), None),
+            Record::Compact => self.is_compact |= number == 1,
+            Record::Header(_) | Record::PreImage(_) | Record::Left(_) => {}
+            Record::Abandoned | Record::Cells(_) => {}
+        }
     }
 
     /// How many records were synced before a sync failed, if one failed since somebody last began to write.
     fn sync_failed(&self) -> Option<usize> {
-        let mut latest_first =
-            self.behind.iter().rev().chain(self.records.iter().rev().map(|(_, record)| record));
-        match latest_first.find(|r| matches!(r, Record::SyncFailed(_) | Record::Opened { .. }))? {
-            Record::SyncFailed(synced) => usize::try_from(*synced).ok(),
-            _ => None,
-        }
+        let says = |record: &&Record| matches!(record, Record::SyncFailed(_) | Record::Opened { .. });
+        self.behind.iter().rfind(says).map_or(self.failed, failed_at)
     }
 
     /// Whether the machine was booted since somebody last began to write.
     fn is_of_another_boot(&self, trust: Trust) -> bool {
-        let last = self.records.iter().rev().find_map(|(_, record)| match record {
-            Record::Opened { boot } => Some(*boot),
-            _ => None,
-        });
-        last.is_some_and(|boot| boot != trust.boot)
+        self.boot.is_some_and(|boot| boot != trust.boot)
     }
 
     /// How many of the first `len` records are known to have been synced.
     fn synced(&self, len: usize) -> usize {
-        let covers = |(at, record): &(usize, Record)| match record {
-            Record::Synced | Record::Seal(_) => Some(at + 1),
-            // No more than what is before it.
-            Record::SyncedTo(count) => usize::try_from(*count).ok().map(|count| count.min(*at)),
-            Record::Header(_) | Record::Opened { .. } | Record::Edits(_) => None,
-            Record::PreImage(_) | Record::Left(_) | Record::Abandoned => None,
-            Record::Compact | Record::SyncFailed(_) | Record::Cells(_) => None,
-        };
-        // A layer is begun with these two, and they are synced before anything speaks of it.
-        self.records.iter().filter_map(covers).max().unwrap_or(0).max(len.min(2))
+        // A layer is begun with two, and they are synced before anything speaks of it.
+        self.synced.max(len.min(2))
+    }
+}
+
+fn failed_at(record: &Record) -> Option<usize> {
+    match record {
+        Record::SyncFailed(synced) => usize::try_from(*synced).ok(),
+        _ => None,
     }
 }
 

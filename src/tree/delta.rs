@@ -99,7 +99,10 @@ mod tests {
     }
 
     fn is_same(a: &Tree, b: &Tree) -> bool {
-        a.nodes == b.nodes && a.dentries == b.dentries && a.links == b.links && a.extents == b.extents
+        a.nodes.iter().eq(b.nodes.iter())
+            && a.dentries.iter().eq(b.dentries.iter())
+            && a.links.iter().eq(b.links.iter())
+            && a.extents.iter().eq(b.extents.iter())
     }
 
     /// The filesystem never puts a record that has no room for the content that is there.

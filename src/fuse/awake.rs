@@ -142,6 +142,10 @@ impl Awake {
 /// Moves this thread to a CPU, from which the kernel may move it on. The one that it is on then.
 fn go_to(cpu: usize) -> usize {
     let all = process::cpus();
+    if !all.contains(&cpu) {
+        // Also where nobody says which there are: then it could not be let go again.
+        return process::cpu().unwrap_or(NOWHERE);
+    }
     let moved = process::stay_on(&BTreeSet::from([cpu])).and_then(|()| process::stay_on(&all));
     if let Err(error) = moved {
         log::warn!("the thread that answers may not run on every CPU: {error}");

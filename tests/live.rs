@@ -8,6 +8,8 @@
     reason = "a failure is what a test is for"
 )]
 
+#[path = "live/blocked.rs"]
+mod blocked;
 #[path = "live/cwd.rs"]
 mod cwd;
 #[path = "live/exact.rs"]
@@ -22,6 +24,8 @@ mod harness;
 mod listed;
 #[path = "live/maps.rs"]
 mod maps;
+#[path = "live/settled.rs"]
+mod settled;
 #[path = "live/shared.rs"]
 mod shared;
 #[path = "live/unasked.rs"]

@@ -39,10 +39,12 @@ pub enum LinkAnswer {
 }
 
 /// A directory that moves into another one: the kernel may still see it where it was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Move {
     /// The directory into which it moves, which the kernel has locked until it is through.
     pub into: NodeId,
+    /// Its name there.
+    pub name: Name,
     dir: NodeId,
     /// How many levels it was below the root.
     depth: usize,
@@ -279,7 +281,7 @@ impl Core {
             let levels = self.levels_below(dir, which.dir);
             levels.is_some_and(|levels| up > which.depth + levels || up > levels + 2)
         };
-        self.on_their_way.iter().find(matters).map_or(Footing::Firm, |which| Footing::Soon(*which))
+        self.on_their_way.iter().find(matters).map_or(Footing::Firm, |which| Footing::Soon(which.clone()))
     }
 
     /// Notes that the kernel sees a node in a directory from now on.
@@ -292,8 +294,13 @@ impl Core {
         }
     }
 
-    /// Refuses a move of a directory from which walks in it would lead out, and notes that it leaves `from`.
-    pub(super) fn note_move(&mut self, moved: Ino, from: NodeId, into: NodeId) -> FsResult<Option<Move>> {
+    /// Refuses a move of a directory from which walks in it would lead out, and notes that it leaves `from`. `name` is its new one.
+    pub(super) fn note_move(
+        &mut self,
+        moved: Ino,
+        from: NodeId,
+        (into, name): (NodeId, &Name),
+    ) -> FsResult<Option<Move>> {
         // Whom the kernel has not seen nobody stands in.
         let Some(dir) = self.table.id_of(moved).filter(|_| from != into) else { return Ok(None) };
         // A kernel that let go of a directory above one that it names is none; whatever it is, it gets no way out.
@@ -306,7 +313,8 @@ impl Core {
         walks.leave(from, |marked| self.levels_below(marked, dir));
         self.walks = walks;
         self.moves += 1;
-        Ok(Some(Move { into, dir, depth: before.unwrap_or(0), number: self.moves }))
+        let (name, depth) = (name.clone(), before.unwrap_or(0));
+        Ok(Some(Move { into, name, dir, depth, number: self.moves }))
     }
 
     /// How many levels the kernel sees a directory below the root.

@@ -486,7 +486,7 @@ impl Core {
                 None => break,
             }
         }
-        self.note_move(moved, from_dir, to_dir)
+        self.note_move(moved, from_dir, (to_dir, &target.name))
     }
 
     fn replace(&mut self, from_dir: NodeId, to_dir: NodeId, source: &Place, target: &Place) -> FsResult<()> {

@@ -228,6 +228,7 @@ impl Filesystem for Door {
         // With a writeback cache write(2) is answered by the kernel, so the past can only be kept from writers when it is opened.
         self.open_unasked = agreed.open_unasked && !(self.writeback && self.fs.shows_past());
         self.opendir_unasked = agreed.opendir_unasked;
+        self.channel.agreed(agreed.lets_names_expire);
         Ok(())
     }
 

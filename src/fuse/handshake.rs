@@ -32,6 +32,8 @@ pub(super) struct Agreed {
     pub(super) open_unasked: bool,
     /// The same of OPENDIR.
     pub(super) opendir_unasked: bool,
+    /// It can be told to ask for a name again, and keeps what it has of it.
+    pub(super) lets_names_expire: bool,
 }
 
 /// From this kernel on FUSE_NOTIFY_INVAL_ENTRY does not wait for the lock of the directory if it knows no such name
@@ -44,7 +46,7 @@ pub(super) fn agree(config: &mut KernelConfig, writeback: bool) -> Agreed {
     if !waits_for_locks {
         log::warn!(
             "this kernel is newer than Linux 6.18, or does not say how old it is: what is looked up or moved in the very moment of a \
-             restore may stay what it was, and a link may be answered before a move is over"
+             restore may stay what it was"
         );
     }
     for (flag, without) in WANTED {
@@ -59,6 +61,7 @@ pub(super) fn agree(config: &mut KernelConfig, writeback: bool) -> Agreed {
     let agreed = Agreed {
         open_unasked: config.capabilities().contains(InitFlags::FUSE_NO_OPEN_SUPPORT),
         opendir_unasked: config.capabilities().contains(InitFlags::FUSE_NO_OPENDIR_SUPPORT),
+        lets_names_expire: config.capabilities().contains(InitFlags::FUSE_HAS_EXPIRE_ONLY),
     };
     if writeback && config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE).is_err() {
         log::warn!("this kernel has no writeback cache: writes go through");

@@ -15,6 +15,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use fuser::{INodeNo, Notifier};
 use parking_lot::Mutex;
@@ -30,13 +31,19 @@ const MANY_NAMES: usize = 20_000;
 /// Nodes of which it is asked at once whether the kernel holds them, under the lock of the filesystem.
 const ASKED_AT_ONCE: usize = 256;
 
+/// Bytes before the name in the message that lets one expire.
+const EXPIRY: usize = 32;
 /// A name that no file has: it is longer than names are.
 const NOBODY: &[u8] = &[b'-'; 256];
 
 /// The session as others than its own thread use it; closed when that thread ends, so that no copy of the descriptor
 /// keeps a mount alive that nobody serves.
 #[derive(Default)]
-pub(super) struct Channel(Mutex<Option<Arc<Line>>>);
+pub(super) struct Channel {
+    line: Mutex<Option<Arc<Line>>>,
+    /// Whether the kernel can be told that a name is to be asked for again, and keeps what it has of it (Linux 6.2).
+    lets_names_expire: AtomicBool,
+}
 
 struct Line {
     notifier: Notifier,
@@ -46,12 +53,30 @@ struct Line {
 impl Channel {
     /// Opens the channel; `raw` is a copy of the session's descriptor.
     pub(super) fn connect(&self, notifier: Notifier, raw: OwnedFd) {
-        *self.0.lock() = Some(Arc::new(Line { notifier, raw }));
+        *self.line.lock() = Some(Arc::new(Line { notifier, raw }));
     }
 
     /// Closes it, for good.
     pub(super) fn close(&self) {
-        *self.0.lock() = None;
+        *self.line.lock() = None;
+    }
+
+    /// Notes what the kernel said of itself.
+    pub(super) fn agreed(&self, lets_names_expire: bool) {
+        self.lets_names_expire.store(lets_names_expire, Ordering::Relaxed);
+    }
+
+    /// Returns when the kernel is through with a move of a directory to `name` in `dir`, which it has locked meanwhile.
+    pub(super) fn wait_for_move(&self, dir: NodeId, name: &Name) {
+        if !self.lets_names_expire.load(Ordering::Relaxed) {
+            return self.wait_for_lock(dir);
+        }
+        // If it does not know the name any more, or the directory, the move was over before.
+        if let Some(line) = self.line()
+            && let Err(error) = line.expire_name(dir, name)
+        {
+            log::debug!("wait for a move into directory {}: {error}", dir.0);
+        }
     }
 
     /// Returns when nobody holds the lock of a directory in the kernel who held it when this was called (up to Linux 6.18:
@@ -94,7 +119,7 @@ impl Channel {
     }
 
     fn line(&self) -> Option<Arc<Line>> {
-        self.0.lock().clone()
+        self.line.lock().clone()
     }
 }
 
@@ -111,6 +136,28 @@ impl Line {
             *to = *from;
         }
         nix::unistd::write(&self.raw, &message)?;
+        Ok(())
+    }
+
+    /// Makes a name be asked for anew, without letting go of it. fuser does not know the flag:
+    ///
+    /// ```text
+    /// fuse_out_header             = len u32 | error i32 (3: FUSE_NOTIFY_INVAL_ENTRY) | unique u64 (0: a notification)
+    /// fuse_notify_inval_entry_out = parent u64 | length of the name u32 | flags u32 (1: FUSE_EXPIRE_ONLY) | the name, NUL
+    /// ```
+    fn expire_name(&self, dir: NodeId, name: &Name) -> io::Result<()> {
+        let name = name.as_bytes();
+        let message = [
+            &u32::try_from(EXPIRY + name.len() + 1).unwrap_or(u32::MAX).to_ne_bytes()[..],
+            &3_u32.to_ne_bytes(),
+            &0_u64.to_ne_bytes(),
+            &dir.0.to_ne_bytes(),
+            &u32::try_from(name.len()).unwrap_or(u32::MAX).to_ne_bytes(),
+            &1_u32.to_ne_bytes(),
+            name,
+            b"\0",
+        ];
+        nix::unistd::write(&self.raw, &message.concat())?;
         Ok(())
     }
 

@@ -3,7 +3,10 @@
 //! We answer RENAME, and then the kernel moves its own names. In between it still walks the old tree, and a link must
 //! not be served that stays inside only in the new one. That the kernel is through is seen by a lock: it holds the
 //! directory into which it moves from before it asks us until it has moved its names, and FUSE_NOTIFY_INVAL_ENTRY takes
-//! that lock. So we ask it to forget a name that nobody has, and when it has answered, the move is over.
+//! that lock. So we tell it that the new name is to be asked for again, which takes nothing from who stands there, and when it has
+//! answered, the move is over. It knows that name all the time: as that of nothing, or of what is replaced, and then of what was
+//! moved; for one that it does not know it takes no lock from Linux 6.19 on. Before Linux 6.2 it can only be told to forget a
+//! name, and is told so of one that nobody has.
 //!
 //! Such a wait must not be in the thread that answers: the lock may be held by somebody who waits for an answer.
 
@@ -25,7 +28,7 @@ pub(super) fn read_settled(
 ) -> FsResult<Vec<u8>> {
     let mut which = first;
     for _ in 0..TRIES {
-        channel.wait_for_lock(which.into);
+        channel.wait_for_move(which.into, &which.name);
         fs.settled(&which);
         match fs.readlink(id, pid)? {
             LinkAnswer::Text(text) => return Ok(text),

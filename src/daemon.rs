@@ -134,18 +134,18 @@ pub enum Snapdir {
     Off,
 }
 
-/// What readlink answers for links that lead out, or could.
+/// How a mount answers READLINK (`-o links=`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Links {
-    /// Those that lead out are refused.
+    /// Following a link that leads out is refused. readlink(2) returns the stored text.
     #[default]
-    Deny,
-    /// And all others are answered in relative canonical form.
-    Rewrite,
-    /// As stored.
-    Literal,
-    /// Those that lead out are refused, but readlink(2) tells what is stored.
     Show,
+    /// Following and reading a link that leads out are both refused.
+    Deny,
+    /// As `Deny`, and every other link is answered in relative canonical form.
+    Rewrite,
+    /// Every link is answered as stored. Something around the mount must be the jail.
+    Literal,
 }
 
 impl Choice {

@@ -35,7 +35,7 @@ pub(super) struct Mount {
     #[arg(long)]
     other_base: bool,
     /// Options, separated by commas: ro, allow_other, noexec, suid, dev, writeback, spin=US, volatile,
-    /// links=deny|rewrite|literal, allow-target=PATH, max-bytes=N, max-files=N, keep=N, max-store=SIZE,
+    /// links=show|deny|rewrite|literal, allow-target=PATH, max-bytes=N, max-files=N, keep=N, max-store=SIZE,
     /// operations=N, gc=on|off, history=N, history-bytes=N,
     /// snapdir=hidden|visible|off, snapname=NAME, nosnapmkdir, store=DIR
     #[arg(short, value_name = "OPTIONS")]

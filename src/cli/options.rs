@@ -240,10 +240,10 @@ mod tests {
             ("volatile", Choice { volatile: true, ..plain() }),
             ("dedup=off", Choice { no_dedup: true, ..plain() }),
             ("dedup=off,dedup=on", plain()),
-            ("links=deny", plain()),
+            ("links=deny", Choice { links: Links::Deny, ..plain() }),
             ("links=rewrite", Choice { links: Links::Rewrite, ..plain() }),
             ("links=literal", Choice { links: Links::Literal, ..plain() }),
-            ("links=show", Choice { links: Links::Show, ..plain() }),
+            ("links=show", plain()),
             (
                 "allow-target=/usr/bin,allow-target=/nix/",
                 Choice { allowed_targets: vec![b"/usr/bin".to_vec(), b"/nix".to_vec()], ..plain() },

@@ -31,14 +31,20 @@ enum Configuration {
     RunRoot,
     /// `jailfs run` as an ordinary user.
     RunUser,
-    /// `jailfs mount` as root, where openat2(2) fails with this errno.
+    /// `jailfs mount -o links=deny` as root.
+    MountDeny,
+    /// `jailfs mount -o links=deny` as root, where openat2(2) fails with this errno.
     Masked(&'static str),
     /// A plain directory: nobody is kept in.
     Plain { root: bool },
     /// An overlayfs of the kernel: nobody is kept in.
     Overlay,
 }
-use Configuration::{Masked, MountRoot, MountUser, Overlay, Plain, RunRoot, RunUser};
+use Configuration::{Masked, MountDeny, MountRoot, MountUser, Overlay, Plain, RunRoot, RunUser};
+
+/// The rows that read the text of a link that leads out. `links=show` returns it, so these rows get out of a
+/// mount with the default options: they learn a text, or open the host's path themselves. `links=deny` refuses.
+const READ_BY_SHOW: [&str; 2] = ["op-readlink-through", "readlink-and-walk-by-hand"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -68,7 +74,7 @@ impl Configuration {
     /// Whether a row says something there.
     fn takes(self, row: &Row) -> bool {
         match self {
-            MountRoot | MountUser | Masked(_) => row.kind != Kind::Process,
+            MountRoot | MountUser | MountDeny | Masked(_) => row.kind != Kind::Process,
             RunRoot | RunUser => true,
             Plain { .. } | Overlay if row.kind == Kind::Past => false,
             Plain { root } => root || !row.root_only,
@@ -78,13 +84,17 @@ impl Configuration {
 
     /// Whether the row must be seen to get out; else it must be seen not to.
     fn lets_out(self, row: &Row) -> bool {
-        matches!((self, row.kind), (Plain { .. } | Overlay, Kind::Escape | Kind::Process))
+        match self {
+            Plain { .. } | Overlay => matches!(row.kind, Kind::Escape | Kind::Process),
+            MountRoot | MountUser => READ_BY_SHOW.contains(&row.name.as_str()),
+            MountDeny | Masked(_) | RunRoot | RunUser => false,
+        }
     }
 
     /// The directory that is attacked.
     fn tree(self) -> &'static str {
         match self {
-            MountRoot | MountUser | Masked(_) => "mnt",
+            MountRoot | MountUser | MountDeny | Masked(_) => "mnt",
             RunRoot | RunUser | Plain { .. } => "base",
             Overlay => "over",
         }
@@ -98,7 +108,8 @@ impl Configuration {
         );
         match self {
             MountRoot | MountUser => format!("{mount}; {attack}; {end}"),
-            Masked(errno) => format!("$PYTHON -I mask.py {errno} {mount}; {attack}; {end}"),
+            MountDeny => format!("{mount} -o links=deny; {attack}; {end}"),
+            Masked(errno) => format!("$PYTHON -I mask.py {errno} {mount} -o links=deny; {attack}; {end}"),
             RunRoot | RunUser => format!("cd base; exec $JAILFS run --keep -- {attack}"),
             Plain { .. } | Overlay => format!("exec {attack}"),
         }
@@ -445,6 +456,11 @@ fn check_status(ground: &Ground) {
 #[test]
 fn nothing_gets_out_of_a_mount_of_root() {
     check_status(&run(MountRoot));
+}
+
+#[test]
+fn nothing_gets_out_of_a_mount_that_denies_links() {
+    check_status(&run(MountDeny));
 }
 
 #[test]

@@ -303,6 +303,46 @@ fn a_file_that_is_cut_at_any_byte_is_told_or_is_what_it_was_before_its_end() {
     eprintln!("{cuts} cuts, {told} told, {} states before the last", seen.len());
 }
 
+/// A sealed layer whose journal was cut short must not pass for a shorter state. The store is refused, and the error
+/// names the journal and the checkpoints that do not need it.
+#[test]
+fn a_sealed_journal_that_lost_its_end_is_refused_by_name() {
+    let mut live = Live::with_limit(BASE, &["-o", "gc=off"], Duration::from_secs(400));
+    for at in 0..6 {
+        live.sh(&format!("mkdir dir{at}; seq {at} 99 > dir{at}/f; echo {at} >> README"));
+        live.checkpoint(&format!("c{at}"));
+        if at == 3 {
+            live.jailfs(&["restore", "c1"]);
+        }
+    }
+    live.umount();
+    let whole = live.outside().join("whole");
+    copy(&live.store, &whole);
+    let journals = shell(&live.store, "ls layers/*/journal | sed '$d'");
+    assert_eq!(journals.lines().count(), 6, "{journals}");
+    for journal in journals.lines() {
+        let path = live.store.join(journal);
+        let bytes = std::fs::read(&path).unwrap();
+        let layer: u32 = journal.split('/').nth(1).unwrap().parse().unwrap();
+        for at in (0..bytes.len()).step_by(7) {
+            std::fs::write(&path, &bytes[..at]).unwrap();
+            let Err(error) = Sandbox::open(&live.store) else { panic!("{journal} cut at {at} was opened") };
+            let told = format!("{error} {}", error.hint.as_deref().unwrap_or_default());
+            assert!(told.contains(journal), "{journal} cut at {at}: {told}");
+            copy(&whole, &live.store);
+        }
+        std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+        let error = Sandbox::open(&live.store).err().unwrap();
+        assert!(error.to_string().contains(&format!("layer {layer}")), "{error}");
+        let hint = error.hint.as_deref().unwrap_or_default();
+        assert_eq!(layer == 1, hint.contains("every checkpoint needs this layer"), "{error}: {hint}");
+        let last = journals.lines().last() == Some(journal);
+        assert_eq!(last, hint.ends_with("do not need this layer: 1, 2, 3, 4, 6"), "{error}: {hint}");
+        copy(&whole, &live.store);
+    }
+    assert_eq!(states(&live.store).len(), 7);
+}
+
 /// Each of the store's files with one bit flipped: it is told, or it changes nothing that can be asked for. `JAILFS_FLIP_STRIDE=1` flips
 /// every bit of every record, and so many of content.
 #[test]

@@ -529,15 +529,17 @@ fn very_many_checkpoints_hold_few_files_open() {
 
 /// A checkpoint that was killed before its seal: `main` still names the layer that was to be sealed.
 fn checkpoint_without_seal(place: &Place) {
-    let head = place.store.join("heads/main");
+    let published = ["heads/main", "heads.log"].map(|name| place.store.join(name));
     let sandbox = place.open();
     put(&sandbox, "before", "before");
-    let old_head = host::read(&head).unwrap();
+    let before = published.each_ref().map(|path| host::read(path).unwrap());
     let layer = checkpoint(&sandbox, "never");
     put(&sandbox, "after", "after");
     drop(sandbox);
     cut_last_frame(&place.store.join(format!("layers/{:08}/journal", layer.0)));
-    host::write(head, old_head).unwrap();
+    for (path, bytes) in published.iter().zip(before) {
+        host::write(path, bytes).unwrap();
+    }
 }
 
 #[test]

@@ -31,6 +31,7 @@ pub mod inspect;
 pub mod layer;
 mod layers;
 pub mod log;
+mod lost_seals;
 pub mod map;
 pub mod pack;
 pub mod packing;
@@ -65,6 +66,7 @@ use crate::store::identities::Identities;
 use crate::store::layer::{LayerContents, LayerInfo, Trust, Upper};
 use crate::store::layers::{Besides, Layers};
 use crate::store::log::Log;
+use crate::store::lost_seals::Evidence;
 use crate::store::readers::Readers;
 pub use crate::store::readers::Reading;
 use crate::store::recent::Recent;
@@ -430,11 +432,16 @@ impl Store {
         let next_layer = (last + 1).max(layers.packs.next_layer());
         // A layer whose making was cut off has no header yet, and nothing refers to it; its number stays used.
         let tops = tops(&dir.make_dir("heads")?)?;
+        let holds = read_one::<HoldsRecord>(&dir, HOLDS)?.map_or_else(BTreeSet::new, |record| record.layers);
+        let named: BTreeSet<LayerId> =
+            ops.records.iter().filter_map(|op| op.tree).chain(holds.iter().copied()).collect();
         for (id, error) in newborn {
-            if tops.contains(&id) || catalog.values().any(|info| info.header.parent == Some(id)) {
+            let is_parent = catalog.values().any(|info| info.header.parent == Some(id));
+            if is_parent || tops.contains(&id) || named.contains(&id) {
                 return Err(error);
             }
         }
+        Evidence { tops: &tops, named }.check(&catalog, |layer| layers.show(layer, layer::JOURNAL))?;
         let store = Store {
             heads: dir.dir("heads")?,
             tmp: dir.make_dir("tmp")?,
@@ -452,7 +459,7 @@ impl Store {
                 next_layer,
             }),
             identities: Mutex::new(Identities::new(id_log, id_records, root)),
-            holds: Mutex::new(read_one::<HoldsRecord>(&dir, HOLDS)?.map_or_else(BTreeSet::new, |r| r.layers)),
+            holds: Mutex::new(holds),
             ops: Mutex::new(ops),
             readers: Readers::default(),
             sweeps: AtomicU64::new(0),

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::{Global, host, place, sockets};
+use super::{Global, host, options, place, sockets};
 use crate::error::{Error, Kind, Result};
-use crate::run::{README, Spec, keeps_variable, readme, secrets};
+use crate::run::{Accept, Allow, README, Spec, keeps_variable, readme, secrets};
 use crate::sys;
 
 #[derive(Args, Clone, Debug, Default)]
@@ -31,9 +31,34 @@ pub(super) struct Confine {
     /// Only HOME, LANG, LC_*, LOGNAME, PATH, SHELL, TERM, TZ and USER of the environment
     #[arg(long)]
     env_clear: bool,
-    /// Fail unless both walls stand: namespaces with a view of their own, and Landlock
-    #[arg(long)]
-    pub(super) require_confinement: bool,
+    /// Which walls must stand, or 'run' refuses: all (namespaces, Landlock, the filter on system calls), view (Landlock may be
+    /// missing), or landlock (namespaces may be missing; not as root)
+    #[arg(long, value_name = "WALLS", default_value = "all", value_parser = walls)]
+    walls: Accept,
+    /// Give the command back what the filter on system calls denies: nested-sandbox, keyrings, bpf, perf, userfaultfd,
+    /// io-uring, sockets
+    #[arg(long, value_name = "OPTION", value_delimiter = ',', value_parser = allow)]
+    allow: Vec<Allow>,
+    /// The size of each of /tmp, /var/tmp and /dev/shm inside, in bytes, or with K, M, G, T (20 percent of the memory)
+    #[arg(long, value_name = "SIZE", value_parser = options::size)]
+    tmp_size: Option<u64>,
+}
+
+fn walls(text: &str) -> std::result::Result<Accept, String> {
+    match text {
+        "all" => Ok(Accept::All),
+        "view" => Ok(Accept::View),
+        "landlock" => Ok(Accept::Landlock),
+        _ => Err("it is one of all, view and landlock".to_owned()),
+    }
+}
+
+fn allow(text: &str) -> std::result::Result<Allow, String> {
+    let found = Allow::ALL.iter().find(|(word, _)| *word == text).map(|(_, allow)| *allow);
+    found.ok_or_else(|| {
+        let words: Vec<&str> = Allow::ALL.iter().map(|(word, _)| *word).collect();
+        format!("it is one of {}", words.join(", "))
+    })
 }
 
 impl Confine {
@@ -77,10 +102,36 @@ impl Confine {
             writable: words(writable.clone()),
             program: real("/proc/self/exe").unwrap_or_default().into(),
             no_net: self.no_net,
+            accept: self.walls,
+            allow: self.allow.clone(),
+            tmp_size: self.tmp_size,
             ..Spec::default()
         };
         let readme = readme(base, &writable, &crate::run::hidden(&spec));
         Ok(Spec { readme, stores: words(stores), ..spec })
+    }
+
+    /// Whether the command may run without namespaces.
+    ///
+    /// # Errors
+    /// `refused`, the error that says why there are none, with the option that accepts less; as root there is no such option,
+    /// because root owns the files of the host and Landlock does not control their modes and owners.
+    pub(super) fn accept_without_namespaces(&self, refused: Error) -> Result<Error> {
+        let is_root = nix::unistd::geteuid().is_root();
+        match (self.walls, is_root) {
+            (Accept::Landlock, false) => Ok(refused),
+            (Accept::Landlock, true) => {
+                let why = format!("{}; root is never held by Landlock alone", refused.reason);
+                Err(Error { reason: why, ..refused })
+            }
+            (_, true) => Err(refused),
+            (_, false) => {
+                let less = "--walls=landlock runs the command without namespaces; docs/CONTAINERS.md says what that leaves open";
+                let hint =
+                    refused.hint.as_deref().map_or_else(|| less.to_owned(), |hint| format!("{hint}; {less}"));
+                Err(refused.hint(hint))
+            }
+        }
     }
 
     /// The environment of the command, and what tells it where it is.

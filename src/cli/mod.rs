@@ -90,7 +90,7 @@ impl Global {
 enum Verb {
     Mount(mount::Mount),
     Umount(umount::Umount),
-    Run(run::Run),
+    Run(Box<run::Run>),
     Checkpoint(checkpoint::Checkpoint),
     Log(log::Log),
     Status(status::Status),

@@ -23,7 +23,7 @@ use crate::control::Listener;
 use crate::daemon::{self, Choice, Serving, Snapdir};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::run::{
-    End, Group, NotStarted, Program, Share, Spec, Started, Waited, Walls, block_signals, hidden_inside,
+    End, Group, NotStarted, Program, Share, Spec, Started, Waited, block_signals, hidden_inside,
     let_signals_through,
 };
 use crate::sandbox::verbs::{Applied, Change, Detail, Reply, Request, Rev};
@@ -291,8 +291,8 @@ impl Sandboxed {
             }
             Ok((_, None)) => Err(wrong_answer()),
             Err(NotStarted::Failed(error)) => Err(error),
-            Err(NotStarted::Refused(error)) if run.confine.require_confinement => Err(error),
             Err(NotStarted::Refused(error)) => {
+                let error = run.confine.accept_without_namespaces(error)?;
                 drop(listener);
                 out::note(&format!("warning: no namespaces are to be had here: {error}"));
                 self.serve_elsewhere(run, spec, attempt, &group)
@@ -450,9 +450,6 @@ fn run_served(mut started: Started, serving: Serving, run: &Run) -> Result<(Outc
     serving.guard();
     let walls = started.served()?;
     out::note(&walls.line());
-    if run.confine.require_confinement {
-        require(&walls)?;
-    }
     let outcome = match started.run()? {
         Some(end) => Ok(Outcome::Ended(end)),
         None => until_it_ends(&mut started, run.timeout),
@@ -491,15 +488,6 @@ fn die_of_interrupt() -> Result<()> {
     let attempt = || "end as the command ended";
     let_signals_through()?;
     kill(Pid::this(), Signal::SIGINT).map_err(io::Error::from).attempt(attempt)
-}
-
-fn require(walls: &Walls) -> Result<()> {
-    if walls.are_complete() {
-        return Ok(());
-    }
-    let reason = format!("not all walls stand: {}", walls.line());
-    Err(Error::new(Kind::Failed, "confine the command", reason)
-        .hint("docs/CONTAINERS.md says what each wall needs; without --require-confinement the command runs behind what stands"))
 }
 
 fn until_it_ends(started: &mut Started, timeout: Option<Duration>) -> Result<Outcome> {

@@ -113,7 +113,6 @@ fn out_of_turn() -> Stop {
 
 /// A view that was entered by the first process of its pid namespace.
 struct Entered {
-    user: bool,
     inside: Vec<std::path::PathBuf>,
 }
 
@@ -135,14 +134,14 @@ fn enter_view(line: &Line, spec: &Spec) -> Step<Option<Entered>> {
     let Handed { device, root, dev, .. } =
         fuse::hand_out(device, Path::new(&spec.base), all_users).map_err(refusal)?;
     line.say_with(&News::Mounted { dev, all_users }, &[device, root])?;
-    let user = namespace::complete(way, spec.no_net, map).map_err(Stop::Refused)?;
+    namespace::complete(way, spec.no_net, map).map_err(Stop::Refused)?;
     let name = namespace::name()?.into_os_string();
     match sys::process::fork_alone().attempt(|| "start the first process of the pid namespace")? {
         Some(child) => {
             line.say(&News::Started(child.as_raw(), name))?;
             Ok(None)
         }
-        None => Ok(Some(Entered { user, inside: plan.inside })),
+        None => Ok(Some(Entered { inside: plan.inside })),
     }
 }
 
@@ -161,13 +160,13 @@ fn put_up(spec: &Spec, view: Option<Entered>) -> Result<Walls> {
         (None, Some((mount, _))) => mount,
         _ => &spec.base,
     };
-    if let Some(Entered { user, inside }) = &view {
+    if let Some(Entered { inside }) = &view {
         if spec.no_net {
             sys::view::bring_loopback_up().attempt(|| "switch on the loopback")?;
         }
         let own_proc = view::mount_proc()?;
         view::hide_inside(inside)?;
-        walls.view = Some(ViewWall { user: *user, own_proc, no_net: spec.no_net });
+        walls.view = Some(ViewWall { own_proc, no_net: spec.no_net });
     }
     std::env::set_current_dir(dir).attempt(|| format!("enter '{}'", Path::new(dir).display()))?;
     walls.landlock = walls::take_on(spec, view.is_some())?;

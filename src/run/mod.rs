@@ -15,14 +15,16 @@
 //! * the view is the jail, so links in it keep their text: an absolute one leads to a path of the view.
 //!
 //! The **first wall** is the view (`layout`, `view`, `namespace`): what is not to be seen or written is not there. The
-//! **second** (`walls`) is what every process inside has taken on: no capabilities over the machine, no new privileges, Landlock.
-//! Where namespaces are refused the second stands alone, and the sandbox is mounted at a place of its own.
+//! **second** (`walls`, `filter`) is what every process inside has taken on: no capabilities over the machine, no new
+//! privileges, a filter on system calls, Landlock. If a wall cannot be built the command is refused, unless the caller accepts
+//! less ([`Accept`]). Without namespaces the sandbox is mounted at a place of its own.
 //!
 //! Order matters: the inside is entered by a process with one thread (a process with several cannot enter a user namespace, nor be
 //! forked), and signals are blocked before any thread is started (each inherits the mask).
 
 mod cgroup;
 mod child;
+mod filter;
 mod inside;
 mod layout;
 mod namespace;
@@ -34,8 +36,9 @@ mod walls;
 
 pub use cgroup::{Group, Share};
 pub use child::{EXEC_VERB, End, NotStarted, Program, Started, Waited, block_signals, let_signals_through};
+pub use filter::Allow;
 pub use inside::become_command;
 pub use layout::{hidden, hidden_inside};
-pub use talk::Spec;
+pub use talk::{Accept, Spec};
 pub use view::README;
 pub use walls::{ViewWall, Walls, keeps_variable, readme};

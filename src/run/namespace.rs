@@ -4,10 +4,14 @@
 //! * **As root of the machine** (or with CAP_SYS_ADMIN): the view is made first, with all rights; then the process enters a user
 //!   namespace in which every number stands for itself. So owners keep their numbers and root is root over files, but over
 //!   the machine, its network and the mounts of the view it has no power: they belong to the namespace outside.
-//!   Where that one is refused the rest stands without it, and root gives up its capabilities instead.
+//!   Without that one root would own the host's files, so it is refused where the user namespace is.
 //! * **As anybody else**: a user namespace comes first, and what is mounted is mounted with the rights that it gives. An ordinary
 //!   user has only the own user and group in it, mapped to themselves, so that the command sees the ids it is used to; all
 //!   others show as 65534. Root of a container may map all.
+//!
+//! Either way the process then enters a **root of its own** (pivot_root(2)): a copy of the mounts below the root directory
+//! that it was started in. No mount of the host stays above it, so there is nothing to climb to, and a process that was
+//! in a chroot is in none any more.
 //!
 //! The maps are written by the process outside, which may do more.
 
@@ -21,7 +25,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{Pid, getegid, geteuid};
 
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::sys::capabilities;
+use crate::sys::{capabilities, own_root};
 
 /// How the namespaces are entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,36 +52,40 @@ pub(super) fn begin(no_net: bool, map: impl FnOnce() -> Result<()>) -> Result<Wa
         }
         Some(Err(error)) => return Err(refused("make a mount namespace", error)),
     };
-    // Mounts of the host must not come in and ours must not go out; where they were shared they still are.
-    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-    mount(None::<&str>, "/", None::<&str>, private, None::<&str>).map_err(|error| {
-        let attempt = "make the mounts of the namespace private";
-        match error {
-            nix::Error::EINVAL => Error::io(attempt, &error.into()).kind(Kind::CannotMount).hint(
-                "the root directory is not a mount, as in a plain chroot: 'mount --bind DIR DIR' before chroot(8) makes it one",
-            ),
-            _ => refused(attempt, error),
-        }
+    enter_own_root().map_err(|error| {
+        let errno = nix::Error::from_raw(error.raw_os_error().unwrap_or(libc::EIO));
+        refused("give the command a root directory of its own", errno)
     })?;
     Ok(way)
 }
 
-/// Enters the others, when the view is made. Whether there is a user namespace.
+/// Makes a copy of all that is mounted at and below the root directory the root of this mount namespace.
+fn enter_own_root() -> io::Result<()> {
+    let tree = own_root::copy_of_root()?;
+    own_root::leave_chroot()?;
+    make_private()?;
+    own_root::enter(tree)?;
+    // The copy was still shared with the host where its mounts are.
+    make_private()
+}
+
+/// Keeps mounts of the host from coming in and ours from going out.
+fn make_private() -> io::Result<()> {
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    Ok(mount(None::<&str>, "/", None::<&str>, private, None::<&str>)?)
+}
+
+/// Enters the others, when the view is made.
 ///
 /// # Errors
 /// The host does not allow it.
-pub(super) fn complete(way: Way, no_net: bool, map: impl FnOnce() -> Result<()>) -> Result<bool> {
+pub(super) fn complete(way: Way, no_net: bool, map: impl FnOnce() -> Result<()>) -> Result<()> {
     if way == Way::UserFirst {
-        return Ok(true);
+        return Ok(());
     }
-    match unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | others(no_net)) {
-        Ok(()) => map().map(|()| true),
-        Err(nix::Error::EPERM | nix::Error::ENOSPC | nix::Error::EUSERS | nix::Error::EINVAL) => {
-            unshare(others(no_net)).map_err(|error| refused("make the namespaces of the command", error))?;
-            Ok(false)
-        }
-        Err(error) => Err(refused("make the namespaces of the command", error)),
-    }
+    unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | others(no_net))
+        .map_err(|error| refused("make the namespaces of the command", error))?;
+    map()
 }
 
 fn others(no_net: bool) -> CloneFlags {

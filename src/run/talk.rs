@@ -24,6 +24,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::child::End;
+use super::filter::Allow;
 use super::walls::Walls;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::codec;
@@ -31,6 +32,18 @@ use crate::sys::mount::{receive, send};
 
 /// The longest message, in bytes: a list of paths.
 const LONGEST: usize = 160 << 10;
+
+/// Which walls the caller relies on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Accept {
+    /// All of them: namespaces with a view of their own, Landlock, and the filter on system calls.
+    #[default]
+    All,
+    /// Landlock may be missing.
+    View,
+    /// Namespaces may be missing.
+    Landlock,
+}
 
 /// What is to be put up around the command. All paths are absolute and without links.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,6 +68,12 @@ pub struct Spec {
     pub program: OsString,
     /// No network but a loopback.
     pub no_net: bool,
+    /// Which walls must stand.
+    pub accept: Accept,
+    /// What the filter on system calls does not deny.
+    pub allow: Vec<Allow>,
+    /// The size of each private directory for temporary files, in bytes; none is the default.
+    pub tmp_size: Option<u64>,
     /// Where the sandbox is mounted, if that is not over the base in namespaces of its own, and the directory that takes
     /// the place of `/tmp`.
     pub elsewhere: Option<(OsString, OsString)>,

@@ -1,8 +1,8 @@
 //! The first wall: a mount namespace that shows the host read-only, with things laid over it.
 //!
-//! The namespace begins as a copy of the host's mounts, so it is itself the new root: nothing is gained by a pivot_root(2)
-//! onto another copy. All mounts are made read-only, `nosuid` and `nodev` first; then the steps of the [`layout`] are taken,
-//! each by mounting. What is shown in spite of being covered is opened before anything is covered.
+//! The root of the namespace is a copy of the host's mounts (`namespace`). All mounts are made read-only, `nosuid` and `nodev`
+//! first; then the steps of the [`layout`] are taken, each by mounting. What is shown in spite of being covered is opened
+//! before anything is covered.
 //!
 //! Who is inside cannot take any of this away: the command has no CAP_SYS_ADMIN over these mounts, and in a user namespace of
 //! its own it gets copies of them that are locked together (mount_namespaces(7)). Landlock refuses mounting altogether.
@@ -52,6 +52,14 @@ const MACHINE: &[&str] =
 const MACHINE_SECRETS: &[&str] =
     &["kcore", "keys", "kmsg", "kpagecgroup", "kpagecount", "kpageflags", "timer_list", "sched_debug"];
 
+/// How much each private directory for temporary files holds, of the machine's memory, and how many files. There are
+/// three, so together they take less than the memory, which the default of the kernel does not hold.
+const TMP_SIZE: &str = "20%";
+const TMP_INODES: u32 = 1_000_000;
+/// The same for directories that are shown empty: they hold mount points and one text.
+const EMPTY_SIZE: &str = "4m";
+const EMPTY_INODES: u32 = 10_000;
+
 const READ_ONLY: Flags = Flags { read_only: true, ..Flags::NONE };
 const NO_DEVICES: Flags = Flags { nodev: true, ..Flags::NONE };
 
@@ -63,7 +71,7 @@ const NO_DEVICES: Flags = Flags { nodev: true, ..Flags::NONE };
 pub(super) fn make(spec: &Spec) -> Result<Layout> {
     std::env::set_current_dir("/").attempt(|| "leave the current directory")?;
     let plan = layout(spec, |path| sys::path::resolve(path).ok().filter(|path| path.is_dir()));
-    let view = View { sources: sources(&plan)?, sealed: Vec::new() };
+    let view = View { sources: sources(&plan)?, sealed: Vec::new(), tmp: private_options(spec) };
     seal_host()?;
     view.lay(spec, &plan)?;
     Ok(plan)
@@ -182,6 +190,8 @@ struct View {
     sources: HashMap<PathBuf, Source>,
     /// Directories that were put in place empty, to be made read-only when all is in them.
     sealed: Vec<PathBuf>,
+    /// Options of the private directories for temporary files.
+    tmp: String,
 }
 
 impl View {
@@ -205,7 +215,7 @@ impl View {
         match step {
             Step::Private => {
                 make_dir(path)?;
-                empty(path, 0o1777)
+                mount_tmpfs(path, &self.tmp)
             }
             Step::Empty => {
                 // A link is only a name: some hosts find all of their programs through /run/current-system.
@@ -356,11 +366,20 @@ pub(super) fn mount_proc() -> Result<bool> {
     Ok(is_new)
 }
 
-/// Mounts an empty directory.
+/// Mounts an empty directory, which holds no more than the view puts there.
 fn empty(path: &Path, mode: u32) -> io::Result<()> {
+    mount_tmpfs(path, &format!("mode={mode:o},size={EMPTY_SIZE},nr_inodes={EMPTY_INODES}"))
+}
+
+/// The mount options of a private directory for temporary files (tmpfs(5)).
+fn private_options(spec: &Spec) -> String {
+    let size = spec.tmp_size.map_or_else(|| TMP_SIZE.to_owned(), |bytes| bytes.to_string());
+    format!("mode=1777,size={size},nr_inodes={TMP_INODES}")
+}
+
+fn mount_tmpfs(path: &Path, options: &str) -> io::Result<()> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-    let options = format!("mode={mode:o}");
-    mount(Some("jailfs-empty"), path, Some("tmpfs"), flags, Some(options.as_str()))?;
+    mount(Some("jailfs-empty"), path, Some("tmpfs"), flags, Some(options))?;
     Ok(())
 }
 

@@ -1,7 +1,10 @@
 //! The second wall: what a process takes on itself and can never put off.
 //!
-//! Taken on by the process that starts the command, in this order: capabilities are given up; no_new_privs, so that no program
-//! gives any back; made-up terminal input is refused; Landlock. All of it is inherited by everything that is started.
+//! Taken on by the process that starts the command, in this order: no core dumps; capabilities are given up; no_new_privs, so
+//! that no program gives any back; the filter on system calls; Landlock. All of it is inherited by everything that is started.
+//!
+//! Always true: outside a user namespace of its own the command keeps no capability at all. There it would have power over
+//! the files of the host.
 //!
 //! In the view Landlock says once more what the mounts say, by the files themselves, so it also holds for what is reached by
 //! another way than a path: a file of the host that was inherited open, a signal, an abstract socket. Where there is no view it
@@ -18,14 +21,15 @@ use landlock::{
     RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 use nix::sys::prctl;
+use nix::sys::resource::{Resource, setrlimit};
 use serde::{Deserialize, Serialize};
 
-use super::layout;
-use super::talk::Spec;
+use super::talk::{Accept, Spec};
+use super::{filter, layout};
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::sys::{capabilities, ioctl_filter, process};
+use crate::sys::{capabilities, process};
 
-/// What root keeps in a sandbox: power over files and over its own processes, and none over the machine.
+/// What root keeps in the user namespace of a view: power over its files and processes, and none over the machine.
 const KEPT_BY_ROOT: u64 = capabilities::CHOWN
     | capabilities::DAC_OVERRIDE
     | capabilities::FOWNER
@@ -52,8 +56,6 @@ pub struct Walls {
 /// What is particular about a view.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ViewWall {
-    /// There is a user namespace.
-    pub user: bool,
     /// /proc shows the processes of the command only.
     pub own_proc: bool,
     /// There is no network but a loopback.
@@ -61,20 +63,14 @@ pub struct ViewWall {
 }
 
 impl Walls {
-    /// Whether both walls stand.
-    pub fn are_complete(&self) -> bool {
-        self.view.is_some() && self.landlock.is_some()
-    }
-
     /// The walls in one line.
     pub fn line(&self) -> String {
         let mut stand = Vec::new();
         let mut missing = Vec::new();
         match &self.view {
             Some(view) => {
-                let user = if view.user { "user, " } else { "" };
                 let net = if view.no_net { ", net" } else { "" };
-                stand.push(format!("a view of its own ({user}mount, pid, ipc, uts{net} namespaces)"));
+                stand.push(format!("a view of its own (user, mount, pid, ipc, uts{net} namespaces)"));
                 if !view.own_proc {
                     missing.push("the list of processes outside can be read: no new /proc is allowed here");
                 }
@@ -85,7 +81,7 @@ impl Walls {
             Some(version) => stand.push(format!("Landlock {version}")),
             None => missing.push("no Landlock in this kernel, or not allowed here (it needs Linux 5.19)"),
         }
-        stand.push("no new privileges".to_owned());
+        stand.push("a system call filter, no new privileges".to_owned());
         let mut line = format!("confined by {}", stand.join(", "));
         for what in missing {
             line.push_str("; but ");
@@ -106,17 +102,25 @@ pub(super) fn take_on(spec: &Spec, in_view: bool) -> Result<Option<u32>> {
     if let Err(error) = process::new_session_keyring() {
         log::debug!("leave the session keyring: {error}");
     }
-    give_up_capabilities()?;
+    setrlimit(Resource::RLIMIT_CORE, 0, 0).map_err(io::Error::from).attempt(|| "switch core dumps off")?;
+    give_up_capabilities(in_view)?;
     prctl::set_no_new_privs().map_err(io::Error::from).attempt(|| "renounce new privileges")?;
     // So that the command cannot look into this process, or reach the host through its open files.
     prctl::set_dumpable(false).map_err(io::Error::from).attempt(|| "close this process to its children")?;
-    ioctl_filter::refuse(&ioctl_filter::MADE_UP_INPUT).attempt(|| "refuse made-up terminal input")?;
-    restrict(rules).map_err(|error| Error::new(Kind::Failed, "put up Landlock", error.to_string()))
+    filter::apply(&spec.allow)?;
+    let landlock =
+        restrict(rules).map_err(|error| Error::new(Kind::Failed, "put up Landlock", error.to_string()))?;
+    if landlock.is_none() && spec.accept != Accept::View {
+        let why = "this kernel has no Landlock, or does not allow it here (it needs Linux 5.19)";
+        let hint = "--walls=view runs the command without it";
+        return Err(Error::new(Kind::Failed, "put up Landlock", why).hint(hint));
+    }
+    Ok(landlock)
 }
 
-fn give_up_capabilities() -> Result<()> {
+fn give_up_capabilities(in_view: bool) -> Result<()> {
     let attempt = || "give up capabilities";
-    let keep = if nix::unistd::geteuid().is_root() { KEPT_BY_ROOT } else { 0 };
+    let keep = if in_view && nix::unistd::geteuid().is_root() { KEPT_BY_ROOT } else { 0 };
     match capabilities::keep_only(keep) {
         // Who may not limit the bounding set has nothing that no_new_privs would let it gain.
         Err(error) if error.raw_os_error() == Some(nix::libc::EPERM) => {
@@ -291,20 +295,20 @@ mod tests {
 
     #[test]
     fn one_line_says_which_walls_stand_and_which_do_not() {
-        let view = ViewWall { user: true, own_proc: true, no_net: true };
+        let view = ViewWall { own_proc: true, no_net: true };
         let all = Walls { view: Some(view.clone()), landlock: Some(7) };
-        assert!(all.are_complete());
         assert_eq!(
             all.line(),
-            "confined by a view of its own (user, mount, pid, ipc, uts, net namespaces), Landlock 7, no new privileges"
+            "confined by a view of its own (user, mount, pid, ipc, uts, net namespaces), Landlock 7, a system call filter, \
+             no new privileges"
         );
         let old = Walls { view: Some(ViewWall { own_proc: false, ..view }), landlock: None };
-        assert!(!old.are_complete() && old.line().matches("; but ").count() == 2);
+        assert_eq!(old.line().matches("; but ").count(), 2);
         let alone = Walls { view: None, landlock: Some(4) };
-        assert!(!alone.are_complete());
         assert_eq!(
             alone.line(),
-            "confined by Landlock 4, no new privileges; but no namespaces: processes, sockets and /tmp are shared with the host"
+            "confined by Landlock 4, a system call filter, no new privileges; but no namespaces: processes, sockets and \
+             /tmp are shared with the host"
         );
     }
 

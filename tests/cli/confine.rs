@@ -355,43 +355,147 @@ fn root_is_root_over_files_and_owners_keep_their_numbers() {
 #[test]
 fn one_line_says_which_walls_stand() {
     for who in EVERYBODY {
-        let said = at_srv(&place(), who, "exec $JAILFS run --require-confinement true");
+        let said = at_srv(&place(), who, "exec $JAILFS run true");
         assert_eq!(said.code, 0, "{who:?}: {said:?}");
         let line = "jailfs: confined by a view of its own (user, mount, pid, ipc, uts namespaces), Landlock ";
         assert!(said.err.starts_with(line) && !said.err.contains("but"), "{who:?}: {said:?}");
     }
 }
 
+/// Leaves a chroot that a process can leave: from a directory outside of its root, `..` leads on.
+const CLIMB: &str = "
+import os, sys
+os.mkdir(sys.argv[1]); os.chroot(sys.argv[1])
+for _ in range(64): os.chdir('..')
+os.chroot('.')
+print(open('/media/marker').read())
+";
+
+/// In a chroot root may not make a user namespace, and chroot(2) leads out of it. The command has a root of its own.
 #[test]
-fn without_a_user_namespace_root_gives_its_power_up() {
-    // In a chroot nobody may make a user namespace, and root may still mount.
-    let place = place();
-    place.write(
-        "inside",
+fn in_a_chroot_all_walls_stand_and_nothing_lies_above_the_root() {
+    // The root directory of the chroot is a mount, or it is a plain directory.
+    let of_mount = "mount --rbind / /mnt; root=/mnt";
+    let plain = "mount -t tmpfs t /mnt; mkdir /mnt/root; root=/mnt/root; for dir in bin dev etc lib lib64 proc sys usr; do
+                 [ ! -e /$dir ] || { mkdir $root/$dir; mount --rbind /$dir $root/$dir; }; done; mkdir -m 1777 $root/tmp $root/srv $root/var $root/run";
+    for chroot in [of_mount, plain] {
+        let place = place();
+        place.write("climb.py", CLIMB);
+        place.write(
+            "inside",
+            r#"
+            no() { if "$@"; then echo "it went well: $*" >&2; exit 99; fi; }
+            [ "$(id -u)" = 0 ]; chown 7:8 a; [ "$(stat -c %u:%g a)" = 7:8 ]
+            no chmod 600 /usr/bin/env 2>/dev/null; no chown 7 /usr/bin/env 2>/dev/null
+            no mount -t tmpfs t /srv 2>/dev/null; no umount -l /tmp 2>/dev/null; no umount -l $HOME/.ssh 2>/dev/null
+            no mount -o remount,bind,rw / 2>/dev/null; no sh -c 'echo x >> /srv/host-file' 2>/dev/null; no grep -rs SECRET $HOME
+            for file in kernel/core_pattern vm/overcommit_memory; do no sh -c "cat /proc/sys/$file > /proc/sys/$file" 2>/dev/null; done
+            no sh -c 'echo b > /proc/sysrq-trigger' 2>/dev/null; no mknod /tmp/disk b 8 0 2>/dev/null; no cat /dev/mem 2>/dev/null
+            no readlink /proc/1/root 2>/dev/null; [ "$(ls /proc | grep -c '^[0-9]*$')" -le 5 ]
+            no python3 -c "$CLIMB" /tmp/below 2>/dev/null
+            "#,
+        );
+        let line = format!(
+            "{chroot}; mount --bind . $root/srv; mount -t tmpfs t /media; echo OUTSIDE > /media/marker; export CLIMB=\"$(cat climb.py)\"
+             chroot $root python3 -c \"$CLIMB\" /srv/below
+             exec chroot $root sh -euc 'cd /srv/base; exec $JAILFS run --discard -- sh -euc \"$(cat ../inside)\"'"
+        );
+        let mut command = place.command("", "unshare");
+        command.env("JAILFS", "/srv/jailfs").env("HOME", "/srv/home");
+        let said = said(command.args(["-m", "sh", "-ec", &line]));
+        assert_eq!(said.code, 0, "{chroot}: {}\n{}", said.out, said.err);
+        assert_eq!(said.out, "OUTSIDE\n\n", "{chroot}: only the climb without 'run' gets out");
+        assert!(
+            said.err.contains("a view of its own (user, mount, pid, ipc, uts namespaces)"),
+            "{}",
+            said.err
+        );
+    }
+}
+
+/// Plants a key in the keyring of the user, says its number, and waits.
+const PLANT: &str = "
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True)
+key = libc.syscall(248, b'user', b'jailfs-test', b'PLANTED', 7, -4)
+assert key > 0, ctypes.get_errno()
+# The possessor and the user may do everything.
+assert libc.syscall(250, 5, key, 0x3f3f0000) == 0
+print(key, flush=True); sys.stdin.read()
+libc.syscall(250, 21, key)
+";
+
+/// Reads a key by its number, which needs no way to it.
+const READ_KEY: &str = "
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True)
+buffer = ctypes.create_string_buffer(64)
+libc.syscall(250, 8, -4, 0)
+length = libc.syscall(250, 11, int(sys.argv[1]), buffer, 64)
+print(buffer.raw[:length].decode() if length > 0 else 'refused')
+";
+
+/// Keyrings belong to the user and not to a namespace, so only the filter on system calls stands before them.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn keys_of_the_host_are_out_of_reach() {
+    use std::io::BufRead;
+    let place = Place::new();
+    place.write("base/read.py", READ_KEY);
+    let mut command = place.command("base", "python3");
+    command.args(["-c", PLANT]).stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+    let mut holder = command.spawn().unwrap();
+    let mut key = String::new();
+    std::io::BufReader::new(holder.stdout.take().unwrap()).read_line(&mut key).unwrap();
+    let read = format!("python3 read.py {}", key.trim());
+    let outside = place.sh("base", &read).out;
+    let (behind, without) = (place.run("", &read).out, place.run("--allow keyrings", &read).out);
+    drop(holder.stdin.take());
+    holder.wait().unwrap();
+    assert_eq!((outside.as_str(), behind.as_str()), ("PLANTED\n", "refused\n"));
+    assert_eq!(without, "PLANTED\n", "the key can be read as soon as the filter lets the call through");
+}
+
+#[test]
+fn temporary_files_and_core_dumps_have_limits() {
+    let script = r#"
+        [ "$(ulimit -c)" = 0 ]; no sh -c 'ulimit -c 1' 2>/dev/null
+        for dir in /tmp /var/tmp /dev/shm; do
+            [ "$(df -B1 --output=size $dir | tail -n1 | tr -d ' ')" = 8388608 ]
+            no dd if=/dev/zero of=$dir/full bs=1M count=9 2>/dev/null; rm $dir/full
+        done
+    "#;
+    inside("--tmp-size 8M", script);
+    // By default the three hold less than the machine's memory.
+    inside(
+        "",
+        "[ $(($(df -B1K --output=size /tmp | tail -n1) * 3)) -lt $(sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo) ]",
+    );
+}
+
+#[test]
+fn tools_of_developers_work_behind_the_filter() {
+    inside(
+        "",
         r#"
-        no() { if "$@"; then echo "it went well: $*" >&2; exit 99; fi; }
-        [ "$(id -u)" = 0 ]; chown 7:8 a; [ "$(stat -c %u:%g a)" = 7:8 ]
-        caps=$((0x$(sed -n 's/^CapEff:.//p' /proc/self/status)))
-        for cap in 2 12 13 16 17 19 21 22 25 27; do [ $((caps >> cap & 1)) = 0 ]; done
-        no mount -t tmpfs t /media 2>/dev/null; no umount -l /tmp 2>/dev/null; no umount -l $HOME/.ssh 2>/dev/null
-        no mount -o remount,bind,rw / 2>/dev/null; no sh -c 'echo x >> /srv/host-file' 2>/dev/null; no grep -rs SECRET $HOME
-        for file in kernel/core_pattern vm/overcommit_memory; do no sh -c "cat /proc/sys/$file > /proc/sys/$file" 2>/dev/null; done
-        no sh -c 'echo b > /proc/sysrq-trigger' 2>/dev/null; no mknod /tmp/disk b 8 0 2>/dev/null; no cat /dev/mem 2>/dev/null
-        no readlink /proc/1/root 2>/dev/null; [ "$(ls /proc | grep -c '^[0-9]*$')" -le 5 ]
+        git init -q . && git add -A && git -c user.name=a -c user.email=b commit -qm x && git -c gc.auto=0 status --porcelain
+        python3 -c 'import subprocess, threading, multiprocessing, sqlite3; subprocess.run(["true"], check=True)
+t = threading.Thread(target=lambda: None); t.start(); t.join()
+p = multiprocessing.Process(target=print); p.start(); p.join(); assert p.exitcode == 0
+sqlite3.connect("db").execute("create table t (a)")'
+        setarch -R true
+        ! command -v node >/dev/null || node -e 'require("fs").readFileSync("/etc/hostname"); require("child_process").execSync("true")'
+        ! command -v gdb >/dev/null || gdb -batch -ex run --args /bin/true 2>/dev/null | grep -q 'exited normally'
+        ! command -v strace >/dev/null || strace -f -o trace sh -c true
         "#,
     );
-    let line = "mount --rbind / /mnt; mount --bind . /mnt/srv; exec chroot /mnt sh -euc 'cd /srv/base; \
-                exec $JAILFS run --discard --require-confinement -- sh -euc \"$(cat ../inside)\"'";
-    let mut command = place.command("", "unshare");
-    command.env("JAILFS", "/srv/jailfs").env("HOME", "/srv/home");
-    let said = said(command.args(["-m", "sh", "-ec", line]));
-    assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
-    assert!(said.err.contains("a view of its own (mount, pid, ipc, uts namespaces)"), "{}", said.err);
+    inside("--allow nested-sandbox", "unshare -U true");
+    inside("", "no unshare -U true 2>/dev/null");
 }
 
 /// Makes unshare(2) answer EPERM, as profiles of containers and kernels without user namespaces do, and executes the rest of
 /// the line.
-pub const REFUSE_NAMESPACES: &str = r#"
+const REFUSE_NAMESPACES: &str = r#"
 import ctypes, os, struct, sys
 number = {'x86_64': 272, 'aarch64': 97}[os.uname().machine]
 lines = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7fff0000)]
@@ -404,7 +508,7 @@ os.execvp(sys.argv[1], sys.argv[1:])
 "#;
 
 /// Runs a script in `/srv/base` as [`at_srv`] does, where no namespaces are to be had.
-fn without_namespaces(place: &Place, who: Who, script: &str) -> Said {
+pub fn without_namespaces(place: &Place, who: Who, script: &str) -> Said {
     place.write("refuse.py", REFUSE_NAMESPACES);
     place.write("script", script);
     // With the filter of a privileged process, so that fusermount3 is what it is.
@@ -424,8 +528,8 @@ fn without_namespaces(place: &Place, who: Who, script: &str) -> Said {
 
 #[test]
 fn without_namespaces_the_second_wall_stands_alone_and_is_said_to() {
-    for who in EVERYBODY {
-        let place = place();
+    {
+        let (who, place) = (Who::Nobody, place());
         let script = r#"
             no() { if "$@"; then echo "it went well: $*" >&2; exit 99; fi; }
             [ "$PWD" = "$JAILFS_ROOT" ]; [ "$PWD" != /srv/base ]; [ "${PWD##*/}" = base ]; [ -d "$TMPDIR" ]
@@ -439,8 +543,7 @@ fn without_namespaces_the_second_wall_stands_alone_and_is_said_to() {
         place.write("inside", script);
         let outside = r#"
             export PPID_OUTSIDE=$$
-            $JAILFS run --keep -- sh -euc "$(cat ../inside)"
-            code=0; $JAILFS run --require-confinement true || code=$?; [ $code = 125 ]
+            $JAILFS run --keep --walls=landlock -- sh -euc "$(cat ../inside)"
             $JAILFS diff base; ! ls -d /tmp/jailfs-run-*/mount/base 2>/dev/null
         "#;
         let said = without_namespaces(&place, who, outside);
@@ -451,13 +554,35 @@ fn without_namespaces_the_second_wall_stands_alone_and_is_said_to() {
     }
 }
 
+/// Root owns the files of the host, and Landlock controls neither their modes nor their owners.
+#[test]
+fn without_namespaces_a_command_is_refused_unless_the_caller_accepts_less() {
+    for (who, options, runs) in [
+        (Who::Root, "", false),
+        (Who::Root, "--walls=landlock", false),
+        (Who::Root, "--walls=view", false),
+        (Who::Nobody, "", false),
+        (Who::Nobody, "--walls=view", false),
+        (Who::Nobody, "--walls=landlock", true),
+    ] {
+        let place = place();
+        let script =
+            format!("code=0; $JAILFS run --keep {options} -- sh -c 'echo ran' || code=$?; echo code $code");
+        let said = without_namespaces(&place, who, &script);
+        let expected = if runs { "ran\ncode 0\n" } else { "code 125\n" };
+        assert_eq!(said.out, expected, "{who:?} {options}: {}", said.err);
+        let says_how = said.err.contains("--walls=landlock runs the command without namespaces");
+        assert_eq!(says_how, who == Who::Nobody && !runs, "{who:?} {options}: {}", said.err);
+    }
+}
+
 #[test]
 fn without_namespaces_a_command_that_stops_who_started_it_is_ended_in_time() {
-    for who in EVERYBODY {
-        let place = place();
+    {
+        let (who, place) = (Who::Nobody, place());
         place.write("inside", "(setsid sleep 60 &); kill -STOP $PPID; echo > stopped; sleep 60");
         // Who ends this for taking too long ends the shell first. Another test looks for what is left in /tmp.
-        let run = r#"export TMPDIR=/srv/out; code=0; $JAILFS run --timeout 1 --keep -- sh -c "$(cat ../inside)" || code=$?; echo code $code"#;
+        let run = r#"export TMPDIR=/srv/out; code=0; $JAILFS run --walls=landlock --timeout 1 --keep -- sh -c "$(cat ../inside)" || code=$?; echo code $code"#;
         let said = without_namespaces(&place, who, run);
         assert_eq!(said.out, "code 124\n", "{who:?}: {}", said.err);
         assert!(said.err.contains("the time is over") && said.err.contains("A\tstopped"), "{}", said.err);

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::confine::{EVERYBODY, REFUSE_NAMESPACES, Who, at_srv, place};
+use crate::confine::{EVERYBODY, Who, at_srv, place, without_namespaces};
 use crate::place::Place;
 
 /// What every script begins with: `silent COMMAND` must not say the secret, and `no COMMAND` must fail.
@@ -16,7 +16,6 @@ fn home() -> Place {
     let place = place();
     fs::create_dir_all(place.at("home/.config/git")).unwrap();
     place.write("home/.config/git/credentials", "SECRET\n");
-    place.write("refuse.py", REFUSE_NAMESPACES);
     // Another name than the base of other tests has, which look whether anything of theirs is left in /tmp.
     fs::create_dir_all(place.at("repo")).unwrap();
     place
@@ -87,9 +86,9 @@ fn what_is_hidden_in_the_sandbox_is_hidden_without_namespaces_too() {
     place.write("inside", format!("{WORDS}{TRY_EVERYTHING}"));
     let script = r#"
         export XDG_STATE_HOME=/srv/out; cd /srv/home
-        exec python3 /srv/refuse.py sh -euc '$JAILFS run --keep -- sh -euc "$(cat /srv/inside)"'
+        exec $JAILFS run --walls=landlock --keep -- sh -euc "$(cat /srv/inside)"
     "#;
-    let said = at_srv(&place, Who::Root, script);
+    let said = without_namespaces(&place, Who::Nobody, script);
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
     assert!(said.err.contains("no namespaces"), "{}", said.err);
 }
@@ -132,15 +131,18 @@ fn what_is_bound_shows_nothing_that_is_hidden_in_it() {
         ("--bind-ro /srv/home --bind-ro /srv/home/.config/gcloud", &named),
         ("--show /srv/home --hide /srv/home/.netrc", &shown),
     ] {
-        for (who, filter) in [(Who::Nobody, ""), (Who::Root, "python3 ../refuse.py")] {
+        for with_namespaces in [true, false] {
             let place = home();
             fs::create_dir_all(place.at("out/own")).unwrap();
             place.write("out/own/file", "withheld");
             place.write("inside", script);
-            let line =
-                format!("cd ../repo; exec {filter} $JAILFS run {options} -- sh -euc \"$(cat ../inside)\"");
-            let said = at_srv(&place, who, &line);
-            assert_eq!(said.code, 0, "{options} {who:?} {filter}: {}\n{}", said.out, said.err);
+            let walls = if with_namespaces { "all" } else { "landlock" };
+            let line = format!(
+                "cd ../repo; exec $JAILFS run --walls={walls} {options} -- sh -euc \"$(cat ../inside)\""
+            );
+            let start = if with_namespaces { at_srv } else { without_namespaces };
+            let said = start(&place, Who::Nobody, &line);
+            assert_eq!(said.code, 0, "{options} {walls}: {}\n{}", said.out, said.err);
         }
     }
     let place = home();
@@ -153,7 +155,7 @@ fn what_is_bound_shows_nothing_that_is_hidden_in_it() {
 
 #[test]
 fn a_command_does_nothing_through_the_daemon_of_another_sandbox() {
-    for (who, filter) in [(Who::Root, ""), (Who::Nobody, ""), (Who::Root, "python3 ../refuse.py")] {
+    for (who, walls) in [(Who::Root, "all"), (Who::Nobody, "all"), (Who::Nobody, "landlock")] {
         let place = home();
         for dir in ["other", "mnt", "third"] {
             fs::create_dir_all(place.at(dir)).unwrap();
@@ -175,18 +177,19 @@ fn a_command_does_nothing_through_the_daemon_of_another_sandbox() {
             r#"
             $JAILFS --store /srv/store2 mount /srv/other /srv/mnt; echo two > /srv/mnt/file
             cd ../repo; mkfifo ../begin ../end
-            (cd /srv/third; exec {filter} $JAILFS --store /srv/store3 run --bind-rw /srv --keep -- sh -c 'echo three > file; echo > /srv/begin; read line < /srv/end') &
+            (cd /srv/third; exec $JAILFS --store /srv/store3 run --walls={walls} --bind-rw /srv --keep -- sh -c 'echo three > file; echo > /srv/begin; read line < /srv/end') &
             trap "kill $! 2>/dev/null" EXIT; read line < ../begin
-            {filter} $JAILFS run --keep -- sh -euc "$(cat ../inside)"
-            {filter} $JAILFS run --bind-rw /srv --keep -- sh -euc "$(cat ../inside)"
+            $JAILFS run --walls={walls} --keep -- sh -euc "$(cat ../inside)"
+            $JAILFS run --walls={walls} --bind-rw /srv --keep -- sh -euc "$(cat ../inside)"
             $JAILFS --store /srv/store2 status >/dev/null; $JAILFS --store /srv/store3 status >/dev/null
             echo > ../end; wait $!; trap - EXIT; [ "$(cat /srv/third/file 2>/dev/null)" = "" ]; [ "$($JAILFS --store /srv/store3 show @:file)" = three ]
             [ "$(cat /srv/mnt/file)" = two ]; [ "$(cat /srv/other/file)" = one ]
             $JAILFS --store /srv/store2 umount /srv/mnt
             "#
         );
-        let said = at_srv(&place, who, &script);
-        assert_eq!(said.code, 0, "{who:?} {filter}: {}\n{}", said.out, said.err);
+        let start = if walls == "all" { at_srv } else { without_namespaces };
+        let said = start(&place, who, &script);
+        assert_eq!(said.code, 0, "{who:?} {walls}: {}\n{}", said.out, said.err);
     }
 }
 

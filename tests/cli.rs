@@ -29,6 +29,8 @@ mod limits;
 mod place;
 #[path = "cli/run.rs"]
 mod run;
+#[path = "cli/streams.rs"]
+mod streams;
 #[path = "cli/terminal.rs"]
 mod terminal;
 #[path = "cli/user.rs"]

@@ -461,7 +461,9 @@ fn run_served(mut started: Started, serving: Serving, run: &Run) -> Result<(Outc
     };
     // While it is served: a process that waits for the tree could not end otherwise. And before anything is told: what still runs
     // can hold the terminal back.
-    started.end();
+    for error in started.end() {
+        out::note(&format!("warning: {error}"));
+    }
     if matches!(outcome, Ok(Outcome::TimedOut)) {
         out::note("the time is over: the command is ended");
     }

@@ -6,7 +6,6 @@
 //! the clock with us: the kernel lets us go on when the time is over ([`Started::wait`]).
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -25,10 +24,11 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::timer::{Expiration, Timer, TimerSetTimeFlags};
 use nix::sys::wait::waitpid;
 use nix::time::ClockId;
-use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout};
+use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::namespace;
+use super::streams::{Given, Relays, Streams};
 use super::talk::{Line, News, Order, Spec};
 use super::terminal::{self, Terminal};
 use super::walls::Walls;
@@ -36,6 +36,7 @@ use crate::error::{Attempt, Error, Kind, Result};
 use crate::fuse::Handed;
 use crate::sys::limits::with_open_files_as_before;
 use crate::sys::mount::message_pair;
+use crate::sys::process::with_descriptors;
 
 /// The hidden verb by which the program becomes the command.
 pub const EXEC_VERB: &str = "__exec";
@@ -158,8 +159,11 @@ impl Program {
         prctl::set_child_subreaper(true).map_err(io::Error::from).attempt(attempt)?;
         let (ours, theirs) = message_pair().map_err(io::Error::from).attempt(attempt)?;
         let spared = super::inside::children();
-        let first = self.spawn(theirs).attempt(attempt)?;
         let (base, in_view) = (PathBuf::from(&spec.base), spec.elsewhere.is_none());
+        let mut streams = Streams::prepare(in_view).attempt(attempt)?;
+        let given = std::mem::take(&mut streams.given);
+        let first = self.spawn(theirs, given).attempt(attempt)?;
+        let relays = streams.relay().attempt(attempt)?;
         let signals = SignalFd::with_flags(&handed_on(), SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
         let mut started = Started {
             runs: false,
@@ -172,6 +176,7 @@ impl Program {
             signals: signals.map_err(io::Error::from).attempt(attempt)?,
             alarm: None,
             terminal: Terminal::of_this_process(),
+            relays,
         };
         joins(first)?;
         started.say(&Order::Prepare(Box::new(spec)))?;
@@ -179,13 +184,11 @@ impl Program {
         Ok((started, handed))
     }
 
-    /// Starts this program again, with their end of the connection and without anything else that is not standard and would be
-    /// a way out: a directory that is open leads to all of the host.
-    fn spawn(&self, theirs: OwnedFd) -> io::Result<Pid> {
-        close_directories_on_exec()?;
+    /// Starts this program again, with their end of the connection, and with pipes in the place of the host's files.
+    fn spawn(&self, theirs: OwnedFd, given: Vec<Given>) -> io::Result<Pid> {
         fcntl(&theirs, FcntlArg::F_SETFD(FdFlag::empty()))?;
         let mut command = Command::new("/proc/self/exe");
-        let child = with_open_files_as_before(&mut command)
+        let child = with_descriptors(with_open_files_as_before(&mut command), given)
             .arg0("jailfs")
             .args([EXEC_VERB, "--cage", &theirs.as_raw_fd().to_string(), "--"])
             .args(&self.words)
@@ -194,34 +197,6 @@ impl Program {
             .spawn()?;
         Ok(Pid::from_raw(child.id().cast_signed()))
     }
-}
-
-/// Marks every open directory, and everything that only names a file, to be closed on exec; one of the standard three becomes
-/// /dev/null. Files, pipes and sockets that a shell opened for the command are its own business.
-fn close_directories_on_exec() -> io::Result<()> {
-    let listed = std::fs::read_dir("/proc/self/fd")?;
-    let numbers: Vec<i32> =
-        listed.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-    for number in numbers {
-        let is_dir = std::fs::metadata(format!("/proc/self/fd/{number}")).is_ok_and(|about| about.is_dir());
-        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
-        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
-        let flags = flags.and_then(|digits| i32::from_str_radix(digits.trim(), 8).ok()).unwrap_or(0);
-        let leads_on = is_dir || flags & libc::O_PATH != 0;
-        match number {
-            _ if !leads_on => {}
-            0 => dup2_stdin(nothing()?)?,
-            1 => dup2_stdout(nothing()?)?,
-            2 => dup2_stderr(nothing()?)?,
-            _ if flags & libc::O_CLOEXEC != 0 => {}
-            _ => drop(crate::sys::process::inherited(number)?),
-        }
-    }
-    Ok(())
-}
-
-fn nothing() -> io::Result<File> {
-    OpenOptions::new().read(true).write(true).open("/dev/null")
 }
 
 /// A command that waits for its tree, or runs. Dropping it ends it with all that it has started.
@@ -239,6 +214,7 @@ pub struct Started {
     /// What lets this process go on when the time is over.
     alarm: Option<Timer>,
     terminal: Option<Terminal>,
+    relays: Relays,
     /// The command has been started.
     runs: bool,
     /// Somebody has asked for an end.
@@ -459,10 +435,13 @@ impl Started {
             .collect()
     }
 
-    /// Ends whatever is left of it, and returns when no process of it lives any more. The tree must still be served: a
-    /// process that waits for it ends when it is answered.
-    pub fn end(self) {
+    /// Ends whatever is left of it, and returns when no process of it lives any more and all that it wrote is in its files. The
+    /// tree must still be served: a process that waits for it ends when it is answered. Returns what could not be copied
+    /// between the command and the caller's files.
+    pub fn end(mut self) -> Vec<Error> {
+        let relays = std::mem::take(&mut self.relays);
         drop(self);
+        relays.finish()
     }
 
     /// Where the command sees the sandbox.

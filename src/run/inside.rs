@@ -22,6 +22,7 @@ use nix::unistd::{Pid, getpgid};
 
 use super::child::{CANNOT_EXECUTE, End, NOT_FOUND};
 use super::namespace::{self, Way};
+use super::streams;
 use super::talk::{Line, News, Order, Spec};
 use super::view;
 use super::walls::{self, ViewWall, Walls};
@@ -166,6 +167,7 @@ fn put_up(spec: &Spec, view: Option<Entered>) -> Result<Walls> {
         }
         let own_proc = view::mount_proc()?;
         view::hide_inside(inside)?;
+        streams::reopen_devices().attempt(|| "open the terminal and the devices of the view")?;
         walls.view = Some(ViewWall { own_proc, no_net: spec.no_net });
     }
     std::env::set_current_dir(dir).attempt(|| format!("enter '{}'", Path::new(dir).display()))?;

@@ -29,6 +29,7 @@ mod inside;
 mod layout;
 mod namespace;
 pub mod secrets;
+mod streams;
 mod talk;
 mod terminal;
 mod view;

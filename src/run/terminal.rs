@@ -5,8 +5,9 @@
 //! has it: a job in the background leaves the shell its terminal.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 
 use nix::errno::Errno;
 use nix::sys::signal::killpg;
@@ -18,6 +19,14 @@ use nix::unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp};
 pub(super) struct Terminal {
     device: File,
     modes: Termios,
+}
+
+/// The path of the terminal among the standard streams of this process.
+pub(super) fn path() -> Option<PathBuf> {
+    let standard =
+        [(0, io::stdin().is_terminal()), (1, io::stdout().is_terminal()), (2, io::stderr().is_terminal())];
+    let (number, _) = standard.into_iter().find(|(_, is)| *is)?;
+    std::fs::read_link(format!("/proc/self/fd/{number}")).ok().filter(|path| path.is_absolute())
 }
 
 /// Lets what is written to the terminal appear again, if a command has held it back (tcflow(3)), or whoever writes there would

@@ -24,6 +24,7 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::layout::{Layout, Step, layout};
 use super::talk::Spec;
+use super::terminal;
 use crate::control;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sys;
@@ -171,19 +172,10 @@ fn sources(plan: &Layout) -> Result<HashMap<PathBuf, Source>> {
             sources.insert(path, source);
         }
     }
-    if let Some(terminal) = terminal() {
+    if let Some(terminal) = terminal::path() {
         sources.insert("/dev/console".into(), Source::open(&terminal).attempt(|| "open the terminal")?);
     }
     Ok(sources)
-}
-
-/// The terminal of this process.
-fn terminal() -> Option<PathBuf> {
-    use std::io::IsTerminal;
-    let standard =
-        [(0, io::stdin().is_terminal()), (1, io::stdout().is_terminal()), (2, io::stderr().is_terminal())];
-    let (number, _) = standard.into_iter().find(|(_, is)| *is)?;
-    fs::read_link(format!("/proc/self/fd/{number}")).ok().filter(|path| path.is_absolute())
 }
 
 struct View {

@@ -242,6 +242,18 @@ fn to_offset(offset: u64) -> io::Result<i64> {
     i64::try_from(offset).map_err(|_| Errno::EOVERFLOW.into())
 }
 
+/// How many bytes of a pipe are not read yet (FIONREAD, pipe(7)).
+///
+/// # Errors
+/// Those of ioctl(2).
+pub fn unread(pipe: impl AsFd) -> io::Result<usize> {
+    let mut count: libc::c_int = 0;
+    // SAFETY: FIONREAD writes an int (ioctl_tty(2)).
+    let result = unsafe { libc::ioctl(pipe.as_fd().as_raw_fd(), libc::FIONREAD, &raw mut count) };
+    Errno::result(result)?;
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

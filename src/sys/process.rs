@@ -105,6 +105,39 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
+/// A second descriptor of what an inherited one leads to (F_DUPFD_CLOEXEC of fcntl(2)).
+///
+/// # Errors
+/// EBADF if there is none of that number.
+pub fn duplicate(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: fcntl(2) answers EBADF for a descriptor that is not open, and the borrow ends with the call.
+    let copy = fcntl(unsafe { BorrowedFd::borrow_raw(number) }, FcntlArg::F_DUPFD_CLOEXEC(3))?;
+    // SAFETY: fcntl(2) returns a new descriptor, which nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// Whether two descriptors of this process share one open file, with its offset (KCMP_FILE of kcmp(2)). False where the kernel
+/// does not say.
+pub fn is_same_open_file(one: RawFd, other: RawFd) -> bool {
+    const KCMP_FILE: libc::c_int = 0;
+    let own = std::process::id();
+    // SAFETY: kcmp(2) takes numbers and touches no memory.
+    unsafe { libc::syscall(libc::SYS_kcmp, own, own, KCMP_FILE, one, other) == 0 }
+}
+
+/// Makes a command begin with each descriptor under its number (dup2(2)). No number may be that of another descriptor here.
+pub fn with_descriptors(command: &mut Command, descriptors: Vec<(OwnedFd, RawFd)>) -> &mut Command {
+    let place = move || {
+        for (descriptor, number) in &descriptors {
+            // SAFETY: dup2(2) takes numbers, and the child owns none of its descriptors but by number.
+            Errno::result(unsafe { libc::dup2(descriptor.as_raw_fd(), *number) })?;
+        }
+        Ok(())
+    };
+    // SAFETY: the closure runs between fork and exec and only calls dup2(2), which is safe there (signal-safety(7)).
+    unsafe { command.pre_exec(place) }
+}
+
 /// Makes a child that goes on from here (fork(2)): its number, or `None` in the child.
 ///
 /// # Errors

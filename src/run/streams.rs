@@ -1,0 +1,392 @@
+//! Keeps files of the host out of the command's descriptors.
+//!
+//! A descriptor of a host's file is a way around every wall: by it the command could change the file's mode, owner, times,
+//! attributes and length, or open it anew. So in the process outside each such descriptor is replaced by a pipe, and a
+//! thread copies between pipe and file.
+//!
+//! Always true:
+//! * The command inherits pipes without a name, sockets, the plain devices and its terminal, and nothing else. The devices
+//!   and the terminal are opened anew in the view, whose mounts are read-only ([`reopen_devices`]).
+//! * When [`Relays::finish`] returns, all that the command wrote is in its file, in the order of its writes. Descriptors of
+//!   one open file (`> log 2>&1`) share one pipe.
+//! * The offset of an input file is set back by what the command did not read.
+//!
+//! A file that is open for reading and writing has one direction here: input as descriptor 0, output as 1 and 2. Under
+//! other numbers it is closed, and so are devices, directories and descriptors that only name a file (O_PATH).
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::stat::{major, minor};
+use nix::unistd::{dup2_stderr, dup2_stdin, dup2_stdout, pipe2, read, write};
+
+use crate::error::Error;
+use crate::sys::{file, process};
+
+/// Bytes that are copied at a time.
+const CHUNK: usize = 256 << 10;
+/// Bytes that a pipe holds, where the kernel lets us choose.
+const PIPE_SIZE: i32 = 1 << 20;
+/// What a named pipe or a device takes at once without waiting, if poll(2) says that it can be written (pipe(7)).
+const ATOMIC: usize = 4096;
+/// How long a named pipe that nobody reads can keep the end of a run, in milliseconds.
+const PATIENCE: u16 = 1000;
+
+/// The devices that every view has: null, zero, full, random, urandom and tty, by their numbers.
+const PLAIN: &[(u64, u64)] = &[(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0)];
+
+/// What a descriptor is for the command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// It leads to no file of the host.
+    Passes,
+    /// The command reads it through a pipe.
+    Input,
+    /// The command writes it through a pipe.
+    Output,
+    /// The command does not get it.
+    Closed,
+}
+
+/// An end of a pipe, and the number under which the command gets it.
+pub(super) type Given = (OwnedFd, RawFd);
+
+/// The pipes of one command, before it is started.
+pub(super) struct Streams {
+    /// What takes the place of the descriptors of the host.
+    pub given: Vec<Given>,
+    routes: Vec<Route>,
+}
+
+/// A file of the host, and the end of its pipe that is ours.
+struct Route {
+    number: RawFd,
+    role: Role,
+    host: File,
+    ours: OwnedFd,
+    /// Of an input, the command's end: it tells what was not read.
+    theirs: Option<OwnedFd>,
+}
+
+/// The threads that copy.
+#[derive(Debug, Default)]
+pub(super) struct Relays {
+    threads: Vec<JoinHandle<io::Result<()>>>,
+    names: Vec<RawFd>,
+    /// Closed when the command has ended.
+    until: Option<OwnedFd>,
+}
+
+impl Streams {
+    /// Finds what this process would hand on, and makes the pipes. Directories among the standard three become `/dev/null`.
+    ///
+    /// # Errors
+    /// Those of pipe(2) and fcntl(2).
+    pub(super) fn prepare(in_view: bool) -> io::Result<Streams> {
+        let mut streams = Streams { given: Vec::new(), routes: Vec::new() };
+        for number in descriptors()? {
+            let Some(flags) = flags_of(number).filter(|flags| number <= 2 || flags & libc::O_CLOEXEC == 0)
+            else {
+                continue;
+            };
+            match role_of(number, flags, in_view) {
+                Role::Passes => {}
+                Role::Closed => close(number)?,
+                role => streams.route(number, role)?,
+            }
+        }
+        Ok(streams)
+    }
+
+    fn route(&mut self, number: RawFd, role: Role) -> io::Result<()> {
+        let is_same = |route: &&Route| route.role == role && process::is_same_open_file(route.number, number);
+        if let Some(earlier) = self.routes.iter().find(is_same).map(|route| route.number) {
+            let shared = self.given.iter().find(|(_, known)| *known == earlier);
+            let end = shared.ok_or(Errno::EBADF)?.0.try_clone()?;
+            self.given.push((end, number));
+            return Ok(());
+        }
+        let host = File::from(process::duplicate(number)?);
+        let (read_end, write_end) = pipe2(OFlag::O_CLOEXEC)?;
+        if let Err(error) = fcntl(&read_end, FcntlArg::F_SETPIPE_SZ(PIPE_SIZE)) {
+            log::debug!("make a pipe larger: {error}");
+        }
+        let (ours, given, theirs) = match role {
+            Role::Input => (write_end, read_end.try_clone()?, Some(read_end)),
+            _ => (read_end, write_end, None),
+        };
+        fcntl(&ours, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        self.given.push((given, number));
+        self.routes.push(Route { number, role, host, ours, theirs });
+        Ok(())
+    }
+
+    /// Starts copying. The ends of the command are closed here.
+    ///
+    /// # Errors
+    /// Those of pipe(2), and of starting a thread.
+    pub(super) fn relay(self) -> io::Result<Relays> {
+        let mut relays = Relays::default();
+        if self.routes.is_empty() {
+            return Ok(relays);
+        }
+        let (stop, until) = pipe2(OFlag::O_CLOEXEC)?;
+        relays.until = Some(until);
+        for route in self.routes {
+            let stop = Stop { fd: stop.try_clone()?, is_over: false };
+            relays.names.push(route.number);
+            let copy =
+                move || if route.role == Role::Input { copy_in(route, stop) } else { copy_out(&route, stop) };
+            relays.threads.push(std::thread::Builder::new().name("relay".to_owned()).spawn(copy)?);
+        }
+        Ok(relays)
+    }
+}
+
+impl Relays {
+    /// Waits until all that is in the pipes has been copied. No process of the command lives any more. What could not be
+    /// copied is returned.
+    pub(super) fn finish(mut self) -> Vec<Error> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Vec<Error> {
+        self.until = None;
+        let ended = self.threads.drain(..).zip(self.names.drain(..)).filter_map(|(thread, number)| {
+            let result = thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread ended early")));
+            let what = match number {
+                0 => "copy the standard input to the command".to_owned(),
+                1 => "copy the standard output of the command".to_owned(),
+                2 => "copy the standard error of the command".to_owned(),
+                _ => format!("copy descriptor {number} of the command"),
+            };
+            result.err().map(|error| Error::io(what, &error))
+        });
+        ended.collect()
+    }
+}
+
+impl Drop for Relays {
+    fn drop(&mut self) {
+        self.end().iter().for_each(|error| log::warn!("{error}"));
+    }
+}
+
+/// Opens the plain devices and the terminal among the open descriptors anew, so that they are those of the view: its mounts
+/// are read-only, and the command cannot change the mode or owner of the host's.
+///
+/// # Errors
+/// Those of open(2) and dup2(2).
+pub(super) fn reopen_devices() -> io::Result<()> {
+    for number in 0..=2 {
+        let link = PathBuf::from(format!("/proc/self/fd/{number}"));
+        let (Ok(about), Some(flags)) = (std::fs::metadata(&link), flags_of(number)) else { continue };
+        if !about.file_type().is_char_device() {
+            continue;
+        }
+        let access = flags & libc::O_ACCMODE;
+        let opened = OpenOptions::new()
+            .read(access != libc::O_WRONLY)
+            .write(access != libc::O_RDONLY)
+            .custom_flags(flags & (libc::O_APPEND | libc::O_NONBLOCK) | libc::O_NOCTTY)
+            .open(in_view(about.rdev()).ok_or(Errno::ENXIO)?)?;
+        replace(number, opened)?;
+    }
+    Ok(())
+}
+
+/// The device of the view with this number.
+fn in_view(device: u64) -> Option<PathBuf> {
+    let names = ["console", "null", "zero", "full", "random", "urandom", "tty"];
+    let mut paths = names.iter().map(|name| Path::new("/dev").join(name));
+    paths.find(|path| std::fs::metadata(path).is_ok_and(|about| about.rdev() == device))
+}
+
+fn replace(number: RawFd, by: impl AsFd) -> io::Result<()> {
+    match number {
+        0 => dup2_stdin(by)?,
+        1 => dup2_stdout(by)?,
+        _ => dup2_stderr(by)?,
+    }
+    Ok(())
+}
+
+fn descriptors() -> io::Result<Vec<RawFd>> {
+    let listed = std::fs::read_dir("/proc/self/fd")?;
+    Ok(listed.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
+}
+
+/// The flags of an open descriptor (proc_pid_fdinfo(5)).
+fn flags_of(number: RawFd) -> Option<i32> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}")).ok()?;
+    let digits = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
+    i32::from_str_radix(digits.trim(), 8).ok()
+}
+
+fn role_of(number: RawFd, flags: i32, in_view: bool) -> Role {
+    let link = PathBuf::from(format!("/proc/self/fd/{number}"));
+    let Ok(about) = std::fs::metadata(&link) else { return Role::Closed };
+    let kind = about.file_type();
+    if kind.is_dir() || flags & libc::O_PATH != 0 {
+        return Role::Closed;
+    }
+    let path = std::fs::read_link(&link).unwrap_or_default();
+    let passes = match () {
+        () if kind.is_fifo() => path.as_os_str().as_encoded_bytes().starts_with(b"pipe:["),
+        () if kind.is_char_device() && number > 2 => return Role::Closed,
+        () if kind.is_char_device() => {
+            let is_plain = PLAIN.contains(&(major(about.rdev()), minor(about.rdev())));
+            !in_view || is_plain || super::terminal::path().is_some_and(|terminal| terminal == path)
+        }
+        () => !(kind.is_file() || kind.is_block_device()),
+    };
+    match flags & libc::O_ACCMODE {
+        _ if passes => Role::Passes,
+        libc::O_RDONLY => Role::Input,
+        libc::O_WRONLY => Role::Output,
+        _ if number == 0 => Role::Input,
+        _ if number <= 2 => Role::Output,
+        _ => Role::Closed,
+    }
+}
+
+/// Keeps a descriptor from the command.
+fn close(number: RawFd) -> io::Result<()> {
+    if number > 2 {
+        drop(process::inherited(number)?);
+        return Ok(());
+    }
+    replace(number, OpenOptions::new().read(true).write(true).open("/dev/null")?)
+}
+
+/// Tells that the command has ended.
+struct Stop {
+    fd: OwnedFd,
+    is_over: bool,
+}
+
+impl Stop {
+    /// Waits until `fd` is ready, for at most `timeout` milliseconds once the command has ended. Whether it is ready.
+    fn wait(&mut self, fd: impl AsFd, events: PollFlags, timeout: u16) -> io::Result<bool> {
+        loop {
+            let mut ready =
+                [PollFd::new(fd.as_fd(), events), PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
+            let (watched, limit) = match self.is_over {
+                true => (1, PollTimeout::from(timeout)),
+                false => (2, PollTimeout::NONE),
+            };
+            match poll(ready.get_mut(..watched).unwrap_or_default(), limit) {
+                Err(Errno::EINTR) => continue,
+                other => other?,
+            };
+            let [is_ready, is_over] = ready.map(|one| one.any().unwrap_or(false));
+            if is_ready || self.is_over {
+                return Ok(is_ready);
+            }
+            self.is_over |= is_over;
+        }
+    }
+
+    fn wait_for_end(&mut self) -> io::Result<()> {
+        while !self.is_over {
+            let mut ready = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut ready, PollTimeout::NONE) {
+                Ok(_) => self.is_over = true,
+                Err(Errno::EINTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Copies what the command writes into the file, to the end of the pipe.
+fn copy_out(route: &Route, mut stop: Stop) -> io::Result<()> {
+    let is_file = route.host.metadata()?.is_file();
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        match read(&route.ours, &mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(len) => put(&route.host, is_file, buffer.get(..len).unwrap_or_default(), &mut stop)?,
+            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) => {
+                if !stop.wait(&route.ours, PollFlags::POLLIN, 0)? {
+                    return Ok(());
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Writes all of it. A named pipe or a device is asked first, so that one that takes nothing does not keep the end of a run.
+fn put(host: &File, is_file: bool, mut bytes: &[u8], stop: &mut Stop) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let most = if is_file { bytes.len() } else { bytes.len().min(ATOMIC) };
+        if !is_file && !stop.wait(host, PollFlags::POLLOUT, PATIENCE)? {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "the other side reads no more"));
+        }
+        match write(host, bytes.get(..most).unwrap_or_default()) {
+            Ok(len) => bytes = bytes.get(len..).unwrap_or_default(),
+            Err(Errno::EINTR | Errno::EAGAIN) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Copies the file to the command until either ends, and sets the file's offset back by what was not read.
+fn copy_in(route: Route, mut stop: Stop) -> io::Result<()> {
+    let Route { host, ours, theirs, .. } = route;
+    let is_file = host.metadata()?.is_file();
+    let (mut buffer, mut left) = (vec![0; CHUNK], 0);
+    while left == 0 && !stop.is_over {
+        if !is_file && !stop.wait(&host, PollFlags::POLLIN, 0)? {
+            break;
+        }
+        let len = match read(&host, &mut buffer) {
+            Ok(0) => break,
+            Ok(len) => len,
+            Err(Errno::EINTR | Errno::EAGAIN) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        left = give(&ours, buffer.get(..len).unwrap_or_default(), &mut stop)?;
+    }
+    // The command reads to the end of what is in the pipe, and then finds the end of the file.
+    drop(ours);
+    stop.wait_for_end()?;
+    let unread = match &theirs {
+        Some(theirs) => file::unread(theirs)? + left,
+        None => left,
+    };
+    if is_file && unread > 0 {
+        (&host).seek(SeekFrom::Current(-i64::try_from(unread).unwrap_or(0)))?;
+    }
+    Ok(())
+}
+
+/// Writes to the command as much as it takes before it ends; how many bytes are left.
+fn give(ours: &OwnedFd, mut bytes: &[u8], stop: &mut Stop) -> io::Result<usize> {
+    while !bytes.is_empty() {
+        match write(ours, bytes) {
+            Ok(len) => bytes = bytes.get(len..).unwrap_or_default(),
+            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) => {
+                if !stop.wait(ours, PollFlags::POLLOUT, 0)? {
+                    break;
+                }
+            }
+            Err(Errno::EPIPE) => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(bytes.len())
+}

@@ -90,8 +90,12 @@ fn shell(mount_point: &Path, command: &str) -> Result<bool> {
 
 fn finish(sandbox: &Sandbox) -> Result<()> {
     let dry_run = std::env::var_os("JAILFS_APPLY").is_none_or(|value| value != "1");
-    let Reply::Applied(applied) =
-        sandbox.handle(Request::Apply { paths: Vec::new(), dry_run, undo: false })?
+    let Reply::Applied(applied) = sandbox.handle(Request::Apply {
+        paths: Vec::new(),
+        dry_run,
+        undo: false,
+        consent: Default::default(),
+    })?
     else {
         return Err(Error::new(Kind::Failed, "apply", "an answer to something else"));
     };

@@ -137,7 +137,12 @@ impl Place {
 
     fn apply(&self, paths: &[&str]) -> Result<Vec<String>, Error> {
         let paths = paths.iter().map(|p| TreePath::parse(p.as_bytes()).unwrap()).collect();
-        match self.sandbox().handle(Request::Apply { paths, dry_run: false, undo: false })? {
+        match self.sandbox().handle(Request::Apply {
+            paths,
+            dry_run: false,
+            undo: false,
+            consent: jailfs::sandbox::verbs::Consent::ALL,
+        })? {
             Reply::Applied(done) => Ok(done.conflicts.iter().map(|(path, _)| path.to_string()).collect()),
             other => panic!("{other:?}"),
         }
@@ -215,7 +220,12 @@ fn an_apply_of_one_name_of_a_file_leaves_older_checkpoints_as_they_were() {
                 assert_eq!(place.get(other).as_deref(), Some("old!"), "{when}: after a start");
                 place.put(applied, text);
             }
-            place.ask(Request::Apply { paths: Vec::new(), dry_run: false, undo: true });
+            place.ask(Request::Apply {
+                paths: Vec::new(),
+                dry_run: false,
+                undo: true,
+                consent: jailfs::sandbox::verbs::Consent::ALL,
+            });
             assert_eq!(place.in_base(applied).as_deref(), Some("old!"), "{when}: undone");
             assert_eq!(place.in_base(other).as_deref(), Some("old!"), "{when}: undone");
         }
@@ -542,7 +552,12 @@ fn an_apply_writes_nothing_under_names_outside_of_the_base() {
             );
             assert_eq!(number(path), number("b"), "they are still names of one file");
         }
-        place.ask(Request::Apply { paths: Vec::new(), dry_run: false, undo: true });
+        place.ask(Request::Apply {
+            paths: Vec::new(),
+            dry_run: false,
+            undo: true,
+            consent: jailfs::sandbox::verbs::Consent::ALL,
+        });
         for path in ["a", "b", "d/e"] {
             assert_eq!(place.in_base(path).as_deref(), Some("shared"), "{path}");
         }
@@ -696,9 +711,12 @@ fn a_file_that_somebody_removed_while_an_apply_was_cut_off_is_missing_and_nothin
             assert_eq!(place.get("other").as_deref(), Some("new"));
         }
         place.check("taken back");
-        let Reply::Applied(applied) =
-            place.ask(Request::Apply { paths: Vec::new(), dry_run: false, undo: false })
-        else {
+        let Reply::Applied(applied) = place.ask(Request::Apply {
+            paths: Vec::new(),
+            dry_run: false,
+            undo: false,
+            consent: jailfs::sandbox::verbs::Consent::ALL,
+        }) else {
             panic!("no apply")
         };
         assert!(applied.conflicts.iter().any(|(path, _)| path.to_string() == "f"), "{:?}", applied.conflicts);

@@ -21,6 +21,8 @@ mod attempts;
 mod confine;
 #[path = "cli/daemon.rs"]
 mod daemon;
+#[path = "cli/danger.rs"]
+mod danger;
 #[path = "cli/leaks.rs"]
 mod leaks;
 #[path = "cli/limits.rs"]

@@ -130,7 +130,12 @@ fn apply(sandbox: &Sandbox, layers: usize, at: impl Fn(usize) + Send + Sync + 's
         IS_OF_APPLY.set(true);
     })));
     IS_OF_APPLY.set(true);
-    let result = sandbox.handle(Request::Apply { paths: Vec::new(), dry_run: false, undo: false });
+    let result = sandbox.handle(Request::Apply {
+        paths: Vec::new(),
+        dry_run: false,
+        undo: false,
+        consent: jailfs::sandbox::verbs::Consent::ALL,
+    });
     IS_OF_APPLY.set(false);
     step::record(None);
     Applied { result, layers: made.load(Ordering::SeqCst), since: since.load(Ordering::SeqCst) }
@@ -326,7 +331,12 @@ fn what_somebody_did_to_the_base_meanwhile_is_a_conflict_of_the_next_apply() {
         });
         let Reply::Applied(done) = applied.result.unwrap() else { panic!("not an apply") };
         assert!(done.conflicts.is_empty(), "{theirs}: {:?}", done.conflicts);
-        let again = Request::Apply { paths: Vec::new(), dry_run: false, undo: false };
+        let again = Request::Apply {
+            paths: Vec::new(),
+            dry_run: false,
+            undo: false,
+            consent: jailfs::sandbox::verbs::Consent::ALL,
+        };
         let Reply::Applied(done) = sandbox.handle(again).unwrap() else { panic!("not an apply") };
         let conflicts: Vec<String> = done.conflicts.iter().map(|(path, _)| path.to_string()).collect();
         assert_eq!(conflicts, [theirs]);
@@ -406,7 +416,12 @@ fn a_power_cut_while_the_head_is_put_on_the_base_takes_nothing_that_was_synced()
         sandbox.fs().sync().unwrap();
         *running.lock().unwrap() = Some(Arc::clone(sandbox.fs()));
         let count = || all.lock().unwrap().len();
-        let apply = Request::Apply { paths: Vec::new(), dry_run: false, undo: false };
+        let apply = Request::Apply {
+            paths: Vec::new(),
+            dry_run: false,
+            undo: false,
+            consent: jailfs::sandbox::verbs::Consent::ALL,
+        };
         let Reply::Applied(applied) = sandbox.handle(apply).unwrap() else { panic!("not an apply") };
         let landed = all
             .lock()

@@ -107,7 +107,8 @@ fn diff(sandbox: &Sandbox, from: &str, to: &str) -> Vec<(ChangeKind, String)> {
 
 fn apply(sandbox: &Sandbox, paths: &[&str], undo: bool) -> (usize, Vec<String>) {
     let paths = paths.iter().map(|p| TreePath::parse(p.as_bytes()).unwrap()).collect();
-    match sandbox.handle(Request::Apply { paths, dry_run: false, undo }).unwrap() {
+    match sandbox.handle(Request::Apply { paths, dry_run: false, undo, consent: Default::default() }).unwrap()
+    {
         Reply::Applied(a) => (a.changes.len(), a.conflicts.into_iter().map(|c| c.0.to_string()).collect()),
         other => panic!("{other:?}"),
     }
@@ -373,7 +374,12 @@ fn make_unappliable(sandbox: &Sandbox, path: &str) {
 }
 
 fn fails_to_apply(sandbox: &Sandbox) {
-    let refused = sandbox.handle(Request::Apply { paths: vec![], dry_run: false, undo: false });
+    let refused = sandbox.handle(Request::Apply {
+        paths: vec![],
+        dry_run: false,
+        undo: false,
+        consent: Default::default(),
+    });
     assert!(refused.is_err(), "the host takes no attribute as large as that");
 }
 

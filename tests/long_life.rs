@@ -83,7 +83,15 @@ fn restore(sandbox: &Sandbox, to: LayerId) {
 }
 
 fn apply(sandbox: &Sandbox, undo: bool) {
-    match ask(sandbox, Request::Apply { paths: Vec::new(), dry_run: false, undo }) {
+    match ask(
+        sandbox,
+        Request::Apply {
+            paths: Vec::new(),
+            dry_run: false,
+            undo,
+            consent: jailfs::sandbox::verbs::Consent::ALL,
+        },
+    ) {
         Reply::Applied(applied) => assert!(applied.conflicts.is_empty(), "{:?}", applied.conflicts),
         other => panic!("{other:?}"),
     }

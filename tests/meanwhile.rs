@@ -108,7 +108,12 @@ fn what_somebody_writes_into_the_base_while_an_apply_is_under_way_is_never_lost(
                     change(&target, in_place);
                 }
             })));
-            let result = sandbox.handle(Request::Apply { paths: Vec::new(), dry_run: false, undo: false });
+            let result = sandbox.handle(Request::Apply {
+                paths: Vec::new(),
+                dry_run: false,
+                undo: false,
+                consent: jailfs::sandbox::verbs::Consent::ALL,
+            });
             step::record(None);
             let when = format!("{file}, in place: {in_place}, moment {moment}");
             if moments.load(Ordering::SeqCst) < moment {
@@ -143,7 +148,12 @@ fn what_somebody_writes_into_the_base_while_an_apply_is_under_way_is_never_lost(
             let again = Sandbox::open(&dir.path().join("store")).unwrap();
             assert!(std::fs::read(base.join(file)).unwrap().ends_with(b"by hand"), "{when}");
             // Nor does the undo of an apply that was done take it for its own.
-            let undone = again.handle(Request::Apply { paths: Vec::new(), dry_run: false, undo: true });
+            let undone = again.handle(Request::Apply {
+                paths: Vec::new(),
+                dry_run: false,
+                undo: true,
+                consent: jailfs::sandbox::verbs::Consent::ALL,
+            });
             let bytes = std::fs::read(base.join(file)).unwrap_or_default();
             assert!(bytes.ends_with(b"by hand"), "{when}, apply undone: {undone:?}");
             drop(again);

@@ -343,7 +343,15 @@ fn files_of_a_base_that_apply_has_changed_come_back_as_they_were() {
     place.put("src/deep/y", "two\n");
     place.put("a", "two\n");
     place.rm_tree("d");
-    place.sandbox().handle(Request::Apply { paths: Vec::new(), dry_run: false, undo: false }).unwrap();
+    place
+        .sandbox()
+        .handle(Request::Apply {
+            paths: Vec::new(),
+            dry_run: false,
+            undo: false,
+            consent: jailfs::sandbox::verbs::Consent::ALL,
+        })
+        .unwrap();
     let before = place.picture();
     place.restore("one", &["b", "src", "d"]);
     check(&place.picture(), &then, &before, &["b", "src", "d"]);
@@ -439,7 +447,12 @@ fn whatever_happened_a_restore_of_paths_is_exact_and_touches_nothing_else() {
                 println!("apply at {step}");
                 place
                     .sandbox()
-                    .handle(Request::Apply { paths: Vec::new(), dry_run: false, undo: false })
+                    .handle(Request::Apply {
+                        paths: Vec::new(),
+                        dry_run: false,
+                        undo: false,
+                        consent: jailfs::sandbox::verbs::Consent::ALL,
+                    })
                     .unwrap();
                 check_links(&place, &format!("seed {seed}, apply {step}"));
             }
@@ -491,7 +504,15 @@ fn a_file_that_came_back_beside_its_former_self_is_another_one_after_an_apply_to
     place.restore("one", &["b", "d"]);
     let numbers = || ["b", "moved", "d", "dir", "d/f", "dir/f"].map(|path| place.ino(path));
     let before = numbers();
-    place.sandbox().handle(Request::Apply { paths: Vec::new(), dry_run: false, undo: false }).unwrap();
+    place
+        .sandbox()
+        .handle(Request::Apply {
+            paths: Vec::new(),
+            dry_run: false,
+            undo: false,
+            consent: jailfs::sandbox::verbs::Consent::ALL,
+        })
+        .unwrap();
     assert_eq!(numbers(), before);
     check_links(&place, "after the apply");
     place.put("moved", "changed\n");

@@ -330,7 +330,12 @@ fn run(seed: u64) -> usize {
     let mut all = Vec::new();
     let mut before = world.seen(&store);
     for undo in [false, true] {
-        let verb = Request::Apply { paths: Vec::new(), dry_run: false, undo };
+        let verb = Request::Apply {
+            paths: Vec::new(),
+            dry_run: false,
+            undo,
+            consent: jailfs::sandbox::verbs::Consent::ALL,
+        };
         let told = format!("JAILFS_POWER_SEED={seed}, {}", if undo { "undone" } else { "applied" });
         shell(&world.live.base, "sync -f .");
         let work = || {
@@ -367,7 +372,12 @@ fn what_an_apply_made_goes_though_the_power_took_what_it_said_of_it() {
     live.umount();
     let (base, store, cut) = (live.base.clone(), live.store.clone(), live.outside().join("cut"));
     let before = host(&base);
-    let verb = Request::Apply { paths: Vec::new(), dry_run: false, undo: false };
+    let verb = Request::Apply {
+        paths: Vec::new(),
+        dry_run: false,
+        undo: false,
+        consent: jailfs::sandbox::verbs::Consent::ALL,
+    };
     let mut random = Random(1);
     let mut boot = 0;
     let mut boots = || {

@@ -235,7 +235,12 @@ fn turn(
         })?;
     }
     if count.is_multiple_of(APPLY) {
-        let apply = Request::Apply { paths: Vec::new(), dry_run: false, undo: false };
+        let apply = Request::Apply {
+            paths: Vec::new(),
+            dry_run: false,
+            undo: false,
+            consent: jailfs::sandbox::verbs::Consent::ALL,
+        };
         let Reply::Applied(applied) = times.apply.take(|| ask(apply))? else {
             return Err(Error::new(Kind::Failed, "apply", "an answer to something else"));
         };

@@ -10,11 +10,12 @@ use super::out::{self, Out};
 use super::show;
 use super::target::{Target, wrong_answer};
 use crate::error::{Error, Kind, Result};
-use crate::sandbox::verbs::{Applied, Reply, Request};
+use crate::sandbox::verbs::{Applied, Consent, Reply, Request};
 
 /// Write the tree into the base
 ///
-/// If the base has changed meanwhile at a path that would be written, nothing is written, and the exit code is 3.
+/// If the base has changed meanwhile at a path that would be written, nothing is written, and the exit code is 3. The same if
+/// a protected path would be written that is not named, such as '.git/hooks', or a file would gain a set-id bit or capabilities.
 #[derive(Args)]
 pub(super) struct Apply {
     /// Only at or below these paths
@@ -26,6 +27,12 @@ pub(super) struct Apply {
     /// Take the last apply back out of the base
     #[arg(long)]
     undo: bool,
+    /// Also write protected paths, which programs outside the sandbox run by themselves
+    #[arg(long, conflicts_with = "undo")]
+    protected: bool,
+    /// Also write set-id bits and file capabilities
+    #[arg(long, conflicts_with = "undo")]
+    privileges: bool,
     /// Print JSON objects
     #[arg(long)]
     json: bool,
@@ -35,7 +42,8 @@ impl Apply {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
         let mut target = Target::find(global)?;
         let paths = target.paths(&self.paths)?;
-        let request = Request::Apply { paths, dry_run: self.dry_run, undo: self.undo };
+        let consent = Consent { protected: self.protected, privileges: self.privileges };
+        let request = Request::Apply { paths, dry_run: self.dry_run, undo: self.undo, consent };
         let Reply::Applied(applied) = target.call(request)? else { return Err(wrong_answer()) };
         let mut out = Out::new();
         if self.json {
@@ -44,7 +52,7 @@ impl Apply {
             self.text(&mut out, &applied)
         }
         out.finish()?;
-        if applied.conflicts.is_empty() { Ok(0) } else { Err(conflict(&applied)) }
+        why_not_written(&applied).map_or(Ok(0), Err)
     }
 
     fn json(&self, out: &mut Out, applied: &Applied) -> Result<()> {
@@ -54,13 +62,16 @@ impl Apply {
         for (path, reason) in &applied.conflicts {
             out.line(&Line::conflict(path, reason).text()?);
         }
+        for (path, reason) in &applied.refused {
+            out.line(&Line::refused(path, reason).text()?);
+        }
         out.line(&Line::applied(applied, self.dry_run, self.undo).text()?);
         Ok(())
     }
 
     fn text(&self, out: &mut Out, applied: &Applied) {
-        if !applied.conflicts.is_empty() {
-            tell_conflicts(applied);
+        tell_conflicts(applied);
+        if why_not_written(applied).is_some() && !self.dry_run {
             return;
         }
         let done = match (self.dry_run, self.undo) {
@@ -81,15 +92,35 @@ impl Apply {
     }
 }
 
-/// Lists the conflicts, on the standard error.
+/// Lists the conflicts, and what needs a consent, on the standard error.
 pub(super) fn tell_conflicts(applied: &Applied) {
+    for (path, reason) in &applied.refused {
+        out::detail(&format!("refused\t{path}\t{}", show::one_line(reason)));
+    }
     for (path, reason) in &applied.conflicts {
         out::detail(&format!("conflict\t{path}\t{}", show::one_line(reason)));
     }
 }
 
-/// The error of an apply that found conflicts.
-pub(super) fn conflict(applied: &Applied) -> Error {
+/// The error of an apply that wrote nothing; none if it wrote all.
+pub(super) fn why_not_written(applied: &Applied) -> Option<Error> {
+    match (applied.conflicts.is_empty(), applied.refused.is_empty()) {
+        (true, true) => None,
+        (false, _) => Some(conflict(applied)),
+        (true, false) => Some(refused(applied)),
+    }
+}
+
+fn refused(applied: &Applied) -> Error {
+    let paths = show::paths(applied.refused.len() as u64);
+    Error::new(Kind::Conflict, "apply", format!("{paths} would run code or give power outside the sandbox; nothing is written"))
+        .hint(
+            "look at them with 'jailfs diff -p base'; then 'jailfs apply' writes them with --protected or --privileges, or if \
+             protected paths are named",
+        )
+}
+
+fn conflict(applied: &Applied) -> Error {
     let paths = show::paths(applied.conflicts.len() as u64);
     Error::new(
         Kind::Conflict,

@@ -33,6 +33,7 @@ pub(super) enum Line {
         checkpoint: Option<u32>,
         checkpoint_name: Option<String>,
         changed: u64,
+        to_apply: u64,
         epoch: u32,
         store_bytes: u64,
         kernel_nodes: u64,
@@ -100,6 +101,10 @@ pub(super) enum Line {
         #[serde(skip_serializing_if = "Option::is_none")]
         old_path_hex: Option<String>,
         file: &'static str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        target: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        target_hex: Option<String>,
         ino: u64,
         old_size: Option<u64>,
         new_size: Option<u64>,
@@ -137,6 +142,13 @@ pub(super) enum Line {
         undo: bool,
         changes: usize,
         conflicts: usize,
+        refused: usize,
+    },
+    Refused {
+        path: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        path_hex: Option<String>,
+        reason: String,
     },
     Version {
         path: String,
@@ -235,6 +247,7 @@ impl Line {
             checkpoint: status.checkpoint.as_ref().map(|checkpoint| checkpoint.id.0),
             checkpoint_name: status.checkpoint.as_ref().and_then(|checkpoint| checkpoint.name.clone()),
             changed: status.changed,
+            to_apply: status.to_apply,
             epoch: status.epoch.0,
             store_bytes: status.store_bytes,
             kernel_nodes: status.kernel_nodes,
@@ -312,6 +325,7 @@ impl Line {
         let (path, path_hex) = text(change.path.as_bytes());
         let (old_path, old_path_hex) = optional(change.old_path.as_ref().map(TreePath::as_bytes));
         let (patch, patch_hex) = optional(change.patch.as_deref());
+        let (target, target_hex) = optional(change.target.as_deref());
         Line::Change {
             status: show::letter(change.kind),
             path,
@@ -319,6 +333,8 @@ impl Line {
             old_path,
             old_path_hex,
             file: file_kind(change.file),
+            target,
+            target_hex,
             ino: change.ino.0,
             old_size: change.old_size,
             new_size: change.new_size,
@@ -369,6 +385,7 @@ impl Line {
             undo,
             changes: applied.changes.len(),
             conflicts: applied.conflicts.len(),
+            refused: applied.refused.len(),
         }
     }
 
@@ -430,6 +447,11 @@ impl Line {
         }
     }
 
+    pub(super) fn refused(path: &TreePath, reason: &str) -> Line {
+        let (path, path_hex) = text(path.as_bytes());
+        Line::Refused { path, path_hex, reason: reason.to_owned() }
+    }
+
     pub(super) fn conflict(path: &TreePath, reason: &str) -> Line {
         let (path, path_hex) = text(path.as_bytes());
         Line::Conflict { path, path_hex, reason: reason.to_owned() }
@@ -477,6 +499,7 @@ mod tests {
             kind: ChangeKind::Modified,
             old_path: None,
             file: FileKind::File,
+            target: None,
             ino: Ino(7),
             old_size: Some(1),
             new_size: Some(2),

@@ -26,7 +26,7 @@ use crate::run::{
     End, Group, NotStarted, Program, Share, Spec, Started, Waited, block_signals, hidden_inside,
     let_signals_through,
 };
-use crate::sandbox::verbs::{Applied, Change, Detail, Reply, Request, Rev};
+use crate::sandbox::verbs::{Applied, Change, Consent, Detail, Reply, Request, Rev};
 use crate::sandbox::{Moment, Sandbox, StoreOptions};
 
 /// The exit code when jailfs failed and not the command.
@@ -47,6 +47,12 @@ pub(super) struct Run {
     /// Apply the changes if the command ends with 0; keep them if not
     #[arg(long, group = "end")]
     apply: bool,
+    /// Apply protected paths, too, which programs outside the sandbox run by themselves
+    #[arg(long)]
+    protected: bool,
+    /// Apply set-id bits and file capabilities, too
+    #[arg(long)]
+    privileges: bool,
     /// Keep the changes in the store (the default, unless on a terminal)
     #[arg(long, group = "end")]
     keep: bool,
@@ -152,7 +158,8 @@ impl Run {
         daemon::exit_on_panic();
         let sandbox = Sandbox::create_or_open(&base, &store, &StoreOptions::default())?;
         let spec = self.confine.spec(global, &base, &store)?;
-        let mut sandboxed = Sandboxed::begin(sandbox, &self.program(&spec, 1))?;
+        let consent = Consent { protected: self.protected, privileges: self.privileges };
+        let mut sandboxed = Sandboxed::begin(sandbox, &self.program(&spec, 1), consent)?;
         // What is there is what the caller goes back to: the command gives up nothing of it, however many checkpoints it makes.
         sandboxed.sandbox.spare_all_states();
         let outcome = self.attempts(&mut sandboxed, &spec)?;
@@ -259,21 +266,28 @@ struct Sandboxed {
     start: Rev,
     /// What else there was.
     moment: Moment,
+    /// Which dangers the caller of an apply takes.
+    consent: Consent,
 }
 
 impl Sandboxed {
     /// Notes the state of the tree, with a checkpoint if it is none yet.
-    fn begin(sandbox: Arc<Sandbox>, program: &Program) -> Result<Sandboxed> {
+    fn begin(sandbox: Arc<Sandbox>, program: &Program, consent: Consent) -> Result<Sandboxed> {
         let Reply::Status(status) = sandbox.handle(Request::Status)? else { return Err(wrong_answer()) };
         if status.changed > 0 {
             out::note(&format!("kept from before, and in the sandbox: {}", show::paths(status.changed)));
             let message = format!("before run: {}", program.line());
             let request = Request::Checkpoint { name: None, message };
             let Reply::Checkpoint(checkpoint) = sandbox.handle(request)? else { return Err(wrong_answer()) };
-            return Ok(Sandboxed { start: Rev::Id(checkpoint.id), moment: sandbox.moment(), sandbox });
+            return Ok(Sandboxed {
+                start: Rev::Id(checkpoint.id),
+                moment: sandbox.moment(),
+                sandbox,
+                consent,
+            });
         }
         let start = status.checkpoint.map_or(Rev::Base, |checkpoint| Rev::Id(checkpoint.id));
-        Ok(Sandboxed { start, moment: sandbox.moment(), sandbox })
+        Ok(Sandboxed { start, moment: sandbox.moment(), sandbox, consent })
     }
 
     /// Runs the command once. Whether somebody has asked for an end meanwhile.
@@ -342,6 +356,9 @@ impl Sandboxed {
     }
 
     fn finish(&self, fate: Fate, outcome: Outcome) -> Result<()> {
+        if fate == Fate::Discard {
+            return self.discard(false);
+        }
         let changes = self.diff(self.start.clone())?;
         if changes.is_empty() {
             out::note("the command has changed nothing");
@@ -363,7 +380,7 @@ impl Sandboxed {
         let fate = if fate == Fate::Ask { self.ask(changes.is_empty())? } else { fate };
         match fate {
             Fate::Apply => self.apply(),
-            Fate::Discard => self.discard(&changes),
+            Fate::Discard => self.discard(true),
             Fate::Keep | Fate::Ask => {
                 let left = if outcome == Outcome::SUCCESS { "kept" } else { "kept, not applied" };
                 out::note(&format!(
@@ -426,22 +443,36 @@ impl Sandboxed {
     }
 
     fn apply(&self) -> Result<()> {
-        let request = |dry_run| Request::Apply { paths: Vec::new(), dry_run, undo: false };
-        let Reply::Applied(applied) = self.sandbox.handle(request(false))? else {
+        let request =
+            Request::Apply { paths: Vec::new(), dry_run: false, undo: false, consent: self.consent };
+        let Reply::Applied(applied) = self.sandbox.handle(request)? else {
             return Err(wrong_answer());
         };
-        if applied.conflicts.is_empty() {
+        let Some(error) = apply::why_not_written(&applied) else {
             tell_applied(&applied);
             return Ok(());
-        }
+        };
         apply::tell_conflicts(&applied);
-        Err(apply::conflict(&applied))
+        Err(error)
     }
 
-    fn discard(&self, changes: &[Change]) -> Result<()> {
-        self.roll_back()?;
-        out::note(&format!("discarded: {}", show::summary(changes)));
-        Ok(())
+    /// Takes the tree back first, whatever the command made of it; then lists what that was, as far as it can be listed; and
+    /// forgets the checkpoints, names and holds of the command.
+    fn discard(&self, is_listed: bool) -> Result<()> {
+        let before = self.sandbox.go_back(&self.start)?;
+        match self.sandbox.changes_of(&before) {
+            Ok(changes) if changes.is_empty() => out::note("the command has changed nothing"),
+            Ok(changes) => {
+                if !is_listed {
+                    changes.iter().for_each(|change| out::detail(&show::name_status(change)));
+                    out::note(&format!("in the sandbox: {}", show::summary(&changes)));
+                }
+                out::note(&format!("discarded: {}", show::summary(&changes)));
+            }
+            Err(error) => out::note(&format!("discarded; the changes cannot be listed: {error}")),
+        }
+        drop(before);
+        self.sandbox.forget_since(&self.moment)
     }
 }
 
@@ -558,10 +589,12 @@ mod tests {
 
     #[test]
     fn a_command_cannot_let_itself_out() {
-        let apply = |dry_run| Request::Apply { paths: Vec::new(), dry_run, undo: false };
+        let apply =
+            |dry_run| Request::Apply { paths: Vec::new(), dry_run, undo: false, consent: Default::default() };
         assert_eq!(gate(&apply(false)).unwrap_err().kind, Kind::InUse);
         assert_eq!(gate(&Request::Unmount).unwrap_err().kind, Kind::InUse);
-        let undo = Request::Apply { paths: Vec::new(), dry_run: false, undo: true };
+        let undo =
+            Request::Apply { paths: Vec::new(), dry_run: false, undo: true, consent: Default::default() };
         assert!(gate(&undo).is_err());
         let gc = |dry_run| Request::Gc { operations: 0, keep: Some(0), max_store: None, dry_run };
         let hold = |held| Request::Hold { rev: Rev::Back(1), held };

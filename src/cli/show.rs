@@ -35,9 +35,12 @@ pub(super) fn edit(kind: EditKind) -> &'static str {
 pub(super) fn name_status(change: &Change) -> String {
     let letter = letter(change.kind);
     let slash = if change.file == FileKind::Dir { "/" } else { "" };
+    let target = change.target.as_ref().filter(|_| change.kind != ChangeKind::Deleted);
+    let target =
+        target.map_or_else(String::new, |text| format!(" -> {}", one_line(&String::from_utf8_lossy(text))));
     match &change.old_path {
-        Some(old) => format!("{letter}\t{old}{slash}\t{}{slash}", change.path),
-        None => format!("{letter}\t{}{slash}", change.path),
+        Some(old) => format!("{letter}\t{old}{slash}\t{}{slash}{target}", change.path),
+        None => format!("{letter}\t{}{slash}{target}", change.path),
     }
 }
 
@@ -190,6 +193,7 @@ mod tests {
             kind,
             old_path: None,
             file: FileKind::File,
+            target: None,
             ino: Ino(2),
             old_size: None,
             new_size: None,

@@ -66,6 +66,9 @@ fn text(status: &Data) -> Vec<String> {
     ];
     all.append(&mut lines);
     all.push(format!("changed     {} {since}", show::paths(status.changed)));
+    if status.checkpoint.is_some() {
+        all.push(format!("to apply    {}", show::paths(status.to_apply)));
+    }
     all.push(match status.epoch.0 {
         0 => "applied     never".to_owned(),
         epoch => format!("applied     {}", show::times(epoch.into())),
@@ -121,6 +124,7 @@ mod tests {
             pid: None,
             checkpoint: None,
             changed: 2,
+            to_apply: 2,
             epoch: Epoch(1),
             store_bytes: 2048,
             kernel_nodes: 0,

@@ -392,7 +392,9 @@ mod tests {
         assert_eq!((client.greeting().pid, &client.greeting().mount[..]), (std::process::id(), &b"/mnt"[..]));
         assert_eq!(client.call(&Request::Log), Ok(Reply::Log(Vec::new())));
         let paths = vec![TreePath::parse(b"a\xff").unwrap()];
-        let error = client.call(&Request::Apply { paths, dry_run: true, undo: false }).unwrap_err();
+        let error = client
+            .call(&Request::Apply { paths, dry_run: true, undo: false, consent: Default::default() })
+            .unwrap_err();
         assert_eq!((error.kind, error.hint.as_deref()), (Kind::Conflict, Some("none")));
         assert_eq!(client.call(&Request::Discard), Ok(Reply::Done));
         server.stop();

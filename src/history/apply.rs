@@ -25,6 +25,7 @@ use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
 use crate::fs::lower::{ANY_TIMES, Lower, LowerNode, PreHistory, PreImages};
 use crate::fs::{Found, State};
 use crate::history::back::{self, Claims, take_back};
+use crate::history::danger::{self, Consent};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::home::{Written, write_base};
 use crate::history::staged::Stages;
@@ -49,6 +50,8 @@ pub struct Plan {
     pub changes: Vec<PathChange>,
     /// Paths at which the base is not as the tree knows it, and why.
     pub conflicts: Vec<(TreePath, String)>,
+    /// Paths that need the consent of the caller, and why.
+    pub refused: Vec<(TreePath, String)>,
 }
 
 impl Timeline {
@@ -56,33 +59,35 @@ impl Timeline {
     ///
     /// # Errors
     /// What the base or the store answers.
-    pub fn plan_apply(&self, paths: &[TreePath]) -> Result<Plan> {
+    pub fn plan_apply(&self, paths: &[TreePath], consent: Consent) -> Result<Plan> {
         let _turn = self.turn();
         self.flush()?;
-        self.plan(self.fs.state(), paths)
+        self.plan(self.fs.state(), paths, consent)
     }
 
-    fn plan(&self, to: State, paths: &[TreePath]) -> Result<Plan> {
+    fn plan(&self, to: State, paths: &[TreePath], consent: Consent) -> Result<Plan> {
         let from = self.base_state()?;
         let mut changes = diff::changes(&from, &to, false).attempt(|| "compare with the base")?;
         if !paths.is_empty() {
             changes = select(changes, paths);
         }
         let conflicts = self.conflicts(&to, &changes).attempt(|| "compare with the base")?;
-        Ok(Plan { from, to, changes, conflicts })
+        let refused = danger::refused((&from, &to), &changes, paths, consent)
+            .attempt(|| "look for what needs consent")?;
+        Ok(Plan { from, to, changes, conflicts, refused })
     }
 
-    /// Writes the tree into the base. With conflicts, writes nothing.
+    /// Writes the tree into the base. With conflicts, or without a consent that is needed, writes nothing.
     ///
     /// # Errors
     /// What the base or the store answers; the base is then as it was.
-    pub fn apply(&self, paths: &[TreePath]) -> Result<Plan> {
+    pub fn apply(&self, paths: &[TreePath], consent: Consent) -> Result<Plan> {
         let _turn = self.turn();
         self.check_not_stuck()?;
         self.flush()?;
         let (sealed, _) = self.secure("apply")?;
-        let plan = self.plan(self.state_of(sealed)?, paths)?;
-        if !plan.conflicts.is_empty() || plan.changes.is_empty() {
+        let plan = self.plan(self.state_of(sealed)?, paths, consent)?;
+        if !plan.conflicts.is_empty() || !plan.refused.is_empty() || plan.changes.is_empty() {
             return Ok(plan);
         }
         let description = format!("{} paths", plan.changes.len());
@@ -103,7 +108,7 @@ impl Timeline {
     /// When there was no apply, or what the base or the store answers.
     pub fn plan_undo(&self) -> Result<Plan> {
         let _turn = self.turn();
-        self.plan(self.before_last_apply()?, &[])
+        self.plan(self.before_last_apply()?, &[], Consent::ALL)
     }
 
     fn before_last_apply(&self) -> Result<State> {
@@ -131,7 +136,7 @@ impl Timeline {
         let _turn = self.turn();
         self.check_not_stuck()?;
         self.flush()?;
-        let plan = self.plan(self.before_last_apply()?, &[])?;
+        let plan = self.plan(self.before_last_apply()?, &[], Consent::ALL)?;
         if plan.conflicts.is_empty() && !plan.changes.is_empty() {
             let (sealed, _) = self.secure("undo apply")?;
             self.write_home(&plan)?;

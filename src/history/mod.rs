@@ -14,6 +14,7 @@ mod back;
 mod binary;
 pub mod check;
 mod conflict;
+pub mod danger;
 mod dedup;
 pub mod diff;
 mod forget;
@@ -436,6 +437,20 @@ impl Timeline {
         self.keep_restored(&from, &changes);
         let before = rest.or(before);
         Ok(Replaced { before, undo: self.op_before(op, before), from, to: state, changes })
+    }
+
+    /// As [`Timeline::replace`], without a comparison of the two states, which may be as long as a command likes. Returns the
+    /// state before.
+    ///
+    /// # Errors
+    /// As [`Timeline::replace`].
+    pub fn go_back(&self, to: Target, description: String) -> Result<State> {
+        let _turn = self.turn();
+        self.flush()?;
+        let state = self.state_of(to)?;
+        self.secure(&format!("{} {description}", verb_text(OpVerb::Discard)))?;
+        let (from, _, _) = self.show(OpVerb::Discard, to, &state, description)?;
+        Ok(from)
     }
 
     /// The operation that led to what was before operation `op`: the one that sealed it, or else the last of all.

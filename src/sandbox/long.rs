@@ -50,6 +50,7 @@ mod tests {
             kind: ChangeKind::Added,
             old_path: None,
             file: FileKind::File,
+            target: None,
             ino: Ino(9),
             old_size: None,
             new_size: Some(1),

@@ -25,6 +25,7 @@ use parking_lot::Mutex;
 use crate::base::Base;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::{Found, Fs, Kernel, MOST_TRIES, MoreRoom, Need, PastView, State, Step};
+use crate::history::danger::Consent;
 use crate::history::diff::{self, PathChange, What};
 use crate::history::gc::Keep;
 use crate::history::patch::Wanted;
@@ -36,7 +37,7 @@ use crate::sandbox::verbs::{
     Applied, Change, ChangeKind, Checkpoint, Detail, Operation, Reply, Request, Restored, Rev, Status,
 };
 use crate::store::layer::LayerInfo;
-use crate::store::record::OpVerb;
+use crate::store::record::{Body, OpVerb};
 use crate::store::{self, Store};
 use crate::types::{FileKind, Ino, LayerId, TreePath};
 
@@ -303,7 +304,9 @@ impl Sandbox {
             Request::Undo { path, steps } => self.step(&path, Step::Undo(steps)).map(Reply::Stepped),
             Request::Redo { path, steps } => self.step(&path, Step::Redo(steps)).map(Reply::Stepped),
             Request::OpRestore { op } => self.restore_operation(op).map(Reply::Restored),
-            Request::Apply { paths, dry_run, undo } => self.apply(&paths, dry_run, undo).map(Reply::Applied),
+            Request::Apply { paths, dry_run, undo, consent } => {
+                self.apply(&paths, dry_run, undo, consent).map(Reply::Applied)
+            }
             Request::Drop { .. }
             | Request::Hold { .. }
             | Request::Gc { .. }
@@ -321,8 +324,18 @@ impl Sandbox {
             Some(id) => self.timeline.state_of(self.sealed_target(id)?)?,
             None => self.timeline.base_state()?,
         };
+        let now = self.fs().state();
+        let count =
+            |changes: Vec<PathChange>| changes.iter().filter(|c| c.what != What::DirTimes).count() as u64;
         let changed =
-            diff::changes(&since, &self.fs().state(), true).attempt(|| "compare with the last checkpoint")?;
+            diff::changes(&since, &now, true).map(count).attempt(|| "compare with the last checkpoint")?;
+        let to_apply = match last {
+            None => changed,
+            Some(_) => {
+                let base = self.timeline.base_state()?;
+                diff::changes(&base, &now, true).map(count).attempt(|| "compare with the base")?
+            }
+        };
         let (refusals, refused_count) = self.fs().refusals();
         let mount = self.mounted.lock().clone();
         Ok(Status {
@@ -331,7 +344,8 @@ impl Sandbox {
             pid: mount.as_ref().map(|_| std::process::id()),
             mount: mount.map(|m| m.as_os_str().as_bytes().to_owned()),
             checkpoint: last.map(|id| self.checkpoint_info(id)).transpose()?,
-            changed: changed.iter().filter(|c| c.what != What::DirTimes).count() as u64,
+            changed,
+            to_apply,
             epoch: self.timeline.base_epoch(),
             store_bytes: self.timeline.store().disk_usage(),
             kernel_nodes: self.fs().held_nodes() as u64 - 1,
@@ -481,6 +495,25 @@ impl Sandbox {
         Ok(Restored { to: description, before, undo, changes: told_changes(&from, &to, &changes)? })
     }
 
+    /// Makes the tree what `to` is, whatever is in it now: nothing is compared. Returns what the tree was.
+    ///
+    /// # Errors
+    /// As a restore.
+    pub fn go_back(&self, to: &Rev) -> Result<Before> {
+        let target = self.target(to)?;
+        Ok(Before(self.timeline.go_back(target, self.describe(target))?))
+    }
+
+    /// Lists how the tree, as it is now, differed in a past state, from the present one to that one.
+    ///
+    /// # Errors
+    /// What the base or the store answers, or that the list is too long.
+    pub fn changes_of(&self, past: &Before) -> Result<Vec<Change>> {
+        let now = self.fs().state();
+        let changes = diff::changes(&now, &past.0, true).attempt(|| "list what was discarded")?;
+        told_changes(&now, &past.0, &changes)
+    }
+
     fn restore_paths(&self, target: Target, paths: &[TreePath], dry_run: bool) -> Result<Restored> {
         let what = paths::description(&self.describe(target), paths);
         if dry_run {
@@ -504,10 +537,10 @@ impl Sandbox {
         self.go_to(OpVerb::OpRestore, target, format!("operation {op}"), false)
     }
 
-    fn apply(&self, paths: &[TreePath], dry_run: bool, undo: bool) -> Result<Applied> {
+    fn apply(&self, paths: &[TreePath], dry_run: bool, undo: bool, consent: Consent) -> Result<Applied> {
         let plan = match (undo, dry_run) {
-            (false, false) => self.timeline.apply(paths)?,
-            (false, true) => self.timeline.plan_apply(paths)?,
+            (false, false) => self.timeline.apply(paths, consent)?,
+            (false, true) => self.timeline.plan_apply(paths, consent)?,
             (true, false) => self.timeline.undo_apply()?,
             (true, true) => self.timeline.plan_undo()?,
         };
@@ -521,7 +554,8 @@ impl Sandbox {
                 change_of(&plan.from, &plan.to, c, Detail::NameStatus).attempt(|| "list what was applied")
             })
             .collect();
-        Ok(Applied { changes: changes?, epoch: self.timeline.base_epoch(), conflicts: plan.conflicts })
+        let (conflicts, refused) = (plan.conflicts, plan.refused);
+        Ok(Applied { changes: changes?, epoch: self.timeline.base_epoch(), conflicts, refused })
     }
 }
 
@@ -563,6 +597,9 @@ fn checkpoint_of(info: &LayerInfo, parent: Option<LayerId>) -> Option<Checkpoint
     })
 }
 
+/// A state that the tree had. It is a value: nothing that happens to the tree changes it.
+pub struct Before(State);
+
 fn plain_changes(old: &State, new: &State) -> Result<Vec<Change>> {
     let changes = diff::written(old, new).attempt(|| "list what changed")?;
     told_changes(old, new, &changes)
@@ -592,7 +629,15 @@ fn change_of(
         Detail::Patch => patch::text_of(old, new, change, Wanted::Patch)?,
     };
     let number = |found: &Found| found.ino();
+    let target = match (&change.new, &after) {
+        (found, Some((FileKind::Symlink, _))) => match &new.node(found)?.body {
+            Body::Symlink { target } => Some(target.clone()),
+            Body::File { .. } | Body::Dir { .. } | Body::Special => None,
+        },
+        _ => None,
+    };
     Ok(Change {
+        target,
         path: change.path.clone(),
         kind: match change.what {
             What::Added => ChangeKind::Added,

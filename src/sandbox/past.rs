@@ -75,6 +75,10 @@ fn status_text(status: &Status) -> String {
     let since = if status.checkpoint.is_some() { "the checkpoint" } else { "the base" };
     let paths = if status.changed == 1 { "path" } else { "paths" };
     lines.push(format!("changed     {} {paths} since {since}", status.changed));
+    if status.checkpoint.is_some() {
+        let paths = if status.to_apply == 1 { "path" } else { "paths" };
+        lines.push(format!("to apply    {} {paths}", status.to_apply));
+    }
     lines.push(format!("applied     {} times", status.epoch));
     lines.push(format!("refused     {} ways out", status.refused_count));
     let problems = status.base_problems.iter();

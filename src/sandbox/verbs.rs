@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::fs::Refusal;
+pub use crate::history::danger::Consent;
 use crate::types::{Epoch, FileKind, Ino, LayerId, Timestamp, TreePath, digits};
 
 /// Names a state of the tree: `@`, `@-N`, `base`, a checkpoint's number or its name.
@@ -115,6 +116,8 @@ pub enum Request {
         dry_run: bool,
         /// Instead, take the last apply back out of the base.
         undo: bool,
+        /// Which dangers the caller takes.
+        consent: Consent,
     },
     /// Makes the tree what it was right after an operation of the log.
     OpRestore {
@@ -399,6 +402,8 @@ pub struct Status {
     pub checkpoint: Option<Checkpoint>,
     /// Number of paths that differ from the last checkpoint (from the base, if there is none).
     pub changed: u64,
+    /// Number of paths that an apply would write: those that differ from the base, whatever checkpoints there are.
+    pub to_apply: u64,
     /// Number of applies so far.
     pub epoch: Epoch,
     /// Bytes that the store takes on disk.
@@ -483,6 +488,8 @@ pub struct Change {
     pub old_path: Option<TreePath>,
     /// What kind of file it is (was, if deleted).
     pub file: FileKind,
+    /// The text of a link in the newer state.
+    pub target: Option<Vec<u8>>,
     /// Its inode number.
     pub ino: Ino,
     /// Size before, in bytes, for regular files.
@@ -520,4 +527,6 @@ pub struct Applied {
     pub epoch: Epoch,
     /// Paths of the base that changed behind our back. If there are any, nothing was written.
     pub conflicts: Vec<(TreePath, String)>,
+    /// Paths that need the consent of the caller, and why. If there are any, nothing was written.
+    pub refused: Vec<(TreePath, String)>,
 }

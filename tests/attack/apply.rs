@@ -140,7 +140,12 @@ fn apply_never_writes_through_a_link_while_base_and_agent_race() {
                 for _ in 0..5 {
                     round += 1;
                     work(&sandbox, round);
-                    match sandbox.handle(Request::Apply { paths: vec![], dry_run: false, undo: false }) {
+                    match sandbox.handle(Request::Apply {
+                        paths: vec![],
+                        dry_run: false,
+                        undo: false,
+                        consent: Default::default(),
+                    }) {
                         Ok(Reply::Applied(told)) if told.conflicts.is_empty() => {
                             applied.fetch_add(1, Ordering::Relaxed);
                         }
@@ -197,7 +202,9 @@ fn what_an_apply_replaces_is_not_changed_under_its_names_outside_of_the_base() {
         let file = sandbox.fs().lookup(dir, &name(file)).unwrap();
         sandbox.fs().write(file.id, 0, b"new", false).unwrap();
     }
-    sandbox.handle(Request::Apply { paths: vec![], dry_run: false, undo: false }).unwrap();
+    sandbox
+        .handle(Request::Apply { paths: vec![], dry_run: false, undo: false, consent: Default::default() })
+        .unwrap();
     let read = |path: PathBuf| fs::read_to_string(path).unwrap();
     assert_eq!(
         (read(ground.base.join("one")), read(ground.outside.join("kept-one"))),
@@ -210,7 +217,9 @@ fn what_an_apply_replaces_is_not_changed_under_its_names_outside_of_the_base() {
     assert_eq!(read(ground.base.join("d/pair")), "new", "links within the base stay links");
     let number = |path: PathBuf| fs::metadata(path).unwrap().ino();
     assert_eq!(number(ground.base.join("two")), number(ground.outside.join("kept-two")), "nobody touched it");
-    sandbox.handle(Request::Apply { paths: vec![], dry_run: false, undo: true }).unwrap();
+    sandbox
+        .handle(Request::Apply { paths: vec![], dry_run: false, undo: true, consent: Default::default() })
+        .unwrap();
     assert_eq!(
         (read(ground.base.join("one")), read(ground.base.join("d/pair"))),
         ("old".into(), "old".into())

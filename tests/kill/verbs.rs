@@ -126,7 +126,7 @@ impl World {
     fn apply(&mut self, control: &Control) -> Pending {
         let marks = self.marks();
         let only = self.rng.one_in(3).then(|| self.rng.below(self.writers.len() as u64) as usize);
-        let mut words = vec!["apply", "--json"];
+        let mut words = vec!["apply", "--json", "--protected", "--privileges"];
         words.extend(only.map(|at| self.writers[at].name));
         self.base_is_new = true;
         let said = self.ask(&words, control);

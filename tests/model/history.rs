@@ -229,7 +229,12 @@ impl World {
     }
 
     fn applied(&self, paths: Vec<TreePath>, undo: bool) -> Applied {
-        match self.ask(Request::Apply { paths, dry_run: false, undo }) {
+        match self.ask(Request::Apply {
+            paths,
+            dry_run: false,
+            undo,
+            consent: jailfs::sandbox::verbs::Consent::ALL,
+        }) {
             Reply::Applied(applied) => {
                 assert!(applied.conflicts.is_empty(), "conflicts: {:?}", applied.conflicts);
                 applied
@@ -288,7 +293,12 @@ impl World {
         let sandbox = Arc::clone(self.sandbox());
         let applying = thread::spawn(move || {
             IS_APPLYING.set(true);
-            sandbox.handle(Request::Apply { paths: Vec::new(), dry_run: false, undo: false })
+            sandbox.handle(Request::Apply {
+                paths: Vec::new(),
+                dry_run: false,
+                undo: false,
+                consent: jailfs::sandbox::verbs::Consent::ALL,
+            })
         });
         loop {
             match moments.recv_timeout(Duration::from_millis(5)) {
@@ -381,7 +391,12 @@ impl World {
 
     fn undo_apply(&mut self) {
         let Some(back) = self.epochs.len().checked_sub(2) else {
-            let undo = Request::Apply { paths: Vec::new(), dry_run: false, undo: true };
+            let undo = Request::Apply {
+                paths: Vec::new(),
+                dry_run: false,
+                undo: true,
+                consent: jailfs::sandbox::verbs::Consent::ALL,
+            };
             assert!(self.sandbox().handle(undo).is_err(), "nothing was applied");
             return;
         };

@@ -156,11 +156,22 @@ fn an_apply_does_not_change_what_a_checkpoint_shows_also_to_who_has_it_open() {
     let id = place.find(".jailfs/checkpoints/x/d/f3").unwrap().id;
     let before = fs.getattr(id).unwrap();
     place.put("d/f3", "applied\n");
-    place.sandbox.handle(Request::Apply { paths: Vec::new(), dry_run: false, undo: false }).unwrap();
+    place
+        .sandbox
+        .handle(Request::Apply {
+            paths: Vec::new(),
+            dry_run: false,
+            undo: false,
+            consent: Default::default(),
+        })
+        .unwrap();
     assert_eq!(std::fs::read_to_string(place.dir.path().join("base/d/f3")).unwrap(), "applied\n");
     assert_eq!(fs.past_read(id, 0, 100, false).unwrap().unwrap(), b"3\n");
     assert_eq!(fs.getattr(id).unwrap(), before);
-    place.sandbox.handle(Request::Apply { paths: Vec::new(), dry_run: false, undo: true }).unwrap();
+    place
+        .sandbox
+        .handle(Request::Apply { paths: Vec::new(), dry_run: false, undo: true, consent: Default::default() })
+        .unwrap();
     assert_eq!(fs.past_read(id, 0, 100, false).unwrap().unwrap(), b"3\n");
     assert_eq!(fs.getattr(id).unwrap(), before);
 }
@@ -180,7 +191,15 @@ fn checkpoints_of_many_epochs_of_the_base_keep_no_more_files_open_than_one() {
         read_all("");
         read_all(&format!(".jailfs/checkpoints/c{epoch}"));
         place.put("d/f0", &format!("applied {epoch}\n"));
-        place.sandbox.handle(Request::Apply { paths: Vec::new(), dry_run: false, undo: false }).unwrap();
+        place
+            .sandbox
+            .handle(Request::Apply {
+                paths: Vec::new(),
+                dry_run: false,
+                undo: false,
+                consent: Default::default(),
+            })
+            .unwrap();
     }
     for epoch in 0..EPOCHS {
         read_all(&format!(".jailfs/checkpoints/c{epoch}"));

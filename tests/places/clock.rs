@@ -46,7 +46,14 @@ fn a_clock_that_jumps_backwards_changes_no_order() {
         let Reply::Checkpoint(checkpoint) = sandbox.handle(request).unwrap() else { panic!() };
         made.push(checkpoint.id);
         if at == 3 {
-            sandbox.handle(Request::Apply { paths: Vec::new(), dry_run: false, undo: false }).unwrap();
+            sandbox
+                .handle(Request::Apply {
+                    paths: Vec::new(),
+                    dry_run: false,
+                    undo: false,
+                    consent: Default::default(),
+                })
+                .unwrap();
         }
         if at % 2 == 1 {
             drop(sandbox);

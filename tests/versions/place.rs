@@ -213,7 +213,8 @@ impl Work {
     }
 
     pub fn apply(&self) {
-        let request = Request::Apply { paths: Vec::new(), dry_run: false, undo: false };
+        let request =
+            Request::Apply { paths: Vec::new(), dry_run: false, undo: false, consent: Default::default() };
         let Reply::Applied(applied) = self.sandbox.handle(request).unwrap() else { panic!("not applied") };
         assert!(applied.conflicts.is_empty());
     }

@@ -386,10 +386,22 @@ impl<'de> Deserialize<'de> for TreePath {
 }
 
 /// Writes bytes of a name for people: as they are where they are printable text, else as `\n`, `\xff` and so on.
+/// Whether a character acts on a terminal, or on the order or sight of the text around it, instead of being seen: control
+/// characters, bidirectional marks, overrides and isolates, characters without width, and separators of lines.
+pub fn is_unprintable(c: char) -> bool {
+    let acts_on_text = matches!(c,
+        '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+    c.is_control() || acts_on_text
+}
+
 fn quote_bytes(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for chunk in bytes.utf8_chunks() {
         for c in chunk.valid().chars() {
-            if c.is_control() || c == '\\' { write!(f, "{}", c.escape_default())? } else { write!(f, "{c}")? }
+            if is_unprintable(c) || c == '\\' {
+                write!(f, "{}", c.escape_default())?
+            } else {
+                write!(f, "{c}")?
+            }
         }
         for byte in chunk.invalid() {
             write!(f, "\\x{byte:02x}")?;
@@ -406,6 +418,12 @@ pub fn digits(text: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_acts_on_a_terminal_or_on_the_text_around_it_is_escaped() {
+        let path = TreePath::parse("a\u{1b}[31m\u{202e}gpj.\u{2066}\u{200b}\u{85}ä".as_bytes()).unwrap();
+        assert_eq!(path.to_string(), "a\\u{1b}[31m\\u{202e}gpj.\\u{2066}\\u{200b}\\u{85}ä");
+    }
 
     #[test]
     fn a_name_is_one_component() {

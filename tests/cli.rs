@@ -35,6 +35,8 @@ mod run;
 mod streams;
 #[path = "cli/terminal.rs"]
 mod terminal;
+#[path = "cli/trust.rs"]
+mod trust;
 #[path = "cli/user.rs"]
 mod user;
 #[path = "cli/verbs.rs"]

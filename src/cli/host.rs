@@ -53,20 +53,46 @@ pub(super) fn within(dir: &Path) -> Result<Within> {
     let attempt = || format!("look at '{}'", dir.display());
     match store_attribute(dir) {
         Ok(bytes) => Ok(Within::Mount { store: OsString::from_vec(bytes).into() }),
-        Err(error) => match errno(&error) {
-            Errno::ENODATA | Errno::EOPNOTSUPP | Errno::ENOSYS => Ok(Within::Host),
-            Errno::ENOTCONN | Errno::ECONNABORTED => {
-                Ok(mount_around(&absolute(dir)?)?.map_or(Within::Host, Within::DeadMount))
+        Err(error) => {
+            match errno(&error) {
+                Errno::ENODATA | Errno::EOPNOTSUPP | Errno::ENOSYS => Ok(Within::Host),
+                Errno::ENOTCONN | Errno::ECONNABORTED => {
+                    Ok(mount_around(&absolute(dir)?)?.map_or(Within::Host, Within::DeadMount))
+                }
+                Errno::EPERM => Err(Error::io(attempt(), &error)
+                    .hint("the mount belongs to another user: do it as that user")),
+                _ => Err(Error::io(attempt(), &error)),
             }
-            _ => Err(Error::io(attempt(), &error)),
-        },
+        }
     }
 }
 
+/// The store of the mount that a directory lies in. ENODATA if that is none of ours: any user can set the attribute elsewhere.
+///
+/// # Errors
+/// EPERM if the mount belongs to another user than us or root, who could name any store; and those of the calls.
 fn store_attribute(dir: &Path) -> io::Result<Vec<u8>> {
     let flags = (OFlag::O_PATH | OFlag::O_DIRECTORY).bits();
     let dir = OpenOptions::new().read(true).custom_flags(flags).open(dir)?;
-    sys::xattr::get(&dir, STORE_ATTRIBUTE)
+    let store = sys::xattr::get(&dir, STORE_ATTRIBUTE)?;
+    let id = sys::file::mount_id(&dir).ok_or(Errno::ENODATA)?;
+    let mount = sys::mountinfo::read()?.into_iter().find(|mount| mount.id == id);
+    let Some(mount) = mount.filter(|mount| mount.fs_type == FS_TYPE) else {
+        return Err(Errno::ENODATA.into());
+    };
+    let us = nix::unistd::geteuid().as_raw();
+    if owner(&mount).is_some_and(|owner| owner == us || owner == 0) {
+        Ok(store)
+    } else {
+        Err(Errno::EPERM.into())
+    }
+}
+
+/// The user who made a FUSE mount.
+fn owner(mount: &sys::mountinfo::Entry) -> Option<u32> {
+    let mut options = mount.super_options.split(|byte| *byte == b',');
+    let digits = options.find_map(|option| option.strip_prefix(b"user_id="))?;
+    std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
 /// The error for a mount whose daemon is dead.

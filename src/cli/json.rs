@@ -13,7 +13,7 @@ use crate::sandbox::verbs::{
     Applied, Change, Checked, Checkpoint, Collected, FileVersion, Info, LayerSpace, Node, Operation,
     Restored, Status, Stepped,
 };
-use crate::types::{FileKind, TreePath};
+use crate::types::{FileKind, TreePath, is_unprintable};
 
 /// One line.
 #[derive(Serialize)]
@@ -228,8 +228,9 @@ impl Line {
     /// # Errors
     /// None that is known; serde_json's signature asks for it.
     pub(super) fn text(&self) -> Result<String> {
-        serde_json::to_string(self)
-            .map_err(|error| Error::new(Kind::Failed, "write the output as JSON", error.to_string()))
+        let text = serde_json::to_string(self)
+            .map_err(|error| Error::new(Kind::Failed, "write the output as JSON", error.to_string()))?;
+        Ok(escaped(&text))
     }
 
     pub(super) fn status(status: &Status) -> Line {
@@ -456,6 +457,20 @@ impl Line {
         let (path, path_hex) = text(path.as_bytes());
         Line::Conflict { path, path_hex, reason: reason.to_owned() }
     }
+}
+
+/// JSON in which what acts on a terminal is escaped as JSON escapes it. Outside of strings no such character stands.
+fn escaped(json: &str) -> String {
+    let mut told = String::with_capacity(json.len());
+    for c in json.chars() {
+        if is_unprintable(c) {
+            let mut units = [0; 2];
+            c.encode_utf16(&mut units).iter().for_each(|unit| told.push_str(&format!("\\u{unit:04x}")));
+        } else {
+            told.push(c);
+        }
+    }
+    told
 }
 
 /// Bytes as text, and in hexadecimal if they are not.

@@ -210,7 +210,8 @@ fn start_log(verb: &Verb) {
         // A person reads it now: no time, no module.
         log.format(|to, record| {
             let level = record.level().as_str().to_ascii_lowercase();
-            writeln!(to, "jailfs: {level}: {}", record.args())
+            let text = record.args().to_string();
+            writeln!(to, "jailfs: {level}: {}", show::harmless(text.as_bytes()))
         });
     }
     let log = log.build();

@@ -21,9 +21,9 @@ impl Out {
         Out { is_terminal: to.is_terminal(), to: BufWriter::new(to), failed: None }
     }
 
-    /// Writes `text` and the end of the line.
+    /// Writes `text` and the end of the line. What acts on a terminal is escaped.
     pub(super) fn line(&mut self, text: &str) {
-        self.bytes(text.as_bytes());
+        self.bytes(show::harmless(text.as_bytes()).as_bytes());
         self.bytes(b"\n");
     }
 
@@ -83,7 +83,9 @@ pub(super) fn error(error: &Error) {
     to_stderr(&text);
 }
 
+/// Writes text in which what acts on a terminal is escaped: names, messages and errors come from the command, too.
 fn to_stderr(text: &str) {
+    let text = show::harmless(text.as_bytes());
     // Nobody is left to tell that the standard error cannot be written.
     drop(io::stderr().lock().write_all(text.as_bytes()));
 }

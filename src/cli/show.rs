@@ -1,7 +1,7 @@
 //! Changes, in words and columns for people.
 
 use crate::sandbox::verbs::{Change, ChangeKind, Checkpoint, EditKind};
-use crate::types::FileKind;
+use crate::types::{FileKind, is_unprintable};
 
 /// How many `+` and `-` a line of `--stat` has at most.
 const GRAPH_WIDTH: u64 = 40;
@@ -146,17 +146,18 @@ pub(super) fn checkpoint(checkpoint: &Checkpoint) -> String {
 pub(super) fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+        if is_unprintable(c) { line.extend(c.escape_default()) } else { line.push(c) }
     }
     line
 }
 
-/// Lines of whatever files have, for a terminal: control characters but tabs are escaped, and bytes that are no text.
+/// Lines of foreign text as they can be printed: characters that act on a terminal are escaped, but for tabs and the ends of
+/// lines, and so are bytes that are no text.
 pub(super) fn harmless(lines: &[u8]) -> String {
     let mut told = String::with_capacity(lines.len());
     for chunk in lines.utf8_chunks() {
         for c in chunk.valid().chars() {
-            if c.is_control() && !matches!(c, '\n' | '\t') {
+            if is_unprintable(c) && !matches!(c, '\n' | '\t') {
                 told.extend(c.escape_default());
             } else {
                 told.push(c);

@@ -33,6 +33,8 @@ use crate::sys::proc::{Confines, comes_from};
 const STACK: usize = 256 << 20;
 /// How many connections are served at a time; a command holds one, for as long as it runs.
 pub(super) const MAX_CONNECTIONS: usize = 64;
+/// How many of them a command of `run` can hold: the others are for its caller.
+const MAX_INSIDE: usize = 48;
 /// How long a request may take to arrive, once it has begun to.
 const REQUEST_LIMIT: Duration = Duration::from_secs(30);
 /// How long a connection may be idle: a command asks for more when somebody has read what it wrote, in a pager say.
@@ -101,6 +103,7 @@ impl Listener {
             handler: Box::new(handler),
             uid: geteuid().as_raw(),
             connections: AtomicUsize::new(0),
+            inside: AtomicUsize::new(0),
             ending: AtomicBool::new(false),
             waiting: Mutex::new(Vec::new()),
             busy: Mutex::new(0),
@@ -130,6 +133,8 @@ struct Shared {
     handler: Handler,
     uid: u32,
     connections: AtomicUsize,
+    /// How many of them a command of our own `run` holds.
+    inside: AtomicUsize,
     ending: AtomicBool,
     /// Connections whose peers wait for the end of the daemon.
     waiting: Mutex<Vec<UnixStream>>,
@@ -188,14 +193,17 @@ fn accept(socket: &UnixListener, shared: &Arc<Shared>) {
 }
 
 fn start(stream: UnixStream, shared: &Arc<Shared>) {
-    if let Err(reason) = admit(&stream, shared) {
-        log::warn!("a connection to the control socket is refused: {reason}");
-        return;
-    }
-    let guard = Connection::new(shared);
+    let is_inside = match admit(&stream, shared) {
+        Ok(is_inside) => is_inside,
+        Err(reason) => {
+            log::warn!("a connection to the control socket is refused: {reason}");
+            return;
+        }
+    };
+    let guard = Connection::new(shared, is_inside);
     let peer = thread::Builder::new().name("control-peer".to_owned()).stack_size(STACK);
     let spawned = peer.spawn(move || {
-        let shared = Arc::clone(&guard.0);
+        let shared = Arc::clone(&guard.shared);
         converse(stream, &shared);
         drop(guard);
     });
@@ -205,18 +213,23 @@ fn start(stream: UnixStream, shared: &Arc<Shared>) {
 }
 
 /// Counts a connection for as long as it lives.
-struct Connection(Arc<Shared>);
+struct Connection {
+    shared: Arc<Shared>,
+    is_inside: bool,
+}
 
 impl Connection {
-    fn new(shared: &Arc<Shared>) -> Connection {
+    fn new(shared: &Arc<Shared>, is_inside: bool) -> Connection {
         shared.connections.fetch_add(1, Ordering::SeqCst);
-        Connection(Arc::clone(shared))
+        shared.inside.fetch_add(usize::from(is_inside), Ordering::SeqCst);
+        Connection { shared: Arc::clone(shared), is_inside }
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Ordering::SeqCst);
+        self.shared.connections.fetch_sub(1, Ordering::SeqCst);
+        self.shared.inside.fetch_sub(usize::from(self.is_inside), Ordering::SeqCst);
     }
 }
 
@@ -240,21 +253,25 @@ impl Drop for Busy<'_> {
     }
 }
 
-fn admit(stream: &UnixStream, shared: &Shared) -> std::result::Result<(), String> {
+/// Whether a connection is taken, and whether it comes from a command of our own `run`.
+fn admit(stream: &UnixStream, shared: &Shared) -> std::result::Result<bool, String> {
     let peer = getsockopt(stream, PeerCredentials).map_err(|error| error.to_string())?;
     if !may_talk(peer.uid(), shared.uid) {
         return Err(format!("process {} runs as user {}", peer.pid(), peer.uid()));
     }
     // Held while it is looked at, where the kernel can (Linux 6.5): then its number is not another's meanwhile.
     let held = getsockopt(stream, PeerPidfd);
-    look_at(u32::try_from(peer.pid()).unwrap_or(0))?;
+    let is_inside = look_at(u32::try_from(peer.pid()).unwrap_or(0))?;
     if held.is_ok_and(|process| has_ended(&process)) {
         return Err(format!("process {} has ended", peer.pid()));
     }
     if shared.connections.load(Ordering::SeqCst) >= MAX_CONNECTIONS {
         return Err(format!("there are {MAX_CONNECTIONS} already"));
     }
-    Ok(())
+    if is_inside && shared.inside.load(Ordering::SeqCst) >= MAX_INSIDE {
+        return Err(format!("the command holds {MAX_INSIDE} already"));
+    }
+    Ok(is_inside)
 }
 
 /// The daemon's own user and root may talk to it, nobody else.
@@ -265,10 +282,12 @@ fn may_talk(peer: u32, daemon: u32) -> bool {
 /// Refuses a process that is confined more than this one, unless it comes from it: that is a command of `run`, or somebody in a
 /// container, and what a daemon does it does outside. What comes from this process are the commands that it runs itself, for
 /// which it has a gate.
-fn look_at(pid: u32) -> std::result::Result<(), String> {
+///
+/// Returns whether it is a command of ours.
+fn look_at(pid: u32) -> std::result::Result<bool, String> {
     let own = std::process::id();
     if comes_from(pid, own) {
-        return Ok(());
+        return Ok(pid != own);
     }
     let (Some(theirs), Some(ours)) = (Confines::of(pid), Confines::of(own)) else {
         return Err(format!("process {pid} cannot be looked at"));
@@ -276,7 +295,7 @@ fn look_at(pid: u32) -> std::result::Result<(), String> {
     if theirs.depth > ours.depth || theirs.filters > ours.filters {
         return Err(format!("process {pid} is confined to another sandbox or container"));
     }
-    Ok(())
+    Ok(false)
 }
 
 /// Whether the process of a pidfd has ended (pidfd_open(2): then it can be read).

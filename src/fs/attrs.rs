@@ -102,6 +102,7 @@ impl Fs {
         let mut core = self.core();
         let rest = SetAttr { size: None, kill: false, ..set };
         if rest != SetAttr::default() {
+            core.need_record(&self.store)?;
             let subject = core.subject(id)?;
             let node = core.tree_of(subject).node(subject.key).cloned().ok_or(FsError::NotFound)?;
             let mut meta = node.meta;

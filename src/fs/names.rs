@@ -236,6 +236,7 @@ impl Fs {
         pid: u32,
     ) -> FsResult<()> {
         let mut core = self.core();
+        core.need_record(&self.store)?;
         if from_dir != to_dir {
             // The kernel lets only one such rename at a time come to us: it is through with the one before.
             core.on_their_way.clear();

@@ -5,8 +5,9 @@
 //! store what is written is added up; a look is taken when the sum reaches the limit, and not more often than once in a
 //! while.
 //!
-//! Only what needs room is refused (ENOSPC): new content, new nodes, larger attributes. Removing, renaming, truncating and
-//! setting attributes go on, although their records take a few bytes.
+//! What needs room is refused (ENOSPC) at the limit: new content, new nodes, larger attributes. Renaming and setting attributes
+//! take the bytes of a record each. They go on a little further, so that an editor can finish, and are refused then. Removing
+//! and truncating always go on: there are only so many names to remove.
 
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
@@ -20,6 +21,10 @@ use crate::store::pool::PoolWriter;
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// The unit of space that is told.
 const BLOCK: u64 = 4096;
+
+/// How far records go beyond the limit: this part of it, and these bytes.
+const RECORDS_PART: u64 = 8;
+const RECORDS_BYTES: u64 = 1 << 20;
 
 /// What a checkpoint takes of the disk of the host besides content: the files of its layer, and their bytes.
 const LAYER_FILES: u64 = 4;
@@ -172,6 +177,19 @@ impl Core {
         }
         self.look_again(store);
         if self.room.used.saturating_add(bytes) <= limit { Ok(()) } else { Err(FsError::NoSpace) }
+    }
+
+    /// Asks for room for one more record of something that is there.
+    ///
+    /// # Errors
+    /// ENOSPC.
+    pub(super) fn need_record(&mut self, store: &Store) -> FsResult<()> {
+        let Some(limit) = self.room.limits.bytes else { return Ok(()) };
+        let most = limit.saturating_add(limit / RECORDS_PART).saturating_add(RECORDS_BYTES);
+        if self.room.used > most {
+            self.look_again(store);
+        }
+        if self.room.used > most { Err(FsError::LimitReached) } else { Ok(()) }
     }
 
     /// Asks for room for one more node.

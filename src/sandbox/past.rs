@@ -10,7 +10,7 @@ use crate::fs::{Archive, Text};
 use crate::sandbox::verbs::{Checkpoint, Reply, Request, Status};
 use crate::sandbox::{Sandbox, date};
 use crate::tree::Tree;
-use crate::types::{Ino, LayerId};
+use crate::types::{Ino, LayerId, is_unprintable};
 
 /// The sandbox, as its own files ask it. It must not keep it alive.
 pub(super) struct Records(Weak<Sandbox>);
@@ -107,7 +107,7 @@ fn checkpoint_line(checkpoint: &Checkpoint) -> String {
 fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
+        if is_unprintable(c) { line.extend(c.escape_default()) } else { line.push(c) }
     }
     line
 }

@@ -437,7 +437,9 @@ impl Store {
             ops.records.iter().filter_map(|op| op.tree).chain(holds.iter().copied()).collect();
         for (id, error) in newborn {
             let is_parent = catalog.values().any(|info| info.header.parent == Some(id));
-            if is_parent || tops.contains(&id) || named.contains(&id) {
+            // What gc took stays named, and its journal is removed; it is never empty.
+            let is_emptied = named.contains(&id) && layers.dir_of(id)?.size(layer::JOURNAL)?.is_some();
+            if is_parent || tops.contains(&id) || is_emptied {
                 return Err(error);
             }
         }

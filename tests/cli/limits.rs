@@ -32,6 +32,51 @@ fn a_sandbox_that_has_stored_its_share_has_a_full_disk() {
     assert_eq!((next.code, next.out.as_str()), (0, "6553600\n"), "{}", next.err);
 }
 
+/// Records of metadata count, too: a command that renames for ever makes no journal without an end.
+#[test]
+fn renames_and_attributes_end_a_little_beyond_the_limit() {
+    let place = Place::new();
+    let attack = "import os, sys
+names = ['n' * 250 + str(n) for n in range(2)]
+open(names[0], 'w').close()
+def forever(act):
+    try:
+        for n in range(40000):
+            act(n)
+    except OSError as error:
+        return error.errno
+print(forever(lambda n: os.rename(names[n % 2], names[1 - n % 2])), forever(lambda n: os.chmod('a', 0o600 + n % 2)))";
+    place.write("base/attack.py", attack);
+    let said = place.run("--max-bytes 4M --keep", "python3 attack.py; rm n*; rm a; : > del; ls");
+    assert_eq!((said.code, said.out.as_str()), (0, "28 28\nattack.py\ndel\nsub\n"), "{}", said.err);
+    let bytes = place.json("base", "status")[0]["store_bytes"].as_u64().unwrap();
+    assert!(bytes < 7 << 20, "{bytes} bytes with a limit of 4 MiB");
+    place.ok("base", "checkpoint full");
+    place.ok("base", "discard");
+    // Without a limit the same makes more.
+    let said = place.run("--keep", "touch a; python3 attack.py");
+    assert_eq!(said.out, "None None\n");
+    assert!(place.json("base", "status")[0]["store_bytes"].as_u64().unwrap() > 7 << 20);
+}
+
+/// Connections that a command holds do not keep its caller out.
+#[test]
+fn a_command_that_holds_connections_leaves_some_to_its_caller() {
+    let place = Place::new();
+    place.make_out();
+    let hold = "import os, socket, time
+held = []
+for _ in range(64):
+    one = socket.socket(socket.AF_UNIX); one.connect(os.environ['JAILFS_SANDBOX'] + '/control'); held.append(one)
+time.sleep(0.5); open(os.environ['OUT'] + '/ready', 'w').close(); time.sleep(30)";
+    place.write("base/hold.py", hold);
+    let script = "export OUT=$(realpath ../out)
+                  $JAILFS run --keep --bind-rw ../out -- python3 hold.py & while [ ! -e ../out/ready ]; do sleep 0.05; done
+                  $JAILFS status >/dev/null && echo answered; kill $!; wait $! || true";
+    let said = place.sh("base", script);
+    assert_eq!(said.out, "answered\n", "{}", said.err);
+}
+
 #[test]
 fn a_sandbox_makes_no_more_files_than_it_may() {
     let place = Place::new();

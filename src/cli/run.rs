@@ -33,6 +33,8 @@ use crate::sandbox::{Moment, Sandbox, StoreOptions};
 pub(super) const FAILED: u8 = 125;
 /// The exit code when the time was over, as of timeout(1).
 const TIMED_OUT: u8 = 124;
+/// Bytes of paths that are listed of what was discarded, at most.
+const LISTED: usize = 1 << 20;
 /// How long a command that was told to end because its time is over may take for that.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -464,7 +466,7 @@ impl Sandboxed {
             Ok(changes) if changes.is_empty() => out::note("the command has changed nothing"),
             Ok(changes) => {
                 if !is_listed {
-                    changes.iter().for_each(|change| out::detail(&show::name_status(change)));
+                    list_some(&changes);
                     out::note(&format!("in the sandbox: {}", show::summary(&changes)));
                 }
                 out::note(&format!("discarded: {}", show::summary(&changes)));
@@ -473,6 +475,21 @@ impl Sandboxed {
         }
         drop(before);
         self.sandbox.forget_since(&self.moment)
+    }
+}
+
+/// Lists what was discarded, as far as a person reads: the command decides how much there is.
+fn list_some(changes: &[Change]) {
+    let mut bytes = 0_usize;
+    let fits = |change: &&Change| {
+        bytes = bytes.saturating_add(change.path.as_bytes().len());
+        bytes <= LISTED
+    };
+    let listed: Vec<&Change> = changes.iter().take_while(fits).collect();
+    listed.iter().for_each(|change| out::detail(&show::name_status(change)));
+    if listed.len() < changes.len() {
+        let more = show::paths((changes.len() - listed.len()) as u64);
+        out::note(&format!("{more} more: the list is too long to print"));
     }
 }
 

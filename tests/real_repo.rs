@@ -277,7 +277,7 @@ fn a_real_repository_survives_everything_and_goes_home() {
     assert_same(&green, &picture(&mount.mnt(), false), "after a remount");
 
     // Home.
-    let told = mount.verb(&["apply"]);
+    let told = mount.verb(&["apply", "--protected"]);
     assert!(told.contains("D\t.git/refs/heads/main"), "deletions are listed in full: {told}");
     let shown = picture(&mount.mnt(), true);
     assert_same(&shown, &picture(&mount.base(), true), "the base after the apply");

@@ -92,7 +92,7 @@ impl Place {
     #[track_caller]
     pub fn apply(&mut self) -> Vec<String> {
         self.live.applied = true;
-        self.live.jailfs(&["apply", "--protected"]);
+        self.live.jailfs(&["apply", "--protected", "--privileges"]);
         let (wanted, base) = (self.live.snapshot(), snapshot(&self.live.base, true));
         assert_same(&portable(&wanted), &portable(&base), &format!("{}: the base", self.name));
         assert_eq!(self.live.jailfs(&["diff", "base", "@"]), "");

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::{Global, host, options, place, sockets};
 use crate::error::{Error, Kind, Result};
-use crate::run::{Accept, Allow, README, Spec, keeps_variable, readme, secrets};
+use crate::run::{Accept, Allow, Net, README, Spec, keeps_variable, readme, secrets};
 use crate::sys;
 
 #[derive(Args, Clone, Debug, Default)]
@@ -25,8 +25,12 @@ pub(super) struct Confine {
     /// Let the command write to PATH of the host, outside the sandbox
     #[arg(long, value_name = "PATH")]
     bind_rw: Vec<PathBuf>,
-    /// No network but a loopback
-    #[arg(long)]
+    /// Which network the command has: host, none (a loopback), or allow:HOST[:PORT],... (a loopback, and these hosts through a
+    /// proxy; *.HOST for the names below HOST; without PORT, 80 and 443)
+    #[arg(long, value_name = "NET", default_value = "host", value_parser = Net::parse)]
+    net: Net,
+    /// The same as --net none
+    #[arg(long, conflicts_with = "net")]
     no_net: bool,
     /// Only HOME, LANG, LC_*, LOGNAME, PATH, SHELL, TERM, TZ and USER of the environment
     #[arg(long)]
@@ -101,23 +105,34 @@ impl Confine {
             bound: words(bound),
             writable: words(writable.clone()),
             program: real("/proc/self/exe").unwrap_or_default().into(),
-            no_net: self.no_net,
+            net: self.net(),
             accept: self.walls,
             allow: self.allow.clone(),
             tmp_size: self.tmp_size,
             ..Spec::default()
         };
-        let readme = readme(base, &writable, &crate::run::hidden(&spec));
+        let readme = readme(base, &writable, &crate::run::hidden(&spec), &spec.net);
         Ok(Spec { readme, stores: words(stores), ..spec })
+    }
+
+    /// Which network is asked for.
+    fn net(&self) -> Net {
+        if self.no_net { Net::None } else { self.net.clone() }
     }
 
     /// Whether the command may run without namespaces.
     ///
     /// # Errors
-    /// `refused`, the error that says why there are none, with the option that accepts less; as root there is no such option,
-    /// because root owns the files of the host and Landlock does not control their modes and owners.
+    /// `refused`, the error that says why there are none, with the option that accepts less. There is no such option for root,
+    /// who owns the files of the host, because Landlock does not control their modes and owners; and none with a network
+    /// other than the host's, which needs a namespace.
     pub(super) fn accept_without_namespaces(&self, refused: Error) -> Result<Error> {
         let is_root = nix::unistd::geteuid().is_root();
+        if self.walls == Accept::Landlock && self.net().is_own() {
+            let why =
+                format!("{}; without namespaces --net none and --net allow cannot be kept", refused.reason);
+            return Err(Error { reason: why, ..refused });
+        }
         match (self.walls, is_root) {
             (Accept::Landlock, false) => Ok(refused),
             (Accept::Landlock, true) => {
@@ -143,7 +158,9 @@ impl Confine {
         let mut env: Vec<_> = std::env::vars_os()
             .filter(|(name, value)| keeps_variable(name, value, self.env_clear, &shown))
             .filter(|(name, value)| name != "TMPDIR" || is_scratch(value, spec, &writable))
+            .filter(|(name, _)| !spec.net.drops_variable(name.to_str().unwrap_or_default()))
             .collect();
+        env.extend(spec.net.variables().into_iter().map(|(name, value)| (name.into(), value.into())));
         let root = match &spec.elsewhere {
             Some((mount, scratch)) => {
                 env.retain(|(name, _)| name != "TMPDIR");

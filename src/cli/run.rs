@@ -496,7 +496,7 @@ fn list_some(changes: &[Change]) {
 /// Runs a command whose tree is served, up to the end of the last process that came from it.
 fn run_served(mut started: Started, serving: Serving, run: &Run) -> Result<(Outcome, bool)> {
     serving.guard();
-    let walls = started.served()?;
+    let walls = started.served(Arc::new(|text| out::note(&show::one_line(text))))?;
     out::note(&walls.line());
     let outcome = match started.run()? {
         Some(end) => Ok(Outcome::Ended(end)),

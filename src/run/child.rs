@@ -28,6 +28,7 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::namespace;
+use super::net::{Net, Proxy, Tell};
 use super::streams::{Given, Relays, Streams};
 use super::talk::{Line, News, Order, Spec};
 use super::terminal::{self, Terminal};
@@ -177,6 +178,8 @@ impl Program {
             alarm: None,
             terminal: Terminal::of_this_process(),
             relays,
+            net: spec.net.clone(),
+            proxy: None,
         };
         joins(first)?;
         started.say(&Order::Prepare(Box::new(spec)))?;
@@ -215,6 +218,10 @@ pub struct Started {
     alarm: Option<Timer>,
     terminal: Option<Terminal>,
     relays: Relays,
+    /// Which network the command has.
+    net: Net,
+    /// With a list of hosts, what admits them.
+    proxy: Option<Proxy>,
     /// The command has been started.
     runs: bool,
     /// Somebody has asked for an end.
@@ -267,17 +274,23 @@ impl Started {
         }
     }
 
-    /// Says that the tree is served; which walls stand.
+    /// Says that the tree is served; which walls stand. With a list of hosts the proxy works from here on, and `tell`s the
+    /// person what it refuses.
     ///
     /// # Errors
-    /// It could not put them up.
-    pub fn served(&self) -> Result<Walls> {
+    /// They could not be put up, or the proxy not be started.
+    pub fn served(&mut self, tell: Tell) -> Result<Walls> {
         self.say(&Order::Served)?;
-        match self.hear() {
-            Ok((News::Ready(walls), _)) => Ok(walls),
-            Ok(_) => Err(out_of_turn()),
-            Err(NotStarted::Refused(error) | NotStarted::Failed(error)) => Err(error),
+        let (walls, descriptors) = match self.hear() {
+            Ok((News::Ready(walls), descriptors)) => (walls, descriptors),
+            Ok(_) => return Err(out_of_turn()),
+            Err(NotStarted::Refused(error) | NotStarted::Failed(error)) => return Err(error),
+        };
+        if let Net::Allow(list) = &self.net {
+            let listener = descriptors.into_iter().next().ok_or_else(out_of_turn)?;
+            self.proxy = Some(Proxy::start(listener, list.clone(), tell)?);
         }
+        Ok(walls)
     }
 
     /// Lets the command run; unless somebody has sent a signal by now, which would have ended it: then how.
@@ -465,6 +478,8 @@ impl Drop for Started {
             super::inside::end_children(&self.spared);
         }
         terminal::let_output_through();
+        // When nothing of the command lives, so that the count is whole, and after what keeps the terminal from being written.
+        self.proxy = None;
         if let Some(terminal) = &self.terminal {
             terminal.take_back(|_| false);
             terminal.restore();

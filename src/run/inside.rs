@@ -8,7 +8,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::{AsFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::process::Command;
 
@@ -22,6 +22,7 @@ use nix::unistd::{Pid, getpgid};
 
 use super::child::{CANNOT_EXECUTE, End, NOT_FOUND};
 use super::namespace::{self, Way};
+use super::net::{self, Net};
 use super::streams;
 use super::talk::{Line, News, Order, Spec};
 use super::view;
@@ -82,6 +83,10 @@ fn live(line: &Line, words: &[OsString]) -> Step<()> {
     blocked.thread_block().map_err(io::Error::from).attempt(|| "block signals")?;
     let Order::Prepare(spec) = hear(line)? else { return Err(out_of_turn()) };
     let view = if spec.elsewhere.is_some() {
+        if spec.net.is_own() {
+            let why = "without namespaces the command would have the network of the host";
+            return Err(Error::new(Kind::Failed, "limit the network of the command", why).into());
+        }
         prctl::set_child_subreaper(true)
             .map_err(io::Error::from)
             .attempt(|| "become the parent of orphans")?;
@@ -94,8 +99,10 @@ fn live(line: &Line, words: &[OsString]) -> Step<()> {
         }
     };
     let Order::Served = hear(line)? else { return Err(out_of_turn()) };
-    let walls = put_up(&spec, view)?;
-    line.say(&News::Ready(walls))?;
+    let (walls, listener) = put_up(&spec, view)?;
+    line.say_with(&News::Ready(walls), listener.as_slice())?;
+    // From here on only the process outside accepts on it.
+    drop(listener);
     let Order::Run = hear(line)? else { return Err(out_of_turn()) };
     let end = Init::start(line, words)?.wait();
     if spec.elsewhere.is_some() {
@@ -126,7 +133,7 @@ fn enter_view(line: &Line, spec: &Spec) -> Step<Option<Entered>> {
             _ => Err(Error::new(Kind::Failed, "map the numbers of the user namespace", "it was not done")),
         }
     };
-    let way = namespace::begin(spec.no_net, map).map_err(Stop::Refused)?;
+    let way = namespace::begin(spec.net.is_own(), map).map_err(Stop::Refused)?;
     // In this user namespace, and before the view covers it.
     let device = fuse::open_device()?;
     let plan = view::make(spec).map_err(refusal)?;
@@ -135,7 +142,7 @@ fn enter_view(line: &Line, spec: &Spec) -> Step<Option<Entered>> {
     let Handed { device, root, dev, .. } =
         fuse::hand_out(device, Path::new(&spec.base), all_users).map_err(refusal)?;
     line.say_with(&News::Mounted { dev, all_users }, &[device, root])?;
-    namespace::complete(way, spec.no_net, map).map_err(Stop::Refused)?;
+    namespace::complete(way, spec.net.is_own(), map).map_err(Stop::Refused)?;
     let name = namespace::name()?.into_os_string();
     match sys::process::fork_alone().attempt(|| "start the first process of the pid namespace")? {
         Some(child) => {
@@ -154,25 +161,29 @@ fn refusal(error: Error) -> Stop {
     }
 }
 
-/// Puts up what is left when the sandbox is served.
-fn put_up(spec: &Spec, view: Option<Entered>) -> Result<Walls> {
+/// Puts up what is left when the sandbox is served. With a list of hosts, the listening socket of the proxy is returned.
+fn put_up(spec: &Spec, view: Option<Entered>) -> Result<(Walls, Option<OwnedFd>)> {
     let mut walls = Walls::default();
+    let mut listener = None;
     let dir = match (&view, &spec.elsewhere) {
         (None, Some((mount, _))) => mount,
         _ => &spec.base,
     };
     if let Some(Entered { inside }) = &view {
-        if spec.no_net {
+        if spec.net.is_own() {
             sys::view::bring_loopback_up().attempt(|| "switch on the loopback")?;
+        }
+        if let Net::Allow(_) = spec.net {
+            listener = Some(net::listen()?);
         }
         let own_proc = view::mount_proc()?;
         view::hide_inside(inside)?;
         streams::reopen_devices().attempt(|| "open the terminal and the devices of the view")?;
-        walls.view = Some(ViewWall { own_proc, no_net: spec.no_net });
+        walls.view = Some(ViewWall { own_proc, own_net: spec.net.is_own() });
     }
     std::env::set_current_dir(dir).attempt(|| format!("enter '{}'", Path::new(dir).display()))?;
     walls.landlock = walls::take_on(spec, view.is_some())?;
-    Ok(walls)
+    Ok((walls, listener))
 }
 
 /// The process that the command, and every orphan, has as its parent.

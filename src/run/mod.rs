@@ -28,6 +28,7 @@ mod filter;
 mod inside;
 mod layout;
 mod namespace;
+mod net;
 pub mod secrets;
 mod streams;
 mod talk;
@@ -40,6 +41,7 @@ pub use child::{EXEC_VERB, End, NotStarted, Program, Started, Waited, block_sign
 pub use filter::Allow;
 pub use inside::become_command;
 pub use layout::{hidden, hidden_inside};
+pub use net::{Net, Tell};
 pub use talk::{Accept, Spec};
 pub use view::README;
 pub use walls::{ViewWall, Walls, keeps_variable, readme};

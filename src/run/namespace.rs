@@ -40,12 +40,12 @@ pub(super) enum Way {
 ///
 /// # Errors
 /// `CannotMount`: the host does not allow it.
-pub(super) fn begin(no_net: bool, map: impl FnOnce() -> Result<()>) -> Result<Way> {
+pub(super) fn begin(own_net: bool, map: impl FnOnce() -> Result<()>) -> Result<Way> {
     let may_mount = capabilities::effective().is_ok_and(|have| have & capabilities::SYS_ADMIN != 0);
     let way = match may_mount.then(|| unshare(CloneFlags::CLONE_NEWNS)) {
         Some(Ok(())) => Way::ViewFirst,
         Some(Err(nix::Error::EPERM)) | None => {
-            unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | others(no_net))
+            unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | others(own_net))
                 .map_err(|error| refused("make the namespaces of the command", error))?;
             map()?;
             Way::UserFirst
@@ -79,18 +79,18 @@ fn make_private() -> io::Result<()> {
 ///
 /// # Errors
 /// The host does not allow it.
-pub(super) fn complete(way: Way, no_net: bool, map: impl FnOnce() -> Result<()>) -> Result<()> {
+pub(super) fn complete(way: Way, own_net: bool, map: impl FnOnce() -> Result<()>) -> Result<()> {
     if way == Way::UserFirst {
         return Ok(());
     }
-    unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | others(no_net))
+    unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | others(own_net))
         .map_err(|error| refused("make the namespaces of the command", error))?;
     map()
 }
 
-fn others(no_net: bool) -> CloneFlags {
+fn others(own_net: bool) -> CloneFlags {
     let mut flags = CloneFlags::CLONE_NEWPID | CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWUTS;
-    flags.set(CloneFlags::CLONE_NEWNET, no_net);
+    flags.set(CloneFlags::CLONE_NEWNET, own_net);
     flags
 }
 

@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use super::child::End;
 use super::filter::Allow;
+use super::net::Net;
 use super::walls::Walls;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::codec;
@@ -66,8 +67,8 @@ pub struct Spec {
     pub writable: Vec<OsString>,
     /// This program.
     pub program: OsString,
-    /// No network but a loopback.
-    pub no_net: bool,
+    /// Which network the command has.
+    pub net: Net,
     /// Which walls must stand.
     pub accept: Accept,
     /// What the filter on system calls does not deny.
@@ -114,7 +115,7 @@ pub enum News {
     Started(i32, OsString),
     /// Namespaces are not to be had here.
     Refused(Error),
-    /// All walls are up, or all that can be had.
+    /// All walls are up, or all that can be had; with a list of hosts, the socket of the proxy comes along.
     Ready(Walls),
     /// The command runs: what the terminal sends from now on reaches it.
     Runs,

@@ -24,6 +24,7 @@ use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
 use serde::{Deserialize, Serialize};
 
+use super::net::Net;
 use super::talk::{Accept, Spec};
 use super::{filter, layout};
 use crate::error::{Attempt, Error, Kind, Result};
@@ -58,8 +59,8 @@ pub struct Walls {
 pub struct ViewWall {
     /// /proc shows the processes of the command only.
     pub own_proc: bool,
-    /// There is no network but a loopback.
-    pub no_net: bool,
+    /// The network is the command's own: a loopback, and no route.
+    pub own_net: bool,
 }
 
 impl Walls {
@@ -69,7 +70,7 @@ impl Walls {
         let mut missing = Vec::new();
         match &self.view {
             Some(view) => {
-                let net = if view.no_net { ", net" } else { "" };
+                let net = if view.own_net { ", net" } else { "" };
                 stand.push(format!("a view of its own (user, mount, pid, ipc, uts{net} namespaces)"));
                 if !view.own_proc {
                     missing.push("the list of processes outside can be read: no new /proc is allowed here");
@@ -242,7 +243,7 @@ fn allow(
 }
 
 /// What a command can read about where it is.
-pub fn readme(base: &Path, writable: &[PathBuf], hidden: &[PathBuf]) -> String {
+pub fn readme(base: &Path, writable: &[PathBuf], hidden: &[PathBuf], net: &Net) -> String {
     let list = |paths: &[PathBuf]| {
         let lines = paths.iter().map(|path| format!("  {}\n", path.display()));
         lines.collect::<String>()
@@ -260,12 +261,14 @@ pub fn readme(base: &Path, writable: &[PathBuf], hidden: &[PathBuf]) -> String {
          Hidden: shown empty, or absent. Whoever started 'jailfs run' can show a path with --show PATH:\n{}\
          \n\
          Also hidden: /run with the sockets of services, devices, other processes, and the stores of jailfs.\n\
-         Mounting, gaining privileges, and signals to processes outside are refused.\n\
+         Mounting, gaining privileges, and signals to processes outside are refused.\n\n\
+         {}\n\
          'jailfs checkpoint', 'restore', 'diff', 'status' and 'discard' work here; 'apply' does not.\n",
         base.display(),
         list(&scratch),
         or_none(list(writable)),
         or_none(list(hidden)),
+        net.about(),
     )
 }
 
@@ -295,7 +298,7 @@ mod tests {
 
     #[test]
     fn one_line_says_which_walls_stand_and_which_do_not() {
-        let view = ViewWall { own_proc: true, no_net: true };
+        let view = ViewWall { own_proc: true, own_net: true };
         let all = Walls { view: Some(view.clone()), landlock: Some(7) };
         assert_eq!(
             all.line(),
@@ -346,8 +349,10 @@ mod tests {
 
     #[test]
     fn the_readme_says_what_can_be_done() {
-        let text = readme(Path::new("/repo"), &[], &["/root/.ssh".into()]);
-        for part in ["  /repo\n", "  (nothing)\n", "  /root/.ssh\n", "--show PATH", "--bind-rw DIR"] {
+        let text = readme(Path::new("/repo"), &[], &["/root/.ssh".into()], &Net::None);
+        for part in
+            ["  /repo\n", "  (nothing)\n", "  /root/.ssh\n", "--show PATH", "--bind-rw DIR", "--net none"]
+        {
             assert!(text.contains(part), "{part}");
         }
     }

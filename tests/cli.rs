@@ -27,6 +27,8 @@ mod danger;
 mod leaks;
 #[path = "cli/limits.rs"]
 mod limits;
+#[path = "cli/net.rs"]
+mod net;
 #[path = "cli/place.rs"]
 mod place;
 #[path = "cli/run.rs"]

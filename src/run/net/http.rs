@@ -146,7 +146,7 @@ fn passed_on<'a>(fields: &'a [httparse::Header<'a>]) -> impl Iterator<Item = &'a
     fields.iter().filter(move |field| {
         let is = |name: &&str| field.name.eq_ignore_ascii_case(name);
         let is_nominated = nominated.iter().any(|name| field.name.eq_ignore_ascii_case(name));
-        !(OWN.iter().any(|name| is(name)) || FOR_THE_PROXY.iter().any(|name| is(name)) || is_nominated)
+        !(OWN.iter().chain(FOR_THE_PROXY).any(is) || is_nominated)
     })
 }
 

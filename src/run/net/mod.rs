@@ -99,7 +99,7 @@ impl Net {
             Net::Allow(list) => format!(
                 "There is no network but a loopback, and a proxy for HTTP, CONNECT and SOCKS5 at {}:{PORT}\n\
                  (see HTTP_PROXY), which resolves names itself and admits these hosts only:\n  {list}\n\
-                 Whoever started 'jailfs run' can admit others with --net allow:HOST[:PORT],...\n",
+                 The caller of 'jailfs run' can admit others with --net allow:HOST[:PORT],...\n",
                 Ipv4Addr::LOCALHOST
             ),
         }

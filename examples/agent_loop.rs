@@ -100,6 +100,7 @@ fn finish(sandbox: &Sandbox) -> Result<()> {
         return Err(Error::new(Kind::Failed, "apply", "an answer to something else"));
     };
     for change in &applied.changes {
+        let change = change?;
         println!("{:<8} {}", if dry_run { "would" } else { "applied" }, change.path);
     }
     for (path, why) in &applied.conflicts {

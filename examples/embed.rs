@@ -64,7 +64,8 @@ fn show(sandbox: &Sandbox, from: &Rev, to: &Rev) -> Result<()> {
     let Reply::Diff(changes) = sandbox.handle(request)? else {
         return Err(Error::new(Kind::Failed, "diff", "an answer to something else"));
     };
-    for change in changes {
+    for change in &changes {
+        let change = change?;
         println!("{:?} {}", change.kind, change.path);
         print!("{}", String::from_utf8_lossy(&change.patch.unwrap_or_default()));
     }

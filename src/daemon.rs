@@ -35,7 +35,7 @@ use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::{Fs, Kernel, Limits, PastView};
 use crate::fuse::{self, Handed, Mounted, Unmounter};
 use crate::jail::Policy;
-use crate::sandbox::verbs::{Detail, Reply, Request};
+use crate::sandbox::verbs::{Detail, Protected, Reply, Request};
 use crate::sandbox::{Bounds, KeepPolicy, Sandbox, StoreOptions, View};
 use crate::store::codec;
 use crate::sys;
@@ -45,7 +45,7 @@ use crate::types::Name;
 pub const VERB: &str = "__daemon";
 /// The name of the log in the store's directory.
 pub const LOG: &str = "daemon.log";
-/// At the start of a daemon a log larger than this, in bytes, is emptied.
+/// A log longer than this, in bytes, is emptied.
 const LOG_LIMIT: u64 = 8 << 20;
 /// How long the end waits for a comparison that nobody wants any more.
 const LONG_LIMIT: Duration = Duration::from_secs(2);
@@ -117,6 +117,8 @@ pub struct Choice {
     pub snapname: Vec<u8>,
     /// Whether mkdir(2) among them makes none.
     pub no_snapmkdir: bool,
+    /// Paths that an apply writes only with consent.
+    pub protected: Protected,
 }
 
 /// The usual name of the directory that shows the checkpoints.
@@ -425,6 +427,7 @@ pub fn foreground(plan: &Plan, ready: impl FnOnce()) -> Result<()> {
     block_signals()?;
     exit_on_panic();
     let sandbox = Sandbox::create_or_open(&plan.base, &plan.store, &plan.choice.store_options())?;
+    sandbox.set_protected(plan.choice.protected.clone());
     let mut serving = Serving::start(sandbox, &plan.mount_point, &plan.choice, open_gate)?;
     serving.guard();
     end_on_signals(serving.unmounter(), true)?;
@@ -505,6 +508,7 @@ fn start_in_background() -> Result<Serving> {
     sys::process::new_session().attempt(|| "leave the terminal")?;
     block_signals()?;
     let sandbox = Sandbox::create_or_open(&plan.base, &plan.store, &plan.choice.store_options())?;
+    sandbox.set_protected(plan.choice.protected.clone());
     log_into(&plan.store)?;
     exit_on_panic();
     let serving = Serving::start(sandbox, &plan.mount_point, &plan.choice, open_gate)?;
@@ -551,6 +555,20 @@ fn dev_null() -> Result<std::fs::File> {
     OpenOptions::new().read(true).write(true).open("/dev/null").attempt(|| "open '/dev/null'")
 }
 
+/// Empties the log of a daemon if it is longer than [`LOG_LIMIT`]. A command in the sandbox can cause
+/// lines of it.
+pub fn limit_log() {
+    let log = io::stderr();
+    let is_too_long = nix::sys::stat::fstat(&log).is_ok_and(|stat| {
+        let is_file = stat.st_mode & nix::libc::S_IFMT == nix::libc::S_IFREG;
+        is_file && u64::try_from(stat.st_size).is_ok_and(|len| len > LOG_LIMIT)
+    });
+    // The file is open for appending, so the next line is its first.
+    if is_too_long && nix::unistd::ftruncate(&log, 0).is_ok() {
+        log::warn!("the log was longer than {LOG_LIMIT} bytes and was emptied");
+    }
+}
+
 /// Sends the standard error, and with it the log, to the file in the store.
 fn log_into(store: &Path) -> Result<()> {
     let path = store.join(LOG);
@@ -562,10 +580,9 @@ fn log_into(store: &Path) -> Result<()> {
         .custom_flags(OFlag::O_NOFOLLOW.bits())
         .open(&path)
         .attempt(attempt)?;
-    if file.metadata().attempt(attempt)?.len() > LOG_LIMIT {
-        file.set_len(0).attempt(attempt)?;
-    }
-    dup2_stderr(file.as_fd()).map_err(io::Error::from).attempt(|| "redirect the standard error")
+    dup2_stderr(file.as_fd()).map_err(io::Error::from).attempt(|| "redirect the standard error")?;
+    limit_log();
+    Ok(())
 }
 
 /// The signals that end a daemon, and SIGHUP.

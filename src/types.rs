@@ -295,6 +295,12 @@ impl TreePath {
         Ok(TreePath(clean.into()))
     }
 
+    /// The path to which these names lead from the root.
+    pub fn of_names<'a>(names: impl Iterator<Item = &'a Name>) -> TreePath {
+        let names: Vec<&[u8]> = names.map(Name::as_bytes).collect();
+        TreePath(names.join(&b'/').into())
+    }
+
     /// The path of `name` in this directory.
     pub fn join(&self, name: &Name) -> TreePath {
         let mut bytes = Vec::with_capacity(self.0.len() + 1 + name.as_bytes().len());

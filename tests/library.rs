@@ -100,7 +100,9 @@ fn diff(sandbox: &Sandbox, from: &str, to: &str) -> Vec<(ChangeKind, String)> {
     let request =
         Request::Diff { from: Rev::parse(from), to: Rev::parse(to), paths: vec![], detail: Detail::Patch };
     match sandbox.handle(request).unwrap() {
-        Reply::Diff(changes) => changes.into_iter().map(|c| (c.kind, c.path.to_string())).collect(),
+        Reply::Diff(changes) => {
+            changes.to_vec().unwrap().into_iter().map(|c| (c.kind, c.path.to_string())).collect()
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -132,7 +132,13 @@ impl Place {
     fn restore(&self, to: &str, paths: &[&str]) -> Vec<String> {
         let restored = self.ask(to, paths, false).unwrap();
         self.fs().state().tree.verify().unwrap();
-        restored.changes.iter().map(|change| format!("{:?} {}", change.kind, change.path)).collect()
+        restored
+            .changes
+            .to_vec()
+            .unwrap()
+            .iter()
+            .map(|change| format!("{:?} {}", change.kind, change.path))
+            .collect()
     }
 
     fn operations(&self) -> Vec<jailfs::sandbox::verbs::Operation> {

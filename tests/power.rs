@@ -267,7 +267,7 @@ fn read_all(sandbox: &Sandbox) -> Files {
         Request::Diff { from: Rev::Base, to: Rev::Now, paths: Vec::new(), detail: Detail::NameStatus };
     let Reply::Diff(changes) = sandbox.handle(request).unwrap() else { panic!("not a diff") };
     let mut files = Files::new();
-    for change in changes {
+    for change in changes.to_vec().unwrap() {
         let found = state.resolve(&change.path).unwrap();
         let size = change.new_size.unwrap_or(0);
         let range = jailfs::types::ByteRange { start: 0, end: size };

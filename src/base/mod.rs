@@ -117,6 +117,11 @@ impl Base {
         *self.hidden.write() = paths.into();
     }
 
+    /// Whether anything is hidden.
+    pub fn hides_any(&self) -> bool {
+        !self.hidden.read().is_empty()
+    }
+
     /// Whether what is at a path is told to nobody.
     pub fn hides(&self, path: &TreePath) -> bool {
         self.hidden.read().iter().any(|hidden| path.starts_with(hidden))

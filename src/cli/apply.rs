@@ -49,7 +49,7 @@ impl Apply {
         if self.json {
             self.json(&mut out, &applied)?
         } else {
-            self.text(&mut out, &applied)
+            self.text(&mut out, &applied)?
         }
         out.finish()?;
         why_not_written(&applied).map_or(Ok(0), Err)
@@ -57,7 +57,7 @@ impl Apply {
 
     fn json(&self, out: &mut Out, applied: &Applied) -> Result<()> {
         for change in &applied.changes {
-            out.line(&Line::change(change).text()?);
+            out.line(&Line::change(&change?).text()?);
         }
         for (path, reason) in &applied.conflicts {
             out.line(&Line::conflict(path, reason).text()?);
@@ -69,10 +69,10 @@ impl Apply {
         Ok(())
     }
 
-    fn text(&self, out: &mut Out, applied: &Applied) {
+    fn text(&self, out: &mut Out, applied: &Applied) -> Result<()> {
         tell_conflicts(applied);
         if why_not_written(applied).is_some() && !self.dry_run {
-            return;
+            return Ok(());
         }
         let done = match (self.dry_run, self.undo) {
             (false, false) => "applied",
@@ -80,15 +80,12 @@ impl Apply {
             (true, false) => "would apply",
             (true, true) => "would take back the last apply",
         };
-        out.line(&format!("{done}: {}", show::summary(&applied.changes)));
-        if self.dry_run {
-            applied.changes.iter().for_each(|change| out.line(&show::name_status(change)));
-        } else {
-            show::deletions(&applied.changes).for_each(|deletion| out.line(&deletion));
-            if !self.undo && !applied.changes.is_empty() {
-                out.line("undo: jailfs apply --undo");
-            }
+        out.line(&format!("{done}: {}", show::summary(&applied.changes)?));
+        show::list(&applied.changes, !self.dry_run, |line| out.line(line))?;
+        if !self.dry_run && !self.undo && !applied.changes.is_empty() {
+            out.line("undo: jailfs apply --undo");
         }
+        Ok(())
     }
 }
 

@@ -1,12 +1,12 @@
 //! The options of `jailfs run` that say what its command may see and do, and what becomes of them.
 
 use std::ffi::{OsStr, OsString};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use clap::Args;
 
 use super::{Global, host, options, place, sockets};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Attempt, Error, Kind, Result};
 use crate::run::{Accept, Allow, Net, README, Spec, keeps_variable, readme, secrets};
 use crate::sys;
 
@@ -84,7 +84,8 @@ impl Confine {
         let mut bound = asked.outside("--bind-ro", &self.bind_ro)?;
         // By it names are resolved; it often lies in /run.
         bound.extend(real("/etc/resolv.conf").filter(|path| !path.starts_with(base)));
-        let mut withheld = asked.paths("--hide", &self.hide)?;
+        let hide = self.hide.iter().map(|path| resolved(global, "--hide", path));
+        let mut withheld = hide.collect::<Result<Vec<_>>>()?;
         let mounts = sys::mountinfo::read().unwrap_or_default();
         for paths in [&mut hidden, &mut withheld, &mut stores] {
             // What is mounted elsewhere as well is seen there, too.
@@ -248,9 +249,33 @@ fn refuse_base(base: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The path that an option names. Links are refused: an earlier command can have planted one in a
+/// directory that it was given, so that the next one is given what the link leads to.
 fn named(global: &Global, option: &str, path: &Path) -> Result<PathBuf> {
+    let resolved = resolved(global, option, path)?;
+    let path = std::path::absolute(global.at(path)?).attempt(|| format!("read {option}"))?;
+    if plain(&path) == resolved {
+        return Ok(resolved);
+    }
+    let why = format!("it leads through a link to '{}'", resolved.display());
+    Err(wrong(option, &path, &why).hint(format!("name '{}' if you mean it", resolved.display())))
+}
+
+fn resolved(global: &Global, option: &str, path: &Path) -> Result<PathBuf> {
     let path = global.at(path)?;
     host::resolve(&path).map_err(|error| wrong(option, &path, &error.reason))
+}
+
+/// A path without `.` and `..`, by its text.
+fn plain(path: &Path) -> PathBuf {
+    path.components().fold(PathBuf::new(), |mut plain, part| {
+        match part {
+            Component::ParentDir => drop(plain.pop()),
+            Component::CurDir => {}
+            other => plain.push(other),
+        }
+        plain
+    })
 }
 
 fn wrong(option: &str, path: &Path, reason: &str) -> Error {

@@ -13,12 +13,12 @@ use super::out::Out;
 use super::show;
 use super::target::{Target, wrong_answer};
 use crate::error::{Error, Kind, Result};
-use crate::sandbox::verbs::{Change, Detail, FileRev, Reply, Request, Rev};
+use crate::sandbox::verbs::{Changes, Detail, FileRev, Reply, Request, Rev};
 
 /// Show what differs between two states
 ///
-/// From the last checkpoint (or the base, if there is none) to now, unless others are named. The exit code is 0 also
-/// if there are differences.
+/// From the base to now, which is what 'apply' would write, unless others are named; '@-1' is the last
+/// checkpoint. The exit code is 0 also if there are differences.
 #[derive(Args)]
 pub(super) struct Diff {
     /// Up to two states ('@' now, '@-1' the last checkpoint, 'base', a number or a name), then paths; or a version of a
@@ -56,10 +56,7 @@ impl Diff {
         let (revs, mut paths) = self.split(&mut target)?;
         paths.extend(self.paths.iter().cloned());
         let mut revs = revs.into_iter();
-        let from = match revs.next() {
-            Some(from) => from,
-            None => last_checkpoint(&mut target)?,
-        };
+        let from = revs.next().unwrap_or(Rev::Base);
         let to = revs.next().unwrap_or(Rev::Now);
         let request = Request::Diff { from, to, paths: target.paths(&paths)?, detail: self.detail() };
         let Reply::Diff(changes) = target.call(request)? else { return Err(wrong_answer()) };
@@ -77,21 +74,18 @@ impl Diff {
         }
     }
 
-    fn print(&self, out: &mut Out, changes: &[Change]) -> Result<()> {
+    fn print(&self, out: &mut Out, changes: &Changes) -> Result<()> {
         if self.json {
             for change in changes {
-                out.line(&Line::change(change).text()?);
+                out.line(&Line::change(&change?).text()?);
             }
             return Ok(());
         }
         match self.detail() {
-            Detail::NameStatus => changes.iter().for_each(|change| out.line(&show::name_status(change))),
-            Detail::Stat => show::stat(changes).iter().for_each(|line| out.line(line)),
-            Detail::Patch => {
-                changes.iter().filter_map(|change| change.patch.as_ref()).for_each(|p| out.patch(p))
-            }
+            Detail::NameStatus => show::list(changes, false, |line| out.line(line)),
+            Detail::Stat => show::stat(changes, |line| out.line(line)),
+            Detail::Patch => show::patches(changes, out),
         }
-        Ok(())
     }
 
     /// The two files that are compared, if the first word names a version of one.
@@ -130,11 +124,6 @@ impl Diff {
         let exists = |path: &PathBuf| target.on_host(path).symlink_metadata().is_ok();
         split(&self.words, &names, exists)
     }
-}
-
-fn last_checkpoint(target: &mut Target) -> Result<Rev> {
-    let Reply::Status(status) = target.call(Request::Status)? else { return Err(wrong_answer()) };
-    Ok(if status.checkpoint.is_some() { Rev::Back(1) } else { Rev::Base })
 }
 
 fn one_file(other: &std::ffi::OsStr) -> Error {

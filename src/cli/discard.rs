@@ -8,7 +8,10 @@ use super::target::{Target, wrong_answer};
 use crate::error::Result;
 use crate::sandbox::verbs::{Reply, Request};
 
-/// Throw away all changes since the last checkpoint, or since the base if there is none
+/// Throw away everything that 'apply' would write: the tree is again what the base is
+///
+/// Checkpoints stay. 'jailfs restore @-1' goes back to the last one instead. A discard can be undone:
+/// it says how.
 #[derive(Args)]
 pub(super) struct Discard {
     /// Print JSON objects

@@ -105,6 +105,8 @@ pub(super) enum Line {
         target: Option<String>,
         #[serde(skip_serializing_if = "Option::is_none")]
         target_hex: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        danger: Option<String>,
         ino: u64,
         old_size: Option<u64>,
         new_size: Option<u64>,
@@ -336,6 +338,7 @@ impl Line {
             file: file_kind(change.file),
             target,
             target_hex,
+            danger: change.danger.clone(),
             ino: change.ino.0,
             old_size: change.old_size,
             new_size: change.new_size,
@@ -515,6 +518,7 @@ mod tests {
             old_path: None,
             file: FileKind::File,
             target: None,
+            danger: None,
             ino: Ino(7),
             old_size: Some(1),
             new_size: Some(2),

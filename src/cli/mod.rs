@@ -35,6 +35,7 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use clap::{Args, Parser, Subcommand};
 
@@ -216,27 +217,40 @@ fn start_log(verb: &Verb) {
     }
     let log = log.build();
     ::log::set_max_level(log.filter());
-    if ::log::set_boxed_logger(Box::new(Unexpected(log))).is_err() {
+    let lines = matches!(verb, Verb::Daemon { .. }).then(AtomicU64::default);
+    if ::log::set_boxed_logger(Box::new(Filtered { log, lines })).is_err() {
         out::note("the log has been started already");
     }
 }
 
-/// A log without what is always so.
-struct Unexpected(env_logger::Logger);
+/// After this many lines the length of a daemon's log is looked at.
+const LOOK_EVERY: u64 = 1000;
 
-impl ::log::Log for Unexpected {
+/// A log without expected lines. That of a daemon has a limit of length.
+struct Filtered {
+    log: env_logger::Logger,
+    /// Lines so far, of a daemon.
+    lines: Option<AtomicU64>,
+}
+
+impl ::log::Log for Filtered {
     fn enabled(&self, metadata: &::log::Metadata<'_>) -> bool {
-        self.0.enabled(metadata)
+        self.log.enabled(metadata)
     }
 
     fn log(&self, record: &::log::Record<'_>) {
-        if !crate::fuse::is_expected(record) {
-            self.0.log(record);
+        if crate::fuse::is_expected(record) {
+            return;
+        }
+        self.log.log(record);
+        let lines = self.lines.as_ref().filter(|_| self.log.matches(record));
+        if lines.is_some_and(|lines| lines.fetch_add(1, Ordering::Relaxed) % LOOK_EVERY == LOOK_EVERY - 1) {
+            crate::daemon::limit_log();
         }
     }
 
     fn flush(&self) {
-        self.0.flush();
+        self.log.flush();
     }
 }
 

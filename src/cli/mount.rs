@@ -66,6 +66,7 @@ impl Mount {
         let mut choice = options.choice;
         choice.volatile |= self.volatile;
         choice.other_base = self.other_base;
+        choice.protected = place::protected()?;
         Ok(Plan { base, mount_point, store, choice })
     }
 }

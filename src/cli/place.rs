@@ -17,6 +17,7 @@ use crate::base::Base;
 use crate::control;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sandbox::is_base_of;
+use crate::sandbox::verbs::Protected;
 use crate::store;
 
 /// How much of the base's name goes into the id, in bytes.
@@ -62,6 +63,28 @@ impl Env {
                 .hint("name one with --store DIR")
         })?;
         Ok(stores.join(id(base)))
+    }
+}
+
+/// The file that changes the list of protected paths.
+const PROTECTED: &str = "jailfs/protected";
+
+/// The protected paths: the built-in ones, as changed by `$XDG_CONFIG_HOME/jailfs/protected`, or
+/// `~/.config/jailfs/protected`, if there is such a file.
+///
+/// # Errors
+/// `Usage`: the file cannot be read, or a line of it is wrong.
+pub(super) fn protected() -> Result<Protected> {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let config = absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")));
+    let Some(file) = config.map(|config| config.join(PROTECTED)) else { return Ok(Protected::default()) };
+    let wrong = |why: String| {
+        Error::new(Kind::Usage, format!("read the protected paths in '{}'", file.display()), why)
+    };
+    match std::fs::read(&file) {
+        Ok(text) => Protected::parse(&text).map_err(wrong),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Protected::default()),
+        Err(error) => Err(wrong(error.to_string())),
     }
 }
 

@@ -47,17 +47,13 @@ pub(super) fn tell(restored: &Restored, dry_run: bool, json: bool) -> Result<()>
     let mut out = Out::new();
     if json {
         for change in &restored.changes {
-            out.line(&Line::change(change).text()?);
+            out.line(&Line::change(&change?).text()?);
         }
         out.line(&Line::restored(restored, dry_run).text()?);
     } else {
         let done = if dry_run { "would restore" } else { "restored" };
-        out.line(&format!("{done} {}: {}", show::one_line(&restored.to), show::summary(&restored.changes)));
-        if dry_run {
-            restored.changes.iter().for_each(|change| out.line(&show::name_status(change)));
-        } else {
-            show::deletions(&restored.changes).for_each(|deletion| out.line(&deletion));
-        }
+        out.line(&format!("{done} {}: {}", show::one_line(&restored.to), show::summary(&restored.changes)?));
+        show::list(&restored.changes, !dry_run, |line| out.line(line))?;
         if let Some(op) = restored.undo {
             out.line(&format!("undo: jailfs op restore {op}"));
         }

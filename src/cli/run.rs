@@ -26,7 +26,7 @@ use crate::run::{
     End, Group, NotStarted, Program, Share, Spec, Started, Waited, block_signals, hidden_inside,
     let_signals_through,
 };
-use crate::sandbox::verbs::{Applied, Change, Consent, Detail, Reply, Request, Rev};
+use crate::sandbox::verbs::{Applied, Changes, Consent, Detail, Reply, Request, Rev};
 use crate::sandbox::{Moment, Sandbox, StoreOptions};
 
 /// The exit code when jailfs failed and not the command.
@@ -159,6 +159,7 @@ impl Run {
         block_signals()?;
         daemon::exit_on_panic();
         let sandbox = Sandbox::create_or_open(&base, &store, &StoreOptions::default())?;
+        sandbox.set_protected(place::protected()?);
         let spec = self.confine.spec(global, &base, &store)?;
         let consent = Consent { protected: self.protected, privileges: self.privileges };
         let mut sandboxed = Sandboxed::begin(sandbox, &self.program(&spec, 1), consent)?;
@@ -343,18 +344,7 @@ impl Sandboxed {
 
     /// Makes the tree what it was before the command.
     fn roll_back(&self) -> Result<()> {
-        // A command can make checkpoints of its own, so "since the last one" is not enough.
-        let Reply::Status(status) = self.sandbox.handle(Request::Status)? else { return Err(wrong_answer()) };
-        let last = status.checkpoint.map_or(Rev::Base, |checkpoint| Rev::Id(checkpoint.id));
-        let request = if last == self.start {
-            Request::Discard
-        } else {
-            Request::Restore { to: self.start.clone(), paths: Vec::new(), dry_run: false }
-        };
-        match self.sandbox.handle(request)? {
-            Reply::Restored(_) => Ok(()),
-            _ => Err(wrong_answer()),
-        }
+        self.sandbox.go_back(&self.start).map(drop)
     }
 
     fn finish(&self, fate: Fate, outcome: Outcome) -> Result<()> {
@@ -365,8 +355,8 @@ impl Sandboxed {
         if changes.is_empty() {
             out::note("the command has changed nothing");
         } else {
-            changes.iter().for_each(|change| out::detail(&show::name_status(change)));
-            out::note(&format!("in the sandbox: {}", show::summary(&changes)));
+            show::list(&changes, false, out::detail)?;
+            out::note(&format!("in the sandbox: {}", show::summary(&changes)?));
         }
         // What earlier runs have left is applied with the rest, so it counts.
         let waiting = if self.start == Rev::Base { changes.len() } else { self.diff(Rev::Base)?.len() };
@@ -393,7 +383,7 @@ impl Sandboxed {
         }
     }
 
-    fn diff(&self, from: Rev) -> Result<Vec<Change>> {
+    fn diff(&self, from: Rev) -> Result<Changes> {
         let request = Request::Diff { from, to: Rev::Now, paths: Vec::new(), detail: Detail::NameStatus };
         match self.sandbox.handle(request)? {
             Reply::Diff(changes) => Ok(changes),
@@ -440,7 +430,7 @@ impl Sandboxed {
         let request = Request::Diff { from, to, paths: Vec::new(), detail: Detail::Patch };
         let Reply::Diff(changes) = self.sandbox.handle(request)? else { return Err(wrong_answer()) };
         let mut out = out::Out::new();
-        changes.iter().filter_map(|change| change.patch.as_ref()).for_each(|patch| out.patch(patch));
+        show::patches(&changes, &mut out)?;
         out.finish()
     }
 
@@ -451,8 +441,7 @@ impl Sandboxed {
             return Err(wrong_answer());
         };
         let Some(error) = apply::why_not_written(&applied) else {
-            tell_applied(&applied);
-            return Ok(());
+            return tell_applied(&applied);
         };
         apply::tell_conflicts(&applied);
         Err(error)
@@ -462,35 +451,44 @@ impl Sandboxed {
     /// forgets the checkpoints, names and holds of the command.
     fn discard(&self, is_listed: bool) -> Result<()> {
         let before = self.sandbox.go_back(&self.start)?;
-        match self.sandbox.changes_of(&before) {
-            Ok(changes) if changes.is_empty() => out::note("the command has changed nothing"),
-            Ok(changes) => {
-                if !is_listed {
-                    list_some(&changes);
-                    out::note(&format!("in the sandbox: {}", show::summary(&changes)));
-                }
-                out::note(&format!("discarded: {}", show::summary(&changes)));
-            }
-            Err(error) => out::note(&format!("discarded; the changes cannot be listed: {error}")),
+        let listed = self.sandbox.changes_of(&before).and_then(|changes| tell_discarded(&changes, is_listed));
+        if let Err(error) = listed {
+            out::note(&format!("discarded; the changes cannot be listed: {error}"));
         }
         drop(before);
         self.sandbox.forget_since(&self.moment)
     }
 }
 
-/// Lists what was discarded, as far as a person reads: the command decides how much there is.
-fn list_some(changes: &[Change]) {
-    let mut bytes = 0_usize;
-    let fits = |change: &&Change| {
-        bytes = bytes.saturating_add(change.path.as_bytes().len());
-        bytes <= LISTED
-    };
-    let listed: Vec<&Change> = changes.iter().take_while(fits).collect();
-    listed.iter().for_each(|change| out::detail(&show::name_status(change)));
-    if listed.len() < changes.len() {
-        let more = show::paths((changes.len() - listed.len()) as u64);
-        out::note(&format!("{more} more: the list is too long to print"));
+/// Tells what was discarded. If `is_listed`, the paths were told before.
+fn tell_discarded(changes: &Changes, is_listed: bool) -> Result<()> {
+    if changes.is_empty() {
+        out::note("the command has changed nothing");
+        return Ok(());
     }
+    if !is_listed {
+        list_some(changes)?;
+        out::note(&format!("in the sandbox: {}", show::summary(changes)?));
+    }
+    out::note(&format!("discarded: {}", show::summary(changes)?));
+    Ok(())
+}
+
+/// Lists what was discarded, up to [`LISTED`] bytes of paths: the command decides how much there is.
+fn list_some(changes: &Changes) -> Result<()> {
+    let (mut bytes, mut listed) = (0_usize, 0);
+    for change in changes {
+        let change = change?;
+        bytes = bytes.saturating_add(change.path.as_bytes().len());
+        if bytes > LISTED {
+            let more = show::paths((changes.len() - listed) as u64);
+            out::note(&format!("{more} more: the list is too long to print"));
+            break;
+        }
+        listed += 1;
+        out::detail(&show::name_status(&change));
+    }
+    Ok(())
 }
 
 /// Runs a command whose tree is served, up to the end of the last process that came from it.
@@ -557,9 +555,10 @@ fn until_it_ends(started: &mut Started, timeout: Option<Duration>) -> Result<Out
     }
 }
 
-fn tell_applied(applied: &Applied) {
-    out::note(&format!("applied: {}", show::summary(&applied.changes)));
+fn tell_applied(applied: &Applied) -> Result<()> {
+    out::note(&format!("applied: {}", show::summary(&applied.changes)?));
     out::note("undo: jailfs apply --undo");
+    Ok(())
 }
 
 /// What a command in the sandbox may not ask of it: the changes are judged when it has ended, by whoever ran it.

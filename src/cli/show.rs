@@ -1,6 +1,10 @@
 //! Changes, in words and columns for people.
 
-use crate::sandbox::verbs::{Change, ChangeKind, Checkpoint, EditKind};
+use std::fmt;
+
+use super::out::Out;
+use crate::error::Result;
+use crate::sandbox::verbs::{Change, ChangeKind, Changes, Checkpoint, EditKind};
 use crate::types::{FileKind, is_unprintable};
 
 /// How many `+` and `-` a line of `--stat` has at most.
@@ -39,27 +43,60 @@ pub(super) fn name_status(change: &Change) -> String {
     let target =
         target.map_or_else(String::new, |text| format!(" -> {}", one_line(&String::from_utf8_lossy(text))));
     match &change.old_path {
-        Some(old) => format!("{letter}\t{old}{slash}\t{}{slash}{target}", change.path),
-        None => format!("{letter}\t{}{slash}{target}", change.path),
+        Some(old) => format!("{letter}\t{old}{slash}\t{}{slash}{target}{}", change.path, danger(change)),
+        None => format!("{letter}\t{}{slash}{target}{}", change.path, danger(change)),
     }
 }
 
-/// The lines of `--stat`, the summary last.
-pub(super) fn stat(changes: &[Change]) -> Vec<String> {
-    let names: Vec<String> = changes.iter().map(stat_name).collect();
-    let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
-    let most = changes.iter().filter_map(|c| c.lines).map(|(a, r)| a.saturating_add(r)).max().unwrap_or(0);
-    let mut lines: Vec<String> = changes
-        .iter()
-        .zip(&names)
-        .map(|(change, name)| format!(" {name:width$} | {}", stat_column(change, most)))
-        .collect();
-    let (added, removed) = changes
-        .iter()
-        .filter_map(|c| c.lines)
-        .fold((0u64, 0u64), |(added, removed), (a, r)| (added.saturating_add(a), removed.saturating_add(r)));
-    lines.push(format!(" {}; {added} lines added, {removed} removed", summary(changes)));
-    lines
+/// The widest column of names that `--stat` lines up.
+const MOST_WIDTH: usize = 100;
+
+/// Prints the lines of `--stat`, the summary last.
+///
+/// # Errors
+/// The list cannot be read.
+pub(super) fn stat(changes: &Changes, mut line: impl FnMut(&str)) -> Result<()> {
+    let (mut tally, mut width, mut most) = (Tally::default(), 0, 0);
+    let (mut added, mut removed) = (0_u64, 0_u64);
+    for change in changes {
+        let change = change?;
+        tally.count(&change);
+        width = width.max(stat_name(&change).chars().count());
+        if let Some((a, r)) = change.lines {
+            most = most.max(a.saturating_add(r));
+            (added, removed) = (added.saturating_add(a), removed.saturating_add(r));
+        }
+    }
+    let width = width.min(MOST_WIDTH);
+    for change in changes {
+        let change = change?;
+        line(&format!(" {:width$} | {}{}", stat_name(&change), stat_column(&change, most), danger(&change)));
+    }
+    line(&format!(" {tally}; {added} lines added, {removed} removed"));
+    Ok(())
+}
+
+/// Prints the patches. A path that would act outside the sandbox has a line before its patch, which
+/// `git apply` and `patch` skip.
+///
+/// # Errors
+/// The list cannot be read.
+pub(super) fn patches(changes: &Changes, out: &mut Out) -> Result<()> {
+    for change in changes {
+        let change = change?;
+        if change.danger.is_some() {
+            out.line(&format!("jailfs: {}{}", change.path, danger(&change)));
+        }
+        if let Some(patch) = &change.patch {
+            out.patch(patch);
+        }
+    }
+    Ok(())
+}
+
+/// ` [protected]`, ` [gains the setuid bit]`, or nothing.
+fn danger(change: &Change) -> String {
+    change.danger.as_ref().map_or_else(String::new, |danger| format!(" [{danger}]"))
 }
 
 fn stat_name(change: &Change) -> String {
@@ -110,28 +147,62 @@ pub(super) fn times(number: u64) -> String {
     if number == 1 { "once".to_owned() } else { format!("{number} times") }
 }
 
-/// `2 added, 1 modified, 3 deleted`, or `nothing changed`.
-pub(super) fn summary(changes: &[Change]) -> String {
-    let words = [
-        (ChangeKind::Added, "added"),
-        (ChangeKind::Modified, "modified"),
-        (ChangeKind::Renamed, "renamed"),
-        (ChangeKind::TypeChanged, "of another type"),
-        (ChangeKind::Attributes, "with other attributes only"),
-        (ChangeKind::Deleted, "deleted"),
-    ];
-    let counted: Vec<String> = words
-        .iter()
-        .map(|(kind, word)| (changes.iter().filter(|change| change.kind == *kind).count(), word))
-        .filter(|(count, _)| *count > 0)
-        .map(|(count, word)| format!("{count} {word}"))
-        .collect();
-    if counted.is_empty() { "nothing changed".to_owned() } else { counted.join(", ") }
+/// Counts changes by kind.
+#[derive(Default)]
+pub(super) struct Tally([usize; KINDS.len()]);
+
+/// The kinds of changes, and how a summary names them.
+const KINDS: [(ChangeKind, &str); 6] = [
+    (ChangeKind::Added, "added"),
+    (ChangeKind::Modified, "modified"),
+    (ChangeKind::Renamed, "renamed"),
+    (ChangeKind::TypeChanged, "of another type"),
+    (ChangeKind::Attributes, "with other attributes only"),
+    (ChangeKind::Deleted, "deleted"),
+];
+
+impl Tally {
+    fn count(&mut self, change: &Change) {
+        for (count, (kind, _)) in self.0.iter_mut().zip(&KINDS) {
+            *count += usize::from(change.kind == *kind);
+        }
+    }
 }
 
-/// Every deletion: they are never cut short.
-pub(super) fn deletions(changes: &[Change]) -> impl Iterator<Item = String> {
-    changes.iter().filter(|change| change.kind == ChangeKind::Deleted).map(name_status)
+/// `2 added, 1 modified, 3 deleted`, or `nothing changed`.
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let counted = self.0.iter().zip(&KINDS).filter(|(count, _)| **count > 0);
+        let counted: Vec<String> = counted.map(|(count, (_, word))| format!("{count} {word}")).collect();
+        f.write_str(if counted.is_empty() { "nothing changed" } else { "" })?;
+        f.write_str(&counted.join(", "))
+    }
+}
+
+/// The numbers of changes, by kind.
+///
+/// # Errors
+/// The list cannot be read.
+pub(super) fn summary(changes: &Changes) -> Result<Tally> {
+    let mut tally = Tally::default();
+    for change in changes {
+        tally.count(&change?);
+    }
+    Ok(tally)
+}
+
+/// Prints a line for each change, or only for each deletion: those are never cut short.
+///
+/// # Errors
+/// The list cannot be read.
+pub(super) fn list(changes: &Changes, only_deletions: bool, mut line: impl FnMut(&str)) -> Result<()> {
+    for change in changes {
+        let change = change?;
+        if !only_deletions || change.kind == ChangeKind::Deleted {
+            line(&name_status(&change));
+        }
+    }
+    Ok(())
 }
 
 /// `4 'green'`, or `4`.
@@ -188,6 +259,12 @@ mod tests {
     use super::*;
     use crate::types::{Ino, TreePath};
 
+    fn list_of(changes: &[Change]) -> Changes {
+        let mut writer = crate::sandbox::changes::Writer::new(&std::env::temp_dir());
+        changes.iter().for_each(|change| writer.push(change.clone()).unwrap());
+        writer.finish()
+    }
+
     fn change(kind: ChangeKind, path: &str) -> Change {
         Change {
             path: TreePath::parse(path.as_bytes()).unwrap(),
@@ -195,6 +272,7 @@ mod tests {
             old_path: None,
             file: FileKind::File,
             target: None,
+            danger: None,
             ino: Ino(2),
             old_size: None,
             new_size: None,
@@ -215,18 +293,20 @@ mod tests {
 
     #[test]
     fn a_summary_counts_every_kind() {
-        let changes = [
+        let changes = list_of(&[
             change(ChangeKind::Deleted, "x"),
             change(ChangeKind::Added, "y"),
             change(ChangeKind::Deleted, "z"),
-        ];
-        assert_eq!(summary(&changes), "1 added, 2 deleted");
-        assert_eq!(summary(&[]), "nothing changed");
+        ]);
+        assert_eq!(summary(&changes).unwrap().to_string(), "1 added, 2 deleted");
+        assert_eq!(summary(&Changes::default()).unwrap().to_string(), "nothing changed");
         assert_eq!(
             (paths(1), paths(0), times(1), times(2)),
             ("1 path".into(), "0 paths".into(), "once".into(), "2 times".into())
         );
-        assert_eq!(deletions(&changes).collect::<Vec<_>>(), ["D\tx", "D\tz"]);
+        let mut lines = Vec::new();
+        list(&changes, true, |line| lines.push(line.to_owned())).unwrap();
+        assert_eq!(lines, ["D\tx", "D\tz"]);
     }
 
     #[test]
@@ -235,10 +315,13 @@ mod tests {
         long.lines = Some((1000, 1));
         let mut binary = change(ChangeKind::Modified, "b");
         (binary.binary, binary.old_size, binary.new_size) = (true, Some(1), Some(2));
-        let lines = stat(&[long, binary, change(ChangeKind::Attributes, "m")]);
+        let mut attributes = change(ChangeKind::Attributes, "m");
+        attributes.danger = Some("gains the setuid bit".to_owned());
+        let mut lines = Vec::new();
+        stat(&list_of(&[long, binary, attributes]), |line| lines.push(line.to_owned())).unwrap();
         assert_eq!(lines[0], format!(" long-name |  1001 {}-", "+".repeat(39)));
         assert_eq!(lines[1], " b         | Bin 1 -> 2 bytes");
-        assert_eq!(lines[2], " m         | attributes only");
+        assert_eq!(lines[2], " m         | attributes only [gains the setuid bit]");
         assert_eq!(lines[3], " 2 modified, 1 with other attributes only; 1000 lines added, 1 removed");
     }
 

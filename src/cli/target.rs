@@ -62,6 +62,7 @@ impl Target {
             }
             Some(_) | None => Sandbox::open(&store)?,
         };
+        sandbox.set_protected(place::protected()?);
         let root = sandbox.base_path().to_owned();
         Ok(Target { door: Door::Local(sandbox), root, dir })
     }

@@ -5,7 +5,11 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use super::frame::{self, FrameError, Greeting, MAX_GREETING, MAX_REPLY, MAX_REQUEST, Until};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::unistd::geteuid;
+
+use super::frame::{self, FrameError, Greeting, MAX_GREETING, MAX_PIECE, MAX_REPLY, MAX_REQUEST, Until};
 use super::{SOCKET, StoreDir};
 use crate::error::{Error, Kind, Result};
 use crate::sandbox::verbs::{Reply, Request};
@@ -52,6 +56,7 @@ fn connect_once(store: &Path) -> Result<Option<Client>> {
         }
         Err(error) => return Err(Error::io(attempt(), &error)),
     };
+    check_peer(&stream).map_err(|why| Error::new(Kind::Failed, attempt(), why))?;
     let greeting = match frame::read(&mut Until::new(&stream, GREETING_LIMIT), MAX_GREETING) {
         Ok(bytes) => Greeting::decode(&bytes).ok_or_else(|| {
             Error::new(Kind::Failed, attempt(), format!("what listens on '{SOCKET}' is not a jailfs daemon"))
@@ -66,6 +71,19 @@ fn connect_once(store: &Path) -> Result<Option<Client>> {
     };
     greeting.check()?;
     Ok(Some(Client { stream, greeting }))
+}
+
+/// Whether the process that listens runs as this user or as root. Another user's could answer anything.
+fn check_peer(stream: &UnixStream) -> std::result::Result<(), String> {
+    let peer = getsockopt(stream, PeerCredentials).map_err(|error| error.to_string())?;
+    if is_trusted(peer.uid(), geteuid().as_raw()) {
+        return Ok(());
+    }
+    Err(format!("process {} listens there as user {}: act as that user", peer.pid(), peer.uid()))
+}
+
+fn is_trusted(peer: u32, own: u32) -> bool {
+    peer == own || peer == 0
 }
 
 impl Client {
@@ -90,8 +108,15 @@ impl Client {
         })?;
         self.stream.set_read_timeout(None).map_err(|error| lost(error.to_string()))?;
         let bytes = frame::read(&mut &self.stream, MAX_REPLY).map_err(|error| lost(error.to_string()))?;
-        codec::decode::<Result<Reply>>(&bytes)
-            .map_err(|error| lost(format!("the answer makes no sense: {error}")))?
+        let mut reply = codec::decode::<Result<Reply>>(&bytes)
+            .map_err(|error| lost(format!("the answer makes no sense: {error}")))??;
+        if let Some(changes) = reply.changes() {
+            // All of them at once: a daemon does not wait for a person who reads them in a pager.
+            changes.receive(&std::env::temp_dir(), || {
+                frame::read(&mut &self.stream, MAX_PIECE).map_err(|error| lost(error.to_string()))
+            })?;
+        }
+        Ok(reply)
     }
 
     /// Waits until the daemon has closed its store and the connection; `false` if it has not after `limit`.
@@ -106,6 +131,12 @@ impl Client {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_daemon_of_this_user_or_of_root_is_believed() {
+        assert!(is_trusted(1000, 1000) && is_trusted(0, 1000) && is_trusted(0, 0));
+        assert!(!is_trusted(1001, 1000) && !is_trusted(1000, 0));
+    }
 
     #[test]
     fn a_daemon_that_dies_while_we_wait_for_it_is_none() {

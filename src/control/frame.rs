@@ -10,11 +10,14 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Kind, Result};
 
 /// The version of what is said over the socket. It changes with every change of a request, reply or frame.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// The longest request, in bytes: more than a command line can hold (128 KiB per argument, 2 MiB in all).
 pub(super) const MAX_REQUEST: u32 = 4 << 20;
-/// The longest reply, in bytes. Only a patch of very many files comes near it.
+/// The longest reply, in bytes, without its list of changes.
 pub(super) const MAX_REPLY: u32 = 256 << 20;
+/// The longest piece of a list of changes, in bytes. The pieces follow the reply, and an empty one ends
+/// them.
+pub(super) const MAX_PIECE: u32 = 1 << 20;
 /// The longest greeting: a path has at most 4,096 bytes.
 pub(super) const MAX_GREETING: u32 = 8 << 10;
 

@@ -21,7 +21,7 @@ use nix::sys::stat::{FchmodatFlags, Mode, fchmodat};
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 use parking_lot::{Condvar, Mutex};
 
-use super::frame::{self, FrameError, Greeting, MAX_GREETING, MAX_REPLY, MAX_REQUEST, Until};
+use super::frame::{self, FrameError, Greeting, MAX_GREETING, MAX_PIECE, MAX_REPLY, MAX_REQUEST, Until};
 use super::{SOCKET, StoreDir};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sandbox::verbs::{Reply, Request};
@@ -104,6 +104,7 @@ impl Listener {
             uid: geteuid().as_raw(),
             connections: AtomicUsize::new(0),
             inside: AtomicUsize::new(0),
+            lists_inside: Mutex::new(()),
             ending: AtomicBool::new(false),
             waiting: Mutex::new(Vec::new()),
             busy: Mutex::new(0),
@@ -135,6 +136,8 @@ struct Shared {
     connections: AtomicUsize,
     /// How many of them a command of our own `run` holds.
     inside: AtomicUsize,
+    /// Held while a list of changes is made for a command of our own `run` and sent to it.
+    lists_inside: Mutex<()>,
     ending: AtomicBool,
     /// Connections whose peers wait for the end of the daemon.
     waiting: Mutex<Vec<UnixStream>>,
@@ -204,7 +207,7 @@ fn start(stream: UnixStream, shared: &Arc<Shared>) {
     let peer = thread::Builder::new().name("control-peer".to_owned()).stack_size(STACK);
     let spawned = peer.spawn(move || {
         let shared = Arc::clone(&guard.shared);
-        converse(stream, &shared);
+        converse(stream, &shared, guard.is_inside);
         drop(guard);
     });
     if let Err(error) = spawned {
@@ -305,7 +308,7 @@ fn has_ended(process: &OwnedFd) -> bool {
 }
 
 /// Serves one connection up to its end.
-fn converse(stream: UnixStream, shared: &Shared) {
+fn converse(stream: UnixStream, shared: &Shared, is_inside: bool) {
     if let Err(error) = stream.set_write_timeout(Some(WRITE_LIMIT)) {
         log::warn!("control connection: {error}");
         return;
@@ -325,9 +328,11 @@ fn converse(stream: UnixStream, shared: &Shared) {
         };
         let _busy = Busy::new(shared);
         let ends = request == Request::Unmount;
-        let result = (shared.handler)(request);
+        // A command that does not read its lists keeps one on the disk, not one per connection.
+        let _turn = (is_inside && request.is_listed()).then(|| shared.lists_inside.lock());
+        let mut result = (shared.handler)(request);
         let done = ends && result.is_ok();
-        if let Err(error) = answer(&stream, &result) {
+        if let Err(error) = answer(&stream, &mut result) {
             log::debug!("answer a control request: {error}");
             return;
         }
@@ -356,10 +361,13 @@ fn is_asked(stream: &UnixStream, shared: &Shared) -> bool {
     false
 }
 
-/// Sends a result; if it is too long, an error that says so.
-fn answer(stream: &UnixStream, result: &Result<Reply>) -> io::Result<()> {
+/// Sends a result, and its list of changes behind it; if it is too long, an error that says so.
+fn answer(stream: &UnixStream, result: &mut Result<Reply>) -> io::Result<()> {
     if let Some(bytes) = codec::encode(result).ok().filter(|bytes| bytes.len() <= MAX_REPLY as usize) {
-        return frame::write(&mut &*stream, &bytes, MAX_REPLY);
+        frame::write(&mut &*stream, &bytes, MAX_REPLY)?;
+        let Some(changes) = result.as_mut().ok().and_then(Reply::changes) else { return Ok(()) };
+        changes.for_each_chunk(|piece| frame::write(&mut &*stream, piece, MAX_PIECE))?;
+        return frame::write(&mut &*stream, &[], MAX_PIECE);
     }
     let error: Result<Reply> =
         Err(Error::new(Kind::Failed, "answer", "the answer is too long").hint("name fewer paths"));
@@ -370,8 +378,8 @@ fn answer(stream: &UnixStream, result: &Result<Reply>) -> io::Result<()> {
 /// Says what is wrong with what came in; the connection ends with it.
 fn refuse(stream: &UnixStream, reason: &str) {
     log::warn!("a control message is refused: {reason}");
-    let error: Result<Reply> = Err(Error::new(Kind::Failed, "read a request", reason));
-    if answer(stream, &error).and_then(|()| stream.shutdown(Shutdown::Both)).is_err() {
+    let mut error: Result<Reply> = Err(Error::new(Kind::Failed, "read a request", reason));
+    if answer(stream, &mut error).and_then(|()| stream.shutdown(Shutdown::Both)).is_err() {
         log::debug!("the peer is gone already");
     }
 }

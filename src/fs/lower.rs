@@ -196,6 +196,11 @@ impl Lower {
         self.base.hides(path)
     }
 
+    /// Whether anything of the base is hidden.
+    pub fn hides_any(&self) -> bool {
+        self.base.hides_any()
+    }
+
     /// Lets what is at a path of the base be seen.
     ///
     /// # Errors

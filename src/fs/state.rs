@@ -238,6 +238,9 @@ impl State {
 
     /// Whether what was found stands in a directory that is hidden, so that not even its name is told.
     pub fn is_in_hidden(&self, found: &Found) -> bool {
+        if !self.lower.hides_any() {
+            return false;
+        }
         let mut above: Vec<Ino> = match found {
             Found::Base(_, path, _) => return path.split().is_some_and(|(dir, _)| self.lower.hides(&dir)),
             Found::Covered(ino, _) => self.tree.links(*ino).map(|(dir, _)| dir).collect(),

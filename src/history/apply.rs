@@ -54,6 +54,32 @@ pub struct Plan {
     pub refused: Vec<(TreePath, String)>,
 }
 
+/// The longest path that is written into the base, in bytes: most programs cannot name a longer one
+/// (path_resolution(7), PATH_MAX).
+const LONGEST_PATH: usize = 4095;
+
+/// What differs from the base, for an apply of `paths`, or of everything if there are none.
+///
+/// # Errors
+/// Those of reading the base; a path that is too long to be written. The list ends there, so a command
+/// that nests directories does not decide how much memory it takes.
+fn writable_changes(from: &State, to: &State, paths: &[TreePath]) -> Result<Vec<PathChange>> {
+    let attempt = || "compare with the base";
+    let mut changes = Vec::new();
+    for change in diff::compare_for_apply(from, to).attempt(attempt)? {
+        let change = change.attempt(attempt)?;
+        if change.path.as_bytes().len() <= LONGEST_PATH {
+            changes.push(change);
+        } else if paths.is_empty() || paths.iter().any(|named| change.path.starts_with(named)) {
+            let top = change.path.names().next().map(|name| TreePath::root().join(&name)).unwrap_or_default();
+            let why = format!("a path below it is longer than {LONGEST_PATH} bytes; nothing is written");
+            return Err(Error::new(Kind::Conflict, format!("apply '{top}'"), why)
+                .hint("remove it in the sandbox, or apply other paths by naming them"));
+        }
+    }
+    Ok(changes)
+}
+
 impl Timeline {
     /// Finds out what an apply would do. Only at or below `paths`, if there are any.
     ///
@@ -67,12 +93,12 @@ impl Timeline {
 
     fn plan(&self, to: State, paths: &[TreePath], consent: Consent) -> Result<Plan> {
         let from = self.base_state()?;
-        let mut changes = diff::changes(&from, &to, false).attempt(|| "compare with the base")?;
+        let mut changes = writable_changes(&from, &to, paths)?;
         if !paths.is_empty() {
             changes = select(changes, paths);
         }
         let conflicts = self.conflicts(&to, &changes).attempt(|| "compare with the base")?;
-        let refused = danger::refused((&from, &to), &changes, paths, consent)
+        let refused = danger::refused(&self.protected(), (&from, &to), &changes, paths, consent)
             .attempt(|| "look for what needs consent")?;
         Ok(Plan { from, to, changes, conflicts, refused })
     }

@@ -265,7 +265,7 @@ fn set_back(
     let (from, to) = (at(with_images.len()), at(before.len()));
     let touched_by_apply: BTreeSet<TreePath> =
         with_images.last().iter().flat_map(|images| images.paths().cloned()).collect();
-    let mut changes = diff::changes(&from, &to, false).attempt(attempt)?;
+    let mut changes = diff::changes(&from, &to).attempt(attempt)?;
     left_alone.extend(mounted(base, &touched_by_apply).attempt(attempt)?);
     // All that the apply made is in the images: what else is in a directory that it made, somebody put there.
     let goes = changes.iter().filter(|c| matches!(c.what, What::Deleted | What::Type)).map(|c| &c.path);

@@ -27,7 +27,7 @@ impl Consent {
     pub const ALL: Consent = Consent { protected: true, privileges: true };
 }
 
-/// The protected paths, in whatever directory they lie. All below them is protected, too.
+/// The built-in protected paths, in whatever directory they lie. All below them is protected, too.
 pub const PROTECTED: &[&[&str]] = &[
     &[".git", "hooks"],
     &[".git", "config"],
@@ -53,9 +53,81 @@ pub const PROTECTED: &[&[&str]] = &[
     &[".cursor"],
     &[".mcp.json"],
     &[".yarnrc.yml"],
+    &[".config", "jailfs"],
 ];
 /// Below `.git/modules` each submodule has its own.
 const OF_A_SUBMODULE: &[&str] = &["hooks", "config", "config.worktree"];
+
+/// Which paths are protected: the built-in ones, as changed by a caller.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Protected(Vec<TreePath>);
+
+impl Default for Protected {
+    fn default() -> Protected {
+        let paths = PROTECTED.iter().map(|parts| TreePath::parse(parts.join("/").as_bytes()));
+        Protected(paths.filter_map(Result::ok).collect())
+    }
+}
+
+impl Protected {
+    /// Reads a list that changes the built-in one: a line `PATH` adds a path, a line `!PATH` removes
+    /// one. Empty lines and lines that begin with `#` do nothing.
+    ///
+    /// # Errors
+    /// Which line is wrong, and why, for people.
+    pub fn parse(text: &[u8]) -> Result<Protected, String> {
+        let mut list = Protected::default();
+        for (at, line) in text.split(|byte| *byte == b'\n').enumerate() {
+            let line = line.trim_ascii();
+            if line.is_empty() || line.starts_with(b"#") {
+                continue;
+            }
+            let wrong = |why: &str| format!("line {}: {why}", at + 1);
+            let removed = line.strip_prefix(b"!");
+            let path = TreePath::parse(removed.unwrap_or(line)).map_err(|_| wrong("it is not a path"))?;
+            if path.is_root() {
+                return Err(wrong("it is not a path"));
+            }
+            if removed.is_none() {
+                list.0.push(path);
+                continue;
+            }
+            let before = list.0.len();
+            list.0.retain(|known| *known != path);
+            if list.0.len() == before {
+                return Err(wrong("what it removes is not in the list"));
+            }
+        }
+        Ok(list)
+    }
+
+    /// Whether a path is protected, or lies below one that is.
+    pub fn has(&self, path: &TreePath) -> bool {
+        let names: Vec<Name> = path.names().collect();
+        let is_of_submodule = |at: usize| {
+            let is_modules = names
+                .get(at..at + 2)
+                .is_some_and(|two| two.iter().map(Name::as_bytes).eq([&b".git"[..], &b"modules"[..]]));
+            let below = names.get(at + 2..).unwrap_or_default();
+            is_modules
+                && below
+                    .iter()
+                    .any(|name| OF_A_SUBMODULE.iter().any(|part| name.as_bytes() == part.as_bytes()))
+        };
+        let begins = |at: usize, listed: &TreePath| {
+            let mut left = names.get(at..).unwrap_or_default().iter();
+            listed.names().all(|part| left.next() == Some(&part))
+        };
+        (0..names.len()).any(|at| self.0.iter().any(|listed| begins(at, listed)) || is_of_submodule(at))
+    }
+
+    /// Whether a path can be a directory with protected paths in it.
+    fn can_lie_in(&self, path: &TreePath) -> bool {
+        let Some((_, last)) = path.split() else { return false };
+        let mut deep = self.0.iter().filter(|listed| listed.names().count() > 1);
+        deep.any(|listed| listed.names().next().is_some_and(|dir| dir == last))
+    }
+}
 
 /// The bits that give a program the rights of its owner or group.
 const SETUID: u32 = 0o4000;
@@ -65,6 +137,7 @@ const CAPABILITY: &[u8] = b"security.capability";
 
 /// The changes that need a consent which the caller does not give, and why.
 pub(super) fn refused(
+    protected: &Protected,
     (from, to): (&State, &State),
     changes: &[PathChange],
     named: &[TreePath],
@@ -72,7 +145,7 @@ pub(super) fn refused(
 ) -> FsResult<Vec<(TreePath, String)>> {
     let mut refused = Vec::new();
     for change in changes.iter().filter(|change| change.what != What::DirTimes) {
-        if !consent.protected && needs_naming(change, from, to, named) {
+        if !consent.protected && needs_naming(protected, change, (from, to), named) {
             let why = "protected: programs outside the sandbox run it".to_owned();
             refused.push((change.path.clone(), why));
         }
@@ -85,40 +158,39 @@ pub(super) fn refused(
     Ok(refused)
 }
 
+/// What a change would do outside the sandbox if it were applied with every consent, for people.
+///
+/// # Errors
+/// Those of reading the base.
+pub fn of(
+    protected: &Protected,
+    (from, to): (&State, &State),
+    change: &PathChange,
+) -> FsResult<Option<String>> {
+    let mut dangers = Vec::new();
+    if needs_naming(protected, change, (from, to), &[]) {
+        dangers.push("protected".to_owned());
+    }
+    dangers.extend(privileges(from, to, change)?.map(|gains| format!("gains {gains}")));
+    Ok((!dangers.is_empty()).then(|| dangers.join(", ")))
+}
+
 /// Whether a change is at or below a protected path that the caller has not named, or puts something else in the place of a
 /// directory that can hold one.
-fn needs_naming(change: &PathChange, from: &State, to: &State, named: &[TreePath]) -> bool {
-    let consents = |named: &TreePath| change.path.starts_with(named) && is_protected(named);
-    if is_protected(&change.path) {
+fn needs_naming(
+    protected: &Protected,
+    change: &PathChange,
+    (from, to): (&State, &State),
+    named: &[TreePath],
+) -> bool {
+    let consents = |named: &TreePath| change.path.starts_with(named) && protected.has(named);
+    if protected.has(&change.path) {
         return !named.iter().any(consents);
     }
     // '.git' can be a link, or a file that names a directory elsewhere, whose hooks then run.
     let kinds = [from.kind(&change.old), to.kind(&change.new)];
     let is_replaced = kinds.iter().flatten().any(|kind| *kind != FileKind::Dir);
-    is_replaced && holds_protected(&change.path) && !named.contains(&change.path)
-}
-
-/// Whether a path is protected, or lies below one that is.
-pub fn is_protected(path: &TreePath) -> bool {
-    let names: Vec<Name> = path.names().collect();
-    let begins = |at: usize, parts: &[&str]| {
-        let there = names.get(at..at + parts.len()).unwrap_or_default();
-        there.len() == parts.len()
-            && there.iter().zip(parts).all(|(name, part)| name.as_bytes() == part.as_bytes())
-    };
-    let is_of_submodule = |at: usize| {
-        let below = names.get(at + 2..).unwrap_or_default();
-        begins(at, &[".git", "modules"])
-            && below.iter().any(|name| OF_A_SUBMODULE.iter().any(|part| name.as_bytes() == part.as_bytes()))
-    };
-    (0..names.len()).any(|at| PROTECTED.iter().any(|parts| begins(at, parts)) || is_of_submodule(at))
-}
-
-/// Whether a path can be a directory with protected paths in it.
-fn holds_protected(path: &TreePath) -> bool {
-    let Some((_, last)) = path.split() else { return false };
-    let mut dirs = PROTECTED.iter().filter(|parts| parts.len() > 1).filter_map(|parts| parts.first());
-    dirs.any(|dir| last.as_bytes() == dir.as_bytes())
+    is_replaced && protected.can_lie_in(&change.path) && !named.contains(&change.path)
 }
 
 /// What power a change gives a file that the base's did not have.
@@ -152,7 +224,8 @@ mod tests {
 
     #[test]
     fn protected_paths_are_known_at_every_depth() {
-        let is = |path: &str| is_protected(&TreePath::parse(path.as_bytes()).unwrap());
+        let list = Protected::default();
+        let is = |path: &str| list.has(&TreePath::parse(path.as_bytes()).unwrap());
         for path in [
             ".git/hooks/pre-commit",
             ".git/hooks",
@@ -179,6 +252,18 @@ mod tests {
             "envrc",
         ] {
             assert!(!is(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_list_adds_and_removes() {
+        let list = Protected::parse(b"# ours\n\nscripts/deploy\n  !.husky\r\n").unwrap();
+        let has = |path: &str| list.has(&TreePath::parse(path.as_bytes()).unwrap());
+        assert!(has("scripts/deploy/now.sh") && has("sub/scripts/deploy") && has(".envrc"));
+        assert!(!has(".husky/pre-commit") && !has("scripts/deployed") && !has("scripts"));
+        for (text, line) in [("a\n../b", "line 2"), ("!nothing", "line 1"), ("/", "line 1"), ("!", "line 1")]
+        {
+            assert!(Protected::parse(text.as_bytes()).unwrap_err().starts_with(line), "{text}");
         }
     }
 

@@ -38,7 +38,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::base::Base;
 use crate::error::{Attempt, Error, Kind, Result};
@@ -97,6 +97,8 @@ pub struct Timeline {
     /// Whether more of what was deflated may be given up than when that was looked at.
     may_be_sparse: AtomicBool,
     dedup_is_on: AtomicBool,
+    /// Paths that an apply writes only with consent.
+    protected: RwLock<danger::Protected>,
 }
 
 /// Which state an operation leads to: a sealed layer, or the base in an epoch.
@@ -114,13 +116,10 @@ pub struct Replaced {
     pub before: Option<LayerId>,
     /// The number of the operation that led to the state before it; none if it is not known any more.
     pub undo: Option<u64>,
-    /// The state before.
-    pub from: State,
-    /// The state since.
-    pub to: State,
-    /// What differs between them.
-    pub changes: Vec<diff::PathChange>,
 }
+
+/// Takes what an operation changed: the state before, the state since, and each path that differs.
+pub type Listing<'a> = &'a mut dyn FnMut(&State, &State, diff::PathChange) -> Result<()>;
 
 impl Timeline {
     /// Opens a head, or begins it on the base. An apply that did not come to its end is taken back first.
@@ -192,6 +191,7 @@ impl Timeline {
             not_for_packs: Mutex::default(),
             may_be_sparse: AtomicBool::new(true),
             dedup_is_on: AtomicBool::new(true),
+            protected: RwLock::default(),
         })
     }
 
@@ -423,20 +423,27 @@ impl Timeline {
         Ok((sealed, Some(layer)))
     }
 
-    /// Makes the tree what `to` is, in place.
+    /// Makes the tree what `to` is, in place, and lists what that changed.
     ///
     /// # Errors
-    /// What the store, the base or the kernel answers. Before the new state is shown, an error changes nothing.
-    pub fn replace(&self, verb: OpVerb, to: Target, description: String) -> Result<Replaced> {
+    /// What the store, the base or the kernel answers. Before the new state is shown, an error changes nothing. An error of the
+    /// list says that the restore was done.
+    pub fn replace(
+        &self,
+        verb: OpVerb,
+        to: Target,
+        description: String,
+        list: Listing<'_>,
+    ) -> Result<Replaced> {
         let _turn = self.turn();
         self.flush()?;
         let state = self.state_of(to)?;
         let (_, before) = self.secure(&format!("{} {description}", verb_text(verb)))?;
+        let done = format!("the tree is now {description}");
         let (from, rest, op) = self.show(verb, to, &state, description)?;
-        let changes = diff::written(&from, &state).attempt(|| "list what changed")?;
-        self.keep_restored(&from, &changes);
+        self.list_restored(&from, &state, list).map_err(|error| error.after(done))?;
         let before = rest.or(before);
-        Ok(Replaced { before, undo: self.op_before(op, before), from, to: state, changes })
+        Ok(Replaced { before, undo: self.op_before(op, before) })
     }
 
     /// As [`Timeline::replace`], without a comparison of the two states, which may be as long as a command likes. Returns the
@@ -451,6 +458,16 @@ impl Timeline {
         self.secure(&format!("{} {description}", verb_text(OpVerb::Discard)))?;
         let (from, _, _) = self.show(OpVerb::Discard, to, &state, description)?;
         Ok(from)
+    }
+
+    /// Says which paths an apply writes only with consent, from now on.
+    pub fn set_protected(&self, list: danger::Protected) {
+        *self.protected.write() = list;
+    }
+
+    /// The paths that an apply writes only with consent.
+    pub fn protected(&self) -> danger::Protected {
+        self.protected.read().clone()
     }
 
     /// The operation that led to what was before operation `op`: the one that sealed it, or else the last of all.

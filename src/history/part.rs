@@ -19,7 +19,7 @@ use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
 use crate::fs::{Extents, Found, State};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::sought::{Sought, places};
-use crate::history::{Replaced, Target, Timeline, verb_text};
+use crate::history::{Listing, Replaced, Target, Timeline, verb_text};
 use crate::store::pool::PoolWriter;
 use crate::store::record::{
     Body, Dentry, Edit, HeadRecord, Hides, LayerKind, Meta, Node, OpVerb, Seal, Source,
@@ -39,7 +39,14 @@ impl Timeline {
     ///
     /// # Errors
     /// A path that is in neither tree, or below what is no directory now; else as [`Timeline::replace`].
-    pub fn replace_at(&self, verb: OpVerb, to: Target, paths: &[TreePath], what: String) -> Result<Replaced> {
+    pub fn replace_at(
+        &self,
+        verb: OpVerb,
+        to: Target,
+        paths: &[TreePath],
+        what: String,
+        list: Listing<'_>,
+    ) -> Result<Replaced> {
         let _turn = self.turn();
         let attempt = || format!("{} {what}", verb_text(verb));
         self.flush()?;
@@ -79,16 +86,15 @@ impl Timeline {
                 }
                 shown => shown.attempt(attempt)?.0,
             };
-            let changes =
-                diff::written(&changed.from, &shown).attempt(|| "list what changed").map_err(during)?;
-            self.keep_restored(&changed.from, &changes);
+            let listed = self.list_restored(&changed.from, &shown, list);
             secured.map_err(during)?;
             let after = self.with_reserve(|| self.seal(automatic(attempt()))).map_err(during)?;
             let op = self.log(verb, what.clone(), Target { layer: Some(after), epoch }).map_err(during)?;
             told.map_err(during)?;
             let before = Some(changed.layer);
             let undo = self.op_before(op, before);
-            return Ok(Replaced { before, undo, from: changed.from, to: shown, changes });
+            listed.map_err(during)?;
+            return Ok(Replaced { before, undo });
         }
         Err(Error::damage(attempt(), "the loop has no end"))
     }

@@ -1,12 +1,10 @@
 //! Undo and redo of single files, and what a restore leaves for them.
 
-use std::sync::Arc;
-
 use crate::error::{Attempt, Error, FsError, Kind, Result};
 use crate::fs::{NoStep, State, Step, Stepped, Tended};
+use crate::history::Listing;
 use crate::history::Timeline;
-use crate::history::diff::{PathChange, What};
-use crate::store::versions::Content;
+use crate::history::diff::{self, What};
 use crate::types::TreePath;
 
 /// A restore that changes more files is no edit of each of them: `op restore` takes it back.
@@ -34,21 +32,33 @@ impl Timeline {
         self.fs.tend_versions(at_once, &|| self.is_stopping())
     }
 
-    /// Keeps what files had that a restore replaced.
-    pub(super) fn keep_restored(&self, from: &State, changes: &[PathChange]) {
-        let lost = changes.iter().filter(|change| match change.what {
-            What::Deleted | What::Content | What::Type | What::Renamed | What::Links => true,
-            What::Added | What::Attributes | What::DirTimes => false,
-        });
-        let lost: Vec<(&TreePath, &PathChange)> =
-            lost.map(|change| (change.old_path.as_ref().unwrap_or(&change.path), change)).collect();
-        if lost.len() > MOST_RESTORED {
-            return;
+    /// Lists what a restore changed, and keeps in the edit history what it replaced, unless that is
+    /// more than [`MOST_RESTORED`] files.
+    pub(super) fn list_restored(&self, from: &State, to: &State, list: Listing<'_>) -> Result<()> {
+        let attempt = || "list what changed";
+        let (mut kept, mut count) = (Vec::new(), 0);
+        for change in diff::compare_records(from, to).attempt(attempt)? {
+            let change = change.attempt(attempt)?;
+            if is_lost(change.what) {
+                count += 1;
+                if count > MOST_RESTORED {
+                    kept = Vec::new();
+                } else if let Some(content) = from.content(&change.old).ok().flatten() {
+                    kept.push((change.old_path.as_ref().unwrap_or(&change.path).clone(), content));
+                }
+            }
+            list(from, to, change)?;
         }
-        let content = |(path, change): (&TreePath, &PathChange)| -> Option<(TreePath, Arc<Content>)> {
-            Some((path.clone(), from.content(&change.old).ok().flatten()?))
-        };
-        self.fs.keep_restored(lost.into_iter().filter_map(content).collect());
+        self.fs.keep_restored(kept);
+        Ok(())
+    }
+}
+
+/// Whether a change replaced what stood at the path.
+fn is_lost(what: What) -> bool {
+    match what {
+        What::Deleted | What::Content | What::Type | What::Renamed | What::Links => true,
+        What::Added | What::Attributes | What::DirTimes => false,
     }
 }
 

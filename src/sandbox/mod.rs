@@ -3,10 +3,11 @@
 //! With or without a mount it is the same [`Sandbox`]: the daemon holds one and serves it, a command without a daemon
 //! opens one for itself, and a program that embeds jailfs works on it directly.
 
+pub mod changes;
 mod collector;
 pub(crate) mod date;
 mod home;
-mod long;
+
 mod past;
 mod paths;
 mod upkeep;
@@ -25,17 +26,16 @@ use parking_lot::Mutex;
 use crate::base::Base;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::{Found, Fs, Kernel, MOST_TRIES, MoreRoom, Need, PastView, State, Step};
-use crate::history::danger::Consent;
+use crate::history::danger::{self, Consent, Protected};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::gc::Keep;
 use crate::history::patch::Wanted;
 use crate::history::{Replaced, Target, Timeline, apply, patch, verb_text};
 use crate::jail::{Jail, Policy};
+use crate::sandbox::changes::{Change, ChangeKind, Changes};
 use crate::sandbox::collector::Terms;
 use crate::sandbox::upkeep::Housekeeper;
-use crate::sandbox::verbs::{
-    Applied, Change, ChangeKind, Checkpoint, Detail, Operation, Reply, Request, Restored, Rev, Status,
-};
+use crate::sandbox::verbs::{Applied, Checkpoint, Detail, Operation, Reply, Request, Restored, Rev, Status};
 use crate::store::layer::LayerInfo;
 use crate::store::record::{Body, OpVerb};
 use crate::store::{self, Store};
@@ -296,7 +296,7 @@ impl Sandbox {
             }
             Request::Show { rev, path, offset } => self.show(&rev, &path, offset).map(Reply::Shown),
             Request::Discard => {
-                let target = self.last_seal();
+                let target = self.target(&Rev::Base)?;
                 self.go_to(OpVerb::Discard, target, self.describe(target), false).map(Reply::Restored)
             }
             Request::History { path } => self.file_history(&path).map(Reply::History),
@@ -325,15 +325,13 @@ impl Sandbox {
             None => self.timeline.base_state()?,
         };
         let now = self.fs().state();
-        let count =
-            |changes: Vec<PathChange>| changes.iter().filter(|c| c.what != What::DirTimes).count() as u64;
-        let changed =
-            diff::changes(&since, &now, true).map(count).attempt(|| "compare with the last checkpoint")?;
+        let count = |from: &State| diff::compare(from, &now)?.count_of(|c| c.what != What::DirTimes);
+        let changed = count(&since).attempt(|| "compare with the last checkpoint")?;
         let to_apply = match last {
             None => changed,
             Some(_) => {
                 let base = self.timeline.base_state()?;
-                diff::changes(&base, &now, true).map(count).attempt(|| "compare with the base")?
+                count(&base).attempt(|| "compare with the base")?
             }
         };
         let (refusals, refused_count) = self.fs().refusals();
@@ -407,14 +405,6 @@ impl Sandbox {
         made_by_people(self.timeline.ancestry()).next()
     }
 
-    /// What a discard goes back to: the last checkpoint, or the base.
-    fn last_seal(&self) -> Target {
-        let found = self.last_checkpoint().and_then(|id| self.sealed_target(id).ok());
-        // Without a checkpoint below the head, that is the base as it is now, which 'status' counts from, too: after an apply of
-        // single paths, or one that was undone, the head lies over an older one.
-        found.unwrap_or(Target { layer: None, epoch: self.timeline.base_epoch() })
-    }
-
     fn sealed_target(&self, id: LayerId) -> Result<Target> {
         let info = self.timeline.store().layer(id).filter(|l| l.seal.is_some());
         let info = info.ok_or_else(|| no_checkpoint(&Rev::Id(id)))?;
@@ -468,31 +458,45 @@ impl Sandbox {
         paths: &[TreePath],
         detail: Detail,
         go: &dyn Fn() -> bool,
-    ) -> Result<Vec<Change>> {
+    ) -> Result<Changes> {
         let (old, new) = (self.state(from)?, self.state(to)?);
         let attempt = || format!("compare {from} with {to}");
         let below = |path: &TreePath| paths.is_empty() || paths.iter().any(|p| path.starts_with(p));
-        let changes = diff::changes(&old, &new, true).attempt(attempt)?;
-        let told = changes.iter().filter(|c| is_told(&old, &new, c));
-        let told = told.filter(|c| below(&c.path) || c.old_path.as_ref().is_some_and(below));
-        let one = |change| {
+        let mut lister = Lister { review: Some(self.timeline.protected()), ..self.lister(detail) };
+        for change in diff::compare(&old, &new).attempt(attempt)? {
             if !go() {
                 return Err(Error::new(Kind::Failed, attempt(), "the sandbox is being closed"));
             }
-            change_of(&old, &new, change, detail).attempt(attempt)
-        };
-        long::within(told.map(one), attempt)
+            let change = change.attempt(attempt)?;
+            if below(&change.path) || change.old_path.as_ref().is_some_and(below) {
+                lister.take(&old, &new, &change).map_err(|error| error.during(attempt()))?;
+            }
+        }
+        Ok(lister.finish())
+    }
+
+    fn lister(&self, detail: Detail) -> Lister {
+        Lister { detail, review: None, writer: changes::Writer::new(&self.store_path) }
     }
 
     fn go_to(&self, verb: OpVerb, target: Target, description: String, dry_run: bool) -> Result<Restored> {
         if dry_run {
             self.timeline.flush()?;
-            let changes = plain_changes(&self.fs().state(), &self.timeline.state_of(target)?)?;
+            let (now, then) = (self.fs().state(), self.timeline.state_of(target)?);
+            let attempt = || "list what would change";
+            let mut lister = self.lister(Detail::NameStatus);
+            for change in diff::compare_records(&now, &then).attempt(attempt)? {
+                lister.take(&now, &then, &change.attempt(attempt)?)?;
+            }
+            let changes = lister.finish();
             return Ok(Restored { to: description, before: None, undo: None, changes });
         }
-        let Replaced { before, undo, from, to, changes } =
-            self.timeline.replace(verb, target, description.clone())?;
-        Ok(Restored { to: description, before, undo, changes: told_changes(&from, &to, &changes)? })
+        let mut lister = self.lister(Detail::NameStatus);
+        let Replaced { before, undo } =
+            self.timeline.replace(verb, target, description.clone(), &mut |from, to, change| {
+                lister.take(from, to, &change)
+            })?;
+        Ok(Restored { to: description, before, undo, changes: lister.finish() })
     }
 
     /// Makes the tree what `to` is, whatever is in it now: nothing is compared. Returns what the tree was.
@@ -507,11 +511,14 @@ impl Sandbox {
     /// Lists how the tree, as it is now, differed in a past state, from the present one to that one.
     ///
     /// # Errors
-    /// What the base or the store answers, or that the list is too long.
-    pub fn changes_of(&self, past: &Before) -> Result<Vec<Change>> {
-        let now = self.fs().state();
-        let changes = diff::changes(&now, &past.0, true).attempt(|| "list what was discarded")?;
-        told_changes(&now, &past.0, &changes)
+    /// What the base or the store answers.
+    pub fn changes_of(&self, past: &Before) -> Result<Changes> {
+        let (now, attempt) = (self.fs().state(), || "list what was discarded");
+        let mut lister = self.lister(Detail::NameStatus);
+        for change in diff::compare(&now, &past.0).attempt(attempt)? {
+            lister.take(&now, &past.0, &change.attempt(attempt)?)?;
+        }
+        Ok(lister.finish())
     }
 
     fn restore_paths(&self, target: Target, paths: &[TreePath], dry_run: bool) -> Result<Restored> {
@@ -519,13 +526,17 @@ impl Sandbox {
         if dry_run {
             self.timeline.flush()?;
             let (now, then) = (self.fs().state(), self.timeline.state_of(target)?);
-            let changes = diff::changes_at(&now, &then, paths).attempt(|| "list what would change")?;
-            let changes = told_changes(&now, &then, &changes)?;
+            let listed = diff::changes_at(&now, &then, paths).attempt(|| "list what would change")?;
+            let mut lister = self.lister(Detail::NameStatus);
+            listed.iter().try_for_each(|change| lister.take(&now, &then, change))?;
+            let changes = lister.finish();
             return Ok(Restored { to: what, before: None, undo: None, changes });
         }
-        let Replaced { before, undo, from, to, changes } =
-            self.timeline.replace_at(OpVerb::Restore, target, paths, what.clone())?;
-        Ok(Restored { to: what, before, undo, changes: told_changes(&from, &to, &changes)? })
+        let mut lister = self.lister(Detail::NameStatus);
+        let mut list = |from: &State, to: &State, change: PathChange| lister.take(from, to, &change);
+        let Replaced { before, undo } =
+            self.timeline.replace_at(OpVerb::Restore, target, paths, what.clone(), &mut list)?;
+        Ok(Restored { to: what, before, undo, changes: lister.finish() })
     }
 
     fn restore_operation(&self, op: u64) -> Result<Restored> {
@@ -544,18 +555,15 @@ impl Sandbox {
             (true, false) => self.timeline.undo_apply()?,
             (true, true) => self.timeline.plan_undo()?,
         };
-        self.applied(plan)
+        self.applied(plan, dry_run)
     }
 
-    fn applied(&self, plan: apply::Plan) -> Result<Applied> {
-        let told = plan.changes.iter().filter(|c| is_told(&plan.from, &plan.to, c));
-        let changes: Result<Vec<Change>> = told
-            .map(|c| {
-                change_of(&plan.from, &plan.to, c, Detail::NameStatus).attempt(|| "list what was applied")
-            })
-            .collect();
+    fn applied(&self, plan: apply::Plan, is_review: bool) -> Result<Applied> {
+        let review = is_review.then(|| self.timeline.protected());
+        let mut lister = Lister { review, ..self.lister(Detail::NameStatus) };
+        plan.changes.iter().try_for_each(|change| lister.take(&plan.from, &plan.to, change))?;
         let (conflicts, refused) = (plan.conflicts, plan.refused);
-        Ok(Applied { changes: changes?, epoch: self.timeline.base_epoch(), conflicts, refused })
+        Ok(Applied { changes: lister.finish(), epoch: self.timeline.base_epoch(), conflicts, refused })
     }
 }
 
@@ -600,14 +608,31 @@ fn checkpoint_of(info: &LayerInfo, parent: Option<LayerId>) -> Option<Checkpoint
 /// A state that the tree had. It is a value: nothing that happens to the tree changes it.
 pub struct Before(State);
 
-fn plain_changes(old: &State, new: &State) -> Result<Vec<Change>> {
-    let changes = diff::written(old, new).attempt(|| "list what changed")?;
-    told_changes(old, new, &changes)
+/// Writes the list of the changes that people are told of.
+struct Lister {
+    detail: Detail,
+    /// For a list that is read before an apply: the protected paths, because it says what is
+    /// dangerous.
+    review: Option<Protected>,
+    writer: changes::Writer,
 }
 
-fn told_changes(old: &State, new: &State, changes: &[PathChange]) -> Result<Vec<Change>> {
-    let told = changes.iter().filter(|c| is_told(old, new, c));
-    told.map(|c| change_of(old, new, c, Detail::NameStatus).attempt(|| "list what changed")).collect()
+impl Lister {
+    fn take(&mut self, old: &State, new: &State, change: &PathChange) -> Result<()> {
+        if !is_told(old, new, change) {
+            return Ok(());
+        }
+        let attempt = || format!("list '{}'", change.path);
+        let mut told = change_of(old, new, change, self.detail).attempt(attempt)?;
+        if let Some(protected) = &self.review {
+            told.danger = danger::of(protected, (old, new), change).attempt(attempt)?;
+        }
+        self.writer.push(told)
+    }
+
+    fn finish(self) -> Changes {
+        self.writer.finish()
+    }
 }
 
 /// Whether a change is one that people are told of.
@@ -639,6 +664,7 @@ fn change_of(
     };
     Ok(Change {
         target,
+        danger: None,
         path: change.path.clone(),
         kind: match change.what {
             What::Added => ChangeKind::Added,

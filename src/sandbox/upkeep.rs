@@ -13,7 +13,7 @@ use crate::history::gc::Keep;
 use crate::history::{Due, Effort, Moment, Policy, Timeline, check};
 use crate::sandbox::Sandbox;
 use crate::sandbox::collector::{self, Collector, Terms};
-use crate::sandbox::verbs::{Checked, Checkpoint, Collected, Info, LayerSpace, Rev};
+use crate::sandbox::verbs::{Checked, Checkpoint, Collected, Info, LayerSpace, Protected, Rev};
 use crate::store::record::LayerKind;
 use crate::sys;
 
@@ -50,6 +50,11 @@ impl Sandbox {
     /// Says whether content that is there already is stored once, from now on; it is unless this says no.
     pub fn set_dedup(&self, on: bool) {
         self.timeline.set_dedup(on);
+    }
+
+    /// Says which paths an apply writes only with consent, from now on; at first the built-in ones.
+    pub fn set_protected(&self, list: Protected) {
+        self.timeline.set_protected(list);
     }
 
     /// Holds the store against everything that must be true of it. Nothing is rewritten meanwhile.

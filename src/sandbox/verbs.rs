@@ -5,8 +5,9 @@
 
 use serde::{Deserialize, Serialize};
 
+pub use super::changes::{Change, ChangeKind, Changes};
 use crate::fs::Refusal;
-pub use crate::history::danger::Consent;
+pub use crate::history::danger::{Consent, Protected};
 use crate::types::{Epoch, FileKind, Ino, LayerId, Timestamp, TreePath, digits};
 
 /// Names a state of the tree: `@`, `@-N`, `base`, a checkpoint's number or its name.
@@ -106,7 +107,7 @@ pub enum Request {
         /// Of a file, the content from this byte on, as much as an answer takes.
         offset: u64,
     },
-    /// Throws away everything since the last checkpoint (or since the base, if there is none).
+    /// Makes the tree what the base is now: throws away everything that an apply would write.
     Discard,
     /// Writes the tree into the base.
     Apply {
@@ -186,6 +187,34 @@ pub enum Request {
     Info,
 }
 
+impl Request {
+    /// Whether the reply has a list of changes.
+    pub(crate) fn is_listed(&self) -> bool {
+        match self {
+            Request::Diff { .. }
+            | Request::FileDiff { .. }
+            | Request::Restore { .. }
+            | Request::Discard
+            | Request::OpRestore { .. }
+            | Request::Apply { .. } => true,
+            Request::Status
+            | Request::Log
+            | Request::OpLog
+            | Request::Checkpoint { .. }
+            | Request::Show { .. }
+            | Request::History { .. }
+            | Request::Undo { .. }
+            | Request::Redo { .. }
+            | Request::Drop { .. }
+            | Request::Hold { .. }
+            | Request::Gc { .. }
+            | Request::Check { .. }
+            | Request::Unmount
+            | Request::Info => false,
+        }
+    }
+}
+
 /// The answer to a [`Request`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
@@ -200,7 +229,7 @@ pub enum Reply {
     /// To [`Request::Checkpoint`], [`Request::Drop`] and [`Request::Hold`].
     Checkpoint(Checkpoint),
     /// To [`Request::Diff`], sorted by path, and [`Request::FileDiff`].
-    Diff(Vec<Change>),
+    Diff(Changes),
     /// To [`Request::Restore`], [`Request::Discard`] and [`Request::OpRestore`].
     Restored(Restored),
     /// To [`Request::Apply`].
@@ -217,6 +246,28 @@ pub enum Reply {
     Done,
     /// To [`Request::Info`].
     Info(Info),
+}
+
+impl Reply {
+    /// The list of changes in it.
+    pub(crate) fn changes(&mut self) -> Option<&mut Changes> {
+        match self {
+            Reply::Diff(changes) => Some(changes),
+            Reply::Restored(restored) => Some(&mut restored.changes),
+            Reply::Applied(applied) => Some(&mut applied.changes),
+            Reply::Shown(_)
+            | Reply::Status(_)
+            | Reply::Log(_)
+            | Reply::OpLog(_)
+            | Reply::Checkpoint(_)
+            | Reply::History(_)
+            | Reply::Stepped(_)
+            | Reply::Collected(_)
+            | Reply::Checked(_)
+            | Reply::Done
+            | Reply::Info(_) => None,
+        }
+    }
 }
 
 /// What a store takes.
@@ -460,50 +511,6 @@ pub struct Operation {
     pub epoch: Epoch,
 }
 
-/// How a path differs between two states.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ChangeKind {
-    /// Only the newer state has it.
-    Added,
-    /// Only the older state has it.
-    Deleted,
-    /// The content differs, and perhaps attributes.
-    Modified,
-    /// Only attributes (mode, owner, times, xattrs, links) differ.
-    Attributes,
-    /// It is another kind of file now.
-    TypeChanged,
-    /// The same file stands at another path.
-    Renamed,
-}
-
-/// One changed path.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Change {
-    /// The path in the newer state; in the older one if it was deleted.
-    pub path: TreePath,
-    /// How it differs.
-    pub kind: ChangeKind,
-    /// Where it was before a rename.
-    pub old_path: Option<TreePath>,
-    /// What kind of file it is (was, if deleted).
-    pub file: FileKind,
-    /// The text of a link in the newer state.
-    pub target: Option<Vec<u8>>,
-    /// Its inode number.
-    pub ino: Ino,
-    /// Size before, in bytes, for regular files.
-    pub old_size: Option<u64>,
-    /// Size after, in bytes, for regular files.
-    pub new_size: Option<u64>,
-    /// Lines added and removed; none if not asked for or binary.
-    pub lines: Option<(u64, u64)>,
-    /// The content is not text.
-    pub binary: bool,
-    /// The patch of this path, if asked for.
-    pub patch: Option<Vec<u8>>,
-}
-
 /// What a restore did, or would do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restored {
@@ -515,14 +522,14 @@ pub struct Restored {
     pub undo: Option<u64>,
     /// The paths that changed, as from the tree before to the tree now. A file that was written counts as modified, also where
     /// its bytes are the same again.
-    pub changes: Vec<Change>,
+    pub changes: Changes,
 }
 
 /// What an apply did, or would do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Applied {
     /// The paths written, created or removed in the base.
-    pub changes: Vec<Change>,
+    pub changes: Changes,
     /// The epoch of the base after it.
     pub epoch: Epoch,
     /// Paths of the base that changed behind our back. If there are any, nothing was written.

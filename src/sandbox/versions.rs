@@ -3,7 +3,7 @@
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::{Found, State, Step, VersionInfo};
 use crate::history::diff::{PathChange, What, same_content};
-use crate::sandbox::verbs::{Change, Detail, EditKind, FileRev, FileVersion, Stepped};
+use crate::sandbox::verbs::{Changes, Detail, EditKind, FileRev, FileVersion, Stepped};
 use crate::sandbox::{Sandbox, change_of};
 use crate::store::versions::How;
 use crate::types::TreePath;
@@ -32,11 +32,11 @@ impl Sandbox {
     }
 
     /// What differs between two versions of files, or between one and a file as it is.
-    pub(super) fn file_diff(&self, from: &FileRev, to: &FileRev, detail: Detail) -> Result<Vec<Change>> {
+    pub(super) fn file_diff(&self, from: &FileRev, to: &FileRev, detail: Detail) -> Result<Changes> {
         let ((old_state, old), (new_state, new)) = (self.file_state(from)?, self.file_state(to)?);
         let attempt = || format!("compare {from} with {to}");
         let what = match (old.ino(), new.ino()) {
-            (None, None) => return Ok(Vec::new()),
+            (None, None) => return Ok(Changes::default()),
             (None, Some(_)) => What::Added,
             (Some(_), None) => What::Deleted,
             (Some(_), Some(_)) => {
@@ -44,7 +44,7 @@ impl Sandbox {
                 if kind(&old_state, &old) != kind(&new_state, &new) {
                     What::Type
                 } else if same_content(&old_state, &old, &new_state, &new).attempt(attempt)? {
-                    return Ok(Vec::new());
+                    return Ok(Changes::default());
                 } else {
                     What::Content
                 }
@@ -52,7 +52,9 @@ impl Sandbox {
         };
         let old_path = (from.path != to.path).then(|| from.path.clone());
         let change = PathChange { path: to.path.clone(), old_path, what, old, new };
-        Ok(vec![change_of(&old_state, &new_state, &change, detail).attempt(attempt)?])
+        let mut list = self.lister(detail).writer;
+        list.push(change_of(&old_state, &new_state, &change, detail).attempt(attempt)?)?;
+        Ok(list.finish())
     }
 
     fn file_state(&self, rev: &FileRev) -> Result<(State, Found)> {

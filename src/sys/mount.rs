@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open};
+use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, open, openat2};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::socket::{
     AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, sendmsg,
@@ -122,7 +122,15 @@ pub fn mount_fuse(mountpoint: &Path, options: &FuseMountOptions) -> Result<Owned
 }
 
 fn mount_direct(mountpoint: &Path, options: &FuseMountOptions) -> Result<OwnedFd, MountError> {
-    mount_device(open_device()?, mountpoint, options)
+    let device = open_device()?;
+    // Another process can put a link in the place of the directory since the path was resolved. So the
+    // mount goes to a directory that was opened without following links (openat2(2)).
+    let how = OpenHow::new()
+        .flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
+        .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
+    let point = openat2(AT_FDCWD, mountpoint, how).map_err(|errno| MountError::Mount(errno.into()))?;
+    let by_descriptor = format!("/proc/self/fd/{}", point.as_raw_fd());
+    mount_device(device, Path::new(&by_descriptor), options)
 }
 
 /// Opens the device, for [`mount_device`] in the same user namespace.
@@ -487,6 +495,21 @@ mod tests {
         assert!(error.hint().unwrap().contains("/etc/fuse.conf"));
         let view = clone_private_readonly(open(dir, OFlag::O_PATH, Mode::empty()).unwrap());
         assert_eq!(view.unwrap_err().raw_os_error(), Some(libc::EPERM));
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_the_mount_point_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("there/point")).unwrap();
+        std::os::unix::fs::symlink("there", dir.path().join("link")).unwrap();
+        std::os::unix::fs::symlink("there/point", dir.path().join("point")).unwrap();
+        for planted in ["link/point", "point"] {
+            let error = mount_fuse(&dir.path().join(planted), &options()).unwrap_err();
+            assert!(
+                matches!(&error, MountError::Mount(error) if error.raw_os_error() == Some(libc::ELOOP)),
+                "{planted}: {error}"
+            );
+        }
     }
 
     #[test]

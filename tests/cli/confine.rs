@@ -587,3 +587,25 @@ fn without_namespaces_a_command_that_stops_who_started_it_is_ended_in_time() {
         assert!(said.err.contains("the time is over") && said.err.contains("A\tstopped"), "{}", said.err);
     }
 }
+
+/// A command plants a link in a directory that it may write. The next run does not follow it.
+#[test]
+fn a_planted_link_leads_no_option_elsewhere() {
+    for who in EVERYBODY {
+        let place = place();
+        let script = "
+            mkdir -p ../home/.ssh ../out/work ../out/real
+            $JAILFS run --discard --bind-rw ../out/work -- sh -c 'ln -s /srv/home ../out/work/up; ln -s /srv/home/.ssh ../out/work/key'
+            for option in --bind-rw --bind-ro --show; do
+                for path in ../out/work/up ../out/work/up/.ssh ../out/work/key; do
+                    code=0; $JAILFS run --discard $option $path -- true 2> ../out/err || code=$?
+                    [ $code = 125 ]; grep -q 'it leads through a link to' ../out/err
+                done
+            done
+            # What is named directly works, and so does a path that goes up.
+            $JAILFS run --discard --bind-rw ../out/./work/../real -- touch ../out/real/made; [ -e ../out/real/made ]
+        ";
+        let said = at_srv(&place, who, script);
+        assert_eq!(said.code, 0, "{who:?}: {}\n{}", said.out, said.err);
+    }
+}

@@ -413,3 +413,19 @@ fn a_store_that_is_held_or_damaged_has_an_exit_code_of_its_own() {
     assert_eq!(place.run_code("true"), 125);
     assert!(!place.is_mounted("mnt"));
 }
+
+/// A command can cause lines of the log for as long as it likes.
+#[test]
+fn the_log_of_a_daemon_has_a_limit() {
+    let place = Place::new();
+    let mounted = place.sh("", "JAILFS_LOG=trace $JAILFS mount base mnt --store store");
+    assert_eq!(mounted.code, 0, "{mounted:?}");
+    let long = place.sh(
+        "",
+        "head -c 9000000 /dev/zero >> store/daemon.log; for i in $(seq 700); do : > mnt/x; rm mnt/x; done",
+    );
+    assert_eq!(long.code, 0, "{long:?}");
+    let len = std::fs::metadata(place.at("store/daemon.log")).unwrap().len();
+    assert!(len < 8 << 20, "{len} bytes");
+    assert!(place.read("store/daemon.log").contains("was emptied"));
+}

@@ -114,6 +114,12 @@ fn a_checkpoint_of_the_command_hides_nothing_from_the_status() {
     let status = &place.json("base", "status")[0];
     assert_eq!((&status["changed"], &status["to_apply"]), (&0.into(), &3.into()));
     assert!(place.ok("base", "status").contains("to apply    3 paths\n"));
+    let hook = "A\t.git/hooks/pre-commit [protected]\n";
+    assert!(place.ok("base", "diff").contains(hook));
+    assert!(place.ok("base", "diff --stat").contains("[protected]\n"));
+    let patch = place.ok("base", "diff -p");
+    assert!(patch.contains("jailfs: .git/hooks/pre-commit [protected]\ndiff --git"), "{patch}");
+    place.ok("base", "checkpoint another");
     assert_eq!(place.say("base", "apply").code, 3);
     assert!(!place.exists("base/.git"));
 }
@@ -133,14 +139,55 @@ fn a_discard_leaves_nothing_of_the_command() {
     assert_eq!((place.ok("base", "log --json"), place.ok("base", "diff base")), before);
     assert_eq!(place.say("base", "drop mine").code, 11, "the caller's hold is back");
     place.ok("base", "checkpoint done");
+    // A discard of the caller goes back to the base, past all checkpoints.
+    place.ok("base", "discard");
+    assert_eq!(place.json("base", "status")[0]["to_apply"], 0);
 }
 
-/// A command makes a tree whose paths are longer than any answer. The discard does not need to list it.
+/// Nests directories so that the paths are far longer than the names.
+const DEEP: &str = "import os
+for _ in range(450):
+    os.mkdir('d' * 250); os.chdir('d' * 250)
+open('planted', 'w').close()";
+
+/// A command makes a tree whose paths take 25 MB. The caller lists it in little memory, counts it, is
+/// refused an apply, and discards it.
+#[test]
+fn a_tree_of_endless_paths_is_listed_in_bounded_memory() {
+    let place = Place::new();
+    let limited = |line: &str| place.sh("base", &format!("ulimit -v 700000; $JAILFS {line}"));
+    let said = limited(&format!("run --keep -- python3 -c \"{DEEP}\" 2> /dev/null"));
+    assert_eq!(said.code, 0, "{said:?}");
+    for (line, told) in [
+        ("status", "451 paths"),
+        ("diff | tail -c 9", "/planted\n"),
+        ("diff --stat | tail -n 1", "451 added"),
+        ("diff -p | head -c 40", "diff --git"),
+    ] {
+        let said = limited(line);
+        assert_eq!(said.code, 0, "{line}: {}", said.err);
+        assert!(said.out.contains(told), "{line}: {}", said.out);
+    }
+    let refused = limited("apply");
+    assert_eq!(refused.code, 3, "{}", refused.err);
+    assert!(refused.err.contains("longer than 4095 bytes"), "{}", refused.err);
+    assert!(!place.exists(format!("base/{}", "d".repeat(250))));
+    let said = limited("discard | head -c 100");
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert_eq!(place.json("base", "status")[0]["to_apply"], 0);
+    // The same through a daemon, whose client is limited.
+    place.mount();
+    assert_eq!(place.sh("mnt", &format!("python3 -c \"{DEEP}\"")).code, 0);
+    let said = place.sh("mnt", "ulimit -v 700000; $JAILFS diff | tail -c 9; $JAILFS discard | tail -n 1");
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert!(said.out.starts_with("/planted\nundo: jailfs op restore "), "{}", said.out);
+}
+
+/// The discard of a run does not need the list of what it discards.
 #[test]
 fn a_discard_does_not_depend_on_the_list_of_changes() {
     let place = Place::new();
-    let deep = "import os\nfor _ in range(2000):\n    os.mkdir('d' * 250); os.chdir('d' * 250)\nopen('planted', 'w').close()";
-    let said = place.run("--discard", &format!("python3 -c \"{deep}\""));
+    let said = place.run("--discard", &format!("python3 -c \"{DEEP}\""));
     assert_eq!(said.code, 0, "{}", &said.err[said.err.len().saturating_sub(2000)..]);
     assert!(
         said.err.contains("the list is too long to print") && said.err.contains("discarded"),
@@ -150,4 +197,35 @@ fn a_discard_does_not_depend_on_the_list_of_changes() {
     let next = place.run("--keep", "ls");
     assert_eq!((next.code, next.out.as_str()), (0, "a\ndel\nsub\n"), "{}", next.err);
     assert_eq!(place.json("base", "status")[0]["changed"], 0);
+}
+
+/// The caller's own file adds to the list of protected paths and removes from it, in a run, in a mount
+/// and without a daemon.
+#[test]
+fn the_list_of_protected_paths_can_be_changed() {
+    let place = Place::new();
+    std::fs::create_dir_all(place.at("home/.config/jailfs")).unwrap();
+    place.write("home/.config/jailfs/protected", "# ours\nscripts/deploy\n!.envrc\n");
+    let make = "mkdir -p scripts; echo x > scripts/deploy; echo y > .envrc";
+    let said = place.run("--apply", make);
+    assert_eq!(said.code, 125, "{said:?}");
+    assert!(
+        said.err.contains("refused\tscripts/deploy") && !said.err.contains("refused\t.envrc"),
+        "{}",
+        said.err
+    );
+    assert_eq!(place.say("base", "apply").code, 3);
+    place.mount();
+    assert!(place.ok("mnt", "diff").contains("A\tscripts/deploy [protected]\n"));
+    assert_eq!(place.say("mnt", "apply").code, 3);
+    place.ok("mnt", "apply .envrc");
+    place.umount();
+    place.write("home/.config/jailfs/protected", "!no-such-path\n");
+    for line in ["apply", "status", "run -- true", "mount . ../mnt"] {
+        let said = place.say("base", line);
+        assert!(
+            said.code != 0 && said.err.contains("line 1: what it removes is not in the list"),
+            "{said:?}"
+        );
+    }
 }

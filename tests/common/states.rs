@@ -15,7 +15,7 @@ pub fn states(store: &Path) -> BTreeMap<String, Vec<Change>> {
         let request =
             Request::Diff { from: Rev::Base, to: to.clone(), paths: Vec::new(), detail: Detail::Patch };
         match sandbox.handle(request).unwrap() {
-            Reply::Diff(changes) => (to.to_string(), changes),
+            Reply::Diff(changes) => (to.to_string(), changes.to_vec().unwrap()),
             other => panic!("{other:?}"),
         }
     };

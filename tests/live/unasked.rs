@@ -123,7 +123,7 @@ fn a_store_stays_within_its_budget_while_programs_write() {
     until("all that may go is gone", || names(&live) == ["c11"]);
     is_sound(&live);
     live.kill_and_mount();
-    live.jailfs(&["discard"]);
+    live.jailfs(&["restore", "@-1"]);
     assert!(!live.exists("more") && live.read("which") == "c11\n");
 }
 

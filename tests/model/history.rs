@@ -12,7 +12,7 @@ use jailfs::sandbox::verbs::{
     Applied, Change, ChangeKind, Checkpoint, Detail, Operation, Reply, Request, Rev,
 };
 use jailfs::sys::step;
-use jailfs::types::{LayerId, NodeId, TreePath};
+use jailfs::types::{NodeId, TreePath};
 use parking_lot::Mutex;
 
 use crate::host;
@@ -101,8 +101,9 @@ impl World {
         }
         self.tree = to.clone();
         let forgotten = self.told.take();
-        self.say_changes(&done.changes);
-        check_diff(&before, &self.tree, &done.changes, Modified::Written);
+        let changes = done.changes.to_vec().unwrap();
+        self.say_changes(&changes);
+        check_diff(&before, &self.tree, &changes, Modified::Written);
         self.after_switch(&before, &attrs, &forgotten, untouched);
         self.check(times);
         self.check_host();
@@ -158,18 +159,10 @@ impl World {
     }
 
     fn discard(&mut self) {
-        let seals: BTreeMap<LayerId, Checkpoint> = self.seals().into_iter().map(|c| (c.id, c)).collect();
-        let mut at = seals.values().find(|c| c.current).map(|c| c.id);
-        while let Some(seal) = at.map(|id| &seals[&id]).filter(|c| c.automatic) {
-            at = seal.parent;
-        }
-        self.say(format!("discard to {at:?}"));
-        let newest = self.epochs.len() - 1;
-        let epoch = at.map_or(newest, |id| seals[&id].epoch.0 as usize);
-        let tree = at.map_or_else(|| self.epochs[epoch].clone(), |id| self.checkpoints[&id].clone());
-        let times = if at.is_none() { Times::NoChange } else { Times::All };
-        let untouched = self.untouched(epoch);
-        self.switch(Request::Discard, &tree, times, untouched);
+        self.say("discard".to_owned());
+        let epoch = self.epochs.len() - 1;
+        let (tree, untouched) = (self.epochs[epoch].clone(), self.untouched(epoch));
+        self.switch(Request::Discard, &tree, Times::NoChange, untouched);
     }
 
     fn drop_checkpoint(&mut self) {
@@ -256,7 +249,7 @@ impl World {
         let attrs = self.attrs();
         self.told.take();
         let applied = self.applied(Vec::new(), false);
-        self.say_changes(&applied.changes);
+        self.say_changes(&applied.changes.to_vec().unwrap());
         self.host = host::read(&self.base);
         if let Some(how) = self.tree.differs(&self.host, false, Times::NoChange) {
             panic!("the base is not as the tree after an apply: {how}");
@@ -429,7 +422,7 @@ impl World {
         let told = |world: &World, from: &Rev, to: &Rev| {
             let request = Request::Diff { from: from.clone(), to: to.clone(), paths: Vec::new(), detail };
             match world.ask(request) {
-                Reply::Diff(changes) => changes,
+                Reply::Diff(changes) => changes.to_vec().unwrap(),
                 other => panic!("{other:?}"),
             }
         };
@@ -647,6 +640,7 @@ enum Modified {
 
 /// Works the changes off on the older state: it must then be the newer one, and no change may be idle.
 fn check_diff(old: &Tree, new: &Tree, changes: &[Change], modified: Modified) {
+    assert!(changes.is_sorted_by(|a, b| a.path <= b.path), "the changes are sorted by path");
     let (was, is) = (old.paths(), new.paths());
     let mut left: BTreeMap<Bytes, Id> = was.clone();
     let path = |p: &TreePath| p.as_bytes().to_vec();

@@ -194,7 +194,7 @@ impl Work {
         let to = FileRev { version: None, ..from.clone() };
         match self.sandbox.handle(Request::FileDiff { from, to, detail: Detail::Patch }).unwrap() {
             Reply::Diff(changes) => {
-                let patches = changes.into_iter().filter_map(|change| change.patch);
+                let patches = changes.to_vec().unwrap().into_iter().filter_map(|change| change.patch);
                 patches.map(|patch| String::from_utf8(patch).unwrap()).collect()
             }
             other => panic!("{other:?}"),

@@ -555,7 +555,7 @@ fn dev_null() -> Result<std::fs::File> {
     OpenOptions::new().read(true).write(true).open("/dev/null").attempt(|| "open '/dev/null'")
 }
 
-/// Empties the log of a daemon if it is longer than [`LOG_LIMIT`]. A command in the sandbox can cause
+/// Empties the log of a daemon if it is longer than `LOG_LIMIT`. A command in the sandbox can cause
 /// lines of it.
 pub fn limit_log() {
     let log = io::stderr();

@@ -1,13 +1,13 @@
 //! A list of changes of any length, in bounded memory.
 //!
 //! Always true:
-//! * A list that is longer than [`IN_MEMORY`] is kept in an unnamed temporary file.
+//! * A list that is longer than `IN_MEMORY` is kept in an unnamed temporary file.
 //! * A path is stored without the bytes that it shares with the path before it. A tree of deeply
 //!   nested directories has a list that is about as long as its names.
 //! * The list does not change after it was finished. It holds no lock and no state of the tree, so a
 //!   slow reader delays no other request.
 //!
-//! A record is a length (u32, little-endian) and as many bytes: a [`Record`] in the encoding of the
+//! A record is a length (u32, little-endian) and as many bytes: a `Record` in the encoding of the
 //! store. The control socket carries the same bytes.
 
 use std::fmt;

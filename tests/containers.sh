@@ -3,14 +3,17 @@
 #
 #   cargo build --locked && sudo tests/containers.sh target/debug/jailfs
 #
-# Needs root, /dev/fuse, and the packages podman, runc and busybox-static; rows of rootless containers need uidmap and an
-# ordinary user with subordinate ids in $ROOTLESS_USER. Nothing is downloaded: the container is busybox and jailfs. Every row
-# prints what was expected and what came of it; the exit status says whether they agree.
+# Needs root, /dev/fuse, and the packages podman, runc, busybox-static and gcc; rows of rootless
+# containers need uidmap and an ordinary user with subordinate ids in $ROOTLESS_USER. Nothing is
+# downloaded: the container is busybox, jailfs and tests/attacks.c. Every row prints what was expected
+# and what came of it; the exit status says whether they agree. Where the walls stand, the attacks of
+# SECURITY.md are tried as well.
 set -u
 jailfs=$(realpath "${1:?the program}")
 work=$(mktemp -d /var/tmp/jailfs-containers-XXXXXX)
 chmod 755 "$work"
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf "$work" /above-the-root' EXIT
+: > /above-the-root
 failed=0
 
 root=$work/root
@@ -18,7 +21,8 @@ mkdir -p "$root"
 (cd "$root" && mkdir -p bin dev proc sys tmp var/tmp run etc root/.ssh home/u repo/sub)
 cp "$(command -v busybox)" "$root/bin/busybox"
 cp "$jailfs" "$root/bin/jailfs"
-for applet in sh cat echo grep id ls mount rm sed touch true; do ln -s busybox "$root/bin/$applet"; done
+for applet in sh cat chmod chown cp echo grep id ln ls mkdir mount mv printf rm sed sleep stat touch true; do ln -s busybox "$root/bin/$applet"; done
+gcc -static -O1 -w -o "$root/bin/attacks" "$(dirname "$0")/attacks.c" || exit 2
 for library in $(ldd "$jailfs" | grep -o '/[^ ]*'); do
     mkdir -p "$root/$(dirname "$library")"
     cp -L "$library" "$root/$library"
@@ -44,6 +48,44 @@ sed -n 's/^jailfs: confined by /by /p; s/^jailfs: error: /error: /p' /tmp/said
 exit $code
 PROBE
 
+# Tries the attacks of SECURITY.md. It says "held" only if none went well.
+cat > "$root/attacks.sh" <<'ATTACKS'
+cd /repo
+held=held
+went_well() { echo "attack went well: $*"; held=; }
+run() { /bin/jailfs run "$@" 2>/tmp/said; }
+before=$(stat -c '%a %u' /bin/busybox; cat /proc/sys/kernel/core_pattern)
+run --discard -- sh -c 'echo evil > /proc/sys/kernel/core_pattern; echo h > /proc/sysrq-trigger
+    chmod 4755 /bin/busybox; chown 7 /bin/busybox; rm /etc/passwd; true' || went_well 1, not run
+[ "$(stat -c '%a %u' /bin/busybox; cat /proc/sys/kernel/core_pattern)" = "$before" ] || went_well 1
+[ -e /etc/passwd ] || went_well 1
+run --discard -- /bin/attacks climb && went_well 2
+echo log > /tmp/log; chmod 644 /tmp/log
+run --discard -- sh -c 'chmod 4755 /proc/self/fd/1; chown 7 /proc/self/fd/1; true' >> /tmp/log
+[ "$(stat -c '%a %u' /tmp/log)" = "644 $(id -u)" ] || went_well 3
+run --apply -- sh -c 'cp /bin/busybox evil; chmod 4755 evil' && went_well 4
+[ ! -e evil ] || went_well 4
+/bin/jailfs diff | grep -q 'evil .gains the setuid bit.' || went_well 4, not marked
+/bin/jailfs discard >/dev/null || went_well 4, not discarded
+run --keep -- sh -c 'mkdir -p .git/hooks; echo evil > .git/hooks/pre-commit; /bin/jailfs checkpoint' || went_well 5, not run
+/bin/jailfs diff | grep -q 'pre-commit .protected.' || went_well 5
+/bin/jailfs apply >/dev/null 2>&1 && went_well 5
+/bin/jailfs discard >/dev/null
+[ -z "$(/bin/jailfs diff)" ] || went_well 5, not discarded
+run --discard -- sh -c 'n=dddddddddddddddddddddddddddddddddddddddddddddddddd; n=$n$n$n$n; i=0
+    while [ $i -lt 300 ]; do mkdir $n; cd $n; i=$((i+1)); done' || went_well 6
+[ -z "$(/bin/jailfs diff)" ] || went_well 6
+run --discard -- /bin/attacks keys && went_well 7
+run --keep -- sh -c 'echo x > "$(printf "\\033[2J")"' || went_well 8, not run
+/bin/jailfs diff | grep -q "$(printf '\033')" && went_well 8
+/bin/jailfs discard >/dev/null
+run --discard --max-bytes 1M -- /bin/attacks renames && went_well 9
+run --discard -- sh -c 'exec /bin/attacks hold "$JAILFS_SANDBOX/control"' & sleep 2
+/bin/jailfs status >/dev/null || went_well 10
+wait
+[ "$(cat a)" = one ] && echo $held
+ATTACKS
+
 # As Docker's default profile does without CAP_SYS_ADMIN.
 cat > "$work/strict.json" <<'PROFILE'
 {"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["unshare","setns","mount","umount2","pivot_root","fsopen",
@@ -67,6 +109,8 @@ podman() {
         --ulimit nofile=1024:1024 --ulimit nproc=1000:1000 "$@"
 }
 probe="--rootfs $root sh /probe.sh"
+attacks="--rootfs $root sh /attacks.sh"
+held='^held$'
 both='by a view of its own (user, mount.*Landlock'
 
 # shellcheck disable=SC2086 # the words of $probe are words
@@ -84,12 +128,30 @@ both='by a view of its own (user, mount.*Landlock'
     check "podman, root, --device /dev/fuse, a profile as Docker's" 125 "make the namespaces" \
         podman --device /dev/fuse --security-opt "seccomp=$work/strict.json" $probe
     check "podman, root, --privileged" 0 "$both [0-9]*, a system call filter, no new privileges$" podman --privileged $probe
-    rm -f "$root/tmp/said"
+    for flags in "" "--security-opt unmask=ALL" "--security-opt no-new-privileges" "--cap-add SYS_ADMIN"; do
+        check "attacks: podman, root, --device /dev/fuse $flags" 0 "$held" podman --device /dev/fuse $flags $attacks
+    done
+    check "attacks: podman, root, --privileged" 0 "$held" podman --privileged $attacks
+    mkdir "$work/bound"
+    for kind in "its root is no mount" "its root is a mount"; do
+        [ "$kind" = "its root is no mount" ] && from=$root || from=$work/bound
+        check "attacks: chroot, root, $kind" 0 "$held" unshare -m sh -c "
+            [ $from = $root ] || mount --bind $root $from
+            mount -t proc proc $from/proc; mount --rbind /dev $from/dev
+            HOME=/root PATH=/bin exec $(command -v chroot) $from sh /attacks.sh"
+    done
+    rm -f "$root"/tmp/*
     chown -R 1000:1000 "$root/repo" "$root/home/u"
     check "podman, --user 1000, /dev/fuse not open to it" 125 "Permission denied" \
         podman --device /dev/fuse --user 1000:1000 --env HOME=/home/u $probe
     check "podman, --user 1000, /dev/fuse open to it" 0 "$both" \
         podman -v "$work/fuse:/dev/fuse" --device-cgroup-rule 'c 10:229 rwm' --user 1000:1000 --env HOME=/home/u $probe
+    check "attacks: podman, --user 1000, /dev/fuse open to it" 0 "$held" \
+        podman -v "$work/fuse:/dev/fuse" --device-cgroup-rule 'c 10:229 rwm' --user 1000:1000 --env HOME=/home/u $attacks
+    rm -f "$root"/tmp/*
+    check "chroot, user 1000" 125 "make the namespaces" unshare -m sh -c "
+        mount -t proc proc $root/proc; mount --rbind /dev $root/dev; mount --bind $work/fuse $root/dev/fuse
+        HOME=/home/u PATH=/bin exec $(command -v chroot) --userspec=1000:1000 $root sh /probe.sh"
     if [ -n "${ROOTLESS_USER:-}" ]; then
         rm -f "$root/tmp/said"
         chown -R "$ROOTLESS_USER" "$root"

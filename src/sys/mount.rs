@@ -8,11 +8,11 @@ use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::Path;
+use std::path::{Component, Path};
 use std::process::{Command, Stdio};
 
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, open, openat2};
+use nix::fcntl::{OFlag, open, openat};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::socket::{
     AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, sendmsg,
@@ -123,14 +123,23 @@ pub fn mount_fuse(mountpoint: &Path, options: &FuseMountOptions) -> Result<Owned
 
 fn mount_direct(mountpoint: &Path, options: &FuseMountOptions) -> Result<OwnedFd, MountError> {
     let device = open_device()?;
-    // Another process can put a link in the place of the directory since the path was resolved. So the
-    // mount goes to a directory that was opened without following links (openat2(2)).
-    let how = OpenHow::new()
-        .flags(OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC)
-        .resolve(ResolveFlag::RESOLVE_NO_SYMLINKS);
-    let point = openat2(AT_FDCWD, mountpoint, how).map_err(|errno| MountError::Mount(errno.into()))?;
+    let point = open_without_links(mountpoint).map_err(|errno| MountError::Mount(errno.into()))?;
     let by_descriptor = format!("/proc/self/fd/{}", point.as_raw_fd());
     mount_device(device, Path::new(&by_descriptor), options)
+}
+
+/// Opens a directory, and follows no link on the way: another process can have put one in the place of
+/// a directory since the path was resolved. A link answers ENOTDIR (open(2), O_NOFOLLOW with
+/// O_DIRECTORY).
+fn open_without_links(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let mut names = path.components().filter(|part| *part != Component::CurDir);
+    let first = names.next().map_or(Path::new("."), |part| Path::new(part.as_os_str()));
+    let mut dir = open(first, flags, Mode::empty())?;
+    for name in names {
+        dir = openat(&dir, name.as_os_str(), flags, Mode::empty())?;
+    }
+    Ok(dir)
 }
 
 /// Opens the device, for [`mount_device`] in the same user namespace.
@@ -506,7 +515,7 @@ mod tests {
         for planted in ["link/point", "point"] {
             let error = mount_fuse(&dir.path().join(planted), &options()).unwrap_err();
             assert!(
-                matches!(&error, MountError::Mount(error) if error.raw_os_error() == Some(libc::ELOOP)),
+                matches!(&error, MountError::Mount(error) if error.raw_os_error() == Some(libc::ENOTDIR)),
                 "{planted}: {error}"
             );
         }

@@ -329,10 +329,7 @@ impl Serving {
         gate: Gate,
         mount: impl FnOnce(Arc<Fs>, &Path) -> Result<Mounted>,
     ) -> Result<Serving> {
-        // Files of the base and layers are kept open, and every reader holds some.
-        if let Err(error) = sys::limits::raise_open_files() {
-            log::debug!("open no more files than before: {error}");
-        }
+        raise_limits()?;
         sandbox.set_view(choice.view(mount_point)?)?;
         sandbox.set_dedup(!choice.no_dedup);
         sandbox.set_policy(choice.policy(), choice.max_bytes);
@@ -507,6 +504,7 @@ fn start_in_background() -> Result<Serving> {
     // Without a terminal there is no SIGINT from it, and no SIGHUP when it closes.
     sys::process::new_session().attempt(|| "leave the terminal")?;
     block_signals()?;
+    raise_limits()?;
     let sandbox = Sandbox::create_or_open(&plan.base, &plan.store, &plan.choice.store_options())?;
     sandbox.set_protected(plan.choice.protected.clone());
     log_into(&plan.store)?;
@@ -515,6 +513,17 @@ fn start_in_background() -> Result<Serving> {
     serving.guard();
     end_on_signals(serving.unmounter(), false)?;
     Ok(serving)
+}
+
+/// Raises the resource limits of this process to what it needs, before it writes to a store.
+///
+/// # Errors
+/// `CannotMount`: one is too low, and this user may not raise it.
+fn raise_limits() -> Result<()> {
+    sys::limits::raise().map_err(|too_low| {
+        Error::new(Kind::CannotMount, "serve a sandbox", too_low.to_string())
+            .hint("raise the hard limit: ulimit in the shell that allows more, or /etc/security/limits.conf")
+    })
 }
 
 /// Closes every descriptor but the standard three. A daemon that keeps what a shell left open holds the pipe that

@@ -35,7 +35,7 @@ use super::terminal::{self, Terminal};
 use super::walls::Walls;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fuse::Handed;
-use crate::sys::limits::with_open_files_as_before;
+use crate::sys::limits::with_limits_as_before;
 use crate::sys::mount::message_pair;
 use crate::sys::process::with_descriptors;
 
@@ -191,7 +191,7 @@ impl Program {
     fn spawn(&self, theirs: OwnedFd, given: Vec<Given>) -> io::Result<Pid> {
         fcntl(&theirs, FcntlArg::F_SETFD(FdFlag::empty()))?;
         let mut command = Command::new("/proc/self/exe");
-        let child = with_descriptors(with_open_files_as_before(&mut command), given)
+        let child = with_descriptors(with_limits_as_before(&mut command), given)
             .arg0("jailfs")
             .args([EXEC_VERB, "--cage", &theirs.as_raw_fd().to_string(), "--"])
             .args(&self.words)

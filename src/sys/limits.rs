@@ -1,41 +1,83 @@
-//! How many files this process may hold open, and what it was allowed before.
+//! Resource limits of a daemon (getrlimit(2)): which ones it raises, and what they were before.
 //!
-//! The soft limit is for programs that use select(2), which takes no descriptor from 1,024 on; whoever does not may raise his own
-//! up to the hard limit. What he starts may be such a program and gets the limit that there was.
+//! * **Open files**: files of the base and layers are kept open. The soft limit is low for programs
+//!   that use select(2), so a daemon takes the hard one.
+//! * **File size**: a write beyond it ends the process with SIGXFSZ, whatever shell mounted.
+//!
+//! A command that the daemon starts gets the limits of before.
 
+use std::fmt;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::OnceLock;
 
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 
-/// The soft limit before it was raised.
-static BEFORE: OnceLock<u64> = OnceLock::new();
+/// Open files that a daemon needs: 128 of the base, 128 pools, 64 connections, and layers.
+const OPEN_FILES: u64 = 512;
 
-/// Raises the soft limit of open files to the hard one (setrlimit(2)).
+/// Soft and hard limit.
+type Limit = (u64, u64);
+
+/// The limits before they were raised: of open files, and of the size of files.
+static BEFORE: OnceLock<(Limit, Limit)> = OnceLock::new();
+
+/// A limit that is too low, and that this process may not raise.
+#[derive(Debug)]
+pub enum TooLow {
+    /// The hard limit of open files.
+    OpenFiles(u64),
+    /// The hard limit of the size of files, in bytes.
+    FileSize(u64),
+    /// Limits cannot be read.
+    Unknown(io::Error),
+}
+
+impl fmt::Display for TooLow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TooLow::OpenFiles(most) => {
+                write!(f, "this shell allows {most} open files (ulimit -n), and {OPEN_FILES} are needed")
+            }
+            TooLow::FileSize(most) => {
+                write!(f, "this shell allows files of {most} bytes (ulimit -f), and a store needs larger ones")
+            }
+            TooLow::Unknown(error) => write!(f, "its resource limits cannot be read: {error}"),
+        }
+    }
+}
+
+/// Raises the limits of this process to what a daemon needs (setrlimit(2)). It can be called again.
 ///
 /// # Errors
-/// Those of getrlimit(2) and setrlimit(2).
-pub fn raise_open_files() -> io::Result<()> {
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    if soft < hard {
-        // First of all: whoever starts something from now on must know it.
-        BEFORE.get_or_init(|| soft);
-        setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+/// Which limit is too low.
+pub fn raise() -> Result<(), TooLow> {
+    let read = |resource| getrlimit(resource).map_err(|errno| TooLow::Unknown(errno.into()));
+    let (files, size) = (read(Resource::RLIMIT_NOFILE)?, read(Resource::RLIMIT_FSIZE)?);
+    // First of all: a command that is started from now on must get them.
+    BEFORE.get_or_init(|| (files, size));
+    let wanted = files.1.max(OPEN_FILES);
+    if files.0 < wanted && setrlimit(Resource::RLIMIT_NOFILE, wanted, wanted).is_err() {
+        return Err(TooLow::OpenFiles(files.1));
+    }
+    let is_limited = size.0 != RLIM_INFINITY;
+    if is_limited && setrlimit(Resource::RLIMIT_FSIZE, RLIM_INFINITY, RLIM_INFINITY).is_err() {
+        return Err(TooLow::FileSize(size.1));
     }
     Ok(())
 }
 
-/// Makes a command begin with the soft limit of before [`raise_open_files`].
-pub fn with_open_files_as_before(command: &mut Command) -> &mut Command {
+/// Makes a command begin with the limits of before [`raise`].
+pub fn with_limits_as_before(command: &mut Command) -> &mut Command {
     let lower = || {
-        let Some(before) = BEFORE.get() else { return Ok(()) };
-        let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-        setrlimit(Resource::RLIMIT_NOFILE, (*before).min(hard), hard)?;
+        let Some((files, size)) = BEFORE.get() else { return Ok(()) };
+        setrlimit(Resource::RLIMIT_NOFILE, files.0, files.1)?;
+        setrlimit(Resource::RLIMIT_FSIZE, size.0, size.1)?;
         Ok(())
     };
-    // SAFETY: the closure runs between fork and exec and makes two system calls, getrlimit(2) and setrlimit(2), that take no lock
-    // and allocate nothing; the value was set before the fork (signal-safety(7) asks for no more).
+    // SAFETY: the closure runs between fork and exec and makes two system calls, setrlimit(2), that
+    // take no lock and allocate nothing; the values were set before the fork (signal-safety(7) asks
+    // for no more).
     unsafe { command.pre_exec(lower) }
 }

@@ -429,3 +429,33 @@ fn the_log_of_a_daemon_has_a_limit() {
     assert!(len < 8 << 20, "{len} bytes");
     assert!(place.read("store/daemon.log").contains("was emptied"));
 }
+
+/// Limits of the shell that mounts: soft ones are raised, and the caller is told of a hard one that is too low.
+#[test]
+fn limits_of_the_shell_do_not_end_the_daemon() {
+    let place = Place::new();
+    for n in 0..300 {
+        place.write(format!("base/sub/f{n}"), "x");
+    }
+    let said = place.sh(
+        "",
+        "ulimit -S -f 16; ulimit -S -n 64; $JAILFS mount base mnt
+         [ $(cat mnt/sub/f* | wc -c) = 300 ]
+         $JAILFS -C mnt status > /dev/null",
+    );
+    assert_eq!(said.code, 0, "{said:?}");
+    // Another shell, without its limits, writes more than they allow.
+    let said = place.sh("mnt", "head -c 3000000 /dev/zero > large; sync large; wc -c < large; $JAILFS checkpoint");
+    assert_eq!((said.code, said.out.lines().next()), (0, Some("3000000")), "{said:?}");
+    place.umount();
+    // The command of a run has the limits of its caller.
+    let said = place.sh("base", "ulimit -S -f 16; ulimit -S -n 100; $JAILFS run --discard -- sh -c 'ulimit -f; ulimit -n'");
+    assert_eq!((said.code, said.out.as_str()), (0, "16\n100\n"), "{said:?}");
+    let place = crate::confine::place();
+    for (limit, says) in [("-n 64", "allows 64 open files (ulimit -n)"), ("-f 16", "allows files of 8192 bytes")] {
+        let script = format!("ulimit {limit}; exec $JAILFS run --discard -- true");
+        let said = crate::confine::at_srv(&place, crate::confine::Who::Nobody, &script);
+        assert_eq!(said.code, 125, "{said:?}");
+        assert!(said.err.contains(says), "{}", said.err);
+    }
+}

@@ -77,7 +77,12 @@ fn attempt_step(sandbox: &Sandbox, mount_point: &Path, test: &str, step: &str) -
         println!("green   {step}");
         return Ok(());
     }
-    sandbox.handle(Request::Restore { to: Rev::Id(before.id), paths: Vec::new(), dry_run: false })?;
+    sandbox.handle(Request::Restore {
+        detach_mounts: false,
+        to: Rev::Id(before.id),
+        paths: Vec::new(),
+        dry_run: false,
+    })?;
     println!("red     {step}   (taken back to checkpoint {})", before.id);
     Ok(())
 }

@@ -50,7 +50,12 @@ fn tour(base: &Path) -> Result<()> {
     sandbox.handle(Request::Checkpoint { name: Some("first".into()), message: String::new() })?;
     fs.write(file.id, 0, b"other\n", false).attempt(|| "write")?;
     show(&sandbox, &Rev::Name("first".into()), &Rev::Now)?;
-    sandbox.handle(Request::Restore { to: Rev::Name("first".into()), paths: Vec::new(), dry_run: false })?;
+    sandbox.handle(Request::Restore {
+        detach_mounts: false,
+        to: Rev::Name("first".into()),
+        paths: Vec::new(),
+        dry_run: false,
+    })?;
     // The id from before the restore is that of the content that was cut off; a lookup gives the restored file's.
     let restored = fs.lookup(NodeId::ROOT, &name).attempt(|| "look the file up")?;
     let bytes = fs.read(restored.id, 0, 100).and_then(|plan| plan.read(false)).attempt(|| "read")?;

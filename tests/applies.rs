@@ -132,7 +132,12 @@ impl Place {
     }
 
     fn restore(&self, to: &str) -> Result<Reply, Error> {
-        self.sandbox().handle(Request::Restore { to: Rev::parse(to), paths: Vec::new(), dry_run: false })
+        self.sandbox().handle(Request::Restore {
+            detach_mounts: false,
+            to: Rev::parse(to),
+            paths: Vec::new(),
+            dry_run: false,
+        })
     }
 
     fn apply(&self, paths: &[&str]) -> Result<Vec<String>, Error> {

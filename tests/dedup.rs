@@ -149,7 +149,12 @@ impl Work {
 
     fn restore(&self, label: &str) {
         self.0
-            .handle(Request::Restore { to: Rev::Name(label.to_owned()), paths: Vec::new(), dry_run: false })
+            .handle(Request::Restore {
+                detach_mounts: false,
+                to: Rev::Name(label.to_owned()),
+                paths: Vec::new(),
+                dry_run: false,
+            })
             .unwrap();
     }
 

@@ -272,7 +272,12 @@ fn all_names_of_a_file_are_forgotten_by_a_restore_after_an_apply() {
         let Reply::Applied(done) = applied.result.unwrap() else { panic!("not an apply") };
         assert_eq!(fs.state().lower.epoch(), done.epoch);
         told.0.lock().unwrap().clear();
-        let restore = Request::Restore { to: Rev::parse("start"), paths: Vec::new(), dry_run: false };
+        let restore = Request::Restore {
+            detach_mounts: false,
+            to: Rev::parse("start"),
+            paths: Vec::new(),
+            dry_run: false,
+        };
         sandbox.handle(restore).unwrap();
         let names = BTreeSet::from(["new", "link", "further"].map(|link| (NodeId::ROOT, name(link))));
         let forgotten = told.0.lock().unwrap().clone();

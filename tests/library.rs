@@ -93,7 +93,14 @@ fn checkpoint(sandbox: &Sandbox, text: &str) -> LayerId {
 }
 
 fn restore(sandbox: &Sandbox, rev: &str) {
-    sandbox.handle(Request::Restore { to: Rev::parse(rev), paths: Vec::new(), dry_run: false }).unwrap();
+    sandbox
+        .handle(Request::Restore {
+            detach_mounts: false,
+            to: Rev::parse(rev),
+            paths: Vec::new(),
+            dry_run: false,
+        })
+        .unwrap();
 }
 
 fn diff(sandbox: &Sandbox, from: &str, to: &str) -> Vec<(ChangeKind, String)> {
@@ -185,7 +192,7 @@ fn a_restore_brings_back_exactly_what_was() {
     assert_eq!(picture(&sandbox), before);
     let Reply::OpLog(ops) = sandbox.handle(Request::OpLog).unwrap() else { panic!() };
     let sealed = ops.iter().find(|o| o.verb == "seal").unwrap().op;
-    sandbox.handle(Request::OpRestore { op: sealed }).unwrap();
+    sandbox.handle(Request::OpRestore { detach_mounts: false, op: sealed }).unwrap();
     assert_eq!(picture(&sandbox), after, "a restore can be undone");
     drop(sandbox);
     let sandbox = place.open();
@@ -619,7 +626,8 @@ fn nothing_is_acknowledged_into_a_log_that_has_been_replaced() {
 /// The head is published by a rename and a sync of its directory; either can fail, and what puts the old one back, too.
 #[test]
 fn a_restore_whose_publishing_fails_was_done_or_not_and_says_which() {
-    let restore = || Request::Restore { to: Rev::Back(1), paths: Vec::new(), dry_run: false };
+    let restore =
+        || Request::Restore { detach_mounts: false, to: Rev::Back(1), paths: Vec::new(), dry_run: false };
     for rule in ["fail:store.sync-dir:#:EIO", "fail:store.sync-dir:#+:EIO", "fail:store.rename:#+:EIO"] {
         let (mut kept, mut stopped) = (0, 0);
         for step in 1.. {

@@ -79,7 +79,10 @@ fn checkpoint(sandbox: &Sandbox) -> LayerId {
 }
 
 fn restore(sandbox: &Sandbox, to: LayerId) {
-    ask(sandbox, Request::Restore { to: Rev::Id(to), paths: Vec::new(), dry_run: false });
+    ask(
+        sandbox,
+        Request::Restore { detach_mounts: false, to: Rev::Id(to), paths: Vec::new(), dry_run: false },
+    );
 }
 
 fn apply(sandbox: &Sandbox, undo: bool) {
@@ -181,10 +184,10 @@ fn operations_keep_their_numbers_when_older_ones_are_given_up() {
         sandbox = place.open();
     }
     let third = before[2].op;
-    ask(&sandbox, Request::OpRestore { op: third });
+    ask(&sandbox, Request::OpRestore { detach_mounts: false, op: third });
     assert_eq!(get(&sandbox, "f0"), "2007");
     assert_eq!(operations(&sandbox)[0].op, before[0].op + 1);
-    let gone = sandbox.handle(Request::OpRestore { op: 1 }).unwrap_err();
+    let gone = sandbox.handle(Request::OpRestore { detach_mounts: false, op: 1 }).unwrap_err();
     assert_eq!(gone.kind.exit_code(), 10, "{gone}");
 }
 
@@ -214,6 +217,6 @@ fn what_was_written_while_a_restore_was_cut_off_can_be_gone_back_to() {
         check(&place.store());
     }
     let sandbox = place.open();
-    ask(&sandbox, Request::OpRestore { op: operations(&sandbox)[0].op });
+    ask(&sandbox, Request::OpRestore { detach_mounts: false, op: operations(&sandbox)[0].op });
     assert_eq!(get(&sandbox, "f0"), "written during the restore");
 }

@@ -128,7 +128,9 @@ impl Work {
 
     fn restore(&self, label: &str) {
         let to = Rev::Name(label.to_owned());
-        self.0.handle(Request::Restore { to, paths: Vec::new(), dry_run: false }).unwrap();
+        self.0
+            .handle(Request::Restore { detach_mounts: false, to, paths: Vec::new(), dry_run: false })
+            .unwrap();
     }
 
     fn gc(&self, keep: u64) {

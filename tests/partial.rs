@@ -123,7 +123,12 @@ impl Place {
 
     fn ask(&self, to: &str, paths: &[&str], dry_run: bool) -> jailfs::error::Result<Restored> {
         let paths = paths.iter().map(|path| TreePath::parse(path.as_bytes()).unwrap()).collect();
-        match self.sandbox().handle(Request::Restore { to: Rev::parse(to), paths, dry_run })? {
+        match self.sandbox().handle(Request::Restore {
+            detach_mounts: false,
+            to: Rev::parse(to),
+            paths,
+            dry_run,
+        })? {
             Reply::Restored(restored) => Ok(restored),
             other => panic!("{other:?}"),
         }
@@ -279,7 +284,7 @@ fn a_restore_of_paths_can_be_undone_and_redone_by_operations() {
     place.reopen();
     assert_eq!(place.picture(), after);
     for (op, wanted) in [(undo, &before), (redo, &after), (undo, &before)] {
-        place.sandbox().handle(Request::OpRestore { op }).unwrap();
+        place.sandbox().handle(Request::OpRestore { detach_mounts: false, op }).unwrap();
         assert_eq!(&place.picture(), wanted, "operation {op}");
     }
 }
@@ -368,7 +373,12 @@ fn files_of_a_base_that_apply_has_changed_come_back_as_they_were() {
     let two = place.picture();
     place
         .sandbox()
-        .handle(Request::Restore { to: Rev::parse("one"), paths: Vec::new(), dry_run: false })
+        .handle(Request::Restore {
+            detach_mounts: false,
+            to: Rev::parse("one"),
+            paths: Vec::new(),
+            dry_run: false,
+        })
         .unwrap();
     let before = place.picture();
     place.put("b", "three\n");

@@ -221,7 +221,12 @@ impl Work {
         }
         let label = labels[self.random.below(labels.len() as u64) as usize].clone();
         self.sandbox()
-            .handle(Request::Restore { to: Rev::Name(label.clone()), paths: Vec::new(), dry_run: false })
+            .handle(Request::Restore {
+                detach_mounts: false,
+                to: Rev::Name(label.clone()),
+                paths: Vec::new(),
+                dry_run: false,
+            })
             .unwrap();
         self.now.files = self.now.checkpoints[&label].clone();
         true
@@ -284,7 +289,12 @@ fn read_known(sandbox: &Sandbox) -> Known {
     let Reply::Log(log) = sandbox.handle(Request::Log).unwrap() else { panic!("not a log") };
     for checkpoint in log.into_iter().filter(|c| !c.automatic) {
         sandbox
-            .handle(Request::Restore { to: Rev::Id(checkpoint.id), paths: Vec::new(), dry_run: false })
+            .handle(Request::Restore {
+                detach_mounts: false,
+                to: Rev::Id(checkpoint.id),
+                paths: Vec::new(),
+                dry_run: false,
+            })
             .unwrap();
         known.checkpoints.insert(checkpoint.name.unwrap(), read_all(sandbox));
     }

@@ -79,7 +79,9 @@ fn answer(sandbox: &Sandbox, counters: &Counters, line: &str) -> Res<String> {
     }
     let request = match line.split_once(' ') {
         None if line == "checkpoint" => Request::Checkpoint { name: None, message: String::new() },
-        Some(("restore", id)) => Request::Restore { to: Rev::parse(id), paths: Vec::new(), dry_run: false },
+        Some(("restore", id)) => {
+            Request::Restore { detach_mounts: false, to: Rev::parse(id), paths: Vec::new(), dry_run: false }
+        }
         _ => return Err(format!("'{line}' is not known").into()),
     };
     match sandbox.handle(request)? {

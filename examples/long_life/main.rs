@@ -229,9 +229,14 @@ fn turn(
         let back = 1 + rng.below(options.keep.clamp(1, 20)) as u32;
         // git and the others hold files across operations of theirs: they are between two of them.
         load.paused(|| {
-            times
-                .restore
-                .take(|| ask(Request::Restore { to: Rev::Back(back), paths: Vec::new(), dry_run: false }))
+            times.restore.take(|| {
+                ask(Request::Restore {
+                    detach_mounts: false,
+                    to: Rev::Back(back),
+                    paths: Vec::new(),
+                    dry_run: false,
+                })
+            })
         })?;
     }
     if count.is_multiple_of(APPLY) {

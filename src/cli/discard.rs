@@ -14,6 +14,9 @@ use crate::sandbox::verbs::{Reply, Request};
 /// it says how.
 #[derive(Args)]
 pub(super) struct Discard {
+    /// Detach what is mounted on directories that do not stay
+    #[arg(long)]
+    detach_mounts: bool,
     /// Print JSON objects
     #[arg(long)]
     json: bool,
@@ -22,7 +25,11 @@ pub(super) struct Discard {
 impl Discard {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
         let mut target = Target::find(global)?;
-        let Reply::Restored(restored) = target.call(Request::Discard)? else { return Err(wrong_answer()) };
+        let Reply::Restored(restored) =
+            target.call(Request::Discard { detach_mounts: self.detach_mounts })?
+        else {
+            return Err(wrong_answer());
+        };
         restore::tell(&restored, false, self.json)?;
         Ok(0)
     }

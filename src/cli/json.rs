@@ -136,6 +136,8 @@ pub(super) enum Line {
         before: Option<u32>,
         undo: Option<u64>,
         dry_run: bool,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        detached: Vec<String>,
         changes: usize,
     },
     Applied {
@@ -378,6 +380,7 @@ impl Line {
             before: restored.before.map(|before| before.0),
             undo: restored.undo,
             dry_run,
+            detached: restored.detached.iter().map(ToString::to_string).collect(),
             changes: restored.changes.len(),
         }
     }

@@ -34,6 +34,9 @@ pub(super) struct OpRestore {
     /// The number of the operation
     #[arg(value_name = "N")]
     op: u64,
+    /// Detach what is mounted on directories that do not stay, instead of refusing
+    #[arg(long)]
+    detach_mounts: bool,
     /// Print JSON objects
     #[arg(long)]
     json: bool,
@@ -63,7 +66,8 @@ impl OpLog {
 
 impl OpRestore {
     fn run(&self, target: &mut Target) -> Result<()> {
-        let Reply::Restored(restored) = target.call(Request::OpRestore { op: self.op })? else {
+        let request = Request::OpRestore { op: self.op, detach_mounts: self.detach_mounts };
+        let Reply::Restored(restored) = target.call(request)? else {
             return Err(wrong_answer());
         };
         restore::tell(&restored, false, self.json)

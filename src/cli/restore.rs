@@ -26,6 +26,9 @@ pub(super) struct Restore {
     /// Only list what would change
     #[arg(long)]
     dry_run: bool,
+    /// Detach what is mounted on directories that do not stay, instead of refusing
+    #[arg(long)]
+    detach_mounts: bool,
     /// Print JSON objects
     #[arg(long)]
     json: bool,
@@ -35,7 +38,8 @@ impl Restore {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
         let mut target = Target::find(global)?;
         let paths = target.paths(&self.paths)?;
-        let request = Request::Restore { to: Rev::parse(&self.to), paths, dry_run: self.dry_run };
+        let (to, detach_mounts) = (Rev::parse(&self.to), self.detach_mounts);
+        let request = Request::Restore { to, paths, dry_run: self.dry_run, detach_mounts };
         let Reply::Restored(restored) = target.call(request)? else { return Err(wrong_answer()) };
         tell(&restored, self.dry_run, self.json)?;
         Ok(0)
@@ -54,6 +58,10 @@ pub(super) fn tell(restored: &Restored, dry_run: bool, json: bool) -> Result<()>
         let done = if dry_run { "would restore" } else { "restored" };
         out.line(&format!("{done} {}: {}", show::one_line(&restored.to), show::summary(&restored.changes)?));
         show::list(&restored.changes, !dry_run, |line| out.line(line))?;
+        for point in &restored.detached {
+            let what = if dry_run { "in the way: a mount at" } else { "detached: the mount at" };
+            out.line(&format!("{what} {point}"));
+        }
         if let Some(op) = restored.undo {
             out.line(&format!("undo: jailfs op restore {op}"));
         }

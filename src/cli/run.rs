@@ -585,7 +585,7 @@ fn gate(request: &Request) -> Result<()> {
         | Request::Diff { .. }
         | Request::Show { .. }
         | Request::Restore { .. }
-        | Request::Discard
+        | Request::Discard { .. }
         | Request::Apply { dry_run: true, .. }
         | Request::OpRestore { .. }
         | Request::History { .. }
@@ -617,7 +617,14 @@ mod tests {
         for refused in [Request::Drop { rev: Rev::Back(1) }, gc(false), hold(false)] {
             assert_eq!(gate(&refused).unwrap_err().kind, Kind::InUse, "{refused:?}");
         }
-        for allowed in [gc(true), hold(true), apply(true), Request::Status, Request::Discard, Request::Log] {
+        for allowed in [
+            gc(true),
+            hold(true),
+            apply(true),
+            Request::Status,
+            Request::Discard { detach_mounts: false },
+            Request::Log,
+        ] {
             assert_eq!(gate(&allowed), Ok(()));
         }
     }

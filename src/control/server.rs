@@ -395,7 +395,7 @@ mod tests {
 
     fn echo(request: Request) -> Result<Reply> {
         match request {
-            Request::Unmount | Request::Discard => Ok(Reply::Done),
+            Request::Unmount | Request::Discard { .. } => Ok(Reply::Done),
             Request::Log => Ok(Reply::Log(Vec::new())),
             other => Err(Error::new(Kind::Conflict, "test", format!("{other:?}")).hint("none")),
         }
@@ -423,7 +423,7 @@ mod tests {
             .call(&Request::Apply { paths, dry_run: true, undo: false, consent: Default::default() })
             .unwrap_err();
         assert_eq!((error.kind, error.hint.as_deref()), (Kind::Conflict, Some("none")));
-        assert_eq!(client.call(&Request::Discard), Ok(Reply::Done));
+        assert_eq!(client.call(&Request::Discard { detach_mounts: false }), Ok(Reply::Done));
         server.stop();
         assert!(connect(store.path()).unwrap().is_none());
     }

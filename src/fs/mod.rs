@@ -765,4 +765,12 @@ pub trait Kernel: Send + Sync {
     /// # Errors
     /// When the kernel could not be told; what it holds may then be stale.
     fn forget(&self, what: &Forgotten) -> Result<()>;
+
+    /// The paths of the tree at which something else is mounted.
+    ///
+    /// # Errors
+    /// When the mounts cannot be read.
+    fn mounts_inside(&self) -> Result<Vec<TreePath>> {
+        Ok(Vec::new())
+    }
 }

@@ -20,11 +20,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use fuser::{INodeNo, Notifier};
 use parking_lot::Mutex;
 
-use crate::error::{Error, Result};
+use crate::error::{Attempt, Error, Result};
 use crate::fs::{Forgotten, Fs, Kernel};
 use crate::fuse::homeward::Homeward;
 use crate::sys;
-use crate::types::{Name, NodeId};
+use crate::types::{Name, NodeId, TreePath};
 
 /// From so many names on a new epoch costs less than telling each.
 const MANY_NAMES: usize = 20_000;
@@ -205,6 +205,12 @@ impl Kernel for Mount {
         let told = self.tell(what);
         self.fs.names_are_told(&what.names);
         told
+    }
+
+    fn mounts_inside(&self) -> Result<Vec<TreePath>> {
+        let points = sys::mountinfo::points_inside(self.dev).attempt(|| "look for mounts inside")?;
+        let paths = points.iter().map(|point| TreePath::parse(point.as_os_str().as_bytes()));
+        Ok(paths.filter_map(std::result::Result::ok).collect())
     }
 }
 

@@ -21,6 +21,7 @@ mod forget;
 pub mod gc;
 mod home;
 mod land;
+pub mod mounts;
 mod origin;
 mod pack;
 mod part;
@@ -44,12 +45,13 @@ use crate::base::Base;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::lower::{self, Lower, PreHistory};
 use crate::fs::{Forgotten, Fs, Kernel, State, Switched};
+use crate::history::mounts::Mounts;
 use crate::jail::Jail;
 use crate::store::Store;
 use crate::store::layer::{LayerInfo, Upper};
 use crate::store::record::{HeadRecord, Header, LayerKind, OpRecord, OpVerb, Seal};
 use crate::sys::clock;
-use crate::types::{Epoch, LayerId, Name, NodeId};
+use crate::types::{Epoch, LayerId, Name, NodeId, TreePath};
 
 pub use forget::Moment;
 pub use policy::{Due, Policy};
@@ -116,6 +118,8 @@ pub struct Replaced {
     pub before: Option<LayerId>,
     /// The number of the operation that led to the state before it; none if it is not known any more.
     pub undo: Option<u64>,
+    /// Paths at which something was mounted, and is no longer.
+    pub detached: Vec<TreePath>,
 }
 
 /// Takes what an operation changed: the state before, the state since, and each path that differs.
@@ -433,17 +437,18 @@ impl Timeline {
         verb: OpVerb,
         to: Target,
         description: String,
-        list: Listing<'_>,
+        (mounts, list): (Mounts, Listing<'_>),
     ) -> Result<Replaced> {
         let _turn = self.turn();
         self.flush()?;
         let state = self.state_of(to)?;
+        let detached = self.detached_mounts((&self.fs.state(), &state), &[], mounts)?;
         let (_, before) = self.secure(&format!("{} {description}", verb_text(verb)))?;
         let done = format!("the tree is now {description}");
         let (from, rest, op) = self.show(verb, to, &state, description)?;
         self.list_restored(&from, &state, list).map_err(|error| error.after(done))?;
         let before = rest.or(before);
-        Ok(Replaced { before, undo: self.op_before(op, before) })
+        Ok(Replaced { before, undo: self.op_before(op, before), detached })
     }
 
     /// As [`Timeline::replace`], without a comparison of the two states, which may be as long as a command likes. Returns the

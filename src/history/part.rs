@@ -18,6 +18,7 @@ use std::sync::Arc;
 use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
 use crate::fs::{Extents, Found, State};
 use crate::history::diff::{self, PathChange, What};
+use crate::history::mounts::Mounts;
 use crate::history::sought::{Sought, places};
 use crate::history::{Listing, Replaced, Target, Timeline, verb_text};
 use crate::store::pool::PoolWriter;
@@ -45,7 +46,7 @@ impl Timeline {
         to: Target,
         paths: &[TreePath],
         what: String,
-        list: Listing<'_>,
+        (mounts, list): (Mounts, Listing<'_>),
     ) -> Result<Replaced> {
         let _turn = self.turn();
         let attempt = || format!("{} {what}", verb_text(verb));
@@ -55,6 +56,7 @@ impl Timeline {
         for tries in 1.. {
             let now = self.fs.state();
             check_paths(&now, &then, paths).map_err(|e| e.during(attempt()))?;
+            let detached = self.detached_mounts((&now, &then), paths, mounts)?;
             let epoch = self.epoch();
             let below = Some(self.fs.upper_layer());
             let mut next = self.store.create_layer(below, &self.head, epoch, LayerKind::Continues)?;
@@ -94,7 +96,7 @@ impl Timeline {
             let before = Some(changed.layer);
             let undo = self.op_before(op, before);
             listed.map_err(during)?;
-            return Ok(Replaced { before, undo });
+            return Ok(Replaced { before, undo, detached });
         }
         Err(Error::damage(attempt(), "the loop has no end"))
     }

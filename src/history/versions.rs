@@ -19,6 +19,10 @@ impl Timeline {
     pub fn step(&self, path: &TreePath, step: Step) -> Result<Stepped> {
         let _turn = self.turn();
         self.flush()?;
+        if self.kernel().mounts_inside()?.contains(path) {
+            let why = "something is mounted on it";
+            return Err(Error::new(Kind::InUse, attempt(path, step), why).hint("unmount it first"));
+        }
         let stepped = self.fs.step(path, step).map_err(|no| refusal(path, step, no))?;
         let told = self.kernel().forget(&stepped.forgotten);
         let synced = self.with_reserve(|| self.fs.sync().attempt(|| "sync the store"));

@@ -29,6 +29,7 @@ use crate::fs::{Found, Fs, Kernel, MOST_TRIES, MoreRoom, Need, PastView, State, 
 use crate::history::danger::{self, Consent, Protected};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::gc::Keep;
+use crate::history::mounts::Mounts;
 use crate::history::patch::Wanted;
 use crate::history::{Replaced, Target, Timeline, apply, patch, verb_text};
 use crate::jail::{Jail, Policy};
@@ -287,23 +288,27 @@ impl Sandbox {
                 let go = || self.interrupts.load(Ordering::SeqCst) == interrupts;
                 self.diff(&from, &to, &paths, detail, &go).map(Reply::Diff)
             }
-            Request::Restore { to, paths, dry_run } => {
+            Request::Restore { to, paths, dry_run, detach_mounts } => {
+                let mounts = mounts(detach_mounts);
                 let target = self.target(&to)?;
                 if !paths.is_empty() && !paths.iter().any(TreePath::is_root) {
-                    return self.restore_paths(target, &paths, dry_run).map(Reply::Restored);
+                    return self.restore_paths(target, &paths, dry_run, mounts).map(Reply::Restored);
                 }
-                self.go_to(OpVerb::Restore, target, self.describe(target), dry_run).map(Reply::Restored)
+                let description = self.describe(target);
+                self.go_to((OpVerb::Restore, mounts), target, description, dry_run).map(Reply::Restored)
             }
             Request::Show { rev, path, offset } => self.show(&rev, &path, offset).map(Reply::Shown),
-            Request::Discard => {
-                let target = self.target(&Rev::Base)?;
-                self.go_to(OpVerb::Discard, target, self.describe(target), false).map(Reply::Restored)
+            Request::Discard { detach_mounts } => {
+                let (target, how) = (self.target(&Rev::Base)?, (OpVerb::Discard, mounts(detach_mounts)));
+                self.go_to(how, target, self.describe(target), false).map(Reply::Restored)
             }
             Request::History { path } => self.file_history(&path).map(Reply::History),
             Request::FileDiff { from, to, detail } => self.file_diff(&from, &to, detail).map(Reply::Diff),
             Request::Undo { path, steps } => self.step(&path, Step::Undo(steps)).map(Reply::Stepped),
             Request::Redo { path, steps } => self.step(&path, Step::Redo(steps)).map(Reply::Stepped),
-            Request::OpRestore { op } => self.restore_operation(op).map(Reply::Restored),
+            Request::OpRestore { op, detach_mounts } => {
+                self.restore_operation(op, mounts(detach_mounts)).map(Reply::Restored)
+            }
             Request::Apply { paths, dry_run, undo, consent } => {
                 self.apply(&paths, dry_run, undo, consent).map(Reply::Applied)
             }
@@ -479,7 +484,13 @@ impl Sandbox {
         Lister { detail, review: None, writer: changes::Writer::new(&self.store_path) }
     }
 
-    fn go_to(&self, verb: OpVerb, target: Target, description: String, dry_run: bool) -> Result<Restored> {
+    fn go_to(
+        &self,
+        (verb, mounts): (OpVerb, Mounts),
+        target: Target,
+        description: String,
+        dry_run: bool,
+    ) -> Result<Restored> {
         if dry_run {
             self.timeline.flush()?;
             let (now, then) = (self.fs().state(), self.timeline.state_of(target)?);
@@ -489,14 +500,14 @@ impl Sandbox {
                 lister.take(&now, &then, &change.attempt(attempt)?)?;
             }
             let changes = lister.finish();
-            return Ok(Restored { to: description, before: None, undo: None, changes });
+            let detached = self.timeline.detached_mounts((&now, &then), &[], Mounts::Detach)?;
+            return Ok(Restored { to: description, before: None, undo: None, detached, changes });
         }
         let mut lister = self.lister(Detail::NameStatus);
-        let Replaced { before, undo } =
-            self.timeline.replace(verb, target, description.clone(), &mut |from, to, change| {
-                lister.take(from, to, &change)
-            })?;
-        Ok(Restored { to: description, before, undo, changes: lister.finish() })
+        let mut list = |from: &State, to: &State, change: PathChange| lister.take(from, to, &change);
+        let Replaced { before, undo, detached } =
+            self.timeline.replace(verb, target, description.clone(), (mounts, &mut list))?;
+        Ok(Restored { to: description, before, undo, detached, changes: lister.finish() })
     }
 
     /// Makes the tree what `to` is, whatever is in it now: nothing is compared. Returns what the tree was.
@@ -521,7 +532,13 @@ impl Sandbox {
         Ok(lister.finish())
     }
 
-    fn restore_paths(&self, target: Target, paths: &[TreePath], dry_run: bool) -> Result<Restored> {
+    fn restore_paths(
+        &self,
+        target: Target,
+        paths: &[TreePath],
+        dry_run: bool,
+        mounts: Mounts,
+    ) -> Result<Restored> {
         let what = paths::description(&self.describe(target), paths);
         if dry_run {
             self.timeline.flush()?;
@@ -530,22 +547,23 @@ impl Sandbox {
             let mut lister = self.lister(Detail::NameStatus);
             listed.iter().try_for_each(|change| lister.take(&now, &then, change))?;
             let changes = lister.finish();
-            return Ok(Restored { to: what, before: None, undo: None, changes });
+            let detached = self.timeline.detached_mounts((&now, &then), paths, Mounts::Detach)?;
+            return Ok(Restored { to: what, before: None, undo: None, detached, changes });
         }
         let mut lister = self.lister(Detail::NameStatus);
         let mut list = |from: &State, to: &State, change: PathChange| lister.take(from, to, &change);
-        let Replaced { before, undo } =
-            self.timeline.replace_at(OpVerb::Restore, target, paths, what.clone(), &mut list)?;
-        Ok(Restored { to: what, before, undo, changes: lister.finish() })
+        let Replaced { before, undo, detached } =
+            self.timeline.replace_at(OpVerb::Restore, target, paths, what.clone(), (mounts, &mut list))?;
+        Ok(Restored { to: what, before, undo, detached, changes: lister.finish() })
     }
 
-    fn restore_operation(&self, op: u64) -> Result<Restored> {
+    fn restore_operation(&self, op: u64, mounts: Mounts) -> Result<Restored> {
         let found = self.operations().into_iter().find(|o| o.op == op).ok_or_else(|| {
             Error::new(Kind::NoStore, format!("restore operation {op}"), "there is no such operation")
                 .hint("'jailfs op log' lists them")
         })?;
         let target = Target { layer: found.tree, epoch: found.epoch };
-        self.go_to(OpVerb::OpRestore, target, format!("operation {op}"), false)
+        self.go_to((OpVerb::OpRestore, mounts), target, format!("operation {op}"), false)
     }
 
     fn apply(&self, paths: &[TreePath], dry_run: bool, undo: bool, consent: Consent) -> Result<Applied> {
@@ -578,6 +596,11 @@ fn more_room(timeline: &Arc<Timeline>, collector: Option<Arc<collector::Shared>>
             (own, _) => own,
         }
     })
+}
+
+/// What to do with mounts inside that would be detached.
+fn mounts(detach: bool) -> Mounts {
+    if detach { Mounts::Detach } else { Mounts::Refuse }
 }
 
 /// Those of some states that somebody asked for.

@@ -97,6 +97,8 @@ pub enum Request {
         paths: Vec<TreePath>,
         /// Only say what would change.
         dry_run: bool,
+        /// Detach what is mounted inside on directories that do not stay, instead of refusing.
+        detach_mounts: bool,
     },
     /// What stands at a path in a state.
     Show {
@@ -108,7 +110,10 @@ pub enum Request {
         offset: u64,
     },
     /// Makes the tree what the base is now: throws away everything that an apply would write.
-    Discard,
+    Discard {
+        /// As for [`Request::Restore`].
+        detach_mounts: bool,
+    },
     /// Writes the tree into the base.
     Apply {
         /// Only at or below these paths; all if empty.
@@ -124,6 +129,8 @@ pub enum Request {
     OpRestore {
         /// Its number.
         op: u64,
+        /// As for [`Request::Restore`].
+        detach_mounts: bool,
     },
     /// The versions of a file: what edits replaced.
     History {
@@ -194,7 +201,7 @@ impl Request {
             Request::Diff { .. }
             | Request::FileDiff { .. }
             | Request::Restore { .. }
-            | Request::Discard
+            | Request::Discard { .. }
             | Request::OpRestore { .. }
             | Request::Apply { .. } => true,
             Request::Status
@@ -520,6 +527,8 @@ pub struct Restored {
     pub before: Option<LayerId>,
     /// The operation to go back to for the tree as it was before; none if nothing was done, or if it is not known any more.
     pub undo: Option<u64>,
+    /// Paths at which something was mounted, and is no longer.
+    pub detached: Vec<TreePath>,
     /// The paths that changed, as from the tree before to the tree now. A file that was written counts as modified, also where
     /// its bytes are the same again.
     pub changes: Changes,

@@ -41,7 +41,10 @@ impl fmt::Display for TooLow {
                 write!(f, "this shell allows {most} open files (ulimit -n), and {OPEN_FILES} are needed")
             }
             TooLow::FileSize(most) => {
-                write!(f, "this shell allows files of {most} bytes (ulimit -f), and a store needs larger ones")
+                write!(
+                    f,
+                    "this shell allows files of {most} bytes (ulimit -f), and a store needs larger ones"
+                )
             }
             TooLow::Unknown(error) => write!(f, "its resource limits cannot be read: {error}"),
         }

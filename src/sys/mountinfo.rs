@@ -52,6 +52,26 @@ pub fn read() -> io::Result<Vec<Entry>> {
     Ok(parse(&text))
 }
 
+/// Where something is mounted inside the filesystem `dev`, in the mount namespace of this thread. The
+/// paths are those in that filesystem.
+///
+/// # Errors
+/// Those of [`read`].
+pub fn points_inside(dev: u64) -> io::Result<Vec<PathBuf>> {
+    Ok(points(&read()?, dev))
+}
+
+fn points(entries: &[Entry], dev: u64) -> Vec<PathBuf> {
+    let path = |bytes: &[u8]| PathBuf::from(OsStr::from_bytes(bytes));
+    let inside = entries.iter().filter_map(|entry| {
+        let on = entries.iter().find(|other| other.id == entry.parent && other.dev == dev)?;
+        let below = path(&entry.mount_point).strip_prefix(path(&on.mount_point)).ok()?.to_owned();
+        // What is mounted over the root of a mount hides it, and stands on nothing in it.
+        (!below.as_os_str().is_empty()).then(|| path(&on.root).join(below))
+    });
+    inside.collect()
+}
+
 /// Whether anything is mounted inside the filesystem `dev`, in any mount namespace that `/proc` shows us.
 ///
 /// # Errors
@@ -191,6 +211,16 @@ mod tests {
         let root = nix::sys::stat::stat("/").unwrap().st_dev;
         assert!(is_mounted_upon(root).unwrap(), "/proc is mounted upon the root");
         assert!(!is_mounted_upon(u64::MAX).unwrap());
+    }
+
+    #[test]
+    fn mounts_inside_a_filesystem_have_its_paths() {
+        let text = b"20 1 0:40 / /mnt rw - fuse.jailfs b rw\n21 20 0:41 / /mnt/a/b rw - tmpfs t rw\n\
+            22 1 0:40 /sub /elsewhere rw - fuse.jailfs b rw\n23 22 0:42 / /elsewhere/c rw - tmpfs t rw\n\
+            24 20 0:43 / /mnt rw - tmpfs t rw\n25 1 0:44 / /tmp rw - tmpfs t rw\n";
+        let entries = parse(text);
+        let found = points(&entries, entries[0].dev);
+        assert_eq!(found, [PathBuf::from("/a/b"), PathBuf::from("/sub/c")]);
     }
 
     #[test]

@@ -189,7 +189,12 @@ fn a_restore_leaves_walks_where_they_are() {
         let up = "../".repeat(path.split('/').count() - 1);
         tree.read(tree.symlink(path, &up)).unwrap();
     }
-    tree.do_(Request::Restore { to: Rev::Name("c".into()), paths: Vec::new(), dry_run: false });
+    tree.do_(Request::Restore {
+        detach_mounts: false,
+        to: Rev::Name("c".into()),
+        paths: Vec::new(),
+        dry_run: false,
+    });
     // The first stood in a directory that goes on, the second in one that is gone, in another one that is gone.
     assert_eq!(tree.mv("a/b/c", "c"), REFUSED);
     assert_eq!(tree.mv("a/b", "b"), REFUSED);
@@ -234,7 +239,12 @@ fn a_link_that_was_met_in_a_directory_that_a_restore_cut_off_is_looked_up_again(
     assert_eq!(tree.mv("a/b/c", "c"), Ok(()));
     // Somebody stands in `c`, met the link there, and asks after the restore.
     let link = tree.id("c/l");
-    tree.do_(Request::Restore { to: Rev::Name("deep".into()), paths: Vec::new(), dry_run: false });
+    tree.do_(Request::Restore {
+        detach_mounts: false,
+        to: Rev::Name("deep".into()),
+        paths: Vec::new(),
+        dry_run: false,
+    });
     assert!(tree.read(link).is_err());
     assert_eq!(tree.read(tree.id("a/b/c/l")), Ok("../../../f".into()));
 }

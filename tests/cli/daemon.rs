@@ -445,14 +445,20 @@ fn limits_of_the_shell_do_not_end_the_daemon() {
     );
     assert_eq!(said.code, 0, "{said:?}");
     // Another shell, without its limits, writes more than they allow.
-    let said = place.sh("mnt", "head -c 3000000 /dev/zero > large; sync large; wc -c < large; $JAILFS checkpoint");
+    let said =
+        place.sh("mnt", "head -c 3000000 /dev/zero > large; sync large; wc -c < large; $JAILFS checkpoint");
     assert_eq!((said.code, said.out.lines().next()), (0, Some("3000000")), "{said:?}");
     place.umount();
     // The command of a run has the limits of its caller.
-    let said = place.sh("base", "ulimit -S -f 16; ulimit -S -n 100; $JAILFS run --discard -- sh -c 'ulimit -f; ulimit -n'");
+    let said = place.sh(
+        "base",
+        "ulimit -S -f 16; ulimit -S -n 100; $JAILFS run --discard -- sh -c 'ulimit -f; ulimit -n'",
+    );
     assert_eq!((said.code, said.out.as_str()), (0, "16\n100\n"), "{said:?}");
     let place = crate::confine::place();
-    for (limit, says) in [("-n 64", "allows 64 open files (ulimit -n)"), ("-f 16", "allows files of 8192 bytes")] {
+    for (limit, says) in
+        [("-n 64", "allows 64 open files (ulimit -n)"), ("-f 16", "allows files of 8192 bytes")]
+    {
         let script = format!("ulimit {limit}; exec $JAILFS run --discard -- true");
         let said = crate::confine::at_srv(&place, crate::confine::Who::Nobody, &script);
         assert_eq!(said.code, 125, "{said:?}");

@@ -443,3 +443,31 @@ fn the_examples_of_the_manual_work() {
         assert_eq!(place.read("repo/made"), "made\n", "{script}{done:?}");
     }
 }
+
+/// The kernel detaches silently what is mounted on a directory that goes. So it is refused, or said.
+#[test]
+fn a_mount_inside_is_never_detached_silently() {
+    let place = Place::new();
+    place.write(
+        "script",
+        r#"
+        trap 'umount -l mnt/later mnt/sub mnt/file 2>/dev/null || true; $JAILFS umount -l mnt' EXIT
+        $JAILFS mount base mnt; $JAILFS -C mnt checkpoint c1; mkdir mnt/later; echo new > mnt/file
+        mount -t tmpfs t mnt/later; echo kept > mnt/later/data; mount -t tmpfs t mnt/sub; echo kept > mnt/sub/data
+        mount --bind base/a mnt/file; rm mnt/a
+        for line in 'restore c1' discard 'op restore 1' 'restore c1 later' 'restore base .' 'undo file'; do
+            code=0; $JAILFS -C mnt $line 2> err || code=$?
+            [ $code = 11 ]; grep -q "something is mounted on" err
+        done
+        [ "$(cat mnt/later/data mnt/sub/data)" = "$(printf 'kept\nkept')" ]; [ ! -e mnt/a ]
+        # What stays where it is does not matter.
+        $JAILFS -C mnt restore c1 a; [ "$(cat mnt/a)" = one ]; [ -e mnt/later/data ]
+        $JAILFS -C mnt restore c1 --dry-run | grep -q 'in the way: a mount at later'
+        $JAILFS -C mnt restore c1 --detach-mounts --json | grep -q '"detached":\["file","later"\]'
+        [ ! -e mnt/later ]; [ ! -e mnt/file ]; [ "$(cat mnt/sub/data)" = kept ]
+        [ -z "$(grep mnt/later /proc/self/mounts)" ]
+        "#,
+    );
+    let said = crate::place::said(place.command("", "unshare").args(["-m", "sh", "-eux", "script"]));
+    assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
+}

@@ -143,7 +143,12 @@ impl World {
         let (to, tree, epoch, times) = self.any_rev();
         self.say(format!("restore {to}"));
         let untouched = self.untouched(epoch);
-        self.switch(Request::Restore { to, paths: Vec::new(), dry_run: false }, &tree, times, untouched);
+        self.switch(
+            Request::Restore { detach_mounts: false, to, paths: Vec::new(), dry_run: false },
+            &tree,
+            times,
+            untouched,
+        );
     }
 
     fn op_restore(&mut self) {
@@ -155,14 +160,14 @@ impl World {
         let tree = self.operations[&op.op].clone();
         let times = if op.tree.is_none() { Times::NoChange } else { Times::All };
         let untouched = self.untouched(op.epoch.0 as usize);
-        self.switch(Request::OpRestore { op: op.op }, &tree, times, untouched);
+        self.switch(Request::OpRestore { detach_mounts: false, op: op.op }, &tree, times, untouched);
     }
 
     fn discard(&mut self) {
         self.say("discard".to_owned());
         let epoch = self.epochs.len() - 1;
         let (tree, untouched) = (self.epochs[epoch].clone(), self.untouched(epoch));
-        self.switch(Request::Discard, &tree, Times::NoChange, untouched);
+        self.switch(Request::Discard { detach_mounts: false }, &tree, Times::NoChange, untouched);
     }
 
     fn drop_checkpoint(&mut self) {

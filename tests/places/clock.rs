@@ -70,7 +70,14 @@ fn a_clock_that_jumps_backwards_changes_no_order() {
     // Everything is where it was, whatever its time says: also what lies under an apply.
     for (at, id) in made.iter().enumerate() {
         clock::set_shift(-(at as i64) * YEAR);
-        sandbox.handle(Request::Restore { to: Rev::Id(*id), paths: Vec::new(), dry_run: false }).unwrap();
+        sandbox
+            .handle(Request::Restore {
+                detach_mounts: false,
+                to: Rev::Id(*id),
+                paths: Vec::new(),
+                dry_run: false,
+            })
+            .unwrap();
         let state = sandbox.fs().state();
         let path = jailfs::types::TreePath::parse(b"f").unwrap();
         let bytes = state.read_all(&state.resolve(&path).unwrap()).unwrap();

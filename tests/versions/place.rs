@@ -208,7 +208,12 @@ impl Work {
 
     pub fn restore(&self, rev: &str) {
         self.sandbox
-            .handle(Request::Restore { to: Rev::parse(rev), paths: Vec::new(), dry_run: false })
+            .handle(Request::Restore {
+                detach_mounts: false,
+                to: Rev::parse(rev),
+                paths: Vec::new(),
+                dry_run: false,
+            })
             .unwrap();
     }
 

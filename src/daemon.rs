@@ -85,6 +85,10 @@ pub struct Choice {
     pub dev: bool,
     /// Whether no program can be started.
     pub noexec: bool,
+    /// Other flags of mount(2), by their names.
+    pub vfs: Vec<String>,
+    /// What is shown as the source; the base if empty.
+    pub source: Vec<u8>,
     /// What readlink answers.
     pub links: Links,
     /// Prefixes outside the mount that links may lead to.
@@ -179,6 +183,8 @@ impl Choice {
             suid: self.suid,
             dev: self.dev,
             noexec: self.noexec,
+            source: self.source.clone(),
+            vfs: self.vfs.clone(),
         }
     }
 

@@ -2,8 +2,11 @@
 //!
 //! `mount -t fuse.jailfs BASE MNT` runs `mount.fuse.jailfs BASE MNT [-sfnv] [-o OPTIONS] [-t TYPE]` if there is a
 //! program of that name, which may be a link to this one. If not, it runs `mount.fuse3`, which runs
-//! `jailfs BASE MNT [-o OPTIONS]`, with `dev` and `suid` added to the options whether or not somebody wanted them: so
-//! these two are dropped in that form.
+//! `jailfs BASE MNT [-o OPTIONS]`.
+//!
+//! In both forms the defaults of mount(8) hold for root: set-id programs and device nodes work unless
+//! the options say `nosuid` and `nodev`, which `user` and `users` in fstab(5) imply. A call by hand
+//! (`jailfs mount`) has neither.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -16,40 +19,35 @@ use crate::error::{Error, Kind, Result};
 ///
 /// # Errors
 /// `Usage`: an argument that helpers do not have.
-pub(super) fn rewrite(arguments: Vec<OsString>) -> Result<Option<Vec<OsString>>> {
-    match form(&arguments) {
-        None => Ok(Some(arguments)),
-        Some(form) => as_mount(form, arguments.get(1..).unwrap_or_default()),
+pub(super) fn rewrite(arguments: Vec<OsString>, is_root: bool) -> Result<Option<Vec<OsString>>> {
+    if !is_helper_call(&arguments) {
+        return Ok(Some(arguments));
     }
+    as_mount(arguments.get(1..).unwrap_or_default(), is_root)
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Form {
-    /// Called by mount(8) itself.
-    Direct,
-    /// Called by mount.fuse3.
-    ThroughFuse,
-}
-
-fn form(arguments: &[OsString]) -> Option<Form> {
+fn is_helper_call(arguments: &[OsString]) -> bool {
     let name = arguments.first().and_then(|program| Path::new(program).file_name());
     if name.is_some_and(|name| name == "mount.fuse.jailfs" || name == "mount.jailfs") {
-        return Some(Form::Direct);
+        return true;
     }
     // No verb has a slash in it.
-    let source = arguments.get(1)?.as_bytes();
-    (!source.starts_with(b"-") && source.contains(&b'/')).then_some(Form::ThroughFuse)
+    let source = arguments.get(1).map(|source| source.as_bytes());
+    source.is_some_and(|source| !source.starts_with(b"-") && source.contains(&b'/'))
 }
 
-fn as_mount(form: Form, arguments: &[OsString]) -> Result<Option<Vec<OsString>>> {
+fn as_mount(arguments: &[OsString], is_root: bool) -> Result<Option<Vec<OsString>>> {
     let mut places = Vec::new();
     let mut rewritten: Vec<OsString> = ["jailfs", "mount"].map(OsString::from).to_vec();
+    if is_root {
+        rewritten.extend(["-o", "dev,suid"].map(OsString::from));
+    }
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         match argument.as_bytes() {
             b"-o" => {
                 let options = rest.next().ok_or_else(|| bad(argument))?;
-                rewritten.extend([OsString::from("-o"), kept_options(form, options)]);
+                rewritten.extend([OsString::from("-o"), kept_options(options, is_root)]);
             }
             b"-t" => drop(rest.next().ok_or_else(|| bad(argument))?),
             flags if flags.starts_with(b"-") && flags.len() > 1 => {
@@ -68,10 +66,10 @@ fn as_mount(form: Form, arguments: &[OsString]) -> Result<Option<Vec<OsString>>>
     Ok(Some(rewritten))
 }
 
-fn kept_options(form: Form, options: &OsStr) -> OsString {
-    let added_unasked = |option: &[u8]| form == Form::ThroughFuse && (option == b"dev" || option == b"suid");
-    let kept: Vec<&[u8]> =
-        options.as_bytes().split(|byte| *byte == b',').filter(|option| !added_unasked(option)).collect();
+/// The options of a call, which an ordinary user cannot extend by `dev` and `suid`.
+fn kept_options(options: &OsStr, is_root: bool) -> OsString {
+    let is_kept = |option: &&[u8]| is_root || !matches!(*option, b"dev" | b"suid");
+    let kept: Vec<&[u8]> = options.as_bytes().split(|byte| *byte == b',').filter(is_kept).collect();
     OsString::from_vec(kept.join(&b','))
 }
 
@@ -90,14 +88,14 @@ mod tests {
 
     fn rewritten(line: &str) -> Option<String> {
         let arguments = line.split(' ').map(OsString::from).collect();
-        rewrite(arguments).unwrap().map(|words| words.join(OsStr::new(" ")).into_string().unwrap())
+        rewrite(arguments, false).unwrap().map(|words| words.join(OsStr::new(" ")).into_string().unwrap())
     }
 
     #[test]
     fn a_helper_call_is_a_mount() {
         let table = [
             ("/sbin/mount.fuse.jailfs /b /m", "jailfs mount -- /b /m"),
-            ("mount.fuse.jailfs b m -n -o rw,suid", "jailfs mount -o rw,suid -- b m"),
+            ("mount.fuse.jailfs b m -n -o rw,suid", "jailfs mount -o rw -- b m"),
             ("mount.jailfs /b /m -sv -o ro -t fuse.jailfs", "jailfs mount -o ro -- /b /m"),
             ("jailfs /b /m -o rw,dev,suid,noexec", "jailfs mount -o rw,noexec -- /b /m"),
             ("jailfs ./b /m", "jailfs mount -- ./b /m"),
@@ -109,13 +107,16 @@ mod tests {
             assert_eq!(rewritten(line).as_deref(), Some(expected), "{line}");
         }
         assert_eq!(rewritten("mount.fuse.jailfs /b /m -f"), None);
+        let by_root = ["jailfs", "/b", "/m", "-o", "rw,nosuid"].map(OsString::from).to_vec();
+        let words = rewrite(by_root, true).unwrap().unwrap().join(OsStr::new(" "));
+        assert_eq!(words, "jailfs mount -o dev,suid -o rw,nosuid -- /b /m");
     }
 
     #[test]
     fn an_unknown_argument_is_refused() {
         for line in ["mount.fuse.jailfs /b /m -x", "mount.fuse.jailfs /b /m -o", "jailfs /b /m --json"] {
             let arguments = line.split(' ').map(OsString::from).collect();
-            assert_eq!(rewrite(arguments).unwrap_err().kind, Kind::Usage, "{line}");
+            assert_eq!(rewrite(arguments, true).unwrap_err().kind, Kind::Usage, "{line}");
         }
     }
 }

@@ -135,7 +135,7 @@ enum Verb {
 /// The program: reads the arguments of the process, does what they say, and returns the exit code.
 pub fn main() -> ExitCode {
     sys::memory::share_arenas();
-    let arguments = match helper::rewrite(std::env::args_os().collect()) {
+    let arguments = match helper::rewrite(std::env::args_os().collect(), nix::unistd::geteuid().is_root()) {
         Ok(Some(arguments)) => arguments,
         Ok(None) => return ExitCode::SUCCESS,
         Err(error) => {

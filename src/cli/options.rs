@@ -5,6 +5,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use crate::daemon::{Choice, Links, Snapdir};
+use crate::sys::mount::VFS_OPTIONS;
 use crate::error::{Error, Kind, Result};
 use crate::types::Name;
 
@@ -53,6 +54,7 @@ impl Options {
             (b"nodev", None) => choice.dev = false,
             (b"noexec", None) => choice.noexec = true,
             (b"exec", None) => choice.noexec = false,
+            (b"fsname", Some(name)) if !name.is_empty() => choice.source = name.to_vec(),
             (b"volatile", None) => choice.volatile = true,
             (b"dedup", Some(b"on")) => choice.no_dedup = false,
             (b"dedup", Some(b"off")) => choice.no_dedup = true,
@@ -72,12 +74,44 @@ impl Options {
             (b"snapmkdir", None) => choice.no_snapmkdir = false,
             (b"nosnapmkdir", None) => choice.no_snapmkdir = true,
             (b"store", Some(path)) if !path.is_empty() => self.store = Some(path_of(path)),
+            (option, None) if self.take_vfs(option) => {}
             _ if is_for_others(option) => {}
             _ => return Err(bad(option, "it is not known, or its value is missing or not wanted")),
         }
         Ok(())
     }
 }
+
+impl Options {
+    /// Takes an option that every filesystem has, or its opposite. Whether it is one.
+    fn take_vfs(&mut self, option: &[u8]) -> bool {
+        let have = &mut self.choice.vfs;
+        let find = |word: &[u8]| VFS_OPTIONS.iter().map(|(name, _)| *name).find(|name| name.as_bytes() == word);
+        let opposite = OPPOSITES.iter().find(|(word, _)| word.as_bytes() == option).map(|(_, name)| *name);
+        match (find(option), opposite) {
+            (Some(name), _) => {
+                // Of the three ways of access times the last one counts.
+                have.retain(|known| known != name && !(ATIMES.contains(&name) && ATIMES.contains(&known.as_str())));
+                have.push(name.to_owned());
+            }
+            (None, Some(name)) => have.retain(|known| known != name),
+            (None, None) => return false,
+        }
+        true
+    }
+}
+
+/// Words that take an option of [`VFS_OPTIONS`] back.
+const OPPOSITES: &[(&str, &str)] = &[
+    ("atime", "noatime"),
+    ("diratime", "nodiratime"),
+    ("norelatime", "relatime"),
+    ("nostrictatime", "strictatime"),
+    ("nolazytime", "lazytime"),
+    ("async", "sync"),
+];
+/// Options of which a mount has one.
+const ATIMES: &[&str] = &["noatime", "relatime", "strictatime"];
 
 fn number<T>(option: &[u8], text: &[u8], read: fn(&str) -> std::result::Result<T, String>) -> Result<T> {
     let text = std::str::from_utf8(text).map_err(|_| bad(option, "it is not text"))?;
@@ -150,8 +184,8 @@ fn is_for_others(option: &[u8]) -> bool {
         b"users",
         b"owner",
         b"group",
-        b"async",
-        b"relatime",
+        b"silent",
+        b"loud",
     ];
     known.contains(&option)
         || [&b"x-"[..], b"X-", b"comment="].iter().any(|prefix| option.starts_with(prefix))

@@ -17,14 +17,16 @@ use crate::base::Base;
 use crate::control;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sandbox::is_base_of;
-use crate::sandbox::verbs::Protected;
+use crate::sandbox::verbs::{Protected, Reply, Request};
 use crate::store;
 
 /// How much of the base's name goes into the id, in bytes.
 const ID_NAME_MAX: usize = 100;
 
+/// After this time a daemon without a mount here is asked whether it has one elsewhere.
+const ASK_AFTER: Duration = Duration::from_secs(1);
 /// How long a daemon without a mount may take to end.
-const ENDING_LIMIT: Duration = Duration::from_secs(1);
+const ENDING_LIMIT: Duration = Duration::from_secs(20);
 
 /// What the default place of stores depends on.
 pub(super) struct Env {
@@ -221,15 +223,32 @@ pub(super) fn check_free(store: &Path, attempt: &str) -> Result<()> {
 
 /// The daemon of a store, if there is one and it does not end soon.
 fn daemon_that_stays(store: &Path) -> Result<Option<control::Client>> {
-    let end = Instant::now() + ENDING_LIMIT;
+    let start = Instant::now();
+    let (ask, end) = (start + ASK_AFTER, start + ENDING_LIMIT);
     loop {
-        let Some(daemon) = control::connect(store)? else { return Ok(None) };
+        let mut daemon = match control::connect(store) {
+            Ok(Some(daemon)) => daemon,
+            Ok(None) => return Ok(None),
+            // One that is ending takes no more connections.
+            Err(_) if Instant::now() < end => {
+                thread::sleep(Duration::from_millis(10));
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         let point = PathBuf::from(OsStr::from_bytes(&daemon.greeting().mount));
-        if host::mount_around(&point)?.as_ref() == Some(&point) || Instant::now() > end {
+        let now = Instant::now();
+        let is_here = host::mount_around(&point)?.as_ref() == Some(&point);
+        if is_here || now > end || (now > ask && is_mounted(&mut daemon)) {
             return Ok(Some(daemon));
         }
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Whether a daemon serves a mount, perhaps in another mount namespace, as that of a `run` does.
+fn is_mounted(daemon: &mut control::Client) -> bool {
+    matches!(daemon.call(&Request::Status), Ok(Reply::Status(status)) if status.mount.is_some())
 }
 
 #[cfg(test)]

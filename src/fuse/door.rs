@@ -63,6 +63,8 @@ pub(super) struct Door {
     pub(super) fs: Arc<Fs>,
     pub(super) store_path: Vec<u8>,
     writeback: bool,
+    /// Whether changes of names and attributes are durable when they are answered.
+    syncs: bool,
     /// Whether the kernel takes ENOSYS to OPEN and OPENDIR for "never ask again".
     open_unasked: bool,
     opendir_unasked: bool,
@@ -89,12 +91,13 @@ pub(super) struct Door {
 
 impl Door {
     /// The door of a filesystem; `store_path` is what `user.jailfs.store` tells.
-    pub(super) fn new(fs: Arc<Fs>, store_path: &Path, writeback: bool) -> Door {
+    pub(super) fn new(fs: Arc<Fs>, store_path: &Path, writeback: bool, syncs: bool) -> Door {
         fs.kernel_remembers(writeback);
         Door {
             fs,
             store_path: store_path.as_os_str().as_bytes().to_vec(),
             writeback,
+            syncs,
             open_unasked: true,
             opendir_unasked: true,
             workers: Workers::default(),
@@ -178,6 +181,14 @@ impl Door {
             result => asked.answer_entry(result, reply),
         }
         self.forget_outdated();
+    }
+
+    /// With `sync` or `dirsync`, makes a change that was made durable before it is answered.
+    fn kept<T>(&self, result: FsResult<T>) -> FsResult<T> {
+        if self.syncs && result.is_ok() {
+            self.fs.sync()?;
+        }
+        result
     }
 
     fn sync(&self, asked: Asked<'static>, reply: ReplyEmpty) {
@@ -310,7 +321,7 @@ impl Filesystem for Door {
             mtime: mtime.map(set_time),
             kill: changes_privileges && By::of(request).kills_privileges(&self.fs, node(ino)),
         };
-        let mut result = self.fs.setattr(node(ino), set);
+        let mut result = self.kept(self.fs.setattr(node(ino), set));
         if changes_privileges && result.is_ok() && By::of(request).leave(&self.fs, &asked, node(ino)) {
             result = self.fs.getattr(node(ino));
         }
@@ -365,7 +376,7 @@ impl Filesystem for Door {
         let result = name_of(name).and_then(|name| {
             self.fs.mknod(node(parent), &name, mode, decode_device(rdev), umask, caller(request))
         });
-        asked.answer_entry(result, reply);
+        asked.answer_entry(self.kept(result), reply);
     }
 
     fn mkdir(
@@ -384,20 +395,22 @@ impl Filesystem for Door {
         let asked = self.asked(Op::Mkdir, request, parent, Some(name));
         let result =
             name_of(name).and_then(|name| self.fs.mkdir(node(parent), &name, mode, umask, caller(request)));
-        asked.answer_entry(result, reply);
+        asked.answer_entry(self.kept(result), reply);
     }
 
     fn unlink(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Unlink, request, parent, Some(name));
-        asked.answer_empty(name_of(name).and_then(|name| self.fs.unlink(node(parent), &name)), reply);
+        let result = name_of(name).and_then(|name| self.fs.unlink(node(parent), &name));
+        asked.answer_empty(self.kept(result), reply);
         self.forget_outdated();
     }
 
     fn rmdir(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Rmdir, request, parent, Some(name));
-        asked.answer_empty(name_of(name).and_then(|name| self.fs.rmdir(node(parent), &name)), reply);
+        let result = name_of(name).and_then(|name| self.fs.rmdir(node(parent), &name));
+        asked.answer_empty(self.kept(result), reply);
     }
 
     fn symlink(
@@ -413,7 +426,7 @@ impl Filesystem for Door {
         let text = target.as_os_str().as_bytes();
         let result =
             name_of(link_name).and_then(|name| self.fs.symlink(node(parent), &name, text, caller(request)));
-        asked.answer_entry(result, reply);
+        asked.answer_entry(self.kept(result), reply);
     }
 
     fn rename(
@@ -432,7 +445,7 @@ impl Filesystem for Door {
             let (from, to, mode) = (name_of(name)?, name_of(newname)?, rename_mode(flags)?);
             self.fs.rename(node(parent), &from, node(newparent), &to, mode, request.pid())
         };
-        asked.answer_empty(result(), reply);
+        asked.answer_empty(self.kept(result()), reply);
         self.forget_outdated();
     }
 
@@ -440,7 +453,7 @@ impl Filesystem for Door {
         let Some(_pass) = self.gate.pass() else { return reply.error(CUT_OFF) };
         let asked = self.asked(Op::Link, request, newparent, Some(newname));
         let result = name_of(newname).and_then(|name| self.fs.link(node(ino), node(newparent), &name));
-        self.answer_entry(asked, result, reply);
+        self.answer_entry(asked, self.kept(result), reply);
     }
 
     fn open(&self, _request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
@@ -661,7 +674,7 @@ impl Filesystem for Door {
             self.fs.setxattr(node(ino), name, value, how)
         };
         self.labels.note(name, result.is_ok());
-        asked.answer_empty(result, reply);
+        asked.answer_empty(self.kept(result), reply);
         self.forget_outdated();
     }
 
@@ -702,7 +715,7 @@ impl Filesystem for Door {
         } else {
             self.fs.removexattr(node(ino), name)
         };
-        asked.answer_empty(result, reply);
+        asked.answer_empty(self.kept(result), reply);
         self.forget_outdated();
     }
 

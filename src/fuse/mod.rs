@@ -56,8 +56,6 @@ use door::Door;
 use gate::Gate;
 use kernel::{Channel, Mount, Root};
 
-/// What mountinfo shows as the source of our mounts.
-const SOURCE: &[u8] = b"jailfs";
 /// How long the end of an aborted session is waited for. It comes at once; what it waits for is a request that is
 /// being served.
 const END_LIMIT: Duration = Duration::from_secs(5);
@@ -88,6 +86,11 @@ pub struct MountOptions {
     pub suid: bool,
     /// Device nodes work. Only root may ask for it.
     pub dev: bool,
+    /// What `mount` and `df` show as the source; the path of the base if empty.
+    pub source: Vec<u8>,
+    /// Options of every filesystem, by the names of [`sys::mount::VFS_OPTIONS`]. With `sync` and
+    /// `dirsync` a change of names or attributes is on the disk when it is answered.
+    pub vfs: Vec<String>,
 }
 
 /// A live mount. Dropping it ends the mount at once, unless it was waited for: when that returns, nothing that processes
@@ -149,14 +152,15 @@ pub fn mount(fs: Arc<Fs>, mount_point: &Path, store_path: &Path, options: &Mount
         sys::path::resolve(mount_point).attempt(attempt).map_err(|e| explain_point(cannot(e)))?;
     let all_users = options.allow_other.unwrap_or_else(|| nix::unistd::geteuid().is_root());
     let device =
-        mount_fuse(&mount_point, &fuse_options(options, all_users)).map_err(|e| explain(attempt(), &e))?;
+        mount_fuse(&mount_point, &fuse_options(options, fs.state().lower.base().path(), all_users)).map_err(|e| explain(attempt(), &e))?;
     // From here on the mount exists; whatever fails, this takes it away.
     let mut guard = Detach(Some(mount_point.clone()));
     let dev = dev_at(&mount_point).map_err(cannot)?;
     let (tell, told) = mpsc::channel();
     let unmounter = Unmounter { mount_point: Arc::from(&*mount_point), dev, is_elsewhere: false, told: tell };
     let root = Root::At(mount_point.clone());
-    let door = Door::new(Arc::clone(&fs), store_path, options.writeback);
+    let syncs = options.vfs.iter().any(|option| option == "sync" || option == "dirsync");
+    let door = Door::new(Arc::clone(&fs), store_path, options.writeback, syncs);
     let mounted = start(fs, door, device, root, (unmounter, told), (options, all_users)).map_err(cannot)?;
     guard.0 = None;
     Ok(mounted)
@@ -178,7 +182,7 @@ pub fn open_device() -> Result<OwnedFd> {
 pub fn hand_out(device: OwnedFd, mount_point: &Path, all_users: bool) -> Result<Handed> {
     let attempt = || format!("mount '{}'", mount_point.display());
     let cannot = |e: Error| e.kind(Kind::CannotMount);
-    let options = fuse_options(&MountOptions::default(), all_users);
+    let options = fuse_options(&MountOptions::default(), mount_point.as_os_str().as_bytes(), all_users);
     let device = sys::mount::mount_device(device, mount_point, &options);
     let device = device.map_err(|e| explain(attempt(), &e))?;
     let dev = dev_at(mount_point).map_err(cannot)?;
@@ -195,7 +199,7 @@ pub fn adopt(fs: Arc<Fs>, handed: Handed, mount_point: &Path, store_path: &Path)
     let Handed { device, root, dev, all_users } = handed;
     let (tell, told) = mpsc::channel();
     let unmounter = Unmounter { mount_point: Arc::from(mount_point), dev, is_elsewhere: true, told: tell };
-    let door = Door::new(Arc::clone(&fs), store_path, false);
+    let door = Door::new(Arc::clone(&fs), store_path, false, false);
     start(fs, door, device, Root::Held(root), (unmounter, told), (&MountOptions::default(), all_users))
         .map_err(|e| e.kind(Kind::CannotMount))
 }
@@ -241,9 +245,11 @@ fn start(
     })
 }
 
-fn fuse_options(options: &MountOptions, allow_other: bool) -> FuseMountOptions {
+fn fuse_options(options: &MountOptions, base: &[u8], allow_other: bool) -> FuseMountOptions {
+    let source = if options.source.is_empty() { base } else { &options.source };
     FuseMountOptions {
-        source: SOURCE.to_vec(),
+        source: source.to_vec(),
+        vfs: options.vfs.clone(),
         allow_other,
         read_only: options.read_only,
         suid: options.suid,

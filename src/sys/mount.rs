@@ -39,9 +39,24 @@ pub struct FuseMountOptions {
     pub dev: bool,
     /// Whether no program may be run from it.
     pub noexec: bool,
+    /// Other flags of mount(2), by the names of [`VFS_OPTIONS`].
+    pub vfs: Vec<String>,
     /// The largest READ that the kernel sends, in bytes; the kernel's own limit if `None`.
     pub max_read: Option<u32>,
 }
+
+/// Options that mount(8) passes to every filesystem, and their flags (mount(2)).
+pub const VFS_OPTIONS: &[(&str, MsFlags)] = &[
+    ("noatime", MsFlags::MS_NOATIME),
+    ("nodiratime", MsFlags::MS_NODIRATIME),
+    ("relatime", MsFlags::MS_RELATIME),
+    ("strictatime", MsFlags::MS_STRICTATIME),
+    ("lazytime", MsFlags::MS_LAZYTIME),
+    ("sync", MsFlags::MS_SYNCHRONOUS),
+    ("dirsync", MsFlags::MS_DIRSYNC),
+];
+/// Those of them that `fusermount3` knows.
+const OF_HELPER: &[&str] = &["noatime", "sync", "dirsync"];
 
 /// Why a FUSE filesystem cannot be mounted.
 #[derive(Debug)]
@@ -180,6 +195,9 @@ pub fn mount_device(
     flags.set(MsFlags::MS_NODEV, !options.dev);
     flags.set(MsFlags::MS_NOEXEC, options.noexec);
     flags.set(MsFlags::MS_RDONLY, options.read_only);
+    for (name, flag) in VFS_OPTIONS {
+        flags.set(*flag, options.vfs.iter().any(|option| option == name));
+    }
     let kind = format!("fuse.{SUBTYPE}");
     let source = OsStr::from_bytes(&options.source);
     mount(Some(source), mountpoint, Some(kind.as_str()), flags, Some(data.as_str()))
@@ -240,6 +258,10 @@ fn helper_options(options: &FuseMountOptions) -> OsString {
     }
     if options.read_only {
         value.extend_from_slice(b",ro");
+    }
+    for option in options.vfs.iter().filter(|option| OF_HELPER.contains(&option.as_str())) {
+        value.push(b',');
+        value.extend_from_slice(option.as_bytes());
     }
     if let Some(bytes) = options.max_read {
         value.extend_from_slice(format!(",max_read={bytes}").as_bytes());

@@ -140,14 +140,14 @@ fn mount_helpers_call_it_in_their_own_form() {
     let daemon = place.daemon();
     until("umount(8) unmounts", || said(Command::new("umount").arg(&mnt)).code == 0);
     until("the daemon ends", || !lives(daemon));
-    // As mount.fuse3 calls it, which adds dev and suid unasked.
+    // As mount.fuse3 calls it, with the defaults of mount(8).
     let helper = said(place.command("", JAILFS).args([&base, &mnt]).args(["-o", "rw,dev,suid"]));
     assert_eq!(helper.code, 0, "{helper:?}");
     let entry = jailfs::sys::mountinfo::read()
         .unwrap()
         .into_iter()
         .find(|e| e.mount_point == mnt.as_os_str().as_encoded_bytes());
-    assert!(entry.unwrap().has_option("nosuid"));
+    assert!(!entry.unwrap().has_option("nosuid"));
     place.umount();
     // Only pretending.
     let helper = said(place.command("", JAILFS).args([&base, &mnt]).arg("-f"));
@@ -332,7 +332,7 @@ fn mount_of_the_system_finds_it() {
     ";
     let mut command = place.command("", "unshare");
     let told = said(command.args(["-m", "sh", "-euxc", script]));
-    assert_eq!((told.code, told.out.as_str()), (0, "one\nrw,nosuid,nodev,noexec,relatime\n"), "{told:?}");
+    assert_eq!((told.code, told.out.as_str()), (0, "one\nrw,noexec,relatime\n"), "{told:?}");
 }
 
 /// Every program with a mount namespace of its own has a copy of the mount.
@@ -464,4 +464,48 @@ fn limits_of_the_shell_do_not_end_the_daemon() {
         assert_eq!(said.code, 125, "{said:?}");
         assert!(said.err.contains(says), "{}", said.err);
     }
+}
+
+/// Options that mount(8) passes to every filesystem, the source in `df`, and set-id programs and devices
+/// by the defaults of mount(8).
+#[test]
+fn the_habits_of_mount_hold() {
+    let place = Place::new();
+    fs::create_dir(place.at("bin")).unwrap();
+    fs::copy(JAILFS, place.at("bin/jailfs")).unwrap();
+    let fstab = |options: &str| format!("{0}/base {0}/mnt fuse.jailfs {options} 0 0\n", place.root().display());
+    place.write("fstab", fstab("noauto,noatime,nodiratime,lazytime,sync,dirsync"));
+    place.write("fstab2", fstab("noauto,nosuid,nodev,relatime,async,fsname=a\\040name"));
+    place.write(
+        "script",
+        "
+        mount --bind bin /usr/local/bin
+        trap 'umount -l mnt 2>/dev/null || true' EXIT
+        mount --fstab fstab $PWD/mnt; grep \" $PWD/mnt \" /proc/self/mountinfo | cut -d' ' -f 6
+        [ \"$(df --output=source mnt | tail -n 1)\" = \"$PWD/base\" ]
+        cp $(command -v id) mnt/id; chown 1234 mnt/id; chmod 4755 mnt/id; mknod mnt/null c 1 3
+        [ $(setpriv --reuid 4321 --clear-groups mnt/id -u) = 1234 ]; echo x > mnt/null
+        umount mnt; mount --fstab fstab2 $PWD/mnt
+        [ $(setpriv --reuid 4321 --clear-groups mnt/id -u) = 4321 ]; ! sh -c 'echo x > mnt/null' 2>/dev/null
+        [ \"$(df --output=source mnt | tail -n 1)\" = 'a name' ]; umount mnt
+        ",
+    );
+    let mut command = place.command("", "unshare");
+    let told = said(command.args(["-m", "sh", "-eux", "script"]));
+    let options = told.out.lines().next().unwrap_or_default().to_owned();
+    assert_eq!(told.code, 0, "{told:?}");
+    assert!(options.starts_with("rw") && options.contains("noatime") && options.contains("nodiratime"), "{options}");
+}
+
+/// After umount(8) the daemon may need a while. The next mount waits for it.
+#[test]
+fn a_mount_waits_for_a_daemon_that_ends_slowly() {
+    let place = Place::new();
+    place.mount();
+    place.write("mnt/x", "kept");
+    let daemon = place.daemon();
+    signal(daemon, Signal::SIGSTOP);
+    let said = place.sh("", "umount mnt; (sleep 2; kill -CONT $DAEMON) & exec $JAILFS mount base mnt".replace("$DAEMON", &daemon.to_string()).as_str());
+    assert_eq!(said.code, 0, "{said:?}");
+    assert_eq!(place.read("mnt/x"), "kept");
 }

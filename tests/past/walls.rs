@@ -129,7 +129,7 @@ fn nothing_in_the_past_can_be_changed_by_whatever_way() {
         assert_same(&before.0, &without_numbers(snapshot(&past, false)), "the checkpoint");
         assert_same(&before.1, &without_numbers(live.snapshot()), "the tree");
         assert_eq!(history(), versions, "with {options:?}");
-        assert_eq!(live.jailfs(&["diff"]), "");
+        assert_eq!(live.jailfs(&["diff", "@-1"]), "");
     }
 }
 

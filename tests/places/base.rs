@@ -57,7 +57,7 @@ fn a_store_in_its_default_place_comes_along_with_its_base() {
     let first = stores();
     shell(dir.path(), "mv app app2");
     assert!(ok("app2", &["log"]).contains("mine"), "a command finds it");
-    assert!(ok("app2", &["diff"]).is_empty());
+    assert!(ok("app2", &["diff", "@-1"]).is_empty());
     let second = stores();
     assert!(first != second && second.lines().count() == 1, "{first} {second}");
     shell(dir.path(), "mkdir sub; mv app2 sub/app3");

@@ -14,6 +14,9 @@ use std::path::Path;
 
 use crate::error::{Error, Kind, Result};
 
+/// The hidden verb of a remount.
+pub(super) const REMOUNT: &str = "__remount";
+
 /// Turns the arguments of a mount helper into those of `jailfs mount`; others stay as they are. None if there is
 /// nothing to do (`-f`: only pretend).
 ///
@@ -31,9 +34,15 @@ fn is_helper_call(arguments: &[OsString]) -> bool {
     if name.is_some_and(|name| name == "mount.fuse.jailfs" || name == "mount.jailfs") {
         return true;
     }
-    // No verb has a slash in it.
+    // No verb has a slash in it. For a remount the source is what `fsname=` said, if anything.
     let source = arguments.get(1).map(|source| source.as_bytes());
-    source.is_some_and(|source| !source.starts_with(b"-") && source.contains(&b'/'))
+    let is_path = source.is_some_and(|source| !source.starts_with(b"-") && source.contains(&b'/'));
+    is_path || arguments.iter().any(|words| is_remount(words))
+}
+
+/// Whether an argument is a list of options with `remount` in it.
+fn is_remount(words: &OsStr) -> bool {
+    words.as_bytes().split(|byte| *byte == b',').any(|word| word == b"remount")
 }
 
 fn as_mount(arguments: &[OsString], is_root: bool) -> Result<Option<Vec<OsString>>> {
@@ -60,6 +69,12 @@ fn as_mount(arguments: &[OsString], is_root: bool) -> Result<Option<Vec<OsString
             }
             _ => places.push(argument.clone()),
         }
+    }
+    if rewritten.iter().any(|words| is_remount(words)) {
+        // 'jailfs __remount', with the options as they are.
+        let asked = rewritten.split_off(if is_root { 4 } else { 2 });
+        rewritten = ["jailfs", REMOUNT].map(OsString::from).to_vec();
+        rewritten.extend(asked);
     }
     rewritten.push("--".into());
     rewritten.extend(places);
@@ -107,6 +122,9 @@ mod tests {
             assert_eq!(rewritten(line).as_deref(), Some(expected), "{line}");
         }
         assert_eq!(rewritten("mount.fuse.jailfs /b /m -f"), None);
+        let remount = ["jailfs", "/b", "/m", "-o", "rw,remount,ro"].map(OsString::from).to_vec();
+        let words = rewrite(remount, true).unwrap().unwrap().join(OsStr::new(" "));
+        assert_eq!(words, "jailfs __remount -o rw,remount,ro -- /b /m");
         let by_root = ["jailfs", "/b", "/m", "-o", "rw,nosuid"].map(OsString::from).to_vec();
         let words = rewrite(by_root, true).unwrap().unwrap().join(OsStr::new(" "));
         assert_eq!(words, "jailfs mount -o dev,suid -o rw,nosuid -- /b /m");

@@ -19,7 +19,7 @@ use crate::sys;
 /// The virtual attribute by which every file of a mount names its store.
 const STORE_ATTRIBUTE: &[u8] = b"user.jailfs.store";
 /// The type of our mounts in /proc/self/mountinfo.
-const FS_TYPE: &[u8] = b"fuse.jailfs";
+pub(super) const FS_TYPE: &[u8] = b"fuse.jailfs";
 /// How long the daemons of other mounts may take to answer: one of them may have been stopped.
 const PATIENCE: Duration = Duration::from_secs(2);
 

@@ -22,6 +22,7 @@ mod op;
 mod options;
 mod out;
 mod place;
+mod remount;
 mod restore;
 mod run;
 mod show;
@@ -117,6 +118,8 @@ enum Verb {
         /// The base and the mount point, for whoever lists processes
         about: Vec<OsString>,
     },
+    #[command(name = helper::REMOUNT, hide = true)]
+    Remount(remount::Remount),
     /// End a connection to the kernel when the daemon has died
     #[command(name = daemon::guard::VERB, hide = true)]
     Guard,
@@ -190,6 +193,7 @@ impl Verb {
             Verb::Info(verb) => verb.run(global),
             Verb::Op(verb) => verb.run(global),
             Verb::Daemon { .. } => Ok(daemon::main()),
+            Verb::Remount(verb) => verb.run(global),
             Verb::Guard => Ok(daemon::guard::main()),
             Verb::Exec { cage, words } => Ok(crate::run::become_command(*cage, words)),
         }

@@ -34,7 +34,7 @@ pub(super) struct Mount {
     /// Files that were changed in part and are others in BASE cannot be read, and 'apply' takes them for conflicts
     #[arg(long)]
     other_base: bool,
-    /// Options, separated by commas: ro, allow_other, noexec, suid, dev, writeback, spin=US, volatile,
+    /// Options, separated by commas: ro, allow_other, noexec, suid, dev, sync, dirsync, noatime, fsname=NAME, writeback, spin=US, volatile,
     /// links=show|deny|rewrite|literal, allow-target=PATH, max-bytes=N, max-files=N, keep=N, max-store=SIZE,
     /// operations=N, gc=on|off, history=N, history-bytes=N,
     /// snapdir=hidden|visible|off, snapname=NAME, nosnapmkdir, store=DIR

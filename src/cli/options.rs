@@ -5,8 +5,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use crate::daemon::{Choice, Links, Snapdir};
-use crate::sys::mount::VFS_OPTIONS;
 use crate::error::{Error, Kind, Result};
+use crate::sys::mount::{OPPOSITES, VFS_OPTIONS};
 use crate::types::Name;
 
 /// Versions of a file that can be asked for.
@@ -86,12 +86,15 @@ impl Options {
     /// Takes an option that every filesystem has, or its opposite. Whether it is one.
     fn take_vfs(&mut self, option: &[u8]) -> bool {
         let have = &mut self.choice.vfs;
-        let find = |word: &[u8]| VFS_OPTIONS.iter().map(|(name, _)| *name).find(|name| name.as_bytes() == word);
+        let find =
+            |word: &[u8]| VFS_OPTIONS.iter().map(|(name, _)| *name).find(|name| name.as_bytes() == word);
         let opposite = OPPOSITES.iter().find(|(word, _)| word.as_bytes() == option).map(|(_, name)| *name);
         match (find(option), opposite) {
             (Some(name), _) => {
                 // Of the three ways of access times the last one counts.
-                have.retain(|known| known != name && !(ATIMES.contains(&name) && ATIMES.contains(&known.as_str())));
+                have.retain(|known| {
+                    known != name && !(ATIMES.contains(&name) && ATIMES.contains(&known.as_str()))
+                });
                 have.push(name.to_owned());
             }
             (None, Some(name)) => have.retain(|known| known != name),
@@ -101,15 +104,6 @@ impl Options {
     }
 }
 
-/// Words that take an option of [`VFS_OPTIONS`] back.
-const OPPOSITES: &[(&str, &str)] = &[
-    ("atime", "noatime"),
-    ("diratime", "nodiratime"),
-    ("norelatime", "relatime"),
-    ("nostrictatime", "strictatime"),
-    ("nolazytime", "lazytime"),
-    ("async", "sync"),
-];
 /// Options of which a mount has one.
 const ATIMES: &[&str] = &["noatime", "relatime", "strictatime"];
 

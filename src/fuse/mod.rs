@@ -151,8 +151,8 @@ pub fn mount(fs: Arc<Fs>, mount_point: &Path, store_path: &Path, options: &Mount
     let mount_point =
         sys::path::resolve(mount_point).attempt(attempt).map_err(|e| explain_point(cannot(e)))?;
     let all_users = options.allow_other.unwrap_or_else(|| nix::unistd::geteuid().is_root());
-    let device =
-        mount_fuse(&mount_point, &fuse_options(options, fs.state().lower.base().path(), all_users)).map_err(|e| explain(attempt(), &e))?;
+    let device = mount_fuse(&mount_point, &fuse_options(options, fs.state().lower.base().path(), all_users))
+        .map_err(|e| explain(attempt(), &e))?;
     // From here on the mount exists; whatever fails, this takes it away.
     let mut guard = Detach(Some(mount_point.clone()));
     let dev = dev_at(&mount_point).map_err(cannot)?;

@@ -55,6 +55,63 @@ pub const VFS_OPTIONS: &[(&str, MsFlags)] = &[
     ("sync", MsFlags::MS_SYNCHRONOUS),
     ("dirsync", MsFlags::MS_DIRSYNC),
 ];
+/// Words that take one of these options back.
+pub const OPPOSITES: &[(&str, &str)] = &[
+    ("atime", "noatime"),
+    ("diratime", "nodiratime"),
+    ("norelatime", "relatime"),
+    ("nostrictatime", "strictatime"),
+    ("nolazytime", "lazytime"),
+    ("async", "sync"),
+];
+/// Other flags by their options, and the opposites.
+const OTHERS: &[(&str, &str, MsFlags)] = &[
+    ("ro", "rw", MsFlags::MS_RDONLY),
+    ("nosuid", "suid", MsFlags::MS_NOSUID),
+    ("nodev", "dev", MsFlags::MS_NODEV),
+    ("noexec", "exec", MsFlags::MS_NOEXEC),
+];
+
+/// Flags of a mount (mount(2)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MountFlags(MsFlags);
+
+impl Default for MountFlags {
+    fn default() -> MountFlags {
+        MountFlags(MsFlags::empty())
+    }
+}
+
+impl MountFlags {
+    /// Takes an option in the words of mount(8). Whether it is one of a flag.
+    pub fn take(&mut self, option: &[u8]) -> bool {
+        let is = |word: &str| word.as_bytes() == option;
+        let back = OPPOSITES.iter().find(|(word, _)| is(word)).map(|(_, name)| *name);
+        let vfs = VFS_OPTIONS.iter().find(|(name, _)| is(name) || back == Some(*name));
+        let other = OTHERS.iter().find(|(set, clear, _)| is(set) || is(clear));
+        match (vfs, other) {
+            (Some((_, flag)), _) => self.0.set(*flag, back.is_none()),
+            (None, Some((set, _, flag))) => self.0.set(*flag, is(set)),
+            (None, None) => return false,
+        }
+        true
+    }
+
+    /// Whether changes of names and attributes are durable when they are answered.
+    pub fn syncs(&self) -> bool {
+        self.0.intersects(MsFlags::MS_SYNCHRONOUS | MsFlags::MS_DIRSYNC)
+    }
+}
+
+/// Gives a mount other flags (mount(2), MS_REMOUNT).
+///
+/// # Errors
+/// Those of mount(2).
+pub fn remount(point: &Path, flags: &MountFlags) -> io::Result<()> {
+    let flags = flags.0 | MsFlags::MS_REMOUNT;
+    mount(None::<&str>, point, None::<&str>, flags, None::<&str>).map_err(io::Error::from)
+}
+
 /// Those of them that `fusermount3` knows.
 const OF_HELPER: &[&str] = &["noatime", "sync", "dirsync"];
 

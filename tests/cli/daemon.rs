@@ -473,12 +473,14 @@ fn the_habits_of_mount_hold() {
     let place = Place::new();
     fs::create_dir(place.at("bin")).unwrap();
     fs::copy(JAILFS, place.at("bin/jailfs")).unwrap();
-    let fstab = |options: &str| format!("{0}/base {0}/mnt fuse.jailfs {options} 0 0\n", place.root().display());
+    let fstab =
+        |options: &str| format!("{0}/base {0}/mnt fuse.jailfs {options} 0 0\n", place.root().display());
     place.write("fstab", fstab("noauto,noatime,nodiratime,lazytime,sync,dirsync"));
     place.write("fstab2", fstab("noauto,nosuid,nodev,relatime,async,fsname=a\\040name"));
     place.write(
         "script",
         "
+        no() { if \"$@\" 2>/dev/null; then echo it went well: $*; exit 9; fi; }
         mount --bind bin /usr/local/bin
         trap 'umount -l mnt 2>/dev/null || true' EXIT
         mount --fstab fstab $PWD/mnt; grep \" $PWD/mnt \" /proc/self/mountinfo | cut -d' ' -f 6
@@ -486,15 +488,22 @@ fn the_habits_of_mount_hold() {
         cp $(command -v id) mnt/id; chown 1234 mnt/id; chmod 4755 mnt/id; mknod mnt/null c 1 3
         [ $(setpriv --reuid 4321 --clear-groups mnt/id -u) = 1234 ]; echo x > mnt/null
         umount mnt; mount --fstab fstab2 $PWD/mnt
-        [ $(setpriv --reuid 4321 --clear-groups mnt/id -u) = 4321 ]; ! sh -c 'echo x > mnt/null' 2>/dev/null
-        [ \"$(df --output=source mnt | tail -n 1)\" = 'a name' ]; umount mnt
+        [ $(setpriv --reuid 4321 --clear-groups mnt/id -u) = 4321 ]; no sh -c 'echo x > mnt/null'
+        [ \"$(df --output=source mnt | tail -n 1)\" = 'a name' ]; touch mnt/before
+        mount -o remount,ro $PWD/mnt; no touch mnt/after; [ -e mnt/before ]
+        grep -q \"$PWD/mnt ro,nosuid,nodev\" /proc/self/mountinfo
+        mount -o remount,rw,noexec $PWD/mnt; touch mnt/after; no mnt/id -u
+        no mount -o remount,sync $PWD/mnt; no mount -o remount,keep=3 $PWD/mnt; umount mnt
         ",
     );
     let mut command = place.command("", "unshare");
     let told = said(command.args(["-m", "sh", "-eux", "script"]));
     let options = told.out.lines().next().unwrap_or_default().to_owned();
     assert_eq!(told.code, 0, "{told:?}");
-    assert!(options.starts_with("rw") && options.contains("noatime") && options.contains("nodiratime"), "{options}");
+    assert!(
+        options.starts_with("rw") && options.contains("noatime") && options.contains("nodiratime"),
+        "{options}"
+    );
 }
 
 /// After umount(8) the daemon may need a while. The next mount waits for it.
@@ -505,7 +514,12 @@ fn a_mount_waits_for_a_daemon_that_ends_slowly() {
     place.write("mnt/x", "kept");
     let daemon = place.daemon();
     signal(daemon, Signal::SIGSTOP);
-    let said = place.sh("", "umount mnt; (sleep 2; kill -CONT $DAEMON) & exec $JAILFS mount base mnt".replace("$DAEMON", &daemon.to_string()).as_str());
+    let said = place.sh(
+        "",
+        "umount mnt; (sleep 2; kill -CONT $DAEMON) & exec $JAILFS mount base mnt"
+            .replace("$DAEMON", &daemon.to_string())
+            .as_str(),
+    );
     assert_eq!(said.code, 0, "{said:?}");
     assert_eq!(place.read("mnt/x"), "kept");
 }

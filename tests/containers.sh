@@ -23,7 +23,8 @@ cp "$(command -v busybox)" "$root/bin/busybox"
 cp "$jailfs" "$root/bin/jailfs"
 for applet in sh cat chmod chown cp echo grep id ln ls mkdir mount mv printf rm sed sleep stat touch true; do ln -s busybox "$root/bin/$applet"; done
 gcc -static -O1 -w -o "$root/bin/attacks" "$(dirname "$0")/attacks.c" || exit 2
-for library in $(ldd "$jailfs" | grep -o '/[^ ]*'); do
+cp "$(command -v setpriv)" "$root/bin/setpriv"
+for library in $(ldd "$jailfs" "$root/bin/setpriv" | awk '/^\t/ { for (i = 1; i <= NF; i++) if ($i ~ /^\//) print $i }'); do
     mkdir -p "$root/$(dirname "$library")"
     cp -L "$library" "$root/$library"
 done
@@ -140,6 +141,15 @@ both='by a view of its own (user, mount.*Landlock'
             mount -t proc proc $from/proc; mount --rbind /dev $from/dev
             HOME=/root PATH=/bin exec $(command -v chroot) $from sh /attacks.sh"
     done
+    # A host whose root directory is the one of the containers: entered by pivot_root(2), so no chroot.
+    host() { # UID HOME
+        unshare -m sh -c "
+            mount --bind $root $work/bound; mount -t proc proc $work/bound/proc; mount --rbind /dev $work/bound/dev
+            mount --bind $work/fuse $work/bound/dev/fuse
+            cd $work/bound; mkdir -p old; pivot_root . old; cd /; export PATH=/bin HOME=$2
+            exec /bin/busybox sh -c 'busybox umount -l /old; exec /bin/setpriv --reuid $1 --regid $1 --clear-groups sh /attacks.sh'"
+    }
+    check "attacks: host, root" 0 "$held" host 0 /root
     rm -f "$root"/tmp/*
     chown -R 1000:1000 "$root/repo" "$root/home/u"
     check "podman, --user 1000, /dev/fuse not open to it" 125 "Permission denied" \
@@ -148,6 +158,8 @@ both='by a view of its own (user, mount.*Landlock'
         podman -v "$work/fuse:/dev/fuse" --device-cgroup-rule 'c 10:229 rwm' --user 1000:1000 --env HOME=/home/u $probe
     check "attacks: podman, --user 1000, /dev/fuse open to it" 0 "$held" \
         podman -v "$work/fuse:/dev/fuse" --device-cgroup-rule 'c 10:229 rwm' --user 1000:1000 --env HOME=/home/u $attacks
+    rm -f "$root"/tmp/*
+    check "attacks: host, user 1000" 0 "$held" host 1000 /home/u
     rm -f "$root"/tmp/*
     check "chroot, user 1000" 125 "make the namespaces" unshare -m sh -c "
         mount -t proc proc $root/proc; mount --rbind /dev $root/dev; mount --bind $work/fuse $root/dev/fuse

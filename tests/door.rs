@@ -114,7 +114,26 @@ fn options_reach_the_kernel() {
     for option in ["ro", "noexec", "nosuid", "nodev"] {
         assert!(ours.has_option(option), "{option}");
     }
-    assert_eq!((&ours.fs_type[..], &ours.source[..]), (&b"fuse.jailfs"[..], &b"jailfs"[..]));
+    let base = bench.base("");
+    let base = base.as_os_str().as_bytes().trim_ascii_end().strip_suffix(b"/").unwrap();
+    assert_eq!((&ours.fs_type[..], &ours.source[..]), (&b"fuse.jailfs"[..], base));
+}
+
+/// The kernel asks for a sync after each write of a mount with `sync`.
+#[test]
+fn a_write_is_synced_where_the_mount_asks_for_it() {
+    for (vfs, syncs) in [(vec![], 0), (vec!["sync".to_owned()], 3)] {
+        let options = MountOptions { vfs, source: b"a source".to_vec(), ..MountOptions::default() };
+        let bench = Bench::with(&options, |base| write(base.join("a"), "x"));
+        for text in ["one", "two", "three"] {
+            fs::write(bench.at("a"), text).unwrap();
+        }
+        assert_eq!(bench.count("fsync"), syncs);
+        let all = jailfs::sys::mountinfo::read().unwrap();
+        let point = bench.at("");
+        let ours = all.iter().find(|e| e.mount_point == point.as_os_str().as_bytes()).unwrap();
+        assert_eq!(ours.source, b"a source");
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Tells addresses of the internet from those of this machine and of the networks around it.
 //!
-//! A name of the list can be made to lead anywhere by whoever answers for it in the DNS. So an address that is not of the
+//! The owner of a listed name decides in the DNS to which address it leads. So an address that is not of the
 //! internet must be in the list itself.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

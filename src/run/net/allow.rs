@@ -381,7 +381,7 @@ mod tests {
         assert!(AllowList::parse(&vec!["a.org"; MOST + 1].join(",")).is_err());
     }
 
-    /// DNS rebinding: whoever answers for a listed name chooses its address.
+    /// DNS rebinding: the owner of a listed name chooses its address.
     #[test]
     fn a_listed_name_leads_only_to_the_internet_or_to_listed_addresses() {
         let admits = |list: &str, target: &str, address: &str, is_own| {

@@ -26,7 +26,7 @@ pub(super) trait Resolver: Send + Sync {
     /// The addresses of a name.
     ///
     /// # Errors
-    /// The name has none, or nobody answers.
+    /// The name has none, or no server answers.
     fn resolve(&self, name: &str) -> io::Result<Vec<IpAddr>>;
 
     /// Whether an address is one of this machine.

@@ -2,10 +2,11 @@
 //!
 //! Always true:
 //! * No connection is made before the list has admitted it ([`outward::open`]).
-//! * The command decides how many connections there are and what they ask for. So each has a thread of its own, of which there
-//!   are at most [`Limits::connections`]; the head of a request is bounded in length and time; and what is told is bounded.
-//! * When the command has ended no thread waits for it or for an origin. One that waits for a name that nobody resolves ends
-//!   when the resolver does, and [`Proxy::finish`] does not wait for it.
+//! * The command decides how many connections there are and what they ask for. So each connection has a
+//!   thread of its own, at most [`Limits::connections`] of them; the head of a request is bounded in
+//!   length and time; and the number of printed refusals is bounded.
+//! * When the command has ended, no thread waits for it or for an origin. A thread that waits for the
+//!   resolver ends with it, and [`Proxy::finish`] does not wait for that.
 
 use std::collections::HashSet;
 use std::fmt::{self, Display};
@@ -38,10 +39,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The longest name that is told, in bytes.
 const LONGEST_NAME: usize = 300;
 
-/// Tells the person something, in one line without an end. It can be called by several threads.
+/// Prints one line for the person, given without its end. Several threads call it.
 pub type Tell = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// What a command can use up.
+/// Limits of what a command can use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// Connections at a time.
@@ -95,7 +96,7 @@ struct Shared {
 struct Tally {
     admitted: u64,
     refused: u64,
-    /// Who was refused, and told.
+    /// Hosts and ports whose refusal was printed.
     names: HashSet<String>,
     /// Whether it was told that there are too many connections.
     is_full_told: bool,
@@ -348,7 +349,7 @@ impl Shared {
             return;
         }
         let is_last = tally.names.len() == most;
-        // Whoever reads may be slow.
+        // A slow reader of the standard error must not hold the lock.
         drop(tally);
         (self.tell)(&format!("network: refused {what}: {why}"));
         if is_last {

@@ -22,7 +22,7 @@ pub(super) enum Answer {
 }
 
 impl Answer {
-    /// With an address of no meaning: nobody but a server of BIND looks at it.
+    /// With an address without meaning: clients read it only after BIND.
     pub(super) fn bytes(self) -> [u8; 10] {
         [VERSION, self as u8, 0, 1, 0, 0, 0, 0, 0, 0]
     }

@@ -151,7 +151,7 @@ impl Client {
         }
     }
 
-    /// Closes the connection so that the last answer arrives: bytes that nobody has read would make the kernel reset it.
+    /// Closes the connection so that the last answer arrives: unread bytes would make the kernel reset it.
     pub(super) fn close(mut self, stop: BorrowedFd<'_>) {
         let until = Until { stop, time: None }.at_most(RUN_OUT_TIME);
         let mut seen = 0;

@@ -1,7 +1,8 @@
 //! A list of changes of any length, in bounded memory.
 //!
 //! Always true:
-//! * A list that is longer than `IN_MEMORY` is kept in an unnamed temporary file.
+//! * A list that is longer than `IN_MEMORY` is kept in an unnamed temporary file, or in memory if that
+//!   cannot be written.
 //! * A path is stored without the bytes that it shares with the path before it. A tree of deeply
 //!   nested directories has a list that is about as long as its names.
 //! * The list does not change after it was finished. It holds no lock and no state of the tree, so a
@@ -127,12 +128,25 @@ impl Writer {
         let too_long = |why: String| Error::new(Kind::Failed, format!("list '{path}'"), why);
         let bytes = codec::encode(&record).map_err(too_long)?;
         let len = u32::try_from(bytes.len()).map_err(|error| too_long(error.to_string()))?;
-        self.file.write_all(&len.to_le_bytes()).attempt(attempt)?;
-        self.file.write_all(&bytes).attempt(attempt)?;
+        let record = [&len.to_le_bytes(), bytes.as_slice()].concat();
+        if let Err(error) = self.file.write_all(&record) {
+            log::warn!("a list of changes is kept in memory, not in a temporary file: {error}");
+            self.move_to_memory().attempt(attempt)?;
+            self.file.write_all(&record).attempt(attempt)?;
+        }
         self.len += 4 + u64::from(len);
         self.count += 1;
         self.last = path;
         Ok(())
+    }
+
+    /// On a full disk a restore still lists what it did.
+    fn move_to_memory(&mut self) -> io::Result<()> {
+        let mut whole = Vec::new();
+        self.file.seek(SeekFrom::Start(0))?;
+        (&mut self.file).take(self.len).read_to_end(&mut whole)?;
+        self.file = tempfile::spooled_tempfile(usize::MAX);
+        self.file.write_all(&whole)
     }
 
     /// Ends the list.
@@ -349,6 +363,14 @@ mod tests {
         let changes = list(&all);
         assert_eq!((changes.len(), changes.to_vec().unwrap()), (all.len(), all));
         assert!(list(&[]).is_empty() && Changes::default().to_vec().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_list_without_room_for_a_file_is_kept_in_memory() {
+        let mut writer = Writer::new(Path::new("/nonexistent"));
+        let all: Vec<Change> = (0..40).map(|n| change(&format!("f{n:02}"), Some(vec![n; 100_000]))).collect();
+        all.iter().for_each(|change| writer.push(change.clone()).unwrap());
+        assert_eq!(writer.finish().to_vec().unwrap(), all);
     }
 
     #[test]

@@ -97,19 +97,49 @@ struct Record {
     change: Change,
 }
 
+/// Bytes that are written once, to memory and then to an unnamed file.
+struct Spool {
+    file: SpooledTempFile,
+    len: u64,
+}
+
+impl Spool {
+    fn new(dir: &Path) -> Spool {
+        Spool { file: tempfile::spooled_tempfile_in(IN_MEMORY, dir), len: 0 }
+    }
+
+    /// Adds bytes. Where the file cannot be written, as on a full disk, all of it is kept in memory: a
+    /// restore that was done still lists what it did.
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if let Err(error) = self.file.write_all(bytes) {
+            log::warn!("a list of changes is kept in memory, not in a temporary file: {error}");
+            let mut whole = Vec::new();
+            self.file.seek(SeekFrom::Start(0))?;
+            (&mut self.file).take(self.len).read_to_end(&mut whole)?;
+            self.file = tempfile::spooled_tempfile(usize::MAX);
+            self.file.write_all(&whole)?;
+            self.file.write_all(bytes)?;
+        }
+        self.len += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn finish(self, count: u64) -> Changes {
+        Changes(Arc::new(List { count, len: self.len, file: Mutex::new(Some(self.file)) }))
+    }
+}
+
 /// Writes a list.
 pub struct Writer {
-    file: SpooledTempFile,
+    spool: Spool,
     count: u64,
-    len: u64,
     last: TreePath,
 }
 
 impl Writer {
     /// Begins a list. If it becomes long it goes to an unnamed file in `dir`.
     pub fn new(dir: &Path) -> Writer {
-        let file = tempfile::spooled_tempfile_in(IN_MEMORY, dir);
-        Writer { file, count: 0, len: 0, last: TreePath::root() }
+        Writer { spool: Spool::new(dir), count: 0, last: TreePath::root() }
     }
 
     /// Adds a change.
@@ -117,7 +147,6 @@ impl Writer {
     /// # Errors
     /// The temporary file cannot be written, or the patch of this one path is too long.
     pub fn push(&mut self, mut change: Change) -> Result<()> {
-        let attempt = || "list what changed";
         let path = std::mem::take(&mut change.path);
         let shared = shared_bytes(path.as_bytes(), self.last.as_bytes());
         let record = Record {
@@ -129,30 +158,15 @@ impl Writer {
         let bytes = codec::encode(&record).map_err(too_long)?;
         let len = u32::try_from(bytes.len()).map_err(|error| too_long(error.to_string()))?;
         let record = [&len.to_le_bytes(), bytes.as_slice()].concat();
-        if let Err(error) = self.file.write_all(&record) {
-            log::warn!("a list of changes is kept in memory, not in a temporary file: {error}");
-            self.move_to_memory().attempt(attempt)?;
-            self.file.write_all(&record).attempt(attempt)?;
-        }
-        self.len += 4 + u64::from(len);
+        self.spool.append(&record).attempt(|| "list what changed")?;
         self.count += 1;
         self.last = path;
         Ok(())
     }
 
-    /// On a full disk a restore still lists what it did.
-    fn move_to_memory(&mut self) -> io::Result<()> {
-        let mut whole = Vec::new();
-        self.file.seek(SeekFrom::Start(0))?;
-        (&mut self.file).take(self.len).read_to_end(&mut whole)?;
-        self.file = tempfile::spooled_tempfile(usize::MAX);
-        self.file.write_all(&whole)
-    }
-
     /// Ends the list.
     pub fn finish(self) -> Changes {
-        let Writer { file, count, len, .. } = self;
-        Changes(Arc::new(List { count, len, file: Mutex::new(Some(file)) }))
+        self.spool.finish(self.count)
     }
 }
 
@@ -199,17 +213,15 @@ impl Changes {
     /// # Errors
     /// The temporary file cannot be written, or an error of `next`.
     pub(crate) fn receive(&mut self, dir: &Path, mut next: impl FnMut() -> Result<Vec<u8>>) -> Result<()> {
-        let mut file = tempfile::spooled_tempfile_in(IN_MEMORY, dir);
-        let mut len = 0;
+        let mut spool = Spool::new(dir);
         loop {
             let piece = next()?;
             if piece.is_empty() {
                 break;
             }
-            file.write_all(&piece).attempt(|| format!("keep a list of changes in '{}'", dir.display()))?;
-            len += piece.len() as u64;
+            spool.append(&piece).attempt(|| "keep a list of changes")?;
         }
-        *self = Changes(Arc::new(List { count: self.0.count, len, file: Mutex::new(Some(file)) }));
+        *self = spool.finish(self.0.count);
         Ok(())
     }
 }

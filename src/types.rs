@@ -211,13 +211,18 @@ impl Name {
     /// # Errors
     /// [`BadName`] says what is wrong with them.
     pub fn new(bytes: &[u8]) -> Result<Name, BadName> {
+        Name::check(bytes)?;
+        Ok(Name(bytes.into()))
+    }
+
+    fn check(bytes: &[u8]) -> Result<(), BadName> {
         if bytes.len() > NAME_MAX {
             return Err(BadName::TooLong);
         }
         if bytes.is_empty() || bytes == b"." || bytes == b".." || bytes.iter().any(|&b| b == b'/' || b == 0) {
             return Err(BadName::Invalid);
         }
-        Ok(Name(bytes.into()))
+        Ok(())
     }
 
     /// The bytes of the name.
@@ -286,7 +291,7 @@ impl TreePath {
     pub fn parse(bytes: &[u8]) -> Result<TreePath, BadName> {
         let mut clean: Vec<u8> = Vec::with_capacity(bytes.len());
         for part in bytes.split(|&b| b == b'/').filter(|p| !p.is_empty() && *p != b".") {
-            Name::new(part)?;
+            Name::check(part)?;
             if !clean.is_empty() {
                 clean.push(b'/');
             }

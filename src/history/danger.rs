@@ -11,7 +11,7 @@ use crate::error::FsResult;
 use crate::fs::State;
 use crate::history::diff::{PathChange, What};
 use crate::store::record::Node;
-use crate::types::{FileKind, Name, TreePath};
+use crate::types::{FileKind, TreePath};
 
 /// Which dangers the caller of an apply takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,30 +103,37 @@ impl Protected {
 
     /// Whether a path is protected, or lies below one that is.
     pub fn has(&self, path: &TreePath) -> bool {
-        let names: Vec<Name> = path.names().collect();
-        let is_of_submodule = |at: usize| {
-            let is_modules = names
-                .get(at..at + 2)
-                .is_some_and(|two| two.iter().map(Name::as_bytes).eq([&b".git"[..], &b"modules"[..]]));
-            let below = names.get(at + 2..).unwrap_or_default();
-            is_modules
-                && below
-                    .iter()
-                    .any(|name| OF_A_SUBMODULE.iter().any(|part| name.as_bytes() == part.as_bytes()))
-        };
-        let begins = |at: usize, listed: &TreePath| {
-            let mut left = names.get(at..).unwrap_or_default().iter();
-            listed.names().all(|part| left.next() == Some(&part))
-        };
-        (0..names.len()).any(|at| self.0.iter().any(|listed| begins(at, listed)) || is_of_submodule(at))
+        tails(path)
+            .any(|tail| self.0.iter().any(|listed| begins(tail, listed.as_bytes())) || is_of_submodule(tail))
     }
 
     /// Whether a path can be a directory with protected paths in it.
     fn can_lie_in(&self, path: &TreePath) -> bool {
-        let Some((_, last)) = path.split() else { return false };
-        let mut deep = self.0.iter().filter(|listed| listed.names().count() > 1);
-        deep.any(|listed| listed.names().next().is_some_and(|dir| dir == last))
+        let Some(last) = path.as_bytes().rsplit(|byte| *byte == b'/').next() else { return false };
+        let first = |listed: &TreePath| {
+            let end = listed.as_bytes().iter().position(|byte| *byte == b'/');
+            end.is_some_and(|end| listed.as_bytes().get(..end) == Some(last))
+        };
+        self.0.iter().any(first)
     }
+}
+
+/// What is left of a path at each of its names.
+fn tails(path: &TreePath) -> impl Iterator<Item = &[u8]> {
+    let bytes = path.as_bytes();
+    let starts = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at + 1);
+    std::iter::once(0).chain(starts).filter_map(move |at| bytes.get(at..))
+}
+
+/// Whether a path is `listed`, or lies below it.
+fn begins(tail: &[u8], listed: &[u8]) -> bool {
+    tail.strip_prefix(listed).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+}
+
+fn is_of_submodule(tail: &[u8]) -> bool {
+    let below = tail.strip_prefix(b".git/modules/").unwrap_or_default();
+    let is_listed = |name: &[u8]| OF_A_SUBMODULE.iter().any(|part| name == part.as_bytes());
+    below.split(|byte| *byte == b'/').any(is_listed)
 }
 
 /// The bits that give a program the rights of its owner or group.

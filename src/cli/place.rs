@@ -23,8 +23,9 @@ use crate::store;
 /// How much of the base's name goes into the id, in bytes.
 const ID_NAME_MAX: usize = 100;
 
-/// After this time a daemon without a mount here is asked whether it has one elsewhere.
-const ASK_AFTER: Duration = Duration::from_secs(1);
+/// This long after its first greeting a daemon without a mount here is asked whether it has one
+/// elsewhere. One whose mount has just gone needs a moment to notice.
+const ASK_AFTER: Duration = Duration::from_secs(2);
 /// How long a daemon without a mount may take to end.
 const ENDING_LIMIT: Duration = Duration::from_secs(20);
 
@@ -224,7 +225,7 @@ pub(super) fn check_free(store: &Path, attempt: &str) -> Result<()> {
 /// The daemon of a store, if there is one and it does not end soon.
 fn daemon_that_stays(store: &Path) -> Result<Option<control::Client>> {
     let start = Instant::now();
-    let (ask, end) = (start + ASK_AFTER, start + ENDING_LIMIT);
+    let (mut greeted, end) = (None, start + ENDING_LIMIT);
     loop {
         let mut daemon = match control::connect(store) {
             Ok(Some(daemon)) => daemon,
@@ -238,6 +239,7 @@ fn daemon_that_stays(store: &Path) -> Result<Option<control::Client>> {
         };
         let point = PathBuf::from(OsStr::from_bytes(&daemon.greeting().mount));
         let now = Instant::now();
+        let ask = *greeted.get_or_insert(now) + ASK_AFTER;
         let is_here = host::mount_around(&point)?.as_ref() == Some(&point);
         if is_here || now > end || (now > ask && is_mounted(&mut daemon)) {
             return Ok(Some(daemon));

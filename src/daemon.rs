@@ -87,7 +87,7 @@ pub struct Choice {
     pub noexec: bool,
     /// Other flags of mount(2), by their names.
     pub vfs: Vec<String>,
-    /// What is shown as the source; the base if empty.
+    /// The source that `mount` and `df` show; the path of the base if empty.
     pub source: Vec<u8>,
     /// What readlink answers.
     pub links: Links,
@@ -528,7 +528,7 @@ fn start_in_background() -> Result<Serving> {
 fn raise_limits() -> Result<()> {
     sys::limits::raise().map_err(|too_low| {
         Error::new(Kind::CannotMount, "serve a sandbox", too_low.to_string())
-            .hint("raise the hard limit: ulimit in the shell that allows more, or /etc/security/limits.conf")
+            .hint("raise the hard limit of this user, in /etc/security/limits.conf for example")
     })
 }
 

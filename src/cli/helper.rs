@@ -47,16 +47,13 @@ fn is_remount(words: &OsStr) -> bool {
 
 fn as_mount(arguments: &[OsString], is_root: bool) -> Result<Option<Vec<OsString>>> {
     let mut places = Vec::new();
-    let mut rewritten: Vec<OsString> = ["jailfs", "mount"].map(OsString::from).to_vec();
-    if is_root {
-        rewritten.extend(["-o", "dev,suid"].map(OsString::from));
-    }
+    let mut lists = Vec::new();
     let mut rest = arguments.iter();
     while let Some(argument) = rest.next() {
         match argument.as_bytes() {
             b"-o" => {
                 let options = rest.next().ok_or_else(|| bad(argument))?;
-                rewritten.extend([OsString::from("-o"), kept_options(options, is_root)]);
+                lists.push(kept_options(options, is_root));
             }
             b"-t" => drop(rest.next().ok_or_else(|| bad(argument))?),
             flags if flags.starts_with(b"-") && flags.len() > 1 => {
@@ -70,15 +67,18 @@ fn as_mount(arguments: &[OsString], is_root: bool) -> Result<Option<Vec<OsString
             _ => places.push(argument.clone()),
         }
     }
-    if rewritten.iter().any(|words| is_remount(words)) {
-        // 'jailfs __remount', with the options as they are.
-        let asked = rewritten.split_off(if is_root { 4 } else { 2 });
-        rewritten = ["jailfs", REMOUNT].map(OsString::from).to_vec();
-        rewritten.extend(asked);
-    }
-    rewritten.push("--".into());
-    rewritten.extend(places);
-    Ok(Some(rewritten))
+    // A remount keeps what its options do not name, so the defaults are for a first mount.
+    let verb = if lists.iter().any(|list| is_remount(list)) {
+        REMOUNT
+    } else {
+        if is_root {
+            lists.insert(0, "dev,suid".into());
+        }
+        "mount"
+    };
+    let options = lists.into_iter().flat_map(|list| ["-o".into(), list]);
+    let words = ["jailfs", verb].map(OsString::from).into_iter().chain(options);
+    Ok(Some(words.chain(["--".into()]).chain(places).collect()))
 }
 
 /// The options of a call, which an ordinary user cannot extend by `dev` and `suid`.

@@ -12,6 +12,10 @@ use crate::error::{Attempt, Error, Kind, Result};
 use crate::sys;
 use crate::sys::mount::MountFlags;
 
+/// What a remount can change, for people.
+const CHANGEABLE: &str = "these can: ro, exec, suid, dev, noatime, nodiratime, relatime, \
+                          strictatime, lazytime, and their opposites";
+
 /// Change the flags of a mount, as 'mount -o remount' asks for it
 #[derive(Args)]
 pub(super) struct Remount {
@@ -37,7 +41,7 @@ impl Remount {
         };
         let mut flags = MountFlags::default();
         for options in [&mount.super_options, &mount.options] {
-            // What is no flag is for the filesystem, and stays.
+            // The other options belong to the filesystem, and a remount does not change them.
             for option in options.split(|byte| *byte == b',') {
                 flags.take(option);
             }
@@ -45,13 +49,12 @@ impl Remount {
         let before = flags;
         let asked = self.options.iter().flat_map(|text| text.as_bytes().split(|byte| *byte == b','));
         for option in asked.filter(|option| !matches!(*option, b"" | b"remount" | b"defaults")) {
-            // mount(8) repeats what the filesystem has already.
+            // mount(8) repeats the options that the filesystem has already.
             let is_there = mount.super_options.split(|byte| *byte == b',').any(|have| have == option);
             if !(flags.take(option) || is_there) || flags.syncs() != before.syncs() {
                 let option = OsStr::from_bytes(option).display().to_string();
                 let why = format!("'{option}' cannot be changed while it is mounted");
-                return Err(Error::new(Kind::Usage, attempt(), why)
-                    .hint("these can: ro, exec, suid, dev, noatime, nodiratime, relatime, strictatime, lazytime, and their opposites"));
+                return Err(Error::new(Kind::Usage, attempt(), why).hint(CHANGEABLE));
             }
         }
         sys::mount::remount(&point, &flags).attempt(attempt)?;

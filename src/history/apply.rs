@@ -58,7 +58,8 @@ pub struct Plan {
 /// (path_resolution(7), PATH_MAX).
 const LONGEST_PATH: usize = 4095;
 
-/// What differs from the base, for an apply of `paths`, or of everything if there are none.
+/// Lists the changes that an apply of `paths` writes to the base, or an apply of everything if there
+/// are no paths.
 ///
 /// # Errors
 /// Those of reading the base; a path that is too long to be written. The list ends there, so a command

@@ -118,7 +118,7 @@ impl Protected {
     }
 }
 
-/// What is left of a path at each of its names.
+/// Yields the end of a path from each of its names on: `a/b/c`, `b/c`, `c`.
 fn tails(path: &TreePath) -> impl Iterator<Item = &[u8]> {
     let bytes = path.as_bytes();
     let starts = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at + 1);
@@ -165,7 +165,7 @@ pub(super) fn refused(
     Ok(refused)
 }
 
-/// What a change would do outside the sandbox if it were applied with every consent, for people.
+/// Describes for people why an apply without consent refuses a change; none if it does not.
 ///
 /// # Errors
 /// Those of reading the base.

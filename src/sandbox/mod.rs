@@ -480,6 +480,21 @@ impl Sandbox {
         Ok(lister.finish())
     }
 
+    /// Lists a comparison, without lines and patches.
+    fn list(
+        &self,
+        old: &State,
+        new: &State,
+        walk: crate::error::FsResult<diff::Comparison<'_>>,
+        attempt: &str,
+    ) -> Result<Changes> {
+        let mut lister = self.lister(Detail::NameStatus);
+        for change in walk.attempt(|| attempt)? {
+            lister.take(old, new, &change.attempt(|| attempt)?)?;
+        }
+        Ok(lister.finish())
+    }
+
     fn lister(&self, detail: Detail) -> Lister {
         Lister { detail, review: None, writer: changes::Writer::new(&self.store_path) }
     }
@@ -494,12 +509,8 @@ impl Sandbox {
         if dry_run {
             self.timeline.flush()?;
             let (now, then) = (self.fs().state(), self.timeline.state_of(target)?);
-            let attempt = || "list what would change";
-            let mut lister = self.lister(Detail::NameStatus);
-            for change in diff::compare_records(&now, &then).attempt(attempt)? {
-                lister.take(&now, &then, &change.attempt(attempt)?)?;
-            }
-            let changes = lister.finish();
+            let walk = diff::compare_records(&now, &then);
+            let changes = self.list(&now, &then, walk, "list what would change")?;
             let detached = self.timeline.detached_mounts((&now, &then), &[], Mounts::Detach)?;
             return Ok(Restored { to: description, before: None, undo: None, detached, changes });
         }
@@ -524,12 +535,8 @@ impl Sandbox {
     /// # Errors
     /// What the base or the store answers.
     pub fn changes_of(&self, past: &Before) -> Result<Changes> {
-        let (now, attempt) = (self.fs().state(), || "list what was discarded");
-        let mut lister = self.lister(Detail::NameStatus);
-        for change in diff::compare(&now, &past.0).attempt(attempt)? {
-            lister.take(&now, &past.0, &change.attempt(attempt)?)?;
-        }
-        Ok(lister.finish())
+        let now = self.fs().state();
+        self.list(&now, &past.0, diff::compare(&now, &past.0), "list what was discarded")
     }
 
     fn restore_paths(

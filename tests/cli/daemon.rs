@@ -523,3 +523,37 @@ fn a_mount_waits_for_a_daemon_that_ends_slowly() {
     assert_eq!(said.code, 0, "{said:?}");
     assert_eq!(place.read("mnt/x"), "kept");
 }
+
+/// With `dirsync` and `sync` each change of names and attributes is synced before it is answered.
+#[test]
+fn a_change_of_names_is_synced_where_the_mount_asks_for_it() {
+    for (option, is_synced) in [("async", false), ("dirsync", true), ("sync", true)] {
+        let place = Place::new();
+        let mount =
+            format!("JAILFS_STEPS=log:$PWD/steps $JAILFS mount base mnt -o gc=off,history=0,{option}");
+        assert_eq!(place.sh("", &mount).code, 0);
+        let syncs = || place.read("steps").matches("store.sync").count();
+        let changes = [
+            "mkdir d",
+            "mkfifo p",
+            "ln -s a l",
+            "ln a h",
+            "mv h i",
+            "chmod 600 i",
+            "setfattr -n user.x -v 1 i",
+            "setfattr -x user.x i",
+            "rm i",
+            "rmdir d",
+        ];
+        let synced = changes.iter().filter(|change| {
+            let before = syncs();
+            let said = place.sh("mnt", change);
+            assert_eq!(said.code, 0, "{change}: {said:?}");
+            syncs() > before
+        });
+        let synced: Vec<_> = synced.collect();
+        // Without the option the daemon syncs now and then by itself.
+        assert_eq!(synced.len() == changes.len(), is_synced, "{option}: {synced:?}");
+        place.umount();
+    }
+}

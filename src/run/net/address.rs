@@ -1,12 +1,12 @@
 //! Tells addresses of the internet from those of this machine and of the networks around it.
 //!
-//! The owner of a listed name decides in the DNS to which address it leads. So an address that is not of the
-//! internet must be in the list itself.
+//! The owner of a listed name decides in the DNS to which address it leads. So an address that is
+//! not of the internet must be in the list itself.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Blocks of IPv4 that are not of the internet: the first address, and how many bits count. From the registry of special
-/// addresses of IANA (RFC 6890), with multicast and what is reserved.
+/// Blocks of IPv4 that are not of the internet: the first address, and how many bits count. From
+/// the registry of special addresses of IANA (RFC 6890), with multicast and what is reserved.
 const SPECIAL: &[([u8; 4], u32)] = &[
     ([0, 0, 0, 0], 8),
     ([10, 0, 0, 0], 8),
@@ -28,8 +28,8 @@ const SPECIAL: &[([u8; 4], u32)] = &[
     ([100, 100, 100, 200], 32),
 ];
 
-/// Whether an address is of this machine, of a network around it, or of no host at all: loopback, link-local, private,
-/// metadata services, multicast, reserved, or such an address within IPv6.
+/// Whether an address is of this machine, of a network around it, or of no host at all: loopback,
+/// link-local, private, metadata services, multicast, reserved, or such an address within IPv6.
 pub(super) fn is_special(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(address) => is_special_v4(address),
@@ -51,7 +51,8 @@ fn is_special_v6(address: Ipv6Addr) -> bool {
     if [a, b, c, d, e, f] == [0x64, 0xff9b, 0, 0, 0, 0] {
         return is_special_v4(Ipv4Addr::from(u32::from(g) << 16 | u32::from(h)));
     }
-    // Only this block is of the internet. Of it, Teredo, what is for protocols and documentation, and 6to4 are not.
+    // Only this block is of the internet. Of it, Teredo, what is for protocols and documentation,
+    // and 6to4 are not.
     let is_global = a & 0xe000 == 0x2000;
     let is_carved_out = match a {
         0x2001 => b < 0x0200 || b == 0x0db8,

@@ -1,8 +1,8 @@
 //! The list of hosts that a command may reach.
 //!
 //! Always true:
-//! * A host is a name in lower case without a dot at its end, or an address. What some resolvers take for an address (`127.1`,
-//!   `0x7f000001`, `2130706433`) is neither, and refused.
+//! * A host is a name in lower case without a dot at its end, or an address. What some resolvers
+//!   take for an address (`127.1`, `0x7f000001`, `2130706433`) is neither, and refused.
 //! * An address is admitted only by an entry with that address, whatever names lead to it.
 //! * An entry without a port is for the ports 80 and 443.
 
@@ -80,7 +80,8 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Reads `HOST:PORT`, or `HOST` if there is a port to assume. Nothing else may stand there: no user, no space, no path.
+    /// Reads `HOST:PORT`, or `HOST` if there is a port to assume. Nothing else may stand there: no
+    /// user, no space, no path.
     pub(super) fn parse(text: &str, assumed: Option<u16>) -> Option<Target> {
         let (host, port) = split_port(text);
         let port = match port {
@@ -173,8 +174,8 @@ pub struct AllowList {
 }
 
 impl AllowList {
-    /// Reads entries separated by commas: `HOST`, `*.HOST` or an address, each with or without `:PORT`. An address of IPv6
-    /// with a port is in brackets.
+    /// Reads entries separated by commas: `HOST`, `*.HOST` or an address, each with or without
+    /// `:PORT`. An address of IPv6 with a port is in brackets.
     ///
     /// # Errors
     /// Which entry is wrong, and why, for people.
@@ -196,8 +197,9 @@ impl AllowList {
         }
     }
 
-    /// Whether a listed request may be sent to an address that its host has. One that is not of the internet must be listed
-    /// itself, but `localhost` may lead to the loopback. `is_own`: the address is one of this machine.
+    /// Whether a listed request may be sent to an address that its host has. One that is not of the
+    /// internet must be listed itself, but `localhost` may lead to the loopback. `is_own`: the
+    /// address is one of this machine.
     pub(super) fn admits(&self, target: &Target, address: IpAddr, is_own: bool) -> bool {
         let address = Host::from(address);
         if self.judge(&Target { host: address.clone(), port: target.port }) == Verdict::Listed {

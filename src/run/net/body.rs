@@ -1,8 +1,9 @@
 //! Bounds what a client sends over a connection.
 //!
-//! A plain HTTP request may send its body and not a byte more: what follows would be a second request, which was not judged.
-//! So the body is followed as the origin follows it (RFC 9112, section 6), and strictly: extensions of chunks, trailers and
-//! ends of lines without CR are refused, because programs have read them in different ways.
+//! A plain HTTP request may send its body and not a byte more: what follows would be a second
+//! request, which was not judged. So the body is followed as the origin follows it (RFC 9112,
+//! section 6), and strictly: extensions of chunks, trailers and ends of lines without CR are
+//! refused, because programs have read them in different ways.
 
 /// What a client may still send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

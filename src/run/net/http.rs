@@ -1,11 +1,12 @@
 //! Reads the head of a request to the proxy, and writes it anew for the origin.
 //!
 //! Always true:
-//! * A connection carries one request: either CONNECT, or one with the whole address of what it asks for. Any other is refused.
-//! * What is sent to the origin is written from the parsed parts. Its Host is the host that was judged, and its length is
-//!   told in one way.
-//! * A request that could be read in two ways is refused: two lengths, a Host that is not that of the address, an address
-//!   with a user or a fragment.
+//! * A connection carries one request: either CONNECT, or one with the whole address of what it
+//!   asks for. Any other is refused.
+//! * What is sent to the origin is written from the parsed parts. Its Host is the host that was
+//!   judged, and its length is told in one way.
+//! * A request that could be read in two ways is refused: two lengths, a Host that is not that of
+//!   the address, an address with a user or a fragment.
 
 use super::allow::Target;
 use super::body::Body;
@@ -27,7 +28,8 @@ pub(super) enum Request {
 /// Why a request is not understood, for the client.
 pub(super) type Bad = &'static str;
 
-/// Where the head ends, if it does: behind the first empty line. `from` is how much was searched before.
+/// Where the head ends, if it does: behind the first empty line. `from` is how much was searched
+/// before.
 pub(super) fn end_of_head(bytes: &[u8], from: usize) -> Option<usize> {
     let start = from.saturating_sub(3);
     let rest = bytes.get(start..)?;

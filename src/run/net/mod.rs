@@ -2,18 +2,19 @@
 //!
 //! Always true:
 //! * With [`Net::None`] and [`Net::Allow`] the command is in a network namespace of its own, with a
-//!   loopback and no route. No interface leads out of it, and the command has no capability to make one.
+//!   loopback and no route. No interface leads out of it, and the command has no capability to make
+//!   one.
 //! * With [`Net::Allow`] the process inside opens one listening socket on that loopback before the
-//!   command runs, and sends it to the process outside. The process outside accepts on it and connects
-//!   in the host's network, so it alone decides which hosts are reached.
+//!   command runs, and sends it to the process outside. The process outside accepts on it and
+//!   connects in the host's network, so it alone decides which hosts are reached.
 //! * The list stays in the process outside. A name that is not listed is not resolved.
 //!
-//! A socket belongs to the network namespace in which it was made, also when another process accepts on
-//! it. So no relay runs inside, where the command could attack it.
+//! A socket belongs to the network namespace in which it was made, also when another process
+//! accepts on it. So no relay runs inside, where the command could attack it.
 //!
-//! Files: `allow` is the list, `address` recognises private addresses, `http` and `socks` read requests,
-//! `body` bounds the body of a request, `outward` resolves and connects, `stream` waits, `relay` copies,
-//! `proxy` accepts and counts.
+//! Files: `allow` is the list, `address` recognises private addresses, `http` and `socks` read
+//! requests, `body` bounds the body of a request, `outward` resolves and connects, `stream` waits,
+//! `relay` copies, `proxy` accepts and counts.
 
 mod address;
 mod allow;
@@ -38,8 +39,8 @@ pub use proxy::Tell;
 
 use crate::error::{Attempt, Result};
 
-/// The port of the proxy on the loopback of the command. The kernel does not pick it for other programs
-/// (ip_local_port_range ends at 60999).
+/// The port of the proxy on the loopback of the command. The kernel does not pick it for other
+/// programs (ip_local_port_range ends at 60999).
 const PORT: u16 = 61080;
 
 /// Which network a command has.
@@ -73,8 +74,8 @@ impl Net {
         *self != Net::Host
     }
 
-    /// The variables by which programs inside find the proxy. They do not ask it for the names of their
-    /// own loopback, unless the list has these names: then the host's loopback is meant.
+    /// The variables by which programs inside find the proxy. They do not ask it for the names of
+    /// their own loopback, unless the list has these names: then the host's loopback is meant.
     pub fn variables(&self) -> Vec<(&'static str, String)> {
         let Net::Allow(list) = self else { return Vec::new() };
         let proxy = format!("http://{}:{PORT}", Ipv4Addr::LOCALHOST);
@@ -87,7 +88,8 @@ impl Net {
         variables
     }
 
-    /// Whether a variable of the caller is removed: one that names a proxy which the command cannot reach.
+    /// Whether a variable of the caller is removed: one that names a proxy which the command cannot
+    /// reach.
     pub fn drops_variable(&self, name: &str) -> bool {
         let mut known = [PROXY, NO_PROXY, OTHERS].into_iter().flatten();
         matches!(self, Net::Allow(_)) && known.any(|known| name.eq_ignore_ascii_case(known))

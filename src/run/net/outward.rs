@@ -1,7 +1,7 @@
 //! Connects to what a request asks for, if the list admits it.
 //!
-//! Always true: a name that is not listed is not resolved. A name is resolved once, each of its addresses is judged, and the
-//! connection goes to an address that was judged.
+//! Always true: a name that is not listed is not resolved. A name is resolved once, each of its
+//! addresses is judged, and the connection goes to an address that was judged.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
@@ -42,8 +42,9 @@ impl Resolver for OfHost {
         Ok((name, 0).to_socket_addrs()?.map(|address| address.ip()).collect())
     }
 
-    /// The kernel binds sockets to its own addresses only, also to those that no interface has but a route makes its own. Where
-    /// it binds to any (`net.ipv4.ip_nonlocal_bind`), the interfaces say.
+    /// The kernel binds sockets to its own addresses only, also to those that no interface has but
+    /// a route makes its own. Where it binds to any (`net.ipv4.ip_nonlocal_bind`), the interfaces
+    /// say.
     fn is_own(&self, address: IpAddr) -> bool {
         let of_nobody = match address {
             IpAddr::V4(_) => IpAddr::from([192, 0, 2, 1]),

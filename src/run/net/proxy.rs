@@ -2,11 +2,11 @@
 //!
 //! Always true:
 //! * No connection is made before the list has admitted it ([`outward::open`]).
-//! * The command decides how many connections there are and what they ask for. So each connection has a
-//!   thread of its own, at most [`Limits::connections`] of them; the head of a request is bounded in
-//!   length and time; and the number of printed refusals is bounded.
-//! * When the command has ended, no thread waits for it or for an origin. A thread that waits for the
-//!   resolver ends with it, and [`Proxy::finish`] does not wait for that.
+//! * The command decides how many connections there are and what they ask for. So each connection
+//!   has a thread of its own, at most [`Limits::connections`] of them; the head of a request is
+//!   bounded in length and time; and the number of printed refusals is bounded.
+//! * When the command has ended, no thread waits for it or for an origin. A thread that waits for
+//!   the resolver ends with it, and [`Proxy::finish`] does not wait for that.
 
 use std::collections::HashSet;
 use std::fmt::{self, Display};
@@ -34,7 +34,8 @@ use crate::error::{Attempt, Result};
 const STACK: usize = 512 << 10;
 /// How long the end of a run waits for the threads.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// After a failed accept(2), for want of descriptors for example, the next one is tried after this time.
+/// After a failed accept(2), for want of descriptors for example, the next one is tried after this
+/// time.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The longest name that is told, in bytes.
 const LONGEST_NAME: usize = 300;

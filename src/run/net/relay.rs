@@ -74,7 +74,8 @@ impl Half {
     }
 }
 
-/// Copies both ways. `head` goes to the origin first; of what the client sends, only its `body` does.
+/// Copies both ways. `head` goes to the origin first; of what the client sends, only its `body`
+/// does.
 ///
 /// # Errors
 /// Those of either side, a body that breaks the rules, and the end of the command.
@@ -90,7 +91,8 @@ pub(super) fn relay(
     let client = &mut client.stream;
     let taken = take(&mut body, &read)?;
     let mut request = Half::new([head.as_slice(), read.get(..taken).unwrap_or_default()].concat());
-    // A client that sends more than its body before it is answered gets its answer, and is not listened to.
+    // A client that sends more than its body before it is answered gets its answer, and is not
+    // listened to.
     let mut is_deaf = taken < read.len();
     let mut answer = Half::new(Vec::new());
     let mut is_answered = false;
@@ -98,7 +100,8 @@ pub(super) fn relay(
     loop {
         request.write(&mut origin)?;
         answer.write(client)?;
-        // The end of a body is told by its length. Some origins take an end of the connection for a client that is gone.
+        // The end of a body is told by its length. Some origins take an end of the connection for a
+        // client that is gone.
         if is_tunnel {
             request.tell(&origin);
         }
@@ -123,7 +126,8 @@ pub(super) fn relay(
             let taken = take(&mut body, &request.bytes)?;
             if taken < request.bytes.len() {
                 if is_answered {
-                    // The next request on a connection that was to be closed: the client makes a new one.
+                    // The next request on a connection that was to be closed: the client makes a
+                    // new one.
                     return Ok(());
                 }
                 is_deaf = true;

@@ -1,4 +1,5 @@
-//! SOCKS5 (RFC 1928), as far as a client without a password needs it: CONNECT to a name or an address.
+//! SOCKS5 (RFC 1928), as far as a client without a password needs it: CONNECT to a name or an
+//! address.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -1,6 +1,7 @@
 //! Waiting on sockets, up to a time and up to the end of the command.
 //!
-//! Always true: nothing here waits longer than its [`Until`] says, and everything returns as soon as the command has ended.
+//! Always true: nothing here waits longer than its [`Until`] says, and everything returns as soon
+//! as the command has ended.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -143,7 +144,8 @@ impl Client {
         write(&mut self.stream, bytes, until)
     }
 
-    /// Closes the connection so that the client sees that it was cut off, and takes no half of an answer for the whole.
+    /// Closes the connection so that the client sees that it was cut off, and takes no half of an
+    /// answer for the whole.
     pub(super) fn reset(self) {
         let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
         if let Err(error) = setsockopt(&self.stream, sockopt::Linger, &at_once) {
@@ -151,7 +153,8 @@ impl Client {
         }
     }
 
-    /// Closes the connection so that the last answer arrives: unread bytes would make the kernel reset it.
+    /// Closes the connection so that the last answer arrives: unread bytes would make the kernel
+    /// reset it.
     pub(super) fn close(mut self, stop: BorrowedFd<'_>) {
         let until = Until { stop, time: None }.at_most(RUN_OUT_TIME);
         let mut seen = 0;

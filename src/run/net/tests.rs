@@ -163,7 +163,8 @@ fn what_is_listed_is_reached_by_each_protocol() {
     assert_eq!((refusals.len(), last.as_str()), (0, ""));
 }
 
-/// Everything that the list does not have, each with the reason, while it has the same origin under another name or port.
+/// Everything that the list does not have, each with the reason, while it has the same origin under
+/// another name or port.
 #[test]
 fn what_is_not_listed_is_refused_and_never_connected_to() {
     let origin = Origin::start();
@@ -370,7 +371,8 @@ fn what_a_command_can_use_up_is_bounded() {
     assert!(last.contains("refused in all 5 connections to 2 or more different"), "{last}");
 }
 
-/// Nothing that the command does keeps the end of a run: not tunnels, not silence, not a resolver that does not answer.
+/// Nothing that the command does keeps the end of a run: not tunnels, not silence, not a resolver
+/// that does not answer.
 #[test]
 fn the_proxy_ends_with_the_command() {
     let origin = Origin::start();

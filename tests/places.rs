@@ -17,6 +17,8 @@ mod clock;
 mod device;
 #[path = "places/drift.rs"]
 mod drift;
+#[path = "places/dying.rs"]
+mod dying;
 #[expect(dead_code, reason = "other tests need more of it")]
 #[path = "common/live.rs"]
 mod harness;

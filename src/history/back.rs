@@ -18,7 +18,8 @@ use crate::history::staged::{self, Stages};
 use crate::store::Store;
 use crate::store::layer::{LayerContents, Upper};
 use crate::store::record::{Body, LayerKind, Left, PreNode, Record};
-use crate::sys::{clock, proc};
+use crate::store::writer::Writer;
+use crate::sys::clock;
 use crate::tree::Tree;
 use crate::types::{Epoch, FileKind, Fingerprint, Timestamp, TreePath};
 
@@ -33,13 +34,15 @@ pub(super) struct Claims {
 
 impl Claims {
     /// The claims in the journal of an apply that was cut off.
-    fn of(contents: &LayerContents) -> Result<Claims> {
-        let boot = proc::boot_id().attempt(|| "read the boot id")?;
+    fn of(contents: &LayerContents, writer: Writer) -> Result<Claims> {
         let mut claims = Claims::default();
         for record in contents.records().chain(contents.unsynced.iter().cloned().map(Ok)) {
             match record? {
                 Record::Left(Left { print: Some(print), .. }) => claims.note(print),
-                Record::Opened { boot: then } if then != boot => claims.lost_before = Some(clock::booted()),
+                // If the filesystem was only mounted again, its time is not known, and a doubtful path is left as it is.
+                Record::Opened { writer: then } if !then.is_of_same_boot(writer) => {
+                    claims.lost_before = Some(clock::booted());
+                }
                 _ => {}
             }
         }
@@ -374,7 +377,7 @@ pub(super) fn roll_back_unfinished(store: &Arc<Store>, base: &Arc<Base>) -> Resu
             layer.sync().map_err(during)?;
             continue;
         };
-        let mut claims = Claims::of(&contents)?;
+        let mut claims = Claims::of(&contents, store.writer())?;
         // After a sync that failed they were cut off.
         for lost in contents.unsynced.iter().filter(|record| matches!(record, Record::Left(_))) {
             layer.record(lost).map_err(during)?;

@@ -15,7 +15,10 @@ use super::record::*;
 use super::sums::SumsRecord;
 use super::versions::{Bounds, Content, How, Version, VersionRecord};
 use super::volatile::VolatileRecord;
+use crate::store::writer::Writer;
 use crate::types::{BaseMark, ByteRange, Epoch, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath};
+
+const SEVEN: Writer = Writer::new([7; 16], u64::from_le_bytes([7; 8]));
 
 const T: Timestamp = Timestamp { secs: -2, nanos: 5 };
 
@@ -97,7 +100,7 @@ fn records_of_a_journal() {
             Record::Header(Header { parent: None, kind: LayerKind::Gathered, ..header }),
             "000700046d61696e01050305",
         ),
-        (Record::Opened { boot: [7; 16] }, "0107070707070707070707070707070707"),
+        (Record::Opened { writer: SEVEN }, "0107070707070707070707070707070707"),
         (
             edits(Edit::Put { ino, node: Box::new(node(file())) }),
             "020100fd0000000000000100fba481fbe803640100030503050305010106757365722e78017600fb2c010103612f6201020303050305",
@@ -188,7 +191,7 @@ fn records_of_the_other_files() {
     hold(&[(HoldsRecord { layers: [LayerId(1), LayerId(300)].into() }, "0201fb2c01")]);
     hold(&[(HeadRecord { layer: LayerId(300) }, "fb2c01")]);
     hold(&[(BaseRecord { path: b"/base".to_vec() }, "052f62617365")]);
-    hold(&[(VolatileRecord { boot: [7; 16] }, "07070707070707070707070707070707")]);
+    hold(&[(VolatileRecord { writer: SEVEN }, "07070707070707070707070707070707")]);
     hold(&[
         (IdentityRecord::Reserved(Ino(1 << 48)), "00fd0000000000000100"),
         (IdentityRecord::Named { dev: 0, host: 12, ino: Ino(34) }, "01000c22"),
@@ -228,7 +231,7 @@ fn records_of_the_versions_of_files() {
     let version = |how| Version { time: T, how, content: Some(Arc::new(content.clone())) };
     let nothing = Version { time: T, how: How::Undone, content: None };
     hold(&[
-        (VersionRecord::Opened { boot: [7; 16] }, "0007070707070707070707070707070707"),
+        (VersionRecord::Opened { writer: SEVEN }, "0007070707070707070707070707070707"),
         (VersionRecord::Bounds(Bounds { versions: 10, bytes: 300 }), "010afb2c01"),
         (
             VersionRecord::Kept(vec![(path(), version(How::Written)), (path(), nothing.clone())]),

@@ -45,7 +45,7 @@ impl Inspect {
     /// # Errors
     /// It was written without syncs, and the machine was started anew since; or the file that says so is damaged.
     pub fn is_known(&self) -> Result<()> {
-        volatile::check(&self.dir, self.trust.boot).map(drop)
+        volatile::check(&self.dir, self.trust.writer).map(drop)
     }
 
     /// The numbers of the layers, oldest first.
@@ -70,7 +70,7 @@ impl Inspect {
     /// # Errors
     /// Damage, with file and offset.
     pub fn layer(&self, layer: LayerId) -> Result<LayerContents> {
-        layer::read(&self.layers, layer, self.trust)
+        layer::read(&self.layers, layer, &self.trust)
     }
 
     /// Whether the making of a layer was cut off inside its first record.
@@ -87,7 +87,7 @@ impl Inspect {
     /// Damage, with file and offset.
     pub fn index(&self, layer: LayerId) -> Result<Option<LayerContents>> {
         match self.layers.besides(layer)?.index {
-            Some(_) => layer::read_file(&self.layers, layer, INDEX, self.trust).map(Some),
+            Some(_) => layer::read_file(&self.layers, layer, INDEX, &self.trust).map(Some),
             None => Ok(None),
         }
     }
@@ -208,7 +208,7 @@ impl Inspect {
     pub fn histories(&self) -> Result<Vec<(String, Result<Recorded>)>> {
         let heads = versions::heads(&self.dir)?;
         let read =
-            |head: &String| versions::read(&self.dir, head, self.trust.boot).map(Option::unwrap_or_default);
+            |head: &String| versions::read(&self.dir, head, &self.trust).map(Option::unwrap_or_default);
         Ok(heads.iter().map(|head| (versions::show(&self.dir, head), read(head))).collect())
     }
 

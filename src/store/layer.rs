@@ -4,6 +4,7 @@
 //! operation. A record refers only to pool bytes that were written before it, so after a kill the whole journal is true;
 //! after a power cut it is true up to what was synced, see `trusted`.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
 
@@ -16,6 +17,7 @@ use crate::store::pack::Packed;
 use crate::store::pool::PoolWriter;
 use crate::store::record::{Edit, Header, Record, Seal, Source};
 use crate::store::witness::{Unsynced, Witness};
+use crate::store::writer::{FailedSyncs, Writer};
 use crate::types::LayerId;
 
 /// Name of the journal in the directory of a layer.
@@ -122,11 +124,13 @@ impl LayerContents {
     }
 }
 
-/// What a power cut may have done to a store.
-#[derive(Clone, Copy, Debug)]
+/// How far the journals of a store are believed.
+#[derive(Clone, Debug)]
 pub struct Trust {
-    /// Under which boot of the machine we are.
-    pub boot: [u8; 16],
+    /// The writer that this process is: a journal of another one is believed as far as it was synced.
+    pub writer: Writer,
+    /// Layers of which this writer noted a failed sync, and how many records of each were synced before.
+    pub failed: BTreeMap<LayerId, u64>,
     /// The oldest layer that is not known to have been synced to its end: the one that the head's record names. All that lies
     /// below it was, before that record was published.
     pub torn_from: LayerId,
@@ -136,18 +140,21 @@ pub struct Trust {
 ///
 /// # Errors
 /// Damage, with file and offset.
-pub(super) fn read(layers: &Layers, layer: LayerId, trust: Trust) -> Result<LayerContents> {
+pub(super) fn read(layers: &Layers, layer: LayerId, trust: &Trust) -> Result<LayerContents> {
     read_file(layers, layer, JOURNAL, trust)
 }
 
 /// Reads the journal or the index of a layer.
-pub(super) fn read_file(layers: &Layers, layer: LayerId, name: &str, trust: Trust) -> Result<LayerContents> {
+pub(super) fn read_file(layers: &Layers, layer: LayerId, name: &str, trust: &Trust) -> Result<LayerContents> {
     let what = layers.show(layer, name);
     let missing = || Error::damage(format!("read {what}"), "the file is missing");
     let bytes = layers.read(layer, name)?.ok_or_else(missing)?;
     let (mut frames, marks) = read_frames(bytes, &what)?;
-    let failed = marks.sync_failed();
-    let is_cut_off = failed.is_some() || marks.is_of_another_boot(trust);
+    let noted = (name == JOURNAL).then(|| trust.failed.get(&layer)).flatten();
+    let noted =
+        noted.and_then(|synced| usize::try_from(*synced).ok()).map(|synced| synced.min(frames.count()));
+    let failed = marks.sync_failed().or(noted);
+    let is_cut_off = failed.is_some() || marks.is_of_another_writer(trust);
     // Below the head only what a restore left behind that was cut off was never sealed, and so perhaps never synced.
     let was_sealed = marks.behind.iter().any(|record| matches!(record, Record::Seal(_)));
     let may_be_torn = name == JOURNAL && (layer >= trust.torn_from || !was_sealed) && is_cut_off;
@@ -196,8 +203,8 @@ fn read_frames(bytes: Vec<u8>, what: &str) -> Result<(Frames<Record>, Marks)> {
 /// What the records of a journal say of it. A layer can have as many of them as there were syncs, so none is kept.
 #[derive(Default)]
 struct Marks {
-    /// Under which boot somebody last began to write.
-    boot: Option<[u8; 16]>,
+    /// The last writer.
+    writer: Option<Writer>,
     /// How many records were synced before a sync failed, if one failed since then.
     failed: Option<usize>,
     /// How many of the first records are said to be synced.
@@ -220,7 +227,7 @@ impl Marks {
                 self.synced = self.synced.max(count.min(number));
             }
             Record::SyncFailed(_) => self.failed = failed_at(record),
-            Record::Opened { boot } => (self.boot, self.failed) = (Some(*boot), None),
+            Record::Opened { writer } => (self.writer, self.failed) = (Some(*writer), None),
             Record::Compact => self.is_compact |= number == 1,
             Record::Header(_) | Record::PreImage(_) | Record::Left(_) => {}
             Record::Abandoned | Record::Cells(_) => {}
@@ -233,9 +240,9 @@ impl Marks {
         self.behind.iter().rfind(says).map_or(self.failed, failed_at)
     }
 
-    /// Whether the machine was booted since somebody last began to write.
-    fn is_of_another_boot(&self, trust: Trust) -> bool {
-        self.boot.is_some_and(|boot| boot != trust.boot)
+    /// Whether the machine was booted, or the store's filesystem was mounted, since a process last began to write.
+    fn is_of_another_writer(&self, trust: &Trust) -> bool {
+        self.writer.is_some_and(|writer| writer != trust.writer)
     }
 
     /// How many of the first `len` records are known to have been synced.
@@ -257,7 +264,7 @@ fn failed_at(record: &Record) -> Option<usize> {
 ///
 /// # Errors
 /// As [`read`].
-pub(super) fn read_info(layers: &Layers, layer: LayerId, trust: Trust) -> Result<LayerInfo> {
+pub(super) fn read_info(layers: &Layers, layer: LayerId, trust: &Trust) -> Result<LayerInfo> {
     let bytes = layers.read(layer, JOURNAL)?.unwrap_or_default();
     match outline(layer, &bytes) {
         Some((header, compact, seal)) => {
@@ -292,16 +299,16 @@ fn outline(layer: LayerId, journal: &[u8]) -> Option<(Header, bool, Seal)> {
     }
 }
 
-/// Whether what was not synced may be lost from the layer on top of a head: the machine was booted since somebody last wrote to
-/// it, or a sync failed.
+/// Whether what was not synced may be lost from the layer on top of a head: another writer wrote it, or a sync failed.
 ///
 /// # Errors
 /// Damage, with file and offset.
-pub(super) fn was_cut_off(layers: &Layers, trust: Trust) -> Result<bool> {
+pub(super) fn was_cut_off(layers: &Layers, trust: &Trust) -> Result<bool> {
     let bytes = layers.read(trust.torn_from, JOURNAL)?.unwrap_or_default();
     let what = layers.show(trust.torn_from, JOURNAL);
     let (_, marks) = read_frames(bytes, &what)?;
-    Ok(marks.is_of_another_boot(trust) || marks.sync_failed().is_some())
+    let is_noted = trust.failed.contains_key(&trust.torn_from);
+    Ok(marks.is_of_another_writer(trust) || marks.sync_failed().is_some() || is_noted)
 }
 
 /// Whether a power cut alone can have left these good frames behind a bad one. A sync is begun only when the one before it
@@ -313,7 +320,7 @@ fn can_be_torn(behind: &[Record]) -> bool {
     behind.iter().filter(syncs).count() <= 1 && !reopened
 }
 
-/// How many of the records can be trusted if the machine was booted again since the last daemon wrote. The host may have
+/// How many of the records can be trusted if another writer wrote them. The host may have
 /// kept a journal page and lost the pool page it speaks of: what is behind the synced records is true only up to the
 /// first that refers to pool bytes.
 fn trusted(frames: &Frames<Record>, synced: usize) -> Result<usize> {
@@ -351,6 +358,8 @@ pub struct Upper {
     changed: bool,
     /// Whether a sync failed.
     failed: bool,
+    /// Where that is noted outside the store.
+    notes: FailedSyncs,
 }
 
 /// What [`Upper::begin_sync`] found to do; the slow part runs without the lock on the upper layer.
@@ -392,14 +401,19 @@ impl Upper {
     ///
     /// # Errors
     /// As the calls it is made of.
-    pub fn create(layers: &StoreDir, header: Header, boot: [u8; 16], durable: bool) -> Result<Upper> {
+    pub(super) fn create(
+        layers: &StoreDir,
+        header: Header,
+        by: &FailedSyncs,
+        durable: bool,
+    ) -> Result<Upper> {
         let layer = header.layer;
         let dir = layers.make_dir(&dir_name(layer))?;
         let pool = Arc::new(dir.file(POOL, true)?);
         let journal = Arc::new(dir.file(JOURNAL, true)?);
         let mut journal = Log::append_to(journal, dir.show(JOURNAL), 0, 0)?;
         journal.append(&Record::Header(header))?;
-        journal.append(&Record::Opened { boot })?;
+        journal.append(&Record::Opened { writer: by.writer() })?;
         if durable {
             journal.sync()?;
             dir.sync()?;
@@ -407,19 +421,19 @@ impl Upper {
         }
         let pool_witness = Arc::new(Witness::of(&pool));
         let pool = PoolWriter::new(layer, pool).attempt(|| format!("stat {}", dir.show(POOL)))?;
-        let synced = journal.count();
+        let (synced, notes) = (journal.count(), by.clone());
         let (in_doubt, changed, failed) = (false, false, false);
-        Ok(Upper { layer, journal, pool, durable, pool_witness, synced, in_doubt, changed, failed })
+        Ok(Upper { layer, journal, pool, durable, pool_witness, synced, in_doubt, changed, failed, notes })
     }
 
     /// Goes on writing to a layer that was read.
     ///
     /// # Errors
     /// As the calls it is made of.
-    pub fn reopen(
+    pub(super) fn reopen(
         layers: &StoreDir,
         contents: &LayerContents,
-        boot: [u8; 16],
+        by: &FailedSyncs,
         durable: bool,
     ) -> Result<Upper> {
         let layer = contents.info.header.layer;
@@ -433,17 +447,18 @@ impl Upper {
             if let Err(Unsynced::Lost(_)) = &synced {
                 // What is lost would be found by the next start, which would be told that all is well.
                 journal.end_with(&Record::SyncFailed(contents.synced as u64));
+                by.note(layer, contents.synced as u64);
             }
             let synced = synced.map_err(Unsynced::into_error);
             synced.attempt(|| format!("sync what layer {layer} has"))?;
         }
-        journal.append(&Record::Opened { boot })?;
+        journal.append(&Record::Opened { writer: by.writer() })?;
         let pool = Arc::new(dir.file(POOL, true)?);
         let pool_witness = Arc::new(Witness::of(&pool));
         let pool = PoolWriter::new(layer, pool).attempt(|| format!("stat {}", dir.show(POOL)))?;
         let (synced, changed) = (contents.synced as u64, contents.is_changed);
-        let (in_doubt, failed) = (false, false);
-        Ok(Upper { layer, journal, pool, durable, pool_witness, synced, in_doubt, changed, failed })
+        let (in_doubt, failed, notes) = (false, false, by.clone());
+        Ok(Upper { layer, journal, pool, durable, pool_witness, synced, in_doubt, changed, failed, notes })
     }
 
     /// Its number.
@@ -484,6 +499,7 @@ impl Upper {
     /// was written since the last sync, which a later sync would not tell. The next start shows what was synced.
     pub fn sync_failed(&mut self) {
         self.journal.end_with(&Record::SyncFailed(self.synced));
+        self.notes.note(self.layer, self.synced);
         self.failed = true;
     }
 
@@ -625,6 +641,18 @@ mod tests {
     use super::*;
     use crate::types::{ByteRange, Ino};
 
+    /// Writers under two boots.
+    const ONE: Writer = Writer::new([1; 16], 1);
+    const TWO: Writer = Writer::new([2; 16], 1);
+
+    fn trust(writer: Writer, torn_from: LayerId) -> Trust {
+        Trust { writer, failed: BTreeMap::new(), torn_from }
+    }
+
+    fn notes(layers: &Layers) -> FailedSyncs {
+        FailedSyncs::of(&layers.dir, ONE).unwrap()
+    }
+
     fn map() -> Record {
         let to = Some(Source::Pool { layer: LayerId(1), offset: 0 });
         Record::Edits(vec![Edit::Map { ino: Ino(9), range: ByteRange::at(0, 1), to }])
@@ -636,7 +664,7 @@ mod tests {
 
     #[test]
     fn after_a_power_cut_records_without_their_bytes_are_not_trusted() {
-        let records = [Record::Opened { boot: [1; 16] }, map(), Record::Synced, resize(), map(), resize()];
+        let records = [Record::Opened { writer: ONE }, map(), Record::Synced, resize(), map(), resize()];
         let trusted = |records: &[Record]| {
             let (frames, marks) = read_frames(log::frames(records.iter()).unwrap(), "").unwrap();
             trusted(&frames, marks.synced(frames.count())).unwrap()
@@ -669,7 +697,7 @@ mod tests {
             kind: crate::store::record::LayerKind::Continues,
             time: crate::types::Timestamp::default(),
         };
-        Upper::create(&layers.dir, header, [1; 16], true).unwrap()
+        Upper::create(&layers.dir, header, &notes(layers), true).unwrap()
     }
 
     /// After a restore that a power cut cut off, what was written meanwhile lies below the head, and was never sealed.
@@ -690,10 +718,10 @@ mod tests {
             }
             let journal = layers.dir_of(LayerId(1)).unwrap().file(JOURNAL, false).unwrap();
             std::os::unix::fs::FileExt::write_all_at(&journal, &[0; 8], torn_at).unwrap();
-            let found = read(&layers, LayerId(1), Trust { boot: [2; 16], torn_from: LayerId(2) });
+            let found = read(&layers, LayerId(1), &trust(TWO, LayerId(2)));
             match is_sealed {
                 true => assert_eq!(found.err().map(|e| e.kind), Some(crate::error::Kind::Damage)),
-                false => assert_eq!(records(&found.unwrap()), [Record::Opened { boot: [1; 16] }, resize()]),
+                false => assert_eq!(records(&found.unwrap()), [Record::Opened { writer: ONE }, resize()]),
             }
         }
     }
@@ -722,13 +750,29 @@ mod tests {
         // The pool first, then the journal.
         let synced = crate::sys::step::with("fail:store.sync:2:EIO", || upper.sync());
         assert!(synced.is_err() && upper.is_failed() && upper.check().is_err());
-        let trust = Trust { boot: [1; 16], torn_from: LayerId(0) };
-        let found = read(&layers, LayerId(1), trust).unwrap();
-        assert_eq!(
-            records(&found),
-            [Record::Opened { boot: [1; 16] }],
-            "what was not synced is not believed"
-        );
+        let trust = trust(ONE, LayerId(0));
+        let found = read(&layers, LayerId(1), &trust).unwrap();
+        assert_eq!(records(&found), [Record::Opened { writer: ONE }], "what was not synced is not believed");
+    }
+
+    #[test]
+    fn a_failed_sync_that_the_journal_cannot_say_is_believed_by_its_note() {
+        let dir = tempfile::tempdir().unwrap();
+        let layers = layers(dir.path());
+        let mut upper = begin(&layers);
+        upper.record(&resize()).unwrap();
+        upper.sync().unwrap();
+        upper.record(&resize()).unwrap();
+        // The disk takes the mark of the sync, and nothing more.
+        let failing = "fail:store.sync:1+:EIO,fail:store.write:1+:EIO";
+        assert!(crate::sys::step::with(failing, || upper.sync()).is_err());
+        let records_with = |failed| {
+            let trust = Trust { failed, ..trust(ONE, LayerId(0)) };
+            records(&read(&layers, LayerId(1), &trust).unwrap()).len()
+        };
+        assert_eq!(records_with(BTreeMap::new()), 4, "the journal alone looks whole");
+        assert_eq!(records_with(notes(&layers).read()), 3, "opened, the first change, the mark behind it");
+        notes(&layers).forget();
     }
 
     /// Somebody writes a frame that says that a sync failed into an attribute, and a power cut tears its record.
@@ -751,8 +795,8 @@ mod tests {
         upper.record(&with(log::frame(&Record::SyncFailed(1), 1 << 40).unwrap())).unwrap();
         let journal = layers.dir_of(LayerId(1)).unwrap().file(JOURNAL, false).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&journal, &[0; 8], torn_at).unwrap();
-        let trust = Trust { boot: [2; 16], torn_from: LayerId(0) };
-        assert!(read(&layers, LayerId(1), trust).unwrap().unsynced.is_empty());
+        let trust = trust(TWO, LayerId(0));
+        assert!(read(&layers, LayerId(1), &trust).unwrap().unsynced.is_empty());
     }
 
     #[test]
@@ -763,9 +807,9 @@ mod tests {
         upper.record(&resize()).unwrap();
         let length = upper.journal_len();
         drop(upper);
-        let trust = Trust { boot: [1; 16], torn_from: LayerId(1) };
-        let contents = || read(&layers, LayerId(1), trust).unwrap();
-        let reopen = || Upper::reopen(&layers.dir, &contents(), [1; 16], true);
+        let trust = trust(ONE, LayerId(1));
+        let contents = || read(&layers, LayerId(1), &trust).unwrap();
+        let reopen = || Upper::reopen(&layers.dir, &contents(), &notes(&layers), true);
         assert!(crate::sys::step::with("fail:store.sync:1:ENOSPC", reopen).is_err());
         let journal = layers.dir_of(LayerId(1)).unwrap();
         assert_eq!(journal.size(JOURNAL).unwrap(), Some(length), "nothing is lost, and nothing was written");
@@ -773,14 +817,11 @@ mod tests {
         assert!(crate::sys::step::with("fail:store.sync:1:EIO", reopen).is_err());
         assert_eq!(
             records(&contents()),
-            [Record::Opened { boot: [1; 16] }],
+            [Record::Opened { writer: ONE }],
             "what was not synced is not believed"
         );
         drop(reopen().unwrap());
-        assert_eq!(
-            records(&contents()),
-            [Record::Opened { boot: [1; 16] }, Record::Opened { boot: [1; 16] }]
-        );
+        assert_eq!(records(&contents()), [Record::Opened { writer: ONE }, Record::Opened { writer: ONE }]);
     }
 
     #[test]
@@ -793,9 +834,9 @@ mod tests {
         upper.record(&map()).unwrap();
         upper.pool_synced(&work).unwrap();
         upper.journal_synced(&work);
-        let trust = Trust { boot: [2; 16], torn_from: LayerId(0) };
-        let after_cut = records(&read(&layers, LayerId(1), trust).unwrap());
-        assert_eq!(after_cut, [Record::Opened { boot: [1; 16] }, map()], "the synced one, and not the next");
+        let trust = trust(TWO, LayerId(0));
+        let after_cut = records(&read(&layers, LayerId(1), &trust).unwrap());
+        assert_eq!(after_cut, [Record::Opened { writer: ONE }, map()], "the synced one, and not the next");
         upper.record(&map()).unwrap();
         let rest = upper.begin_sync().unwrap();
         upper.pool_synced(&rest).unwrap();

@@ -46,6 +46,7 @@ pub mod used;
 pub mod versions;
 pub mod volatile;
 pub mod witness;
+pub mod writer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -73,6 +74,7 @@ use crate::store::recent::Recent;
 use crate::store::record::{HeadRecord, Header, HoldsRecord, IdentityRecord, LayerKind, OpRecord};
 use crate::store::reserve::Reserve;
 use crate::store::sums::Sums;
+use crate::store::writer::{FailedSyncs, Writer};
 use crate::sys::clock;
 use crate::types::{BaseMark, Epoch, Ino, LayerId};
 
@@ -119,6 +121,7 @@ pub struct Store {
     was_volatile: bool,
     takes_other_base: bool,
     trust: Trust,
+    failed_syncs: FailedSyncs,
     state: Mutex<State>,
     identities: Mutex<Identities>,
     holds: Mutex<BTreeSet<LayerId>>,
@@ -226,9 +229,10 @@ fn read_base(dir: &StoreDir) -> Result<BaseRecord> {
 
 /// What a power cut may have done to the store, from its heads. A head that cannot be read is told when it is asked for.
 fn read_trust(dir: &StoreDir) -> Result<Trust> {
-    let boot = crate::sys::proc::boot_id().attempt(|| "read the boot id")?;
+    let writer = Writer::of(dir)?;
+    let failed = FailedSyncs::of(dir, writer)?.read();
     let torn_from = tops(&dir.make_dir("heads")?)?.first().copied().unwrap_or(LayerId(0));
-    Ok(Trust { boot, torn_from })
+    Ok(Trust { writer, failed, torn_from })
 }
 
 /// The layers that the heads name, as far as these can be read.
@@ -380,6 +384,8 @@ impl Store {
         }
         // Last: a directory without it is not a store, and making it may begin again.
         dir.publish("format", format_text(FORMAT).as_bytes(), durable)?;
+        // Another store may have been in this directory before.
+        FailedSyncs::of(&dir, Writer::of(&dir)?)?.forget();
         Store::open_locked(dir, lock, root, options)
     }
 
@@ -402,7 +408,7 @@ impl Store {
         options: StoreOptions,
     ) -> Result<Store> {
         let trust = read_trust(&dir)?;
-        let was_volatile = volatile::begin(&dir, trust.boot, !options.volatile)?;
+        let was_volatile = volatile::begin(&dir, trust.writer, !options.volatile)?;
         let base = read_base(&dir)?;
         let format = check_format(&dir)?;
         let mut packed = Vec::new();
@@ -410,7 +416,7 @@ impl Store {
         if let Some(error) = layers.packs.damaged().pop() {
             return Err(error.hint("'jailfs check' tells what else is damaged"));
         }
-        let (id_log, id_records) = open_identities(&dir, || layer::was_cut_off(&layers, trust))?;
+        let (id_log, id_records) = open_identities(&dir, || layer::was_cut_off(&layers, &trust))?;
         let ops = open_ops(&dir)?;
         let mut catalog = BTreeMap::new();
         for packed in packed {
@@ -420,7 +426,7 @@ impl Store {
         layers.remove_left(&ids)?;
         let mut newborn = Vec::new();
         for id in ids.iter().copied().filter(|id| !layers.packs.has(*id)) {
-            match layer::read_info(&layers, id, trust) {
+            match layer::read_info(&layers, id, &trust) {
                 Ok(info) => drop(catalog.insert(id, info)),
                 Err(error) if error.kind == Kind::Damage && layer_is_newborn(&layers, id)? => {
                     newborn.push((id, error));
@@ -451,6 +457,7 @@ impl Store {
             durable: !options.volatile,
             was_volatile,
             takes_other_base: options.other_base,
+            failed_syncs: FailedSyncs::of(&dir, trust.writer)?,
             trust,
             state: Mutex::new(State {
                 catalog,
@@ -516,6 +523,16 @@ impl Store {
         self.was_volatile
     }
 
+    /// Which writer this process is.
+    pub fn writer(&self) -> Writer {
+        self.trust.writer
+    }
+
+    /// Says that each layer is sealed, or was synced and is written to: a sync that failed before now says nothing more.
+    pub fn has_settled(&self) {
+        self.failed_syncs.forget();
+    }
+
     /// The numbers of nodes.
     pub fn identities(&self) -> &Mutex<Identities> {
         &self.identities
@@ -536,7 +553,7 @@ impl Store {
     /// # Errors
     /// Damage, with file and offset.
     pub fn read_layer(&self, id: LayerId) -> Result<LayerContents> {
-        layer::read(&self.layers, id, self.trust)
+        layer::read(&self.layers, id, &self.trust)
     }
 
     /// Makes a new layer.
@@ -557,7 +574,7 @@ impl Store {
             LayerId(id)
         };
         let header = Header { layer, parent, head: head.to_owned(), epoch, kind, time: clock::now() };
-        let upper = Upper::create(&self.layers.dir, header.clone(), self.trust.boot, self.durable)
+        let upper = Upper::create(&self.layers.dir, header.clone(), &self.failed_syncs, self.durable)
             .map_err(|e| e.during(format!("create layer {layer}")))?;
         let mut state = self.state.lock();
         let bytes = upper.journal_len();
@@ -572,7 +589,7 @@ impl Store {
     /// # Errors
     /// As the calls it is made of.
     pub fn reopen_layer(&self, contents: &LayerContents) -> Result<Upper> {
-        let upper = Upper::reopen(&self.layers.dir, contents, self.trust.boot, self.durable)?;
+        let upper = Upper::reopen(&self.layers.dir, contents, &self.failed_syncs, self.durable)?;
         let content = Content::of_upper(Arc::clone(upper.pool.file()));
         self.state.lock().contents.put(upper.layer(), Arc::new(content));
         Ok(upper)

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::store::writer::Writer;
 use crate::types::{
     BaseMark, ByteRange, Epoch, FileKind, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath,
 };
@@ -306,10 +307,10 @@ pub struct Left {
 pub enum Record {
     /// The first one.
     Header(Header),
-    /// A daemon began to write, under this boot of the machine.
+    /// A process began to write.
     Opened {
-        /// `/proc/sys/kernel/random/boot_id`.
-        boot: [u8; 16],
+        /// Under which boot, and in which mount.
+        writer: Writer,
     },
     /// One operation, applied as a whole or not at all.
     Edits(Vec<Edit>),

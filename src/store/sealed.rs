@@ -45,7 +45,7 @@ impl Store {
         let layer = header.layer;
         self.publish_records(JOURNAL, header, seal, edits)
             .map_err(|e| e.during(format!("rewrite layer {layer}")))?;
-        let info = layer::read_info(&self.layers, layer, self.trust)?;
+        let info = layer::read_info(&self.layers, layer, &self.trust)?;
         self.state.lock().catalog.insert(layer, info);
         Ok(())
     }
@@ -95,7 +95,7 @@ impl Store {
     /// The whole tree of a layer, if it was written down; none also if that cannot be read, and then the log says so.
     pub fn read_index(&self, layer: LayerId) -> Option<LayerContents> {
         self.layer(layer).and_then(|info| info.index)?;
-        match layer::read_file(&self.layers, layer, INDEX, self.trust) {
+        match layer::read_file(&self.layers, layer, INDEX, &self.trust) {
             Ok(contents) if contents.info.seal.is_some() => Some(contents),
             Ok(_) => {
                 log::warn!(

@@ -20,8 +20,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Attempt, Result};
 use crate::store::dir::StoreDir;
+use crate::store::layer::Trust;
 use crate::store::log::{self as frames, Log};
 use crate::store::record::{Node, Source};
+use crate::store::writer::Writer;
 use crate::store::{Store, disk};
 use crate::types::{ByteRange, Epoch, Ino, Timestamp, TreePath};
 
@@ -93,10 +95,10 @@ pub type Numbered = (u32, Version, bool);
 /// A record of the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum VersionRecord {
-    /// Somebody began to write, under this boot of the machine.
+    /// A process began to write.
     Opened {
-        /// `/proc/sys/kernel/random/boot_id`.
-        boot: [u8; 16],
+        /// Under which boot, and in which mount.
+        writer: Writer,
     },
     /// How much is kept from here on.
     Bounds(Bounds),
@@ -192,8 +194,8 @@ pub(super) fn show(dir: &StoreDir, head: &str) -> String {
     dir.show(&format!("{DIR}/{head}"))
 }
 
-/// Reads the log of a head, if there is one, under this boot of the machine.
-pub(super) fn read(dir: &StoreDir, head: &str, boot: [u8; 16]) -> Result<Option<Recorded>> {
+/// Reads the log of a head, if there is one, as far as it is to be believed.
+pub(super) fn read(dir: &StoreDir, head: &str, trust: &Trust) -> Result<Option<Recorded>> {
     if dir.list(|name| (name == DIR).then_some(()))?.is_empty() {
         return Ok(None);
     }
@@ -204,12 +206,12 @@ pub(super) fn read(dir: &StoreDir, head: &str, boot: [u8; 16]) -> Result<Option<
     let mut starts = vec![0];
     starts.extend(contents.records.iter().map(|(_, end)| *end));
     let records: Vec<VersionRecord> = contents.records.into_iter().map(|(record, _)| record).collect();
-    let last_boot = records.iter().rev().find_map(|record| match record {
-        VersionRecord::Opened { boot } => Some(*boot),
+    let last = records.iter().rev().find_map(|record| match record {
+        VersionRecord::Opened { writer } => Some(*writer),
         _ => None,
     });
-    let sync_failed = records.contains(&VersionRecord::SyncFailed);
-    let rebooted = sync_failed || last_boot.is_some_and(|last| last != boot);
+    let sync_failed = records.contains(&VersionRecord::SyncFailed) || !trust.failed.is_empty();
+    let rebooted = sync_failed || last.is_some_and(|last| last != trust.writer);
     if !rebooted && (!behind.is_empty() || (records.is_empty() && !bytes.is_empty())) {
         return Err(frames::damage_at(&what, end));
     }
@@ -277,7 +279,7 @@ impl VersionLog {
     }
 
     fn read(&mut self) -> Result<Recorded> {
-        let Some(recorded) = read(&self.store.dir, &self.head, self.store.trust.boot)? else {
+        let Some(recorded) = read(&self.store.dir, &self.head, &self.store.trust)? else {
             return Ok(Recorded::default());
         };
         let (end, count) = (recorded.end, recorded.records.len() as u64);
@@ -365,7 +367,7 @@ impl VersionLog {
         let dir = self.dir()?;
         let file = Arc::new(dir.file(&self.head, true)?);
         let mut log = Log::append_to(file, dir.show(&self.head), end, count)?;
-        log.append(&VersionRecord::Opened { boot: self.store.trust.boot })?;
+        log.append(&VersionRecord::Opened { writer: self.store.trust.writer })?;
         Ok(log)
     }
 
@@ -398,7 +400,7 @@ impl VersionLog {
         dir.remove(&temp)?;
         let file = Arc::new(dir.file(&temp, true)?);
         let mut log = Log::append_to(file, dir.show(&temp), 0, 0)?;
-        log.append(&VersionRecord::Opened { boot: self.store.trust.boot })?;
+        log.append(&VersionRecord::Opened { writer: self.store.trust.writer })?;
         for record in all {
             log.append(&record)?;
         }

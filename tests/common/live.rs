@@ -127,6 +127,18 @@ impl Live {
         command.arg("umount").arg(&self.mnt).current_dir("/").output().unwrap()
     }
 
+    /// Unmounts where the store may have failed: a daemon that reports an error is killed.
+    pub fn umount_or_kill(&mut self) {
+        if !self.try_umount().status.success() && living_thread(self.pid).is_some() {
+            kill(self.pid(), Signal::SIGKILL).unwrap();
+            self.wait_until_dead();
+        }
+        // A dead mount is of no use to the next one.
+        let mnt = self.mnt.display().to_string();
+        shell(Path::new("/"), &format!("if grep -q ' {mnt} ' /proc/self/mounts; then umount -l {mnt}; fi"));
+        self.mounted = false;
+    }
+
     /// Unmounts and mounts again.
     pub fn remount(&mut self) {
         self.umount();

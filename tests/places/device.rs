@@ -10,12 +10,20 @@ use crate::harness::{Live, shell};
 pub struct Below(PathBuf);
 
 impl Below {
-    fn mount(&self, image: &str, options: &str) {
+    /// What is mounted at `path`.
+    pub fn at(path: &Path) -> Below {
+        Below(path.to_owned())
+    }
+
+    pub fn mount(&self, image: &str, options: &str) {
         shell(Path::new("/"), &format!("mount -o {options} {image} {}", self.0.display()));
     }
 
-    fn umount(&self) {
-        shell(Path::new("/"), &format!("umount {}", self.0.display()));
+    pub fn umount(&self) {
+        // The last process that used it may be ending still.
+        let umount =
+            format!("for n in $(seq 100); do umount {0} && exit; sleep 0.1; done; exit 1", self.0.display());
+        shell(Path::new("/"), &umount);
     }
 
     fn dev(&self) -> u64 {

@@ -68,7 +68,7 @@ fn shows_what_was_synced(make: &str, reaches_disk: &str) {
     assert_eq!(python(&live.mnt, FSYNC, "").trim(), "EIO", "a sync tells that the disk is gone");
     live.umount_or_kill();
     // The other mount alone is reason enough.
-    std::fs::remove_file(note).expect("the failed sync was noted");
+    std::fs::remove_file(note).unwrap();
     let image = live.outside().join("image");
     store.umount();
     store.mount(image.to_str().unwrap(), "loop");

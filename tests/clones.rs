@@ -1,0 +1,239 @@
+//! Power cuts of a whole disk, while everything runs: programs, checkpoints, applies and garbage collection.
+//!
+//! Base and store lie on an ext4 in a file. Each cut is a reflink clone of that file (ioctl_ficlone(2)), which shows the
+//! disk as it was at one moment. The clone is mounted, which replays its journal, and jailfs opens the store on it. Then
+//! everything that was synced or answered before the clone began must be there, and everything that is there must be whole.
+//!
+//! `JAILFS_CUTS=N` cuts that many times.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::disallowed_methods,
+    reason = "a failure is what a test is for, and the figures are worth a line"
+)]
+
+#[expect(dead_code, reason = "other tests need more of it")]
+#[path = "common/live.rs"]
+mod harness;
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use harness::{Live, shell, text};
+
+/// So many that the test takes some twenty seconds in a debug build.
+const CUTS: u64 = 6;
+/// The outer filesystem can clone files. The inner one has base and store.
+const DISK: &str = "
+    truncate -s 6G ../outer.img; mkfs.xfs -q -m reflink=1 ../outer.img; mkdir ../outer ../disk ../cut ../seen
+    mkdir -m 700 ../store; mount -o loop ../outer.img ../outer
+    truncate -s 2G ../outer/disk.img; mkfs.ext4 -q ../outer/disk.img; mount -o loop ../outer/disk.img ../disk
+    mkdir ../disk/base; mkdir -m 700 ../disk/store
+    mount --bind ../disk/base $PWD; mount --bind ../disk/store ../store
+    cd ../base; mkdir promises blocks; seq 50000 > blocks/of-the-base";
+
+/// Mounts that are taken away at the end, whatever happens; the last one first.
+struct Mounts(Vec<PathBuf>);
+
+impl Drop for Mounts {
+    fn drop(&mut self) {
+        for path in self.0.iter().rev() {
+            drop(Command::new("umount").arg("-l").arg(path).output());
+        }
+    }
+}
+
+/// What was promised so far, shared by all who work.
+#[derive(Default)]
+struct Promises {
+    stop: AtomicBool,
+    /// Files that were begun, and files of which an fsync was answered.
+    begun: AtomicU64,
+    synced: AtomicU64,
+    /// Checkpoints that were answered: name, and how many files were synced before it was asked for, and begun after it.
+    checkpoints: Mutex<Vec<(String, u64, u64)>>,
+    /// Files that the base surely has, because an apply of them was answered.
+    applied: AtomicU64,
+    failures: Mutex<Vec<String>>,
+}
+
+fn content(number: u64) -> Vec<u8> {
+    let line = format!("{number} is what this file says\n");
+    line.repeat(1 + usize::try_from(number * 37 % 900).unwrap()).into_bytes()
+}
+
+impl Promises {
+    fn goes_on(&self) -> bool {
+        !self.stop.load(Ordering::SeqCst)
+    }
+
+    /// Makes one file after the other and syncs each.
+    fn promise(&self, mnt: &Path) {
+        while self.goes_on() {
+            let number = self.begun.fetch_add(1, Ordering::SeqCst);
+            let written = File::create(mnt.join(format!("promises/{number}")))
+                .and_then(|mut file| file.write_all(&content(number)).and_then(|()| file.sync_all()));
+            match written {
+                Ok(()) => self.synced.store(number + 1, Ordering::SeqCst),
+                Err(error) => return self.fail(format!("promise {number}: {error}")),
+            }
+        }
+    }
+
+    /// Overwrites, truncates and removes, unsynced.
+    fn churn(&self, mnt: &Path) {
+        for round in 0_u64.. {
+            if !self.goes_on() {
+                return;
+            }
+            let path = mnt.join(format!("blocks/{}", round % 40));
+            let bytes = content(round);
+            let done = match round % 11 {
+                0 => std::fs::rename(&path, mnt.join(format!("blocks/{}", round % 7))),
+                1 => File::options()
+                    .create(true)
+                    .append(true)
+                    .open(mnt.join("blocks/of-the-base"))
+                    .and_then(|mut f| f.write_all(&bytes)),
+                _ => std::fs::write(&path, bytes),
+            };
+            if let Err(error) = done
+                && error.kind() != std::io::ErrorKind::NotFound
+            {
+                return self.fail(format!("churn: {error}"));
+            }
+            std::thread::sleep(Duration::from_millis(3));
+        }
+    }
+
+    /// Checkpoints, applies and gives up, one after the other.
+    fn govern(&self, mnt: &Path) {
+        for round in 0_u64.. {
+            if !self.goes_on() {
+                return;
+            }
+            let (name, before) = (format!("c{round}"), self.synced.load(Ordering::SeqCst));
+            if !self.jailfs(mnt, &["checkpoint", &name]) {
+                return;
+            }
+            let after = self.begun.load(Ordering::SeqCst);
+            self.checkpoints.lock().unwrap().push((name, before, after));
+            if round % 3 == 2 {
+                let before = self.synced.load(Ordering::SeqCst);
+                if !self.jailfs(mnt, &["apply"]) {
+                    return;
+                }
+                self.applied.store(before, Ordering::SeqCst);
+            }
+            if round % 5 == 4 && !self.jailfs(mnt, &["gc", "--operations", "3"]) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn jailfs(&self, mnt: &Path, words: &[&str]) -> bool {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_jailfs")).arg("-C").arg(mnt).args(words).output().unwrap();
+        if !output.status.success() {
+            self.fail(format!("{words:?}: {}", text(&output)));
+        }
+        output.status.success()
+    }
+
+    fn fail(&self, what: String) {
+        self.failures.lock().unwrap().push(what);
+        self.stop.store(true, Ordering::SeqCst);
+    }
+}
+
+/// The files of a directory of promises: their numbers begin at 0 and have no gap, and each is whole. How many there are.
+/// The file that was being written in that moment, behind all that were synced, may be there in part.
+fn count(dir: &Path, synced: u64, begun: u64) -> u64 {
+    let found = std::fs::read_dir(dir).unwrap().count() as u64;
+    assert!((synced..=begun).contains(&found), "{}: {found} files of {synced} to {begun}", dir.display());
+    for number in 0..found {
+        let bytes = std::fs::read(dir.join(number.to_string())).unwrap();
+        let wanted = content(number);
+        let is_whole = if number < synced { bytes == wanted } else { wanted.starts_with(&bytes) };
+        assert!(is_whole, "{}/{number}: {} bytes of {}", dir.display(), bytes.len(), wanted.len());
+    }
+    found
+}
+
+/// Cuts the power once, and looks at what there is.
+fn cut(live: &Live, promises: &Promises, number: u64) {
+    let outside = live.outside();
+    // Taken before: all of this must be there.
+    let synced = promises.synced.load(Ordering::SeqCst);
+    let applied = promises.applied.load(Ordering::SeqCst);
+    let checkpoints = promises.checkpoints.lock().unwrap().clone();
+    shell(outside, "cp --reflink=always outer/disk.img outer/cut.img");
+    let begun = promises.begun.load(Ordering::SeqCst);
+    shell(outside, "mount -o loop outer/cut.img cut");
+    let _cut = Mounts(vec![outside.join("cut"), outside.join("seen")]);
+    // The store says which base it is for; this is the same base at another place.
+    shell(outside, &format!("{} mount cut/base seen --store cut/store", env!("CARGO_BIN_EXE_jailfs")));
+    let seen = outside.join("seen");
+    count(&seen.join("promises"), synced, begun);
+    let listed = shell(&seen, &format!("{} log --json", env!("CARGO_BIN_EXE_jailfs")));
+    for (name, least, most) in &checkpoints {
+        assert!(listed.contains(&format!("\"name\":\"{name}\"")), "cut {number}: checkpoint {name} is lost");
+        count(&seen.join(format!(".jailfs/checkpoints/{name}/promises")), *least, *most);
+    }
+    count(&outside.join("cut/base/promises"), applied, begun);
+    shell(&seen, &format!("cd /; {} umount {}", env!("CARGO_BIN_EXE_jailfs"), seen.display()));
+    let check = Command::new(env!("CARGO_BIN_EXE_jailfs"))
+        .args(["check", "--read-data", "--store"])
+        .arg(outside.join("cut/store"))
+        .output()
+        .unwrap();
+    assert!(check.status.success(), "cut {number}: {}", text(&check));
+    shell(outside, "umount cut; rm outer/cut.img");
+}
+
+#[test]
+fn a_clone_of_the_disk_at_any_moment_has_everything_that_was_promised() {
+    let cuts =
+        std::env::var("JAILFS_CUTS").map_or(CUTS, |text| text.parse().expect("JAILFS_CUTS is a number"));
+    let mut live = Live::with_limit(DISK, &[], Duration::from_secs(100 + 20 * cuts));
+    let outside = live.outside().to_owned();
+    let _mounts = Mounts(["outer", "disk", "base", "store"].map(|name| outside.join(name)).to_vec());
+    live.applied = true;
+    let promises = Promises::default();
+    let mnt = live.mnt.clone();
+    std::thread::scope(|scope| {
+        scope.spawn(|| promises.promise(&mnt));
+        scope.spawn(|| promises.churn(&mnt));
+        scope.spawn(|| promises.govern(&mnt));
+        let stop = Stop(&promises);
+        for number in 1..=cuts {
+            std::thread::sleep(Duration::from_millis(100 + number * 137 % 400));
+            if !promises.goes_on() {
+                break;
+            }
+            cut(&live, &promises, number);
+        }
+        drop(stop);
+    });
+    let failures = promises.failures.lock().unwrap();
+    assert!(failures.is_empty(), "{failures:#?}");
+    eprintln!("{cuts} cuts, {} files synced", promises.synced.load(Ordering::SeqCst));
+    live.umount();
+}
+
+/// Ends the work, also in a panic.
+struct Stop<'a>(&'a Promises);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.stop.store(true, Ordering::SeqCst);
+    }
+}

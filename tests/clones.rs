@@ -9,6 +9,7 @@
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
+    clippy::indexing_slicing,
     clippy::print_stderr,
     clippy::disallowed_methods,
     reason = "a failure is what a test is for, and the figures are worth a line"

@@ -12,7 +12,6 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::print_stderr,
-    clippy::disallowed_methods,
     reason = "a failure is what a test is for, and the figures are worth a line"
 )]
 

@@ -54,6 +54,9 @@ pub(super) fn write_base<'a>(
     claim: Claim<'a>,
     unable: Option<&'a mut Unable>,
 ) -> FsResult<Written> {
+    // Opened before the first change. The kernel tells each open file of the errors since then, also
+    // if another process was told before.
+    let root = base.writer().dir(&TreePath::root())?;
     let opened = staged::open(base, touched.keys()).attempt(|| "open directories of the base")?;
     let linked = linked_names(from, to, changes)?;
     let (placed, written, changed) = (BTreeMap::new(), Written::default(), BTreeSet::new());
@@ -99,7 +102,7 @@ pub(super) fn write_base<'a>(
     let as_they_were = opened.iter().filter(|(path, _)| !home.written.inos.contains_key(path));
     staged::close(base, as_they_were).attempt(|| "close directories of the base")?;
     // One sync for all: until the pre-images are sealed, a power cut sets everything back anyway.
-    home.writer.dir(&TreePath::root())?.sync_filesystem()?;
+    root.sync_filesystem()?;
     Ok(home.written)
 }
 

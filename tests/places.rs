@@ -22,6 +22,8 @@ mod dying;
 #[expect(dead_code, reason = "other tests need more of it")]
 #[path = "common/live.rs"]
 mod harness;
+#[path = "places/kept.rs"]
+mod kept;
 #[path = "common/states.rs"]
 mod states;
 #[path = "places/store.rs"]

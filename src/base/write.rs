@@ -15,6 +15,7 @@ use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 
 use crate::error::{FsError, FsResult};
 use crate::sys::file::{Rename, open_in, rename};
+use crate::sys::flags;
 use crate::sys::process::unlikely_number;
 use crate::sys::step::{self, Step};
 use crate::types::{FileKind, Name, PERM_BITS, TYPE_BITS, TreePath};
@@ -98,6 +99,27 @@ impl WriteDir<'_> {
         let file = self.resolver.open(&self.root, name.as_bytes(), flags).map_err(write_error)?;
         super::must_be_file(BaseStat::of(&file)?.kind)?;
         Ok(File::from(file))
+    }
+
+    /// The inode flags of the regular file `name` ([`crate::sys::flags`]); none of a file that may not
+    /// be read.
+    ///
+    /// # Errors
+    /// As [`WriteDir::open_file`], and those of ioctl(2).
+    pub fn flags(&self, name: &Name) -> FsResult<u32> {
+        match self.open_file(name) {
+            Ok(file) => flags::get(&file).map_err(write_failure),
+            Err(FsError::AccessDenied | FsError::NotPermitted) => Ok(0),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The inode flags of this directory.
+    ///
+    /// # Errors
+    /// Those of ioctl(2).
+    pub fn own_flags(&self) -> FsResult<u32> {
+        flags::get(&self.root.fd).map_err(write_failure)
     }
 
     /// Creates an empty file, for reading and writing, mode 0600.

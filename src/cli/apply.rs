@@ -65,6 +65,9 @@ impl Apply {
         for (path, reason) in &applied.refused {
             out.line(&Line::refused(path, reason).text()?);
         }
+        for (path, reason) in &applied.not_kept {
+            out.line(&Line::not_kept(path, reason).text()?);
+        }
         out.line(&Line::applied(applied, self.dry_run, self.undo).text()?);
         Ok(())
     }
@@ -85,7 +88,22 @@ impl Apply {
         if !self.dry_run && !self.undo && !applied.changes.is_empty() {
             out.line("undo: jailfs apply --undo");
         }
+        tell_not_kept(applied);
         Ok(())
+    }
+}
+
+/// Warns on the standard error of what the base did not keep.
+pub(super) fn tell_not_kept(applied: &Applied) {
+    for (path, reason) in &applied.not_kept {
+        out::note(&format!("warning: '{path}': {}", show::one_line(reason)));
+    }
+    let more = applied.not_kept_count.saturating_sub(applied.not_kept.len() as u64);
+    if more > 0 {
+        out::note(&format!(
+            "warning: and {} more of which the base did not keep everything",
+            show::paths(more)
+        ));
     }
 }
 

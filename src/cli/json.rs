@@ -147,6 +147,13 @@ pub(super) enum Line {
         changes: usize,
         conflicts: usize,
         refused: usize,
+        not_kept: u64,
+    },
+    NotKept {
+        path: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        path_hex: Option<String>,
+        reason: String,
     },
     Refused {
         path: String,
@@ -393,6 +400,7 @@ impl Line {
             changes: applied.changes.len(),
             conflicts: applied.conflicts.len(),
             refused: applied.refused.len(),
+            not_kept: applied.not_kept_count,
         }
     }
 
@@ -457,6 +465,11 @@ impl Line {
     pub(super) fn refused(path: &TreePath, reason: &str) -> Line {
         let (path, path_hex) = text(path.as_bytes());
         Line::Refused { path, path_hex, reason: reason.to_owned() }
+    }
+
+    pub(super) fn not_kept(path: &TreePath, reason: &str) -> Line {
+        let (path, path_hex) = text(path.as_bytes());
+        Line::NotKept { path, path_hex, reason: reason.to_owned() }
     }
 
     pub(super) fn conflict(path: &TreePath, reason: &str) -> Line {

@@ -558,6 +558,7 @@ fn until_it_ends(started: &mut Started, timeout: Option<Duration>) -> Result<Out
 fn tell_applied(applied: &Applied) -> Result<()> {
     out::note(&format!("applied: {}", show::summary(&applied.changes)?));
     out::note("undo: jailfs apply --undo");
+    apply::tell_not_kept(applied);
     Ok(())
 }
 

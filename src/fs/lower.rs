@@ -34,6 +34,8 @@ pub struct PreImages {
     left: HashMap<TreePath, Option<Fingerprint>>,
     /// Files with several links, by their number on the host: they may be met under a name that was not touched.
     linked: HashMap<u64, Arc<PreNode>>,
+    /// Times that the filesystem of the base could not hold, and what it made of them.
+    rounded: HashMap<Timestamp, Timestamp>,
     is_collected: bool,
 }
 
@@ -65,9 +67,14 @@ impl PreImages {
         self.is_collected
     }
 
-    /// Says what the apply left at a path.
+    /// Says what the apply left at a path, or what [`rounded`] says.
     pub fn set_left(&mut self, path: TreePath, print: Option<Fingerprint>) {
-        self.left.insert(path, print);
+        match print {
+            Some(Fingerprint { ino: 0, size: u64::MAX, mtime, ctime, .. }) => {
+                self.rounded.insert(mtime, ctime);
+            }
+            print => drop(self.left.insert(path, print)),
+        }
     }
 
     /// Where the bytes are that the apply replaced.
@@ -232,6 +239,12 @@ impl Lower {
     pub fn left_after(&self, epoch: Epoch, path: &TreePath) -> Option<Option<Fingerprint>> {
         let later = self.history.iter().skip(epoch.0 as usize).rev();
         later.into_iter().find_map(|images| images.left.get(path).copied())
+    }
+
+    /// Whether the filesystem of the base cannot hold the time `wanted`, and made `kept` of it when an
+    /// apply set it.
+    pub fn is_rounded(&self, wanted: Timestamp, kept: Timestamp) -> bool {
+        self.history.iter().any(|images| images.rounded.get(&wanted) == Some(&kept))
     }
 
     /// The paths that applies after this epoch touched.
@@ -626,6 +639,12 @@ impl Lower {
 
 /// The change time in the print of a file whose attributes an apply is setting: its times are not held against the print then.
 pub const ANY_TIMES: Timestamp = Timestamp { secs: i64::MIN, nanos: 0 };
+
+/// In the record of what an apply left: the filesystem of the base cannot hold the time `wanted`, and
+/// made `kept` of it. No file has inode 0.
+pub fn rounded(wanted: Timestamp, kept: Timestamp) -> Fingerprint {
+    Fingerprint { dev: 0, ino: 0, size: u64::MAX, mtime: wanted, ctime: kept }
+}
 
 /// Whether a file is as its print says. The number of the device does not count: it may change at a reboot.
 pub fn fits(expected: &Fingerprint, found: &Fingerprint) -> bool {

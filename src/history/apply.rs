@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use crate::base::{Base, BaseStat};
 use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
-use crate::fs::lower::{ANY_TIMES, Lower, LowerNode, PreHistory, PreImages};
+use crate::fs::lower::{self, ANY_TIMES, Lower, LowerNode, PreHistory, PreImages};
 use crate::fs::{Found, State};
 use crate::history::back::{self, Claims, take_back};
 use crate::history::danger::{self, Consent};
@@ -52,7 +52,26 @@ pub struct Plan {
     pub conflicts: Vec<(TreePath, String)>,
     /// Paths that need the consent of the caller, and why.
     pub refused: Vec<(TreePath, String)>,
+    /// Once it is written: what the base did not keep.
+    pub not_kept: Vec<(TreePath, NotKept)>,
 }
+
+/// What the base did not keep of a file that was written, replaced or removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotKept {
+    /// Its filesystem cannot hold the time `wanted`, and made `kept` of it.
+    Time {
+        /// The time in the tree.
+        wanted: Timestamp,
+        /// The time in the base.
+        kept: Timestamp,
+    },
+    /// These inode flags, as chattr(1) sets them. The new file could not be given them.
+    Flags(u32),
+}
+
+/// A filesystem may keep times to two seconds (VFAT); that is not told.
+const COARSE: u64 = 2;
 
 /// The longest path that is written into the base, in bytes: most programs cannot name a longer one
 /// (path_resolution(7), PATH_MAX).
@@ -101,7 +120,7 @@ impl Timeline {
         let conflicts = self.conflicts(&to, &changes).attempt(|| "compare with the base")?;
         let refused = danger::refused(&self.protected(), (&from, &to), &changes, paths, consent)
             .attempt(|| "look for what needs consent")?;
-        Ok(Plan { from, to, changes, conflicts, refused })
+        Ok(Plan { from, to, changes, conflicts, refused, not_kept: Vec::new() })
     }
 
     /// Writes the tree into the base. With conflicts, or without a consent that is needed, writes nothing.
@@ -113,12 +132,12 @@ impl Timeline {
         self.check_not_stuck()?;
         self.flush()?;
         let (sealed, _) = self.secure("apply")?;
-        let plan = self.plan(self.state_of(sealed)?, paths, consent)?;
+        let mut plan = self.plan(self.state_of(sealed)?, paths, consent)?;
         if !plan.conflicts.is_empty() || !plan.refused.is_empty() || plan.changes.is_empty() {
             return Ok(plan);
         }
         let description = format!("{} paths", plan.changes.len());
-        let epoch = self.write_home(&plan)?;
+        let epoch = self.write_home(&mut plan)?;
         // The whole tree is in the base now, so the head can lie on the base again, with what was written meanwhile. After a part it
         // stays over the base as it was, which the pre-images keep showing.
         let shown = if paths.is_empty() { self.land(sealed, epoch, &description) } else { Ok(()) };
@@ -163,18 +182,19 @@ impl Timeline {
         let _turn = self.turn();
         self.check_not_stuck()?;
         self.flush()?;
-        let plan = self.plan(self.before_last_apply()?, &[], Consent::ALL)?;
+        let mut plan = self.plan(self.before_last_apply()?, &[], Consent::ALL)?;
         if plan.conflicts.is_empty() && !plan.changes.is_empty() {
             let (sealed, _) = self.secure("undo apply")?;
-            self.write_home(&plan)?;
+            self.write_home(&mut plan)?;
             let description = format!("{} paths", plan.changes.len());
             self.log(OpVerb::UndoApply, description, sealed).map_err(after_writing)?;
         }
         Ok(plan)
     }
 
-    /// Makes the base look as the plan says. Gives the epoch that this begins.
-    fn write_home(&self, plan: &Plan) -> Result<Epoch> {
+    /// Makes the base look as the plan says, and notes in the plan what the base did not keep. Returns
+    /// the epoch that this begins.
+    fn write_home(&self, plan: &mut Plan) -> Result<Epoch> {
         let during = |e: Error| e.during("apply");
         let history = self.applies.lock().clone();
         let epoch = Epoch(u32::try_from(history.len()).unwrap_or(u32::MAX).saturating_add(1));
@@ -204,6 +224,7 @@ impl Timeline {
                 if !foreign.is_empty() {
                     log::warn!("{}", back::told_of(&foreign));
                 }
+                plan.not_kept = not_kept(&written);
                 settle(self.store(), self.base(), &mut layer, images.clone(), &written, &foreign)
             });
         let (settled, failure) = match written {
@@ -301,6 +322,15 @@ fn after_writing(error: Error) -> Error {
     error.after("the base was written").hint("'jailfs apply --undo' sets it back")
 }
 
+/// What the base did not keep.
+fn not_kept(written: &Written) -> Vec<(TreePath, NotKept)> {
+    let is_told = |wanted: Timestamp, kept: Timestamp| wanted.secs.abs_diff(kept.secs) >= COARSE;
+    let times = written.rounded.iter().filter(|(_, (wanted, kept))| is_told(*wanted, *kept));
+    let times = times.map(|(path, (wanted, kept))| (path, NotKept::Time { wanted: *wanted, kept: *kept }));
+    let flags = written.lost_flags.iter().map(|(path, lost)| (path, NotKept::Flags(*lost)));
+    times.chain(flags).map(|(path, what)| (path.clone(), what)).collect()
+}
+
 /// Records what was left at each path: prints for the next apply, and numbers, so that every node keeps its own.
 pub(super) fn settle(
     store: &Store,
@@ -332,8 +362,11 @@ pub(super) fn settle(
         // Of what somebody else made there, nothing is known: it is a conflict, and not the bytes that were there.
         let is_known = !left_alone.contains(path) || stat.as_ref().is_some_and(|s| s.kind == FileKind::Dir);
         let print = if is_known { stat.map(|s| s.fingerprint()) } else { Some(UNKNOWN) };
-        left.push((path.clone(), print));
-        layer.record(&Record::Left(Left { path: path.clone(), print }))?;
+        let rounded = written.rounded.get(path).map(|(wanted, kept)| Some(lower::rounded(*wanted, *kept)));
+        for print in rounded.into_iter().chain([print]) {
+            left.push((path.clone(), print));
+            layer.record(&Record::Left(Left { path: path.clone(), print }))?;
+        }
         // Bytes that were left in place are found by the print that the file has from now on.
         if let (
             Some(print),

@@ -12,6 +12,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::error::{FsError, FsResult};
+use crate::fs::lower::LowerNode;
 use crate::fs::{Found, State, lower};
 use crate::store::record::{Body, Node, Source};
 use crate::tree::TreeDiff;
@@ -68,7 +69,7 @@ pub fn changes(old: &State, new: &State) -> FsResult<Vec<PathChange>> {
 /// # Errors
 /// Those of reading the base.
 pub fn compare_for_apply<'a>(old: &'a State, new: &'a State) -> FsResult<Comparison<'a>> {
-    Comparison::new(old, new, false, Look::Everywhere, &read_names)
+    Ok(Comparison::new(old, new, false, Look::Everywhere, &read_names)?.with_base())
 }
 
 /// Walks what differs from `old` to `new`, with renames, and compares bytes where only they can tell.
@@ -182,6 +183,9 @@ pub struct Comparison<'a> {
     look: Look<'a>,
     /// Another node at a path counts as a change.
     is_of_apply: bool,
+    /// One of the states is the base. Times that its filesystem cannot hold do not differ from what
+    /// it made of them.
+    is_with_base: bool,
     hot: Hot,
     /// Files of which the extents differ in the two trees.
     contents: BTreeSet<Ino>,
@@ -234,6 +238,7 @@ impl<'a> Comparison<'a> {
             new,
             look,
             is_of_apply: !renames && matches!(look, Look::Everywhere),
+            is_with_base: false,
             hot: Hot::of(old, new, &diff, &touched)?,
             renames: if renames { Renames::find(old, new, &diff)? } else { Renames::default() },
             contents: diff.contents,
@@ -332,6 +337,12 @@ impl<'a> Comparison<'a> {
         let frames = &self.frames;
         let names = || frames.iter().filter_map(|frame| frame.name.as_ref());
         self.path.get_or_insert_with(|| TreePath::of_names(names())).join(name)
+    }
+
+    /// Says that one of the states is the base as it is.
+    pub fn with_base(mut self) -> Self {
+        self.is_with_base = true;
+        self
     }
 
     /// Counts the changes that `is_counted`, which must not look at their paths.
@@ -449,8 +460,9 @@ impl<'a> Comparison<'a> {
         // A path that is another node now, and looks the same, must not keep the number of the one
         // before.
         let is_other = self.is_of_apply && old.ino() != new.ino();
+        let same_times = self.same_times((old, &old_node), (new, &new_node));
         let what = if kind == FileKind::Dir {
-            match (same_attributes(&old_node, &new_node), same_times(&old_node, &new_node)) {
+            match (same_attributes(&old_node, &new_node), same_times) {
                 (true, true) if !is_other => return Ok(()),
                 (true, _) => What::DirTimes,
                 (false, _) => What::Attributes,
@@ -459,13 +471,23 @@ impl<'a> Comparison<'a> {
             What::Content
         } else if old.ino() != new.ino() && (old_node.meta.nlink > 1 || new_node.meta.nlink > 1) {
             What::Links
-        } else if same_attributes(&old_node, &new_node) && same_times(&old_node, &new_node) && !is_other {
+        } else if same_attributes(&old_node, &new_node) && same_times && !is_other {
             return Ok(());
         } else {
             What::Attributes
         };
         self.push(name, what, old, new);
         Ok(())
+    }
+
+    fn same_times(&self, (old, old_node): (&Found, &Node), (new, new_node): (&Found, &Node)) -> bool {
+        let (was, is) = (old_node.meta.mtime, new_node.meta.mtime);
+        let is_rounded = || match (old, new) {
+            (Found::Base(.., LowerNode::Base(_)), Found::Covered(..)) => self.old.lower.is_rounded(is, was),
+            (Found::Covered(..), Found::Base(.., LowerNode::Base(_))) => self.new.lower.is_rounded(was, is),
+            _ => false,
+        };
+        was == is || (self.is_with_base && is_rounded())
     }
 
     fn same_content(&self, old: &Found, new: &Found) -> FsResult<bool> {
@@ -802,8 +824,4 @@ fn same_bytes(old_state: &State, old: &Found, new_state: &State, new: &Found, si
 
 fn same_attributes(a: &Node, b: &Node) -> bool {
     a.meta.mode == b.meta.mode && a.meta.uid == b.meta.uid && a.meta.gid == b.meta.gid && a.xattrs == b.xattrs
-}
-
-fn same_times(a: &Node, b: &Node) -> bool {
-    a.meta.mtime == b.meta.mtime
 }

@@ -22,8 +22,9 @@ use crate::history::diff::{self, PathChange, What};
 use crate::history::staged::{self, Stages};
 use crate::store::record::{Body, Node};
 use crate::sys::file::Rename;
+use crate::sys::flags;
 use crate::sys::step::{self, Step};
-use crate::types::{ByteRange, FileKind, Fingerprint, Ino, Name, TreePath};
+use crate::types::{ByteRange, FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
 
 /// What came of writing the base.
 #[derive(Default)]
@@ -32,6 +33,10 @@ pub(super) struct Written {
     pub(super) inos: BTreeMap<TreePath, Ino>,
     /// What stood at each touched path when it was done, where that may not be seen again.
     seen: BTreeMap<TreePath, Option<BaseStat>>,
+    /// Times that the filesystem of the base could not hold, and what it made of them.
+    pub(super) rounded: BTreeMap<TreePath, (Timestamp, Timestamp)>,
+    /// Inode flags that files of the base had, and that went with the files.
+    pub(super) lost_flags: BTreeMap<TreePath, u32>,
 }
 
 impl Written {
@@ -54,6 +59,9 @@ pub(super) fn write_base<'a>(
     claim: Claim<'a>,
     unable: Option<&'a mut Unable>,
 ) -> FsResult<Written> {
+    // Opened before the first change. The kernel tells each open file of the errors since then, also
+    // if another process was told before.
+    let root = base.writer().dir(&TreePath::root())?;
     let opened = staged::open(base, touched.keys()).attempt(|| "open directories of the base")?;
     let linked = linked_names(from, to, changes)?;
     let (placed, written, changed) = (BTreeMap::new(), Written::default(), BTreeSet::new());
@@ -99,7 +107,7 @@ pub(super) fn write_base<'a>(
     let as_they_were = opened.iter().filter(|(path, _)| !home.written.inos.contains_key(path));
     staged::close(base, as_they_were).attempt(|| "close directories of the base")?;
     // One sync for all: until the pre-images are sealed, a power cut sets everything back anyway.
-    home.writer.dir(&TreePath::root())?.sync_filesystem()?;
+    root.sync_filesystem()?;
     Ok(home.written)
 }
 
@@ -172,8 +180,11 @@ impl<'a> Home<'a> {
         Attributes { mode, uid, gid, atime, mtime, xattrs, or_ours: self.unable.is_some() }
     }
 
-    /// Notes that a node stayed ours.
-    fn note_owner(&mut self, path: &TreePath, record: &Node, is: &BaseStat) {
+    /// Notes what a node of the base did not get: its owner, or its time.
+    fn note_made(&mut self, path: &TreePath, record: &Node, is: &BaseStat) {
+        if is.mtime != record.meta.mtime {
+            self.written.rounded.insert(path.clone(), (record.meta.mtime, is.mtime));
+        }
         if let Some(unable) = &mut self.unable
             && (is.uid, is.gid) != (record.meta.uid, record.meta.gid)
         {
@@ -181,12 +192,27 @@ impl<'a> Home<'a> {
         }
     }
 
-    fn remove(&self, change: &PathChange) -> FsResult<()> {
+    fn remove(&mut self, change: &PathChange) -> FsResult<()> {
         let (dir, name) = self.dir(&change.path)?;
+        let flags = flags_of(&dir, &name, &change.old)?;
         match self.as_planned(&dir, (&change.path, &name), &change.old)? {
             None => Ok(()),
             Some(stat) if stat.kind == FileKind::Dir => dir.rmdir(&name),
-            Some(_) => dir.unlink(&name),
+            Some(stat) => {
+                // Under another name the file keeps them. A new file has those of its directory.
+                if stat.nlink == 1
+                    && let Some(flags) = flags
+                {
+                    self.note_lost_flags(&change.path, flags & !dir.own_flags()?);
+                }
+                dir.unlink(&name)
+            }
+        }
+    }
+
+    fn note_lost_flags(&mut self, path: &TreePath, lost: u32) {
+        if !flags::letters(lost).is_empty() {
+            self.written.lost_flags.insert(path.clone(), lost);
         }
     }
 
@@ -299,11 +325,16 @@ impl<'a> Home<'a> {
             file.set_len(0)?;
             self.copy_content(new, record.size(), &file)?;
             let stat = dir.set_attributes_of(file, &self.attributes(record, &xattr_list(record)))?;
-            self.note_owner(&change.path, record, &stat);
+            self.note_made(&change.path, record, &stat);
             self.placed.insert(ino, (change.path.clone(), stat));
             return (self.claim)(&change.path, stat.fingerprint());
         }
+        let flags = flags_of(dir, name, self.planned(change))?;
         let file = dir.create_file(staged)?;
+        if let Some(flags) = flags {
+            // Some can only be given to an empty file.
+            self.note_lost_flags(&change.path, flags::give(&file, flags));
+        }
         self.copy_content(new, record.size(), &file)?;
         self.publish(dir, staged, name, (change, ino), record, Some(file))?;
         let stays = |link: &TreePath| -> FsResult<bool> { Ok(self.to.resolve(link)?.ino() == Some(ino)) };
@@ -353,7 +384,7 @@ impl<'a> Home<'a> {
         if record.kind() == FileKind::Dir {
             let dir = self.writer.dir(path)?;
             dir.set_own_attributes(&attributes)?;
-            self.note_owner(path, &record, &dir.own_stat()?);
+            self.note_made(path, &record, &dir.own_stat()?);
             return Ok(());
         }
         let (dir, name) = self.dir(path)?;
@@ -374,7 +405,7 @@ impl<'a> Home<'a> {
             (self.claim)(path, Fingerprint { mtime: record.meta.mtime, ..now.fingerprint() })?;
         }
         let is = dir.set_owner_mode_times_xattrs(&name, &attributes)?;
-        self.note_owner(path, &record, &is);
+        self.note_made(path, &record, &is);
         // A filesystem may keep times less exactly than they were asked for.
         if is.mtime != record.meta.mtime && self.changed.contains(&is.ino) {
             (self.claim)(path, is.fingerprint())?;
@@ -405,7 +436,7 @@ impl<'a> Home<'a> {
             Some(file) => dir.set_attributes_of(file, &attributes)?,
             None => dir.set_owner_mode_times_xattrs(staged, &attributes)?,
         };
-        self.note_owner(&change.path, record, &made);
+        self.note_made(&change.path, record, &made);
         self.put(dir, staged, (&change.path, name), self.planned(change), &made)?;
         self.placed.insert(ino, (change.path.clone(), made));
         Ok(())
@@ -476,6 +507,14 @@ impl<'a> Home<'a> {
 
     fn is_same_node(&self, old: &BaseStat, now: &BaseStat) -> bool {
         (old.ino == now.ino || !self.keeps_numbers) && old.kind == now.kind
+    }
+}
+
+/// The inode flags of the file that a plan found at a name; none if it is no file of the base.
+fn flags_of(dir: &WriteDir<'_>, name: &Name, planned: &Found) -> FsResult<Option<u32>> {
+    match planned {
+        Found::Base(_, _, LowerNode::Base(stat)) if stat.kind == FileKind::File => found(dir.flags(name)),
+        _ => Ok(None),
     }
 }
 

@@ -205,13 +205,16 @@ impl Timeline {
         let load = |layer: Option<LayerId>| {
             layer.map_or_else(|| Ok(Tree::new()), |layer| self.roots.lock().load(layer))
         };
+        // The parent first, then the live tree, then the sealed layers: a checkpoint can come between
+        // any two of them. In this order its layer is among the sealed ones, or above the parent. In
+        // the other order it is neither, and what only it refers to would be given back.
+        let mut below = self.parent();
+        let reach = self.fs.reach();
         // States above also show what the tree of a layer does not know: an undo brings back what was replaced.
         for info in self.sealed().into_iter().filter(|info| info.header.layer >= first) {
             add(&load(info.header.parent)?, &load(Some(info.header.layer))?);
         }
         // What lies between the last seal and the live tree is in layers whose seal failed, on a full disk say.
-        let reach = self.fs.reach();
-        let mut below = self.parent();
         while let Some(info) = below.and_then(|layer| self.store.layer(layer)).filter(|l| l.seal.is_none()) {
             add(&load(info.header.parent)?, &load(below)?);
             below = info.header.parent;
@@ -257,4 +260,74 @@ impl Timeline {
 fn has_index(info: &LayerInfo) -> Option<LayerId> {
     let wanted = info.index.is_some() && info.header.kind != LayerKind::Collected;
     wanted.then_some(info.header.layer)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::base::Base;
+    use crate::fs::Caller;
+    use crate::jail::{Jail, Policy};
+    use crate::store::record::Seal;
+    use crate::store::{Store, StoreOptions};
+    use crate::sys::clock;
+    use crate::types::{Name, NodeId};
+
+    fn timeline(dir: &std::path::Path) -> Timeline {
+        let (base, store) = (dir.join("base"), dir.join("store"));
+        std::fs::create_dir(&base).unwrap();
+        let base = Arc::new(Base::open(&base).unwrap());
+        let options = StoreOptions { volatile: true, ..StoreOptions::default() };
+        let store = Arc::new(Store::create(&store, b"/base", base.root_id(), options).unwrap());
+        let jail = Jail {
+            policy: Policy::Deny,
+            mount_point: b"/mnt".to_vec(),
+            base_path: b"/base".to_vec(),
+            allowed_targets: Vec::new(),
+        };
+        Timeline::open(store, base, "main", jail).unwrap()
+    }
+
+    fn write(timeline: &Timeline, name: &str) {
+        let (name, by) = (Name::new(name.as_bytes()).unwrap(), Caller { uid: 0, gid: 0 });
+        let file = timeline.fs().mknod(NodeId::ROOT, &name, 0o100_644, 0, 0, by).unwrap();
+        timeline.fs().write(file.id, 0, &[7; 10_000], false).unwrap();
+    }
+
+    fn seal() -> Seal {
+        Seal { name: None, message: String::new(), time: clock::now(), automatic: false }
+    }
+
+    /// The other thread waits for the lock of the trees right behind its look at the sealed layers.
+    #[test]
+    fn a_checkpoint_made_meanwhile_hides_no_content_from_what_frees_space() {
+        let dir = tempfile::tempdir().unwrap();
+        let timeline = timeline(dir.path());
+        write(&timeline, "first");
+        timeline.seal(seal()).unwrap();
+        write(&timeline, "second");
+        let layer = timeline.fs().upper_layer();
+        let roots = timeline.roots.lock();
+        let used = std::thread::scope(|scope| {
+            let (tell, told) = std::sync::mpsc::channel();
+            let timeline = &timeline;
+            let other = scope.spawn(move || {
+                tell.send(nix::unistd::gettid()).unwrap();
+                timeline.used_from(LayerId(0)).unwrap()
+            });
+            let stat = format!("/proc/self/task/{}/stat", told.recv().unwrap());
+            while !std::fs::read_to_string(&stat).unwrap().contains(") S ") {
+                std::thread::yield_now();
+            }
+            let kind = LayerKind::Continues;
+            let next = timeline.store.create_layer(Some(layer), "main", timeline.epoch(), kind).unwrap();
+            timeline.fs().seal(next, seal()).unwrap();
+            drop(roots);
+            other.join().unwrap()
+        });
+        let bytes: u64 = used.of(layer).iter().map(|range| range.len()).sum();
+        assert_eq!(bytes, 10_000, "the bytes of the second file");
+    }
 }

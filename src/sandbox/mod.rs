@@ -24,7 +24,7 @@ use nix::errno::Errno;
 use parking_lot::Mutex;
 
 use crate::base::Base;
-use crate::error::{Attempt, Error, Kind, Result};
+use crate::error::{Attempt, Error, FsResult, Kind, Result};
 use crate::fs::{Found, Fs, Kernel, MOST_TRIES, MoreRoom, Need, PastView, State, Step};
 use crate::history::danger::{self, Consent, Protected};
 use crate::history::diff::{self, PathChange, What};
@@ -36,10 +36,13 @@ use crate::jail::{Jail, Policy};
 use crate::sandbox::changes::{Change, ChangeKind, Changes};
 use crate::sandbox::collector::Terms;
 use crate::sandbox::upkeep::Housekeeper;
-use crate::sandbox::verbs::{Applied, Checkpoint, Detail, Operation, Reply, Request, Restored, Rev, Status};
+use crate::sandbox::verbs::{
+    Applied, Checkpoint, Detail, MOST_TOLD, Operation, Reply, Request, Restored, Rev, Status,
+};
 use crate::store::layer::LayerInfo;
 use crate::store::record::{Body, OpVerb};
 use crate::store::{self, Store};
+use crate::sys::flags;
 use crate::types::{FileKind, Ino, LayerId, TreePath};
 
 pub use crate::history::{Moment, Policy as KeepPolicy};
@@ -330,13 +333,15 @@ impl Sandbox {
             None => self.timeline.base_state()?,
         };
         let now = self.fs().state();
-        let count = |from: &State| diff::compare(from, &now)?.count_of(|c| c.what != What::DirTimes);
-        let changed = count(&since).attempt(|| "compare with the last checkpoint")?;
+        let is_told = |change: &PathChange| change.what != What::DirTimes;
+        let changed = compare(last.is_none(), &since, &now).and_then(|walk| walk.count_of(is_told));
+        let changed = changed.attempt(|| "compare with the last checkpoint")?;
         let to_apply = match last {
             None => changed,
             Some(_) => {
                 let base = self.timeline.base_state()?;
-                count(&base).attempt(|| "compare with the base")?
+                let count = compare(true, &base, &now).and_then(|walk| walk.count_of(is_told));
+                count.attempt(|| "compare with the base")?
             }
         };
         let (refusals, refused_count) = self.fs().refusals();
@@ -468,7 +473,8 @@ impl Sandbox {
         let attempt = || format!("compare {from} with {to}");
         let below = |path: &TreePath| paths.is_empty() || paths.iter().any(|p| path.starts_with(p));
         let mut lister = Lister { review: Some(self.timeline.protected()), ..self.lister(detail) };
-        for change in diff::compare(&old, &new).attempt(attempt)? {
+        let with_base = [from, to].contains(&&Rev::Base);
+        for change in compare(with_base, &old, &new).attempt(attempt)? {
             if !go() {
                 return Err(Error::new(Kind::Failed, attempt(), "the sandbox is being closed"));
             }
@@ -485,7 +491,7 @@ impl Sandbox {
         &self,
         old: &State,
         new: &State,
-        walk: crate::error::FsResult<diff::Comparison<'_>>,
+        walk: FsResult<diff::Comparison<'_>>,
         attempt: &str,
     ) -> Result<Changes> {
         let mut lister = self.lister(Detail::NameStatus);
@@ -588,7 +594,29 @@ impl Sandbox {
         let mut lister = Lister { review, ..self.lister(Detail::NameStatus) };
         plan.changes.iter().try_for_each(|change| lister.take(&plan.from, &plan.to, change))?;
         let (conflicts, refused) = (plan.conflicts, plan.refused);
-        Ok(Applied { changes: lister.finish(), epoch: self.timeline.base_epoch(), conflicts, refused })
+        let not_kept_count = plan.not_kept.len() as u64;
+        let not_kept = plan.not_kept.into_iter().take(MOST_TOLD);
+        let not_kept = not_kept.map(|(path, what)| (path, not_kept_text(what))).collect();
+        let (changes, epoch) = (lister.finish(), self.timeline.base_epoch());
+        Ok(Applied { changes, epoch, conflicts, refused, not_kept, not_kept_count })
+    }
+}
+
+/// Compares two states, of which one may be the base as it is.
+fn compare<'a>(with_base: bool, old: &'a State, new: &'a State) -> FsResult<diff::Comparison<'a>> {
+    let walk = diff::compare(old, new)?;
+    Ok(if with_base { walk.with_base() } else { walk })
+}
+
+fn not_kept_text(what: apply::NotKept) -> String {
+    match what {
+        apply::NotKept::Time { wanted, kept } => {
+            let (wanted, kept) = (date::utc(wanted), date::utc(kept));
+            format!("the filesystem of the base cannot hold its time {wanted}, and has {kept}")
+        }
+        apply::NotKept::Flags(lost) => {
+            format!("its flags '{}' of chattr(1) are lost", flags::letters(lost))
+        }
     }
 }
 

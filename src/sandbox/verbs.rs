@@ -545,4 +545,11 @@ pub struct Applied {
     pub conflicts: Vec<(TreePath, String)>,
     /// Paths that need the consent of the caller, and why. If there are any, nothing was written.
     pub refused: Vec<(TreePath, String)>,
+    /// Paths of which the base did not keep everything, and what; at most [`MOST_TOLD`].
+    pub not_kept: Vec<(TreePath, String)>,
+    /// How many there are in all.
+    pub not_kept_count: u64,
 }
+
+/// Paths of which it is told what the base did not keep.
+pub const MOST_TOLD: usize = 20;

@@ -628,7 +628,8 @@ impl Upper {
         if self.durable {
             self.sync_pool(room).attempt(|| "sync the pool").map_err(during)?;
         }
-        self.journal.append(&Record::Seal(seal))?;
+        // Its name and message come from the caller.
+        self.journal.append_of_strangers(&Record::Seal(seal))?;
         if self.durable {
             self.sync_journal(room)?;
         }
@@ -639,6 +640,7 @@ impl Upper {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::clock;
     use crate::types::{ByteRange, Ino};
 
     /// Writers under two boots.
@@ -797,6 +799,27 @@ mod tests {
         std::os::unix::fs::FileExt::write_all_at(&journal, &[0; 8], torn_at).unwrap();
         let trust = trust(TWO, LayerId(0));
         assert!(read(&layers, LayerId(1), &trust).unwrap().unsynced.is_empty());
+    }
+
+    /// The name and the message of a checkpoint are its maker's. A power cut tears the seal, which is
+    /// the last record.
+    #[test]
+    fn a_message_that_holds_a_frame_never_passes_for_records() {
+        let dir = tempfile::tempdir().unwrap();
+        let layers = layers(dir.path());
+        let mut upper = begin(&layers);
+        upper.record(&resize()).unwrap();
+        // A frame that is text: its checksum has to be, too.
+        let forged = (1..1000).find_map(|n| {
+            let frame = log::frame(&Record::SyncFailed(1), n).unwrap();
+            String::from_utf8([b"before".to_vec(), frame, b"behind".to_vec()].concat()).ok()
+        });
+        let seal = |message: String| Seal { name: None, message, time: clock::now(), automatic: false };
+        let refused = upper.seal(seal(forged.unwrap()), &|| false);
+        assert_eq!(refused.err().and_then(|error| error.errno), Some(nix::errno::Errno::EINVAL as i32));
+        upper.seal(seal("another message".to_owned()), &|| false).unwrap();
+        let trust = Trust { boot: [2; 16], torn_from: LayerId(0) };
+        assert!(read(&layers, LayerId(1), trust).unwrap().info.seal.is_some());
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod capabilities;
 pub mod clock;
 pub mod dir;
 pub mod file;
+pub mod flags;
 pub mod fusectl;
 pub mod holders;
 pub mod limits;

@@ -170,3 +170,26 @@ except OSError as e:
     crate::states::check(&live.store, "after the quota was met");
     drop(store);
 }
+
+/// The image of the filesystem is on a smaller one, which grows when the first bytes were lost. The
+/// kernel tells that once to each open file, and to a file that is opened later only if no other
+/// process was told.
+#[test]
+fn an_apply_fails_if_the_host_lost_what_it_wrote_also_if_another_process_was_told_first() {
+    let make = "mkdir ../small; mount -t tmpfs -o size=12M none ../small; truncate -s 100M ../small/image
+        mkfs.ext4 -q -O ^has_journal -E nodiscard ../small/image; ln -s small/image ../image";
+    let (mut live, below, _) = on_image(make, "echo x > x; sync -f .");
+    let small = Below(live.outside().join("small"));
+    live.sh("head -c 40000000 /dev/urandom > a; for n in $(seq 1500); do echo $n > z$n; done");
+    shell(live.outside(), "touch go");
+    let look = "while test -e go; do sync -f base 2> told || mount -o remount,size=200M none small; done";
+    let mut other = Command::new("sh").arg("-c").arg(look).current_dir(live.outside()).spawn().unwrap();
+    let output = live.try_jailfs(&["apply"]);
+    shell(live.outside(), "rm go");
+    other.wait().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{told}");
+    assert!(told.contains("Input/output error") || told.contains("No space left"), "{told}");
+    live.umount();
+    drop((below, small));
+}

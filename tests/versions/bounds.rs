@@ -52,6 +52,54 @@ fn ten_versions_of_a_file_are_kept() {
 }
 
 #[test]
+fn versions_are_stored_once_also_in_the_middle_of_an_undo() {
+    let place = Place::new(&[]);
+    let work = place.open();
+    work.make("a");
+    let text = noise(1, 400_000);
+    let edited = |n: u8| {
+        let mut bytes = text.clone();
+        bytes[usize::from(n) * 20_000] = n + 1;
+        bytes
+    };
+    for n in 0..12 {
+        work.rest();
+        rewrite(&work, "a", &edited(n));
+    }
+    assert!(place.pools() > 4 << 20, "each is a whole copy");
+    work.undo("a", 4).unwrap();
+    assert_eq!(work.sandbox.fs().tend_versions(true, &|| false), Tended::Done);
+    // One copy, what differs of it, and the version that the undo put there.
+    let bytes = place.pools();
+    assert!(bytes < 5 << 18, "{bytes}");
+    // It is still known where the undo stands, in both directions, also after a start.
+    assert_eq!(work.bytes("a"), edited(7));
+    work.undo("a", 3).unwrap();
+    assert_eq!(work.bytes("a"), edited(4));
+    work.sandbox.fs().tend_versions(true, &|| false);
+    drop(work);
+    let work = place.open();
+    for (steps, n) in [(1, 5), (2, 7), (3, 10)] {
+        work.redo("a", steps).unwrap();
+        assert_eq!(work.bytes("a"), edited(n));
+        work.sandbox.fs().tend_versions(true, &|| false);
+    }
+    assert_eq!(work.redo("a", 1).unwrap().number, None);
+    assert_eq!(work.bytes("a"), edited(11));
+    // What the undo put there is compared again when the file is edited.
+    work.undo("a", 6).unwrap();
+    work.sandbox.fs().tend_versions(true, &|| false);
+    work.rest();
+    work.write("a", 5, b"an edit");
+    work.sandbox.fs().tend_versions(true, &|| false);
+    work.sandbox.tidy().unwrap();
+    let bytes = place.pools();
+    assert!(bytes < 5 << 18, "{bytes}");
+    let checked = jailfs::sandbox::Sandbox::check_store(&place.store, true).unwrap();
+    assert_eq!(checked.problems, Vec::<String>::new());
+}
+
+#[test]
 fn without_a_history_nothing_is_kept_and_nothing_written() {
     let place = Place::new(&[("a", "one")]);
     let work = place.open();

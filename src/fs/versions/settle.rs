@@ -146,7 +146,7 @@ impl Fs {
     /// The versions of a path, and the file as it is, which is not written in place any more.
     fn line_of(&self, path: &TreePath) -> Option<(Vec<Entry>, Option<Arc<Content>>)> {
         let mut core = self.core();
-        let list = core.versions.as_ref()?.lists.get(path).filter(|list| list.at.is_none())?;
+        let list = core.versions.as_ref()?.lists.get(path)?;
         let entries: Vec<Entry> = list.entries.iter().cloned().collect();
         let live = match core.resolve(path) {
             Ok(found @ Found::Covered(..)) => core.content_found(&found),
@@ -451,6 +451,11 @@ impl Versions {
                 .position(|entry| entry.number == was.number && entry.version.content == was.version.content)
         };
         let Some(at) = entry(self) else { return };
+        // An undo put this version there. It is recognised by where its bytes are, so it keeps them
+        // until the file is edited, and is compared again then.
+        if self.lists.get(path).is_some_and(|list| list.at == Some(was.number)) {
+            return;
+        }
         let (Some(content), Some(old)) = (content, &was.version.content) else { return };
         if content.extents != old.extents {
             let before = pool_bytes(old);

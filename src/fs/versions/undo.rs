@@ -397,6 +397,18 @@ impl Core {
         versions.keep(vec![path.clone()], how, live);
     }
 
+    /// The content of a version that is wanted. Its bytes may be in another place by now, which
+    /// [`super::settle`] has found.
+    fn present_content(&self, path: &TreePath, wanted: &Wanted) -> Option<Arc<Content>> {
+        let content = wanted.content.as_ref()?;
+        let entries = self.versions.as_ref().and_then(|versions| versions.lists.get(path));
+        let mut entries = entries.into_iter().flat_map(|list| &list.entries);
+        let entry = entries.find(|entry| Some(entry.number) == wanted.number);
+        let is_it = |now: &&Arc<Content>| now.node == content.node;
+        let now = entry.and_then(|entry| entry.version.content.as_ref()).filter(is_it);
+        Some(Arc::clone(now.unwrap_or(content)))
+    }
+
     /// Puts a version where it is to be.
     fn place_version(&mut self, path: &TreePath, wanted: &Wanted) -> Result<Stepped, NoStep> {
         let (found, live) = self.file_at(path)?;
@@ -404,8 +416,9 @@ impl Core {
         if !same_bytes(live.as_ref(), wanted.from.as_ref()) {
             self.keep_top(path, live.clone());
         }
-        let sizes = (live.as_ref().map(|c| c.node.size()), wanted.content.as_ref().map(|c| c.node.size()));
-        let edits = match (&found, &wanted.content) {
+        let content = self.present_content(path, wanted);
+        let sizes = (live.as_ref().map(|c| c.node.size()), content.as_ref().map(|c| c.node.size()));
+        let edits = match (&found, &content) {
             (Found::Nothing(_), None) => Vec::new(),
             (Found::Nothing(hides), Some(content)) => self.bring_back(path, hides.clone(), content)?,
             (found, Some(content)) => {

@@ -100,6 +100,21 @@ fn what_is_written_while_a_redo_is_under_way_is_kept() {
 }
 
 #[test]
+fn an_undo_goes_on_from_a_version_whose_bytes_found_another_place_while_it_was_under_way() {
+    let place = Place::new();
+    let text = |end: &str| "0123456789abcdef".repeat(1024) + end;
+    for end in ["one", "two", "three"] {
+        place.put(&text(end));
+    }
+    let wanted = place.fs.core().destination(&path(), Step::Undo(1)).unwrap();
+    place.fs.tend_versions(true, &|| false);
+    place.fs.core().place_version(&path(), &wanted).unwrap_or_else(|_| panic!("not undone"));
+    assert!(place.live() == text("two"));
+    place.fs.step(&path(), Step::Undo(1)).unwrap_or_else(|_| panic!("not undone"));
+    assert!(place.live() == text("one"), "further back");
+}
+
+#[test]
 fn bytes_that_a_file_has_twice_at_one_address_are_not_written_in_place() {
     let place = Place::new();
     place.put(&"0123456789abcdef".repeat(512));

@@ -818,8 +818,8 @@ mod tests {
         let refused = upper.seal(seal(forged.unwrap()), &|| false);
         assert_eq!(refused.err().and_then(|error| error.errno), Some(nix::errno::Errno::EINVAL as i32));
         upper.seal(seal("another message".to_owned()), &|| false).unwrap();
-        let trust = Trust { boot: [2; 16], torn_from: LayerId(0) };
-        assert!(read(&layers, LayerId(1), trust).unwrap().info.seal.is_some());
+        let trust = trust(TWO, LayerId(0));
+        assert!(read(&layers, LayerId(1), &trust).unwrap().info.seal.is_some());
     }
 
     #[test]

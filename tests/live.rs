@@ -18,6 +18,7 @@ mod exact;
 mod files;
 #[path = "live/full.rs"]
 mod full;
+#[expect(dead_code, reason = "other tests need more of it")]
 #[path = "common/live.rs"]
 mod harness;
 #[path = "live/listed.rs"]

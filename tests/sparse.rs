@@ -5,6 +5,8 @@
 
 #![expect(
     clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::disallowed_methods,
     clippy::panic,
     clippy::indexing_slicing,
     unsafe_code,

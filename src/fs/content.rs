@@ -20,6 +20,8 @@ use crate::types::{ByteRange, FileKind, Ino, LayerId, NodeId};
 const SETUID: u32 = 0o4000;
 const SETGID: u32 = 0o2000;
 const GROUP_EXEC: u32 = 0o010;
+/// The mode of fallocate(2) that makes a range zeros, and the file as long as it needs.
+const ZERO_RANGE: i32 = 16;
 /// The attribute that holds file capabilities (capabilities(7)).
 pub(super) const CAPABILITY: &[u8] = b"security.capability";
 
@@ -170,7 +172,6 @@ impl Fs {
     fn try_fallocate(&self, id: NodeId, mode: i32, offset: u64, len: u64, kill: bool) -> FsResult<()> {
         const KEEP_SIZE: i32 = 1;
         const PUNCH_HOLE: i32 = 2;
-        const ZERO_RANGE: i32 = 16;
         let keeps_size = mode & KEEP_SIZE != 0;
         let zeroes = match mode & !KEEP_SIZE {
             0 => false,
@@ -216,11 +217,10 @@ impl Fs {
             return Err(FsError::NoSuchOffset);
         }
         let _reading = core.lower.reading();
-        let pieces = core.plan_of(&target, ByteRange { start: offset, end: size })?;
-        piece::seek(&pieces, offset, size, to)
+        piece::seek(|range| core.plan_of(&target, range), offset, size, to)
     }
 
-    /// Copies bytes from one file into another; `kill` as for [`Fs::write`]. Gives the number of bytes copied, less than asked at the end of the source.
+    /// Copies bytes from one file into another, and holes as holes; `kill` as for [`Fs::write`]. Gives the number of bytes copied, less than asked at the end of the source.
     ///
     /// # Errors
     /// As [`Fs::read`] and [`Fs::write`]; when something was copied before it, that is told instead, and the next call meets the error.
@@ -233,10 +233,9 @@ impl Fs {
         len: u64,
         kill: bool,
     ) -> FsResult<u64> {
-        const STEP: u64 = 1 << 20;
         let mut done = 0;
         while done < len {
-            match self.copy_step((from, at + done), (to, into + done), STEP.min(len - done), kill) {
+            match self.copy_step((from, at + done), (to, into + done), len - done, kill) {
                 Ok(0) => break,
                 Ok(copied) => done += copied,
                 // Only of what was copied does the kernel forget what it had, and how long the file was.
@@ -254,7 +253,14 @@ impl Fs {
         len: u64,
         kill: bool,
     ) -> FsResult<u64> {
-        let plan = self.read(from, at, len)?;
+        let (end, data) = self.next_data(from, ByteRange::at(at, len))?;
+        let hole = ByteRange { start: at, end: data.map_or(end, |data| data.start) };
+        if !hole.is_empty() {
+            self.fallocate(to, ZERO_RANGE, into, hole.len(), kill)?;
+            return Ok(hole.len());
+        }
+        let Some(data) = data else { return Ok(0) };
+        let plan = self.read(from, at, data.len())?;
         let bytes = plan.read(false)?.unwrap_or_default();
         // Whoever makes room on a full disk waits for those who read.
         drop(plan);

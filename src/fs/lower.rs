@@ -526,8 +526,10 @@ impl Lower {
     pub fn locate_pre(&self, pre: &PreNode, range: ByteRange, epoch: Epoch) -> FsResult<Vec<Piece>> {
         let mut pieces = Vec::new();
         let mut at = range.start;
-        for (extent, source) in pre.extents.iter().filter(|(e, _)| e.end > range.start && e.start < range.end)
-        {
+        // In order, so that those of a file in many pieces are not all looked at for each step of a read.
+        let first = pre.extents.partition_point(|(extent, _)| extent.end <= range.start);
+        let behind = pre.extents.get(first..).unwrap_or_default();
+        for (extent, source) in behind.iter().take_while(|(extent, _)| extent.start < range.end) {
             if extent.start > at {
                 pieces.push(Piece::zeros(extent.start - at));
                 at = extent.start;

@@ -12,6 +12,7 @@
 mod acl;
 mod attrs;
 mod content;
+mod data_ranges;
 mod full;
 mod held;
 mod jailed;
@@ -55,6 +56,7 @@ use crate::types::{ByteRange, Epoch, FileKind, Ino, LayerId, Name, NodeId, TreeP
 
 pub use attrs::{SetAttr, SetTime, SetXattr};
 pub use content::{ReadPlan, SeekTo};
+pub use data_ranges::DataRanges;
 pub use full::{MOST_TRIES, Need};
 pub use jailed::{LinkAnswer, Move, Refusal, Refused};
 pub use listing::{DirEntry, HandOut};

@@ -13,6 +13,10 @@ use crate::store::map::Place;
 use crate::sys::file as sysfile;
 use crate::types::{ByteRange, Fingerprint, LayerId, Timestamp, TreePath};
 
+/// Bytes of a file of which the pieces are found first, when it is searched for data or holes. What follows
+/// is twice as long each time: so neither a long hole nor many pieces cost much.
+pub(super) const FIRST_WINDOW: u64 = 1 << 20;
+
 /// Where bytes are.
 #[derive(Clone, Debug)]
 pub enum Stored {
@@ -118,6 +122,51 @@ impl Piece {
         }
     }
 
+    /// The piece without its first `skip` bytes, `len` bytes long at most.
+    pub(super) fn part(&self, skip: u64, len: u64) -> Piece {
+        let stored = match &self.stored {
+            Stored::Zeros => Stored::Zeros,
+            Stored::File(file, offset) => Stored::File(Arc::clone(file), offset + skip),
+            Stored::Pool(content, offset) => Stored::Pool(Arc::clone(content), offset + skip),
+        };
+        Piece { len: self.len.saturating_sub(skip).min(len), stored, ..self.clone() }
+    }
+
+    /// Whether two pieces of the same length are the same bytes of the same file on the host, or both holes.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    pub(super) fn is_same_place(&self, other: &Piece) -> FsResult<bool> {
+        Ok(match (&self.stored, &other.stored) {
+            (Stored::Zeros, Stored::Zeros) => true,
+            (Stored::Pool(a, x), Stored::Pool(b, y)) => x == y && Arc::ptr_eq(a, b),
+            (Stored::File(a, x), Stored::File(b, y)) => x == y && (Arc::ptr_eq(a, b) || is_same_file(a, b)?),
+            (Stored::Zeros | Stored::File(..) | Stored::Pool(..), _) => false,
+        })
+    }
+
+    /// The first run of data in the piece at or after `from`, in bytes from the beginning of the piece;
+    /// none if the rest is a hole. Only the base is asked where its holes are. All that is in a pool is
+    /// data: a read verifies its checksums, so a hole that damage left is an error and not zeros.
+    ///
+    /// # Errors
+    /// What the host answers; [`FsError::Drift`] if a file of the base is not what it was.
+    pub(super) fn next_data(&self, from: u64, lower: &Lower) -> FsResult<Option<ByteRange>> {
+        let rest = ByteRange { start: from, end: self.len };
+        if rest.is_empty() || matches!(self.stored, Stored::Zeros) {
+            return Ok(None);
+        }
+        let (Stored::File(file, offset), Some(path)) = (&self.stored, &self.drift) else {
+            return Ok(Some(rest));
+        };
+        let there = ByteRange { start: offset.saturating_add(from), end: offset.saturating_add(self.len) };
+        let found = sysfile::next_data(&**file, there)?;
+        if Fingerprint::of(file)?.size < there.end || !self.is_unchanged(file)? {
+            return Err(lower.drift(path));
+        }
+        Ok(found.map(|found| ByteRange { start: found.start - offset, end: found.end - offset }))
+    }
+
     /// Whether nobody changed the file since it was looked at; asked after it was read.
     fn is_unchanged(&self, file: &File) -> std::io::Result<bool> {
         let Some(looked) = self.looked else { return Ok(true) };
@@ -146,18 +195,34 @@ impl Piece {
     }
 }
 
-/// Data or a hole in the pieces of a file from `offset` to its end.
+/// Whether two open files are one. The number of an open file is not given to another one.
+fn is_same_file(a: &File, b: &File) -> std::io::Result<bool> {
+    let (a, b) = (Fingerprint::of(a)?, Fingerprint::of(b)?);
+    Ok((a.dev, a.ino) == (b.dev, b.ino))
+}
+
+/// Data or a hole in a file from `offset` to its end. `plan` gives the pieces of a range.
 ///
 /// # Errors
-/// ENXIO if there is no data any more, and as lseek(2).
-pub(super) fn seek(pieces: &[Piece], offset: u64, size: u64, to: SeekTo) -> FsResult<u64> {
-    let mut at = offset;
-    // Pieces are cut at extents, so each is data, hole, or a run of a file that is asked in turn.
-    for piece in pieces {
-        if let Some(found) = piece.seek(to)? {
-            return Ok(at + found);
+/// ENXIO if there is no data any more, as lseek(2), and those of `plan`.
+pub(super) fn seek(
+    mut plan: impl FnMut(ByteRange) -> FsResult<Vec<Piece>>,
+    offset: u64,
+    size: u64,
+    to: SeekTo,
+) -> FsResult<u64> {
+    let (mut start, mut window) = (offset, FIRST_WINDOW);
+    while start < size {
+        let end = start.saturating_add(window).min(size);
+        let mut at = start;
+        // Pieces are cut at extents, so each is data, hole, or a run of a file that is asked in turn.
+        for piece in plan(ByteRange { start, end })? {
+            if let Some(found) = piece.seek(to)? {
+                return Ok(at + found);
+            }
+            at += piece.len;
         }
-        at += piece.len;
+        (start, window) = (end, window.saturating_mul(2));
     }
     match to {
         SeekTo::Hole => Ok(size),

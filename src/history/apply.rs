@@ -33,10 +33,8 @@ use crate::history::{Target, Timeline, close};
 use crate::store::Store;
 use crate::store::layer::{LayerInfo, Upper};
 use crate::store::record::{Body, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Source};
-use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, LayerId, Timestamp, TreePath};
+use crate::types::{Epoch, FileKind, Fingerprint, Ino, LayerId, Timestamp, TreePath};
 
-/// Bytes copied at once.
-pub(super) const STEP: u64 = 1 << 20;
 /// The message of the seal of an apply that was taken back.
 pub(super) const TAKEN_BACK: &str = "taken back";
 
@@ -522,7 +520,7 @@ fn image_of(layer: &mut Upper, from: &State, found: &Found, ino: Ino, keep: Keep
         Found::Base(_, _, LowerNode::Base(stat)) => stat.ino,
         Found::Base(..) | Found::Covered(..) | Found::Nothing(_) => 0,
     };
-    let Body::File { size, origin } = &mut node.body else { return Ok(PreNode { ino, host, node, extents }) };
+    let Body::File { origin, .. } = &mut node.body else { return Ok(PreNode { ino, host, node, extents }) };
     if keep == Keep::InPlace {
         if let Some(origin) = origin {
             let print = Fingerprint { ctime: ANY_TIMES, ..origin.print };
@@ -530,19 +528,16 @@ fn image_of(layer: &mut Upper, from: &State, found: &Found, ino: Ino, keep: Keep
         }
         return Ok(PreNode { ino, host, node, extents });
     }
-    let size = *size;
     *origin = None;
     let mut kept = Vec::new();
-    let mut at = 0;
-    while at < size {
-        let range = ByteRange { start: at, end: (at + STEP).min(size) };
+    for range in from.data(found) {
+        let range = range?;
         let bytes = from.read_range(found, range)?;
         if bytes.iter().any(|b| *b != 0) {
             let offset = layer.pool.allocate(ino, range, true);
             layer.pool.write(offset, &bytes)?;
             kept.push((range, Source::Pool { layer: layer.layer(), offset }));
         }
-        at = range.end;
     }
     Ok(PreNode { ino, host, node, extents: kept })
 }

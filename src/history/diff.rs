@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::error::{FsError, FsResult};
 use crate::fs::lower::LowerNode;
-use crate::fs::{Found, State, lower};
+use crate::fs::{DataRanges, Found, State, lower};
 use crate::store::record::{Body, Node, Source};
 use crate::tree::TreeDiff;
 use crate::types::{ByteRange, FileKind, Ino, Name, TreePath};
@@ -810,14 +810,12 @@ fn same_record(old_state: &State, old: &Found, new_state: &State, new: &Found) -
 }
 
 fn same_bytes(old_state: &State, old: &Found, new_state: &State, new: &Found, size: u64) -> FsResult<bool> {
-    const STEP: u64 = 1 << 20;
-    let mut at = 0;
-    while at < size {
-        let range = ByteRange { start: at, end: (at + STEP).min(size) };
+    let whole = ByteRange { start: 0, end: size };
+    for range in DataRanges::unlike((old_state, old), (new_state, new), whole) {
+        let range = range?;
         if old_state.read_range(old, range)? != new_state.read_range(new, range)? {
             return Ok(false);
         }
-        at = range.end;
     }
     Ok(true)
 }

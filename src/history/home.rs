@@ -17,14 +17,14 @@ use crate::base::{Attributes, Base, BaseStat, BaseWriter, WriteDir};
 use crate::error::{Attempt, FsError, FsResult};
 use crate::fs::lower::{ANY_TIMES, LowerNode};
 use crate::fs::{Found, State};
-use crate::history::apply::{Keep, STEP, found, linked_names};
+use crate::history::apply::{Keep, found, linked_names};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::staged::{self, Stages};
 use crate::store::record::{Body, Node};
 use crate::sys::file::Rename;
 use crate::sys::flags;
 use crate::sys::step::{self, Step};
-use crate::types::{ByteRange, FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
+use crate::types::{FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
 
 /// What came of writing the base.
 #[derive(Default)]
@@ -351,18 +351,16 @@ impl<'a> Home<'a> {
 
     fn copy_content(&self, found: &Found, size: u64, to: &File) -> FsResult<()> {
         to.set_len(size)?;
-        let mut at = 0;
-        while at < size {
-            let range = ByteRange { start: at, end: (at + STEP).min(size) };
+        for range in self.to.data(found) {
+            let range = range?;
             let bytes = self.to.read_range(found, range)?;
             if bytes.len() as u64 != range.len() {
                 return Err(FsError::Damage("a file is shorter than its record says"));
             }
             if bytes.iter().any(|b| *b != 0) {
                 step::begin(Step::BaseWrite)?;
-                to.write_all_at(&bytes, at)?;
+                to.write_all_at(&bytes, range.start)?;
             }
-            at = range.end;
         }
         Ok(())
     }

@@ -27,10 +27,7 @@ use crate::store::record::{
 };
 use crate::sys::clock;
 use crate::tree::Misfit;
-use crate::types::{ByteRange, Epoch, FileKind, Ino, Name, TreePath};
-
-/// How much content is copied at once, in bytes.
-const STEP: u64 = 1 << 20;
+use crate::types::{Epoch, FileKind, Ino, Name, TreePath};
 
 /// How often a restore of single paths is begun anew because the tree has changed meanwhile.
 const COPY_TRIES: u32 = 8;
@@ -143,9 +140,8 @@ impl Copies {
 fn copy(state: &State, found: &Found, size: u64, pool: &mut PoolWriter) -> FsResult<Extents> {
     let ino = found.ino().ok_or(FsError::NotFound)?;
     let mut extents = Extents::new();
-    let mut at = 0;
-    while at < size {
-        let range = ByteRange { start: at, end: (at + STEP).min(size) };
+    for range in state.data(found) {
+        let range = range?;
         let bytes = state.read_range(found, range)?;
         if bytes.len() as u64 != range.len() {
             return Err(FsError::Damage("a file is shorter than its record says"));
@@ -155,7 +151,6 @@ fn copy(state: &State, found: &Found, size: u64, pool: &mut PoolWriter) -> FsRes
             pool.write(offset, &bytes)?;
             extents.push((range, Source::Pool { layer: pool.layer(), offset }));
         }
-        at = range.end;
     }
     Ok(extents)
 }

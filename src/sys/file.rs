@@ -118,21 +118,30 @@ pub fn seek_hole<Fd: AsFd>(fd: Fd, offset: u64) -> io::Result<Option<u64>> {
     seek(fd.as_fd(), offset, Whence::SeekHole)
 }
 
+/// The first run of data in a range of a file; `None` if the range is a hole.
+///
+/// # Errors
+/// Those of lseek(2).
+pub fn next_data<Fd: AsFd>(fd: Fd, range: ByteRange) -> io::Result<Option<ByteRange>> {
+    if range.is_empty() {
+        return Ok(None);
+    }
+    let Some(start) = seek_data(&fd, range.start)?.filter(|start| *start < range.end) else {
+        return Ok(None);
+    };
+    let end = seek_hole(&fd, start)?.unwrap_or(start).min(range.end);
+    Ok((start < end).then_some(ByteRange { start, end }))
+}
+
 /// What of a range of a file is in no hole, in order.
 ///
 /// # Errors
 /// Those of lseek(2).
 pub fn data_in<Fd: AsFd>(fd: Fd, range: ByteRange) -> io::Result<Vec<ByteRange>> {
-    let (mut found, mut at) = (Vec::new(), range.start);
-    while at < range.end
-        && let Some(start) = seek_data(&fd, at)?.filter(|start| *start < range.end)
-    {
-        let end = seek_hole(&fd, start)?.unwrap_or(start).min(range.end);
-        if end <= start {
-            break;
-        }
-        found.push(ByteRange { start, end });
-        at = end;
+    let (mut found, mut rest) = (Vec::new(), range);
+    while let Some(data) = next_data(&fd, rest)? {
+        found.push(data);
+        rest.start = data.end;
     }
     Ok(found)
 }
@@ -141,6 +150,12 @@ fn seek(fd: BorrowedFd<'_>, offset: u64, whence: Whence) -> io::Result<Option<u6
     match lseek(fd, to_offset(offset)?, whence) {
         Ok(found) => Ok(u64::try_from(found).ok()),
         Err(Errno::ENXIO) => Ok(None),
+        // A filesystem that cannot tell holes has one run of data, as with the kernel's own fallback.
+        Err(Errno::EINVAL | Errno::EOPNOTSUPP | Errno::ENOSYS) => {
+            let size = u64::try_from(nix::sys::stat::fstat(fd)?.st_size).unwrap_or(0);
+            let found = if matches!(whence, Whence::SeekData) { offset } else { size };
+            Ok((offset < size).then_some(found))
+        }
         Err(errno) => Err(errno.into()),
     }
 }
@@ -298,6 +313,18 @@ mod tests {
         assert_eq!(data_in(&file, ByteRange { start: 0, end: u64::MAX }).unwrap(), [before, behind]);
         assert_eq!(data_in(&file, ByteRange::at(5, 7)).unwrap(), [ByteRange::at(5, 7)]);
         assert_eq!(data_in(&file, ByteRange::at(1 << 16, 1 << 16)).unwrap(), []);
+        assert_eq!(next_data(&file, ByteRange::at(1 << 16, 2 << 16)).unwrap(), Some(behind));
+        assert_eq!(next_data(&file, ByteRange::at(1 << 16, 1 << 16)).unwrap(), None);
+        assert_eq!(next_data(&file, ByteRange::at(3 << 16, 1)).unwrap(), None);
+    }
+
+    #[test]
+    fn a_filesystem_that_cannot_tell_holes_has_none() {
+        // Most files in /proc refuse SEEK_DATA with EINVAL.
+        let file = std::fs::OpenOptions::new().read(true).open("/proc/self/status").unwrap();
+        assert_eq!(lseek(&file, 0, Whence::SeekData), Err(Errno::EINVAL), "this kernel can tell");
+        assert_eq!(seek_data(&file, 0).unwrap(), None, "it is empty by its size");
+        assert_eq!(data_in(&file, ByteRange::at(0, 10)).unwrap(), []);
     }
 
     #[test]

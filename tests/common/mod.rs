@@ -163,7 +163,7 @@ pub fn is_mounted(path: &Path) -> bool {
 }
 
 /// Ends the process, and its mounts, if the test does not end.
-fn watch(done: Arc<AtomicBool>) {
+pub fn watch(done: Arc<AtomicBool>) {
     let name = std::thread::current().name().unwrap_or("a test").to_string();
     std::thread::spawn(move || {
         let start = Instant::now();

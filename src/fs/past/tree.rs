@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
+use crate::fs::data_ranges::next_data_in;
 use crate::fs::past::table::number;
 use crate::fs::past::{Node, What, dir_entry};
 use crate::fs::{Attr, DirEntry, Entry, Found, Fs, ReadPlan, SeekTo, State, piece};
@@ -149,6 +150,27 @@ impl Fs {
         }
     }
 
+    /// The first data in a range of a file of the past, as [`Fs::next_data`].
+    pub(in crate::fs) fn past_data(
+        &self,
+        id: NodeId,
+        range: ByteRange,
+    ) -> FsResult<(u64, Option<ByteRange>)> {
+        match self.past_node(id)? {
+            What::Node(node) => {
+                self.in_past(node.layer, |state| next_data_in(state, &node.find(state)?, range))
+            }
+            What::Version(version) => {
+                self.in_version(&version, |state, found| next_data_in(state, found, range))
+            }
+            What::Text(text, _) => {
+                let range = crate::tree::within(range, text.len() as u64);
+                Ok((range.end, (!range.is_empty()).then_some(range)))
+            }
+            What::Top | What::Checkpoints | What::Alias(..) | What::Path(_) => Err(FsError::Invalid),
+        }
+    }
+
     /// The extended attributes of a node of the past.
     pub(in crate::fs) fn past_xattrs(&self, id: NodeId) -> FsResult<Xattrs> {
         match self.past_node(id)? {
@@ -179,6 +201,5 @@ fn seek_in(state: &State, found: &Found, offset: u64, to: SeekTo) -> FsResult<u6
         return Err(FsError::NoSuchOffset);
     }
     let _reading = state.lower.reading();
-    let pieces = state.plan(found, ByteRange { start: offset, end: size })?;
-    piece::seek(&pieces, offset, size, to)
+    piece::seek(|range| state.plan(found, range), offset, size, to)
 }

@@ -225,6 +225,11 @@ impl Fs {
         // From the end, where the size differs: what was put in or taken out moves all that is behind it.
         let mut same = 0;
         while sizes.0 != sizes.1 && same < common {
+            let holes = (hole_before(old, sizes.0 - same), hole_before(new, sizes.1 - same));
+            if let hole @ 1.. = holes.0.min(holes.1).min(common - same) {
+                same += hole;
+                continue;
+            }
             let len = STEP.min(common - same);
             if !take(left, len) {
                 break;
@@ -337,6 +342,13 @@ fn source_at(content: &Content, at: u64) -> (Option<Source>, u64) {
         Some((range, _)) => (None, range.start),
         None => (None, u64::MAX),
     }
+}
+
+/// The length of the hole that ends at `end`.
+fn hole_before(content: &Content, end: u64) -> u64 {
+    let next = content.extents.partition_point(|(range, _)| range.start < end);
+    let before = next.checked_sub(1).and_then(|last| content.extents.get(last));
+    end.saturating_sub(before.map_or(0, |(range, _)| range.end))
 }
 
 /// Bytes that a version is counted as which has a newer one.

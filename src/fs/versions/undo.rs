@@ -13,15 +13,12 @@ use std::sync::Arc;
 use super::settle::push;
 use super::{List, Versions, frozen};
 use crate::error::{FsError, FsResult};
-use crate::fs::{Core, Forgotten, Found, Fs, Need, State};
+use crate::fs::{Core, DataRanges, Forgotten, Found, Fs, Need, State};
 use crate::store::record::{Body, Dentry, Edit, Meta, Node, Record, Source};
 use crate::store::versions::{Bounds, Content, How, VersionRecord};
 use crate::sys::clock;
 use crate::tree::Tree;
-use crate::types::{ByteRange, FileKind, Ino, Name, Timestamp, TreePath};
-
-/// Bytes of the base that are copied at once.
-const STEP: u64 = 1 << 20;
+use crate::types::{FileKind, Ino, Name, Timestamp, TreePath};
 
 /// A version of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -248,9 +245,8 @@ impl Fs {
                 push(&mut extents, *range, *source);
                 continue;
             }
-            let mut at = range.start;
-            while at < range.end {
-                let part = ByteRange { start: at, end: (at + STEP).min(range.end) };
+            for part in DataRanges::of(&state, &found, *range) {
+                let part = part?;
                 let bytes = state.read_range(&found, part)?;
                 let mut core = self.core();
                 core.need_bytes(self.store(), part.len())?;
@@ -260,7 +256,6 @@ impl Fs {
                 core.upper.pool.write(offset, &bytes)?;
                 written_to.insert(layer);
                 push(&mut extents, part, Source::Pool { layer, offset });
-                at = part.end;
             }
         }
         // No edit may ever speak of these bytes, so that nobody else would sync them for the record of the version.

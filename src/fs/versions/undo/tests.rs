@@ -9,7 +9,7 @@ use crate::fs::lower::Lower;
 use crate::jail::{Jail, Policy};
 use crate::store::record::LayerKind;
 use crate::store::{Store, StoreOptions};
-use crate::types::{Epoch, NodeId};
+use crate::types::{ByteRange, Epoch, NodeId};
 
 struct Place {
     _dir: tempfile::TempDir,

@@ -77,7 +77,14 @@ impl Piece {
         let places = content.places(layer, ByteRange::at(offset, len));
         let at = |place: Place| match place.layer == layer {
             true => Ok(piece(Arc::clone(&content), place.offset, place.len)),
-            false => Ok(piece(store.content(place.layer)?, place.offset, place.len)),
+            false => {
+                let home = store.content(place.layer)?;
+                // Content is found equal where it is stored, and maps are changed before a pool goes.
+                match home.file {
+                    Some(_) => Ok(piece(home, place.offset, place.len)),
+                    None => Err(FsError::Damage("a map leads to a pool that is gone")),
+                }
+            }
         };
         places.into_iter().map(at).collect()
     }

@@ -121,6 +121,7 @@ pub fn check(path: &Path, read_data: bool) -> Result<Report> {
         store,
         report: Report { problems: damaged, ..Report::default() },
         layers: BTreeMap::new(),
+        unread: BTreeSet::new(),
         refs: BTreeMap::new(),
         maps: BTreeMap::new(),
     };
@@ -207,6 +208,8 @@ struct Checker {
     store: Inspect,
     report: Report,
     layers: BTreeMap<LayerId, LayerContents>,
+    /// Layers that cannot be read.
+    unread: BTreeSet<LayerId>,
     /// What of each pool something refers to, where it is on disk.
     refs: BTreeMap<LayerId, Vec<ByteRange>>,
     maps: BTreeMap<LayerId, Map>,
@@ -227,7 +230,10 @@ impl Checker {
                 }
                 // A layer whose making was cut off; nothing refers to it.
                 Err(_) if self.store.is_newborn(layer).unwrap_or(false) => {}
-                Err(error) => self.problem(Problem::Record(error)),
+                Err(error) => {
+                    self.unread.insert(layer);
+                    self.problem(Problem::Record(error));
+                }
             }
         }
         Ok(())
@@ -241,8 +247,12 @@ impl Checker {
                 Err(error) => self.problem(Problem::Record(error)),
             }
         }
-        let ends: BTreeMap<LayerId, u64> =
-            self.layers.keys().filter_map(|layer| Some((*layer, self.store.pool(*layer).ok()?.1))).collect();
+        // A pool that is gone holds nothing to which a map could lead.
+        let end_of = |layer: &LayerId| match self.store.pool(*layer) {
+            Ok((Some(_), end)) => Some((*layer, end)),
+            Ok((None, _)) | Err(_) => None,
+        };
+        let ends: BTreeMap<LayerId, u64> = self.layers.keys().filter_map(end_of).collect();
         let mut wrong = Vec::new();
         for (layer, map) in &self.maps {
             for run in map.runs() {
@@ -400,6 +410,7 @@ impl Checker {
             }
             Err(error) => self.problem(Problem::Record(error)),
         }
+        self.check_ledger();
         if let Err(error) = self.store.identities() {
             self.problem(Problem::Record(error));
         }
@@ -411,6 +422,14 @@ impl Checker {
                     self.problem(Problem::Hold(layer));
                 }
             }
+            Err(error) => self.problem(Problem::Record(error)),
+        }
+    }
+
+    /// What there was, by the ledger, and is not there. A layer that cannot be read is told already.
+    fn check_ledger(&mut self) {
+        match self.store.missing(self.layers.values().map(|layer| &layer.info), &self.unread) {
+            Ok(missing) => self.report.problems.extend(missing.into_iter().map(Problem::Record)),
             Err(error) => self.problem(Problem::Record(error)),
         }
     }

@@ -265,6 +265,7 @@ impl Store {
             let layer = info.header.layer;
             if info.header.kind == LayerKind::Gathered {
                 // Only maps lead to it, and they lead elsewhere now.
+                self.note_gone(&[layer])?;
                 changes.push(Change::Gone(layer));
                 catalog.insert(layer, info.clone());
             } else if let Some(packed) = self.layers.packs.get(layer)? {

@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 
 use super::BaseRecord;
 use super::codec::{decode, encode};
+use super::ledger::{LedgerRecord, Lowered};
 use super::map::{MapRecord, PackedRun};
 use super::pack::{Block, PackRecord};
 use super::record::*;
@@ -171,6 +172,7 @@ fn records_of_the_other_files() {
     hold(&[
         (SumsRecord::Blocks { first: 300, sums: vec![1, 70_000] }, "00fb2c010201fc70110100"),
         (SumsRecord::End, "01"),
+        (SumsRecord::Elsewhere(vec![ByteRange { start: 5, end: 300 }]), "020105fb2c01"),
     ]);
     let run = PackedRun { gap: 4096, len: 300, layer: LayerId(7), shift: -3 };
     hold(&[(MapRecord::Runs(vec![run]), "0001fb0010fb2c010705"), (MapRecord::End, "01")]);
@@ -263,4 +265,22 @@ fn records_of_the_versions_of_files() {
     for (tag, how) in ways.into_iter().enumerate() {
         assert_eq!(encode(&how).unwrap(), [tag as u8]);
     }
+}
+
+#[test]
+fn records_of_the_ledger() {
+    hold(&[
+        (LedgerRecord::Sealed(vec![LayerId(1), LayerId(2)]), "00020102"),
+        (LedgerRecord::Gone(vec![LayerId(3)]), "010103"),
+        (LedgerRecord::Operations(300), "02fb2c01"),
+        (LedgerRecord::Numbers(7), "0307"),
+        (LedgerRecord::Published("holds".to_owned(), 2), "0405686f6c647302"),
+        (
+            LedgerRecord::Lowered(
+                LayerId(7),
+                Lowered { parent: Some(LayerId(3)), automatic: true, collected: false },
+            ),
+            "050701030100",
+        ),
+    ]);
 }

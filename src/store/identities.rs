@@ -214,6 +214,11 @@ impl Identities {
         Ok(())
     }
 
+    /// How many records are known to survive a power cut.
+    pub fn synced_count(&self) -> u64 {
+        self.synced
+    }
+
     /// Whether a sync of them failed, or a write that could not be taken back.
     pub fn is_broken(&self) -> bool {
         self.log.is_broken()

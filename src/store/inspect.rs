@@ -1,5 +1,6 @@
 //! Reading a store without having it open: nothing is written, nothing is locked, and what is damaged is told piece by piece.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::Path;
 
@@ -8,13 +9,15 @@ use crate::store::cells::Cells;
 use crate::store::dir::StoreDir;
 use crate::store::layer::{self, INDEX, LayerContents, LayerInfo, POOL, Trust};
 use crate::store::layers::Layers;
+use crate::store::ledger::{self, Known};
 use crate::store::map::{self, Map};
 use crate::store::record::{HeadRecord, HoldsRecord, IdentityRecord, OpRecord};
 use crate::store::sums::{self, Sums};
 use crate::store::versions::{self, Recorded};
 use crate::store::volatile;
 use crate::store::{
-    BaseRecord, HEADS_LOG, HOLDS, check_format, content, log, read_base, read_one, read_trust,
+    BaseRecord, HEADS_LOG, HOLDS, IDENTITIES, check_format, content, head_names, log, published, read_base,
+    read_one, read_trust,
 };
 use crate::types::{ByteRange, LayerId};
 
@@ -23,6 +26,8 @@ pub struct Inspect {
     dir: StoreDir,
     layers: Layers,
     trust: Trust,
+    /// What the ledger says. It is read first: what is done meanwhile only adds to the files that are read later.
+    ledger: Option<Known>,
     /// The base that it is for.
     pub base: BaseRecord,
 }
@@ -35,9 +40,10 @@ impl Inspect {
     pub fn open(path: &Path) -> Result<Inspect> {
         let dir = StoreDir::open(path)?;
         check_format(&dir)?;
+        let ledger = ledger::read(&dir)?.map(|(known, ..)| known);
         let trust = read_trust(&dir)?;
         let layers = Layers::open(&dir, &mut |_| ())?;
-        Ok(Inspect { base: read_base(&dir)?, layers, dir, trust })
+        Ok(Inspect { base: read_base(&dir)?, layers, ledger, dir, trust })
     }
 
     /// Says why nothing is known of what is in it, if so.
@@ -177,8 +183,7 @@ impl Inspect {
     /// As readdir(3); each head has its own.
     pub fn heads(&self) -> Result<Vec<(String, Result<Option<HeadRecord>>)>> {
         let heads = self.dir.dir("heads")?;
-        let names = heads
-            .list(|name| (!name.starts_with('.') && !name.ends_with(".new")).then(|| name.to_owned()))?;
+        let names = head_names(&heads)?;
         Ok(names.into_iter().map(|name| (name.clone(), read_one(&heads, &name))).collect())
     }
 
@@ -210,6 +215,31 @@ impl Inspect {
         let read =
             |head: &String| versions::read(&self.dir, head, &self.trust).map(Option::unwrap_or_default);
         Ok(heads.iter().map(|head| (versions::show(&self.dir, head), read(head))).collect())
+    }
+
+    /// What the ledger says that there was and that is missing, if `layers` are those that can be read, and `unread` the others.
+    ///
+    /// # Errors
+    /// As open(2).
+    pub fn missing<'l>(
+        &self,
+        layers: impl Iterator<Item = &'l LayerInfo> + Clone,
+        unread: &BTreeSet<LayerId>,
+    ) -> Result<Vec<Error>> {
+        let Some(known) = &self.ledger else { return Ok(Vec::new()) };
+        // What cannot be read is told elsewhere.
+        let operations = self.ops().map_or(u64::MAX, |ops| ops.last().map_or(0, |(number, _)| *number));
+        let bytes = self.dir.read(IDENTITIES)?.unwrap_or_default();
+        let numbers = log::read_torn::<IdentityRecord>(&bytes, IDENTITIES)
+            .map_or(u64::MAX, |torn| torn.contents.records.len() as u64);
+        let published = published(&self.dir, &self.dir.dir("heads")?, &self.layers.packs)?;
+        let mut sealed = unread.clone();
+        sealed.extend(layers.clone().filter(|info| info.seal.is_some()).map(|info| info.header.layer));
+        let found = Known { sealed, operations, numbers, published, ..Known::default() };
+        let show = |name: &str| self.dir.show(name);
+        let mut missing = known.missing(&found, &show);
+        missing.extend(layers.filter_map(|info| known.is_older(info, &show)));
+        Ok(missing)
     }
 
     /// What is held.

@@ -241,7 +241,7 @@ impl Store {
         let temp = format!("{MAP}.new");
         dir.remove(&temp)?;
         // First, and for good: what a block held that was given up must not be held against what is left of it.
-        self.thin_sums(layer, &map.given_up())?;
+        self.thin_sums(layer, map)?;
         if map.runs.is_empty() {
             self.state.lock().doubtful.insert(layer);
             dir.remove(MAP)?;

@@ -11,6 +11,7 @@
 //! packs/00000003                   what older layers have besides content
 //! history/NAME                     what edits of single files replaced
 //! chunks                           which content there is: a cache
+//! ledger                           what the other files must have at least
 //! ```
 //!
 //! Always true: one process holds the lock; a layer number is never used again; everything but the logs and pools is
@@ -30,6 +31,7 @@ pub mod identities;
 pub mod inspect;
 pub mod layer;
 mod layers;
+mod ledger;
 pub mod log;
 mod lost_seals;
 pub mod map;
@@ -66,8 +68,10 @@ use crate::store::dir::StoreDir;
 use crate::store::identities::Identities;
 use crate::store::layer::{LayerContents, LayerInfo, Trust, Upper};
 use crate::store::layers::{Besides, Layers};
+use crate::store::ledger::{Known, LEDGER, Ledger, LedgerRecord};
 use crate::store::log::Log;
 use crate::store::lost_seals::Evidence;
+use crate::store::pack::Packs;
 use crate::store::readers::Readers;
 pub use crate::store::readers::Reading;
 use crate::store::recent::Recent;
@@ -126,6 +130,7 @@ pub struct Store {
     identities: Mutex<Identities>,
     holds: Mutex<BTreeSet<LayerId>>,
     ops: Mutex<Ops>,
+    ledger: Mutex<Ledger>,
     readers: Readers,
     /// Counts the times at which something was given back.
     sweeps: AtomicU64,
@@ -235,25 +240,66 @@ fn read_trust(dir: &StoreDir) -> Result<Trust> {
     Ok(Trust { writer, failed, torn_from })
 }
 
+/// The names of the heads.
+fn head_names(heads: &StoreDir) -> Result<Vec<String>> {
+    heads.list(|name| (!name.starts_with('.') && !name.ends_with(".new")).then(|| name.to_owned()))
+}
+
 /// The layers that the heads name, as far as these can be read.
 fn tops(heads: &StoreDir) -> Result<BTreeSet<LayerId>> {
-    let names =
-        heads.list(|name| (!name.starts_with('.') && !name.ends_with(".new")).then(|| name.to_owned()))?;
+    let names = head_names(heads)?;
     let records = names.iter().filter_map(|name| read_one::<HeadRecord>(heads, name).ok().flatten());
     Ok(records.map(|head| head.layer).collect())
 }
 
 /// Reads a file of one record; none if there is no such file.
 fn read_one<T: serde::de::DeserializeOwned>(dir: &StoreDir, name: &str) -> Result<Option<T>> {
+    Ok(read_numbered(dir, name)?.map(|(record, _)| record))
+}
+
+/// The same, with the number of the frame.
+fn read_numbered<T: serde::de::DeserializeOwned>(dir: &StoreDir, name: &str) -> Result<Option<(T, u64)>> {
     let Some(bytes) = dir.read(name)? else { return Ok(None) };
-    let record = log::read::<T>(&bytes, &dir.show(name))?.records.into_iter().next();
-    let whole = record.ok_or_else(|| Error::damage(format!("read {}", dir.show(name)), "no whole record"))?;
-    Ok(Some(whole.0))
+    let damage = |why| Error::damage(format!("read {}", dir.show(name)), why);
+    let (contents, number) = log::read_numbered::<T>(&bytes, &dir.show(name))?;
+    let (record, _) = contents.records.into_iter().next().ok_or_else(|| damage("no whole record"))?;
+    if contents.torn > 0 {
+        return Err(damage("something stands behind its record"));
+    }
+    Ok(Some((record, number)))
 }
 
 /// One record as the bytes of a log, for files that hold just one.
 fn framed<T: Serialize>(record: &T, what: &str) -> Result<Vec<u8>> {
-    log::frame(record, 0).map_err(|error| error.during(format!("write {what}")))
+    framed_with(record, 0, what)
+}
+
+/// The same with a number, by which an older copy of the file is known.
+fn framed_with<T: Serialize>(record: &T, number: u64, what: &str) -> Result<Vec<u8>> {
+    log::frame(record, number).map_err(|error| error.during(format!("write {what}")))
+}
+
+/// The numbers of the files that are published with one. Such as cannot be read are told by who asks for them.
+fn published(dir: &StoreDir, heads: &StoreDir, packs: &Packs) -> Result<BTreeMap<String, u64>> {
+    let number_of = |found: Result<Option<u64>>| found.unwrap_or(Some(u64::MAX));
+    let mut numbers = BTreeMap::new();
+    for name in head_names(heads)? {
+        let found = read_numbered::<HeadRecord>(heads, &name);
+        if let Some(number) = number_of(found.map(|found| found.map(|(_, number)| number))) {
+            numbers.insert(head_file(&name), number);
+        }
+    }
+    let found = read_numbered::<HoldsRecord>(dir, HOLDS);
+    if let Some(number) = number_of(found.map(|found| found.map(|(_, number)| number))) {
+        numbers.insert(HOLDS.to_owned(), number);
+    }
+    numbers.extend(packs.newest().map(|number| (ledger::PACKS.to_owned(), u64::from(number))));
+    Ok(numbers)
+}
+
+/// The name of the file of a head in the store.
+fn head_file(name: &str) -> String {
+    format!("heads/{name}")
 }
 
 fn take_lock(dir: &StoreDir) -> Result<Flock<File>> {
@@ -356,6 +402,7 @@ impl Store {
                     | "identities"
                     | "holds"
                     | "chunks"
+                    | LEDGER
                     | volatile::VOLATILE
             ) || n.ends_with(".new")
         };
@@ -416,8 +463,16 @@ impl Store {
         if let Some(error) = layers.packs.damaged().pop() {
             return Err(error.hint("'jailfs check' tells what else is damaged"));
         }
+        let ledger = ledger::read(&dir)?;
+        let newest = layers.packs.newest();
+        let lost = ledger.as_ref().and_then(|(known, ..)| known.missing_pack(newest, &|name| dir.show(name)));
+        if let Some(error) = lost {
+            return Err(error);
+        }
         let (id_log, id_records) = open_identities(&dir, || layer::was_cut_off(&layers, &trust))?;
         let ops = open_ops(&dir)?;
+        let must_be: BTreeSet<LayerId> =
+            ledger.as_ref().map_or_else(BTreeSet::new, |(known, ..)| known.sealed.clone());
         let mut catalog = BTreeMap::new();
         for packed in packed {
             catalog.insert(packed.layer, layer::packed_info(&layers, &packed)?);
@@ -445,13 +500,33 @@ impl Store {
             let is_parent = catalog.values().any(|info| info.header.parent == Some(id));
             // What gc took stays named, and its journal is removed; it is never empty.
             let is_emptied = named.contains(&id) && layers.dir_of(id)?.size(layer::JOURNAL)?.is_some();
-            if is_parent || tops.contains(&id) || is_emptied {
+            if is_parent || tops.contains(&id) || is_emptied || must_be.contains(&id) {
                 return Err(error);
             }
         }
+        let named = named.into_iter().chain(must_be).collect();
         Evidence { tops: &tops, named }.check(&catalog, |layer| layers.show(layer, layer::JOURNAL))?;
+        let heads = dir.dir("heads")?;
+        let found = Known {
+            sealed: catalog
+                .values()
+                .filter(|info| info.seal.is_some())
+                .map(|info| info.header.layer)
+                .collect(),
+            operations: ops.given_up + ops.records.len() as u64,
+            numbers: id_records.len() as u64,
+            published: published(&dir, &heads, &layers.packs)?,
+            ..Known::default()
+        };
+        if let Some((known, ..)) = &ledger {
+            let show = |name: &str| dir.show(name);
+            let older = catalog.values().filter_map(|info| known.is_older(info, &show));
+            if let Some(error) = known.missing(&found, &show).into_iter().chain(older).next() {
+                return Err(error);
+            }
+        }
         let store = Store {
-            heads: dir.dir("heads")?,
+            heads,
             tmp: dir.make_dir("tmp")?,
             base,
             durable: !options.volatile,
@@ -470,6 +545,7 @@ impl Store {
             identities: Mutex::new(Identities::new(id_log, id_records, root)),
             holds: Mutex::new(holds),
             ops: Mutex::new(ops),
+            ledger: Mutex::default(),
             readers: Readers::default(),
             sweeps: AtomicU64::new(0),
             format: AtomicU32::new(format),
@@ -478,6 +554,7 @@ impl Store {
             dir,
             _lock: lock,
         };
+        store.keep_ledger(ledger, found);
         store.begin_reserve();
         Ok(store)
     }
@@ -624,6 +701,7 @@ impl Store {
             info.seal = Some(seal);
             info.bytes = bytes;
         }
+        self.note_sealed(vec![layer]);
         Ok(())
     }
 
@@ -656,7 +734,9 @@ impl Store {
     /// As the calls it is made of; nothing has changed then.
     pub fn set_holds(&self, layers: &BTreeSet<LayerId>) -> Result<()> {
         let record = HoldsRecord { layers: layers.clone() };
-        self.dir.publish(HOLDS, &framed(&record, HOLDS)?, self.durable)?;
+        let number = self.next_number_of(HOLDS);
+        self.dir.publish(HOLDS, &framed_with(&record, number, HOLDS)?, self.durable)?;
+        self.note_in_ledger(&LedgerRecord::Published(HOLDS.to_owned(), number));
         *self.holds.lock() = record.layers;
         Ok(())
     }
@@ -666,7 +746,11 @@ impl Store {
     /// # Errors
     /// As the calls it is made of; the head then stays as it was.
     pub fn set_head(&self, name: &str, head: &HeadRecord) -> Result<()> {
-        self.heads.publish(name, &framed(head, name)?, self.durable)
+        let file = head_file(name);
+        let number = self.next_number_of(&file);
+        self.heads.publish(name, &framed_with(head, number, name)?, self.durable)?;
+        self.note_in_ledger(&LedgerRecord::Published(file, number));
+        Ok(())
     }
 
     /// The layers that this head wrote on top of `top` although the head was not yet published: a crash came between.
@@ -700,7 +784,11 @@ impl Store {
             synced?;
         }
         ops.records.push(op);
-        Ok(ops.log.count())
+        let count = ops.log.count();
+        self.note_in_ledger(&LedgerRecord::Operations(count));
+        drop(ops);
+        self.note_numbers();
+        Ok(count)
     }
 
     /// The log of heads, oldest first, each with its number.
@@ -748,6 +836,7 @@ impl Store {
         let (from, to) = if kept == 0 { (count - 1, count) } else { (0, kept) };
         let records: Vec<OpRecord> = ops.records.iter().skip(from).take(to - from).cloned().collect();
         let given_up = ops.given_up + from as u64;
+        self.lower_ledger(&LedgerRecord::Operations(given_up + records.len() as u64))?;
         let log = self
             .publish_log(HEADS_LOG, given_up, records.iter())
             .map_err(|error| error.during("cut the log of heads"))?;
@@ -762,6 +851,7 @@ impl Store {
     pub fn tidy_identities(&self) -> Result<()> {
         let mut identities = self.identities.lock();
         let Some(records) = identities.worth_rewriting() else { return Ok(()) };
+        self.lower_ledger(&LedgerRecord::Numbers(0))?;
         let log = self
             .publish_log(IDENTITIES, 0, records.iter())
             .map_err(|e| e.during("shorten the log of numbers"))?;
@@ -782,6 +872,7 @@ impl Store {
     ) -> Result<()> {
         let mut identities = self.identities.lock();
         let records = identities.over_another_base(mark, known, taken);
+        self.lower_ledger(&LedgerRecord::Numbers(0))?;
         let log = self.publish_log(IDENTITIES, 0, records.iter())?;
         identities.begin_anew(log, records);
         Ok(())

@@ -162,6 +162,22 @@ struct State {
     gone: BTreeSet<LayerId>,
 }
 
+impl State {
+    /// The packs that are missing: each takes the place of all numbers from `since` on, so there is no gap between two.
+    fn missing(&self, dir: &StoreDir) -> Vec<Error> {
+        let mut next = 1;
+        let mut missing = Vec::new();
+        for pack in &self.packs {
+            if pack.since > next {
+                let what = dir.show(&file_name(pack.since - 1));
+                missing.push(Error::damage(format!("read {what}"), "the file is missing"));
+            }
+            next = pack.number.saturating_add(1);
+        }
+        missing
+    }
+}
+
 /// The packs of a store.
 pub struct Packs {
     /// None as long as there are none.
@@ -183,6 +199,13 @@ pub(super) struct Published {
     replaced: BTreeSet<u32>,
     /// Whether it survives a power cut.
     pub synced: Result<()>,
+}
+
+impl Published {
+    /// The number of the pack.
+    pub fn number(&self) -> u32 {
+        self.pack.number
+    }
 }
 
 fn file_name(number: u32) -> String {
@@ -232,6 +255,9 @@ impl Packs {
                     self.damaged.push(error);
                 }
             }
+        }
+        if self.damaged.is_empty() {
+            self.damaged.extend(self.state.get_mut().missing(dir));
         }
         Ok(())
     }
@@ -290,6 +316,11 @@ impl Packs {
     /// What is damaged, with file and offset.
     pub fn damaged(&mut self) -> &mut Vec<Error> {
         &mut self.damaged
+    }
+
+    /// The number of the newest pack.
+    pub fn newest(&self) -> Option<u32> {
+        self.state.lock().packs.last().map(|pack| pack.number)
     }
 
     /// Numbers of layers below this were given out.
@@ -742,5 +773,25 @@ mod tests {
         assert!(!dir.path().join("layers/00000007").exists(), "it has nothing of its own");
         let left = std::fs::read_dir(dir.path().join("layers/00000008")).unwrap();
         assert_eq!(left.map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>(), ["pool"]);
+    }
+
+    #[test]
+    fn a_pack_that_is_missing_below_the_newest_is_named() {
+        let (dir, store) = store();
+        let packs = Packs::open(&store, &mut |_| ()).unwrap();
+        for layer in 1..=3 {
+            let how = Publishing { next_layer: 10, durable: false, takes_in: false };
+            let mut published = packs.publish(&store, &[Change::Put(packed(layer, 1))], how).unwrap();
+            packs.adopt(&mut published);
+        }
+        assert_eq!(found(&store).0.len(), 3);
+        for number in [1, 2] {
+            let path = dir.path().join(PACKS).join(file_name(number));
+            let bytes = std::fs::read(&path).unwrap();
+            std::fs::remove_file(&path).unwrap();
+            let told = Packs::open(&store, &mut |_| ()).unwrap().damaged().pop().unwrap().to_string();
+            assert!(told.contains(&format!("{PACKS}/{}", file_name(number))), "{told}");
+            std::fs::write(&path, bytes).unwrap();
+        }
     }
 }

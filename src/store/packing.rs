@@ -9,12 +9,13 @@ use std::sync::atomic::Ordering;
 use crate::error::{Error, Result};
 use crate::store::layer::{self, INDEX, JOURNAL, LayerInfo, MAP, POOL, SUMS};
 use crate::store::layers::Besides;
+use crate::store::ledger::{self, LedgerRecord};
 use crate::store::log;
 use crate::store::pack::{Change, Packed, Publishing};
 use crate::store::pool::{block_ceil, block_floor};
 use crate::store::record::{Edit, Header, LayerKind, Record, Seal};
 use crate::store::sealed::compact_records;
-use crate::store::sums::SumsRecord;
+use crate::store::sums::{self, SumsRecord};
 use crate::store::used::Used;
 use crate::store::{FORMAT_WITH_PACKS, Store, disk, format_text};
 use crate::types::{ByteRange, LayerId};
@@ -50,7 +51,11 @@ impl Store {
             return Ok(None);
         }
         let hole = if self.own_content(layer)?.is_empty() { Some(self.pool_end(layer)?) } else { None };
-        let sums = if hole.is_some() { None } else { sums };
+        let what = self.layers.show(layer, SUMS);
+        let sums = match sums.filter(|_| hole.is_none()) {
+            Some(bytes) => Some(log::frames(sums::parse(&bytes, &what)?.beside_map().into_records())?),
+            None => None,
+        };
         Ok(Some(Packed { layer, hole, journal, map, sums }))
     }
 
@@ -107,6 +112,8 @@ impl Store {
         if changes.is_empty() {
             return Ok(());
         }
+        let is_put = |change: &&Change| matches!(change, Change::Put(_));
+        let put = changes.iter().filter(is_put).map(Change::layer).collect();
         let mut infos = Vec::new();
         for change in &changes {
             let layer = change.layer();
@@ -152,6 +159,9 @@ impl Store {
         }
         if synced.is_ok() {
             self.layers.packs.remove_replaced(&published);
+            let number = u64::from(published.number());
+            self.note_in_ledger(&LedgerRecord::Published(ledger::PACKS.to_owned(), number));
+            self.note_sealed(put);
         }
         synced
     }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use crate::error::{Attempt, Error, Result};
 use crate::store::layer::{self, INDEX, JOURNAL, LayerContents, LayerInfo, MAP, POOL, SUMS};
+use crate::store::ledger::{LedgerRecord, Lowered};
 use crate::store::log::Log;
 use crate::store::pool::block_ceil;
 use crate::store::record::{Edit, Header, Record, Seal};
@@ -46,7 +47,12 @@ impl Store {
         self.publish_records(JOURNAL, header, seal, edits)
             .map_err(|e| e.during(format!("rewrite layer {layer}")))?;
         let info = layer::read_info(&self.layers, layer, &self.trust)?;
-        self.state.lock().catalog.insert(layer, info);
+        let before = self.state.lock().catalog.insert(layer, info);
+        let said = before.and_then(|info| Some(Lowered::of(&info.header, info.seal.as_ref()?)));
+        let says = Lowered::of(header, seal);
+        if said != Some(says) {
+            self.note_in_ledger(&LedgerRecord::Lowered(layer, says));
+        }
         Ok(())
     }
 
@@ -137,6 +143,7 @@ impl Store {
     /// # Errors
     /// As [`Store::remove_layer`].
     pub fn remove_layers(&self, layers: &[LayerId]) -> Result<()> {
+        self.note_gone(layers)?;
         self.forget_packed(layers)?;
         layers.iter().try_for_each(|layer| self.remove_directory(*layer))
     }

@@ -14,6 +14,7 @@ use crate::error::{Attempt, Error, Result};
 use crate::store::layer::SUMS;
 use crate::store::layers::Layers;
 use crate::store::log::{self, Log};
+use crate::store::map::Map;
 use crate::store::pool::{BLOCK, block_ceil, block_floor};
 use crate::store::{Store, disk};
 use crate::sys::file::{data_in, pread_full};
@@ -36,6 +37,8 @@ pub enum SumsRecord {
     },
     /// The last record.
     End,
+    /// A map said that the bytes of these addresses are elsewhere, in order: their blocks may have been given back.
+    Elsewhere(Vec<ByteRange>),
 }
 
 /// The checksums of a pool.
@@ -43,6 +46,9 @@ pub enum SumsRecord {
 pub struct Sums {
     /// Runs by their first block, in order.
     runs: Vec<(u64, Vec<u32>)>,
+    /// Addresses whose bytes are elsewhere by a map, in order, and none next to another. Without that map they would be read as
+    /// zeros.
+    elsewhere: Vec<ByteRange>,
 }
 
 impl Sums {
@@ -79,7 +85,43 @@ impl Sums {
                 runs.push((at, rest.to_vec()));
             }
         }
-        Sums { runs }
+        Sums { runs, elsewhere: self.elsewhere }
+    }
+
+    /// The same with what a map says to be elsewhere.
+    #[must_use]
+    pub(super) fn with_map(mut self, map: &Map) -> Sums {
+        let ranges = map.runs().iter().map(|run| ByteRange { start: run.start, end: run.end });
+        self.elsewhere.extend(ranges);
+        self.elsewhere.sort_unstable_by_key(|range| range.start);
+        self.elsewhere.dedup_by(|next, before| {
+            let joins = next.start <= before.end;
+            before.end = if joins { before.end.max(next.end) } else { before.end };
+            joins
+        });
+        self
+    }
+
+    /// The same for a place where they never part from their map.
+    #[must_use]
+    pub(super) fn beside_map(self) -> Sums {
+        Sums { elsewhere: Vec::new(), ..self }
+    }
+
+    /// The first block in a range of a pool that was given back because of a map, which is not there any more.
+    fn given_back(&self, pool: &File, range: ByteRange) -> std::io::Result<Option<u64>> {
+        let begin = self.elsewhere.partition_point(|known| known.end <= range.start);
+        let known = self.elsewhere.get(begin..).unwrap_or_default().iter();
+        for part in known.take_while(|known| known.start < range.end) {
+            let mut at = block_floor(part.start.max(range.start));
+            while at < part.end.min(range.end) {
+                if self.of(at / BLOCK).is_none() && data_in(pool, ByteRange::at(at, BLOCK))?.is_empty() {
+                    return Ok(Some(at));
+                }
+                at += BLOCK;
+            }
+        }
+        Ok(None)
     }
 
     /// The parts of a range, in whole blocks, of which there are checksums.
@@ -101,7 +143,8 @@ impl Sums {
     /// What is written of them.
     pub fn into_records(self) -> impl Iterator<Item = SumsRecord> {
         let blocks = self.runs.into_iter().map(|(first, sums)| SumsRecord::Blocks { first, sums });
-        blocks.chain([SumsRecord::End])
+        let elsewhere = (!self.elsewhere.is_empty()).then_some(SumsRecord::Elsewhere(self.elsewhere));
+        blocks.chain(elsewhere).chain([SumsRecord::End])
     }
 
     fn of(&self, block: u64) -> Option<u32> {
@@ -135,7 +178,7 @@ impl Sums {
             }
             at = next;
         }
-        Ok(None)
+        self.given_back(pool, ByteRange { start: offset, end })
     }
 }
 
@@ -198,25 +241,28 @@ impl Store {
             }
         }
         if let Some(map) = self.map(layer)? {
-            sums = sums.without(&map.given_up());
+            sums = sums.without(&map.given_up()).with_map(&map);
         }
         self.publish_sums(layer, sums)?;
         if self.durable { self.layers.dir_of(layer)?.sync() } else { Ok(()) }
     }
 
-    /// Takes the checksums of blocks that are about to be given up out of those of a sealed pool, for the next sync of its directory. Such as
-    /// cannot be read stay as they are: nothing is held against them.
+    /// Takes the checksums of blocks that a map is about to give up out of those of a sealed pool, and notes in them what is elsewhere by
+    /// the map; for the next sync of its directory. Such as cannot be read stay as they are: nothing is held against them.
     ///
     /// # Errors
     /// As the calls it is made of; they are as before then, or as they are to be.
-    pub fn thin_sums(&self, layer: LayerId, given_up: &[ByteRange]) -> Result<()> {
+    pub(super) fn thin_sums(&self, layer: LayerId, map: &Map) -> Result<()> {
         if !self.layer(layer).is_some_and(|info| info.summed) {
             return Ok(());
         }
         let Ok(sums) = read_sums(&self.layers, layer) else { return Ok(()) };
-        let before = sums.len();
-        let rest = sums.without(given_up);
-        if rest.len() == before { Ok(()) } else { self.publish_sums(layer, rest) }
+        let before = (sums.len(), sums.elsewhere.clone());
+        let rest = sums.without(&map.given_up()).with_map(map);
+        if (rest.len(), &rest.elsewhere) == (before.0, &before.1) {
+            return Ok(());
+        }
+        self.publish_sums(layer, rest)
     }
 
     fn publish_sums(&self, layer: LayerId, sums: Sums) -> Result<()> {
@@ -266,6 +312,7 @@ pub(super) fn parse(bytes: &[u8], what: &str) -> Result<Sums> {
     for record in records {
         match record {
             SumsRecord::Blocks { first, sums: run } => sums.runs.push((first, run)),
+            SumsRecord::Elsewhere(ranges) => sums.elsewhere.extend(ranges),
             SumsRecord::End => return Err(Error::damage(format!("read {what}"), "it ends twice")),
         }
     }
@@ -284,6 +331,9 @@ pub(super) fn damaged(pool: &File, sums: &Sums, ranges: &[ByteRange]) -> std::io
                 found.push(at);
             }
         })?;
+    }
+    for range in ranges {
+        found.extend(sums.given_back(pool, *range)?);
     }
     found.dedup();
     Ok(found)
@@ -310,10 +360,12 @@ pub(super) fn unknown(pool: &File, sums: &Sums, ranges: &[ByteRange]) -> std::io
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::map::Run;
 
     #[test]
     fn blocks_that_were_given_up_have_no_checksums() {
-        let sums = || Sums { runs: vec![(2, vec![2, 3, 4, 5]), (6, vec![6]), (9, vec![9, 10])] };
+        let sums =
+            || Sums { runs: vec![(2, vec![2, 3, 4, 5]), (6, vec![6]), (9, vec![9, 10])], ..Sums::default() };
         let blocks = |start: u64, end: u64| ByteRange { start: start * BLOCK, end: end * BLOCK };
         let left = |ranges: &[ByteRange]| -> Vec<u64> {
             let left = sums().without(ranges);
@@ -347,7 +399,8 @@ mod tests {
         // A hole from block 16 on, and bytes behind it.
         pool.write_all_at(&[7; 16 * BLOCK as usize], 0).unwrap();
         pool.write_all_at(&[7; 4 * BLOCK as usize], 64 * BLOCK).unwrap();
-        let sums = Sums { runs: vec![(2, vec![0; 4]), (8, vec![0; 2]), (65, vec![0; 8])] };
+        let runs = vec![(2, vec![0; 4]), (8, vec![0; 2]), (65, vec![0; 8])];
+        let sums = Sums { runs, ..Sums::default() };
         let count = |ranges: &[ByteRange]| unknown(&pool, &sums, ranges).unwrap();
         assert_eq!(count(&[blocks(2, 6), blocks(8, 10), blocks(65, 68)]), 0);
         assert_eq!(count(&[blocks(0, 80)]), (2 + 2 + 6 + 1) * BLOCK);
@@ -356,13 +409,37 @@ mod tests {
         assert_eq!(count(&[part, blocks(6, 7)]), BLOCK - 100 + BLOCK);
     }
 
+    /// The map that said where the bytes are is missing, or an older copy.
+    #[test]
+    fn what_was_given_back_because_of_a_map_is_never_read_as_zeros() {
+        let pool = tempfile::tempfile().unwrap();
+        pool.set_len(8 * BLOCK).unwrap();
+        pool.write_all_at(&[7; BLOCK as usize], BLOCK).unwrap();
+        let mut map = Map::default();
+        // The first block is a hole, and the second one was not given back yet.
+        for (start, end) in [(0, 100), (BLOCK, BLOCK + 100), (4 * BLOCK + 10, 5 * BLOCK)] {
+            map.push(Run { start, end, layer: LayerId(9), offset: start });
+        }
+        let sums = Sums::default().with_map(&map);
+        let read = |start: u64, len: usize| sums.check(&pool, start, &vec![0; len]).unwrap();
+        assert_eq!(read(50, 10), Some(0));
+        assert_eq!(read(100, 10), None, "what is beside it in a block was zero before");
+        assert_eq!(read(BLOCK, 10), None);
+        assert_eq!((read(BLOCK, 4 * BLOCK as usize), read(4 * BLOCK, 10)), (Some(4 * BLOCK), None));
+        let bytes = log::frames(sums.into_records()).unwrap();
+        let again = parse(&bytes, "sums").unwrap();
+        let ranges = [ByteRange { start: 0, end: 8 * BLOCK }];
+        assert_eq!(damaged(&pool, &again, &ranges).unwrap(), [0]);
+        assert!(damaged(&pool, &again.beside_map(), &ranges).unwrap().is_empty());
+    }
+
     #[test]
     fn a_flipped_bit_is_found_wherever_a_read_begins_and_ends() {
         let pool = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = (0..10_000u32).map(|n| (n % 251) as u8).collect();
         pool.write_all_at(&bytes, 8192).unwrap();
         let run = (2..5).map(|block| crc32c::crc32c(&read_block(&pool, block * BLOCK).unwrap())).collect();
-        let sums = Sums { runs: vec![(2, run)] };
+        let sums = Sums { runs: vec![(2, run)], ..Sums::default() };
         let read = |from: usize, to: usize| {
             let mut part = vec![0; to - from];
             pool.read_exact_at(&mut part, 8192 + from as u64).unwrap();

@@ -1,0 +1,136 @@
+//! What may come of a damaged store, and what may not.
+
+use std::path::Path;
+
+use jailfs::sandbox::Sandbox;
+use jailfs::sandbox::verbs::{Request, Rev};
+use jailfs::types::TreePath;
+
+use crate::cases::Case;
+use crate::world::{World, live, log, operations, restore, state};
+
+/// What came of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// The damage changes nothing in the file.
+    Same,
+    /// Everything is what it was.
+    Truth,
+    /// The store is not opened, and the error names the file.
+    Refused,
+    /// The store is opened. Some of it gives errors, and the rest is what it was.
+    Told,
+    /// What docs/SEMANTICS.md says to be lost is lost, and the rest is what it was.
+    Less,
+}
+
+impl Verdict {
+    /// Reads what a line of the corpus says; none for `any`.
+    pub fn parse(text: &str) -> Option<Verdict> {
+        match text {
+            "any" => None,
+            "truth" => Some(Verdict::Truth),
+            "refused" => Some(Verdict::Refused),
+            "told" => Some(Verdict::Told),
+            "less" => Some(Verdict::Less),
+            other => panic!("'{other}' is no verdict"),
+        }
+    }
+}
+
+/// Damages a copy of the store, and looks at everything that can be asked of it.
+pub fn judge(world: &World, place: &Path, case: &Case) -> Result<Verdict, String> {
+    world.copy_to(place);
+    let store = place.join("store");
+    if !case.do_to(world, &store) {
+        return Ok(Verdict::Same);
+    }
+    let checked = Sandbox::check_store(&store, true);
+    let is_told = checked.as_ref().map_or(true, |checked| !checked.problems.is_empty());
+    let opened = Sandbox::open(&store);
+    if !world.base_is_whole() {
+        return Err("it changes the base".to_owned());
+    }
+    let verdict = match opened {
+        Err(error) => {
+            let text = format!("{error} {}", error.hint.as_deref().unwrap_or_default());
+            if !is_named(case, &text) {
+                return Err(format!("the error does not name the file: {text}"));
+            }
+            if !is_told {
+                return Err(format!("it is refused, and the check finds nothing: {text}"));
+            }
+            Verdict::Refused
+        }
+        Ok(sandbox) => shown(world, case, &sandbox, is_told)?,
+    };
+    if !world.base_is_whole() {
+        return Err("it changes the base".to_owned());
+    }
+    Ok(verdict)
+}
+
+/// Whether an error says which file is meant: by its path, its name, or its layer.
+fn is_named(case: &Case, error: &str) -> bool {
+    let mut parts = case.file.split('/');
+    let layer = match (parts.next(), parts.next()) {
+        (Some("layers"), Some(layer)) => layer.trim_start_matches('0').to_owned(),
+        _ => {
+            return error.contains(&case.file)
+                || case.file == "format" && error.contains("not a jailfs store");
+        }
+    };
+    error.contains(&case.file) || error.contains(&format!("layer {layer}"))
+}
+
+fn shown(world: &World, case: &Case, sandbox: &Sandbox, is_told: bool) -> Result<Verdict, String> {
+    let truth = &world.truth;
+    let in_open_layer = case.file.starts_with(&world.open_layer());
+    // What has no checksums cannot be told.
+    let may_be_other = world.is_unsummed(&case.file);
+    let (mut less, mut errors) = (false, Vec::new());
+    let log = log(sandbox);
+    if log != truth.log {
+        let lost: Vec<_> = truth.log.iter().filter(|c| !log.contains(c)).collect();
+        let new: Vec<_> = log.iter().filter(|c| !truth.log.contains(c)).collect();
+        return Err(format!("the log is another: without {lost:?}, with {new:?}"));
+    }
+    if operations(sandbox) != truth.operations {
+        return Err("the log of operations is another".to_owned());
+    }
+    let mut hold = |what: &str, found: Result<Vec<String>, String>, truth: &Vec<String>, may_differ: bool| {
+        match found {
+            Err(error) => errors.push(format!("{what}: {error}")),
+            Ok(found) if found == *truth => {}
+            Ok(_) if may_differ => less = true,
+            Ok(found) => {
+                let lost: Vec<_> = truth.iter().filter(|line| !found.contains(line)).take(3).collect();
+                let new: Vec<_> = found.iter().filter(|line| !truth.contains(line)).take(3).collect();
+                return Err(format!("{what} is another: without {lost:#?}, with {new:#?}"));
+            }
+        }
+        Ok(())
+    };
+    hold("the tree", live(sandbox), &truth.now, in_open_layer || may_be_other)?;
+    for checkpoint in &truth.log {
+        let id = checkpoint.id.to_string();
+        hold(&id, state(sandbox, &Rev::Id(checkpoint.id)), &truth.states[&id], may_be_other)?;
+    }
+    let path = TreePath::parse(b"open").unwrap();
+    // It is a convenience: an error is an answer, and so is less than there was.
+    drop(sandbox.handle(Request::History { path }));
+    for name in World::RESTORED {
+        match restore(sandbox, name) {
+            Ok(()) => hold("what was restored", live(sandbox), &truth.restored[name], may_be_other)?,
+            Err(error) => hold("the restore", Err(error), &Vec::new(), false)?,
+        }
+    }
+    if !errors.is_empty() && !is_told {
+        return Err(format!("there are errors, and the check finds nothing: {errors:#?}"));
+    }
+    Ok(match (errors.is_empty(), less) {
+        (false, _) => Verdict::Told,
+        (true, true) => Verdict::Less,
+        (true, false) => Verdict::Truth,
+    })
+}

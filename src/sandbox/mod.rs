@@ -356,6 +356,7 @@ impl Sandbox {
             refused_count,
             base_problems: self.base_problems(flushed.err()),
             sync_failed: self.fs().sync_has_failed(),
+            rollback: self.timeline.unfinished_rollback(),
         })
     }
 
@@ -587,8 +588,9 @@ impl Sandbox {
         let review = is_review.then(|| self.timeline.protected());
         let mut lister = Lister { review, ..self.lister(Detail::NameStatus) };
         plan.changes.iter().try_for_each(|change| lister.take(&plan.from, &plan.to, change))?;
-        let (conflicts, refused) = (plan.conflicts, plan.refused);
-        Ok(Applied { changes: lister.finish(), epoch: self.timeline.base_epoch(), conflicts, refused })
+        let (conflicts, refused, is_rollback) = (plan.conflicts, plan.refused, plan.is_rollback);
+        let epoch = self.timeline.base_epoch();
+        Ok(Applied { changes: lister.finish(), epoch, conflicts, refused, is_rollback })
     }
 }
 

@@ -478,6 +478,9 @@ pub struct Status {
     /// Whether a sync of the store failed: nothing can be changed until it is mounted again, and what was not synced before may
     /// be lost.
     pub sync_failed: bool,
+    /// The paths of the base that a failed apply changed and that are not set back yet, with the
+    /// reason; the root, for what concerns no single path. None if there is no such apply.
+    pub rollback: Option<Vec<(TreePath, String)>>,
 }
 
 /// A sealed state of the tree.
@@ -545,4 +548,6 @@ pub struct Applied {
     pub conflicts: Vec<(TreePath, String)>,
     /// Paths that need the consent of the caller, and why. If there are any, nothing was written.
     pub refused: Vec<(TreePath, String)>,
+    /// Whether it only ended the rollback of an apply that failed or was cut off.
+    pub is_rollback: bool,
 }

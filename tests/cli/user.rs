@@ -216,3 +216,41 @@ for line in sys.stdin:
     );
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
 }
+
+/// Root takes a directory from its owner after an apply was cut off, and gives it back later.
+#[test]
+fn a_directory_that_is_roots_now_stops_only_the_next_apply() {
+    let place = place();
+    let said = as_nobody(
+        &place,
+        r#"
+        cd ../base; mkdir d e; for dir in d e; do echo old > $dir/f; done
+        $JAILFS run --keep -- sh -euc 'echo changed > d/f; echo changed > e/f'
+        ! JAILFS_STEPS=kill:base.sync:1 $JAILFS apply; [ "$(cat d/f e/f | tr '\n' ' ')" = 'changed changed ' ]
+        "#,
+    );
+    assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
+    chown(place.at("base/d"), Some(0), Some(0)).unwrap();
+    let said = as_nobody(
+        &place,
+        r#"
+        cd ../base; $JAILFS status > ../home/status; cat ../home/status
+        grep -q '^  d/f: its directory may not be written' ../home/status; ! grep -q '^  e' ../home/status
+        [ "$(cat d/f e/f | tr '\n' ' ')" = 'changed old ' ]; [ "$($JAILFS show base:d/f)" = old ]; $JAILFS log
+        cd ..; $JAILFS mount base mnt; [ "$(cat mnt/d/f)" = changed ]
+        cd mnt; $JAILFS discard; [ "$(cat d/f)" = old ]; echo mine > e/f
+        code=0; $JAILFS apply || code=$?; [ $code = 3 ]
+        cd ..; $JAILFS umount mnt
+        "#,
+    );
+    assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
+    chown(place.at("base/d"), Some(NOBODY), Some(NOBODY)).unwrap();
+    let said = as_nobody(
+        &place,
+        r#"
+        cd ../base; $JAILFS apply --undo; [ "$(cat d/f e/f | tr '\n' ' ')" = 'old old ' ]
+        $JAILFS apply; [ "$(cat d/f e/f | tr '\n' ' ')" = 'old mine ' ]
+        "#,
+    );
+    assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
+}

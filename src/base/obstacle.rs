@@ -11,7 +11,7 @@ use nix::unistd::{AccessFlags, faccessat, geteuid};
 
 use crate::error::FsResult;
 use crate::sys;
-use crate::types::TreePath;
+use crate::types::{FileKind, TreePath};
 
 use super::attributes::path_to;
 use super::stat::BaseStat;
@@ -65,6 +65,9 @@ impl Base {
     pub fn obstacle_in(&self, path: &TreePath) -> FsResult<Option<Obstacle>> {
         let Found::Here(dir) = self.find(path)? else { return Ok(None) };
         let stat = BaseStat::of(&dir)?;
+        if stat.kind != FileKind::Dir {
+            return Ok(None);
+        }
         if let Some(obstacle) = flags(&dir) {
             return Ok(Some(obstacle));
         }

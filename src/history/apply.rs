@@ -29,6 +29,7 @@ use crate::history::back::{self, Claims, Rollback, take_back};
 use crate::history::danger::{self, Consent};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::home::{Written, write_base};
+use crate::history::preflight;
 use crate::history::staged::Stages;
 use crate::history::unfinished::Unfinished;
 use crate::history::{Target, Timeline, close};
@@ -186,6 +187,7 @@ impl Timeline {
     /// Makes the base look as the plan says. Gives the epoch that this begins.
     fn write_home(&self, plan: &Plan) -> Result<Epoch> {
         let during = |e: Error| e.during("apply");
+        preflight::check(self.base(), plan)?;
         self.was_rolled_back.store(false, Ordering::SeqCst);
         let history = self.applies.lock().clone();
         let epoch = Epoch(u32::try_from(history.len()).unwrap_or(u32::MAX).saturating_add(1));

@@ -27,6 +27,7 @@ mod pack;
 mod part;
 pub mod patch;
 mod policy;
+mod preflight;
 mod recognised;
 mod sought;
 mod stack;

@@ -18,6 +18,7 @@ const FILL: &str = "mkdir -p src/deep docs/gone/deep; echo x > docs/gone/deep/x
 /// Changes of every kind, in two directories.
 const WORK: &str =
     "for n in 1 2 3; do seq $n 2000 > src/f$n; seq $n 1000 > docs/f$n; done; rm -r src/f4 docs/f4 docs/gone
+    rm src/f6; mkdir src/f6; echo x > src/f6/in
     echo new > src/deep/new; mkdir docs/made; echo inside > docs/made/inside; chmod 600 src/f5";
 
 fn look(place: &Place) -> String {
@@ -52,6 +53,77 @@ fn prepare(place: &Place, fill: &str, work: &str) {
     sh(place, "mnt", work);
     place.ok("mnt", "checkpoint mine");
     place.umount();
+}
+
+/// An apply is refused, says why, and leaves the base as it is; afterwards everything goes on.
+fn is_refused(place: &Place, before: &str, why: &str) {
+    let told = place.fails("base", "apply", 1);
+    assert!(told.contains(why) && told.contains("nothing is written"), "{told}");
+    assert_eq!(look(place), before);
+    assert!(!place.ok("base", "status").contains("not set back"));
+    place.mount();
+    place.ok("mnt", "restore start");
+    place.ok("mnt", "restore mine");
+    assert!(place.fails("mnt", "apply", 1).contains(why));
+    place.umount();
+    assert_eq!(look(place), before);
+}
+
+#[test]
+fn an_apply_to_a_read_only_base_writes_nothing() {
+    let place = place_on(None);
+    prepare(&place, FILL, WORK);
+    let before = look(&place);
+    sh(&place, "", "mount -o remount,ro,bind base");
+    is_refused(&place, &before, "the base is read-only");
+    sh(&place, "", "mount -o remount,rw,bind base");
+    place.ok("base", "apply");
+    assert_eq!(place.ok("base", "diff base"), "");
+}
+
+#[test]
+fn an_apply_without_room_for_it_writes_nothing() {
+    for image in [EXT4, BTRFS] {
+        let place = place_on(Some(image));
+        let fill = "mkdir src; for n in $(seq 400); do head -c 20000 /dev/zero | tr '\\0' b > src/f$n; done";
+        let work = "for n in $(seq 400); do head -c 20000 /dev/zero | tr '\\0' m > src/f$n; done
+            for n in $(seq 100); do head -c 100000 /dev/zero | tr '\\0' m > src/g$n; done";
+        prepare(&place, fill, work);
+        // What is left is less than the new files take.
+        sh(
+            &place,
+            "base",
+            "sync -f .; free=$(stat -f -c '%a*%S' .); : > filler
+            head -c $(($free - 6000000)) /dev/urandom > filler; sync -f .",
+        );
+        let before = look(&place);
+        is_refused(&place, &before, "the filesystem of the base has room for");
+        sh(&place, "base", "rm filler; sync -f .");
+        place.ok("base", "apply");
+        assert_eq!(place.ok("base", "diff base"), "");
+    }
+}
+
+#[test]
+fn an_apply_to_what_is_append_only_or_immutable_writes_nothing() {
+    let place = place_on(Some(EXT4));
+    prepare(&place, FILL, WORK);
+    for (flag, why) in [("a", "it is append-only"), ("i", "it is immutable")] {
+        sh(&place, "base", &format!("chattr +{flag} docs"));
+        is_refused(&place, &look(&place), &format!("'docs' cannot be written: {why}"));
+        sh(&place, "base", &format!("chattr -{flag} docs"));
+    }
+    place.ok("base", "apply");
+    assert_eq!(place.ok("base", "diff base"), "");
+    // Files that were so before the sandbox began: one to be replaced, one to be removed, one to
+    // get another mode.
+    for (file, flag, why) in [("f1", "i", "immutable"), ("f4", "a", "append-only"), ("f5", "i", "immutable")]
+    {
+        let place = place_on(Some(EXT4));
+        prepare(&place, &format!("{FILL}; chattr +{flag} src/{file}"), WORK);
+        is_refused(&place, &look(&place), &format!("'src/{file}' cannot be written: it is {why}"));
+        sh(&place, "base", &format!("chattr -{flag} src/{file}"));
+    }
 }
 
 /// Ends an apply in the middle.

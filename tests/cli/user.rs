@@ -217,6 +217,27 @@ for line in sys.stdin:
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
 }
 
+/// In a directory of root's all may write, and only root can give it its times.
+#[test]
+fn what_an_ordinary_user_may_not_write_is_refused_before_anything_is_written() {
+    let place = place();
+    fs::create_dir(place.at("base/roots")).unwrap();
+    fs::set_permissions(place.at("base/roots"), PermissionsExt::from_mode(0o777)).unwrap();
+    let said = as_nobody(
+        &place,
+        r#"
+        cd ../base
+        cd ..; $JAILFS mount base mnt; (cd mnt; echo changed > a; echo x > roots/new; echo z > z); $JAILFS umount mnt; cd base
+        code=0; $JAILFS apply 2> ../home/told || code=$?; cat ../home/told; [ $code = 1 ]
+        grep -q "'roots' cannot be written: it belongs to user 0.*nothing is written" ../home/told
+        [ "$(cat a)" = one ]; [ ! -e roots/new ]; [ ! -e z ]
+        $JAILFS status > ../home/status; ! grep 'not set back' ../home/status; $JAILFS log
+        $JAILFS apply a z; [ "$(cat a z | tr '\n' ' ')" = 'changed z ' ]
+        "#,
+    );
+    assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
+}
+
 /// Root takes a directory from its owner after an apply was cut off, and gives it back later.
 #[test]
 fn a_directory_that_is_roots_now_stops_only_the_next_apply() {

@@ -31,6 +31,8 @@ mod limits;
 mod net;
 #[path = "cli/place.rs"]
 mod place;
+#[path = "cli/rollback.rs"]
+mod rollback;
 #[path = "cli/run.rs"]
 mod run;
 #[path = "cli/streams.rs"]

@@ -390,6 +390,37 @@ fn an_error_while_the_head_is_put_on_the_base_loses_nothing() {
     assert!(failures > 5, "only {failures} failures");
 }
 
+/// What is carried over is one record, and a journal takes none that is too long.
+#[test]
+fn what_is_too_much_for_one_record_leaves_the_head_over_the_base_as_it_was() {
+    let _alone = LISTENER.lock();
+    let layers = layers_of_an_apply();
+    let mut stayed = 0;
+    for at in 1.. {
+        assert!(at < 200, "there is no end to it");
+        let dir = tempfile::tempdir().unwrap();
+        let sandbox = prepare(dir.path());
+        let fs = Arc::clone(sandbox.fs());
+        let rules = format!("fail:store.write:{at}:EFBIG");
+        let applied = step::with(&rules, || {
+            apply(&sandbox, layers, move |at| {
+                if at == 0 {
+                    write_meanwhile(&fs, 0).recv_timeout(10 * BUSY).unwrap();
+                }
+            })
+        });
+        let Ok(Reply::Applied(done)) = applied.result else { continue };
+        check(sandbox.fs(), &rules);
+        if sandbox.fs().state().lower.epoch() == done.epoch {
+            break;
+        }
+        stayed += 1;
+        drop(sandbox);
+        check(Sandbox::open(&dir.path().join("store")).unwrap().fs(), &rules);
+    }
+    assert_eq!(stayed, 1, "the record of the new tree, and nothing else");
+}
+
 /// Power cuts after the base was written: what was synced is there, of the rest what was written first, and nothing else.
 #[test]
 fn a_power_cut_while_the_head_is_put_on_the_base_takes_nothing_that_was_synced() {

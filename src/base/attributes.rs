@@ -71,11 +71,13 @@ pub(super) fn read_xattrs(object: &OwnedFd) -> io::Result<Vec<(Vec<u8>, Vec<u8>)
 /// Gives the object, which may be an `O_PATH` descriptor of anything, the attributes.
 ///
 /// The order matters: chown clears setuid, setgid and the capability; an ACL changes the mode; everything but the
-/// times changes no times that we set, so they come last.
+/// times changes no times that we set, so they come last. What is so already is not set: that would
+/// fail on a read-only filesystem, and for a node of another owner.
 pub(super) fn make_so(object: &OwnedFd, wanted: &Attributes<'_>) -> FsResult<()> {
     let now = BaseStat::of(object)?;
     let mut mode = wanted.mode & PERM_BITS;
-    if (now.uid, now.gid) != (wanted.uid, wanted.gid) {
+    let has_owner = (now.uid, now.gid) == (wanted.uid, wanted.gid);
+    if !has_owner {
         let (uid, gid) = (Uid::from_raw(wanted.uid), Gid::from_raw(wanted.gid));
         // Only what differs: a user may change the group of a file and still not "change" its owner elsewhere.
         let uid = (now.uid != wanted.uid).then_some(uid);
@@ -89,12 +91,16 @@ pub(super) fn make_so(object: &OwnedFd, wanted: &Attributes<'_>) -> FsResult<()>
     let differences = Differences::between(&read_xattrs(object).map_err(write_failure)?, wanted.xattrs);
     // Setting an attribute of a file takes the permission to write it, which its owner may not have in the end.
     let for_now = if differences.is_empty() { mode } else { mode | 0o200 };
-    if !is_link {
+    let has_mode = has_owner && differences.is_empty() && now.mode & PERM_BITS == mode;
+    if !is_link && !has_mode {
         change_mode(object, for_now)?;
     }
     differences.resolve(object)?;
     if !is_link && for_now != mode {
         change_mode(object, mode)?;
+    }
+    if has_owner && (now.atime, now.mtime) == (wanted.atime, wanted.mtime) {
+        return Ok(());
     }
     // A path of our own, to the very object of the descriptor; utimensat(2) takes AT_EMPTY_PATH since Linux 5.8 only.
     let (atime, mtime) = (time_spec(wanted.atime), time_spec(wanted.mtime));
@@ -108,7 +114,8 @@ pub(super) fn change_mode(object: &OwnedFd, mode: u32) -> FsResult<()> {
     fchmodat(AT_FDCWD, path_to(object).as_str(), mode, FchmodatFlags::FollowSymlink).map_err(write_error)
 }
 
-fn path_to(object: &OwnedFd) -> String {
+/// A path of our own to the very object of a descriptor.
+pub(super) fn path_to(object: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", object.as_raw_fd())
 }
 

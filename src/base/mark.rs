@@ -20,11 +20,13 @@ const KEEP_NUMBERS: [u64; 8] = [
     0x9123_683e, // btrfs
     0x0102_1994, // tmpfs
     0xf2f5_2010, // f2fs
-    0x2fc1_2fc1, // zfs
-    0xca45_1a4e, // bcachefs
+    ZFS,
+    BCACHEFS,
     NFS,
 ];
 const BTRFS: u64 = 0x9123_683e;
+const ZFS: u64 = 0x2fc1_2fc1;
+const BCACHEFS: u64 = 0xca45_1a4e;
 const NFS: u64 = 0x6969;
 const OVERLAYFS: u64 = 0x794c_7630;
 
@@ -45,6 +47,12 @@ pub(super) fn keeps_numbers<Fd: AsFd>(fd: Fd) -> bool {
 pub(super) fn answers_at_once<Fd: AsFd>(fd: Fd) -> bool {
     let is_local = |kind| kind == OVERLAYFS || (kind != NFS && KEEP_NUMBERS.contains(&kind));
     filesystem(fd).is_some_and(is_local)
+}
+
+/// Whether the blocks of a file that is removed can be used for the next one at once. A filesystem
+/// that copies on write frees them later, or never, if a snapshot of it has them.
+pub(super) fn frees_at_once<Fd: AsFd>(fd: Fd) -> bool {
+    filesystem(fd).is_some_and(|kind| ![BTRFS, ZFS, BCACHEFS].contains(&kind))
 }
 
 /// What a base directory is known by.

@@ -16,6 +16,7 @@
 mod attributes;
 mod mark;
 mod near;
+mod obstacle;
 mod resolve;
 mod stat;
 #[cfg(test)]
@@ -40,6 +41,7 @@ use crate::types::{BaseMark, FileKind, Name, TreePath};
 
 pub use attributes::Attributes;
 pub use near::Near;
+pub use obstacle::Obstacle;
 pub use stat::BaseStat;
 pub use write::{BaseWriter, WriteDir};
 

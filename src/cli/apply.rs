@@ -78,6 +78,12 @@ impl Apply {
             return Ok(());
         }
         let done = match (self.dry_run, self.undo) {
+            (_, true) if applied.is_rollback && applied.changes.is_empty() => {
+                out.line(
+                    "the last apply was not finished, and the base is set back to what it was before it",
+                );
+                return Ok(());
+            }
             (false, false) => "applied",
             (false, true) => "took back the last apply",
             (true, false) => "would apply",

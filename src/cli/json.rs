@@ -39,6 +39,7 @@ pub(super) enum Line {
         kernel_nodes: u64,
         refused_links: u64,
         sync_failed: bool,
+        rollback_unfinished: bool,
     },
     RefusedLink {
         path: String,
@@ -63,6 +64,12 @@ pub(super) enum Line {
         process: String,
         #[serde(skip_serializing_if = "Option::is_none")]
         process_hex: Option<String>,
+    },
+    NotSetBack {
+        path: String,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        path_hex: Option<String>,
+        reason: String,
     },
     BaseProblem {
         path: String,
@@ -265,6 +272,7 @@ impl Line {
             kernel_nodes: status.kernel_nodes,
             refused_links: status.refused_count,
             sync_failed: status.sync_failed,
+            rollback_unfinished: status.rollback.is_some(),
         }
     }
 
@@ -282,6 +290,11 @@ impl Line {
                 Line::RefusedRename { path, path_hex, to, to_hex, pid, process, process_hex }
             }
         }
+    }
+
+    pub(super) fn not_set_back(path: &TreePath, reason: &str) -> Line {
+        let (path, path_hex) = text(path.as_bytes());
+        Line::NotSetBack { path, path_hex, reason: reason.to_owned() }
     }
 
     pub(super) fn base_problem(path: &TreePath, reason: &str) -> Line {

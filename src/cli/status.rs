@@ -17,7 +17,8 @@ use crate::sandbox::verbs::{Reply, Request};
 /// Show where the sandbox is and how it stands
 #[derive(Args)]
 pub(super) struct Status {
-    /// Print one JSON object for the sandbox, and one per refused link and problem
+    /// Print one JSON object for the sandbox, and one per path that is not set back, refused link
+    /// and problem
     #[arg(long)]
     json: bool,
 }
@@ -41,7 +42,9 @@ type Data = crate::sandbox::verbs::Status;
 fn json(status: &Data) -> Result<Vec<String>> {
     let problems = status.base_problems.iter().map(|(path, reason)| Line::base_problem(path, reason));
     let refusals = status.refusals.iter().map(Line::refusal);
-    std::iter::once(Line::status(status)).chain(refusals).chain(problems).map(|line| line.text()).collect()
+    let rollback = status.rollback.iter().flatten().map(|(path, reason)| Line::not_set_back(path, reason));
+    let lines = std::iter::once(Line::status(status)).chain(rollback).chain(refusals).chain(problems);
+    lines.map(|line| line.text()).collect()
 }
 
 fn text(status: &Data) -> Vec<String> {
@@ -82,6 +85,17 @@ fn text(status: &Data) -> Vec<String> {
             "until it is mounted again; then it shows what was synced. Copy out what you need first"
                 .to_owned(),
         );
+    }
+    if let Some(rollback) = &status.rollback {
+        all.push(
+            "an apply failed, and the base is not set back yet; until then no other apply is possible"
+                .to_owned(),
+        );
+        all.push(
+            "(retry: jailfs apply --undo). The mount shows the base as it was before. Not set back:"
+                .to_owned(),
+        );
+        all.extend(rollback.iter().map(|(path, reason)| format!("  {path}: {}", show::one_line(reason))));
     }
     if status.refused_count > 0 {
         let times = show::times(status.refused_count);
@@ -144,6 +158,7 @@ mod tests {
             ],
             refused_count: 3,
             sync_failed: true,
+            rollback: Some(vec![(TreePath::parse(b"half").unwrap(), "the base is read-only".to_owned())]),
             base_problems: vec![(TreePath::parse(b"secret").unwrap(), "Permission denied".to_owned())],
         }
     }
@@ -156,13 +171,15 @@ mod tests {
         assert!(text.contains("refused 3 times, the last:\n  l -> /etc\\n, by process 7 (c\\n)\n"), "{text}");
         assert!(text.contains("  a/d -> (moved to) d, by a process out of sight\n"), "{text}");
         assert!(text.contains("\na sync of the store failed: "), "{text}");
+        assert!(text.contains(" Not set back:\n  half: the base is read-only\n"), "{text}");
         assert!(text.ends_with("problems with the base:\n  secret: Permission denied"), "{text}");
     }
 
     #[test]
     fn json_has_a_line_per_thing() {
         let lines = json(&status()).unwrap();
-        assert_eq!(lines.len(), 4);
+        assert_eq!(lines.len(), 5);
+        assert!(lines[1].contains(r#""type":"not_set_back","path":"half""#), "{}", lines[1]);
         assert!(lines[0].starts_with(r#"{"type":"status","base":"/src/repo","store":"/s"#), "{}", lines[0]);
         assert!(lines[0].contains(r#""store_hex":"2f73ff""#), "{}", lines[0]);
     }

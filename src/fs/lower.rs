@@ -108,7 +108,8 @@ pub fn read_history(store: &Store) -> Result<PreHistory> {
     let mut history = PreHistory::new();
     let removed = Arc::new(PreImages::collected());
     let layers = store.catalog();
-    // A pre-image without a seal belongs to an apply that did not come to its end; it is dealt with there.
+    // A layer without a seal belongs to an apply that did not come to its end:
+    // history/unfinished.rs.
     for info in layers.iter().filter(|l| l.header.kind == LayerKind::PreImage && l.seal.is_some()) {
         let mut images = PreImages::default();
         for record in store.read_layer(info.header.layer)?.records() {
@@ -247,6 +248,13 @@ impl Lower {
         self.history.iter().any(|images| images.rounded.get(&wanted) == Some(&kept))
     }
 
+    /// Whether the last apply touched `path` and did not come to its end: nothing is known of what
+    /// stands there in the base.
+    pub fn is_half_applied(&self, path: &TreePath) -> bool {
+        let last = self.history.last();
+        last.is_some_and(|images| images.nodes.contains_key(path) && !images.left.contains_key(path))
+    }
+
     /// The paths that applies after this epoch touched.
     pub fn touched_since(&self) -> BTreeSet<TreePath> {
         self.history.iter().skip(self.epoch.0 as usize).flat_map(|i| i.paths().cloned()).collect()
@@ -351,6 +359,10 @@ impl Lower {
         if in_base {
             let entries = match list() {
                 Ok(entries) => entries,
+                // An apply removed it, and kept what was in it.
+                Err(FsError::NotFound | FsError::NotADirectory) if self.pre(path, self.epoch).is_some() => {
+                    Vec::new()
+                }
                 Err(FsError::NotFound | FsError::NotADirectory) => {
                     self.note(
                         path,

@@ -19,16 +19,19 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::base::{Base, BaseStat};
 use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
 use crate::fs::lower::{self, ANY_TIMES, Lower, LowerNode, PreHistory, PreImages};
 use crate::fs::{Found, State};
-use crate::history::back::{self, Claims, take_back};
+use crate::history::back::{self, Claims, Rollback, take_back};
 use crate::history::danger::{self, Consent};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::home::{Written, write_base};
+use crate::history::preflight;
 use crate::history::staged::Stages;
+use crate::history::unfinished::Unfinished;
 use crate::history::{Target, Timeline, close};
 use crate::store::Store;
 use crate::store::layer::{LayerInfo, Upper};
@@ -52,6 +55,8 @@ pub struct Plan {
     pub refused: Vec<(TreePath, String)>,
     /// Once it is written: what the base did not keep.
     pub not_kept: Vec<(TreePath, NotKept)>,
+    /// Whether it only ends the rollback of an apply that failed or was cut off.
+    pub is_rollback: bool,
 }
 
 /// What the base did not keep of a file that was written, replaced or removed.
@@ -118,7 +123,7 @@ impl Timeline {
         let conflicts = self.conflicts(&to, &changes).attempt(|| "compare with the base")?;
         let refused = danger::refused(&self.protected(), (&from, &to), &changes, paths, consent)
             .attempt(|| "look for what needs consent")?;
-        Ok(Plan { from, to, changes, conflicts, refused, not_kept: Vec::new() })
+        Ok(Plan { from, to, changes, conflicts, refused, not_kept: Vec::new(), is_rollback: false })
     }
 
     /// Writes the tree into the base. With conflicts, or without a consent that is needed, writes nothing.
@@ -127,7 +132,7 @@ impl Timeline {
     /// What the base or the store answers; the base is then as it was.
     pub fn apply(&self, paths: &[TreePath], consent: Consent) -> Result<Plan> {
         let _turn = self.turn();
-        self.check_not_stuck()?;
+        self.check_finished()?;
         self.flush()?;
         let (sealed, _) = self.secure("apply")?;
         let mut plan = self.plan(self.state_of(sealed)?, paths, consent)?;
@@ -152,7 +157,10 @@ impl Timeline {
     /// When there was no apply, or what the base or the store answers.
     pub fn plan_undo(&self) -> Result<Plan> {
         let _turn = self.turn();
-        self.plan(self.before_last_apply()?, &[], Consent::ALL)
+        match self.plan_rollback()? {
+            Some(rest) => Ok(rest),
+            None => self.plan(self.before_last_apply()?, &[], Consent::ALL),
+        }
     }
 
     fn before_last_apply(&self) -> Result<State> {
@@ -172,14 +180,17 @@ impl Timeline {
         layers.iter().rfind(applied).map(|l| l.header.epoch.0.saturating_sub(1))
     }
 
-    /// Sets the base back to what it was before the last apply. The tree stays as it is.
+    /// Sets the base back to what it was before the last apply; one that is not rolled back yet is
+    /// the last. The tree stays as it is.
     ///
     /// # Errors
     /// As [`Timeline::apply`].
     pub fn undo_apply(&self) -> Result<Plan> {
         let _turn = self.turn();
-        self.check_not_stuck()?;
         self.flush()?;
+        if let Some(rest) = self.plan_rollback()? {
+            return self.finish_rollback().map(|()| rest);
+        }
         let mut plan = self.plan(self.before_last_apply()?, &[], Consent::ALL)?;
         if plan.conflicts.is_empty() && !plan.changes.is_empty() {
             let (sealed, _) = self.secure("undo apply")?;
@@ -194,11 +205,13 @@ impl Timeline {
     /// the epoch that this begins.
     fn write_home(&self, plan: &mut Plan) -> Result<Epoch> {
         let during = |e: Error| e.during("apply");
+        preflight::check(self.base(), plan)?;
+        self.was_rolled_back.store(false, Ordering::SeqCst);
         let history = self.applies.lock().clone();
         let epoch = Epoch(u32::try_from(history.len()).unwrap_or(u32::MAX).saturating_add(1));
         let mut layer = self.store().create_layer(None, "", epoch, LayerKind::PreImage).map_err(during)?;
-        let (touched, stages, images) =
-            keep_images(&mut layer, plan).map_err(|error| self.withdraw(layer.layer(), during(error)))?;
+        let (touched, stages, images) = keep_images(&mut layer, plan)
+            .map_err(|error| self.withdraw((layer.layer(), epoch), during(error)))?;
         let with_images: PreHistory =
             history.iter().cloned().chain([Arc::new(collect(&images, &[]))]).collect();
         let lower = |epoch: Epoch, history: &PreHistory| {
@@ -227,22 +240,21 @@ impl Timeline {
             });
         let (settled, failure) = match written {
             Ok(settled) => (settled, None),
-            Err(error) => {
-                let back = take_back(self.store(), self.base(), &mut layer, images, &history, &mut claims);
-                let back = back.map_err(|e| self.stop_applying(e, &format!("apply failed ({error})")))?;
-                let told = back.told();
-                (back.images, Some((error, told)))
-            }
+            Err(error) => match self.roll_back_now(&mut layer, epoch, images, &history, &mut claims) {
+                Ok((images, told)) => (images, Some((error, told))),
+                Err(rest) => return Err(self.leave_unfinished(rest, in_words(error))),
+            },
         };
         let message = if failure.is_some() { TAKEN_BACK } else { "" };
-        close(self.store(), &mut layer, message).map_err(|e| self.stop_applying(e, "apply"))?;
+        if let Err(why) = close(self.store(), &mut layer, message) {
+            let rest = Unfinished::whole(layer.layer(), epoch, &why);
+            return Err(self.leave_unfinished(rest, during(why)));
+        }
         let history: PreHistory = history.into_iter().chain([Arc::new(settled)]).collect();
         self.fs().set_lower(lower(shown, &history));
         *self.applies.lock() = history;
         let Some((error, told)) = failure else { return Ok(epoch) };
-        let Err(error) = FsResult::<()>::Err(error).attempt(|| "apply: write the base") else {
-            return Ok(epoch);
-        };
+        let error = in_words(error);
         Err(match told {
             Some(told) => error.hint(told),
             None if error.kind == Kind::Conflict => {
@@ -250,6 +262,23 @@ impl Timeline {
             }
             None => error,
         })
+    }
+
+    /// Sets the base back after a failure. Returns what is there since, and what is to be told of
+    /// it; or what is left to do.
+    fn roll_back_now(
+        &self,
+        layer: &mut Upper,
+        epoch: Epoch,
+        images: Images,
+        before: &PreHistory,
+        claims: &mut Claims,
+    ) -> std::result::Result<(PreImages, Option<String>), Unfinished> {
+        match take_back(self.store(), self.base(), layer, images, before, claims) {
+            Ok(Rollback::Ended(images, told)) => Ok((images, told)),
+            Ok(Rollback::Unfinished(remaining)) => Err(Unfinished::new(layer.layer(), epoch, remaining)),
+            Err(why) => Err(Unfinished::whole(layer.layer(), epoch, &why)),
+        }
     }
 
     /// The numbers of what was written, without those of nodes that an apply by path wrote to another path while they still
@@ -287,7 +316,7 @@ impl Timeline {
     }
 
     /// After a failure before the base was written. What the layer says is not to be taken back: the next apply begins the same epoch.
-    fn withdraw(&self, layer: LayerId, error: Error) -> Error {
+    fn withdraw(&self, (layer, epoch): (LayerId, Epoch), error: Error) -> Error {
         match self.store().withdraw_layer(layer) {
             Ok(()) if error.kind == Kind::Conflict => {
                 error.hint("it was changed while the apply was under way; nothing was written")
@@ -295,23 +324,16 @@ impl Timeline {
             Ok(()) => error,
             Err(why) => {
                 log::warn!("{why}");
-                self.stop_applying(error, "give up")
+                self.leave_unfinished(Unfinished::whole(layer, epoch, &why), error)
             }
         }
     }
+}
 
-    /// After a failure that leaves an apply half done: only a start of jailfs can take it back.
-    fn stop_applying(&self, error: Error, during: &str) -> Error {
-        self.apply_is_stuck.store(true, std::sync::atomic::Ordering::SeqCst);
-        error.during(during).hint("unmount and mount again: the apply is then taken back")
-    }
-
-    fn check_not_stuck(&self) -> Result<()> {
-        if !self.apply_is_stuck.load(std::sync::atomic::Ordering::SeqCst) {
-            return Ok(());
-        }
-        Err(Error::new(Kind::InUse, "apply", "an apply before it failed and could not be taken back")
-            .hint("unmount and mount again: it is then taken back"))
+fn in_words(error: FsError) -> Error {
+    match FsResult::<std::convert::Infallible>::Err(error).attempt(|| "apply: write the base") {
+        Err(error) => error,
+        Ok(never) => match never {},
     }
 }
 

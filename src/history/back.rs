@@ -1,4 +1,10 @@
-//! Taking an apply back that failed, or that was cut off.
+//! Rolls back an apply that failed, or that was cut off.
+//!
+//! A path that cannot be set back does not keep the others from it. If that can change, as with a
+//! read-only base, a full disk or a missing right, the rollback stays *unfinished*: the layer of
+//! the apply is not sealed, its pre-images go on showing what the base was, and the rollback is
+//! tried again later ([`super::unfinished`]). Each attempt begins with the pre-images in the
+//! journal.
 //!
 //! The base is set back to the pre-images, but for what somebody else did to it meanwhile: a path at which neither the pre-image stands
 //! nor what the apply claimed to put there is left as it is, and named. It is a conflict from then on.
@@ -6,14 +12,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::base::{Base, BaseStat};
+use crate::base::{Base, BaseStat, Obstacle};
 use crate::error::{Attempt, Error, FsError, FsResult, Result};
 use crate::fs::State;
 use crate::fs::lower::{self, ANY_TIMES, Lower, PreHistory, PreImages};
 use crate::history::apply::{Images, Keep, TAKEN_BACK, collect, found, settle, touched_paths};
 use crate::history::close;
 use crate::history::diff::{self, PathChange, What};
-use crate::history::home::{Unable, Written, write_base};
+use crate::history::home::{Unable, Written, is_lasting, write_base};
 use crate::history::staged::{self, Stages};
 use crate::store::Store;
 use crate::store::layer::{LayerContents, Upper};
@@ -55,6 +61,10 @@ impl Claims {
 
     /// Records in the journal of an apply what it is about to put at a path.
     pub(super) fn claim(&mut self, layer: &mut Upper, path: &TreePath, print: Fingerprint) -> FsResult<()> {
+        // An attempt that fails as the one before it adds nothing to the journal.
+        if self.prints.get(&print.ino).and_then(|prints| prints.last()) == Some(&print) {
+            return Ok(());
+        }
         layer.record(&Record::Left(Left { path: path.clone(), print: Some(print) }))?;
         self.note(print);
         Ok(())
@@ -98,10 +108,22 @@ enum Whose {
     Foreign,
 }
 
-/// What was taken back.
-pub(super) struct TakenBack {
-    /// The pre-images, with what is there since.
-    pub(super) images: PreImages,
+/// Paths that are not what they were before an apply, and why; the root, for what concerns no
+/// single path.
+pub(super) type Remaining = Vec<(TreePath, String)>;
+
+/// What came of a rollback.
+pub(super) enum Rollback {
+    /// It has ended: the pre-images, with what is there since, and what is to be told of paths that
+    /// are not what they were.
+    Ended(PreImages, Option<String>),
+    /// It is to be tried again.
+    Unfinished(Remaining),
+}
+
+/// Paths that a rollback that has ended did not set back, or did in doubt.
+#[derive(Default)]
+struct Exceptions {
     /// Paths that were left as somebody else made them.
     left_alone: BTreeSet<TreePath>,
     /// Paths that are not what they were, and why.
@@ -110,9 +132,9 @@ pub(super) struct TakenBack {
     doubtful: BTreeSet<TreePath>,
 }
 
-impl TakenBack {
-    /// Says which paths are not what they were, if any.
-    pub(super) fn told(&self) -> Option<String> {
+impl Exceptions {
+    /// Says which paths these are, if any.
+    fn told(&self) -> Option<String> {
         let mut told = Vec::new();
         if !self.left_alone.is_empty() {
             told.push(told_of(&self.left_alone));
@@ -139,7 +161,11 @@ pub(super) fn told_of(left_alone: &BTreeSet<TreePath>) -> String {
     format!("changed by somebody else meanwhile and left so: {}", paths.join(", "))
 }
 
-/// Sets the base back to `images`, which an apply after `before` found, and records what is there since.
+/// Sets the base back to `images`, which an apply after `before` found, and records what is there
+/// since, if that came to its end.
+///
+/// # Errors
+/// Those of the store, and those of the base that concern no single path.
 pub(super) fn take_back(
     store: &Arc<Store>,
     base: &Arc<Base>,
@@ -147,23 +173,61 @@ pub(super) fn take_back(
     images: Images,
     before: &PreHistory,
     claims: &mut Claims,
-) -> Result<TakenBack> {
-    let with_images: PreHistory = before.iter().cloned().chain([Arc::new(collect(&images, &[]))]).collect();
+) -> Result<Rollback> {
     // The apply may have closed them to itself already. What they are to be again, they are in the end.
     let mut paths: Vec<&TreePath> = images.iter().map(|(path, _)| path).collect();
     paths.sort_unstable();
-    staged::open(base, paths.into_iter()).attempt(|| "open directories of the base")?;
-    let stages = Stages::of(&images);
+    staged::open(base, paths.into_iter(), true).attempt(|| "open directories of the base")?;
+    let mut failed = unreadable(base, &images);
+    let readable: Vec<_> = images.iter().filter(|(path, _)| !failed.contains_key(path)).cloned().collect();
+    let with_images: PreHistory = before.iter().cloned().chain([Arc::new(collect(&readable, &[]))]).collect();
+    let stages = Stages::of(&readable);
     // Before anything is touched: whoever takes one name from a file changes the times of all of them.
     let attempt = || "look at the base";
-    let (mut left_alone, doubtful) = claim_lost(layer, base, &images, &stages, claims).attempt(attempt)?;
-    left_alone.extend(lost_in_place(base, &images).attempt(attempt)?);
-    stages.remove_left(base).attempt(|| "remove what was staged in the base")?;
+    let (mut left_alone, doubtful) = claim_lost(layer, base, &readable, &stages, claims).attempt(attempt)?;
+    left_alone.extend(lost_in_place(base, &readable).attempt(attempt)?);
+    failed.extend(stages.remove_left(base));
     let (written, unable) =
         set_back(store, base, layer, (before, &with_images), &stages, claims, &mut left_alone)?;
-    let is_other = left_alone.iter().chain(unable.keys()).cloned().collect();
+    failed.extend(unable);
+    let remaining = remaining(base, &failed);
+    let exceptions = Exceptions { left_alone, unable: failed, doubtful };
+    if let Some(remaining) = remaining {
+        let others = Exceptions { unable: Unable::new(), ..exceptions };
+        others.told().iter().for_each(|told| log::warn!("{told}"));
+        return Ok(Rollback::Unfinished(remaining));
+    }
+    let is_other = exceptions.left_alone.iter().chain(exceptions.unable.keys()).cloned().collect();
     let images = settle(store, base, layer, images, &written, &is_other).attempt(|| "set the base back")?;
-    Ok(TakenBack { images, left_alone, unable, doubtful })
+    Ok(Rollback::Ended(images, exceptions.told()))
+}
+
+/// The paths of the base that cannot be looked at.
+fn unreadable(base: &Base, images: &Images) -> Unable {
+    let failure = |path: &TreePath| found(base.stat(path)).err();
+    images.iter().filter_map(|(path, _)| Some((path.clone(), failure(path)?))).collect()
+}
+
+/// All paths that could not be set back, and why, if any of them may be the next time: then the
+/// rollback has not ended.
+fn remaining(base: &Base, failed: &Unable) -> Option<Remaining> {
+    let is_read_only = base.obstacle().ok().flatten();
+    let mut may_be_set_back = false;
+    let mut remaining = Remaining::new();
+    for (path, error) in failed {
+        // What somebody else changed stays, whatever else is in the way.
+        let is_drift = matches!(error, FsError::Drift(_));
+        let obstacle = is_read_only.or_else(|| obstacle_at(base, path)).filter(|_| !is_drift);
+        may_be_set_back |= obstacle.is_some() || !is_lasting(error);
+        remaining.push((path.clone(), obstacle.map_or_else(|| error.to_string(), |why| why.to_string())));
+    }
+    may_be_set_back.then_some(remaining)
+}
+
+/// What is in the way of a change at a path, and can be taken out of it.
+fn obstacle_at(base: &Base, path: &TreePath) -> Option<Obstacle> {
+    let in_dir = path.split().and_then(|(dir, _)| base.obstacle_in(&dir).ok().flatten());
+    in_dir.or_else(|| base.obstacle_to_remove(path).ok().flatten())
 }
 
 /// The paths of files whose bytes the apply left where they were and that are not there any more. They cannot be made again; under
@@ -344,7 +408,7 @@ fn dirs_in_use(
     Ok(kept)
 }
 
-/// The applies that were cut off: the next start takes them back.
+/// The applies that did not come to their end.
 ///
 /// # Errors
 /// Damage.
@@ -361,39 +425,56 @@ pub(super) fn unfinished(store: &Store) -> Result<Vec<LayerContents>> {
     Ok(unfinished)
 }
 
-/// Sets the base back to what it was before an apply that was cut off.
+/// Rolls back an apply that did not come to its end. Returns what remains, if the rollback did not
+/// either.
 ///
 /// # Errors
-/// What the base or the store answers; the next start tries again.
-pub(super) fn roll_back_unfinished(store: &Arc<Store>, base: &Arc<Base>) -> Result<()> {
-    for contents in unfinished(store)? {
-        let id = contents.info.header.layer;
-        let during = |e: Error| e.during(format!("roll back the apply of layer {id}"));
-        let mut layer = store.reopen_layer(&contents).map_err(during)?;
-        // The base is written only after the images were complete and marked so.
-        let Some(complete) = contents.position(|record| matches!(record, Record::Synced)).map_err(during)?
-        else {
-            layer.record(&Record::Abandoned).map_err(during)?;
-            layer.sync().map_err(during)?;
-            continue;
-        };
-        let mut claims = Claims::of(&contents, store.writer())?;
-        // After a sync that failed they were cut off.
-        for lost in contents.unsynced.iter().filter(|record| matches!(record, Record::Left(_))) {
-            layer.record(lost).map_err(during)?;
-        }
-        let images = contents.records().take(complete).filter_map(|record| record.map(image_in).transpose());
-        let images = images.collect::<Result<Images>>().map_err(during)?;
-        drop(contents);
-        let before = lower::read_history(store).map_err(during)?;
-        let back = take_back(store, base, &mut layer, images, &before, &mut claims).map_err(during)?;
-        close(store, &mut layer, TAKEN_BACK).map_err(during)?;
-        log::warn!("an apply that was cut off was taken back");
-        if let Some(told) = back.told() {
-            log::warn!("{told}");
+/// Those of [`take_back`]; damage.
+pub(super) fn roll_back(
+    store: &Arc<Store>,
+    base: &Arc<Base>,
+    contents: LayerContents,
+) -> Result<Option<Remaining>> {
+    let id = contents.info.header.layer;
+    let during = |e: Error| e.during(format!("roll back the apply of layer {id}"));
+    let mut layer = store.reopen_layer(&contents).map_err(during)?;
+    let Some(images) = images_of(&contents).map_err(during)? else {
+        layer.record(&Record::Abandoned).map_err(during)?;
+        layer.sync().map_err(during)?;
+        return Ok(None);
+    };
+    let mut claims = Claims::of(&contents, store.writer())?;
+    // After a sync that failed they were cut off.
+    for lost in contents.unsynced.iter().filter(|record| matches!(record, Record::Left(_))) {
+        layer.record(lost).map_err(during)?;
+    }
+    drop(contents);
+    let before = lower::read_history(store).map_err(during)?;
+    match take_back(store, base, &mut layer, images, &before, &mut claims).map_err(during)? {
+        Rollback::Unfinished(remaining) => Ok(Some(remaining)),
+        Rollback::Ended(_, told) => {
+            close(store, &mut layer, TAKEN_BACK).map_err(during)?;
+            log::warn!("an apply that was cut off was taken back");
+            if let Some(told) = told {
+                log::warn!("{told}");
+            }
+            Ok(None)
         }
     }
-    Ok(())
+}
+
+/// The pre-images of an apply that did not come to its end; none if they were not complete: then it
+/// did not change the base.
+///
+/// # Errors
+/// Damage.
+pub(super) fn images_of(contents: &LayerContents) -> Result<Option<Images>> {
+    // The base is written only after the images were complete and marked so.
+    let Some(complete) = contents.position(|record| matches!(record, Record::Synced))? else {
+        return Ok(None);
+    };
+    let images = contents.records().take(complete).filter_map(|record| record.map(image_in).transpose());
+    images.collect::<Result<Images>>().map(Some)
 }
 
 fn image_in(record: Record) -> Option<(TreePath, Option<PreNode>)> {

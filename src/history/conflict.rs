@@ -57,6 +57,9 @@ impl Timeline {
         is_to_go: bool,
         since: Timestamp,
     ) -> FsResult<Option<&'static str>> {
+        if to.lower.is_half_applied(path) {
+            return Ok(None);
+        }
         let there = found(self.base().stat(path))?;
         let is_dir = |stat: &BaseStat| stat.kind == FileKind::Dir;
         Ok(match (expectation(to, path)?, &there) {

@@ -62,7 +62,8 @@ pub(super) fn write_base<'a>(
     // Opened before the first change. The kernel tells each open file of the errors since then, also
     // if another process was told before.
     let root = base.writer().dir(&TreePath::root())?;
-    let opened = staged::open(base, touched.keys()).attempt(|| "open directories of the base")?;
+    let goes_on = unable.is_some();
+    let opened = staged::open(base, touched.keys(), goes_on).attempt(|| "open directories of the base")?;
     let linked = linked_names(from, to, changes)?;
     let (placed, written, changed) = (BTreeMap::new(), Written::default(), BTreeSet::new());
     let (writer, keeps_numbers) = (base.writer(), base.keeps_numbers());
@@ -100,18 +101,26 @@ pub(super) fn write_base<'a>(
         let set = home.set_attributes(path);
         home.go_on(path, set).attempt(|| format!("set the attributes of '{path}'"))?;
         if staged::can_be_kept_out() {
-            let seen = found(base.stat(path))?;
-            home.written.seen.insert(path.clone(), seen);
+            match found(base.stat(path)) {
+                Ok(seen) => drop(home.written.seen.insert(path.clone(), seen)),
+                Err(_) if goes_on => {}
+                Err(error) => return Err(error),
+            }
         }
     }
-    let as_they_were = opened.iter().filter(|(path, _)| !home.written.inos.contains_key(path));
-    staged::close(base, as_they_were).attempt(|| "close directories of the base")?;
+    // The deepest first: behind a closed one nothing is reached.
+    for (path, mode) in opened.iter().rev() {
+        if !home.written.inos.contains_key(path) {
+            let closed = staged::close(base, path, *mode);
+            home.go_on(path, closed).attempt(|| format!("close '{path}'"))?;
+        }
+    }
     // One sync for all: until the pre-images are sealed, a power cut sets everything back anyway.
     root.sync_filesystem()?;
     Ok(home.written)
 }
 
-/// What could not be done at some paths, and would fail each time.
+/// What could not be done at some paths.
 pub(super) type Unable = BTreeMap<TreePath, FsError>;
 
 /// Records what will stand at a path.
@@ -159,11 +168,14 @@ impl<'a> Home<'a> {
         }
     }
 
-    /// Goes on after a failure at one path that would be met again however often this is tried, if that is wanted.
+    /// Goes on after a failure at one path, if that is wanted. A failure of the store is about no
+    /// path.
     fn go_on(&mut self, path: &TreePath, done: FsResult<()>) -> FsResult<()> {
         match (done, &mut self.unable) {
-            (Err(error), Some(unable)) if is_lasting(&error) => {
-                self.stages.remove_in(&self.writer, path)?;
+            (Err(FsError::Store(error)), _) => Err(FsError::Store(error)),
+            (Err(error), Some(unable)) => {
+                // What is left of it is removed by the next attempt, which this error asks for.
+                let error = self.stages.remove_in(&self.writer, path).err().unwrap_or(error);
                 // What stands there now is nothing that was put there.
                 self.written.inos.remove(path);
                 unable.entry(path.clone()).or_insert(error);
@@ -521,7 +533,7 @@ fn xattr_list(record: &Node) -> Vec<(Vec<u8>, Vec<u8>)> {
 }
 
 /// Whether a failure is about the path, and not about a disk that may be better the next time, or a right that may be given.
-fn is_lasting(error: &FsError) -> bool {
+pub(super) fn is_lasting(error: &FsError) -> bool {
     matches!(
         error,
         FsError::Drift(_)

@@ -39,6 +39,12 @@ impl Timeline {
             match landing {
                 Ok(Landing::Landed(landed)) => return self.landed(landed, to, description),
                 Ok(Landing::Moved(upper)) => next = upper,
+                // The new tree is one record, so that a kill leaves all of it or nothing. That can
+                // be too long.
+                Err(FsError::Store(error)) if error.errno == Some(libc::EFBIG) => {
+                    why = error.to_string();
+                    break;
+                }
                 // It cannot be told what the tree is there: it stays where it is.
                 Err(
                     error @ (FsError::Stale

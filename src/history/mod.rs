@@ -27,12 +27,14 @@ mod pack;
 mod part;
 pub mod patch;
 mod policy;
+mod preflight;
 mod recognised;
 mod sought;
 mod stack;
 mod staged;
 mod tidy;
 mod twin;
+mod unfinished;
 mod versions;
 
 use std::collections::BTreeSet;
@@ -43,7 +45,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::base::Base;
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fs::lower::{self, Lower, PreHistory};
+use crate::fs::lower::{Lower, PreHistory};
 use crate::fs::{Forgotten, Fs, Kernel, State, Switched};
 use crate::history::mounts::Mounts;
 use crate::jail::Jail;
@@ -58,6 +60,7 @@ pub use policy::{Due, Policy};
 use recognised::Recognised;
 pub use stack::Roots;
 pub use tidy::Effort;
+use unfinished::Unfinished;
 
 /// A head without a mount: nothing is held, nothing is dirty.
 struct NoKernel;
@@ -84,8 +87,11 @@ pub struct Timeline {
     stopping: AtomicBool,
     /// What each apply so far found in the base.
     applies: Mutex<PreHistory>,
-    /// An apply failed and could not be taken back: no other may come before that is done.
-    apply_is_stuck: AtomicBool,
+    /// The rollback that no other apply may come before.
+    unfinished: Mutex<Option<Unfinished>>,
+    /// Whether an apply was rolled back when the store was opened: it was the last, and the next
+    /// undo is meant for it.
+    was_rolled_back: AtomicBool,
     /// One operation at a time.
     turn: Mutex<()>,
     /// Sealed layers are rewritten by one thread at a time.
@@ -126,7 +132,8 @@ pub struct Replaced {
 pub type Listing<'a> = &'a mut dyn FnMut(&State, &State, diff::PathChange) -> Result<()>;
 
 impl Timeline {
-    /// Opens a head, or begins it on the base. An apply that did not come to its end is taken back first.
+    /// Opens a head, or begins it on the base. An apply that did not come to its end is rolled back
+    /// first, as far as that can be; see [`Timeline::unfinished_rollback`].
     ///
     /// # Errors
     /// Damage, or what the store and the base answer.
@@ -135,12 +142,13 @@ impl Timeline {
         if base_is == Recognised::Other && !back::unfinished(&store)?.is_empty() {
             recognised::refuse_other(&store, &base)?;
         }
-        back::roll_back_unfinished(&store, &base)?;
-        let applies = lower::read_history(&store)?;
+        let unfinished::Found { applies, unfinished, was_rolled_back } =
+            unfinished::roll_back_all(&store, &base)?;
+        let epoch_now = epoch_of(&applies, unfinished.as_ref());
         let mut roots = Roots::new(Arc::clone(&store));
         let (upper, tree, epoch) = match store.head(head)? {
             None => {
-                let epoch = Epoch(u32::try_from(applies.len()).unwrap_or(u32::MAX));
+                let epoch = epoch_now;
                 let upper = store.create_layer(None, head, epoch, LayerKind::Continues)?;
                 store.set_head(head, &HeadRecord { layer: upper.layer() })?;
                 let description = String::from_utf8_lossy(base.path()).into_owned();
@@ -188,7 +196,8 @@ impl Timeline {
             roots: Mutex::new(roots),
             stopping: AtomicBool::new(false),
             applies: Mutex::new(applies),
-            apply_is_stuck: AtomicBool::new(false),
+            unfinished: Mutex::new(unfinished),
+            was_rolled_back: AtomicBool::new(was_rolled_back),
             turn: Mutex::new(()),
             tidying: Mutex::new(()),
             dedup: Mutex::new(None),
@@ -246,9 +255,9 @@ impl Timeline {
         }
     }
 
-    /// The epoch of the base as it is now.
+    /// The epoch of the base as it is now; before an apply that is to be rolled back.
     pub fn base_epoch(&self) -> Epoch {
-        Epoch(u32::try_from(self.applies.lock().len()).unwrap_or(u32::MAX))
+        epoch_of(&self.applies.lock(), self.unfinished.lock().as_ref())
     }
 
     /// The sealed layer right below the one that is written to.
@@ -557,6 +566,13 @@ impl Timeline {
         let rest = Target { layer: Some(layer), epoch: state.lower.epoch() };
         self.log(OpVerb::Seal, message, rest).map(drop)
     }
+}
+
+/// The epoch of the base after some applies, of which the last may be one that is to be rolled
+/// back.
+fn epoch_of(applies: &PreHistory, unfinished: Option<&Unfinished>) -> Epoch {
+    let all = || Epoch(u32::try_from(applies.len()).unwrap_or(u32::MAX));
+    unfinished.map_or_else(all, Unfinished::before)
 }
 
 /// Seals a layer that nobody writes to any more. It is synced first: the seal says that all before it was, a power cut may leave the

@@ -83,6 +83,12 @@ impl Timeline {
                     secured?;
                     continue;
                 }
+                // All that changes is one record, so that a kill leaves all of it or nothing.
+                Err(FsError::Store(error)) if error.errno == Some(libc::EFBIG) => {
+                    return Err(error
+                        .during(attempt())
+                        .hint("restore fewer paths at once, or the whole tree"));
+                }
                 shown => shown.attempt(attempt)?.0,
             };
             let listed = self.list_restored(&changed.from, &shown, list);

@@ -55,15 +55,18 @@ impl Stages {
         path.split().is_some_and(|(dir, name)| self.0.get(&dir) == Some(&name))
     }
 
-    /// Removes what is still there. A directory is nothing that was staged.
-    pub(super) fn remove_left(&self, base: &Base) -> FsResult<()> {
-        for (dir, name) in &self.0 {
+    /// Removes what is still there. A directory is nothing that was staged. Returns what could not
+    /// be removed.
+    pub(super) fn remove_left(&self, base: &Base) -> BTreeMap<TreePath, FsError> {
+        let remove = |dir: &TreePath, name: &Name| -> FsResult<()> {
             let left = found(base.stat(&dir.join(name)))?;
-            if left.is_some_and(|stat| stat.kind != FileKind::Dir) {
-                base.writer().dir(dir)?.unlink(name)?;
+            match left.filter(|stat| stat.kind != FileKind::Dir) {
+                Some(_) => base.writer().dir(dir)?.unlink(name),
+                None => Ok(()),
             }
-        }
-        Ok(())
+        };
+        let failed = self.0.iter().filter_map(|(dir, name)| Some((dir.join(name), remove(dir, name).err()?)));
+        failed.collect()
     }
 
     /// Removes what was staged for a path, if anything is.
@@ -92,36 +95,40 @@ pub(super) fn can_be_kept_out() -> bool {
     !nix::unistd::geteuid().is_root()
 }
 
-/// Lets the owner, who we are, into those directories of the base among `paths` that it closed to itself. What they were is given, and set back by
-/// [`close`] or by giving them the attributes they are to have.
+/// Lets the owner, who we are, into those directories of the base among `paths` that it closed to
+/// itself. Returns their modes, which [`close`] sets back, or whoever gives them the attributes
+/// that they are to have. With `goes_on`, a directory that cannot be opened stays as it is.
 pub(super) fn open<'p>(
     base: &Base,
     paths: impl Iterator<Item = &'p TreePath>,
+    goes_on: bool,
 ) -> FsResult<BTreeMap<TreePath, u32>> {
     let mut opened = BTreeMap::new();
-    // What is somebody else's is not ours to open.
-    let me = nix::unistd::geteuid();
     for path in paths.filter(|_| can_be_kept_out()) {
-        let Some(stat) = found(base.stat(path))? else { continue };
-        let is_closed = stat.kind == FileKind::Dir && !stat.foreign && stat.mode & OPEN != OPEN;
-        if let (true, Some((dir, name))) = (is_closed && stat.uid == me.as_raw(), path.split()) {
-            base.writer().dir(&dir)?.set_mode(&name, stat.mode | OPEN)?;
-            opened.insert(path.clone(), stat.mode);
+        match open_one(base, path) {
+            Ok(mode) => opened.extend(mode.map(|mode| (path.clone(), mode))),
+            Err(_) if goes_on => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(opened)
 }
 
-/// Closes directories that [`open`] opened, if they are there.
-pub(super) fn close<'p>(
-    base: &Base,
-    opened: impl DoubleEndedIterator<Item = (&'p TreePath, &'p u32)>,
-) -> FsResult<()> {
-    // The deepest first: behind a closed one nothing is reached.
-    for (path, mode) in opened.rev() {
-        if let (Some(_), Some((dir, name))) = (found(base.stat(path))?, path.split()) {
-            base.writer().dir(&dir)?.set_mode(&name, *mode)?;
-        }
+/// Opens one directory, if it is closed and ours. Returns its mode before.
+fn open_one(base: &Base, path: &TreePath) -> FsResult<Option<u32>> {
+    let Some(stat) = found(base.stat(path))? else { return Ok(None) };
+    let is_closed = stat.kind == FileKind::Dir && !stat.foreign && stat.mode & OPEN != OPEN;
+    // What is somebody else's is not ours to open.
+    let is_ours = stat.uid == nix::unistd::geteuid().as_raw();
+    let (true, Some((dir, name))) = (is_closed && is_ours, path.split()) else { return Ok(None) };
+    base.writer().dir(&dir)?.set_mode(&name, stat.mode | OPEN)?;
+    Ok(Some(stat.mode))
+}
+
+/// Closes a directory that [`open`] opened, if it is there.
+pub(super) fn close(base: &Base, path: &TreePath, mode: u32) -> FsResult<()> {
+    match (found(base.stat(path))?, path.split()) {
+        (Some(_), Some((dir, name))) => base.writer().dir(&dir)?.set_mode(&name, mode),
+        (None, _) | (_, None) => Ok(()),
     }
-    Ok(())
 }

@@ -361,6 +361,7 @@ impl Sandbox {
             refused_count,
             base_problems: self.base_problems(flushed.err()),
             sync_failed: self.fs().sync_has_failed(),
+            rollback: self.timeline.unfinished_rollback(),
         })
     }
 
@@ -593,12 +594,12 @@ impl Sandbox {
         let review = is_review.then(|| self.timeline.protected());
         let mut lister = Lister { review, ..self.lister(Detail::NameStatus) };
         plan.changes.iter().try_for_each(|change| lister.take(&plan.from, &plan.to, change))?;
-        let (conflicts, refused) = (plan.conflicts, plan.refused);
+        let (conflicts, refused, is_rollback) = (plan.conflicts, plan.refused, plan.is_rollback);
         let not_kept_count = plan.not_kept.len() as u64;
         let not_kept = plan.not_kept.into_iter().take(MOST_TOLD);
         let not_kept = not_kept.map(|(path, what)| (path, not_kept_text(what))).collect();
         let (changes, epoch) = (lister.finish(), self.timeline.base_epoch());
-        Ok(Applied { changes, epoch, conflicts, refused, not_kept, not_kept_count })
+        Ok(Applied { changes, epoch, conflicts, refused, not_kept, not_kept_count, is_rollback })
     }
 }
 

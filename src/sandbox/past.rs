@@ -81,6 +81,8 @@ fn status_text(status: &Status) -> String {
     }
     lines.push(format!("applied     {} times", status.epoch));
     lines.push(format!("refused     {} ways out", status.refused_count));
+    let rollback = status.rollback.iter().flatten();
+    lines.extend(rollback.map(|(path, reason)| format!("not set back {path}: {}", one_line(reason))));
     let problems = status.base_problems.iter();
     lines.extend(problems.map(|(path, reason)| format!("problem     {path}: {}", one_line(reason))));
     lines.join("\n") + "\n"

@@ -478,6 +478,9 @@ pub struct Status {
     /// Whether a sync of the store failed: nothing can be changed until it is mounted again, and what was not synced before may
     /// be lost.
     pub sync_failed: bool,
+    /// The paths of the base that a failed apply changed and that are not set back yet, with the
+    /// reason; the root, for what concerns no single path. None if there is no such apply.
+    pub rollback: Option<Vec<(TreePath, String)>>,
 }
 
 /// A sealed state of the tree.
@@ -549,6 +552,8 @@ pub struct Applied {
     pub not_kept: Vec<(TreePath, String)>,
     /// How many there are in all.
     pub not_kept_count: u64,
+    /// Whether it only ended the rollback of an apply that failed or was cut off.
+    pub is_rollback: bool,
 }
 
 /// Paths of which it is told what the base did not keep.

@@ -296,7 +296,7 @@ fn hides_a_frame(bytes: &[u8], seq: u64, end: u64) -> bool {
 /// One record as a frame, with the number `seq`.
 ///
 /// # Errors
-/// One that is too long, or cannot be encoded.
+/// `EFBIG` for one that is longer than [`codec::MAX_LEN`]; one that cannot be encoded.
 pub fn frame<T: Serialize>(record: &T, seq: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     frame_onto(record, seq, &mut bytes)?;
@@ -316,7 +316,11 @@ pub fn frames<T: Serialize>(records: impl Iterator<Item = T>) -> Result<Vec<u8>>
 }
 
 fn frame_onto<T: Serialize>(record: &T, seq: u64, bytes: &mut Vec<u8>) -> Result<()> {
-    let too_long = || Error::damage("encode a record", "it is too long");
+    let too_long = || {
+        let why = format!("what it changes takes more than {} MiB", codec::MAX_LEN >> 20);
+        let error = Error::new(Kind::Failed, "encode a record", why);
+        Error { errno: Some(nix::errno::Errno::EFBIG as i32), ..error }
+    };
     bytes.clear();
     bytes.resize(FRAME_HEAD, 0);
     codec::encode_onto(record, bytes).map_err(|why| Error::damage("encode a record", why))?;

@@ -224,6 +224,14 @@ pub fn birth<Fd: AsFd>(fd: Fd) -> Option<Timestamp> {
     Some(Timestamp { secs: born.tv_sec, nanos: born.tv_nsec })
 }
 
+/// Whether a node is immutable, and whether it is append-only: `chattr +i` and `+a` (statx(2)
+/// `stx_attributes`). Both are false where the filesystem does not say.
+pub fn is_immutable_or_append_only<Fd: AsFd>(fd: Fd) -> (bool, bool) {
+    let known = statx(fd, 0).map_or(0, |answer| answer.stx_attributes & answer.stx_attributes_mask);
+    let has = |bit: i32| known & u64::from(bit.unsigned_abs()) != 0;
+    (has(libc::STATX_ATTR_IMMUTABLE), has(libc::STATX_ATTR_APPEND))
+}
+
 /// What the kernel knows of a file, if it knows all that is asked for.
 fn statx<Fd: AsFd>(fd: Fd, mask: u32) -> Option<libc::statx> {
     statx_at(fd.as_fd(), c"", libc::AT_EMPTY_PATH, mask).ok().flatten()

@@ -120,6 +120,7 @@ mod rules {
                 ("kill", None) => Action::Kill,
                 ("fail", Some("ENOSPC")) => Action::Fail(Errno::ENOSPC),
                 ("fail", Some("EDQUOT")) => Action::Fail(Errno::EDQUOT),
+                ("fail", Some("EFBIG")) => Action::Fail(Errno::EFBIG),
                 ("fail", Some("EIO")) => Action::Fail(Errno::EIO),
                 _ => return Err(text.to_owned()),
             };

@@ -216,3 +216,62 @@ for line in sys.stdin:
     );
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
 }
+
+/// In a directory of root's all may write, and only root can give it its times.
+#[test]
+fn what_an_ordinary_user_may_not_write_is_refused_before_anything_is_written() {
+    let place = place();
+    fs::create_dir(place.at("base/roots")).unwrap();
+    fs::set_permissions(place.at("base/roots"), PermissionsExt::from_mode(0o777)).unwrap();
+    let said = as_nobody(
+        &place,
+        r#"
+        cd ../base
+        cd ..; $JAILFS mount base mnt; (cd mnt; echo changed > a; echo x > roots/new; echo z > z); $JAILFS umount mnt; cd base
+        code=0; $JAILFS apply 2> ../home/told || code=$?; cat ../home/told; [ $code = 1 ]
+        grep -q "'roots' cannot be written: it belongs to user 0.*nothing is written" ../home/told
+        [ "$(cat a)" = one ]; [ ! -e roots/new ]; [ ! -e z ]
+        $JAILFS status > ../home/status; ! grep 'not set back' ../home/status; $JAILFS log
+        $JAILFS apply a z; [ "$(cat a z | tr '\n' ' ')" = 'changed z ' ]
+        "#,
+    );
+    assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
+}
+
+/// Root takes a directory from its owner after an apply was cut off, and gives it back later.
+#[test]
+fn a_directory_that_is_roots_now_stops_only_the_next_apply() {
+    let place = place();
+    let said = as_nobody(
+        &place,
+        r#"
+        cd ../base; mkdir d e; for dir in d e; do echo old > $dir/f; done
+        $JAILFS run --keep -- sh -euc 'echo changed > d/f; echo changed > e/f'
+        ! JAILFS_STEPS=kill:base.sync:1 $JAILFS apply; [ "$(cat d/f e/f | tr '\n' ' ')" = 'changed changed ' ]
+        "#,
+    );
+    assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
+    chown(place.at("base/d"), Some(0), Some(0)).unwrap();
+    let said = as_nobody(
+        &place,
+        r#"
+        cd ../base; $JAILFS status > ../home/status; cat ../home/status
+        grep -q '^  d/f: its directory may not be written' ../home/status; ! grep -q '^  e' ../home/status
+        [ "$(cat d/f e/f | tr '\n' ' ')" = 'changed old ' ]; [ "$($JAILFS show base:d/f)" = old ]; $JAILFS log
+        cd ..; $JAILFS mount base mnt; [ "$(cat mnt/d/f)" = changed ]
+        cd mnt; $JAILFS discard; [ "$(cat d/f)" = old ]; echo mine > e/f
+        code=0; $JAILFS apply || code=$?; [ $code = 3 ]
+        cd ..; $JAILFS umount mnt
+        "#,
+    );
+    assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
+    chown(place.at("base/d"), Some(NOBODY), Some(NOBODY)).unwrap();
+    let said = as_nobody(
+        &place,
+        r#"
+        cd ../base; $JAILFS apply --undo; [ "$(cat d/f e/f | tr '\n' ' ')" = 'old old ' ]
+        $JAILFS apply; [ "$(cat d/f e/f | tr '\n' ' ')" = 'old mine ' ]
+        "#,
+    );
+    assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
+}

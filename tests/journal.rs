@@ -156,7 +156,6 @@ impl Recorded {
         drop(sandbox);
         let checked = Sandbox::check_store(store, true).unwrap();
         assert!(checked.problems.is_empty(), "{told}: {:#?}", checked.problems);
-        std::fs::remove_dir_all(store).unwrap();
         found
     }
 }
@@ -180,7 +179,8 @@ fn a_kill_at_any_step_of_a_rewrite_loses_nothing_that_was_acknowledged() {
         let mut disk = recorded.disk(at);
         // The host goes on: it has all that was written.
         disk.apply(&Change::SyncAll {});
-        let store = dir.path().join("killed");
+        let place = tempfile::tempdir().unwrap();
+        let store = place.path().join("killed");
         disk.cut(&mut Random(1), recorded.root, &store);
         let found = Recorded::open(&store, &told);
         let acknowledged = Recorded::last(&recorded.acknowledged, at);
@@ -209,7 +209,8 @@ fn a_power_cut_at_any_step_of_a_rewrite_loses_nothing_that_was_synced() {
                 _ => recorded.begun + random.below((len - recorded.begun) as u64 + 1) as usize,
             };
             let told = format!("seed {seed}, cut {cut}, after {at} of {len} changes");
-            let store = dir.path().join("cut");
+            let place = tempfile::tempdir().unwrap();
+            let store = place.path().join("cut");
             recorded.disk(at).cut(&mut random, recorded.root, &store);
             let found = Recorded::open(&store, &told);
             let synced = Recorded::last(&recorded.synced, at);

@@ -16,6 +16,7 @@ mod data_ranges;
 mod full;
 mod held;
 mod jailed;
+mod journal;
 mod listing;
 pub mod lower;
 mod names;
@@ -44,7 +45,7 @@ use crate::fs::table::{NodeTable, Place};
 use crate::fs::versions::Versions;
 use crate::jail::{Jail, Walks};
 use crate::store::Store;
-use crate::store::layer::Upper;
+use crate::store::layer::{JournalExchange, Upper};
 use crate::store::pool::PoolWriter;
 use crate::store::record::{Dentry, Edit, Hides, Meta, Node, Record, Source};
 use crate::store::used::Used;
@@ -59,6 +60,7 @@ pub use content::{ReadPlan, SeekTo};
 pub use data_ranges::DataRanges;
 pub use full::{MOST_TRIES, Need};
 pub use jailed::{LinkAnswer, Move, Refusal, Refused};
+pub use journal::{JournalNotice, NextLook, OpenJournal, SMALL_JOURNAL};
 pub use listing::{DirEntry, HandOut};
 pub use names::RenameMode;
 pub use past::{Archive, Origin, PastView, Text};
@@ -162,6 +164,7 @@ pub(crate) struct Core {
     refused: VecDeque<Refusal>,
     refused_count: u64,
     room: room::Room,
+    journal: journal::JournalWatch,
     outdated: told::Outdated,
     /// Names that a switch gave to something else and of which the kernel is not told yet.
     untold: BTreeSet<(NodeId, Name)>,
@@ -174,6 +177,15 @@ pub(crate) struct Core {
 /// Makes room on a full disk; gives the number of bytes, or none if that cannot be now. Called without any lock.
 pub type MoreRoom = dyn Fn() -> Option<u64> + Send + Sync;
 
+/// What must be done before the next sync or seal succeeds.
+#[derive(Default)]
+struct Unfinished {
+    /// Layers whose seal failed.
+    layers: Vec<Upper>,
+    /// The last exchange of the journal, if it is not synced.
+    exchange: Option<JournalExchange>,
+}
+
 /// A head of a store, as a filesystem.
 pub struct Fs {
     store: Arc<Store>,
@@ -181,8 +193,8 @@ pub struct Fs {
     /// Counts what was asked of it.
     asked: AtomicU64,
     jail: Mutex<Arc<Jail>>,
-    /// Held while a layer is being synced or sealed, so that one sync serves all who wait. In it are layers whose seal failed.
-    sync_gate: Mutex<Vec<Upper>>,
+    /// Held while a layer is being synced or sealed, so that one sync serves all who wait.
+    sync_gate: Mutex<Unfinished>,
     /// Held for reading by whoever looks at states, and for writing while space is given back.
     looking: RwLock<()>,
     /// Whether something was removed or replaced since space was last given back.
@@ -195,6 +207,7 @@ impl Fs {
     /// The filesystem of a head: `tree` over `lower`, writing to `upper`.
     pub fn new(store: Arc<Store>, tree: Tree, lower: Lower, upper: Upper, jail: Jail) -> Fs {
         let core = Core {
+            journal: journal::JournalWatch::of(&upper),
             state: State { tree, lower: Arc::new(lower) },
             upper,
             table: NodeTable::new(),
@@ -456,6 +469,7 @@ impl Core {
         for edit in &edits {
             self.tree.apply(edit).map_err(|Misfit(what)| FsError::Damage(what))?;
         }
+        self.watch_journal();
         Ok(())
     }
 
@@ -465,6 +479,12 @@ impl Core {
         if let Some(versions) = &mut self.versions {
             versions.note_sync_failed();
         }
+    }
+
+    /// The same, because the exchange of the journal could not be synced.
+    fn exchange_failed(&mut self) {
+        self.sync_failed();
+        self.upper.exchange_failed();
     }
 
     /// Says that everything was synced that was written before a mark was taken in the log of versions.

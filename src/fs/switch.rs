@@ -18,7 +18,7 @@ use crate::error::{FsError, FsResult, Result};
 use crate::fs::lower::Lower;
 use crate::fs::table::{Held, Place};
 use crate::fs::versions::{Mark, Versions};
-use crate::fs::{Attr, Core, Found, Fs, State, told};
+use crate::fs::{Attr, Core, Found, Fs, State, Unfinished, told};
 use crate::store::layer::Upper;
 use crate::store::record::{Body, Dentry, Edit, Record, Seal, Source};
 use crate::sys::clock;
@@ -137,13 +137,13 @@ impl Fs {
     /// Keeps a layer whose seal failed for the next try: what lies above it is worth nothing without it.
     fn keep_unsealed(
         &self,
-        unfinished: &mut Vec<Upper>,
+        unfinished: &mut Unfinished,
         layer: Upper,
         mark: Option<Mark>,
         sealed: Result<()>,
     ) -> Result<()> {
         if sealed.is_err() {
-            unfinished.push(layer);
+            unfinished.layers.push(layer);
         } else if self.store.durable() {
             self.core().note_versions_synced(mark);
         }
@@ -162,13 +162,15 @@ impl Fs {
         sealed
     }
 
-    /// Seals the layers whose seal failed: what lies above them is worth nothing without them.
-    pub(super) fn seal_unfinished(&self, unfinished: &mut Vec<Upper>) -> Result<()> {
-        while let Some(mut layer) = unfinished.pop() {
+    /// Seals the layers whose seal failed: what lies above them is worth nothing without them. And
+    /// syncs the last exchange of the journal.
+    pub(super) fn seal_unfinished(&self, unfinished: &mut Unfinished) -> Result<()> {
+        self.finish_exchange(unfinished)?;
+        while let Some(mut layer) = unfinished.layers.pop() {
             let seal =
                 Seal { name: None, message: "cut off".to_owned(), time: clock::now(), automatic: true };
             if let Err(error) = self.seal_one(&mut layer, seal, true) {
-                unfinished.push(layer);
+                unfinished.layers.push(layer);
                 return Err(error);
             }
         }
@@ -181,7 +183,8 @@ impl Fs {
     /// What the base answers; then nothing has changed.
     pub fn switch(&self, state: State, upper: Upper) -> FsResult<Switched> {
         // A sync that is under way is of the layer that was written to when it began.
-        let _gate = self.sync_gate.lock();
+        let mut gate = self.sync_gate.lock();
+        self.finish_exchange(&mut gate)?;
         let mut core = self.core();
         let before = core.state.clone();
         let mut layer = upper;

@@ -20,6 +20,7 @@ pub mod diff;
 mod forget;
 pub mod gc;
 mod home;
+mod journal;
 mod land;
 pub mod mounts;
 mod origin;

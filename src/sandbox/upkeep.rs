@@ -42,6 +42,7 @@ impl Sandbox {
     /// What the store answers; nothing is lost then.
     pub fn tidy(&self) -> Result<()> {
         self.timeline.tend_versions(true);
+        self.timeline.shorten_journal(Effort::Everything)?;
         self.timeline.tidy(Effort::Everything)?;
         self.timeline.dedup(&|| true)?;
         self.timeline.pack(Effort::Everything, &|| true)
@@ -231,7 +232,14 @@ impl Housekeeper {
         let tidying = Worker::start("housekeeper", move |shared| {
             let noticed = Arc::clone(shared);
             of_thread.fs().set_edit_notice(Some(Box::new(move || noticed.notice_edit())));
-            while let Some(is_work) = shared.wait() {
+            let noticed = Arc::clone(shared);
+            of_thread.fs().set_journal_notice(Some(Box::new(move || noticed.notice_journal())));
+            while let Some(Work { is_work, journal }) = shared.wait() {
+                if (is_work || journal)
+                    && let Err(error) = of_thread.shorten_journal(Effort::WhereItPays)
+                {
+                    log::warn!("a mount takes longer than it need: {error}");
+                }
                 if is_work && let Err(error) = of_thread.tidy(Effort::WhereItPays) {
                     log::warn!("the store could not be tidied, and works on as it is: {error}");
                 }
@@ -244,6 +252,7 @@ impl Housekeeper {
                 }
             }
             of_thread.fs().set_edit_notice(None);
+            of_thread.fs().set_journal_notice(None);
         })?;
         tidying.shared.wake();
         Ok(Housekeeper { timeline: Arc::clone(timeline), tidying, dedup, collector })
@@ -285,9 +294,19 @@ struct Wanted {
     work: bool,
     /// Files are edited: their versions are looked after in a moment.
     edits: bool,
+    /// The journal of the upper layer got long.
+    journal: bool,
     end: bool,
     /// What had been asked for when it rested last.
     asked: u64,
+}
+
+/// The work besides the versions of files.
+struct Work {
+    /// Whether an operation left something to do.
+    is_work: bool,
+    /// Whether the journal of the upper layer got long.
+    journal: bool,
 }
 
 /// How long it is waited before it is looked after versions again.
@@ -313,22 +332,23 @@ impl Shared {
         self.changed.notify_one();
     }
 
-    /// Waits for work; whether there is any besides the versions of files that were edited, and none at the end.
-    fn wait(&self) -> Option<bool> {
+    /// Waits for work, or for edits of files whose versions are to be looked after; none at the end.
+    fn wait(&self) -> Option<Work> {
         let mut state = self.state.lock();
-        while !state.work && !state.end && !state.edits {
+        while !state.work && !state.end && !state.edits && !state.journal {
             self.changed.wait(&mut state);
         }
         // Whoever edits edits more.
         let until = Instant::now() + MOMENT;
-        while state.edits && !state.work && !state.end {
+        while state.edits && !state.work && !state.end && !state.journal {
             if self.changed.wait_until(&mut state, until).timed_out() {
                 break;
             }
         }
         state.edits = false;
         let is_work = std::mem::take(&mut state.work);
-        (!state.end).then_some(is_work)
+        let journal = std::mem::take(&mut state.journal);
+        (!state.end).then_some(Work { is_work, journal })
     }
 
     /// An edit begins. Wakes the thread only if it sleeps for good.
@@ -337,6 +357,12 @@ impl Shared {
         if !std::mem::replace(&mut state.edits, true) {
             self.changed.notify_one();
         }
+    }
+
+    /// The journal of the upper layer got long.
+    fn notice_journal(&self) {
+        self.state.lock().journal = true;
+        self.changed.notify_one();
     }
 
     /// Rests if anything was asked for since the last time; false at the end.

@@ -35,6 +35,12 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     if used == bytes.len() { Ok(value) } else { Err(format!("{} bytes left over", bytes.len() - used)) }
 }
 
+/// The number of the variant that encoded bytes of an enum begin with; none above 250, which takes
+/// several bytes.
+pub fn variant(bytes: &[u8]) -> Option<u8> {
+    bytes.first().copied().filter(|first| *first <= 250)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

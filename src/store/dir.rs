@@ -77,22 +77,27 @@ impl StoreDir {
         }
     }
 
+    /// Opens a file for reading; none if there is none.
+    ///
+    /// # Errors
+    /// As open(2).
+    pub fn open_file(&self, name: &str) -> Result<Option<File>> {
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+        match openat(&self.fd, name, flags, Mode::empty()) {
+            Ok(fd) => Ok(Some(File::from(fd))),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(std::io::Error::from(errno)).attempt(|| format!("open {}", self.show(name))),
+        }
+    }
+
     /// Reads a whole file; none if there is none.
     ///
     /// # Errors
     /// As open(2) and read(2).
     pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
-        let file = match openat(&self.fd, name, flags, Mode::empty()) {
-            Ok(fd) => File::from(fd),
-            Err(Errno::ENOENT) => return Ok(None),
-            Err(errno) => {
-                return Err(std::io::Error::from(errno)).attempt(|| format!("open {}", self.show(name)));
-            }
-        };
+        let Some(mut file) = self.open_file(name)? else { return Ok(None) };
         let mut bytes = Vec::new();
-        let mut reader = &file;
-        reader.read_to_end(&mut bytes).attempt(|| format!("read {}", self.show(name)))?;
+        file.read_to_end(&mut bytes).attempt(|| format!("read {}", self.show(name)))?;
         Ok(Some(bytes))
     }
 

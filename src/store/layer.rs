@@ -4,22 +4,29 @@
 //! operation. A record refers only to pool bytes that were written before it, so after a kill the whole journal is true;
 //! after a power cut it is true up to what was synced, see `trusted`.
 
+mod rewrite;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::dir::StoreDir;
-use crate::store::disk;
+use crate::store::frames::{self, Frames, LogBytes};
 use crate::store::layers::{Besides, Layers};
-use crate::store::log::{self, Frames, Log};
+use crate::store::log::{self, Log};
 use crate::store::pack::Packed;
 use crate::store::pool::PoolWriter;
 use crate::store::record::{Edit, Header, Record, Seal, Source};
 use crate::store::witness::{Unsynced, Witness};
 use crate::store::writer::{FailedSyncs, Writer};
+use crate::store::{codec, disk};
 use crate::types::LayerId;
 
+pub use rewrite::{JournalEnd, JournalExchange, JournalRewrite};
+
+/// The tag of [`Record::Edits`].
+const EDITS: u8 = 2;
 /// Name of the journal in the directory of a layer.
 pub const JOURNAL: &str = "journal";
 /// Name of the index in the directory of a layer.
@@ -148,7 +155,7 @@ pub(super) fn read(layers: &Layers, layer: LayerId, trust: &Trust) -> Result<Lay
 pub(super) fn read_file(layers: &Layers, layer: LayerId, name: &str, trust: &Trust) -> Result<LayerContents> {
     let what = layers.show(layer, name);
     let missing = || Error::damage(format!("read {what}"), "the file is missing");
-    let bytes = layers.read(layer, name)?.ok_or_else(missing)?;
+    let bytes = layers.open_log(layer, name)?.ok_or_else(missing)?;
     let (mut frames, marks) = read_frames(bytes, &what)?;
     let noted = (name == JOURNAL).then(|| trust.failed.get(&layer)).flatten();
     let noted =
@@ -193,10 +200,18 @@ pub(super) fn read_file(layers: &Layers, layer: LayerId, name: &str, trust: &Tru
     Ok(LayerContents { info, frames, is_changed, unsynced, is_cut, synced })
 }
 
-/// The good frames of a journal, and what is to be known of it as a whole.
-fn read_frames(bytes: Vec<u8>, what: &str) -> Result<(Frames<Record>, Marks)> {
+/// The good frames of a journal, and what is to be known of it as a whole. Edits are not decoded: a
+/// replay does that, and tells those that are not of this format.
+fn read_frames(bytes: LogBytes, what: &str) -> Result<(Frames<Record>, Marks)> {
     let mut marks = Marks::default();
-    let (frames, behind) = log::scan_torn(bytes, what, |number, record| marks.note(number, &record))?;
+    let see = |number, payload: &[u8], at| {
+        match codec::variant(payload) {
+            Some(EDITS) => marks.note_edits(number),
+            _ => marks.note(number, &log::decode(payload, what, at)?),
+        }
+        Ok(())
+    };
+    let (frames, behind) = frames::scan_torn(bytes, what, see)?;
     Ok((frames, Marks { behind, ..marks }))
 }
 
@@ -217,9 +232,13 @@ struct Marks {
 }
 
 impl Marks {
+    fn note_edits(&mut self, number: usize) {
+        self.first_change = self.first_change.or(Some(number));
+    }
+
     fn note(&mut self, number: usize, record: &Record) {
         match record {
-            Record::Edits(_) => self.first_change = self.first_change.or(Some(number)),
+            Record::Edits(_) => self.note_edits(number),
             Record::Synced | Record::Seal(_) => self.synced = self.synced.max(number + 1),
             // No more than what is before it.
             Record::SyncedTo(count) => {
@@ -265,11 +284,16 @@ fn failed_at(record: &Record) -> Option<usize> {
 /// # Errors
 /// As [`read`].
 pub(super) fn read_info(layers: &Layers, layer: LayerId, trust: &Trust) -> Result<LayerInfo> {
-    let bytes = layers.read(layer, JOURNAL)?.unwrap_or_default();
-    match outline(layer, &bytes) {
+    let what = layers.show(layer, JOURNAL);
+    let bytes = layers.open_log(layer, JOURNAL)?;
+    let (len, found) = match &bytes {
+        Some(bytes) => (bytes.len(), frames::outline::<Record>(bytes, &what)?),
+        None => (0, None),
+    };
+    match found.and_then(|found| sealed(layer, found)) {
         Some((header, compact, seal)) => {
             let besides = layers.besides(layer)?;
-            Ok(LayerInfo::new(header, Some(seal), compact, bytes.len() as u64, besides))
+            Ok(LayerInfo::new(header, Some(seal), compact, len, besides))
         }
         None => Ok(read(layers, layer, trust)?.info),
     }
@@ -281,7 +305,8 @@ pub(super) fn read_info(layers: &Layers, layer: LayerId, trust: &Trust) -> Resul
 /// Damage: only a sealed layer can be in one.
 pub(super) fn packed_info(layers: &Layers, packed: &Packed) -> Result<LayerInfo> {
     let layer = packed.layer;
-    let Some((header, compact, seal)) = outline(layer, &packed.journal) else {
+    let found = frames::outline_of(&packed.journal)?;
+    let Some((header, compact, seal)) = found.and_then(|found| sealed(layer, found)) else {
         let what = layers.show(layer, JOURNAL);
         return Err(Error::damage(format!("read {what}"), "it is not the journal of a sealed layer"));
     };
@@ -289,9 +314,10 @@ pub(super) fn packed_info(layers: &Layers, packed: &Packed) -> Result<LayerInfo>
     Ok(LayerInfo::new(header, Some(seal), compact, packed.journal.len() as u64, besides))
 }
 
-/// The ends of the journal of a sealed layer that is whole, and whether it is compact.
-fn outline(layer: LayerId, journal: &[u8]) -> Option<(Header, bool, Seal)> {
-    match log::outline::<Record>(journal)? {
+/// What the outline of the journal of a sealed layer says, and whether it is compact; none for
+/// another journal.
+fn sealed(layer: LayerId, outline: frames::Outline<Record>) -> Option<(Header, bool, Seal)> {
+    match outline {
         (Record::Header(header), second, Record::Seal(seal)) if header.layer == layer => {
             Some((header, matches!(second, Record::Compact), seal))
         }
@@ -304,7 +330,7 @@ fn outline(layer: LayerId, journal: &[u8]) -> Option<(Header, bool, Seal)> {
 /// # Errors
 /// Damage, with file and offset.
 pub(super) fn was_cut_off(layers: &Layers, trust: &Trust) -> Result<bool> {
-    let bytes = layers.read(trust.torn_from, JOURNAL)?.unwrap_or_default();
+    let Some(bytes) = layers.open_log(trust.torn_from, JOURNAL)? else { return Ok(false) };
     let what = layers.show(trust.torn_from, JOURNAL);
     let (_, marks) = read_frames(bytes, &what)?;
     let is_noted = trust.failed.contains_key(&trust.torn_from);
@@ -438,6 +464,10 @@ impl Upper {
     ) -> Result<Upper> {
         let layer = contents.info.header.layer;
         let dir = layers.dir(&dir_name(layer))?;
+        if dir.size(rewrite::NEW_JOURNAL)?.is_some() {
+            // A process ended while it rewrote the journal.
+            dir.remove(rewrite::NEW_JOURNAL)?;
+        }
         let journal = Arc::new(dir.file(JOURNAL, false)?);
         let count = contents.frames.count() as u64;
         let mut journal = Log::append_to(journal, dir.show(JOURNAL), contents.frames.end(), count)?;
@@ -668,7 +698,8 @@ mod tests {
     fn after_a_power_cut_records_without_their_bytes_are_not_trusted() {
         let records = [Record::Opened { writer: ONE }, map(), Record::Synced, resize(), map(), resize()];
         let trusted = |records: &[Record]| {
-            let (frames, marks) = read_frames(log::frames(records.iter()).unwrap(), "").unwrap();
+            let (frames, marks) =
+                read_frames(LogBytes::Memory(log::frames(records.iter()).unwrap()), "").unwrap();
             trusted(&frames, marks.synced(frames.count())).unwrap()
         };
         assert_eq!(trusted(&records), 4, "up to the first that refers to the pool");

@@ -1,11 +1,17 @@
 //! Where the files of the layers are: each layer's in a directory of its own, or, but for its pool and its index, in a pack.
 
+use std::sync::Arc;
+
 use crate::error::{Attempt, Result};
 use crate::store::dir::StoreDir;
 use crate::store::disk;
+use crate::store::frames::LogBytes;
 use crate::store::layer::{INDEX, JOURNAL, MAP, POOL, SUMS, dir_name};
 use crate::store::pack::{Packed, Packs};
 use crate::types::LayerId;
+
+/// Bytes of a file that is held in memory as a whole, at most.
+const IN_MEMORY: u64 = 4 << 20;
 
 /// The layers of a store on disk.
 pub struct Layers {
@@ -68,6 +74,25 @@ impl Layers {
             return Ok(of_packed(packed, name));
         }
         self.dir_of(layer)?.read(name)
+    }
+
+    /// The same, without holding a long file in memory: its bytes are read when they are looked at.
+    ///
+    /// # Errors
+    /// As [`Layers::read`].
+    pub(super) fn open_log(&self, layer: LayerId, name: &str) -> Result<Option<LogBytes>> {
+        if name != INDEX
+            && let Some(packed) = self.packs.get(layer)?
+        {
+            return Ok(of_packed(packed, name).map(LogBytes::Memory));
+        }
+        let Some(file) = self.dir_of(layer)?.open_file(name)? else { return Ok(None) };
+        let len = file.metadata().attempt(|| format!("stat {}", self.show(layer, name)))?.len();
+        // A check has the logs of all layers at once, and only so many files can be open.
+        if len <= IN_MEMORY {
+            return Ok(self.read(layer, name)?.map(LogBytes::Memory));
+        }
+        Ok(Some(LogBytes::File(Arc::new(file), len)))
     }
 
     /// The path of a file of a layer, for messages.

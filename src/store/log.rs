@@ -63,46 +63,6 @@ pub struct Torn<T> {
     pub behind: Vec<T>,
 }
 
-/// The good frames of a log, from its beginning. Their records are decoded when they are looked at, also for the second time: all
-/// of a long log at once would take several times its bytes.
-pub struct Frames<T> {
-    bytes: Vec<u8>,
-    what: String,
-    /// Where each ends.
-    ends: Vec<usize>,
-    records: PhantomData<fn() -> T>,
-}
-
-impl<T: DeserializeOwned> Frames<T> {
-    /// How many there are.
-    pub fn count(&self) -> usize {
-        self.ends.len()
-    }
-
-    /// Where the last of them ends in the log.
-    pub fn end(&self) -> u64 {
-        self.ends.last().map_or(0, |end| *end as u64)
-    }
-
-    /// Keeps the first `len` of them.
-    pub fn truncate(&mut self, len: usize) {
-        self.ends.truncate(len);
-    }
-
-    /// Their records, from one on.
-    ///
-    /// # Errors
-    /// Damage, with file and offset: a good frame whose payload is not a record of this format.
-    pub fn records_from(&self, first: usize) -> impl Iterator<Item = Result<T>> + '_ {
-        let begin = first.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0);
-        self.ends.get(first..).unwrap_or_default().iter().scan(begin, |begin, end| {
-            let start = std::mem::replace(begin, *end);
-            let payload = self.bytes.get(start + FRAME_HEAD..*end).unwrap_or_default();
-            Some(decode(payload, &self.what, start as u64))
-        })
-    }
-}
-
 /// Reads all frames of a log's bytes. `what` names the file in errors.
 ///
 /// # Errors
@@ -151,39 +111,31 @@ fn read_whole<T: DeserializeOwned>(bytes: &[u8], what: &str, first: u64) -> Resu
 /// Damage: a good frame whose payload is not a record of this format.
 pub fn read_torn<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<Torn<T>> {
     let contents = read_good(bytes, what, 0)?;
-    let behind = read_behind(bytes, contents.end, contents.records.len(), what)?;
+    let rest = usize::try_from(contents.end).ok().and_then(|end| bytes.get(end..)).unwrap_or_default();
+    let behind = read_behind(rest, contents.end, contents.records.len(), what)?;
     Ok(Torn { contents, behind })
 }
 
-/// The same for a log that may be long: gives its good frames, and the records of good frames behind a bad one. Each record is shown to
-/// `see` once, with its number.
-///
-/// # Errors
-/// As [`read_torn`].
-pub fn scan_torn<T: DeserializeOwned>(
-    bytes: Vec<u8>,
+/// The records of good frames in `bytes`, which begin with a bad frame that is at `end` in its log
+/// and should have the number `count`.
+pub(super) fn read_behind<T: DeserializeOwned>(
+    bytes: &[u8],
+    end: u64,
+    count: usize,
     what: &str,
-    mut see: impl FnMut(usize, T),
-) -> Result<(Frames<T>, Vec<T>)> {
-    let (mut at, mut ends) = (0, Vec::new());
-    while let Some((payload, next)) = frame_at(&bytes, at, ends.len() as u64) {
-        see(ends.len(), decode(payload, what, at as u64)?);
-        ends.push(next);
-        at = next;
-    }
-    let behind = read_behind(&bytes, at as u64, ends.len(), what)?;
-    Ok((Frames { bytes, what: what.to_owned(), ends, records: PhantomData }, behind))
-}
-
-/// The records of good frames behind the first bad one, which begins at `end`.
-fn read_behind<T: DeserializeOwned>(bytes: &[u8], end: u64, count: usize, what: &str) -> Result<Vec<T>> {
+) -> Result<Vec<T>> {
     let mut behind = Vec::new();
-    let (mut at, mut seq) = (usize::try_from(end).unwrap_or(usize::MAX), count as u64);
+    let (mut at, mut seq) = (0, count as u64);
     while let Some((payload, found, next)) = next_good(bytes, at, seq) {
-        behind.push(decode(payload, what, at as u64)?);
+        behind.push(decode(payload, what, end + at as u64)?);
         (at, seq) = (next.saturating_sub(1), found);
     }
     Ok(behind)
+}
+
+/// The error for a bad frame where a good one must be.
+pub(super) fn damage_in(what: &str, offset: u64) -> Error {
+    Error::damage(format!("read {what} at offset {offset}"), "bad frame")
 }
 
 /// The error for a bad frame that has good ones behind it.
@@ -192,7 +144,7 @@ pub fn damage_at(what: &str, offset: u64) -> Error {
         .hint("'jailfs check' tells what else is damaged")
 }
 
-fn decode<T: DeserializeOwned>(payload: &[u8], what: &str, at: u64) -> Result<T> {
+pub(super) fn decode<T: DeserializeOwned>(payload: &[u8], what: &str, at: u64) -> Result<T> {
     codec::decode(payload).map_err(|why| {
         Error::damage(format!("read {what} at offset {at}"), format!("not a record of this format: {why}"))
             .hint(OF_NEWER)
@@ -216,30 +168,8 @@ fn read_good<T: DeserializeOwned>(bytes: &[u8], what: &str, first: u64) -> Resul
     Ok(Contents { records, end: at as u64, torn: (bytes.len() - at) as u64 })
 }
 
-/// The first, the second and the last record of a log that is whole to its last byte, without looking into those
-/// between; none for a log that is not, or has fewer than two.
-pub fn outline<T: DeserializeOwned>(bytes: &[u8]) -> Option<(T, T, T)> {
-    let (mut first, mut second, mut last) = (None, None, None);
-    let (mut at, mut count) = (0, 0);
-    while let Some((payload, next)) = frame_at(bytes, at, count) {
-        match count {
-            0 => first = Some(payload),
-            1 => second = Some(payload),
-            _ => {}
-        }
-        last = Some(payload);
-        at = next;
-        count += 1;
-    }
-    if at != bytes.len() {
-        return None;
-    }
-    let record = |payload: Option<&[u8]>| codec::decode(payload?).ok();
-    Some((record(first)?, record(second)?, record(last)?))
-}
-
 /// The payload of the frame at `at` and where the next frame begins, if the frame is whole and its checksum is right.
-fn frame_at(bytes: &[u8], at: usize, seq: u64) -> Option<(&[u8], usize)> {
+pub(super) fn frame_at(bytes: &[u8], at: usize, seq: u64) -> Option<(&[u8], usize)> {
     let (payload, found_seq, next) = any_frame_at(bytes, at)?;
     (found_seq == seq).then_some((payload, next))
 }
@@ -250,6 +180,11 @@ fn any_frame_at(bytes: &[u8], at: usize) -> Option<(&[u8], u64, usize)> {
     let payload = bytes.get(at + FRAME_HEAD..next)?;
     let head = crc32c::crc32c_append(crc32c::crc32c(&len.to_le_bytes()), &seq.to_le_bytes());
     (crc32c::crc32c_append(head, payload) == crc).then_some((payload, seq, next))
+}
+
+/// The length of the payload of a frame that begins with these bytes.
+pub(super) fn payload_len(head: &[u8]) -> Option<usize> {
+    head_at(head, 0).map(|(len, ..)| len as usize)
 }
 
 /// What would be the length, the checksum and the number of a frame at `at`.
@@ -545,30 +480,6 @@ mod tests {
                     }
                 }
             }
-        }
-    }
-
-    #[test]
-    fn records_that_are_decoded_later_are_those_that_are_read_at_once() {
-        let bytes = log_of(&texts(6));
-        let cut = (0..=bytes.len()).map(|at| bytes[..at].to_vec());
-        let torn =
-            (0..bytes.len()).map(|at| [&bytes[..at], &[bytes[at] ^ 0x10][..], &bytes[at + 1..]].concat());
-        for bytes in cut.chain(torn) {
-            let Torn { contents, behind } = read_torn::<String>(&bytes, "t").unwrap();
-            let mut seen = Vec::new();
-            let (mut frames, later) =
-                scan_torn::<String>(bytes, "t", |at, text| seen.push((at, text))).unwrap();
-            assert_eq!((frames.count(), frames.end(), later), (contents.records.len(), contents.end, behind));
-            let texts: Vec<String> = contents.records.iter().map(|r| r.0.clone()).collect();
-            assert_eq!(seen, texts.iter().cloned().enumerate().collect::<Vec<_>>());
-            for from in 0..=texts.len() + 1 {
-                let found: Vec<String> = frames.records_from(from).collect::<Result<_>>().unwrap();
-                assert_eq!(found, texts.get(from..).unwrap_or_default());
-            }
-            frames.truncate(2);
-            assert_eq!(frames.end(), contents.records.iter().take(2).next_back().map_or(0, |r| r.1));
-            assert_eq!(frames.records_from(0).count(), texts.len().min(2));
         }
     }
 

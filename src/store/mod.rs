@@ -24,6 +24,7 @@ pub mod content;
 pub mod dir;
 mod disk;
 pub mod equal;
+mod frames;
 mod gather;
 #[cfg(test)]
 mod golden;
@@ -42,7 +43,7 @@ mod readers;
 pub mod recent;
 pub mod record;
 mod reserve;
-mod sealed;
+pub mod sealed;
 pub mod sums;
 pub mod used;
 pub mod versions;

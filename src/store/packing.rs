@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
+use crate::store::frames;
 use crate::store::layer::{self, INDEX, JOURNAL, LayerInfo, MAP, POOL, SUMS};
 use crate::store::layers::Besides;
 use crate::store::ledger::{self, LedgerRecord};
@@ -211,7 +212,7 @@ impl Store {
         if self.durable {
             self.layers.dir.sync()?;
         }
-        let records = log::outline::<Record>(journal);
+        let records = frames::outline_of::<Record>(journal)?;
         let Some((Record::Header(header), _, Record::Seal(seal))) = records else {
             return Err(Error::damage(format!("rewrite layer {layer}"), "it is not sealed"));
         };

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use crate::error::{Attempt, Error, Result};
 use crate::store::layer::{self, INDEX, JOURNAL, LayerContents, LayerInfo, MAP, POOL, SUMS};
 use crate::store::ledger::{LedgerRecord, Lowered};
-use crate::store::log::Log;
+use crate::store::log::{Log, frame};
 use crate::store::pool::block_ceil;
 use crate::store::record::{Edit, Header, Record, Seal};
 use crate::store::{Store, disk};
@@ -236,12 +236,32 @@ impl Store {
 pub(super) fn compact_records(
     header: &Header,
     seal: &Seal,
-    mut edits: impl Iterator<Item = Edit>,
+    edits: impl Iterator<Item = Edit>,
 ) -> impl Iterator<Item = Record> {
-    let edits = std::iter::from_fn(move || {
+    let begin = [Record::Header(header.clone()), Record::Compact];
+    begin.into_iter().chain(edits_in_records(edits)).chain([Record::Seal(seal.clone())])
+}
+
+/// Edits as records, many in each.
+pub(super) fn edits_in_records(mut edits: impl Iterator<Item = Edit>) -> impl Iterator<Item = Record> {
+    std::iter::from_fn(move || {
         let some: Vec<Edit> = edits.by_ref().take(EDITS).collect();
         if some.is_empty() { None } else { Some(Record::Edits(some)) }
-    });
-    let begin = [Record::Header(header.clone()), Record::Compact];
-    begin.into_iter().chain(edits).chain([Record::Seal(seal.clone())])
+    })
+}
+
+/// How long a journal would be that consists of these edits: bytes, and their number.
+///
+/// # Errors
+/// As [`log::frame`].
+pub fn compact_len(edits: impl Iterator<Item = Edit>) -> Result<(u64, u64)> {
+    let (mut bytes, mut count) = (0, 0);
+    for record in edits_in_records(edits) {
+        bytes += frame(&record, 0)?.len() as u64;
+        count += match &record {
+            Record::Edits(edits) => edits.len() as u64,
+            _ => 0,
+        };
+    }
+    Ok((bytes, count))
 }

@@ -95,6 +95,11 @@ impl Tree {
         self.nodes.len()
     }
 
+    /// Number of all entries: nodes, names and extents.
+    pub fn entries(&self) -> usize {
+        self.nodes.len() + self.dentries.len() + self.extents.len()
+    }
+
     /// The record of a node; none if it is as in the base, or is not at all.
     pub fn node(&self, ino: Ino) -> Option<&Arc<Node>> {
         self.nodes.get(&ino)

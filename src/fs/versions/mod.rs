@@ -19,6 +19,7 @@ mod settle;
 mod shifted;
 mod undo;
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use std::time::Duration;
 
 use crate::store::Store;
 use crate::store::record::Source;
-use crate::store::versions::{Bounds, Content, How, Version, VersionLog, VersionRecord};
+use crate::store::versions::{Bounds, Content, How, Recorded, Version, VersionLog, VersionRecord};
 use crate::sys::clock;
 use crate::types::{ByteRange, Ino, LayerId, Timestamp, TreePath};
 
@@ -170,8 +171,9 @@ impl Going {
 impl Versions {
     /// Reads the versions of a head from the store. Nothing is written yet.
     pub(super) fn open(store: &Arc<Store>, head: &str) -> Versions {
-        let (log, recorded) = VersionLog::open(store, head);
-        let mut known = Known::of(&recorded.records, recorded.believed);
+        let (log, Recorded { records, believed, .. }) = VersionLog::open(store, head);
+        // Each record is freed when it was taken in: of a long log, all of them take much memory.
+        let mut known = Known::of(records, believed);
         let ends = pool_ends(store, known.contents());
         known.keep_only(|entry| is_there(&ends, &entry.version));
         known.garbage = 0;
@@ -252,10 +254,10 @@ impl Versions {
 
 impl Known {
     /// What the records of a log say, of which the first so many are believed.
-    pub fn of(records: &[VersionRecord], believed: u64) -> Known {
+    pub fn of(records: impl IntoIterator<Item: Borrow<VersionRecord>>, believed: u64) -> Known {
         let mut known = Known::default();
-        for (number, record) in records.iter().enumerate() {
-            known.take(record, number as u64);
+        for (number, record) in records.into_iter().enumerate() {
+            known.take(record.borrow(), number as u64);
         }
         // The first record says who wrote; it stands for what was synced before the log was written anew.
         let believed = believed.max(1);

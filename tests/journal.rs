@@ -1,0 +1,267 @@
+//! The journal of the layer that is written to is rewritten while programs write: it stays near the
+//! size of what it describes, and neither a kill nor a power cut in the middle of it loses anything.
+//!
+//! `JAILFS_JOURNAL_SEEDS=N` runs the power cuts of so many seeds. `JAILFS_JOURNAL_SCALE=N` does N
+//! times as much in the mount.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stderr,
+    reason = "a failure is what a test is for, and the figures are worth a line"
+)]
+
+#[expect(dead_code, reason = "other tests need more of it")]
+#[path = "power/disk.rs"]
+mod disk;
+#[expect(dead_code, reason = "other tests need more of it")]
+#[path = "common/live.rs"]
+mod harness;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use disk::{Disk, Random};
+use harness::Live;
+use jailfs::fs::{Caller, Fs, RenameMode};
+use jailfs::sandbox::{Sandbox, StoreOptions};
+use jailfs::sys::step::{self, Change};
+use jailfs::types::{Name, NodeId};
+
+const ME: Caller = Caller { uid: 0, gid: 0 };
+/// Power cuts of one seed.
+const CUTS: usize = 60;
+/// A kill before each so many changes of the disk, and before each change of names.
+const KILL_STRIDE: usize = 7;
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+/// A file that gets a line at each turn and another name after it: how far the writer came can be
+/// told from both.
+struct Writer {
+    fs: Arc<Fs>,
+    file: NodeId,
+    /// Half turns: a line is one, a rename the other.
+    done: u64,
+}
+
+impl Writer {
+    fn new(fs: &Arc<Fs>) -> Writer {
+        let file = fs.mknod(NodeId::ROOT, &name("even"), 0o100_644, 0, 0, ME).unwrap().id;
+        Writer { fs: Arc::clone(fs), file, done: 0 }
+    }
+
+    fn half_turn(&mut self) {
+        let turn = self.done / 2;
+        if self.done.is_multiple_of(2) {
+            self.fs.write(self.file, turn * 8, &turn.to_le_bytes(), false).unwrap();
+        } else {
+            let (from, to) = if turn.is_multiple_of(2) { ("even", "odd") } else { ("odd", "even") };
+            let root = NodeId::ROOT;
+            self.fs.rename(root, &name(from), root, &name(to), RenameMode::Replace, 1).unwrap();
+        }
+        self.done += 1;
+    }
+}
+
+/// How many half turns a sandbox shows.
+fn done(sandbox: &Sandbox, told: &str) -> u64 {
+    let found = ["even", "odd"].map(|text| sandbox.fs().lookup(NodeId::ROOT, &name(text)).ok());
+    let (at, file) = match found {
+        [Some(entry), None] => (0, entry.id),
+        [None, Some(entry)] => (1, entry.id),
+        other => panic!("{told}: the file has no name, or two: {other:?}"),
+    };
+    let bytes = sandbox.fs().read(file, 0, u64::MAX).unwrap().read(false).unwrap().unwrap();
+    let lines: Vec<u64> = bytes.chunks(8).map(|c| u64::from_le_bytes(c.try_into().unwrap())).collect();
+    assert!(lines.iter().copied().eq(0..lines.len() as u64), "{told}: a line is not what was written");
+    let turns = lines.len() as u64;
+    // The name says whether the last line was followed by its rename.
+    if turns % 2 == at { 2 * turns } else { 2 * turns - 1 }
+}
+
+/// What was done when so many changes of the disk were made.
+type Story = Vec<(usize, u64)>;
+
+struct Recorded {
+    changes: Vec<Change>,
+    root: u64,
+    /// Before the first change of which a rewrite was under way.
+    begun: usize,
+    acknowledged: Story,
+    synced: Story,
+}
+
+/// Records all changes of a store while its journal is rewritten several times and a writer goes on.
+fn record(dir: &Path) -> Recorded {
+    let (base, store) = (dir.join("base"), dir.join("store"));
+    std::fs::create_dir(&base).unwrap();
+    step::set_boot(Some([1; 16]));
+    let record: Arc<Mutex<Vec<Change>>> = Arc::default();
+    let into = Arc::clone(&record);
+    step::record(Some(Box::new(move |change| into.lock().unwrap().push(change))));
+    std::fs::create_dir(&store).unwrap();
+    let root = std::os::unix::fs::MetadataExt::ino(&store.metadata().unwrap());
+    let sandbox = Sandbox::create_or_open(&base, &store, &StoreOptions::default()).unwrap();
+    let now = || record.lock().unwrap().len();
+    let mut writer = Writer::new(sandbox.fs());
+    let (mut acknowledged, mut synced) = (Story::new(), Story::new());
+    (0..300).for_each(|_| writer.half_turn());
+    sandbox.fs().sync().unwrap();
+    let begun = now();
+    acknowledged.push((begun, writer.done));
+    synced.push((begun, writer.done));
+    std::thread::scope(|scope| {
+        let rewriting = scope.spawn(|| (0..4).for_each(|_| sandbox.tidy().unwrap()));
+        while !rewriting.is_finished() {
+            writer.half_turn();
+            acknowledged.push((now(), writer.done));
+            if writer.done.is_multiple_of(9) {
+                sandbox.fs().sync().unwrap();
+                synced.push((now(), writer.done));
+            }
+        }
+        rewriting.join().unwrap();
+    });
+    step::record(None);
+    let changes = record.lock().unwrap().clone();
+    Recorded { changes, root, begun, acknowledged, synced }
+}
+
+impl Recorded {
+    /// What a story says of the first `at` changes.
+    fn last(story: &Story, at: usize) -> u64 {
+        story.iter().rev().find(|(changes, _)| *changes <= at).map_or(0, |(_, done)| *done)
+    }
+
+    fn disk(&self, at: usize) -> Disk {
+        let mut disk = Disk::default();
+        self.changes[..at].iter().for_each(|change| disk.apply(change));
+        disk
+    }
+
+    fn is_exchange(&self, at: usize) -> bool {
+        matches!(&self.changes[at], Change::Rename { from, .. } if from == "journal.new")
+    }
+
+    /// Opens what is left and gives how far the writer was.
+    fn open(store: &Path, told: &str) -> u64 {
+        let sandbox = Sandbox::open(store).unwrap_or_else(|error| panic!("{told}: {error}"));
+        let found = done(&sandbox, told);
+        sandbox.fs().sync().unwrap();
+        drop(sandbox);
+        let checked = Sandbox::check_store(store, true).unwrap();
+        assert!(checked.problems.is_empty(), "{told}: {:#?}", checked.problems);
+        found
+    }
+}
+
+/// Held while changes are recorded: that is for the whole process.
+static RECORDING: Mutex<()> = Mutex::new(());
+
+#[test]
+fn a_kill_at_any_step_of_a_rewrite_loses_nothing_that_was_acknowledged() {
+    let _alone = RECORDING.lock().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let recorded = record(dir.path());
+    let len = recorded.changes.len();
+    let exchanges = (recorded.begun..len).filter(|at| recorded.is_exchange(*at)).count();
+    assert!(exchanges >= 4, "{exchanges} rewrites");
+    let is_near =
+        |at: usize| (at..(at + 3).min(len)).any(|at| !matches!(recorded.changes[at], Change::Write { .. }));
+    let mut kills = 0;
+    for at in (recorded.begun..=len).filter(|at| at % KILL_STRIDE == 0 || is_near(*at)) {
+        let told = format!("killed after {at} of {len} changes");
+        let mut disk = recorded.disk(at);
+        // The host goes on: it has all that was written.
+        disk.apply(&Change::SyncAll {});
+        let place = tempfile::tempdir().unwrap();
+        let store = place.path().join("killed");
+        disk.cut(&mut Random(1), recorded.root, &store);
+        let found = Recorded::open(&store, &told);
+        let acknowledged = Recorded::last(&recorded.acknowledged, at);
+        assert!((acknowledged..=acknowledged + 1).contains(&found), "{told}: {found} of {acknowledged}");
+        kills += 1;
+    }
+    eprintln!("{kills} kills, {exchanges} rewrites, {} half turns", recorded.acknowledged.len());
+}
+
+#[test]
+fn a_power_cut_at_any_step_of_a_rewrite_loses_nothing_that_was_synced() {
+    let _alone = RECORDING.lock().unwrap();
+    let seeds = std::env::var("JAILFS_JOURNAL_SEEDS").map_or(3, |text| text.parse().unwrap());
+    let mut after = 0;
+    for seed in 1..=seeds {
+        let dir = tempfile::tempdir().unwrap();
+        let recorded = record(dir.path());
+        let mut random = Random(seed);
+        let len = recorded.changes.len();
+        let exchanges: Vec<usize> = (recorded.begun..len).filter(|at| recorded.is_exchange(*at)).collect();
+        step::set_boot(Some([2; 16]));
+        for cut in 0..CUTS {
+            // Each second one is near an exchange.
+            let at = match exchanges.get(random.below(exchanges.len() as u64) as usize) {
+                Some(at) if cut % 2 == 0 => (at + random.below(14) as usize).saturating_sub(5).min(len),
+                _ => recorded.begun + random.below((len - recorded.begun) as u64 + 1) as usize,
+            };
+            let told = format!("seed {seed}, cut {cut}, after {at} of {len} changes");
+            let place = tempfile::tempdir().unwrap();
+            let store = place.path().join("cut");
+            recorded.disk(at).cut(&mut random, recorded.root, &store);
+            let found = Recorded::open(&store, &told);
+            let synced = Recorded::last(&recorded.synced, at);
+            let acknowledged = Recorded::last(&recorded.acknowledged, at);
+            assert!(
+                (synced..=acknowledged + 1).contains(&found),
+                "{told}: {synced}, {found}, {acknowledged}"
+            );
+            after += usize::from(exchanges.iter().any(|exchange| *exchange < at));
+        }
+        step::set_boot(None);
+    }
+    assert!(after > CUTS, "only {after} cuts were behind an exchange");
+}
+
+fn journal_len(live: &Live) -> u64 {
+    let layers = std::fs::read_dir(live.store.join("layers")).unwrap().map(Result::unwrap);
+    layers.map(|layer| layer.path().join("journal").metadata().unwrap().len()).max().unwrap()
+}
+
+/// Small writes over the same file, and renames of one file under long names, without a checkpoint.
+/// By hand with the figures of the issue: 300,000 and 150,000 of them.
+#[test]
+fn a_mount_without_checkpoints_keeps_its_journal_short() {
+    let scale: u32 = std::env::var("JAILFS_JOURNAL_SCALE").map_or(1, |text| text.parse().unwrap());
+    let mut live = Live::with_limit("mkdir d", &[], Duration::from_secs(300 * u64::from(scale)));
+    let mut puppet = live.puppet("");
+    puppet.run("import os, random");
+    puppet.run("r = random.Random(5)");
+    puppet.run("f = os.open('big', os.O_RDWR | os.O_CREAT); os.truncate(f, 1 << 20)");
+    puppet.run("os.pwrite(f, b'x' * (1 << 20), 0)");
+    puppet.run("names = ['a' * 250, 'b' * 250]; open(names[0], 'w').write('renamed')");
+    let bound = 16 << 20;
+    let mut most = 0;
+    for _ in 0..scale {
+        for _ in 0..12 {
+            puppet.run("for n in range(6000): os.pwrite(f, b'%d' % n, r.randrange(1 << 20 - 8))");
+            puppet.run("for n in range(3000): os.rename(names[n % 2], names[(n + 1) % 2])");
+            most = most.max(journal_len(&live));
+        }
+    }
+    puppet.run("os.pwrite(f, b'the end', 0); os.fsync(f)");
+    drop(puppet);
+    assert!(most <= bound, "{most} bytes");
+    let digest = live.sh("md5sum big && ls");
+    live.kill_and_mount();
+    assert_eq!(live.sh("md5sum big && ls"), digest);
+    let written = u64::from(scale) * 12 * (6000 * 65 + 3000 * 600);
+    eprintln!("{most} bytes at most, of {written}, and {} at last", journal_len(&live));
+    assert!(written > bound);
+    live.umount();
+    let checked = Sandbox::check_store(&live.store, true).unwrap();
+    assert!(checked.problems.is_empty(), "{:?}", checked.problems);
+}

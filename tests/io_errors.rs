@@ -16,6 +16,8 @@
     reason = "a failure is what a test is for, and the figures are worth a line"
 )]
 
+#[path = "io_errors/faulty_base.rs"]
+mod faulty_base;
 #[path = "io_errors/place.rs"]
 mod place;
 

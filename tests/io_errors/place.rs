@@ -213,6 +213,14 @@ impl Place {
         self.is_whole(told);
     }
 
+    /// The store can be opened, shows this tree, and works, whatever the base has.
+    #[track_caller]
+    pub fn works_with(&self, state: &Seen, told: &str) {
+        let sandbox = must(self.open(), "open", told);
+        assert!(picture(&sandbox) == state.tree, "{told}: the tree is another");
+        self.works(sandbox, &state.tree, std::slice::from_ref(state), told);
+    }
+
     /// The store can be opened, and all of it is sound.
     #[track_caller]
     pub fn is_sound(&self, told: &str) {

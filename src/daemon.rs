@@ -24,8 +24,10 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::signal::{SigSet, Signal};
+use nix::sys::statvfs::statvfs;
 use nix::unistd::{dup2_stderr, dup2_stdin, dup2_stdout};
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
@@ -369,6 +371,26 @@ impl Serving {
         }
     }
 
+    /// Has the kernel ask once. The session starts the thread that answers by itself, and ends if the host refuses it one.
+    ///
+    /// # Errors
+    /// Why the session ended.
+    fn have_it_answer(&mut self, mount_point: &Path) -> Result<()> {
+        let Err(errno @ (Errno::ENOTCONN | Errno::ECONNABORTED)) = statvfs(mount_point) else {
+            return Ok(());
+        };
+        let ended = self.mounted.take().map(Mounted::wait);
+        if let Err(error) = self.unmounter.unmount(true) {
+            log::warn!("{error}");
+        }
+        let attempt = || format!("serve '{}'", mount_point.display());
+        let error = match ended {
+            Some(Err(error)) => error,
+            Some(Ok(())) | None => Error::io(attempt(), &errno.into()),
+        };
+        Err(error.kind(Kind::CannotMount).hint("see 'ulimit -u' and 'ulimit -v'"))
+    }
+
     /// What unmounts it, from any thread.
     pub fn unmounter(&self) -> Unmounter {
         self.unmounter.clone()
@@ -515,8 +537,9 @@ fn start_in_background() -> Result<Serving> {
     sandbox.set_protected(plan.choice.protected.clone());
     log_into(&plan.store)?;
     exit_on_panic();
-    let serving = Serving::start(sandbox, &plan.mount_point, &plan.choice, open_gate)?;
+    let mut serving = Serving::start(sandbox, &plan.mount_point, &plan.choice, open_gate)?;
     serving.guard();
+    serving.have_it_answer(&plan.mount_point)?;
     end_on_signals(serving.unmounter(), false)?;
     Ok(serving)
 }

@@ -23,6 +23,8 @@ mod confine;
 mod daemon;
 #[path = "cli/danger.rs"]
 mod danger;
+#[path = "cli/exhausted.rs"]
+mod exhausted;
 #[path = "cli/leaks.rs"]
 mod leaks;
 #[path = "cli/limits.rs"]

@@ -23,12 +23,15 @@ mod disk;
 mod harness;
 #[path = "common/host.rs"]
 mod host;
+#[path = "power/meanwhile.rs"]
+mod meanwhile;
 #[path = "common/states.rs"]
 mod states;
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -111,6 +114,8 @@ struct Left {
     /// The disk of the base.
     base: PathBuf,
     store: PathBuf,
+    /// After how many changes of the store.
+    at: usize,
     told: String,
     /// Whether what was asked was done, and acknowledged.
     acknowledged: bool,
@@ -160,12 +165,34 @@ impl World {
         told: &str,
         work: impl FnOnce() -> T,
     ) -> (T, Vec<Left>) {
+        self.cut_while((image, store), rarely, told, false, work)
+    }
+
+    /// The same for work in several threads: the base is kept still while its disk is copied.
+    fn cut_while<T>(
+        &mut self,
+        (image, store): (&Path, &Path),
+        rarely: u64,
+        told: &str,
+        freezes: bool,
+        work: impl FnOnce() -> T,
+    ) -> (T, Vec<Left>) {
         let (disk, root) = Disk::of_dir(store);
         let (base, outside) = (self.live.base.clone(), self.live.outside().to_owned());
         let (first, image) = (self.cuts, image.to_owned());
         let random = Random(self.random.next());
-        let recording =
-            Recording { disk, base, image, outside, first, random, rarely, changes: 0, moments: Vec::new() };
+        let recording = Recording {
+            disk,
+            base,
+            image,
+            outside,
+            first,
+            random,
+            rarely,
+            freezes,
+            changes: 0,
+            moments: Vec::new(),
+        };
         let recording = Arc::new(Mutex::new(recording));
         let into = Arc::clone(&recording);
         step::record(Some(Box::new(move |change| into.lock().unwrap().note(&change))));
@@ -182,14 +209,14 @@ impl World {
             self.cuts += 1;
             disk.cut(&mut self.random, root, &store);
             let told = format!("{told}, after {at} of {all} changes");
-            left.push(Left { base, store, told, acknowledged: number == last });
+            left.push(Left { base, store, at, told, acknowledged: number == last });
         }
         (done, left)
     }
 
     /// Opens what a power cut left, and cuts that off as well.
     fn recover(&mut self, left: Left, verb: &Request, before: &Seen, after: &Seen, depth: usize) {
-        let Left { base, store, told, acknowledged } = left;
+        let Left { base, store, told, acknowledged, .. } = left;
         // What the recovery of this is cut off in, is another.
         let mounted = Mounted::new(&base, &self.live.base);
         self.boot();
@@ -259,6 +286,8 @@ struct Recording {
     first: usize,
     random: Random,
     rarely: u64,
+    /// Whether others write the base meanwhile.
+    freezes: bool,
     changes: usize,
     moments: Vec<(usize, Disk, PathBuf)>,
 }
@@ -267,6 +296,7 @@ impl Recording {
     fn note(&mut self, change: &step::Change) {
         self.disk.apply(change);
         self.changes += 1;
+        CHANGES.store(self.changes, Ordering::SeqCst);
         self.write_some();
         if self.random.below(self.rarely) == 0 {
             self.keep_moment();
@@ -275,14 +305,22 @@ impl Recording {
 
     fn keep_moment(&mut self) {
         let copy = self.outside.join(format!("image{}", self.first + self.moments.len()));
-        std::fs::copy(&self.image, &copy).unwrap();
+        if self.freezes {
+            shell(&self.base, "fsfreeze -f .");
+        }
+        let copied = std::fs::copy(&self.image, &copy);
+        if self.freezes {
+            shell(&self.base, "fsfreeze -u .");
+        }
+        copied.unwrap();
         self.moments.push((self.changes, self.disk.clone(), copy));
     }
 
     /// The host writes something of the base, as it may at any time: all names so far, or the content of a file, or nothing.
     fn write_some(&mut self) {
         let what = self.random.below(8);
-        if what > 2 {
+        // What is listed may be gone at once if others write the base.
+        if what > 2 || self.freezes && what > 0 {
             return;
         }
         let mut files = Vec::new();
@@ -356,6 +394,9 @@ fn run(seed: u64) -> usize {
     }
     world.cuts
 }
+
+/// How many changes of the store were recorded.
+static CHANGES: AtomicUsize = AtomicUsize::new(0);
 
 /// Boots and what is recorded are those of the process.
 static TURN: Mutex<()> = Mutex::new(());

@@ -37,6 +37,7 @@ use parking_lot::RwLock;
 
 use crate::error::{Attempt, Error, FsError, FsResult, Result};
 use crate::sys;
+use crate::sys::step::{self, Step};
 use crate::types::{BaseMark, FileKind, Name, TreePath};
 
 pub use attributes::Attributes;
@@ -198,6 +199,7 @@ impl Base {
         let dev = seen.dev;
         let directory = self.open_quietly(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
         let mut entries = Vec::new();
+        step::begin(Step::BaseRead)?;
         sys::dir::for_each(&directory, |name, ino, kind| match Name::new(name) {
             Ok(name) => entries.push(BaseEntry { name, ino, dev, kind }),
             Err(_) => log::warn!("base: left out a name of {} bytes in {path}", name.len()),
@@ -246,6 +248,7 @@ impl Base {
             return Err(FsError::Invalid);
         }
         let link = self.open_in_view(path)?;
+        step::begin(Step::BaseRead).map_err(read_failure)?;
         // Of what is no link any more readlinkat(2) says ENOENT: it is gone.
         Ok(readlinkat(&link, "").map_err(read_error)?.into_vec())
     }
@@ -267,7 +270,9 @@ impl Base {
         if seen.foreign {
             return Ok(Vec::new());
         }
-        attributes::read_xattrs(&self.open_in_view(path)?).map_err(read_failure)
+        let object = self.open_in_view(path)?;
+        step::begin(Step::BaseRead).map_err(read_failure)?;
+        attributes::read_xattrs(&object).map_err(read_failure)
     }
 
     /// Where something else is mounted upon the base now: what is shown there is empty.
@@ -375,6 +380,7 @@ fn must_be_file(kind: FileKind) -> FsResult<()> {
 /// Opens the base so that its names can be read, which `O_PATH` alone would not show.
 fn open_directory(path: &Path) -> std::result::Result<OwnedFd, Errno> {
     let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    may_open()?;
     let directory = open(path, flags | OFlag::O_PATH, Mode::empty())?;
     nix::fcntl::openat(&directory, ".", flags, Mode::empty())?;
     Ok(directory)
@@ -387,6 +393,11 @@ fn explain(error: Error) -> Error {
         Some(Errno::EACCES | Errno::EPERM) => error.hint("run as a user who may read the directory"),
         _ => error,
     }
+}
+
+/// Says that something is about to be opened or looked at.
+fn may_open() -> std::result::Result<(), Errno> {
+    step::begin(Step::BaseOpen).map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
 }
 
 /// What an errno of a read means. A name that the host's filesystem cannot hold is not there; and what cannot be

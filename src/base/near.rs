@@ -14,6 +14,7 @@ use crate::base::resolve::Place;
 use crate::base::{Base, BaseStat};
 use crate::error::{FsError, FsResult};
 use crate::sys;
+use crate::sys::step::{self, Step};
 use crate::types::{Name, TreePath};
 
 /// A directory of the base that is looked at with names of it. It is opened at the first look, and is not looked for again: this lives as
@@ -51,7 +52,8 @@ impl Near<'_> {
 
     /// What can be said at once of a name; none if something stands in the way.
     pub(super) fn at_once(&self, name: &Name) -> Option<FsResult<BaseStat>> {
-        let found = match sys::file::statx_in(self.dir()?, name) {
+        let dir = self.dir()?;
+        let found = match step::begin(Step::BaseOpen).and_then(|()| sys::file::statx_in(dir, name)) {
             Ok(found) => found?,
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Some(Err(FsError::NotFound)),
             Err(_) => return None,

@@ -161,6 +161,7 @@ fn is_link(stat: &FileStat) -> bool {
 }
 
 fn again<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+    let mut call = || super::may_open().and_then(|()| call());
     for _ in 0..TRIES {
         match call() {
             Err(Errno::EAGAIN | Errno::EINTR) => {}

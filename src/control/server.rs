@@ -43,6 +43,8 @@ const IDLE_LIMIT: Duration = Duration::from_secs(24 * 3600);
 const IDLE_LOOK: u16 = 1000;
 /// How long the end waits for requests that are being answered.
 const END_LIMIT: Duration = Duration::from_secs(30);
+/// How long a peer may take to ask when no thread can be started for it.
+const NO_THREAD_LIMIT: Duration = Duration::from_secs(1);
 /// How long a peer may refuse to take any of a reply.
 const WRITE_LIMIT: Duration = Duration::from_secs(30);
 
@@ -205,6 +207,7 @@ fn start(stream: UnixStream, shared: &Arc<Shared>) {
     };
     let guard = Connection::new(shared, is_inside);
     let peer = thread::Builder::new().name("control-peer".to_owned()).stack_size(STACK);
+    let kept = stream.try_clone();
     let spawned = peer.spawn(move || {
         let shared = Arc::clone(&guard.shared);
         converse(stream, &shared, guard.is_inside);
@@ -212,7 +215,26 @@ fn start(stream: UnixStream, shared: &Arc<Shared>) {
     });
     if let Err(error) = spawned {
         log::warn!("start a thread for a connection: {error}");
+        let told = kept.map_err(FrameError::Io).and_then(|stream| say_no_thread(&stream, shared, &error));
+        if let Err(error) = told {
+            log::debug!("answer a control request: {error}");
+        }
     }
+}
+
+/// Answers the first request of a connection for which there is no thread. Until then no other connection is taken, so the
+/// peer has little time.
+fn say_no_thread(
+    stream: &UnixStream,
+    shared: &Shared,
+    why: &io::Error,
+) -> std::result::Result<(), FrameError> {
+    stream.set_write_timeout(Some(NO_THREAD_LIMIT))?;
+    frame::write(&mut &*stream, &shared.greeting, MAX_GREETING)?;
+    frame::read(&mut Until::new(stream, NO_THREAD_LIMIT), MAX_REQUEST)?;
+    let error = Error::io("start a thread of the daemon", why);
+    let error = error.hint("it may start no more threads: see 'ulimit -u' and 'ulimit -v'");
+    Ok(answer(stream, &mut Err(error))?)
 }
 
 /// Counts a connection for as long as it lives.

@@ -24,7 +24,7 @@ use crate::store::disk;
 use crate::store::pool::{BLOCK, block_ceil};
 use crate::store::recent::Recent;
 use crate::store::sums::Sums;
-use crate::sys::file::{pread_full, pread_nowait};
+use crate::sys::file::pread_nowait;
 use crate::types::ByteRange;
 
 /// Addresses of a cell.
@@ -180,7 +180,7 @@ fn read_stored(pool: &File, sums: Option<&Sums>, at: u64, bytes: &mut [u8], nowa
             _ => return Ok(Got::NotNow),
         }
     } else {
-        pread_full(pool, bytes, at)?
+        disk::read_at(pool, bytes, at)?
     };
     // What has checksums behind the end of a pool was cut off.
     bytes.get_mut(got..).unwrap_or_default().fill(0);

@@ -145,7 +145,7 @@ impl Chunks {
 
     fn read_bucket(&self, bucket: u64) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; BUCKET];
-        crate::sys::file::pread_full(&self.file, &mut bytes, place(bucket))?;
+        disk::read_at(&self.file, &mut bytes, place(bucket))?;
         Ok(bytes)
     }
 
@@ -187,7 +187,7 @@ impl Chunks {
 /// What a table says of itself; none if it is not one.
 fn read_head(file: &File) -> io::Result<Option<(u32, LayerId, u64)>> {
     let mut head = [0; HEAD];
-    if crate::sys::file::pread_full(file, &mut head, 0)? < HEAD {
+    if disk::read_at(file, &mut head, 0)? < HEAD {
         return Ok(None);
     }
     Ok(parse_head(&head).filter(|(bits, ..)| *bits <= MOST_BITS))

@@ -26,7 +26,8 @@ impl StoreDir {
     /// As open(2).
     pub fn open(path: &Path) -> Result<StoreDir> {
         let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_RDONLY;
-        let fd = openat(AT_FDCWD, path, flags, Mode::empty())
+        let fd = disk::look()
+            .and_then(|()| openat(AT_FDCWD, path, flags, Mode::empty()))
             .map_err(std::io::Error::from)
             .attempt(|| format!("open store '{}'", path.display()))?;
         Ok(StoreDir { fd, path: path.to_owned() })
@@ -37,8 +38,7 @@ impl StoreDir {
     /// # Errors
     /// As open(2).
     pub fn dir(&self, name: &str) -> Result<StoreDir> {
-        let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC | OFlag::O_RDONLY | OFlag::O_NOFOLLOW;
-        let fd = openat(&self.fd, name, flags, Mode::empty())
+        let fd = disk::open_to_read(&self.fd, name, OFlag::O_DIRECTORY)
             .map_err(std::io::Error::from)
             .attempt(|| format!("open {}", self.show(name)))?;
         Ok(StoreDir { fd, path: self.path.join(name) })
@@ -70,7 +70,8 @@ impl StoreDir {
     /// # Errors
     /// As fstatat(2).
     pub fn size(&self, name: &str) -> Result<Option<u64>> {
-        match nix::sys::stat::fstatat(&self.fd, name, nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW) {
+        let flags = nix::fcntl::AtFlags::AT_SYMLINK_NOFOLLOW;
+        match disk::look().and_then(|()| nix::sys::stat::fstatat(&self.fd, name, flags)) {
             Ok(stat) => Ok(Some(u64::try_from(stat.st_size).unwrap_or(0))),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(std::io::Error::from(errno)).attempt(|| format!("stat {}", self.show(name))),
@@ -82,8 +83,7 @@ impl StoreDir {
     /// # Errors
     /// As open(2).
     pub fn open_file(&self, name: &str) -> Result<Option<File>> {
-        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
-        match openat(&self.fd, name, flags, Mode::empty()) {
+        match disk::open_to_read(&self.fd, name, OFlag::empty()) {
             Ok(fd) => Ok(Some(File::from(fd))),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(std::io::Error::from(errno)).attempt(|| format!("open {}", self.show(name))),
@@ -97,7 +97,10 @@ impl StoreDir {
     pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(mut file) = self.open_file(name)? else { return Ok(None) };
         let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).attempt(|| format!("read {}", self.show(name)))?;
+        disk::look()
+            .map_err(std::io::Error::from)
+            .and_then(|()| file.read_to_end(&mut bytes))
+            .attempt(|| format!("read {}", self.show(name)))?;
         Ok(Some(bytes))
     }
 
@@ -124,7 +127,9 @@ impl StoreDir {
     /// As open(2).
     pub fn scratch(&self) -> Result<File> {
         // By the descriptor: the store may be elsewhere by now.
-        tempfile::tempfile_in(format!("/proc/self/fd/{}", self.fd.as_raw_fd()))
+        disk::look()
+            .map_err(std::io::Error::from)
+            .and_then(|()| tempfile::tempfile_in(format!("/proc/self/fd/{}", self.fd.as_raw_fd())))
             .attempt(|| format!("create a scratch file in {}", self.path.display()))
     }
 
@@ -134,6 +139,7 @@ impl StoreDir {
     /// As readdir(3).
     pub fn list<T>(&self, select: impl Fn(&str) -> Option<T>) -> Result<Vec<T>> {
         let what = || format!("list {}", self.path.display());
+        disk::look().map_err(std::io::Error::from).attempt(what)?;
         let fd = self.fd.as_fd().try_clone_to_owned().attempt(what)?;
         let mut dir = nix::dir::Dir::from_fd(fd).map_err(std::io::Error::from).attempt(what)?;
         let mut found = Vec::new();

@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use nix::errno::Errno;
@@ -40,6 +40,23 @@ pub(super) fn open(dir: impl AsFd, name: &str, flags: OFlag) -> io::Result<File>
         note!(Cut { ino: ino(&file)?, len: 0 });
     }
     Ok(file)
+}
+
+/// Opens something of a directory to read it (openat(2)).
+pub(super) fn open_to_read(dir: impl AsFd, name: &str, flags: OFlag) -> nix::Result<OwnedFd> {
+    look()?;
+    openat(dir, name, flags | OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW, Mode::empty())
+}
+
+/// Fills `bytes` from `offset`; returns fewer only at the end of the file (pread(2)).
+pub(super) fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+    look()?;
+    crate::sys::file::pread_full(file, bytes, offset)
+}
+
+/// Says that something is about to be read.
+pub(super) fn look() -> nix::Result<()> {
+    step::begin(Step::StoreRead).map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
 }
 
 /// Writes all of `bytes` (pwrite(2)).

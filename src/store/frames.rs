@@ -13,8 +13,7 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{Attempt, Result};
 use crate::store::log::FRAME_HEAD;
-use crate::store::{codec, log};
-use crate::sys::file::pread_full;
+use crate::store::{codec, disk, log};
 
 /// Bytes of a file that are read at a time.
 const PIECE: usize = 256 << 10;
@@ -94,7 +93,7 @@ impl<'b> Reader<'b> {
         let len = usize::try_from(self.bytes.len() - at).map_or(len, |rest| rest.min(len));
         self.piece.resize(len, 0);
         self.piece_at = at;
-        let read = pread_full(file, &mut self.piece, at);
+        let read = disk::read_at(file, &mut self.piece, at);
         let read = read.attempt(|| format!("read {} at offset {at}", self.what))?;
         self.piece.truncate(read);
         Ok(())

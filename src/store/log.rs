@@ -88,7 +88,7 @@ pub fn read_numbered<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<(C
 pub fn read_at<T: DeserializeOwned>(file: &File, start: u64, len: u64, seq: u64, what: &str) -> Result<T> {
     let attempt = || format!("read {what} at offset {start}");
     let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
-    crate::sys::file::pread_full(file, &mut bytes, start).attempt(attempt)?;
+    disk::read_at(file, &mut bytes, start).attempt(attempt)?;
     match frame_at(&bytes, 0, seq) {
         Some((payload, next)) if next == bytes.len() => decode(payload, what, start),
         _ => Err(Error::damage(attempt(), "bad frame")),

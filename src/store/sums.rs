@@ -5,7 +5,6 @@
 //! that was sealed a moment ago) is read without.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -17,7 +16,7 @@ use crate::store::log::{self, Log};
 use crate::store::map::Map;
 use crate::store::pool::{BLOCK, block_ceil, block_floor};
 use crate::store::{Store, disk};
-use crate::sys::file::{data_in, pread_full};
+use crate::sys::file::data_in;
 use crate::types::{ByteRange, LayerId};
 
 /// Blocks in one record.
@@ -190,7 +189,7 @@ fn for_each_block(pool: &File, range: ByteRange, mut then: impl FnMut(u64, u32))
     while at < end {
         let len = (end - at).min(PIECE) as usize;
         let piece = piece.get_mut(..len).unwrap_or_default();
-        let filled = pread_full(pool, piece, at)?;
+        let filled = disk::read_at(pool, piece, at)?;
         // Behind the end of a pool are zeros.
         piece.get_mut(filled..).unwrap_or_default().fill(0);
         for block in piece.chunks(BLOCK as usize) {
@@ -204,16 +203,7 @@ fn for_each_block(pool: &File, range: ByteRange, mut then: impl FnMut(u64, u32))
 /// A block of a pool, with zeros behind its end.
 fn read_block(pool: &File, at: u64) -> std::io::Result<[u8; BLOCK as usize]> {
     let mut block = [0; BLOCK as usize];
-    let mut rest: &mut [u8] = &mut block;
-    let mut at = at;
-    while !rest.is_empty() {
-        let got = pool.read_at(rest, at)?;
-        if got == 0 {
-            break;
-        }
-        at += got as u64;
-        rest = rest.get_mut(got..).unwrap_or_default();
-    }
+    disk::read_at(pool, &mut block, at)?;
     Ok(block)
 }
 
@@ -361,6 +351,7 @@ pub(super) fn unknown(pool: &File, sums: &Sums, ranges: &[ByteRange]) -> std::io
 mod tests {
     use super::*;
     use crate::store::map::Run;
+    use std::os::unix::fs::FileExt;
 
     #[test]
     fn blocks_that_were_given_up_have_no_checksums() {

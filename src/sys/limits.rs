@@ -3,6 +3,9 @@
 //! * **Open files**: files of the base and layers are kept open. The soft limit is low for programs
 //!   that use select(2), so a daemon takes the hard one.
 //! * **File size**: a write beyond it ends the process with SIGXFSZ, whatever shell mounted.
+//! * **Memory** (address space and data): each thread takes some for its stack, and an allocation
+//!   beyond the limit ends the process.
+//! * **Processes** of this user: each thread is one.
 //!
 //! A command that the daemon starts gets the limits of before.
 
@@ -17,11 +20,23 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 /// Open files that a daemon needs: 128 of the base, 128 pools, 64 connections, and layers.
 const OPEN_FILES: u64 = 512;
 
+/// Bytes of memory that a daemon needs. Most is address space for the stack of a connection.
+const MEMORY: u64 = 512 << 20;
+
 /// Soft and hard limit.
 type Limit = (u64, u64);
 
-/// The limits before they were raised: of open files, and of the size of files.
-static BEFORE: OnceLock<(Limit, Limit)> = OnceLock::new();
+/// What is raised.
+const RAISED: [Resource; 5] = [
+    Resource::RLIMIT_NOFILE,
+    Resource::RLIMIT_FSIZE,
+    Resource::RLIMIT_AS,
+    Resource::RLIMIT_DATA,
+    Resource::RLIMIT_NPROC,
+];
+
+/// The limits before they were raised, in the order of `RAISED`.
+static BEFORE: OnceLock<[Limit; RAISED.len()]> = OnceLock::new();
 
 /// A limit that is too low, and that this process may not raise.
 #[derive(Debug)]
@@ -30,6 +45,10 @@ pub enum TooLow {
     OpenFiles(u64),
     /// The hard limit of the size of files, in bytes.
     FileSize(u64),
+    /// The hard limit of address space, in bytes.
+    AddressSpace(u64),
+    /// The hard limit of data, in bytes.
+    Data(u64),
     /// Limits cannot be read.
     Unknown(io::Error),
 }
@@ -46,6 +65,15 @@ impl fmt::Display for TooLow {
                     "this shell allows files of {most} bytes (ulimit -f), and a store needs larger ones"
                 )
             }
+            TooLow::AddressSpace(most) => {
+                write!(
+                    f,
+                    "this shell allows {most} bytes of address space (ulimit -v), and {MEMORY} are needed"
+                )
+            }
+            TooLow::Data(most) => {
+                write!(f, "this shell allows {most} bytes of data (ulimit -d), and {MEMORY} are needed")
+            }
             TooLow::Unknown(error) => write!(f, "its resource limits cannot be read: {error}"),
         }
     }
@@ -56,17 +84,27 @@ impl fmt::Display for TooLow {
 /// # Errors
 /// Which limit is too low.
 pub fn raise() -> Result<(), TooLow> {
-    let read = |resource| getrlimit(resource).map_err(|errno| TooLow::Unknown(errno.into()));
-    let (files, size) = (read(Resource::RLIMIT_NOFILE)?, read(Resource::RLIMIT_FSIZE)?);
-    // First of all: a command that is started from now on must get them.
-    BEFORE.get_or_init(|| (files, size));
-    let wanted = files.1.max(OPEN_FILES);
-    if files.0 < wanted && setrlimit(Resource::RLIMIT_NOFILE, wanted, wanted).is_err() {
-        return Err(TooLow::OpenFiles(files.1));
+    let mut now = [(0, 0); RAISED.len()];
+    for (limit, resource) in now.iter_mut().zip(RAISED) {
+        *limit = getrlimit(resource).map_err(|errno| TooLow::Unknown(errno.into()))?;
     }
-    let is_limited = size.0 != RLIM_INFINITY;
-    if is_limited && setrlimit(Resource::RLIMIT_FSIZE, RLIM_INFINITY, RLIM_INFINITY).is_err() {
-        return Err(TooLow::FileSize(size.1));
+    // First of all: a command that is started from now on must get them.
+    BEFORE.get_or_init(|| now);
+    for ((soft, hard), resource) in now.into_iter().zip(RAISED) {
+        match resource {
+            Resource::RLIMIT_NOFILE => {
+                let wanted = hard.max(OPEN_FILES);
+                if soft < wanted && setrlimit(resource, wanted, wanted).is_err() {
+                    return Err(TooLow::OpenFiles(hard));
+                }
+            }
+            _ if soft == RLIM_INFINITY || setrlimit(resource, RLIM_INFINITY, RLIM_INFINITY).is_ok() => {}
+            Resource::RLIMIT_FSIZE => return Err(TooLow::FileSize(hard)),
+            Resource::RLIMIT_AS if hard < MEMORY => return Err(TooLow::AddressSpace(hard)),
+            Resource::RLIMIT_DATA if hard < MEMORY => return Err(TooLow::Data(hard)),
+            // How many threads there may be depends on what else this user runs. The start of each tells.
+            _ => setrlimit(resource, hard, hard).map_err(|errno| TooLow::Unknown(errno.into()))?,
+        }
     }
     Ok(())
 }
@@ -74,13 +112,14 @@ pub fn raise() -> Result<(), TooLow> {
 /// Makes a command begin with the limits of before [`raise`].
 pub fn with_limits_as_before(command: &mut Command) -> &mut Command {
     let lower = || {
-        let Some((files, size)) = BEFORE.get() else { return Ok(()) };
-        setrlimit(Resource::RLIMIT_NOFILE, files.0, files.1)?;
-        setrlimit(Resource::RLIMIT_FSIZE, size.0, size.1)?;
+        let Some(before) = BEFORE.get() else { return Ok(()) };
+        for ((soft, hard), resource) in before.iter().zip(RAISED) {
+            setrlimit(resource, *soft, *hard)?;
+        }
         Ok(())
     };
-    // SAFETY: the closure runs between fork and exec and makes two system calls, setrlimit(2), that
-    // take no lock and allocate nothing; the values were set before the fork (signal-safety(7) asks
+    // SAFETY: the closure runs between fork and exec and makes system calls, setrlimit(2), that take
+    // no lock and allocate nothing; the values were set before the fork (signal-safety(7) asks
     // for no more).
     unsafe { command.pre_exec(lower) }
 }

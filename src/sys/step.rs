@@ -4,12 +4,19 @@
 //! happen is said by the environment variable `JAILFS_STEPS`, rules separated by commas:
 //!
 //! ```text
-//! kill:NAME:N            SIGKILL to this process before the N-th step NAME (from 1; `any` for every name)
+//! kill:NAME:N            SIGKILL to this process before the N-th step NAME (from 1)
 //! fail:NAME:N:ERRNO      the N-th step NAME fails with ERRNO and does nothing; `N+`: from the N-th on
 //! log:FILE               the name of every step is appended to FILE, a line each
 //! ```
 //!
-//! A test in the same process sets rules for its own thread by `with` instead, and sees what was done by `record`.
+//! NAME is a step, or `any` for each change, `base` for each change of the base, or `all` for each call. Calls that only
+//! read are steps as well. `any` leaves them out: a kill before a read leaves what a kill before the next change leaves.
+//!
+//! A rule does not count a call that an earlier rule lets fail. So a second rule can fail a call of the recovery: after
+//! `fail:all:N:EIO`, the rule `fail:all:N:EIO` fails the next call, and one with a greater number a later one.
+//!
+//! A test in the same process sets rules for its own thread by `with` instead. It sees by `record` what was done, and by
+//! `trace` which calls its thread made.
 
 macro_rules! steps {
     ($($variant:ident $name:literal,)*) => {
@@ -52,6 +59,16 @@ steps! {
     BaseLink "base.link",
     BaseAttributes "base.attributes",
     BaseSync "base.sync",
+    StoreRead "store.read",
+    BaseOpen "base.open",
+    BaseRead "base.read",
+}
+
+impl Step {
+    /// Whether it changes something.
+    pub fn is_change(self) -> bool {
+        !matches!(self, Step::StoreRead | Step::BaseOpen | Step::BaseRead)
+    }
 }
 
 /// Says that a step is about to be taken.
@@ -65,7 +82,7 @@ pub fn begin(_: Step) -> std::io::Result<()> {
 }
 
 #[cfg(feature = "crash-points")]
-pub use rules::{Change, begin, boot, note, record, set_boot, with};
+pub use rules::{Change, begin, boot, note, record, set_boot, trace, with};
 
 #[cfg(feature = "crash-points")]
 mod rules {
@@ -91,12 +108,37 @@ mod rules {
     #[derive(Clone, Debug)]
     struct Rule {
         action: Action,
-        /// None: any.
-        step: Option<Step>,
+        steps: Steps,
         nth: u64,
         /// Whether it also holds for all later ones.
         onwards: bool,
         seen: u64,
+    }
+
+    /// The steps that a rule is about.
+    #[derive(Clone, Copy, Debug)]
+    enum Steps {
+        Changes,
+        OfBase,
+        All,
+        One(Step),
+    }
+
+    impl Steps {
+        fn has(self, step: Step) -> bool {
+            match self {
+                Steps::Changes => step.is_change(),
+                Steps::OfBase => step.is_change() && step.name().starts_with("base."),
+                Steps::All => true,
+                Steps::One(wanted) => wanted == step,
+            }
+        }
+    }
+
+    fn errno(name: &str) -> Option<Errno> {
+        use Errno::{EACCES, EAGAIN, EDQUOT, EFBIG, EINTR, EIO, ENOSPC, EPERM, EROFS};
+        let known = [EACCES, EAGAIN, EDQUOT, EFBIG, EINTR, EIO, ENOSPC, EPERM, EROFS];
+        known.into_iter().find(|errno| format!("{errno:?}") == name)
     }
 
     impl FromStr for Rule {
@@ -106,25 +148,29 @@ mod rules {
             let (verb, rest) = text.split_once(':').ok_or_else(|| text.to_owned())?;
             if verb == "log" {
                 let action = Action::Log(rest.to_owned());
-                return Ok(Rule { action, step: None, nth: 1, onwards: true, seen: 0 });
+                return Ok(Rule { action, steps: Steps::Changes, nth: 1, onwards: true, seen: 0 });
             }
             let mut words = rest.split(':');
             let name = words.next().unwrap_or_default();
-            let step = ALL.iter().copied().find(|step| step.name() == name);
-            if step.is_none() && name != "any" {
-                return Err(format!("no step is called '{name}'"));
-            }
+            let steps = match name {
+                "any" => Steps::Changes,
+                "base" => Steps::OfBase,
+                "all" => Steps::All,
+                name => ALL
+                    .iter()
+                    .copied()
+                    .find(|step| step.name() == name)
+                    .map(Steps::One)
+                    .ok_or_else(|| format!("no step is called '{name}'"))?,
+            };
             let count = words.next().unwrap_or_default();
             let nth = count.trim_end_matches('+').parse().map_err(|_| format!("not a number: '{count}'"))?;
             let action = match (verb, words.next()) {
                 ("kill", None) => Action::Kill,
-                ("fail", Some("ENOSPC")) => Action::Fail(Errno::ENOSPC),
-                ("fail", Some("EDQUOT")) => Action::Fail(Errno::EDQUOT),
-                ("fail", Some("EFBIG")) => Action::Fail(Errno::EFBIG),
-                ("fail", Some("EIO")) => Action::Fail(Errno::EIO),
+                ("fail", Some(name)) => Action::Fail(errno(name).ok_or_else(|| text.to_owned())?),
                 _ => return Err(text.to_owned()),
             };
-            Ok(Rule { action, step, nth, onwards: count.ends_with('+'), seen: 0 })
+            Ok(Rule { action, steps, nth, onwards: count.ends_with('+'), seen: 0 })
         }
     }
 
@@ -144,6 +190,14 @@ mod rules {
 
     thread_local! {
         static OF_THREAD: RefCell<Vec<Rule>> = const { RefCell::new(Vec::new()) };
+        static TRACE: RefCell<Option<Vec<(Step, bool)>>> = const { RefCell::new(None) };
+    }
+
+    /// Does something and gives each call that this thread began meanwhile, and whether a rule let it fail.
+    pub fn trace<T>(work: impl FnOnce() -> T) -> (T, Vec<(Step, bool)>) {
+        TRACE.set(Some(Vec::new()));
+        let done = work();
+        (done, TRACE.take().unwrap_or_default())
     }
 
     /// Does something under rules that hold for this thread only.
@@ -164,12 +218,16 @@ mod rules {
     /// # Errors
     /// What a rule asks for.
     pub fn begin(step: Step) -> io::Result<()> {
-        OF_THREAD.with_borrow_mut(|rules| follow(rules, step))?;
-        follow(&mut of_process().lock(), step)
+        let mut begun = OF_THREAD.with_borrow_mut(|rules| follow(rules, step));
+        if begun.is_ok() {
+            begun = follow(&mut of_process().lock(), step);
+        }
+        TRACE.with_borrow_mut(|trace| trace.iter_mut().for_each(|all| all.push((step, begun.is_err()))));
+        begun
     }
 
     fn follow(rules: &mut [Rule], step: Step) -> io::Result<()> {
-        for rule in rules.iter_mut().filter(|rule| rule.step.is_none_or(|wanted| wanted == step)) {
+        for rule in rules.iter_mut().filter(|rule| rule.steps.has(step)) {
             rule.seen += 1;
             if rule.seen != rule.nth && !(rule.onwards && rule.seen > rule.nth) {
                 continue;

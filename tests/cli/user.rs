@@ -12,7 +12,7 @@ use crate::place::{JAILFS, Place, Said, said};
 const NOBODY: u32 = 65534;
 
 /// A place that belongs to nobody, with a copy of the program in it.
-fn place() -> Place {
+pub fn place() -> Place {
     let place = Place::new();
     fs::set_permissions(place.root(), PermissionsExt::from_mode(0o755)).unwrap();
     // A copy, because the directory of the build need not be open to others.
@@ -22,7 +22,7 @@ fn place() -> Place {
     place
 }
 
-fn as_nobody(place: &Place, script: &str) -> Said {
+pub fn as_nobody(place: &Place, script: &str) -> Said {
     as_nobody_after(place, "true", script)
 }
 

@@ -445,7 +445,7 @@ impl Core {
             return Ok(());
         }
         // A record that does not fit would make the layer unreadable for ever: better this one operation fails.
-        self.tree.fits(&edits).map_err(|Misfit(what)| FsError::Damage(what))?;
+        self.tree.validate(&edits).map_err(|Misfit(what)| FsError::Damage(what))?;
         let record = Record::Edits(edits);
         let before = self.upper.journal_len();
         self.upper.record(&record)?;

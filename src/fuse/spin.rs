@@ -101,7 +101,7 @@ impl Spinner {
         let shared = Arc::new(Shared::new());
         let thread_shared = Arc::clone(&shared);
         let thread = Builder::new().name("awake".to_owned()).spawn(move || {
-            if let Err(error) = process::give_way() {
+            if let Err(error) = process::set_idle_priority() {
                 log::debug!("cannot lower the priority of the spinner, so it does not run: {error}");
                 return;
             }
@@ -154,7 +154,7 @@ fn move_to_cpu(cpu: usize) -> usize {
         // Not in the affinity mask, or the mask is unknown: the mask could not be restored.
         return process::cpu().unwrap_or(NO_CPU);
     }
-    let moved = process::stay_on(&BTreeSet::from([cpu])).and_then(|()| process::stay_on(&all));
+    let moved = process::set_affinity(&BTreeSet::from([cpu])).and_then(|()| process::set_affinity(&all));
     if let Err(error) = moved {
         log::warn!("the serving thread is not allowed on every CPU any more: {error}");
     }
@@ -168,7 +168,7 @@ fn avoid(cpus: &BTreeSet<usize>, cpu: usize, avoided: &mut usize) {
     }
     *avoided = cpu;
     let others = cpus.iter().copied().filter(|other| *other != cpu).collect();
-    if let Err(error) = process::stay_on(&others) {
+    if let Err(error) = process::set_affinity(&others) {
         log::debug!("the spinner may run on any CPU: {error}");
     }
 }

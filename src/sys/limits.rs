@@ -1,10 +1,10 @@
-//! Resource limits of a daemon (getrlimit(2)): which ones it raises, and what they were before.
+//! Resource limits of a daemon (getrlimit(2)): raises them, and restores them for commands.
 //!
 //! * **Open files**: files of the base and layers are kept open. The soft limit is low for programs
 //!   that use select(2), so a daemon takes the hard one.
 //! * **File size**: a write beyond it ends the process with SIGXFSZ, whatever shell mounted.
 //!
-//! A command that the daemon starts gets the limits of before.
+//! A command that the daemon starts gets the original limits.
 
 use std::fmt;
 use std::io;
@@ -14,23 +14,23 @@ use std::sync::OnceLock;
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 
-/// Open files that a daemon needs: 128 of the base, 128 pools, 64 connections, and layers.
+/// How many open files a daemon needs: 128 of the base, 128 pools, 64 connections, and layers.
 const OPEN_FILES: u64 = 512;
 
 /// Soft and hard limit.
 type Limit = (u64, u64);
 
-/// The limits before they were raised: of open files, and of the size of files.
+/// The original limits of open files and of file size.
 static BEFORE: OnceLock<(Limit, Limit)> = OnceLock::new();
 
-/// A limit that is too low, and that this process may not raise.
+/// A limit that is too low and that this process may not raise.
 #[derive(Debug)]
 pub enum TooLow {
     /// The hard limit of open files.
     OpenFiles(u64),
-    /// The hard limit of the size of files, in bytes.
+    /// The hard limit of file size, in bytes.
     FileSize(u64),
-    /// Limits cannot be read.
+    /// The limits cannot be read.
     Unknown(io::Error),
 }
 
@@ -51,14 +51,14 @@ impl fmt::Display for TooLow {
     }
 }
 
-/// Raises the limits of this process to what a daemon needs (setrlimit(2)). It can be called again.
+/// Raises the limits of this process to what a daemon needs (setrlimit(2)). May be called again.
 ///
 /// # Errors
-/// Which limit is too low.
+/// The limit that is too low.
 pub fn raise() -> Result<(), TooLow> {
     let read = |resource| getrlimit(resource).map_err(|errno| TooLow::Unknown(errno.into()));
     let (files, size) = (read(Resource::RLIMIT_NOFILE)?, read(Resource::RLIMIT_FSIZE)?);
-    // First of all: a command that is started from now on must get them.
+    // Before anything else: every command started from now on needs the original limits.
     BEFORE.get_or_init(|| (files, size));
     let wanted = files.1.max(OPEN_FILES);
     if files.0 < wanted && setrlimit(Resource::RLIMIT_NOFILE, wanted, wanted).is_err() {
@@ -71,7 +71,7 @@ pub fn raise() -> Result<(), TooLow> {
     Ok(())
 }
 
-/// Makes a command begin with the limits of before [`raise`].
+/// Makes a command start with the original limits.
 pub fn with_limits_as_before(command: &mut Command) -> &mut Command {
     let lower = || {
         let Some((files, size)) = BEFORE.get() else { return Ok(()) };
@@ -79,8 +79,8 @@ pub fn with_limits_as_before(command: &mut Command) -> &mut Command {
         setrlimit(Resource::RLIMIT_FSIZE, size.0, size.1)?;
         Ok(())
     };
-    // SAFETY: the closure runs between fork and exec and makes two system calls, setrlimit(2), that
-    // take no lock and allocate nothing; the values were set before the fork (signal-safety(7) asks
-    // for no more).
+    // SAFETY: the closure runs between fork and exec and makes two setrlimit(2) calls, which take
+    // no lock and allocate nothing. The values were set before the fork. signal-safety(7) demands
+    // no more.
     unsafe { command.pre_exec(lower) }
 }

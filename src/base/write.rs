@@ -14,9 +14,9 @@ use nix::sys::stat::{Mode, SFlag, mkdirat, mknodat};
 use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 
 use crate::error::{FsError, FsResult};
+use crate::sys::failpoint::{self, Failpoint};
 use crate::sys::file::{Rename, open_in, rename};
 use crate::sys::process::unlikely_number;
-use crate::sys::step::{self, Step};
 use crate::types::{FileKind, Name, PERM_BITS, TYPE_BITS, TreePath};
 
 use super::attributes::{Attributes, change_mode, make_so};
@@ -105,7 +105,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `Exists`.
     pub fn create_file(&self, name: &Name) -> FsResult<File> {
-        step::begin(Step::BaseStage)?;
+        failpoint::hit(Failpoint::BaseStage)?;
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
         let file = open_in(&self.root.fd, name, flags, Mode::S_IRUSR | Mode::S_IWUSR);
         file.map(File::from).map_err(write_failure)
@@ -130,7 +130,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `Exists`.
     pub fn mkdir(&self, name: &Name, mode: u32) -> FsResult<()> {
-        step::begin(Step::BaseMkdir)?;
+        failpoint::hit(Failpoint::BaseMkdir)?;
         mkdirat(&self.root.fd, name.as_os_str(), Mode::from_bits_truncate(mode & PERM_BITS))
             .map_err(write_error)
     }
@@ -140,7 +140,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `Exists`.
     pub fn symlink(&self, name: &Name, target: &[u8]) -> FsResult<()> {
-        step::begin(Step::BaseLink)?;
+        failpoint::hit(Failpoint::BaseLink)?;
         symlinkat(std::ffi::OsStr::from_bytes(target), &self.root.fd, name.as_os_str()).map_err(write_error)
     }
 
@@ -149,7 +149,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `Exists`; `NotPermitted` for devices without privilege; `Invalid` for a directory or symlink.
     pub fn mknod(&self, name: &Name, mode: u32, rdev: u64) -> FsResult<()> {
-        step::begin(Step::BaseLink)?;
+        failpoint::hit(Failpoint::BaseLink)?;
         match FileKind::from_mode(mode) {
             None | Some(FileKind::Dir | FileKind::Symlink) => return Err(FsError::Invalid),
             Some(_) => {}
@@ -164,7 +164,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `Exists`, `NotFound`, `TooManyLinks`; `NotPermitted` for a directory.
     pub fn hard_link_from(&self, from_dir: &WriteDir<'_>, from: &Name, name: &Name) -> FsResult<()> {
-        step::begin(Step::BaseLink)?;
+        failpoint::hit(Failpoint::BaseLink)?;
         let (from, name) = (from.as_os_str(), name.as_os_str());
         linkat(&from_dir.root.fd, from, &self.root.fd, name, AtFlags::empty()).map_err(write_error)
     }
@@ -174,7 +174,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `NotFound`; `Exists` with [`Rename::NoReplace`]; `NotEmpty`, `IsADirectory`, `NotADirectory` as rename(2).
     pub fn rename(&self, from: &Name, to_dir: &WriteDir<'_>, to: &Name, how: Rename) -> FsResult<()> {
-        step::begin(Step::BaseRename)?;
+        failpoint::hit(Failpoint::BaseRename)?;
         rename(&self.root.fd, from, &to_dir.root.fd, to, how).map_err(write_failure)
     }
 
@@ -183,7 +183,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `NotFound`, `IsADirectory`.
     pub fn unlink(&self, name: &Name) -> FsResult<()> {
-        step::begin(Step::BaseRemove)?;
+        failpoint::hit(Failpoint::BaseRemove)?;
         unlinkat(&self.root.fd, name.as_os_str(), UnlinkatFlags::NoRemoveDir).map_err(write_error)
     }
 
@@ -192,7 +192,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `NotFound`, `NotADirectory`, `NotEmpty`.
     pub fn rmdir(&self, name: &Name) -> FsResult<()> {
-        step::begin(Step::BaseRemove)?;
+        failpoint::hit(Failpoint::BaseRemove)?;
         unlinkat(&self.root.fd, name.as_os_str(), UnlinkatFlags::RemoveDir).map_err(write_error)
     }
 
@@ -201,7 +201,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// EINVAL for what is not a regular file, else what the host answers.
     pub fn open_to_rewrite(&self, name: &Name) -> FsResult<(File, BaseStat)> {
-        step::begin(Step::BaseStage)?;
+        failpoint::hit(Failpoint::BaseStage)?;
         let looked = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
         let stat = BaseStat::of(&looked)?;
         super::must_be_file(stat.kind)?;
@@ -227,7 +227,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `NotFound`; `LeavesJail` for a mount point; `Unsupported` for attributes that the filesystem does not have.
     pub fn set_owner_mode_times_xattrs(&self, name: &Name, wanted: &Attributes<'_>) -> FsResult<BaseStat> {
-        step::begin(Step::BaseAttributes)?;
+        failpoint::hit(Failpoint::BaseAttributes)?;
         let object = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
         make_so(&object, wanted)?;
         BaseStat::of(&object)
@@ -238,7 +238,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `Unsupported` for attributes that the filesystem does not have.
     pub fn set_attributes_of(&self, file: File, wanted: &Attributes<'_>) -> FsResult<BaseStat> {
-        step::begin(Step::BaseAttributes)?;
+        failpoint::hit(Failpoint::BaseAttributes)?;
         let object = file.into();
         make_so(&object, wanted)?;
         BaseStat::of(&object)
@@ -249,7 +249,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `NotFound`; `LeavesJail` for a mount point; `NotPermitted` if it is somebody else's.
     pub fn set_mode(&self, name: &Name, mode: u32) -> FsResult<()> {
-        step::begin(Step::BaseAttributes)?;
+        failpoint::hit(Failpoint::BaseAttributes)?;
         let object = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
         change_mode(&object, mode & PERM_BITS)
     }
@@ -259,7 +259,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// As [`WriteDir::set_owner_mode_times_xattrs`].
     pub fn set_own_attributes(&self, wanted: &Attributes<'_>) -> FsResult<()> {
-        step::begin(Step::BaseAttributes)?;
+        failpoint::hit(Failpoint::BaseAttributes)?;
         make_so(&self.root.fd, wanted)
     }
 
@@ -268,7 +268,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// What the host answers.
     pub fn sync_filesystem(&self) -> FsResult<()> {
-        step::begin(Step::BaseSync)?;
+        failpoint::hit(Failpoint::BaseSync)?;
         nix::unistd::syncfs(&self.root.fd).map_err(write_error)
     }
 
@@ -277,7 +277,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// Those of the host, EIO above all.
     pub fn fsync(&self) -> FsResult<()> {
-        step::begin(Step::BaseSync)?;
+        failpoint::hit(Failpoint::BaseSync)?;
         nix::unistd::fsync(&self.root.fd).map_err(write_error)
     }
 }

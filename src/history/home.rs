@@ -21,8 +21,8 @@ use crate::history::apply::{Keep, STEP, found, linked_names};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::staged::{self, Stages};
 use crate::store::record::{Body, Node};
+use crate::sys::failpoint::{self, Failpoint};
 use crate::sys::file::Rename;
-use crate::sys::step::{self, Step};
 use crate::types::{ByteRange, FileKind, Fingerprint, Ino, Name, TreePath};
 
 /// What came of writing the base.
@@ -295,7 +295,7 @@ impl<'a> Home<'a> {
                 return Err(error);
             }
             self.changed.insert(opened.ino);
-            step::begin(Step::BaseWrite)?;
+            failpoint::hit(Failpoint::BaseWrite)?;
             file.set_len(0)?;
             self.copy_content(new, record.size(), &file)?;
             let stat = dir.set_attributes_of(file, &self.attributes(record, &xattr_list(record)))?;
@@ -328,7 +328,7 @@ impl<'a> Home<'a> {
                 return Err(FsError::Damage("a file is shorter than its record says"));
             }
             if bytes.iter().any(|b| *b != 0) {
-                step::begin(Step::BaseWrite)?;
+                failpoint::hit(Failpoint::BaseWrite)?;
                 to.write_all_at(&bytes, at)?;
             }
             at = range.end;

@@ -41,7 +41,7 @@ pub fn set_shift(seconds: i64) {
 /// The time of boot, by the same clock as [`now`].
 pub fn booted() -> Timestamp {
     #[cfg(feature = "crash-points")]
-    if let Some((_, at)) = crate::sys::step::boot() {
+    if let Some((_, at)) = crate::sys::failpoint::boot() {
         return at;
     }
     let since = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |time| time.tv_sec());

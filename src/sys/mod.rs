@@ -11,6 +11,7 @@
 pub mod capabilities;
 pub mod clock;
 pub mod dir;
+pub mod failpoint;
 pub mod file;
 pub mod fusectl;
 pub mod holders;
@@ -22,7 +23,6 @@ pub mod own_root;
 pub mod path;
 pub mod proc;
 pub mod process;
-pub mod step;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod view;

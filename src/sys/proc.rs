@@ -100,7 +100,7 @@ pub fn has_filesystem(name: &[u8]) -> io::Result<bool> {
 /// When `/proc/sys/kernel/random/boot_id` cannot be read; `InvalidData` if it is no id.
 pub fn boot_id() -> io::Result<[u8; 16]> {
     #[cfg(feature = "crash-points")]
-    if let Some((boot, _)) = crate::sys::step::boot() {
+    if let Some((boot, _)) = crate::sys::failpoint::boot() {
         return Ok(boot);
     }
     let text = std::fs::read("/proc/sys/kernel/random/boot_id")?;

@@ -141,7 +141,7 @@ fn what_its_user_may_not_read_or_write_or_own_any_more_is_taken_back() {
         &place,
         r#"
         cd ..
-        cut() { (cd base; ! JAILFS_STEPS=kill:base.sync:1 $JAILFS apply; eval "$1"; $JAILFS status > ../home/status); }
+        cut() { (cd base; ! JAILFS_FAILPOINTS=kill:base.sync:1 $JAILFS apply; eval "$1"; $JAILFS status > ../home/status); }
 
         echo text > base/f; echo first > base/g; ln base/g base/h
         $JAILFS mount base mnt; chmod 000 mnt/f; $JAILFS umount mnt

@@ -1,39 +1,41 @@
-//! Steps: each change of the disk has a name, so that a test can end the process or fail the call at every one of them.
+//! Failpoints: every change of the disk has a name, at which a test can kill the process or make
+//! the call fail.
 //!
-//! Without the feature `crash-points`, which only tests have, a step is nothing and costs nothing. With it, what is to
-//! happen is said by the environment variable `JAILFS_STEPS`, rules separated by commas:
+//! Without the feature `crash-points`, which only tests enable, a failpoint does nothing and costs
+//! nothing. With it, the environment variable `JAILFS_FAILPOINTS` holds rules, separated by commas:
 //!
 //! ```text
-//! kill:NAME:N            SIGKILL to this process before the N-th step NAME (from 1; `any` for every name)
-//! fail:NAME:N:ERRNO      the N-th step NAME fails with ERRNO and does nothing; `N+`: from the N-th on
-//! log:FILE               the name of every step is appended to FILE, a line each
+//! kill:NAME:N            SIGKILL this process before the N-th NAME (from 1; `any`: each name)
+//! fail:NAME:N:ERRNO      the N-th NAME fails with ERRNO and does nothing; `N+`: from the N-th on
+//! log:FILE               append the name of each failpoint that is hit to FILE, one per line
 //! ```
 //!
-//! A test in the same process sets rules for its own thread by `with` instead, and sees what was done by `record`.
+//! A test in the same process sets rules for its own thread by `with`, and observes the changes by
+//! `set_recorder`.
 
-macro_rules! steps {
+macro_rules! failpoints {
     ($($variant:ident $name:literal,)*) => {
-        /// A step; `name` is what tests call it.
+        /// A failpoint.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Step {
+        pub enum Failpoint {
             $(#[doc = $name] $variant,)*
         }
 
-        /// Every step.
-        pub const ALL: &[Step] = &[$(Step::$variant,)*];
+        /// Every failpoint.
+        pub const ALL: &[Failpoint] = &[$(Failpoint::$variant,)*];
 
-        impl Step {
-            /// What tests call it.
+        impl Failpoint {
+            /// Its name in rules.
             pub fn name(self) -> &'static str {
                 match self {
-                    $(Step::$variant => $name,)*
+                    $(Failpoint::$variant => $name,)*
                 }
             }
         }
     };
 }
 
-steps! {
+failpoints! {
     StoreOpen "store.open",
     StoreWrite "store.write",
     StoreCut "store.cut",
@@ -54,18 +56,18 @@ steps! {
     BaseSync "base.sync",
 }
 
-/// Says that a step is about to be taken.
+/// Marks that the named change is about to be made.
 ///
 /// # Errors
-/// What a test asked for; none without the feature `crash-points`.
+/// The error of a test's rule; none without the feature `crash-points`.
 #[cfg(not(feature = "crash-points"))]
 #[inline(always)]
-pub fn begin(_: Step) -> std::io::Result<()> {
+pub fn hit(_: Failpoint) -> std::io::Result<()> {
     Ok(())
 }
 
 #[cfg(feature = "crash-points")]
-pub use rules::{Change, begin, boot, note, record, set_boot, with};
+pub use rules::{Change, boot, hit, record, set_boot, set_recorder, with};
 
 #[cfg(feature = "crash-points")]
 mod rules {
@@ -77,10 +79,10 @@ mod rules {
     use nix::errno::Errno;
     use parking_lot::{Mutex, RwLock};
 
-    use super::{ALL, Step};
+    use super::{ALL, Failpoint};
     use crate::types::{ByteRange, Timestamp};
 
-    /// What happens at a step.
+    /// What a rule does.
     #[derive(Clone, Debug)]
     enum Action {
         Kill,
@@ -91,10 +93,10 @@ mod rules {
     #[derive(Clone, Debug)]
     struct Rule {
         action: Action,
-        /// None: any.
-        step: Option<Step>,
+        /// `None`: every failpoint.
+        failpoint: Option<Failpoint>,
         nth: u64,
-        /// Whether it also holds for all later ones.
+        /// Whether it also applies to all later hits.
         onwards: bool,
         seen: u64,
     }
@@ -106,13 +108,13 @@ mod rules {
             let (verb, rest) = text.split_once(':').ok_or_else(|| text.to_owned())?;
             if verb == "log" {
                 let action = Action::Log(rest.to_owned());
-                return Ok(Rule { action, step: None, nth: 1, onwards: true, seen: 0 });
+                return Ok(Rule { action, failpoint: None, nth: 1, onwards: true, seen: 0 });
             }
             let mut words = rest.split(':');
             let name = words.next().unwrap_or_default();
-            let step = ALL.iter().copied().find(|step| step.name() == name);
-            if step.is_none() && name != "any" {
-                return Err(format!("no step is called '{name}'"));
+            let failpoint = ALL.iter().copied().find(|failpoint| failpoint.name() == name);
+            if failpoint.is_none() && name != "any" {
+                return Err(format!("there is no failpoint '{name}'"));
             }
             let count = words.next().unwrap_or_default();
             let nth = count.trim_end_matches('+').parse().map_err(|_| format!("not a number: '{count}'"))?;
@@ -123,7 +125,7 @@ mod rules {
                 ("fail", Some("EIO")) => Action::Fail(Errno::EIO),
                 _ => return Err(text.to_owned()),
             };
-            Ok(Rule { action, step, nth, onwards: count.ends_with('+'), seen: 0 })
+            Ok(Rule { action, failpoint, nth, onwards: count.ends_with('+'), seen: 0 })
         }
     }
 
@@ -131,21 +133,21 @@ mod rules {
         let rules: Result<Vec<Rule>, String> =
             text.split(',').filter(|rule| !rule.is_empty()).map(str::parse).collect();
         rules.unwrap_or_else(|why| {
-            log::error!("JAILFS_STEPS: {why}");
+            log::error!("JAILFS_FAILPOINTS: {why}");
             std::process::abort()
         })
     }
 
     fn of_process() -> &'static Mutex<Vec<Rule>> {
         static RULES: OnceLock<Mutex<Vec<Rule>>> = OnceLock::new();
-        RULES.get_or_init(|| Mutex::new(parse(&std::env::var("JAILFS_STEPS").unwrap_or_default())))
+        RULES.get_or_init(|| Mutex::new(parse(&std::env::var("JAILFS_FAILPOINTS").unwrap_or_default())))
     }
 
     thread_local! {
         static OF_THREAD: RefCell<Vec<Rule>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// Does something under rules that hold for this thread only.
+    /// Runs `work` under rules for this thread only.
     pub fn with<T>(rules: &str, work: impl FnOnce() -> T) -> T {
         struct Reset;
         impl Drop for Reset {
@@ -158,17 +160,17 @@ mod rules {
         work()
     }
 
-    /// Says that a step is about to be taken.
+    /// Marks that the named change is about to be made.
     ///
     /// # Errors
-    /// What a rule asks for.
-    pub fn begin(step: Step) -> io::Result<()> {
-        OF_THREAD.with_borrow_mut(|rules| follow(rules, step))?;
-        follow(&mut of_process().lock(), step)
+    /// The error of a rule.
+    pub fn hit(failpoint: Failpoint) -> io::Result<()> {
+        OF_THREAD.with_borrow_mut(|rules| follow(rules, failpoint))?;
+        follow(&mut of_process().lock(), failpoint)
     }
 
-    fn follow(rules: &mut [Rule], step: Step) -> io::Result<()> {
-        for rule in rules.iter_mut().filter(|rule| rule.step.is_none_or(|wanted| wanted == step)) {
+    fn follow(rules: &mut [Rule], failpoint: Failpoint) -> io::Result<()> {
+        for rule in rules.iter_mut().filter(|rule| rule.failpoint.is_none_or(|wanted| wanted == failpoint)) {
             rule.seen += 1;
             if rule.seen != rule.nth && !(rule.onwards && rule.seen > rule.nth) {
                 continue;
@@ -180,47 +182,47 @@ mod rules {
                 Action::Fail(errno) => return Err(io::Error::from(*errno)),
                 Action::Log(path) => {
                     let mut file = std::fs::OpenOptions::new().append(true).create(true).open(path)?;
-                    writeln!(file, "{}", step.name())?;
+                    writeln!(file, "{}", failpoint.name())?;
                 }
             }
         }
         Ok(())
     }
 
-    /// A change of the disk that was made. Files and directories are known by their inode numbers.
+    /// A change that was made on disk. Files and directories are identified by inode numbers.
     #[derive(Clone, Debug)]
     #[expect(missing_docs, reason = "the fields are the arguments of the call that each variant names")]
     pub enum Change {
-        /// A file was opened, and made if it was not there.
+        /// A file was opened, and created if it did not exist.
         Open { dir: u64, name: String, ino: u64 },
         /// Bytes were written.
         Write { ino: u64, offset: u64, bytes: Vec<u8> },
-        /// A file has this length now.
+        /// A file was truncated or extended to this length.
         Cut { ino: u64, len: u64 },
         /// A range became a hole.
         Punch { ino: u64, range: ByteRange },
-        /// Everything written to the file survives a power cut.
+        /// The file was synced.
         Sync { ino: u64 },
-        /// A name was moved to another in the same directory.
+        /// A name was renamed within its directory.
         Rename { dir: u64, from: String, to: String },
         /// A name was removed.
         Remove { dir: u64, name: String },
-        /// A directory is there.
+        /// A directory was created.
         Mkdir { dir: u64, name: String, ino: u64 },
-        /// The names of a directory survive a power cut.
+        /// A directory was synced.
         SyncDir { ino: u64 },
-        /// Everything that was done so far does.
+        /// Everything was synced.
         SyncAll {},
     }
 
     static BOOT: RwLock<Option<([u8; 16], Timestamp)>> = RwLock::new(None);
 
-    /// Says which boot of the machine this is to be, for the whole process: it was at this moment.
+    /// Sets the boot id that this process sees, with the present moment as the time of boot.
     pub fn set_boot(boot: Option<[u8; 16]>) {
         *BOOT.write() = boot.map(|boot| (boot, crate::sys::clock::now()));
     }
 
-    /// The boot that a test wants, and when it was.
+    /// The boot id and time of boot that a test has set.
     pub fn boot() -> Option<([u8; 16], Timestamp)> {
         *BOOT.read()
     }
@@ -229,16 +231,17 @@ mod rules {
 
     static RECORDER: RwLock<Option<Recorder>> = RwLock::new(None);
 
-    /// Tells every change of a store from now on; none ends it. One at a time in a process.
-    pub fn record(recorder: Option<Recorder>) {
+    /// Passes every change of a store to `recorder` from now on; `None` ends that. There is one
+    /// recorder per process.
+    pub fn set_recorder(recorder: Option<Recorder>) {
         *RECORDER.write() = recorder;
     }
 
-    /// Tells a change.
+    /// Passes a change to the recorder.
     ///
     /// # Errors
-    /// When it cannot be found out.
-    pub fn note(change: impl FnOnce() -> io::Result<Change>) -> io::Result<()> {
+    /// When the change cannot be determined.
+    pub fn record(change: impl FnOnce() -> io::Result<Change>) -> io::Result<()> {
         if let Some(recorder) = &*RECORDER.read() {
             recorder(change()?);
         }

@@ -14,13 +14,13 @@ use crate::fuse::gate::GATE_CLOSED;
 use crate::fuse::init;
 use crate::fuse::privileges::Requester;
 use crate::fuse::reply::Call;
-
 use crate::fuse::server::Server;
 use crate::fuse::translate::node;
 
 /// The most that one COPY_FILE_RANGE copies: its reply has 32 bits. The program asks for the rest.
 const MAX_COPY: u64 = 1 << 30;
 
+/// Parses the arguments of LSEEK. The kernel handles SEEK_SET, SEEK_CUR and SEEK_END by itself.
 fn seek_target(offset: i64, whence: i32) -> FsResult<(u64, SeekTo)> {
     const SEEK_DATA: i32 = 3;
     const SEEK_HOLE: i32 = 4;

@@ -35,7 +35,6 @@ use crate::fuse::privileges::Requester;
 use crate::fuse::readdirplus::Readdirplus;
 use crate::fuse::rename_barrier;
 use crate::fuse::reply::Call;
-
 use crate::fuse::server::{Server, name_of};
 use crate::fuse::translate::{FOREVER, decode_device, no_entry, node, set_time};
 use crate::sys;

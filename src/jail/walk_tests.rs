@@ -71,27 +71,13 @@ fn walk(
             };
             assert!(!text.is_empty());
             mischief(tree, *dir, b".");
-            let mut parts: Vec<Vec<u8>> = components(&text).map(<[u8]>::to_vec).collect();
-            if text.starts_with(b"/") {
-                was_absolute = true;
-                match absolute(jail, ground, &parts) {
-                    Ok((start, used)) => {
-                        at = start;
-                        parts.drain(..used);
-                    }
-                    Err(end) => return end,
-                }
+            was_absolute |= text.starts_with(b"/");
+            match begin_text(jail, ground, &mut at, &text) {
+                Ok(parts) => pending.push(parts),
+                Err(end) => return end,
             }
-            if text.ends_with(b"/") || text.ends_with(b"/.") {
-                parts.push(b".".to_vec());
-            }
-            parts.reverse();
-            pending.push(parts);
         }
-        while pending.last().is_some_and(Vec::is_empty) {
-            pending.pop();
-        }
-        let Some(part) = pending.last_mut().and_then(Vec::pop) else {
+        let Some(part) = next_component(&mut pending) else {
             return match at {
                 At::Node(node) => End::Node(node),
                 At::Allowed(path) => End::Allowed(path),
@@ -131,6 +117,29 @@ fn walk(
             },
         }
     }
+}
+
+/// Begins to walk a text: moves `at` if it is absolute. Returns the components, reversed.
+fn begin_text(jail: &Jail, ground: Ground, at: &mut At, text: &[u8]) -> Result<Vec<Vec<u8>>, End> {
+    let mut parts: Vec<Vec<u8>> = components(text).map(<[u8]>::to_vec).collect();
+    if text.starts_with(b"/") {
+        let (start, used) = absolute(jail, ground, &parts)?;
+        *at = start;
+        parts.drain(..used);
+    }
+    if text.ends_with(b"/") || text.ends_with(b"/.") {
+        parts.push(b".".to_vec());
+    }
+    parts.reverse();
+    Ok(parts)
+}
+
+/// Takes the next component from the last text that has any.
+fn next_component(pending: &mut Vec<Vec<Vec<u8>>>) -> Option<Vec<u8>> {
+    while pending.last().is_some_and(Vec::is_empty) {
+        pending.pop();
+    }
+    pending.last_mut().and_then(Vec::pop)
 }
 
 /// Where an absolute text begins, and how many components that takes.

@@ -1,8 +1,9 @@
-//! What can go wrong, in two shapes.
+//! The two error types.
 //!
-//! [`Error`] is for people: what was attempted, on what, why it failed, perhaps a hint, and a [`Kind`] that decides
-//! the exit code. [`FsError`] is for programs in the mount: one variant per reason for which a file operation is
-//! refused; the door to the kernel turns it into an errno in one exhaustive match.
+//! [`Error`] is for people: what was attempted, on which object, why it failed, perhaps a hint, and
+//! a [`Kind`] that decides the exit code. [`FsError`] is for programs in the mount, with one
+//! variant per reason to refuse a file operation; `fuse` maps it to an errno in one exhaustive
+//! match.
 
 use std::fmt;
 use std::io;
@@ -19,21 +20,21 @@ pub type FsResult<T> = std::result::Result<T, FsError>;
 /// Decides the exit code of the command; the codes are a documented ABI (docs/CLI.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
-    /// It did not work: exit code 1.
+    /// It failed: exit code 1.
     Failed,
-    /// The command line is wrong: 2.
+    /// The command line is invalid: 2.
     Usage,
-    /// The base changed meanwhile, or only a part could be done: 3.
+    /// The base changed behind the sandbox, or only a part succeeded: 3.
     Conflict,
     /// The store is damaged: 4.
     Damage,
-    /// There is no store, head or checkpoint of that name: 10.
+    /// No store, head or checkpoint has this name: 10.
     NoStore,
-    /// Another process holds the store or the mount point: 11.
+    /// Another process uses the store or the mount point: 11.
     InUse,
     /// The mount cannot be made: 12.
     CannotMount,
-    /// The path would leave the jail: 13.
+    /// The path leads out of the jail: 13.
     LeavesJail,
 }
 
@@ -58,15 +59,15 @@ impl Kind {
 pub struct Error {
     /// Decides the exit code.
     pub kind: Kind,
-    /// What was attempted, on what: `seal checkpoint 7: write layers/00000007/journal`.
+    /// What was attempted, on which object: `seal checkpoint 7: write layers/00000007/journal`.
     pub attempt: String,
     /// Why it failed: `No space left on device`.
     pub reason: String,
-    /// What the person can do about it.
+    /// What the user can do about it.
     pub hint: Option<String>,
-    /// The errno of the host, where one was the reason.
+    /// The errno of the host, if one was the reason.
     pub errno: Option<i32>,
-    /// Whether what was attempted was done all the same, but for its end: then it is not to be attempted again.
+    /// Whether the main work succeeded and only its completion failed. Do not attempt it again.
     pub is_done: bool,
 }
 
@@ -83,7 +84,7 @@ impl Error {
         }
     }
 
-    /// An error of the host during `attempt`.
+    /// A system call failed during `attempt`.
     pub fn io(attempt: impl Into<String>, error: &io::Error) -> Error {
         let mut reason = error.to_string();
         if let Some(at) = reason.find(" (os error") {
@@ -92,7 +93,7 @@ impl Error {
         Error { errno: error.raw_os_error(), ..Error::new(Kind::Failed, attempt, reason) }
     }
 
-    /// Damage of a file of the store.
+    /// A file of the store is damaged.
     pub fn damage(attempt: impl Into<String>, reason: impl Into<String>) -> Error {
         Error::new(Kind::Damage, attempt, reason)
     }
@@ -116,7 +117,7 @@ impl Error {
         self
     }
 
-    /// The same error after `what` was done, which stays done.
+    /// The same error after `what` has succeeded, which is not undone.
     #[must_use]
     pub fn after(self, what: impl fmt::Display) -> Error {
         if self.is_done {
@@ -141,12 +142,12 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Says what was attempted when a call of the host fails.
+/// Adds the attempted action to a failed system call.
 pub trait Attempt<T> {
-    /// Turns the error into an [`Error`] that begins with `attempt`.
+    /// Converts the error to an [`Error`] for `attempt`.
     ///
     /// # Errors
-    /// The same as `self`, in words.
+    /// The error of `self`, converted.
     fn attempt<S: Into<String>>(self, attempt: impl FnOnce() -> S) -> Result<T>;
 }
 
@@ -159,54 +160,54 @@ impl<T> Attempt<T> for io::Result<T> {
 /// Why a file operation is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FsError {
-    /// No such name, or the node is gone: ENOENT.
+    /// The name does not exist, or the node was removed: ENOENT.
     NotFound,
     /// The name exists: EEXIST.
     Exists,
-    /// A directory is needed: ENOTDIR.
+    /// The node must be a directory: ENOTDIR.
     NotADirectory,
-    /// A directory is not wanted: EISDIR.
+    /// The node must not be a directory: EISDIR.
     IsADirectory,
-    /// The directory has names in it: ENOTEMPTY.
+    /// The directory is not empty: ENOTEMPTY.
     NotEmpty,
-    /// Not allowed for anybody, or not for this caller: EPERM.
+    /// Refused to every caller, or to this one: EPERM.
     NotPermitted,
-    /// The daemon may not read this node of the base: EACCES.
+    /// The daemon has no permission to read this node of the base: EACCES.
     AccessDenied,
-    /// An argument makes no sense: EINVAL.
+    /// An argument is invalid: EINVAL.
     Invalid,
     /// The name is longer than 255 bytes: ENAMETOOLONG.
     NameTooLong,
-    /// The file would be larger than the largest file: EFBIG.
+    /// The file would exceed the largest file size: EFBIG.
     FileTooBig,
-    /// No data or hole at or after this offset: ENXIO.
+    /// There is no data or hole at or after this offset: ENXIO.
     NoSuchOffset,
-    /// No such extended attribute: ENODATA.
+    /// The extended attribute does not exist: ENODATA.
     NoAttribute,
-    /// The value does not fit: ERANGE.
+    /// The value does not fit into the caller's buffer: ERANGE.
     Range,
     /// The value of an extended attribute is too large: E2BIG.
     TooLarge,
-    /// There is no room for more bytes: ENOSPC.
+    /// The disk or the quota is full: ENOSPC.
     NoSpace,
-    /// All attributes of the file together are too large, or there are as many files as there may be: ENOSPC, and no room can be
-    /// made for it.
+    /// The attributes of the file are too large together, or the sandbox has its largest number of
+    /// files: ENOSPC. Freeing space does not help.
     LimitReached,
-    /// The file has the largest number of links: EMLINK.
+    /// The file has the largest possible number of links: EMLINK.
     TooManyLinks,
     /// The operation is not supported for this node or in this mode: EOPNOTSUPP.
     Unsupported,
-    /// Following or moving this would lead out of the mount: EXDEV.
+    /// A link or a rename would lead out of the mount: EXDEV.
     LeavesJail,
-    /// The kernel knows the node by a name that it has no longer, and must look it up again: ESTALE.
+    /// The kernel uses a name that the node no longer has, and must look it up again: ESTALE.
     Stale,
     /// The mount is read-only: EROFS.
     ReadOnly,
-    /// The base changed behind our back at this path: EIO.
+    /// The base changed behind the sandbox at this path: EIO.
     Drift(TreePath),
     /// The state in memory or on disk contradicts itself: EIO.
     Damage(&'static str),
-    /// A call of the host failed with this errno.
+    /// A system call failed with this errno.
     Host(i32),
     /// The store failed.
     Store(Box<Error>),
@@ -236,7 +237,7 @@ impl fmt::Display for FsError {
             FsError::LeavesJail => f.write_str("would leave the mount"),
             FsError::Stale => f.write_str("stale name"),
             FsError::ReadOnly => f.write_str("read-only mount"),
-            FsError::Drift(path) => write!(f, "the base changed behind our back: {path}"),
+            FsError::Drift(path) => write!(f, "the base changed behind the sandbox: {path}"),
             FsError::Damage(what) => write!(f, "inconsistent state: {what}"),
             FsError::Host(errno) => write!(f, "{}", io::Error::from_raw_os_error(*errno)),
             FsError::Store(error) => write!(f, "{error}"),
@@ -280,7 +281,7 @@ impl From<FsError> for Error {
     }
 }
 
-/// Adds what was attempted to the failure of a file operation that a person asked for.
+/// Adds the attempted action to a failed file operation.
 impl<T> Attempt<T> for FsResult<T> {
     fn attempt<S: Into<String>>(self, attempt: impl FnOnce() -> S) -> Result<T> {
         self.map_err(|error| match error {

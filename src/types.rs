@@ -1,8 +1,9 @@
-//! The vocabulary that every module shares.
+//! The basic types that all modules share.
 //!
-//! Different things have different types: an [`Ino`] is what `stat` shows, a [`NodeId`] is what the kernel asks
-//! with, a [`LayerId`] numbers a layer of the store. A [`Name`] is one component of a path and has been checked once,
-//! where it came in, so nobody below checks for `/` again. Names and paths are bytes, never text.
+//! Different things have different types: an [`Ino`] is the number that `stat` shows, a [`NodeId`]
+//! is the number in the kernel's requests, and a [`LayerId`] identifies a layer of the store. A
+//! [`Name`] is one component of a path; it is checked once, where it enters, so no other code looks
+//! for `/`. Names and paths are bytes, never text.
 
 use std::borrow::Borrow;
 use std::ffi::OsStr;
@@ -12,49 +13,51 @@ use std::sync::{Arc, LazyLock};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The inode number that `stat` shows. It stays with a file through copy-up, rename, restore, remount and apply.
+/// An inode number, as `stat` shows it. It stays with a file through copy-up, rename, restore,
+/// remount and apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Ino(pub u64);
 
 impl Ino {
     /// The root of the merged tree, and nothing else.
     pub const ROOT: Ino = Ino(1);
-    /// The first number of the range from which jailfs numbers its own files: above what host filesystems hand out,
-    /// below 2^53, so that programs that keep numbers in a double see them exactly.
+    /// The first number that jailfs gives to its own files. It is above the numbers that host
+    /// filesystems use, and below 2^53, so that programs that store numbers as doubles keep it
+    /// exact.
     pub const OWN_RANGE: Ino = Ino(1 << 48);
 }
 
-/// The number by which the kernel asks for a node. Never shown to programs.
+/// The number by which the kernel refers to a node. Never visible to programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u64);
 
 impl NodeId {
     /// The root of the mount, in every state.
     pub const ROOT: NodeId = NodeId(1);
-    /// The first number for nodes that a restore renumbered; far above every [`Ino`].
+    /// The first id for nodes that a restore renumbered; far above every [`Ino`].
     pub const RENUMBERED: NodeId = NodeId(1 << 56);
-    /// The directory that shows the past (`.jailfs`). The numbers from here to 2^53 are of its nodes, as ids and as what `stat`
-    /// shows: above every number that a store gives out.
+    /// The snapshot directory (`.jailfs`). Its nodes have the numbers from here to 2^53, as ids and
+    /// as inode numbers. They are above every number that a store assigns.
     pub const PAST: NodeId = NodeId(1 << 52);
-    /// The directory in it whose names are the checkpoints.
+    /// The directory in the snapshot directory that lists the checkpoints.
     pub const CHECKPOINTS: NodeId = NodeId((1 << 52) + 1);
-    /// The directory in it below which the versions of files are.
+    /// The directory in the snapshot directory that holds the edit histories of files.
     pub const HISTORY: NodeId = NodeId((1 << 52) + 2);
-    /// The first number of what is below that; the last quarter of those of the past is for it.
+    /// The first id below [`NodeId::HISTORY`]; the last quarter of the range is for these.
     pub const OF_HISTORY: NodeId = NodeId((1 << 52) + (3 << 50));
 
-    /// Whether it is a node of the past.
+    /// Whether this is the snapshot directory or a node in it.
     pub fn is_past(self) -> bool {
         (1 << 52..1 << 53).contains(&self.0)
     }
 
-    /// Whether it is a version of a file, or a directory of such.
+    /// Whether this is the directory of edit histories or a node in it.
     pub fn is_of_history(self) -> bool {
         self == NodeId::HISTORY || (NodeId::OF_HISTORY.0..1 << 53).contains(&self.0)
     }
 }
 
-/// Numbers a layer of a store, from 1. A checkpoint has the number of the layer that it sealed.
+/// Identifies a layer of a store, from 1. A checkpoint has the number of the layer that it sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LayerId(pub u32);
 
@@ -64,7 +67,8 @@ impl fmt::Display for LayerId {
     }
 }
 
-/// Counts the applies of a store: the base as first mounted is epoch 0, after the first apply it is epoch 1.
+/// Counts the applies of a store: the base as first mounted is epoch 0, after the first apply it is
+/// epoch 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Epoch(pub u32);
 
@@ -74,39 +78,39 @@ impl fmt::Display for Epoch {
     }
 }
 
-/// Seconds and nanoseconds since 1970; `nanos` is always below 1,000,000,000 and counts forward, also before 1970.
+/// Seconds and nanoseconds since 1970. `nanos` counts forward, also before 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Timestamp {
-    /// Whole seconds, rounded towards the past.
+    /// Whole seconds, rounded down.
     pub secs: i64,
     /// Nanoseconds after `secs`, 0 to 999,999,999.
     pub nanos: u32,
 }
 
-/// What of a node of the base changes when anybody changes it, as it was when the node was first covered. The change
-/// time cannot be set back, so a rewrite that keeps size and mtime shows as well; one within the granularity of the
-/// clock of the filesystem does not.
+/// Identifies a version of a base node: values that change when the node changes, as they were at
+/// copy-up. ctime cannot be set, so a rewrite that keeps size and mtime is detected too, unless it
+/// falls within the timestamp granularity of the filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Fingerprint {
     /// `st_dev`.
     pub dev: u64,
     /// `st_ino`.
     pub ino: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Last change of the content.
     pub mtime: Timestamp,
-    /// Last change of anything.
+    /// Last change of content or attributes.
     pub ctime: Timestamp,
 }
 
-/// By what a base directory is known again, wherever it is and whatever its device is called now. Only where the filesystem
-/// keeps its numbers.
+/// Identifies a base directory after it was moved or its device was renumbered. Only valid where
+/// the filesystem keeps its inode numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct BaseMark {
     /// `st_ino`.
     pub host: u64,
-    /// When it was made (`stx_btime` of statx(2)), where the filesystem says so: numbers are used again.
+    /// Creation time (`stx_btime` of statx(2)), if the filesystem has it: inode numbers are reused.
     pub born: Option<Timestamp>,
 }
 
@@ -115,28 +119,28 @@ pub struct BaseMark {
 pub struct ByteRange {
     /// First byte.
     pub start: u64,
-    /// First byte that is not in the range.
+    /// First byte after the range.
     pub end: u64,
 }
 
 impl ByteRange {
-    /// The range of `len` bytes from `start`. Saturates at the end of the number range.
+    /// The range of `len` bytes from `start`. Saturates at the largest offset.
     pub fn at(start: u64, len: u64) -> ByteRange {
         ByteRange { start, end: start.saturating_add(len) }
     }
 
-    /// Number of bytes; 0 for an empty or inverted range.
+    /// Length in bytes; 0 for an empty or inverted range.
     pub fn len(&self) -> u64 {
         self.end.saturating_sub(self.start)
     }
 
-    /// Whether no byte is in the range.
+    /// Whether the range has no bytes.
     pub fn is_empty(&self) -> bool {
         self.end <= self.start
     }
 }
 
-/// What kind of thing a node is.
+/// The type of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum FileKind {
     /// A regular file.
@@ -174,7 +178,7 @@ impl FileKind {
         }
     }
 
-    /// The kind that the type bits of `mode` name, or `None` for bits that name nothing.
+    /// The kind for the type bits of `mode`, or `None` if these are invalid.
     pub fn from_mode(mode: u32) -> Option<FileKind> {
         Some(match mode & TYPE_BITS {
             0o010_000 => FileKind::Fifo,
@@ -196,7 +200,7 @@ pub const NAME_MAX: usize = 255;
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(Arc<[u8]>);
 
-/// Why bytes are not a [`Name`].
+/// Why bytes are not a valid [`Name`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BadName {
     /// Longer than [`NAME_MAX`] bytes: ENAMETOOLONG.
@@ -206,10 +210,10 @@ pub enum BadName {
 }
 
 impl Name {
-    /// Checks `bytes` and takes them as a name.
+    /// Checks that `bytes` are a valid name.
     ///
     /// # Errors
-    /// [`BadName`] says what is wrong with them.
+    /// [`BadName`] gives the reason.
     pub fn new(bytes: &[u8]) -> Result<Name, BadName> {
         Name::check(bytes)?;
         Ok(Name(bytes.into()))
@@ -230,7 +234,7 @@ impl Name {
         &self.0
     }
 
-    /// The name as the operating system takes it.
+    /// The name as an operating-system string.
     pub fn as_os_str(&self) -> &OsStr {
         OsStr::from_bytes(&self.0)
     }
@@ -273,7 +277,7 @@ impl<'de> Deserialize<'de> for Name {
     }
 }
 
-/// A path from a root: names joined by `/`, without a leading one; empty for the root itself.
+/// A path from a root: names joined by `/`, without a leading `/`; empty for the root itself.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TreePath(Arc<[u8]>);
 
@@ -283,11 +287,10 @@ impl TreePath {
         TreePath::default()
     }
 
-    /// Takes `bytes` as a path. Empty components and `.` are dropped; the whole is refused if a component is `..`
-    /// or not a name.
+    /// Parses a path. Empty components and `.` are dropped; `..` and invalid names are errors.
     ///
     /// # Errors
-    /// [`BadName`] for the first component that is not a name.
+    /// [`BadName`] for the first invalid component.
     pub fn parse(bytes: &[u8]) -> Result<TreePath, BadName> {
         let mut clean: Vec<u8> = Vec::with_capacity(bytes.len());
         for part in bytes.split(|&b| b == b'/').filter(|p| !p.is_empty() && *p != b".") {
@@ -300,7 +303,7 @@ impl TreePath {
         Ok(TreePath(clean.into()))
     }
 
-    /// The path to which these names lead from the root.
+    /// The path that consists of these names.
     pub fn of_names<'a>(names: impl Iterator<Item = &'a Name>) -> TreePath {
         let names: Vec<&[u8]> = names.map(Name::as_bytes).collect();
         TreePath(names.join(&b'/').into())
@@ -317,7 +320,7 @@ impl TreePath {
         TreePath(bytes.into())
     }
 
-    /// The directory that holds this path and the name in it, or `None` for the root.
+    /// The parent directory and the last name, or `None` for the root.
     pub fn split(&self) -> Option<(TreePath, Name)> {
         let (dir, name) = match self.0.iter().rposition(|&b| b == b'/') {
             Some(slash) => (self.0.get(..slash)?, self.0.get(slash + 1..)?),
@@ -327,7 +330,7 @@ impl TreePath {
         Some((TreePath(dir.into()), Name::new(name).ok()?))
     }
 
-    /// The path itself and those of the directories above it, up to the root.
+    /// The path itself and all paths above it, up to the root.
     pub fn upwards(&self) -> impl Iterator<Item = TreePath> {
         std::iter::successors(Some(self.clone()), |path| path.split().map(|(above, _)| above))
     }
@@ -351,7 +354,8 @@ impl TreePath {
             }
     }
 
-    /// The path of what is here at this path when the directory `from` is moved to `to`; none if it is not below it.
+    /// This path after the directory `from` has moved to `to`; `None` if this path is not in
+    /// `from`.
     pub fn moved(&self, from: &TreePath, to: &TreePath) -> Option<TreePath> {
         let rest = self.0.strip_prefix(&from.0[..]).filter(|_| self.starts_with(from))?;
         let rest = rest.strip_prefix(b"/").unwrap_or(rest);
@@ -364,7 +368,7 @@ impl TreePath {
         &self.0
     }
 
-    /// The path as the operating system takes it, relative to a directory; `.` for the root.
+    /// The path as an operating-system string, relative to a directory; `.` for the root.
     pub fn as_os_str(&self) -> &OsStr {
         if self.is_root() { OsStr::new(".") } else { OsStr::from_bytes(&self.0) }
     }
@@ -396,15 +400,16 @@ impl<'de> Deserialize<'de> for TreePath {
     }
 }
 
-/// Writes bytes of a name for people: as they are where they are printable text, else as `\n`, `\xff` and so on.
-/// Whether a character acts on a terminal, or on the order or sight of the text around it, instead of being seen: control
-/// characters, bidirectional marks, overrides and isolates, characters without width, and separators of lines.
+/// Whether a character affects a terminal or the text around it: control characters, bidirectional
+/// marks, overrides and isolates, zero-width characters, and line separators.
 pub fn is_unprintable(c: char) -> bool {
-    let acts_on_text = matches!(c,
-        '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
-    c.is_control() || acts_on_text
+    let affects_text = matches!(c,
+        '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+        | '\u{2060}'..='\u{206f}' | '\u{feff}');
+    c.is_control() || affects_text
 }
 
+/// Writes a name for people: printable text as it is, other bytes as `\n`, `\xff` and so on.
 fn quote_bytes(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     for chunk in bytes.utf8_chunks() {
         for c in chunk.valid().chars() {
@@ -421,7 +426,7 @@ fn quote_bytes(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-/// A number that is written in digits alone: `+1` is a name.
+/// Parses a number that consists of digits only. `+1` is not a number but a name.
 pub fn digits(text: &str) -> Option<u32> {
     text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
 }
@@ -448,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_never_climbs() {
+    fn a_path_never_leads_up() {
         assert_eq!(TreePath::parse(b"//a/./b/").unwrap().as_bytes(), b"a/b");
         assert!(TreePath::parse(b"a/../b").is_err());
         let path = TreePath::parse(b"a/b/c").unwrap();
@@ -461,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_moves_with_the_directory_above_it() {
+    fn a_path_moves_with_its_directory() {
         let path = |text: &str| TreePath::parse(text.as_bytes()).unwrap();
         for (at, from, to, moved) in [
             ("a/b/c", "a", "x/y", Some("x/y/b/c")),
@@ -475,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_bytes_are_shown_without_loss() {
+    fn unprintable_bytes_are_escaped_without_loss() {
         assert_eq!(Name::new(b"a\nb\xff\\").unwrap().to_string(), "a\\nb\\xff\\\\");
     }
 }

@@ -16,7 +16,7 @@ use jailfs::error::Error;
 use jailfs::fs::{Caller, SetAttr, SetXattr};
 use jailfs::sandbox::verbs::{Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::sys::{clock, step};
+use jailfs::sys::{clock, failpoint};
 use jailfs::types::{Name, NodeId, Timestamp, TreePath};
 
 mod common;
@@ -337,7 +337,7 @@ fn while_an_apply_is_stuck_half_way_older_states_are_what_they_were() {
     place.checkpoint("start").unwrap();
     files.iter().for_each(|file| place.put(file, "mine"));
     place.checkpoint("mine").unwrap();
-    step::with("fail:base.rename:8+:EIO", || place.apply(&[])).unwrap_err();
+    failpoint::with("fail:base.rename:8+:EIO", || place.apply(&[])).unwrap_err();
     let in_base =
         |place: &Place| files.iter().filter(|file| place.in_base(file).as_deref() == Some("mine")).count();
     let halves = in_base(&place);
@@ -371,7 +371,7 @@ fn an_apply_that_failed_before_it_began_is_not_taken_back_after_another_one() {
             // The seal of the tree before it is not what this is about.
             place.checkpoint("start").unwrap();
             let rules = format!("fail:store.sync:{at}:EIO{also}");
-            let first = step::with(&rules, || place.apply(&[]));
+            let first = failpoint::with(&rules, || place.apply(&[]));
             if first.is_ok() {
                 break;
             }
@@ -428,7 +428,7 @@ fn an_apply_that_fails_after_its_moment_was_made_and_says_so() {
             place.rm("gone");
             place.put("kept", "mine");
             let rules = format!("fail:{what}:{at}:EIO");
-            let Err(error) = step::with(&rules, || place.apply(&[])) else { break };
+            let Err(error) = failpoint::with(&rules, || place.apply(&[])) else { break };
             let is_made = place.applies() == 1 && place.in_base("gone").is_none();
             let log = match place.ask(Request::OpLog) {
                 Reply::OpLog(log) => log,
@@ -464,7 +464,7 @@ fn with_a_full_disk(prepare: impl Fn() -> Place, verb: impl Fn(&Place), check: i
             let place = prepare();
             let steps = place.dir.path().join("steps");
             let rules = format!("log:{},fail:{what}:{at}:ENOSPC", steps.display());
-            step::with(&rules, || verb(&place));
+            failpoint::with(&rules, || verb(&place));
             check(&place, &rules);
             let steps = host::read_to_string(steps).unwrap_or_default();
             if steps.lines().filter(|step| *step == what).count() < at {
@@ -660,7 +660,7 @@ fn the_last_checkpoint_is_the_last_one_also_after_an_apply() {
 fn cut_off(make: impl Fn() -> Place, is_reached: impl Fn(&Place) -> bool) -> Place {
     for moment in 1..400 {
         let place = make();
-        step::with(&format!("fail:any:{moment}+:EIO"), || place.apply(&[]).map(drop)).unwrap_err();
+        failpoint::with(&format!("fail:any:{moment}+:EIO"), || place.apply(&[]).map(drop)).unwrap_err();
         if is_reached(&place) {
             return place;
         }
@@ -793,7 +793,7 @@ fn what_somebody_writes_while_an_apply_is_taken_back_keeps_its_bytes_and_its_mod
         host::set_permissions(&aside, std::os::unix::fs::PermissionsExt::from_mode(0o604)).unwrap();
         let seen = Arc::new(std::sync::atomic::AtomicU64::new(0));
         let counted = Arc::clone(&seen);
-        step::record(Some(Box::new(move |_| {
+        failpoint::set_recorder(Some(Box::new(move |_| {
             if std::thread::current().id() == me
                 && counted.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1 == moment
             {
@@ -801,7 +801,7 @@ fn what_somebody_writes_while_an_apply_is_taken_back_keeps_its_bytes_and_its_mod
             }
         })));
         place.reopen();
-        step::record(None);
+        failpoint::set_recorder(None);
         if seen.load(std::sync::atomic::Ordering::SeqCst) < moment {
             break;
         }

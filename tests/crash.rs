@@ -63,7 +63,7 @@ fn jailfs(store: &Path, words: &[&str], steps: &str) -> Output {
         .arg("--store")
         .arg(store)
         .args(words)
-        .env("JAILFS_STEPS", steps)
+        .env("JAILFS_FAILPOINTS", steps)
         .current_dir("/")
         .output()
         .unwrap()

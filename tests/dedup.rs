@@ -17,7 +17,7 @@ use std::sync::Arc;
 use jailfs::fs::{Caller, Fs, Need, RenameMode};
 use jailfs::sandbox::verbs::{Reply, Request, Rev};
 use jailfs::sandbox::{Bounds, Sandbox, StoreOptions};
-use jailfs::sys::step;
+use jailfs::sys::failpoint;
 use jailfs::types::{Name, NodeId, TreePath};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
@@ -524,7 +524,7 @@ fn at_every_step(place: &Place, all: &BTreeMap<String, Files>, verb: fn(&Work) -
             let rule = format!("fail:any:{step}{onwards}:EIO");
             let work = place.open_with_history(&copied, &StoreOptions::default());
             let past = work.past();
-            let done = step::with(&rule, || verb(&work));
+            let done = failpoint::with(&rule, || verb(&work));
             if onwards.is_empty() {
                 // It goes on after a failure, and must not give back what it is not sure of.
                 drop(work.0.handle(Request::Gc {

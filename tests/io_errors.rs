@@ -24,7 +24,7 @@ mod place;
 use jailfs::error::Error;
 use jailfs::sandbox::Sandbox;
 use jailfs::sandbox::verbs::{Request, Rev};
-use jailfs::sys::step::{self, Step};
+use jailfs::sys::failpoint::{self, Failpoint};
 use jailfs::types::TreePath;
 
 use place::{Place, Seen, apply, bytes, checkpoint, sync};
@@ -62,7 +62,7 @@ struct Outcome {
     /// How many acts were acknowledged.
     done: usize,
     error: Option<Error>,
-    calls: Vec<(Step, bool)>,
+    calls: Vec<(Failpoint, bool)>,
 }
 
 impl Operation {
@@ -79,8 +79,8 @@ impl Operation {
     /// Does it under rules, the next start included if that is wanted.
     fn attempt(&self, place: &Place, rules: &str, and_open: bool) -> Outcome {
         let early = (!self.acts.is_empty()).then(|| place.open().unwrap());
-        let ((done, error), calls) = step::trace(|| {
-            step::with(rules, || {
+        let ((done, error), calls) = failpoint::trace(|| {
+            failpoint::with(rules, || {
                 let mut done = 0;
                 let mut error = None;
                 match early.map_or_else(|| place.open(), Ok) {
@@ -124,9 +124,9 @@ impl Operation {
             outcome.calls.iter().filter(|(_, failed)| *failed).map(|(step, _)| step.name()).collect();
         let told = format!("{rules} ({}): {:?}", failed.join(", "), outcome.error);
         // What was not synced may go where a sync failed.
-        let is_sync = |step: &Step| matches!(step, Step::StoreSync | Step::StoreSyncDir);
+        let is_sync = |step: &Failpoint| matches!(step, Failpoint::StoreSync | Failpoint::StoreSyncDir);
         let mut all_failed = outcome.calls.iter().filter(|(_, failed)| *failed);
-        let first_is_sync = all_failed.next().is_some_and(|(step, _)| *step == Step::StoreSync);
+        let first_is_sync = all_failed.next().is_some_and(|(step, _)| *step == Failpoint::StoreSync);
         if self.writes_base && first_is_sync && all_failed.next().is_some() {
             // A limit that docs/SEMANTICS.md names: a sync of the journal of an apply failed, and then the start that takes
             // it back. What the apply wrote may be taken for somebody else's.

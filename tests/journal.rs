@@ -27,7 +27,7 @@ use disk::{Disk, Random};
 use harness::Live;
 use jailfs::fs::{Caller, Fs, RenameMode};
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::sys::step::{self, Change};
+use jailfs::sys::failpoint::{self, Change};
 use jailfs::types::{Name, NodeId};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
@@ -100,10 +100,10 @@ struct Recorded {
 fn record(dir: &Path) -> Recorded {
     let (base, store) = (dir.join("base"), dir.join("store"));
     std::fs::create_dir(&base).unwrap();
-    step::set_boot(Some([1; 16]));
+    failpoint::set_boot(Some([1; 16]));
     let record: Arc<Mutex<Vec<Change>>> = Arc::default();
     let into = Arc::clone(&record);
-    step::record(Some(Box::new(move |change| into.lock().unwrap().push(change))));
+    failpoint::set_recorder(Some(Box::new(move |change| into.lock().unwrap().push(change))));
     std::fs::create_dir(&store).unwrap();
     let root = std::os::unix::fs::MetadataExt::ino(&store.metadata().unwrap());
     let sandbox = Sandbox::create_or_open(&base, &store, &StoreOptions::default()).unwrap();
@@ -127,7 +127,7 @@ fn record(dir: &Path) -> Recorded {
         }
         rewriting.join().unwrap();
     });
-    step::record(None);
+    failpoint::set_recorder(None);
     let changes = record.lock().unwrap().clone();
     Recorded { changes, root, begun, acknowledged, synced }
 }
@@ -201,7 +201,7 @@ fn a_power_cut_at_any_step_of_a_rewrite_loses_nothing_that_was_synced() {
         let mut random = Random(seed);
         let len = recorded.changes.len();
         let exchanges: Vec<usize> = (recorded.begun..len).filter(|at| recorded.is_exchange(*at)).collect();
-        step::set_boot(Some([2; 16]));
+        failpoint::set_boot(Some([2; 16]));
         for cut in 0..CUTS {
             // Each second one is near an exchange.
             let at = match exchanges.get(random.below(exchanges.len() as u64) as usize) {
@@ -221,7 +221,7 @@ fn a_power_cut_at_any_step_of_a_rewrite_loses_nothing_that_was_synced() {
             );
             after += usize::from(exchanges.iter().any(|exchange| *exchange < at));
         }
-        step::set_boot(None);
+        failpoint::set_boot(None);
     }
     assert!(after > CUTS, "only {after} cuts were behind an exchange");
 }

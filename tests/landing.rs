@@ -28,7 +28,7 @@ use jailfs::error::Error;
 use jailfs::fs::{Caller, Forgotten, Fs, Kernel, RenameMode};
 use jailfs::sandbox::verbs::{Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::sys::step::{self, Change};
+use jailfs::sys::failpoint::{self, Change};
 use jailfs::types::{Name, NodeId};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
@@ -119,7 +119,7 @@ fn apply(sandbox: &Sandbox, layers: usize, at: impl Fn(usize) + Send + Sync + 's
     }
     let (made, since) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let (made_now, since_now) = (Arc::clone(&made), Arc::clone(&since));
-    step::record(Some(Box::new(move |change| {
+    failpoint::set_recorder(Some(Box::new(move |change| {
         if !IS_OF_APPLY.replace(false) {
             return;
         }
@@ -137,7 +137,7 @@ fn apply(sandbox: &Sandbox, layers: usize, at: impl Fn(usize) + Send + Sync + 's
         consent: jailfs::sandbox::verbs::Consent::ALL,
     });
     IS_OF_APPLY.set(false);
-    step::record(None);
+    failpoint::set_recorder(None);
     Applied { result, layers: made.load(Ordering::SeqCst), since: since.load(Ordering::SeqCst) }
 }
 
@@ -362,7 +362,7 @@ fn an_error_while_the_head_is_put_on_the_base_loses_nothing() {
             let sandbox = prepare(dir.path());
             let fs = Arc::clone(sandbox.fs());
             let rules = format!("fail:{what}:{at}:EIO");
-            let applied = step::with(&rules, || {
+            let applied = failpoint::with(&rules, || {
                 apply(&sandbox, layers, move |at| {
                     if at == 0 {
                         write_meanwhile(&fs, 0).recv_timeout(10 * BUSY).unwrap();
@@ -402,7 +402,7 @@ fn what_is_too_much_for_one_record_leaves_the_head_over_the_base_as_it_was() {
         let sandbox = prepare(dir.path());
         let fs = Arc::clone(sandbox.fs());
         let rules = format!("fail:store.write:{at}:EFBIG");
-        let applied = step::with(&rules, || {
+        let applied = failpoint::with(&rules, || {
             apply(&sandbox, layers, move |at| {
                 if at == 0 {
                     write_meanwhile(&fs, 0).recv_timeout(10 * BUSY).unwrap();
@@ -431,13 +431,13 @@ fn a_power_cut_while_the_head_is_put_on_the_base_takes_nothing_that_was_synced()
         let store = dir.path().join("store");
         std::fs::create_dir(&store).unwrap();
         let root = std::os::unix::fs::MetadataExt::ino(&store.metadata().unwrap());
-        step::set_boot(Some([1; 16]));
+        failpoint::set_boot(Some([1; 16]));
         let all: Arc<Mutex<Vec<Change>>> = Arc::default();
         let (into, layers) = (Arc::clone(&all), Arc::new(AtomicUsize::new(0)));
         let running: Arc<Mutex<Option<Arc<Fs>>>> = Arc::default();
         let (fs_then, layers_now) = (Arc::clone(&running), Arc::clone(&layers));
         let since = AtomicUsize::new(0);
-        step::record(Some(Box::new(move |change| {
+        failpoint::set_recorder(Some(Box::new(move |change| {
             let is_layer = matches!(&change, Change::Mkdir { name, .. } if name.starts_with("000"));
             into.lock().unwrap().push(change);
             let count = layers_now.fetch_add(usize::from(is_layer), Ordering::SeqCst) + usize::from(is_layer);
@@ -473,9 +473,9 @@ fn a_power_cut_while_the_head_is_put_on_the_base_takes_nothing_that_was_synced()
         sandbox.fs().sync().unwrap();
         let synced = count();
         sandbox.handle(Request::Checkpoint { name: None, message: String::new() }).unwrap();
-        step::record(None);
+        failpoint::set_recorder(None);
         drop(sandbox);
-        step::set_boot(Some([2; 16]));
+        failpoint::set_boot(Some([2; 16]));
         let changes = all.lock().unwrap().clone();
         let mut random = Random(moment as u64);
         // At the end, where it is sealed and synced, after each change.
@@ -507,7 +507,7 @@ fn a_power_cut_while_the_head_is_put_on_the_base_takes_nothing_that_was_synced()
             assert!(checked.problems.is_empty(), "{when}: {:?}", checked.problems);
             cuts += 1;
         }
-        step::set_boot(None);
+        failpoint::set_boot(None);
     }
     eprintln!("{cuts} power cuts");
 }

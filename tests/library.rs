@@ -19,7 +19,7 @@ use jailfs::sandbox::verbs::{ChangeKind, Detail, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::store::Store;
 use jailfs::store::record::{OpRecord, OpVerb};
-use jailfs::sys::step;
+use jailfs::sys::failpoint;
 use jailfs::types::{Epoch, LayerId, Name, NodeId, Timestamp, TreePath};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
@@ -580,7 +580,7 @@ fn a_gc_after_a_seal_that_failed_keeps_what_that_layer_has() {
         let sandbox = place.open();
         put(&sandbox, "f", "of the layer whose seal failed");
         let request = Request::Checkpoint { name: None, message: String::new() };
-        let made = step::with(&format!("fail:store.write:{step}:EIO"), || sandbox.handle(request));
+        let made = failpoint::with(&format!("fail:store.write:{step}:EIO"), || sandbox.handle(request));
         failed += usize::from(made.is_err());
         put(&sandbox, "g", "of the one above");
         let gc = Request::Gc { operations: 0, keep: None, max_store: None, dry_run: false };
@@ -615,7 +615,7 @@ fn nothing_is_acknowledged_into_a_log_that_has_been_replaced() {
     for number in 1..=10 {
         store.append_op(op(number)).unwrap();
     }
-    let trimmed = step::with("fail:store.sync-dir:1:EIO", || store.trim_ops(3));
+    let trimmed = failpoint::with("fail:store.sync-dir:1:EIO", || store.trim_ops(3));
     let acknowledged = store.append_op(op(11)).is_ok();
     drop(store);
     let store = Store::open(&path, (1, 1), StoreOptions::default()).unwrap();
@@ -640,7 +640,7 @@ fn a_restore_whose_publishing_fails_was_done_or_not_and_says_which() {
             put(&sandbox, "f", "now");
             sandbox.fs().sync().unwrap();
             let rule = rule.replace('#', &step.to_string());
-            let told = step::with(&rule, || sandbox.handle(restore()));
+            let told = failpoint::with(&rule, || sandbox.handle(restore()));
             let seen = get(&sandbox, "f");
             let was_done = told.as_ref().map_or_else(|error| error.is_done, |_| true);
             assert_eq!(seen, if was_done { "then" } else { "now" }, "{rule}: {told:?}");
@@ -677,7 +677,7 @@ fn a_sync_without_room_is_told_and_the_next_one_makes_up_for_it() {
         for first in 1..=3 {
             let name = format!("{errno}{first}");
             put(&sandbox, &name, "written");
-            let told = step::with(&format!("fail:store.sync:{first}+:{errno}"), || sandbox.fs().sync());
+            let told = failpoint::with(&format!("fail:store.sync:{first}+:{errno}"), || sandbox.fs().sync());
             match told.map_err(Error::from) {
                 Err(error) => assert_eq!(error.errno, Some(wanted), "{name}"),
                 Ok(()) => assert!(first > 2, "{name}: there are fewer steps"),
@@ -685,7 +685,7 @@ fn a_sync_without_room_is_told_and_the_next_one_makes_up_for_it() {
             // The reserve is for it, so once is never too much.
             let file = id(&sandbox, &name);
             sandbox.fs().write(file, 0, b"more of it", false).unwrap();
-            step::with(&format!("fail:store.sync:{first}:{errno}"), || sandbox.fs().sync()).unwrap();
+            failpoint::with(&format!("fail:store.sync:{first}:{errno}"), || sandbox.fs().sync()).unwrap();
             checkpoint(&sandbox, &name);
             let Reply::Status(status) = sandbox.handle(Request::Status).unwrap() else { panic!("no status") };
             assert!(!status.sync_failed, "{name}");
@@ -704,7 +704,7 @@ fn after_a_sync_that_failed_nothing_is_promised_and_the_next_start_shows_what_wa
         put(&sandbox, "f", "synced");
         sandbox.fs().sync().unwrap();
         put(&sandbox, "f", "written");
-        let told = step::with(failing, || sandbox.fs().sync());
+        let told = failpoint::with(failing, || sandbox.fs().sync());
         assert!(told.is_err(), "{failing}");
         // The host would answer by now that all is well.
         assert!(sandbox.fs().sync().is_err(), "{failing}");
@@ -742,7 +742,7 @@ fn a_layer_that_was_never_synced_is_there_after_a_sync_of_it_failed() {
     drop(place.open());
     let sandbox = place.open();
     put(&sandbox, "f", "lost");
-    assert!(step::with("fail:store.sync:1:EIO", || sandbox.fs().sync()).is_err());
+    assert!(failpoint::with("fail:store.sync:1:EIO", || sandbox.fs().sync()).is_err());
     drop(sandbox);
     assert!(Sandbox::check_store(&place.store, true).unwrap().problems.is_empty());
     let sandbox = place.open();

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use jailfs::fs::{Caller, RenameMode};
 use jailfs::sandbox::verbs::{Reply, Request};
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::sys::step;
+use jailfs::sys::failpoint;
 use jailfs::types::{Name, NodeId, TreePath};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
@@ -103,7 +103,7 @@ fn what_somebody_writes_into_the_base_while_an_apply_is_under_way_is_never_lost(
             let base = dir.path().join("base");
             let (moments, target) = (Arc::new(AtomicUsize::new(0)), base.join(file));
             let seen_moments = Arc::clone(&moments);
-            step::record(Some(Box::new(move |_| {
+            failpoint::set_recorder(Some(Box::new(move |_| {
                 if seen_moments.fetch_add(1, Ordering::SeqCst) + 1 == moment {
                     change(&target, in_place);
                 }
@@ -114,7 +114,7 @@ fn what_somebody_writes_into_the_base_while_an_apply_is_under_way_is_never_lost(
                 undo: false,
                 consent: jailfs::sandbox::verbs::Consent::ALL,
             });
-            step::record(None);
+            failpoint::set_recorder(None);
             let when = format!("{file}, in place: {in_place}, moment {moment}");
             if moments.load(Ordering::SeqCst) < moment {
                 // It was over before.

@@ -25,7 +25,7 @@ use disk::{Disk, Random};
 use jailfs::fs::{Caller, RenameMode};
 use jailfs::sandbox::verbs::{Detail, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::sys::step::{self, Change};
+use jailfs::sys::failpoint::{self, Change};
 use jailfs::types::{Name, NodeId, Timestamp, TreePath};
 
 const SEEDS: u64 = 5;
@@ -76,10 +76,10 @@ fn name(text: &str) -> Name {
 impl Work {
     /// Gives the recorded changes and what they are held against; from here on it is another boot.
     fn end(self) -> (Vec<Change>, Story, Random) {
-        step::record(None);
+        failpoint::set_recorder(None);
         let changes = self.record.lock().unwrap().clone();
         drop(self.sandbox);
-        step::set_boot(Some([2; 16]));
+        failpoint::set_boot(Some([2; 16]));
         (changes, self.story, self.random)
     }
 
@@ -344,10 +344,10 @@ fn judge_versions(sandbox: &Sandbox, ever: &BTreeSet<Vec<u8>>, told: &str) -> us
 fn begin(seed: u64, dir: &Path) -> (Work, u64, usize) {
     let (base, store) = (dir.join("base"), dir.join("store"));
     std::fs::create_dir(&base).unwrap();
-    step::set_boot(Some([1; 16]));
+    failpoint::set_boot(Some([1; 16]));
     let record: Arc<Mutex<Vec<Change>>> = Arc::default();
     let into = Arc::clone(&record);
-    step::record(Some(Box::new(move |change| into.lock().unwrap().push(change))));
+    failpoint::set_recorder(Some(Box::new(move |change| into.lock().unwrap().push(change))));
     std::fs::create_dir(&store).unwrap();
     let root = std::os::unix::fs::MetadataExt::ino(&store.metadata().unwrap());
     drop(Sandbox::create_or_open(&base, &store, &StoreOptions::default()).unwrap());

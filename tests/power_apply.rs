@@ -40,7 +40,7 @@ use harness::{Live, assert_same, shell};
 use host::host;
 use jailfs::sandbox::Sandbox;
 use jailfs::sandbox::verbs::{Change, Reply, Request};
-use jailfs::sys::step;
+use jailfs::sys::failpoint;
 use states::{check, states};
 
 const SEEDS: u64 = 1;
@@ -150,7 +150,7 @@ impl Drop for Mounted {
 impl World {
     fn boot(&mut self) {
         self.boots += 1;
-        step::set_boot(Some([self.boots; 16]));
+        failpoint::set_boot(Some([self.boots; 16]));
     }
 
     fn seen(&self, store: &Path) -> Seen {
@@ -195,9 +195,9 @@ impl World {
         };
         let recording = Arc::new(Mutex::new(recording));
         let into = Arc::clone(&recording);
-        step::record(Some(Box::new(move |change| into.lock().unwrap().note(&change))));
+        failpoint::set_recorder(Some(Box::new(move |change| into.lock().unwrap().note(&change))));
         let done = work();
-        step::record(None);
+        failpoint::set_recorder(None);
         let mut recording = recording.lock().unwrap();
         recording.keep_moment();
         let (moments, all) = (std::mem::take(&mut recording.moments), recording.changes);
@@ -222,7 +222,7 @@ impl World {
         self.boot();
         // The start that is to mend it may be cut off without another boot.
         let step = 1 + self.random.below(LONGEST_START);
-        step::with(&format!("fail:any:{step}+:EIO"), || drop(Sandbox::open(&store)));
+        failpoint::with(&format!("fail:any:{step}+:EIO"), || drop(Sandbox::open(&store)));
         let open = || drop(Sandbox::open(&store).unwrap_or_else(|error| panic!("{told}: {error}")));
         let further = if depth > 0 {
             self.cut((&base, &store), MORE_RARELY, &format!("{told}, opened"), open).1
@@ -293,7 +293,7 @@ struct Recording {
 }
 
 impl Recording {
-    fn note(&mut self, change: &step::Change) {
+    fn note(&mut self, change: &failpoint::Change) {
         self.disk.apply(change);
         self.changes += 1;
         CHANGES.store(self.changes, Ordering::SeqCst);
@@ -423,7 +423,7 @@ fn what_an_apply_made_goes_though_the_power_took_what_it_said_of_it() {
     let mut boot = 0;
     let mut boots = || {
         boot += 1;
-        step::set_boot(Some([boot; 16]));
+        failpoint::set_boot(Some([boot; 16]));
     };
     boots();
     let mut mended = 0;
@@ -431,17 +431,17 @@ fn what_an_apply_made_goes_though_the_power_took_what_it_said_of_it() {
         let (disk, root) = Disk::of_dir(&store);
         let disk = Arc::new(Mutex::new(disk));
         let into = Arc::clone(&disk);
-        step::record(Some(Box::new(move |change| into.lock().unwrap().apply(&change))));
-        let applied = step::with(&format!("fail:any:{moment}+:EIO"), || {
+        failpoint::set_recorder(Some(Box::new(move |change| into.lock().unwrap().apply(&change))));
+        let applied = failpoint::with(&format!("fail:any:{moment}+:EIO"), || {
             Sandbox::open(&store).and_then(|sandbox| sandbox.handle(verb.clone()))
         });
-        step::record(None);
+        failpoint::set_recorder(None);
         let Err(error) = applied else { break };
         disk.lock().unwrap().clone().cut(&mut random, root, &cut);
         boots();
         // The start that takes it back is cut off as well, each time a little later.
         for step in (1 + random.below(6)..90).step_by(6) {
-            step::with(&format!("fail:any:{step}+:EIO"), || drop(Sandbox::open(&cut)));
+            failpoint::with(&format!("fail:any:{step}+:EIO"), || drop(Sandbox::open(&cut)));
         }
         drop(Sandbox::open(&cut).unwrap_or_else(|error| panic!("cut off at step {moment}: {error}")));
         let found = host(&base);
@@ -458,7 +458,7 @@ fn what_an_apply_made_goes_though_the_power_took_what_it_said_of_it() {
         std::fs::rename(&cut, &store).unwrap();
         mended += 1;
     }
-    step::set_boot(None);
+    failpoint::set_boot(None);
     assert!(mended > 70, "{mended} moments");
     assert_same(&lines(&after), &lines(&host(&base)), "applied: the base");
 }

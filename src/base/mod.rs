@@ -37,7 +37,7 @@ use parking_lot::RwLock;
 
 use crate::error::{Attempt, Error, FsError, FsResult, Result};
 use crate::sys;
-use crate::sys::step::{self, Step};
+use crate::sys::failpoint::{self, Failpoint};
 use crate::types::{BaseMark, FileKind, Name, TreePath};
 
 pub use attributes::Attributes;
@@ -199,7 +199,7 @@ impl Base {
         let dev = seen.dev;
         let directory = self.open_quietly(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
         let mut entries = Vec::new();
-        step::begin(Step::BaseRead)?;
+        failpoint::hit(Failpoint::BaseRead)?;
         sys::dir::for_each(&directory, |name, ino, kind| match Name::new(name) {
             Ok(name) => entries.push(BaseEntry { name, ino, dev, kind }),
             Err(_) => log::warn!("base: left out a name of {} bytes in {path}", name.len()),
@@ -248,7 +248,7 @@ impl Base {
             return Err(FsError::Invalid);
         }
         let link = self.open_in_view(path)?;
-        step::begin(Step::BaseRead).map_err(read_failure)?;
+        failpoint::hit(Failpoint::BaseRead).map_err(read_failure)?;
         // Of what is no link any more readlinkat(2) says ENOENT: it is gone.
         Ok(readlinkat(&link, "").map_err(read_error)?.into_vec())
     }
@@ -271,7 +271,7 @@ impl Base {
             return Ok(Vec::new());
         }
         let object = self.open_in_view(path)?;
-        step::begin(Step::BaseRead).map_err(read_failure)?;
+        failpoint::hit(Failpoint::BaseRead).map_err(read_failure)?;
         attributes::read_xattrs(&object).map_err(read_failure)
     }
 
@@ -397,7 +397,8 @@ fn explain(error: Error) -> Error {
 
 /// Says that something is about to be opened or looked at.
 fn may_open() -> std::result::Result<(), Errno> {
-    step::begin(Step::BaseOpen).map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
+    failpoint::hit(Failpoint::BaseOpen)
+        .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
 }
 
 /// What an errno of a read means. A name that the host's filesystem cannot hold is not there; and what cannot be

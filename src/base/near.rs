@@ -14,7 +14,7 @@ use crate::base::resolve::Place;
 use crate::base::{Base, BaseStat};
 use crate::error::{FsError, FsResult};
 use crate::sys;
-use crate::sys::step::{self, Step};
+use crate::sys::failpoint::{self, Failpoint};
 use crate::types::{Name, TreePath};
 
 /// A directory of the base that is looked at with names of it. It is opened at the first look, and is not looked for again: this lives as
@@ -53,7 +53,7 @@ impl Near<'_> {
     /// What can be said at once of a name; none if something stands in the way.
     pub(super) fn at_once(&self, name: &Name) -> Option<FsResult<BaseStat>> {
         let dir = self.dir()?;
-        let found = match step::begin(Step::BaseOpen).and_then(|()| sys::file::statx_in(dir, name)) {
+        let found = match failpoint::hit(Failpoint::BaseOpen).and_then(|()| sys::file::statx_in(dir, name)) {
             Ok(found) => found?,
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Some(Err(FsError::NotFound)),
             Err(_) => return None,

@@ -14,10 +14,10 @@ use nix::sys::stat::{Mode, SFlag, mkdirat, mknodat};
 use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 
 use crate::error::{FsError, FsResult};
+use crate::sys::failpoint::{self, Failpoint};
 use crate::sys::file::{Rename, open_in, rename};
 use crate::sys::flags;
 use crate::sys::process::unlikely_number;
-use crate::sys::step::{self, Step};
 use crate::types::{FileKind, Name, PERM_BITS, TYPE_BITS, TreePath};
 
 use super::attributes::{Attributes, change_mode, make_so};
@@ -127,7 +127,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `Exists`.
     pub fn create_file(&self, name: &Name) -> FsResult<File> {
-        step::begin(Step::BaseStage)?;
+        failpoint::hit(Failpoint::BaseStage)?;
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
         let file = open_in(&self.root.fd, name, flags, Mode::S_IRUSR | Mode::S_IWUSR);
         file.map(File::from).map_err(write_failure)
@@ -152,7 +152,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `Exists`.
     pub fn mkdir(&self, name: &Name, mode: u32) -> FsResult<()> {
-        step::begin(Step::BaseMkdir)?;
+        failpoint::hit(Failpoint::BaseMkdir)?;
         mkdirat(&self.root.fd, name.as_os_str(), Mode::from_bits_truncate(mode & PERM_BITS))
             .map_err(write_error)
     }
@@ -162,7 +162,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `Exists`.
     pub fn symlink(&self, name: &Name, target: &[u8]) -> FsResult<()> {
-        step::begin(Step::BaseLink)?;
+        failpoint::hit(Failpoint::BaseLink)?;
         symlinkat(std::ffi::OsStr::from_bytes(target), &self.root.fd, name.as_os_str()).map_err(write_error)
     }
 
@@ -171,7 +171,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `Exists`; `NotPermitted` for devices without privilege; `Invalid` for a directory or symlink.
     pub fn mknod(&self, name: &Name, mode: u32, rdev: u64) -> FsResult<()> {
-        step::begin(Step::BaseLink)?;
+        failpoint::hit(Failpoint::BaseLink)?;
         match FileKind::from_mode(mode) {
             None | Some(FileKind::Dir | FileKind::Symlink) => return Err(FsError::Invalid),
             Some(_) => {}
@@ -186,7 +186,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `Exists`, `NotFound`, `TooManyLinks`; `NotPermitted` for a directory.
     pub fn hard_link_from(&self, from_dir: &WriteDir<'_>, from: &Name, name: &Name) -> FsResult<()> {
-        step::begin(Step::BaseLink)?;
+        failpoint::hit(Failpoint::BaseLink)?;
         let (from, name) = (from.as_os_str(), name.as_os_str());
         linkat(&from_dir.root.fd, from, &self.root.fd, name, AtFlags::empty()).map_err(write_error)
     }
@@ -196,7 +196,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `NotFound`; `Exists` with [`Rename::NoReplace`]; `NotEmpty`, `IsADirectory`, `NotADirectory` as rename(2).
     pub fn rename(&self, from: &Name, to_dir: &WriteDir<'_>, to: &Name, how: Rename) -> FsResult<()> {
-        step::begin(Step::BaseRename)?;
+        failpoint::hit(Failpoint::BaseRename)?;
         rename(&self.root.fd, from, &to_dir.root.fd, to, how).map_err(write_failure)
     }
 
@@ -205,7 +205,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `NotFound`, `IsADirectory`.
     pub fn unlink(&self, name: &Name) -> FsResult<()> {
-        step::begin(Step::BaseRemove)?;
+        failpoint::hit(Failpoint::BaseRemove)?;
         unlinkat(&self.root.fd, name.as_os_str(), UnlinkatFlags::NoRemoveDir).map_err(write_error)
     }
 
@@ -214,7 +214,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `NotFound`, `NotADirectory`, `NotEmpty`.
     pub fn rmdir(&self, name: &Name) -> FsResult<()> {
-        step::begin(Step::BaseRemove)?;
+        failpoint::hit(Failpoint::BaseRemove)?;
         unlinkat(&self.root.fd, name.as_os_str(), UnlinkatFlags::RemoveDir).map_err(write_error)
     }
 
@@ -223,7 +223,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// EINVAL for what is not a regular file, else what the host answers.
     pub fn open_to_rewrite(&self, name: &Name) -> FsResult<(File, BaseStat)> {
-        step::begin(Step::BaseStage)?;
+        failpoint::hit(Failpoint::BaseStage)?;
         let looked = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
         let stat = BaseStat::of(&looked)?;
         super::must_be_file(stat.kind)?;
@@ -249,7 +249,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `NotFound`; `LeavesJail` for a mount point; `Unsupported` for attributes that the filesystem does not have.
     pub fn set_owner_mode_times_xattrs(&self, name: &Name, wanted: &Attributes<'_>) -> FsResult<BaseStat> {
-        step::begin(Step::BaseAttributes)?;
+        failpoint::hit(Failpoint::BaseAttributes)?;
         let object = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
         make_so(&object, wanted)?;
         BaseStat::of(&object)
@@ -260,7 +260,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `Unsupported` for attributes that the filesystem does not have.
     pub fn set_attributes_of(&self, file: File, wanted: &Attributes<'_>) -> FsResult<BaseStat> {
-        step::begin(Step::BaseAttributes)?;
+        failpoint::hit(Failpoint::BaseAttributes)?;
         let object = file.into();
         make_so(&object, wanted)?;
         BaseStat::of(&object)
@@ -271,7 +271,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// `NotFound`; `LeavesJail` for a mount point; `NotPermitted` if it is somebody else's.
     pub fn set_mode(&self, name: &Name, mode: u32) -> FsResult<()> {
-        step::begin(Step::BaseAttributes)?;
+        failpoint::hit(Failpoint::BaseAttributes)?;
         let object = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
         change_mode(&object, mode & PERM_BITS)
     }
@@ -281,7 +281,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// As [`WriteDir::set_owner_mode_times_xattrs`].
     pub fn set_own_attributes(&self, wanted: &Attributes<'_>) -> FsResult<()> {
-        step::begin(Step::BaseAttributes)?;
+        failpoint::hit(Failpoint::BaseAttributes)?;
         make_so(&self.root.fd, wanted)
     }
 
@@ -290,7 +290,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// What the host answers.
     pub fn sync_filesystem(&self) -> FsResult<()> {
-        step::begin(Step::BaseSync)?;
+        failpoint::hit(Failpoint::BaseSync)?;
         nix::unistd::syncfs(&self.root.fd).map_err(write_error)
     }
 
@@ -299,7 +299,7 @@ impl WriteDir<'_> {
     /// # Errors
     /// Those of the host, EIO above all.
     pub fn fsync(&self) -> FsResult<()> {
-        step::begin(Step::BaseSync)?;
+        failpoint::hit(Failpoint::BaseSync)?;
         nix::unistd::fsync(&self.root.fd).map_err(write_error)
     }
 }

@@ -6,7 +6,7 @@
 //! any more, is too near to the root, the answer is ESTALE and the link gets another id: the kernel then walks the path
 //! again, asks for every name, and whoever stands in the old place finds that there is no such link.
 //!
-//! Two things go on after the answer, and are followed in [`crate::jail::Walks`]: the kernel's walk of the text; and, when
+//! Two things go on after the answer, and are followed in [`crate::jail::ClimbGuard`]: the kernel's walk of the text; and, when
 //! a directory was moved, its own view of the tree, which is behind ours until it has taken our answer. Only one rename
 //! from a directory into another can be under way at a time (the kernel holds `s_vfs_rename_mutex`). A link in a directory
 //! that it moves can be walked from both places; where that makes a difference the answer waits until the kernel is
@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{FsError, FsResult};
 use crate::fs::table::Place;
 use crate::fs::{Core, Found, Fs, State, Target, lower_kind};
-use crate::jail::{Answer, Jail, Policy, Step, Walk};
+use crate::jail::{Answer, Jail, NameTarget, Policy, Walk};
 use crate::store::record::Body;
 use crate::sys;
 use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
@@ -379,22 +379,22 @@ impl Walk for Merged<'_> {
         Some(self.handle(up))
     }
 
-    fn lookup(&self, dir: usize, name: &Name) -> FsResult<Option<Step<usize>>> {
+    fn lookup(&self, dir: usize, name: &Name) -> FsResult<Option<NameTarget<usize>>> {
         let dir = self.dir(dir)?;
         let found = self.state.find(dir.0, dir.1.as_ref(), name)?;
         if let Some(dir) = self.state.as_dir(&found) {
-            return Ok(Some(Step::Dir(self.handle(dir))));
+            return Ok(Some(NameTarget::Dir(self.handle(dir))));
         }
         Ok(match &found {
             Found::Nothing(_) => None,
             Found::Covered(ino, _) => match self.state.tree.node(*ino).map(|n| &n.body) {
-                Some(Body::Symlink { target }) => Some(Step::Symlink(target.clone())),
-                Some(_) => Some(Step::Other),
+                Some(Body::Symlink { target }) => Some(NameTarget::Symlink(target.clone())),
+                Some(_) => Some(NameTarget::Other),
                 None => None,
             },
             Found::Base(_, path, node) => Some(match lower_kind(node) {
-                FileKind::Symlink => Step::Symlink(self.state.lower.readlink(path, node)?),
-                _ => Step::Other,
+                FileKind::Symlink => NameTarget::Symlink(self.state.lower.readlink(path, node)?),
+                _ => NameTarget::Other,
             }),
         })
     }

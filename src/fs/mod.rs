@@ -43,7 +43,7 @@ use crate::error::{Error, FsError, FsResult, Result};
 use crate::fs::lower::{Lower, LowerNode};
 use crate::fs::table::{NodeTable, Place};
 use crate::fs::versions::Versions;
-use crate::jail::{Jail, Walks};
+use crate::jail::{ClimbGuard, Jail};
 use crate::store::Store;
 use crate::store::layer::{JournalExchange, Upper};
 use crate::store::pool::PoolWriter;
@@ -154,7 +154,7 @@ pub(crate) struct Core {
     /// The directories through which each link that the kernel holds was handed out.
     handed: HashMap<NodeId, BTreeSet<NodeId>>,
     /// Where the kernel may be walking the text of a link.
-    walks: Walks<NodeId, NodeId>,
+    walks: ClimbGuard<NodeId, NodeId>,
     /// The directory, or the two, that moved last, while the kernel may still see them where they were.
     on_their_way: Vec<Move>,
     /// Counts such moves.
@@ -216,7 +216,7 @@ impl Fs {
             scratch: None,
             listings: HashMap::new(),
             handed: HashMap::new(),
-            walks: Walks::default(),
+            walks: ClimbGuard::default(),
             on_their_way: Vec::new(),
             moves: 0,
             aliases: HashMap::new(),
@@ -460,7 +460,7 @@ impl Core {
             return Ok(());
         }
         // A record that does not fit would make the layer unreadable for ever: better this one operation fails.
-        self.tree.fits(&edits).map_err(|Misfit(what)| FsError::Damage(what))?;
+        self.tree.validate(&edits).map_err(|Misfit(what)| FsError::Damage(what))?;
         let record = Record::Edits(edits);
         let before = self.upper.journal_len();
         self.upper.record(&record)?;

@@ -10,8 +10,8 @@ use crate::store::Store;
 use crate::store::cells::Got;
 use crate::store::content::Content;
 use crate::store::map::Place;
+use crate::sys::failpoint::{self, Failpoint};
 use crate::sys::file as sysfile;
-use crate::sys::step::{self, Step};
 use crate::types::{ByteRange, Fingerprint, LayerId, Timestamp, TreePath};
 
 /// Bytes of a file of which the pieces are found first, when it is searched for data or holes. What follows
@@ -114,7 +114,7 @@ impl Piece {
             },
             Stored::File(file, offset) => {
                 if self.drift.is_some() {
-                    step::begin(Step::BaseRead)?;
+                    failpoint::hit(Failpoint::BaseRead)?;
                 }
                 let got = match nowait {
                     true => match sysfile::pread_nowait(&**file, bytes, *offset)? {

@@ -1,10 +1,11 @@
-//! How often the kernel asked for what. A message is the unit of cost here, so tests and `status` count them.
+//! Counts the kernel's messages by operation. Messages are the unit of cost here, so tests and
+//! `status` report them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! operations {
     ($($variant:ident $name:literal,)*) => {
-        /// What the kernel asks for.
+        /// An operation of the protocol.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(super) enum Op {
             $(#[doc = $name] $variant,)*
@@ -82,7 +83,7 @@ impl Counters {
         }
     }
 
-    /// The name of each operation and how often it was asked for.
+    /// The name of each operation and its count.
     pub fn snapshot(&self) -> Vec<(&'static str, u64)> {
         NAMES.iter().zip(&self.counts).map(|(name, count)| (*name, count.load(Ordering::Relaxed))).collect()
     }

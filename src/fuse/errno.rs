@@ -1,13 +1,13 @@
-//! Which errno a program gets, and how loudly the refusal is logged. Decided here and nowhere else.
+//! Maps each refusal to an errno and a log level. No other file decides either.
 
 use log::Level;
 use nix::errno::Errno;
 
 use crate::error::FsError;
 
-/// The errno for a refused operation, and the level at which it is logged: ordinary refusals are the daily life of every
-/// filesystem, the others are for a person to look at.
-pub(super) fn verdict(error: &FsError) -> (fuser::Errno, Level) {
+/// The errno of a refused operation and its log level. Ordinary refusals are logged for debugging
+/// only; a warning needs a person's attention.
+pub(super) fn classify(error: &FsError) -> (fuser::Errno, Level) {
     let (errno, level) = match error {
         FsError::NotFound => (Errno::ENOENT, Level::Debug),
         FsError::Exists => (Errno::EEXIST, Level::Debug),
@@ -26,9 +26,9 @@ pub(super) fn verdict(error: &FsError) -> (fuser::Errno, Level) {
         FsError::NoSpace | FsError::LimitReached => (Errno::ENOSPC, Level::Debug),
         FsError::TooManyLinks => (Errno::EMLINK, Level::Debug),
         FsError::Unsupported => (Errno::EOPNOTSUPP, Level::Debug),
-        // As RESOLVE_BENEATH of openat2(2) answers; `fs` has logged the link itself.
+        // As openat2(2) with RESOLVE_BENEATH. `fs` has logged the link itself.
         FsError::LeavesJail => (Errno::EXDEV, Level::Debug),
-        // The kernel then walks the path again, and asks for each name anew.
+        // On ESTALE the kernel walks the path again and looks each name up anew.
         FsError::Stale => (Errno::ESTALE, Level::Debug),
         FsError::ReadOnly => (Errno::EROFS, Level::Debug),
         FsError::Drift(_) | FsError::Damage(_) => (Errno::EIO, Level::Warn),
@@ -38,21 +38,21 @@ pub(super) fn verdict(error: &FsError) -> (fuser::Errno, Level) {
     (fuser::Errno::from_i32(errno as i32), level)
 }
 
-/// An errno of the host, as a program in the mount may see it.
+/// Maps an errno of the host to what a program in the mount may see.
 fn from_host(code: i32) -> Errno {
     match Errno::from_raw(code) {
-        // The kernel would take it for "this operation does not exist" and never ask again.
+        // On ENOSYS the kernel would never send this operation again.
         Errno::ENOSYS => Errno::EOPNOTSUPP,
-        // About our descriptors and calls, not the program's.
+        // These are about the daemon's descriptors and calls, not the program's.
         Errno::UnknownErrno | Errno::EINTR | Errno::EAGAIN | Errno::EBADF | Errno::EFAULT => Errno::EIO,
         errno => errno,
     }
 }
 
-/// An errno of the store: whatever it is, to the program it is a full or a broken disk.
+/// Maps an errno of the store. To a program, the store is a full or a broken disk.
 fn from_store(code: Option<i32>) -> Errno {
     match code.map(Errno::from_raw) {
-        Some(told @ (Errno::ENOSPC | Errno::EDQUOT | Errno::EROFS | Errno::ENOMEM | Errno::EINVAL)) => told,
+        Some(errno @ (Errno::ENOSPC | Errno::EDQUOT | Errno::EROFS | Errno::ENOMEM | Errno::EINVAL)) => errno,
         Some(_) | None => Errno::EIO,
     }
 }
@@ -63,11 +63,11 @@ mod tests {
     use crate::error::Error;
 
     fn code(error: &FsError) -> Errno {
-        Errno::from_raw(verdict(error).0.code())
+        Errno::from_raw(classify(error).0.code())
     }
 
     #[test]
-    fn a_full_store_is_a_full_disk_and_a_broken_store_a_broken_one() {
+    fn a_full_store_gives_enospc_and_a_broken_store_eio() {
         let full = Error::io("write", &std::io::Error::from(Errno::ENOSPC));
         assert_eq!(code(&full.into()), Errno::ENOSPC);
         assert_eq!(code(&Error::io("write", &std::io::Error::from(Errno::EBADF)).into()), Errno::EIO);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn no_errno_of_the_host_switches_an_operation_off_or_is_refused_by_the_kernel() {
+    fn no_host_errno_disables_an_operation_or_is_invalid_to_the_kernel() {
         for odd in [0, -1, 4, 512, 524, i32::MAX, i32::MIN] {
             assert_eq!(code(&FsError::Host(odd)), Errno::EIO, "{odd}");
         }
@@ -84,8 +84,8 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_person_should_see_is_a_warning() {
-        assert_eq!(verdict(&FsError::NotFound).1, Level::Debug);
-        assert_eq!(verdict(&FsError::Damage("x")).1, Level::Warn);
+    fn ordinary_refusals_are_not_warnings() {
+        assert_eq!(classify(&FsError::NotFound).1, Level::Debug);
+        assert_eq!(classify(&FsError::Damage("x")).1, Level::Warn);
     }
 }

@@ -1,45 +1,46 @@
-//! The gate before the door of a mount: once it is closed, no request changes anything any more.
+//! Ends service: once the gate of a mount is closed, no request changes anything any more.
 
 use std::sync::OnceLock;
 
 use fuser::Errno;
 use parking_lot::{RwLock, RwLockReadGuard};
 
-use crate::fuse::awake::Awake;
+use crate::fuse::spin::Spinner;
 
-/// What a request is answered once the gate is closed: as the kernel answers when nobody serves.
-pub(super) const CUT_OFF: Errno = Errno::ENOTCONN;
+/// The error of requests after the gate has closed; the kernel returns the same without a server.
+pub(super) const GATE_CLOSED: Errno = Errno::ENOTCONN;
 
-/// Whether requests are still served. When [`Gate::close`] returns, no request is being served and none will be: what
-/// processes still do in a mount that has ended changes nothing.
+/// Whether requests are still served. When [`Gate::close`] returns, no request is in progress and
+/// none will start. So no process can change the tree through a mount that has ended.
 #[derive(Default)]
 pub(super) struct Gate {
     is_closed: RwLock<bool>,
-    awake: OnceLock<Awake>,
+    spinner: OnceLock<Spinner>,
 }
-
 impl Gate {
-    /// Lets a request in, for as long as the pass is held; none if the gate is closed. For the thread that takes the requests.
-    pub(super) fn pass(&self) -> Option<RwLockReadGuard<'_, bool>> {
-        if let Some(awake) = self.awake.get() {
-            awake.note_request();
+    /// Admits a request for as long as the returned guard lives; `None` if the gate is closed. For
+    /// the thread that takes the requests.
+    pub(super) fn enter(&self) -> Option<RwLockReadGuard<'_, bool>> {
+        if let Some(spinner) = self.spinner.get() {
+            spinner.note_request();
         }
-        self.pass_again()
+        self.reenter()
     }
 
-    /// Lets a request in that goes on elsewhere. A job that no worker could take runs inside another request: so not `read`,
-    /// which would wait for whoever closes the gate, who waits for that one.
-    pub(super) fn pass_again(&self) -> Option<RwLockReadGuard<'_, bool>> {
+    /// Admits a request that continues in a worker. If no worker thread exists, the job runs inside
+    /// the request that admitted it. A plain `read` would then wait for a writer that waits for
+    /// that request, so the lock is taken recursively.
+    pub(super) fn reenter(&self) -> Option<RwLockReadGuard<'_, bool>> {
         Some(self.is_closed.read_recursive()).filter(|is_closed| !**is_closed)
     }
 
-    /// Requests that are let in keep a CPU awake from now on.
-    pub(super) fn keep_awake(&self, awake: Awake) {
+    /// Makes each admitted request keep a CPU awake.
+    pub(super) fn set_spinner(&self, spinner: Spinner) {
         // It is set once, before the first request.
-        let _is_set = self.awake.set(awake);
+        let _is_set = self.spinner.set(spinner);
     }
 
-    /// Closes the gate, after the requests that are in.
+    /// Waits for the requests in progress, then closes the gate.
     pub(super) fn close(&self) {
         *self.is_closed.write() = true;
     }
@@ -50,17 +51,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gate_closes_after_those_who_are_in_and_for_good() {
+    fn closing_waits_for_admitted_requests_and_is_final() {
         let gate = Gate::default();
-        let pass = gate.pass().unwrap();
+        let admitted = gate.enter().unwrap();
         std::thread::scope(|scope| {
             let closing = scope.spawn(|| gate.close());
             std::thread::sleep(std::time::Duration::from_millis(30));
-            assert!(!closing.is_finished(), "a request is in");
-            // What the request itself needs is not kept out.
-            drop(gate.pass_again().unwrap());
-            drop(pass);
+            assert!(!closing.is_finished(), "a request is in progress");
+            // The admitted request can still be continued.
+            drop(gate.reenter().unwrap());
+            drop(admitted);
         });
-        assert!(gate.pass().is_none());
+        assert!(gate.enter().is_none());
     }
 }

@@ -1,31 +1,37 @@
-//! The kernel's door: one mount of one [`Fs`].
+//! Serves one FUSE mount of one [`Fs`].
 //!
-//! We mount by ourselves and own the descriptor of the session, because fuser does not know every message that a restore
-//! needs. One thread takes the requests and answers the quick ones itself; more threads were slower (measured). The
-//! kernel's first message (INIT) is answered before [`mount`] returns, and nothing may look into the mount before that: it
-//! would wait for ourselves.
-//!
-//! A mount can also be made for us in another mount namespace ([`adopt`]): then we hold its session and its root, and
-//! cannot unmount it, only end it.
+//! * This module mounts by itself and owns the session's descriptor: fuser does not know every
+//!   message that a restore needs.
+//! * One thread takes the requests and answers quick ones itself. More threads were slower
+//!   (measured).
+//! * INIT is answered before [`mount`] returns. No thread may enter the mount earlier, because it
+//!   would wait for the server that it is about to start.
+//! * Another process may make the mount in its own mount namespace and hand it over ([`adopt`]).
+//!   This process then holds the session and the root. It can end the mount but not unmount it.
 
-mod answer;
-mod awake;
 mod counters;
-mod door;
-mod dropped;
+mod data_ops;
+mod discarded_writes;
+mod dispatch;
 mod errno;
+mod flush;
 mod gate;
-mod handshake;
-mod homeward;
-mod kernel;
-mod labels;
-mod lookers;
-mod past;
-mod plus;
+mod init;
+mod mount;
+mod notify;
 mod privileges;
-mod settle;
+mod readdirplus;
+mod readdirplus_policy;
+mod recent_writeback;
+mod rename_barrier;
+mod reply;
+mod selinux;
+mod server;
+mod snapdir;
+mod spin;
 mod translate;
 mod workers;
+mod xattr_ops;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -49,63 +55,63 @@ use crate::sys::mount::{FuseMountOptions, MountError, mount_fuse};
 use crate::sys::mountinfo;
 
 pub use counters::Counters;
-pub use plus::is_expected;
+pub use readdirplus::is_expected;
 
-use awake::Awake;
-use door::Door;
 use gate::Gate;
-use kernel::{Channel, Mount, Root};
+use mount::{Mount, Root};
+use notify::Channel;
+use server::Server;
+use spin::Spinner;
 
-/// How long the end of an aborted session is waited for. It comes at once; what it waits for is a request that is
-/// being served.
+/// How long to wait for the end of an aborted session. Only a request in progress delays it.
 const END_LIMIT: Duration = Duration::from_secs(5);
-/// How long an unmount is tried again while the mount is busy. A program that is being started has copies of its parent's
-/// descriptors until its exec, so a mount that nobody uses can be busy for a moment.
+/// How long to retry an unmount of a busy mount. A process inherits descriptors from its parent
+/// until exec, so that an unused mount can be busy for a moment.
 const BUSY_LIMIT: Duration = Duration::from_secs(2);
-/// How long a session may go on that was unmounted.
+/// How long a session may outlive its unmount before it counts as copied to another namespace.
 const COPIES_LIMIT: Duration = Duration::from_secs(1);
-/// So many of those who keep a mount busy are told.
-const MOST_TOLD: usize = 5;
+/// How many of the processes that keep a mount busy are listed.
+const MAX_HOLDERS_LISTED: usize = 5;
 
-/// How a head is mounted. By default writable, for our own user (for all, if that is root), without device nodes and
-/// setuid.
+/// How to mount a head. The default is writable, without device nodes and setuid, and open to the
+/// daemon's user only, or to all users if that is root.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MountOptions {
-    /// The kernel refuses changes.
+    /// The kernel refuses every change.
     pub read_only: bool,
-    /// Whether other users may enter, as far as modes allow; if nothing is said, for root yes, for a user no.
+    /// Whether other users may enter, as far as modes permit. `None`: yes for root, no for a user.
     pub allow_other: Option<bool>,
-    /// The kernel collects writes. Many small writes become cheaper, most other things dearer.
+    /// Enables the kernel's writeback cache. Many small writes get cheaper, most other work dearer.
     pub writeback: bool,
-    /// For how long after a request a CPU is kept awake, once many come one after the other. None: 500 microseconds where that pays, in a virtual
-    /// machine with several CPUs and no quota of their time; and not at all elsewhere.
+    /// For how long the spinner thread keeps a CPU awake after a request in a burst. `None` means
+    /// 500 microseconds in a virtual machine with two CPUs and no CPU quota, and zero elsewhere.
     pub spin: Option<Duration>,
-    /// No program may be run from the mount.
+    /// No program can be executed from the mount.
     pub noexec: bool,
-    /// setuid and setgid count. Only root may ask for it.
+    /// Set-user-ID and set-group-ID bits take effect. Only root may ask for this.
     pub suid: bool,
-    /// Device nodes work. Only root may ask for it.
+    /// Device nodes work. Only root may ask for this.
     pub dev: bool,
-    /// What `mount` and `df` show as the source; the path of the base if empty.
+    /// The source that `mount` and `df` show; empty means the path of the base.
     pub source: Vec<u8>,
-    /// Options of every filesystem, by the names of [`sys::mount::VFS_OPTIONS`]. With `sync` and
-    /// `dirsync` a change of names or attributes is on the disk when it is answered.
+    /// Generic mount options, by the names in [`sys::mount::VFS_OPTIONS`]. With `sync` and
+    /// `dirsync`, a change of names or attributes is durable before the server replies.
     pub vfs: Vec<String>,
 }
 
-/// A live mount. Dropping it ends the mount at once, unless it was waited for: when that returns, nothing that processes
-/// still do in it changes the tree, they get ENOTCONN.
+/// A live mount. Dropping it ends the mount at once: afterwards no process can change the tree
+/// through it, and requests fail with ENOTCONN. [`Mounted::wait`] waits instead.
 pub struct Mounted {
     unmounter: Unmounter,
     gate: Arc<Gate>,
     kernel: Arc<Mount>,
     counters: Arc<Counters>,
-    /// None where the kernel does not let us see it. Opened while the mount certainly is ours: its number goes to the next
-    /// mount as soon as it is gone, and by number we would end that one.
+    /// `None` where the kernel hides it. Opened while the mount certainly is ours: the kernel
+    /// reuses a connection number at once, and aborting by number would end another mount.
     connection: Option<Connection>,
-    /// None once it was waited for.
+    /// `None` once it was waited for.
     session: Option<JoinHandle<io::Result<()>>>,
-    told: Mutex<Receiver<Told>>,
+    events: Mutex<Receiver<SessionEvent>>,
 }
 
 /// Ends a mount, from any thread.
@@ -113,35 +119,35 @@ pub struct Mounted {
 pub struct Unmounter {
     mount_point: Arc<Path>,
     dev: u64,
-    /// It is mounted in another mount namespace.
+    /// The mount is in another mount namespace.
     is_elsewhere: bool,
-    /// Where it is told that it was unmounted and everybody is to go.
-    told: Sender<Told>,
+    /// Tells [`Mounted::wait`] that the mount was unmounted.
+    events: Sender<SessionEvent>,
 }
 
-/// What the one who waits for the end of a mount is told.
+/// An event for [`Mounted::wait`].
 #[derive(Debug)]
-enum Told {
-    /// Its session has ended.
+enum SessionEvent {
+    /// The session has ended.
     Ended,
-    /// It was unmounted, where we are, by us.
+    /// The mount was unmounted in this namespace, by this process.
     Unmounted,
 }
 
-/// A mount that was made for us in another mount namespace.
+/// A mount that another process made in its own mount namespace.
 #[derive(Debug)]
 pub struct Handed {
-    /// The descriptor of the session.
+    /// The session's device.
     pub device: OwnedFd,
     /// The root of the mount (O_PATH).
     pub root: OwnedFd,
     /// `st_dev` of its files.
     pub dev: u64,
-    /// Whether other users than ours may enter.
+    /// Whether users other than the daemon's own may enter.
     pub all_users: bool,
 }
 
-/// Mounts a filesystem. `store_path` is what the attribute `user.jailfs.store` tells.
+/// Mounts a filesystem. `store_path` is the value of the attribute `user.jailfs.store`.
 ///
 /// # Errors
 /// [`Kind::CannotMount`], with a hint where there is one.
@@ -153,20 +159,22 @@ pub fn mount(fs: Arc<Fs>, mount_point: &Path, store_path: &Path, options: &Mount
     let all_users = options.allow_other.unwrap_or_else(|| nix::unistd::geteuid().is_root());
     let device = mount_fuse(&mount_point, &fuse_options(options, fs.state().lower.base().path(), all_users))
         .map_err(|e| explain(attempt(), &e))?;
-    // From here on the mount exists; whatever fails, this takes it away.
+    // The mount exists now. If anything fails below, the guard detaches it.
     let mut guard = Detach(Some(mount_point.clone()));
     let dev = dev_at(&mount_point).map_err(cannot)?;
-    let (tell, told) = mpsc::channel();
-    let unmounter = Unmounter { mount_point: Arc::from(&*mount_point), dev, is_elsewhere: false, told: tell };
+    let (sender, events) = mpsc::channel();
+    let unmounter =
+        Unmounter { mount_point: Arc::from(&*mount_point), dev, is_elsewhere: false, events: sender };
     let root = Root::At(mount_point.clone());
     let syncs = options.vfs.iter().any(|option| option == "sync" || option == "dirsync");
-    let door = Door::new(Arc::clone(&fs), store_path, options.writeback, syncs);
-    let mounted = start(fs, door, device, root, (unmounter, told), (options, all_users)).map_err(cannot)?;
+    let server = Server::new(Arc::clone(&fs), store_path, options.writeback, syncs);
+    let mounted =
+        start(fs, server, device, root, (unmounter, events), (options, all_users)).map_err(cannot)?;
     guard.0 = None;
     Ok(mounted)
 }
 
-/// Opens the kernel's device, for [`hand_out`] in the same user namespace.
+/// Opens `/dev/fuse`, for [`hand_out`] in the same user namespace.
 ///
 /// # Errors
 /// [`Kind::CannotMount`], with a hint where there is one.
@@ -174,8 +182,9 @@ pub fn open_device() -> Result<OwnedFd> {
     sys::mount::open_device().map_err(|e| explain("mount a sandbox".to_owned(), &e))
 }
 
-/// Makes a mount for another process to [`adopt`]: this one is in a mount namespace of its own and will not serve it.
-/// Nothing may look into it before that. All users may enter if `all_users`.
+/// Makes a mount that another process will [`adopt`]. This process is in a mount namespace of its
+/// own and does not serve the mount. No process may enter it before it is adopted. All users may
+/// enter if `all_users`.
 ///
 /// # Errors
 /// [`Kind::CannotMount`], with a hint where there is one.
@@ -191,49 +200,52 @@ pub fn hand_out(device: OwnedFd, mount_point: &Path, all_users: bool) -> Result<
     Ok(Handed { device, root: root.map_err(cannot)?, dev, all_users })
 }
 
-/// Serves a mount that was made for us in another mount namespace, where it is seen at `mount_point`.
+/// Serves a mount that another process made in its own mount namespace, where it is at
+/// `mount_point`.
 ///
 /// # Errors
 /// [`Kind::CannotMount`].
 pub fn adopt(fs: Arc<Fs>, handed: Handed, mount_point: &Path, store_path: &Path) -> Result<Mounted> {
     let Handed { device, root, dev, all_users } = handed;
-    let (tell, told) = mpsc::channel();
-    let unmounter = Unmounter { mount_point: Arc::from(mount_point), dev, is_elsewhere: true, told: tell };
-    let door = Door::new(Arc::clone(&fs), store_path, false, false);
-    start(fs, door, device, Root::Held(root), (unmounter, told), (&MountOptions::default(), all_users))
+    let (sender, events) = mpsc::channel();
+    let unmounter =
+        Unmounter { mount_point: Arc::from(mount_point), dev, is_elsewhere: true, events: sender };
+    let server = Server::new(Arc::clone(&fs), store_path, false, false);
+    start(fs, server, device, Root::Held(root), (unmounter, events), (&MountOptions::default(), all_users))
         .map_err(|e| e.kind(Kind::CannotMount))
 }
 
 fn start(
     fs: Arc<Fs>,
-    door: Door,
+    server: Server,
     device: OwnedFd,
     root: Root,
-    (unmounter, told): (Unmounter, Receiver<Told>),
+    (unmounter, events): (Unmounter, Receiver<SessionEvent>),
     (options, all_users): (&MountOptions, bool),
 ) -> Result<Mounted> {
     let attempt = || format!("serve '{}'", unmounter.mount_point.display());
     let raw = device.try_clone().attempt(attempt)?;
     let connection = Connection::open(unmounter.dev)
-        .inspect_err(|error| log::debug!("the connection is not to be seen: {error}"))
+        .inspect_err(|error| log::debug!("no access to the connection's control files: {error}"))
         .ok();
-    let (counters, gate, channel, homeward) = (door.counters(), door.gate(), door.channel(), door.homeward());
+    let (counters, gate) = (server.counters(), server.gate());
+    let (channel, recent_writeback) = (server.channel(), server.recent_writeback());
     let mut config = Config::default();
     config.n_threads = Some(1);
-    let session = Session::from_fd(door, device, SessionACL::All, config).attempt(attempt)?;
+    let session = Session::from_fd(server, device, SessionACL::All, config).attempt(attempt)?;
     channel.connect(session.notifier(), raw);
-    let span = options.spin.unwrap_or_else(awake::default_span);
+    let span = options.spin.unwrap_or_else(spin::default_span);
     if !span.is_zero() {
-        gate.keep_awake(Awake::start(span).attempt(attempt)?);
+        gate.set_spinner(Spinner::start(span).attempt(attempt)?);
     }
-    let closer = CloseAtEnd(Arc::clone(&channel), unmounter.told.clone());
+    let closer = CloseAtEnd(Arc::clone(&channel), unmounter.events.clone());
     let thread = Builder::new().name("jailfs-session".into()).spawn(move || {
         let _closer = closer;
         session.run()
     });
     let thread = thread.attempt(attempt)?;
     let (dev, writeback) = (unmounter.dev, options.writeback);
-    let kernel = Arc::new(Mount { fs, channel, homeward, root, dev, writeback, all_users });
+    let kernel = Arc::new(Mount { fs, channel, recent_writeback, root, dev, writeback, all_users });
     Ok(Mounted {
         unmounter,
         gate,
@@ -241,7 +253,7 @@ fn start(
         counters,
         connection,
         session: Some(thread),
-        told: Mutex::new(told),
+        events: Mutex::new(events),
     })
 }
 
@@ -260,11 +272,11 @@ fn fuse_options(options: &MountOptions, base: &[u8], allow_other: bool) -> FuseM
 }
 
 fn explain(attempt: String, error: &MountError) -> Error {
-    let mut said = Error::new(Kind::CannotMount, attempt, error.to_string());
-    said.errno = error.errno();
+    let mut explained = Error::new(Kind::CannotMount, attempt, error.to_string());
+    explained.errno = error.errno();
     match error.hint() {
-        Some(hint) => said.hint(hint),
-        None => said,
+        Some(hint) => explained.hint(hint),
+        None => explained,
     }
 }
 
@@ -272,22 +284,22 @@ fn explain_point(error: Error) -> Error {
     match error.errno {
         Some(code) if code == nix::errno::Errno::ENOENT as i32 => error.hint("make the directory first"),
         Some(code) if code == nix::errno::Errno::ENOTCONN as i32 => {
-            error.hint("a mount whose daemon is gone is in the way; 'jailfs umount MNT' takes it away")
+            error.hint("a mount without a daemon is in the way; remove it with 'jailfs umount MNT'")
         }
         _ => error,
     }
 }
 
-/// `st_dev` of what is seen at a mount point.
+/// `st_dev` of the topmost mount at a path.
 fn dev_at(mount_point: &Path) -> Result<u64> {
     let attempt = || format!("mount '{}'", mount_point.display());
     let wanted = mount_point.as_os_str().as_bytes();
     let top = mountinfo::read().attempt(attempt)?.into_iter().rfind(|entry| entry.mount_point == wanted);
     top.map(|entry| entry.dev)
-        .ok_or_else(|| Error::new(Kind::Failed, attempt(), "the mount is not to be seen"))
+        .ok_or_else(|| Error::new(Kind::Failed, attempt(), "the mount is not listed in mountinfo"))
 }
 
-/// Takes a half-made mount away.
+/// Detaches a mount that was not completed.
 struct Detach(Option<PathBuf>);
 
 impl Drop for Detach {
@@ -295,66 +307,67 @@ impl Drop for Detach {
         if let Some(point) = self.0.take()
             && let Err(error) = sys::mount::unmount(&point, true)
         {
-            log::warn!("could not take the mount '{}' away: {error}", point.display());
+            log::warn!("could not detach the mount '{}': {error}", point.display());
         }
     }
 }
 
-/// Closes the channel when the session's thread ends, in whatever way, and says so.
-struct CloseAtEnd(Arc<Channel>, Sender<Told>);
+/// Closes the channel when the session's thread ends, also by a panic, and reports the end.
+struct CloseAtEnd(Arc<Channel>, Sender<SessionEvent>);
 
 impl Drop for CloseAtEnd {
     fn drop(&mut self) {
         self.0.close();
-        if self.1.send(Told::Ended).is_err() {
-            log::debug!("nobody waits for the end of the session");
+        if self.1.send(SessionEvent::Ended).is_err() {
+            log::debug!("no thread waits for the end of the session");
         }
     }
 }
 
 impl Mounted {
-    /// What must be told to the kernel around a change of state.
+    /// Flushes and invalidates the kernel's caches around a switch.
     pub fn kernel(&self) -> Arc<dyn Kernel> {
         Arc::clone(&self.kernel) as Arc<dyn Kernel>
     }
 
-    /// Ends the mount from elsewhere.
+    /// A handle that ends the mount from another thread.
     pub fn unmounter(&self) -> Unmounter {
         self.unmounter.clone()
     }
 
-    /// What ends the connection as soon as anything is written to it, if the kernel lets us.
+    /// The control file that aborts the connection at any write to it, if this process may open it.
     pub fn abort_file(&self) -> Option<std::fs::File> {
         self.connection.as_ref()?.abort_file().inspect_err(|error| log::debug!("abort: {error}")).ok()
     }
 
-    /// Where it is mounted: absolute, without links.
+    /// The mount point: absolute, without symlinks.
     pub fn mount_point(&self) -> &Path {
         &self.unmounter.mount_point
     }
 
-    /// Messages from the kernel so far.
+    /// Counts the messages from the kernel so far.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
     }
 
-    /// Waits until the mount is gone, that is unmounted and left by everybody. If an [`Unmounter`] has unmounted it and it is still somewhere
-    /// else, in a mount namespace that was made with a copy of it, say, it is ended there, too.
+    /// Waits until the mount is unmounted and no process uses it any more. A mount namespace that
+    /// was created meanwhile may hold a copy of the mount. One second after an [`Unmounter`] has
+    /// unmounted it, such a copy is ended too.
     ///
     /// # Errors
-    /// When the session ended in another way; the mount then answers ENOTCONN until it is unmounted.
+    /// When the session failed. The mount then returns ENOTCONN until it is unmounted.
     pub fn wait(mut self) -> Result<()> {
-        if matches!(self.told.get_mut().recv(), Ok(Told::Unmounted))
-            && matches!(self.told.get_mut().recv_timeout(COPIES_LIMIT), Err(RecvTimeoutError::Timeout))
+        if matches!(self.events.get_mut().recv(), Ok(SessionEvent::Unmounted))
+            && matches!(self.events.get_mut().recv_timeout(COPIES_LIMIT), Err(RecvTimeoutError::Timeout))
         {
-            log::warn!("the mount is unmounted, and somebody has a copy of it, which is ended");
+            log::warn!("ending a copy of the mount in another mount namespace");
             return Ok(());
         }
         let Some(session) = self.session.take() else { return Ok(()) };
         let attempt = || format!("serve '{}'", self.unmounter.mount_point.display());
         match session.join() {
             Ok(result) => result.attempt(attempt),
-            Err(_) => Err(Error::new(Kind::Failed, attempt(), "the session ended by a panic")),
+            Err(_) => Err(Error::new(Kind::Failed, attempt(), "the session's thread panicked")),
         }
     }
 }
@@ -367,8 +380,9 @@ impl Drop for Mounted {
         {
             log::warn!("{error}");
         }
-        // Detaching ends nothing while somebody is still inside. So nobody is served any more; and where the kernel lets
-        // us say so, it answers them itself and the session ends.
+        // A lazy unmount does not end the session while a process is inside. So the gate refuses
+        // all requests. An abort, where permitted, makes the kernel refuse them and ends the
+        // session.
         self.gate.close();
         let is_ended = |connection: &Connection| match connection.abort() {
             Ok(()) => true,
@@ -384,7 +398,7 @@ fn end_in_time(session: JoinHandle<io::Result<()>>) {
     let end = Instant::now() + END_LIMIT;
     while !session.is_finished() {
         if Instant::now() > end {
-            log::warn!("the session has not ended in time");
+            log::warn!("the session did not end within {} seconds", END_LIMIT.as_secs());
             return;
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -392,28 +406,29 @@ fn end_in_time(session: JoinHandle<io::Result<()>>) {
     match session.join() {
         Ok(Ok(())) => {}
         Ok(Err(error)) => log::debug!("the session ended: {error}"),
-        Err(_) => log::error!("the session ended by a panic"),
+        Err(_) => log::error!("the session's thread panicked"),
     }
 }
 
-/// Who keeps a mount busy, and what to do.
+/// A hint that lists the processes that keep a mount busy.
 fn hint_of_busy(mount_point: &Path) -> String {
     let advice = "leave the directory and close its files, or detach it with '--lazy'";
     let holders = sys::holders::holders(mount_point).unwrap_or_default();
-    let mut said: Vec<String> = holders.iter().take(MOST_TOLD).map(ToString::to_string).collect();
-    match holders.len().saturating_sub(MOST_TOLD) {
+    let mut listed: Vec<String> = holders.iter().take(MAX_HOLDERS_LISTED).map(ToString::to_string).collect();
+    match holders.len().saturating_sub(MAX_HOLDERS_LISTED) {
         _ if holders.is_empty() => return advice.to_owned(),
         0 => {}
-        more => said.push(format!("{more} more")),
+        more => listed.push(format!("{more} more")),
     }
-    format!("in use by {}: {advice}", said.join("; "))
+    format!("in use by {}: {advice}", listed.join("; "))
 }
 
 impl Unmounter {
-    /// Unmounts; `lazy` detaches the mount also while it is in use. One that is gone already is fine.
+    /// Unmounts. `lazy` detaches the mount even while it is in use. Succeeds if it is gone already.
     ///
     /// # Errors
-    /// [`Kind::InUse`] if for two seconds something is open in it or mounted on it, else [`Kind::Failed`].
+    /// [`Kind::InUse`] if a file stays open in it or a filesystem mounted on it for two seconds,
+    /// else [`Kind::Failed`].
     pub fn unmount(&self, lazy: bool) -> Result<()> {
         let attempt = || format!("unmount '{}'", self.mount_point.display());
         if self.is_elsewhere {
@@ -433,8 +448,8 @@ impl Unmounter {
         let end = Instant::now() + BUSY_LIMIT;
         loop {
             let Err(error) = sys::mount::unmount(&self.mount_point, lazy).attempt(attempt) else {
-                if !lazy && self.told.send(Told::Unmounted).is_err() {
-                    log::debug!("nobody waits for the end of the mount");
+                if !lazy && self.events.send(SessionEvent::Unmounted).is_err() {
+                    log::debug!("no thread waits for the end of the mount");
                 }
                 return Ok(());
             };
@@ -450,7 +465,7 @@ impl Unmounter {
         }
     }
 
-    /// Where it is mounted.
+    /// The mount point.
     pub fn mount_point(&self) -> &Path {
         &self.mount_point
     }

@@ -1,38 +1,41 @@
-//! What a change takes from a file that lets programs act for others: setuid, setgid.
+//! Clears setuid and setgid bits when a file changes, as the kernel demands.
 //!
-//! The kernel decides by who asks, and says what it decided in flags of which fuser shows only that of WRITE
-//! (FATTR_KILL_SUIDGID, FUSE_OPEN_KILL_SUIDGID and FUSE_SETXATTR_ACL_KILL_SGID are hidden, or in messages that it cannot
-//! parse). So the caller is looked at, in /proc: it is blocked in the call that we serve. Asking costs something, so only where there is
-//! a bit to take. File capabilities go with every change, whoever asks; `fs` sees to that.
+//! The kernel decides by the caller's rights, and sends the decision as a flag. fuser shows that
+//! flag for WRITE only: it hides FATTR_KILL_SUIDGID and FUSE_OPEN_KILL_SUIDGID, and cannot parse a
+//! message with FUSE_SETXATTR_ACL_KILL_SGID. So for other requests the server reads the caller's
+//! rights from /proc. The caller is blocked in the call that is being served, so they cannot change
+//! meanwhile. That costs time and happens only if the file has such a bit.
+//!
+//! File capabilities are cleared by every change, whoever makes it; `fs` does that.
 
 use fuser::Request;
 
 use crate::fs::Fs;
-use crate::fuse::answer::Asked;
+use crate::fuse::reply::Call;
 use crate::sys;
 use crate::types::NodeId;
 
-/// setuid and setgid.
+/// The setuid and setgid bits.
 const PRIVILEGE_BITS: u32 = 0o6000;
 const SETGID: u32 = 0o2000;
 /// CAP_FSETID of capabilities(7).
 const CAP_FSETID: u64 = 1 << 4;
 
-/// Who asks.
+/// The caller of a request, as the kernel reports it.
 #[derive(Clone, Copy)]
-pub(super) struct By {
+pub(super) struct Requester {
     uid: u32,
     gid: u32,
     pid: u32,
 }
 
-impl By {
-    /// Who sent this request.
-    pub(super) fn of(request: &Request) -> By {
-        By { uid: request.uid(), gid: request.gid(), pid: request.pid() }
+impl Requester {
+    /// The caller of this request.
+    pub(super) fn of(request: &Request) -> Requester {
+        Requester { uid: request.uid(), gid: request.gid(), pid: request.pid() }
     }
 
-    /// Whether a change of content or owner takes setuid and setgid: the caller lacks CAP_FSETID.
+    /// Whether a change of content or owner clears setuid and setgid: the caller lacks CAP_FSETID.
     pub(super) fn kills_privileges(self, fs: &Fs, id: NodeId) -> bool {
         let has_bits = fs.getattr(id).is_ok_and(|attr| attr.meta.mode & PRIVILEGE_BITS != 0);
         has_bits
@@ -42,22 +45,23 @@ impl By {
             }
     }
 
-    /// Whether an ACL that the caller sets takes setgid, as its chmod(2) would.
-    pub(super) fn takes_setgid(self, fs: &Fs, id: NodeId) -> bool {
+    /// Whether an ACL that the caller sets clears setgid, as the caller's chmod(2) would.
+    pub(super) fn clears_setgid(self, fs: &Fs, id: NodeId) -> bool {
         fs.getattr(id).is_ok_and(|attr| attr.meta.mode & SETGID != 0 && !self.may_keep_setgid(attr.meta.gid))
     }
 
-    /// After a change that takes privileges: takes what only the caller's groups decide about. Whether it did.
-    pub(super) fn leave(self, fs: &Fs, asked: &Asked<'_>, id: NodeId) -> bool {
-        let taken = fs.take_bare_setgid(id, |group| self.may_keep_setgid(group));
-        taken.unwrap_or_else(|error| {
-            // The change itself is done and acknowledged; the errno would say that it is not.
-            asked.refuse(&error);
+    /// After a change that clears privileges, clears a setgid bit without group execution, whose
+    /// fate depends on the caller's groups. Returns whether it was cleared.
+    pub(super) fn clear_bare_setgid(self, fs: &Fs, call: &Call<'_>, id: NodeId) -> bool {
+        let cleared = fs.take_bare_setgid(id, |group| self.may_keep_setgid(group));
+        cleared.unwrap_or_else(|error| {
+            // The change itself is complete. An errno would claim that it is not.
+            call.refuse(&error);
             false
         })
     }
 
-    /// Whether the caller is in this group, or has CAP_FSETID.
+    /// Whether the caller is in this group or has CAP_FSETID.
     fn may_keep_setgid(self, group: u32) -> bool {
         self.gid == group
             || match sys::proc::privileges(self.pid) {

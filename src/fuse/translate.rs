@@ -1,4 +1,4 @@
-//! Between the words of the protocol and ours: attributes, times, device numbers.
+//! Converts attributes, times and device numbers between the protocol's types and ours.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -7,13 +7,14 @@ use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
 use crate::fs::{Attr, SetTime};
 use crate::types::{FileKind, NodeId, PERM_BITS, Timestamp};
 
-/// For ever, as far as the kernel is concerned: a century, which no clock of it overflows at.
+/// A lifetime without an end for the kernel's caches: a century, which overflows none of its
+/// clocks.
 pub(super) const FOREVER: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
 
-/// What is said to be the best size for reading and writing, in bytes.
+/// The preferred size of reads and writes that `stat` reports, in bytes.
 pub(super) const BLOCK_SIZE: u32 = 4096;
 
-/// The kind of a node in the protocol.
+/// The protocol's type of a node.
 pub(super) fn file_type(kind: FileKind) -> FileType {
     match kind {
         FileKind::File => FileType::RegularFile,
@@ -26,7 +27,7 @@ pub(super) fn file_type(kind: FileKind) -> FileType {
     }
 }
 
-/// Attributes as they are sent, under `number`.
+/// Attributes in the protocol's form, with inode number `number`.
 pub(super) fn file_attr(number: u64, attr: &Attr) -> FileAttr {
     let ctime = system_time(attr.meta.ctime);
     FileAttr {
@@ -48,7 +49,7 @@ pub(super) fn file_attr(number: u64, attr: &Attr) -> FileAttr {
     }
 }
 
-/// The answer to LOOKUP that says "no such name, and you may remember it": an entry of node 0.
+/// A negative LOOKUP reply that the kernel may cache: an entry of node 0.
 pub(super) fn no_entry() -> FileAttr {
     FileAttr {
         ino: INodeNo(0),
@@ -69,15 +70,16 @@ pub(super) fn no_entry() -> FileAttr {
     }
 }
 
-/// A time as it is sent; one that the host cannot say becomes 1970.
+/// A time in the protocol's form; 1970 if the host cannot represent it.
 pub(super) fn system_time(time: Timestamp) -> SystemTime {
     let whole = Duration::from_secs(time.secs.unsigned_abs());
     let second = if time.secs < 0 { UNIX_EPOCH.checked_sub(whole) } else { UNIX_EPOCH.checked_add(whole) };
     second.and_then(|s| s.checked_add(Duration::from_nanos(time.nanos.into()))).unwrap_or(UNIX_EPOCH)
 }
 
-/// A time to set. fuser takes seconds before 1970 and *subtracts* the nanoseconds, which count forward (`time.rs`, "TODO:
-/// 1_000_000_000 - nsec"); what it was given is had back by taking its difference to 1970 apart again.
+/// A time to set. fuser *subtracts* the nanoseconds from a time before 1970, although they count
+/// forward (its `time.rs` has a TODO about that). Taking the difference to 1970 apart again gives
+/// the original seconds and nanoseconds.
 pub(super) fn set_time(time: TimeOrNow) -> SetTime {
     let time = match time {
         TimeOrNow::Now => return SetTime::Now,
@@ -95,21 +97,22 @@ pub(super) fn set_time(time: TimeOrNow) -> SetTime {
     })
 }
 
-/// A device number as the kernel sends it (`new_encode_dev`: 12 bits of major, 20 of minor), as `st_rdev`.
+/// Decodes a device number as the kernel sends it (`new_encode_dev`: 12 bits of major, 20 of minor)
+/// to `st_rdev`.
 pub(super) fn decode_device(device: u32) -> u64 {
     let major = (device & 0xfff00) >> 8;
     let minor = (device & 0xff) | ((device >> 12) & 0xfff00);
     nix::sys::stat::makedev(major.into(), minor.into())
 }
 
-/// The reverse. Numbers that do not fit in 12 and 20 bits are cut, as the kernel does.
+/// The reverse of [`decode_device`]. Larger numbers are truncated, as the kernel does.
 pub(super) fn encode_device(device: u64) -> u32 {
     let major = nix::sys::stat::major(device) & 0xfff;
     let minor = nix::sys::stat::minor(device) & 0xf_ffff;
     u32::try_from((minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)).unwrap_or_default()
 }
 
-/// The id of a node that the kernel asks with.
+/// The node id of a request.
 pub(super) fn node(number: INodeNo) -> NodeId {
     NodeId(number.0)
 }
@@ -118,7 +121,7 @@ pub(super) fn node(number: INodeNo) -> NodeId {
 mod tests {
     use super::*;
 
-    /// What fuser makes of the time that the kernel sends.
+    /// How fuser decodes the time that the kernel sends.
     fn as_fuser_decodes(secs: i64, nanos: u32) -> SystemTime {
         if secs >= 0 {
             UNIX_EPOCH + Duration::new(secs.unsigned_abs(), nanos)
@@ -128,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_comes_back_as_it_was_sent_also_before_1970() {
+    fn a_time_survives_the_round_trip_also_before_1970() {
         for (secs, nanos) in [
             (0, 0),
             (0, 1),
@@ -147,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_shown_as_it_is_and_never_panics() {
+    fn every_time_is_converted_without_a_panic() {
         assert_eq!(
             system_time(Timestamp { secs: -1, nanos: 750_000_000 }),
             UNIX_EPOCH - Duration::from_millis(250)

@@ -1,7 +1,7 @@
-//! A small pool of threads for what waits for a disk, so that the thread that answers the kernel never does.
+//! A small pool of threads for jobs that wait for a disk, so that the serving thread never does.
 //!
-//! Threads start when there is work that nobody is free for, and stay. A job must not wait for another job, nor for a
-//! lock that is held while the kernel is being notified.
+//! A thread starts when a job finds no idle thread, and stays. A job must not wait for another job,
+//! nor for a lock that some thread holds while it sends a notification to the kernel.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,12 +10,12 @@ use std::thread::{Builder, JoinHandle};
 
 use parking_lot::{Condvar, Mutex};
 
-/// Enough to keep a disk busy; more would only queue there.
-const MOST_THREADS: usize = 4;
+/// Enough to keep a disk busy; more jobs would only queue there.
+const MAX_THREADS: usize = 4;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The pool. Dropping it ends the threads once the jobs are done.
+/// The pool. Dropping it completes the jobs and ends the threads.
 #[derive(Default)]
 pub(super) struct Workers {
     shared: Arc<Shared>,
@@ -36,39 +36,39 @@ struct Queue {
 }
 
 impl Workers {
-    /// Runs a job in a worker; in this thread if the host gives us none.
+    /// Runs a job in a worker, or in this thread if the host refuses to start one.
     pub(super) fn run(&self, job: impl FnOnce() + Send + 'static) {
         let mut queue = self.shared.queue.lock();
         queue.jobs.push_back(Box::new(job));
-        let someone_is_free = queue.idle >= queue.jobs.len();
+        let has_idle = queue.idle >= queue.jobs.len();
         drop(queue);
         self.shared.work.notify_one();
-        if !someone_is_free && !self.start_thread() {
+        if !has_idle && !self.start_thread() {
             self.shared.help_once();
         }
     }
 
-    /// Starts a thread unless there are enough. Whether there is any.
+    /// Starts a thread unless the pool is full. Returns whether the pool has any.
     fn start_thread(&self) -> bool {
         let mut threads = self.threads.lock();
-        if threads.len() < MOST_THREADS {
+        if threads.len() < MAX_THREADS {
             let shared = Arc::clone(&self.shared);
             match Builder::new().name("jailfs-worker".into()).spawn(move || shared.serve()) {
                 Ok(thread) => threads.push(thread),
-                Err(error) => log::warn!("no thread for slow requests: {error}"),
+                Err(error) => log::warn!("cannot start a worker thread: {error}"),
             }
         }
         !threads.is_empty()
     }
 
-    /// Ends the threads once the jobs are done.
+    /// Completes the jobs, then ends the threads.
     pub(super) fn finish(&self) {
         self.shared.queue.lock().closing = true;
         self.shared.work.notify_all();
         let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
             if thread.join().is_err() {
-                log::error!("a worker ended by a panic");
+                log::error!("a worker thread panicked");
             }
         }
     }
@@ -106,10 +106,10 @@ impl Shared {
     }
 }
 
-/// A job that panics must not take its thread with it: the reply it held answers EIO when it is dropped.
+/// Catches a panic of a job, so that the worker survives. The dropped reply answers EIO.
 fn perform(job: Job) {
     if catch_unwind(AssertUnwindSafe(job)).is_err() {
-        log::error!("a slow request ended by a panic");
+        log::error!("a request panicked in a worker");
     }
 }
 
@@ -120,7 +120,7 @@ mod tests {
     use std::sync::mpsc;
 
     #[test]
-    fn every_job_is_done_before_the_pool_ends() {
+    fn every_job_completes_before_the_pool_ends() {
         let done = Arc::new(AtomicUsize::new(0));
         let workers = Workers::default();
         for _ in 0..100 {
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_job_holds_up_no_other() {
+    fn a_slow_job_delays_no_other() {
         let workers = Workers::default();
         let (release, wait) = mpsc::channel::<()>();
         workers.run(move || assert!(wait.recv().is_ok()));
@@ -150,12 +150,12 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_few_and_start_only_for_work() {
+    fn threads_are_bounded_and_start_only_for_a_job() {
         let workers = Workers::default();
         assert_eq!(workers.threads.lock().len(), 0);
         for _ in 0..50 {
             workers.run(|| ());
         }
-        assert!((1..=MOST_THREADS).contains(&workers.threads.lock().len()));
+        assert!((1..=MAX_THREADS).contains(&workers.threads.lock().len()));
     }
 }

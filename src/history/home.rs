@@ -21,9 +21,9 @@ use crate::history::apply::{Keep, found, linked_names};
 use crate::history::diff::{self, PathChange, What};
 use crate::history::staged::{self, Stages};
 use crate::store::record::{Body, Node};
+use crate::sys::failpoint::{self, Failpoint};
 use crate::sys::file::Rename;
 use crate::sys::flags;
-use crate::sys::step::{self, Step};
 use crate::types::{FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
 
 /// What came of writing the base.
@@ -333,7 +333,7 @@ impl<'a> Home<'a> {
                 return Err(error);
             }
             self.changed.insert(opened.ino);
-            step::begin(Step::BaseWrite)?;
+            failpoint::hit(Failpoint::BaseWrite)?;
             file.set_len(0)?;
             self.copy_content(new, record.size(), &file)?;
             let stat = dir.set_attributes_of(file, &self.attributes(record, &xattr_list(record)))?;
@@ -370,7 +370,7 @@ impl<'a> Home<'a> {
                 return Err(FsError::Damage("a file is shorter than its record says"));
             }
             if bytes.iter().any(|b| *b != 0) {
-                step::begin(Step::BaseWrite)?;
+                failpoint::hit(Failpoint::BaseWrite)?;
                 to.write_all_at(&bytes, range.start)?;
             }
         }

@@ -46,7 +46,7 @@ impl Timeline {
         let next = shortened.as_ref().copied().unwrap_or_else(|_| later(&open));
         drop(open);
         self.fs.look_at_journal(next);
-        memory::give_back();
+        memory::trim();
         shortened.map(drop)
     }
 
@@ -92,7 +92,7 @@ mod tests {
     use crate::fs::{Caller, RenameMode, SetXattr};
     use crate::jail::{Jail, Policy};
     use crate::store::{Store, StoreOptions};
-    use crate::sys::step;
+    use crate::sys::failpoint;
     use crate::types::{Name, NodeId};
 
     const ME: Caller = Caller { uid: 0, gid: 0 };
@@ -235,7 +235,7 @@ mod tests {
                 work(&first, file, 10);
                 let tree = first.fs.state().tree;
                 let when = rule.replace('#', &number.to_string());
-                let shortened = step::with(&when, || first.shorten_journal(Effort::Everything));
+                let shortened = failpoint::with(&when, || first.shorten_journal(Effort::Everything));
                 failed += u32::from(shortened.is_err());
                 assert!(is_same(&tree, &first.fs.state().tree), "{when}");
                 let is_stopped = first.fs.sync_has_failed();
@@ -265,7 +265,8 @@ mod tests {
         let first = timeline(dir.path());
         make(&first, "a");
         work(&first, make(&first, "file"), 10);
-        let failed = step::with("fail:store.sync-dir:1:EIO", || first.shorten_journal(Effort::Everything));
+        let failed =
+            failpoint::with("fail:store.sync-dir:1:EIO", || first.shorten_journal(Effort::Everything));
         assert!(failed.is_err() && first.fs.sync_has_failed());
         assert!(first.fs.sync().is_err());
     }
@@ -279,13 +280,13 @@ mod tests {
         let file = make(&first, "file");
         work(&first, file, 10);
         let full = "fail:store.sync-dir:1+:ENOSPC";
-        let shortened = step::with(full, || first.shorten_journal(Effort::Everything));
+        let shortened = failpoint::with(full, || first.shorten_journal(Effort::Everything));
         assert!(shortened.is_err_and(|error| error.is_full()) && !first.fs.sync_has_failed());
-        assert!(step::with(full, || first.fs.sync()).is_err());
-        assert!(step::with(full, || first.checkpoint(None, String::new())).is_err());
+        assert!(failpoint::with(full, || first.fs.sync()).is_err());
+        assert!(failpoint::with(full, || first.checkpoint(None, String::new())).is_err());
         work(&first, file, 1);
         first.fs.sync().unwrap();
-        assert!(step::with(full, || first.fs.sync()).is_ok(), "it is done once");
+        assert!(failpoint::with(full, || first.fs.sync()).is_ok(), "it is done once");
         let tree = first.fs.state().tree;
         drop(first);
         assert!(is_same(&tree, &timeline(dir.path()).fs.state().tree));

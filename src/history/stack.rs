@@ -183,7 +183,7 @@ pub(super) fn reopen(
     }
     // Its journal was held as a whole.
     drop(contents);
-    memory::give_back();
+    memory::trim();
     Ok((upper, tree, epoch))
 }
 

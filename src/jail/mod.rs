@@ -1,69 +1,78 @@
-//! Decides what READLINK answers. The kernel follows the text of the answer itself, so the answer is where the jail
-//! is. Pure logic: the tree is asked through [`Walk`], and nothing is ever asked of the host.
+//! Decides the reply to READLINK. The kernel follows the text of the reply by itself, so the reply
+//! is where the jail is enforced. The logic is pure: it reads the tree through [`Walk`], and never
+//! asks the host.
 //!
-//! What is always true of a text that [`Jail::resolve`] serves under `deny`, `show` and `rewrite`:
+//! Always true of a text that [`Jail::resolve`] serves under `deny`, `show` and `rewrite`:
 //!
-//! 1. A relative text is some leading `..` (mixed with `.` and doubled slashes if stored so), at most as many as the
-//!    directory of the link is deep, and then names. No `..` stands after a name.
-//! 2. An absolute text has no `..` at all, and begins with the mount point or with an allowed prefix.
+//! 1. A relative text consists of leading `..`, then names. `.` and doubled slashes may stand
+//!    between. It has at most as many `..` as the link's directory is deep, and no `..` after a
+//!    name.
+//! 2. An absolute text has no `..` at all, and begins with the mount point or an allowed prefix.
 //!
-//! **Why that is enough.** Between our answer and the kernel's walk anybody may exchange any name for a link. A name
-//! leads down, or to a link; and for that link the kernel asks us again, where it is judged at its own directory.
-//! Only `..` leads up, and the leading ones are walked from the directory of the link, whose depth is known. That
-//! depth shrinks only if the directory, or one above it, moves up; such renames are refused while a walk may be under
-//! way ([`Walks`]). After a name a `..` would be walked from wherever that name leads by then, so
-//! there it is never served. The resolution below decides *which* of the safe texts is given and what is refused;
-//! safety rests on the shape alone.
+//! **Why that is enough.** Between the reply and the kernel's path walk, another process may
+//! replace any name by a link. A name leads down, or to a link; and for that link the kernel sends
+//! READLINK again. Only `..` leads up. The kernel walks the leading ones from the link's directory,
+//! whose depth is known. That depth shrinks only if the directory, or one above it, is moved up.
+//! Such renames are refused while a path walk may be under way ([`ClimbGuard`]). A `..` after a
+//! name would be walked from wherever the name leads by then, so it is never served. The resolution
+//! below decides *which* of the safe texts to serve and what to refuse; safety rests on the shape
+//! alone.
 //!
-//! **Which text.** The stored text is resolved physically, component by component, through other links, as the
-//! kernel would resolve it in the bare directory:
+//! **Which text.** The stored text is resolved physically, component by component and through other
+//! links, as the kernel would do in the bare directory:
 //!
-//! * It stays inside and has the shape: the text as stored, byte for byte.
-//! * It stays inside and has a `..` after a name, or is an absolute path of the base, or the policy is `rewrite`: the
-//!   *canonical form*. What stands before the last `..` becomes the shortest way from the directory of the link to
-//!   the directory reached there; the names after it are kept as they are, links among them too (the kernel asks for
-//!   each, and a copy of the link goes on meaning what it meant). A stored text that demands a directory by a
-//!   trailing `/` or `/.` keeps a trailing slash.
-//! * A `..` stands after a name that is missing, is no directory, or is caught in a loop: what follows cannot exist.
-//!   The answer is canonical up to the last name before that `..`, which `.` replaces: `gone/x/../../../y` is served
-//!   as `gone/x/.`, and the kernel finds ENOENT, ENOTDIR or ELOOP, as it does in the bare directory. No O_CREAT can
-//!   make anything there, and whatever is created meanwhile, the text has no way up. So such a text never counts as
-//!   leading out, however often it says `..`.
-//! * It leads out, by itself or through another link: refused ([`Answer::Escapes`]). Where another link is to blame
-//!   this one would be safe to serve, but the user sees the refusal at the link that was followed.
-//! * It meets more than 40 links: the text as stored, if it has the shape; the kernel says ELOOP.
+//! * It stays inside and has the shape: serve the stored text, byte for byte.
+//! * It stays inside but has a `..` after a name, or is an absolute path of the base, or the policy
+//!   is `rewrite`: serve the *canonical form*. The part up to the last `..` is replaced by the
+//!   shortest path from the link's directory to the directory reached there. The names after it
+//!   stay, links among them too: the kernel sends READLINK for each, and a copy of the link keeps
+//!   its meaning. If the stored text demands a directory by a trailing `/` or `/.`, a slash is
+//!   kept.
+//! * A `..` follows a name that is missing, is no directory, or is part of a loop: the rest cannot
+//!   exist. Serve the canonical form of the names before that `..`, then `.`. So
+//!   `gone/x/../../../y` becomes `gone/x/.`, and the kernel fails with ENOENT, ENOTDIR or ELOOP, as
+//!   in the bare directory. O_CREAT cannot create anything there, and the text has no way up
+//!   whatever is created meanwhile. So such a text never counts as leading out, however many `..`
+//!   it has.
+//! * It leads out, by itself or through another link: refuse ([`Answer::Escapes`]). If another link
+//!   is the cause, this one would be safe to serve, but the user sees the refusal at the link that
+//!   was followed.
+//! * It follows more than 40 links: serve the stored text if it has the shape. The kernel then
+//!   fails with ELOOP.
 //!
-//! **Absolute texts** are walked through the host by name only. The first arrival at the mount point or at the base's
-//! own path is the root of the tree, and what follows is physical again. (Where the mount point lies below the base,
-//! a path to it goes on to it.) A `..` before that arrival makes the host part untrustworthy, because a name in it
-//! may be a link of the host. Arriving counts all the same: the answer is then canonical, and the untrusted part is
-//! not in it. The canonical form is relative for absolute texts too: in another mount namespace something else may
-//! stand at an absolute path. For an allowed prefix there is no such form, so there a `..` is refused.
+//! **Absolute texts** are first walked on the host by name only. The first arrival at the mount
+//! point or at the base's own path is the root of the tree; the rest is physical again. (If the
+//! mount point lies below the base, a path to the mount point continues to it.) A `..` before that
+//! arrival makes the host part untrustworthy, because a name in it may be a link of the host. The
+//! arrival still counts; the reply is then canonical and leaves the untrusted part out. The
+//! canonical form of an absolute text is relative too: in another mount namespace the absolute path
+//! may be something else. For an allowed prefix no such form exists, so a `..` there is refused.
 
 use crate::error::{FsError, FsResult};
 use crate::types::Name;
 
+mod climb_guard;
 #[cfg(test)]
-mod kernel_tests;
+mod memory_tree;
 #[cfg(test)]
-mod table_tests;
+mod resolve_tests;
 #[cfg(test)]
-mod toy;
-mod walks;
+mod walk_tests;
 
-pub use walks::Walks;
+pub use climb_guard::ClimbGuard;
 
-/// The longest text of a link, in bytes, that symlink(2) takes and a READLINK reply can carry: `PATH_MAX` less the
-/// NUL.
+/// The longest text of a link, in bytes, that symlink(2) accepts and a READLINK reply can carry:
+/// `PATH_MAX` less the NUL.
 pub const TEXT_MAX: usize = 4095;
 
-/// The links that one resolution follows, the first included, before it counts as a loop (path_resolution(7)).
+/// The most links that one resolution follows, the first included, before it counts as a loop
+/// (path_resolution(7)).
 pub const LINKS_MAX: usize = 40;
 
-/// More levels than a sane tree has: the parents of a directory run in a circle.
+/// Deeper than any sane tree: the parents of a directory form a cycle.
 const DEPTH_MAX: usize = 1 << 20;
 
-/// What the resolver asks of the tree.
+/// The resolver's view of the tree.
 pub trait Walk {
     /// Stands for a directory; equal for the same directory.
     type Dir: Copy + Eq;
@@ -71,47 +80,47 @@ pub trait Walk {
     /// The root of the mount.
     fn root(&self) -> Self::Dir;
 
-    /// The directory that holds `dir`; `None` for the root and for a directory that is gone.
+    /// The directory that holds `dir`; `None` for the root and for a removed directory.
     fn parent(&self, dir: Self::Dir) -> Option<Self::Dir>;
 
-    /// What `name` in `dir` is, itself: a link is not followed. `None` if there is no such name.
+    /// The target of `name` in `dir`; a link is not followed. `None` if there is no such name.
     ///
     /// # Errors
-    /// Not found, not a directory, access denied and name too long count as a missing name, because the kernel will
-    /// meet the same at the same name. Every other error ends the resolution.
-    fn lookup(&self, dir: Self::Dir, name: &Name) -> FsResult<Option<Step<Self::Dir>>>;
+    /// Not found, not a directory, access denied and name too long count as a missing name: the
+    /// kernel will meet the same error at the same name. Every other error ends the resolution.
+    fn lookup(&self, dir: Self::Dir, name: &Name) -> FsResult<Option<NameTarget<Self::Dir>>>;
 }
 
-/// What a name leads to.
+/// What a name refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step<D> {
+pub enum NameTarget<D> {
     /// A directory.
     Dir(D),
-    /// A symbolic link with its text as stored.
+    /// A symbolic link, with its stored text.
     Symlink(Vec<u8>),
-    /// Anything else: no path goes on from there.
+    /// Any other node, through which no path continues.
     Other,
 }
 
-/// How links are answered (`-o links=`).
+/// How READLINK is answered (`-o links=`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// As stored where that is safe, refused where it leads out.
+    /// The stored text where that is safe; links that lead out are refused.
     Deny,
-    /// Every link that stays inside in relative canonical form.
+    /// The relative canonical form of every link that stays inside.
     Rewrite,
-    /// As stored, nothing is judged: for views that are themselves the jail.
+    /// The stored text, unchecked: for views that are themselves the jail.
     Literal,
-    /// As [`Policy::Deny`]; whoever only reads a text is told what is stored without asking here.
+    /// As [`Policy::Deny`]; a caller of readlink(2) gets the stored text without asking here.
     Show,
 }
 
-/// Where the mount is and what may lead out of it.
+/// The location of the mount, and what may lead out of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Jail {
-    /// How links are answered.
+    /// How READLINK is answered.
     pub policy: Policy,
-    /// The host path of the mount point: absolute and canonical. A path that is not absolute matches nothing.
+    /// The host path of the mount point: absolute and canonical. A relative path matches nothing.
     pub mount_point: Vec<u8>,
     /// The host path of the base: absolute and canonical. Links to it are re-rooted into the mount.
     pub base_path: Vec<u8>,
@@ -119,14 +128,14 @@ pub struct Jail {
     pub allowed_targets: Vec<Vec<u8>>,
 }
 
-/// What READLINK answers.
+/// The reply to READLINK.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// This text.
     Text(Vec<u8>),
-    /// EXDEV.
+    /// Refused with EXDEV.
     Escapes {
-        /// Where the link leads on the host, as far as text alone can tell; for the log.
+        /// Where the link leads on the host, as far as its text alone can tell; for the log.
         resolved: Vec<u8>,
     },
 }
@@ -135,31 +144,32 @@ impl Jail {
     /// The text to serve for a link in `dir` whose stored text is `target`.
     ///
     /// # Errors
-    /// * [`FsError::NotFound`]: `dir` is gone, or `target` is empty (the kernel would take an empty text for the
-    ///   directory of the link).
+    /// * [`FsError::NotFound`]: `dir` was removed, or `target` is empty. The kernel would resolve
+    ///   an empty text to the link's own directory.
     /// * [`FsError::Invalid`]: `target` contains NUL, where the kernel would cut it.
     /// * [`FsError::NameTooLong`]: `target` or the text to serve is longer than [`TEXT_MAX`].
-    /// * What [`Walk::lookup`] fails with.
+    /// * Any error of [`Walk::lookup`].
     pub fn resolve<W: Walk>(&self, tree: &W, dir_of_link: W::Dir, target: &[u8]) -> FsResult<Answer> {
         check_text(target)?;
         if self.policy == Policy::Literal {
             return Ok(Answer::Text(target.to_vec()));
         }
-        let line = line_to_root(tree, dir_of_link)?;
-        let answer = Resolver { jail: self, tree, line, links: 1 }.answer(target)?;
+        let ancestors = ancestors_of(tree, dir_of_link)?;
+        let answer = Resolver { jail: self, tree, ancestors, links: 1 }.answer(target)?;
         match answer {
             Answer::Text(text) if text.len() > TEXT_MAX => Err(FsError::NameTooLong),
             other => Ok(other),
         }
     }
 
-    /// How many levels a served text climbs before it goes down: its leading `..`; 0 for an absolute text.
+    /// How many levels a served text climbs before it descends: its leading `..`. 0 for an absolute
+    /// text.
     pub fn climb(served: &[u8]) -> usize {
         let text = Text::parse(served);
         if text.absolute { 0 } else { text.parts.iter().take_while(|part| is_up(part)).count() }
     }
 
-    /// Whether a served text would climb above the root from a directory `depth` levels below it.
+    /// Whether a served text would climb above the root from a directory at this depth.
     pub fn escapes_from_depth(served: &[u8], depth: usize) -> bool {
         Jail::climb(served) > depth
     }
@@ -172,13 +182,13 @@ impl Jail {
             .any(|prefix| begins(path, &prefix))
     }
 
-    /// Whether an absolute text that has come to `path` and goes on with `rest` is at the root of the tree.
+    /// Whether an absolute text that has reached `path` is at the root of the tree; `rest` follows.
     fn is_root(&self, path: &[Vec<u8>], rest: &[&[u8]]) -> bool {
         let mount = host_parts(&self.mount_point);
         if mount.as_deref() == Some(path) {
             return true;
         }
-        // Below the base the mount point may come yet; it is nearer than the directory of the base that it covers.
+        // The mount point may lie below the base. If the text leads there, that is the root.
         let goes_on =
             mount.is_some_and(|mount| mount.strip_prefix(path).is_some_and(|way| begins(rest, way)));
         !goes_on && host_parts(&self.base_path).as_deref() == Some(path)
@@ -197,11 +207,11 @@ impl Jail {
     }
 }
 
-/// The text of a link, parsed. Empty components and `.` are dropped: they lead nowhere.
+/// A parsed link text, without empty components and `.`.
 struct Text<'a> {
     absolute: bool,
     parts: Vec<&'a [u8]>,
-    /// It ends in a name that must be a directory: `/` or `/.` follows.
+    /// The last component is a name that must be a directory: `/` or `/.` follows it.
     wants_dir: bool,
 }
 
@@ -223,46 +233,47 @@ impl<'a> Text<'a> {
     }
 }
 
-/// A directory of the tree, as seen from the directory of the link that is asked for: so many levels up, then down.
+/// A directory of the tree, relative to the directory of the resolved link: `up` levels up, then
+/// `down`.
 #[derive(Clone)]
-struct Place<D> {
+struct Position<D> {
     up: usize,
     down: Vec<(Name, D)>,
 }
 
-/// Where a resolution stands.
-enum Spot<D> {
-    /// In a directory of the tree.
-    Dir(Place<D>),
-    /// On the host, in an absolute text that may yet arrive at the root.
+/// What a resolution has reached.
+enum Reached<D> {
+    /// A directory of the tree.
+    Tree(Position<D>),
+    /// A path on the host, in an absolute text that may still arrive at the root.
     Host(Vec<Vec<u8>>),
-    /// At a name that is missing or no directory. Only an error can come of what follows.
+    /// A name that is missing or no directory. The rest of the text can only fail.
     Nowhere,
-    /// At more links than the kernel follows.
+    /// More links than the kernel follows.
     Loop,
-    /// On the host, at or below an allowed prefix.
+    /// A path on the host, at or below an allowed prefix.
     Allowed(Vec<Vec<u8>>),
-    /// Out of the jail. The path is followed on by text, for the log.
+    /// A path outside the jail. The rest of the text is appended for the log.
     Out(Vec<Vec<u8>>),
 }
 
-/// How a name was passed.
-enum Pass<D> {
-    /// It is a directory, entered.
-    Into(Place<D>),
-    /// Nothing can be passed there; this is still the directory that holds the name.
-    Blocked(Place<D>),
-    /// It is a link, and leads to the spot; the place is the directory that holds it.
-    Link(Place<D>, Spot<D>),
+/// The result of resolving one name.
+enum Passed<D> {
+    /// A directory, entered.
+    Entered(Position<D>),
+    /// No path continues at this name. The position is still the directory that holds it.
+    Blocked(Position<D>),
+    /// A link, with what it leads to. The position is the directory that holds the link.
+    Link(Position<D>, Reached<D>),
 }
 
 /// One resolution.
 struct Resolver<'j, W: Walk> {
     jail: &'j Jail,
     tree: &'j W,
-    /// The directory of the link that is asked for, then those above it, the root last.
-    line: Vec<W::Dir>,
-    /// The links met so far, the one that is asked for included.
+    /// The directory of the resolved link, then its ancestors, the root last.
+    ancestors: Vec<W::Dir>,
+    /// How many links were met so far, the resolved one included.
     links: usize,
 }
 
@@ -271,58 +282,60 @@ impl<W: Walk> Resolver<'_, W> {
         let text = Text::parse(target);
         let last_up = text.parts.iter().rposition(|part| is_up(part)).map_or(0, |last| last + 1);
         let mut rest = &text.parts[..];
-        let mut spot = self.start(&text, Place { up: 0, down: Vec::new() });
+        let mut reached = self.start(&text, Position { up: 0, down: Vec::new() });
 
-        // Up to the last `..`, and into the tree, the way is made physical.
+        // Resolve physically up to the last `..`, and into the tree.
         while let Some((&part, later)) = rest.split_first() {
-            spot = match spot {
-                Spot::Dir(place) if text.parts.len() - rest.len() >= last_up => {
-                    spot = Spot::Dir(place);
+            reached = match reached {
+                Reached::Tree(position) if text.parts.len() - rest.len() >= last_up => {
+                    reached = Reached::Tree(position);
                     break;
                 }
-                Spot::Dir(place) if !is_up(part) => match self.pass(place, part)? {
-                    Pass::Into(place) => Spot::Dir(place),
-                    Pass::Blocked(place) | Pass::Link(place, Spot::Nowhere | Spot::Loop) => {
-                        return Ok(Answer::Text(dead_end(&place, rest)));
+                Reached::Tree(position) if !is_up(part) => match self.pass(position, part)? {
+                    Passed::Entered(position) => Reached::Tree(position),
+                    Passed::Blocked(position) | Passed::Link(position, Reached::Nowhere | Reached::Loop) => {
+                        return Ok(Answer::Text(dead_end(&position, rest)));
                     }
-                    Pass::Link(_, spot) => spot,
+                    Passed::Link(_, reached) => reached,
                 },
-                spot => self.step(spot, part, later, &text)?,
+                reached => self.step(reached, part, later, &text)?,
             };
             rest = later;
         }
-        match self.settle(spot, &text) {
-            Spot::Dir(place) => self.answer_names(target, &text, place, rest),
-            Spot::Out(path) => Ok(Answer::Escapes { resolved: host_path(&path) }),
-            // An absolute text without `..`: after a link, or with a `..`, it would be `Out`.
-            Spot::Allowed(_) => Ok(Answer::Text(target.to_vec())),
-            Spot::Nowhere | Spot::Loop | Spot::Host(_) => Err(FsError::Damage("a link was left half judged")),
+        match self.finish(reached, &text) {
+            Reached::Tree(position) => self.answer_names(target, &text, position, rest),
+            Reached::Out(path) => Ok(Answer::Escapes { resolved: host_path(&path) }),
+            // Only an absolute text without `..` gets here; all others would be `Out`.
+            Reached::Allowed(_) => Ok(Answer::Text(target.to_vec())),
+            Reached::Nowhere | Reached::Loop | Reached::Host(_) => {
+                Err(FsError::Damage("the resolution of a link ended early"))
+            }
         }
     }
 
-    /// Answers when the way is made to `place` and only names follow: judges them, and gives the text.
+    /// Resolves the names that remain after `position`, and gives the text to serve.
     fn answer_names(
         &mut self,
         target: &[u8],
         text: &Text,
-        mut place: Place<W::Dir>,
+        mut position: Position<W::Dir>,
         names: &[&[u8]],
     ) -> FsResult<Answer> {
         let mut kept = names;
-        // Directories on the way can still shorten it: `../here/x` is `x`.
+        // Entering a directory can shorten the text: `../here/x` becomes `x`.
         while let Some((&part, later)) = kept.split_first() {
-            match self.pass(place, part)? {
-                Pass::Into(deeper) => place = deeper,
-                Pass::Blocked(at) => {
-                    place = at;
+            match self.pass(position, part)? {
+                Passed::Entered(deeper) => position = deeper,
+                Passed::Blocked(at) => {
+                    position = at;
                     break;
                 }
-                Pass::Link(at, mut spot) => {
-                    place = at;
+                Passed::Link(at, mut reached) => {
+                    position = at;
                     for &part in later {
-                        spot = self.step(spot, part, &[], text)?;
+                        reached = self.step(reached, part, &[], text)?;
                     }
-                    if let Spot::Out(path) = spot {
+                    if let Reached::Out(path) = reached {
                         return Ok(Answer::Escapes { resolved: host_path(&path) });
                     }
                     break;
@@ -338,74 +351,75 @@ impl<W: Walk> Resolver<'_, W> {
         if has_shape && self.jail.policy != Policy::Rewrite {
             return Ok(Answer::Text(target.to_vec()));
         }
-        Ok(Answer::Text(canonical(&place, kept, text.wants_dir)))
+        Ok(Answer::Text(canonical(&position, kept, text.wants_dir)))
     }
 
-    /// Where the walk of a text begins.
-    fn start(&self, text: &Text, here: Place<W::Dir>) -> Spot<W::Dir> {
-        if text.absolute { self.arrive(Vec::new(), &text.parts) } else { Spot::Dir(here) }
+    /// Where the resolution of a text begins.
+    fn start(&self, text: &Text, here: Position<W::Dir>) -> Reached<W::Dir> {
+        if text.absolute { self.arrive(Vec::new(), &text.parts) } else { Reached::Tree(here) }
     }
 
-    /// The root of the tree, if that is where `path` is, else the host.
-    fn arrive(&self, path: Vec<Vec<u8>>, rest: &[&[u8]]) -> Spot<W::Dir> {
+    /// The root of the tree if `path` leads to it, else the host path.
+    fn arrive(&self, path: Vec<Vec<u8>>, rest: &[&[u8]]) -> Reached<W::Dir> {
         if self.jail.is_root(&path, rest) {
-            Spot::Dir(Place { up: self.line.len().saturating_sub(1), down: Vec::new() })
+            Reached::Tree(Position { up: self.ancestors.len().saturating_sub(1), down: Vec::new() })
         } else {
-            Spot::Host(path)
+            Reached::Host(path)
         }
     }
 
-    /// Judges what a whole text has come to.
-    fn settle(&self, spot: Spot<W::Dir>, text: &Text) -> Spot<W::Dir> {
-        match spot {
-            Spot::Host(path) if !text.has_up() && self.jail.allows(&path) => Spot::Allowed(path),
-            Spot::Host(path) => Spot::Out(path),
+    /// The result after a whole text: an absolute text that never arrived is allowed or out.
+    fn finish(&self, reached: Reached<W::Dir>, text: &Text) -> Reached<W::Dir> {
+        match reached {
+            Reached::Host(path) if !text.has_up() && self.jail.allows(&path) => Reached::Allowed(path),
+            Reached::Host(path) => Reached::Out(path),
             other => other,
         }
     }
 
-    /// Walks one component of `text`; `rest` of it follows.
+    /// Resolves one component of `text`; `rest` of it follows.
     fn step(
         &mut self,
-        spot: Spot<W::Dir>,
+        reached: Reached<W::Dir>,
         part: &[u8],
         rest: &[&[u8]],
         text: &Text,
-    ) -> FsResult<Spot<W::Dir>> {
-        Ok(match spot {
-            Spot::Dir(place) if is_up(part) => match self.climb(place) {
-                Some(place) => Spot::Dir(place),
+    ) -> FsResult<Reached<W::Dir>> {
+        Ok(match reached {
+            Reached::Tree(position) if is_up(part) => match self.climb(position) {
+                Some(position) => Reached::Tree(position),
                 None if text.absolute => self.arrive(self.jail.above_mount(), rest),
-                None => Spot::Out(self.jail.above_mount()),
+                None => Reached::Out(self.jail.above_mount()),
             },
-            Spot::Dir(place) => match self.pass(place, part)? {
-                Pass::Into(place) => Spot::Dir(place),
-                Pass::Blocked(_) => Spot::Nowhere,
-                Pass::Link(_, spot) => spot,
+            Reached::Tree(position) => match self.pass(position, part)? {
+                Passed::Entered(position) => Reached::Tree(position),
+                Passed::Blocked(_) => Reached::Nowhere,
+                Passed::Link(_, reached) => reached,
             },
-            Spot::Host(path) => self.arrive(host_step(path, part), rest),
-            Spot::Out(path) => Spot::Out(host_step(path, part)),
-            // The host may have a link there, so nobody knows what a `..` leads to.
-            Spot::Allowed(path) if is_up(part) => Spot::Out(host_step(path, part)),
-            Spot::Allowed(path) => Spot::Allowed(host_step(path, part)),
-            Spot::Nowhere => Spot::Nowhere,
-            Spot::Loop => Spot::Loop,
+            Reached::Host(path) => self.arrive(host_step(path, part), rest),
+            Reached::Out(path) => Reached::Out(host_step(path, part)),
+            // The host may have a link there, so the target of a `..` is unknown.
+            Reached::Allowed(path) if is_up(part) => Reached::Out(host_step(path, part)),
+            Reached::Allowed(path) => Reached::Allowed(host_step(path, part)),
+            Reached::Nowhere => Reached::Nowhere,
+            Reached::Loop => Reached::Loop,
         })
     }
 
-    /// The directory above `place`, or `None` at the root.
-    fn climb(&self, mut place: Place<W::Dir>) -> Option<Place<W::Dir>> {
-        if place.down.pop().is_none() {
-            place.up += 1;
+    /// The directory above `position`, or `None` at the root.
+    fn climb(&self, mut position: Position<W::Dir>) -> Option<Position<W::Dir>> {
+        if position.down.pop().is_none() {
+            position.up += 1;
         }
-        (place.up < self.line.len()).then_some(place)
+        (position.up < self.ancestors.len()).then_some(position)
     }
 
-    /// Walks one name in `place`.
-    fn pass(&mut self, mut place: Place<W::Dir>, part: &[u8]) -> FsResult<Pass<W::Dir>> {
-        let Ok(name) = Name::new(part) else { return Ok(Pass::Blocked(place)) };
-        let dir = place.down.last().map(|(_, dir)| *dir).or_else(|| self.line.get(place.up).copied());
-        let Some(dir) = dir else { return Err(FsError::Damage("a resolution stands above the root")) };
+    /// Resolves one name in `position`.
+    fn pass(&mut self, mut position: Position<W::Dir>, part: &[u8]) -> FsResult<Passed<W::Dir>> {
+        let Ok(name) = Name::new(part) else { return Ok(Passed::Blocked(position)) };
+        let dir =
+            position.down.last().map(|(_, dir)| *dir).or_else(|| self.ancestors.get(position.up).copied());
+        let Some(dir) = dir else { return Err(FsError::Damage("a resolution is above the root")) };
         let found = match self.tree.lookup(dir, &name) {
             Err(
                 FsError::NotFound | FsError::NotADirectory | FsError::AccessDenied | FsError::NameTooLong,
@@ -413,45 +427,48 @@ impl<W: Walk> Resolver<'_, W> {
             found => found?,
         };
         match found {
-            Some(Step::Dir(child)) => {
-                // Coming down again on the line that leads to the link takes back a step up.
-                if place.down.is_empty() && place.up > 0 && self.line.get(place.up - 1) == Some(&child) {
-                    place.up -= 1;
+            Some(NameTarget::Dir(child)) => {
+                // Descending along the ancestors of the link undoes one step up.
+                if position.down.is_empty()
+                    && position.up > 0
+                    && self.ancestors.get(position.up - 1) == Some(&child)
+                {
+                    position.up -= 1;
                 } else {
-                    place.down.push((name, child));
+                    position.down.push((name, child));
                 }
-                Ok(Pass::Into(place))
+                Ok(Passed::Entered(position))
             }
-            Some(Step::Symlink(stored)) => {
-                let spot = self.follow(place.clone(), &stored)?;
-                Ok(Pass::Link(place, spot))
+            Some(NameTarget::Symlink(stored)) => {
+                let reached = self.follow(position.clone(), &stored)?;
+                Ok(Passed::Link(position, reached))
             }
-            Some(Step::Other) | None => Ok(Pass::Blocked(place)),
+            Some(NameTarget::Other) | None => Ok(Passed::Blocked(position)),
         }
     }
 
-    /// Walks the whole stored text of a link that was met in `place`.
-    fn follow(&mut self, place: Place<W::Dir>, stored: &[u8]) -> FsResult<Spot<W::Dir>> {
+    /// Resolves the whole stored text of a link that was met in `position`.
+    fn follow(&mut self, position: Position<W::Dir>, stored: &[u8]) -> FsResult<Reached<W::Dir>> {
         self.links += 1;
         if self.links > LINKS_MAX {
-            return Ok(Spot::Loop);
+            return Ok(Reached::Loop);
         }
         if check_text(stored).is_err() {
-            // We refuse to serve it, so the kernel does not pass it.
-            return Ok(Spot::Nowhere);
+            // READLINK of this link fails, so the kernel gets no further either.
+            return Ok(Reached::Nowhere);
         }
         let text = Text::parse(stored);
-        let mut spot = self.start(&text, place);
+        let mut reached = self.start(&text, position);
         let mut rest = &text.parts[..];
         while let Some((&part, later)) = rest.split_first() {
-            spot = self.step(spot, part, later, &text)?;
+            reached = self.step(reached, part, later, &text)?;
             rest = later;
         }
-        Ok(self.settle(spot, &text))
+        Ok(self.finish(reached, &text))
     }
 }
 
-/// Refuses what the kernel would not take for the text that it is.
+/// Refuses a text that the kernel would misread.
 fn check_text(text: &[u8]) -> FsResult<()> {
     if text.is_empty() {
         return Err(FsError::NotFound);
@@ -465,25 +482,25 @@ fn check_text(text: &[u8]) -> FsResult<()> {
     Ok(())
 }
 
-/// `dir`, then the directories above it, the root last.
-fn line_to_root<W: Walk>(tree: &W, dir: W::Dir) -> FsResult<Vec<W::Dir>> {
+/// `dir`, then its ancestors, the root last.
+fn ancestors_of<W: Walk>(tree: &W, dir: W::Dir) -> FsResult<Vec<W::Dir>> {
     let root = tree.root();
-    let mut line = vec![dir];
+    let mut ancestors = vec![dir];
     let mut at = dir;
     while at != root {
         at = tree.parent(at).ok_or(FsError::NotFound)?;
-        line.push(at);
-        if line.len() > DEPTH_MAX {
-            return Err(FsError::Damage("the parents of a directory run in a circle"));
+        ancestors.push(at);
+        if ancestors.len() > DEPTH_MAX {
+            return Err(FsError::Damage("the parents of a directory form a cycle"));
         }
     }
-    Ok(line)
+    Ok(ancestors)
 }
 
-/// The way to `place`, then `names`.
-fn canonical<D>(place: &Place<D>, names: &[&[u8]], wants_dir: bool) -> Vec<u8> {
-    let mut parts: Vec<&[u8]> = vec![b".."; place.up];
-    parts.extend(place.down.iter().map(|(name, _)| name.as_bytes()));
+/// The path to `position`, then `names`.
+fn canonical<D>(position: &Position<D>, names: &[&[u8]], wants_dir: bool) -> Vec<u8> {
+    let mut parts: Vec<&[u8]> = vec![b".."; position.up];
+    parts.extend(position.down.iter().map(|(name, _)| name.as_bytes()));
     parts.extend(names);
     let ends_in_name = parts.last().is_some_and(|part| !is_up(part));
     let mut text = parts.join(&b'/');
@@ -495,10 +512,11 @@ fn canonical<D>(place: &Place<D>, names: &[&[u8]], wants_dir: bool) -> Vec<u8> {
     text
 }
 
-/// The way to `place`, then the names of `rest` up to its first `..`, which `.` replaces: nothing can be there.
-fn dead_end<D>(place: &Place<D>, rest: &[&[u8]]) -> Vec<u8> {
+/// The path to `position`, then the names of `rest` before its first `..`, then `.`: nothing can
+/// exist there.
+fn dead_end<D>(position: &Position<D>, rest: &[&[u8]]) -> Vec<u8> {
     let names = rest.iter().take_while(|part| !is_up(part)).count();
-    let mut text = canonical(place, rest.get(..names).unwrap_or(rest), false);
+    let mut text = canonical(position, rest.get(..names).unwrap_or(rest), false);
     text.extend_from_slice(b"/.");
     text
 }
@@ -507,7 +525,7 @@ fn is_up(part: &[u8]) -> bool {
     part == b".."
 }
 
-/// The components of a path that lead anywhere.
+/// The components of a path, without empty ones and `.`.
 fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     path.split(|&b| b == b'/').filter(|part| !part.is_empty() && *part != b".")
 }
@@ -517,7 +535,7 @@ fn host_parts(path: &[u8]) -> Option<Vec<Vec<u8>>> {
     path.starts_with(b"/").then(|| components(path).map(<[u8]>::to_vec).collect())
 }
 
-/// One component further on the host, by text alone.
+/// Appends one component to a host path, by text alone.
 fn host_step(mut path: Vec<Vec<u8>>, part: &[u8]) -> Vec<Vec<u8>> {
     if is_up(part) {
         path.pop();

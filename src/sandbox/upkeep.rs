@@ -208,7 +208,7 @@ impl Housekeeper {
     pub(super) fn start(timeline: &Arc<Timeline>, terms: Arc<Mutex<Terms>>) -> std::io::Result<Housekeeper> {
         let of_thread = Arc::clone(timeline);
         let dedup = Worker::start("dedup", move |shared| {
-            if let Err(error) = sys::process::stand_back(NICE) {
+            if let Err(error) = sys::process::set_nice(NICE) {
                 log::debug!("looking for equal content goes before others: {error}");
             }
             while shared.wait().is_some() {
@@ -219,7 +219,7 @@ impl Housekeeper {
                     log::warn!("older layers are not put together, and work on as they are: {error}");
                 }
                 // Old states were read for all this, and by whoever woke us.
-                if sys::memory::give_back() {
+                if sys::memory::trim() {
                     log::debug!("memory that was freed went back to the system");
                 }
             }

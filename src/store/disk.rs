@@ -1,7 +1,7 @@
 //! Every change of a store's files, each one call: the only way in which the store writes.
 //!
 //! So a test can end the process before each of them, let each fail, and record them all to see what a power cut could
-//! leave (`sys::step`). Nothing is decided here.
+//! leave (`sys::failpoint`). Nothing is decided here.
 
 use std::fs::File;
 use std::io;
@@ -13,14 +13,14 @@ use nix::fcntl::{OFlag, openat, renameat};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-use crate::sys::step::{self, Step};
+use crate::sys::failpoint::{self, Failpoint};
 use crate::types::ByteRange;
 
 /// Tells a test what was done.
 macro_rules! note {
     ($change:ident { $($field:ident: $value:expr),* }) => {
         #[cfg(feature = "crash-points")]
-        step::note(|| Ok(step::Change::$change { $($field: $value),* }))?;
+        failpoint::record(|| Ok(failpoint::Change::$change { $($field: $value),* }))?;
     };
 }
 
@@ -31,7 +31,7 @@ fn ino(fd: impl AsFd) -> io::Result<u64> {
 
 /// Opens a file of a directory with these flags (openat(2)); if it is made, only its owner may read it.
 pub(super) fn open(dir: impl AsFd, name: &str, flags: OFlag) -> io::Result<File> {
-    step::begin(Step::StoreOpen)?;
+    failpoint::hit(Failpoint::StoreOpen)?;
     let file = File::from(openat(&dir, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?);
     if flags.contains(OFlag::O_CREAT) {
         note!(Open { dir: ino(&dir)?, name: name.to_owned(), ino: ino(&file)? });
@@ -56,12 +56,13 @@ pub(super) fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<
 
 /// Says that something is about to be read.
 pub(super) fn look() -> nix::Result<()> {
-    step::begin(Step::StoreRead).map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
+    failpoint::hit(Failpoint::StoreRead)
+        .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
 }
 
 /// Writes all of `bytes` (pwrite(2)).
 pub(super) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-    step::begin(Step::StoreWrite)?;
+    failpoint::hit(Failpoint::StoreWrite)?;
     file.write_all_at(bytes, offset)?;
     note!(Write { ino: ino(file)?, offset: offset, bytes: bytes.to_vec() });
     Ok(())
@@ -69,7 +70,7 @@ pub(super) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()>
 
 /// Sets the length of a file (ftruncate(2)).
 pub(super) fn cut(file: &File, len: u64) -> io::Result<()> {
-    step::begin(Step::StoreCut)?;
+    failpoint::hit(Failpoint::StoreCut)?;
     file.set_len(len)?;
     note!(Cut { ino: ino(file)?, len: len });
     Ok(())
@@ -77,7 +78,7 @@ pub(super) fn cut(file: &File, len: u64) -> io::Result<()> {
 
 /// Gives a file blocks for its first `len` bytes (fallocate(2)).
 pub(super) fn allocate(file: &File, len: u64) -> io::Result<()> {
-    step::begin(Step::StoreAllocate)?;
+    failpoint::hit(Failpoint::StoreAllocate)?;
     let len_signed = i64::try_from(len).map_err(|_| io::Error::from(Errno::EFBIG))?;
     nix::fcntl::fallocate(file, nix::fcntl::FallocateFlags::empty(), 0, len_signed)?;
     note!(Cut { ino: ino(file)?, len: len });
@@ -86,7 +87,7 @@ pub(super) fn allocate(file: &File, len: u64) -> io::Result<()> {
 
 /// Gives the blocks of a range back (fallocate(2)).
 pub(super) fn punch(file: &File, range: ByteRange) -> io::Result<()> {
-    step::begin(Step::StorePunch)?;
+    failpoint::hit(Failpoint::StorePunch)?;
     crate::sys::file::punch_hole(file, range)?;
     // The file stays as long as it is.
     note!(Punch {
@@ -98,7 +99,7 @@ pub(super) fn punch(file: &File, range: ByteRange) -> io::Result<()> {
 
 /// Makes the bytes of a file survive a power cut (fdatasync(2)).
 pub(super) fn sync(file: &File) -> io::Result<()> {
-    step::begin(Step::StoreSync)?;
+    failpoint::hit(Failpoint::StoreSync)?;
     file.sync_data()?;
     note!(Sync { ino: ino(file)? });
     Ok(())
@@ -106,7 +107,7 @@ pub(super) fn sync(file: &File) -> io::Result<()> {
 
 /// Moves a name over another in the same directory (renameat(2)).
 pub(super) fn rename(dir: impl AsFd, from: &str, to: &str) -> io::Result<()> {
-    step::begin(Step::StoreRename)?;
+    failpoint::hit(Failpoint::StoreRename)?;
     renameat(&dir, from, &dir, to)?;
     note!(Rename { dir: ino(&dir)?, from: from.to_owned(), to: to.to_owned() });
     Ok(())
@@ -114,7 +115,7 @@ pub(super) fn rename(dir: impl AsFd, from: &str, to: &str) -> io::Result<()> {
 
 /// Removes a file (unlinkat(2)); a missing one is fine.
 pub(super) fn remove(dir: impl AsFd, name: &str) -> io::Result<()> {
-    step::begin(Step::StoreRemove)?;
+    failpoint::hit(Failpoint::StoreRemove)?;
     gone(unlinkat(&dir, name, UnlinkatFlags::NoRemoveDir))?;
     note!(Remove { dir: ino(&dir)?, name: name.to_owned() });
     Ok(())
@@ -122,7 +123,7 @@ pub(super) fn remove(dir: impl AsFd, name: &str) -> io::Result<()> {
 
 /// Removes an empty directory (unlinkat(2)); a missing one is fine.
 pub(super) fn remove_dir(dir: impl AsFd, name: &str) -> io::Result<()> {
-    step::begin(Step::StoreRemove)?;
+    failpoint::hit(Failpoint::StoreRemove)?;
     gone(unlinkat(&dir, name, UnlinkatFlags::RemoveDir))?;
     note!(Remove { dir: ino(&dir)?, name: name.to_owned() });
     Ok(())
@@ -137,23 +138,23 @@ fn gone(result: nix::Result<()>) -> io::Result<()> {
 
 /// Makes a directory (mkdirat(2)); one that exists is fine.
 pub(super) fn mkdir(dir: impl AsFd, name: &str) -> io::Result<()> {
-    step::begin(Step::StoreMkdir)?;
+    failpoint::hit(Failpoint::StoreMkdir)?;
     match mkdirat(&dir, name, Mode::S_IRWXU) {
         Ok(()) | Err(Errno::EEXIST) => {}
         Err(errno) => return Err(errno.into()),
     }
     #[cfg(feature = "crash-points")]
-    step::note(|| {
+    failpoint::record(|| {
         let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let made = openat(&dir, name, flags, Mode::empty())?;
-        Ok(step::Change::Mkdir { dir: ino(&dir)?, name: name.to_owned(), ino: ino(made)? })
+        Ok(failpoint::Change::Mkdir { dir: ino(&dir)?, name: name.to_owned(), ino: ino(made)? })
     })?;
     Ok(())
 }
 
 /// Makes the names of a directory survive a power cut (fsync(2)).
 pub(super) fn sync_dir(dir: impl AsFd) -> io::Result<()> {
-    step::begin(Step::StoreSyncDir)?;
+    failpoint::hit(Failpoint::StoreSyncDir)?;
     nix::unistd::fsync(&dir)?;
     note!(SyncDir { ino: ino(&dir)? });
     Ok(())
@@ -161,7 +162,7 @@ pub(super) fn sync_dir(dir: impl AsFd) -> io::Result<()> {
 
 /// Makes all that was done on the filesystem of a directory survive a power cut, and count (syncfs(2)).
 pub(super) fn commit(dir: impl AsFd) -> io::Result<()> {
-    step::begin(Step::StoreSyncDir)?;
+    failpoint::hit(Failpoint::StoreSyncDir)?;
     nix::unistd::syncfs(&dir)?;
     note!(SyncAll {});
     Ok(())

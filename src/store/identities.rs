@@ -261,7 +261,7 @@ mod tests {
         let mut ids = new(vec![]);
         ids.name(5, 8, Ino(9)).unwrap();
         let count = ids.log.count();
-        crate::sys::step::with("fail:store.sync:1:EIO", || ids.sync()).unwrap_err();
+        crate::sys::failpoint::with("fail:store.sync:1:EIO", || ids.sync()).unwrap_err();
         assert_eq!(ids.log.count(), count, "there is no mark");
     }
 

@@ -781,7 +781,7 @@ mod tests {
         let mut upper = begin(&layers);
         upper.record(&resize()).unwrap();
         // The pool first, then the journal.
-        let synced = crate::sys::step::with("fail:store.sync:2:EIO", || upper.sync());
+        let synced = crate::sys::failpoint::with("fail:store.sync:2:EIO", || upper.sync());
         assert!(synced.is_err() && upper.is_failed() && upper.check().is_err());
         let trust = trust(ONE, LayerId(0));
         let found = read(&layers, LayerId(1), &trust).unwrap();
@@ -798,7 +798,7 @@ mod tests {
         upper.record(&resize()).unwrap();
         // The disk takes the mark of the sync, and nothing more.
         let failing = "fail:store.sync:1+:EIO,fail:store.write:1+:EIO";
-        assert!(crate::sys::step::with(failing, || upper.sync()).is_err());
+        assert!(crate::sys::failpoint::with(failing, || upper.sync()).is_err());
         let records_with = |failed| {
             let trust = Trust { failed, ..trust(ONE, LayerId(0)) };
             records(&read(&layers, LayerId(1), &trust).unwrap()).len()
@@ -864,11 +864,11 @@ mod tests {
         let trust = trust(ONE, LayerId(1));
         let contents = || read(&layers, LayerId(1), &trust).unwrap();
         let reopen = || Upper::reopen(&layers.dir, &contents(), &notes(&layers), true);
-        assert!(crate::sys::step::with("fail:store.sync:1:ENOSPC", reopen).is_err());
+        assert!(crate::sys::failpoint::with("fail:store.sync:1:ENOSPC", reopen).is_err());
         let journal = layers.dir_of(LayerId(1)).unwrap();
         assert_eq!(journal.size(JOURNAL).unwrap(), Some(length), "nothing is lost, and nothing was written");
         // The host would answer by now that all is well, and would not have what was to be synced.
-        assert!(crate::sys::step::with("fail:store.sync:1:EIO", reopen).is_err());
+        assert!(crate::sys::failpoint::with("fail:store.sync:1:EIO", reopen).is_err());
         assert_eq!(
             records(&contents()),
             [Record::Opened { writer: ONE }],

@@ -1,7 +1,7 @@
-//! Giving capabilities up (capabilities(7)).
+//! Drops capabilities (capabilities(7)).
 //!
-//! `libc` has neither the structures of capset(2) nor the numbers of the capabilities. Version 3 of the structures holds 64
-//! bits in two halves.
+//! `libc` has neither the structures of capset(2) nor the capability numbers. Version 3 of the
+//! structures holds 64 bits in two halves.
 
 use std::io;
 
@@ -49,11 +49,11 @@ struct Half {
     inheritable: u32,
 }
 
-/// Gives up every capability of this thread that is not in `keep`: for itself, for what it executes, and for good. None
-/// stays inheritable or ambient.
+/// Drops every capability of this thread that is not in `keep`, for good and also for programs that
+/// it executes. No capability stays inheritable or ambient.
 ///
 /// # Errors
-/// EPERM: the bounding set cannot be limited without CAP_SETPCAP.
+/// EPERM: limiting the bounding set needs CAP_SETPCAP.
 pub fn keep_only(keep: u64) -> io::Result<()> {
     for number in 0..=HIGHEST {
         if keep & (1 << number) == 0 && in_bounding_set(number) {
@@ -64,7 +64,7 @@ pub fn keep_only(keep: u64) -> io::Result<()> {
     limit(keep)
 }
 
-/// Gives up every capability of this thread that is not in `keep`, as far as it has them now.
+/// Drops every effective and permitted capability of this thread that is not in `keep`.
 ///
 /// # Errors
 /// Those of capset(2).
@@ -92,8 +92,8 @@ pub fn effective() -> io::Result<u64> {
 }
 
 fn in_bounding_set(number: u32) -> bool {
-    // SAFETY: PR_CAPBSET_READ takes a number and touches no memory (PR_CAPBSET_READ(2const)); EINVAL for one that the
-    // kernel does not know.
+    // SAFETY: PR_CAPBSET_READ takes a number and touches no memory (PR_CAPBSET_READ(2const)). It
+    // fails with EINVAL for a number that the kernel does not know.
     unsafe { libc::prctl(libc::PR_CAPBSET_READ, libc::c_ulong::from(number), 0, 0, 0) == 1 }
 }
 
@@ -105,10 +105,11 @@ fn drop_from_bounding_set(number: u32) -> io::Result<()> {
 }
 
 fn clear_ambient() -> io::Result<()> {
-    // SAFETY: PR_CAP_AMBIENT_CLEAR_ALL takes numbers and touches no memory (PR_CAP_AMBIENT(2const)).
+    // SAFETY: PR_CAP_AMBIENT_CLEAR_ALL takes numbers and touches no memory
+    // (PR_CAP_AMBIENT(2const)).
     let result = unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) };
     match Errno::result(result) {
-        // Before Linux 4.3 there are none.
+        // Before Linux 4.3 there are no ambient capabilities.
         Ok(_) | Err(Errno::EINVAL) => Ok(()),
         Err(error) => Err(error.into()),
     }
@@ -116,7 +117,8 @@ fn clear_ambient() -> io::Result<()> {
 
 fn capget(halves: &mut [Half; 2]) -> io::Result<()> {
     let mut header = Header { version: VERSION, pid: 0 };
-    // SAFETY: capget(2) reads and writes a header, and writes the two structures that version 3 has.
+    // SAFETY: capget(2) reads and writes a header, and writes the two structures that version 3
+    // has.
     let result = unsafe { libc::syscall(libc::SYS_capget, &raw mut header, halves.as_mut_ptr()) };
     Errno::result(result)?;
     Ok(())
@@ -141,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_up_is_gone_from_every_set() {
+    fn a_dropped_capability_is_gone_from_every_set() {
         std::thread::spawn(|| {
             assert_eq!(effective().unwrap(), line("CapEff"));
             keep_only(CHOWN | SETFCAP).unwrap();

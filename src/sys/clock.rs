@@ -1,10 +1,11 @@
-//! The time of the host.
+//! Reads the clock of the host.
 
 use nix::time::{ClockId, clock_gettime};
 
 use crate::types::Timestamp;
 
-/// The time now, by CLOCK_REALTIME (clock_gettime(2)). A clock that cannot be read, which Linux rules out, is 1970.
+/// The time of CLOCK_REALTIME (clock_gettime(2)). 1970 if the clock cannot be read, which Linux
+/// rules out.
 pub fn now() -> Timestamp {
     clock_gettime(ClockId::CLOCK_REALTIME)
         .map(|time| Timestamp {
@@ -14,7 +15,7 @@ pub fn now() -> Timestamp {
         .unwrap_or_default()
 }
 
-/// By how many seconds a test wants the clock to be wrong.
+/// By how many seconds a test shifts the clock.
 #[cfg(not(feature = "crash-points"))]
 #[inline(always)]
 fn shift() -> i64 {
@@ -31,16 +32,16 @@ fn shift() -> i64 {
     SHIFT.get()
 }
 
-/// Makes the clock of this thread wrong by so many seconds.
+/// Shifts the clock of this thread by some seconds.
 #[cfg(feature = "crash-points")]
 pub fn set_shift(seconds: i64) {
     SHIFT.set(seconds);
 }
 
-/// When the machine was booted, by the same clock as it goes now.
+/// The time of boot, by the same clock as [`now`].
 pub fn booted() -> Timestamp {
     #[cfg(feature = "crash-points")]
-    if let Some((_, at)) = crate::sys::step::boot() {
+    if let Some((_, at)) = crate::sys::failpoint::boot() {
         return at;
     }
     let since = clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(0, |time| time.tv_sec());

@@ -1,6 +1,7 @@
-//! Reading directories without losing a byte of a name.
+//! Reads directories without losing a byte of a name.
 //!
-//! getdents64(2) is called directly: nix allocates for every entry, which a directory of 100,000 names feels.
+//! getdents64(2) is called directly: nix allocates for every entry, which is slow for a directory
+//! of 100,000 names.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -9,27 +10,30 @@ use nix::errno::Errno;
 
 use crate::types::FileKind;
 
-/// One entry of a directory, as the host gives it.
+/// One entry of a directory, as the host returns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawEntry {
-    /// The bytes of the name, of whatever length the host allows.
+    /// The bytes of the name, of any length that the host permits.
     pub name: Vec<u8>,
-    /// The `d_ino` of the entry: for a mount point, the number of the directory under the mount.
+    /// The `d_ino` of the entry. For a mount point, the number of the directory below the mount.
     pub ino: u64,
-    /// The `d_type` of the entry; `None` where the filesystem does not say.
+    /// The `d_type` of the entry; `None` if the filesystem does not report it.
     pub kind: Option<FileKind>,
 }
 
-/// Bytes for one call: some 400 to 1,000 entries. Larger is no faster, and slower for the many small directories.
+/// The buffer for one call: some 400 to 1,000 entries. A larger one is no faster, and slower for
+/// the many small directories.
 const BUFFER: usize = 32 * 1024;
-/// Where `d_name` begins in `struct linux_dirent64` (getdents64(2)): after d_ino u64, d_off i64, d_reclen u16, d_type u8.
+/// The offset of `d_name` in `struct linux_dirent64` (getdents64(2)), after d_ino u64, d_off i64,
+/// d_reclen u16 and d_type u8.
 const NAME_OFFSET: usize = 19;
 
-/// Calls `each` with name, `d_ino` and kind of every entry of the directory `fd`, from where its offset stands to the
-/// end, without `.` and `..`.
+/// Calls `each` with name, `d_ino` and kind of each entry of the directory `fd`, from its offset to
+/// the end, without `.` and `..`.
 ///
 /// # Errors
-/// Those of getdents64(2): EBADF for an `O_PATH` descriptor, ENOTDIR, ENOENT for a removed directory.
+/// Those of getdents64(2): EBADF for an `O_PATH` descriptor, ENOTDIR, ENOENT for a removed
+/// directory.
 pub fn for_each<Fd: AsFd>(fd: Fd, mut each: impl FnMut(&[u8], u64, Option<FileKind>)) -> io::Result<()> {
     let mut buffer = vec![0u8; BUFFER];
     loop {
@@ -47,7 +51,7 @@ pub fn for_each<Fd: AsFd>(fd: Fd, mut each: impl FnMut(&[u8], u64, Option<FileKi
     }
 }
 
-/// All entries of the directory `fd`, as [`for_each`] gives them.
+/// All entries of the directory `fd`, as [`for_each`] returns them.
 ///
 /// # Errors
 /// As [`for_each`].
@@ -59,8 +63,8 @@ pub fn entries<Fd: AsFd>(fd: Fd) -> io::Result<Vec<RawEntry>> {
 
 fn getdents<Fd: AsFd>(fd: Fd, buffer: &mut [u8]) -> io::Result<usize> {
     loop {
-        // SAFETY: getdents64(2) writes at most `count` bytes to the buffer, which is that long and borrowed mutably;
-        // the descriptor is borrowed for the call.
+        // SAFETY: getdents64(2) writes at most `count` bytes to the buffer, which is that long and
+        // borrowed mutably; the descriptor is borrowed for the call.
         let read = unsafe {
             libc::syscall(
                 libc::SYS_getdents64,
@@ -83,7 +87,7 @@ struct Record<'a> {
     kind: Option<FileKind>,
 }
 
-/// Splits the first `struct linux_dirent64` off `bytes`; `None` if it is not whole.
+/// Splits the first `struct linux_dirent64` off `bytes`; `None` if it is incomplete.
 fn split_record(bytes: &[u8]) -> Option<(Record<'_>, &[u8])> {
     let ino = u64::from_ne_bytes(*bytes.first_chunk()?);
     let length = u16::from_ne_bytes(*bytes.get(16..)?.first_chunk()?);
@@ -138,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_record_is_refused() {
+    fn an_incomplete_record_is_refused() {
         let mut record = vec![0u8; 24];
         record[16] = 24;
         record[19] = b'a';

@@ -1,4 +1,4 @@
-//! Reading, writing and shaping open files.
+//! Reads, writes and changes open files.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -13,7 +13,8 @@ use nix::unistd::{Whence, lseek};
 
 use crate::types::{ByteRange, Name, Timestamp};
 
-/// Opens `name` in the directory `dir`, never through a symlink and never kept over exec (openat(2)).
+/// Opens `name` in the directory `dir` (openat(2)). Follows no symlink; the descriptor closes on
+/// exec.
 ///
 /// # Errors
 /// Those of openat(2): ELOOP for a symlink.
@@ -21,15 +22,17 @@ pub fn open_in<Fd: AsFd>(dir: Fd, name: &Name, flags: OFlag, mode: Mode) -> io::
     Ok(openat(dir, name.as_os_str(), flags | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC, mode)?)
 }
 
-/// Reads at `offset` what needs no waiting for the disk (preadv2(2) with RWF_NOWAIT). `None` if that is nothing, or
-/// if the filesystem cannot tell; `Some(0)` at the end of the file. A short read is no sign of the end.
+/// Reads at `offset` without waiting for the disk (preadv2(2) with RWF_NOWAIT). `None` if nothing
+/// is in memory, or if the filesystem does not support it; `Some(0)` at the end of the file. A
+/// short read does not mean the end.
 ///
 /// # Errors
 /// Those of preadv2(2) except EAGAIN and EOPNOTSUPP.
 pub fn pread_nowait<Fd: AsFd>(fd: Fd, buffer: &mut [u8], offset: u64) -> io::Result<Option<usize>> {
     let offset = to_offset(offset)?;
     let part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    // SAFETY: preadv2(2) writes at most `iov_len` bytes to the one buffer, which is that long and borrowed mutably.
+    // SAFETY: preadv2(2) writes at most `iov_len` bytes to the one buffer, which is that long and
+    // borrowed mutably.
     let result =
         unsafe { libc::preadv2(fd.as_fd().as_raw_fd(), &raw const part, 1, offset, libc::RWF_NOWAIT) };
     match Errno::result(result) {
@@ -39,7 +42,7 @@ pub fn pread_nowait<Fd: AsFd>(fd: Fd, buffer: &mut [u8], offset: u64) -> io::Res
     }
 }
 
-/// Fills `buffer` from `offset`; returns fewer bytes only at the end of the file.
+/// Fills `buffer` from `offset`. Returns fewer bytes only at the end of the file.
 ///
 /// # Errors
 /// Those of pread(2) except EINTR.
@@ -59,15 +62,16 @@ pub fn pread_full(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usi
 /// Writes all of `buffer` at `offset`.
 ///
 /// # Errors
-/// Those of pwrite(2) except EINTR; a part may be written then.
+/// Those of pwrite(2) except EINTR. A part may then be written.
 pub fn pwrite_full(file: &File, buffer: &[u8], offset: u64) -> io::Result<()> {
     file.write_all_at(buffer, offset)
 }
 
-/// Writes the dirty pages of the whole file to its filesystem and waits for them (sync_file_range(2) with all flags).
+/// Writes the dirty pages of the whole file to its filesystem and waits for them
+/// (sync_file_range(2) with all flags).
 ///
 /// # Errors
-/// Those of sync_file_range(2): EBADF for an `O_PATH` descriptor, ESPIPE for what is no file, directory or link.
+/// Those of sync_file_range(2): EBADF for an `O_PATH` descriptor, ESPIPE for a special file.
 pub fn sync_file_range_all<Fd: AsFd>(fd: Fd) -> io::Result<()> {
     let flags =
         libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
@@ -79,7 +83,7 @@ pub fn sync_file_range_all<Fd: AsFd>(fd: Fd) -> io::Result<()> {
 /// Makes `to` share all blocks of `from` (FICLONE, ioctl_ficlone(2)).
 ///
 /// # Errors
-/// EOPNOTSUPP, EXDEV or EINVAL where the filesystem cannot; the caller copies then.
+/// EOPNOTSUPP, EXDEV or EINVAL if the filesystem does not support it. The caller then copies.
 pub fn clone_range<From: AsFd, To: AsFd>(from: From, to: To) -> io::Result<()> {
     // SAFETY: ioctl_ficlone(2) takes two descriptors, both borrowed for the call, and no memory.
     let result = unsafe { libc::ioctl(to.as_fd().as_raw_fd(), libc::FICLONE, from.as_fd().as_raw_fd()) };
@@ -87,11 +91,11 @@ pub fn clone_range<From: AsFd, To: AsFd>(from: From, to: To) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives the blocks of `range` back to the filesystem; they read as zeros, the size stays (fallocate(2) with
+/// Frees the blocks of `range`. They then read as zeros, and the size stays (fallocate(2) with
 /// FALLOC_FL_PUNCH_HOLE).
 ///
 /// # Errors
-/// Those of fallocate(2): EOPNOTSUPP where the filesystem cannot.
+/// Those of fallocate(2): EOPNOTSUPP if the filesystem does not support it.
 pub fn punch_hole<Fd: AsFd>(fd: Fd, range: ByteRange) -> io::Result<()> {
     if range.is_empty() {
         return Ok(());
@@ -101,7 +105,8 @@ pub fn punch_hole<Fd: AsFd>(fd: Fd, range: ByteRange) -> io::Result<()> {
     Ok(())
 }
 
-/// The first offset at or after `offset` that holds data; `None` if there is none (lseek(2) with SEEK_DATA).
+/// The first offset at or after `offset` that holds data; `None` if there is none (lseek(2) with
+/// SEEK_DATA).
 ///
 /// # Errors
 /// Those of lseek(2) except ENXIO.
@@ -109,8 +114,8 @@ pub fn seek_data<Fd: AsFd>(fd: Fd, offset: u64) -> io::Result<Option<u64>> {
     seek(fd.as_fd(), offset, Whence::SeekData)
 }
 
-/// The first offset at or after `offset` in a hole, the end of the file being one; `None` if `offset` is beyond it
-/// (lseek(2) with SEEK_HOLE).
+/// The first offset at or after `offset` in a hole; the end of the file counts as one. `None` if
+/// `offset` is beyond it (lseek(2) with SEEK_HOLE).
 ///
 /// # Errors
 /// Those of lseek(2) except ENXIO.
@@ -133,7 +138,7 @@ pub fn next_data<Fd: AsFd>(fd: Fd, range: ByteRange) -> io::Result<Option<ByteRa
     Ok((start < end).then_some(ByteRange { start, end }))
 }
 
-/// What of a range of a file is in no hole, in order.
+/// The parts of a range that are not in a hole, in order.
 ///
 /// # Errors
 /// Those of lseek(2).
@@ -160,18 +165,18 @@ fn seek(fd: BorrowedFd<'_>, offset: u64, whence: Whence) -> io::Result<Option<u6
     }
 }
 
-/// What [`rename`] does when the target exists.
+/// How [`rename`] treats an existing target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rename {
-    /// Replaces it.
+    /// Replace it.
     Replace,
-    /// Fails with EEXIST (RENAME_NOREPLACE).
+    /// Fail with EEXIST (RENAME_NOREPLACE).
     NoReplace,
-    /// Swaps the two (RENAME_EXCHANGE).
+    /// Exchange the two (RENAME_EXCHANGE).
     Exchange,
 }
 
-/// Renames `from` in `from_dir` to `to` in `to_dir` (renameat2(2)); follows no link.
+/// Renames `from` in `from_dir` to `to` in `to_dir` (renameat2(2)). Follows no symlink.
 ///
 /// # Errors
 /// Those of renameat2(2).
@@ -189,8 +194,8 @@ pub fn rename<From: AsFd, To: AsFd>(
     };
     let from = CString::new(from.as_bytes())?;
     let to = CString::new(to.as_bytes())?;
-    // SAFETY: renameat2(2) only reads the two names, which end with NUL; the descriptors are borrowed for the call.
-    // Called by number because nix and older libcs have it for glibc only.
+    // SAFETY: renameat2(2) only reads the two names, which end with NUL; the descriptors are
+    // borrowed for the call. Called by number because nix and older libcs have it for glibc only.
     let result = unsafe {
         libc::syscall(
             libc::SYS_renameat2,
@@ -205,20 +210,20 @@ pub fn rename<From: AsFd, To: AsFd>(
     Ok(())
 }
 
-/// The id of the mount that `fd` was opened through (statx(2) STATX_MNT_ID, Linux 5.8); `None` where the kernel does
-/// not say. Asks the kernel only, never the server of a network filesystem.
+/// The id of the mount through which `fd` was opened (statx(2) STATX_MNT_ID, Linux 5.8); `None` if
+/// the kernel does not report it. Sends no request to the server of a network filesystem.
 pub fn mount_id<Fd: AsFd>(fd: Fd) -> Option<u64> {
-    statx(fd, libc::STATX_MNT_ID).map(|answer| answer.stx_mnt_id)
+    statx(fd, libc::STATX_MNT_ID).map(|attributes| attributes.stx_mnt_id)
 }
 
-/// The same, but an id that no later mount gets before the next boot (STATX_MNT_ID_UNIQUE, Linux 6.8).
+/// As [`mount_id`], but unique until the next boot (STATX_MNT_ID_UNIQUE, Linux 6.8).
 pub fn unique_mount_id<Fd: AsFd>(fd: Fd) -> Option<u64> {
-    /// Not in the crate libc for all targets; from linux/stat.h.
+    /// From linux/stat.h; the crate libc does not have it for all targets.
     const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
-    statx(fd, STATX_MNT_ID_UNIQUE).map(|answer| answer.stx_mnt_id)
+    statx(fd, STATX_MNT_ID_UNIQUE).map(|attributes| attributes.stx_mnt_id)
 }
 
-/// When a node was made (statx(2) STATX_BTIME), where the filesystem says so.
+/// The creation time of a node (statx(2) STATX_BTIME), if the filesystem has it.
 pub fn birth<Fd: AsFd>(fd: Fd) -> Option<Timestamp> {
     let born = statx(fd, libc::STATX_BTIME)?.stx_btime;
     Some(Timestamp { secs: born.tv_sec, nanos: born.tv_nsec })
@@ -232,17 +237,17 @@ pub fn is_immutable_or_append_only<Fd: AsFd>(fd: Fd) -> (bool, bool) {
     (has(libc::STATX_ATTR_IMMUTABLE), has(libc::STATX_ATTR_APPEND))
 }
 
-/// What the kernel knows of a file, if it knows all that is asked for.
+/// The attributes of a file; `None` unless the kernel reports all that `mask` asks for.
 fn statx<Fd: AsFd>(fd: Fd, mask: u32) -> Option<libc::statx> {
     statx_at(fd.as_fd(), c"", libc::AT_EMPTY_PATH, mask).ok().flatten()
 }
 
-/// What the kernel knows of `name` in the directory `dir`, of a symlink itself, and in which mount that is (statx(2), Linux 5.8).
-/// Where something is mounted there, it is the root of that, whose server is not asked what it is (9p and NFS are asked whether it is
-/// still there). `None` where the kernel does not say all of it.
+/// The attributes and mount id of `name` in the directory `dir`, of a symlink itself (statx(2),
+/// Linux 5.8). At a mount point, those of the mounted root, without asking its server (9p and NFS
+/// servers are asked whether the root still exists). `None` unless the kernel reports all of them.
 ///
 /// # Errors
-/// Those of statx(2): ENOENT, and ENOSYS or EPERM where it is not to be had.
+/// Those of statx(2): ENOENT, and ENOSYS or EPERM where it is not available.
 pub fn statx_in<Fd: AsFd>(dir: Fd, name: &Name) -> io::Result<Option<libc::statx>> {
     let name = CString::new(name.as_bytes())?;
     let flags = libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT;
@@ -250,22 +255,23 @@ pub fn statx_in<Fd: AsFd>(dir: Fd, name: &Name) -> io::Result<Option<libc::statx
 }
 
 fn statx_at(fd: BorrowedFd<'_>, name: &CStr, flags: i32, mask: u32) -> io::Result<Option<libc::statx>> {
-    let mut answer = std::mem::MaybeUninit::<libc::statx>::zeroed();
-    // SAFETY: statx(2) fills the structure, which all zeros are a valid value of, and only reads the name, which ends with NUL.
-    let answer = unsafe {
+    let mut attributes = std::mem::MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: statx(2) fills the structure, for which all zeros are a valid value, and only reads
+    // the name, which ends with NUL.
+    let attributes = unsafe {
         let flags = flags | libc::AT_STATX_DONT_SYNC;
-        let result = libc::statx(fd.as_raw_fd(), name.as_ptr(), flags, mask, answer.as_mut_ptr());
+        let result = libc::statx(fd.as_raw_fd(), name.as_ptr(), flags, mask, attributes.as_mut_ptr());
         Errno::result(result)?;
-        answer.assume_init()
+        attributes.assume_init()
     };
-    Ok((answer.stx_mask & mask == mask).then_some(answer))
+    Ok((attributes.stx_mask & mask == mask).then_some(attributes))
 }
 
 fn to_offset(offset: u64) -> io::Result<i64> {
     i64::try_from(offset).map_err(|_| Errno::EOVERFLOW.into())
 }
 
-/// How many bytes of a pipe are not read yet (FIONREAD, pipe(7)).
+/// How many bytes of a pipe are unread (FIONREAD, pipe(7)).
 ///
 /// # Errors
 /// Those of ioctl(2).
@@ -283,7 +289,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn a_read_without_waiting_agrees_with_one_that_waits() {
+    fn a_nowait_read_agrees_with_a_plain_read() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"hello").unwrap();
         let mut buffer = [0; 8];
@@ -356,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn rename_replaces_refuses_and_swaps() {
+    fn rename_replaces_refuses_and_exchanges() {
         let dir = tempfile::tempdir().unwrap();
         let fd = nix::fcntl::open(dir.path(), OFlag::O_PATH, Mode::empty()).unwrap();
         let (a, b) = (Name::new(b"a").unwrap(), Name::new(b"b").unwrap());

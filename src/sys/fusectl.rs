@@ -1,5 +1,6 @@
-//! The control filesystem of FUSE: what the kernel tells of a connection, and how it is ended (the kernel's documentation of
-//! FUSE, "Control filesystem"). Where it is not mounted, root gets a view of its own that nobody else sees.
+//! The FUSE control filesystem: reports on a connection and aborts it (the kernel's documentation
+//! of FUSE, "Control filesystem"). If it is not mounted, root mounts it at no path, invisible to
+//! other processes.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -15,14 +16,15 @@ const FSOPEN_CLOEXEC: u32 = 1;
 const FSCONFIG_CMD_CREATE: u32 = 6;
 const FSMOUNT_CLOEXEC: u32 = 1;
 
-/// One connection, as the control filesystem shows it.
+/// One connection in the control filesystem.
 pub struct Connection(OwnedFd);
 
 impl Connection {
-    /// The connection of the filesystem `dev`.
+    /// Opens the connection of the filesystem with device number `dev`.
     ///
     /// # Errors
-    /// EPERM where the control filesystem is not mounted and we may not mount it; ENOENT if the connection is gone.
+    /// EPERM if the control filesystem is not mounted and this process may not mount it; ENOENT if
+    /// the connection has ended.
     pub fn open(dev: u64) -> io::Result<Connection> {
         let number = minor(dev).to_string();
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
@@ -32,17 +34,17 @@ impl Connection {
         Ok(Connection(openat(view()?, Path::new(&number), flags, Mode::empty())?))
     }
 
-    /// How many requests the kernel has made that are not answered yet, those that nobody has read included.
+    /// The number of requests that are not answered yet, including those that no server has read.
     ///
     /// # Errors
-    /// EACCES for another user than the one who mounted it; ENOENT if the connection is gone.
+    /// EACCES if another user made the mount; ENOENT if the connection has ended.
     pub fn waiting(&self) -> io::Result<u64> {
         let mut text = String::new();
         self.file("waiting", OFlag::O_RDONLY)?.read_to_string(&mut text)?;
         text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
     }
 
-    /// Ends it at once, whoever uses it: all its requests answer ENOTCONN.
+    /// Aborts the connection at once: all its requests fail with ENOTCONN.
     ///
     /// # Errors
     /// As [`Connection::waiting`].
@@ -50,7 +52,8 @@ impl Connection {
         self.abort_file()?.write_all(b"1")
     }
 
-    /// The file that ends it as soon as anything is written to it, however late that is: never another connection.
+    /// The file that aborts the connection when anything is written to it. It never aborts another
+    /// connection, even if it is used much later.
     ///
     /// # Errors
     /// As [`Connection::waiting`].
@@ -63,13 +66,14 @@ impl Connection {
     }
 }
 
-/// A mount of the control filesystem at no path.
+/// Mounts the control filesystem at no path.
 fn view() -> io::Result<OwnedFd> {
     // SAFETY: fsopen(2) reads the name, which ends with NUL.
     let context = owned(unsafe { libc::syscall(libc::SYS_fsopen, c"fusectl".as_ptr(), FSOPEN_CLOEXEC) })?;
     let nothing = std::ptr::null::<libc::c_char>();
     let fd = context.as_fd().as_raw_fd();
-    // SAFETY: fsconfig(2) takes neither key nor value for this command; the descriptor is borrowed for the call.
+    // SAFETY: fsconfig(2) takes neither key nor value for this command; the descriptor is borrowed
+    // for the call.
     let created = unsafe { libc::syscall(libc::SYS_fsconfig, fd, FSCONFIG_CMD_CREATE, nothing, nothing, 0) };
     Errno::result(created)?;
     let attributes = libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC;
@@ -79,6 +83,6 @@ fn view() -> io::Result<OwnedFd> {
 
 fn owned(result: libc::c_long) -> io::Result<OwnedFd> {
     let descriptor = i32::try_from(Errno::result(result)?).map_err(|_| Errno::EBADF)?;
-    // SAFETY: fsopen(2) and fsmount(2) return a new descriptor, which nobody else owns.
+    // SAFETY: fsopen(2) and fsmount(2) return a new descriptor that no other code owns.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }

@@ -1,4 +1,5 @@
-//! Who keeps a mount busy: what fuser(1) finds out, for an error that says more than "busy".
+//! Finds the processes that keep a mount busy, as fuser(1) does, for errors that say more than
+//! "busy".
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,25 +9,25 @@ use std::path::{Path, PathBuf};
 
 use crate::sys::proc;
 
-/// A process that has something of a mount.
+/// A process that uses a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Its number in our pid namespace.
+    /// Its id in this pid namespace.
     pub pid: u32,
-    /// The program it runs (`comm`); empty if it ended meanwhile.
+    /// Its program (`comm`); empty if it has ended meanwhile.
     pub program: Vec<u8>,
-    /// What it has, and an example of it, in the order of [`Hold`].
+    /// How it uses the mount, each with an example path.
     pub holds: BTreeMap<Hold, PathBuf>,
 }
 
-/// In which way a process has something of a mount.
+/// How a process uses a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hold {
-    /// Its working directory or its root.
+    /// As its working directory or its root.
     StandsIn,
-    /// An open file or directory.
+    /// By an open file or directory.
     Open,
-    /// A mapped file, or the program itself.
+    /// By a mapped file, or its own executable.
     Mapped,
 }
 
@@ -45,17 +46,17 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Who has something at or below `mount_point`, in the order of their numbers, as far as we may look: processes of other
-/// users are seen by root only, and those of other mount namespaces where they see the mount at the same path. Nothing is
-/// looked up in the mount for it: the kernel's own names are compared.
+/// The processes that use a path at or below `mount_point`, in the order of their ids. Only root
+/// sees processes of other users. A process in another mount namespace is found if the mount has
+/// the same path there. Compares names from the kernel and sends no request to the mount.
 ///
 /// # Errors
-/// Those of reading `/proc`.
+/// When `/proc` cannot be read.
 pub fn holders(mount_point: &Path) -> std::io::Result<Vec<Holder>> {
     let mut found = Vec::new();
     for pid in proc::numbered(fs::read_dir("/proc")?) {
         let mut holds = BTreeMap::new();
-        // Each thread may have a table of open files and a working directory of its own.
+        // Each thread may have its own file table and working directory.
         for thread in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flat_map(proc::numbered) {
             let dir = PathBuf::from(format!("/proc/{pid}/task/{thread}"));
             look(&dir, mount_point, &mut holds);
@@ -68,10 +69,10 @@ pub fn holders(mount_point: &Path) -> std::io::Result<Vec<Holder>> {
     Ok(found)
 }
 
-/// Adds what one thread has.
+/// Adds the uses of one thread.
 fn look(thread: &Path, mount_point: &Path, holds: &mut BTreeMap<Hold, PathBuf>) {
     let mut note = |hold: Hold, link: PathBuf| {
-        // The kernel tells where it leads; following it would ask the mount.
+        // readlink(2) only reads the kernel's name; following the link would enter the mount.
         if let Ok(path) = fs::read_link(link)
             && path.starts_with(mount_point)
         {
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_stands_in_a_directory_and_has_files_open_is_found() {
+    fn a_process_with_its_cwd_and_open_files_in_a_directory_is_found() {
         let dir = tempfile::tempdir().unwrap();
         let place = fs::canonicalize(dir.path()).unwrap();
         fs::write(place.join("a"), "").unwrap();
@@ -116,7 +117,7 @@ mod tests {
             .stdout(fs::File::create(place.join("a")).unwrap())
             .spawn()
             .unwrap();
-        // Its standard output may be ours for a moment, until it is started.
+        // Until exec, the child's standard output may still be ours.
         let found = holders(&place).unwrap();
         let found = found.iter().find(|holder| holder.pid == child.id()).unwrap();
         assert_eq!(found.holds.get(&Hold::StandsIn), Some(&place.join("d")));

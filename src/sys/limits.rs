@@ -1,4 +1,4 @@
-//! Resource limits of a daemon (getrlimit(2)): which ones it raises, and what they were before.
+//! Resource limits of a daemon (getrlimit(2)): raises them, and restores them for commands.
 //!
 //! * **Open files**: files of the base and layers are kept open. The soft limit is low for programs
 //!   that use select(2), so a daemon takes the hard one.
@@ -7,7 +7,7 @@
 //!   beyond the limit ends the process.
 //! * **Processes** of this user: each thread is one.
 //!
-//! A command that the daemon starts gets the limits of before.
+//! A command that the daemon starts gets the original limits.
 
 use std::fmt;
 use std::io;
@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 
-/// Open files that a daemon needs: 128 of the base, 128 pools, 64 connections, and layers.
+/// How many open files a daemon needs: 128 of the base, 128 pools, 64 connections, and layers.
 const OPEN_FILES: u64 = 512;
 
 /// Bytes of memory that a daemon needs. Most is address space for the stack of a connection.
@@ -38,18 +38,18 @@ const RAISED: [Resource; 5] = [
 /// The limits before they were raised, in the order of `RAISED`.
 static BEFORE: OnceLock<[Limit; RAISED.len()]> = OnceLock::new();
 
-/// A limit that is too low, and that this process may not raise.
+/// A limit that is too low and that this process may not raise.
 #[derive(Debug)]
 pub enum TooLow {
     /// The hard limit of open files.
     OpenFiles(u64),
-    /// The hard limit of the size of files, in bytes.
+    /// The hard limit of file size, in bytes.
     FileSize(u64),
     /// The hard limit of address space, in bytes.
     AddressSpace(u64),
     /// The hard limit of data, in bytes.
     Data(u64),
-    /// Limits cannot be read.
+    /// The limits cannot be read.
     Unknown(io::Error),
 }
 
@@ -79,10 +79,10 @@ impl fmt::Display for TooLow {
     }
 }
 
-/// Raises the limits of this process to what a daemon needs (setrlimit(2)). It can be called again.
+/// Raises the limits of this process to what a daemon needs (setrlimit(2)). May be called again.
 ///
 /// # Errors
-/// Which limit is too low.
+/// The limit that is too low.
 pub fn raise() -> Result<(), TooLow> {
     let mut now = [(0, 0); RAISED.len()];
     for (limit, resource) in now.iter_mut().zip(RAISED) {
@@ -109,7 +109,7 @@ pub fn raise() -> Result<(), TooLow> {
     Ok(())
 }
 
-/// Makes a command begin with the limits of before [`raise`].
+/// Makes a command start with the original limits.
 pub fn with_limits_as_before(command: &mut Command) -> &mut Command {
     let lower = || {
         let Some(before) = BEFORE.get() else { return Ok(()) };

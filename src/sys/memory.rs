@@ -1,16 +1,17 @@
-//! Memory that this process has freed, and still has.
+//! Returns freed memory to the system.
 //!
-//! glibc keeps what is freed between what is still used, for the next one who asks its thread's arena for some. A daemon that reads
-//! the trees of old states one after another, on threads that come and go, would keep several times what it uses.
+//! glibc keeps freed memory that lies between used blocks, for later allocations of the same arena.
+//! A daemon that loads the trees of old states on short-lived threads would keep several times the
+//! memory that it uses.
 
-/// Parts of the memory of this process, at most; by itself glibc makes one for each thread, up to eight for each CPU.
+/// The most arenas of this process. By default glibc creates one per thread, up to eight per CPU.
 #[cfg(target_env = "gnu")]
 const ARENAS: i32 = 2;
-/// Freed bytes that are kept for the next one who asks.
+/// Freed bytes that are kept for later allocations.
 const SPARE: u32 = 16 << 20;
 
-/// From now on all threads share few arenas (mallopt(3)), so that what one of them frees serves the others. For the beginning of a
-/// process. Nothing is done with another C library than glibc.
+/// Makes all threads share few arenas (mallopt(3)), so that memory freed by one serves the others.
+/// To be called when a process starts. Does nothing with a C library other than glibc.
 pub fn share_arenas() {
     // SAFETY: mallopt(3) takes two numbers and sets one of the allocator's own.
     #[cfg(target_env = "gnu")]
@@ -19,20 +20,21 @@ pub fn share_arenas() {
     }
 }
 
-/// Gives freed memory back to the system (malloc_trim(3)) where there is much of it: more than 16 MiB, and more than a quarter of what
-/// is used. Others who allocate wait meanwhile, for some milliseconds. Nothing is done with another C library than glibc. Gives whether
-/// there was anything to give.
-pub fn give_back() -> bool {
+/// Returns freed memory to the system (malloc_trim(3)) if there is much of it: more than 16 MiB,
+/// and more than a quarter of the used memory. Other threads that allocate wait some milliseconds
+/// meanwhile. Does nothing with a C library other than glibc. Returns whether there was any.
+pub fn trim() -> bool {
     #[cfg(target_env = "gnu")]
     {
-        // mallinfo2(3) came with glibc 2.33. This one counts to 4 GiB and begins anew, and only when it is given back depends on it.
-        // SAFETY: mallinfo(3) takes nothing, gives numbers, and may be called from any thread.
+        // mallinfo2(3) needs glibc 2.33. mallinfo(3) wraps at 4 GiB, which only affects the moment
+        // of the trim. SAFETY: mallinfo(3) takes nothing, returns numbers, and may be called from
+        // any thread.
         let about = unsafe { libc::mallinfo() };
         let (free, used) = (about.fordblks.cast_unsigned(), about.uordblks.cast_unsigned());
         if free <= SPARE.max(used / 4) {
             return false;
         }
-        // SAFETY: malloc_trim(3) touches only memory that nobody uses, and may be called from any thread.
+        // SAFETY: malloc_trim(3) touches only freed memory and may be called from any thread.
         unsafe { libc::malloc_trim(0) == 1 }
     }
     #[cfg(not(target_env = "gnu"))]
@@ -44,17 +46,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn freed_memory_goes_back_also_from_between_what_is_used() {
+    fn freed_memory_between_used_blocks_returns_to_the_system() {
         let resident = || {
             let status = std::fs::read_to_string("/proc/self/status").unwrap();
             let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
             line.trim_end_matches("kB").trim().parse::<usize>().unwrap() << 10
         };
-        // Small pieces: the large ones have mappings of their own.
+        // Small blocks: large ones have their own mappings.
         let mut pieces: Vec<Option<Vec<u8>>> = (0..32_768).map(|_| Some(vec![1; 4000])).collect();
         let before = resident();
         pieces.iter_mut().enumerate().filter(|(at, _)| at % 64 != 0).for_each(|(_, piece)| *piece = None);
-        assert!(give_back());
+        assert!(trim());
         let after = resident();
         assert!(after + (64 << 20) < before, "{before} bytes before, {after} after");
         assert_eq!(pieces.iter().flatten().count(), 512);

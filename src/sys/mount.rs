@@ -1,7 +1,8 @@
-//! Mounting FUSE, unmounting, and a private read-only view of a directory.
+//! Mounts and unmounts FUSE filesystems, and clones a directory as a private read-only mount.
 //!
-//! A process that may mount does so itself; then the descriptor of the session is its own from the first moment and
-//! no helper runs. One that may not asks `fusermount3`, which is setuid root, and is sent the descriptor.
+//! A process that may mount does so itself: then it owns the session's descriptor from the start,
+//! and no helper runs. Another process runs `fusermount3`, which is setuid root and sends the
+//! descriptor.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -24,28 +25,28 @@ const DEVICE: &str = "/dev/fuse";
 const HELPER: &str = "fusermount3";
 const SUBTYPE: &str = "jailfs";
 
-/// How a FUSE filesystem is mounted. Always with `default_permissions`.
+/// How to mount a FUSE filesystem. It always has `default_permissions`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FuseMountOptions {
-    /// What mountinfo shows as the source.
+    /// The source that mountinfo shows.
     pub source: Vec<u8>,
     /// Whether users other than the mounting one may enter.
     pub allow_other: bool,
     /// Whether the kernel refuses writes.
     pub read_only: bool,
-    /// Whether setuid and setgid programs and file capabilities count; only for root.
+    /// Whether setuid and setgid programs and file capabilities take effect; only for root.
     pub suid: bool,
     /// Whether device nodes work; only for root.
     pub dev: bool,
-    /// Whether no program may be run from it.
+    /// Whether programs cannot be executed from it.
     pub noexec: bool,
-    /// Other flags of mount(2), by the names of [`VFS_OPTIONS`].
+    /// Other flags of mount(2), by their names in [`VFS_OPTIONS`].
     pub vfs: Vec<String>,
-    /// The largest READ that the kernel sends, in bytes; the kernel's own limit if `None`.
+    /// The largest READ that the kernel sends, in bytes; `None` means the kernel's own limit.
     pub max_read: Option<u32>,
 }
 
-/// Options that mount(8) passes to every filesystem, and their flags (mount(2)).
+/// Options that mount(8) passes to every filesystem, with their flags (mount(2)).
 pub const VFS_OPTIONS: &[(&str, MsFlags)] = &[
     ("noatime", MsFlags::MS_NOATIME),
     ("nodiratime", MsFlags::MS_NODIRATIME),
@@ -55,7 +56,7 @@ pub const VFS_OPTIONS: &[(&str, MsFlags)] = &[
     ("sync", MsFlags::MS_SYNCHRONOUS),
     ("dirsync", MsFlags::MS_DIRSYNC),
 ];
-/// Words that take one of these options back.
+/// Options that revert one of these options.
 pub const OPPOSITES: &[(&str, &str)] = &[
     ("atime", "noatime"),
     ("diratime", "nodiratime"),
@@ -64,7 +65,7 @@ pub const OPPOSITES: &[(&str, &str)] = &[
     ("nolazytime", "lazytime"),
     ("async", "sync"),
 ];
-/// Other flags by their options, and the opposites.
+/// Further options with their opposites and flags.
 const OTHERS: &[(&str, &str, MsFlags)] = &[
     ("ro", "rw", MsFlags::MS_RDONLY),
     ("nosuid", "suid", MsFlags::MS_NOSUID),
@@ -83,7 +84,7 @@ impl Default for MountFlags {
 }
 
 impl MountFlags {
-    /// Takes an option in the words of mount(8). Whether it is one of a flag.
+    /// Parses an option of mount(8). Returns whether it is one of a flag.
     pub fn take(&mut self, option: &[u8]) -> bool {
         let is = |word: &str| word.as_bytes() == option;
         let back = OPPOSITES.iter().find(|(word, _)| is(word)).map(|(_, name)| *name);
@@ -97,13 +98,13 @@ impl MountFlags {
         true
     }
 
-    /// Whether changes of names and attributes are durable when they are answered.
+    /// Whether changes of names and attributes must be durable before the reply.
     pub fn syncs(&self) -> bool {
         self.0.intersects(MsFlags::MS_SYNCHRONOUS | MsFlags::MS_DIRSYNC)
     }
 }
 
-/// Gives a mount other flags (mount(2), MS_REMOUNT).
+/// Changes the flags of a mount (mount(2), MS_REMOUNT).
 ///
 /// # Errors
 /// Those of mount(2).
@@ -112,30 +113,30 @@ pub fn remount(point: &Path, flags: &MountFlags) -> io::Result<()> {
     mount(None::<&str>, point, None::<&str>, flags, None::<&str>).map_err(io::Error::from)
 }
 
-/// Those of them that `fusermount3` knows.
+/// The options of [`VFS_OPTIONS`] that `fusermount3` supports.
 const OF_HELPER: &[&str] = &["noatime", "sync", "dirsync"];
 
 /// Why a FUSE filesystem cannot be mounted.
 #[derive(Debug)]
 pub enum MountError {
-    /// There is no `/dev/fuse`: the module is not loaded, or the container was not given the device.
+    /// `/dev/fuse` does not exist: the module is not loaded, or the container lacks the device.
     NoDevice(io::Error),
-    /// `/dev/fuse` may not be opened.
+    /// No permission to open `/dev/fuse`.
     DeviceDenied(io::Error),
-    /// mount(2) failed for another reason than missing privilege.
+    /// mount(2) failed, and not for lack of privilege.
     Mount(io::Error),
-    /// We may not mount, and there is no `fusermount3` to ask.
+    /// This process may not mount, and `fusermount3` is not installed.
     NoHelper,
-    /// `fusermount3` refused; its own words.
+    /// `fusermount3` refused; this is its message.
     Helper(String),
-    /// Talking to `fusermount3` failed.
+    /// Communication with `fusermount3` failed.
     HelperTalk(io::Error),
 }
 
 impl MountError {
     const DEVICE_HINT: Option<&'static str> = Some("allow this user to read and write /dev/fuse");
 
-    /// What a person can do about it, where that is known.
+    /// What the user can do about it, if known.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             MountError::NoDevice(_) => {
@@ -151,7 +152,7 @@ impl MountError {
         }
     }
 
-    /// The errno of the host, where one was the reason.
+    /// The errno of the host, if one was the reason.
     pub fn errno(&self) -> Option<i32> {
         match self {
             MountError::NoDevice(error)
@@ -178,11 +179,12 @@ impl fmt::Display for MountError {
 
 impl std::error::Error for MountError {}
 
-/// Mounts a FUSE filesystem of type `fuse.jailfs` at `mountpoint` and returns the descriptor of its session: by
-/// mount(2), or through `fusermount3` where that answers EPERM. `mountpoint` is a path that a person typed, resolved.
+/// Mounts a FUSE filesystem of type `fuse.jailfs` at `mountpoint` and returns its session's
+/// descriptor. Uses mount(2), or `fusermount3` if that fails with EPERM. `mountpoint` is a path
+/// that a user typed, resolved.
 ///
 /// # Errors
-/// [`MountError`] says which step failed.
+/// [`MountError`] tells which step failed.
 pub fn mount_fuse(mountpoint: &Path, options: &FuseMountOptions) -> Result<OwnedFd, MountError> {
     match mount_direct(mountpoint, options) {
         Err(MountError::DeviceDenied(_)) => mount_by_helper(mountpoint, options),
@@ -200,9 +202,9 @@ fn mount_direct(mountpoint: &Path, options: &FuseMountOptions) -> Result<OwnedFd
     mount_device(device, Path::new(&by_descriptor), options)
 }
 
-/// Opens a directory, and follows no link on the way: another process can have put one in the place of
-/// a directory since the path was resolved. A link answers ENOTDIR (open(2), O_NOFOLLOW with
-/// O_DIRECTORY).
+/// Opens a directory without following a symlink on the way. Since the path was resolved, another
+/// process may have replaced a directory by a symlink. A symlink fails with ENOTDIR (open(2),
+/// O_NOFOLLOW with O_DIRECTORY).
 fn open_without_links(path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let mut names = path.components().filter(|part| *part != Component::CurDir);
@@ -217,7 +219,7 @@ fn open_without_links(path: &Path) -> Result<OwnedFd, Errno> {
 /// Opens the device, for [`mount_device`] in the same user namespace.
 ///
 /// # Errors
-/// [`MountError`] says why it cannot be opened.
+/// [`MountError`] tells why it cannot be opened.
 pub fn open_device() -> Result<OwnedFd, MountError> {
     open(DEVICE, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).map_err(|errno| match errno {
         Errno::EACCES | Errno::EPERM => MountError::DeviceDenied(errno.into()),
@@ -225,11 +227,11 @@ pub fn open_device() -> Result<OwnedFd, MountError> {
     })
 }
 
-/// As [`mount_fuse`], by mount(2) only: in a namespace of our own, where no helper could see the mount point, nor perhaps
-/// anybody the device.
+/// As [`mount_fuse`], by mount(2) only. For a process in its own namespaces, where a helper cannot
+/// see the mount point and perhaps not the device.
 ///
 /// # Errors
-/// [`MountError`] says which step failed.
+/// [`MountError`] tells which step failed.
 pub fn mount_device(
     device: OwnedFd,
     mountpoint: &Path,
@@ -262,8 +264,8 @@ pub fn mount_device(
     Ok(device)
 }
 
-/// Asks `fusermount3`, which answers with the descriptor over the socket that `_FUSE_COMMFD` names. The socket is its
-/// standard input: so it is inherited by the helper alone and not by whatever else this process starts meanwhile.
+/// Mounts by `fusermount3`, which sends the descriptor over the socket that `_FUSE_COMMFD` names.
+/// The socket is the helper's standard input: so no other child of this process inherits it.
 fn mount_by_helper(mountpoint: &Path, options: &FuseMountOptions) -> Result<OwnedFd, MountError> {
     let talk = |errno: Errno| MountError::HelperTalk(errno.into());
     let (ours, theirs) =
@@ -282,7 +284,8 @@ fn mount_by_helper(mountpoint: &Path, options: &FuseMountOptions) -> Result<Owne
         io::ErrorKind::NotFound => MountError::NoHelper,
         _ => MountError::HelperTalk(error),
     })?;
-    // The command holds their end of the socket, and while it does there is no end of file.
+    // The command holds the helper's end of the socket, which delays the end of file until it is
+    // gone.
     drop(command);
     let received = receive_descriptor(&ours);
     let output = child.wait_with_output().map_err(MountError::HelperTalk)?;
@@ -301,7 +304,7 @@ fn helper_words(output: &std::process::Output) -> String {
     }
 }
 
-/// The value of `-o`. In the source, `\` and `,` are escaped as fusermount3 reads them back.
+/// The value of `-o`. In the source, `\` and `,` are escaped for fusermount3.
 fn helper_options(options: &FuseMountOptions) -> OsString {
     let mut value = b"default_permissions,subtype=".to_vec();
     value.extend_from_slice(SUBTYPE.as_bytes());
@@ -333,7 +336,7 @@ fn helper_options(options: &FuseMountOptions) -> OsString {
     OsString::from_vec(value)
 }
 
-/// Receives one descriptor over a socket; `None` if the other end closed without sending one.
+/// Receives one descriptor over a socket; `None` if the peer closed it without sending one.
 fn receive_descriptor(socket: &OwnedFd) -> Result<Option<OwnedFd>, Errno> {
     let (_, descriptors) = receive(socket, &mut [0])?;
     Ok(descriptors.into_iter().next())
@@ -342,8 +345,8 @@ fn receive_descriptor(socket: &OwnedFd) -> Result<Option<OwnedFd>, Errno> {
 /// The most descriptors in one message.
 const MOST_DESCRIPTORS: usize = 2;
 
-/// Receives a message with descriptors (SCM_RIGHTS, unix(7)), which are not kept over exec; how many bytes it has, 0 if
-/// the other end closed.
+/// Receives a message with descriptors (SCM_RIGHTS, unix(7)), which close on exec. Returns its
+/// length in bytes, 0 if the peer closed the socket.
 ///
 /// # Errors
 /// Those of recvmsg(2).
@@ -363,16 +366,16 @@ pub fn receive<Fd: AsFd>(socket: Fd, bytes: &mut [u8]) -> Result<(usize, Vec<Own
             continue;
         };
         for descriptor in descriptors {
-            // SAFETY: unix(7): the descriptors in an SCM_RIGHTS message are new ones of this process, which nobody
-            // else owns.
+            // SAFETY: unix(7): the descriptors in an SCM_RIGHTS message are new ones of this
+            // process that no other code owns.
             received.push(unsafe { OwnedFd::from_raw_fd(descriptor) });
         }
     }
     Ok((message.bytes, received))
 }
 
-/// Sends a message with descriptors (SCM_RIGHTS, unix(7)) over the socket of that number, which this process has
-/// inherited.
+/// Sends a message with descriptors (SCM_RIGHTS, unix(7)) over an inherited socket, named by
+/// number.
 ///
 /// # Errors
 /// Those of sendmsg(2).
@@ -384,7 +387,7 @@ pub fn send(socket: RawFd, bytes: &[u8], descriptors: &[OwnedFd]) -> Result<(), 
     Ok(())
 }
 
-/// A pair of sockets that keep messages apart; neither is kept over exec.
+/// A pair of sockets that preserve message boundaries and close on exec.
 ///
 /// # Errors
 /// Those of socketpair(2).
@@ -392,11 +395,11 @@ pub fn message_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
 }
 
-/// Unmounts what is mounted at `mountpoint`, following no link there; `lazy` detaches it also while it is in use.
-/// Through `fusermount3 -u` where umount2(2) answers EPERM.
+/// Unmounts the mount at `mountpoint`, without following a symlink there. `lazy` detaches it even
+/// while it is in use. Uses `fusermount3 -u` if umount2(2) fails with EPERM.
 ///
 /// # Errors
-/// EBUSY while in use, EINVAL if nothing is mounted there, and the words of `fusermount3`.
+/// EBUSY while it is in use, EINVAL if nothing is mounted there, or the message of `fusermount3`.
 pub fn unmount(mountpoint: &Path, lazy: bool) -> io::Result<()> {
     let mut flags = MntFlags::UMOUNT_NOFOLLOW;
     if lazy {
@@ -416,7 +419,7 @@ fn unmount_by_helper(mountpoint: &Path, lazy: bool) -> io::Result<()> {
     }
     command.arg("--").arg(mountpoint).stdin(Stdio::null());
     let output = match command.output() {
-        // Without a helper the reason is that we may not.
+        // Without a helper, the reason is the missing privilege.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Errno::EPERM.into()),
         other => other?,
     };
@@ -428,12 +431,12 @@ fn unmount_by_helper(mountpoint: &Path, lazy: bool) -> io::Result<()> {
     Err(io::Error::new(kind, words))
 }
 
-/// A private view of the directory `dir` that nobody can write through and that changes no access time: a detached,
-/// read-only, `noatime`, `nodev`, `nosuid`, `noexec` clone of its mount with `dir` as the root (open_tree(2),
-/// mount_setattr(2)). What is mounted below is not in it.
+/// A private view of the directory `dir` that permits no write and updates no access time: a
+/// detached, read-only, `noatime`, `nodev`, `nosuid`, `noexec` clone of its mount with `dir` as its
+/// root (open_tree(2), mount_setattr(2)). Mounts below `dir` are not part of it.
 ///
 /// # Errors
-/// EPERM without CAP_SYS_ADMIN, ENOSYS before Linux 5.12, EINVAL where the mount cannot be cloned.
+/// EPERM without CAP_SYS_ADMIN, ENOSYS before Linux 5.12, EINVAL if the mount cannot be cloned.
 pub fn clone_private_readonly<Fd: AsFd>(dir: Fd) -> io::Result<OwnedFd> {
     let view = open_tree(&dir)?;
     set_private_readonly(&view)?;
@@ -442,12 +445,12 @@ pub fn clone_private_readonly<Fd: AsFd>(dir: Fd) -> io::Result<OwnedFd> {
 
 fn open_tree<Fd: AsFd>(dir: &Fd) -> io::Result<OwnedFd> {
     let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH.cast_unsigned();
-    // SAFETY: open_tree(2) reads the path, which is empty and ends with NUL, and takes a descriptor that is borrowed
-    // for the call.
+    // SAFETY: open_tree(2) reads the path, which is empty and ends with NUL, and takes a descriptor
+    // that is borrowed for the call.
     let result = unsafe { libc::syscall(libc::SYS_open_tree, dir.as_fd().as_raw_fd(), c"".as_ptr(), flags) };
     let descriptor = Errno::result(result)?;
     let descriptor = i32::try_from(descriptor).map_err(|_| Errno::EBADF)?;
-    // SAFETY: open_tree(2) returns a new descriptor, which nobody else owns.
+    // SAFETY: open_tree(2) returns a new descriptor that no other code owns.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
@@ -458,13 +461,13 @@ fn set_private_readonly(view: &OwnedFd) -> io::Result<()> {
             | libc::MOUNT_ATTR_NODEV
             | libc::MOUNT_ATTR_NOSUID
             | libc::MOUNT_ATTR_NOEXEC,
-        // mount_setattr(2): to set one of the access time modes, all of them are cleared.
+        // mount_setattr(2): setting an access time mode requires clearing all of them.
         attr_clr: libc::MOUNT_ATTR__ATIME,
         propagation: libc::MS_PRIVATE,
         userns_fd: 0,
     };
-    // SAFETY: mount_setattr(2) reads `size` bytes of the structure, which is that long, and the empty path, which ends
-    // with NUL.
+    // SAFETY: mount_setattr(2) reads `size` bytes of the structure, which is that long, and the
+    // empty path, which ends with NUL.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -486,7 +489,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt;
 
-    /// Runs `test` in a thread with a mount namespace of its own.
+    /// Runs `test` in a thread with its own mount namespace.
     fn in_private_mounts(test: impl FnOnce() + Send + 'static) {
         let thread = std::thread::spawn(|| {
             unshare(CloneFlags::CLONE_NEWNS).unwrap();
@@ -543,7 +546,8 @@ mod tests {
 
     const USER_DIR: &str = "JAILFS_TEST_USER_MOUNT";
 
-    /// Runs the next test again in a process of an ordinary user, who may open `/dev/fuse` as on most systems.
+    /// Runs the next test in a process of an ordinary user, who may open `/dev/fuse` as on most
+    /// systems.
     #[test]
     fn an_ordinary_user_mounts_through_the_helper() {
         in_private_mounts(|| {
@@ -601,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_mount_point_is_said() {
+    fn a_missing_mount_point_is_reported() {
         let error = mount_fuse(Path::new("/nonexistent/jailfs"), &options()).unwrap_err();
         assert!(
             matches!(&error, MountError::Mount(error) if error.raw_os_error() == Some(libc::ENOENT)),

@@ -1,10 +1,11 @@
-//! `/proc/self/mountinfo`, parsed (proc_pid_mountinfo(5)).
+//! Parses `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
 //!
 //! ```text
 //! 36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 shared:2 - ext3 /dev/root rw,errors=continue
 //! id parent dev root point options optional ...       - type source super options
 //! ```
-//! Space, tab, newline and backslash stand as `\040` and so on. A line that is not of this form is left out.
+//! Space, tab, newline and backslash are written as `\040` and so on. Lines of another form are
+//! skipped.
 
 use std::ffi::OsStr;
 use std::io;
@@ -14,19 +15,19 @@ use std::path::{Path, PathBuf};
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The id of the mount, as [`super::file::mount_id`] gives it.
+    /// The id of the mount, as [`super::file::mount_id`] returns it.
     pub id: u64,
-    /// The id of the mount that it is mounted on.
+    /// The id of its parent mount.
     pub parent: u64,
-    /// The `st_dev` of its files.
+    /// `st_dev` of its files.
     pub dev: u64,
-    /// The directory of the filesystem that is its root.
+    /// The directory of the filesystem that is the root of the mount.
     pub root: Vec<u8>,
-    /// Where it is mounted, as the reading process sees it.
+    /// The mount point, as the reading process sees it.
     pub mount_point: Vec<u8>,
     /// The type of the filesystem, with its subtype: `fuse.jailfs`.
     pub fs_type: Vec<u8>,
-    /// What is mounted; the filesystem decides what that means.
+    /// The mount source; its meaning depends on the filesystem.
     pub source: Vec<u8>,
     /// The options of the mount: `rw,nosuid,nodev`.
     pub options: Vec<u8>,
@@ -35,25 +36,26 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Whether `option` is among the options of the mount.
+    /// Whether the mount has this option.
     pub fn has_option(&self, option: &str) -> bool {
         self.options.split(|&byte| byte == b',').any(|have| have == option.as_bytes())
     }
 }
 
-/// The mounts that this thread sees, in the order of the kernel: a later one covers an earlier one at the same point.
+/// The mounts that this thread sees, in the kernel's order: a later mount covers an earlier one at
+/// the same point.
 ///
 /// # Errors
-/// Those of reading `/proc/thread-self/mountinfo`.
+/// When `/proc/thread-self/mountinfo` cannot be read.
 pub fn read() -> io::Result<Vec<Entry>> {
-    // A thread may have a mount namespace of its own, so not /proc/self, which is the first thread.
+    // Not /proc/self, which is the first thread: a thread may have its own mount namespace.
     let text =
         std::fs::read("/proc/thread-self/mountinfo").or_else(|_| std::fs::read("/proc/self/mountinfo"))?;
     Ok(parse(&text))
 }
 
-/// Where something is mounted inside the filesystem `dev`, in the mount namespace of this thread. The
-/// paths are those in that filesystem.
+/// The paths, in the filesystem `dev`, at which other filesystems are mounted. Covers the mount
+/// namespace of this thread.
 ///
 /// # Errors
 /// Those of [`read`].
@@ -66,16 +68,17 @@ fn points(entries: &[Entry], dev: u64) -> Vec<PathBuf> {
     let inside = entries.iter().filter_map(|entry| {
         let on = entries.iter().find(|other| other.id == entry.parent && other.dev == dev)?;
         let below = path(&entry.mount_point).strip_prefix(path(&on.mount_point)).ok()?.to_owned();
-        // What is mounted over the root of a mount hides it, and stands on nothing in it.
+        // A mount over the root of the filesystem hides it, and is at no path in it.
         (!below.as_os_str().is_empty()).then(|| path(&on.root).join(below))
     });
     inside.collect()
 }
 
-/// Whether anything is mounted inside the filesystem `dev`, in any mount namespace that `/proc` shows us.
+/// Whether a filesystem is mounted inside the filesystem `dev`, in any mount namespace that `/proc`
+/// shows.
 ///
 /// # Errors
-/// Those of reading `/proc`.
+/// When `/proc` cannot be read.
 pub fn is_mounted_upon(dev: u64) -> io::Result<bool> {
     let mut namespaces = std::collections::HashSet::new();
     for process in std::fs::read_dir("/proc")? {
@@ -83,13 +86,14 @@ pub fn is_mounted_upon(dev: u64) -> io::Result<bool> {
         if !process.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit) {
             continue;
         }
-        // Where the namespace is hidden, its mounts may still be shown; they are then read more often than needed.
+        // If the namespace is hidden, its mounts may be visible all the same. They are then read
+        // more than once.
         if let Ok(namespace) = std::fs::read_link(process.path().join("ns/mnt"))
             && !namespaces.insert(namespace)
         {
             continue;
         }
-        // A process that ended meanwhile sees no mounts.
+        // A process that has ended meanwhile sees no mounts.
         let Ok(text) = std::fs::read(process.path().join("mountinfo")) else { continue };
         if has_mount_upon(&parse(&text), dev) {
             return Ok(true);
@@ -104,11 +108,11 @@ fn has_mount_upon(entries: &[Entry], dev: u64) -> bool {
     entries.iter().any(|entry| ours.contains(&entry.parent))
 }
 
-/// Other paths at which a path is seen, because a part of its filesystem is mounted there as well.
+/// All other paths of a path, where another mount shows the same part of its filesystem.
 pub fn other_paths_of(path: &Path, mounts: &[Entry]) -> Vec<PathBuf> {
     let bytes = |of: &[u8]| PathBuf::from(OsStr::from_bytes(of));
     let around = mounts.iter().filter(|mount| path.starts_with(bytes(&mount.mount_point)));
-    // Among equal points the last was mounted last and lies on top.
+    // Of several mounts at one point, the last is on top.
     let Some(own) = around.max_by_key(|mount| mount.mount_point.len()) else { return Vec::new() };
     let Ok(below) = path.strip_prefix(bytes(&own.mount_point)) else { return Vec::new() };
     let within = bytes(&own.root).join(below);
@@ -147,7 +151,7 @@ fn number(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Turns `\040` into a space, and so on. A backslash that begins no three octal digits stands for itself.
+/// Turns `\040` into a space, and so on. A backslash without three octal digits stays as it is.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -188,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_lines_are_left_out_and_odd_escapes_stand() {
+    fn invalid_lines_are_skipped_and_invalid_escapes_stay() {
         for odd in [
             &b""[..],
             b"\n\n",

@@ -1,14 +1,14 @@
-//! Paths that a person typed.
+//! Paths that a user typed.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Resolves what a person typed to an absolute path without links (realpath(3)). Never for a path that came out of
-/// a base or a mount: it follows links wherever they lead.
+/// Resolves a path that a user typed to an absolute path without symlinks (realpath(3)). Never use
+/// it for a path from a base or a mount: it follows symlinks anywhere.
 ///
 /// # Errors
 /// Those of realpath(3).
-#[expect(clippy::disallowed_methods, reason = "this is the one place for paths that a person typed")]
+#[expect(clippy::disallowed_methods, reason = "this is the one place for paths that a user typed")]
 pub fn resolve(path: &Path) -> io::Result<PathBuf> {
     std::fs::canonicalize(path)
 }

@@ -1,4 +1,4 @@
-//! What `/proc` tells about other processes and the machine.
+//! Reads `/proc` for facts about other processes and the machine.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -6,32 +6,36 @@ use std::os::unix::ffi::OsStrExt;
 
 use nix::sys::stat::makedev;
 
-/// Who may hold dirty pages of a filesystem through a mapping.
+/// The processes that may hold dirty pages of a filesystem through a mapping.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scan {
-    /// `st_ino` of a file, and the process that has it mapped shared. Sorted, each pair once.
+    /// `st_ino` of a file and the id of a process that maps it shared. Sorted, without duplicates.
     pub files: Vec<(u64, u32)>,
-    /// Processes whose mappings we may not see: they may have any file mapped.
+    /// Processes whose mappings are not readable: they may map any file.
     pub unreadable: Vec<u32>,
 }
 
-/// Finds the live shared mappings of files of the filesystem `dev`, by reading `/proc/*/maps`. Those that cannot be
-/// written count as well: they may have been writable when their pages became dirty (mprotect(2)).
-/// Unreadable processes count if their real uid is ours, or all of them if `all_users`: those whose users can reach
-/// the mount. Kernel threads and zombies map nothing, except that a process whose first thread has ended looks like a
-/// zombie and is seen in its other threads. Processes hidden by `hidepid` are not seen at all.
+/// Finds the live shared mappings of files of the filesystem `dev` in `/proc/*/maps`.
+///
+/// * Read-only mappings count too: they may have been writable when their pages became dirty
+///   (mprotect(2)).
+/// * An unreadable process counts if its user can reach the mount: if its real uid is ours, or
+///   always with `all_users`.
+/// * Kernel threads and zombies map nothing. But a process whose first thread has ended looks like
+///   a zombie; its other threads are read.
+/// * A process that `hidepid` hides is not seen at all.
 ///
 /// # Errors
-/// Those of reading `/proc`.
+/// When `/proc` cannot be read.
 pub fn shared_maps(dev: u64, all_users: bool) -> io::Result<Scan> {
     let own_uid = nix::unistd::getuid().as_raw();
     let mut scan = Scan::default();
     for pid in numbered(std::fs::read_dir("/proc")?) {
         match maps_of(pid) {
             Ok(text) => scan.files.extend(parse_maps(&text, dev).into_iter().map(|ino| (ino, pid))),
-            // The process ended meanwhile, and its mappings with it.
+            // The process and its mappings have ended meanwhile.
             Err(error) if is_gone(&error) => {}
-            // Refused: that happens only where there is memory.
+            // Permission denied: the process has memory.
             Err(_) => {
                 let Ok(status) = std::fs::read(format!("/proc/{pid}/status")) else {
                     continue;
@@ -47,7 +51,7 @@ pub fn shared_maps(dev: u64, all_users: bool) -> io::Result<Scan> {
     Ok(scan)
 }
 
-/// The mappings of a process. They are those of its first thread, or, where that has ended, of any other.
+/// The mappings of a process, read from its first thread or, if that has ended, from any other.
 fn maps_of(pid: u32) -> io::Result<Vec<u8>> {
     let text = std::fs::read(format!("/proc/{pid}/maps"))?;
     if !text.is_empty() {
@@ -63,12 +67,12 @@ fn maps_of(pid: u32) -> io::Result<Vec<u8>> {
     Ok(Vec::new())
 }
 
-/// The names in a directory of `/proc` that are numbers.
+/// The entries of a directory of `/proc` that are numbers.
 pub(super) fn numbered(listed: std::fs::ReadDir) -> impl Iterator<Item = u32> {
     listed.filter_map(|entry| parse_number(entry.ok()?.file_name().as_bytes()))
 }
 
-/// The first two numbers of the kernel's release (uname(2)); none if it has no such.
+/// The first two numbers of the kernel's release (uname(2)); `None` if it has another form.
 pub fn kernel_release() -> Option<(u32, u32)> {
     let about = nix::sys::utsname::uname().ok()?;
     parse_release(about.release().as_bytes())
@@ -80,33 +84,34 @@ fn parse_release(text: &[u8]) -> Option<(u32, u32)> {
     Some((numbers.next()??, numbers.next()??))
 }
 
-/// Whether the kernel knows a filesystem by this name (proc_filesystems(5)).
+/// Whether the kernel supports a filesystem of this name (proc_filesystems(5)).
 ///
 /// # Errors
-/// Those of reading `/proc/filesystems`.
+/// When `/proc/filesystems` cannot be read.
 pub fn has_filesystem(name: &[u8]) -> io::Result<bool> {
     let text = std::fs::read("/proc/filesystems")?;
     let mut lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     Ok(lines.any(|line| line.rsplit(|byte| *byte == b'\t').next() == Some(name)))
 }
 
-/// Distinguishes one boot of the machine from the next (random(4)).
+/// Identifies the present boot of the machine (random(4)).
 ///
 /// # Errors
-/// Those of reading `/proc/sys/kernel/random/boot_id`; `InvalidData` if that is no id.
+/// When `/proc/sys/kernel/random/boot_id` cannot be read; `InvalidData` if it is no id.
 pub fn boot_id() -> io::Result<[u8; 16]> {
     #[cfg(feature = "crash-points")]
-    if let Some((boot, _)) = crate::sys::step::boot() {
+    if let Some((boot, _)) = crate::sys::failpoint::boot() {
         return Ok(boot);
     }
     let text = std::fs::read("/proc/sys/kernel/random/boot_id")?;
     parse_id(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "boot_id is not an id"))
 }
 
-/// The process that holds the flock(2) of a file, as /proc/locks says; none if nobody does, or it is in no namespace of ours.
+/// The process that holds the flock(2) of a file, by `/proc/locks`. `None` if no process holds it,
+/// or the holder is in a foreign pid namespace.
 ///
 /// # Errors
-/// Those of reading it.
+/// When `/proc/locks` cannot be read.
 pub fn flock_holder<Fd: AsFd>(file: Fd) -> io::Result<Option<u32>> {
     let stat = nix::sys::stat::fstat(file)?;
     let (major, minor) = (nix::sys::stat::major(stat.st_dev), nix::sys::stat::minor(stat.st_dev));
@@ -115,7 +120,8 @@ pub fn flock_holder<Fd: AsFd>(file: Fd) -> io::Result<Option<u32>> {
     Ok(locks.lines().find_map(|line| holder_in(line, &wanted)))
 }
 
-/// `1: FLOCK  ADVISORY  WRITE 1234 08:01:5678 0 EOF`; those who wait have an arrow behind the number.
+/// `1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF`. A waiting process has an arrow after the
+/// number.
 fn holder_in(line: &str, wanted: &str) -> Option<u32> {
     let mut words = line.split_ascii_whitespace().skip(1);
     (words.next()? == "FLOCK").then_some(())?;
@@ -123,7 +129,7 @@ fn holder_in(line: &str, wanted: &str) -> Option<u32> {
     (words.next()? == wanted).then_some(pid)
 }
 
-/// What a thread may do beyond its user.
+/// The privileges of a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Privileges {
     /// Its effective capabilities, as a mask (capabilities(7)).
@@ -132,22 +138,23 @@ pub struct Privileges {
     pub groups: Vec<u32>,
 }
 
-/// The privileges of a thread (proc_pid_status(5)); `None` if it is gone or hidden from us.
+/// The privileges of a thread (proc_pid_status(5)); `None` if it has ended or is hidden.
 pub fn privileges(tid: u32) -> Option<Privileges> {
     parse_privileges(&std::fs::read(format!("/proc/{tid}/status")).ok()?)
 }
 
-/// What keeps a process from the rest of the machine, as far as everybody may know it (proc_pid_status(5)).
+/// How a process is confined, as far as every process may read it (proc_pid_status(5)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Confines {
-    /// How many pid namespaces it has a number in, from that of this /proc on.
+    /// In how many pid namespaces it has an id, counted from that of this `/proc`.
     pub depth: usize,
-    /// How many seccomp filters it is under; where the kernel does not count them (before Linux 5.9), one if there are any.
+    /// The number of its seccomp filters. Before Linux 5.9, which does not count them, 1 if there
+    /// are any.
     pub filters: u32,
 }
 
 impl Confines {
-    /// Those of a process; `None` if it is gone or hidden from us.
+    /// Reads those of a process; `None` if it has ended or is hidden.
     pub fn of(pid: u32) -> Option<Confines> {
         parse_confines(&std::fs::read(format!("/proc/{pid}/status")).ok()?)
     }
@@ -160,11 +167,11 @@ fn parse_confines(status: &[u8]) -> Option<Confines> {
     Some(Confines { depth: numbers.filter(|number| !number.is_empty()).count(), filters })
 }
 
-/// Whether a process comes from another one: is it, or was started by it or by one that comes from it, or was left to it.
+/// Whether a process is `ancestor` or a descendant of it, also one that was reparented to it.
 pub fn comes_from(mut pid: u32, ancestor: u32) -> bool {
     let mut child = u64::MAX;
     loop {
-        // Whoever started later than its child has only got the number of its parent.
+        // A parent that started later than its child has only reused the parent's id.
         let Some((parent, started)) = parent_and_start(pid).filter(|(_, started)| *started <= child) else {
             return false;
         };
@@ -175,7 +182,8 @@ pub fn comes_from(mut pid: u32, ancestor: u32) -> bool {
     }
 }
 
-/// The fourth and the twenty-second field of proc_pid_stat(5), counted behind the name, which can have any bytes.
+/// The fourth and the twenty-second field of proc_pid_stat(5). Fields are counted after the name,
+/// which may contain any bytes.
 fn parent_and_start(pid: u32) -> Option<(u32, u64)> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     let behind = stat.rsplitn(2, |byte| *byte == b')').next()?;
@@ -190,7 +198,7 @@ fn parse_privileges(status: &[u8]) -> Option<Privileges> {
     Some(Privileges { capabilities, groups: groups.filter_map(parse_number).collect() })
 }
 
-/// The name of the program that a thread runs (`comm`), without a newline; `None` if it is gone or hidden from us.
+/// The program of a thread (`comm`), without a newline; `None` if it has ended or is hidden.
 pub fn program_of(tid: u32) -> Option<Vec<u8>> {
     let mut name = std::fs::read(format!("/proc/{tid}/comm")).ok()?;
     if name.last() == Some(&b'\n') {
@@ -199,14 +207,15 @@ pub fn program_of(tid: u32) -> Option<Vec<u8>> {
     Some(name)
 }
 
-/// Whether a thread that is blocked in a system call is in readlink(2) or readlinkat(2). `None` if it cannot be told: it
-/// is gone or hidden from us, or it runs. A thread that is no process's own, as those of io_uring are, is in none; nor is
-/// one that speaks to the kernel in another ABI than ours (32 bits): its numbers mean other calls.
+/// Whether a blocked thread is in readlink(2) or readlinkat(2). `None` if that is unknown: the
+/// thread has ended, is hidden, or runs. Worker threads of the kernel, such as those of io_uring,
+/// are in none. A thread that uses another ABI (32 bits) is in none either: its numbers mean other
+/// calls.
 pub fn is_in_readlink(tid: u32) -> Option<bool> {
     let path = format!("/proc/{tid}/syscall");
     for _ in 0..ABOUT_TO_SLEEP {
         match std::fs::read(&path).ok()? {
-            // It has asked us and is about to wait for the answer.
+            // It has sent its request and is about to wait for the reply.
             running if running.starts_with(b"running") => std::thread::yield_now(),
             text => return parse_syscall(&text),
         }
@@ -214,18 +223,19 @@ pub fn is_in_readlink(tid: u32) -> Option<bool> {
     None
 }
 
-/// How often a thread that is about to sleep is looked at again.
+/// How often to look again at a thread that is about to sleep.
 const ABOUT_TO_SLEEP: usize = 1000;
 
-/// `89 0x7ffe... 0x... 0x... 0x... 0x... 0x... SP PC` (proc_pid_syscall(5)), or `running`, or `-1 SP PC`.
+/// `89 0x7ffe... 0x... 0x... 0x... 0x... 0x... SP PC` (proc_pid_syscall(5)), or `running`, or `-1
+/// SP PC`.
 fn parse_syscall(text: &[u8]) -> Option<bool> {
     let text = std::str::from_utf8(text).ok()?;
     let fields: Vec<&str> = text.split_ascii_whitespace().collect();
     let [number, .., stack, counter] = &fields[..] else { return None };
     let number: libc::c_long = number.parse().ok()?;
-    // A thread of the kernel has the number of the call in which it was made, and stands nowhere.
-    let stands = |place: &str| place.strip_prefix("0x").is_some_and(|digits| digits != "0");
-    Some(READLINKS.contains(&number) && fields.len() == 9 && stands(stack) && stands(counter))
+    // A worker thread of the kernel keeps the number of the call that created it, but has no stack.
+    let has_stack = |address: &str| address.strip_prefix("0x").is_some_and(|digits| digits != "0");
+    Some(READLINKS.contains(&number) && fields.len() == 9 && has_stack(stack) && has_stack(counter))
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -237,7 +247,8 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
 }
 
-/// The inode numbers of the shared mappings of files of `dev`, each once (proc_pid_maps(5)).
+/// The inode numbers of the shared mappings of files of `dev`, without duplicates
+/// (proc_pid_maps(5)).
 ///
 /// `7f00-7f10 rw-s 00000000 08:01 4242  /path`
 fn parse_maps(text: &[u8], dev: u64) -> Vec<u64> {
@@ -306,7 +317,7 @@ mod tests {
         torn";
 
     #[test]
-    fn the_kernel_tells_its_release() {
+    fn the_kernel_release_is_parsed() {
         assert!(kernel_release().is_some_and(|release| release > (5, 0)));
         for (text, release) in
             [("6.18.0-rc1+", Some((6, 18))), ("6.1", Some((6, 1))), ("10.0.3", Some((10, 0)))]
@@ -317,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_its_filesystems() {
+    fn known_filesystems_are_found() {
         assert!(has_filesystem(b"proc").unwrap() && !has_filesystem(b"pro").unwrap());
         assert!(!has_filesystem(b"nodev").unwrap() && !has_filesystem(b"").unwrap());
     }
@@ -337,7 +348,8 @@ mod tests {
         let own = (ino, std::process::id());
         assert!(!shared_maps(dev, true).unwrap().files.contains(&own));
         let length = std::num::NonZeroUsize::new(4096).unwrap();
-        // SAFETY: mmap(2) of a file of that length at an address that the kernel chooses; nothing reads or writes it.
+        // SAFETY: mmap(2) of a file of that length at an address that the kernel chooses; the test
+        // neither reads nor writes it.
         let address = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -350,13 +362,13 @@ mod tests {
         };
         assert_ne!(address, libc::MAP_FAILED);
         assert!(shared_maps(dev, true).unwrap().files.contains(&own));
-        // SAFETY: munmap(2) of exactly what was mapped above and is not used again.
+        // SAFETY: munmap(2) of exactly the mapping from above, which is not used again.
         assert_eq!(unsafe { libc::munmap(address, length.get()) }, 0);
         assert!(!shared_maps(dev, true).unwrap().files.contains(&own));
     }
 
     #[test]
-    fn a_mapping_is_found_also_when_the_first_thread_has_ended_and_nobody_can_write_it() {
+    fn a_read_only_mapping_is_found_after_the_first_thread_has_ended() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(4096).unwrap();
         let metadata = file.as_file().metadata().unwrap();
@@ -387,9 +399,9 @@ libc.pthread_exit(None)";
 
     const WATCHED: &str = "JAILFS_TEST_WATCHED_PID";
 
-    /// Runs the next test again in a process of an ordinary user, who may not look into this one.
+    /// Runs the next test in a process of an ordinary user, who may not inspect this one.
     #[test]
-    fn an_ordinary_user_is_told_whom_it_cannot_see() {
+    fn an_ordinary_user_gets_the_list_of_unreadable_processes() {
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "sys::proc::tests::ordinary_user", "--nocapture", "--test-threads=1"])
             .env(WATCHED, std::process::id().to_string())
@@ -408,9 +420,9 @@ libc.pthread_exit(None)";
             return;
         };
         let watched: u32 = watched.parse().unwrap();
-        let everybody = shared_maps(1, true).unwrap();
-        assert!(everybody.unreadable.contains(&watched));
-        for pid in &everybody.unreadable {
+        let all_users = shared_maps(1, true).unwrap();
+        assert!(all_users.unreadable.contains(&watched));
+        for pid in &all_users.unreadable {
             if let Ok(status) = std::fs::read(format!("/proc/{pid}/status")) {
                 assert!(status_line(&status, b"Kthread:").is_none_or(|flag| flag.ends_with(b"0")), "{pid}");
             }
@@ -435,7 +447,7 @@ libc.pthread_exit(None)";
         for (number, is) in [("89", true), ("267", true), ("257", false), ("78", false), ("85", false)] {
             assert_eq!(parse_syscall(format!("{number} {tail}").as_bytes()), Some(is), "{number}");
         }
-        // A worker of io_uring, made during a readlink: it stands nowhere.
+        // A worker of io_uring, created during a readlink, has no stack.
         let worker = b"267 0xffffff9c 0x7ffc0000 0x7ffc1000 0x1000 0x0 0x0 0x0 0x0\n";
         assert_eq!(parse_syscall(worker), Some(false));
         assert_eq!(parse_syscall(b"1073741913 0x0 0x0 0x0 0x0 0x0 0x0 0x1 0x1\n"), Some(false), "x32");
@@ -449,10 +461,10 @@ libc.pthread_exit(None)";
     }
 
     #[test]
-    fn what_confines_a_process_is_read() {
+    fn the_confinement_of_a_process_is_read() {
         let parse = |text: &str| parse_confines(text.as_bytes());
-        let told = parse("NSpid:\t77\t3\nSeccomp:\t2\nSeccomp_filters:\t4\n");
-        assert_eq!(told, Some(Confines { depth: 2, filters: 4 }));
+        let confined = parse("NSpid:\t77\t3\nSeccomp:\t2\nSeccomp_filters:\t4\n");
+        assert_eq!(confined, Some(Confines { depth: 2, filters: 4 }));
         assert_eq!(parse("NSpid:\t7\nSeccomp:\t2\n"), Some(Confines { depth: 1, filters: 1 }));
         assert_eq!(parse("NSpid:\t7\nSeccomp:\t0\n"), Some(Confines { depth: 1, filters: 0 }));
         assert_eq!(parse("Seccomp:\t0\n"), None);
@@ -460,7 +472,7 @@ libc.pthread_exit(None)";
     }
 
     #[test]
-    fn a_process_comes_from_those_above_it() {
+    fn a_process_descends_from_its_parents() {
         let own = std::process::id();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         assert!(comes_from(child.id(), own) && comes_from(own, own) && comes_from(child.id(), child.id()));
@@ -470,14 +482,14 @@ libc.pthread_exit(None)";
     }
 
     #[test]
-    fn the_real_user_is_read() {
+    fn the_real_uid_is_read() {
         let own = std::fs::read("/proc/self/status").unwrap();
         assert_eq!(real_uid(&own), Some(nix::unistd::getuid().as_raw()));
         assert_eq!(real_uid(b"Name:\tkthreadd\nUid:\t0\t1\t2\t3\n"), Some(0));
     }
 
     #[test]
-    fn the_boot_id_stays() {
+    fn the_boot_id_is_stable() {
         assert_eq!(boot_id().unwrap(), boot_id().unwrap());
         assert_eq!(parse_id(b"00112233-4455-6677-8899-aabbccddeeff\n").unwrap()[15], 0xff);
         assert!(parse_id(b"0011").is_none() && parse_id(&[b'x'; 32]).is_none());

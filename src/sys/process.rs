@@ -1,4 +1,5 @@
-//! The parts of becoming a daemon, and random numbers.
+//! Process control: sessions, priorities, CPU affinity, inherited descriptors, fork; and unique
+//! numbers.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -14,10 +15,10 @@ use nix::sys::signal::SigSet;
 use nix::sys::stat::Mode;
 use nix::unistd::{ForkResult, Pid, dup2_stderr, dup2_stdin, dup2_stdout, fork};
 
-/// Makes the process the leader of a session of its own, away from the terminal (setsid(2)).
+/// Makes the process the leader of its own session, detached from the terminal (setsid(2)).
 ///
 /// # Errors
-/// EPERM if it leads a process group already.
+/// EPERM if it leads a process group.
 pub fn new_session() -> io::Result<()> {
     nix::unistd::setsid()?;
     Ok(())
@@ -35,30 +36,31 @@ pub fn silence_stdio() -> io::Result<()> {
     Ok(())
 }
 
-/// Lets other threads of the machine go before this one (setpriority(2): of a thread, on Linux). There is no way back for a
-/// process without privileges.
+/// Lowers the priority of this thread to a nice value (setpriority(2), which on Linux sets that of
+/// a thread). An unprivileged process cannot raise it again.
 ///
 /// # Errors
 /// Those of setpriority(2).
-pub fn stand_back(nice: i32) -> io::Result<()> {
+pub fn set_nice(nice: i32) -> io::Result<()> {
     // SAFETY: setpriority(2) takes three numbers and touches no memory; 0 is the calling thread.
     Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) })?;
     Ok(())
 }
 
-/// Gives this thread the lowest priority (sched_setscheduler(2): SCHED_IDLE). Among the threads of its control group, which may be that of its session:
-/// with those of others the group shares the CPU as any other.
+/// Gives this thread the lowest priority (sched_setscheduler(2): SCHED_IDLE). It holds within the
+/// control group of the thread only, which may be that of its session; against threads of other
+/// groups, the group gets its full share of the CPU.
 ///
 /// # Errors
 /// Those of sched_setscheduler(2).
-pub fn give_way() -> io::Result<()> {
+pub fn set_idle_priority() -> io::Result<()> {
     let of_idle = libc::sched_param { sched_priority: 0 };
     // SAFETY: sched_setscheduler(2) reads the parameters during the call; 0 is the calling thread.
     Errno::result(unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const of_idle) })?;
     Ok(())
 }
 
-/// The CPUs that this thread may run on (sched_getaffinity(2)); none if nobody says.
+/// The CPUs that this thread may run on (sched_getaffinity(2)); empty if they are unknown.
 pub fn cpus() -> BTreeSet<usize> {
     let set = sched_getaffinity(Pid::from_raw(0)).unwrap_or_default();
     (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false)).collect()
@@ -72,17 +74,18 @@ pub fn cpu() -> io::Result<usize> {
     Ok(sched_getcpu()?)
 }
 
-/// Lets this thread run on these CPUs only (sched_setaffinity(2)).
+/// Sets the CPUs that this thread may run on (sched_setaffinity(2)).
 ///
 /// # Errors
-/// EINVAL if it is none that the process may use. And those of sched_setaffinity(2).
-pub fn stay_on(cpus: &BTreeSet<usize>) -> io::Result<()> {
+/// EINVAL if the process may use none of them; and those of sched_setaffinity(2).
+pub fn set_affinity(cpus: &BTreeSet<usize>) -> io::Result<()> {
     let mut set = CpuSet::new();
     cpus.iter().try_for_each(|cpu| set.set(*cpu))?;
     Ok(sched_setaffinity(Pid::from_raw(0), &set)?)
 }
 
-/// Whether the CPU says that it is one of a virtual machine (the flag `hypervisor` of `/proc/cpuinfo`, on x86; others do not say).
+/// Whether the CPU reports a virtual machine (the flag `hypervisor` of `/proc/cpuinfo`). Only x86
+/// CPUs report it.
 pub fn is_in_virtual_machine() -> bool {
     let says = |text: String| {
         let flags = text.lines().find(|line| line.starts_with("flags")).map(str::to_owned);
@@ -91,33 +94,36 @@ pub fn is_in_virtual_machine() -> bool {
     std::fs::read_to_string("/proc/cpuinfo").is_ok_and(says)
 }
 
-/// Takes a descriptor that this process has inherited and was told the number of; it is not kept over exec from now on.
+/// Takes ownership of an inherited descriptor by its number. It closes on exec from now on.
 ///
 /// # Errors
-/// EBADF if there is none of that number, or if it is one of the standard three.
+/// EBADF if there is no such descriptor, or if it is one of the standard three.
 pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     if number <= 2 {
         return Err(Errno::EBADF.into());
     }
-    // SAFETY: fcntl(2) answers EBADF for a descriptor that is not open, and the borrow ends with the call.
+    // SAFETY: fcntl(2) fails with EBADF if the descriptor is not open; the borrow ends with the
+    // call.
     fcntl(unsafe { BorrowedFd::borrow_raw(number) }, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
-    // SAFETY: it is open, as was just seen, and nobody in this program owns a descriptor that it was started with.
+    // SAFETY: the descriptor is open, as just checked, and no code of this program owns an
+    // inherited one.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// A second descriptor of what an inherited one leads to (F_DUPFD_CLOEXEC of fcntl(2)).
+/// Duplicates an inherited descriptor (F_DUPFD_CLOEXEC of fcntl(2)).
 ///
 /// # Errors
-/// EBADF if there is none of that number.
+/// EBADF if there is no such descriptor.
 pub fn duplicate(number: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: fcntl(2) answers EBADF for a descriptor that is not open, and the borrow ends with the call.
+    // SAFETY: fcntl(2) fails with EBADF if the descriptor is not open; the borrow ends with the
+    // call.
     let copy = fcntl(unsafe { BorrowedFd::borrow_raw(number) }, FcntlArg::F_DUPFD_CLOEXEC(3))?;
-    // SAFETY: fcntl(2) returns a new descriptor, which nobody else owns.
+    // SAFETY: fcntl(2) returns a new descriptor that no other code owns.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-/// Whether two descriptors of this process share one open file, with its offset (KCMP_FILE of kcmp(2)). False where the kernel
-/// does not say.
+/// Whether two descriptors of this process share one open file description (KCMP_FILE of kcmp(2)).
+/// False if the kernel does not tell.
 pub fn is_same_open_file(one: RawFd, other: RawFd) -> bool {
     const KCMP_FILE: libc::c_int = 0;
     let own = std::process::id();
@@ -125,76 +131,80 @@ pub fn is_same_open_file(one: RawFd, other: RawFd) -> bool {
     unsafe { libc::syscall(libc::SYS_kcmp, own, own, KCMP_FILE, one, other) == 0 }
 }
 
-/// Makes a command begin with each descriptor under its number (dup2(2)). No number may be that of another descriptor here.
+/// Makes a command start with each descriptor at its number (dup2(2)). No number may be that of one
+/// of the descriptors.
 pub fn with_descriptors(command: &mut Command, descriptors: Vec<(OwnedFd, RawFd)>) -> &mut Command {
     let place = move || {
         for (descriptor, number) in &descriptors {
-            // SAFETY: dup2(2) takes numbers, and the child owns none of its descriptors but by number.
+            // SAFETY: dup2(2) takes numbers, and the child owns its descriptors by number only.
             Errno::result(unsafe { libc::dup2(descriptor.as_raw_fd(), *number) })?;
         }
         Ok(())
     };
-    // SAFETY: the closure runs between fork and exec and only calls dup2(2), which is safe there (signal-safety(7)).
+    // SAFETY: the closure runs between fork and exec and only calls dup2(2), which is permitted
+    // there (signal-safety(7)).
     unsafe { command.pre_exec(place) }
 }
 
-/// Makes a child that goes on from here (fork(2)): its number, or `None` in the child.
+/// Forks (fork(2)). Returns the child's id, or `None` in the child.
 ///
 /// # Errors
-/// EBUSY if this process has several threads: in the child only this one would live, and the locks of the others would be
-/// held for ever. And those of fork(2).
+/// EBUSY if this process has several threads: the child would have only this one, and the locks of
+/// the others would stay held. And those of fork(2).
 pub fn fork_alone() -> io::Result<Option<Pid>> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(Errno::EBUSY.into());
     }
-    // SAFETY: fork(2): with a single thread nothing is left half done by another, so the child may do what it likes.
+    // SAFETY: fork(2): with a single thread, no other thread leaves anything half done, so the
+    // child may run any code.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => Ok(Some(child)),
         ForkResult::Child => Ok(None),
     }
 }
 
-/// Starts a command in which no signal is blocked: std hands the mask of this thread on.
+/// Starts a command in which no signal is blocked; std passes on the mask of this thread.
 ///
 /// # Errors
 /// As [`Command::spawn`].
 pub fn spawn_with_signals(command: &mut Command) -> io::Result<Child> {
     let unblock = || SigSet::empty().thread_set_mask().map_err(io::Error::from);
-    // SAFETY: the closure runs between fork and exec and only calls sigprocmask(2), which is safe there
-    // (signal-safety(7)).
+    // SAFETY: the closure runs between fork and exec and only calls sigprocmask(2), which is
+    // permitted there (signal-safety(7)).
     unsafe { command.pre_exec(unblock) };
     command.spawn()
 }
 
-/// Gives this process a session keyring of its own, without the keys of the one that it was started with (keyctl(2)).
+/// Gives this process a new session keyring, without the keys of the old one (keyctl(2)).
 ///
 /// # Errors
-/// ENOSYS where the kernel has no keys, EPERM where a container does not let the call through, EDQUOT.
+/// ENOSYS if the kernel has no keys, EPERM if a container forbids the call, EDQUOT.
 pub fn new_session_keyring() -> io::Result<()> {
     const JOIN_SESSION_KEYRING: libc::c_long = 1;
     let anonymous = std::ptr::null::<libc::c_char>();
-    // SAFETY: KEYCTL_JOIN_SESSION_KEYRING(2const) takes a name, or NULL for a new keyring without one.
+    // SAFETY: KEYCTL_JOIN_SESSION_KEYRING(2const) takes a name, or NULL for a new anonymous
+    // keyring.
     let result = unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, anonymous) };
     Errno::result(result)?;
     Ok(())
 }
 
-/// Gives the calling thread a table of open files of its own, in which there are the standard three and `kept`, and nothing else
-/// (close_range(2), Linux 5.9; else unshare(2) and close(2)).
+/// Gives the calling thread its own descriptor table with the standard three descriptors and `kept`
+/// only (close_range(2), Linux 5.9; else unshare(2) and close(2)).
 ///
-/// Why somebody wants that: what other threads have open is closed when *they* end, although this thread cannot be ended because
-/// it waits for an answer of the kernel. Every other descriptor that this program knows by its number means nothing in this
-/// thread from then on: it may use only what was named here and what it opens itself.
+/// The purpose: descriptors of other threads then close when *those* threads end, even while this
+/// one waits for the kernel and cannot be ended. From then on this thread may use only `kept` and
+/// descriptors that it opens itself. Other descriptor numbers of the program mean nothing in it.
 ///
 /// # Errors
-/// Where a container allows neither call; the thread shares the table as before.
+/// When a container forbids both calls. The thread then shares the table as before.
 pub fn own_open_files(kept: Option<BorrowedFd<'_>>) -> io::Result<()> {
     if unshare_open_files().is_err() {
         nix::sched::unshare(nix::sched::CloneFlags::CLONE_FILES)?;
     }
     let kept = kept.map(|fd| fd.as_raw_fd());
     let listed = std::fs::read_dir("/proc/thread-self/fd")?;
-    // Collected first: the directory that is read has a descriptor too, and it is closed by its owner.
+    // Collected first: reading the directory uses a descriptor too, which its owner closes.
     let numbers: Vec<RawFd> =
         listed.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     for number in numbers.into_iter().filter(|fd| *fd > 2 && Some(*fd) != kept) {
@@ -208,14 +218,15 @@ pub fn own_open_files(kept: Option<BorrowedFd<'_>>) -> io::Result<()> {
 
 fn unshare_open_files() -> io::Result<()> {
     const CLOSE_RANGE_UNSHARE: libc::c_long = 1 << 1;
-    // No descriptor has the highest number: nothing is closed by this, and no table is left half copied.
+    // No descriptor has the highest number, so this closes nothing. The table is copied as a whole.
     let none = libc::c_long::from(RawFd::MAX);
-    // SAFETY: close_range(2) takes numbers only; with CLOSE_RANGE_UNSHARE it closes in a table that this thread alone has.
+    // SAFETY: close_range(2) takes numbers only. With CLOSE_RANGE_UNSHARE it closes descriptors in
+    // a table that only this thread has.
     Errno::result(unsafe { libc::syscall(libc::SYS_close_range, none, none, CLOSE_RANGE_UNSHARE) })?;
     Ok(())
 }
 
-/// A number that differs from call to call and from process to process; for names of temporary files, not for
+/// A number that differs between calls and between processes. For names of temporary files, not for
 /// secrets.
 pub fn unlikely_number() -> u64 {
     RandomState::new().build_hasher().finish()
@@ -226,7 +237,7 @@ mod tests {
     use std::os::fd::{AsFd, AsRawFd};
 
     #[test]
-    fn what_a_thread_with_open_files_of_its_own_closes_stays_open_for_the_others() {
+    fn closing_in_a_thread_with_its_own_table_affects_no_other_thread() {
         let (file, kept) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
         let number = file.as_raw_fd();
         std::thread::scope(|scope| {

@@ -1,9 +1,9 @@
-//! Makes the kernel look poorer than it is, for tests of fallbacks.
+//! Makes system calls fail, so that tests can check fallbacks.
 
 use nix::errno::Errno;
 
-/// Makes the system call `number` fail with `errno` in this thread, and in no other, until it ends (seccomp(2)). As a
-/// container's profile does.
+/// Makes the system call `number` fail with `errno` in this thread only, until the thread ends
+/// (seccomp(2)), as the profile of a container does.
 pub(crate) fn refuse_call(number: libc::c_long, errno: Errno) {
     const LOAD_NUMBER: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const JUMP_IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
@@ -17,8 +17,8 @@ pub(crate) fn refuse_call(number: libc::c_long, errno: Errno) {
     ];
     let program =
         libc::sock_fprog { len: u16::try_from(program.len()).unwrap(), filter: program.as_mut_ptr() };
-    // SAFETY: prctl(2) with PR_SET_NO_NEW_PRIVS takes numbers; with PR_SET_SECCOMP it copies the program, which is as
-    // long as it says.
+    // SAFETY: prctl(2) with PR_SET_NO_NEW_PRIVS takes numbers. With PR_SET_SECCOMP it copies the
+    // program, whose length is correct.
     unsafe {
         Errno::result(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)).unwrap();
         let mode = libc::SECCOMP_MODE_FILTER;
@@ -26,12 +26,14 @@ pub(crate) fn refuse_call(number: libc::c_long, errno: Errno) {
     }
 }
 
-/// Makes the system call `number` with three numbers as its arguments. The caller chooses numbers that point to nothing.
+/// Makes the system call `number` with three numbers as arguments, which must not be valid
+/// addresses.
 ///
 /// # Errors
-/// What the kernel, or a filter, answers.
+/// The error of the kernel or of a filter.
 pub(crate) fn raw_call(number: i64, arguments: [u64; 3]) -> Result<i64, Errno> {
     let [first, second, third] = arguments;
-    // SAFETY: syscall(2). Tests pass numbers that are no addresses of this process, so the kernel writes to no memory of it.
+    // SAFETY: syscall(2). Tests pass numbers that are no addresses of this process, so the kernel
+    // writes to none of its memory.
     Errno::result(unsafe { libc::syscall(number, first, second, third, 0, 0, 0) })
 }

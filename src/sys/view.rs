@@ -1,4 +1,4 @@
-//! Flags of mounts, and the loopback of a network namespace of our own.
+//! Changes the flags of mounts, and brings up the loopback of a network namespace.
 
 use std::ffi::{CString, OsStr};
 use std::io;
@@ -12,12 +12,12 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::mountinfo::Entry;
 
-/// What is changed about a mount.
+/// Flags of a mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
-    /// Nothing can be written through it.
+    /// No write is permitted.
     pub read_only: bool,
-    /// setuid and setgid programs and file capabilities do not count.
+    /// setuid and setgid programs and file capabilities have no effect.
     pub nosuid: bool,
     /// Device nodes do not work.
     pub nodev: bool,
@@ -44,12 +44,12 @@ impl Flags {
     }
 }
 
-/// Sets and clears flags of the mount at `path`, and of all mounts below it if `recursive`: none or all of them
-/// (mount_setattr(2)).
+/// Sets and clears flags of the mount at `path`, and with `recursive` of all mounts below it.
+/// Changes either all of them or none (mount_setattr(2)).
 ///
 /// # Errors
-/// ENOSYS before Linux 5.12, or EPERM where a container does not let the call through; EPERM also for a flag that is locked;
-/// EINVAL if `path` is not the root of a mount.
+/// ENOSYS before Linux 5.12, or EPERM if a container forbids the call; EPERM also for a locked
+/// flag; EINVAL if `path` is not the root of a mount.
 pub fn set_flags(path: &Path, set: Flags, clear: Flags, recursive: bool) -> io::Result<()> {
     let path = CString::new(path.as_os_str().as_bytes()).map_err(|_| Errno::EINVAL)?;
     let attributes = libc::mount_attr {
@@ -59,7 +59,8 @@ pub fn set_flags(path: &Path, set: Flags, clear: Flags, recursive: bool) -> io::
         userns_fd: 0,
     };
     let flags = if recursive { libc::AT_RECURSIVE } else { 0 };
-    // SAFETY: mount_setattr(2) reads `size` bytes of the structure, which is that long, and the path, which ends with NUL.
+    // SAFETY: mount_setattr(2) reads `size` bytes of the structure, which is that long, and the
+    // path, which ends with NUL.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -74,10 +75,10 @@ pub fn set_flags(path: &Path, set: Flags, clear: Flags, recursive: bool) -> io::
     Ok(())
 }
 
-/// As [`set_flags`] for one mount, by remounting it (mount(2)), which every kernel knows.
+/// As [`set_flags`] for one mount, by mount(2) with MS_REMOUNT, which every kernel supports.
 ///
 /// # Errors
-/// EPERM for a flag that is locked, EINVAL if `path` is not the root of a mount.
+/// EPERM for a locked flag, EINVAL if `path` is not the root of a mount.
 pub fn remount(path: &Path, set: Flags, clear: Flags) -> io::Result<()> {
     let now = statvfs(path)?.flags();
     let flags = Flags {
@@ -88,8 +89,8 @@ pub fn remount(path: &Path, set: Flags, clear: Flags) -> io::Result<()> {
     remount_from(path, flags, now.contains(FsFlags::ST_NOEXEC), set, clear)
 }
 
-/// As [`remount`], for a mount of the list of mounts: nobody asks its filesystem, which may be served by a process that
-/// does not answer.
+/// As [`remount`], for a mount from mountinfo. Sends no request to its filesystem, whose server may
+/// not answer.
 ///
 /// # Errors
 /// As [`remount`].
@@ -109,12 +110,12 @@ fn remount_from(path: &Path, now: Flags, noexec: bool, set: Flags, clear: Flags)
     flags.set(MsFlags::MS_NOSUID, (now.nosuid || set.nosuid) && !clear.nosuid);
     flags.set(MsFlags::MS_NODEV, (now.nodev || set.nodev) && !clear.nodev);
     flags.set(MsFlags::MS_NOEXEC, noexec);
-    // Without a word about access times the kernel leaves them as they are.
+    // Without a flag for access times, the kernel keeps the present mode.
     mount(None::<&str>, path, None::<&str>, flags, None::<&str>)?;
     Ok(())
 }
 
-/// Switches on the loopback of the network namespace that this thread is in (netdevice(7)).
+/// Brings up the loopback of this thread's network namespace (netdevice(7)).
 ///
 /// # Errors
 /// EPERM without CAP_NET_ADMIN.
@@ -122,9 +123,9 @@ pub fn bring_loopback_up() -> io::Result<()> {
     // SAFETY: socket(2) takes numbers.
     let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
     let socket = Errno::result(socket)?;
-    // SAFETY: socket(2) returns a new descriptor, which nobody else owns.
+    // SAFETY: socket(2) returns a new descriptor that no other code owns.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-    // SAFETY: all bytes zero is a value of this structure of numbers and bytes.
+    // SAFETY: this structure consists of numbers and bytes, for which zero is a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(c"lo".to_bytes()) {
         *to = from.cast_signed();
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_network_has_a_loopback_after_it_was_switched_on() {
+    fn the_loopback_of_a_new_network_namespace_can_be_brought_up() {
         in_namespaces(|| {
             let reach = || std::net::UdpSocket::bind("127.0.0.1:0").and_then(|s| s.connect("127.0.0.1:9"));
             assert!(reach().is_err());

@@ -1,7 +1,8 @@
-//! Extended attributes of whatever a descriptor refers to, also an `O_PATH` one, also a symlink.
+//! Extended attributes of the object of any descriptor, including `O_PATH` ones and symlinks.
 //!
-//! fgetxattr(2) and its like refuse `O_PATH` descriptors with EBADF. `/proc/self/fd/N` leads to the very object that
-//! the descriptor refers to, also where that is a symlink, and no path is walked; so that is the second try.
+//! fgetxattr(2) and its relatives fail with EBADF for `O_PATH` descriptors. `/proc/self/fd/N` leads
+//! to exactly the object of the descriptor, even if that is a symlink, and no path is walked. So
+//! that is the second attempt.
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -9,10 +10,10 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use nix::errno::Errno;
 
-/// How often a value that grows between asking its size and reading it is asked again.
+/// How often to ask again for a value that grows between asking for its size and reading it.
 const TRIES: usize = 64;
 
-/// The names of all attributes that the caller may see; empty where the filesystem has none to offer.
+/// The names of all attributes that the caller may see; empty if the filesystem has none.
 ///
 /// # Errors
 /// Those of listxattr(2) except ENOTSUP.
@@ -29,14 +30,14 @@ pub fn list<Fd: AsFd>(fd: Fd) -> io::Result<Vec<Vec<u8>>> {
 /// The value of the attribute `name`.
 ///
 /// # Errors
-/// Those of getxattr(2): ENODATA if there is none of that name.
+/// Those of getxattr(2): ENODATA if the attribute does not exist.
 pub fn get<Fd: AsFd>(fd: Fd, name: &[u8]) -> io::Result<Vec<u8>> {
     let object = Object::of(&fd)?;
     let name = CString::new(name)?;
     Ok(read_growing(|buffer| object.get(&name, buffer))?)
 }
 
-/// Sets the attribute `name` to `value`, whether it is there or not.
+/// Creates or replaces the attribute `name`.
 ///
 /// # Errors
 /// Those of setxattr(2).
@@ -49,14 +50,14 @@ pub fn set<Fd: AsFd>(fd: Fd, name: &[u8], value: &[u8]) -> io::Result<()> {
 /// Removes the attribute `name`.
 ///
 /// # Errors
-/// Those of removexattr(2): ENODATA if there is none of that name.
+/// Those of removexattr(2): ENODATA if the attribute does not exist.
 pub fn remove<Fd: AsFd>(fd: Fd, name: &[u8]) -> io::Result<()> {
     let object = Object::of(&fd)?;
     let name = CString::new(name)?;
     Ok(object.remove(&name)?)
 }
 
-/// Asks for the size, then for the bytes, and again when they grew in between.
+/// Asks for the size, then for the bytes, and again if they have grown in between.
 fn read_growing(call: impl Fn(&mut [u8]) -> Result<usize, Errno>) -> Result<Vec<u8>, Errno> {
     for _ in 0..TRIES {
         let size = call(&mut [])?;
@@ -76,14 +77,14 @@ fn read_growing(call: impl Fn(&mut [u8]) -> Result<usize, Errno>) -> Result<Vec<
     Err(Errno::ERANGE)
 }
 
-/// What the calls name: a descriptor by itself, or by its magic link.
+/// How to name the object in a call: by its descriptor or by its magic link.
 enum Object {
     Open(RawFd),
     Path(CString),
 }
 
 impl Object {
-    /// Borrows nothing; every caller keeps the descriptor open until its call is done.
+    /// Borrows nothing, so every caller must keep the descriptor open until its call has returned.
     fn of<Fd: AsFd>(fd: &Fd) -> io::Result<Object> {
         let fd = fd.as_fd();
         let flags = nix::fcntl::fcntl(fd, nix::fcntl::FcntlArg::F_GETFL)?;
@@ -95,7 +96,8 @@ impl Object {
 
     fn list(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
         let (start, len) = (buffer.as_mut_ptr().cast(), buffer.len());
-        // SAFETY: listxattr(2) writes at most `size` bytes to the buffer, nothing if it is 0; the path ends with NUL.
+        // SAFETY: listxattr(2) writes at most `size` bytes to the buffer, nothing if that is 0; the
+        // path ends with NUL.
         let result = unsafe {
             match self {
                 Object::Open(fd) => libc::flistxattr(*fd, start, len),
@@ -107,8 +109,8 @@ impl Object {
 
     fn get(&self, name: &CStr, buffer: &mut [u8]) -> Result<usize, Errno> {
         let (start, len) = (buffer.as_mut_ptr().cast(), buffer.len());
-        // SAFETY: getxattr(2) writes at most `size` bytes to the buffer, nothing if it is 0; name and path end with
-        // NUL.
+        // SAFETY: getxattr(2) writes at most `size` bytes to the buffer, nothing if that is 0; name
+        // and path end with NUL.
         let result = unsafe {
             match self {
                 Object::Open(fd) => libc::fgetxattr(*fd, name.as_ptr(), start, len),
@@ -120,7 +122,8 @@ impl Object {
 
     fn set(&self, name: &CStr, value: &[u8]) -> Result<(), Errno> {
         let (start, len) = (value.as_ptr().cast(), value.len());
-        // SAFETY: setxattr(2) reads `size` bytes of the value, which is that long; name and path end with NUL.
+        // SAFETY: setxattr(2) reads `size` bytes of the value, which is that long; name and path
+        // end with NUL.
         let result = unsafe {
             match self {
                 Object::Open(fd) => libc::fsetxattr(*fd, name.as_ptr(), start, len, 0),
@@ -197,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_grows_is_asked_again() {
+    fn a_growing_value_is_read_again() {
         let calls = std::cell::Cell::new(0);
         let value = read_growing(|buffer| {
             calls.set(calls.get() + 1);

@@ -1,20 +1,20 @@
-//! The shortest way from one tree to another, as the edits that a journal holds.
+//! Computes the shortest list of edits from one tree to another.
 //!
-//! Replaying them over the first tree gives the second, exactly. So a journal can be rewritten as what came of it, and a
-//! tree be written down whole, as what leads to it from the empty one.
+//! Replaying the edits over the first tree gives exactly the second. So a journal can be compacted
+//! to its outcome, and a whole tree can be written as the edits that lead to it from the empty one.
 
 use super::{Body, Edit, Tree};
 use crate::types::{ByteRange, Ino};
 
 impl Tree {
-    /// The edits that lead from `self` to `other`, in an order in which each of them fits. Costs what differs, when one
-    /// tree was cloned from the other.
+    /// The edits that lead from `self` to `other`, in an order in which each is valid. The cost is
+    /// in proportion to the difference, if one tree was cloned from the other.
     pub fn edits_to<'t>(&'t self, other: &'t Tree) -> impl Iterator<Item = Edit> + 't {
         let diff = self.diff(other);
         let gone: Vec<Ino> = diff.nodes.iter().copied().filter(|ino| other.node(*ino).is_none()).collect();
         let nodes = diff.nodes.into_iter().flat_map(|ino| self.node_edits(other, ino));
         let contents = diff.contents.into_iter().flat_map(|ino| self.content_edits(other, ino));
-        // The names of a directory that is gone go with it.
+        // Removing a directory removes its names.
         let names = diff.names.into_iter().filter(|(dir, _)| other.node(*dir).is_some());
         let names = names.map(|(dir, name)| {
             let to = other.dentry(dir, &name).cloned();
@@ -26,7 +26,7 @@ impl Tree {
     fn node_edits(&self, other: &Tree, ino: Ino) -> Vec<Edit> {
         let Some(node) = other.node(ino) else { return Vec::new() };
         let put = Edit::Put { ino, node: Box::new((**node).clone()) };
-        // A record that is put leaves the extents of the one before, so what it has no room for goes first.
+        // `Put` keeps the extents of the old record, so those beyond the new size must go first.
         match (self.node(ino).map(|n| &n.body), &node.body) {
             (Some(Body::File { size: before, .. }), Body::File { size, .. }) if size < before => {
                 vec![Edit::Resize { ino, size: *size }, put]
@@ -38,7 +38,7 @@ impl Tree {
     fn content_edits(&self, other: &Tree, ino: Ino) -> Vec<Edit> {
         let Some(Body::File { size, .. }) = other.node(ino).map(|n| &n.body) else { return Vec::new() };
         let mut edits = Vec::new();
-        // Holes first: an extent that is put joins its neighbours, and these must be the right ones.
+        // Holes first: a new extent joins its neighbours, so outdated ones must be gone.
         for (start, extent) in self.extents(ino).filter(|(start, _)| start < size) {
             let range = ByteRange { start, end: (start + extent.len).min(*size) };
             for hole in other.segments(ino, range).iter().filter(|segment| segment.source.is_none()) {
@@ -70,13 +70,13 @@ mod tests {
         Node { meta, xattrs: None, body }
     }
 
-    /// An edit from four numbers: whether it fits shows when it is applied.
+    /// An edit from four numbers. It may be invalid, which shows when it is applied.
     fn edit((kind, ino, a, b): (u8, u64, u64, u64)) -> Edit {
         let ino = Ino(ino);
         let name = Name::new(format!("n{}", a % 4).as_bytes()).unwrap();
         let print = std::sync::Arc::new(Fingerprint { dev: 0, ino: a, size: 0, mtime: T, ctime: T });
         match kind {
-            // A number keeps its kind for ever.
+            // A number never changes its kind.
             0..3 => {
                 let (mode, body) = match ino.0 {
                     0..2 => (0o40_755, Body::Dir { base: None }),
@@ -98,14 +98,14 @@ mod tests {
         }
     }
 
-    fn is_same(a: &Tree, b: &Tree) -> bool {
+    fn are_equal(a: &Tree, b: &Tree) -> bool {
         a.nodes.iter().eq(b.nodes.iter())
             && a.dentries.iter().eq(b.dentries.iter())
             && a.links.iter().eq(b.links.iter())
             && a.extents.iter().eq(b.extents.iter())
     }
 
-    /// The filesystem never puts a record that has no room for the content that is there.
+    /// The filesystem never puts a record that is too small for the existing content.
     fn has_room(tree: &Tree, edit: &Edit) -> bool {
         let Edit::Put { ino, node } = edit else { return true };
         tree.size(*ino) <= node.size()
@@ -113,7 +113,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_edits_between_two_trees_lead_from_one_to_the_other(
+        fn replaying_the_edits_gives_the_other_tree(
             edits in prop::collection::vec((0u8..14, 0u64..6, 0u64..90, 0u64..120), 1..120),
             cut in 0usize..120,
         ) {
@@ -131,9 +131,9 @@ mod tests {
             for (from, to) in [(&first, &tree), (&tree, &first), (&Tree::new(), &tree)] {
                 let mut made = from.clone();
                 for edit in from.edits_to(to) {
-                    prop_assert!(made.apply(&edit).is_ok(), "{edit:?} does not fit");
+                    prop_assert!(made.apply(&edit).is_ok(), "{edit:?} is invalid");
                 }
-                prop_assert!(is_same(&made, to));
+                prop_assert!(are_equal(&made, to));
             }
         }
     }

@@ -1,14 +1,14 @@
-//! The content of files as extents: runs of bytes, each in a pool or in the node's origin; gaps read as zeros.
+//! The content of files as extents: runs of bytes in a pool or in the base. Gaps read as zeros.
 
 use super::{Body, Extent, Misfit, Source, Tree};
 use crate::types::{ByteRange, Ino};
 
-/// A piece of a file: where its bytes are, or that it is a hole.
+/// A piece of a file: a run of bytes or a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Which bytes of the file.
+    /// The bytes of the file.
     pub range: ByteRange,
-    /// Where the first of them is; none for a hole.
+    /// Where the first byte is stored; `None` for a hole.
     pub source: Option<Source>,
 }
 
@@ -24,7 +24,7 @@ impl Tree {
         self.extents.iter().map(|((ino, _), extent)| (*ino, *extent))
     }
 
-    /// Size of a file, in bytes; 0 for what is not a file of the tree.
+    /// The size of a file in bytes; 0 if the node is not a file of the tree.
     pub fn size(&self, ino: Ino) -> u64 {
         match self.node(ino).map(|n| &n.body) {
             Some(Body::File { size, .. }) => *size,
@@ -32,7 +32,7 @@ impl Tree {
         }
     }
 
-    /// The pieces of `range` of a file, in order and without gaps; cut at the size of the file.
+    /// The pieces of `range` of a file, in order and without gaps, cut at the file's size.
     pub fn segments(&self, ino: Ino, range: ByteRange) -> Vec<Segment> {
         let range = super::within(range, self.size(ino));
         let mut segments = Vec::new();
@@ -58,13 +58,13 @@ impl Tree {
         segments
     }
 
-    /// The extent that holds a byte, and where it begins.
+    /// The extent that holds a byte, with its start.
     pub fn extent_at(&self, ino: Ino, offset: u64) -> Option<(u64, Extent)> {
         let (key, extent) = self.extents.at_or_before(&(ino, offset))?;
         (key.0 == ino && key.1 + extent.len > offset).then_some((key.1, *extent))
     }
 
-    /// The last extent that begins before `offset`, and where it begins.
+    /// The last extent that starts before `offset`, with its start.
     pub fn extent_before(&self, ino: Ino, offset: u64) -> Option<(u64, Extent)> {
         let (key, extent) = self.extents.at_or_before(&(ino, offset.checked_sub(1)?))?;
         (key.0 == ino).then_some((key.1, *extent))
@@ -106,20 +106,20 @@ impl Tree {
         if range.is_empty() || range.end > *size {
             return Err(Misfit::BEYOND_THE_END);
         }
-        self.cut_out(ino, range);
+        self.punch(ino, range);
         if let Some(source) = to {
-            self.join_in(ino, range, source);
+            self.insert_joined(ino, range, source);
         }
         Ok(())
     }
 
     /// Removes all extents at and after `from`.
     pub(super) fn drop_extents(&mut self, ino: Ino, from: u64) {
-        self.cut_out(ino, ByteRange { start: from, end: u64::MAX });
+        self.punch(ino, ByteRange { start: from, end: u64::MAX });
     }
 
-    /// Makes `range` a hole.
-    fn cut_out(&mut self, ino: Ino, range: ByteRange) {
+    /// Turns `range` into a hole.
+    fn punch(&mut self, ino: Ino, range: ByteRange) {
         if let Some((start, extent)) = self.extent_at(ino, range.start) {
             let end = start + extent.len;
             if start < range.start {
@@ -147,8 +147,8 @@ impl Tree {
         }
     }
 
-    /// Puts an extent into a hole and joins it with neighbours that it continues.
-    fn join_in(&mut self, ino: Ino, range: ByteRange, source: Source) {
+    /// Inserts an extent into a hole, and joins it with neighbours that are adjacent in the source.
+    fn insert_joined(&mut self, ino: Ino, range: ByteRange, source: Source) {
         let (mut start, mut extent) = (range.start, Extent { len: range.len(), source });
         if let Some(before) = range.start.checked_sub(1)
             && let Some((b_start, b)) = self.extent_at(ino, before)
@@ -184,7 +184,7 @@ mod tests {
             let node = Node { meta, xattrs: None, body: Body::File { size, origin: None } };
             tree.apply(&Edit::Put { ino, node: Box::new(node) }).unwrap();
         }
-        // Neighbours in the map that must never be touched.
+        // Neighbours in the map, which no test may change.
         for ino in [Ino(41), Ino(43)] {
             if size > 0 {
                 let to = Some(Source::Base { offset: 0 });
@@ -194,7 +194,7 @@ mod tests {
         tree
     }
 
-    /// The dumb model: where each byte is.
+    /// The model: the source of each byte.
     type Bytes = Vec<Option<Source>>;
 
     fn bytes_of(tree: &Tree) -> Bytes {
@@ -210,7 +210,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn extents_say_of_every_byte_what_a_list_of_bytes_says(
+        fn extents_equal_a_model_of_single_bytes(
             steps in proptest::collection::vec((0u8..4, 0u64..60, 1u64..30, 0u64..3), 1..60)
         ) {
             let mut tree = file(64);
@@ -220,7 +220,7 @@ mod tests {
                 match what {
                     0 | 1 if start < size => {
                         let end = (start + len).min(size);
-                        // Sources that continue each other, so that joining happens.
+                        // Adjacent sources, so that extents are joined.
                         let to = Some(Source::Pool { layer: LayerId(pool as u32 + 1), offset: start });
                         tree.apply(&Edit::Map { ino: FILE, range: ByteRange { start, end }, to }).unwrap();
                         for at in start..end {
@@ -245,7 +245,7 @@ mod tests {
                     prop_assert_eq!(tree.next_hole(FILE, at), hole.map_or(model.len() as u64, |(i, _)| i as u64));
                 }
                 for ino in [Ino(41), Ino(43)] {
-                    prop_assert_eq!(tree.extents(ino).count(), 1, "other files stay");
+                    prop_assert_eq!(tree.extents(ino).count(), 1, "other files are unchanged");
                 }
             }
         }

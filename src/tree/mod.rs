@@ -1,25 +1,26 @@
 //! The merged tree, as far as it differs from the base: an immutable value that is cheap to clone.
 //!
-//! Four ordered maps with structural sharing hold a state: nodes by [`Ino`], names by (directory, name), the reverse
-//! links by (child, directory, name), and extents by (file, offset). A checkpoint is a clone, a restore an assignment,
-//! and [`Tree::diff`] costs what differs, whatever the size of the tree. One map for all names (and one for all
-//! extents) rather than a map in every directory keeps the memory for a file near the size of its record and makes the
-//! diff one walk.
-//!
 //! Always true, and checked by [`Tree::verify`]:
-//! * every name of kind `Child` stands in a directory of the tree and names a node of the tree;
+//! * every name of kind `Child` is in a directory of the tree and refers to a node of the tree;
 //! * `links` is the exact reverse of those names;
-//! * every node but the root has a name, unless it is a file of the base that has further names there;
-//! * a file counts at least as many links as it has names here;
-//! * a directory has one name; walking up ends at the root;
-//! * the extents of a file do not overlap and end at or before its size; neighbours that continue each other are one.
+//! * every node but the root has a name, unless it is a base file with further names in the base;
+//! * a file has a link count of at least the number of its names here;
+//! * a directory has one name, and its parents lead to the root;
+//! * the extents of a file do not overlap and end at or before its size; adjacent extents whose
+//!   bytes are adjacent in the source are one extent.
 //!
-//! No system call is made here, and nothing is known of the kernel or of disks.
+//! Four ordered maps with structural sharing hold a state: nodes by [`Ino`], names by (directory,
+//! name), reverse links by (child, directory, name), and extents by (file, offset). So a checkpoint
+//! is a clone, a restore is an assignment, and [`Tree::diff`] costs what differs. One map for all
+//! names (and one for all extents) needs little more memory than the records themselves, and makes
+//! a diff one pass; a map per directory would do neither.
+//!
+//! The tree makes no system call and knows neither the kernel nor disks.
 
 mod delta;
 mod extents;
-mod fits;
-mod map;
+mod persistent_map;
+mod validate;
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -28,27 +29,27 @@ use std::sync::Arc;
 pub use crate::store::record::{Body, Dentry, Edit, Hides, Meta, Node, Origin, Source, Xattrs};
 use crate::types::{ByteRange, FileKind, Ino, Name, TreePath};
 pub use extents::Segment;
-use map::Map;
+use persistent_map::PersistentMap;
 
-/// Where a run of bytes is, by the offset at which it begins.
+/// A run of bytes of a file; the key of the map is its offset in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
     /// Where the first byte is.
     pub source: Source,
 }
 
-/// A state of the tree.
+/// One state of the tree.
 #[derive(Clone, Default)]
 pub struct Tree {
-    nodes: Map<Ino, Arc<Node>>,
-    dentries: Map<(Ino, Name), Dentry>,
-    links: Map<(Ino, Ino, Name), ()>,
-    extents: Map<(Ino, u64), Extent>,
+    nodes: PersistentMap<Ino, Arc<Node>>,
+    dentries: PersistentMap<(Ino, Name), Dentry>,
+    links: PersistentMap<(Ino, Ino, Name), ()>,
+    extents: PersistentMap<(Ino, u64), Extent>,
 }
 
-/// An edit that does not fit the tree: the journal (or the code) contradicts itself.
+/// An edit that does not fit the tree: the journal, or the code, contradicts itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Misfit(pub &'static str);
 
@@ -61,36 +62,36 @@ impl Misfit {
     const BEYOND_THE_END: Misfit = Misfit("content beyond the end of a file");
 }
 
-/// What differs between two trees.
+/// The difference between two trees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TreeDiff {
-    /// Nodes whose record differs, or that one of the trees lacks.
+    /// Nodes whose records differ, or that one tree lacks.
     pub nodes: BTreeSet<Ino>,
     /// Files whose extents differ.
     pub contents: BTreeSet<Ino>,
-    /// Names that stand for something else.
+    /// Names with a different meaning.
     pub names: BTreeSet<(Ino, Name)>,
 }
 
 impl TreeDiff {
-    /// Whether nothing differs.
+    /// Whether the trees are equal.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty() && self.contents.is_empty() && self.names.is_empty()
     }
 }
 
 impl Tree {
-    /// The tree that differs in nothing from the base.
+    /// A tree that equals the base.
     pub fn new() -> Tree {
         Tree::default()
     }
 
-    /// Whether nothing differs from the base.
+    /// Whether the tree equals the base.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// Number of nodes that differ from the base.
+    /// The number of nodes that differ from the base.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
@@ -100,7 +101,7 @@ impl Tree {
         self.nodes.len() + self.dentries.len() + self.extents.len()
     }
 
-    /// The record of a node; none if it is as in the base, or is not at all.
+    /// The record of a node; `None` if it is as in the base or does not exist.
     pub fn node(&self, ino: Ino) -> Option<&Arc<Node>> {
         self.nodes.get(&ino)
     }
@@ -110,12 +111,12 @@ impl Tree {
         self.nodes.iter().map(|(ino, node)| (*ino, node))
     }
 
-    /// What a directory says of a name; none: whatever the base has shows through.
+    /// The entry for a name; `None` if the base shows through.
     pub fn dentry(&self, dir: Ino, name: &Name) -> Option<&Dentry> {
         self.dentries.get_by(|(at, there)| (at, there).cmp(&(&dir, name)))
     }
 
-    /// The names of which a directory says something, sorted.
+    /// The entries of a directory, sorted by name.
     pub fn dentries(&self, dir: Ino) -> impl Iterator<Item = (&Name, &Dentry)> {
         let from = self.dentries.at_or_after_by(move |(at, _)| first_of(at, dir));
         from.take_while(move |((at, _), _)| *at == dir).map(|((_, name), dentry)| (name, dentry))
@@ -127,18 +128,18 @@ impl Tree {
         from.take_while(move |((at, ..), ())| *at == ino).map(|((_, dir, name), ())| (*dir, name))
     }
 
-    /// The same for a node whose record is at hand: no more names are looked for than it has.
+    /// As [`Tree::links`], for a node whose record is at hand: stops after its link count.
     pub fn links_of(&self, ino: Ino, node: &Node) -> impl Iterator<Item = (Ino, &Name)> {
-        let most = if node.kind() == FileKind::Dir { 1 } else { node.meta.nlink };
-        self.links(ino).take(most as usize)
+        let count = if node.kind() == FileKind::Dir { 1 } else { node.meta.nlink };
+        self.links(ino).take(count as usize)
     }
 
-    /// The directory that holds `ino` and its name there, by its first name.
+    /// The parent directory of `ino` and its name there, by its first name.
     pub fn parent(&self, ino: Ino) -> Option<(Ino, &Name)> {
         self.links(ino).next()
     }
 
-    /// The path of a node by its first name; none if it has no name in this tree.
+    /// The path of a node by its first name; `None` if it has no name in this tree.
     pub fn path(&self, ino: Ino) -> Option<TreePath> {
         if ino == Ino::ROOT {
             return Some(TreePath::root());
@@ -151,7 +152,7 @@ impl Tree {
     pub fn path_in(&self, dir: Ino, name: &Name) -> Option<TreePath> {
         let mut names = vec![name];
         let mut at = dir;
-        // A tree is never this deep (paths end at 4096 bytes per call, but directories can nest further): a loop would be.
+        // Real trees are never this deep, although they can exceed PATH_MAX. A cycle would be.
         while at != Ino::ROOT {
             let (up, name) = self.parent(at)?;
             names.push(name);
@@ -164,7 +165,7 @@ impl Tree {
         TreePath::parse(&bytes).ok()
     }
 
-    /// How many names lead from the root to a directory.
+    /// How many levels a directory is below the root.
     pub fn depth(&self, dir: Ino) -> Option<usize> {
         let mut depth = 0;
         let mut at = dir;
@@ -178,10 +179,10 @@ impl Tree {
         Some(depth)
     }
 
-    /// Changes the tree by one edit.
+    /// Applies one edit.
     ///
     /// # Errors
-    /// [`Misfit`] for an edit that speaks of a node that is not here; the tree is then unchanged.
+    /// [`Misfit`] if the edit refers to a missing node. The tree is then unchanged.
     pub fn apply(&mut self, edit: &Edit) -> Result<(), Misfit> {
         match edit {
             Edit::Put { ino, node } => drop(self.nodes.insert(*ino, Arc::new((**node).clone()))),
@@ -197,10 +198,10 @@ impl Tree {
         Ok(())
     }
 
-    /// Puts a record and the extents of its content into a tree that has nothing under its number yet.
+    /// Inserts a record with its extents under a number that the tree does not have yet.
     ///
     /// # Errors
-    /// [`Misfit`] for content where none can be; the record is there then.
+    /// [`Misfit`] if the node cannot have content. The record is inserted all the same.
     pub fn put_whole(
         &mut self,
         ino: Ino,
@@ -248,9 +249,10 @@ impl Tree {
         Ok(())
     }
 
-    /// What differs from `self` to `other`. Costs what differs, not what is there, when one was cloned from the other.
+    /// The difference from `self` to `other`. The cost is in proportion to the difference, if one
+    /// was cloned from the other.
     pub fn diff(&self, other: &Tree) -> TreeDiff {
-        // Collected, not inserted: what comes in order is then put in place at once.
+        // `collect` builds a set from sorted items in linear time.
         TreeDiff {
             nodes: self.nodes.diff(&other.nodes).copied().collect(),
             contents: self.extents.diff(&other.extents).map(|(ino, _)| *ino).collect(),
@@ -258,10 +260,10 @@ impl Tree {
         }
     }
 
-    /// Holds the tree against what is always true of it.
+    /// Checks the invariants of the tree.
     ///
     /// # Errors
-    /// The first rule that is broken, and where.
+    /// The first violation, and where it is.
     pub fn verify(&self) -> Result<(), String> {
         for ((dir, name), dentry) in &self.dentries {
             if !matches!(self.nodes.get(dir).map(|n| &n.body), Some(Body::Dir { .. })) {
@@ -270,7 +272,7 @@ impl Tree {
             if let Dentry::Child { ino, .. } = dentry {
                 if !self.nodes.contains_key(ino) {
                     return Err(format!(
-                        "name {name} in {dir:?} stands for {ino:?}, which is not in the tree"
+                        "name {name} in {dir:?} refers to {ino:?}, which is not in the tree"
                     ));
                 }
                 if !self.links.contains_key(&(*ino, *dir, name.clone())) {
@@ -325,12 +327,12 @@ impl Tree {
     }
 }
 
-/// How a key stands to the first of a node's keys: one of the node itself is not before it.
+/// Compares a key with the first key of a node: a key of the node itself is greater.
 fn first_of(at: &Ino, ino: Ino) -> Ordering {
     at.cmp(&ino).then(Ordering::Greater)
 }
 
-/// Sets or removes one attribute; an empty set is none.
+/// Sets or removes one attribute. An empty set becomes `None`.
 pub fn set_xattr(xattrs: &mut Xattrs, name: &[u8], value: Option<&Vec<u8>>) {
     let mut map = xattrs.take().unwrap_or_default();
     let inner = Arc::make_mut(&mut map);

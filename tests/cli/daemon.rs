@@ -530,7 +530,7 @@ fn a_change_of_names_is_synced_where_the_mount_asks_for_it() {
     for (option, is_synced) in [("async", false), ("dirsync", true), ("sync", true)] {
         let place = Place::new();
         let mount =
-            format!("JAILFS_STEPS=log:$PWD/steps $JAILFS mount base mnt -o gc=off,history=0,{option}");
+            format!("JAILFS_FAILPOINTS=log:$PWD/steps $JAILFS mount base mnt -o gc=off,history=0,{option}");
         assert_eq!(place.sh("", &mount).code, 0);
         let syncs = || place.read("steps").matches("store.sync").count();
         let changes = [

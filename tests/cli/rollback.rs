@@ -129,7 +129,7 @@ fn an_apply_to_what_is_append_only_or_immutable_writes_nothing() {
 /// Ends an apply in the middle.
 fn cut_off(place: &Place, step: &str) -> String {
     let before = look(place);
-    sh(place, "base", &format!("! JAILFS_STEPS=kill:{step} $JAILFS apply"));
+    sh(place, "base", &format!("! JAILFS_FAILPOINTS=kill:{step} $JAILFS apply"));
     assert_ne!(look(place), before, "the apply was cut off before it wrote anything");
     before
 }
@@ -274,7 +274,7 @@ fn an_apply_whose_rollback_fails_says_so_and_is_set_back_when_asked() {
     let place = place_on(None);
     prepare(&place, FILL, WORK);
     let before = look(&place);
-    let said = place.sh("base", "JAILFS_STEPS=fail:base.rename:4+:EIO $JAILFS apply --json");
+    let said = place.sh("base", "JAILFS_FAILPOINTS=fail:base.rename:4+:EIO $JAILFS apply --json");
     assert_eq!(said.code, 1, "{said:?}");
     assert!(said.err.contains("the base could not be set back: '"), "{said:?}");
     assert!(said.err.contains("'jailfs apply --undo'"), "{said:?}");

@@ -141,7 +141,7 @@ fn what_its_user_may_not_read_or_write_or_own_any_more_is_taken_back() {
         &place,
         r#"
         cd ..
-        cut() { (cd base; ! JAILFS_STEPS=kill:base.sync:1 $JAILFS apply; eval "$1"; $JAILFS status > ../home/status); }
+        cut() { (cd base; ! JAILFS_FAILPOINTS=kill:base.sync:1 $JAILFS apply; eval "$1"; $JAILFS status > ../home/status); }
 
         echo text > base/f; echo first > base/g; ln base/g base/h
         $JAILFS mount base mnt; chmod 000 mnt/f; $JAILFS umount mnt
@@ -247,7 +247,7 @@ fn a_directory_that_is_roots_now_stops_only_the_next_apply() {
         r#"
         cd ../base; mkdir d e; for dir in d e; do echo old > $dir/f; done
         $JAILFS run --keep -- sh -euc 'echo changed > d/f; echo changed > e/f'
-        ! JAILFS_STEPS=kill:base.sync:1 $JAILFS apply; [ "$(cat d/f e/f | tr '\n' ' ')" = 'changed changed ' ]
+        ! JAILFS_FAILPOINTS=kill:base.sync:1 $JAILFS apply; [ "$(cat d/f e/f | tr '\n' ' ')" = 'changed changed ' ]
         "#,
     );
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);

@@ -34,7 +34,7 @@ pub struct Live {
     base_before: Vec<String>,
     /// Further words for `mount`.
     pub options: Vec<&'static str>,
-    /// At which step the daemon is killed or fails (`JAILFS_STEPS`).
+    /// At which failpoint the daemon is killed or fails (`JAILFS_FAILPOINTS`).
     pub steps: String,
     /// Whether an apply may have changed the base.
     pub applied: bool,
@@ -108,7 +108,7 @@ impl Live {
         let (base, mnt, store) = (self.base.clone(), self.mnt.clone(), self.store.clone());
         let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
         let command = command.arg("mount").args([&base, &mnt]).arg("--store").arg(&store).args(&self.options);
-        let command = command.env("JAILFS_STEPS", &self.steps);
+        let command = command.env("JAILFS_FAILPOINTS", &self.steps);
         checked(command.current_dir("/"), "mount");
         self.mounted = true;
         self.pid = self.daemon();

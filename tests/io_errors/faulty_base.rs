@@ -12,7 +12,7 @@ fn a_store_opens_and_works_while_its_base_takes_no_changes() {
             let place = Place::new(Place::work);
             let sandbox = place.open().unwrap();
             let rules = format!("fail:base:{nth}+:{errno}");
-            let is_done = step::with(&rules, || {
+            let is_done = failpoint::with(&rules, || {
                 let applied = apply(&sandbox, false);
                 drop(sandbox);
                 let told = format!("{rules}, and it goes on: {applied:?}");

@@ -14,7 +14,7 @@ use jailfs::error::{Error, FsError};
 use jailfs::fs::{Caller, RenameMode, SetAttr, SetTime, SetXattr};
 use jailfs::sandbox::verbs::{Consent, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::sys::step;
+use jailfs::sys::failpoint;
 use jailfs::types::{ByteRange, FileKind, Name, NodeId, Timestamp};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
@@ -127,7 +127,7 @@ impl Place {
     pub fn cut_off(&self) {
         self.work();
         let sandbox = self.open().unwrap();
-        let applied = step::with("fail:base.rename:3+:EIO", || {
+        let applied = failpoint::with("fail:base.rename:3+:EIO", || {
             let applied = apply(&sandbox, false);
             drop(sandbox);
             applied

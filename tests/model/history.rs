@@ -11,7 +11,7 @@ use jailfs::fs::{Attr, Forgotten};
 use jailfs::sandbox::verbs::{
     Applied, Change, ChangeKind, Checkpoint, Detail, Operation, Reply, Request, Rev,
 };
-use jailfs::sys::step;
+use jailfs::sys::failpoint;
 use jailfs::types::{NodeId, TreePath};
 use parking_lot::Mutex;
 
@@ -281,8 +281,9 @@ impl World {
         let (go_on, waits) = mpsc::channel::<()>();
         let waits = Mutex::new(waits);
         let changes = AtomicU64::new(0);
-        step::record(Some(Box::new(move |change| {
-            let is_moment = matches!(change, step::Change::Mkdir { .. } | step::Change::Rename { .. });
+        failpoint::set_recorder(Some(Box::new(move |change| {
+            let is_moment =
+                matches!(change, failpoint::Change::Mkdir { .. } | failpoint::Change::Rename { .. });
             if IS_APPLYING.get() && is_moment && changes.fetch_add(1, Ordering::SeqCst) == moment {
                 reached.send(()).unwrap();
                 waits.lock().recv().unwrap();
@@ -313,7 +314,7 @@ impl World {
             }
         }
         let Reply::Applied(applied) = applying.join().unwrap().unwrap() else { panic!("not an apply") };
-        step::record(None);
+        failpoint::set_recorder(None);
         assert!(applied.conflicts.is_empty(), "conflicts: {:?}", applied.conflicts);
         self.host = host::read(&self.base);
         let written = match self.tree.differs(&self.host, false, Times::NoChange) {

@@ -263,5 +263,5 @@ fn a_power_cut_while_everything_runs_loses_nothing_that_was_promised() {
         judge(left, &base, &promises);
     }
     eprintln!("{} power cuts of {} while everything ran", lefts.len().div_ceil(step), lefts.len());
-    step::set_boot(None);
+    failpoint::set_boot(None);
 }

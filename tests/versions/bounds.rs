@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use jailfs::fs::{Need, Tended};
 use jailfs::sandbox::Bounds;
 use jailfs::sandbox::verbs::Request;
-use jailfs::sys::step;
+use jailfs::sys::failpoint;
 
 use crate::place::{Place, Work};
 
@@ -300,7 +300,7 @@ fn what_an_undo_brought_back_stays_also_on_a_full_disk_on_which_a_seal_failed() 
         work.undo("a", 1).unwrap();
         fs.set_history(Bounds { versions: 0, ..Bounds::default() });
         let request = Request::Checkpoint { name: None, message: String::new() };
-        let told = step::with(&format!("fail:store.write:{write}+:ENOSPC"), || {
+        let told = failpoint::with(&format!("fail:store.write:{write}+:ENOSPC"), || {
             let told = work.sandbox.handle(request);
             // Whoever meets the full disk asks for room.
             for _ in 0..3 {

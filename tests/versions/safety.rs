@@ -4,7 +4,7 @@ use std::fs as host;
 
 use jailfs::fs::Tended;
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::sys::step;
+use jailfs::sys::failpoint;
 
 use crate::place::{Place, Work};
 
@@ -97,7 +97,7 @@ fn no_edit_fails_because_its_version_cannot_be_recorded() {
         let work = worked(&place);
         // The history is the first that is written by an edit.
         let rule = format!("fail:store.write:1:{errno}");
-        step::with(&rule, || {
+        failpoint::with(&rule, || {
             work.truncate("a", 0);
             work.write("a", 0, b"four");
         });
@@ -126,7 +126,7 @@ fn what_the_disk_does_not_know_to_be_given_up_is_not_given_back() {
         work.write("a", 0, &vec![b'a' + n; 1 << 20]);
     }
     // The log cannot be written from here on, nor removed: versions are given up in memory only.
-    step::with("fail:store.write:1+:EIO,fail:store.remove:1+:EIO,fail:store.open:1+:EIO", || {
+    failpoint::with("fail:store.write:1+:EIO,fail:store.remove:1+:EIO,fail:store.open:1+:EIO", || {
         work.sandbox.fs().set_history(jailfs::sandbox::Bounds { versions: 0, bytes: 0 });
         work.sandbox.fs().tend_versions(true, &|| false);
     });
@@ -156,7 +156,9 @@ fn bytes_of_a_version_that_the_disk_may_still_know_are_not_written_again_after_a
     let open = |n: u32| {
         // For want of room: nothing is lost by it, and the next open tries the same again.
         let rule = format!("fail:store.sync:{n}:ENOSPC");
-        step::with(&rule, || Sandbox::create_or_open(&place.base, &place.store, &StoreOptions::default()))
+        failpoint::with(&rule, || {
+            Sandbox::create_or_open(&place.base, &place.store, &StoreOptions::default())
+        })
     };
     // Without any other sync the store is not opened at all.
     let work = place.around((1..10).find_map(|n| open(n).ok()).unwrap());
@@ -188,7 +190,7 @@ fn the_log_is_written_anew_only_when_much_of_it_is_of_no_use() {
     }
     // A log that could not be written is written anew, with all versions of all names.
     work.rest();
-    step::with("fail:store.write:1:EIO", || work.write("f19", 0, b"z"));
+    failpoint::with("fail:store.write:1:EIO", || work.write("f19", 0, b"z"));
     let tend = || {
         work.sandbox.fs().tend_versions(false, &|| false);
         host::metadata(&log).unwrap().ino()
@@ -215,7 +217,7 @@ fn a_full_disk_gives_up_history_before_an_operation_fails() {
     let before = place.pools();
     // The write fails once for want of room.
     let made = work.id("a");
-    step::with("fail:store.write:1:ENOSPC", || {
+    failpoint::with("fail:store.write:1:ENOSPC", || {
         work.sandbox.fs().write(made, 1 << 20, b"more", false).unwrap();
     });
     let left = work.history("a").len();
@@ -237,7 +239,7 @@ fn a_copy_on_a_full_disk_does_not_wait_for_itself() {
         work.write("a", 0, &vec![b'a' + n; 1 << 20]);
     }
     let (from, to) = (work.id("from"), work.make("to"));
-    let copied = step::with("fail:store.write:1:ENOSPC", || {
+    let copied = failpoint::with("fail:store.write:1:ENOSPC", || {
         work.sandbox.fs().copy_range(from, 0, to, 0, 3 << 20, false)
     });
     assert_eq!(copied, Ok(3 << 20));
@@ -257,11 +259,11 @@ fn what_no_room_can_be_made_for_costs_no_history() {
     assert_eq!(refused, Some(jailfs::error::FsError::LimitReached));
     // And a disk that is full while somebody looks at states, as an undo does: nobody knows what else there is to give back.
     let looking = fs.looking();
-    let full = step::with("fail:store.write:1:ENOSPC", || fs.write(file, 0, b"more", false));
+    let full = failpoint::with("fail:store.write:1:ENOSPC", || fs.write(file, 0, b"more", false));
     drop(looking);
     assert!(full.is_err(), "no room could be made now");
     assert_eq!(work.texts("a"), texts);
-    step::with("fail:store.write:2:ENOSPC", || work.undo("a", 1)).unwrap();
+    failpoint::with("fail:store.write:2:ENOSPC", || work.undo("a", 1)).unwrap();
     assert_eq!(work.get("a"), "two");
     assert!(work.texts("a").contains(&"three".to_owned()), "{:?}", work.texts("a"));
 }
@@ -281,7 +283,7 @@ fn history_cut_off_at_any_step_of_its_writing_tells_no_wrong_bytes() {
         assert!(done.success());
         // From this step on nothing reaches the disk, as if the process had ended there.
         let rule = format!("fail:any:{n}+:EIO");
-        finished = step::with(&rule, || {
+        finished = failpoint::with(&rule, || {
             let Ok(sandbox) = Sandbox::create_or_open(&place.base, &copy, &StoreOptions::default()) else {
                 return false;
             };

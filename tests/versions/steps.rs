@@ -4,7 +4,7 @@ use jailfs::error::Kind;
 use jailfs::sandbox::verbs::EditKind::Undo;
 use jailfs::sandbox::{Bounds, Sandbox};
 use jailfs::store::record::Source;
-use jailfs::sys::step;
+use jailfs::sys::failpoint;
 use jailfs::types::NodeId;
 
 use crate::place::Place;
@@ -196,7 +196,7 @@ fn content_that_a_failed_undo_wrote_for_a_version_stays() {
         work.put("a", "one");
         work.apply();
         work.rest();
-        let undone = step::with(&format!("fail:store.write:{step}:EIO"), || work.undo("a", 1));
+        let undone = failpoint::with(&format!("fail:store.write:{step}:EIO"), || work.undo("a", 1));
         failed += usize::from(undone.is_err());
         // What was begun for the head is left behind.
         work.restore("start");
@@ -224,7 +224,7 @@ fn content_that_a_failed_undo_wrote_stays_once_it_is_brought_back_and_its_versio
         work.put("a", "one");
         work.apply();
         work.rest();
-        let undone = step::with(&format!("fail:store.write:{step}:EIO"), || work.undo("a", 1));
+        let undone = failpoint::with(&format!("fail:store.write:{step}:EIO"), || work.undo("a", 1));
         let before = work.sandbox.fs().upper_layer();
         work.restore("start");
         work.put("a", "two");

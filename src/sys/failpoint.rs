@@ -1,46 +1,49 @@
-//! Steps: each change of the disk has a name, so that a test can end the process or fail the call at every one of them.
+//! Failpoints: every change of the disk, and every call that reads from it, has a name, at which a
+//! test can kill the process or make the call fail.
 //!
-//! Without the feature `crash-points`, which only tests have, a step is nothing and costs nothing. With it, what is to
-//! happen is said by the environment variable `JAILFS_STEPS`, rules separated by commas:
+//! Without the feature `crash-points`, which only tests enable, a failpoint does nothing and costs
+//! nothing. With it, the environment variable `JAILFS_FAILPOINTS` holds rules, separated by commas:
 //!
 //! ```text
-//! kill:NAME:N            SIGKILL to this process before the N-th step NAME (from 1)
-//! fail:NAME:N:ERRNO      the N-th step NAME fails with ERRNO and does nothing; `N+`: from the N-th on
-//! log:FILE               the name of every step is appended to FILE, a line each
+//! kill:NAME:N            SIGKILL this process before the N-th NAME (from 1)
+//! fail:NAME:N:ERRNO      the N-th NAME fails with ERRNO and does nothing; `N+`: from the N-th on
+//! log:FILE               append the name of each failpoint that is hit to FILE, one per line
 //! ```
 //!
-//! NAME is a step, or `any` for each change, `base` for each change of the base, or `all` for each call. Calls that only
-//! read are steps as well. `any` leaves them out: a kill before a read leaves what a kill before the next change leaves.
+//! NAME is a failpoint, or `any` for each change, `base` for each change of the base, or `all` for
+//! each call. `any` leaves out the calls that only read: a kill before a read leaves what a kill
+//! before the next change leaves.
 //!
-//! A rule does not count a call that an earlier rule lets fail. So a second rule can fail a call of the recovery: after
-//! `fail:all:N:EIO`, the rule `fail:all:N:EIO` fails the next call, and one with a greater number a later one.
+//! A rule does not count a call that an earlier rule made fail. So a second rule can fail a call of
+//! the recovery: after `fail:all:N:EIO`, the rule `fail:all:N:EIO` fails the next call, and one with a
+//! greater number fails a later one.
 //!
-//! A test in the same process sets rules for its own thread by `with` instead. It sees by `record` what was done, and by
-//! `trace` which calls its thread made.
+//! A test in the same process sets rules for its own thread by `with`. It observes the changes by
+//! `set_recorder`, and the calls of its thread by `trace`.
 
-macro_rules! steps {
+macro_rules! failpoints {
     ($($variant:ident $name:literal,)*) => {
-        /// A step; `name` is what tests call it.
+        /// A failpoint.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Step {
+        pub enum Failpoint {
             $(#[doc = $name] $variant,)*
         }
 
-        /// Every step.
-        pub const ALL: &[Step] = &[$(Step::$variant,)*];
+        /// Every failpoint.
+        pub const ALL: &[Failpoint] = &[$(Failpoint::$variant,)*];
 
-        impl Step {
+        impl Failpoint {
             /// What tests call it.
             pub fn name(self) -> &'static str {
                 match self {
-                    $(Step::$variant => $name,)*
+                    $(Failpoint::$variant => $name,)*
                 }
             }
         }
     };
 }
 
-steps! {
+failpoints! {
     StoreOpen "store.open",
     StoreWrite "store.write",
     StoreCut "store.cut",
@@ -64,25 +67,25 @@ steps! {
     BaseRead "base.read",
 }
 
-impl Step {
+impl Failpoint {
     /// Whether it changes something.
     pub fn is_change(self) -> bool {
-        !matches!(self, Step::StoreRead | Step::BaseOpen | Step::BaseRead)
+        !matches!(self, Failpoint::StoreRead | Failpoint::BaseOpen | Failpoint::BaseRead)
     }
 }
 
-/// Says that a step is about to be taken.
+/// Marks that the named call is about to be made.
 ///
 /// # Errors
 /// What a test asked for; none without the feature `crash-points`.
 #[cfg(not(feature = "crash-points"))]
 #[inline(always)]
-pub fn begin(_: Step) -> std::io::Result<()> {
+pub fn hit(_: Failpoint) -> std::io::Result<()> {
     Ok(())
 }
 
 #[cfg(feature = "crash-points")]
-pub use rules::{Change, begin, boot, note, record, set_boot, trace, with};
+pub use rules::{Change, boot, hit, record, set_boot, set_recorder, trace, with};
 
 #[cfg(feature = "crash-points")]
 mod rules {
@@ -94,10 +97,10 @@ mod rules {
     use nix::errno::Errno;
     use parking_lot::{Mutex, RwLock};
 
-    use super::{ALL, Step};
+    use super::{ALL, Failpoint};
     use crate::types::{ByteRange, Timestamp};
 
-    /// What happens at a step.
+    /// What happens at a failpoint.
     #[derive(Clone, Debug)]
     enum Action {
         Kill,
@@ -108,29 +111,29 @@ mod rules {
     #[derive(Clone, Debug)]
     struct Rule {
         action: Action,
-        steps: Steps,
+        names: Names,
         nth: u64,
         /// Whether it also holds for all later ones.
         onwards: bool,
         seen: u64,
     }
 
-    /// The steps that a rule is about.
+    /// The failpoints to which a rule applies.
     #[derive(Clone, Copy, Debug)]
-    enum Steps {
+    enum Names {
         Changes,
         OfBase,
         All,
-        One(Step),
+        One(Failpoint),
     }
 
-    impl Steps {
-        fn has(self, step: Step) -> bool {
+    impl Names {
+        fn has(self, failpoint: Failpoint) -> bool {
             match self {
-                Steps::Changes => step.is_change(),
-                Steps::OfBase => step.is_change() && step.name().starts_with("base."),
-                Steps::All => true,
-                Steps::One(wanted) => wanted == step,
+                Names::Changes => failpoint.is_change(),
+                Names::OfBase => failpoint.is_change() && failpoint.name().starts_with("base."),
+                Names::All => true,
+                Names::One(wanted) => wanted == failpoint,
             }
         }
     }
@@ -148,20 +151,20 @@ mod rules {
             let (verb, rest) = text.split_once(':').ok_or_else(|| text.to_owned())?;
             if verb == "log" {
                 let action = Action::Log(rest.to_owned());
-                return Ok(Rule { action, steps: Steps::Changes, nth: 1, onwards: true, seen: 0 });
+                return Ok(Rule { action, names: Names::Changes, nth: 1, onwards: true, seen: 0 });
             }
             let mut words = rest.split(':');
             let name = words.next().unwrap_or_default();
-            let steps = match name {
-                "any" => Steps::Changes,
-                "base" => Steps::OfBase,
-                "all" => Steps::All,
+            let names = match name {
+                "any" => Names::Changes,
+                "base" => Names::OfBase,
+                "all" => Names::All,
                 name => ALL
                     .iter()
                     .copied()
-                    .find(|step| step.name() == name)
-                    .map(Steps::One)
-                    .ok_or_else(|| format!("no step is called '{name}'"))?,
+                    .find(|failpoint| failpoint.name() == name)
+                    .map(Names::One)
+                    .ok_or_else(|| format!("no failpoint is called '{name}'"))?,
             };
             let count = words.next().unwrap_or_default();
             let nth = count.trim_end_matches('+').parse().map_err(|_| format!("not a number: '{count}'"))?;
@@ -170,7 +173,7 @@ mod rules {
                 ("fail", Some(name)) => Action::Fail(errno(name).ok_or_else(|| text.to_owned())?),
                 _ => return Err(text.to_owned()),
             };
-            Ok(Rule { action, steps, nth, onwards: count.ends_with('+'), seen: 0 })
+            Ok(Rule { action, names, nth, onwards: count.ends_with('+'), seen: 0 })
         }
     }
 
@@ -178,23 +181,23 @@ mod rules {
         let rules: Result<Vec<Rule>, String> =
             text.split(',').filter(|rule| !rule.is_empty()).map(str::parse).collect();
         rules.unwrap_or_else(|why| {
-            log::error!("JAILFS_STEPS: {why}");
+            log::error!("JAILFS_FAILPOINTS: {why}");
             std::process::abort()
         })
     }
 
     fn of_process() -> &'static Mutex<Vec<Rule>> {
         static RULES: OnceLock<Mutex<Vec<Rule>>> = OnceLock::new();
-        RULES.get_or_init(|| Mutex::new(parse(&std::env::var("JAILFS_STEPS").unwrap_or_default())))
+        RULES.get_or_init(|| Mutex::new(parse(&std::env::var("JAILFS_FAILPOINTS").unwrap_or_default())))
     }
 
     thread_local! {
         static OF_THREAD: RefCell<Vec<Rule>> = const { RefCell::new(Vec::new()) };
-        static TRACE: RefCell<Option<Vec<(Step, bool)>>> = const { RefCell::new(None) };
+        static TRACE: RefCell<Option<Vec<(Failpoint, bool)>>> = const { RefCell::new(None) };
     }
 
     /// Does something and gives each call that this thread began meanwhile, and whether a rule let it fail.
-    pub fn trace<T>(work: impl FnOnce() -> T) -> (T, Vec<(Step, bool)>) {
+    pub fn trace<T>(work: impl FnOnce() -> T) -> (T, Vec<(Failpoint, bool)>) {
         TRACE.set(Some(Vec::new()));
         let done = work();
         (done, TRACE.take().unwrap_or_default())
@@ -213,21 +216,21 @@ mod rules {
         work()
     }
 
-    /// Says that a step is about to be taken.
+    /// Marks that the named call is about to be made.
     ///
     /// # Errors
     /// What a rule asks for.
-    pub fn begin(step: Step) -> io::Result<()> {
-        let mut begun = OF_THREAD.with_borrow_mut(|rules| follow(rules, step));
+    pub fn hit(failpoint: Failpoint) -> io::Result<()> {
+        let mut begun = OF_THREAD.with_borrow_mut(|rules| follow(rules, failpoint));
         if begun.is_ok() {
-            begun = follow(&mut of_process().lock(), step);
+            begun = follow(&mut of_process().lock(), failpoint);
         }
-        TRACE.with_borrow_mut(|trace| trace.iter_mut().for_each(|all| all.push((step, begun.is_err()))));
+        TRACE.with_borrow_mut(|trace| trace.iter_mut().for_each(|all| all.push((failpoint, begun.is_err()))));
         begun
     }
 
-    fn follow(rules: &mut [Rule], step: Step) -> io::Result<()> {
-        for rule in rules.iter_mut().filter(|rule| rule.steps.has(step)) {
+    fn follow(rules: &mut [Rule], failpoint: Failpoint) -> io::Result<()> {
+        for rule in rules.iter_mut().filter(|rule| rule.names.has(failpoint)) {
             rule.seen += 1;
             if rule.seen != rule.nth && !(rule.onwards && rule.seen > rule.nth) {
                 continue;
@@ -239,7 +242,7 @@ mod rules {
                 Action::Fail(errno) => return Err(io::Error::from(*errno)),
                 Action::Log(path) => {
                     let mut file = std::fs::OpenOptions::new().append(true).create(true).open(path)?;
-                    writeln!(file, "{}", step.name())?;
+                    writeln!(file, "{}", failpoint.name())?;
                 }
             }
         }
@@ -289,7 +292,7 @@ mod rules {
     static RECORDER: RwLock<Option<Recorder>> = RwLock::new(None);
 
     /// Tells every change of a store from now on; none ends it. One at a time in a process.
-    pub fn record(recorder: Option<Recorder>) {
+    pub fn set_recorder(recorder: Option<Recorder>) {
         *RECORDER.write() = recorder;
     }
 
@@ -297,7 +300,7 @@ mod rules {
     ///
     /// # Errors
     /// When it cannot be found out.
-    pub fn note(change: impl FnOnce() -> io::Result<Change>) -> io::Result<()> {
+    pub fn record(change: impl FnOnce() -> io::Result<Change>) -> io::Result<()> {
         if let Some(recorder) = &*RECORDER.read() {
             recorder(change()?);
         }

@@ -1,5 +1,6 @@
-//! A toy of the kernel's walk follows what the resolver serves, in random trees, also while somebody changes them.
-//! It asserts what the module is for: no walk ever gets out, and none ends elsewhere than in the bare directory.
+//! Property tests: a model of the kernel's path walk follows the served texts, in random trees and
+//! while the tree changes. No walk ever gets out, and each ends where it would in the bare
+//! directory.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -7,8 +8,8 @@ use std::collections::BTreeMap;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::toy::{Kind, ROOT, Toy};
-use super::{Answer, Jail, LINKS_MAX, Policy, Walks, components, host_parts};
+use super::memory_tree::{Kind, MemoryTree, ROOT};
+use super::{Answer, ClimbGuard, Jail, LINKS_MAX, Policy, components, host_parts};
 
 /// How a walk ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,9 +23,9 @@ enum End {
     Refused,
     /// On the host, where it is allowed.
     Allowed(Vec<Vec<u8>>),
-    /// On the host, where nobody may come.
+    /// On the host, outside every allowed prefix.
     Out,
-    /// The bare directory cannot say: it would need the names of the host.
+    /// The bare directory cannot tell: the outcome depends on names of the host.
     Unknown,
 }
 
@@ -34,28 +35,28 @@ enum At {
     Allowed(Vec<Vec<u8>>),
 }
 
-/// How absolute texts are taken: by the kernel, or as they were meant in the bare directory.
+/// How absolute texts are resolved: by the kernel, or as they were meant in the bare directory.
 #[derive(Clone, Copy, PartialEq)]
 enum Ground {
     Kernel,
     Bare,
 }
 
-/// The walk of namei.c, without what does not matter here. `read` answers READLINK, `mischief` happens before
-/// every step.
+/// The path walk of namei.c, reduced to what matters here. `read` answers READLINK; `mischief` runs
+/// before every step.
 fn walk(
     jail: &Jail,
     ground: Ground,
-    toy: &mut Toy,
+    tree: &mut MemoryTree,
     dir: usize,
     text: &[u8],
-    mut read: impl FnMut(&Toy, usize, &[u8]) -> Result<Vec<u8>, End>,
-    mut mischief: impl FnMut(&mut Toy, usize, &[u8]),
+    mut read: impl FnMut(&MemoryTree, usize, &[u8]) -> Result<Vec<u8>, End>,
+    mut mischief: impl FnMut(&mut MemoryTree, usize, &[u8]),
 ) -> End {
     let mut links = 0;
     let mut was_absolute = false;
     let mut at = At::Node(dir);
-    // Reversed: the next component is the last of the last.
+    // Each list is reversed: the next component is the last of the last list.
     let mut pending: Vec<Vec<Vec<u8>>> = Vec::new();
     let mut link = Some(text.to_vec());
     loop {
@@ -64,33 +65,19 @@ fn walk(
             if links > LINKS_MAX {
                 return End::Loop;
             }
-            let text = match read(toy, *dir, &stored) {
+            let text = match read(tree, *dir, &stored) {
                 Ok(text) => text,
                 Err(end) => return end,
             };
             assert!(!text.is_empty());
-            mischief(toy, *dir, b".");
-            let mut parts: Vec<Vec<u8>> = components(&text).map(<[u8]>::to_vec).collect();
-            if text.starts_with(b"/") {
-                was_absolute = true;
-                match absolute(jail, ground, &parts) {
-                    Ok((start, used)) => {
-                        at = start;
-                        parts.drain(..used);
-                    }
-                    Err(end) => return end,
-                }
+            mischief(tree, *dir, b".");
+            was_absolute |= text.starts_with(b"/");
+            match begin_text(jail, ground, &mut at, &text) {
+                Ok(parts) => pending.push(parts),
+                Err(end) => return end,
             }
-            if text.ends_with(b"/") || text.ends_with(b"/.") {
-                parts.push(b".".to_vec());
-            }
-            parts.reverse();
-            pending.push(parts);
         }
-        while pending.last().is_some_and(Vec::is_empty) {
-            pending.pop();
-        }
-        let Some(part) = pending.last_mut().and_then(Vec::pop) else {
+        let Some(part) = next_component(&mut pending) else {
             return match at {
                 At::Node(node) => End::Node(node),
                 At::Allowed(path) => End::Allowed(path),
@@ -106,8 +93,8 @@ fn walk(
             }
             At::Node(dir) => *dir,
         };
-        mischief(toy, dir, &part);
-        if !toy.is_dir(dir) {
+        mischief(tree, dir, &part);
+        if !tree.is_dir(dir) {
             return End::NotADirectory;
         }
         if part == b"." {
@@ -115,21 +102,44 @@ fn walk(
         }
         if part == b".." {
             if dir == ROOT {
-                // Out of an absolute text the way may lead back in, through names of the host.
+                // An absolute text that leads out may lead back in, through names of the host.
                 return if ground == Ground::Bare && was_absolute { End::Unknown } else { End::Out };
             }
-            at = At::Node(toy.nodes[dir].parent);
+            at = At::Node(tree.nodes[dir].parent);
             continue;
         }
-        match toy.child(dir, &part) {
+        match tree.child(dir, &part) {
             None if pending.iter().all(Vec::is_empty) => return End::Missing(dir, part),
             None => return End::NoEntry,
-            Some(child) => match &toy.nodes[child].kind {
+            Some(child) => match &tree.nodes[child].kind {
                 Kind::Link(stored) => link = Some(stored.clone()),
                 Kind::Dir(_) | Kind::File => at = At::Node(child),
             },
         }
     }
+}
+
+/// Begins to walk a text: moves `at` if it is absolute. Returns the components, reversed.
+fn begin_text(jail: &Jail, ground: Ground, at: &mut At, text: &[u8]) -> Result<Vec<Vec<u8>>, End> {
+    let mut parts: Vec<Vec<u8>> = components(text).map(<[u8]>::to_vec).collect();
+    if text.starts_with(b"/") {
+        let (start, used) = absolute(jail, ground, &parts)?;
+        *at = start;
+        parts.drain(..used);
+    }
+    if text.ends_with(b"/") || text.ends_with(b"/.") {
+        parts.push(b".".to_vec());
+    }
+    parts.reverse();
+    Ok(parts)
+}
+
+/// Takes the next component from the last text that has any.
+fn next_component(pending: &mut Vec<Vec<Vec<u8>>>) -> Option<Vec<u8>> {
+    while pending.last().is_some_and(Vec::is_empty) {
+        pending.pop();
+    }
+    pending.last_mut().and_then(Vec::pop)
 }
 
 /// Where an absolute text begins, and how many components that takes.
@@ -149,9 +159,9 @@ fn absolute(jail: &Jail, ground: Ground, parts: &[Vec<u8>]) -> Result<(At, usize
     if allowed { Ok((At::Allowed(parts.to_vec()), parts.len())) } else { Err(End::Out) }
 }
 
-/// The kernel's walk of the link, by what the resolver serves.
-fn served(jail: &Jail) -> impl Fn(&Toy, usize, &[u8]) -> Result<Vec<u8>, End> {
-    |toy, dir, stored| match jail.resolve(toy, dir, stored) {
+/// Answers READLINK as the resolver does.
+fn served(jail: &Jail) -> impl Fn(&MemoryTree, usize, &[u8]) -> Result<Vec<u8>, End> {
+    |tree, dir, stored| match jail.resolve(tree, dir, stored) {
         Ok(Answer::Text(text)) => Ok(text),
         Ok(Answer::Escapes { .. }) => Err(End::Refused),
         Err(_) => Err(End::NoEntry),
@@ -216,17 +226,17 @@ fn kind(made: &Made) -> Kind {
     }
 }
 
-fn trees() -> impl Strategy<Value = Toy> {
+fn trees() -> impl Strategy<Value = MemoryTree> {
     vec((any::<prop::sample::Index>(), names(), made()), 1..16).prop_map(|list| {
-        let mut toy = Toy::new();
+        let mut tree = MemoryTree::new();
         for (dir, name, made) in list {
-            let dirs: Vec<usize> = (0..toy.nodes.len()).filter(|&node| toy.is_dir(node)).collect();
+            let dirs: Vec<usize> = (0..tree.nodes.len()).filter(|&node| tree.is_dir(node)).collect();
             let dir = *dir.get(&dirs);
-            if toy.child(dir, &name).is_none() {
-                toy.add(dir, &name, kind(&made));
+            if tree.child(dir, &name).is_none() {
+                tree.add(dir, &name, kind(&made));
             }
         }
-        toy
+        tree
     })
 }
 
@@ -249,21 +259,21 @@ fn jails() -> impl Strategy<Value = Jail> {
 }
 
 /// Every link of the tree with its directory, and one more text in every directory.
-fn starts(toy: &Toy, extra: &[u8]) -> Vec<(usize, Vec<u8>)> {
-    let links = toy.nodes.iter().filter_map(|node| match &node.kind {
+fn starts(tree: &MemoryTree, extra: &[u8]) -> Vec<(usize, Vec<u8>)> {
+    let links = tree.nodes.iter().filter_map(|node| match &node.kind {
         Kind::Link(text) => Some((node.parent, text.clone())),
         _ => None,
     });
-    let dirs = (0..toy.nodes.len()).filter(|&node| toy.is_dir(node)).map(|dir| (dir, extra.to_vec()));
+    let dirs = (0..tree.nodes.len()).filter(|&node| tree.is_dir(node)).map(|dir| (dir, extra.to_vec()));
     links.chain(dirs).collect()
 }
 
-/// One change that somebody makes while the kernel walks.
+/// One change by another process during the kernel's walk.
 #[derive(Clone, Debug)]
 struct Mischief {
     /// It hits the very name that the walk takes next.
     aimed: bool,
-    /// Else this one.
+    /// Otherwise, this directory and name.
     dir: prop::sample::Index,
     name: Vec<u8>,
     put: Put,
@@ -295,61 +305,67 @@ fn mischiefs() -> impl Strategy<Value = Mischief> {
     })
 }
 
-/// How far below `top` a directory is; none if it is elsewhere or gone.
-fn below(toy: &Toy, top: usize) -> impl Fn(usize) -> Option<usize> + '_ {
+/// How many levels a directory is below `top`; `None` if it is elsewhere or removed.
+fn below(tree: &MemoryTree, top: usize) -> impl Fn(usize) -> Option<usize> + '_ {
     move |dir| {
         let mut at = dir;
         let mut levels = 0;
         while at != top {
-            if at == ROOT || toy.nodes[at].gone {
+            if at == ROOT || tree.nodes[at].gone {
                 return None;
             }
-            at = toy.nodes[at].parent;
+            at = tree.nodes[at].parent;
             levels += 1;
         }
         Some(levels)
     }
 }
 
-/// Makes the change, unless the marks of walks forbid it: such renames are refused. `link` stands for the one walk.
-fn make(toy: &mut Toy, walks: &mut Walks<(), usize>, mischief: &Mischief, walker: usize, next: &[u8]) {
-    let alive = |toy: &Toy, node: usize| below(toy, ROOT)(node).is_some();
+/// Makes the change, unless the guard refuses it as a rename. `()` stands for the one link.
+fn make(
+    tree: &mut MemoryTree,
+    guard: &mut ClimbGuard<(), usize>,
+    mischief: &Mischief,
+    walker: usize,
+    next: &[u8],
+) {
+    let alive = |tree: &MemoryTree, node: usize| below(tree, ROOT)(node).is_some();
     let dirs: Vec<usize> =
-        (0..toy.nodes.len()).filter(|&node| toy.is_dir(node) && alive(toy, node)).collect();
-    let aimed = mischief.aimed && toy.is_dir(walker) && alive(toy, walker) && next != b"." && next != b"..";
+        (0..tree.nodes.len()).filter(|&node| tree.is_dir(node) && alive(tree, node)).collect();
+    let aimed = mischief.aimed && tree.is_dir(walker) && alive(tree, walker) && next != b"." && next != b"..";
     let (dir, name) = if aimed { (walker, next) } else { (*mischief.dir.get(&dirs), &mischief.name[..]) };
     let moved = match &mischief.put {
         Put::Move(which) => Some(*which.get(&dirs)),
         Put::New(_) | Put::Nothing => None,
     };
     if let Some(moved) = moved {
-        let allowed = walks.may_stand_at(toy.depth(dir) + 1, below(toy, moved));
-        if moved == ROOT || toy.is_within(dir, moved) || !allowed {
+        let allowed = guard.may_stand_at(tree.depth(dir) + 1, below(tree, moved));
+        if moved == ROOT || tree.is_within(dir, moved) || !allowed {
             return;
         }
     }
-    // What has the name must be empty to lose it, as rmdir(2) and rename(2) demand of a directory.
-    if let Some(lost) = toy.child(dir, name) {
-        if Some(lost) == moved || matches!(&toy.nodes[lost].kind, Kind::Dir(names) if !names.is_empty()) {
+    // A replaced directory must be empty, as for rmdir(2) and rename(2).
+    if let Some(lost) = tree.child(dir, name) {
+        if Some(lost) == moved || matches!(&tree.nodes[lost].kind, Kind::Dir(names) if !names.is_empty()) {
             return;
         }
-        if toy.is_dir(lost) {
-            walks.remove(lost, dir);
+        if tree.is_dir(lost) {
+            guard.remove(lost, dir);
         }
     }
     match &mischief.put {
         Put::New(made) => {
-            toy.add(dir, name, kind(made));
+            tree.add(dir, name, kind(made));
         }
         Put::Move(_) => {
             let Some(moved) = moved else { return };
-            walks.leave(toy.nodes[moved].parent, below(toy, moved));
-            toy.take(moved);
-            toy.put(dir, name, moved);
+            guard.leave(tree.nodes[moved].parent, below(tree, moved));
+            tree.take(moved);
+            tree.put(dir, name, moved);
         }
         Put::Nothing => {
-            if let Some(child) = toy.child(dir, name) {
-                toy.take(child);
+            if let Some(child) = tree.child(dir, name) {
+                tree.take(child);
             }
         }
     }
@@ -364,13 +380,13 @@ proptest! {
 
     #[test]
     fn the_kernel_never_gets_out_and_ends_where_the_bare_directory_does(
-        toy in trees(), jail in jails(), extra in texts()
+        tree in trees(), jail in jails(), extra in texts()
     ) {
-        for (dir, text) in starts(&toy, &extra) {
-            let mut tree = toy.clone();
+        for (dir, text) in starts(&tree, &extra) {
+            let mut tree = tree.clone();
             let end = walk(&jail, Ground::Kernel, &mut tree, dir, &text, served(&jail), |_, _, _| ());
             prop_assert_ne!(&end, &End::Out, "{} in {}", text.escape_ascii(), dir);
-            let literal = |_: &Toy, _, stored: &[u8]| Ok(stored.to_vec());
+            let literal = |_: &MemoryTree, _, stored: &[u8]| Ok(stored.to_vec());
             let bare = walk(&jail, Ground::Bare, &mut tree, dir, &text, literal, |_, _, _| ());
             match bare {
                 End::Loop | End::Unknown => {}
@@ -382,25 +398,25 @@ proptest! {
 
     #[test]
     fn a_walk_with_old_answers_never_gets_out(
-        toy in trees(), jail in jails(), extra in texts(), changes in vec(mischiefs(), 1..24)
+        tree in trees(), jail in jails(), extra in texts(), changes in vec(mischiefs(), 1..24)
     ) {
-        for (dir, text) in starts(&toy, &extra) {
+        for (dir, text) in starts(&tree, &extra) {
             for late in 0..3 {
-                let mut tree = toy.clone();
-                let walks = RefCell::new(Walks::default());
+                let mut tree = tree.clone();
+                let guard = RefCell::new(ClimbGuard::default());
                 let mut changes = changes.iter();
                 let mut step = 0;
-                let mischief = |tree: &mut Toy, walker: usize, next: &[u8]| {
+                let mischief = |tree: &mut MemoryTree, walker: usize, next: &[u8]| {
                     step += 1;
-                    // While the directory is gone nothing is served for a link in it, and nothing asked.
+                    // In a removed directory no READLINK is sent and no text served.
                     if step > late && let Some(change) = changes.next() {
-                        make(tree, &mut walks.borrow_mut(), change, walker, next);
+                        make(tree, &mut guard.borrow_mut(), change, walker, next);
                     }
                 };
-                let read = |toy: &Toy, dir: usize, stored: &[u8]| {
-                    let answer = served(&jail)(toy, dir, stored);
+                let read = |tree: &MemoryTree, dir: usize, stored: &[u8]| {
+                    let answer = served(&jail)(tree, dir, stored);
                     if let Ok(text) = &answer {
-                        walks.borrow_mut().serve((), dir, Jail::climb(text));
+                        guard.borrow_mut().serve((), dir, Jail::climb(text));
                     }
                     answer
                 };
@@ -411,37 +427,37 @@ proptest! {
     }
 }
 
-/// The toy would notice: with the texts as stored, walks do get out.
+/// Checks the model itself: with the stored texts, walks do get out.
 #[test]
-fn the_toy_kernel_gets_out_by_literal_texts() {
+fn the_model_gets_out_by_literal_texts() {
     let jail = Jail { policy: Policy::Literal, ..jail() };
-    let mut toy = Toy::parse(b"d/e/");
+    let mut tree = MemoryTree::parse(b"d/e/");
     for text in [&b".."[..], b"d/../..", b"/etc", b"d/e/../../../x"] {
-        let end = walk(&jail, Ground::Kernel, &mut toy, ROOT, text, served(&jail), |_, _, _| ());
+        let end = walk(&jail, Ground::Kernel, &mut tree, ROOT, text, served(&jail), |_, _, _| ());
         assert_eq!(end, End::Out, "{}", text.escape_ascii());
     }
-    // A middle name swapped for a link between answer and walk.
-    let mut toy = Toy::parse(b"d/e/");
-    let swap = |toy: &mut Toy, _: usize, _: &[u8]| {
-        toy.add(toy.dir(b"d"), b"e", Kind::Link(b"/m/t".to_vec()));
+    // A name in the middle is replaced by a link between the reply and the walk.
+    let mut tree = MemoryTree::parse(b"d/e/");
+    let swap = |tree: &mut MemoryTree, _: usize, _: &[u8]| {
+        tree.add(tree.dir(b"d"), b"e", Kind::Link(b"/m/t".to_vec()));
     };
-    let end = walk(&jail, Ground::Kernel, &mut toy, ROOT, b"d/e/../..", served(&jail), swap);
+    let end = walk(&jail, Ground::Kernel, &mut tree, ROOT, b"d/e/../..", served(&jail), swap);
     assert_eq!(end, End::Out);
 }
 
-/// The guard on renames is needed: without it an old answer climbs out of a directory that has moved up.
+/// The guard is needed: without it, an old reply climbs out of a directory that has moved up.
 #[test]
-fn a_directory_that_moves_up_under_a_walk_is_what_the_guard_on_renames_is_for() {
+fn without_the_guard_a_walk_climbs_out_of_a_directory_that_moves_up() {
     let jail = jail();
-    let mut toy = Toy::parse(b"d/e/");
-    let e = toy.dir(b"d/e");
-    let up = |toy: &mut Toy, _: usize, _: &[u8]| {
-        if toy.depth(e) == 2 {
-            toy.take(e);
-            toy.put(ROOT, b"e", e);
+    let mut tree = MemoryTree::parse(b"d/e/");
+    let e = tree.dir(b"d/e");
+    let up = |tree: &mut MemoryTree, _: usize, _: &[u8]| {
+        if tree.depth(e) == 2 {
+            tree.take(e);
+            tree.put(ROOT, b"e", e);
         }
     };
-    let end = walk(&jail, Ground::Kernel, &mut toy, e, b"../../x", served(&jail), up);
+    let end = walk(&jail, Ground::Kernel, &mut tree, e, b"../../x", served(&jail), up);
     assert_eq!(end, End::Out);
     assert!(Jail::escapes_from_depth(b"../../x", 1) && !Jail::escapes_from_depth(b"../../x", 2));
 }

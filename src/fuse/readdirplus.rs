@@ -1,26 +1,30 @@
-//! Answering READDIRPLUS: the names of a directory, some of them with their nodes.
+//! Answers READDIRPLUS: the names of a directory, some of them with their nodes.
 //!
-//! The kernel asks so whenever it reads a directory. What comes with a node needs no LOOKUP; a name may come alone, as entry of node
-//! 0. fuser cannot say that, nor give a node another id than its number, so the answer is written by us:
+//! The kernel sends READDIRPLUS for every listing. A name that comes with its node needs no LOOKUP;
+//! a bare name is an entry of node 0. fuser can express neither a bare name nor a node id that
+//! differs from the inode number, so the reply is encoded here:
 //!
 //! ```text
 //! fuse_out_header = len u32 | error i32 (0) | unique u64
-//! each name       = fuse_entry_out (128) | ino u64 | cookie u64 | length of the name u32 | kind u32 | the name, padded to 8
-//! fuse_entry_out  = id u64 | generation u64 | seconds that the name is valid u64 | that the attributes are u64 |
-//!                   nanoseconds of both 2 * u32 | fuse_attr (88)
-//! fuse_attr       = ino, size, blocks, atime, mtime, ctime: u64 | nanoseconds of the three 3 * u32 |
-//!                   mode, nlink, uid, gid, rdev, blksize, flags: u32
+//! each name       = fuse_entry_out (128) | ino u64 | cookie u64 | length of the name u32 | kind u32
+//!                   | the name, padded to 8
+//! fuse_entry_out  = id u64 | generation u64 | lifetime of the name u64 | of the attributes u64
+//!                   | nanoseconds of both 2 * u32 | fuse_attr (88)
+//! fuse_attr       = ino, size, blocks, atime, mtime, ctime: u64 | nanoseconds of the three 3 * u32
+//!                   | mode, nlink, uid, gid, rdev, blksize, flags: u32
 //! ```
 //!
 //! (include/uapi/linux/fuse.h, in the byte order of the machine.) Always true:
-//! * a node that was handed out is in an answer that the kernel took, or is taken back: the kernel counts what it links, and lets go
-//!   itself of what it cannot link (`parse_dirplusfile` in fs/fuse/readdir.c);
-//! * only nodes come that the kernel does not hold, so nothing that it has read of them can be outdated;
-//! * one answer looks at the base for a moment only. It is short then, and the kernel asks on.
+//! * A node that was handed out is in a reply that the kernel accepted, or is forgotten again. The
+//!   kernel counts the nodes that it links, and sends FORGET for those that it cannot link
+//!   (`parse_dirplusfile` in fs/fuse/readdir.c).
+//! * A node is sent only if the kernel does not hold it, so it cannot overwrite newer attributes.
+//! * One reply spends a bounded time on the base. It is short then, and the kernel asks for more.
 //!
-//! fuser has a reply of its own for each request, and a way to let go of one without sending it there is not. So it sends an error
-//! behind our answer, which the kernel refuses (ENOENT: nobody waits for it), and writes that into the log, as an error;
-//! [`is_expected`] tells such a line from others. Whoever uses the library with a log of his own asks it, or leaves `fuser::reply` out.
+//! fuser insists on a reply of its own to each request. So it sends an error after the real reply,
+//! the kernel refuses that (ENOENT: no process waits), and fuser logs the refusal as an error.
+//! [`is_expected`] recognises such log lines. A user of the library with a log of its own should
+//! filter by it, or leave out the target `fuser::reply`.
 
 use std::cell::Cell;
 use std::os::unix::ffi::OsStrExt;
@@ -29,42 +33,43 @@ use std::time::{Duration, Instant};
 use fuser::{Errno, Generation, INodeNo, ReplyDirectoryPlus};
 
 use crate::fs::{Attr, DirEntry, Entry, Fs};
-use crate::fuse::answer::Asked;
-use crate::fuse::kernel::Channel;
+use crate::fuse::notify::Channel;
+use crate::fuse::reply::Call;
 use crate::fuse::translate::{BLOCK_SIZE, FOREVER, encode_device, no_entry};
 use crate::types::{FileKind, NodeId, PERM_BITS, Timestamp};
 
-/// For how long one answer looks at nodes.
-const LONGEST_LOOK: Duration = Duration::from_millis(2);
-/// Nodes between two looks at the clock, each of which costs as much as a tenth of looking at a node.
-const NODES_AT_ONCE: usize = 4;
+/// How long one reply may look up nodes.
+const LOOKUP_LIMIT: Duration = Duration::from_millis(2);
+/// Nodes per look at the clock, which costs a tenth of looking up a node.
+const NODES_PER_CLOCK_READ: usize = 4;
 /// `sizeof(struct fuse_out_header)`.
 const HEADER: usize = 16;
 /// `sizeof(struct fuse_attr)`.
 const ATTR: usize = 88;
 
-/// A READDIRPLUS that is to be answered.
-pub(super) struct Plus {
+/// A READDIRPLUS request.
+pub(super) struct Readdirplus {
     pub(super) unique: u64,
-    /// Says how much the kernel has room for; it is not what is sent.
+    /// Knows how much room the kernel has. It does not carry the names that are sent.
     pub(super) reply: ReplyDirectoryPlus,
-    /// Whether files come with their names, too.
+    /// Whether files come with their nodes. Directories always do.
     pub(super) with_files: bool,
 }
 
-impl Plus {
-    /// Answers with the names of a directory from behind a cookie on. Says whether that could be done.
-    pub(super) fn answer(self, asked: &Asked<'_>, fs: &Fs, channel: &Channel, behind: u64) -> bool {
-        let Plus { unique, mut reply, with_files } = self;
+impl Readdirplus {
+    /// Answers with the names after the cookie `behind`. Returns false if it failed before the
+    /// first name.
+    pub(super) fn answer(self, call: &Call<'_>, fs: &Fs, channel: &Channel, behind: u64) -> bool {
+        let Readdirplus { unique, mut reply, with_files } = self;
         let mut message = Message::new(unique);
         let mut handed = Vec::new();
         let (mut begun, mut looked): (Option<Instant>, usize) = (None, 0);
-        let result = fs.readdir_plus(NodeId(asked.node), behind, |entry, hand_out| {
-            // Whoever lists a directory goes into those that are in it, or looks at none of them.
+        let result = fs.readdir_plus(NodeId(call.node), behind, |entry, hand_out| {
+            // A program that lists a tree enters every directory, so these always come with a node.
             let wanted = with_files || entry.kind == FileKind::Dir;
             let is_late = wanted
-                && looked.is_multiple_of(NODES_AT_ONCE)
-                && begun.get_or_insert_with(Instant::now).elapsed() > LONGEST_LOOK;
+                && looked.is_multiple_of(NODES_PER_CLOCK_READ)
+                && begun.get_or_insert_with(Instant::now).elapsed() > LOOKUP_LIMIT;
             if is_late || !has_room(&mut reply, &entry) {
                 return false;
             }
@@ -76,53 +81,53 @@ impl Plus {
         });
         match result {
             Err(error) if message.is_empty() => {
-                reply.error(asked.refuse(&error));
+                reply.error(call.refuse(&error));
                 return false;
             }
-            // What was found is given; the error comes again when the kernel goes on behind it.
+            // Send the names found so far. The error recurs when the kernel asks for the rest.
             Ok(()) | Err(_) => {}
         }
-        // That there is no more fuser can say as well as we.
+        // fuser can express an empty reply: the end of the directory.
         if message.is_empty() {
             reply.ok();
             return true;
         }
-        if let Err(error) = channel.answer(&message.finish()) {
-            log::debug!("answer a listing of node {}: {error}", asked.node);
+        if let Err(error) = channel.send_reply(&message.finish()) {
+            log::debug!("answer a listing of node {}: {error}", call.node);
             handed.into_iter().for_each(|id| fs.forget(id, 1));
         }
-        // Nobody waits for this, unless our answer was not taken.
-        OVERDUE.set(true);
+        // The kernel refuses this reply, unless it did not accept the first one.
+        IN_DUPLICATE_REPLY.set(true);
         reply.error(Errno::EIO);
-        OVERDUE.set(false);
+        IN_DUPLICATE_REPLY.set(false);
         true
     }
 }
 
-/// Whether there is room for a name, by the size of what fuser makes of it: it is as large.
+/// Whether the kernel's buffer has room for a name. fuser's encoding has the same size.
 fn has_room(reply: &mut ReplyDirectoryPlus, entry: &DirEntry) -> bool {
     let name = std::ffi::OsStr::from_bytes(&entry.name);
     !reply.add(INodeNo(0), entry.cookie, name, &Duration::ZERO, &no_entry(), Generation(0))
 }
 
 thread_local! {
-    /// Whether this thread lets fuser answer what was answered.
-    static OVERDUE: Cell<bool> = const { Cell::new(false) };
+    /// Whether this thread lets fuser answer a request that is already answered.
+    static IN_DUPLICATE_REPLY: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether a line of the log says what is always so, for each listing of a directory: an answer that we sent ourselves cannot be sent once more by fuser.
-/// To be asked by the thread that logs.
+/// Whether a log record is the harmless error that follows each directory listing: fuser fails to
+/// answer a request that is already answered. Must be called by the thread that logs.
 pub fn is_expected(record: &log::Record<'_>) -> bool {
-    OVERDUE.get() && record.target() == "fuser::reply"
+    IN_DUPLICATE_REPLY.get() && record.target() == "fuser::reply"
 }
 
-/// An answer as it is written.
+/// A reply in its encoded form.
 struct Message(Vec<u8>);
 
 impl Message {
     fn new(unique: u64) -> Message {
         let mut message = Message(Vec::with_capacity(4096));
-        // The length is known at the end.
+        // `finish` sets the length.
         message.u32(0).u32(0).u64(unique);
         message
     }
@@ -149,7 +154,7 @@ impl Message {
         self
     }
 
-    /// Adds a name, with its node if there is one.
+    /// Adds a name, with its node if given.
     fn add(&mut self, entry: &DirEntry, node: Option<&Entry>) {
         match node {
             Some(Entry { id, attr }) => {
@@ -179,7 +184,7 @@ impl Message {
     }
 }
 
-/// Seconds as they are sent: signed ones in the bits of unsigned ones.
+/// Signed seconds in the bits of an unsigned number, as the protocol sends them.
 fn seconds(time: Timestamp) -> u64 {
     u64::from_ne_bytes(time.secs.to_ne_bytes())
 }
@@ -189,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_fuser_says_of_an_overdue_answer_is_expected() {
+    fn only_fusers_error_about_a_duplicate_reply_is_expected() {
         let says = |target: &str| {
             is_expected(
                 &log::Record::builder()
@@ -200,12 +205,12 @@ mod tests {
             )
         };
         assert!(!says("fuser::reply"));
-        OVERDUE.set(true);
+        IN_DUPLICATE_REPLY.set(true);
         assert!(says("fuser::reply") && !says("fuser::session") && !says("jailfs::fuse"));
         assert!(
             !std::thread::scope(|scope| scope.spawn(|| says("fuser::reply")).join().unwrap()),
             "another thread"
         );
-        OVERDUE.set(false);
+        IN_DUPLICATE_REPLY.set(false);
     }
 }

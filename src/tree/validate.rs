@@ -1,73 +1,73 @@
-//! Whether edits fit a tree, before anything is written of them.
+//! Validates edits before they are written to the journal.
 //!
-//! Always true: [`Tree::apply`] takes the edits of a list that fits, each after those before it. So what is recorded can
-//! always be replayed; a journal with an edit that does not fit would make its layer unreadable.
+//! Always true: [`Tree::apply`] accepts each edit of a valid list, in order. So whatever is
+//! recorded can be replayed. A journal with one invalid edit would make its whole layer unreadable.
 
 use std::collections::BTreeMap;
 
 use super::{Body, Edit, Misfit, Tree};
 use crate::types::Ino;
 
-/// What an edit can be about.
+/// The kind of a node, as far as edits depend on it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stands {
+enum Kind {
     Nothing,
     Dir,
     File { size: u64 },
     Other,
 }
 
-impl Stands {
-    fn for_body(body: &Body) -> Stands {
+impl Kind {
+    fn for_body(body: &Body) -> Kind {
         match body {
-            Body::File { size, .. } => Stands::File { size: *size },
-            Body::Dir { .. } => Stands::Dir,
-            Body::Symlink { .. } | Body::Special => Stands::Other,
+            Body::File { size, .. } => Kind::File { size: *size },
+            Body::Dir { .. } => Kind::Dir,
+            Body::Symlink { .. } | Body::Special => Kind::Other,
         }
     }
 }
 
 impl Tree {
-    /// Finds out whether all of a list of edits can be applied, one after the other. The tree stays as it is.
+    /// Checks that a list of edits can be applied in order. Does not change the tree.
     ///
     /// # Errors
-    /// What [`Tree::apply`] would answer to the first one that does not fit.
-    pub fn fits(&self, edits: &[Edit]) -> Result<(), Misfit> {
-        let mut changed: BTreeMap<Ino, Stands> = BTreeMap::new();
+    /// The error that [`Tree::apply`] would return for the first invalid edit.
+    pub fn validate(&self, edits: &[Edit]) -> Result<(), Misfit> {
+        let mut changed: BTreeMap<Ino, Kind> = BTreeMap::new();
         for edit in edits {
-            let stands = |ino: &Ino| {
-                let in_tree = || self.node(*ino).map_or(Stands::Nothing, |node| Stands::for_body(&node.body));
+            let kind_of = |ino: &Ino| {
+                let in_tree = || self.node(*ino).map_or(Kind::Nothing, |node| Kind::for_body(&node.body));
                 changed.get(ino).copied().unwrap_or_else(in_tree)
             };
             let (ino, becomes) = match edit {
-                Edit::Put { ino, node } => (ino, Stands::for_body(&node.body)),
-                Edit::Meta { ino, .. } | Edit::Xattr { ino, .. } => match stands(ino) {
-                    Stands::Nothing => return Err(Misfit::NO_NODE),
-                    Stands::Dir | Stands::File { .. } | Stands::Other => continue,
+                Edit::Put { ino, node } => (ino, Kind::for_body(&node.body)),
+                Edit::Meta { ino, .. } | Edit::Xattr { ino, .. } => match kind_of(ino) {
+                    Kind::Nothing => return Err(Misfit::NO_NODE),
+                    Kind::Dir | Kind::File { .. } | Kind::Other => continue,
                 },
-                Edit::Resize { ino, size } => match stands(ino) {
-                    Stands::Nothing => return Err(Misfit::NO_NODE),
-                    Stands::File { .. } => (ino, Stands::File { size: *size }),
-                    Stands::Dir | Stands::Other => return Err(Misfit::SIZE_OF_NO_FILE),
+                Edit::Resize { ino, size } => match kind_of(ino) {
+                    Kind::Nothing => return Err(Misfit::NO_NODE),
+                    Kind::File { .. } => (ino, Kind::File { size: *size }),
+                    Kind::Dir | Kind::Other => return Err(Misfit::SIZE_OF_NO_FILE),
                 },
-                Edit::Map { ino, range, .. } => match stands(ino) {
-                    Stands::File { size } if range.is_empty() || range.end > size => {
+                Edit::Map { ino, range, .. } => match kind_of(ino) {
+                    Kind::File { size } if range.is_empty() || range.end > size => {
                         return Err(Misfit::BEYOND_THE_END);
                     }
-                    Stands::File { .. } => continue,
-                    Stands::Nothing | Stands::Dir | Stands::Other => {
+                    Kind::File { .. } => continue,
+                    Kind::Nothing | Kind::Dir | Kind::Other => {
                         return Err(Misfit::CONTENT_OF_NO_FILE);
                     }
                 },
-                Edit::Dentry { dir, .. } => match stands(dir) {
-                    Stands::Dir => continue,
-                    Stands::Nothing | Stands::File { .. } | Stands::Other => {
+                Edit::Dentry { dir, .. } => match kind_of(dir) {
+                    Kind::Dir => continue,
+                    Kind::Nothing | Kind::File { .. } | Kind::Other => {
                         return Err(Misfit::NAME_IN_NO_DIRECTORY);
                     }
                 },
-                Edit::Remove { ino } => match stands(ino) {
-                    Stands::Nothing => return Err(Misfit::REMOVAL_OF_NO_NODE),
-                    Stands::Dir | Stands::File { .. } | Stands::Other => (ino, Stands::Nothing),
+                Edit::Remove { ino } => match kind_of(ino) {
+                    Kind::Nothing => return Err(Misfit::REMOVAL_OF_NO_NODE),
+                    Kind::Dir | Kind::File { .. } | Kind::Other => (ino, Kind::Nothing),
                 },
             };
             changed.insert(*ino, becomes);
@@ -115,7 +115,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
         #[test]
-        fn edits_fit_exactly_if_they_can_be_applied(
+        fn a_list_is_valid_exactly_if_it_can_be_applied(
             before in proptest::collection::vec(edit(), 0..12),
             edits in proptest::collection::vec(edit(), 1..6),
         ) {
@@ -123,9 +123,9 @@ mod tests {
             for edit in before {
                 let _fitted = tree.apply(&edit);
             }
-            let said = tree.fits(&edits);
-            let done = edits.iter().try_for_each(|edit| tree.apply(edit));
-            prop_assert_eq!(said, done);
+            let validated = tree.validate(&edits);
+            let applied = edits.iter().try_for_each(|edit| tree.apply(edit));
+            prop_assert_eq!(validated, applied);
         }
     }
 }

@@ -1,9 +1,9 @@
-//! A tree in memory for the tests. A node that was taken out keeps its parent, as a dentry of the kernel does, but
-//! [`Walk::parent`] says that it is gone.
+//! A tree in memory for the tests. A removed node keeps its parent, as a dentry of the kernel does,
+//! but [`Walk::parent`] returns `None` for it.
 
 use std::collections::BTreeMap;
 
-use super::{FsResult, Name, Step, Walk};
+use super::{FsResult, Name, NameTarget, Walk};
 
 #[derive(Clone, Debug)]
 pub enum Kind {
@@ -20,20 +20,20 @@ pub struct Node {
 }
 
 #[derive(Clone, Debug)]
-pub struct Toy {
+pub struct MemoryTree {
     pub nodes: Vec<Node>,
 }
 
 pub const ROOT: usize = 0;
 
-impl Toy {
-    pub fn new() -> Toy {
-        Toy { nodes: vec![Node { kind: Kind::Dir(BTreeMap::new()), parent: ROOT, gone: false }] }
+impl MemoryTree {
+    pub fn new() -> MemoryTree {
+        MemoryTree { nodes: vec![Node { kind: Kind::Dir(BTreeMap::new()), parent: ROOT, gone: false }] }
     }
 
-    /// Reads `dir/;file;link>text`, separated by `;`. Directories on the way are made.
-    pub fn parse(spec: &[u8]) -> Toy {
-        let mut toy = Toy::new();
+    /// Parses `dir/;file;link>text`, separated by `;`. Parent directories are created.
+    pub fn parse(spec: &[u8]) -> MemoryTree {
+        let mut tree = MemoryTree::new();
         for entry in spec.split(|&b| b == b';').map(<[u8]>::trim_ascii).filter(|entry| !entry.is_empty()) {
             let (path, kind) = match entry.iter().position(|&b| b == b'>') {
                 Some(at) => (&entry[..at], Kind::Link(entry[at + 1..].to_vec())),
@@ -44,11 +44,12 @@ impl Toy {
             let last = parts.pop().unwrap();
             let mut dir = ROOT;
             for part in parts {
-                dir = toy.child(dir, part).unwrap_or_else(|| toy.add(dir, part, Kind::Dir(BTreeMap::new())));
+                dir =
+                    tree.child(dir, part).unwrap_or_else(|| tree.add(dir, part, Kind::Dir(BTreeMap::new())));
             }
-            toy.add(dir, last, kind);
+            tree.add(dir, last, kind);
         }
-        toy
+        tree
     }
 
     pub fn child(&self, dir: usize, name: &[u8]) -> Option<usize> {
@@ -62,7 +63,7 @@ impl Toy {
         matches!(self.nodes[node].kind, Kind::Dir(_))
     }
 
-    /// Adds a node; what had the name before is gone.
+    /// Adds a node, and removes the one that had the name before.
     pub fn add(&mut self, dir: usize, name: &[u8], kind: Kind) -> usize {
         self.nodes.push(Node { kind, parent: dir, gone: false });
         let node = self.nodes.len() - 1;
@@ -70,7 +71,7 @@ impl Toy {
         node
     }
 
-    /// Gives a node a name in `dir`; what had the name before is gone.
+    /// Gives a node a name in `dir`, and removes the one that had the name before.
     pub fn put(&mut self, dir: usize, name: &[u8], node: usize) {
         self.nodes[node].parent = dir;
         self.nodes[node].gone = false;
@@ -80,7 +81,7 @@ impl Toy {
         }
     }
 
-    /// Takes a node's name away.
+    /// Removes a node's name.
     pub fn take(&mut self, node: usize) {
         let parent = self.nodes[node].parent;
         if let Kind::Dir(names) = &mut self.nodes[parent].kind {
@@ -116,7 +117,7 @@ impl Toy {
     }
 }
 
-impl Walk for Toy {
+impl Walk for MemoryTree {
     type Dir = usize;
 
     fn root(&self) -> usize {
@@ -127,11 +128,11 @@ impl Walk for Toy {
         (dir != ROOT && !self.nodes[dir].gone).then_some(self.nodes[dir].parent)
     }
 
-    fn lookup(&self, dir: usize, name: &Name) -> FsResult<Option<Step<usize>>> {
+    fn lookup(&self, dir: usize, name: &Name) -> FsResult<Option<NameTarget<usize>>> {
         Ok(self.child(dir, name.as_bytes()).map(|child| match &self.nodes[child].kind {
-            Kind::Dir(_) => Step::Dir(child),
-            Kind::Link(text) => Step::Symlink(text.clone()),
-            Kind::File => Step::Other,
+            Kind::Dir(_) => NameTarget::Dir(child),
+            Kind::Link(text) => NameTarget::Symlink(text.clone()),
+            Kind::File => NameTarget::Other,
         }))
     }
 }

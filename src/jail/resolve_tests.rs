@@ -1,14 +1,14 @@
-//! The rules of the module, row by row.
+//! The rules of the resolver, row by row.
 
-use super::toy::{Kind, Toy};
-use super::{Answer, FsError, FsResult, Jail, Name, Policy, Step, TEXT_MAX, Walk};
+use super::memory_tree::{Kind, MemoryTree};
+use super::{Answer, FsError, FsResult, Jail, Name, NameTarget, Policy, TEXT_MAX, Walk};
 
 #[derive(Clone, Copy, Debug)]
 enum Want<'a> {
     /// The text as stored.
     Same,
     Text(&'a str),
-    /// Refused; where it leads.
+    /// Refused, with the path where it leads.
     Out(&'a str),
     Fails(fn() -> FsError),
 }
@@ -26,7 +26,7 @@ fn jail(policy: Policy) -> Jail {
 }
 
 #[track_caller]
-fn check(jail: &Jail, tree: &Toy, dir: &[u8], target: &[u8], want: Want) {
+fn check(jail: &Jail, tree: &MemoryTree, dir: &[u8], target: &[u8], want: Want) {
     let got = jail.resolve(tree, tree.dir(dir), target);
     let want: FsResult<Answer> = match want {
         Same => Ok(Answer::Text(target.to_vec())),
@@ -52,7 +52,7 @@ fn show(answer: &FsResult<Answer>) -> String {
     }
 }
 
-/// A project with every sort of link in it.
+/// A project with every kind of link in it.
 const TREE: &str = "
     f; d/e/deep/; d/x; d/e/x; r/1/conf; r/2/conf; shared/conf; .../dots; ..a/x; home/u/mnt/twin;
     current>r/2; abs>/home/u/mnt/d/e; based>/home/u/base/d/e; up>../..; d/top>..; d/e/top>../..;
@@ -63,7 +63,7 @@ const TREE: &str = "
     gonewild>nothing/../../../../etc; proc>/proc/self/root/etc; nested/in/dir/f
 ";
 
-/// Directory of the link, stored text, policy, answer.
+/// Directory of the link, stored text, policy, expected reply.
 const ROWS: &[(&str, &str, Policy, Want)] = &[
     // Stays inside and has the shape: byte for byte.
     ("", "f", Deny, Same),
@@ -94,7 +94,7 @@ const ROWS: &[(&str, &str, Policy, Want)] = &[
     ("", "dangling", Deny, Same),
     ("", "dangling/x", Deny, Same),
     ("d", "../nothing", Deny, Same),
-    // Names that only look like something.
+    // Names that only look special.
     ("", ".../dots", Deny, Same),
     ("", "..a/x", Deny, Same),
     ("", "....", Deny, Same),
@@ -145,7 +145,7 @@ const ROWS: &[(&str, &str, Policy, Want)] = &[
     ("d/e", "../../r/1/../2/conf", Deny, Text("../../r/2/conf")),
     ("d/e", "deep/../../../f", Deny, Text("../../f")),
     ("d/e", "deep/../../../../f", Deny, Out("/home/u/f")),
-    // ... through links: physical where it must be, the names after it kept.
+    // ... through links: physical up to the last `..`, the names after it kept.
     ("", "current/../1/conf", Deny, Text("r/1/conf")),
     ("", "current/../../shared/conf", Deny, Text("shared/conf")),
     ("", "current/../../../x", Deny, Out("/home/u/x")),
@@ -159,7 +159,7 @@ const ROWS: &[(&str, &str, Policy, Want)] = &[
     ("d/e", "../../abs/../../current/conf", Deny, Text("../../current/conf")),
     ("d", "top/d/../f", Deny, Text("../f")),
     ("nested/in/dir", "../../../abs/..", Deny, Text("../../../d")),
-    // ... where nothing can follow: cut before the `..`.
+    // ... where nothing can exist: cut before the `..`.
     ("", "nothing/../f", Deny, Text("nothing/.")),
     ("", "nothing/../../../../etc", Deny, Text("nothing/.")),
     ("", "nothing/a//b/../../c", Deny, Text("nothing/a/b/.")),
@@ -211,7 +211,7 @@ const ROWS: &[(&str, &str, Policy, Want)] = &[
     ("d", "/home/u/mnt/nothing/../f", Deny, Text("../nothing/.")),
     ("d", "/home/u/mnt/d/..", Deny, Text("..")),
     ("", "/home/u/mnt/d/..", Deny, Text(".")),
-    // ... with a `..` in the host part: the untrusted part is not in the answer.
+    // ... with a `..` in the host part: the untrusted part is left out.
     ("d", "/home/u/x/../mnt/f", Deny, Text("../f")),
     ("d", "/home/u/mnt/../mnt/f", Deny, Text("../f")),
     ("d", "/home/u/mnt/d/../../mnt/f", Deny, Text("../f")),
@@ -219,7 +219,7 @@ const ROWS: &[(&str, &str, Policy, Want)] = &[
     ("d", "/home/u/x/../base/f", Deny, Text("../f")),
     ("d", "/home/u/mnt/../base/f", Deny, Text("../f")),
     ("d", "/home/u/mnt/../mnt/..", Deny, Out("/home/u")),
-    // Names that begin like the mount point or the base.
+    // Names that share a prefix with the mount point or the base.
     ("", "/home/u/mnt2", Deny, Out("/home/u/mnt2")),
     ("", "/home/u/mn", Deny, Out("/home/u/mn")),
     ("", "/home/u/mntx/f", Deny, Out("/home/u/mntx/f")),
@@ -289,7 +289,7 @@ const ROWS: &[(&str, &str, Policy, Want)] = &[
     ("", "nothing/../f", Rewrite, Text("nothing/.")),
     ("", "/etc", Rewrite, Out("/etc")),
     ("", "..", Rewrite, Out("/home/u")),
-    // Literal: nothing is judged.
+    // Literal: unchecked.
     ("", "/etc/passwd", Literal, Same),
     ("", "../../..", Literal, Same),
     ("", "d/../../x", Literal, Same),
@@ -304,7 +304,7 @@ const ROWS: &[(&str, &str, Policy, Want)] = &[
 
 #[test]
 fn every_row_of_the_table_holds() {
-    let tree = Toy::parse(TREE.as_bytes());
+    let tree = MemoryTree::parse(TREE.as_bytes());
     assert!(ROWS.len() >= 80);
     for &(dir, target, policy, want) in ROWS {
         check(&jail(policy), &tree, dir.as_bytes(), target.as_bytes(), want);
@@ -312,8 +312,8 @@ fn every_row_of_the_table_holds() {
 }
 
 #[test]
-fn what_is_served_for_the_table_has_the_shape() {
-    let tree = Toy::parse(TREE.as_bytes());
+fn every_served_text_of_the_table_has_the_shape() {
+    let tree = MemoryTree::parse(TREE.as_bytes());
     for policy in [Deny, Show, Rewrite] {
         for &(dir, target, _, _) in ROWS {
             let Ok(Answer::Text(text)) =
@@ -336,12 +336,12 @@ fn what_is_served_for_the_table_has_the_shape() {
 
 #[test]
 fn a_served_text_is_served_again_as_it_is() {
-    let tree = Toy::parse(TREE.as_bytes());
+    let tree = MemoryTree::parse(TREE.as_bytes());
     for policy in [Deny, Rewrite] {
         for &(dir, target, _, _) in ROWS {
             let dir = tree.dir(dir.as_bytes());
             if let Ok(Answer::Text(text)) = jail(policy).resolve(&tree, dir, target.as_bytes()) {
-                // A dead end is cut to `x/.`; under rewrite that is `x/` the second time.
+                // A dead end is cut to `x/.`; under `rewrite` that becomes `x/` the second time.
                 let again = jail(policy).resolve(&tree, dir, &text);
                 let same = again == Ok(Answer::Text(text.clone()))
                     || text.strip_suffix(b".").is_some_and(|cut| again == Ok(Answer::Text(cut.to_vec())));
@@ -352,13 +352,13 @@ fn a_served_text_is_served_again_as_it_is() {
 }
 
 #[test]
-fn bytes_that_are_no_text_pass_unchanged() {
+fn bytes_that_are_not_utf8_pass_unchanged() {
     let name = [b'n'; 255];
     let mut spec = b"d\xff/\xfe; l\xff>d\xff; d/".to_vec();
     spec.extend_from_slice(b";");
     spec.extend_from_slice(&name);
     spec.extend_from_slice(b"/f");
-    let tree = Toy::parse(&spec);
+    let tree = MemoryTree::parse(&spec);
     check(&jail(Deny), &tree, b"", b"d\xff/\xfe", Same);
     check(&jail(Deny), &tree, b"d", b"../d\xff//\xfe", Same);
     let served = jail(Deny).resolve(&tree, tree.dir(b"d"), b"../l\xff/../d\xff/\xfe").unwrap();
@@ -370,7 +370,7 @@ fn bytes_that_are_no_text_pass_unchanged() {
     check(&jail(Deny), &tree, b"", &long, Same);
     let up_and_back = [&name[..], b"/../", &name[..], b"/f"].concat();
     assert_eq!(jail(Deny).resolve(&tree, tree.dir(b""), &up_and_back), Ok(Answer::Text(long)));
-    // 256 bytes cannot be a name, so nothing is behind it.
+    // 256 bytes cannot be a name, so nothing exists behind it.
     let too_long = [b'n'; 256];
     check(&jail(Deny), &tree, b"", &too_long, Same);
     let behind = [&too_long[..], b"/../f"].concat();
@@ -380,7 +380,7 @@ fn bytes_that_are_no_text_pass_unchanged() {
 
 #[test]
 fn the_longest_text_is_served_and_a_longer_one_is_not() {
-    let tree = Toy::parse(b"a/b/c/d/f");
+    let tree = MemoryTree::parse(b"a/b/c/d/f");
     let longest = b"x".repeat(TEXT_MAX);
     check(&jail(Deny), &tree, b"", &longest, Same);
     check(&jail(Literal), &tree, b"", &longest, Same);
@@ -391,7 +391,7 @@ fn the_longest_text_is_served_and_a_longer_one_is_not() {
     for policy in [Deny, Literal] {
         check(&jail(policy), &tree, b"", &b"x".repeat(TEXT_MAX + 1), Fails(|| FsError::NameTooLong));
     }
-    // Re-rooted from a base with a short name, a text grows.
+    // A text that is re-rooted from a base with a short path grows.
     let short = Jail { base_path: b"/b".to_vec(), ..jail(Deny) };
     let text = [&b"/b/"[..], &b"x/".repeat((TEXT_MAX - 3) / 2)].concat();
     check(&short, &tree, b"a/b/c/d", &text, Fails(|| FsError::NameTooLong));
@@ -400,21 +400,21 @@ fn the_longest_text_is_served_and_a_longer_one_is_not() {
 
 #[test]
 fn forty_links_are_followed_and_one_more_is_a_loop() {
-    // The link that is asked for is the first; l1 is followed second, and l39 is the fortieth.
+    // The resolved link counts as the first. l1 is followed second, and l39 is the fortieth.
     let chain = |length: usize, end: &str| {
         let links: Vec<String> = (1..length).map(|i| format!("l{i}>l{}", i + 1)).collect();
-        Toy::parse(format!("d/e/; {}; l{length}>{end}", links.join(";")).as_bytes())
+        MemoryTree::parse(format!("d/e/; {}; l{length}>{end}", links.join(";")).as_bytes())
     };
     check(&jail(Deny), &chain(39, "d/e"), b"", b"l1/../..", Text("."));
     check(&jail(Deny), &chain(40, "d/e"), b"", b"l1/../..", Text("l1/."));
     check(&jail(Deny), &chain(39, "/etc"), b"", b"l1", Out("/etc"));
-    // The kernel gives up before it gets there.
+    // The kernel fails with ELOOP before it gets there.
     check(&jail(Deny), &chain(40, "/etc"), b"", b"l1", Same);
 }
 
 #[test]
-fn a_link_in_a_directory_that_is_gone_is_gone() {
-    let mut tree = Toy::parse(b"a/b/c/");
+fn a_link_in_a_removed_directory_is_not_found() {
+    let mut tree = MemoryTree::parse(b"a/b/c/");
     let c = tree.dir(b"a/b/c");
     tree.take(tree.dir(b"a"));
     for target in [&b"x"[..], b"..", b"/home/u/base/x", b"/usr/bin/env"] {
@@ -424,8 +424,8 @@ fn a_link_in_a_directory_that_is_gone_is_gone() {
 }
 
 #[test]
-fn a_broken_link_on_the_way_is_the_end_of_it() {
-    let mut tree = Toy::parse(b"d/");
+fn an_invalid_link_on_the_way_blocks_the_path() {
+    let mut tree = MemoryTree::parse(b"d/");
     tree.add(0, b"empty", Kind::Link(Vec::new()));
     tree.add(0, b"nul", Kind::Link(b"..\0".to_vec()));
     tree.add(0, b"long", Kind::Link(b"d/".repeat(TEXT_MAX)));
@@ -437,11 +437,11 @@ fn a_broken_link_on_the_way_is_the_end_of_it() {
 }
 
 #[test]
-fn mount_point_and_base_may_lie_in_each_other() {
-    let tree = Toy::parse(b"d/x; mnt/inner; base/inner; f");
+fn mount_point_and_base_may_contain_each_other() {
+    let tree = MemoryTree::parse(b"d/x; mnt/inner; base/inner; f");
     let at =
         |mount: &str, base: &str| Jail { mount_point: mount.into(), base_path: base.into(), ..jail(Deny) };
-    // The case of `jailfs run`: the mount stands where the base is.
+    // As for `jailfs run`: the mount covers the base.
     let same = at("/w/p", "/w/p");
     check(&same, &tree, b"d", b"/w/p/f", Same);
     check(&same, &tree, b"d", b"/w/p/d/../f", Text("../f"));
@@ -468,14 +468,14 @@ fn mount_point_and_base_may_lie_in_each_other() {
 
 #[test]
 fn a_prefix_that_is_not_absolute_allows_nothing() {
-    let tree = Toy::parse(b"d/");
+    let tree = MemoryTree::parse(b"d/");
     let with = |prefix: &str| Jail { allowed_targets: vec![prefix.into()], ..jail(Deny) };
     for prefix in ["", ".", "usr", "/usr/../etc", "~"] {
         check(&with(prefix), &tree, b"", b"/etc/passwd", Out("/etc/passwd"));
     }
     check(&with("/"), &tree, b"", b"/etc/passwd", Same);
     check(&with("/"), &tree, b"", b"/etc/../passwd", Out("/passwd"));
-    // With the mount known by another name nothing absolute is inside, and nothing panics.
+    // Without a valid mount point no absolute text is inside, and nothing panics.
     let nowhere = Jail { mount_point: Vec::new(), base_path: b"rel".to_vec(), ..jail(Deny) };
     check(&nowhere, &tree, b"", b"/d", Out("/d"));
     check(&nowhere, &tree, b"", b"/rel/d", Out("/rel/d"));
@@ -484,7 +484,7 @@ fn a_prefix_that_is_not_absolute_allows_nothing() {
 }
 
 #[test]
-fn an_unreadable_directory_is_as_good_as_missing_but_a_failing_store_is_not() {
+fn an_unreadable_directory_counts_as_missing_but_a_failing_store_does_not() {
     struct Failing(FsError);
     impl Walk for Failing {
         type Dir = usize;
@@ -494,7 +494,7 @@ fn an_unreadable_directory_is_as_good_as_missing_but_a_failing_store_is_not() {
         fn parent(&self, _: usize) -> Option<usize> {
             None
         }
-        fn lookup(&self, _: usize, _: &Name) -> FsResult<Option<Step<usize>>> {
+        fn lookup(&self, _: usize, _: &Name) -> FsResult<Option<NameTarget<usize>>> {
             Err(self.0.clone())
         }
     }
@@ -507,7 +507,7 @@ fn an_unreadable_directory_is_as_good_as_missing_but_a_failing_store_is_not() {
 }
 
 #[test]
-fn parents_that_run_in_a_circle_are_damage() {
+fn a_cycle_of_parents_is_damage() {
     struct Circle;
     impl Walk for Circle {
         type Dir = usize;
@@ -517,7 +517,7 @@ fn parents_that_run_in_a_circle_are_damage() {
         fn parent(&self, dir: usize) -> Option<usize> {
             Some(dir)
         }
-        fn lookup(&self, _: usize, _: &Name) -> FsResult<Option<Step<usize>>> {
+        fn lookup(&self, _: usize, _: &Name) -> FsResult<Option<NameTarget<usize>>> {
             Ok(None)
         }
     }

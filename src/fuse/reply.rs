@@ -1,4 +1,4 @@
-//! How a request is answered: what `fs` gave becomes a reply, what it refused an errno and a line in the log.
+//! Replies: turns a result of `fs` into a reply, and an error into an errno and a log line.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -11,22 +11,22 @@ use fuser::{
 use crate::error::{FsError, FsResult};
 use crate::fs::{Attr, Entry, Fs};
 use crate::fuse::counters::Op;
-use crate::fuse::errno::verdict;
+use crate::fuse::errno::classify;
 use crate::fuse::translate::{FOREVER, file_attr, file_type};
 use crate::types::NodeId;
 
-/// A request, as it is named in the log if it is refused.
-pub(super) struct Asked<'a> {
+/// A request from the kernel, as log lines name it.
+pub(super) struct Call<'a> {
     pub(super) op: Op,
     pub(super) node: u64,
     pub(super) pid: u32,
     pub(super) name: Option<&'a OsStr>,
 }
 
-impl Asked<'_> {
-    /// Logs why the request is refused, and gives the errno.
+impl Call<'_> {
+    /// Logs an error of this request, and returns its errno.
     pub(super) fn refuse(&self, error: &FsError) -> Errno {
-        let (errno, level) = verdict(error);
+        let (errno, level) = classify(error);
         if log::log_enabled!(level) {
             let (op, node, pid) = (self.op.name(), self.node, self.pid);
             match self.name {
@@ -40,15 +40,16 @@ impl Asked<'_> {
         errno
     }
 
-    pub(super) fn answer_empty(&self, result: FsResult<()>, reply: ReplyEmpty) {
+    pub(super) fn reply_empty(&self, result: FsResult<()>, reply: ReplyEmpty) {
         match result {
             Ok(()) => reply.ok(),
             Err(error) => reply.error(self.refuse(&error)),
         }
     }
 
-    /// Answers with the names of a directory from behind a cookie on. Says whether there are any, or none were missed.
-    pub(super) fn answer_listing(&self, fs: &Fs, behind: u64, mut reply: ReplyDirectory) -> bool {
+    /// Answers READDIR with the names after the cookie `behind`. Returns false if it failed before
+    /// the first name.
+    pub(super) fn reply_readdir(&self, fs: &Fs, behind: u64, mut reply: ReplyDirectory) -> bool {
         let mut taken = 0_usize;
         let result = fs.readdir(NodeId(self.node), behind, |entry| {
             let name = OsStr::from_bytes(&entry.name);
@@ -61,7 +62,7 @@ impl Asked<'_> {
                 reply.error(self.refuse(&error));
                 false
             }
-            // What was found is given; the error comes again when the kernel goes on behind it.
+            // Send the names found so far. The error recurs when the kernel asks for the rest.
             Ok(()) | Err(_) => {
                 reply.ok();
                 true
@@ -69,7 +70,7 @@ impl Asked<'_> {
         }
     }
 
-    pub(super) fn answer_entry(&self, result: FsResult<Entry>, reply: ReplyEntry) {
+    pub(super) fn reply_entry(&self, result: FsResult<Entry>, reply: ReplyEntry) {
         match result {
             Ok(entry) => {
                 let attr = file_attr(entry.id.0, &entry.attr);
@@ -81,22 +82,22 @@ impl Asked<'_> {
         }
     }
 
-    pub(super) fn answer_attr(&self, result: FsResult<Attr>, reply: ReplyAttr) {
+    pub(super) fn reply_attr(&self, result: FsResult<Attr>, reply: ReplyAttr) {
         match result {
             Ok(attr) => reply.attr(&FOREVER, &file_attr(attr.ino.0, &attr)),
             Err(error) => reply.error(self.refuse(&error)),
         }
     }
 
-    pub(super) fn answer_data(&self, result: FsResult<Vec<u8>>, reply: ReplyData) {
+    pub(super) fn reply_data(&self, result: FsResult<Vec<u8>>, reply: ReplyData) {
         match result {
             Ok(bytes) => reply.data(&bytes),
             Err(error) => reply.error(self.refuse(&error)),
         }
     }
 
-    /// Answers GETXATTR and LISTXATTR: `room` 0 asks for the size only.
-    pub(super) fn answer_sized(&self, result: FsResult<Vec<u8>>, room: u32, reply: ReplyXattr) {
+    /// Answers GETXATTR and LISTXATTR; `room` 0 asks for the size only.
+    pub(super) fn reply_xattr(&self, result: FsResult<Vec<u8>>, room: u32, reply: ReplyXattr) {
         let answer = result.and_then(|bytes| match u32::try_from(bytes.len()) {
             Ok(len) if room == 0 => Ok((len, None)),
             Ok(len) if len <= room => Ok((len, Some(bytes))),

@@ -1,0 +1,313 @@
+//! Flushes dirty pages: writes reach the layer that the kernel still holds in its page cache.
+//!
+//! Programs make dirty pages through shared mappings and, with the writeback cache, by every write.
+//! syncfs(2) starts their writeback but does not wait for it. There are three ways to wait:
+//!
+//! * **Sync each file.** Open every candidate through the mount and sync it. Without the writeback
+//!   cache, the candidates are the files with a live shared mapping: close(2) and munmap(2) flush.
+//! * **Wait for an idle connection.** With the writeback cache, or if some process cannot be
+//!   inspected, any file that the kernel holds is a candidate. Start the writeback of all files and
+//!   wait until no request is pending ([`Connection::waiting`]). Then sync the files that were
+//!   written back or truncated within the last second, because the kernel may still keep pages of
+//!   these back. If the number of requests is unknown or never reaches zero, sync all held files.
+//! * **Invalidate.** The daemon's user may lack permission to open a file. Wait for an idle
+//!   connection, and once more a second later if the file is recent. If the connection does not
+//!   become idle, invalidate the file's pages: the kernel writes dirty pages back before it
+//!   returns.
+//!
+//! In each case this process sends requests to its own mount. If the process is killed meanwhile,
+//! the requesting thread waits for a reply that never comes, and no signal ends that wait. The
+//! kernel aborts a connection once its device is unopenable. So the requesting thread must not have
+//! the device open, or the mount hangs for ever: see [`FlushThread`].
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::Scope;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat, openat2};
+use nix::sys::stat::{Mode, fstat};
+use nix::unistd::syncfs;
+
+use crate::error::{Attempt, Error, Kind, Result};
+use crate::fuse::mount::{Mount, Root};
+use crate::fuse::recent_writeback::RECENT;
+use crate::sys;
+use crate::sys::fusectl::Connection;
+use crate::types::{Ino, TreePath};
+
+/// How long a file is looked up again that is renamed at each attempt.
+const RENAME_RETRY_LIMIT: Duration = Duration::from_secs(10);
+/// How long to wait for a moment without pending requests.
+const IDLE_LIMIT: Duration = Duration::from_millis(100);
+
+impl Mount {
+    /// Flushes every dirty page of the mount.
+    ///
+    /// # Errors
+    /// When a file cannot be synced, or `/proc` cannot be read.
+    pub(super) fn flush_dirty_pages(&self) -> Result<()> {
+        let scan = sys::proc::shared_maps(self.dev, self.all_users)
+            .attempt(|| "look for processes that map files of the mount")?;
+        let mut files: BTreeSet<Ino> =
+            scan.files.iter().flat_map(|(number, _)| self.fs.meant_by(*number)).collect();
+        let any_file = self.writeback || !scan.unreadable.is_empty();
+        if files.is_empty() && !any_file {
+            return Ok(());
+        }
+        std::thread::scope(|scope| {
+            let thread = FlushThread::start(scope, &self.root, self.dev).attempt(|| "start a thread")?;
+            if any_file {
+                if thread.start_writeback_and_wait()? {
+                    files.extend(self.fs.live_files(&self.recent_writeback.recent()));
+                } else {
+                    files.extend(self.fs.held_files());
+                }
+            }
+            let mut unopenable = BTreeSet::new();
+            for ino in files {
+                if self.flush_file(&thread, ino)? == FileFlush::Unopenable {
+                    unopenable.insert(ino);
+                }
+            }
+            self.flush_unopenable(&thread, &unopenable)
+        })
+    }
+
+    /// Flushes files that the daemon may not open.
+    fn flush_unopenable(&self, thread: &FlushThread, unopenable: &BTreeSet<Ino>) -> Result<()> {
+        if unopenable.is_empty() {
+            return Ok(());
+        }
+        let mut is_clean = thread.start_writeback_and_wait()?;
+        let recent = self.fs.live_files(&self.recent_writeback.recent());
+        if is_clean && recent.iter().any(|ino| unopenable.contains(ino)) {
+            std::thread::sleep(RECENT);
+            is_clean = thread.start_writeback_and_wait()?;
+        }
+        if !is_clean {
+            let ids = unopenable.iter().filter_map(|ino| self.fs.id_of(*ino));
+            ids.for_each(|id| self.channel.invalidate_pages(id));
+        }
+        Ok(())
+    }
+
+    /// Flushes one file. A file without a name is skipped: only processes that still have it open
+    /// can see its bytes.
+    fn flush_file(&self, thread: &FlushThread, ino: Ino) -> Result<FileFlush> {
+        let end = Instant::now() + RENAME_RETRY_LIMIT;
+        loop {
+            let Some(path) = self.fs.path_of(ino) else { return Ok(FileFlush::Done) };
+            let errno = match thread.flush(ino, &path)? {
+                OpenAndSync::Synced(synced) => {
+                    return synced.attempt(|| format!("flush '{path}'")).map(|()| FileFlush::Done);
+                }
+                OpenAndSync::NotOpened(Errno::EACCES) if self.is_unwritable(ino, &path) => {
+                    return Ok(FileFlush::Done);
+                }
+                // A hidden file has no reachable pages: nothing in the mount leads to it.
+                OpenAndSync::NotOpened(_) if self.is_hidden(ino, &path) => return Ok(FileFlush::Done),
+                OpenAndSync::NotOpened(Errno::EACCES) => return Ok(FileFlush::Unopenable),
+                // Renamed between the lookup and the open. Its new name may last longer.
+                OpenAndSync::NotOpened(errno) => errno,
+            };
+            let renamed = matches!(errno, Errno::ESTALE | Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP);
+            // Other errors: a path longer than PATH_MAX, or something mounted over it.
+            if !renamed || Instant::now() > end {
+                log::debug!("open '{path}' to flush it: {errno}");
+                return Ok(FileFlush::Unopenable);
+            }
+        }
+    }
+
+    fn is_hidden(&self, ino: Ino, path: &TreePath) -> bool {
+        let state = self.fs.state();
+        state.resolve(path).is_ok_and(|found| found.ino() == Some(ino) && state.is_hidden(&found))
+    }
+
+    /// Whether no process in the mount may open this file either: it belongs to another user, and
+    /// only the daemon's user may enter.
+    fn is_unwritable(&self, ino: Ino, path: &TreePath) -> bool {
+        let state = self.fs.state();
+        let found = state.resolve(path).ok().filter(|found| found.ino() == Some(ino));
+        let owner = found.and_then(|found| state.attr(&found)).map(|attr| attr.meta.uid);
+        !self.all_users && owner.is_some_and(|owner| owner != nix::unistd::geteuid().as_raw())
+    }
+}
+
+/// A task of the flush thread.
+enum Task {
+    /// Start the writeback of all files and wait for an idle connection.
+    WritebackAll,
+    /// Open and sync this file.
+    File(Ino, TreePath),
+}
+
+/// Whether one file was flushed.
+#[derive(PartialEq, Eq)]
+enum FileFlush {
+    /// No dirty page is left that other processes can come to see.
+    Done,
+    /// The file cannot be opened.
+    Unopenable,
+}
+
+/// The result of a [`Task`].
+enum TaskResult {
+    /// Whether the connection became idle.
+    WritebackAll(bool),
+    File(OpenAndSync),
+}
+
+/// The outcome of [`Task::File`].
+enum OpenAndSync {
+    /// The file was opened; this is the result of the sync.
+    Synced(io::Result<()>),
+    /// The path could not be opened; ESTALE if it is another file by now.
+    NotOpened(Errno),
+}
+
+/// A thread that sends requests to the mount. It has a descriptor table of its own, without the
+/// session's device. It ends when this is dropped.
+struct FlushThread {
+    tasks: Sender<Task>,
+    results: Receiver<Result<TaskResult>>,
+}
+
+impl FlushThread {
+    fn start<'s>(scope: &'s Scope<'s, '_>, root: &'s Root, dev: u64) -> io::Result<FlushThread> {
+        let ((tasks, queue), (sender, results)) = (channel(), channel());
+        let body = move || {
+            let kept = match root {
+                Root::At(_) => None,
+                Root::Held(root) => Some(root.as_fd()),
+            };
+            if let Err(error) = sys::process::own_open_files(kept) {
+                log::warn!("a kill during this flush would leave a hanging mount: {error}");
+            }
+            let entered = enter(root, dev);
+            for task in queue {
+                let root = entered.as_ref().map_err(Error::clone);
+                let result = root.and_then(|root| match task {
+                    Task::WritebackAll => start_writeback_and_wait(root, dev).map(TaskResult::WritebackAll),
+                    Task::File(ino, path) => Ok(TaskResult::File(open_and_sync(root, ino, &path))),
+                });
+                // The requesting thread has gone, so nothing more is to do.
+                if sender.send(result).is_err() {
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new().name("flush".to_owned()).spawn_scoped(scope, body)?;
+        Ok(FlushThread { tasks, results })
+    }
+
+    fn run(&self, task: Task) -> Result<TaskResult> {
+        let ended = || Error::new(Kind::Failed, "flush dirty pages", "the flush thread has ended");
+        self.tasks.send(task).map_err(|_| ended())?;
+        self.results.recv().map_err(|_| ended())?
+    }
+
+    /// Starts the writeback of all files. Returns whether the connection became idle in time.
+    fn start_writeback_and_wait(&self) -> Result<bool> {
+        Ok(matches!(self.run(Task::WritebackAll)?, TaskResult::WritebackAll(true)))
+    }
+
+    fn flush(&self, ino: Ino, path: &TreePath) -> Result<OpenAndSync> {
+        match self.run(Task::File(ino, path.clone()))? {
+            TaskResult::File(flushed) => Ok(flushed),
+            // Unreachable: each task has its own kind of result.
+            TaskResult::WritebackAll(_) => Ok(OpenAndSync::NotOpened(Errno::ESTALE)),
+        }
+    }
+}
+
+fn open_and_sync(root: &impl AsFd, ino: Ino, path: &TreePath) -> OpenAndSync {
+    match open_for_sync(root, path) {
+        Ok(file) if fstat(&file).is_ok_and(|stat| stat.st_ino == ino.0) => {
+            OpenAndSync::Synced(sys::file::sync_file_range_all(&file))
+        }
+        Ok(_) => OpenAndSync::NotOpened(Errno::ESTALE),
+        Err(errno) => OpenAndSync::NotOpened(errno),
+    }
+}
+
+/// Starts the writeback of all files. Returns whether, within [`IDLE_LIMIT`], the kernel had no
+/// pending request.
+fn start_writeback_and_wait(root: &impl AsFd, dev: u64) -> Result<bool> {
+    let connection = match Connection::open(dev) {
+        Ok(connection) => connection,
+        Err(error) => {
+            log::debug!("the number of pending requests is unknown: {error}");
+            return Ok(false);
+        }
+    };
+    let attempt = || "start the writeback of dirty pages";
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let dir = openat(root, ".", flags, Mode::empty()).map_err(io::Error::from).attempt(attempt)?;
+    syncfs(&dir).map_err(io::Error::from).attempt(attempt)?;
+    let end = Instant::now() + IDLE_LIMIT;
+    while Instant::now() < end {
+        match connection.waiting() {
+            Ok(0) => return Ok(true),
+            Ok(_) => std::thread::sleep(Duration::from_micros(50)),
+            Err(_) => return Ok(false),
+        }
+    }
+    Ok(false)
+}
+
+/// The root of the mount: opened for this flush, or held for as long as the mount.
+enum EnteredRoot<'r> {
+    Opened(OwnedFd),
+    Held(BorrowedFd<'r>),
+}
+
+impl AsFd for EnteredRoot<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            EnteredRoot::Opened(root) => root.as_fd(),
+            EnteredRoot::Held(root) => *root,
+        }
+    }
+}
+
+/// Opens the root of the mount. Fails if another filesystem is mounted at its path.
+fn enter(root: &Root, dev: u64) -> Result<EnteredRoot<'_>> {
+    let point = match root {
+        Root::At(point) => point,
+        Root::Held(root) => return Ok(EnteredRoot::Held(root.as_fd())),
+    };
+    let attempt = || format!("enter the mount '{}'", point.display());
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let root = open(point, flags, Mode::empty()).map_err(io::Error::from).attempt(attempt)?;
+    let stat = fstat(&root).map_err(io::Error::from).attempt(attempt)?;
+    if stat.st_dev != dev {
+        return Err(Error::new(Kind::Failed, attempt(), "something else is mounted there"));
+    }
+    Ok(EnteredRoot::Opened(root))
+}
+
+/// Opens a file of the mount for reading or, if that is not permitted, for writing. The sync needs
+/// any descriptor. No symlink is followed and no other mount is entered on the way.
+fn open_for_sync(root: &impl AsFd, path: &TreePath) -> nix::Result<OwnedFd> {
+    match open_within(root, path, OFlag::O_RDONLY) {
+        Err(Errno::EACCES) => open_within(root, path, OFlag::O_WRONLY),
+        other => other,
+    }
+}
+
+fn open_within(root: &impl AsFd, path: &TreePath, access: OFlag) -> nix::Result<OwnedFd> {
+    let flags = access | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+    let within =
+        ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV;
+    match openat2(root, path.as_os_str(), OpenHow::new().flags(flags).resolve(within)) {
+        // An old kernel, or a container that forbids openat2(2). The caller compares the inode
+        // number in any case.
+        Err(Errno::ENOSYS | Errno::EPERM) => openat(root, path.as_os_str(), flags, Mode::empty()),
+        other => other,
+    }
+}

@@ -1,0 +1,217 @@
+//! Answers requests in the snapshot directory (`.jailfs`).
+//!
+//! Two things differ from other requests:
+//! * Work that may wait (for a checkpoint to be loaded or made, or for gc) runs in a worker.
+//! * The contents of a checkpoint may be cached for ever. The list of checkpoints, the edit history
+//!   of files and generated texts may not.
+//!
+//! The kernel caches a listing for as long as the directory's mtime stays the same. Attributes of
+//! directories in the history are never cached, so each open of such a directory shows its present
+//! contents.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fuser::{
+    Generation, ReplyAttr, ReplyData, ReplyDirectory, ReplyEntry, ReplyLseek, ReplyWrite, ReplyXattr,
+};
+
+use crate::error::{FsError, FsResult};
+use crate::fs::{Caller, Entry, Fs, LinkAnswer, SeekTo};
+use crate::fuse::gate::GATE_CLOSED;
+use crate::fuse::init;
+use crate::fuse::readdirplus::Readdirplus;
+use crate::fuse::reply::Call;
+use crate::fuse::server::{Server, name_of};
+use crate::fuse::translate::{FOREVER, file_attr, no_entry};
+use crate::fuse::xattr_ops::{ORIGIN_ATTRIBUTE, OWN_PREFIX, STORE_ATTRIBUTE};
+use crate::sys;
+use crate::types::{FileKind, Name, NodeId};
+
+/// How long the kernel may cache a name in a directory of the snapshot directory.
+fn entry_lifetime(parent: NodeId, child: NodeId) -> Duration {
+    match parent {
+        NodeId::CHECKPOINTS => Duration::ZERO,
+        NodeId::PAST if child != NodeId::CHECKPOINTS && child != NodeId::HISTORY => Duration::ZERO,
+        parent if parent.is_of_history() => Duration::ZERO,
+        _ => FOREVER,
+    }
+}
+
+/// Whether the kernel may cache that a name does not exist.
+fn may_cache_absence(parent: NodeId) -> bool {
+    parent != NodeId::PAST && parent != NodeId::CHECKPOINTS && !parent.is_of_history()
+}
+
+/// How long the kernel may cache a node's attributes.
+fn attr_lifetime(id: NodeId, kind: FileKind) -> Duration {
+    let changes = id == NodeId::CHECKPOINTS || (id.is_of_history() && kind == FileKind::Dir);
+    if changes { Duration::ZERO } else { FOREVER }
+}
+
+fn reply_entry(call: &Call<'_>, result: FsResult<Entry>, reply: ReplyEntry) {
+    let parent = NodeId(call.node);
+    match result {
+        Ok(entry) => {
+            let attr = file_attr(entry.id.0, &entry.attr);
+            let attrs = attr_lifetime(entry.id, entry.attr.kind);
+            let names = entry_lifetime(parent, entry.id);
+            reply.entry_with_ttls(&attrs, &names, &attr, Generation(0));
+        }
+        Err(FsError::NotFound) if may_cache_absence(parent) => {
+            reply.entry(&FOREVER, &no_entry(), Generation(0));
+        }
+        Err(error) => reply.error(call.refuse(&error)),
+    }
+}
+
+impl Server {
+    /// Runs a job in this thread if it need not wait, else in a worker.
+    fn run_on_snapdir(&self, id: u64, name: Option<&Name>, job: impl FnOnce(&Fs) + Send + 'static) {
+        if let Some(_at_hand) = self.fs.past_is_at_hand(NodeId(id), name) {
+            return job(&self.fs);
+        }
+        let fs = Arc::clone(&self.fs);
+        self.snapdir_workers.run(move || job(&fs));
+    }
+
+    pub(super) fn snapdir_lookup(&self, call: Call<'static>, name: &OsStr, reply: ReplyEntry) {
+        match name_of(name) {
+            Ok(name) => self.run_on_snapdir(call.node, Some(&name.clone()), move |fs| {
+                reply_entry(&call, fs.lookup(NodeId(call.node), &name), reply);
+            }),
+            Err(error) => reply.error(call.refuse(&error)),
+        }
+    }
+
+    pub(super) fn snapdir_getattr(&self, call: Call<'static>, reply: ReplyAttr) {
+        self.run_on_snapdir(call.node, None, move |fs| match fs.getattr(NodeId(call.node)) {
+            Ok(attr) => {
+                let lifetime = attr_lifetime(NodeId(call.node), attr.kind);
+                reply.attr(&lifetime, &file_attr(attr.ino.0, &attr));
+            }
+            Err(error) => reply.error(call.refuse(&error)),
+        });
+    }
+
+    pub(super) fn snapdir_readlink(&self, call: Call<'static>, reply: ReplyData) {
+        self.run_on_snapdir(call.node, None, move |fs| {
+            let id = NodeId(call.node);
+            if fs.tells_stored_text_of(id) && sys::proc::is_in_readlink(call.pid) == Some(true) {
+                return call.reply_data(fs.link_text(id), reply);
+            }
+            match fs.readlink(id, call.pid) {
+                Ok(LinkAnswer::Text(text)) => reply.data(&text),
+                // Nothing in a checkpoint is ever renamed.
+                Ok(LinkAnswer::Wait(_)) => reply.error(call.refuse(&FsError::Stale)),
+                Err(error) => reply.error(call.refuse(&error)),
+            }
+        });
+    }
+
+    pub(super) fn snapdir_read(&self, call: Call<'static>, offset: u64, size: u32, reply: ReplyData) {
+        let (id, len) = (NodeId(call.node), size.min(init::MAX_REQUEST).into());
+        if let Some(_at_hand) = self.fs.past_is_at_hand(id, None) {
+            match self.fs.past_read(id, offset, len, true) {
+                Ok(Some(bytes)) => return reply.data(&bytes),
+                Ok(None) => {}
+                Err(error) => return reply.error(call.refuse(&error)),
+            }
+        }
+        let fs = Arc::clone(&self.fs);
+        self.snapdir_workers.run(move || {
+            call.reply_data(fs.past_read(id, offset, len, false).map(Option::unwrap_or_default), reply);
+        });
+    }
+
+    pub(super) fn snapdir_readdir(&self, call: Call<'static>, offset: u64, reply: ReplyDirectory) {
+        self.run_on_snapdir(call.node, None, move |fs| {
+            call.reply_readdir(fs, offset, reply);
+        });
+    }
+
+    pub(super) fn snapdir_readdirplus(&self, call: Call<'static>, offset: u64, listing: Readdirplus) {
+        let channel = Arc::clone(&self.channel);
+        self.run_on_snapdir(call.node, None, move |fs| {
+            listing.answer(&call, fs, &channel, offset);
+        });
+    }
+
+    /// GETXATTR in the snapshot directory, or of the origin of any node.
+    pub(super) fn snapdir_getxattr(&self, call: Call<'static>, name: &OsStr, room: u32, reply: ReplyXattr) {
+        let name = name.as_bytes().to_vec();
+        let store = self.store_path.clone();
+        let answer = move |fs: &Fs| {
+            let id = NodeId(call.node);
+            let value = match &name[..] {
+                STORE_ATTRIBUTE => Ok(store),
+                ORIGIN_ATTRIBUTE => fs.origin(id).map(|origin| origin.to_string().into_bytes()),
+                other if other.starts_with(OWN_PREFIX) => Err(FsError::NoAttribute),
+                other => fs.getxattr(id, other),
+            };
+            call.reply_xattr(value, room, reply);
+        };
+        // The origin of a file is read from the records of many layers, so always use a worker.
+        let fs = Arc::clone(&self.fs);
+        self.snapdir_workers.run(move || answer(&fs));
+    }
+
+    pub(super) fn snapdir_listxattr(&self, call: Call<'static>, room: u32, reply: ReplyXattr) {
+        self.run_on_snapdir(call.node, None, move |fs| {
+            call.reply_xattr(fs.listxattr(NodeId(call.node)), room, reply);
+        });
+    }
+
+    pub(super) fn snapdir_lseek(
+        &self,
+        call: Call<'static>,
+        target: FsResult<(u64, SeekTo)>,
+        reply: ReplyLseek,
+    ) {
+        self.run_on_snapdir(call.node, None, move |fs| {
+            let found = target.and_then(|(offset, to)| fs.seek(NodeId(call.node), offset, to));
+            match found.map(i64::try_from) {
+                Ok(Ok(found)) => reply.offset(found),
+                Ok(Err(_)) => reply.error(call.refuse(&FsError::FileTooBig)),
+                Err(error) => reply.error(call.refuse(&error)),
+            }
+        });
+    }
+
+    /// MKDIR among the checkpoints takes a checkpoint. Never in this thread: a checkpoint flushes
+    /// dirty pages through this very mount.
+    pub(super) fn make_checkpoint(&self, call: Call<'static>, name: &OsStr, reply: ReplyEntry) {
+        let name = match name_of(name) {
+            Ok(name) => name,
+            Err(error) => return reply.error(call.refuse(&error)),
+        };
+        let (fs, gate) = (Arc::clone(&self.fs), Arc::clone(&self.gate));
+        self.snapdir_workers.run(move || {
+            let Some(_admitted) = gate.reenter() else { return reply.error(GATE_CLOSED) };
+            let root = Caller { uid: 0, gid: 0 };
+            reply_entry(&call, fs.mkdir(NodeId::CHECKPOINTS, &name, 0, 0, root), reply);
+        });
+    }
+
+    /// WRITE to a file in the snapshot directory. OPEN is never sent, so a program can open such a
+    /// file for writing. write(2) fails. A write through a mapping is discarded, and its pages are
+    /// invalidated so that no other process reads them. An error reply instead would reach every
+    /// program that syncs the mount, and every checkpoint.
+    pub(super) fn snapdir_write(&self, call: &Call<'_>, len: usize, from_cache: bool, reply: ReplyWrite) {
+        let id = NodeId(call.node);
+        if from_cache {
+            if self.discarded_writes.is_first(id) {
+                log::warn!(
+                    "discarding writes of process {} to a mapping in the snapshot directory",
+                    call.pid
+                );
+            }
+            reply.written(u32::try_from(len).unwrap_or(u32::MAX));
+        } else {
+            reply.error(call.refuse(&FsError::ReadOnly));
+        }
+        self.discarded_writes.invalidate(id, &self.channel);
+    }
+}

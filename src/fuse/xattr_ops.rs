@@ -1,0 +1,107 @@
+//! Serves requests for extended attributes.
+//!
+//! Two attributes are computed: `user.jailfs.store` names the store of a mount, and
+//! `user.jailfs.origin` tells which program last changed a file. They are not listed and cannot be
+//! set.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use fuser::{INodeNo, ReplyEmpty, ReplyXattr, Request};
+
+use crate::error::FsError;
+use crate::fs::SetXattr;
+use crate::fuse::counters::Op;
+use crate::fuse::privileges::Requester;
+use crate::fuse::server::Server;
+use crate::fuse::translate::node;
+
+/// Names the store of a mount.
+pub(super) const STORE_ATTRIBUTE: &[u8] = b"user.jailfs.store";
+/// Tells which program last changed a file.
+pub(super) const ORIGIN_ATTRIBUTE: &[u8] = b"user.jailfs.origin";
+/// The prefix of our own attributes.
+pub(super) const OWN_PREFIX: &[u8] = b"user.jailfs.";
+/// Holds the access ACL of a file.
+const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
+
+impl Server {
+    /// SETXATTR.
+    pub(super) fn serve_setxattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        reply: ReplyEmpty,
+    ) {
+        const XATTR_CREATE: i32 = 1;
+        const XATTR_REPLACE: i32 = 2;
+        let call = self.call(Op::Setxattr, request, ino, Some(name));
+        let name = name.as_bytes();
+        let result = if node(ino).is_past() {
+            Err(FsError::ReadOnly)
+        } else if name.starts_with(OWN_PREFIX) {
+            Err(FsError::NotPermitted)
+        } else {
+            let how = SetXattr {
+                create: flags & XATTR_CREATE != 0,
+                replace: flags & XATTR_REPLACE != 0,
+                takes_setgid: name == ACCESS_ACL && Requester::of(request).clears_setgid(&self.fs, node(ino)),
+            };
+            self.fs.setxattr(node(ino), name, value, how)
+        };
+        self.selinux.note(name, result.is_ok());
+        call.reply_empty(self.sync_if_required(result), reply);
+        self.invalidate_drifted();
+    }
+
+    /// GETXATTR.
+    pub(super) fn serve_getxattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        size: u32,
+        reply: ReplyXattr,
+    ) {
+        if node(ino).is_past() || name.as_bytes() == ORIGIN_ATTRIBUTE {
+            return self.snapdir_getxattr(self.call(Op::Getxattr, request, ino, None), name, size, reply);
+        }
+        let call = self.call(Op::Getxattr, request, ino, Some(name));
+        let name = name.as_bytes();
+        let result = if name == STORE_ATTRIBUTE {
+            Ok(self.store_path.clone())
+        } else if name.starts_with(OWN_PREFIX) {
+            Err(FsError::NoAttribute)
+        } else {
+            self.selinux.filter(name, self.fs.getxattr(node(ino), name))
+        };
+        call.reply_xattr(result, size, reply);
+    }
+
+    /// LISTXATTR. Our own attributes are not listed.
+    pub(super) fn serve_listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        if node(ino).is_past() {
+            return self.snapdir_listxattr(self.call(Op::Listxattr, request, ino, None), size, reply);
+        }
+        let call = self.call(Op::Listxattr, request, ino, None);
+        call.reply_xattr(self.fs.listxattr(node(ino)), size, reply);
+    }
+
+    /// REMOVEXATTR.
+    pub(super) fn serve_removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let call = self.call(Op::Removexattr, request, ino, Some(name));
+        let name = name.as_bytes();
+        let result = if node(ino).is_past() {
+            Err(FsError::ReadOnly)
+        } else if name.starts_with(OWN_PREFIX) {
+            Err(FsError::NotPermitted)
+        } else {
+            self.fs.removexattr(node(ino), name)
+        };
+        call.reply_empty(self.sync_if_required(result), reply);
+        self.invalidate_drifted();
+    }
+}

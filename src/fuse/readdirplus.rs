@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! fuse_out_header = len u32 | error i32 (0) | unique u64
-//! each name       = fuse_entry_out (128) | ino u64 | cookie u64 | length of the name u32 | kind u32
+//! each name       = fuse_entry_out (128) | ino u64 | cookie u64 | name length u32 | kind u32
 //!                   | the name, padded to 8
 //! fuse_entry_out  = id u64 | generation u64 | lifetime of the name u64 | of the attributes u64
 //!                   | nanoseconds of both 2 * u32 | fuse_attr (88)

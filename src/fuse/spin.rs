@@ -18,6 +18,7 @@
 //!   wants the CPU for a while.
 //! * A request costs one addition while the spinner is awake, and one look at the clock while it
 //!   sleeps.
+
 use std::collections::BTreeSet;
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -40,8 +41,8 @@ const ROUNDS: u32 = 32;
 /// serving thread runs more briefly.
 const PREEMPTED_BY_WORK: Duration = Duration::from_millis(1);
 /// The spinner pauses once it was preempted by work for this long (0), within a window of this
-/// length (1). A thread that writes to a disk for the spinner's requests runs for a millisecond or
-/// two; a time slice of a busy process lasts some 3 milliseconds.
+/// length (1). A kernel thread that writes to a disk runs for a millisecond or two; a time slice of
+/// a busy process lasts some 3 milliseconds.
 const CROWDED: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(20));
 /// The first and the longest pause.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(1600));
@@ -56,8 +57,8 @@ const MOVE_INTERVAL: Duration = Duration::from_millis(2);
 const CALM: Duration = Duration::from_millis(50);
 
 /// The default for how long a CPU is kept awake after a request. It pays only in a virtual machine,
-/// where wake-ups are expensive. Under a CPU quota spinning would use up the quota, and with a
-/// single CPU there is no other CPU to wake.
+/// where wake-ups are expensive, and with two CPUs. Under a CPU quota, spinning would use up the
+/// quota; a single CPU has no other CPU to wake.
 pub(super) fn default_span() -> Duration {
     let cpus = process::cpus().len();
     let is_rationed = std::thread::available_parallelism().is_ok_and(|share| share.get() < cpus);

@@ -24,7 +24,7 @@ use crate::daemon::{self, Choice, Serving, Snapdir};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::run::{
     End, Group, NotStarted, Program, Share, Spec, Started, Waited, block_signals, hidden_inside,
-    let_signals_through,
+    unblock_signals,
 };
 use crate::sandbox::verbs::{Applied, Changes, Consent, Detail, Reply, Request, Rev};
 use crate::sandbox::{Moment, Sandbox, StoreOptions};
@@ -394,7 +394,7 @@ impl Sandboxed {
     /// Asks until there is an answer. An interrupt, or the end of the input, keeps. What was typed before it was asked was meant for
     /// somebody else, and is no answer.
     fn ask(&self, nothing_new: bool) -> Result<Fate> {
-        let_signals_through()?;
+        unblock_signals()?;
         let mut answer = String::new();
         loop {
             if let Err(error) = tcflush(io::stdin(), FlushArg::TCIFLUSH) {
@@ -534,7 +534,7 @@ fn unless_mounted(refused: &Error, error: Error) -> Error {
 /// Ends this process by SIGINT. If that is ignored, it goes on.
 fn die_of_interrupt() -> Result<()> {
     let attempt = || "end as the command ended";
-    let_signals_through()?;
+    unblock_signals()?;
     kill(Pid::this(), Signal::SIGINT).map_err(io::Error::from).attempt(attempt)
 }
 

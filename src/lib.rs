@@ -1,13 +1,15 @@
 //! A jailed, checkpointed overlay filesystem.
 //!
-//! A directory (the base) is shown as a mount; what is written there is recorded in layers; a restore goes back
-//! exactly and in place; nothing leads out; `apply` takes the result home. `docs/ARCHITECTURE.md` is the map.
+//! A directory (the base) is shown as a mount. Changes in the mount are recorded in layers. A
+//! restore goes back to a checkpoint exactly and in place, no path leads out of the mount, and
+//! `apply` writes the result into the base. `docs/ARCHITECTURE.md` has the map.
 //!
-//! Modules stand in ranks, and each imports only from lower ranks (a test holds this):
-//! `error`, `types` | `sys` | `store`, `base`, `jail` | `tree` | `fs`, `history` | `sandbox` | `fuse`, `control` |
-//! `cli`, `daemon`, `run`.
+//! Modules have ranks, and each imports only from lower ranks (tested by `tests/ranks.rs`):
+//! `error`, `types` | `sys` | `store`, `base`, `jail` | `tree` | `fs` | `history` | `sandbox` |
+//! `fuse`, `control` | `daemon`, `run` | `cli`.
 //!
-//! Whoever has a log leaves out what [`fuse::is_expected`] says: fuser writes an error for each listing of a directory.
+//! A logger should drop the records for which [`fuse::is_expected`] is true: fuser logs an error
+//! for each READDIRPLUS.
 
 pub mod base;
 pub mod cli;

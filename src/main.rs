@@ -1,4 +1,4 @@
-//! The command; all of it is in the library, where tests reach it.
+//! The command-line program. All of its code is in the library, where tests reach it.
 
 use std::process::ExitCode;
 

@@ -125,7 +125,7 @@ both='by a view of its own (user, mount.*Landlock'
         podman --device /dev/fuse --security-opt no-new-privileges $probe
     check "podman, root, --device /dev/fuse, --cap-add SYS_ADMIN" 0 "$both" \
         podman --device /dev/fuse --cap-add SYS_ADMIN $probe
-    check "podman, root, --device /dev/fuse, --cap-drop ALL" 125 "neither\|map the numbers" podman --device /dev/fuse --cap-drop ALL $probe
+    check "podman, root, --device /dev/fuse, --cap-drop ALL" 125 "neither\|map the ids" podman --device /dev/fuse --cap-drop ALL $probe
     check "podman, root, --device /dev/fuse, a profile as Docker's" 125 "make the namespaces" \
         podman --device /dev/fuse --security-opt "seccomp=$work/strict.json" $probe
     check "podman, root, --privileged" 0 "$both [0-9]*, a system call filter, no new privileges$" podman --privileged $probe

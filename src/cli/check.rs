@@ -9,17 +9,17 @@ use super::show;
 use super::target::Target;
 use crate::error::{Kind, Result};
 
-/// Hold the store against everything that must be true of it
+/// Verify the consistency of the store
 ///
-/// Reads every record, rebuilds every tree and follows every extent. Changes nothing; works on a mounted store, and on one
-/// that is too damaged to be mounted. Exit code 4 if something is not as it must be. What is wrong with the history of single
-/// files is a warning: the store is sound without it.
+/// Reads every record, rebuilds every tree and follows every extent. Changes nothing. Works on a
+/// mounted store, and on one that is too damaged to be mounted. Exit code 4 if something is wrong.
+/// Damage in the edit history of single files is a warning: the store is sound without it.
 #[derive(Args)]
 pub(super) struct Check {
-    /// Read all content, too, and hold it against its checksums
+    /// Also read all content and verify it against its checksums
     #[arg(long)]
     read_data: bool,
-    /// Remove indexes and checksums that cannot be read, which are made anew; nothing can be lost by it
+    /// Remove unreadable indexes and checksums, which are made again; loses no data
     #[arg(long)]
     repair: bool,
     /// Print JSON objects

@@ -10,12 +10,12 @@ use super::target::{Target, wrong_answer};
 use crate::error::Result;
 use crate::sandbox::verbs::{Reply, Request};
 
-/// Seal the tree as it is now, to come back to it with 'restore'
+/// Save the tree as it is now; 'restore' goes back to it
 ///
-/// Takes as long however large the tree is.
+/// The time that this takes does not depend on the size of the tree.
 #[derive(Args)]
 pub(super) struct Checkpoint {
-    /// A name to find it by; must be new, and neither a number nor 'base' nor begin with '@'
+    /// A new name for it; not a number, not 'base', not starting with '@'
     name: Option<String>,
     /// A message
     #[arg(short, long, value_name = "TEXT", default_value = "")]

@@ -1,11 +1,11 @@
-//! The options of `jailfs run` that say what its command may see and do, and what becomes of them.
+//! The options of `jailfs run` that limit what its command may see and do.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Component, Path, PathBuf};
 
 use clap::Args;
 
-use super::{Global, host, options, place, sockets};
+use super::{Global, host, options, sockets, store_path};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::run::{Accept, Allow, Net, README, Spec, keeps_variable, readme, secrets};
 use crate::sys;
@@ -13,37 +13,39 @@ use crate::sys;
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Confinement")]
 pub(super) struct Confine {
-    /// Hide PATH too, whatever else is asked for
+    /// Hide PATH, whatever the other options say
     #[arg(long, value_name = "PATH")]
     hide: Vec<PathBuf>,
-    /// Show PATH, read-only, with all in it that is hidden by default
+    /// Show PATH, read-only, including everything in it that is hidden by default
     #[arg(long, value_name = "PATH")]
     show: Vec<PathBuf>,
-    /// Show PATH of the host, read-only, although /tmp or /run or what it lies in is replaced; what is hidden in it stays hidden
+    /// Show PATH of the host, read-only, also inside /tmp, /run or a hidden directory; hidden paths
+    /// in it stay hidden
     #[arg(long, value_name = "PATH")]
     bind_ro: Vec<PathBuf>,
     /// Let the command write to PATH of the host, outside the sandbox
     #[arg(long, value_name = "PATH")]
     bind_rw: Vec<PathBuf>,
-    /// Which network the command has: host, none (a loopback), or allow:HOST[:PORT],... (a loopback, and these hosts through a
-    /// proxy; *.HOST for the names below HOST; without PORT, 80 and 443)
+    /// The network of the command: host, none (a loopback), or allow:HOST[:PORT],... (a loopback,
+    /// and a proxy to these hosts; *.HOST for the names below HOST; without PORT, 80 and 443)
     #[arg(long, value_name = "NET", default_value = "host", value_parser = Net::parse)]
     net: Net,
     /// The same as --net none
     #[arg(long, conflicts_with = "net")]
     no_net: bool,
-    /// Only HOME, LANG, LC_*, LOGNAME, PATH, SHELL, TERM, TZ and USER of the environment
+    /// Keep only HOME, LANG, LC_*, LOGNAME, PATH, SHELL, TERM, TZ and USER of the environment
     #[arg(long)]
     env_clear: bool,
-    /// Which walls must stand, or 'run' refuses: all (namespaces, Landlock, the filter on system calls), view (Landlock may be
-    /// missing), or landlock (namespaces may be missing; not as root)
+    /// The walls without which 'run' refuses: all (namespaces, Landlock, the filter on system
+    /// calls), view (Landlock may be missing), or landlock (namespaces may be missing; not as root)
     #[arg(long, value_name = "WALLS", default_value = "all", value_parser = walls)]
     walls: Accept,
-    /// Give the command back what the filter on system calls denies: nested-sandbox, keyrings, bpf, perf, userfaultfd,
-    /// io-uring, sockets
+    /// Allow the command what the filter on system calls denies: nested-sandbox, keyrings, bpf,
+    /// perf, userfaultfd, io-uring, sockets
     #[arg(long, value_name = "OPTION", value_delimiter = ',', value_parser = allow)]
     allow: Vec<Allow>,
-    /// The size of each of /tmp, /var/tmp and /dev/shm inside, in bytes, or with K, M, G, T (20 percent of the memory)
+    /// The size of each of /tmp, /var/tmp and /dev/shm inside, in bytes or with K, M, G, T
+    /// (default: 20 percent of memory)
     #[arg(long, value_name = "SIZE", value_parser = options::size)]
     tmp_size: Option<u64>,
 }
@@ -53,7 +55,7 @@ fn walls(text: &str) -> std::result::Result<Accept, String> {
         "all" => Ok(Accept::All),
         "view" => Ok(Accept::View),
         "landlock" => Ok(Accept::Landlock),
-        _ => Err("it is one of all, view and landlock".to_owned()),
+        _ => Err("the value is all, view or landlock".to_owned()),
     }
 }
 
@@ -66,7 +68,7 @@ fn allow(text: &str) -> std::result::Result<Allow, String> {
 }
 
 impl Confine {
-    /// What is to be put up for a sandbox of `base` with its store at `store`.
+    /// The walls for a sandbox of `base` with its store at `store`.
     ///
     /// # Errors
     /// `Usage`: a path that does not exist, or lies in the sandbox.
@@ -76,23 +78,23 @@ impl Confine {
         let mut hidden: Vec<PathBuf> = secrets::hidden(&homes).iter().filter_map(real).collect();
         hidden.extend(sockets::all().iter().filter_map(real));
         let mut stores: Vec<PathBuf> = secrets::stores(&homes).iter().filter_map(real).collect();
-        stores.extend(place::Env::get().stores().and_then(real));
+        stores.extend(store_path::Env::get().stores().and_then(real));
         stores.extend(host::mounted_stores().iter().filter_map(real));
         let asked = Asked { global, base, stores: &stores };
         let writable = asked.outside("--bind-rw", &self.bind_rw)?;
         let shown = asked.shown(&self.show, &hidden)?;
         let mut bound = asked.outside("--bind-ro", &self.bind_ro)?;
-        // By it names are resolved; it often lies in /run.
+        // Names are resolved with this file, which often lies in /run.
         bound.extend(real("/etc/resolv.conf").filter(|path| !path.starts_with(base)));
         let hide = self.hide.iter().map(|path| resolved(global, "--hide", path));
         let mut withheld = hide.collect::<Result<Vec<_>>>()?;
         let mounts = sys::mountinfo::read().unwrap_or_default();
         for paths in [&mut hidden, &mut withheld, &mut stores] {
-            // What is mounted elsewhere as well is seen there, too.
+            // A path that is mounted elsewhere too is hidden at all its places.
             let elsewhere: Vec<PathBuf> =
                 paths.iter().flat_map(|path| sys::mountinfo::other_paths_of(path, &mounts)).collect();
             paths.extend(elsewhere.iter().filter_map(real));
-            // Who runs a command in what is hidden by default wants it to work there.
+            // If the base itself is hidden by default, the caller wants the command to work in it.
             paths.retain(|path| path != base);
             paths.sort();
             paths.dedup();
@@ -116,33 +118,34 @@ impl Confine {
         Ok(Spec { readme, stores: words(stores), ..spec })
     }
 
-    /// Which network is asked for.
+    /// The network that the options select.
     fn net(&self) -> Net {
         if self.no_net { Net::None } else { self.net.clone() }
     }
 
-    /// Whether the command may run without namespaces.
+    /// Decides whether the command may run without namespaces. Returns the refusal if it may, as a
+    /// warning.
     ///
     /// # Errors
-    /// `refused`, the error that says why there are none, with the option that accepts less. There is no such option for root,
-    /// who owns the files of the host, because Landlock does not control their modes and owners; and none with a network
-    /// other than the host's, which needs a namespace.
+    /// The refusal, with the option that accepts less. That option does not help root, who owns the
+    /// files of the host: Landlock does not control modes and owners. It does not help with a
+    /// network other than the host's either, which needs a namespace.
     pub(super) fn accept_without_namespaces(&self, refused: Error) -> Result<Error> {
         let is_root = nix::unistd::geteuid().is_root();
         if self.walls == Accept::Landlock && self.net().is_own() {
-            let why =
-                format!("{}; without namespaces --net none and --net allow cannot be kept", refused.reason);
+            let why = format!("{}; --net none and --net allow need namespaces", refused.reason);
             return Err(Error { reason: why, ..refused });
         }
         match (self.walls, is_root) {
             (Accept::Landlock, false) => Ok(refused),
             (Accept::Landlock, true) => {
-                let why = format!("{}; root is never held by Landlock alone", refused.reason);
+                let why = format!("{}; Landlock alone does not confine root", refused.reason);
                 Err(Error { reason: why, ..refused })
             }
             (_, true) => Err(refused),
             (_, false) => {
-                let less = "--walls=landlock runs the command without namespaces; docs/CONTAINERS.md says what that leaves open";
+                let less = "--walls=landlock runs the command without namespaces; \
+             docs/CONTAINERS.md says what that leaves open";
                 let hint =
                     refused.hint.as_deref().map_or_else(|| less.to_owned(), |hint| format!("{hint}; {less}"));
                 Err(refused.hint(hint))
@@ -150,7 +153,7 @@ impl Confine {
         }
     }
 
-    /// The environment of the command, and what tells it where it is.
+    /// The environment of the command, with the variables that describe the sandbox.
     pub(super) fn environment(&self, spec: &Spec, attempt: u32) -> Vec<(OsString, OsString)> {
         let paths = |words: &[OsString]| words.iter().map(PathBuf::from).collect::<Vec<_>>();
         let writable = paths(&spec.writable);
@@ -173,14 +176,14 @@ impl Confine {
                 &spec.base
             }
         };
-        let told = [("JAILFS_ROOT", root.clone()), ("JAILFS_SANDBOX", spec.store.clone())];
-        env.extend(told.map(|(name, value)| (name.into(), value)));
+        let described = [("JAILFS_ROOT", root.clone()), ("JAILFS_SANDBOX", spec.store.clone())];
+        env.extend(described.map(|(name, value)| (name.into(), value)));
         env.push(("JAILFS_ATTEMPT".into(), attempt.to_string().into()));
         env
     }
 }
 
-/// What paths are asked for in options.
+/// The context in which the paths of options are checked.
 struct Asked<'a> {
     global: &'a Global,
     base: &'a Path,
@@ -192,7 +195,7 @@ impl Asked<'_> {
         paths.iter().map(|path| named(self.global, option, path)).collect()
     }
 
-    /// Paths that are neither in the sandbox nor in a store.
+    /// Resolves paths that must lie neither in the sandbox nor in a store.
     fn outside(&self, option: &str, paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
         let paths = self.paths(option, paths)?;
         for path in &paths {
@@ -202,7 +205,8 @@ impl Asked<'_> {
         Ok(paths)
     }
 
-    /// Paths that are to be shown with what is hidden in them. In the sandbox there is nothing else to be shown.
+    /// Resolves the paths of --show. A path in the sandbox is refused unless something in it is
+    /// hidden.
     fn shown(&self, paths: &[PathBuf], hidden: &[PathBuf]) -> Result<Vec<PathBuf>> {
         let option = "--show";
         let paths = self.paths(option, paths)?;
@@ -224,40 +228,40 @@ impl Asked<'_> {
 
     fn check_sandbox(&self, option: &str, path: &Path) -> Result<()> {
         if path.starts_with(self.base) {
-            return Err(wrong(option, path, "it lies in the sandbox, which is writable and nobody else's"));
+            return Err(wrong(option, path, "it lies in the sandbox, which the command can write anyway"));
         }
         Ok(())
     }
 }
 
-/// Whether a directory for temporary files can be written in the sandbox.
+/// Whether the command can write a directory for temporary files.
 fn is_scratch(value: &OsStr, spec: &Spec, writable: &[PathBuf]) -> bool {
     let path = Path::new(value);
     let private = ["/tmp", "/var/tmp", "/dev/shm"].iter().any(|known| path == Path::new(known));
     private || path.starts_with(&spec.base) || writable.iter().any(|known| path.starts_with(known))
 }
 
-/// A base whose place in the view belongs to the kernel cannot be one.
+/// Refuses a base that the view replaces or that belongs to the kernel.
 fn refuse_base(base: &Path) -> Result<()> {
-    let is_kernels = ["/proc", "/sys"].iter().any(|known| base.starts_with(known));
+    let belongs_to_kernel = ["/proc", "/sys"].iter().any(|known| base.starts_with(known));
     let is_device =
         base.starts_with("/dev") && !(base.starts_with("/dev/shm") && base != Path::new("/dev/shm"));
-    if is_kernels || is_device {
+    if belongs_to_kernel || is_device {
         let attempt = format!("run a command in a sandbox of '{}'", base.display());
-        return Err(Error::new(Kind::Usage, attempt, "it is the kernel's"));
+        return Err(Error::new(Kind::Usage, attempt, "it belongs to the kernel"));
     }
     Ok(())
 }
 
-/// The path that an option names. Links are refused: an earlier command can have planted one in a
-/// directory that it was given, so that the next one is given what the link leads to.
+/// Resolves the path of an option. Refuses symlinks: an earlier command may have planted one in a
+/// directory that it could write, so that the next command gets the symlink's target.
 fn named(global: &Global, option: &str, path: &Path) -> Result<PathBuf> {
     let resolved = resolved(global, option, path)?;
     let path = std::path::absolute(global.at(path)?).attempt(|| format!("read {option}"))?;
     if plain(&path) == resolved {
         return Ok(resolved);
     }
-    let why = format!("it leads through a link to '{}'", resolved.display());
+    let why = format!("it leads through a symlink to '{}'", resolved.display());
     Err(wrong(option, &path, &why).hint(format!("name '{}' if you mean it", resolved.display())))
 }
 
@@ -266,7 +270,7 @@ fn resolved(global: &Global, option: &str, path: &Path) -> Result<PathBuf> {
     host::resolve(&path).map_err(|error| wrong(option, &path, &error.reason))
 }
 
-/// A path without `.` and `..`, by its text.
+/// The path without `.` and `..`, by its text alone.
 fn plain(path: &Path) -> PathBuf {
     path.components().fold(PathBuf::new(), |mut plain, part| {
         match part {
@@ -286,15 +290,15 @@ fn words(paths: Vec<PathBuf>) -> Vec<OsString> {
     paths.into_iter().map(PathBuf::into_os_string).collect()
 }
 
-/// The path without links of what is there.
+/// The resolved path, if it exists.
 fn real(path: impl AsRef<Path>) -> Option<PathBuf> {
     host::resolve(path.as_ref()).ok()
 }
 
 fn homes() -> Vec<PathBuf> {
     let known = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten().map(|user| user.dir);
-    let told = std::env::var_os("HOME").map(PathBuf::from);
-    secrets::homes(known.into_iter().chain(told))
+    let from_env = std::env::var_os("HOME").map(PathBuf::from);
+    secrets::homes(known.into_iter().chain(from_env))
 }
 
 #[cfg(test)]
@@ -302,7 +306,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_the_kernels_is_no_base() {
+    fn a_path_of_the_kernel_is_not_a_base() {
         for base in ["/proc", "/proc/self", "/sys/fs", "/dev", "/dev/shm", "/dev/pts"] {
             assert_eq!(refuse_base(Path::new(base)).unwrap_err().kind, Kind::Usage, "{base}");
         }
@@ -312,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_for_temporary_files_must_be_writable_inside() {
+    fn a_directory_for_temporary_files_must_be_writable_inside() {
         let spec = Spec { base: "/repo".into(), ..Spec::default() };
         let ok = |path: &str| is_scratch(OsStr::new(path), &spec, &["/w".into()]);
         assert!(ok("/tmp") && ok("/repo/tmp") && ok("/w/x"));

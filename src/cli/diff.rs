@@ -15,23 +15,24 @@ use super::target::{Target, wrong_answer};
 use crate::error::{Error, Kind, Result};
 use crate::sandbox::verbs::{Changes, Detail, FileRev, Reply, Request, Rev};
 
-/// Show what differs between two states
+/// Show the differences between two states
 ///
-/// From the base to now, which is what 'apply' would write, unless others are named; '@-1' is the last
-/// checkpoint. The exit code is 0 also if there are differences.
+/// The default is from the base to now, which is what 'apply' would write. '@-1' is the last
+/// checkpoint. The exit code is 0 whether or not there are differences.
 #[derive(Args)]
 pub(super) struct Diff {
-    /// Up to two states ('@' now, '@-1' the last checkpoint, 'base', a number or a name), then paths; or a version of a
-    /// file, PATH@N, and what it is compared with: the file as it is, another version, another file
+    /// Up to two states ('@' now, '@-1' the last checkpoint, 'base', a number or a name), then
+    /// paths; or a version of a file, PATH@N, and what to compare it with: the file as it is,
+    /// another version, another file
     #[arg(value_name = "FROM [TO]] [PATH")]
     words: Vec<OsString>,
-    /// Paths, also such as look like states
+    /// Paths, also if they look like states
     #[arg(last = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
     /// A letter and the path (the default): A added, D deleted, M modified, T another type, R renamed, m attributes
     #[arg(long, group = "detail")]
     name_status: bool,
-    /// How many lines were added and removed
+    /// Show the number of lines added and removed
     #[arg(long, group = "detail")]
     stat: bool,
     /// A patch that 'git apply' and 'patch' understand
@@ -88,7 +89,7 @@ impl Diff {
         }
     }
 
-    /// The two files that are compared, if the first word names a version of one.
+    /// The two files to compare, if the first word names a version of a file.
     fn versions(&self, target: &Target) -> Result<Option<(FileRev, FileRev)>> {
         let is_there = |word: &OsString| target.on_host(Path::new(word)).symlink_metadata().is_ok();
         let rev = |word: &OsString| -> Result<FileRev> {
@@ -140,7 +141,8 @@ fn version_of(word: &OsString) -> Option<(PathBuf, u32)> {
     Some((PathBuf::from(std::ffi::OsStr::from_bytes(bytes.get(..at)?)), number))
 }
 
-/// Up to two states, then paths. A word that can be both is refused, as is one that is neither.
+/// Splits words into up to two states, then paths. Refuses a word that is both, and one that is
+/// neither.
 fn split(
     words: &[OsString],
     names: &BTreeSet<String>,
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unclear_is_refused() {
+    fn ambiguous_and_unknown_words_are_refused() {
         for line in ["both", "nonsense", "green @ green", "src green", "@ typo"] {
             assert_eq!(of(line).unwrap_err().kind, Kind::Usage, "{line}");
         }

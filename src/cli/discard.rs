@@ -8,13 +8,13 @@ use super::target::{Target, wrong_answer};
 use crate::error::Result;
 use crate::sandbox::verbs::{Reply, Request};
 
-/// Throw away everything that 'apply' would write: the tree is again what the base is
+/// Discard everything that 'apply' would write: the tree equals the base again
 ///
-/// Checkpoints stay. 'jailfs restore @-1' goes back to the last one instead. A discard can be undone:
-/// it says how.
+/// Checkpoints stay. 'jailfs restore @-1' goes back to the last one instead. The output says how to
+/// undo a discard.
 #[derive(Args)]
 pub(super) struct Discard {
-    /// Detach what is mounted on directories that do not stay
+    /// Detach mounts on directories that disappear, instead of refusing
     #[arg(long)]
     detach_mounts: bool,
     /// Print JSON objects

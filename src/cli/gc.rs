@@ -10,22 +10,24 @@ use super::target::{Target, wrong_answer};
 use crate::error::Result;
 use crate::sandbox::verbs::{Reply, Request};
 
-/// Give back the space of what nothing needs
+/// Free the space of unused data
 ///
-/// Needed are the tree as it is, all checkpoints, what is held, what the last operations can go back to, and what programs
-/// hold open. The mount can be used meanwhile.
+/// In use are the current tree, all checkpoints, held states, the states that recent operations can
+/// go back to, and files that programs hold open. The mount stays usable meanwhile.
 #[derive(Args)]
 pub(super) struct Gc {
-    /// Only say what would be given back
+    /// Only print how much would be freed
     #[arg(long)]
     dry_run: bool,
-    /// Keep what the last N operations can go back to
+    /// Keep the states that the last N operations can go back to
     #[arg(long, value_name = "N", default_value_t = 100)]
     operations: u64,
-    /// Give up all checkpoints but the newest N, and those that are held; 'op restore' cannot go back to them either
+    /// Drop all checkpoints except the newest N and those that are held; 'op restore' cannot go
+    /// back to them either
     #[arg(long, value_name = "N")]
     keep: Option<u64>,
-    /// Give up the oldest checkpoints until the store takes no more than SIZE (bytes, or with K, M, G, T)
+    /// Drop the oldest checkpoints until the store takes no more than SIZE (bytes, or with K, M, G,
+    /// T)
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     max_store: Option<u64>,
     /// Print JSON objects
@@ -60,10 +62,10 @@ impl Gc {
     }
 }
 
-/// Reads a number of bytes: digits, and perhaps K, M, G or T for powers of 1,024.
+/// Parses a size in bytes: digits, optionally with K, M, G or T for powers of 1,024.
 ///
 /// # Errors
-/// In words, for anything else and for more than a u64 holds.
+/// A message for people, for any other text and for a size above u64.
 pub(super) fn bytes(text: &str) -> std::result::Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let shift = match text.get(digits.len()..) {

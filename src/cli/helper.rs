@@ -1,12 +1,12 @@
-//! How mount(8) calls a filesystem.
+//! The interface of mount(8) to a filesystem.
 //!
-//! `mount -t fuse.jailfs BASE MNT` runs `mount.fuse.jailfs BASE MNT [-sfnv] [-o OPTIONS] [-t TYPE]` if there is a
-//! program of that name, which may be a link to this one. If not, it runs `mount.fuse3`, which runs
-//! `jailfs BASE MNT [-o OPTIONS]`.
+//! `mount -t fuse.jailfs BASE MNT` runs `mount.fuse.jailfs BASE MNT [-sfnv] [-o OPTIONS] [-t TYPE]`
+//! if a program of that name exists; it may be a symlink to this one. Otherwise mount(8) runs
+//! `mount.fuse3`, which runs `jailfs BASE MNT [-o OPTIONS]`.
 //!
-//! In both forms the defaults of mount(8) hold for root: set-id programs and device nodes work unless
-//! the options say `nosuid` and `nodev`, which `user` and `users` in fstab(5) imply. A call by hand
-//! (`jailfs mount`) has neither.
+//! In both forms root gets the defaults of mount(8): set-id programs and device nodes work unless
+//! the options say `nosuid` and `nodev`, which `user` and `users` in fstab(5) imply. A manual call
+//! (`jailfs mount`) allows neither.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -17,11 +17,11 @@ use crate::error::{Error, Kind, Result};
 /// The hidden verb of a remount.
 pub(super) const REMOUNT: &str = "__remount";
 
-/// Turns the arguments of a mount helper into those of `jailfs mount`; others stay as they are. None if there is
-/// nothing to do (`-f`: only pretend).
+/// Rewrites the arguments of a mount helper into those of `jailfs mount`. Other arguments stay as
+/// they are. None if there is nothing to do (`-f`, a dry run).
 ///
 /// # Errors
-/// `Usage`: an argument that helpers do not have.
+/// `Usage`: mount(8) passes no such argument to a helper.
 pub(super) fn rewrite(arguments: Vec<OsString>, is_root: bool) -> Result<Option<Vec<OsString>>> {
     if !is_helper_call(&arguments) {
         return Ok(Some(arguments));
@@ -34,7 +34,7 @@ fn is_helper_call(arguments: &[OsString]) -> bool {
     if name.is_some_and(|name| name == "mount.fuse.jailfs" || name == "mount.jailfs") {
         return true;
     }
-    // No verb has a slash in it. For a remount the source is what `fsname=` said, if anything.
+    // No verb contains a slash. The source of a remount is the value of `fsname=`, if there is one.
     let source = arguments.get(1).map(|source| source.as_bytes());
     let is_path = source.is_some_and(|source| !source.starts_with(b"-") && source.contains(&b'/'));
     is_path || arguments.iter().any(|words| is_remount(words))
@@ -67,7 +67,8 @@ fn as_mount(arguments: &[OsString], is_root: bool) -> Result<Option<Vec<OsString
             _ => places.push(argument.clone()),
         }
     }
-    // A remount keeps what its options do not name, so the defaults are for a first mount.
+    // A remount keeps the flags that its options do not name, so the defaults apply to a first
+    // mount only.
     let verb = if lists.iter().any(|list| is_remount(list)) {
         REMOUNT
     } else {
@@ -81,7 +82,7 @@ fn as_mount(arguments: &[OsString], is_root: bool) -> Result<Option<Vec<OsString
     Ok(Some(words.chain(["--".into()]).chain(places).collect()))
 }
 
-/// The options of a call, which an ordinary user cannot extend by `dev` and `suid`.
+/// Drops `dev` and `suid` from the options of an ordinary user.
 fn kept_options(options: &OsStr, is_root: bool) -> OsString {
     let is_kept = |option: &&[u8]| is_root || !matches!(*option, b"dev" | b"suid");
     let kept: Vec<&[u8]> = options.as_bytes().split(|byte| *byte == b',').filter(is_kept).collect();
@@ -92,9 +93,9 @@ fn bad(argument: &OsStr) -> Error {
     Error::new(
         Kind::Usage,
         format!("read the argument '{}'", argument.display()),
-        "mount(8) gives no such argument to a helper, or its value is missing",
+        "mount(8) passes no such argument to a helper, or its value is missing",
     )
-    .hint("by hand: jailfs mount BASE MNT [-o OPTIONS]")
+    .hint("to mount without mount(8): jailfs mount BASE MNT [-o OPTIONS]")
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `jailfs history`, `jailfs undo` and `jailfs redo`: single files.
+//! `jailfs history`, `jailfs undo` and `jailfs redo`: the edits of single files.
 
 use std::path::PathBuf;
 
@@ -14,9 +14,9 @@ use crate::error::Result;
 use crate::sandbox::verbs::{EditKind, FileVersion, Reply, Request};
 use crate::types::TreePath;
 
-/// List what a file was before its last edits
+/// List the versions of a file before its last edits
 ///
-/// Also of a file that is gone. 'jailfs diff PATH@2 PATH' shows how version 2 differs from the file as it is.
+/// Also for a deleted file. 'jailfs diff PATH@2 PATH' compares version 2 with the file as it is.
 #[derive(Args)]
 pub(super) struct History {
     /// The file
@@ -26,18 +26,19 @@ pub(super) struct History {
     json: bool,
 }
 
-/// Make a file what it was before its last edit
+/// Undo the last edit of a file
 ///
-/// Also one that is gone. Whoever holds it open keeps what he has. Again: one edit further back. 'redo' takes it back.
+/// Also for a deleted file. A program that has the file open keeps the content that it has. Each
+/// further undo goes back one more edit; 'redo' reverts an undo.
 #[derive(Args)]
 pub(super) struct Undo {
     #[command(flatten)]
     steps: Steps,
 }
 
-/// Take an undo of a file back
+/// Revert an undo of a file
 ///
-/// As long as the file was not edited since.
+/// Works until the file is edited again.
 #[derive(Args)]
 pub(super) struct Redo {
     #[command(flatten)]
@@ -48,7 +49,7 @@ pub(super) struct Redo {
 struct Steps {
     /// The file
     path: PathBuf,
-    /// So many edits at once
+    /// The number of edits
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
     /// Print a JSON object

@@ -1,4 +1,4 @@
-//! What the command line asks of the host: which mount a directory lies in, and how to take a mount away.
+//! Queries about mounts of the host, and unmounting.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::OpenOptions;
@@ -16,61 +16,61 @@ use nix::fcntl::OFlag;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sys;
 
-/// The virtual attribute by which every file of a mount names its store.
+/// The virtual attribute in which every file of a mount names its store.
 const STORE_ATTRIBUTE: &[u8] = b"user.jailfs.store";
-/// The type of our mounts in /proc/self/mountinfo.
+/// The filesystem type of our mounts in /proc/self/mountinfo.
 pub(super) const FS_TYPE: &[u8] = b"fuse.jailfs";
-/// How long the daemons of other mounts may take to answer: one of them may have been stopped.
+/// The time limit for the daemons of other mounts. One of them may be stopped.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// In what a directory lies.
+/// The mount in which a directory lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Within {
-    /// In a mount of this store.
+    /// In a mount of a store.
     Mount {
         /// The store's directory.
         store: PathBuf,
     },
-    /// In a mount at this point whose daemon is dead.
+    /// In a mount with a dead daemon, at this mount point.
     DeadMount(PathBuf),
     /// In no jailfs mount.
     Host,
 }
 
-/// The absolute path of what a person typed, without links. It must exist.
+/// The resolved absolute path of a user's argument. It must exist.
 ///
 /// # Errors
-/// It does not exist, or its daemon is dead.
+/// The path does not exist, or its daemon is dead.
 pub(super) fn resolve(path: &Path) -> Result<PathBuf> {
     sys::path::resolve(path).attempt(|| format!("find '{}'", path.display()))
 }
 
-/// Finds out what `dir` lies in.
+/// Finds the mount in which `dir` lies.
 ///
 /// # Errors
-/// It does not exist or cannot be looked at.
+/// `dir` does not exist, or its attributes cannot be read.
 pub(super) fn within(dir: &Path) -> Result<Within> {
-    let attempt = || format!("look at '{}'", dir.display());
+    let attempt = || format!("read the attributes of '{}'", dir.display());
     match store_attribute(dir) {
         Ok(bytes) => Ok(Within::Mount { store: OsString::from_vec(bytes).into() }),
-        Err(error) => {
-            match errno(&error) {
-                Errno::ENODATA | Errno::EOPNOTSUPP | Errno::ENOSYS => Ok(Within::Host),
-                Errno::ENOTCONN | Errno::ECONNABORTED => {
-                    Ok(mount_around(&absolute(dir)?)?.map_or(Within::Host, Within::DeadMount))
-                }
-                Errno::EPERM => Err(Error::io(attempt(), &error)
-                    .hint("the mount belongs to another user: do it as that user")),
-                _ => Err(Error::io(attempt(), &error)),
+        Err(error) => match errno(&error) {
+            Errno::ENODATA | Errno::EOPNOTSUPP | Errno::ENOSYS => Ok(Within::Host),
+            Errno::ENOTCONN | Errno::ECONNABORTED => {
+                Ok(mount_around(&absolute(dir)?)?.map_or(Within::Host, Within::DeadMount))
             }
-        }
+            Errno::EPERM => Err(Error::io(attempt(), &error)
+                .hint("the mount belongs to another user: run jailfs as that user")),
+            _ => Err(Error::io(attempt(), &error)),
+        },
     }
 }
 
-/// The store of the mount that a directory lies in. ENODATA if that is none of ours: any user can set the attribute elsewhere.
+/// The store of the mount in which a directory lies. ENODATA if it is not a mount of ours: on other
+/// filesystems any user can set the attribute.
 ///
 /// # Errors
-/// EPERM if the mount belongs to another user than us or root, who could name any store; and those of the calls.
+/// EPERM if the mount belongs neither to this user nor to root, because its owner could name any
+/// store. Other errors of the calls.
 fn store_attribute(dir: &Path) -> io::Result<Vec<u8>> {
     let flags = (OFlag::O_PATH | OFlag::O_DIRECTORY).bits();
     let dir = OpenOptions::new().read(true).custom_flags(flags).open(dir)?;
@@ -88,7 +88,7 @@ fn store_attribute(dir: &Path) -> io::Result<Vec<u8>> {
     }
 }
 
-/// The user who made a FUSE mount.
+/// The user who mounted a FUSE filesystem.
 fn owner(mount: &sys::mountinfo::Entry) -> Option<u32> {
     let mut options = mount.super_options.split(|byte| *byte == b',');
     let digits = options.find_map(|option| option.strip_prefix(b"user_id="))?;
@@ -99,11 +99,12 @@ fn owner(mount: &sys::mountinfo::Entry) -> Option<u32> {
 pub(super) fn dead_mount(attempt: &str, point: &Path) -> Error {
     let point = point.display();
     Error::new(Kind::Failed, attempt, format!("the daemon of the mount '{point}' is dead")).hint(format!(
-        "'jailfs umount {point}' detaches it; 'jailfs mount BASE {point}' replaces it, with nothing lost"
+        "'jailfs umount {point}' detaches it; 'jailfs mount BASE {point}' replaces it without loss"
     ))
 }
 
-/// The point of the jailfs mount that `path`, absolute, lies in; by the list of mounts, so that it need not be alive.
+/// The mount point of the jailfs mount around the absolute `path`. Reads the list of mounts, so a
+/// dead mount is found too.
 ///
 /// # Errors
 /// The list of mounts cannot be read.
@@ -113,13 +114,13 @@ pub(super) fn mount_around(path: &Path) -> Result<Option<PathBuf>> {
 
 fn innermost(path: &Path) -> Result<Option<sys::mountinfo::Entry>> {
     let mounts = sys::mountinfo::read().attempt(|| "read the list of mounts")?;
-    // Among equal points the last was mounted last and lies on top.
+    // Of mounts at the same point the last one is on top.
     let around = mounts.into_iter().filter(|mount| path.starts_with(OsStr::from_bytes(&mount.mount_point)));
     let innermost = around.max_by_key(|mount| mount.mount_point.len());
     Ok(innermost.filter(|mount| mount.fs_type == FS_TYPE))
 }
 
-/// Where in the tree of the jailfs mount that it lies in a directory is; none if it lies in none.
+/// The path of a directory inside the tree of its jailfs mount. None if it lies in no jailfs mount.
 ///
 /// # Errors
 /// The list of mounts cannot be read.
@@ -131,45 +132,46 @@ pub(super) fn seen_at(dir: &Path) -> Result<Option<PathBuf>> {
     Ok(Some(root.strip_prefix("/").unwrap_or(root).join(below)))
 }
 
-/// The stores of all mounts of ours that are seen here and alive, as far as we may ask them.
+/// The stores of all live jailfs mounts that are visible here and that this user may query.
 pub(super) fn mounted_stores() -> Vec<PathBuf> {
     let mounts = sys::mountinfo::read().unwrap_or_default();
     let ours = mounts.into_iter().filter(|mount| mount.fs_type == FS_TYPE);
-    let (tell, told) = mpsc::channel();
-    let mut asked = 0;
+    let (sender, receiver) = mpsc::channel();
+    let mut queried = 0;
     for mount in ours {
-        let tell = tell.clone();
-        let ask = move || {
+        let sender = sender.clone();
+        let query = move || {
             let point = PathBuf::from(OsString::from_vec(mount.mount_point));
-            // Nobody listens any more where the answer came too late.
-            drop(tell.send(store_attribute(&point)));
+            // The receiver is gone if the answer came too late.
+            drop(sender.send(store_attribute(&point)));
         };
-        asked += usize::from(thread::Builder::new().name("ask".to_owned()).spawn(ask).is_ok());
+        queried += usize::from(thread::Builder::new().name("query".to_owned()).spawn(query).is_ok());
     }
-    drop(tell);
+    drop(sender);
     let until = Instant::now() + PATIENCE;
     let mut stores = Vec::new();
-    while asked > 0 {
-        let Ok(store) = told.recv_timeout(until.saturating_duration_since(Instant::now())) else {
-            log::warn!("{asked} mounts of jailfs do not answer: their stores are not hidden");
+    while queried > 0 {
+        let Ok(store) = receiver.recv_timeout(until.saturating_duration_since(Instant::now())) else {
+            log::warn!("{queried} jailfs mounts do not answer: their stores are not hidden");
             break;
         };
-        asked -= 1;
+        queried -= 1;
         stores.extend(store.ok().map(|store| PathBuf::from(OsString::from_vec(store))));
     }
     stores
 }
 
-/// Whether `path` is, or is in, a mount whose daemon is dead. Asked with statfs(2), which the kernel never answers by
-/// itself: the attributes of the root it may remember for ever.
+/// Whether `path` lies in a mount with a dead daemon. Uses statfs(2), which the kernel never
+/// answers from a cache; it may cache the attributes of the root for ever.
 pub(super) fn is_dead(path: &Path) -> bool {
     matches!(nix::sys::statfs::statfs(path), Err(Errno::ENOTCONN | Errno::ECONNABORTED))
 }
 
-/// The absolute path of a mount point, which may be dead: then it cannot be resolved itself, but its parent can.
+/// The absolute path of a mount point. A dead mount point cannot be resolved itself, so its parent
+/// is.
 ///
 /// # Errors
-/// It does not exist.
+/// The path does not exist.
 pub(super) fn resolve_mount_point(path: &Path) -> Result<PathBuf> {
     if !is_dead(path) {
         return resolve(path);
@@ -183,10 +185,10 @@ pub(super) fn resolve_mount_point(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Unmounts what is mounted at `point`.
+/// Unmounts the mount at `point`.
 ///
 /// # Errors
-/// `InUse`: a process is in it, and `lazy` was not asked for.
+/// `InUse`: a process uses the mount, and `lazy` is false.
 pub(super) fn unmount(point: &Path, lazy: bool) -> Result<()> {
     let attempt = || format!("unmount '{}'", point.display());
     sys::mount::unmount(point, lazy).map_err(|error| {
@@ -196,7 +198,7 @@ pub(super) fn unmount(point: &Path, lazy: bool) -> Result<()> {
     })
 }
 
-/// Adds to the error of a busy mount what a person can do, unless it says so itself.
+/// Adds a hint to the error of a busy mount, unless it has one.
 pub(super) fn busy_mount(error: Error, point: &Path) -> Error {
     if error.hint.is_some() {
         return error;
@@ -207,7 +209,7 @@ pub(super) fn busy_mount(error: Error, point: &Path) -> Error {
     ))
 }
 
-/// `path` made absolute without looking at it.
+/// Makes `path` absolute by its text alone.
 fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).attempt(|| format!("find '{}'", path.display()))
 }

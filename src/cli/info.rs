@@ -10,10 +10,11 @@ use super::target::{Target, wrong_answer};
 use crate::error::Result;
 use crate::sandbox::verbs::{LayerSpace, Reply, Request};
 
-/// Show what the store takes, layer by layer
+/// Show the size of the store, layer by layer
 ///
-/// LOGICAL is the content that was written and is still there, STORED what the layer takes on disk with its records, SHARED what of its content
-/// is stored with an equal one, in the same layer or in another.
+/// LOGICAL is the content that was written and is still live. STORED is the space of the layer on
+/// disk, with its records. SHARED is the content that is stored once with equal content of the same
+/// or another layer.
 #[derive(Args)]
 pub(super) struct Info {
     /// Print JSON objects
@@ -59,7 +60,7 @@ fn text(info: &Data) -> Vec<String> {
     lines.push(row("in all", [sum(|s| s.logical), sum(|s| s.stored), sum(|s| s.shared)]));
     lines.push(format!("the store takes {}", show::size(info.store_bytes)));
     if info.to_do > 0 {
-        lines.push(format!("equal content is still to be looked for in {} layers", info.to_do));
+        lines.push(format!("{} layers are not deduplicated yet", info.to_do));
     }
     lines
 }
@@ -90,7 +91,7 @@ mod tests {
                 "    0 bytes     8.0 KiB     0 bytes  2 (open)",
                 "    1.0 GiB     1.0 MiB   512.0 MiB  in all",
                 "the store takes 2.0 MiB",
-                "equal content is still to be looked for in 3 layers",
+                "3 layers are not deduplicated yet",
             ]
         );
         let lines = json(&info).unwrap();

@@ -1,7 +1,7 @@
-//! `--json`: one object per line, tagged with its `type`; docs/CLI.md lists them.
+//! `--json`: one object per line, tagged with its `type`. docs/CLI.md lists them.
 //!
-//! Names are bytes and JSON is text. A path that is not UTF-8 stands in its field with U+FFFD for what is not text,
-//! and exactly, in hexadecimal, in a field beside it whose name ends in `_hex`, which is there only then.
+//! Names are bytes and JSON is text. A path that is not UTF-8 has U+FFFD for its invalid bytes.
+//! Only then a second field, whose name ends in `_hex`, has the exact bytes in hexadecimal.
 
 use serde::Serialize;
 
@@ -241,10 +241,10 @@ pub(super) enum Line {
 }
 
 impl Line {
-    /// The line as text, without its end.
+    /// The line as text, without a newline.
     ///
     /// # Errors
-    /// None that is known; serde_json's signature asks for it.
+    /// None is known; the signature of serde_json has one.
     pub(super) fn text(&self) -> Result<String> {
         let text = serde_json::to_string(self)
             .map_err(|error| Error::new(Kind::Failed, "write the output as JSON", error.to_string()))?;
@@ -491,7 +491,8 @@ impl Line {
     }
 }
 
-/// JSON in which what acts on a terminal is escaped as JSON escapes it. Outside of strings no such character stands.
+/// Escapes characters that act on a terminal, as JSON escapes them. In JSON they occur in strings
+/// only.
 fn escaped(json: &str) -> String {
     let mut told = String::with_capacity(json.len());
     for c in json.chars() {
@@ -505,7 +506,7 @@ fn escaped(json: &str) -> String {
     told
 }
 
-/// Bytes as text, and in hexadecimal if they are not.
+/// Bytes as text, and also in hexadecimal if they are not UTF-8.
 fn text(bytes: &[u8]) -> (String, Option<String>) {
     match std::str::from_utf8(bytes) {
         Ok(text) => (text.to_owned(), None),
@@ -558,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn text_stands_as_it_is() {
+    fn utf8_text_is_unchanged() {
         let line = Line::change(&change("a/\"ä\n".as_bytes())).text().unwrap();
         assert_eq!(
             line,
@@ -569,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_also_there_in_full() {
+    fn bytes_that_are_not_utf8_are_also_in_hexadecimal() {
         let mut change = change(b"a\xff/b");
         change.old_path = Some(TreePath::parse(b"\xfe").unwrap());
         change.patch = Some(b"+\xfd".to_vec());
@@ -580,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_tells_its_time_twice() {
+    fn a_checkpoint_has_its_time_as_text_and_as_seconds() {
         let checkpoint = Checkpoint {
             id: LayerId(3),
             name: Some("green".to_owned()),

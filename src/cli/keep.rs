@@ -1,4 +1,4 @@
-//! `jailfs drop`, `jailfs hold` and `jailfs release`: which checkpoints stay.
+//! `jailfs drop`, `jailfs hold` and `jailfs release`: the lifetime of checkpoints.
 
 use clap::Args;
 
@@ -10,24 +10,24 @@ use super::target::{Target, wrong_answer};
 use crate::error::Result;
 use crate::sandbox::verbs::{Reply, Request, Rev};
 
-/// Give up a checkpoint
+/// Drop a checkpoint
 ///
-/// It is none any more. Its space comes back with 'jailfs gc', once no recent operation needs it; until then 'jailfs op
-/// restore' can go back to it.
+/// 'jailfs gc' frees its space once no recent operation needs it. Until then 'jailfs op restore'
+/// can go back to it.
 #[derive(Args)]
 pub(super) struct Drop {
     #[command(flatten)]
     which: Which,
 }
 
-/// Keep a checkpoint from being dropped, also by 'jailfs gc'
+/// Protect a checkpoint from being dropped, also by 'jailfs gc'
 #[derive(Args)]
 pub(super) struct Hold {
     #[command(flatten)]
     which: Which,
 }
 
-/// Let a checkpoint that is held be dropped again
+/// Allow a held checkpoint to be dropped again
 #[derive(Args)]
 pub(super) struct Release {
     #[command(flatten)]
@@ -46,24 +46,24 @@ struct Which {
 
 impl Drop {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
-        self.which.tell(global, "dropped", |rev| Request::Drop { rev })
+        self.which.call(global, "dropped", |rev| Request::Drop { rev })
     }
 }
 
 impl Hold {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
-        self.which.tell(global, "held", |rev| Request::Hold { rev, held: true })
+        self.which.call(global, "held", |rev| Request::Hold { rev, held: true })
     }
 }
 
 impl Release {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
-        self.which.tell(global, "released", |rev| Request::Hold { rev, held: false })
+        self.which.call(global, "released", |rev| Request::Hold { rev, held: false })
     }
 }
 
 impl Which {
-    fn tell(&self, global: &Global, done: &str, request: impl Fn(Rev) -> Request) -> Result<u8> {
+    fn call(&self, global: &Global, done: &str, request: impl Fn(Rev) -> Request) -> Result<u8> {
         let reply = Target::find(global)?.call(request(Rev::parse(&self.checkpoint)))?;
         let Reply::Checkpoint(checkpoint) = reply else { return Err(wrong_answer()) };
         let mut out = Out::new();

@@ -13,7 +13,7 @@ use crate::sandbox::verbs::{Checkpoint, Reply, Request};
 /// List the checkpoints, newest first
 #[derive(Args)]
 pub(super) struct Log {
-    /// Also those that jailfs made itself, before a restore, discard or apply
+    /// Include the automatic ones, made before a restore, discard or apply
     #[arg(long)]
     all: bool,
     /// Print one JSON object per checkpoint
@@ -44,7 +44,7 @@ impl Log {
     }
 }
 
-/// `*    4  green  2026-01-02 03:04:05Z  all tests pass`; the mark is at the one that the tree stands on.
+/// `*    4  green  2026-01-02 03:04:05Z  all tests pass`. The mark is at the current checkpoint.
 fn line(checkpoint: &Checkpoint, width: usize) -> String {
     let mark = if checkpoint.current { '*' } else { ' ' };
     let (id, name, time) = (checkpoint.id.0, name(checkpoint), date::utc(checkpoint.time));

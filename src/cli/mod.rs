@@ -1,7 +1,7 @@
-//! The command line: one file per verb, and what they share.
+//! The command line: one file per verb, and the code that they share.
 //!
-//! Here, and in `main.rs`, is the only place where the program reads its arguments and environment, and prints. Exit
-//! codes are an ABI: `Kind::exit_code` for errors, and the command's own for `run`; docs/CLI.md lists them.
+//! Only this folder and `main.rs` read arguments and the environment, and print. Exit codes are an
+//! ABI: `Kind::exit_code` for errors, and the command's own for `run`. docs/CLI.md lists them.
 
 mod apply;
 mod check;
@@ -21,7 +21,7 @@ mod mount;
 mod op;
 mod options;
 mod out;
-mod place;
+mod protected;
 mod remount;
 mod restore;
 mod run;
@@ -29,6 +29,7 @@ mod show;
 mod show_path;
 mod sockets;
 mod status;
+mod store_path;
 mod target;
 mod umount;
 
@@ -48,8 +49,8 @@ use crate::sys;
 
 /// A jailed, checkpointed overlay filesystem.
 ///
-/// Mounts a directory so that a program can work in it as if it were the original. Nothing reaches the original until
-/// 'apply'; 'restore' goes back to a checkpoint, exactly and in place.
+/// Mounts a directory so that a program can work in it as if it were the original. The original
+/// stays unchanged until 'apply'. 'restore' goes back to a checkpoint, exactly and in place.
 #[derive(Parser)]
 #[command(name = "jailfs", version, max_term_width = 100)]
 struct Cli {
@@ -59,19 +60,19 @@ struct Cli {
     verb: Verb,
 }
 
-/// What every verb takes.
+/// The options of every verb.
 #[derive(Args, Default)]
 struct Global {
-    /// Do as if started in DIR
+    /// Run as if started in DIR
     #[arg(short = 'C', value_name = "DIR", global = true)]
     dir: Option<PathBuf>,
-    /// The store to use, wherever we are
+    /// Use this store, whatever the directory
     #[arg(long, value_name = "DIR", global = true)]
     store: Option<PathBuf>,
 }
 
 impl Global {
-    /// The directory that the command works in; absolute and, unless its mount is dead, without links.
+    /// The directory that the command works in: absolute, and resolved unless its mount is dead.
     fn dir(&self) -> Result<PathBuf> {
         match &self.dir {
             Some(dir) => host::resolve_mount_point(dir),
@@ -79,7 +80,7 @@ impl Global {
         }
     }
 
-    /// `path`, if relative, from that directory.
+    /// Resolves a relative path against that directory.
     fn at(&self, path: &Path) -> Result<PathBuf> {
         match &self.dir {
             Some(_) if path.is_relative() => Ok(self.dir()?.join(path)),
@@ -112,21 +113,21 @@ enum Verb {
     Info(info::Info),
     #[command(subcommand)]
     Op(op::Op),
-    /// Serve a mount in the background; the plan is on the standard input
+    /// Serve a mount in the background; standard input carries the plan
     #[command(name = daemon::VERB, hide = true)]
     Daemon {
-        /// The base and the mount point, for whoever lists processes
+        /// The base and the mount point, shown in process lists
         about: Vec<OsString>,
     },
     #[command(name = helper::REMOUNT, hide = true)]
     Remount(remount::Remount),
-    /// End a connection to the kernel when the daemon has died
+    /// Abort a FUSE connection when the daemon has died
     #[command(name = daemon::guard::VERB, hide = true)]
     Guard,
-    /// Become a command
+    /// Become the process inside a sandbox of 'run'
     #[command(name = EXEC_VERB, hide = true)]
     Exec {
-        /// The socket to the process that serves its tree
+        /// The socket to the process outside
         #[arg(long)]
         cage: i32,
         /// The command
@@ -135,7 +136,7 @@ enum Verb {
     },
 }
 
-/// The program: reads the arguments of the process, does what they say, and returns the exit code.
+/// Parses the arguments of the process, runs the verb, and returns the exit code.
 pub fn main() -> ExitCode {
     sys::memory::share_arenas();
     let arguments = match helper::rewrite(std::env::args_os().collect(), nix::unistd::geteuid().is_root()) {
@@ -149,7 +150,7 @@ pub fn main() -> ExitCode {
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version go to the standard output and are no error.
+            // Help and version go to standard output and are not errors.
             return if error.print().is_ok() && !error.use_stderr() {
                 ExitCode::SUCCESS
             } else {
@@ -168,7 +169,7 @@ pub fn main() -> ExitCode {
 }
 
 impl Verb {
-    /// Does it; the exit code.
+    /// Runs the verb and returns the exit code.
     fn run(&self, global: &Global) -> Result<u8> {
         match self {
             Verb::Mount(verb) => verb.run(global),
@@ -199,7 +200,8 @@ impl Verb {
         }
     }
 
-    /// The exit code for an error: of `run`, 125, so that the codes of the command keep their meaning.
+    /// The exit code of an error. For `run` it is 125, so that it differs from the codes of the
+    /// command.
     fn code_of(&self, kind: Kind) -> u8 {
         match self {
             Verb::Run(_) => run::FAILED,
@@ -208,11 +210,11 @@ impl Verb {
     }
 }
 
-/// Sends the log to the standard error: JAILFS_LOG chooses what, warnings and errors if it is not set.
+/// Logs to standard error. JAILFS_LOG sets the filter; the default is warnings and errors.
 fn start_log(verb: &Verb) {
     let mut log = env_logger::Builder::from_env(env_logger::Env::new().filter_or("JAILFS_LOG", "warn"));
     if !matches!(verb, Verb::Daemon { .. }) {
-        // A person reads it now: no time, no module.
+        // For people: no time, no module.
         log.format(|to, record| {
             let level = record.level().as_str().to_ascii_lowercase();
             let text = record.args().to_string();
@@ -223,17 +225,17 @@ fn start_log(verb: &Verb) {
     ::log::set_max_level(log.filter());
     let lines = matches!(verb, Verb::Daemon { .. }).then(AtomicU64::default);
     if ::log::set_boxed_logger(Box::new(Filtered { log, lines })).is_err() {
-        out::note("the log has been started already");
+        out::note("the log is already set up");
     }
 }
 
-/// After this many lines the length of a daemon's log is looked at.
-const LOOK_EVERY: u64 = 1000;
+/// The length of a daemon's log is checked once per this many lines.
+const CHECK_EVERY: u64 = 1000;
 
-/// A log without expected lines. That of a daemon has a limit of length.
+/// A log that drops expected records, and limits the length of a daemon's log.
 struct Filtered {
     log: env_logger::Logger,
-    /// Lines so far, of a daemon.
+    /// The number of lines so far, in a daemon.
     lines: Option<AtomicU64>,
 }
 
@@ -248,7 +250,7 @@ impl ::log::Log for Filtered {
         }
         self.log.log(record);
         let lines = self.lines.as_ref().filter(|_| self.log.matches(record));
-        if lines.is_some_and(|lines| lines.fetch_add(1, Ordering::Relaxed) % LOOK_EVERY == LOOK_EVERY - 1) {
+        if lines.is_some_and(|lines| lines.fetch_add(1, Ordering::Relaxed) % CHECK_EVERY == CHECK_EVERY - 1) {
             crate::daemon::limit_log();
         }
     }
@@ -269,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn the_definition_is_sound() {
+    fn the_definition_passes_the_checks_of_clap() {
         Cli::command().debug_assert();
     }
 
@@ -318,6 +320,10 @@ mod tests {
         ] {
             parse(line);
         }
+    }
+
+    #[test]
+    fn every_wrong_form_is_refused() {
         for line in [
             "jailfs",
             "jailfs mount /b",

@@ -9,35 +9,37 @@ use super::Global;
 use super::host;
 use super::options::Options;
 use super::out;
-use super::place;
+use super::{protected, store_path};
 use crate::daemon::{self, Plan};
 use crate::error::{Error, Kind, Result};
 
-/// Mount BASE at MNT, to work in it without touching it
+/// Mount BASE at MNT, to work in it without changing it
 ///
-/// Returns when the mount stands; a daemon serves it. MNT may be BASE itself: then the mount hides it. A mount whose
-/// daemon has died is replaced.
+/// Returns when the mount is ready; a daemon serves it. MNT may be BASE itself, which the mount
+/// then hides. A mount with a dead daemon is replaced.
 #[derive(Args)]
 pub(super) struct Mount {
-    /// The directory to show; it is not written to before 'apply'
+    /// The directory to show; not written before 'apply'
     base: PathBuf,
-    /// The directory to show it at; must exist
+    /// The mount point; must exist
     #[arg(value_name = "MNT")]
     mount_point: PathBuf,
     /// Serve in the foreground, until unmounted or interrupted
     #[arg(short, long)]
     foreground: bool,
-    /// fsync does nothing: for sandboxes that need not survive a power cut
+    /// Make fsync do nothing, for sandboxes that need not survive a power cut
     #[arg(long)]
     volatile: bool,
-    /// BASE may be another directory than the one that the store was made for: a copy of it, or what took its place.
-    /// Files that were changed in part and are others in BASE cannot be read, and 'apply' takes them for conflicts
+    /// Accept a BASE that is not the directory of the store: a copy of it, or its replacement.
+    /// Files that were changed in part and differ in BASE cannot be read, and 'apply' reports them
+    /// as conflicts
     #[arg(long)]
     other_base: bool,
-    /// Options, separated by commas: ro, allow_other, noexec, suid, dev, sync, dirsync, noatime, fsname=NAME, writeback, spin=US, volatile,
-    /// links=show|deny|rewrite|literal, allow-target=PATH, max-bytes=N, max-files=N, keep=N, max-store=SIZE,
-    /// operations=N, gc=on|off, history=N, history-bytes=N,
-    /// snapdir=hidden|visible|off, snapname=NAME, nosnapmkdir, store=DIR
+    /// Options, separated by commas: ro, allow_other, noexec, suid, dev, sync, dirsync, noatime,
+    /// fsname=NAME, writeback, spin=US, volatile, links=show|deny|rewrite|literal,
+    /// allow-target=PATH, max-bytes=N, max-files=N, keep=N, max-store=SIZE, operations=N,
+    /// gc=on|off, history=N, history-bytes=N, snapdir=hidden|visible|off, snapname=NAME,
+    /// nosnapmkdir, store=DIR
     #[arg(short, value_name = "OPTIONS")]
     options: Vec<OsString>,
 }
@@ -55,26 +57,29 @@ impl Mount {
 
     fn plan(&self, global: &Global) -> Result<Plan> {
         let options = Options::parse(&self.options)?;
-        // The mount point first: a dead mount over the base hides the base.
+        // Resolve the mount point first: a dead mount over the base hides the base.
         let mount_point = free_mount_point(&global.at(&self.mount_point)?)?;
         let base = directory(&global.at(&self.base)?)?;
         let named = global.store.as_deref().or(options.store.as_deref());
         let named = named.map(|store| global.at(store)).transpose()?;
-        let store = place::store_for(&base, named.as_deref())?;
-        place::check(&base, &mount_point, &store)?;
-        place::check_free(&store, &format!("mount '{}' at '{}'", base.display(), mount_point.display()))?;
+        let store = store_path::store_for(&base, named.as_deref())?;
+        store_path::check(&base, &mount_point, &store)?;
+        store_path::check_free(
+            &store,
+            &format!("mount '{}' at '{}'", base.display(), mount_point.display()),
+        )?;
         let mut choice = options.choice;
         choice.volatile |= self.volatile;
         choice.other_base = self.other_base;
-        choice.protected = place::protected()?;
+        choice.protected = protected::protected()?;
         Ok(Plan { base, mount_point, store, choice })
     }
 }
 
-/// The absolute path of a directory.
+/// The resolved path of a directory.
 ///
 /// # Errors
-/// `CannotMount`: it does not exist, or is none.
+/// `CannotMount`: it does not exist, or is not a directory.
 pub(super) fn directory(path: &Path) -> Result<PathBuf> {
     let resolved = host::resolve(path).map_err(|error| error.kind(Kind::CannotMount))?;
     if resolved.is_dir() {
@@ -83,7 +88,7 @@ pub(super) fn directory(path: &Path) -> Result<PathBuf> {
     Err(Error::new(Kind::CannotMount, format!("find '{}'", path.display()), "it is not a directory"))
 }
 
-/// The absolute path of a directory at which no sandbox is mounted. Dead mounts there are detached.
+/// The resolved path of a directory without a sandbox mounted on it. Detaches dead mounts there.
 fn free_mount_point(path: &Path) -> Result<PathBuf> {
     while host::is_dead(path) {
         let point = host::resolve_mount_point(path)?;
@@ -99,7 +104,7 @@ fn free_mount_point(path: &Path) -> Result<PathBuf> {
         log::warn!("the dead mount at '{}' is detached", point.display());
     }
     let point = directory(path).map_err(|error| match error.errno {
-        Some(nix::libc::ENOENT) => error.hint("make the mount point first: an empty directory"),
+        Some(nix::libc::ENOENT) => error.hint("create the mount point first: an empty directory"),
         _ => error,
     })?;
     if host::mount_around(&point)?.as_ref() == Some(&point) {

@@ -11,7 +11,7 @@ use super::{date, show};
 use crate::error::Result;
 use crate::sandbox::verbs::{Operation, Reply, Request};
 
-/// The operations that changed which state the tree shows, and the way back to each
+/// List the operations on the tree as a whole, and go back to the state after one
 #[derive(Subcommand)]
 pub(super) enum Op {
     Log(OpLog),
@@ -26,7 +26,7 @@ pub(super) struct OpLog {
     json: bool,
 }
 
-/// Make the tree what it was right after an operation
+/// Restore the tree to its state right after an operation
 ///
 /// This is an operation too, so it can be undone in the same way.
 #[derive(Args)]
@@ -34,7 +34,7 @@ pub(super) struct OpRestore {
     /// The number of the operation
     #[arg(value_name = "N")]
     op: u64,
-    /// Detach what is mounted on directories that do not stay, instead of refusing
+    /// Detach mounts on directories that disappear, instead of refusing
     #[arg(long)]
     detach_mounts: bool,
     /// Print JSON objects

@@ -1,4 +1,4 @@
-//! `-o OPTIONS`: the options of a mount, as mount(8) and fstab(5) write them.
+//! Parses `-o OPTIONS`: mount options, as mount(8) and fstab(5) write them.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -9,12 +9,12 @@ use crate::error::{Error, Kind, Result};
 use crate::sys::mount::{OPPOSITES, VFS_OPTIONS};
 use crate::types::Name;
 
-/// Versions of a file that can be asked for.
-const MOST_VERSIONS: u32 = 1000;
-/// Microseconds for which a CPU can be kept awake after a request.
-const LONGEST_SPIN: u32 = 1000;
+/// The maximum number of versions of a file.
+const MAX_VERSIONS: u32 = 1000;
+/// The maximum time for which a CPU is kept awake after a request, in microseconds.
+const MAX_SPIN: u32 = 1000;
 
-/// What the options say: about the mount, and which store.
+/// The parsed options: those of the mount, and the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Options {
     pub(super) choice: Choice,
@@ -22,11 +22,11 @@ pub(super) struct Options {
 }
 
 impl Options {
-    /// Reads options separated by commas. A later one wins over an earlier one; `allow-target` adds up. Options that
-    /// are for mount(8) or fstab(5) and not for the filesystem are passed over.
+    /// Parses options separated by commas. A later option overrides an earlier one; `allow-target`
+    /// accumulates. Options for mount(8) or fstab(5) alone are ignored.
     ///
     /// # Errors
-    /// `Usage`: an option that is not known, or a value that it cannot have.
+    /// `Usage`: an unknown option, or an invalid value.
     pub(super) fn parse(texts: &[OsString]) -> Result<Options> {
         let mut options = Options::default();
         for option in texts.iter().flat_map(|text| text.as_bytes().split(|byte| *byte == b',')) {
@@ -75,15 +75,15 @@ impl Options {
             (b"nosnapmkdir", None) => choice.no_snapmkdir = true,
             (b"store", Some(path)) if !path.is_empty() => self.store = Some(path_of(path)),
             (option, None) if self.take_vfs(option) => {}
-            _ if is_for_others(option) => {}
-            _ => return Err(bad(option, "it is not known, or its value is missing or not wanted")),
+            _ if is_for_other_programs(option) => {}
+            _ => return Err(bad(option, "the option is unknown, lacks a value, or takes none")),
         }
         Ok(())
     }
 }
 
 impl Options {
-    /// Takes an option that every filesystem has, or its opposite. Whether it is one.
+    /// Takes an option that every filesystem has, or its opposite. Returns whether it is one.
     fn take_vfs(&mut self, option: &[u8]) -> bool {
         let have = &mut self.choice.vfs;
         let find =
@@ -91,7 +91,7 @@ impl Options {
         let opposite = OPPOSITES.iter().find(|(word, _)| word.as_bytes() == option).map(|(_, name)| *name);
         match (find(option), opposite) {
             (Some(name), _) => {
-                // Of the three ways of access times the last one counts.
+                // Of the three access-time options the last one counts.
                 have.retain(|known| {
                     known != name && !(ATIMES.contains(&name) && ATIMES.contains(&known.as_str()))
                 });
@@ -104,17 +104,17 @@ impl Options {
     }
 }
 
-/// Options of which a mount has one.
+/// Options that exclude each other.
 const ATIMES: &[&str] = &["noatime", "relatime", "strictatime"];
 
 fn number<T>(option: &[u8], text: &[u8], read: fn(&str) -> std::result::Result<T, String>) -> Result<T> {
-    let text = std::str::from_utf8(text).map_err(|_| bad(option, "it is not text"))?;
+    let text = std::str::from_utf8(text).map_err(|_| bad(option, "its value is not UTF-8"))?;
     read(text).map_err(|reason| bad(option, &reason))
 }
 
-/// Reads a number of bytes: `4096`, `512K`, `1.5G`; the units are powers of 1024.
+/// Parses a size in bytes: `4096`, `512K`, `1.5G`. The units are powers of 1024.
 pub(super) fn size(text: &str) -> std::result::Result<u64, String> {
-    let wrong = || "a size is a number of bytes, or a number with K, M, G or T behind it".to_owned();
+    let wrong = || "a size is a number of bytes, or a number followed by K, M, G or T".to_owned();
     let (number, unit) = match text.char_indices().last() {
         Some((at, 'K' | 'k')) => (text.get(..at), 1u64 << 10),
         Some((at, 'M' | 'm')) => (text.get(..at), 1 << 20),
@@ -126,7 +126,7 @@ pub(super) fn size(text: &str) -> std::result::Result<u64, String> {
     if let Ok(whole) = number.parse::<u64>() {
         return whole.checked_mul(unit).ok_or_else(wrong);
     }
-    // A part of a unit: to the thousandth.
+    // A fraction of a unit, down to a thousandth.
     let (whole, part) = number.split_once('.').ok_or_else(wrong)?;
     let digits = part.len();
     if unit == 1 || digits == 0 || digits > 3 || !part.bytes().all(|digit| digit.is_ascii_digit()) {
@@ -137,35 +137,35 @@ pub(super) fn size(text: &str) -> std::result::Result<u64, String> {
     whole.checked_add(unit / 1000 * thousandths + unit % 1000 * thousandths / 1000).ok_or_else(wrong)
 }
 
-/// Reads a number of things.
+/// Parses a positive number.
 pub(super) fn count(text: &str) -> std::result::Result<u64, String> {
     match text.parse() {
-        Ok(0) | Err(_) => Err("it is a number from 1 on".to_owned()),
+        Ok(0) | Err(_) => Err("the value is a number, at least 1".to_owned()),
         Ok(number) => Ok(number),
     }
 }
 
-/// Reads how many operations can be gone back to.
+/// Parses a number of operations, which may be 0.
 fn operations(text: &str) -> std::result::Result<u64, String> {
-    text.parse().map_err(|_| "it is a number, 0 for none".to_owned())
+    text.parse().map_err(|_| "the value is a number, 0 for none".to_owned())
 }
 
-/// Reads for how long a CPU is kept awake after a request.
+/// Parses the time for which a CPU is kept awake after a request, in microseconds.
 fn microseconds(text: &str) -> std::result::Result<u32, String> {
     let digits = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
-    let number = text.parse().ok().filter(|number| digits && *number <= LONGEST_SPIN);
-    number.ok_or_else(|| format!("it is a number of microseconds from 0, for not at all, to {LONGEST_SPIN}"))
+    let number = text.parse().ok().filter(|number| digits && *number <= MAX_SPIN);
+    number.ok_or_else(|| format!("the value is a number of microseconds from 0 (off) to {MAX_SPIN}"))
 }
 
-/// Reads how many versions of a file are kept.
+/// Parses the number of versions that are kept of a file.
 fn versions(text: &str) -> std::result::Result<u32, String> {
     let digits = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
-    let number = text.parse().ok().filter(|number| digits && *number <= MOST_VERSIONS);
-    number.ok_or_else(|| format!("it is a number from 0, for none, to {MOST_VERSIONS}"))
+    let number = text.parse().ok().filter(|number| digits && *number <= MAX_VERSIONS);
+    number.ok_or_else(|| format!("the value is a number from 0 (none) to {MAX_VERSIONS}"))
 }
 
 /// Whether an option is for mount(8), systemd or fstab(5) alone.
-fn is_for_others(option: &[u8]) -> bool {
+fn is_for_other_programs(option: &[u8]) -> bool {
     let known: [&[u8]; 13] = [
         b"",
         b"defaults",
@@ -204,12 +204,12 @@ fn snapdir(how: &[u8]) -> Result<Snapdir> {
     }
 }
 
-/// Reads how checkpoints are shown.
+/// Parses how checkpoints are shown.
 pub(super) fn snapdir_text(text: &str) -> std::result::Result<Snapdir, String> {
     snapdir(text.as_bytes()).map_err(|error| error.reason)
 }
 
-/// Reads under which name checkpoints are shown.
+/// Parses the name of the directory that shows checkpoints.
 pub(super) fn snapname_text(text: &str) -> std::result::Result<String, String> {
     snapname(text.as_bytes()).map(|_| text.to_owned()).map_err(|error| error.reason)
 }
@@ -219,7 +219,8 @@ fn snapname(name: &[u8]) -> Result<Vec<u8>> {
     Ok(name.as_bytes().to_vec())
 }
 
-/// A prefix of targets: absolute and plain, or it would not mean what it seems to.
+/// Parses a prefix of symlink targets. It must be absolute and without dots, or it would match
+/// other paths than it seems to.
 fn target(prefix: &[u8]) -> Result<Vec<u8>> {
     let plain = prefix.split(|byte| *byte == b'/').skip(1).all(|name| name != b"." && name != b"..");
     if prefix.starts_with(b"/") && prefix.len() > 1 && plain {
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn every_option_says_one_thing() {
+    fn every_option_sets_its_field() {
         let plain = Choice::default;
         let table = [
             ("", plain()),
@@ -327,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn options_may_come_in_parts_and_in_any_bytes() {
+    fn options_may_be_repeated_and_have_any_bytes() {
         let texts = [OsString::from("ro"), OsString::from_vec(b"store=/s\xff".to_vec())];
         let options = Options::parse(&texts).unwrap();
         assert!(options.choice.read_only);
@@ -335,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_refused() {
+    fn unknown_options_and_values_are_refused() {
         let bad = [
             "nonsense",
             "ro=1",

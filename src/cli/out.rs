@@ -1,14 +1,14 @@
-//! The only place that writes to the terminal.
+//! The only code that writes to the terminal.
 //!
-//! What was asked for goes to the standard output, everything about it to the standard error. A reader that stops
-//! reading (`jailfs log | head`) is no error.
+//! Results go to standard output, everything else to standard error. A reader that closes the pipe
+//! (`jailfs log | head`) is not an error.
 
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 
 use super::show;
 use crate::error::{Attempt, Error, Result};
 
-/// The standard output, buffered. Call [`Out::finish`] at the end.
+/// Standard output, buffered. Call [`Out::finish`] at the end.
 pub(super) struct Out {
     to: BufWriter<Stdout>,
     is_terminal: bool,
@@ -21,18 +21,19 @@ impl Out {
         Out { is_terminal: to.is_terminal(), to: BufWriter::new(to), failed: None }
     }
 
-    /// Writes `text` and the end of the line. What acts on a terminal is escaped.
+    /// Writes `text` and a newline. Escapes characters that act on a terminal.
     pub(super) fn line(&mut self, text: &str) {
         self.bytes(show::harmless(text.as_bytes()).as_bytes());
         self.bytes(b"\n");
     }
 
-    /// Writes a patch: as it is for a program, but on a terminal so that what stands in the files cannot act on that.
+    /// Writes a patch: unchanged for a program, but escaped on a terminal, because the file content
+    /// in it could act on the terminal.
     pub(super) fn patch(&mut self, patch: &[u8]) {
         if self.is_terminal { self.bytes(show::harmless(patch).as_bytes()) } else { self.bytes(patch) }
     }
 
-    /// Writes bytes as they are.
+    /// Writes bytes unchanged.
     pub(super) fn bytes(&mut self, bytes: &[u8]) {
         if self.failed.is_none()
             && let Err(error) = self.to.write_all(bytes)
@@ -44,7 +45,7 @@ impl Out {
     /// Flushes.
     ///
     /// # Errors
-    /// Something could not be written, for another reason than that nobody reads.
+    /// A write failed, except because the reader has closed the pipe.
     pub(super) fn finish(mut self) -> Result<()> {
         let result = match self.failed.take() {
             Some(error) => Err(error),
@@ -57,22 +58,22 @@ impl Out {
     }
 }
 
-/// Tells the person something beside the output.
+/// Prints a message for people.
 pub(super) fn note(text: &str) {
     to_stderr(&format!("jailfs: {text}\n"));
 }
 
-/// Writes a line of a list beside the output.
+/// Prints a line of a list to standard error.
 pub(super) fn detail(text: &str) {
     to_stderr(&format!("{text}\n"));
 }
 
-/// Asks on the terminal; the answer stands behind the question.
+/// Asks a question; the answer is typed after it.
 pub(super) fn question(text: &str) {
     to_stderr(&format!("jailfs: {text} "));
 }
 
-/// Says what went wrong.
+/// Prints an error and its hint.
 pub(super) fn error(error: &Error) {
     let mut text = format!("jailfs: error: {error}\n");
     if let Some(hint) = &error.hint {
@@ -83,9 +84,9 @@ pub(super) fn error(error: &Error) {
     to_stderr(&text);
 }
 
-/// Writes text in which what acts on a terminal is escaped: names, messages and errors come from the command, too.
+/// Writes to standard error with escapes: names, messages and errors may come from the command.
 fn to_stderr(text: &str) {
     let text = show::harmless(text.as_bytes());
-    // Nobody is left to tell that the standard error cannot be written.
+    // A failure to write to standard error cannot be reported anywhere.
     drop(io::stderr().lock().write_all(text.as_bytes()));
 }

@@ -1,4 +1,4 @@
-//! `mount -o remount`: mount(8) calls its helper for it.
+//! `mount -o remount`, for which mount(8) calls its helper.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -12,17 +12,17 @@ use crate::error::{Attempt, Error, Kind, Result};
 use crate::sys;
 use crate::sys::mount::MountFlags;
 
-/// What a remount can change, for people.
+/// The flags that a remount can change, for people.
 const CHANGEABLE: &str = "these can: ro, exec, suid, dev, noatime, nodiratime, relatime, \
                           strictatime, lazytime, and their opposites";
 
-/// Change the flags of a mount, as 'mount -o remount' asks for it
+/// Change the flags of a mount, for 'mount -o remount'
 #[derive(Args)]
 pub(super) struct Remount {
     /// Options, separated by commas
     #[arg(short, value_name = "OPTIONS")]
     options: Vec<OsString>,
-    /// The mount point, and before it perhaps what is mounted
+    /// The mount point, optionally preceded by the source
     #[arg(value_name = "PATH", num_args = 1..=2)]
     places: Vec<PathBuf>,
 }
@@ -49,7 +49,7 @@ impl Remount {
         let before = flags;
         let asked = self.options.iter().flat_map(|text| text.as_bytes().split(|byte| *byte == b','));
         for option in asked.filter(|option| !matches!(*option, b"" | b"remount" | b"defaults")) {
-            // mount(8) repeats the options that the filesystem has already.
+            // mount(8) repeats the options that the filesystem already has.
             let is_there = mount.super_options.split(|byte| *byte == b',').any(|have| have == option);
             if !(flags.take(option) || is_there) || flags.syncs() != before.syncs() {
                 let option = OsStr::from_bytes(option).display().to_string();

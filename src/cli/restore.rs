@@ -1,4 +1,4 @@
-//! `jailfs restore`, and what is told of everything that makes the tree another.
+//! `jailfs restore`, and the report of every verb that switches the tree to another state.
 
 use std::path::PathBuf;
 
@@ -12,21 +12,22 @@ use super::target::{Target, wrong_answer};
 use crate::error::Result;
 use crate::sandbox::verbs::{Reply, Request, Restored, Rev};
 
-/// Make the tree, or single paths of it, exactly what it was at a checkpoint, in place
+/// Restore the tree, or single paths, to a checkpoint, exactly and in place
 ///
-/// Shells and programs in the mount go on in the restored tree. The restore can be undone: it says how.
+/// Shells and programs in the mount continue in the restored tree. The output says how to undo the
+/// restore.
 #[derive(Args)]
 pub(super) struct Restore {
     /// The checkpoint: its number or name, '@-N' for the N-th last, or 'base'
     #[arg(value_name = "ID|NAME")]
     to: String,
-    /// Only these files and directories; the rest of the tree stays as it is
+    /// Only these files and directories; the rest of the tree stays unchanged
     #[arg(value_name = "PATH")]
     paths: Vec<PathBuf>,
     /// Only list what would change
     #[arg(long)]
     dry_run: bool,
-    /// Detach what is mounted on directories that do not stay, instead of refusing
+    /// Detach mounts on directories that disappear, instead of refusing
     #[arg(long)]
     detach_mounts: bool,
     /// Print JSON objects
@@ -46,7 +47,8 @@ impl Restore {
     }
 }
 
-/// Tells what a restore, discard or op restore did, or would do: the deletions in full, and how to undo it.
+/// Prints what a restore, discard or op restore did or would do: every deletion, and how to undo
+/// it.
 pub(super) fn tell(restored: &Restored, dry_run: bool, json: bool) -> Result<()> {
     let mut out = Out::new();
     if json {

@@ -1,6 +1,6 @@
 //! `jailfs run`.
 //!
-//! All that jailfs itself says here goes to the standard error: the standard output is the command's.
+//! Messages of jailfs go to standard error: standard output belongs to the command.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, IsTerminal};
@@ -18,77 +18,81 @@ use super::confine::Confine;
 use super::host::{self, Within};
 use super::mount::directory;
 use super::target::wrong_answer;
-use super::{Global, options, out, place, show};
+use super::{Global, options, out, protected, show, store_path};
 use crate::control::Listener;
 use crate::daemon::{self, Choice, Serving, Snapdir};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::run::{
     End, Group, NotStarted, Program, Share, Spec, Started, Waited, block_signals, hidden_inside,
-    let_signals_through,
+    unblock_signals,
 };
 use crate::sandbox::verbs::{Applied, Changes, Consent, Detail, Reply, Request, Rev};
 use crate::sandbox::{Moment, Sandbox, StoreOptions};
 
-/// The exit code when jailfs failed and not the command.
+/// The exit code if jailfs failed and not the command.
 pub(super) const FAILED: u8 = 125;
-/// The exit code when the time was over, as of timeout(1).
+/// The exit code after a timeout, as of timeout(1).
 const TIMED_OUT: u8 = 124;
-/// Bytes of paths that are listed of what was discarded, at most.
+/// The maximum length of the list of discarded paths, in bytes.
 const LISTED: usize = 1 << 20;
-/// How long a command that was told to end because its time is over may take for that.
+/// How long the command may take to end after its time is over.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Run a command in a sandbox of the current directory
 ///
-/// The command sees the directory at its own path and can change all of it; the rest of the host it sees read-only and
-/// without secrets. When it has ended, what changed is listed, and applied, kept or discarded. What is kept is there in the
-/// next run, and for 'jailfs diff', 'apply' and 'discard' in this directory. The exit code is the command's; 124 if its time
-/// was over, 125 if jailfs failed, 126 if the command cannot be executed, 127 if it was not found.
+/// The command sees the directory at its own path and can change all of it. It sees the rest of the
+/// host read-only and without secrets. When the command has ended, its changes are listed, and
+/// applied, kept or discarded. Kept changes are visible to the next run, and to 'jailfs diff',
+/// 'apply' and 'discard' in this directory. The exit code is that of the command; 124 after a
+/// timeout, 125 if jailfs failed, 126 if the command cannot be executed, 127 if it was not found.
 #[derive(Args)]
 pub(super) struct Run {
-    /// Apply the changes if the command ends with 0; keep them if not
+    /// Apply the changes if the command exits with 0, otherwise keep them
     #[arg(long, group = "end")]
     apply: bool,
-    /// Apply protected paths, too, which programs outside the sandbox run by themselves
+    /// Also apply protected paths, which programs outside the sandbox run by themselves
     #[arg(long)]
     protected: bool,
-    /// Apply set-id bits and file capabilities, too
+    /// Also apply set-id bits and file capabilities
     #[arg(long)]
     privileges: bool,
     /// Keep the changes in the store (the default, unless on a terminal)
     #[arg(long, group = "end")]
     keep: bool,
-    /// Throw away what the command changed
+    /// Discard the changes of the command
     #[arg(long, group = "end")]
     discard: bool,
     /// Ask what to do (the default on a terminal)
     #[arg(long, group = "end")]
     ask: bool,
-    /// End the command, with all that it started, after T: seconds, or with s, m, h or d behind it
+    /// End the command and all its children after T: seconds, or a number with s, m, h or d
     #[arg(long, value_name = "T", value_parser = duration)]
     timeout: Option<Duration>,
-    /// Run the command up to N times, each time from the same state, until it ends with 0
+    /// Run the command up to N times, each time from the same state, until it exits with 0
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     attempts: u32,
-    /// Let the sandbox store at most N bytes (K, M, G and T count in 1024); then its disk is full
+    /// Limit the content that the sandbox stores to N bytes (or with K, M, G, T); then its disk is
+    /// full
     #[arg(long, value_name = "N", value_parser = options::size)]
     max_bytes: Option<u64>,
-    /// Let the sandbox make or change at most N files
+    /// Limit the sandbox to N new or changed files
     #[arg(long, value_name = "N", value_parser = options::count)]
     max_files: Option<u64>,
-    /// Keep the newest N checkpoints, and those that are held; of those from before the command, the others go when it has ended
+    /// Keep the newest N checkpoints, and those that are held; older ones from before the command
+    /// go when it has ended
     #[arg(long, value_name = "N", value_parser = options::count)]
     keep_checkpoints: Option<u64>,
-    /// Give up the oldest checkpoints when the store takes more than SIZE (bytes, or with K, M, G, T)
+    /// Drop the oldest checkpoints when the store takes more than SIZE (bytes, or with K, M, G, T)
     #[arg(long, value_name = "SIZE", value_parser = options::size)]
     max_store: Option<u64>,
-    /// Let the command have at most N bytes of memory, with all that it starts
+    /// Limit the memory of the command and its children to N bytes
     #[arg(long, value_name = "N", value_parser = options::size)]
     memory: Option<u64>,
-    /// Let the command have at most N processes and threads
+    /// Limit the command to N processes and threads
     #[arg(long, value_name = "N", value_parser = options::count)]
     processes: Option<u64>,
-    /// How the sandbox shows its checkpoints: hidden (in a directory that its root does not list), visible or off
+    /// How the sandbox shows its checkpoints: hidden (in a directory that its root does not list),
+    /// visible or off
     #[arg(long, value_name = "HOW", default_value = "hidden", value_parser = options::snapdir_text)]
     snapdir: Snapdir,
     /// The name of that directory
@@ -101,7 +105,7 @@ pub(super) struct Run {
     pub(super) command: Vec<OsString>,
 }
 
-/// What to do with the changes.
+/// What happens to the changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Apply,
@@ -110,14 +114,14 @@ enum Fate {
     Ask,
 }
 
-/// How an attempt went.
+/// The result of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     /// The command has ended.
     Ended(End),
-    /// It was ended, because its time was over.
+    /// The command was ended because its time was over.
     TimedOut,
-    /// There was no command to run; the code to exit with.
+    /// The command could not be started; the code to exit with.
     NotStarted(u8),
 }
 
@@ -133,7 +137,7 @@ impl Outcome {
     }
 }
 
-/// Reads a time as timeout(1) does.
+/// Parses a time as timeout(1) does.
 fn duration(text: &str) -> std::result::Result<Duration, String> {
     let (number, unit) = match text.strip_suffix(['s', 'm', 'h', 'd']) {
         Some(number) => (number, text.get(number.len()..).unwrap_or_default()),
@@ -145,25 +149,27 @@ fn duration(text: &str) -> std::result::Result<Duration, String> {
         "d" => 86400.0,
         _ => 1.0,
     };
-    let number: f64 = number.parse().map_err(|_| "a time is a number, or one with s, m, h or d behind it")?;
+    let number: f64 =
+        number.parse().map_err(|_| "a time is a number, or a number followed by s, m, h or d")?;
     match Duration::try_from_secs_f64(number * seconds) {
         Ok(time) if !time.is_zero() => Ok(time),
-        _ => Err("a time is more than nothing".to_owned()),
+        _ => Err("the time must be more than 0".to_owned()),
     }
 }
 
 impl Run {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
-        let (base, store) = places(global)?;
-        // Before any thread: see `crate::run`.
+        let (base, store) = base_and_store(global)?;
+        // Before any thread starts: see `crate::run`.
         block_signals()?;
         daemon::exit_on_panic();
         let sandbox = Sandbox::create_or_open(&base, &store, &StoreOptions::default())?;
-        sandbox.set_protected(place::protected()?);
+        sandbox.set_protected(protected::protected()?);
         let spec = self.confine.spec(global, &base, &store)?;
         let consent = Consent { protected: self.protected, privileges: self.privileges };
         let mut sandboxed = Sandboxed::begin(sandbox, &self.program(&spec, 1), consent)?;
-        // What is there is what the caller goes back to: the command gives up nothing of it, however many checkpoints it makes.
+        // However many checkpoints the command makes, no earlier state is dropped while it runs:
+        // the caller may go back to it.
         sandboxed.sandbox.spare_all_states();
         let outcome = self.attempts(&mut sandboxed, &spec)?;
         sandboxed.finish(self.fate(outcome), outcome)?;
@@ -172,12 +178,13 @@ impl Run {
                 gone.iter()
                     .for_each(|one| out::note(&format!("given up: checkpoint {}", show::checkpoint(one))));
             }
-            Err(error) => log::warn!("space that nothing needs is not given back: {error}"),
+            Err(error) => log::warn!("unused space was not freed: {error}"),
         }
         drop(sandboxed);
         if outcome == Outcome::Ended(End::Killed(Signal::SIGINT as u8)) {
-            // A shell goes on with its loop or script after a command that only says it was interrupted.
-            die_of_interrupt()?;
+            // A shell loop or script continues after a command that exits with 130. It stops if the
+            // command dies of the signal.
+            end_by_interrupt()?;
         }
         Ok(outcome.code())
     }
@@ -198,7 +205,7 @@ impl Run {
         Program { words: self.command.clone(), env: self.confine.environment(spec, attempt) }
     }
 
-    /// Runs the command until an attempt succeeds, or the last one is over.
+    /// Runs the command until an attempt succeeds or none is left.
     fn attempts(&self, sandboxed: &mut Sandboxed, spec: &Spec) -> Result<Outcome> {
         let mut attempt = 1;
         loop {
@@ -235,7 +242,7 @@ impl Run {
     }
 }
 
-fn places(global: &Global) -> Result<(PathBuf, PathBuf)> {
+fn base_and_store(global: &Global) -> Result<(PathBuf, PathBuf)> {
     let dir = global.dir()?;
     if host::is_dead(&dir) {
         let point = host::mount_around(&dir)?.unwrap_or_else(|| dir.clone());
@@ -256,25 +263,25 @@ fn places(global: &Global) -> Result<(PathBuf, PathBuf)> {
             "run the command as it is, or name another store with --store DIR for a sandbox in the sandbox",
         ));
     }
-    let store = place::store_for(&base, named.as_deref())?;
-    place::check(&base, &base, &store)?;
-    place::check_free(&store, &format!("run a command in a sandbox of '{}'", base.display()))?;
+    let store = store_path::store_for(&base, named.as_deref())?;
+    store_path::check(&base, &base, &store)?;
+    store_path::check_free(&store, &format!("run a command in a sandbox of '{}'", base.display()))?;
     Ok((base, store))
 }
 
-/// A sandbox from before the command to what becomes of its changes.
+/// A sandbox, from before the command until its changes are applied, kept or discarded.
 struct Sandboxed {
     sandbox: Arc<Sandbox>,
-    /// The tree as it was before: the last checkpoint, or the base.
+    /// The tree before the command: the last checkpoint, or the base.
     start: Rev,
-    /// What else there was.
+    /// The checkpoints, names and holds before the command.
     moment: Moment,
-    /// Which dangers the caller of an apply takes.
+    /// The dangers that the caller of an apply accepts.
     consent: Consent,
 }
 
 impl Sandboxed {
-    /// Notes the state of the tree, with a checkpoint if it is none yet.
+    /// Records the state of the tree. Makes a checkpoint if the tree differs from the last one.
     fn begin(sandbox: Arc<Sandbox>, program: &Program, consent: Consent) -> Result<Sandboxed> {
         let Reply::Status(status) = sandbox.handle(Request::Status)? else { return Err(wrong_answer()) };
         if status.changed > 0 {
@@ -293,9 +300,9 @@ impl Sandboxed {
         Ok(Sandboxed { start, moment: sandbox.moment(), sandbox, consent })
     }
 
-    /// Runs the command once. Whether somebody has asked for an end meanwhile.
+    /// Runs the command once. Also returns whether a signal has asked for an end.
     fn serve(&mut self, run: &Run, spec: &Spec, attempt: u32) -> Result<(Outcome, bool)> {
-        // Up to the end of all that it has started.
+        // Until the last process of the command has ended.
         let _hiding = self.sandbox.hide(&hidden_inside(spec));
         let group = Group::make(Share { memory: run.memory, processes: run.processes })?;
         let listener = Listener::bind(self.sandbox.store_path())?;
@@ -311,14 +318,14 @@ impl Sandboxed {
             Err(NotStarted::Refused(error)) => {
                 let error = run.confine.accept_without_namespaces(error)?;
                 drop(listener);
-                out::note(&format!("warning: no namespaces are to be had here: {error}"));
-                self.serve_elsewhere(run, spec, attempt, &group)
-                    .map_err(|other| unless_mounted(&error, other))
+                out::note(&format!("warning: this host does not allow namespaces: {error}"));
+                self.serve_elsewhere(run, spec, attempt, &group).map_err(|other| mount_error(&error, other))
             }
         }
     }
 
-    /// Without namespaces: in a mount of its own, which all processes of this user see.
+    /// Without namespaces: serves the tree at a mount of its own, which all processes of this user
+    /// see.
     fn serve_elsewhere(
         &self,
         run: &Run,
@@ -326,10 +333,10 @@ impl Sandboxed {
         attempt: u32,
         group: &Group,
     ) -> Result<(Outcome, bool)> {
-        let place = tempfile::Builder::new().prefix("jailfs-run-").tempdir();
-        let place = place.attempt(|| "make a place for the mount")?;
+        let temp_dir = tempfile::Builder::new().prefix("jailfs-run-").tempdir();
+        let temp_dir = temp_dir.attempt(|| "create a directory for the mount")?;
         let name = Path::new(&spec.base).file_name().unwrap_or("root".as_ref());
-        let (point, scratch) = (place.path().join("mount").join(name), place.path().join("tmp"));
+        let (point, scratch) = (temp_dir.path().join("mount").join(name), temp_dir.path().join("tmp"));
         for dir in [&point, &scratch] {
             std::fs::create_dir_all(dir).attempt(|| format!("create '{}'", dir.display()))?;
         }
@@ -342,7 +349,7 @@ impl Sandboxed {
         }
     }
 
-    /// Makes the tree what it was before the command.
+    /// Restores the tree to its state before the command.
     fn roll_back(&self) -> Result<()> {
         self.sandbox.go_back(&self.start).map(drop)
     }
@@ -358,7 +365,7 @@ impl Sandboxed {
             show::list(&changes, false, out::detail)?;
             out::note(&format!("in the sandbox: {}", show::summary(&changes)?));
         }
-        // What earlier runs have left is applied with the rest, so it counts.
+        // An apply also writes what earlier runs have kept, so it is counted.
         let waiting = if self.start == Rev::Base { changes.len() } else { self.diff(Rev::Base)?.len() };
         if waiting == 0 && changes.is_empty() {
             return Ok(());
@@ -391,15 +398,15 @@ impl Sandboxed {
         }
     }
 
-    /// Asks until there is an answer. An interrupt, or the end of the input, keeps. What was typed before it was asked was meant for
-    /// somebody else, and is no answer.
+    /// Asks until there is a valid answer. An interrupt or the end of the input keeps the changes.
+    /// Discards what was typed before the question, because it was meant for the command.
     fn ask(&self, nothing_new: bool) -> Result<Fate> {
-        let_signals_through()?;
+        unblock_signals()?;
         let mut answer = String::new();
         loop {
             if let Err(error) = tcflush(io::stdin(), FlushArg::TCIFLUSH) {
-                // No terminal: whoever wrote the answer into a pipe or a file knows what is asked.
-                log::debug!("forget what was typed: {error}");
+                // Not a terminal: an answer in a pipe or a file was written for this question.
+                log::debug!("discard typed input: {error}");
             }
             out::question(if nothing_new {
                 "[a]pply or [k]eep?"
@@ -441,17 +448,18 @@ impl Sandboxed {
             return Err(wrong_answer());
         };
         let Some(error) = apply::why_not_written(&applied) else {
-            return tell_applied(&applied);
+            return print_applied(&applied);
         };
         apply::tell_conflicts(&applied);
         Err(error)
     }
 
-    /// Takes the tree back first, whatever the command made of it; then lists what that was, as far as it can be listed; and
-    /// forgets the checkpoints, names and holds of the command.
+    /// Restores the tree first, whatever the command did to it. Then lists the discarded changes,
+    /// if they can be listed, and forgets the checkpoints, names and holds of the command.
     fn discard(&self, is_listed: bool) -> Result<()> {
         let before = self.sandbox.go_back(&self.start)?;
-        let listed = self.sandbox.changes_of(&before).and_then(|changes| tell_discarded(&changes, is_listed));
+        let listed =
+            self.sandbox.changes_of(&before).and_then(|changes| print_discarded(&changes, is_listed));
         if let Err(error) = listed {
             out::note(&format!("discarded; the changes cannot be listed: {error}"));
         }
@@ -460,8 +468,8 @@ impl Sandboxed {
     }
 }
 
-/// Tells what was discarded. If `is_listed`, the paths were told before.
-fn tell_discarded(changes: &Changes, is_listed: bool) -> Result<()> {
+/// Prints what was discarded. `is_listed`: the paths were printed before.
+fn print_discarded(changes: &Changes, is_listed: bool) -> Result<()> {
     if changes.is_empty() {
         out::note("the command has changed nothing");
         return Ok(());
@@ -474,7 +482,8 @@ fn tell_discarded(changes: &Changes, is_listed: bool) -> Result<()> {
     Ok(())
 }
 
-/// Lists what was discarded, up to [`LISTED`] bytes of paths: the command decides how much there is.
+/// Lists the discarded changes, up to [`LISTED`] bytes of paths: the command decides how many there
+/// are.
 fn list_some(changes: &Changes) -> Result<()> {
     let (mut bytes, mut listed) = (0_usize, 0);
     for change in changes {
@@ -482,7 +491,7 @@ fn list_some(changes: &Changes) -> Result<()> {
         bytes = bytes.saturating_add(change.path.as_bytes().len());
         if bytes > LISTED {
             let more = show::paths((changes.len() - listed) as u64);
-            out::note(&format!("{more} more: the list is too long to print"));
+            out::note(&format!("{more} more; the list is too long to print"));
             break;
         }
         listed += 1;
@@ -491,22 +500,22 @@ fn list_some(changes: &Changes) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command whose tree is served, up to the end of the last process that came from it.
+/// Runs a command whose tree is served, until its last process has ended.
 fn run_served(mut started: Started, serving: Serving, run: &Run) -> Result<(Outcome, bool)> {
     serving.guard();
     let walls = started.served(Arc::new(|text| out::note(&show::one_line(text))))?;
     out::note(&walls.line());
     let outcome = match started.run()? {
         Some(end) => Ok(Outcome::Ended(end)),
-        None => until_it_ends(&mut started, run.timeout),
+        None => wait_for_end(&mut started, run.timeout),
     };
     let interrupted = started.is_interrupted();
     let left = match outcome {
         Ok(Outcome::Ended(_)) => started.remaining(),
         _ => Vec::new(),
     };
-    // While it is served: a process that waits for the tree could not end otherwise. And before anything is told: what still runs
-    // can hold the terminal back.
+    // The tree must still be served: a process that waits for it could not end otherwise. Nothing
+    // may be printed before: a process that still runs can suspend the terminal.
     for error in started.end() {
         out::note(&format!("warning: {error}"));
     }
@@ -521,24 +530,23 @@ fn run_served(mut started: Started, serving: Serving, run: &Run) -> Result<(Outc
     Ok((outcome?, interrupted))
 }
 
-/// The error where neither way leads to a sandbox.
-fn unless_mounted(refused: &Error, error: Error) -> Error {
+/// The error if neither namespaces nor a mount are possible.
+fn mount_error(refused: &Error, error: Error) -> Error {
     if error.kind != Kind::CannotMount {
         return error;
     }
-    Error::new(Kind::CannotMount, "run a command in a sandbox", format!("{refused}; and {error}")).hint(
-        "neither namespaces nor mounts are to be had here; docs/CONTAINERS.md says what each place needs",
-    )
+    Error::new(Kind::CannotMount, "run a command in a sandbox", format!("{refused}; and {error}"))
+        .hint("this host allows neither namespaces nor mounts; docs/CONTAINERS.md says what is needed")
 }
 
-/// Ends this process by SIGINT. If that is ignored, it goes on.
-fn die_of_interrupt() -> Result<()> {
-    let attempt = || "end as the command ended";
-    let_signals_through()?;
+/// Ends this process by SIGINT. If that is ignored, it continues.
+fn end_by_interrupt() -> Result<()> {
+    let attempt = || "end by the signal that ended the command";
+    unblock_signals()?;
     kill(Pid::this(), Signal::SIGINT).map_err(io::Error::from).attempt(attempt)
 }
 
-fn until_it_ends(started: &mut Started, timeout: Option<Duration>) -> Result<Outcome> {
+fn wait_for_end(started: &mut Started, timeout: Option<Duration>) -> Result<Outcome> {
     let until = timeout.and_then(|time| Instant::now().checked_add(time));
     match started.wait(until)? {
         Waited::Ended(end) => Ok(Outcome::Ended(end)),
@@ -548,36 +556,35 @@ fn until_it_ends(started: &mut Started, timeout: Option<Duration>) -> Result<Out
         }
         Waited::TimeIsOver => {
             started.terminate()?;
-            // Whether it ends by itself or not, its time was over.
+            // The outcome is a timeout, whether or not the command ends by itself now.
             started.wait(Some(Instant::now() + GRACE))?;
             Ok(Outcome::TimedOut)
         }
     }
 }
 
-fn tell_applied(applied: &Applied) -> Result<()> {
+fn print_applied(applied: &Applied) -> Result<()> {
     out::note(&format!("applied: {}", show::summary(&applied.changes)?));
     out::note("undo: jailfs apply --undo");
     apply::tell_not_kept(applied);
     Ok(())
 }
 
-/// What a command in the sandbox may not ask of it: the changes are judged when it has ended, by whoever ran it.
+/// Refuses the requests that a command in the sandbox may not make. The caller judges the changes
+/// when the command has ended.
 fn gate(request: &Request) -> Result<()> {
     let (attempt, hint) = match request {
-        Request::Apply { dry_run: false, .. } => {
-            ("apply", "end the command; then the changes can be applied")
-        }
-        Request::Unmount => ("unmount", "end the command; then the sandbox is unmounted"),
-        // What a command could give up is what its caller goes back to.
-        Request::Drop { .. } => ("drop a checkpoint", "end the command; then checkpoints can be dropped"),
-        Request::Gc { dry_run: false, .. } => ("gc", "end the command; then space can be given back"),
-        // It reads all of the store, and nobody else looks at it meanwhile.
-        Request::Check { read_data: true } => ("check", "end the command; then the store can be checked"),
+        Request::Apply { dry_run: false, .. } => ("apply", "apply the changes when the command has ended"),
+        Request::Unmount => ("unmount", "the sandbox is unmounted when the command has ended"),
+        // The command must not drop states to which its caller may go back.
+        Request::Drop { .. } => ("drop a checkpoint", "drop checkpoints when the command has ended"),
+        Request::Gc { dry_run: false, .. } => ("gc", "free space when the command has ended"),
+        // It reads the whole store, and no other request can read a state meanwhile.
+        Request::Check { read_data: true } => ("check", "check the store when the command has ended"),
         Request::Hold { held: false, .. } => {
-            ("release a checkpoint", "end the command; then it can be released")
+            ("release a checkpoint", "release it when the command has ended")
         }
-        // No `_`: whether a command may ask for something new is to be decided here.
+        // No `_`: each new request must be judged here.
         Request::Info
         | Request::Status
         | Request::Log
@@ -605,7 +612,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_cannot_let_itself_out() {
+    fn a_command_cannot_apply_or_drop_states() {
         let apply =
             |dry_run| Request::Apply { paths: Vec::new(), dry_run, undo: false, consent: Default::default() };
         assert_eq!(gate(&apply(false)).unwrap_err().kind, Kind::InUse);
@@ -652,7 +659,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_read_as_timeout_reads_it() {
+    fn a_time_is_parsed_as_by_timeout() {
         assert_eq!(duration("3"), Ok(Duration::from_secs(3)));
         assert_eq!(duration("0.5s"), Ok(Duration::from_millis(500)));
         assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
@@ -664,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outcome_has_the_code_of_env_and_timeout() {
+    fn an_outcome_has_the_exit_code_of_env_and_timeout() {
         assert_eq!(Outcome::Ended(End::Exited(3)).code(), 3);
         assert_eq!(Outcome::Ended(End::Killed(15)).code(), 143);
         assert_eq!((Outcome::TimedOut.code(), Outcome::NotStarted(127).code()), (124, 127));

@@ -1,4 +1,4 @@
-//! Changes, in words and columns for people.
+//! Formats changes, sizes and messages for people.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use crate::error::Result;
 use crate::sandbox::verbs::{Change, ChangeKind, Changes, Checkpoint, EditKind};
 use crate::types::{FileKind, is_unprintable};
 
-/// How many `+` and `-` a line of `--stat` has at most.
+/// The maximum number of `+` and `-` in a line of `--stat`.
 const GRAPH_WIDTH: u64 = 40;
 
-/// The letter of `--name-status`: as git's, and `m` where only attributes differ.
+/// The letter of `--name-status`: git's, and `m` if only attributes differ.
 pub(super) fn letter(kind: ChangeKind) -> char {
     match kind {
         ChangeKind::Added => 'A',
@@ -22,7 +22,7 @@ pub(super) fn letter(kind: ChangeKind) -> char {
     }
 }
 
-/// How an edit began, in a word.
+/// The kind of an edit in a word.
 pub(super) fn edit(kind: EditKind) -> &'static str {
     match kind {
         EditKind::Write => "write",
@@ -48,13 +48,13 @@ pub(super) fn name_status(change: &Change) -> String {
     }
 }
 
-/// The widest column of names that `--stat` lines up.
-const MOST_WIDTH: usize = 100;
+/// The maximum width of the column of names in `--stat`.
+const MAX_NAME_WIDTH: usize = 100;
 
 /// Prints the lines of `--stat`, the summary last.
 ///
 /// # Errors
-/// The list cannot be read.
+/// The list of changes cannot be read.
 pub(super) fn stat(changes: &Changes, mut line: impl FnMut(&str)) -> Result<()> {
     let (mut tally, mut width, mut most) = (Tally::default(), 0, 0);
     let (mut added, mut removed) = (0_u64, 0_u64);
@@ -67,7 +67,7 @@ pub(super) fn stat(changes: &Changes, mut line: impl FnMut(&str)) -> Result<()> 
             (added, removed) = (added.saturating_add(a), removed.saturating_add(r));
         }
     }
-    let width = width.min(MOST_WIDTH);
+    let width = width.min(MAX_NAME_WIDTH);
     for change in changes {
         let change = change?;
         line(&format!(" {:width$} | {}{}", stat_name(&change), stat_column(&change, most), danger(&change)));
@@ -76,11 +76,11 @@ pub(super) fn stat(changes: &Changes, mut line: impl FnMut(&str)) -> Result<()> 
     Ok(())
 }
 
-/// Prints the patches. A path that would act outside the sandbox has a line before its patch, which
-/// `git apply` and `patch` skip.
+/// Prints the patches. Before the patch of a path that would act outside the sandbox it prints a
+/// warning line, which `git apply` and `patch` skip.
 ///
 /// # Errors
-/// The list cannot be read.
+/// The list of changes cannot be read.
 pub(super) fn patches(changes: &Changes, out: &mut Out) -> Result<()> {
     for change in changes {
         let change = change?;
@@ -126,7 +126,8 @@ fn stat_column(change: &Change, most: u64) -> String {
     }
 }
 
-/// The length of a bar: one per line while all fit, else in proportion, and at least one for what is not zero.
+/// The length of a bar: one character per line while all fit, otherwise in proportion, and at least
+/// one for any change.
 fn scale(lines: u64, most: u64) -> usize {
     let scaled = if most <= GRAPH_WIDTH {
         lines
@@ -151,7 +152,7 @@ pub(super) fn times(number: u64) -> String {
 #[derive(Default)]
 pub(super) struct Tally([usize; KINDS.len()]);
 
-/// The kinds of changes, and how a summary names them.
+/// The kinds of changes, and their words in a summary.
 const KINDS: [(ChangeKind, &str); 6] = [
     (ChangeKind::Added, "added"),
     (ChangeKind::Modified, "modified"),
@@ -179,10 +180,10 @@ impl fmt::Display for Tally {
     }
 }
 
-/// The numbers of changes, by kind.
+/// Counts changes by kind.
 ///
 /// # Errors
-/// The list cannot be read.
+/// The list of changes cannot be read.
 pub(super) fn summary(changes: &Changes) -> Result<Tally> {
     let mut tally = Tally::default();
     for change in changes {
@@ -191,10 +192,10 @@ pub(super) fn summary(changes: &Changes) -> Result<Tally> {
     Ok(tally)
 }
 
-/// Prints a line for each change, or only for each deletion: those are never cut short.
+/// Prints a line for each change, or for each deletion only. Deletions are always listed in full.
 ///
 /// # Errors
-/// The list cannot be read.
+/// The list of changes cannot be read.
 pub(super) fn list(changes: &Changes, only_deletions: bool, mut line: impl FnMut(&str)) -> Result<()> {
     for change in changes {
         let change = change?;
@@ -213,7 +214,7 @@ pub(super) fn checkpoint(checkpoint: &Checkpoint) -> String {
     }
 }
 
-/// A message in one line, control characters escaped: it must not move the cursor of whoever reads it.
+/// A message in one line. Control characters are escaped, so that they do not move the cursor.
 pub(super) fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for c in text.chars() {
@@ -222,21 +223,21 @@ pub(super) fn one_line(text: &str) -> String {
     line
 }
 
-/// Lines of foreign text as they can be printed: characters that act on a terminal are escaped, but for tabs and the ends of
-/// lines, and so are bytes that are no text.
+/// Escapes foreign text for a terminal: characters that act on it, except tabs and newlines, and
+/// bytes that are not UTF-8.
 pub(super) fn harmless(lines: &[u8]) -> String {
-    let mut told = String::with_capacity(lines.len());
+    let mut escaped = String::with_capacity(lines.len());
     for chunk in lines.utf8_chunks() {
         for c in chunk.valid().chars() {
             if is_unprintable(c) && !matches!(c, '\n' | '\t') {
-                told.extend(c.escape_default());
+                escaped.extend(c.escape_default());
             } else {
-                told.push(c);
+                escaped.push(c);
             }
         }
-        told.extend(chunk.invalid().escape_ascii().map(char::from));
+        escaped.extend(chunk.invalid().escape_ascii().map(char::from));
     }
-    told
+    escaped
 }
 
 /// `1.5 MiB`.

@@ -14,13 +14,13 @@ use crate::error::{Error, Kind, Result};
 use crate::sandbox::verbs::{Node, Reply, Request, Rev, Shown};
 use crate::types::{FileKind, TreePath};
 
-/// Print what a path was at a checkpoint: the bytes of a file, the text of a link, the names of a directory
+/// Print a path of a state: the bytes of a file, the target of a symlink, the names in a directory
 #[derive(Args)]
 pub(super) struct Show {
     /// A state ('@' now, '@-1' the last checkpoint, 'base', a number or a name), a colon, and a path
     #[arg(value_name = "ID:PATH")]
     what: OsString,
-    /// Print a JSON object for the node, or for each that is in the directory
+    /// Print a JSON object for the node, or for each entry of the directory
     #[arg(long)]
     json: bool,
 }
@@ -59,14 +59,15 @@ impl Show {
             }
             FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => {
                 let attempt = format!("show '{path}'");
-                return Err(Error::new(Kind::Failed, attempt, "it has no content: it is no file"));
+                return Err(Error::new(Kind::Failed, attempt, "it is not a file and has no content"));
             }
         }
         out.finish()?;
         Ok(0)
     }
 
-    /// The state and the path. A name of a checkpoint may have a colon in it.
+    /// Splits the argument into the state and the path. The name of a checkpoint may contain a
+    /// colon.
     fn split(&self, target: &mut Target) -> Result<(Rev, PathBuf)> {
         let bytes = self.what.as_bytes();
         let mut unknown = None;
@@ -86,7 +87,7 @@ impl Show {
                     .hint("'jailfs log' lists them"))
             }
             None => {
-                let attempt = format!("understand '{}'", self.what.display());
+                let attempt = format!("read '{}'", self.what.display());
                 Err(Error::new(Kind::Usage, attempt, "it is not a state, a colon and a path")
                     .hint("for one, '@-1:src/main.rs'"))
             }

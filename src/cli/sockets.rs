@@ -1,7 +1,9 @@
-//! The sockets of the host that have a path: a read-only mount keeps nobody from connecting to them, so `run` covers them.
+//! Finds the sockets of the host that have a path. `run` covers them, because a read-only mount
+//! does not prevent connections to them.
 //!
-//! The kernel lists them by network namespace, with the text by which they were bound. That is not always a path of ours: it can be
-//! relative, or go through `/proc/self`; then it is what it was to the process that has the socket.
+//! The kernel lists sockets by network namespace, with the text by which they were bound. That text
+//! may not be an absolute path of the host: it can be relative or go through `/proc/self`. Then it
+//! is resolved as seen by the process that holds the socket.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
@@ -10,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-/// Sockets below these are covered with the directory that they are in.
+/// Directories that are covered with all their sockets.
 const COVERED: &[&str] = &["/run", "/var/run", "/tmp", "/var/tmp", "/dev"];
 
 /// A line of the kernel's list.
@@ -20,7 +22,7 @@ struct Bound {
     name: PathBuf,
 }
 
-/// The paths of sockets that somebody has bound, in all network namespaces that we see.
+/// The paths of bound sockets in all network namespaces that are visible here.
 pub(super) fn all() -> HashSet<PathBuf> {
     let mut bound = listed(Path::new("/proc/self"));
     let mut namespaces: HashSet<PathBuf> = fs::read_link("/proc/self/ns/net").into_iter().collect();
@@ -30,12 +32,12 @@ pub(super) fn all() -> HashSet<PathBuf> {
             bound.extend(listed(&process));
         }
     }
-    let (plain, odd): (Vec<Bound>, Vec<Bound>) =
+    let (plain, unresolved): (Vec<Bound>, Vec<Bound>) =
         bound.into_iter().partition(|bound| bound.name.is_absolute() && !bound.name.starts_with("/proc"));
     let mut paths: HashSet<PathBuf> = plain.into_iter().map(|bound| bound.name).collect();
-    if !odd.is_empty() {
-        let holders = holders(&odd.iter().map(|bound| bound.inode).collect());
-        let named = odd.iter().flat_map(|bound| {
+    if !unresolved.is_empty() {
+        let holders = holders(&unresolved.iter().map(|bound| bound.inode).collect());
+        let named = unresolved.iter().flat_map(|bound| {
             let processes = holders.get(&bound.inode).into_iter().flatten();
             processes.filter_map(|process| as_named_by(process, &bound.name))
         });
@@ -53,13 +55,14 @@ fn processes() -> impl Iterator<Item = PathBuf> {
     named.map(|entry| entry.path())
 }
 
-/// What is bound in the network namespace of a process (proc_net(5)).
+/// The sockets bound in the network namespace of a process (proc_net(5)).
 fn listed(process: &Path) -> Vec<Bound> {
     let text = fs::read(process.join("net/unix")).unwrap_or_default();
     text.split(|byte| *byte == b'\n').filter_map(parse).collect()
 }
 
-/// The seventh field of a line, and the eighth, if it is there and no abstract name; that one may have spaces in it.
+/// Parses the seventh field of a line and the eighth, which may contain spaces. None if the eighth
+/// is missing or an abstract name.
 fn parse(line: &[u8]) -> Option<Bound> {
     let mut rest = line;
     let mut inode = None;
@@ -74,7 +77,7 @@ fn parse(line: &[u8]) -> Option<Bound> {
     Some(Bound { inode: inode?, name: OsStr::from_bytes(name).into() })
 }
 
-/// The processes that have these sockets, by the number of the socket.
+/// The processes that hold these sockets, by inode.
 fn holders(wanted: &HashSet<u64>) -> HashMap<u64, Vec<PathBuf>> {
     let mut holders: HashMap<u64, Vec<PathBuf>> = HashMap::new();
     for process in processes() {
@@ -90,7 +93,8 @@ fn holders(wanted: &HashSet<u64>) -> HashMap<u64, Vec<PathBuf>> {
     holders
 }
 
-/// The path of the host for a name as a process says it: relative to where it stands, or to one of its own descriptors.
+/// The path on the host of a socket name as the process sees it: relative to its current directory
+/// or to one of its descriptors.
 fn as_named_by(process: &Path, name: &Path) -> Option<PathBuf> {
     for own in ["/proc/self/fd", "/proc/thread-self/fd"] {
         if let Ok(below) = name.strip_prefix(own) {
@@ -131,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_what_it_was_to_whom_has_the_socket() {
+    fn a_socket_name_is_resolved_by_its_process() {
         let dir = tempfile::tempdir().unwrap();
         let held = nix::fcntl::open(dir.path(), OFlag::O_PATH, Mode::empty()).unwrap();
         let name = PathBuf::from(format!("/proc/self/fd/{}/x", held.as_raw_fd()));

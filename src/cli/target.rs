@@ -1,10 +1,17 @@
-//! Which sandbox a command means, and how it is reached.
+//! Finds the sandbox that a command means, and reaches it.
 //!
-//! In this order: `--store`; the mount that the directory (`-C`, or the current one) lies in; a store in the default
-//! place of the directory or of one above it, so that a base knows what was kept of it; without `-C`, the sandbox of
-//! the `jailfs run` that we are in (JAILFS_SANDBOX). The variable comes last: it can outlive its command, in a terminal
-//! multiplexer for one, and must not lead a command in another base astray.
-//! If a daemon holds the store the request travels to it, else this process takes the lock and does the work itself.
+//! The first that exists is taken, in this order:
+//!
+//! 1. The store of `--store`.
+//! 2. The mount in which the directory (`-C` or the current one) lies.
+//! 3. A default store of the directory or of one above it, so that a command in a base finds its
+//!    sandbox.
+//! 4. Without `-C`, the sandbox of the surrounding `jailfs run` (JAILFS_SANDBOX). The variable
+//!    comes last because it can outlive its command, for example in a terminal multiplexer, and
+//!    must not redirect a command in another base.
+//!
+//! If a daemon holds the store, it handles the request. Otherwise this process takes the lock and
+//! handles it.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -13,7 +20,8 @@ use std::sync::Arc;
 
 use super::Global;
 use super::host::{self, Within};
-use super::place::{self, Env};
+use super::protected;
+use super::store_path::{self, Env};
 use crate::control::{self, Client};
 use crate::error::{Error, Kind, Result};
 use crate::sandbox::verbs::{Checked, Reply, Request};
@@ -21,16 +29,16 @@ use crate::sandbox::{Sandbox, StoreOptions};
 use crate::store;
 use crate::types::TreePath;
 
-/// A sandbox that can be asked.
+/// A sandbox that handles requests.
 pub(super) struct Target {
-    door: Door,
-    /// Where the tree is seen: its mount point, or its base.
+    connection: Connection,
+    /// The visible root of the tree: its mount point, or its base.
     root: PathBuf,
-    /// The directory that relative paths begin at.
+    /// The directory at which relative paths start.
     dir: PathBuf,
 }
 
-enum Door {
+enum Connection {
     Daemon(Client),
     Local(Arc<Sandbox>),
 }
@@ -39,38 +47,39 @@ impl Target {
     /// Finds the sandbox that the command line means.
     ///
     /// # Errors
-    /// `NoStore`: there is none. Or it cannot be reached, or opened.
+    /// `NoStore`: there is none. Other kinds: it cannot be reached or opened.
     pub(super) fn find(global: &Global) -> Result<Target> {
         let dir = global.dir()?;
         let (store, base) = find_store(global, &dir)?;
         if let Some(client) = control::connect(&store)? {
             let root: PathBuf = OsString::from_vec(client.greeting().mount.clone()).into();
-            // Who stands in the base of a tree that is mounted elsewhere means the same place in the tree; and so does who stands in
-            // a copy of the mount, or of a part of it, at another place.
+            // A directory in the base of a tree that is mounted elsewhere means the same directory
+            // of the tree. So does a directory in a bind mount of the tree.
             let in_tree = match base {
                 Some(base) => dir.strip_prefix(base).ok().map(Path::to_owned),
                 None if global.store.is_none() && !dir.starts_with(&root) => host::seen_at(&dir)?,
                 None => None,
             };
             let dir = in_tree.map_or(dir, |inside| root.join(inside));
-            return Ok(Target { door: Door::Daemon(client), root, dir });
+            return Ok(Target { connection: Connection::Daemon(client), root, dir });
         }
-        // Found by its base, the store may be that of a base which was moved here.
+        // A store that was found by its base may belong to a base that was moved.
         let sandbox = match &base {
             Some(base) if store::exists(&store) => {
                 Sandbox::create_or_open(base, &store, &StoreOptions::default())?
             }
             Some(_) | None => Sandbox::open(&store)?,
         };
-        sandbox.set_protected(place::protected()?);
+        sandbox.set_protected(protected::protected()?);
         let root = sandbox.base_path().to_owned();
-        Ok(Target { door: Door::Local(sandbox), root, dir })
+        Ok(Target { connection: Connection::Local(sandbox), root, dir })
     }
 
     /// Checks the store that the command line means, also one that cannot be opened.
     ///
     /// # Errors
-    /// `NoStore`: there is none. `InUse`: it is to be repaired, and somebody has it open.
+    /// `NoStore`: there is none. `InUse`: another process has the store open, and a repair was
+    /// asked for.
     pub(super) fn check(global: &Global, read_data: bool, repair: bool) -> Result<Checked> {
         let (store, _) = find_store(global, &global.dir()?)?;
         if repair {
@@ -85,32 +94,32 @@ impl Target {
         }
     }
 
-    /// Asks.
+    /// Handles a request.
     ///
     /// # Errors
-    /// As the sandbox says.
+    /// Those of the sandbox.
     pub(super) fn call(&mut self, request: Request) -> Result<Reply> {
-        match &mut self.door {
-            Door::Daemon(client) => client.call(&request),
-            Door::Local(sandbox) => sandbox.handle(request),
+        match &mut self.connection {
+            Connection::Daemon(client) => client.call(&request),
+            Connection::Local(sandbox) => sandbox.handle(request),
         }
     }
 
-    /// The paths in the tree that a person means by `paths`.
+    /// The paths in the tree of the user's arguments.
     ///
     /// # Errors
-    /// `LeavesJail`: one leads out of the tree.
+    /// `LeavesJail`: a path leads out of the tree.
     pub(super) fn paths(&self, paths: &[PathBuf]) -> Result<Vec<TreePath>> {
         paths.iter().map(|path| tree_path(&self.root, &self.dir, path)).collect()
     }
 
-    /// The path on the host that a person means by a relative path.
+    /// The path on the host of a user's argument.
     pub(super) fn on_host(&self, path: &Path) -> PathBuf {
         self.dir.join(path)
     }
 }
 
-/// The store, and the base if it was by the base that it was found.
+/// The store, and the base if the store was found by it.
 fn find_store(global: &Global, dir: &Path) -> Result<(PathBuf, Option<PathBuf>)> {
     if let Some(store) = &global.store {
         let store = host::resolve(&global.at(store)?).map_err(|error| match error.errno {
@@ -125,7 +134,7 @@ fn find_store(global: &Global, dir: &Path) -> Result<(PathBuf, Option<PathBuf>)>
         Within::Host => {}
     }
     let env = Env::get();
-    let default = |dir: &Path| Some((place::existing_default(&env, dir)?, Some(dir.to_owned())));
+    let default = |dir: &Path| Some((store_path::existing_default(&env, dir)?, Some(dir.to_owned())));
     if let Some(found) = dir.ancestors().find_map(default) {
         return Ok(found);
     }
@@ -140,11 +149,11 @@ fn find_store(global: &Global, dir: &Path) -> Result<(PathBuf, Option<PathBuf>)>
     }
 }
 
-/// The path in the tree at `root` of what a person standing in `dir` calls `path`. Decided on the names alone: links
-/// in the tree are the tree's own business, and what was deleted has a path too.
+/// The path in the tree at `root` of the argument `path` in the directory `dir`. Looks at the text
+/// alone: a symlink in the tree is resolved by the tree, and a deleted file has a path too.
 fn tree_path(root: &Path, dir: &Path, path: &Path) -> Result<TreePath> {
     let attempt = || format!("find '{}' in the tree", path.display());
-    // Someone who stands elsewhere, and names the sandbox with --store, counts from its root.
+    // In a directory outside the tree, with --store, paths start at the root of the tree.
     let from = if dir.starts_with(root) { dir } else { root };
     let outside = || Error::new(Kind::LeavesJail, attempt(), format!("it is not below '{}'", root.display()));
     let full = plain(&from.join(path)).ok_or_else(outside)?;
@@ -153,7 +162,7 @@ fn tree_path(root: &Path, dir: &Path, path: &Path) -> Result<TreePath> {
         .map_err(|_| Error::new(Kind::Usage, attempt(), "it is not a path that a tree can have"))
 }
 
-/// Takes `.` and `..` out of an absolute path; none if it climbs above `/`.
+/// Removes `.` and `..` from an absolute path. None if it climbs above `/`.
 fn plain(path: &Path) -> Option<PathBuf> {
     let mut names: Vec<&OsStr> = Vec::new();
     for component in path.components() {
@@ -166,9 +175,9 @@ fn plain(path: &Path) -> Option<PathBuf> {
     Some(Path::new("/").join(names.into_iter().collect::<PathBuf>()))
 }
 
-/// The error for an answer that does not belong to the question.
+/// The error for a reply of the wrong kind.
 pub(super) fn wrong_answer() -> Error {
-    Error::new(Kind::Failed, "read the answer", "it belongs to another question")
+    Error::new(Kind::Failed, "read the reply", "it does not belong to the request")
 }
 
 #[cfg(test)]
@@ -180,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_taken_from_where_the_person_stands() {
+    fn a_path_is_relative_to_the_current_directory() {
         let table = [
             ("/m", "/m/src", "a", "src/a"),
             ("/m", "/m/src", ".", "src"),

@@ -13,19 +13,19 @@ use crate::control::{self, Client};
 use crate::error::{Error, Kind, Result};
 use crate::sandbox::verbs::Request;
 
-/// How long a daemon may take to close its store once the mount is gone.
+/// How long a daemon may take to close its store after the mount is gone.
 const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// Unmount MNT and end its daemon
 ///
-/// Returns when the daemon has closed the store. What was written stays in the store; the next mount shows it again.
-/// A mount whose daemon has died is detached.
+/// Returns when the daemon has closed the store. The changes stay in the store, and the next mount
+/// shows them again. A mount with a dead daemon is detached.
 #[derive(Args)]
 pub(super) struct Umount {
     /// The mount point
     #[arg(value_name = "MNT")]
     mount_point: PathBuf,
-    /// Detach it also while it is in use; the daemon ends with the last user
+    /// Detach the mount while it is in use; the daemon ends with its last user
     #[arg(short, long)]
     lazy: bool,
 }
@@ -39,7 +39,7 @@ impl Umount {
             })?;
         let attempt = format!("unmount '{}'", point.display());
         if host::is_dead(&point) {
-            // Whose it is the list of mounts says; another's is left alone.
+            // The list of mounts says whether it is a jailfs mount. Others are left alone.
             is_mounted_at(&point, &attempt)?;
             host::unmount(&point, true)?;
             out::note(&format!("the daemon of '{}' was dead; the mount is detached", point.display()));
@@ -52,7 +52,7 @@ impl Umount {
         }
         match daemon_of(&point)? {
             Some(client) => end(client, &point, &attempt)?,
-            // No daemon that could be asked: the kernel can.
+            // No daemon answers, so the kernel unmounts.
             None => host::unmount(&point, false)?,
         }
         Ok(0)
@@ -85,6 +85,6 @@ fn end(mut client: Client, point: &Path, attempt: &str) -> Result<()> {
     if client.wait_for_end(END_LIMIT) {
         return Ok(());
     }
-    let reason = format!("it is unmounted, but its daemon (process {pid}) has not closed the store yet");
-    Err(Error::new(Kind::Failed, attempt, reason).hint("STORE/daemon.log may say what it waits for"))
+    let reason = format!("the mount is gone, but its daemon (process {pid}) has not closed the store yet");
+    Err(Error::new(Kind::Failed, attempt, reason).hint("STORE/daemon.log may say why it waits"))
 }

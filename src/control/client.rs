@@ -1,4 +1,4 @@
-//! The side of the command.
+//! The client of the control socket.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -15,7 +15,7 @@ use crate::error::{Error, Kind, Result};
 use crate::sandbox::verbs::{Reply, Request};
 use crate::store::codec;
 
-/// How long a daemon may take to greet. It greets from a thread that does nothing else.
+/// How long a daemon may take to greet. The thread that greets does nothing else.
 const GREETING_LIMIT: Duration = Duration::from_secs(10);
 
 /// A connection to the daemon of a store.
@@ -24,17 +24,18 @@ pub struct Client {
     greeting: Greeting,
 }
 
-/// How often a daemon may die while we wait for its greeting.
+/// How often a daemon may die while a client waits for its greeting.
 const TRIES: usize = 8;
 
-/// Connects to the daemon of `store`; `None` if there is none, or no such store.
+/// Connects to the daemon of `store`. `None` if there is no daemon or no such store.
 ///
 /// # Errors
-/// The daemon does not let this user in, does not answer, or speaks another version.
+/// The daemon refuses this user, does not answer, or speaks another version.
 pub fn connect(store: &Path) -> Result<Option<Client>> {
     for _ in 0..TRIES {
         match connect_once(store) {
-            // It died with us in its queue: now nobody listens, or another.
+            // The daemon died with this connection in its queue. Now there is no daemon, or another
+            // one.
             Err(error) if error.errno == Some(nix::libc::ECONNRESET) => {}
             other => return other,
         }
@@ -43,7 +44,7 @@ pub fn connect(store: &Path) -> Result<Option<Client>> {
 }
 
 fn connect_once(store: &Path) -> Result<Option<Client>> {
-    let attempt = || format!("talk to the daemon of store '{}'", store.display());
+    let attempt = || format!("connect to the daemon of store '{}'", store.display());
     let dir = match StoreDir::open(store) {
         Ok(dir) => dir,
         Err(error) if error.errno == Some(nix::libc::ENOENT) => return Ok(None),
@@ -59,12 +60,18 @@ fn connect_once(store: &Path) -> Result<Option<Client>> {
     check_peer(&stream).map_err(|why| Error::new(Kind::Failed, attempt(), why))?;
     let greeting = match frame::read(&mut Until::new(&stream, GREETING_LIMIT), MAX_GREETING) {
         Ok(bytes) => Greeting::decode(&bytes).ok_or_else(|| {
-            Error::new(Kind::Failed, attempt(), format!("what listens on '{SOCKET}' is not a jailfs daemon"))
+            Error::new(
+                Kind::Failed,
+                attempt(),
+                format!("the process that listens on '{SOCKET}' is not a jailfs daemon"),
+            )
         })?,
-        // It is ending, or it is at its limit of connections, or we are not its user.
+        // The daemon is ending, has too many connections, or refuses this process.
         Err(FrameError::Closed) => {
-            return Err(Error::new(Kind::Failed, attempt(), "it closed the connection at once")
-                .hint("only the user who mounted it, and root, may talk to it; and nobody in another sandbox or container"));
+            return Err(Error::new(Kind::Failed, attempt(), "it closed the connection at once").hint(
+                "it serves only the user who mounted it and root, and no process in another \
+             sandbox or container",
+            ));
         }
         Err(FrameError::Io(error)) => return Err(Error::io(attempt(), &error)),
         Err(error) => return Err(Error::new(Kind::Failed, attempt(), error.to_string())),
@@ -73,13 +80,14 @@ fn connect_once(store: &Path) -> Result<Option<Client>> {
     Ok(Some(Client { stream, greeting }))
 }
 
-/// Whether the process that listens runs as this user or as root. Another user's could answer anything.
+/// Checks that the listening process runs as this user or as root. A process of another user could
+/// answer anything.
 fn check_peer(stream: &UnixStream) -> std::result::Result<(), String> {
     let peer = getsockopt(stream, PeerCredentials).map_err(|error| error.to_string())?;
     if is_trusted(peer.uid(), geteuid().as_raw()) {
         return Ok(());
     }
-    Err(format!("process {} listens there as user {}: act as that user", peer.pid(), peer.uid()))
+    Err(format!("process {} listens there as user {}: run jailfs as that user", peer.pid(), peer.uid()))
 }
 
 fn is_trusted(peer: u32, own: u32) -> bool {
@@ -87,19 +95,23 @@ fn is_trusted(peer: u32, own: u32) -> bool {
 }
 
 impl Client {
-    /// What the daemon said of itself.
+    /// The daemon's greeting.
     pub fn greeting(&self) -> &Greeting {
         &self.greeting
     }
 
-    /// Asks, and waits for the answer however long the work takes.
+    /// Sends a request, and waits for the reply without a time limit.
     ///
     /// # Errors
-    /// The daemon's own error, or what is wrong with the connection.
+    /// The daemon's own error, or a failure of the connection.
     pub fn call(&mut self, request: &Request) -> Result<Reply> {
         let lost = |reason: String| {
-            Error::new(Kind::Failed, format!("ask the daemon (process {})", self.greeting.pid), reason)
-                .hint("STORE/daemon.log says why it ended, if it did")
+            Error::new(
+                Kind::Failed,
+                format!("send a request to the daemon (process {})", self.greeting.pid),
+                reason,
+            )
+            .hint("if the daemon has ended, STORE/daemon.log says why")
         };
         let bytes = codec::encode(request).map_err(&lost)?;
         frame::write(&mut &self.stream, &bytes, MAX_REQUEST).map_err(|error| match error.kind() {
@@ -109,9 +121,10 @@ impl Client {
         self.stream.set_read_timeout(None).map_err(|error| lost(error.to_string()))?;
         let bytes = frame::read(&mut &self.stream, MAX_REPLY).map_err(|error| lost(error.to_string()))?;
         let mut reply = codec::decode::<Result<Reply>>(&bytes)
-            .map_err(|error| lost(format!("the answer makes no sense: {error}")))??;
+            .map_err(|error| lost(format!("the reply is malformed: {error}")))??;
         if let Some(changes) = reply.changes() {
-            // All of them at once: a daemon does not wait for a person who reads them in a pager.
+            // The whole list at once: the daemon must not wait for a person who reads it in a
+            // pager.
             changes.receive(&std::env::temp_dir(), || {
                 frame::read(&mut &self.stream, MAX_PIECE).map_err(|error| lost(error.to_string()))
             })?;
@@ -119,7 +132,8 @@ impl Client {
         Ok(reply)
     }
 
-    /// Waits until the daemon has closed its store and the connection; `false` if it has not after `limit`.
+    /// Waits until the daemon has closed its store and the connection. `false` if it has not after
+    /// `limit`.
     pub fn wait_for_end(self, limit: Duration) -> bool {
         match frame::read(&mut Until::new(&self.stream, limit), 0) {
             Err(FrameError::Io(error)) => error.kind() != io::ErrorKind::WouldBlock,
@@ -133,13 +147,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_daemon_of_this_user_or_of_root_is_believed() {
+    fn only_a_daemon_of_this_user_or_of_root_is_trusted() {
         assert!(is_trusted(1000, 1000) && is_trusted(0, 1000) && is_trusted(0, 0));
         assert!(!is_trusted(1001, 1000) && !is_trusted(1000, 0));
     }
 
     #[test]
-    fn a_daemon_that_dies_while_we_wait_for_it_is_none() {
+    fn a_daemon_that_dies_before_its_greeting_counts_as_none() {
         let store = tempfile::tempdir().unwrap();
         let socket = std::os::unix::net::UnixListener::bind(store.path().join(SOCKET)).unwrap();
         std::thread::scope(|scope| {

@@ -1,7 +1,7 @@
 //! Frames and the greeting.
 //!
-//! A length is read from a stranger: nothing is allocated before the bytes are there, and a length above the limit
-//! of the direction ends the connection.
+//! The peer is not trusted. Memory is allocated only for bytes that have arrived, and a length
+//! above the limit of its direction ends the connection.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -9,28 +9,29 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Kind, Result};
 
-/// The version of what is said over the socket. It changes with every change of a request, reply or frame.
+/// The version of the protocol. It changes with every change of a request, reply or frame.
 pub const VERSION: u32 = 4;
-/// The longest request, in bytes: more than a command line can hold (128 KiB per argument, 2 MiB in all).
+/// The maximum length of a request, in bytes: more than a command line can hold (128 KiB per
+/// argument, 2 MiB in all).
 pub(super) const MAX_REQUEST: u32 = 4 << 20;
-/// The longest reply, in bytes, without its list of changes.
+/// The maximum length of a reply without its list of changes, in bytes.
 pub(super) const MAX_REPLY: u32 = 256 << 20;
-/// The longest piece of a list of changes, in bytes. The pieces follow the reply, and an empty one ends
-/// them.
+/// The maximum length of a piece of a list of changes, in bytes. The pieces follow the reply, and
+/// an empty one ends them.
 pub(super) const MAX_PIECE: u32 = 1 << 20;
-/// The longest greeting: a path has at most 4,096 bytes.
+/// The maximum length of a greeting. A path has at most 4,096 bytes.
 pub(super) const MAX_GREETING: u32 = 8 << 10;
 
 const MAGIC: &[u8; 8] = b"jailfsct";
 
-/// What the daemon says first.
+/// The first message of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Greeting {
     /// The version that the daemon speaks.
     pub version: u32,
     /// The daemon's process.
     pub pid: u32,
-    /// The mount point that it serves, as bytes of its path; empty if none.
+    /// The mount point, as bytes of its path; empty if there is none.
     pub mount: Vec<u8>,
 }
 
@@ -59,14 +60,14 @@ impl Greeting {
         })
     }
 
-    /// Whether this command and the daemon speak the same version.
+    /// Checks that the daemon speaks the version of this program.
     pub(super) fn check(&self) -> Result<()> {
         if self.version == VERSION {
             return Ok(());
         }
         Err(Error::new(
             Kind::Failed,
-            format!("talk to the daemon (process {})", self.pid),
+            format!("connect to the daemon (process {})", self.pid),
             format!(
                 "it speaks version {} of the control protocol, this command version {VERSION}",
                 self.version
@@ -79,7 +80,7 @@ impl Greeting {
 /// Why no frame was read.
 #[derive(Debug)]
 pub(super) enum FrameError {
-    /// The other side closed before the first byte of a frame.
+    /// The peer closed the connection before the first byte of a frame.
     Closed,
     /// The length is above the limit.
     TooLong(u32),
@@ -136,7 +137,8 @@ pub(super) fn read(from: &mut impl Read, max: u32) -> std::result::Result<Vec<u8
 /// Writes one frame.
 ///
 /// # Errors
-/// `InvalidInput` for a payload above `max`, before a byte of it is written; else as the stream says.
+/// `InvalidInput` for a payload above `max`, before any byte is written. Otherwise the error of the
+/// stream.
 pub(super) fn write(to: &mut impl Write, payload: &[u8], max: u32) -> io::Result<()> {
     let len = u32::try_from(payload.len()).ok().filter(|len| *len <= max);
     let len = len.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
@@ -145,7 +147,8 @@ pub(super) fn write(to: &mut impl Write, payload: &[u8], max: u32) -> io::Result
     to.flush()
 }
 
-/// A stream whose reads all end by one moment, so that a peer cannot hold a thread by sending a byte now and then.
+/// A stream whose reads share one deadline, so that a peer cannot hold a thread by sending single
+/// bytes.
 pub(super) struct Until<'a> {
     stream: &'a UnixStream,
     end: Instant,
@@ -174,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_comes_back() {
+    fn a_frame_is_read_as_it_was_written() {
         let mut wire = Vec::new();
         write(&mut wire, b"hello", 5).unwrap();
         write(&mut wire, b"", 5).unwrap();
@@ -193,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_greeting_is_laid_out_by_hand() {
+    fn the_greeting_has_a_fixed_layout() {
         let greeting = Greeting { version: 7, pid: 0x0102, mount: b"/m\xff".to_vec() };
         let bytes = greeting.encode();
         assert_eq!(bytes, b"jailfsct\x07\0\0\0\x02\x01\0\0/m\xff");

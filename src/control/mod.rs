@@ -1,23 +1,28 @@
-//! The control socket: how a command reaches the daemon that holds a store.
+//! The control socket, over which a command reaches the daemon of a store.
 //!
-//! `STORE/control` is a Unix stream socket of mode 0600 in a directory of mode 0700. The process that holds the
-//! lock of the store listens on it, so a socket on which nobody answers is left over from a dead daemon and may be
-//! replaced. Whoever connects must run as the daemon's user or as root (SO_PEERCRED, unix(7)), and must not be confined more than
-//! the daemon, unless it comes from it: the command of a sandbox could else let itself out through the daemon of another.
+//! `STORE/control` is a Unix stream socket of mode 0600 in a directory of mode 0700. The process
+//! that holds the lock of the store listens on it. So a socket on which no process listens is left
+//! over from a dead daemon and may be replaced.
+//!
+//! A client must run as the daemon's user or as root (SO_PEERCRED, unix(7)). It must not be more
+//! confined than the daemon, unless it descends from it: otherwise a command in one sandbox could
+//! escape through the daemon of another.
 //!
 //! ```text
-//! server -> client   frame: greeting     "jailfsct" | version u32 | pid u32 | mount point, bytes up to the end
-//! client -> server   frame: Request      any number of times, each answered by
+//! server -> client   frame: greeting     "jailfsct" | version u32 | pid u32 | mount point, to the end
+//! client -> server   frame: Request      any number, each followed by
 //! server -> client   frame: Result<Reply, Error>
 //!
 //! frame = length u32 little-endian | payload of that length
 //! ```
-//! The greeting is laid out by hand, so that a client of another version can read it and say what is wrong; the other
-//! payloads are `store::codec`. After an `Unmount` that was done the connection stays open until the daemon has
-//! closed the store: its end tells the client that the store is free.
 //!
-//! A path in a sockaddr_un has at most 107 bytes. So both sides hold the store's directory open and name the socket
-//! `/proc/self/fd/N/control`.
+//! The greeting has a fixed layout, so that a client of another version can read it and report the
+//! difference. The other payloads are `store::codec`. After a successful `Unmount` the connection
+//! stays open until the daemon has closed the store, so its end tells the client that the store is
+//! free.
+//!
+//! A path in a sockaddr_un has at most 107 bytes. So both sides hold the store's directory open and
+//! name the socket `/proc/self/fd/N/control`.
 
 mod client;
 mod frame;

@@ -1,8 +1,9 @@
-//! The side of the daemon.
+//! The server of the control socket.
 //!
-//! One thread accepts, one thread serves each connection. What comes in is a stranger's: a frame must be complete
-//! within a time limit and below a size limit, and what does not decode is answered with an error and the end of the
-//! connection. A peer can waste its own connection and nothing else; there are at most [`MAX_CONNECTIONS`] of them.
+//! One thread accepts, and one thread serves each connection. Clients are not trusted: a frame must
+//! be complete within a time limit and below a size limit. A message that does not decode gets an
+//! error, and ends its connection. A peer can waste only its own connection, and there are at most
+//! [`MAX_CONNECTIONS`] of them.
 
 use std::io;
 use std::net::Shutdown;
@@ -28,30 +29,31 @@ use crate::sandbox::verbs::{Reply, Request};
 use crate::store::codec;
 use crate::sys::proc::{Confines, comes_from};
 
-/// Bytes of address space for a thread that answers: a restore and a diff go down a tree as deep as it is, and only what they
-/// use becomes memory.
+/// The address space of a thread that answers, in bytes. A restore and a diff recurse as deep as
+/// the tree; only the used part becomes memory.
 const STACK: usize = 256 << 20;
-/// How many connections are served at a time; a command holds one, for as long as it runs.
+/// The maximum number of connections. A client holds one as long as it runs.
 pub(super) const MAX_CONNECTIONS: usize = 64;
-/// How many of them a command of `run` can hold: the others are for its caller.
+/// How many of them a command of `run` can hold. The others are for its caller.
 const MAX_INSIDE: usize = 48;
-/// How long a request may take to arrive, once it has begun to.
+/// How long a request may take to arrive after its first byte.
 const REQUEST_LIMIT: Duration = Duration::from_secs(30);
-/// How long a connection may be idle: a command asks for more when somebody has read what it wrote, in a pager say.
+/// How long a connection may be idle. A client may wait for a person, for example in a pager,
+/// before its next request.
 const IDLE_LIMIT: Duration = Duration::from_secs(24 * 3600);
-/// How often an idle connection is looked at: whether there is an end to all.
-const IDLE_LOOK: u16 = 1000;
-/// How long the end waits for requests that are being answered.
+/// How often an idle connection checks whether the server ends, in milliseconds.
+const IDLE_POLL: u16 = 1000;
+/// How long the end waits for requests in progress.
 const END_LIMIT: Duration = Duration::from_secs(30);
 /// How long a peer may take to ask when no thread can be started for it.
 const NO_THREAD_LIMIT: Duration = Duration::from_secs(1);
-/// How long a peer may refuse to take any of a reply.
+/// How long a peer may block a write of a reply.
 const WRITE_LIMIT: Duration = Duration::from_secs(30);
 
-/// What answers a request.
+/// Handles a request.
 type Handler = Box<dyn Fn(Request) -> Result<Reply> + Send + Sync>;
 
-/// A socket that takes connections but does not serve them yet.
+/// A socket that queues connections but does not serve them yet.
 pub struct Listener {
     dir: StoreDir,
     socket: UnixListener,
@@ -59,7 +61,7 @@ pub struct Listener {
     request_limit: Duration,
 }
 
-/// The name of the socket in the store's directory; unlinked when dropped.
+/// The name of the socket in the store's directory. Dropping it unlinks the name.
 struct SocketName(Arc<std::fs::File>);
 
 impl Drop for SocketName {
@@ -71,8 +73,8 @@ impl Drop for SocketName {
 }
 
 impl Listener {
-    /// Takes the name of the socket in the store's directory. The caller holds the lock of the store: a socket that
-    /// is already there has no living owner.
+    /// Takes the name of the socket in the store's directory. The caller holds the lock of the
+    /// store, so an existing socket is of a dead daemon.
     ///
     /// # Errors
     /// The directory cannot be opened or written.
@@ -85,14 +87,15 @@ impl Listener {
         }
         let socket = UnixListener::bind(dir.socket()).attempt(attempt)?;
         let name = SocketName(Arc::new(dir.0.try_clone().attempt(attempt)?));
-        // Until here the directory (0700) keeps others out; the mode of the socket is a second wall.
+        // Until here the directory (0700) keeps other users out. The mode of the socket is a second
+        // protection.
         fchmodat(&dir.0, SOCKET, Mode::from_bits_truncate(0o600), FchmodatFlags::FollowSymlink)
             .map_err(io::Error::from)
             .attempt(attempt)?;
         Ok(Listener { dir, socket, name, request_limit: REQUEST_LIMIT })
     }
 
-    /// Serves connections from now on; `handler` answers, in the thread of the connection.
+    /// Starts to serve connections. `handler` runs in the thread of each connection.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -109,7 +112,7 @@ impl Listener {
             lists_inside: Mutex::new(()),
             ending: AtomicBool::new(false),
             waiting: Mutex::new(Vec::new()),
-            busy: Mutex::new(0),
+            in_progress: Mutex::new(0),
             idle: Condvar::new(),
             request_limit: self.request_limit,
         });
@@ -122,7 +125,7 @@ impl Listener {
     }
 }
 
-/// A served control socket. When dropped it takes no more connections, and its name is gone.
+/// A served control socket. Dropping it closes the socket and unlinks its name.
 pub struct Server {
     shared: Arc<Shared>,
     dir: StoreDir,
@@ -130,29 +133,29 @@ pub struct Server {
     accepting: Option<JoinHandle<()>>,
 }
 
-/// What the threads share.
+/// The state shared by the threads.
 struct Shared {
     greeting: Vec<u8>,
     handler: Handler,
     uid: u32,
     connections: AtomicUsize,
-    /// How many of them a command of our own `run` holds.
+    /// The number of connections of commands of our own `run`.
     inside: AtomicUsize,
     /// Held while a list of changes is made for a command of our own `run` and sent to it.
     lists_inside: Mutex<()>,
     ending: AtomicBool,
-    /// Connections whose peers wait for the end of the daemon.
+    /// Connections of clients that wait for the end of the daemon.
     waiting: Mutex<Vec<UnixStream>>,
-    /// How many requests are being answered.
-    busy: Mutex<usize>,
-    /// Notified when `busy` becomes 0.
+    /// The number of requests in progress.
+    in_progress: Mutex<usize>,
+    /// Notified when `in_progress` becomes 0.
     idle: Condvar,
     request_limit: Duration,
 }
 
 impl Server {
-    /// Ends the taking of connections, then the connections of those who wait for the end. Call it after the store
-    /// has been closed.
+    /// Accepts no more connections, then closes those that wait for the end. Call it after the
+    /// store has been closed.
     pub fn stop(self) {
         drop(self);
     }
@@ -161,7 +164,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.shared.ending.store(true, Ordering::SeqCst);
-        // Accepting blocks; one connection of our own wakes it.
+        // The thread blocks in accept(2). A connection wakes it.
         let woken = UnixStream::connect(self.dir.socket()).is_ok();
         if let Some(thread) = self.accepting.take().filter(|_| woken)
             && thread.join().is_err()
@@ -169,12 +172,17 @@ impl Drop for Server {
             log::error!("the thread of the control socket has panicked");
         }
         self.name = None;
-        // The unmount that ended the daemon was asked by one of them: it must still get its answer.
-        let mut busy = self.shared.busy.lock();
-        if self.shared.idle.wait_while_for(&mut busy, |busy| *busy > 0, END_LIMIT).timed_out() {
-            log::warn!("{} control requests are cut off", *busy);
+        // One of them may be the unmount that ended the daemon, which must still get its reply.
+        let mut in_progress = self.shared.in_progress.lock();
+        if self
+            .shared
+            .idle
+            .wait_while_for(&mut in_progress, |in_progress| *in_progress > 0, END_LIMIT)
+            .timed_out()
+        {
+            log::warn!("{} control requests are cut off", *in_progress);
         }
-        drop(busy);
+        drop(in_progress);
         self.shared.waiting.lock().clear();
     }
 }
@@ -189,7 +197,8 @@ fn accept(socket: &UnixListener, shared: &Arc<Shared>) {
             Ok((stream, _)) => start(stream, shared),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
-                // Out of descriptors or memory: the connection stays in the queue, so pause instead of spinning.
+                // Descriptors or memory have run out. The connection stays in the queue, so pause
+                // instead of spinning.
                 log::warn!("accept on the control socket: {error}");
                 thread::sleep(Duration::from_millis(100));
             }
@@ -201,7 +210,7 @@ fn start(stream: UnixStream, shared: &Arc<Shared>) {
     let is_inside = match admit(&stream, shared) {
         Ok(is_inside) => is_inside,
         Err(reason) => {
-            log::warn!("a connection to the control socket is refused: {reason}");
+            log::warn!("refused a connection to the control socket: {reason}");
             return;
         }
     };
@@ -237,7 +246,7 @@ fn say_no_thread(
     Ok(answer(stream, &mut Err(error))?)
 }
 
-/// Counts a connection for as long as it lives.
+/// Counts a live connection.
 struct Connection {
     shared: Arc<Shared>,
     is_inside: bool,
@@ -258,64 +267,65 @@ impl Drop for Connection {
     }
 }
 
-/// Counts a request from its arrival to its answer.
+/// Counts a request from its arrival until its reply.
 struct Busy<'a>(&'a Shared);
 
 impl Busy<'_> {
     fn new(shared: &Shared) -> Busy<'_> {
-        *shared.busy.lock() += 1;
+        *shared.in_progress.lock() += 1;
         Busy(shared)
     }
 }
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        let mut busy = self.0.busy.lock();
-        *busy = busy.saturating_sub(1);
-        if *busy == 0 {
+        let mut in_progress = self.0.in_progress.lock();
+        *in_progress = in_progress.saturating_sub(1);
+        if *in_progress == 0 {
             self.0.idle.notify_all();
         }
     }
 }
 
-/// Whether a connection is taken, and whether it comes from a command of our own `run`.
+/// Decides whether a connection is accepted. Returns whether it comes from a command of our own
+/// `run`.
 fn admit(stream: &UnixStream, shared: &Shared) -> std::result::Result<bool, String> {
     let peer = getsockopt(stream, PeerCredentials).map_err(|error| error.to_string())?;
-    if !may_talk(peer.uid(), shared.uid) {
+    if !is_served(peer.uid(), shared.uid) {
         return Err(format!("process {} runs as user {}", peer.pid(), peer.uid()));
     }
-    // Held while it is looked at, where the kernel can (Linux 6.5): then its number is not another's meanwhile.
+    // Hold a pidfd during the check (Linux 6.5), so that the pid is not reused meanwhile.
     let held = getsockopt(stream, PeerPidfd);
-    let is_inside = look_at(u32::try_from(peer.pid()).unwrap_or(0))?;
+    let is_inside = check_confinement(u32::try_from(peer.pid()).unwrap_or(0))?;
     if held.is_ok_and(|process| has_ended(&process)) {
         return Err(format!("process {} has ended", peer.pid()));
     }
     if shared.connections.load(Ordering::SeqCst) >= MAX_CONNECTIONS {
-        return Err(format!("there are {MAX_CONNECTIONS} already"));
+        return Err(format!("it has {MAX_CONNECTIONS} connections, which is the limit"));
     }
     if is_inside && shared.inside.load(Ordering::SeqCst) >= MAX_INSIDE {
-        return Err(format!("the command holds {MAX_INSIDE} already"));
+        return Err(format!("the command has {MAX_INSIDE} connections, which is the limit"));
     }
     Ok(is_inside)
 }
 
-/// The daemon's own user and root may talk to it, nobody else.
-fn may_talk(peer: u32, daemon: u32) -> bool {
+/// The daemon serves its own user and root only.
+fn is_served(peer: u32, daemon: u32) -> bool {
     peer == daemon || peer == 0
 }
 
-/// Refuses a process that is confined more than this one, unless it comes from it: that is a command of `run`, or somebody in a
-/// container, and what a daemon does it does outside. What comes from this process are the commands that it runs itself, for
-/// which it has a gate.
+/// Refuses a process that is more confined than this one, unless it descends from this one: it is a
+/// command of another `run`, or in a container, and the daemon would act for it outside. The
+/// descendants of this process are commands of its own `run`, whose requests pass a gate.
 ///
-/// Returns whether it is a command of ours.
-fn look_at(pid: u32) -> std::result::Result<bool, String> {
+/// Returns whether the process is a descendant.
+fn check_confinement(pid: u32) -> std::result::Result<bool, String> {
     let own = std::process::id();
     if comes_from(pid, own) {
         return Ok(pid != own);
     }
     let (Some(theirs), Some(ours)) = (Confines::of(pid), Confines::of(own)) else {
-        return Err(format!("process {pid} cannot be looked at"));
+        return Err(format!("the confinement of process {pid} cannot be read"));
     };
     if theirs.depth > ours.depth || theirs.filters > ours.filters {
         return Err(format!("process {pid} is confined to another sandbox or container"));
@@ -323,13 +333,13 @@ fn look_at(pid: u32) -> std::result::Result<bool, String> {
     Ok(false)
 }
 
-/// Whether the process of a pidfd has ended (pidfd_open(2): then it can be read).
+/// Whether the process of a pidfd has ended. The pidfd is readable then (pidfd_open(2)).
 fn has_ended(process: &OwnedFd) -> bool {
     let mut ready = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
     !matches!(poll(&mut ready, PollTimeout::ZERO), Ok(0))
 }
 
-/// Serves one connection up to its end.
+/// Serves one connection until its end.
 fn converse(stream: UnixStream, shared: &Shared, is_inside: bool) {
     if let Err(error) = stream.set_write_timeout(Some(WRITE_LIMIT)) {
         log::warn!("control connection: {error}");
@@ -338,7 +348,7 @@ fn converse(stream: UnixStream, shared: &Shared, is_inside: bool) {
     if frame::write(&mut &stream, &shared.greeting, MAX_GREETING).is_err() {
         return;
     }
-    while is_asked(&stream, shared) {
+    while wait_for_request(&stream, shared) {
         let bytes = match frame::read(&mut Until::new(&stream, shared.request_limit), MAX_REQUEST) {
             Ok(bytes) => bytes,
             Err(FrameError::Closed) => return,
@@ -350,7 +360,7 @@ fn converse(stream: UnixStream, shared: &Shared, is_inside: bool) {
         };
         let _busy = Busy::new(shared);
         let ends = request == Request::Unmount;
-        // A command that does not read its lists keeps one on the disk, not one per connection.
+        // Only one list at a time is on disk for a command that does not read its lists.
         let _turn = (is_inside && request.is_listed()).then(|| shared.lists_inside.lock());
         let mut result = (shared.handler)(request);
         let done = ends && result.is_ok();
@@ -365,14 +375,14 @@ fn converse(stream: UnixStream, shared: &Shared, is_inside: bool) {
     }
 }
 
-/// Waits for the next request. False if there will be none.
-fn is_asked(stream: &UnixStream, shared: &Shared) -> bool {
+/// Waits for the next request. False if none will come.
+fn wait_for_request(stream: &UnixStream, shared: &Shared) -> bool {
     let end = Instant::now() + IDLE_LIMIT;
     while Instant::now() < end && !shared.ending.load(Ordering::SeqCst) {
         let mut ready = [PollFd::new(stream.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut ready, PollTimeout::from(IDLE_LOOK)) {
+        match poll(&mut ready, PollTimeout::from(IDLE_POLL)) {
             Ok(0) | Err(nix::Error::EINTR) => {}
-            // What there is may be its end.
+            // Readable data may also be the end of the connection.
             Ok(_) => return true,
             Err(error) => {
                 log::debug!("wait for a control request: {error}");
@@ -383,7 +393,7 @@ fn is_asked(stream: &UnixStream, shared: &Shared) -> bool {
     false
 }
 
-/// Sends a result, and its list of changes behind it; if it is too long, an error that says so.
+/// Sends a result and its list of changes. If it is too long, sends an error instead.
 fn answer(stream: &UnixStream, result: &mut Result<Reply>) -> io::Result<()> {
     if let Some(bytes) = codec::encode(result).ok().filter(|bytes| bytes.len() <= MAX_REPLY as usize) {
         frame::write(&mut &*stream, &bytes, MAX_REPLY)?;
@@ -392,17 +402,17 @@ fn answer(stream: &UnixStream, result: &mut Result<Reply>) -> io::Result<()> {
         return frame::write(&mut &*stream, &[], MAX_PIECE);
     }
     let error: Result<Reply> =
-        Err(Error::new(Kind::Failed, "answer", "the answer is too long").hint("name fewer paths"));
+        Err(Error::new(Kind::Failed, "send the reply", "it is too long").hint("name fewer paths"));
     let bytes = codec::encode(&error).map_err(io::Error::other)?;
     frame::write(&mut &*stream, &bytes, MAX_REPLY)
 }
 
-/// Says what is wrong with what came in; the connection ends with it.
+/// Reports a malformed message to the peer, and ends the connection.
 fn refuse(stream: &UnixStream, reason: &str) {
-    log::warn!("a control message is refused: {reason}");
+    log::warn!("refused a control message: {reason}");
     let mut error: Result<Reply> = Err(Error::new(Kind::Failed, "read a request", reason));
     if answer(stream, &mut error).and_then(|()| stream.shutdown(Shutdown::Both)).is_err() {
-        log::debug!("the peer is gone already");
+        log::debug!("the peer has closed the connection");
     }
 }
 
@@ -434,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_and_errors_travel() {
+    fn replies_and_errors_reach_the_client() {
         let store = tempfile::tempdir().unwrap();
         let server = serve(store.path());
         let mut client = connect(store.path()).unwrap().unwrap();
@@ -455,7 +465,7 @@ mod tests {
         let store = tempfile::tempdir().unwrap();
         assert!(connect(store.path()).unwrap().is_none());
         assert!(connect(&store.path().join("missing")).unwrap().is_none());
-        // Bound by someone who then died without unlinking it.
+        // The socket of a process that died without unlinking it.
         drop(UnixListener::bind(store.path().join(SOCKET)).unwrap());
         assert!(connect(store.path()).unwrap().is_none());
         let server = serve(store.path());
@@ -468,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_deeper_than_a_socket_address_works() {
+    fn a_store_path_may_exceed_the_length_of_a_socket_address() {
         let top = tempfile::tempdir().unwrap();
         let store = top.path().join("d".repeat(200)).join("e".repeat(200));
         std::fs::create_dir_all(&store).unwrap();
@@ -479,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn junk_ends_its_own_connection_only() {
+    fn a_malformed_message_ends_its_own_connection_only() {
         let store = tempfile::tempdir().unwrap();
         let _server = serve(store.path());
         let junk: [&[u8]; 4] = [
@@ -493,14 +503,15 @@ mod tests {
             stream.write_all(bytes).unwrap();
             let reply = frame::read(&mut stream, MAX_REPLY).unwrap();
             assert!(codec::decode::<Result<Reply>>(&reply).unwrap().is_err(), "{bytes:?}");
-            // With unread junk in its queue the socket ends with ECONNRESET, else with an ordinary end.
+            // With unread junk in its queue the socket ends with ECONNRESET, otherwise with a
+            // normal end.
             assert!(matches!(stream.read(&mut [0; 9]), Ok(0) | Err(_)), "{bytes:?}");
         }
         assert!(connect(store.path()).unwrap().unwrap().call(&Request::Log).is_ok());
     }
 
     #[test]
-    fn a_request_must_arrive_in_time_however_it_dribbles() {
+    fn a_request_must_arrive_in_time_even_byte_by_byte() {
         let store = tempfile::tempdir().unwrap();
         let mut listener = Listener::bind(store.path()).unwrap();
         listener.request_limit = Duration::from_millis(200);
@@ -522,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asked_may_ask_again_when_what_he_got_was_read() {
+    fn a_client_may_pause_between_requests() {
         let store = tempfile::tempdir().unwrap();
         let mut listener = Listener::bind(store.path()).unwrap();
         listener.request_limit = Duration::from_millis(50);
@@ -536,12 +547,12 @@ mod tests {
 
     #[test]
     fn only_its_user_and_root_may_talk_to_a_daemon() {
-        assert!(may_talk(1000, 1000) && may_talk(0, 1000) && may_talk(0, 0));
-        assert!(!may_talk(1001, 1000) && !may_talk(1000, 0) && !may_talk(65534, 1000));
+        assert!(is_served(1000, 1000) && is_served(0, 1000) && is_served(0, 0));
+        assert!(!is_served(1001, 1000) && !is_served(1000, 0) && !is_served(65534, 1000));
     }
 
     #[test]
-    fn there_is_a_limit_of_connections() {
+    fn the_number_of_connections_is_limited() {
         let store = tempfile::tempdir().unwrap();
         let _server = serve(store.path());
         let held: Vec<_> = (0..MAX_CONNECTIONS).map(|_| connect(store.path()).unwrap().unwrap()).collect();
@@ -555,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asked_for_the_end_waits_for_it() {
+    fn the_client_of_an_unmount_waits_for_the_end_of_the_daemon() {
         let store = tempfile::tempdir().unwrap();
         let server = serve(store.path());
         let mut client = connect(store.path()).unwrap().unwrap();

@@ -1,15 +1,18 @@
-//! A process that ends the connection to the kernel when the daemon has died.
+//! A process that aborts the FUSE connection when the daemon has died.
 //!
-//! The kernel does that itself when the last descriptor of the session is closed. But a thread of the daemon may just be making the
-//! kernel forget a name: it waits there for the lock of the directory, which a process has that waits for an answer of ours. No
-//! signal ends such a wait. So of a daemon that is killed in that moment this thread would stay, and with it all that the
-//! daemon had open: nobody in the mount would ever be answered, and the lock never be free. What is written to an open file of
-//! the control filesystem ends the connection all the same; but somebody must be left to write it.
+//! Usually the kernel does that itself when the last descriptor of the session is closed. But a
+//! thread of the daemon may be invalidating a dentry. It then waits in the kernel for the lock of
+//! the directory, which a process may hold that waits for our reply. No signal ends such a wait. So
+//! if the daemon is killed at that moment, this thread stays with everything that the daemon had
+//! open. No request in the mount would ever be answered, and the lock of the store would never be
+//! free. A write to the `abort` file of the FUSE control filesystem aborts the connection all the
+//! same, but a living process must do the write.
 //!
-//! The guard is this program again. Its standard input is a pipe, its standard output that file. The other end of the pipe is open in
-//! one thread of the daemon alone, which has a table of open files of its own and waits for nothing in the kernel that a
-//! signal does not end: so the pipe comes to its end whatever the other threads do. A mount that is gone by then has no
-//! connection any more, and no other has its file.
+//! The guard is this program again. Its standard input is a pipe, its standard output the `abort`
+//! file. Only one thread of the daemon has the other end of the pipe open. This thread has its own
+//! table of open files and never blocks in the kernel beyond signals. So the pipe ends with the
+//! daemon, whatever the other threads do. If the mount is gone by then, its connection is too, and
+//! no other connection has this file.
 
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
@@ -24,13 +27,14 @@ use crate::sys;
 
 /// The hidden verb by which the program starts itself as a guard.
 pub const VERB: &str = "__guard";
-/// What tells a guard that the end of its pipe will be that of the daemon.
+/// Tells the guard that the end of its pipe will mean the death of the daemon.
 const READY: &[u8] = b"r";
 
-/// Starts a guard for this process, which must be the program itself.
+/// Starts a guard for this process, which must be this program itself.
 ///
 /// # Errors
-/// When no process or thread can be started, or has a table of open files of its own; then there is none.
+/// No process or thread can be started, or the thread gets no own table of open files. Then there
+/// is no guard.
 pub(super) fn start(abort: File) -> io::Result<()> {
     let (end, ours) = io::pipe()?;
     spawn(end, abort)?;
@@ -40,7 +44,7 @@ pub(super) fn start(abort: File) -> io::Result<()> {
 fn spawn(end: PipeReader, abort: File) -> io::Result<()> {
     let mut command = Command::new("/proc/self/exe");
     let command = command.arg0("jailfs").arg(VERB).current_dir("/");
-    // It ends behind this process, and is nobody's zombie then.
+    // It outlives this process, so init reaps it.
     sys::process::spawn_with_signals(command.stdin(end).stdout(abort).stderr(Stdio::null()))?;
     Ok(())
 }
@@ -49,15 +53,15 @@ fn spawn(end: PipeReader, abort: File) -> io::Result<()> {
 fn hold(ours: PipeWriter) -> io::Result<()> {
     let ours = Arc::new(ours);
     let theirs = Arc::clone(&ours);
-    let (tell, told) = channel();
-    thread::Builder::new().name("pulse".to_owned()).spawn(move || keep(theirs, &tell))?;
-    let kept = told.recv().map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
-    // In the table of all other threads nothing is left of it.
+    let (sender, received) = channel();
+    thread::Builder::new().name("pulse".to_owned()).spawn(move || keep(theirs, &sender))?;
+    let kept = received.recv().map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+    // The other threads share a table without this descriptor from here on.
     drop(ours);
     kept
 }
 
-fn keep(theirs: Arc<PipeWriter>, tell: &Sender<io::Result<()>>) {
+fn keep(theirs: Arc<PipeWriter>, sender: &Sender<io::Result<()>>) {
     let own = sys::process::own_open_files(Some(theirs.as_fd())).and_then(|()| theirs.try_clone());
     drop(theirs);
     let ready = own.and_then(|mut own| own.write_all(READY).map(|()| own));
@@ -66,7 +70,7 @@ fn keep(theirs: Arc<PipeWriter>, tell: &Sender<io::Result<()>>) {
         Err(error) => (None, Err(error)),
     };
     // The process may be ending.
-    if tell.send(result).is_err() {
+    if sender.send(result).is_err() {
         return;
     }
     while kept.is_some() {
@@ -74,18 +78,18 @@ fn keep(theirs: Arc<PipeWriter>, tell: &Sender<io::Result<()>>) {
     }
 }
 
-/// The life of a guard.
+/// Runs a guard.
 pub fn main() -> u8 {
-    if let Err(error) = super::close_inherited() {
+    if let Err(error) = super::inherited::close() {
         log::debug!("{error}");
     }
-    // A signal from the terminal is for the daemon: the guard ends after it.
+    // A signal from the terminal is for the daemon. The guard ends after it.
     if let Err(error) = sys::process::new_session() {
-        log::debug!("leave the terminal: {error}");
+        log::debug!("start a session of its own: {error}");
     }
     let mut read = Vec::new();
-    let told = io::stdin().lock().read_to_end(&mut read);
-    if told.is_err() || read != READY {
+    let received = io::stdin().lock().read_to_end(&mut read);
+    if received.is_err() || read != READY {
         return 0;
     }
     let mut abort = io::stdout().lock();

@@ -1,8 +1,9 @@
-//! A control group for the command: limits on memory and on the number of processes (cgroups(7)).
+//! A control group for the command: limits its memory and its number of processes (cgroups(7)).
 //!
-//! Where the host has a controller in a hierarchy of its own (version 1) the group is made below the one that we are in. In the
-//! unified hierarchy (version 2) a group with processes in it can hand no controller on, so it is made below the nearest one
-//! above us that can, if we may write there: as root, or in a session whose groups were delegated.
+//! Where the host has a controller in a hierarchy of its own (version 1), the group is made below
+//! the group of this process. In the unified hierarchy (version 2) a group with processes in it
+//! cannot delegate controllers. There the group is made below the nearest ancestor that can and
+//! that this process may write: as root, or in a session with delegated groups.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -16,22 +17,23 @@ use crate::error::{Attempt, Error, Kind, Result};
 use crate::sys;
 use crate::sys::mountinfo::Entry;
 
-/// What a command and all that it starts may take together; none for no limit.
+/// Limits for a command and all its descendants together. None means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Share {
-    /// Bytes of memory, with what is swapped out.
+    /// Bytes of memory, swap included.
     pub memory: Option<u64>,
     /// Processes and threads.
     pub processes: Option<u64>,
 }
 
-/// The groups of a command; removed when dropped, if no process is left in them.
+/// The control groups of a command. Dropping it removes those that have no process left.
 #[derive(Debug, Default)]
 pub struct Group {
     dirs: Vec<PathBuf>,
 }
 
-/// A limit: the controller, the file in version 1 and in version 2, and what else is to be set where it is there.
+/// One limit: its controller, its file in version 1 and in version 2, and further settings, which
+/// are written where their files exist (None repeats the value).
 struct Limit {
     controller: &'static str,
     files: [&'static str; 2],
@@ -58,10 +60,10 @@ impl Share {
 }
 
 impl Group {
-    /// Makes the groups that limit a command to its share; none are made if there is nothing to limit.
+    /// Makes the groups that limit a command to its share. Makes none if there is no limit.
     ///
     /// # Errors
-    /// There is no such controller, or no group may be made; with a hint.
+    /// Fails with a hint if the host has no such controller or this user may make no group.
     pub fn make(share: Share) -> Result<Group> {
         let mut group = Group::default();
         let limits = share.limits();
@@ -73,7 +75,7 @@ impl Group {
         let own = fs::read_to_string("/proc/self/cgroup").attempt(attempt)?;
         let mut unified = Vec::new();
         for limit in limits {
-            match first_version(&mounts, &own, limit.controller) {
+            match group_in_v1(&mounts, &own, limit.controller) {
                 Some(parent) => group.add(&parent, &[limit], 0).map_err(|error| explain(&error))?,
                 None => unified.push(limit),
             }
@@ -81,26 +83,26 @@ impl Group {
         if unified.is_empty() {
             return Ok(group);
         }
-        let Some((point, parent)) = second_version(&mounts, &own) else {
-            let reason = "there is no such controller";
+        let Some((point, parent)) = group_in_v2(&mounts, &own) else {
+            let reason = "the host has no controller for it";
             return Err(Error::new(Kind::Failed, attempt(), reason).hint(HINT));
         };
         let mut last = None;
         for candidate in parent.ancestors().take_while(|dir| dir.starts_with(&point)) {
             let mut tried = Group::default();
-            match hand_on(candidate, &unified).and_then(|()| tried.add(candidate, &unified, 1)) {
+            match enable_controllers(candidate, &unified).and_then(|()| tried.add(candidate, &unified, 1)) {
                 Ok(()) => {
                     group.dirs.append(&mut tried.dirs);
                     return Ok(group);
                 }
-                // What was tried is removed here.
+                // Dropping `tried` removes the group.
                 Err(error) => last = Some(error),
             }
         }
         Err(explain(&last.unwrap_or(io::ErrorKind::NotFound.into())))
     }
 
-    /// Makes one group below `parent` and sets its limits; `version` is the index of the file names.
+    /// Makes one group below `parent` and sets its limits. `version` is the index into `files`.
     fn add(&mut self, parent: &Path, limits: &[Limit], version: usize) -> io::Result<()> {
         let dir = parent.join(format!("jailfs-{}", std::process::id()));
         fs::create_dir(&dir)?;
@@ -119,7 +121,7 @@ impl Group {
         Ok(())
     }
 
-    /// Puts a process into the groups; what it starts is in them too.
+    /// Moves a process into the groups. Its later children belong to them too.
     ///
     /// # Errors
     /// Those of writing `cgroup.procs`.
@@ -142,15 +144,16 @@ impl Drop for Group {
     }
 }
 
-const HINT: &str = "limits need control groups that this user may make: run as root, or in a delegated session \
-                    ('systemd-run --user --scope -p Delegate=yes ...'), or without --memory and --processes";
+const HINT: &str = "limits need control groups that this user may make: run as root, or in a \
+    delegated session ('systemd-run --user --scope -p Delegate=yes ...'), or without --memory and \
+    --processes";
 
 fn explain(error: &io::Error) -> Error {
     Error::io("limit memory or processes: make a control group", error).hint(HINT)
 }
 
-/// The group that we are in in the hierarchy of a controller of version 1.
-fn first_version(mounts: &[Entry], own: &str, controller: &str) -> Option<PathBuf> {
+/// The group of this process in the version 1 hierarchy of a controller.
+fn group_in_v1(mounts: &[Entry], own: &str, controller: &str) -> Option<PathBuf> {
     let has = |entry: &&Entry| {
         entry.fs_type == b"cgroup"
             && entry.super_options.split(|byte| *byte == b',').any(|option| option == controller.as_bytes())
@@ -161,25 +164,25 @@ fn first_version(mounts: &[Entry], own: &str, controller: &str) -> Option<PathBu
         let (controllers, path) = rest.split_once(':')?;
         controllers.split(',').any(|name| name == controller).then_some(path)
     })?;
-    Some(place(mount, path))
+    Some(group_dir(mount, path))
 }
 
-/// Where the unified hierarchy is mounted, and the group in it that we are in.
-fn second_version(mounts: &[Entry], own: &str) -> Option<(PathBuf, PathBuf)> {
+/// The mount point of the unified hierarchy, and the group of this process in it.
+fn group_in_v2(mounts: &[Entry], own: &str) -> Option<(PathBuf, PathBuf)> {
     let mount = mounts.iter().rfind(|entry| entry.fs_type == b"cgroup2")?;
     let path = own.lines().find_map(|line| line.strip_prefix("0::"))?;
-    Some((PathBuf::from(OsStr::from_bytes(&mount.mount_point)), place(mount, path)))
+    Some((PathBuf::from(OsStr::from_bytes(&mount.mount_point)), group_dir(mount, path)))
 }
 
-/// The directory of a group. A container can have mounted its own group as the root.
-fn place(mount: &Entry, path: &str) -> PathBuf {
+/// The directory of a group. A container may have its own group mounted as the root.
+fn group_dir(mount: &Entry, path: &str) -> PathBuf {
     let point = Path::new(OsStr::from_bytes(&mount.mount_point));
     let below = Path::new(path).strip_prefix(OsStr::from_bytes(&mount.root));
     below.map_or_else(|_| point.to_owned(), |below| point.join(below))
 }
 
-/// Lets groups below `dir` have the controllers of `limits`.
-fn hand_on(dir: &Path, limits: &[Limit]) -> io::Result<()> {
+/// Enables the controllers of `limits` for groups below `dir`.
+fn enable_controllers(dir: &Path, limits: &[Limit]) -> io::Result<()> {
     let file = dir.join("cgroup.subtree_control");
     let has = fs::read_to_string(&file)?;
     for limit in limits {
@@ -203,15 +206,15 @@ mod tests {
     fn our_own_group_is_found_in_each_hierarchy() {
         let mounts = sys::mountinfo::parse(MOUNTS);
         let own = "8:pids:/me/too\n4:memory:/a/b\n0::/user.slice/x\n";
-        assert_eq!(first_version(&mounts, own, "memory"), Some("/sys/fs/cgroup/memory/a/b".into()));
-        assert_eq!(first_version(&mounts, own, "pids"), Some("/sys/fs/cgroup/pids/too".into()));
-        assert_eq!(first_version(&mounts, own, "cpu"), None);
-        let (point, group) = second_version(&mounts, own).unwrap();
+        assert_eq!(group_in_v1(&mounts, own, "memory"), Some("/sys/fs/cgroup/memory/a/b".into()));
+        assert_eq!(group_in_v1(&mounts, own, "pids"), Some("/sys/fs/cgroup/pids/too".into()));
+        assert_eq!(group_in_v1(&mounts, own, "cpu"), None);
+        let (point, group) = group_in_v2(&mounts, own).unwrap();
         assert_eq!(group, point.join("user.slice/x"));
     }
 
     #[test]
-    fn nothing_to_limit_makes_no_group() {
+    fn no_group_is_made_without_a_limit() {
         assert!(Group::make(Share::default()).unwrap().dirs.is_empty());
     }
 }

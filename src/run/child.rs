@@ -1,9 +1,10 @@
-//! The side of the process outside: starts the command, serves its wishes, and knows when all of it is gone.
+//! The process outside: starts the command, supervises it, and ends all of its processes.
 //!
-//! The command and everything that it starts stay in the process group and on the terminal of this process, as if a shell had
-//! started them: the terminal's own signals reach them without us. What another process sends to us we hand on. So that a
-//! shell sees its job stop when the command stops, we stop too; and go on with it. A command whose time is limited cannot stop
-//! the clock with us: the kernel lets us go on when the time is over ([`Started::wait`]).
+//! The command and its descendants stay in the process group and on the terminal of this process,
+//! as if a shell had started them. So signals of the terminal reach them without us; signals from
+//! other processes are forwarded. When the command stops, this process stops too, so that a shell
+//! sees its job stop, and both continue together. A command with a time limit cannot stop the clock
+//! that way: the kernel continues this process when the time is over ([`Started::wait`]).
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -25,12 +26,13 @@ use nix::sys::timer::{Expiration, Timer, TimerSetTimeFlags};
 use nix::sys::wait::waitpid;
 use nix::time::ClockId;
 use nix::unistd::Pid;
-use serde::{Deserialize, Serialize};
 
+use super::exit::End;
 use super::namespace;
-use super::net::{Net, Proxy, Tell};
+use super::net::{Net, Proxy, Report};
+use super::protocol::{Channel, Event, Order};
+use super::spec::Spec;
 use super::streams::{Given, Relays, Streams};
-use super::talk::{Line, News, Order, Spec};
 use super::terminal::{self, Terminal};
 use super::walls::Walls;
 use crate::error::{Attempt, Error, Kind, Result};
@@ -39,61 +41,38 @@ use crate::sys::limits::with_limits_as_before;
 use crate::sys::mount::message_pair;
 use crate::sys::process::with_descriptors;
 
-/// The hidden verb by which the program becomes the command.
+/// The hidden verb by which this program becomes the process inside.
 pub const EXEC_VERB: &str = "__exec";
 
-/// The status when the command was found but cannot be executed.
-pub const CANNOT_EXECUTE: u8 = 126;
-/// The status when the command was not found.
-pub const NOT_FOUND: u8 = 127;
-/// Who is stopped after its time was over goes on within this time.
-const WAKE_AGAIN: Duration = Duration::from_millis(500);
+/// A process that is stopped after its time was over is continued within this time.
+const CONTINUE_AGAIN: Duration = Duration::from_millis(500);
 
 /// A command with its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
-    /// Its name, looked for in PATH if it has no `/`, then its arguments.
+    /// The name, searched in PATH if it has no `/`, then the arguments.
     pub words: Vec<OsString>,
-    /// Its environment.
+    /// The environment.
     pub env: Vec<(OsString, OsString)>,
-}
-
-/// How a command ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum End {
-    /// With this status.
-    Exited(u8),
-    /// By this signal.
-    Killed(u8),
-}
-
-impl End {
-    /// The exit code that stands for it: its own, or 128 and the signal.
-    pub fn code(self) -> u8 {
-        match self {
-            End::Exited(code) => code,
-            End::Killed(signal) => signal.saturating_add(128),
-        }
-    }
 }
 
 /// What ended a wait.
 #[derive(Debug)]
 pub enum Waited {
-    /// The command has ended; what it started may still live.
+    /// The command has ended. Its descendants may still live.
     Ended(End),
-    /// It did not come to a command; the code to exit with.
+    /// The command was not started. The number is the code to exit with.
     NotStarted(Error, u8),
-    /// The time is over and it runs.
+    /// The time is over and the command still runs.
     TimeIsOver,
 }
 
 /// Why a command was not started.
 #[derive(Debug)]
 pub enum NotStarted {
-    /// Namespaces are not to be had here; without them it may work.
+    /// The host does not allow namespaces. The command may start without them.
     Refused(Error),
-    /// Something else is wrong.
+    /// Another failure.
     Failed(Error),
 }
 
@@ -103,73 +82,76 @@ impl From<Error> for NotStarted {
     }
 }
 
-/// Blocks the signals that [`Started::wait`] waits for, and those by which a terminal stops whoever is in the background.
-/// Call it before any thread is started.
+/// Blocks the signals that [`Started::wait`] handles, and those by which a terminal stops a
+/// background process. Call it before any thread starts.
 ///
 /// # Errors
-/// The host refuses, which sigprocmask(2) does not know.
+/// sigprocmask(2) fails; it is not known to.
 pub fn block_signals() -> Result<()> {
     blocked().thread_block().map_err(io::Error::from).attempt(|| "block signals")
 }
 
-/// Undoes [`block_signals`], after throwing away what came meanwhile: it was meant for the command.
+/// Undoes [`block_signals`]. Discards the signals that came meanwhile: they were for the command.
 ///
 /// # Errors
-/// The host refuses.
-pub fn let_signals_through() -> Result<()> {
-    let attempt = || "let signals through";
+/// signalfd(2) or sigprocmask(2) fails.
+pub fn unblock_signals() -> Result<()> {
+    let attempt = || "unblock signals";
     let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
     let pending = SignalFd::with_flags(&blocked(), flags).map_err(io::Error::from).attempt(attempt)?;
     while pending.read_signal().map_err(io::Error::from).attempt(attempt)?.is_some() {}
     blocked().thread_unblock().map_err(io::Error::from).attempt(attempt)
 }
 
-/// The signals that are handed on.
-fn handed_on() -> SigSet {
+/// The signals that are forwarded to the command.
+fn forwarded_signals() -> SigSet {
     use Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
     SigSet::from_iter([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2])
 }
 
 fn blocked() -> SigSet {
     use Signal::{SIGTSTP, SIGTTIN, SIGTTOU};
-    let mut set = handed_on();
+    let mut set = forwarded_signals();
     set.extend([SIGTSTP, SIGTTIN, SIGTTOU]);
     set
 }
 
 impl Program {
-    /// The words as a person would read them, in one line.
+    /// The words in one line, for people.
     pub fn line(&self) -> String {
         let words: Vec<_> = self.words.iter().map(|word| word.display().to_string()).collect();
         words.join(" ")
     }
 
-    /// Starts it behind the walls that `spec` describes; it runs from [`Started::run`] on. With namespaces it comes with a mount
-    /// over the base that nobody serves yet. [`block_signals`] comes first. `joins` is given the process before it has started
-    /// anything.
+    /// Starts the command behind the walls that `spec` describes, up to the point where it waits
+    /// for [`Started::run`]. With namespaces, also returns the mount over the base, which no
+    /// process serves yet. The caller has called [`block_signals`]. `joins` is called with the new
+    /// process before that has any child.
     ///
     /// # Errors
-    /// It cannot be started, or not behind all of these walls.
+    /// The command cannot be started, or not behind all of these walls.
     pub fn start(
         &self,
         spec: Spec,
         joins: impl FnOnce(Pid) -> Result<()>,
     ) -> std::result::Result<(Started, Option<Handed>), NotStarted> {
         let attempt = || format!("start '{}'", self.line());
-        // What is started is left to us by the process in between, and what escapes from it without namespaces too.
+        // As subreaper this process inherits the first process of the pid namespace when its parent
+        // ends, and, without namespaces, every orphan of the command.
         prctl::set_child_subreaper(true).map_err(io::Error::from).attempt(attempt)?;
         let (ours, theirs) = message_pair().map_err(io::Error::from).attempt(attempt)?;
-        let spared = super::inside::children();
+        let spared = super::init::children();
         let (base, in_view) = (PathBuf::from(&spec.base), spec.elsewhere.is_none());
         let mut streams = Streams::prepare(in_view).attempt(attempt)?;
         let given = std::mem::take(&mut streams.given);
         let first = self.spawn(theirs, given).attempt(attempt)?;
         let relays = streams.relay().attempt(attempt)?;
-        let signals = SignalFd::with_flags(&handed_on(), SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
+        let signals =
+            SignalFd::with_flags(&forwarded_signals(), SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
         let mut started = Started {
             runs: false,
             interrupted: false,
-            line: Some(Line::new(ours)),
+            channel: Some(Channel::new(ours)),
             processes: vec![first],
             spared,
             namespace: PathBuf::new(),
@@ -182,12 +164,13 @@ impl Program {
             proxy: None,
         };
         joins(first)?;
-        started.say(&Order::Prepare(Box::new(spec)))?;
+        started.send(&Order::Prepare(Box::new(spec)))?;
         let handed = if in_view { Some(started.enter_view()?) } else { None };
         Ok((started, handed))
     }
 
-    /// Starts this program again, with their end of the connection, and with pipes in the place of the host's files.
+    /// Starts this program again with the other end of the connection, and with pipes in place of
+    /// the host's files.
     fn spawn(&self, theirs: OwnedFd, given: Vec<Given>) -> io::Result<Pid> {
         fcntl(&theirs, FcntlArg::F_SETFD(FdFlag::empty()))?;
         let mut command = Command::new("/proc/self/exe");
@@ -202,137 +185,137 @@ impl Program {
     }
 }
 
-/// A command that waits for its tree, or runs. Dropping it ends it with all that it has started.
+/// A command that waits for its tree, or runs. Dropping it kills all of its processes.
 #[derive(Debug)]
 pub struct Started {
-    /// None when it is to end.
-    line: Option<Line>,
-    /// What we started, and what was left to us, until it is reaped.
+    /// None once the command is to end.
+    channel: Option<Channel>,
+    /// Processes of the command that this process has to reap.
     processes: Vec<Pid>,
-    /// Children that this process had before: of the program that it was in, before it was jailfs.
+    /// Children that this process already had when it was still another program, before exec.
     spared: Vec<Pid>,
     namespace: PathBuf,
     base: PathBuf,
     signals: SignalFd,
-    /// What lets this process go on when the time is over.
+    /// The timer that continues this process when the time is over.
     alarm: Option<Timer>,
     terminal: Option<Terminal>,
     relays: Relays,
-    /// Which network the command has.
+    /// The network of the command.
     net: Net,
-    /// With a list of hosts, what admits them.
+    /// The proxy, if the network is a list of hosts.
     proxy: Option<Proxy>,
-    /// The command has been started.
+    /// The process inside has started the command.
     runs: bool,
-    /// Somebody has asked for an end.
+    /// A signal has asked this process or the command to end.
     interrupted: bool,
 }
 
 impl Started {
-    fn say(&self, order: &Order) -> Result<()> {
-        match &self.line {
-            Some(line) => line.say(order),
+    fn send(&self, order: &Order) -> Result<()> {
+        match &self.channel {
+            Some(channel) => channel.send(order),
             None => Ok(()),
         }
     }
 
-    fn hear(&self) -> std::result::Result<(News, Vec<OwnedFd>), NotStarted> {
-        let died = || Error::new(Kind::Failed, "start the command", "the process that starts it has ended");
-        let Some(line) = &self.line else { return Err(died().into()) };
-        match line.hear()? {
-            Some((News::Refused(error), _)) => Err(NotStarted::Refused(error)),
-            Some((News::Failed(error, _), _)) => Err(error.into()),
+    fn receive(&self) -> std::result::Result<(Event, Vec<OwnedFd>), NotStarted> {
+        let died = || Error::new(Kind::Failed, "start the command", "the process inside has ended");
+        let Some(channel) = &self.channel else { return Err(died().into()) };
+        match channel.receive()? {
+            Some((Event::Refused(error), _)) => Err(NotStarted::Refused(error)),
+            Some((Event::Failed(error, _), _)) => Err(error.into()),
             Some(other) => Ok(other),
             None => Err(died().into()),
         }
     }
 
-    /// Follows the way into the view, up to its first process.
+    /// Answers the process inside until the first process of the pid namespace runs.
     fn enter_view(&mut self) -> std::result::Result<Handed, NotStarted> {
         let mut handed = None;
         loop {
-            match self.hear()? {
-                (News::Map, _) => {
-                    let [first, ..] = *self.processes else { return Err(out_of_turn().into()) };
+            match self.receive()? {
+                (Event::Map, _) => {
+                    let [first, ..] = *self.processes else { return Err(unexpected().into()) };
                     namespace::map(first).map_err(NotStarted::Refused)?;
-                    self.say(&Order::Mapped)?;
+                    self.send(&Order::Mapped)?;
                 }
-                (News::Mounted { dev, all_users }, descriptors) => {
+                (Event::Mounted { dev, all_users }, descriptors) => {
                     let mut descriptors = descriptors.into_iter();
                     let (Some(device), Some(root)) = (descriptors.next(), descriptors.next()) else {
-                        return Err(out_of_turn().into());
+                        return Err(unexpected().into());
                     };
                     handed = Some(Handed { device, root, dev, all_users });
                 }
-                (News::Started(pid, namespace), _) => {
+                (Event::Started(pid, namespace), _) => {
                     self.processes.push(Pid::from_raw(pid));
                     self.namespace = namespace.into();
-                    return handed.ok_or_else(|| out_of_turn().into());
+                    return handed.ok_or_else(|| unexpected().into());
                 }
-                _ => return Err(out_of_turn().into()),
+                _ => return Err(unexpected().into()),
             }
         }
     }
 
-    /// Says that the tree is served; which walls stand. With a list of hosts the proxy works from here on, and `tell`s the
-    /// person what it refuses.
+    /// Says that the tree is served, and returns the walls that stand. With a list of hosts this
+    /// also starts the proxy, which reports each refusal through `report`.
     ///
     /// # Errors
-    /// They could not be put up, or the proxy not be started.
-    pub fn served(&mut self, tell: Tell) -> Result<Walls> {
-        self.say(&Order::Served)?;
-        let (walls, descriptors) = match self.hear() {
-            Ok((News::Ready(walls), descriptors)) => (walls, descriptors),
-            Ok(_) => return Err(out_of_turn()),
+    /// A wall could not be built, or the proxy could not be started.
+    pub fn served(&mut self, report: Report) -> Result<Walls> {
+        self.send(&Order::Served)?;
+        let (walls, descriptors) = match self.receive() {
+            Ok((Event::Ready(walls), descriptors)) => (walls, descriptors),
+            Ok(_) => return Err(unexpected()),
             Err(NotStarted::Refused(error) | NotStarted::Failed(error)) => return Err(error),
         };
         if let Net::Allow(list) = &self.net {
-            let listener = descriptors.into_iter().next().ok_or_else(out_of_turn)?;
-            self.proxy = Some(Proxy::start(listener, list.clone(), tell)?);
+            let listener = descriptors.into_iter().next().ok_or_else(unexpected)?;
+            self.proxy = Some(Proxy::start(listener, list.clone(), report)?);
         }
         Ok(walls)
     }
 
-    /// Lets the command run; unless somebody has sent a signal by now, which would have ended it: then how.
+    /// Starts the command. If a signal to end came before, it does not, and returns the end that
+    /// this signal stands for.
     ///
     /// # Errors
-    /// It has ended meanwhile.
+    /// The process inside has ended.
     pub fn run(&mut self) -> Result<Option<End>> {
         let attempt = || "wait for signals";
         if let Some(info) = self.signals.read_signal().map_err(io::Error::from).attempt(attempt)? {
             self.interrupted = true;
             return Ok(Some(End::Killed(u8::try_from(info.ssi_signo).unwrap_or(0))));
         }
-        self.say(&Order::Run)?;
+        self.send(&Order::Run)?;
         Ok(None)
     }
 
-    /// Waits for the end of the command, or for `until`; hands signals on meanwhile. From `until` on nothing keeps this process
-    /// stopped: not the command, with which it stops, nor anybody who stops it by a signal.
+    /// Waits until the command ends, or until `until`, and forwards signals meanwhile. After
+    /// `until` nothing keeps this process stopped: neither a stopped command nor a stop signal from
+    /// another process.
     ///
     /// # Errors
-    /// It cannot be waited for.
+    /// The wait fails, or the process inside was killed.
     pub fn wait(&mut self, until: Option<Instant>) -> Result<Waited> {
         if let Some(until) = until {
-            self.wake_at(until)
-                .map_err(io::Error::from)
-                .attempt(|| "set an alarm for the end of the time")?;
+            self.continue_at(until).map_err(io::Error::from).attempt(|| "set a timer for the time limit")?;
         }
         loop {
             let Some(timeout) = timeout(until) else { return Ok(Waited::TimeIsOver) };
-            let [news, signals] = self.poll(timeout)?;
+            let [event, signals] = self.poll(timeout)?;
             if signals {
-                self.hand_on()?;
+                self.forward_signals()?;
             }
-            if !news {
+            if !event {
                 continue;
             }
-            match self.line.as_ref().map_or(Ok(None), Line::hear)? {
-                Some((News::Ended(end), _)) => return Ok(Waited::Ended(end)),
-                Some((News::Failed(error, code), _)) => return Ok(Waited::NotStarted(error, code)),
-                Some((News::Stopped(signal), _)) => self.stop_with_it(signal)?,
-                Some((News::Runs, _)) => self.runs = true,
-                Some(_) => return Err(out_of_turn()),
+            match self.channel.as_ref().map_or(Ok(None), Channel::receive)? {
+                Some((Event::Ended(end), _)) => return Ok(Waited::Ended(end)),
+                Some((Event::Failed(error, code), _)) => return Ok(Waited::NotStarted(error, code)),
+                Some((Event::Stopped(signal), _)) => self.stop_with_command(signal)?,
+                Some((Event::Running, _)) => self.runs = true,
+                Some(_) => return Err(unexpected()),
                 None => {
                     let died = "the first process of the sandbox was killed, and all others with it";
                     return Err(Error::new(Kind::Failed, "wait for the command", died));
@@ -341,23 +324,24 @@ impl Started {
         }
     }
 
-    /// SIGCONT has its effect on a stopped process when it is sent, and none on another; and timers go on while a process is stopped.
-    fn wake_at(&mut self, until: Instant) -> nix::Result<()> {
-        // None at all would switch it off.
+    /// Sets a timer that sends SIGCONT from `until` on. The kernel continues a stopped process when
+    /// SIGCONT is sent, and timers run on while a process is stopped.
+    fn continue_at(&mut self, until: Instant) -> nix::Result<()> {
+        // A timer set to zero is disarmed.
         let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let event = SigEvent::new(SigevNotify::SigevSignal { signal: Signal::SIGCONT, si_value: 0 });
         let mut alarm = Timer::new(ClockId::CLOCK_MONOTONIC, event)?;
-        let when = Expiration::IntervalDelayed(left.into(), WAKE_AGAIN.into());
+        let when = Expiration::IntervalDelayed(left.into(), CONTINUE_AGAIN.into());
         alarm.set(when, TimerSetTimeFlags::empty())?;
         self.alarm = Some(alarm);
         Ok(())
     }
 
-    /// Whether there are news, and signals.
+    /// Whether there is an event, and whether there is a signal.
     fn poll(&self, timeout: PollTimeout) -> Result<[bool; 2]> {
-        let line = self.line.as_ref().map_or(self.signals.as_fd(), AsFd::as_fd);
+        let channel = self.channel.as_ref().map_or(self.signals.as_fd(), AsFd::as_fd);
         let mut ready =
-            [PollFd::new(line, PollFlags::POLLIN), PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+            [PollFd::new(channel, PollFlags::POLLIN), PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
         match poll(&mut ready, timeout) {
             Ok(_) => Ok(ready.map(|fd| fd.any().unwrap_or(false))),
             Err(Errno::EINTR) => Ok([false; 2]),
@@ -365,53 +349,56 @@ impl Started {
         }
     }
 
-    /// Hands on what other processes sent to us. What the kernel sent, for the terminal, it sent to the command too, if that ran
-    /// by then; what came before waits on the line for it.
-    fn hand_on(&mut self) -> Result<()> {
+    /// Forwards signals from other processes. Signals of the terminal come from the kernel, which
+    /// also sends them to the command if it already runs. If it does not, they are forwarded and
+    /// wait in the connection.
+    fn forward_signals(&mut self) -> Result<()> {
         let attempt = || "wait for signals";
         while let Some(info) = self.signals.read_signal().map_err(io::Error::from).attempt(attempt)? {
             let Ok(number) = i32::try_from(info.ssi_signo) else { continue };
             self.interrupted |= ![libc::SIGUSR1, libc::SIGUSR2].contains(&number);
             if info.ssi_code <= 0 || !self.runs {
-                self.say(&Order::Signal(number))?;
+                self.send(&Order::Signal(number))?;
             }
         }
         Ok(())
     }
 
-    /// Whether a signal has asked for an end, of the command or of this process: then it is not to be run again.
+    /// Whether a signal has asked the command or this process to end. Then the command is not run
+    /// again.
     pub fn is_interrupted(&self) -> bool {
         self.interrupted
     }
 
-    /// Asks the command to end.
+    /// Asks the command to end: sends SIGTERM.
     ///
     /// # Errors
-    /// It has ended meanwhile.
+    /// The process inside has ended.
     pub fn terminate(&self) -> Result<()> {
-        self.say(&Order::Signal(Signal::SIGTERM as i32))?;
-        // One that is stopped could not.
-        self.say(&Order::Continue)
+        self.send(&Order::Signal(Signal::SIGTERM as i32))?;
+        // A stopped process does not handle SIGTERM.
+        self.send(&Order::Continue)
     }
 
-    /// Stops as the command was stopped, so that a shell sees it, and goes on with it. Without a terminal there is no shell that
-    /// would, and whoever let this process wait for it waits on.
-    fn stop_with_it(&self, signal: i32) -> Result<()> {
+    /// Stops this process as the command was stopped, so that a shell sees it, and continues with
+    /// it. Without a terminal no shell would continue it, so it goes on waiting.
+    fn stop_with_command(&self, signal: i32) -> Result<()> {
         let attempt = || "stop with the command";
         let Some(terminal) = &self.terminal else { return Ok(()) };
         let signal = Signal::try_from(signal).unwrap_or(Signal::SIGSTOP);
-        let inner = terminal.take_back(|group| self.is_inside(group));
+        let inner = terminal.take_foreground(|group| self.is_inside(group));
         let alone = SigSet::from_iter([signal]);
-        // Here, or where it is no longer blocked, this process stops with all its threads until somebody lets it go on.
+        // Here, or below when the signal is unblocked, this process stops with all its threads
+        // until another process continues it.
         kill(Pid::this(), signal).map_err(io::Error::from).attempt(attempt)?;
         if signal != Signal::SIGSTOP {
             alone.thread_unblock().map_err(io::Error::from).attempt(attempt)?;
             alone.thread_block().map_err(io::Error::from).attempt(attempt)?;
         }
         if let Some(group) = inner {
-            terminal.give_back(group);
+            terminal.return_foreground(group);
         }
-        self.say(&Order::Continue)
+        self.send(&Order::Continue)
     }
 
     fn is_inside(&self, process: Pid) -> bool {
@@ -419,7 +406,8 @@ impl Started {
         theirs.is_ok_and(|theirs| theirs == self.namespace)
     }
 
-    /// What the command has left behind, as `number (name)`. Those that are just ending are waited for.
+    /// The processes that the command has left behind, as `number (name)`. Waits a short time for
+    /// those that are just ending.
     pub fn remaining(&self) -> Vec<String> {
         for _ in 0..10 {
             if self.inside().is_empty() {
@@ -430,8 +418,8 @@ impl Started {
         self.inside()
     }
 
-    /// The processes in the mount namespace of the command, but for the first. Without namespaces, those that stand or run in the
-    /// mount cannot be told from others, and are none.
+    /// The processes in the mount namespace of the command, except the first. Empty without
+    /// namespaces: these processes cannot be told from others that use the mount.
     fn inside(&self) -> Vec<String> {
         if self.namespace.as_os_str().is_empty() {
             return Vec::new();
@@ -448,16 +436,17 @@ impl Started {
             .collect()
     }
 
-    /// Ends whatever is left of it, and returns when no process of it lives any more and all that it wrote is in its files. The
-    /// tree must still be served: a process that waits for it ends when it is answered. Returns what could not be copied
-    /// between the command and the caller's files.
+    /// Kills what is left of the command. Returns when none of its processes lives and its output
+    /// is in the caller's files. The tree must still be served: a process that waits for an answer
+    /// dies only when it gets one. Returns the failures of copying between the command and the
+    /// caller's files.
     pub fn end(mut self) -> Vec<Error> {
         let relays = std::mem::take(&mut self.relays);
         drop(self);
         relays.finish()
     }
 
-    /// Where the command sees the sandbox.
+    /// The path at which the command sees the sandbox.
     pub fn base(&self) -> &Path {
         &self.base
     }
@@ -465,9 +454,10 @@ impl Started {
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // The first process of a pid namespace takes all others along; the kernel lets it be reaped when they are gone. It would
-        // end by itself at the end of the connection, but not if the command has stopped it.
-        self.line = None;
+        // The kernel kills a whole pid namespace with its first process, and lets that be reaped
+        // when the others are gone. The first process also ends at the end of the connection, but
+        // not while the command has it stopped.
+        self.channel = None;
         for pid in &self.processes {
             if let Err(error) = kill(*pid, Signal::SIGKILL) {
                 log::debug!("end process {pid}: {error}");
@@ -475,32 +465,33 @@ impl Drop for Started {
             while waitpid(*pid, None) == Err(Errno::EINTR) {}
         }
         if self.namespace.as_os_str().is_empty() {
-            super::inside::end_children(&self.spared);
+            super::init::end_children(&self.spared);
         }
-        terminal::let_output_through();
-        // When nothing of the command lives, so that the count is whole, and after what keeps the terminal from being written.
+        terminal::resume_output();
+        // The proxy reports its count when no process of the command lives, so that the count is
+        // complete, and after the terminal accepts output again.
         self.proxy = None;
         if let Some(terminal) = &self.terminal {
-            terminal.take_back(|_| false);
+            terminal.take_foreground(|_| false);
             terminal.restore();
         }
     }
 }
 
-/// How long poll(2) may wait; none if the time is over.
+/// The time that poll(2) may wait. None if the time is over.
 fn timeout(until: Option<Instant>) -> Option<PollTimeout> {
     let Some(until) = until else { return Some(PollTimeout::NONE) };
     let left = until.saturating_duration_since(Instant::now());
     if left.is_zero() {
         return None;
     }
-    // Rounded up, so that it never waits for nothing.
+    // Rounded up, so that poll never returns just before the end of the time.
     let millis = left.as_millis().saturating_add(1);
     Some(PollTimeout::from(u16::try_from(millis).unwrap_or(u16::MAX)))
 }
 
-fn out_of_turn() -> Error {
-    Error::new(Kind::Failed, "start the command", "the process inside spoke out of turn")
+fn unexpected() -> Error {
+    Error::new(Kind::Failed, "start the command", "the process inside sent an unexpected message")
 }
 
 #[cfg(test)]
@@ -510,12 +501,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_counts_from_128() {
-        assert_eq!((End::Exited(3).code(), End::Killed(9).code(), End::Exited(0).code()), (3, 137, 0));
-    }
-
-    #[test]
-    fn a_wait_ends_with_its_time() {
+    fn a_wait_ends_at_its_deadline() {
         assert_eq!(timeout(None), Some(PollTimeout::NONE));
         assert_eq!(timeout(Some(Instant::now())), None);
         let soon = timeout(Some(Instant::now() + Duration::from_millis(5))).unwrap();

@@ -1,13 +1,15 @@
 //! The filter on system calls (seccomp(2)), compiled by the crate `seccompiler`.
 //!
-//! Always true:
-//! * [`ENTRIES`] is the whole list. The filter is compiled from it, and a test compares it with `docs/SYSCALLS.md`.
-//! * A denied call fails with EPERM, or with ENOSYS where programs fall back to another call only on ENOSYS.
-//! * A call by another architecture's numbers (32-bit programs) kills the process. On x86_64 each entry also denies the
-//!   number of the x32 interface.
+//! * [`ENTRIES`] is the whole list. The filter is compiled from it, and a test compares it with
+//!   `docs/SYSCALLS.md`.
+//! * A denied call fails with EPERM, or with ENOSYS where programs fall back to another call only
+//!   on ENOSYS.
+//! * A call by the numbers of another architecture (a 32-bit program) kills the process. On x86_64
+//!   each entry also denies the number of the x32 interface.
 //!
-//! A list of denied calls keeps the tools of developers working: it names the parts of the kernel that no namespace
-//! limits, or that were the way into the kernel again and again.
+//! The list denies calls instead of allowing them, so that the tools of developers keep working. It
+//! names the parts of the kernel that no namespace limits, and those that attacks on the kernel
+//! have used repeatedly.
 
 use std::collections::BTreeMap;
 
@@ -20,30 +22,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Kind, Result};
 
-/// The bit that tells the numbers of the x32 interface from those of x86_64 (`__X32_SYSCALL_BIT`).
+/// The bit that marks the numbers of the x32 interface (`__X32_SYSCALL_BIT`).
 const X32: i64 = 0x4000_0000;
 
-/// What `run --allow` can give back to the command.
+/// A group of calls that `run --allow` gives back to the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Allow {
-    /// New user namespaces, and the calls that a sandbox in the sandbox needs.
+    /// New user namespaces, and the calls that a nested sandbox needs.
     NestedSandbox,
-    /// The key management of the kernel.
+    /// The kernel's key management.
     Keyrings,
-    /// Programs for the kernel's virtual machine.
+    /// BPF programs.
     Bpf,
     /// Performance counters.
     Perf,
     /// Page faults handled in user space.
     Userfaultfd,
-    /// System calls by a ring in shared memory.
+    /// io_uring.
     IoUring,
-    /// All families of sockets, and all protocols of netlink.
+    /// All socket families, and all netlink protocols.
     Sockets,
 }
 
 impl Allow {
-    /// Every option with its word.
+    /// Every option with its word on the command line.
     pub const ALL: &'static [(&'static str, Allow)] = &[
         ("nested-sandbox", Allow::NestedSandbox),
         ("keyrings", Allow::Keyrings),
@@ -54,20 +56,20 @@ impl Allow {
         ("sockets", Allow::Sockets),
     ];
 
-    /// Its word on the command line.
+    /// The word on the command line.
     pub fn word(self) -> &'static str {
         Allow::ALL.iter().find(|(_, allow)| *allow == self).map_or("", |(word, _)| word)
     }
 }
 
-/// What a denied call answers.
+/// The error of a denied call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     Eperm,
     Enosys,
 }
 
-/// Which calls of one number are denied, by an argument. The kernel takes these arguments as 32 bits.
+/// For which arguments a call is denied. The kernel takes these arguments as 32 bits.
 #[derive(Clone, Copy, Debug)]
 enum When {
     Always,
@@ -88,7 +90,7 @@ struct Entry {
     number: i64,
     when: When,
     answer: Answer,
-    /// What lifts it.
+    /// The option that allows the call.
     option: Option<Allow>,
 }
 
@@ -107,17 +109,17 @@ const fn partly(name: &'static str, number: i64, when: When, option: Option<Allo
 const NESTED: Option<Allow> = Some(Allow::NestedSandbox);
 const SOCKETS: Option<Allow> = Some(Allow::Sockets);
 const NEW_USER: u32 = libc::CLONE_NEWUSER as u32;
-/// Unspecified, AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK.
+/// AF_UNSPEC, AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK.
 const FAMILIES: &[u32] = &[0, 1, 2, 10, 16];
 /// NETLINK_ROUTE and NETLINK_AUDIT.
 const NETLINK_PROTOCOLS: &[u32] = &[0, 9];
-/// The values that Docker allows, and with each ADDR_NO_RANDOMIZE, which debuggers set.
+/// The values that Docker allows, each also with ADDR_NO_RANDOMIZE, which debuggers set.
 const PERSONALITIES: &[u32] =
     &[0, 8, 0x2_0000, 0x2_0008, 0xffff_ffff, 0x4_0000, 0x4_0008, 0x6_0000, 0x6_0008];
-/// Made-up terminal input.
-const MADE_UP_INPUT: &[u32] = &[libc::TIOCSTI as u32, libc::TIOCLINUX as u32];
+/// Requests that inject terminal input.
+const TERMINAL_INJECTION: &[u32] = &[libc::TIOCSTI as u32, libc::TIOCLINUX as u32];
 
-/// Every call that is denied.
+/// Every denied call.
 const ENTRIES: &[Entry] = &[
     deny("add_key", libc::SYS_add_key, Some(Allow::Keyrings)),
     deny("request_key", libc::SYS_request_key, Some(Allow::Keyrings)),
@@ -149,7 +151,7 @@ const ENTRIES: &[Entry] = &[
         When::OfFirst(libc::AF_NETLINK as u32, 2, NETLINK_PROTOCOLS),
         SOCKETS,
     ),
-    partly("ioctl", libc::SYS_ioctl, When::Is(1, MADE_UP_INPUT), None),
+    partly("ioctl", libc::SYS_ioctl, When::Is(1, TERMINAL_INJECTION), None),
     partly("personality", libc::SYS_personality, When::IsNot(0, PERSONALITIES), None),
     deny("kexec_load", libc::SYS_kexec_load, None),
     deny("kexec_file_load", libc::SYS_kexec_file_load, None),
@@ -174,13 +176,14 @@ const ENTRIES: &[Entry] = &[
     deny("ioperm", libc::SYS_ioperm, None),
 ];
 
-/// Numbers of the x32 interface that are not those of x86_64 with one more bit: ioctl(2) and kexec_load(2).
-const OWN_NUMBERS_OF_X32: &[(i64, i64)] = &[(libc::SYS_ioctl, 514), (libc::SYS_kexec_load, 528)];
+/// Calls whose x32 number is not their x86_64 number with the x32 bit: ioctl(2) and kexec_load(2).
+const X32_OWN_NUMBERS: &[(i64, i64)] = &[(libc::SYS_ioctl, 514), (libc::SYS_kexec_load, 528)];
 
-/// Filters the calls of this thread and of all that it starts. It gives up new privileges for good.
+/// Filters the system calls of this thread and all its children, for good. Also sets
+/// no_new_privs.
 ///
 /// # Errors
-/// `Failed`: the kernel has no filters, or this architecture is not known to `seccompiler`.
+/// `Failed`: the kernel has no seccomp filters, or `seccompiler` does not know this architecture.
 pub(super) fn apply(allowed: &[Allow]) -> Result<()> {
     let failed = |why: String| {
         Error::new(Kind::Failed, "filter the system calls of the command", why)
@@ -218,13 +221,12 @@ fn numbers(number: i64) -> Vec<i64> {
     if !cfg!(target_arch = "x86_64") {
         return vec![number];
     }
-    let own =
-        OWN_NUMBERS_OF_X32.iter().filter(|(of_x86_64, _)| *of_x86_64 == number).map(|(_, own)| own | X32);
+    let own = X32_OWN_NUMBERS.iter().filter(|(of_x86_64, _)| *of_x86_64 == number).map(|(_, own)| own | X32);
     [number, number | X32].into_iter().chain(own).collect()
 }
 
 impl When {
-    /// The rules, of which one must match. None at all matches every call.
+    /// The rules, one of which must match. An empty list matches every call.
     fn rules(self) -> std::result::Result<Vec<SeccompRule>, seccompiler::BackendError> {
         let compare = |at: u8, how: SeccompCmpOp, value: u32| {
             SeccompCondition::new(at, SeccompCmpArgLen::Dword, how, value.into())
@@ -263,7 +265,8 @@ mod tests {
 
     const ARGUMENTS: [u64; 3] = [0, 0, 0];
 
-    /// Arguments with which an entry denies its call, and with which the call has no effect should it pass.
+    /// Arguments for which an entry denies its call, and with which the call is harmless if it
+    /// passes.
     fn denied(when: When) -> [u64; 3] {
         let mut arguments = ARGUMENTS;
         let (at, value) = match when {
@@ -273,7 +276,7 @@ mod tests {
             When::Has(at, bit) => (at, bit),
             When::OfFirst(first, at, _) => {
                 arguments[0] = first.into();
-                // Only the kernel's low 32 bits count.
+                // The kernel looks at the low 32 bits only.
                 arguments[usize::from(at)] = 4;
                 return arguments;
             }
@@ -327,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_what_is_documented() {
+    fn the_table_equals_the_documentation() {
         let text = include_str!("../../docs/SYSCALLS.md");
         for entry in ENTRIES {
             let option = entry.option.map_or("none", Allow::word);

@@ -1,23 +1,25 @@
-//! What the command is shown of the host, as a list of steps; pure.
+//! Plans what the command sees of the host, as a list of mounts. Pure.
 //!
-//! The view is the host, read-only, with things laid over it. Steps are taken from the root downwards, so what is laid over
-//! a directory never hides what was laid inside it, and what is shown inside something hidden is shown. At one path the
-//! more explicit wish wins.
+//! The view is the host, read-only, with mounts over it. The list is ordered from the root
+//! downwards. So a mount over a directory never hides a later one inside it, and a path that is
+//! shown inside a hidden one is visible. If several mounts are wanted at one path, the more
+//! explicit one wins.
 
 use std::path::{Path, PathBuf};
 
-use super::talk::Spec;
+use super::spec::Spec;
 
-/// One thing that is laid over the host.
+/// What is mounted at a path of the view, from the least to the most explicit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Step {
-    /// An empty directory that everybody may write to.
+pub enum MountKind {
+    /// An empty directory that every user may write.
     Private,
-    /// An empty directory, in which things can be put while the view is made.
+    /// An empty directory, read-only once the view is complete.
     Empty,
     /// The few devices that programs need.
     Devices,
-    /// Nothing: an empty directory for a directory, an empty file for anything else; if it exists.
+    /// Nothing, if the path exists: an empty directory over a directory, an empty file over
+    /// anything else.
     Hidden,
     /// The store's directory with the control socket alone.
     Store,
@@ -29,28 +31,28 @@ pub enum Step {
     Tree,
 }
 
-/// The steps in order, and what has to be hidden in the sandbox itself when it is served.
+/// The plan of a view.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Layout {
-    /// Where what is laid.
-    pub steps: Vec<(PathBuf, Step)>,
-    /// Hidden paths at or below the base.
+    /// The mounts in order.
+    pub mounts: Vec<(PathBuf, MountKind)>,
+    /// Hidden paths at or below the base. They are hidden once the sandbox is served.
     pub inside: Vec<PathBuf>,
 }
 
-/// Directories that are replaced, and by what. Sockets of the host's services are in `/run`: a read-only mount does not keep
-/// anybody from connecting to them.
-const REPLACED: &[(&str, Step)] = &[
-    ("/dev", Step::Devices),
-    ("/dev/shm", Step::Private),
-    ("/run", Step::Empty),
-    ("/var/run", Step::Empty),
-    ("/tmp", Step::Private),
-    ("/var/tmp", Step::Private),
+/// Directories that are replaced. `/run` has the sockets of the host's services, and a read-only
+/// mount does not prevent a connection to them.
+const REPLACED: &[(&str, MountKind)] = &[
+    ("/dev", MountKind::Devices),
+    ("/dev/shm", MountKind::Private),
+    ("/run", MountKind::Empty),
+    ("/var/run", MountKind::Empty),
+    ("/tmp", MountKind::Private),
+    ("/var/tmp", MountKind::Private),
 ];
 
-/// What is not to be seen in the end. Only [`Spec::shown`] shows what is hidden in it; what is named itself is wished for; and
-/// nothing shows what is withheld, nor stores.
+/// The paths that the command must not see. [`Spec::shown`] lifts the hiding at and below a path,
+/// the other options only at the path itself. No option shows withheld paths or stores.
 pub fn hidden(spec: &Spec) -> Vec<PathBuf> {
     let is_shown = |path: &Path| spec.shown.iter().any(|shown| path.starts_with(shown));
     let is_named =
@@ -59,39 +61,39 @@ pub fn hidden(spec: &Spec) -> Vec<PathBuf> {
     by_default.chain(spec.withheld.iter().chain(&spec.stores).map(PathBuf::from)).collect()
 }
 
-/// What of that lies in the sandbox.
+/// The hidden paths that lie in the sandbox.
 pub fn hidden_inside(spec: &Spec) -> Vec<PathBuf> {
     let mut hidden = hidden(spec);
     hidden.retain(|path| path.starts_with(&spec.base));
     hidden
 }
 
-/// Plans the view. `real` tells the path without links of a directory to replace, if it exists.
+/// Plans the view. `real` returns the resolved path of a directory to replace, if it exists.
 pub fn layout(spec: &Spec, real: impl Fn(&Path) -> Option<PathBuf>) -> Layout {
     let base = PathBuf::from(&spec.base);
-    let mut wishes: Vec<(PathBuf, Step)> = Vec::new();
-    for (path, step) in REPLACED {
-        // In the view /dev/shm is made new, whatever the host has there.
+    let mut wanted: Vec<(PathBuf, MountKind)> = Vec::new();
+    for (path, kind) in REPLACED {
+        // The view makes /dev/shm anew, whatever the host has there.
         let found = if path.starts_with("/dev") { Some(path.into()) } else { real(Path::new(path)) };
-        wishes.extend(found.map(|path| (path, *step)));
+        wanted.extend(found.map(|path| (path, *kind)));
     }
     let hidden = hidden(spec);
-    let named = spec.shown.iter().chain(&spec.bound).map(|path| (PathBuf::from(path), Step::Shown));
-    let named = named.chain(spec.writable.iter().map(|path| (path.into(), Step::Writable)));
-    wishes.extend(named.filter(|(path, _)| !hidden.contains(path)));
-    wishes.extend(hidden.into_iter().map(|path| (path, Step::Hidden)));
-    wishes.push((PathBuf::from(&spec.store), Step::Store));
-    wishes.push((PathBuf::from(&spec.program), Step::Shown));
-    // The sandbox covers what lies in it, and hides its own secrets.
-    let mut steps = wishes;
-    steps.retain(|(path, _)| !path.starts_with(&base));
-    steps.push((base, Step::Tree));
-    // By depth, and at one path the more explicit wish last: it is the one that is kept.
-    steps.sort_by(|(a, what), (b, other)| depth(a).cmp(&depth(b)).then(a.cmp(b)).then(what.cmp(other)));
-    steps.reverse();
-    steps.dedup_by(|(earlier, _), (later, _)| earlier == later);
-    steps.reverse();
-    Layout { steps, inside: hidden_inside(spec) }
+    let named = spec.shown.iter().chain(&spec.bound).map(|path| (PathBuf::from(path), MountKind::Shown));
+    let named = named.chain(spec.writable.iter().map(|path| (path.into(), MountKind::Writable)));
+    wanted.extend(named.filter(|(path, _)| !hidden.contains(path)));
+    wanted.extend(hidden.into_iter().map(|path| (path, MountKind::Hidden)));
+    wanted.push((PathBuf::from(&spec.store), MountKind::Store));
+    wanted.push((PathBuf::from(&spec.program), MountKind::Shown));
+    // The sandbox covers everything below the base, and hides its own secrets later.
+    let mut mounts = wanted;
+    mounts.retain(|(path, _)| !path.starts_with(&base));
+    mounts.push((base, MountKind::Tree));
+    // By depth. At one path the most explicit mount is sorted last, and is the one that is kept.
+    mounts.sort_by(|(a, what), (b, other)| depth(a).cmp(&depth(b)).then(a.cmp(b)).then(what.cmp(other)));
+    mounts.reverse();
+    mounts.dedup_by(|(earlier, _), (later, _)| earlier == later);
+    mounts.reverse();
+    Layout { mounts, inside: hidden_inside(spec) }
 }
 
 fn depth(path: &Path) -> usize {
@@ -118,62 +120,62 @@ mod tests {
         })
     }
 
-    fn at(layout: &Layout, path: &str) -> Option<(usize, Step)> {
+    fn at(layout: &Layout, path: &str) -> Option<(usize, MountKind)> {
         let found: Vec<_> =
-            layout.steps.iter().enumerate().filter(|(_, (there, _))| there == Path::new(path)).collect();
-        assert!(found.len() < 2, "{path} is laid twice: {:?}", layout.steps);
+            layout.mounts.iter().enumerate().filter(|(_, (there, _))| there == Path::new(path)).collect();
+        assert!(found.len() < 2, "{path} is mounted twice: {:?}", layout.mounts);
         found.first().map(|(at, (_, step))| (*at, *step))
     }
 
     #[test]
-    fn the_sandbox_is_laid_over_what_replaces_the_host_around_it() {
+    fn the_sandbox_is_mounted_over_the_replaced_directories_above_it() {
         for base in ["/tmp/x", "/run/user/1000/x", "/dev/shm/x", "/var/tmp/deep/er/x"] {
             let layout = plan(&spec(base));
             let tree = at(&layout, base).unwrap();
-            assert_eq!(tree.1, Step::Tree);
+            assert_eq!(tree.1, MountKind::Tree);
             for above in Path::new(base).ancestors().skip(1) {
-                if let Some(step) = at(&layout, above.to_str().unwrap()) {
-                    assert!(step.0 < tree.0, "{base}: {:?}", layout.steps);
+                if let Some(above) = at(&layout, above.to_str().unwrap()) {
+                    assert!(above.0 < tree.0, "{base}: {:?}", layout.mounts);
                 }
             }
         }
-        assert_eq!(at(&plan(&spec("/r")), "/run").unwrap().1, Step::Empty);
+        assert_eq!(at(&plan(&spec("/r")), "/run").unwrap().1, MountKind::Empty);
     }
 
     #[test]
-    fn a_base_that_is_or_contains_what_is_replaced_covers_it() {
+    fn a_base_covers_replaced_directories_at_and_below_it() {
         let layout = plan(&spec("/tmp"));
-        assert_eq!(at(&layout, "/tmp").unwrap().1, Step::Tree);
+        assert_eq!(at(&layout, "/tmp").unwrap().1, MountKind::Tree);
         let layout = plan(&spec("/var"));
         assert_eq!(at(&layout, "/var/tmp"), None);
         let home = Spec { hidden: vec!["/home/u/.ssh".into(), "/etc/shadow".into()], ..spec("/home/u") };
         let layout = plan(&home);
         assert_eq!(layout.inside, [PathBuf::from("/home/u/.ssh")]);
         assert_eq!(at(&layout, "/home/u/.ssh"), None);
-        assert_eq!(at(&layout, "/etc/shadow").unwrap().1, Step::Hidden);
+        assert_eq!(at(&layout, "/etc/shadow").unwrap().1, MountKind::Hidden);
     }
 
     #[test]
-    fn what_is_asked_for_is_shown_and_nothing_beside_it() {
-        let wishes = Spec {
+    fn a_named_path_is_shown_and_its_siblings_stay_hidden() {
+        let wanted = Spec {
             hidden: vec!["/h/.ssh".into(), "/h/.aws".into(), "/h/.kube".into()],
             shown: vec!["/h/.ssh".into(), "/h/.aws/config".into()],
             writable: vec!["/h".into(), "/tmp".into(), "/h/.kube".into()],
             ..spec("/h/repo")
         };
-        let layout = plan(&wishes);
-        assert_eq!(at(&layout, "/h/.ssh").unwrap().1, Step::Shown);
+        let layout = plan(&wanted);
+        assert_eq!(at(&layout, "/h/.ssh").unwrap().1, MountKind::Shown);
         let (hidden, shown) = (at(&layout, "/h/.aws").unwrap(), at(&layout, "/h/.aws/config").unwrap());
-        assert!(hidden.1 == Step::Hidden && shown.1 == Step::Shown && hidden.0 < shown.0);
-        assert_eq!(at(&layout, "/tmp").unwrap().1, Step::Writable);
-        assert_eq!(at(&layout, "/h/.kube").unwrap().1, Step::Writable);
+        assert!(hidden.1 == MountKind::Hidden && shown.1 == MountKind::Shown && hidden.0 < shown.0);
+        assert_eq!(at(&layout, "/tmp").unwrap().1, MountKind::Writable);
+        assert_eq!(at(&layout, "/h/.kube").unwrap().1, MountKind::Writable);
         assert!(at(&layout, "/h").unwrap().0 < hidden.0, "a writable home still hides its secrets");
-        let everything = Spec { shown: vec!["/h".into()], ..wishes };
+        let everything = Spec { shown: vec!["/h".into()], ..wanted };
         assert_eq!(at(&plan(&everything), "/h/.aws"), None);
     }
 
     #[test]
-    fn only_what_is_shown_shows_what_is_hidden_in_it_and_nothing_what_is_withheld() {
+    fn show_lifts_hiding_below_a_path_but_never_shows_withheld_paths() {
         let home = Spec {
             hidden: vec!["/h/.ssh".into(), "/h/.aws".into()],
             withheld: vec!["/h/own".into(), "/h/.ssh/id".into()],
@@ -183,22 +185,22 @@ mod tests {
         };
         let layout = plan(&home);
         for path in ["/h/.ssh", "/h/own", "/h/.ssh/id", "/h/state"] {
-            assert_eq!(at(&layout, path).unwrap().1, Step::Hidden, "{path}");
+            assert_eq!(at(&layout, path).unwrap().1, MountKind::Hidden, "{path}");
         }
-        assert_eq!(at(&layout, "/h/.aws").unwrap().1, Step::Shown);
+        assert_eq!(at(&layout, "/h/.aws").unwrap().1, MountKind::Shown);
         assert_eq!(hidden_inside(&Spec { base: "/h/own".into(), ..home.clone() }), [Path::new("/h/own")]);
         let shown = Spec { shown: vec!["/h".into(), "/h/own".into()], ..home };
         let layout = plan(&shown);
-        assert_eq!((at(&layout, "/h/.ssh"), at(&layout, "/h/state").unwrap().1), (None, Step::Hidden));
+        assert_eq!((at(&layout, "/h/.ssh"), at(&layout, "/h/state").unwrap().1), (None, MountKind::Hidden));
         for path in ["/h/own", "/h/.ssh/id"] {
-            assert_eq!(at(&layout, path).unwrap().1, Step::Hidden, "{path}");
+            assert_eq!(at(&layout, path).unwrap().1, MountKind::Hidden, "{path}");
         }
     }
 
     #[test]
-    fn stores_are_hidden_and_the_own_one_shows_its_socket() {
+    fn stores_are_hidden_and_the_sandbox_store_shows_its_socket() {
         let layout = plan(&Spec { stores: vec!["/state".into()], ..spec("/r") });
         let (all, own) = (at(&layout, "/state").unwrap(), at(&layout, "/state/s").unwrap());
-        assert!(all.1 == Step::Hidden && own.1 == Step::Store && all.0 < own.0);
+        assert!(all.1 == MountKind::Hidden && own.1 == MountKind::Store && all.0 < own.0);
     }
 }

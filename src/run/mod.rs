@@ -1,47 +1,60 @@
-//! One command in a sandbox of its own: the walls around it, and its life as a child.
+//! Runs one command in a sandbox of its own: builds the walls around it and supervises it.
 //!
-//! Two processes take part. The one **outside** holds the store and serves the tree, and stays in the namespaces that it was
-//! started in. The one **inside** is this program again: it makes the namespaces and the view, mounts the sandbox over the
-//! base's own path there, hands the session out, becomes the first process of the pid namespace, takes on the second wall,
-//! and starts the command. So
+//! Two processes take part:
 //!
-//! * nothing outside sees the mount, and when the last process inside is gone, so is the mount; when the process outside
-//!   dies by whatever means, so do all inside, and what was written is in the store;
-//! * the process outside sees the base itself, also while the command runs, and sees every file with its true owner: an ordinary
-//!   user's user namespace knows one user and one group, and served from inside it, the files of all others would seem
-//!   to belong to user 65534, and so they would be recorded;
-//! * the numbers that are mapped are mapped to themselves, so the two sides need no translation. What is not mapped the
-//!   kernel shows as 65534 and lets nobody change (EACCES, EOVERFLOW);
-//! * the view is the jail, so links in it keep their text: an absolute one leads to a path of the view.
+//! * The process **outside** holds the store and serves the tree. It stays in the namespaces in
+//!   which it was started.
+//! * The process **inside** is this program again. It creates the namespaces and the view, and
+//!   mounts the sandbox over the path of the base there. It sends the FUSE session to the process
+//!   outside, becomes the first process of the pid namespace, restricts itself, and starts the
+//!   command.
 //!
-//! The **first wall** is the view (`layout`, `view`, `namespace`): what is not to be seen or written is not there. The
-//! **second** (`walls`, `filter`) is what every process inside has taken on: no capabilities over the machine, no new
-//! privileges, a filter on system calls, Landlock. If a wall cannot be built the command is refused, unless the caller accepts
-//! less ([`Accept`]). Without namespaces the sandbox is mounted at a place of its own.
+//! This has four consequences:
 //!
-//! Order matters: the inside is entered by a process with one thread (a process with several cannot enter a user namespace, nor be
-//! forked), and signals are blocked before any thread is started (each inherits the mask).
+//! * No process outside sees the mount. The mount ends with the last process inside. If the process
+//!   outside dies, all processes inside die too, and the store has what they wrote.
+//! * The process outside sees the base itself while the command runs, and it sees every file with
+//!   its true owner. The user namespace of an ordinary user knows one user and one group. If the
+//!   tree were served from inside, the files of all other owners would be recorded as files of user
+//!   65534.
+//! * Each mapped id is mapped to itself, so the two sides need no translation. The kernel shows
+//!   unmapped ids as 65534 and refuses to change their files (EACCES, EOVERFLOW).
+//! * The view is the jail, so symlinks in it keep their text. An absolute one leads to a path of
+//!   the view.
+//!
+//! The **first wall** is the view (`layout`, `view`, `namespace`): the command cannot name what it
+//! must not see or write. The **second wall** (`walls`, `filter`) is what every process inside has
+//! imposed on itself: no capabilities over the machine, no new privileges, a filter on system
+//! calls, Landlock. If a wall cannot be built, `run` refuses the command, unless the caller accepts
+//! less ([`Accept`]). Without namespaces the sandbox is mounted at a directory of its own.
+//!
+//! Two orders matter. The process inside has one thread, because a process with several cannot
+//! enter a user namespace and cannot be forked safely. Signals are blocked before any thread
+//! starts, because each thread inherits the mask.
 
 mod cgroup;
 mod child;
+mod exit;
 mod filter;
-mod inside;
+mod init;
 mod layout;
 mod namespace;
 mod net;
+mod protocol;
 pub mod secrets;
+mod spec;
 mod streams;
-mod talk;
 mod terminal;
 mod view;
 mod walls;
 
 pub use cgroup::{Group, Share};
-pub use child::{EXEC_VERB, End, NotStarted, Program, Started, Waited, block_signals, let_signals_through};
+pub use child::{EXEC_VERB, NotStarted, Program, Started, Waited, block_signals, unblock_signals};
+pub use exit::End;
 pub use filter::Allow;
-pub use inside::become_command;
+pub use init::become_command;
 pub use layout::{hidden, hidden_inside};
-pub use net::{Net, Tell};
-pub use talk::{Accept, Spec};
+pub use net::{Net, Report};
+pub use spec::{Accept, Spec};
 pub use view::README;
 pub use walls::{ViewWall, Walls, keeps_variable, readme};

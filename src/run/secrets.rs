@@ -1,11 +1,11 @@
-//! What of the host a command is not shown unless somebody asks for it.
+//! Lists the paths of the host that are hidden from a command by default.
 //!
-//! The tables are the documentation: docs/CLI.md lists the same paths, and a test compares the two. A path that does not
-//! exist is passed over, so the tables can name what only few have.
+//! docs/CLI.md lists the same paths, and a test compares the two. A path that does not exist is
+//! skipped, so the tables may name paths that few hosts have.
 
 use std::path::{Path, PathBuf};
 
-/// Below every home: keys, tokens, sessions, and the histories in which they stand.
+/// Below every home: keys, tokens, sessions, and histories that may contain them.
 pub const IN_A_HOME: &[&str] = &[
     // Keys and password stores.
     ".ssh",
@@ -129,7 +129,7 @@ pub const IN_A_HOME: &[&str] = &[
     ".config/solana",
     ".config/Exodus",
     ".config/Ledger Live",
-    // What was typed.
+    // Histories.
     ".bash_history",
     ".zsh_history",
     ".local/share/fish/fish_history",
@@ -142,7 +142,7 @@ pub const IN_A_HOME: &[&str] = &[
     ".wget-hsts",
 ];
 
-/// On the whole host: what only root can read, and what is handed to services.
+/// On the whole host: files that only root can read, and the data of services.
 pub const ON_THE_HOST: &[&str] = &[
     "/etc/shadow",
     "/etc/shadow-",
@@ -175,26 +175,24 @@ pub const ON_THE_HOST: &[&str] = &[
     "/lost+found",
 ];
 
-/// Where stores are kept below a home, and for root without one.
+/// Default directories of stores: below a home, and for root without one.
 const STORES_IN_A_HOME: &str = ".local/state/jailfs";
 const STORES_OF_ROOT: &str = "/var/lib/jailfs";
 
-/// The tables, for these homes.
+/// All hidden paths for these homes.
 pub fn hidden(homes: &[PathBuf]) -> Vec<PathBuf> {
     let in_homes = homes.iter().flat_map(|home| IN_A_HOME.iter().map(|path| home.join(path)));
     in_homes.chain(ON_THE_HOST.iter().map(PathBuf::from)).collect()
 }
 
-/// The default places of stores, of these homes and of root.
+/// The default directories of stores for these homes and for root.
 pub fn stores(homes: &[PathBuf]) -> Vec<PathBuf> {
     let in_homes = homes.iter().map(|home| home.join(STORES_IN_A_HOME));
     in_homes.chain([PathBuf::from(STORES_OF_ROOT)]).collect()
 }
 
-/// The homes there are: the caller's own, and those that lie where homes lie. A user who may not enter another's home
-/// has nothing to hide there, which costs nothing.
-///
-/// `own` is what HOME says, and what the user database says.
+/// The homes on this host: the caller's own, /root, and those in /home. `own` is what HOME and the
+/// user database say. A home that the caller cannot enter is listed too, which is harmless.
 pub fn homes(own: impl IntoIterator<Item = PathBuf>) -> Vec<PathBuf> {
     let mut homes: Vec<PathBuf> = own.into_iter().filter(|home| home.is_absolute()).collect();
     homes.push("/root".into());
@@ -211,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tables_are_what_is_documented() {
+    fn the_tables_equal_the_documentation() {
         let text = include_str!("../../docs/CLI.md");
         for path in IN_A_HOME {
             assert!(text.contains(&format!("`~/{path}`")), "docs/CLI.md does not list ~/{path}");

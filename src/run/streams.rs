@@ -1,18 +1,19 @@
 //! Keeps files of the host out of the command's descriptors.
 //!
-//! A descriptor of a host's file is a way around every wall: by it the command could change the file's mode, owner, times,
-//! attributes and length, or open it anew. So in the process outside each such descriptor is replaced by a pipe, and a
-//! thread copies between pipe and file.
+//! A descriptor of a host file is a way around every wall: with it the command could change the
+//! file's mode, owner, times, attributes and length, or reopen it. So the process outside replaces
+//! each such descriptor by a pipe, and a thread copies between pipe and file.
 //!
-//! Always true:
-//! * The command inherits pipes without a name, sockets, the plain devices and its terminal, and nothing else. The devices
-//!   and the terminal are opened anew in the view, whose mounts are read-only ([`reopen_devices`]).
-//! * When [`Relays::finish`] returns, all that the command wrote is in its file, in the order of its writes. Descriptors of
-//!   one open file (`> log 2>&1`) share one pipe.
-//! * The offset of an input file is set back by what the command did not read.
+//! * The command inherits only unnamed pipes, sockets, the plain devices and its terminal. The
+//!   devices and the terminal are reopened in the view, whose mounts are read-only
+//!   ([`reopen_devices`]).
+//! * When [`Relays::finish`] returns, everything that the command wrote is in its file, in the
+//!   order of its writes. Descriptors of one open file (`> log 2>&1`) share one pipe.
+//! * The offset of an input file is moved back by the bytes that the command did not read.
 //!
-//! A file that is open for reading and writing has one direction here: input as descriptor 0, output as 1 and 2. Under
-//! other numbers it is closed, and so are devices, directories and descriptors that only name a file (O_PATH).
+//! A file that is open for reading and writing gets one direction: input as descriptor 0, output as
+//! 1 and 2. Under other numbers it is closed, and so are devices, directories and O_PATH
+//! descriptors.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -31,48 +32,49 @@ use nix::unistd::{dup2_stderr, dup2_stdin, dup2_stdout, pipe2, read, write};
 use crate::error::Error;
 use crate::sys::{file, process};
 
-/// Bytes that are copied at a time.
+/// Bytes per copy.
 const CHUNK: usize = 256 << 10;
-/// Bytes that a pipe holds, where the kernel lets us choose.
+/// Bytes that a pipe holds, where the kernel allows this size.
 const PIPE_SIZE: i32 = 1 << 20;
-/// What a named pipe or a device takes at once without waiting, if poll(2) says that it can be written (pipe(7)).
+/// Bytes that a named pipe or a device takes without blocking, once poll(2) reports it writable
+/// (pipe(7)).
 const ATOMIC: usize = 4096;
-/// How long a named pipe that nobody reads can keep the end of a run, in milliseconds.
+/// How long a named pipe without a reader can delay the end of a run, in milliseconds.
 const PATIENCE: u16 = 1000;
 
-/// The devices that every view has: null, zero, full, random, urandom and tty, by their numbers.
+/// The device numbers of null, zero, full, random, urandom and tty, which every view has.
 const PLAIN: &[(u64, u64)] = &[(1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0)];
 
-/// What a descriptor is for the command.
+/// How the command gets a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    /// It leads to no file of the host.
+    /// Unchanged: it leads to no file of the host.
     Passes,
     /// The command reads it through a pipe.
     Input,
     /// The command writes it through a pipe.
     Output,
-    /// The command does not get it.
+    /// Not at all.
     Closed,
 }
 
-/// An end of a pipe, and the number under which the command gets it.
+/// An end of a pipe, and its descriptor number in the command.
 pub(super) type Given = (OwnedFd, RawFd);
 
-/// The pipes of one command, before it is started.
+/// The pipes of one command, before it starts.
 pub(super) struct Streams {
-    /// What takes the place of the descriptors of the host.
+    /// Replacements for the descriptors of the host.
     pub given: Vec<Given>,
     routes: Vec<Route>,
 }
 
-/// A file of the host, and the end of its pipe that is ours.
+/// A file of the host, and our end of its pipe.
 struct Route {
     number: RawFd,
     role: Role,
     host: File,
     ours: OwnedFd,
-    /// Of an input, the command's end: it tells what was not read.
+    /// The command's end of an input pipe, from which the unread bytes are counted.
     theirs: Option<OwnedFd>,
 }
 
@@ -86,7 +88,8 @@ pub(super) struct Relays {
 }
 
 impl Streams {
-    /// Finds what this process would hand on, and makes the pipes. Directories among the standard three become `/dev/null`.
+    /// Finds the descriptors that a child would inherit, and makes the pipes. A directory among the
+    /// three standard streams becomes `/dev/null`.
     ///
     /// # Errors
     /// Those of pipe(2) and fcntl(2).
@@ -129,7 +132,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Starts copying. The ends of the command are closed here.
+    /// Starts the copying threads. Closes the command's ends of the pipes.
     ///
     /// # Errors
     /// Those of pipe(2), and of starting a thread.
@@ -152,8 +155,8 @@ impl Streams {
 }
 
 impl Relays {
-    /// Waits until all that is in the pipes has been copied. No process of the command lives any more. What could not be
-    /// copied is returned.
+    /// Waits until the content of all pipes is copied, and returns the failures. No process of the
+    /// command lives any more.
     pub(super) fn finish(mut self) -> Vec<Error> {
         self.end()
     }
@@ -180,8 +183,8 @@ impl Drop for Relays {
     }
 }
 
-/// Opens the plain devices and the terminal among the open descriptors anew, so that they are those of the view: its mounts
-/// are read-only, and the command cannot change the mode or owner of the host's.
+/// Reopens the plain devices and the terminal among the standard streams in the view. Its mounts
+/// are read-only, so the command cannot change the mode or owner of the host's devices.
 ///
 /// # Errors
 /// Those of open(2) and dup2(2).
@@ -203,7 +206,7 @@ pub(super) fn reopen_devices() -> io::Result<()> {
     Ok(())
 }
 
-/// The device of the view with this number.
+/// The device of the view with this device number.
 fn in_view(device: u64) -> Option<PathBuf> {
     let names = ["console", "null", "zero", "full", "random", "urandom", "tty"];
     let mut paths = names.iter().map(|name| Path::new("/dev").join(name));
@@ -258,7 +261,7 @@ fn role_of(number: RawFd, flags: i32, in_view: bool) -> Role {
     }
 }
 
-/// Keeps a descriptor from the command.
+/// Closes a descriptor for the command. A standard stream becomes `/dev/null`.
 fn close(number: RawFd) -> io::Result<()> {
     if number > 2 {
         drop(process::inherited(number)?);
@@ -267,14 +270,15 @@ fn close(number: RawFd) -> io::Result<()> {
     replace(number, OpenOptions::new().read(true).write(true).open("/dev/null")?)
 }
 
-/// Tells that the command has ended.
+/// Signals that the command has ended.
 struct Stop {
     fd: OwnedFd,
     is_over: bool,
 }
 
 impl Stop {
-    /// Waits until `fd` is ready, for at most `timeout` milliseconds once the command has ended. Whether it is ready.
+    /// Waits until `fd` is ready, and once the command has ended for at most `timeout`
+    /// milliseconds. Returns whether it is ready.
     fn wait(&mut self, fd: impl AsFd, events: PollFlags, timeout: u16) -> io::Result<bool> {
         loop {
             let mut ready =
@@ -308,7 +312,7 @@ impl Stop {
     }
 }
 
-/// Copies what the command writes into the file, to the end of the pipe.
+/// Copies the command's output into the file, up to the end of the pipe.
 fn copy_out(route: &Route, mut stop: Stop) -> io::Result<()> {
     let is_file = route.host.metadata()?.is_file();
     let mut buffer = vec![0; CHUNK];
@@ -327,12 +331,13 @@ fn copy_out(route: &Route, mut stop: Stop) -> io::Result<()> {
     }
 }
 
-/// Writes all of it. A named pipe or a device is asked first, so that one that takes nothing does not keep the end of a run.
+/// Writes all bytes. A named pipe or a device is polled first, so that one without a reader does
+/// not delay the end of a run.
 fn put(host: &File, is_file: bool, mut bytes: &[u8], stop: &mut Stop) -> io::Result<()> {
     while !bytes.is_empty() {
         let most = if is_file { bytes.len() } else { bytes.len().min(ATOMIC) };
         if !is_file && !stop.wait(host, PollFlags::POLLOUT, PATIENCE)? {
-            return Err(io::Error::new(io::ErrorKind::TimedOut, "the other side reads no more"));
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "its reader does not read"));
         }
         match write(host, bytes.get(..most).unwrap_or_default()) {
             Ok(len) => bytes = bytes.get(len..).unwrap_or_default(),
@@ -343,7 +348,8 @@ fn put(host: &File, is_file: bool, mut bytes: &[u8], stop: &mut Stop) -> io::Res
     Ok(())
 }
 
-/// Copies the file to the command until either ends, and sets the file's offset back by what was not read.
+/// Copies the file to the command until either ends, and moves the file's offset back by the unread
+/// bytes.
 fn copy_in(route: Route, mut stop: Stop) -> io::Result<()> {
     let Route { host, ours, theirs, .. } = route;
     let is_file = host.metadata()?.is_file();
@@ -358,9 +364,9 @@ fn copy_in(route: Route, mut stop: Stop) -> io::Result<()> {
             Err(Errno::EINTR | Errno::EAGAIN) => continue,
             Err(error) => return Err(error.into()),
         };
-        left = give(&ours, buffer.get(..len).unwrap_or_default(), &mut stop)?;
+        left = write_in(&ours, buffer.get(..len).unwrap_or_default(), &mut stop)?;
     }
-    // The command reads to the end of what is in the pipe, and then finds the end of the file.
+    // The command reads what is left in the pipe, and then finds the end of the file.
     drop(ours);
     stop.wait_for_end()?;
     let unread = match &theirs {
@@ -373,8 +379,8 @@ fn copy_in(route: Route, mut stop: Stop) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes to the command as much as it takes before it ends; how many bytes are left.
-fn give(ours: &OwnedFd, mut bytes: &[u8], stop: &mut Stop) -> io::Result<usize> {
+/// Writes bytes to the command until it ends. Returns how many are left.
+fn write_in(ours: &OwnedFd, mut bytes: &[u8], stop: &mut Stop) -> io::Result<usize> {
     while !bytes.is_empty() {
         match write(ours, bytes) {
             Ok(len) => bytes = bytes.get(len..).unwrap_or_default(),

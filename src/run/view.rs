@@ -1,11 +1,12 @@
-//! The first wall: a mount namespace that shows the host read-only, with things laid over it.
+//! Builds the first wall: a mount namespace that shows the host read-only, with mounts over it.
 //!
-//! The root of the namespace is a copy of the host's mounts (`namespace`). All mounts are made read-only, `nosuid` and `nodev`
-//! first; then the steps of the [`layout`] are taken, each by mounting. What is shown in spite of being covered is opened
-//! before anything is covered.
+//! The root of the namespace is a copy of the host's mounts (`namespace`). First all mounts are
+//! made read-only, `nosuid` and `nodev`. Then the mounts of the [`layout`] are made in order. Host
+//! paths that must be visible inside covered directories are opened before anything is covered.
 //!
-//! Who is inside cannot take any of this away: the command has no CAP_SYS_ADMIN over these mounts, and in a user namespace of
-//! its own it gets copies of them that are locked together (mount_namespaces(7)). Landlock refuses mounting altogether.
+//! The command cannot undo any of this. It has no CAP_SYS_ADMIN over these mounts, and a user
+//! namespace of its own gets copies of them that are locked together (mount_namespaces(7)).
+//! Landlock also refuses mounting altogether.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -22,17 +23,17 @@ use nix::mount::{MsFlags, mount};
 use nix::sys::stat::{Mode, fstat};
 use nix::sys::statvfs::{FsFlags, statvfs};
 
-use super::layout::{Layout, Step, layout};
-use super::talk::Spec;
+use super::layout::{Layout, MountKind, layout};
+use super::spec::Spec;
 use super::terminal;
 use crate::control;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sys;
 use crate::sys::view::{Flags, remount, remount_listed, set_flags};
 
-/// What a command finds in `/dev`, beside the terminal and what is made there.
+/// The devices in `/dev`, besides the terminal and devpts.
 const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom", "tty"];
-/// Links in `/dev`.
+/// The symlinks in `/dev`.
 const LINKS: &[(&str, &str)] = &[
     ("fd", "/proc/self/fd"),
     ("stdin", "/proc/self/fd/0"),
@@ -40,51 +41,53 @@ const LINKS: &[(&str, &str)] = &[
     ("stderr", "/proc/self/fd/2"),
     ("ptmx", "pts/ptmx"),
 ];
-/// Our own directory in the view: `/dev` is the one directory that every view has made anew.
-const OWN: &str = "/dev/jailfs";
-/// Where the command can read about where it is.
+/// A directory of jailfs in the view. It is in `/dev` because every view makes `/dev` anew.
+const OWN_DIR: &str = "/dev/jailfs";
+/// The file that tells the command about its sandbox.
 pub const README: &str = "/dev/jailfs/README";
-/// What covers hidden files: an empty file.
-const NOTHING: &str = "/dev/jailfs/nothing";
-/// Below these, /proc is the kernel's and the machine's and not the processes'. It can be read and not written.
-const MACHINE: &[&str] =
+/// The empty file that covers hidden files.
+const EMPTY_FILE: &str = "/dev/jailfs/nothing";
+/// Entries of /proc that are about the machine and not about processes. They stay readable and
+/// become read-only.
+const PROC_OF_MACHINE: &[&str] =
     &["acpi", "asound", "bus", "driver", "fs", "irq", "scsi", "sys", "sysrq-trigger", "tty"];
-/// What of /proc shows the machine's memory, keys or timers.
-const MACHINE_SECRETS: &[&str] =
+/// Entries of /proc that show the machine's memory, keys or timers. They are hidden.
+const PROC_SECRETS: &[&str] =
     &["kcore", "keys", "kmsg", "kpagecgroup", "kpagecount", "kpageflags", "timer_list", "sched_debug"];
 
-/// How much each private directory for temporary files holds, of the machine's memory, and how many files. There are
-/// three, so together they take less than the memory, which the default of the kernel does not hold.
+/// The size of each private directory for temporary files, as a share of memory, and its number of
+/// inodes. There are three such directories, so together they take less than the memory; with the
+/// kernel's default they would not.
 const TMP_SIZE: &str = "20%";
 const TMP_INODES: u32 = 1_000_000;
-/// The same for directories that are shown empty: they hold mount points and one text.
+/// The same for directories that are shown empty. They hold mount points and one text.
 const EMPTY_SIZE: &str = "4m";
 const EMPTY_INODES: u32 = 10_000;
 
 const READ_ONLY: Flags = Flags { read_only: true, ..Flags::NONE };
 const NO_DEVICES: Flags = Flags { nodev: true, ..Flags::NONE };
 
-/// Makes the view in the mount namespace of this process, up to the point where the sandbox is to be mounted. What has to be
-/// hidden in the sandbox itself is returned.
+/// Makes the view in the mount namespace of this process, except the sandbox and the hidden paths
+/// in it. Returns the plan.
 ///
 /// # Errors
-/// What cannot be mounted, and why. EPERM where the host does not let this namespace mount.
+/// A mount fails. EPERM: the host does not let this namespace mount.
 pub(super) fn make(spec: &Spec) -> Result<Layout> {
     std::env::set_current_dir("/").attempt(|| "leave the current directory")?;
     let plan = layout(spec, |path| sys::path::resolve(path).ok().filter(|path| path.is_dir()));
-    let view = View { sources: sources(&plan)?, sealed: Vec::new(), tmp: private_options(spec) };
-    seal_host()?;
-    view.lay(spec, &plan)?;
+    let view = View { sources: sources(&plan)?, read_only_later: Vec::new(), tmp: private_options(spec) };
+    make_host_read_only()?;
+    view.build(spec, &plan)?;
     Ok(plan)
 }
 
-/// Makes every mount read-only, without setuid programs and devices; but /proc stays writable as it is, so that a new one may
-/// be (the kernel gives nobody a /proc with more rights than the one that is to be seen).
-fn seal_host() -> Result<()> {
+/// Makes every mount read-only, without setuid programs and devices. /proc stays writable if it
+/// was: the kernel refuses a new /proc with more rights than the visible one.
+fn make_host_read_only() -> Result<()> {
     let attempt = || "make the host read-only";
     let writable_proc = statvfs("/proc").is_ok_and(|stat| !stat.flags().contains(FsFlags::ST_RDONLY));
     match set_flags(Path::new("/"), Flags::ALL, Flags::NONE, true) {
-        Err(error) if is_missing_call(&error) => seal_one_by_one(),
+        Err(error) if is_missing_call(&error) => make_each_read_only(),
         other => other,
     }
     .attempt(attempt)?;
@@ -94,15 +97,15 @@ fn seal_host() -> Result<()> {
     Ok(())
 }
 
-/// As one recursive call, where there is none.
-fn seal_one_by_one() -> io::Result<()> {
+/// The same on kernels without mount_setattr(2), one mount at a time.
+fn make_each_read_only() -> io::Result<()> {
     for entry in sys::mountinfo::read()? {
         match remount_listed(&entry, Flags::ALL, Flags::NONE) {
             Ok(()) => {}
-            // Covered by a later mount, so nobody gets there either.
+            // A later mount covers it, so no process reaches it.
             Err(error)
                 if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL | libc::EACCES)) => {}
-            // Its process is dead: nothing can be written to it, nor read.
+            // The server of this mount is dead, so the mount can be neither read nor written.
             Err(error)
                 if matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED | libc::EIO)) => {}
             Err(error) => return Err(error),
@@ -123,43 +126,43 @@ fn change(path: &Path, set: Flags, clear: Flags) -> io::Result<()> {
     }
 }
 
-/// Something of the host, held while it is covered.
+/// An open file or directory of the host, held while it is covered.
 struct Source {
     held: OwnedFd,
     is_dir: bool,
     is_device: bool,
-    /// It could be written before the host was made read-only.
+    /// It was writable before the host was made read-only.
     was_writable: bool,
 }
 
 impl Source {
     fn open(path: &Path) -> io::Result<Source> {
         let held = open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())?;
-        let kind = fs::metadata(by_number(&held))?.file_type();
+        let kind = fs::metadata(proc_path(&held))?.file_type();
         let was_writable = !statvfs(path)?.flags().contains(FsFlags::ST_RDONLY);
         let is_device = kind.is_char_device() || kind.is_block_device();
         Ok(Source { held, is_dir: kind.is_dir(), is_device, was_writable })
     }
 
-    /// Mounts it, with what is mounted below it, at a path that must be there.
+    /// Mounts it, with the mounts below it, at a path that must exist.
     fn bind(&self, to: &Path) -> io::Result<()> {
         let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
-        mount(Some(&by_number(&self.held)), to, None::<&str>, flags, None::<&str>)?;
+        mount(Some(&proc_path(&self.held)), to, None::<&str>, flags, None::<&str>)?;
         Ok(())
     }
 }
 
-fn by_number<Fd: AsFd>(fd: &Fd) -> PathBuf {
+fn proc_path<Fd: AsFd>(fd: &Fd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()))
 }
 
-/// Opens all that is to be seen although it lies in what gets covered.
+/// Opens the host paths that must be visible inside covered directories.
 fn sources(plan: &Layout) -> Result<HashMap<PathBuf, Source>> {
     let mut sources = HashMap::new();
-    for (path, step) in &plan.steps {
-        let wanted = match step {
-            Step::Shown | Step::Writable => path.clone(),
-            Step::Store => path.join(control::SOCKET),
+    for (path, kind) in &plan.mounts {
+        let wanted = match kind {
+            MountKind::Shown | MountKind::Writable => path.clone(),
+            MountKind::Store => path.join(control::SOCKET),
             _ => continue,
         };
         let source = Source::open(&wanted).attempt(|| format!("open '{}'", wanted.display()))?;
@@ -167,7 +170,7 @@ fn sources(plan: &Layout) -> Result<HashMap<PathBuf, Source>> {
     }
     for name in DEVICES {
         let path = Path::new("/dev").join(name);
-        // What this host does not have, the command does not miss.
+        // A device that this host lacks is left out.
         if let Ok(source) = Source::open(&path) {
             sources.insert(path, source);
         }
@@ -180,60 +183,61 @@ fn sources(plan: &Layout) -> Result<HashMap<PathBuf, Source>> {
 
 struct View {
     sources: HashMap<PathBuf, Source>,
-    /// Directories that were put in place empty, to be made read-only when all is in them.
-    sealed: Vec<PathBuf>,
-    /// Options of the private directories for temporary files.
+    /// Empty directories, to be made read-only when the view is complete.
+    read_only_later: Vec<PathBuf>,
+    /// The mount options of private directories for temporary files.
     tmp: String,
 }
 
 impl View {
-    fn lay(mut self, spec: &Spec, plan: &Layout) -> Result<()> {
-        for (path, step) in &plan.steps {
-            self.take(path, *step).map_err(|error| {
+    fn build(mut self, spec: &Spec, plan: &Layout) -> Result<()> {
+        for (path, kind) in &plan.mounts {
+            self.mount(path, *kind).map_err(|error| {
                 let error =
-                    Error::io(format!("put '{}' into the view of the command", path.display()), &error);
+                    Error::io(format!("mount '{}' in the view of the command", path.display()), &error);
                 error.kind(Kind::CannotMount)
             })?;
         }
         let attempt = || "finish the view of the command";
         fs::write(README, &spec.readme).attempt(attempt)?;
-        for path in &self.sealed {
+        for path in &self.read_only_later {
             change(path, READ_ONLY, Flags::NONE).attempt(attempt)?;
         }
         Ok(())
     }
 
-    fn take(&mut self, path: &Path, step: Step) -> io::Result<()> {
-        match step {
-            Step::Private => {
+    fn mount(&mut self, path: &Path, kind: MountKind) -> io::Result<()> {
+        match kind {
+            MountKind::Private => {
                 make_dir(path)?;
                 mount_tmpfs(path, &self.tmp)
             }
-            Step::Empty => {
-                // A link is only a name: some hosts find all of their programs through /run/current-system.
+            MountKind::Empty => {
+                // Symlinks are kept: some hosts find all their programs through
+                // /run/current-system.
                 let links = links_in(path);
-                self.sealed.push(path.to_owned());
+                self.read_only_later.push(path.to_owned());
                 empty(path, 0o755)?;
                 links.iter().try_for_each(|(name, target)| symlink(target, path.join(name)))
             }
-            Step::Devices => {
-                self.sealed.push(path.to_owned());
+            MountKind::Devices => {
+                self.read_only_later.push(path.to_owned());
                 empty(path, 0o755)?;
                 self.devices()
             }
-            Step::Hidden => self.hide(path),
-            Step::Store => self.store(path),
-            Step::Shown => self.show(path),
-            Step::Writable => self.bind(path, true),
-            Step::Tree => make_dir(path),
+            MountKind::Hidden => self.hide(path),
+            MountKind::Store => self.store(path),
+            MountKind::Shown => self.show(path),
+            MountKind::Writable => self.bind(path, true),
+            MountKind::Tree => make_dir(path),
         }
     }
 
     fn devices(&self) -> io::Result<()> {
         let dev = Path::new("/dev");
-        DirBuilder::new().mode(0o755).create(OWN)?;
-        fs::write(NOTHING, "")?;
-        fs::set_permissions(NOTHING, Permissions::from_mode(0o444))?;
+        DirBuilder::new().mode(0o755).create(OWN_DIR)?;
+        fs::write(EMPTY_FILE, "")?;
+        fs::set_permissions(EMPTY_FILE, Permissions::from_mode(0o444))?;
         for (name, target) in LINKS {
             symlink(target, dev.join(name))?;
         }
@@ -249,7 +253,7 @@ impl View {
         DirBuilder::new().create(&pts)?;
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
         let options = "newinstance,ptmxmode=0666,mode=620";
-        // Terminals belong to the group tty (5) where that has a number in our user namespace.
+        // Terminals belong to the group tty (5), if our user namespace maps that id.
         match mount(Some("devpts"), &pts, Some("devpts"), flags, Some(format!("{options},gid=5").as_str())) {
             Err(Errno::EINVAL) => mount(Some("devpts"), &pts, Some("devpts"), flags, Some(options))?,
             other => other?,
@@ -257,10 +261,10 @@ impl View {
         Ok(())
     }
 
-    /// Covers what is there, if anything is.
+    /// Covers a path, if it exists.
     fn hide(&mut self, path: &Path) -> io::Result<()> {
         if hide(path)? {
-            self.sealed.push(path.to_owned());
+            self.read_only_later.push(path.to_owned());
         }
         Ok(())
     }
@@ -268,11 +272,12 @@ impl View {
     fn store(&mut self, path: &Path) -> io::Result<()> {
         make_dir(path)?;
         empty(path, 0o700)?;
-        self.sealed.push(path.to_owned());
+        self.read_only_later.push(path.to_owned());
         self.bind(&path.join(control::SOCKET), false)
     }
 
-    /// Shows what may be covered; what is to be seen anyhow and cannot be written stays as it is.
+    /// Makes a path visible if it may be covered. A path that is still visible and read-only stays
+    /// as it is.
     fn show(&self, path: &Path) -> io::Result<()> {
         let same = |source: &Source| {
             let there = fs::metadata(path)?;
@@ -302,7 +307,8 @@ impl View {
     }
 }
 
-/// Covers a path with nothing, if it exists; whether what covers it is a directory, which can still be written.
+/// Covers a path with an empty directory or file, if it exists. Returns whether the cover is a
+/// directory, which is still writable.
 fn hide(path: &Path) -> io::Result<bool> {
     let about = match fs::metadata(path) {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::EACCES)) => {
@@ -315,15 +321,16 @@ fn hide(path: &Path) -> io::Result<bool> {
         return Ok(true);
     }
     let flags = MsFlags::MS_BIND;
-    mount(Some(NOTHING), path, None::<&str>, flags, None::<&str>)?;
+    mount(Some(EMPTY_FILE), path, None::<&str>, flags, None::<&str>)?;
     change(path, READ_ONLY, Flags::NONE)?;
     Ok(false)
 }
 
-/// Hides paths in the sandbox itself, which is served by now. A mount in it covers a name and changes nothing in it.
+/// Hides paths in the sandbox, which is served by now. A mount covers a name and changes nothing in
+/// the tree.
 ///
 /// # Errors
-/// What cannot be covered, and why.
+/// A path cannot be covered.
 pub(super) fn hide_inside(paths: &[PathBuf]) -> Result<()> {
     for path in paths {
         let attempt = || format!("hide '{}'", path.display());
@@ -334,17 +341,17 @@ pub(super) fn hide_inside(paths: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// Mounts a /proc that shows the processes of this pid namespace only, and in any case keeps the machine's part of /proc from
-/// being written and its secrets from being read. Whether the new one could be had: in a container that hides parts of its
-/// own /proc the kernel refuses.
+/// Mounts a /proc that shows only the processes of this pid namespace. In any case makes the
+/// machine's part of /proc read-only and hides its secrets. Returns whether the new /proc could be
+/// mounted: the kernel refuses it in a container that hides parts of its own /proc.
 ///
 /// # Errors
-/// What cannot be covered, and why.
+/// An entry cannot be covered.
 pub(super) fn mount_proc() -> Result<bool> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     let is_new = mount(Some("proc"), "/proc", Some("proc"), flags, None::<&str>).is_ok();
     let proc = Path::new("/proc");
-    for path in MACHINE.iter().map(|name| proc.join(name)).filter(|path| path.exists()) {
+    for path in PROC_OF_MACHINE.iter().map(|name| proc.join(name)).filter(|path| path.exists()) {
         let attempt = || format!("make '{}' read-only", path.display());
         let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
         mount(Some(&path), &path, None::<&str>, flags, None::<&str>)
@@ -352,13 +359,13 @@ pub(super) fn mount_proc() -> Result<bool> {
             .attempt(attempt)?;
         change(&path, READ_ONLY, Flags::NONE).attempt(attempt)?;
     }
-    for path in MACHINE_SECRETS.iter().map(|name| proc.join(name)) {
+    for path in PROC_SECRETS.iter().map(|name| proc.join(name)) {
         hide(&path).attempt(|| format!("hide '{}'", path.display()))?;
     }
     Ok(is_new)
 }
 
-/// Mounts an empty directory, which holds no more than the view puts there.
+/// Mounts an empty directory, just large enough for the entries of the view.
 fn empty(path: &Path, mode: u32) -> io::Result<()> {
     mount_tmpfs(path, &format!("mode={mode:o},size={EMPTY_SIZE},nr_inodes={EMPTY_INODES}"))
 }
@@ -375,13 +382,14 @@ fn mount_tmpfs(path: &Path, options: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// The names and texts of the links in a directory.
+/// The names and targets of the symlinks in a directory.
 fn links_in(dir: &Path) -> Vec<(OsString, PathBuf)> {
     let listed = fs::read_dir(dir).into_iter().flatten().flatten();
     listed.filter_map(|entry| Some((entry.file_name(), fs::read_link(entry.path()).ok()?))).collect()
 }
 
-/// Makes a directory, and those above it, where they are not there: that can only be in what was put there empty.
+/// Makes a directory and its missing ancestors. They can be missing only in an empty directory of
+/// the view.
 fn make_dir(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
@@ -402,7 +410,7 @@ mod tests {
     use super::*;
     use crate::run::namespace;
 
-    /// Runs `test` in a mount namespace, with a spec whose base, store and program lie in a directory of its own.
+    /// Runs `test` in a mount namespace of its own, with a spec over a temporary directory.
     fn in_a_view(test: impl FnOnce(&Path, Spec) + Send + 'static) {
         std::thread::spawn(|| {
             let dir = tempfile::tempdir().unwrap();
@@ -434,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_is_read_only_and_what_is_hidden_is_empty() {
+    fn the_host_is_read_only_and_hidden_paths_are_empty() {
         in_a_view(|root, spec| {
             make(&spec).unwrap();
             let refused = |path: &str| fs::write(path, "x").unwrap_err().raw_os_error();
@@ -460,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_new_call_mounts_are_sealed_one_by_one() {
+    fn without_mount_setattr_mounts_become_read_only_one_by_one() {
         in_a_view(|_, spec| {
             sys::testing::refuse_call(libc::SYS_mount_setattr, Errno::EPERM);
             make(&spec).unwrap();

@@ -1,15 +1,16 @@
-//! The second wall: what a process takes on itself and can never put off.
+//! Builds the second wall: restrictions that a process imposes on itself and can never lift.
 //!
-//! Taken on by the process that starts the command, in this order: no core dumps; capabilities are given up; no_new_privs, so
-//! that no program gives any back; the filter on system calls; Landlock. All of it is inherited by everything that is started.
+//! The process that starts the command imposes them in this order: no core dumps; capabilities are
+//! dropped; no_new_privs, so that no program gives any back; the filter on system calls; Landlock.
+//! All of its children inherit them.
 //!
-//! Always true: outside a user namespace of its own the command keeps no capability at all. There it would have power over
-//! the files of the host.
+//! Outside a user namespace of its own the command always keeps no capability at all, because each
+//! would be power over the files of the host.
 //!
-//! In the view Landlock says once more what the mounts say, by the files themselves, so it also holds for what is reached by
-//! another way than a path: a file of the host that was inherited open, a signal, an abstract socket. Where there is no view it
-//! is the only wall, and then it has to hide the secrets too: Landlock can only allow, so everything but them is allowed,
-//! directory by directory.
+//! In a view Landlock repeats what the mounts say, but by file instead of by path. So it also holds
+//! where no path is used: for an inherited host file, a signal, an abstract socket. Without a view
+//! Landlock is the only wall and must hide the secrets too. It can only allow, so all paths except
+//! the secrets are allowed, directory by directory.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -25,12 +26,13 @@ use nix::sys::resource::{Resource, setrlimit};
 use serde::{Deserialize, Serialize};
 
 use super::net::Net;
-use super::talk::{Accept, Spec};
+use super::spec::{Accept, Spec};
 use super::{filter, layout};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sys::{capabilities, process};
 
-/// What root keeps in the user namespace of a view: power over its files and processes, and none over the machine.
+/// Capabilities that root keeps in the user namespace of a view: over its files and processes, not
+/// over the machine.
 const KEPT_BY_ROOT: u64 = capabilities::CHOWN
     | capabilities::DAC_OVERRIDE
     | capabilities::FOWNER
@@ -42,29 +44,29 @@ const KEPT_BY_ROOT: u64 = capabilities::CHOWN
     | capabilities::NET_BIND_SERVICE
     | capabilities::SYS_CHROOT;
 
-/// The newest Landlock that we know the meaning of.
+/// The newest Landlock version that this code supports.
 const NEWEST: ABI = ABI::V9;
 
-/// Which walls stand around a command.
+/// The walls that stand around a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Walls {
     /// The view, if there are namespaces.
     pub view: Option<ViewWall>,
-    /// The version of Landlock, if there is any.
+    /// The version of Landlock, if the kernel has it.
     pub landlock: Option<u32>,
 }
 
-/// What is particular about a view.
+/// Properties of a view.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ViewWall {
-    /// /proc shows the processes of the command only.
+    /// /proc shows only the processes of the command.
     pub own_proc: bool,
-    /// The network is the command's own: a loopback, and no route.
+    /// The command has a network namespace of its own: a loopback and no route.
     pub own_net: bool,
 }
 
 impl Walls {
-    /// The walls in one line.
+    /// The walls that stand and those that are missing, in one line for people.
     pub fn line(&self) -> String {
         let mut stand = Vec::new();
         let mut missing = Vec::new();
@@ -92,22 +94,26 @@ impl Walls {
     }
 }
 
-/// Takes the walls on.
+/// Imposes the second wall on this process. Returns the version of Landlock, or None if the caller
+/// accepts its absence and the kernel lacks it.
 ///
 /// # Errors
-/// What the kernel refuses, but for Landlock, which may not be there: then there is no version.
-pub(super) fn take_on(spec: &Spec, in_view: bool) -> Result<Option<u32>> {
-    // Opened with the rights that are given up below.
+/// The kernel refuses a restriction, or lacks Landlock and the caller relies on it.
+pub(super) fn impose(spec: &Spec, in_view: bool) -> Result<Option<u32>> {
+    // Opened before the rights to open them are given up below.
     let rules = if in_view { rules_of_view(spec) } else { rules_without_view(spec) };
-    // Where there are no keys, or none to be had, there is nothing to leave behind.
+    // A kernel without keyrings, or one that refuses a new one, leaves no key to protect.
     if let Err(error) = process::new_session_keyring() {
         log::debug!("leave the session keyring: {error}");
     }
-    setrlimit(Resource::RLIMIT_CORE, 0, 0).map_err(io::Error::from).attempt(|| "switch core dumps off")?;
-    give_up_capabilities(in_view)?;
-    prctl::set_no_new_privs().map_err(io::Error::from).attempt(|| "renounce new privileges")?;
-    // So that the command cannot look into this process, or reach the host through its open files.
-    prctl::set_dumpable(false).map_err(io::Error::from).attempt(|| "close this process to its children")?;
+    setrlimit(Resource::RLIMIT_CORE, 0, 0).map_err(io::Error::from).attempt(|| "disable core dumps")?;
+    drop_capabilities(in_view)?;
+    prctl::set_no_new_privs().map_err(io::Error::from).attempt(|| "set no_new_privs")?;
+    // The command must not read the memory of this process or reach the host through its open
+    // files.
+    prctl::set_dumpable(false)
+        .map_err(io::Error::from)
+        .attempt(|| "protect this process from its children")?;
     filter::apply(&spec.allow)?;
     let landlock =
         restrict(rules).map_err(|error| Error::new(Kind::Failed, "put up Landlock", error.to_string()))?;
@@ -119,11 +125,12 @@ pub(super) fn take_on(spec: &Spec, in_view: bool) -> Result<Option<u32>> {
     Ok(landlock)
 }
 
-fn give_up_capabilities(in_view: bool) -> Result<()> {
-    let attempt = || "give up capabilities";
+fn drop_capabilities(in_view: bool) -> Result<()> {
+    let attempt = || "drop capabilities";
     let keep = if in_view && nix::unistd::geteuid().is_root() { KEPT_BY_ROOT } else { 0 };
     match capabilities::keep_only(keep) {
-        // Who may not limit the bounding set has nothing that no_new_privs would let it gain.
+        // A process that cannot limit its bounding set cannot gain from it either, because of
+        // no_new_privs.
         Err(error) if error.raw_os_error() == Some(nix::libc::EPERM) => {
             capabilities::limit(keep).attempt(attempt)
         }
@@ -131,35 +138,35 @@ fn give_up_capabilities(in_view: bool) -> Result<()> {
     }
 }
 
-/// A path, and what may be done at and below it.
+/// A path, and the access allowed at and below it.
 type Allowed = (PathBuf, BitFlags<AccessFs>);
 
-fn reading() -> BitFlags<AccessFs> {
+fn read_access() -> BitFlags<AccessFs> {
     AccessFs::Execute | AccessFs::ReadFile | AccessFs::ReadDir
 }
 
-fn everything() -> BitFlags<AccessFs> {
+fn all_access() -> BitFlags<AccessFs> {
     AccessFs::from_all(NEWEST)
 }
 
-fn devices() -> BitFlags<AccessFs> {
+fn device_access() -> BitFlags<AccessFs> {
     AccessFs::ReadFile | AccessFs::ReadDir | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev
 }
 
-fn in_processes() -> BitFlags<AccessFs> {
+fn proc_access() -> BitFlags<AccessFs> {
     AccessFs::WriteFile | AccessFs::Truncate
 }
 
 fn rules_of_view(spec: &Spec) -> Vec<Allowed> {
     let mut rules: Vec<Allowed> = vec![
-        ("/".into(), reading()),
-        ("/proc".into(), in_processes()),
-        ("/dev".into(), devices()),
-        (PathBuf::from(&spec.base), everything()),
+        ("/".into(), read_access()),
+        ("/proc".into(), proc_access()),
+        ("/dev".into(), device_access()),
+        (PathBuf::from(&spec.base), all_access()),
         (PathBuf::from(&spec.store), AccessFs::ResolveUnix.into()),
     ];
-    rules.extend(["/tmp", "/var/tmp", "/dev/shm"].map(|path| (path.into(), everything())));
-    rules.extend(spec.writable.iter().map(|path| (path.into(), everything())));
+    rules.extend(["/tmp", "/var/tmp", "/dev/shm"].map(|path| (path.into(), all_access())));
+    rules.extend(spec.writable.iter().map(|path| (path.into(), all_access())));
     let named = spec.shown.iter().chain(&spec.bound);
     rules.extend(named.map(|path| (path.into(), AccessFs::ResolveUnix.into())));
     rules
@@ -169,20 +176,20 @@ fn rules_without_view(spec: &Spec) -> Vec<Allowed> {
     let mut hidden = layout::hidden(spec);
     hidden.push(PathBuf::from(&spec.store));
     let mut rules = Vec::new();
-    allow_but(Path::new("/"), reading(), &hidden, &mut rules);
-    rules.push(("/proc".into(), in_processes()));
+    allow_except(Path::new("/"), read_access(), &hidden, &mut rules);
+    rules.push(("/proc".into(), proc_access()));
     for device in ["null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts"] {
-        rules.push((Path::new("/dev").join(device), devices()));
+        rules.push((Path::new("/dev").join(device), device_access()));
     }
-    rules.push(("/dev/shm".into(), everything()));
+    rules.push(("/dev/shm".into(), all_access()));
     if let Some((mount, scratch)) = &spec.elsewhere {
-        rules.extend([mount, scratch].map(|path| (path.into(), everything())));
+        rules.extend([mount, scratch].map(|path| (path.into(), all_access())));
     }
     for path in &spec.writable {
-        allow_but(Path::new(path), everything(), &hidden, &mut rules);
+        allow_except(Path::new(path), all_access(), &hidden, &mut rules);
     }
     for path in spec.shown.iter().chain(&spec.bound) {
-        allow_but(Path::new(path), reading() | AccessFs::ResolveUnix, &hidden, &mut rules);
+        allow_except(Path::new(path), read_access() | AccessFs::ResolveUnix, &hidden, &mut rules);
     }
     rules.push((
         PathBuf::from(&spec.store).join(crate::control::SOCKET),
@@ -191,9 +198,10 @@ fn rules_without_view(spec: &Spec) -> Vec<Allowed> {
     rules
 }
 
-/// Allows `access` at and below `dir` but for what is hidden. On the way to something hidden only what lies beside it is allowed, and
-/// nothing in the directory itself, which would hold below it too: it is neither listed, nor is anything made in it.
-fn allow_but(dir: &Path, access: BitFlags<AccessFs>, hidden: &[PathBuf], rules: &mut Vec<Allowed>) {
+/// Allows `access` at and below `dir` except for the hidden paths. A directory above a hidden path
+/// gets no rule itself, because the rule would also hold below it; so it can be neither listed nor
+/// written. Only its other entries are allowed.
+fn allow_except(dir: &Path, access: BitFlags<AccessFs>, hidden: &[PathBuf], rules: &mut Vec<Allowed>) {
     if hidden.iter().any(|path| dir == path) {
         return;
     }
@@ -203,20 +211,21 @@ fn allow_but(dir: &Path, access: BitFlags<AccessFs>, hidden: &[PathBuf], rules: 
     }
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
-        // A link is judged where it leads to.
+        // A symlink needs no rule: Landlock checks the file that it leads to.
         if entry.file_type().is_ok_and(|kind| !kind.is_symlink()) {
-            allow_but(&path, access, hidden, rules);
+            allow_except(&path, access, hidden, rules);
         }
     }
 }
 
 fn restrict(rules: Vec<Allowed>) -> std::result::Result<Option<u32>, RulesetError> {
-    // Without this right no file could be moved from one directory to another: then rather no Landlock.
+    // Without this right no file could be moved to another directory. A kernel without it gets no
+    // Landlock.
     let movable = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
     let Ok(ruleset) = movable.handle_access(AccessFs::Refer) else { return Ok(None) };
     let ruleset = ruleset
         .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(everything())?
+        .handle_access(all_access())?
         .scope(Scope::from_all(NEWEST))?
         .create()?
         .set_compatibility(CompatLevel::BestEffort);
@@ -235,14 +244,14 @@ fn allow(
     ruleset: RulesetCreated,
     (path, access): Allowed,
 ) -> std::result::Result<RulesetCreated, RulesetError> {
-    // What is not there needs no permission.
+    // A missing path needs no rule.
     let Ok(held) = PathFd::new(&path) else { return Ok(ruleset) };
     let is_dir = fs::metadata(&path).is_ok_and(|about| about.is_dir());
     let access = if is_dir { access } else { access & AccessFs::from_file(NEWEST) };
     if access.is_empty() { Ok(ruleset) } else { ruleset.add_rule(PathBeneath::new(held, access)) }
 }
 
-/// What a command can read about where it is.
+/// The text that tells the command about its sandbox.
 pub fn readme(base: &Path, writable: &[PathBuf], hidden: &[PathBuf], net: &Net) -> String {
     let list = |paths: &[PathBuf]| {
         let lines = paths.iter().map(|path| format!("  {}\n", path.display()));
@@ -252,13 +261,13 @@ pub fn readme(base: &Path, writable: &[PathBuf], hidden: &[PathBuf], net: &Net) 
     let scratch = ["/tmp", "/var/tmp", "/dev/shm"].map(PathBuf::from);
     format!(
         "You are in a sandbox of 'jailfs run'.\n\n\
-         Writable, and seen by nobody else until it is applied:\n  {}\n\
-         Writable, private, and gone when the command ends:\n{}\
+         Writable, and not visible outside until it is applied:\n  {}\n\
+         Writable, private, and removed when the command ends:\n{}\
          Writable as on the host (--bind-rw):\n{}\
          \n\
          Everything else is read-only. A refusal there is 'Read-only file system' or 'Permission denied';\n\
-         whoever started 'jailfs run' can allow a directory with --bind-rw DIR.\n\n\
-         Hidden: shown empty, or absent. Whoever started 'jailfs run' can show a path with --show PATH:\n{}\
+         the caller of 'jailfs run' can allow a directory with --bind-rw DIR.\n\n\
+         Hidden: shown empty, or absent. The caller of 'jailfs run' can show a path with --show PATH:\n{}\
          \n\
          Also hidden: /run with the sockets of services, devices, other processes, and the stores of jailfs.\n\
          Mounting, gaining privileges, and signals to processes outside are refused.\n\n\
@@ -272,13 +281,15 @@ pub fn readme(base: &Path, writable: &[PathBuf], hidden: &[PathBuf], net: &Net) 
     )
 }
 
-/// Variables that name sockets of the host, which are hidden: without them programs know at once.
+/// Variables that name sockets of the host, which are hidden. Without the variable a program
+/// notices at once.
 const SOCKETS: &[&str] =
     &["XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "SSH_AUTH_SOCK", "GPG_AGENT_INFO", "WAYLAND_DISPLAY"];
-/// Variables that are left with `--env-clear`, beside `LC_*`.
+/// Variables that `--env-clear` keeps, besides `LC_*`.
 const PLAIN: &[&str] = &["HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER"];
 
-/// Whether a variable goes on into the environment of the command. `shown` is what the caller asked to be shown or bound.
+/// Whether the command gets a variable of the caller. `shown` are the paths that the caller shows
+/// or binds.
 pub fn keeps_variable(name: &OsStr, value: &OsStr, clear: bool, shown: &[PathBuf]) -> bool {
     let text = name.to_str().unwrap_or_default();
     if clear {
@@ -297,33 +308,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_line_says_which_walls_stand_and_which_do_not() {
+    fn one_line_names_the_walls_that_stand_and_those_that_are_missing() {
         let view = ViewWall { own_proc: true, own_net: true };
         let all = Walls { view: Some(view.clone()), landlock: Some(7) };
         assert_eq!(
             all.line(),
-            "confined by a view of its own (user, mount, pid, ipc, uts, net namespaces), Landlock 7, a system call filter, \
-             no new privileges"
+            "confined by a view of its own (user, mount, pid, ipc, uts, net namespaces), \
+             Landlock 7, a system call filter, no new privileges"
         );
         let old = Walls { view: Some(ViewWall { own_proc: false, ..view }), landlock: None };
         assert_eq!(old.line().matches("; but ").count(), 2);
         let alone = Walls { view: None, landlock: Some(4) };
         assert_eq!(
             alone.line(),
-            "confined by Landlock 4, a system call filter, no new privileges; but no namespaces: processes, sockets and \
-             /tmp are shared with the host"
+            "confined by Landlock 4, a system call filter, no new privileges; but no \
+             namespaces: processes, sockets and /tmp are shared with the host"
         );
     }
 
     #[test]
-    fn everything_but_the_secrets_is_allowed() {
+    fn every_path_except_the_secrets_is_allowed() {
         let dir = tempfile::tempdir().unwrap();
         for made in ["a/b", "a/secret", "c"] {
             fs::create_dir_all(dir.path().join(made)).unwrap();
         }
         std::os::unix::fs::symlink("a/secret", dir.path().join("link")).unwrap();
         let mut rules = Vec::new();
-        allow_but(dir.path(), reading(), &[dir.path().join("a/secret")], &mut rules);
+        allow_except(dir.path(), read_access(), &[dir.path().join("a/secret")], &mut rules);
         let mut allowed: Vec<_> = rules.into_iter().map(|(path, _)| path).collect();
         allowed.sort();
         assert_eq!(allowed, [dir.path().join("a/b"), dir.path().join("c")]);
@@ -348,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn the_readme_says_what_can_be_done() {
+    fn the_readme_names_the_writable_and_hidden_paths() {
         let text = readme(Path::new("/repo"), &[], &["/root/.ssh".into()], &Net::None);
         for part in
             ["  /repo\n", "  (nothing)\n", "  /root/.ssh\n", "--show PATH", "--bind-rw DIR", "--net none"]

@@ -547,7 +547,7 @@ fn without_namespaces_the_second_wall_stands_alone_and_is_said_to() {
         "#;
         let said = without_namespaces(&place, who, outside);
         assert_eq!((said.code, said.out.as_str()), (0, "done\nA\td/\nR\ta\td/a\n"), "{who:?}: {}", said.err);
-        assert!(said.err.contains("warning: no namespaces are to be had here: "), "{}", said.err);
+        assert!(said.err.contains("warning: this host does not allow namespaces: "), "{}", said.err);
         assert!(said.err.contains("confined by Landlock "), "{}", said.err);
         assert!(said.err.contains("; but no namespaces: "), "{}", said.err);
     }

@@ -71,7 +71,10 @@ fn what_cannot_be_mounted_says_why() {
         ("mount file mnt", "find 'file': it is not a directory"),
         ("mount base base/inside", "the mount would contain itself\nhint: mount it beside the base"),
         ("mount outer/base outer", "the mount would hide it"),
-        ("mount base mnt --store base/s", "is inside the base\nhint: name another place with --store DIR"),
+        (
+            "mount base mnt --store base/s",
+            "is inside the base\nhint: name another directory with --store DIR",
+        ),
         ("mount outer/base mnt --store outer", "the base is inside the store"),
         ("mount base mnt --store mnt/s", "the mount would hide the store"),
     ] {

@@ -265,10 +265,10 @@ END
 fn a_list_needs_a_network_namespace_and_sense() {
     let place = place();
     for (list, says) in [
-        ("allow:", "'' is none of HOST"),
-        ("allow:bad host", "'bad host' is none of HOST"),
+        ("allow:", "'' is not HOST"),
+        ("allow:bad host", "'bad host' is not HOST"),
         ("allow:a:0", "'a:0': a port is a number"),
-        ("allow:127.1", "'127.1' is none of HOST"),
+        ("allow:127.1", "'127.1' is not HOST"),
         ("some", "one of host, none and allow"),
     ] {
         let said = place.call("base", ["run", "--net", list, "--", "true"]);

@@ -1,12 +1,12 @@
-//! Tells addresses of the internet from those of this machine and of the networks around it.
+//! Tells public internet addresses from those of this machine and of private networks.
 //!
-//! The owner of a listed name decides in the DNS to which address it leads. So an address that is
-//! not of the internet must be in the list itself.
+//! The owner of a listed name decides in the DNS to which address it resolves. So a special address
+//! must be in the list itself.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Blocks of IPv4 that are not of the internet: the first address, and how many bits count. From
-/// the registry of special addresses of IANA (RFC 6890), with multicast and what is reserved.
+/// IPv4 blocks that are not public: the first address, and the prefix length. From IANA's registry
+/// of special-purpose addresses (RFC 6890), plus multicast and reserved blocks.
 const SPECIAL: &[([u8; 4], u32)] = &[
     ([0, 0, 0, 0], 8),
     ([10, 0, 0, 0], 8),

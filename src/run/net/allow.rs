@@ -1,34 +1,33 @@
 //! The list of hosts that a command may reach.
 //!
-//! Always true:
-//! * A host is a name in lower case without a dot at its end, or an address. What some resolvers
-//!   take for an address (`127.1`, `0x7f000001`, `2130706433`) is neither, and refused.
-//! * An address is admitted only by an entry with that address, whatever names lead to it.
-//! * An entry without a port is for the ports 80 and 443.
+//! * A host is a name in lower case without a trailing dot, or an address. A name that some
+//!   resolvers read as an address (`127.1`, `0x7f000001`, `2130706433`) is neither, and is refused.
+//! * An address is admitted only by an entry with that address, whatever names resolve to it.
+//! * An entry without a port means the ports 80 and 443.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::address::is_special;
 
-/// The ports of an entry that names none.
+/// The ports of an entry without a port.
 const PORTS: [u16; 2] = [80, 443];
-/// The longest name (RFC 1035).
+/// The maximum length of a name (RFC 1035).
 const LONGEST: usize = 253;
-/// The most entries.
+/// The maximum number of entries.
 const MOST: usize = 1000;
 
-/// A host, as the list and requests name it.
+/// A host, as in the list and in requests.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Host {
     /// In lower case.
     Name(String),
-    /// An address of IPv4 within IPv6 is that address of IPv4.
+    /// An IPv4-mapped IPv6 address is kept as the IPv4 address.
     Address(IpAddr),
 }
 
 impl Host {
-    /// Reads a name, or an address; one of IPv6 is in brackets. None if it is neither.
+    /// Parses a name or an address, an IPv6 address in brackets. None if it is neither.
     pub(super) fn parse(text: &str) -> Option<Host> {
         if let Some(inner) = text.strip_prefix('[') {
             let address: Ipv6Addr = inner.strip_suffix(']')?.parse().ok()?;
@@ -57,7 +56,7 @@ impl fmt::Display for Host {
     }
 }
 
-/// A name in lower case, if the text is one.
+/// The name in lower case, if the text is a valid name.
 fn name(text: &str) -> Option<String> {
     let text = text.strip_suffix('.').unwrap_or(text);
     let is_label = |label: &str| {
@@ -72,7 +71,7 @@ fn name(text: &str) -> Option<String> {
     is_name.then(|| text.to_ascii_lowercase())
 }
 
-/// What a request asks for.
+/// The host and port that a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Target {
     pub(super) host: Host,
@@ -80,8 +79,8 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Reads `HOST:PORT`, or `HOST` if there is a port to assume. Nothing else may stand there: no
-    /// user, no space, no path.
+    /// Parses `HOST:PORT`, or `HOST` if `assumed` has a port. Refuses anything else, such as a
+    /// user, a space or a path.
     pub(super) fn parse(text: &str, assumed: Option<u16>) -> Option<Target> {
         let (host, port) = split_port(text);
         let port = match port {
@@ -98,27 +97,27 @@ impl fmt::Display for Target {
     }
 }
 
-/// The host, in its brackets, and what stands behind the colon.
+/// The host, with its brackets, and the text after the colon.
 fn split_port(text: &str) -> (&str, Option<&str>) {
     match text.rsplit_once(':') {
-        // The colon is in the brackets.
+        // This colon is inside the brackets.
         Some((_, behind)) if behind.ends_with(']') => (text, None),
         Some((host, port)) => (host, Some(port)),
         None => (text, None),
     }
 }
 
-/// Digits and nothing else: no sign, no space, at most 65535, and not 0.
+/// Parses a port from 1 to 65535: only digits, no sign, no space.
 fn parse_port(digits: &str) -> Option<u16> {
     let is_plain = (1..=5).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());
     digits.parse().ok().filter(|port| is_plain && *port != 0)
 }
 
-/// Which hosts an entry is for.
+/// The hosts that an entry matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Pattern {
     Is(Host),
-    /// Names that end with a dot and this name.
+    /// All names below this one.
     Below(String),
 }
 
@@ -134,11 +133,11 @@ impl Pattern {
     }
 }
 
-/// One host, or the names below one.
+/// One host, or all names below one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     pattern: Pattern,
-    /// None stands for [`PORTS`].
+    /// None means [`PORTS`].
     port: Option<u16>,
 }
 
@@ -158,11 +157,11 @@ impl fmt::Display for Entry {
     }
 }
 
-/// What the list says of a request, before any name is resolved.
+/// The judgement of the list on a request, before a name is resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Listed,
-    /// The host is listed, with other ports.
+    /// The host is listed with other ports.
     OtherPort,
     NotListed,
 }
@@ -174,11 +173,11 @@ pub struct AllowList {
 }
 
 impl AllowList {
-    /// Reads entries separated by commas: `HOST`, `*.HOST` or an address, each with or without
-    /// `:PORT`. An address of IPv6 with a port is in brackets.
+    /// Parses entries separated by commas: `HOST`, `*.HOST` or an address, each optionally with
+    /// `:PORT`. An IPv6 address with a port is in brackets.
     ///
     /// # Errors
-    /// Which entry is wrong, and why, for people.
+    /// A message for people: the wrong entry, and why it is wrong.
     pub fn parse(text: &str) -> Result<AllowList, String> {
         let entries = text.split(',').map(entry).collect::<Result<Vec<_>, _>>()?;
         if entries.len() > MOST {
@@ -187,7 +186,7 @@ impl AllowList {
         Ok(AllowList { entries })
     }
 
-    /// Judges what a request asks for by its own words.
+    /// Judges a request by the host and port in it.
     pub(super) fn judge(&self, target: &Target) -> Verdict {
         let mut entries = self.entries.iter().filter(|entry| entry.pattern.matches(&target.host)).peekable();
         match () {
@@ -197,9 +196,9 @@ impl AllowList {
         }
     }
 
-    /// Whether a listed request may be sent to an address that its host has. One that is not of the
-    /// internet must be listed itself, but `localhost` may lead to the loopback. `is_own`: the
-    /// address is one of this machine.
+    /// Whether a listed request may connect to an address of its host. A special address must be
+    /// listed itself, except that `localhost` may lead to the loopback. `is_own`: the address
+    /// belongs to this machine.
     pub(super) fn admits(&self, target: &Target, address: IpAddr, is_own: bool) -> bool {
         let address = Host::from(address);
         if self.judge(&Target { host: address.clone(), port: target.port }) == Verdict::Listed {
@@ -214,7 +213,7 @@ impl AllowList {
         }
     }
 
-    /// Whether an entry, with any port, is for this host.
+    /// Whether an entry matches this host with any port.
     pub(super) fn names(&self, host: &str) -> bool {
         let host = host.parse().map(|address: IpAddr| Host::from(address)).ok().or_else(|| Host::parse(host));
         host.is_some_and(|host| self.entries.iter().any(|entry| entry.pattern.matches(&host)))
@@ -252,7 +251,7 @@ fn entry(text: &str) -> Result<Entry, String> {
 fn listed(text: &str, host: Host, port: Option<u16>) -> Result<Entry, String> {
     match host {
         Host::Address(address) if address.is_unspecified() => {
-            Err(format!("'{text}' is the address of no host"))
+            Err(format!("'{text}' is not the address of a host"))
         }
         host => Ok(Entry { pattern: Pattern::Is(host), port }),
     }
@@ -260,7 +259,7 @@ fn listed(text: &str, host: Host, port: Option<u16>) -> Result<Entry, String> {
 
 fn wrong(text: &str) -> String {
     let international = if text.is_ascii() { "" } else { "; names in other letters are written as xn--..." };
-    format!("'{text}' is none of HOST, *.HOST, an address, and one of these with :PORT{international}")
+    format!("'{text}' is not HOST, *.HOST or an address, with or without :PORT{international}")
 }
 
 #[cfg(test)]
@@ -357,22 +356,22 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_is_wrong_is_told() {
+    fn a_wrong_list_is_refused_with_its_reason() {
         for (list, says) in [
-            ("", "is none of"),
-            ("example.com,", "is none of"),
+            ("", "is not HOST"),
+            ("example.com,", "is not HOST"),
             ("example.com:0", "from 1 to 65535"),
             ("example.com:https", "from 1 to 65535"),
             ("*", "--net host"),
             ("*:443", "--net host"),
-            ("*.*", "is none of"),
-            ("a.*.com", "is none of"),
+            ("*.*", "is not HOST"),
+            ("a.*.com", "is not HOST"),
             ("https://example.com", "from 1 to 65535"),
             ("exämple.com", "xn--"),
-            ("127.1", "is none of"),
-            ("10.0.0.0/8", "is none of"),
-            ("0.0.0.0", "no host"),
-            ("[::]", "no host"),
+            ("127.1", "is not HOST"),
+            ("10.0.0.0/8", "is not HOST"),
+            ("0.0.0.0", "not the address of a host"),
+            ("[::]", "not the address of a host"),
         ] {
             let error = AllowList::parse(list).unwrap_err();
             assert!(error.contains(says), "{list}: {error}");

@@ -1,43 +1,43 @@
 //! Bounds what a client sends over a connection.
 //!
-//! A plain HTTP request may send its body and not a byte more: what follows would be a second
-//! request, which was not judged. So the body is followed as the origin follows it (RFC 9112,
-//! section 6), and strictly: extensions of chunks, trailers and ends of lines without CR are
-//! refused, because programs have read them in different ways.
+//! A plain HTTP request may send its body and no byte more: further bytes would be a second
+//! request, which the list has not judged. So the body is parsed as the origin parses it (RFC 9112,
+//! section 6), and strictly. Chunk extensions, trailers and line ends without CR are refused,
+//! because servers differ in how they read them.
 
-/// What a client may still send.
+/// The bytes that a client may still send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Body {
-    /// Anything: a tunnel.
+    /// Any bytes: a tunnel.
     Open,
     /// This many bytes.
     Length(u64),
-    /// Chunks.
+    /// A chunked body.
     Chunked(Chunks),
 }
 
-/// Where in a chunked body the next byte stands.
+/// The position in a chunked body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Chunks {
-    /// In the size, after this many digits.
+    /// In a chunk size, after this many digits.
     Size {
         digits: u8,
         size: u64,
     },
-    /// Behind the CR of a size.
+    /// After the CR of a chunk size.
     SizeEnd(u64),
-    /// In a chunk, with this many bytes to come.
+    /// In a chunk, with this many bytes left.
     Data(u64),
-    /// At the CR behind a chunk, then at its LF.
+    /// Before the CR after a chunk, then before its LF.
     DataCr,
     DataLf,
-    /// At the CR behind the last chunk, then at its LF.
+    /// Before the CR after the last chunk, then before its LF.
     LastCr,
     LastLf,
     Done,
 }
 
-/// The body breaks the rules.
+/// The body violates RFC 9112 or the stricter rules above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
 
@@ -45,15 +45,15 @@ impl Body {
     pub(super) const NONE: Body = Body::Length(0);
     pub(super) const CHUNKED: Body = Body::Chunked(Chunks::Size { digits: 0, size: 0 });
 
-    /// Whether nothing more may be sent.
+    /// Whether the body is complete.
     pub(super) fn is_over(self) -> bool {
         matches!(self, Body::Length(0) | Body::Chunked(Chunks::Done))
     }
 
-    /// How many of these bytes belong to the body: all, or up to its end.
+    /// The number of these bytes that belong to the body: all, or those up to its end.
     ///
     /// # Errors
-    /// They break the rules.
+    /// [`Malformed`].
     pub(super) fn take(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
         match self {
             Body::Open => Ok(bytes.len()),
@@ -86,7 +86,7 @@ impl Chunks {
         Ok(taken)
     }
 
-    /// Where the byte behind this one stands.
+    /// The position after this byte.
     fn after(self, byte: u8) -> Result<Chunks, Malformed> {
         match (self, byte) {
             (Chunks::Size { digits: 1.., size }, b'\r') => Ok(Chunks::SizeEnd(size)),
@@ -109,7 +109,8 @@ impl Chunks {
 mod tests {
     use super::*;
 
-    /// Gives a body in pieces of every length: how much of it was taken, and whether it was over.
+    /// Feeds a body in pieces of every length. Returns how much was taken, and whether it is
+    /// complete.
     fn fed(body: Body, bytes: &[u8]) -> Result<(usize, bool), Malformed> {
         let results: Vec<_> = (1..=bytes.len())
             .map(|piece| {

@@ -1,19 +1,17 @@
-//! Reads the head of a request to the proxy, and writes it anew for the origin.
+//! Parses the head of a request to the proxy, and rewrites it for the origin.
 //!
-//! Always true:
-//! * A connection carries one request: either CONNECT, or one with the whole address of what it
-//!   asks for. Any other is refused.
-//! * What is sent to the origin is written from the parsed parts. Its Host is the host that was
-//!   judged, and its length is told in one way.
-//! * A request that could be read in two ways is refused: two lengths, a Host that is not that of
-//!   the address, an address with a user or a fragment.
+//! * A connection carries one request: CONNECT, or one with an absolute URL. Any other is refused.
+//! * The head for the origin is written from the parsed parts. Its Host is the host that the list
+//!   has judged, and one field states its length.
+//! * An ambiguous request is refused: two lengths, a Host that differs from the URL, a URL with a
+//!   user or a fragment.
 
 use super::allow::Target;
 use super::body::Body;
 
-/// The longest head, in bytes.
+/// The maximum length of a head, in bytes.
 pub(super) const LONGEST: usize = 32 << 10;
-/// The most fields of a head.
+/// The maximum number of header fields.
 const MOST: usize = 100;
 
 /// A request that the proxy understands.
@@ -21,15 +19,15 @@ const MOST: usize = 100;
 pub(super) enum Request {
     /// A tunnel.
     Connect(Target),
-    /// A plain request: what it asks for, the head for the origin, and what follows it.
+    /// A plain request: its target, the head for the origin, and the body that follows.
     Forward(Target, Vec<u8>, Body),
 }
 
-/// Why a request is not understood, for the client.
-pub(super) type Bad = &'static str;
+/// Why a request is refused. The client gets this text.
+pub(super) type Reason = &'static str;
 
-/// Where the head ends, if it does: behind the first empty line. `from` is how much was searched
-/// before.
+/// The end of the head, after the first empty line, if it is complete. `from` is the length that
+/// was searched before.
 pub(super) fn end_of_head(bytes: &[u8], from: usize) -> Option<usize> {
     let start = from.saturating_sub(3);
     let rest = bytes.get(start..)?;
@@ -39,11 +37,11 @@ pub(super) fn end_of_head(bytes: &[u8], from: usize) -> Option<usize> {
     [at(b"\n\r\n"), at(b"\n\n")].into_iter().flatten().min()
 }
 
-/// Reads a head.
+/// Parses a head.
 ///
 /// # Errors
-/// Why it is no request for a proxy.
-pub(super) fn parse(head: &[u8]) -> Result<Request, Bad> {
+/// The head is malformed, or not a request to a proxy.
+pub(super) fn parse(head: &[u8]) -> Result<Request, Reason> {
     let mut fields = [httparse::EMPTY_HEADER; MOST];
     let mut request = httparse::Request::new(&mut fields);
     match request.parse(head) {
@@ -59,12 +57,12 @@ pub(super) fn parse(head: &[u8]) -> Result<Request, Bad> {
         return Ok(Request::Connect(target));
     }
     let (authority, path) = split(target)?;
-    let target = Target::parse(authority, Some(80)).ok_or("the address of the request has no plain host")?;
+    let target = Target::parse(authority, Some(80)).ok_or("the URL of the request has no plain host")?;
     check_host(request.headers, &target, version)?;
     let (length, body) = body(request.headers)?;
     let slash = if path.starts_with('/') { "" } else { "/" };
     let mut head = format!("{method} {slash}{path} HTTP/1.{version}\r\nHost: {authority}\r\n").into_bytes();
-    for field in passed_on(request.headers) {
+    for field in forwarded_fields(request.headers) {
         head.extend([field.name.as_bytes(), b": ", field.value, b"\r\n"].concat());
     }
     head.extend(length.as_bytes());
@@ -72,38 +70,39 @@ pub(super) fn parse(head: &[u8]) -> Result<Request, Bad> {
     Ok(Request::Forward(target, head, body))
 }
 
-/// The authority of `http://AUTHORITY/PATH`, and the path with the query.
-fn split(target: &str) -> Result<(&str, &str), Bad> {
-    let whole = "a request to a proxy has the whole address: http://HOST/PATH";
-    let (scheme, rest) = target.split_once("://").ok_or(whole)?;
+/// Splits `http://AUTHORITY/PATH?QUERY` into the authority and the rest.
+fn split(target: &str) -> Result<(&str, &str), Reason> {
+    let absolute = "a request to a proxy needs an absolute URL: http://HOST/PATH";
+    let (scheme, rest) = target.split_once("://").ok_or(absolute)?;
     if !scheme.eq_ignore_ascii_case("http") {
         return Err("only http:// is forwarded; other protocols need CONNECT or SOCKS5");
     }
     if rest.contains('#') {
-        return Err("the address of the request has a fragment");
+        return Err("the URL of the request has a fragment");
     }
     let end = rest.find(['/', '?']).unwrap_or(rest.len());
-    rest.split_at_checked(end).ok_or(whole)
+    rest.split_at_checked(end).ok_or(absolute)
 }
 
-/// The one Host says what the address says.
-fn check_host(fields: &[httparse::Header<'_>], target: &Target, version: u8) -> Result<(), Bad> {
+/// Checks that there is one Host field, and that it names the host of the URL.
+fn check_host(fields: &[httparse::Header<'_>], target: &Target, version: u8) -> Result<(), Reason> {
     let mut hosts = named(fields, "host");
     match (hosts.next(), hosts.next()) {
         (None, None) if version == 0 => Ok(()),
         (Some(value), None) => {
-            let told = std::str::from_utf8(value).ok().and_then(|text| Target::parse(text.trim(), Some(80)));
-            match told {
-                Some(told) if told == *target => Ok(()),
-                _ => Err("the field Host is not the host of the address"),
+            let stated =
+                std::str::from_utf8(value).ok().and_then(|text| Target::parse(text.trim(), Some(80)));
+            match stated {
+                Some(stated) if stated == *target => Ok(()),
+                _ => Err("the field Host is not the host of the URL"),
             }
         }
         _ => Err("the request needs one field Host"),
     }
 }
 
-/// The field that tells the length of the body, and the body that it tells of.
-fn body(fields: &[httparse::Header<'_>]) -> Result<(String, Body), Bad> {
+/// The field that states the length of the body, and the body.
+fn body(fields: &[httparse::Header<'_>]) -> Result<(String, Body), Reason> {
     let mut lengths = named(fields, "content-length");
     let mut codings = named(fields, "transfer-encoding");
     match (lengths.next(), lengths.next(), codings.next(), codings.next()) {
@@ -113,24 +112,26 @@ fn body(fields: &[httparse::Header<'_>]) -> Result<(String, Body), Bad> {
             let digits =
                 text.filter(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()));
             let length: u64 =
-                digits.and_then(|text| text.parse().ok()).ok_or("Content-Length is no number")?;
+                digits.and_then(|text| text.parse().ok()).ok_or("Content-Length is not a number")?;
             Ok((format!("Content-Length: {length}\r\n"), Body::Length(length)))
         }
         (None, None, Some(coding), None) if coding.eq_ignore_ascii_case(b"chunked") => {
             Ok(("Transfer-Encoding: chunked\r\n".to_owned(), Body::CHUNKED))
         }
         (None, None, ..) => Err("the only Transfer-Encoding that is forwarded is chunked"),
-        _ => Err("the length of the request is told in two ways"),
+        _ => Err("the request states its length twice"),
     }
 }
 
-/// The values of the fields of a name, which is in lower case.
+/// The values of all fields with this name, which is in lower case.
 fn named<'a>(fields: &'a [httparse::Header<'a>], name: &'a str) -> impl Iterator<Item = &'a [u8]> {
     fields.iter().filter(move |field| field.name.eq_ignore_ascii_case(name)).map(|field| field.value)
 }
 
-/// The fields that are for the origin, but for those that are written anew.
-fn passed_on<'a>(fields: &'a [httparse::Header<'a>]) -> impl Iterator<Item = &'a httparse::Header<'a>> {
+/// The fields that are forwarded unchanged.
+fn forwarded_fields<'a>(
+    fields: &'a [httparse::Header<'a>],
+) -> impl Iterator<Item = &'a httparse::Header<'a>> {
     const OWN: &[&str] = &["host", "content-length", "transfer-encoding", "connection"];
     const FOR_THE_PROXY: &[&str] = &[
         "keep-alive",
@@ -152,7 +153,7 @@ fn passed_on<'a>(fields: &'a [httparse::Header<'a>]) -> impl Iterator<Item = &'a
     })
 }
 
-/// An answer of the proxy itself, with a reason in plain text.
+/// A response of the proxy itself, with a reason in plain text.
 pub(super) fn answer(status: &str, reason: &str) -> Vec<u8> {
     let text = format!("jailfs: {reason}\n");
     format!(

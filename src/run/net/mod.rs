@@ -35,7 +35,7 @@ use serde::{Deserialize, Serialize};
 
 pub use allow::AllowList;
 pub(super) use proxy::Proxy;
-pub use proxy::Tell;
+pub use proxy::Report;
 
 use crate::error::{Attempt, Result};
 
@@ -59,13 +59,13 @@ impl Net {
     /// Reads `host`, `none` or `allow:LIST`.
     ///
     /// # Errors
-    /// What is wrong with the text, for people.
+    /// A message for people: what is wrong with the text.
     pub fn parse(text: &str) -> std::result::Result<Net, String> {
         match text.split_once(':') {
             None if text == "host" => Ok(Net::Host),
             None if text == "none" => Ok(Net::None),
             Some(("allow", list)) => Ok(Net::Allow(AllowList::parse(list)?)),
-            _ => Err("it is one of host, none and allow:HOST[:PORT],...".to_owned()),
+            _ => Err("the value is host, none or allow:HOST[:PORT],...".to_owned()),
         }
     }
 

@@ -1,7 +1,7 @@
-//! Connects to what a request asks for, if the list admits it.
+//! Connects to the target of a request, if the list admits it.
 //!
-//! Always true: a name that is not listed is not resolved. A name is resolved once, each of its
-//! addresses is judged, and the connection goes to an address that was judged.
+//! A name that is not listed is never resolved. A name is resolved once, each of its addresses is
+//! judged, and the connection goes to a judged address.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs, UdpSocket};
@@ -16,42 +16,42 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, Sockaddr
 use super::allow::{AllowList, Host, Target, Verdict};
 use super::stream::Until;
 
-/// The most addresses of a name that are tried.
+/// The maximum number of addresses of a name that are tried.
 const MOST: usize = 8;
-/// How long one address is tried.
+/// The time limit for one address.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the process outside knows about names and addresses.
+/// Names and addresses as the process outside sees them. Tests replace it.
 pub(super) trait Resolver: Send + Sync {
     /// The addresses of a name.
     ///
     /// # Errors
-    /// The name has none, or no server answers.
+    /// The name has no address, or no server answers.
     fn resolve(&self, name: &str) -> io::Result<Vec<IpAddr>>;
 
-    /// Whether an address is one of this machine.
+    /// Whether an address belongs to this machine.
     fn is_own(&self, address: IpAddr) -> bool;
 }
 
-/// As every program outside resolves names (getaddrinfo(3)).
+/// The resolver of the host (getaddrinfo(3)).
 #[derive(Debug)]
-pub(super) struct OfHost;
+pub(super) struct HostResolver;
 
-impl Resolver for OfHost {
+impl Resolver for HostResolver {
     fn resolve(&self, name: &str) -> io::Result<Vec<IpAddr>> {
         Ok((name, 0).to_socket_addrs()?.map(|address| address.ip()).collect())
     }
 
-    /// The kernel binds sockets to its own addresses only, also to those that no interface has but
-    /// a route makes its own. Where it binds to any (`net.ipv4.ip_nonlocal_bind`), the interfaces
-    /// say.
+    /// Tries to bind a socket: the kernel binds only to addresses of this machine, including those
+    /// that belong to a route and not to an interface. If it binds to any address
+    /// (`net.ipv4.ip_nonlocal_bind`), only the interfaces decide.
     fn is_own(&self, address: IpAddr) -> bool {
-        let of_nobody = match address {
+        let foreign = match address {
             IpAddr::V4(_) => IpAddr::from([192, 0, 2, 1]),
             IpAddr::V6(_) => IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]),
         };
         let binds = |address: IpAddr| UdpSocket::bind((address, 0)).is_ok();
-        (binds(address) && !binds(of_nobody)) || has_interface(address)
+        (binds(address) && !binds(foreign)) || has_interface(address)
     }
 }
 
@@ -65,10 +65,10 @@ fn has_interface(address: IpAddr) -> bool {
     })
 }
 
-/// Why a request does not come to a connection.
+/// Why a request gets no connection.
 #[derive(Debug)]
 pub(super) enum Denied {
-    /// The list does not admit it; why, for people.
+    /// The list does not admit it. The text says why, for people.
     Refused(String),
     /// The name has no address.
     Unresolved(io::Error),
@@ -79,7 +79,7 @@ pub(super) enum Denied {
 /// Connects to `target`.
 ///
 /// # Errors
-/// Why not.
+/// The list refuses the target, or it cannot be resolved or reached.
 pub(super) fn open(
     list: &AllowList,
     resolver: &dyn Resolver,
@@ -100,13 +100,14 @@ pub(super) fn open(
         Host::Name(name) => resolver.resolve(name).map_err(Denied::Unresolved)?,
         Host::Address(address) => vec![*address],
     };
-    // As IPv4 where it is that: the same form is judged and connected to.
+    // IPv4-mapped addresses become IPv4, so that the judged form is the one that is connected to.
     let found = found.into_iter().map(|address| address.to_canonical());
     let (admitted, others): (Vec<IpAddr>, Vec<IpAddr>) =
         found.partition(|address| list.admits(target, *address, resolver.is_own(*address)));
     if let ([], [other, ..]) = (admitted.as_slice(), others.as_slice()) {
         return Err(Denied::Refused(format!(
-            "it leads to {other}, an address of this machine or of a private network that the list of --net allow does not have"
+            "it leads to {other}, an address of this machine or of a private network \
+             that the list of --net allow does not have"
         )));
     }
     let mut failed = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
@@ -119,7 +120,7 @@ pub(super) fn open(
     Err(Denied::Unreachable(failed))
 }
 
-/// Connects to an address, without blocking, so that the end of the command ends it.
+/// Connects to an address. Does not block, so that the end of the command cancels it.
 fn connect_to(address: SocketAddr, until: Until<'_>) -> io::Result<TcpStream> {
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
@@ -146,11 +147,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_addresses_of_this_machine_are_known() {
+    fn addresses_of_this_machine_are_recognised() {
         for own in ["127.0.0.1", "127.1.2.3", "::1"] {
-            assert!(OfHost.is_own(own.parse().unwrap()), "{own}");
+            assert!(HostResolver.is_own(own.parse().unwrap()), "{own}");
         }
-        assert!(!OfHost.is_own("192.0.2.1".parse().unwrap()));
+        assert!(!HostResolver.is_own("192.0.2.1".parse().unwrap()));
         assert!(has_interface("127.0.0.1".parse().unwrap()) && has_interface("::1".parse().unwrap()));
         assert!(!has_interface("127.1.2.3".parse().unwrap()));
     }

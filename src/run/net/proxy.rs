@@ -1,12 +1,11 @@
-//! The proxy: accepts what the command connects to, and answers it.
+//! The proxy: accepts the connections of the command, and serves them.
 //!
-//! Always true:
-//! * No connection is made before the list has admitted it ([`outward::open`]).
-//! * The command decides how many connections there are and what they ask for. So each connection
-//!   has a thread of its own, at most [`Limits::connections`] of them; the head of a request is
-//!   bounded in length and time; and the number of printed refusals is bounded.
-//! * When the command has ended, no thread waits for it or for an origin. A thread that waits for
-//!   the resolver ends with it, and [`Proxy::finish`] does not wait for that.
+//! * It connects to an origin only after the list has admitted it ([`outward::open`]).
+//! * The command is bounded. Each connection has a thread, at most [`Limits::connections`] of them.
+//!   The head of a request is bounded in length and time, and the number of printed refusals is
+//!   bounded.
+//! * When the command has ended, no thread waits for it or for an origin. A thread may still wait
+//!   for the resolver and ends after that; [`Proxy::finish`] does not wait for it.
 
 use std::collections::HashSet;
 use std::fmt::{self, Display};
@@ -24,36 +23,35 @@ use parking_lot::{Condvar, Mutex};
 use super::allow::{AllowList, Target};
 use super::body::Body;
 use super::http::{self, Request};
-use super::outward::{self, Denied, OfHost, Resolver};
+use super::outward::{self, Denied, HostResolver, Resolver};
 use super::relay::relay;
-use super::socks::{self, Answer, Asked};
+use super::socks::{self, Answer};
 use super::stream::{Client, Until, is_not_ready};
 use crate::error::{Attempt, Result};
 
-/// The stack of a thread: the resolver's modules need some.
+/// The stack size of a thread. Modules of the resolver need this much.
 const STACK: usize = 512 << 10;
-/// How long the end of a run waits for the threads.
+/// The time that the end of a run waits for the threads.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// After a failed accept(2), for want of descriptors for example, the next one is tried after this
-/// time.
+/// The pause after a failed accept(2), for example when descriptors have run out.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The longest name that is told, in bytes.
+/// The maximum length of a printed name, in bytes.
 const LONGEST_NAME: usize = 300;
 
-/// Prints one line for the person, given without its end. Several threads call it.
-pub type Tell = Arc<dyn Fn(&str) + Send + Sync>;
+/// Prints one line for people, given without a newline. Several threads call it.
+pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// Limits of what a command can use.
+/// Limits on what a command can use.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Connections at a time.
+    /// Concurrent connections.
     pub(super) connections: usize,
-    /// Time to send a request, and for the answer of the proxy itself.
+    /// Time to send a request, and time to send the proxy's own response.
     pub(super) request: Duration,
     /// Time to reach the origin.
     pub(super) connect: Duration,
-    /// Different refusals that are told.
-    pub(super) told: usize,
+    /// The number of different refusals that are printed.
+    pub(super) printed: usize,
 }
 
 impl Default for Limits {
@@ -62,14 +60,14 @@ impl Default for Limits {
             connections: 256,
             request: Duration::from_secs(10),
             connect: Duration::from_secs(30),
-            told: 50,
+            printed: 50,
         }
     }
 }
 
-/// A proxy that runs. Dropping it ends it.
+/// A running proxy. Dropping it stops it.
 pub(crate) struct Proxy {
-    /// None when it is to end.
+    /// None when the proxy is to stop.
     run: Option<OwnedFd>,
     shared: Arc<Shared>,
 }
@@ -84,11 +82,11 @@ struct Shared {
     list: AllowList,
     limits: Limits,
     resolver: Box<dyn Resolver>,
-    tell: Tell,
-    /// The other end is closed when the command has ended.
+    report: Report,
+    /// Its other end is closed when the command has ended.
     stop: OwnedFd,
     tally: Mutex<Tally>,
-    /// Threads that live.
+    /// The number of live threads.
     live: Mutex<usize>,
     ended: Condvar,
 }
@@ -99,24 +97,24 @@ struct Tally {
     refused: u64,
     /// Hosts and ports whose refusal was printed.
     names: HashSet<String>,
-    /// Whether it was told that there are too many connections.
-    is_full_told: bool,
+    /// Whether it was printed that there are too many connections.
+    is_full_reported: bool,
 }
 
 impl Proxy {
-    /// Begins to accept on `listener`.
+    /// Starts to accept on `listener`.
     ///
     /// # Errors
     /// Those of pipe(2), fcntl(2), and of starting a thread.
-    pub(crate) fn start(listener: OwnedFd, list: AllowList, tell: Tell) -> Result<Proxy> {
-        Proxy::with(listener.into(), list, tell, Box::new(OfHost), Limits::default())
+    pub(crate) fn start(listener: OwnedFd, list: AllowList, report: Report) -> Result<Proxy> {
+        Proxy::with(listener.into(), list, report, Box::new(HostResolver), Limits::default())
             .attempt(|| "start the proxy of the command")
     }
 
     pub(super) fn with(
         listener: TcpListener,
         list: AllowList,
-        tell: Tell,
+        report: Report,
         resolver: Box<dyn Resolver>,
         limits: Limits,
     ) -> io::Result<Proxy> {
@@ -126,7 +124,7 @@ impl Proxy {
             list,
             limits,
             resolver,
-            tell,
+            report,
             stop,
             tally: Mutex::default(),
             live: Mutex::new(0),
@@ -137,7 +135,7 @@ impl Proxy {
         Ok(Proxy { run: Some(run), shared })
     }
 
-    /// Ends all connections, and tells how many were refused.
+    /// Ends all connections, and reports how many were refused.
     fn finish(&mut self) {
         if self.run.take().is_none() {
             return;
@@ -151,9 +149,10 @@ impl Proxy {
         let tally = self.shared.tally.lock();
         let Tally { admitted, refused, names, .. } = &*tally;
         if *refused > 0 {
-            let more = if names.len() < self.shared.limits.told { "" } else { " or more" };
-            (self.shared.tell)(&format!(
-                "network: refused in all {refused} connections to {}{more} different hosts or ports; admitted {admitted}",
+            let more = if names.len() < self.shared.limits.printed { "" } else { " or more" };
+            (self.shared.report)(&format!(
+                "network: refused in all {refused} connections to {}{more} different hosts or \
+             ports; admitted {admitted}",
                 names.len()
             ));
         }
@@ -166,7 +165,7 @@ impl Drop for Proxy {
     }
 }
 
-/// Counts a thread that lives.
+/// Counts a live thread.
 struct Alive(Arc<Shared>);
 
 impl Drop for Alive {
@@ -187,7 +186,7 @@ impl Shared {
         std::thread::Builder::new().name("net".to_owned()).stack_size(STACK).spawn(work).map(drop)
     }
 
-    /// Accepts until the command has ended.
+    /// Accepts connections until the command has ended.
     fn accept(self: &Arc<Shared>, listener: &TcpListener) {
         loop {
             let until = Until { stop: self.stop.as_fd(), time: None };
@@ -208,9 +207,9 @@ impl Shared {
                 }
             };
             let Ok(client) = Client::new(stream) else { continue };
-            // This thread is one of those that live.
+            // This thread is one of the live ones.
             if *self.live.lock() > self.limits.connections {
-                self.turn_away(client);
+                self.refuse_connection(client);
                 continue;
             }
             let shared = Arc::clone(self);
@@ -220,13 +219,12 @@ impl Shared {
         }
     }
 
-    /// Answers one connection too many, without waiting.
-    fn turn_away(&self, mut client: Client) {
+    /// Refuses a connection above the limit, without waiting.
+    fn refuse_connection(&self, mut client: Client) {
         let most = self.limits.connections;
-        let reason =
-            format!("there are {most} connections of this command, and no more are allowed at a time");
-        if !std::mem::replace(&mut self.tally.lock().is_full_told, true) {
-            (self.tell)(&format!("network: {reason}"));
+        let reason = format!("this command has {most} connections, which is the limit");
+        if !std::mem::replace(&mut self.tally.lock().is_full_reported, true) {
+            (self.report)(&format!("network: {reason}"));
         }
         let now = Until::within(&self.stop, Duration::from_millis(1));
         drop(client.write(&http::answer("503 Service Unavailable", &reason), now));
@@ -252,13 +250,13 @@ impl Shared {
     }
 
     fn serve_socks(&self, client: &mut Client, until: Until<'_>) -> io::Result<()> {
-        let target = match socks::hear(client, until)? {
-            Some(Asked::Connect(target)) => target,
-            Some(Asked::Odd(name, port)) => {
-                self.refuse(&format!("{}:{port}", name.escape_ascii()), "it is not a host");
+        let target = match socks::read_request(client, until)? {
+            Some(socks::Request::Connect(target)) => target,
+            Some(socks::Request::NotAHost(name, port)) => {
+                self.refuse(&format!("{}:{port}", name.escape_ascii()), "it is not a host name or address");
                 return client.write(&Answer::Refused.bytes(), self.until(self.limits.request));
             }
-            Some(Asked::Other(answer)) => return client.write(&answer.bytes(), until),
+            Some(socks::Request::Other(answer)) => return client.write(&answer.bytes(), until),
             None => return Ok(()),
         };
         let answer = match self.open(&target) {
@@ -283,7 +281,7 @@ impl Shared {
                 return self.answer(client, "431 Request Header Fields Too Large", &reason);
             }
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                return self.answer(client, "408 Request Timeout", "the request took too long to come");
+                return self.answer(client, "408 Request Timeout", "the request took too long to arrive");
             }
             Err(error) => return Err(error),
         };
@@ -325,7 +323,7 @@ impl Shared {
         client.write(&http::answer(status, reason), self.until(self.limits.request))
     }
 
-    /// Connects to what is asked for, if the list admits it, and counts.
+    /// Connects to the target if the list admits it, and counts the result.
     fn open(&self, target: &Target) -> std::result::Result<TcpStream, Denied> {
         let until = self.until(self.limits.connect);
         let opened = outward::open(&self.list, self.resolver.as_ref(), target, until);
@@ -337,7 +335,7 @@ impl Shared {
         opened
     }
 
-    /// Counts a refusal, and tells it if this is the first of its name.
+    /// Counts a refusal, and reports the first one of each name.
     fn refuse(&self, what: &(impl Display + ?Sized), why: &str) {
         let mut what = what.to_string();
         if let Some((end, _)) = what.char_indices().nth(LONGEST_NAME) {
@@ -345,21 +343,21 @@ impl Shared {
         }
         let mut tally = self.tally.lock();
         tally.refused += 1;
-        let most = self.limits.told;
+        let most = self.limits.printed;
         if tally.names.len() >= most || !tally.names.insert(what.clone()) {
             return;
         }
         let is_last = tally.names.len() == most;
-        // A slow reader of the standard error must not hold the lock.
+        // A slow reader of standard error must not hold the lock.
         drop(tally);
-        (self.tell)(&format!("network: refused {what}: {why}"));
+        (self.report)(&format!("network: refused {what}: {why}"));
         if is_last {
-            (self.tell)("network: refusals of other hosts are counted from here on, and not told");
+            (self.report)("network: further refusals of other hosts are only counted");
         }
     }
 }
 
-/// The head of a request; what follows stays with the client. None if it is too long.
+/// Reads the head of a request. Bytes after it stay with the client. None if it is too long.
 fn read_head(client: &mut Client, until: Until<'_>) -> io::Result<Option<Vec<u8>>> {
     let mut searched = 0;
     loop {

@@ -10,30 +10,30 @@ use nix::poll::PollFlags;
 use super::body::Body;
 use super::stream::{CHUNK, Client, Until, is_not_ready};
 
-/// How long a connection of which one side has ended may be silent.
+/// How long a connection may be silent after one side has ended.
 const HALF_CLOSED: Duration = Duration::from_secs(120);
 
-/// One direction: what was read and is not yet written.
+/// One direction: bytes that were read and not yet written.
 struct Half {
     bytes: Vec<u8>,
-    /// Where in `bytes` what is not yet written begins.
+    /// The start of the unwritten part of `bytes`.
     from: usize,
-    /// Nothing more is to be read.
+    /// The reading side has ended.
     is_over: bool,
-    /// The other side was told.
-    is_told: bool,
+    /// The end was passed on to the writing side.
+    is_passed_on: bool,
 }
 
 impl Half {
     fn new(bytes: Vec<u8>) -> Half {
-        Half { bytes, from: 0, is_over: false, is_told: false }
+        Half { bytes, from: 0, is_over: false, is_passed_on: false }
     }
 
     fn is_empty(&self) -> bool {
         self.from >= self.bytes.len()
     }
 
-    /// Writes as much as is taken.
+    /// Writes as many bytes as the socket takes.
     fn write(&mut self, to: &mut TcpStream) -> io::Result<()> {
         while !self.is_empty() {
             match to.write(self.bytes.get(self.from..).unwrap_or_default()) {
@@ -48,7 +48,7 @@ impl Half {
         Ok(())
     }
 
-    /// Reads what has come into the empty buffer. Whether anything has, or the end.
+    /// Reads available bytes into the empty buffer. Returns whether there were any, or the end.
     fn read(&mut self, from: &mut TcpStream) -> io::Result<bool> {
         self.bytes.resize(CHUNK, 0);
         self.from = 0;
@@ -63,10 +63,10 @@ impl Half {
         Ok(true)
     }
 
-    /// Says the end to the other side when all is written.
-    fn tell(&mut self, to: &TcpStream) {
-        if self.is_over && self.is_empty() && !self.is_told {
-            self.is_told = true;
+    /// Passes the end on to the other side when everything is written.
+    fn end(&mut self, to: &TcpStream) {
+        if self.is_over && self.is_empty() && !self.is_passed_on {
+            self.is_passed_on = true;
             if let Err(error) = to.shutdown(Shutdown::Write) {
                 log::debug!("end a direction of a connection: {error}");
             }
@@ -74,11 +74,11 @@ impl Half {
     }
 }
 
-/// Copies both ways. `head` goes to the origin first; of what the client sends, only its `body`
-/// does.
+/// Copies both ways. `head` goes to the origin first. Of the client's bytes only its `body`
+/// follows.
 ///
 /// # Errors
-/// Those of either side, a body that breaks the rules, and the end of the command.
+/// A failure of either side, a malformed body, or the end of the command.
 pub(super) fn relay(
     client: &mut Client,
     mut origin: TcpStream,
@@ -91,50 +91,49 @@ pub(super) fn relay(
     let client = &mut client.stream;
     let taken = take(&mut body, &read)?;
     let mut request = Half::new([head.as_slice(), read.get(..taken).unwrap_or_default()].concat());
-    // A client that sends more than its body before it is answered gets its answer, and is not
-    // listened to.
-    let mut is_deaf = taken < read.len();
+    // A client that sends more than its body before the answer still gets the answer, but its
+    // further bytes are not read.
+    let mut ignores_client = taken < read.len();
     let mut answer = Half::new(Vec::new());
     let mut is_answered = false;
     let is_tunnel = body == Body::Open;
     loop {
         request.write(&mut origin)?;
         answer.write(client)?;
-        // The end of a body is told by its length. Some origins take an end of the connection for a
-        // client that is gone.
+        // The length tells the origin where a body ends. Some origins take an end of the connection
+        // for a client that has left.
         if is_tunnel {
-            request.tell(&origin);
+            request.end(&origin);
         }
-        answer.tell(client);
+        answer.end(client);
         let both_over = request.is_over && answer.is_over && request.is_empty() && answer.is_empty();
         let is_cut_off = !is_tunnel && request.is_over && !body.is_over();
-        if both_over || is_cut_off || (!is_tunnel && answer.is_told) {
+        if both_over || is_cut_off || (!is_tunnel && answer.is_passed_on) {
             return Ok(());
         }
-        let time = (request.is_over || is_deaf || answer.is_over).then_some(HALF_CLOSED);
+        let time = (request.is_over || ignores_client || answer.is_over).then_some(HALF_CLOSED);
         let until = Until { stop, time: None };
         let until = time.map_or(until, |time| until.at_most(time));
-        let (ask, hear) = (
-            interest(request.is_empty() && !request.is_over && !is_deaf, !answer.is_empty()),
+        let (client_events, origin_events) = (
+            interest(request.is_empty() && !request.is_over && !ignores_client, !answer.is_empty()),
             interest(answer.is_empty() && !answer.is_over, !request.is_empty()),
         );
-        let wanted = [(client.as_fd(), ask), (origin.as_fd(), hear)];
-        // A descriptor of which nothing is wanted would wake us with every hang-up.
+        let wanted = [(client.as_fd(), client_events), (origin.as_fd(), origin_events)];
+        // A descriptor without wanted events would wake the thread at every hang-up.
         let wanted: Vec<_> = wanted.into_iter().filter(|(_, events)| !events.is_empty()).collect();
         until.wait(&wanted)?;
-        if ask.contains(PollFlags::POLLIN) && request.read(client)? && !request.is_over {
+        if client_events.contains(PollFlags::POLLIN) && request.read(client)? && !request.is_over {
             let taken = take(&mut body, &request.bytes)?;
             if taken < request.bytes.len() {
                 if is_answered {
-                    // The next request on a connection that was to be closed: the client makes a
-                    // new one.
+                    // The client reuses a connection that was to be closed. It will open a new one.
                     return Ok(());
                 }
-                is_deaf = true;
+                ignores_client = true;
                 request.bytes.truncate(taken);
             }
         }
-        if hear.contains(PollFlags::POLLIN) && answer.read(&mut origin)? {
+        if origin_events.contains(PollFlags::POLLIN) && answer.read(&mut origin)? {
             is_answered = true;
         }
     }

@@ -1,4 +1,4 @@
-//! SOCKS5 (RFC 1928), as far as a client without a password needs it: CONNECT to a name or an
+//! SOCKS5 (RFC 1928), restricted to what clients without a password need: CONNECT to a name or an
 //! address.
 
 use std::io;
@@ -10,7 +10,7 @@ use super::stream::{Client, Until};
 /// The first byte of every message.
 pub(super) const VERSION: u8 = 5;
 
-/// What is answered to a request.
+/// The reply to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Connected = 0,
@@ -23,27 +23,27 @@ pub(super) enum Answer {
 }
 
 impl Answer {
-    /// With an address without meaning: clients read it only after BIND.
+    /// The reply has a dummy address, because clients use it only after BIND.
     pub(super) fn bytes(self) -> [u8; 10] {
         [VERSION, self as u8, 0, 1, 0, 0, 0, 0, 0, 0]
     }
 }
 
-/// What a client asks for.
+/// A request of a client.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Asked {
+pub(super) enum Request {
     Connect(Target),
-    /// Something that is no host, as the client wrote it, and its port.
-    Odd(Vec<u8>, u16),
-    /// Something else; what is answered.
+    /// CONNECT to a text that is not a host, as the client wrote it, and its port.
+    NotAHost(Vec<u8>, u16),
+    /// Any other request, and the reply to it.
     Other(Answer),
 }
 
-/// Reads a request, from the greeting on. None if the client knows no way without a password.
+/// Reads the greeting and the request. None if the client offers only methods with a password.
 ///
 /// # Errors
 /// Those of [`Client::read_more`].
-pub(super) fn hear(client: &mut Client, until: Until<'_>) -> io::Result<Option<Asked>> {
+pub(super) fn read_request(client: &mut Client, until: Until<'_>) -> io::Result<Option<Request>> {
     let [_version, count] = client.take(until)?;
     let methods = client.take_bytes(count.into(), until)?;
     if !methods.contains(&0) {
@@ -53,7 +53,7 @@ pub(super) fn hear(client: &mut Client, until: Until<'_>) -> io::Result<Option<A
     client.write(&[VERSION, 0], until)?;
     let [version, command, _, kind] = client.take(until)?;
     if version != VERSION {
-        return Ok(Some(Asked::Other(Answer::Failed)));
+        return Ok(Some(Request::Other(Answer::Failed)));
     }
     let host = match kind {
         1 => Ok(Host::from(IpAddr::from(Ipv4Addr::from(client.take::<4>(until)?)))),
@@ -64,18 +64,18 @@ pub(super) fn hear(client: &mut Client, until: Until<'_>) -> io::Result<Option<A
             let host = std::str::from_utf8(&bytes).ok().and_then(host);
             host.ok_or(bytes)
         }
-        _ => return Ok(Some(Asked::Other(Answer::NoSuchAddressType))),
+        _ => return Ok(Some(Request::Other(Answer::NoSuchAddressType))),
     };
     let port = u16::from_be_bytes(client.take(until)?);
     Ok(Some(match host {
-        _ if command != 1 => Asked::Other(Answer::NoSuchCommand),
-        Ok(host) if port != 0 => Asked::Connect(Target { host, port }),
-        Ok(host) => Asked::Odd(host.to_string().into_bytes(), port),
-        Err(bytes) => Asked::Odd(bytes, port),
+        _ if command != 1 => Request::Other(Answer::NoSuchCommand),
+        Ok(host) if port != 0 => Request::Connect(Target { host, port }),
+        Ok(host) => Request::NotAHost(host.to_string().into_bytes(), port),
+        Err(bytes) => Request::NotAHost(bytes, port),
     }))
 }
 
-/// A name; or an address, which clients send as a name, too, one of IPv6 without brackets.
+/// Parses a name or an address. Clients also send addresses as names, IPv6 without brackets.
 fn host(text: &str) -> Option<Host> {
     match text.parse::<IpAddr>() {
         Ok(address) => Some(Host::from(address)),

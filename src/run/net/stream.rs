@@ -1,7 +1,7 @@
-//! Waiting on sockets, up to a time and up to the end of the command.
+//! Waits on sockets, up to a deadline and up to the end of the command.
 //!
-//! Always true: nothing here waits longer than its [`Until`] says, and everything returns as soon
-//! as the command has ended.
+//! No call waits longer than its [`Until`] allows, and each returns as soon as the command has
+//! ended.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -13,12 +13,12 @@ use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
 
-/// Bytes that are read at a time.
+/// Bytes per read.
 pub(super) const CHUNK: usize = 32 << 10;
-/// How much more of a client is read after it has been answered, in bytes.
-const RUN_OUT: usize = 1 << 20;
-/// For how long.
-const RUN_OUT_TIME: Duration = Duration::from_secs(1);
+/// How many bytes of a client are still read after it has been answered.
+const DRAIN: usize = 1 << 20;
+/// How long they are read.
+const DRAIN_TIME: Duration = Duration::from_secs(1);
 
 /// When to stop waiting.
 #[derive(Clone, Copy, Debug)]
@@ -29,21 +29,22 @@ pub(super) struct Until<'a> {
 }
 
 impl<'a> Until<'a> {
-    /// From now on, for this time.
+    /// A deadline this long from now.
     pub(super) fn within(stop: &'a OwnedFd, time: Duration) -> Until<'a> {
         Until { stop: stop.as_fd(), time: Instant::now().checked_add(time) }
     }
 
-    /// The same, or this time from now on if that is sooner.
+    /// The earlier of this deadline and one this long from now.
     pub(super) fn at_most(self, time: Duration) -> Until<'a> {
         let sooner = Instant::now().checked_add(time).into_iter().chain(self.time).min();
         Until { time: sooner, ..self }
     }
 
-    /// Waits until one of the descriptors is ready for what is asked of it.
+    /// Waits until a descriptor has one of its wanted events.
     ///
     /// # Errors
-    /// `TimedOut`; `ConnectionAborted` when the command has ended; those of poll(2).
+    /// `TimedOut` at the deadline, `ConnectionAborted` when the command has ended, or an error of
+    /// poll(2).
     pub(super) fn wait(&self, wanted: &[(BorrowedFd<'_>, PollFlags)]) -> io::Result<Vec<PollFlags>> {
         loop {
             let left = self.time.map(|time| time.saturating_duration_since(Instant::now()));
@@ -74,12 +75,12 @@ impl<'a> Until<'a> {
     }
 }
 
-/// Whether a call on a socket that does not block is to be repeated when the socket is ready.
+/// Whether a call on a non-blocking socket is to be repeated when the socket is ready.
 pub(super) fn is_not_ready(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// A client, and what of its bytes was read and not yet used.
+/// A client, and the bytes of it that were read and not yet used.
 #[derive(Debug)]
 pub(super) struct Client {
     pub(super) stream: TcpStream,
@@ -95,10 +96,10 @@ impl Client {
         Ok(Client { stream, read: Vec::new() })
     }
 
-    /// Reads what has come, at least one byte.
+    /// Reads the available bytes, at least one.
     ///
     /// # Errors
-    /// `UnexpectedEof` at the end; those of [`Until::wait`] and of read(2).
+    /// `UnexpectedEof` at the end, or an error of [`Until::wait`] or read(2).
     pub(super) fn read_more(&mut self, until: Until<'_>) -> io::Result<()> {
         let mut bytes = [0; 4096];
         loop {
@@ -136,7 +137,7 @@ impl Client {
         Ok(self.read.drain(..len).collect())
     }
 
-    /// Writes all of it.
+    /// Writes all bytes.
     ///
     /// # Errors
     /// Those of [`Until::wait`] and of write(2).
@@ -144,8 +145,8 @@ impl Client {
         write(&mut self.stream, bytes, until)
     }
 
-    /// Closes the connection so that the client sees that it was cut off, and takes no half of an
-    /// answer for the whole.
+    /// Resets the connection, so that the client does not take a truncated answer for a complete
+    /// one.
     pub(super) fn reset(self) {
         let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
         if let Err(error) = setsockopt(&self.stream, sockopt::Linger, &at_once) {
@@ -153,22 +154,22 @@ impl Client {
         }
     }
 
-    /// Closes the connection so that the last answer arrives: unread bytes would make the kernel
-    /// reset it.
+    /// Closes the connection so that the answer arrives: the kernel resets a connection that is
+    /// closed with unread bytes.
     pub(super) fn close(mut self, stop: BorrowedFd<'_>) {
-        let until = Until { stop, time: None }.at_most(RUN_OUT_TIME);
+        let until = Until { stop, time: None }.at_most(DRAIN_TIME);
         let mut seen = 0;
         if self.stream.shutdown(Shutdown::Write).is_err() {
             return;
         }
-        while seen < RUN_OUT && self.read_more(until).is_ok() {
+        while seen < DRAIN && self.read_more(until).is_ok() {
             seen += self.read.len();
             self.read.clear();
         }
     }
 }
 
-/// Writes all of it.
+/// Writes all bytes.
 ///
 /// # Errors
 /// Those of [`Until::wait`] and of write(2).

@@ -1,4 +1,4 @@
-//! The proxy against origins on the loopback, with names that lead where a test wants.
+//! Tests the proxy against origins on the loopback, with names that a test resolver knows.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -14,7 +14,7 @@ use super::proxy::{Limits, Proxy};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Knows a few names; `slow.test` is answered late.
+/// Resolves a few names, and `slow.test` late.
 #[derive(Clone, Default)]
 struct Names {
     known: Arc<HashMap<&'static str, &'static str>>,
@@ -36,10 +36,10 @@ impl Resolver for Names {
     }
 }
 
-/// A server that notes what it is sent, answers each read once, and does not close.
+/// A server that records the bytes it gets, answers each read once, and never closes.
 struct Origin {
     port: u16,
-    heard: Arc<Mutex<Vec<u8>>>,
+    received: Arc<Mutex<Vec<u8>>>,
     connections: Arc<Mutex<usize>>,
 }
 
@@ -48,20 +48,20 @@ const ANSWER: &str = "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyes";
 impl Origin {
     fn start() -> Origin {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (heard, connections): (Arc<Mutex<Vec<u8>>>, Arc<Mutex<usize>>) = Default::default();
+        let (received, connections): (Arc<Mutex<Vec<u8>>>, Arc<Mutex<usize>>) = Default::default();
         let origin = Origin {
             port: listener.local_addr().unwrap().port(),
-            heard: Arc::clone(&heard),
+            received: Arc::clone(&received),
             connections: Arc::clone(&connections),
         };
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 *connections.lock() += 1;
-                let (mut stream, heard) = (stream.unwrap(), Arc::clone(&heard));
+                let (mut stream, received) = (stream.unwrap(), Arc::clone(&received));
                 std::thread::spawn(move || {
                     let mut bytes = [0; 4096];
                     while let Ok(len @ 1..) = stream.read(&mut bytes) {
-                        heard.lock().extend(&bytes[..len]);
+                        received.lock().extend(&bytes[..len]);
                         if stream.write_all(ANSWER.as_bytes()).is_err() {
                             break;
                         }
@@ -72,8 +72,8 @@ impl Origin {
         origin
     }
 
-    fn heard(&self) -> String {
-        String::from_utf8_lossy(&self.heard.lock()).into_owned()
+    fn received(&self) -> String {
+        String::from_utf8_lossy(&self.received.lock()).into_owned()
     }
 }
 
@@ -81,7 +81,7 @@ struct Bench {
     proxy: Proxy,
     address: SocketAddr,
     names: Names,
-    told: Arc<Mutex<Vec<String>>>,
+    printed: Arc<Mutex<Vec<String>>>,
 }
 
 /// A proxy with a list, in which `PORT` stands for the port of the origin.
@@ -98,12 +98,12 @@ fn bench_with(list: &str, origin: &Origin, limits: Limits) -> Bench {
     };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let told: Arc<Mutex<Vec<String>>> = Arc::default();
-    let tell = Arc::clone(&told);
+    let printed: Arc<Mutex<Vec<String>>> = Arc::default();
+    let report = Arc::clone(&printed);
     let list = AllowList::parse(&list.replace("PORT", &origin.port.to_string())).unwrap();
-    let tell = Arc::new(move |text: &str| tell.lock().push(text.to_owned()));
-    let proxy = Proxy::with(listener, list, tell, Box::new(names.clone()), limits).unwrap();
-    Bench { proxy, address, names, told }
+    let report = Arc::new(move |text: &str| report.lock().push(text.to_owned()));
+    let proxy = Proxy::with(listener, list, report, Box::new(names.clone()), limits).unwrap();
+    Bench { proxy, address, names, printed }
 }
 
 fn bench(list: &str, origin: &Origin) -> Bench {
@@ -117,7 +117,7 @@ impl Bench {
         stream
     }
 
-    /// Sends, and reads up to the end of the connection or for half a second.
+    /// Sends a request, and reads until the end of the connection or for half a second.
     fn send(&self, bytes: impl AsRef<[u8]>) -> String {
         let mut stream = self.connect();
         stream.write_all(bytes.as_ref()).unwrap();
@@ -128,11 +128,11 @@ impl Bench {
         self.send(format!("GET http://{authority}/path HTTP/1.1\r\nHost: {authority}\r\n\r\n"))
     }
 
-    fn told(self) -> (Vec<String>, String) {
+    fn printed(self) -> (Vec<String>, String) {
         drop(self.proxy);
-        let mut told = std::mem::take(&mut *self.told.lock());
-        let last = told.pop().unwrap_or_default();
-        (told, last)
+        let mut printed = std::mem::take(&mut *self.printed.lock());
+        let last = printed.pop().unwrap_or_default();
+        (printed, last)
     }
 }
 
@@ -145,9 +145,9 @@ fn until_quiet(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&all).into_owned()
 }
 
-/// Requests for what the list has, as clients write them.
+/// Listed targets, written as clients write them.
 #[test]
-fn what_is_listed_is_reached_by_each_protocol() {
+fn listed_hosts_are_reached_by_each_protocol() {
     let origin = Origin::start();
     let bench = bench("listed.test:PORT,127.0.0.1:PORT,localhost:PORT", &origin);
     let port = origin.port;
@@ -158,15 +158,15 @@ fn what_is_listed_is_reached_by_each_protocol() {
         let answer = bench.send(connect);
         assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("yes"), "{host}: {answer}");
     }
-    assert!(origin.heard().contains("GET /path HTTP/1.1\r\n") && origin.heard().contains("EARLY"));
-    let (refusals, last) = bench.told();
+    assert!(origin.received().contains("GET /path HTTP/1.1\r\n") && origin.received().contains("EARLY"));
+    let (refusals, last) = bench.printed();
     assert_eq!((refusals.len(), last.as_str()), (0, ""));
 }
 
-/// Everything that the list does not have, each with the reason, while it has the same origin under
+/// Targets that are not listed, each with the reason, while the list has the same origin under
 /// another name or port.
 #[test]
-fn what_is_not_listed_is_refused_and_never_connected_to() {
+fn unlisted_hosts_are_refused_and_never_connected_to() {
     let origin = Origin::start();
     let port = origin.port;
     for (list, host, says) in [
@@ -174,7 +174,7 @@ fn what_is_not_listed_is_refused_and_never_connected_to() {
         ("listed.test:PORT", format!("other.test:{port}"), "is not in the list"),
         ("listed.test:PORT", format!("sub.listed.test:{port}"), "is not in the list"),
         ("*.listed.test:PORT", format!("listed.test:{port}"), "is not in the list"),
-        // An address, though a listed name leads to it.
+        // An address, though a listed name resolves to it.
         ("listed.test:PORT", format!("127.0.0.1:{port}"), "is not in the list"),
         ("listed.test:PORT", format!("[::ffff:127.0.0.1]:{port}"), "is not in the list"),
         ("localhost:PORT", format!("127.0.0.1:{port}"), "is not in the list"),
@@ -182,7 +182,7 @@ fn what_is_not_listed_is_refused_and_never_connected_to() {
         // Another port.
         ("listed.test,127.0.0.1", format!("listed.test:{port}"), "has no port"),
         ("localhost:1", format!("localhost:{port}"), "has no port"),
-        // A listed name that leads to the host, or to the metadata service (DNS rebinding).
+        // A listed name that resolves to the host or to the metadata service (DNS rebinding).
         ("listed.test:PORT", format!("listed.test:{port}"), "leads to 127.0.0.1"),
         ("listed.test:PORT,localhost:PORT", format!("listed.test:{port}"), "leads to 127.0.0.1"),
         ("listed.test:PORT,127.0.0.1:1", format!("listed.test:{port}"), "leads to 127.0.0.1"),
@@ -198,19 +198,19 @@ fn what_is_not_listed_is_refused_and_never_connected_to() {
             assert!(answer.contains(says), "{list}, {host}: {answer}");
         }
         if says.contains("is not in") {
-            assert!(bench.names.asked.lock().is_empty(), "{host}: what is not listed is not resolved");
+            assert!(bench.names.asked.lock().is_empty(), "{host}: an unlisted name is not resolved");
         }
-        let (refusals, last) = bench.told();
-        let [told] = refusals.as_slice() else { panic!("{refusals:?}: a name is told once") };
+        let (refusals, last) = bench.printed();
+        let [printed] = refusals.as_slice() else { panic!("{refusals:?}: a name is reported once") };
         let name = if host.starts_with("[::ffff") { format!("127.0.0.1:{port}") } else { host.clone() };
-        assert!(told.contains(&name) && told.contains(says), "{told}");
+        assert!(printed.contains(&name) && printed.contains(says), "{printed}");
         assert!(last.contains("refused in all 2 connections to 1 different"), "{last}");
     }
     assert_eq!(*origin.connections.lock(), 0);
 }
 
 #[test]
-fn odd_requests_are_refused_and_never_connected_to() {
+fn malformed_requests_are_refused_and_never_connected_to() {
     let origin = Origin::start();
     let port = origin.port;
     let bench = bench("localhost:PORT", &origin);
@@ -240,9 +240,9 @@ fn odd_requests_are_refused_and_never_connected_to() {
     assert!(bench.names.asked.lock().is_empty());
 }
 
-/// The origin reads on and would answer a second request. It gets none, whatever follows the first.
+/// The origin would answer a second request. It gets none, whatever follows the first.
 #[test]
-fn a_second_request_on_a_connection_does_not_pass() {
+fn a_second_request_on_a_connection_never_reaches_the_origin() {
     let origin = Origin::start();
     let authority = format!("localhost:{}", origin.port);
     let bench = bench("localhost:PORT", &origin);
@@ -255,7 +255,7 @@ fn a_second_request_on_a_connection_does_not_pass() {
         first("Content-Length: 4\r\n", "BODY"),
         first("Transfer-Encoding: chunked\r\n", "4\r\nBODY\r\n0\r\n\r\n"),
     ] {
-        // In one piece, and when the first was answered.
+        // In one piece, and after the first answer.
         let answer = bench.send(format!("{request}{second}"));
         assert_eq!(answer.matches("yes").count(), 1, "{request:?}: {answer}");
         let mut stream = bench.connect();
@@ -264,7 +264,7 @@ fn a_second_request_on_a_connection_does_not_pass() {
         stream.write_all(second.as_bytes()).unwrap();
         assert_eq!(until_quiet(&mut stream), "");
     }
-    // Lengths told in two ways, and chunks that are none.
+    // Ambiguous lengths, and malformed chunks.
     for request in [
         first("Content-Length: 4\r\nTransfer-Encoding: chunked\r\n", "0\r\n\r\n"),
         first("Content-Length: 4\r\nContent-Length: 0\r\n", "BODY"),
@@ -274,8 +274,12 @@ fn a_second_request_on_a_connection_does_not_pass() {
         let answer = bench.send(format!("{request}{second}"));
         assert!(!answer.contains("yes"), "{request:?}: {answer}");
     }
-    assert!(origin.heard().contains("POST /first HTTP/1.1\r\n"));
-    assert!(!origin.heard().contains("SECOND") && !origin.heard().contains("evil"), "{}", origin.heard());
+    assert!(origin.received().contains("POST /first HTTP/1.1\r\n"));
+    assert!(
+        !origin.received().contains("SECOND") && !origin.received().contains("evil"),
+        "{}",
+        origin.received()
+    );
 }
 
 fn socks(kind: u8, host: &[u8], port: u16) -> Vec<u8> {
@@ -313,7 +317,7 @@ fn socks_is_judged_by_the_same_list() {
         ("localhost:PORT", socks_name(b"localhost", 0), 2),
         ("localhost:1", socks_name(b"localhost", 1), 5),
         ("nowhere.test:1", socks_name(b"nowhere.test", 1), 4),
-        // BIND, UDP, and an address of no kind.
+        // BIND, UDP, and an unknown address type.
         ("localhost:PORT", [&[5, 1, 0, 5, 2, 0, 1, 127, 0, 0, 1], port.to_be_bytes().as_slice()].concat(), 7),
         ("localhost:PORT", [&[5, 1, 0, 5, 3, 0, 1, 127, 0, 0, 1], port.to_be_bytes().as_slice()].concat(), 7),
         ("localhost:PORT", vec![5, 1, 0, 5, 1, 0, 9], 8),
@@ -325,27 +329,28 @@ fn socks_is_judged_by_the_same_list() {
         assert_eq!(bytes.get(..4), Some([5, 0, 5, reply].as_slice()), "{list}, {request:?}: {answer:?}");
         assert_eq!(answer.ends_with("yes"), reply == 0, "{answer:?}");
         assert_eq!(*origin.connections.lock() - before, usize::from(reply == 0), "{list}, {request:?}");
-        let (refusals, _) = bench.told();
+        let (refusals, _) = bench.printed();
         assert!(
-            refusals.iter().all(|told| told.is_ascii() && !told.contains(['\x1b', '\0'])),
+            refusals.iter().all(|printed| printed.is_ascii() && !printed.contains(['\x1b', '\0'])),
             "{refusals:?}"
         );
     }
-    // Only a password.
+    // A client that offers only a password.
     let answer = bench("localhost:PORT", &origin).send([5, 1, 2]);
     assert!(answer.starts_with('\u{5}') && answer.len() > 1 && !answer.contains('\0'), "{answer:?}");
 }
 
 #[test]
-fn what_a_command_can_use_up_is_bounded() {
+fn the_resources_of_a_command_are_bounded() {
     let origin = Origin::start();
-    let limits = Limits { connections: 3, request: Duration::from_millis(700), told: 2, ..Limits::default() };
+    let limits =
+        Limits { connections: 3, request: Duration::from_millis(700), printed: 2, ..Limits::default() };
     let bench = bench_with("localhost:PORT", &origin, limits);
     // A head without an end.
     let long = format!("GET http://localhost:{}/ HTTP/1.1\r\nA: {}", origin.port, "x".repeat(64 << 10));
     let answer = bench.send(long);
     assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
-    // A request that comes byte by byte ends with its time, not with its last byte.
+    // A request that arrives byte by byte ends at its deadline, not at its last byte.
     let start = Instant::now();
     let mut slow = bench.connect();
     let mut sent = 0;
@@ -354,7 +359,7 @@ fn what_a_command_can_use_up_is_bounded() {
         std::thread::sleep(Duration::from_millis(100));
     }
     assert!(start.elapsed() < Duration::from_secs(5), "{sent} bytes");
-    // Three that say nothing, and a fourth.
+    // Three silent clients, and a fourth.
     std::thread::sleep(Duration::from_millis(1200));
     let idle: Vec<TcpStream> = (0..3).map(|_| bench.connect()).collect();
     std::thread::sleep(Duration::from_millis(200));
@@ -365,14 +370,14 @@ fn what_a_command_can_use_up_is_bounded() {
     for name in ["a", "b", "c", "c", "d"] {
         assert!(bench.get(&format!("{name}.test:1")).starts_with("HTTP/1.1 403 "));
     }
-    let (refusals, last) = bench.told();
-    let named = refusals.iter().filter(|told| told.contains(".test:1: ")).count();
+    let (refusals, last) = bench.printed();
+    let named = refusals.iter().filter(|printed| printed.contains(".test:1: ")).count();
     assert_eq!((named, refusals.len()), (2, 4), "{refusals:?}");
     assert!(last.contains("refused in all 5 connections to 2 or more different"), "{last}");
 }
 
-/// Nothing that the command does keeps the end of a run: not tunnels, not silence, not a resolver
-/// that does not answer.
+/// The command cannot delay the end of a run: not by tunnels, silence, or a resolver that does not
+/// answer.
 #[test]
 fn the_proxy_ends_with_the_command() {
     let origin = Origin::start();
@@ -391,12 +396,12 @@ fn the_proxy_ends_with_the_command() {
     assert!(start.elapsed() < Duration::from_millis(1900), "{:?}", start.elapsed());
     tunnel.set_read_timeout(Some(PATIENCE)).unwrap();
     assert!(matches!(tunnel.read(&mut [0]), Ok(0) | Err(_)), "the tunnel is closed");
-    assert!(TcpStream::connect(bench.address).is_err(), "nobody listens any more");
+    assert!(TcpStream::connect(bench.address).is_err(), "the proxy no longer accepts");
     drop(silent);
 }
 
 #[test]
-fn a_tunnel_carries_everything_both_ways_and_its_ends() {
+fn a_tunnel_carries_all_bytes_and_both_ends() {
     const LEN: usize = 8 << 20;
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -406,7 +411,7 @@ fn a_tunnel_carries_everything_both_ways_and_its_ends() {
         stream.shutdown(Shutdown::Write).unwrap();
         copied
     });
-    let origin = Origin { port, heard: Arc::default(), connections: Arc::default() };
+    let origin = Origin { port, received: Arc::default(), connections: Arc::default() };
     let bench = bench("localhost:PORT", &origin);
     let stream = bench.connect();
     (&stream).write_all(format!("CONNECT localhost:{port} HTTP/1.1\r\n\r\n").as_bytes()).unwrap();

@@ -1,8 +1,8 @@
-//! Where the store of a base is, and which places exclude each other.
+//! Finds the store of a base, and refuses paths that exclude each other.
 //!
-//! A store is found again by the path of its base: `<state>/jailfs/<id>`, where the id is the base's name, for
-//! people, and a checksum of its whole path. Two paths with one checksum do no harm: a store records its base and
-//! refuses another.
+//! The path of a base determines its store: `<state>/jailfs/<id>`. The id is the base's name, for
+//! people, and a checksum of its whole path. A collision of checksums does no harm: a store records
+//! its base and refuses another.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::DirBuilder;
@@ -17,19 +17,19 @@ use crate::base::Base;
 use crate::control;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sandbox::is_base_of;
-use crate::sandbox::verbs::{Protected, Reply, Request};
+use crate::sandbox::verbs::{Reply, Request};
 use crate::store;
 
-/// How much of the base's name goes into the id, in bytes.
+/// The maximum number of bytes of the base's name in the id.
 const ID_NAME_MAX: usize = 100;
 
-/// This long after its first greeting a daemon without a mount here is asked whether it has one
-/// elsewhere. One whose mount has just gone needs a moment to notice.
+/// A daemon without a mount here is asked this long after its first greeting whether it has one
+/// elsewhere. If its mount has just gone, it needs a moment to notice.
 const ASK_AFTER: Duration = Duration::from_secs(2);
 /// How long a daemon without a mount may take to end.
 const ENDING_LIMIT: Duration = Duration::from_secs(20);
 
-/// What the default place of stores depends on.
+/// The inputs of the default directory of stores.
 pub(super) struct Env {
     pub(super) xdg_state_home: Option<OsString>,
     pub(super) home: Option<OsString>,
@@ -37,7 +37,7 @@ pub(super) struct Env {
 }
 
 impl Env {
-    /// Of this process.
+    /// Reads the environment of this process.
     pub(super) fn get() -> Env {
         Env {
             xdg_state_home: std::env::var_os("XDG_STATE_HOME"),
@@ -46,7 +46,8 @@ impl Env {
         }
     }
 
-    /// The directory of stores. Relative paths in the variables count as unset (XDG Base Directory Specification).
+    /// The directory of stores. A relative path in a variable counts as unset (XDG Base Directory
+    /// Specification).
     pub(super) fn stores(&self) -> Option<PathBuf> {
         let absolute =
             |value: &Option<OsString>| value.as_ref().map(PathBuf::from).filter(|p| p.is_absolute());
@@ -56,38 +57,20 @@ impl Env {
             .map(|state| state.join("jailfs"))
     }
 
-    /// The default store of `base`, which must be absolute and without links.
+    /// The default store of `base`, which must be absolute and resolved.
     ///
     /// # Errors
-    /// `Usage`: there is no home directory.
+    /// `Usage`: neither variable is set.
     pub(super) fn default_store(&self, base: &Path) -> Result<PathBuf> {
         let stores = self.stores().ok_or_else(|| {
-            Error::new(Kind::Usage, "choose a place for the store", "neither XDG_STATE_HOME nor HOME is set")
-                .hint("name one with --store DIR")
+            Error::new(
+                Kind::Usage,
+                "choose a directory for the store",
+                "neither XDG_STATE_HOME nor HOME is set",
+            )
+            .hint("name one with --store DIR")
         })?;
         Ok(stores.join(id(base)))
-    }
-}
-
-/// The file that changes the list of protected paths.
-const PROTECTED: &str = "jailfs/protected";
-
-/// The protected paths: the built-in ones, as changed by `$XDG_CONFIG_HOME/jailfs/protected`, or
-/// `~/.config/jailfs/protected`, if there is such a file.
-///
-/// # Errors
-/// `Usage`: the file cannot be read, or a line of it is wrong.
-pub(super) fn protected() -> Result<Protected> {
-    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let config = absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")));
-    let Some(file) = config.map(|config| config.join(PROTECTED)) else { return Ok(Protected::default()) };
-    let wrong = |why: String| {
-        Error::new(Kind::Usage, format!("read the protected paths in '{}'", file.display()), why)
-    };
-    match std::fs::read(&file) {
-        Ok(text) => Protected::parse(&text).map_err(wrong),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Protected::default()),
-        Err(error) => Err(wrong(error.to_string())),
     }
 }
 
@@ -99,10 +82,10 @@ fn id(base: &Path) -> OsString {
     OsString::from_vec(id)
 }
 
-/// The store in the default place that was made for `base` when that was at another path, if there is one that nobody uses.
+/// An unused default store that was made for `base` when it was at another path.
 fn store_from_elsewhere(stores: &Path, base: &Path) -> Option<PathBuf> {
     let all = std::fs::read_dir(stores).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
-    // A directory that can be seen at two paths has a store for each.
+    // A directory that is visible at two paths has a store for each.
     let is_orphan = |store: &PathBuf| {
         let was = store::base_of(store).map(|known| PathBuf::from(OsString::from_vec(known.path)));
         was.is_ok_and(|was| was.symlink_metadata().is_err())
@@ -117,7 +100,7 @@ fn store_from_elsewhere(stores: &Path, base: &Path) -> Option<PathBuf> {
     })
 }
 
-/// The default store of `base`, if there is one. That of a base which was moved here comes along.
+/// The default store of `base`, if it exists. The store of a base that was moved is renamed along.
 pub(super) fn existing_default(env: &Env, base: &Path) -> Option<PathBuf> {
     let store = env.default_store(base).ok()?;
     if store.is_dir() {
@@ -133,10 +116,10 @@ pub(super) fn existing_default(env: &Env, base: &Path) -> Option<PathBuf> {
     }
 }
 
-/// The store for `base`: the one named, or the default one, whose parents are made.
+/// The store for `base`: the named one, or the default one. Creates the parents of the default one.
 ///
 /// # Errors
-/// The directory in which it shall be does not exist or cannot be made.
+/// The parent directory does not exist or cannot be created.
 pub(super) fn store_for(base: &Path, named: Option<&Path>) -> Result<PathBuf> {
     let store = match named {
         Some(store) => store.to_owned(),
@@ -158,7 +141,7 @@ pub(super) fn store_for(base: &Path, named: Option<&Path>) -> Result<PathBuf> {
     resolve_new(&store)
 }
 
-/// The absolute path without links of what may not exist yet; its parent must.
+/// The resolved absolute path of a file that may not exist yet. Its parent must exist.
 pub(super) fn resolve_new(path: &Path) -> Result<PathBuf> {
     if path.symlink_metadata().is_ok() {
         return host::resolve(path);
@@ -170,7 +153,7 @@ pub(super) fn resolve_new(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Refuses places that exclude each other. All are absolute and without links.
+/// Refuses paths that exclude each other. All are absolute and resolved.
 ///
 /// # Errors
 /// `CannotMount`, with a hint.
@@ -179,7 +162,7 @@ pub(super) fn check(base: &Path, mount_point: &Path, store: &Path) -> Result<()>
         let attempt = format!("mount '{}' at '{}'", base.display(), mount_point.display());
         Err(Error::new(Kind::CannotMount, attempt, reason.to_owned()).hint(hint.to_owned()))
     };
-    let elsewhere = "name another place with --store DIR";
+    let elsewhere = "name another directory with --store DIR";
     if store.starts_with(base) {
         return refuse(&format!("the store '{}' is inside the base", store.display()), elsewhere);
     }
@@ -207,8 +190,8 @@ pub(super) fn check(base: &Path, mount_point: &Path, store: &Path) -> Result<()>
     Ok(())
 }
 
-/// Refuses a store that a daemon holds, and says where it is mounted. A daemon that is just ending, because its mount was
-/// taken away by umount(8) or a signal, is waited for.
+/// Refuses a store that a daemon holds, and says where it is mounted. Waits for a daemon that is
+/// just ending because umount(8) or a signal removed its mount.
 ///
 /// # Errors
 /// `InUse`, with a hint.
@@ -222,7 +205,7 @@ pub(super) fn check_free(store: &Path, attempt: &str) -> Result<()> {
         )))
 }
 
-/// The daemon of a store, if there is one and it does not end soon.
+/// The daemon of a store, unless it ends soon.
 fn daemon_that_stays(store: &Path) -> Result<Option<control::Client>> {
     let start = Instant::now();
     let (mut greeted, end) = (None, start + ENDING_LIMIT);
@@ -230,7 +213,7 @@ fn daemon_that_stays(store: &Path) -> Result<Option<control::Client>> {
         let mut daemon = match control::connect(store) {
             Ok(Some(daemon)) => daemon,
             Ok(None) => return Ok(None),
-            // One that is ending takes no more connections.
+            // An ending daemon accepts no more connections.
             Err(_) if Instant::now() < end => {
                 thread::sleep(Duration::from_millis(10));
                 continue;
@@ -248,7 +231,7 @@ fn daemon_that_stays(store: &Path) -> Result<Option<control::Client>> {
     }
 }
 
-/// Whether a daemon serves a mount, perhaps in another mount namespace, as that of a `run` does.
+/// Whether a daemon serves a mount, which may be in another mount namespace, as that of a `run`.
 fn is_mounted(daemon: &mut control::Client) -> bool {
     matches!(daemon.call(&Request::Status), Ok(Reply::Status(status)) if status.mount.is_some())
 }
@@ -279,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_id_of_a_base_is_its_own_and_stays() {
+    fn the_id_of_a_base_is_unique_and_stable() {
         assert_eq!(id(Path::new("/")), format!("root-{:08x}", crc32c::crc32c(b"/")).as_str());
         assert_ne!(id(Path::new("/a/repo")), id(Path::new("/b/repo")));
         // CRC-32C of "123456789" is a published check value.
@@ -290,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn places_that_exclude_each_other_are_refused() {
+    fn paths_that_exclude_each_other_are_refused() {
         let ok =
             |base: &str, mnt: &str, store: &str| check(base.as_ref(), mnt.as_ref(), store.as_ref()).is_ok();
         let table = [

@@ -1,10 +1,11 @@
-//! The side of the command: puts the walls up, starts it, and waits for it.
+//! The process inside: builds the walls, starts the command, and waits for it.
 //!
-//! This is the program again, started by the process outside, with one thread. With namespaces it makes them, mounts the
-//! sandbox, and forks: the child is the first process of the pid namespace, and when that one ends the kernel ends all
-//! others in it. Without namespaces it is the parent that orphans come back to, and ends them itself.
+//! It is this program again, started by the process outside, with one thread. With namespaces it
+//! creates them, mounts the sandbox, and forks. The child is the first process of the pid
+//! namespace: when it ends, the kernel kills all others in it. Without namespaces this process is
+//! the subreaper of the command's orphans and kills them itself.
 //!
-//! Nothing here is printed: what goes wrong is told to the process outside.
+//! It prints nothing. It sends errors to the process outside, which reports them.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -20,53 +21,51 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, getpgid};
 
-use super::child::{CANNOT_EXECUTE, End, NOT_FOUND};
-use super::namespace::{self, Way};
+use super::exit::{CANNOT_EXECUTE, End, FAILED, NOT_FOUND};
+use super::namespace::{self, EntryOrder};
 use super::net::{self, Net};
+use super::protocol::{Channel, Event, Order};
+use super::spec::Spec;
 use super::streams;
-use super::talk::{Line, News, Order, Spec};
 use super::view;
 use super::walls::{self, ViewWall, Walls};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fuse::{self, Handed};
 use crate::sys;
 
-/// The status when jailfs failed and not the command.
-const FAILED: u8 = 125;
-
-/// The life of the process that the hidden verb starts; what it returns is the status to exit with. `socket` is the
-/// number of the connection to the process outside. The process must have one thread.
+/// Runs the process that the hidden verb starts, and returns its exit status. `socket` is the
+/// descriptor number of the connection to the process outside. The process must have one thread.
 pub fn become_command(socket: RawFd, words: &[OsString]) -> u8 {
     let Ok(socket) = sys::process::inherited(socket) else { return FAILED };
-    let line = Line::new(socket);
-    match live(&line, words) {
+    let channel = Channel::new(socket);
+    match live(&channel, words) {
         Ok(()) => 0,
         Err(stop) => {
             let (error, code) = match stop {
                 Stop::Failed(error) => (error, FAILED),
                 Stop::NoCommand(error, code) => (error, code),
                 Stop::Refused(error) => {
-                    // If nobody hears it, nobody needs it.
-                    drop(line.say(&News::Refused(error)));
+                    // If the send fails, the process outside is gone and needs no answer.
+                    drop(channel.send(&Event::Refused(error)));
                     return FAILED;
                 }
-                Stop::Alone => return FAILED,
+                Stop::Disconnected => return FAILED,
             };
-            drop(line.say(&News::Failed(error, code)));
+            drop(channel.send(&Event::Failed(error, code)));
             code
         }
     }
 }
 
-/// Why it did not come to the end of a command.
+/// Why the process inside ends before the command has ended.
 enum Stop {
     Failed(Error),
-    /// Namespaces are not to be had here.
+    /// The host does not allow namespaces.
     Refused(Error),
-    /// The command could not be started; the status that says so.
+    /// The command could not be started. The number is the exit status that says so.
     NoCommand(Error, u8),
-    /// The process outside is gone, or has called it off.
-    Alone,
+    /// The process outside is gone, or has closed the connection.
+    Disconnected,
 }
 
 impl From<Error> for Stop {
@@ -75,13 +74,13 @@ impl From<Error> for Stop {
     }
 }
 
-type Step<T> = std::result::Result<T, Stop>;
+type Outcome<T> = std::result::Result<T, Stop>;
 
-fn live(line: &Line, words: &[OsString]) -> Step<()> {
-    // A terminal sends its signals to this process too; they are for the command.
+fn live(channel: &Channel, words: &[OsString]) -> Outcome<()> {
+    // Signals of the terminal reach this process too, but are meant for the command.
     let blocked = SigSet::all();
     blocked.thread_block().map_err(io::Error::from).attempt(|| "block signals")?;
-    let Order::Prepare(spec) = hear(line)? else { return Err(out_of_turn()) };
+    let Order::Prepare(spec) = receive(channel)? else { return Err(unexpected()) };
     let view = if spec.elsewhere.is_some() {
         if spec.net.is_own() {
             let why = "without namespaces the command would have the network of the host";
@@ -89,71 +88,81 @@ fn live(line: &Line, words: &[OsString]) -> Step<()> {
         }
         prctl::set_child_subreaper(true)
             .map_err(io::Error::from)
-            .attempt(|| "become the parent of orphans")?;
+            .attempt(|| "become the subreaper of the command")?;
         None
     } else {
-        match enter_view(line, &spec)? {
+        match enter_view(channel, &spec)? {
             Some(view) => Some(view),
-            // The child goes on.
+            // The child continues.
             None => return Ok(()),
         }
     };
-    let Order::Served = hear(line)? else { return Err(out_of_turn()) };
-    let (walls, listener) = put_up(&spec, view)?;
-    line.say_with(&News::Ready(walls), listener.as_slice())?;
-    // From here on only the process outside accepts on it.
+    let Order::Served = receive(channel)? else { return Err(unexpected()) };
+    let (walls, listener) = build_walls(&spec, view)?;
+    channel.send_with(&Event::Ready(walls), listener.as_slice())?;
+    // Only the process outside accepts connections on it.
     drop(listener);
-    let Order::Run = hear(line)? else { return Err(out_of_turn()) };
-    let end = Init::start(line, words)?.wait();
+    let Order::Run = receive(channel)? else { return Err(unexpected()) };
+    let end = Init::start(channel, words)?.wait();
     if spec.elsewhere.is_some() {
         end_children(&[]);
     }
     end.map_err(Stop::from)
 }
 
-fn hear(line: &Line) -> Step<Order> {
-    line.hear()?.map(|(order, _)| order).ok_or(Stop::Alone)
+fn receive(channel: &Channel) -> Outcome<Order> {
+    channel.receive()?.map(|(order, _)| order).ok_or(Stop::Disconnected)
 }
 
-fn out_of_turn() -> Stop {
-    Stop::Failed(Error::new(Kind::Failed, "start the command", "the process outside spoke out of turn"))
+fn unexpected() -> Stop {
+    Stop::Failed(Error::new(
+        Kind::Failed,
+        "start the command",
+        "the process outside sent an unexpected message",
+    ))
 }
 
-/// A view that was entered by the first process of its pid namespace.
+/// A view that the first process of its pid namespace has entered.
 struct Entered {
     inside: Vec<std::path::PathBuf>,
 }
 
-/// Makes the namespaces, the view and the mount, and forks. None in the process that stays outside the pid namespace.
-fn enter_view(line: &Line, spec: &Spec) -> Step<Option<Entered>> {
+/// Creates the namespaces, the view and the mount, and forks. Returns None in the parent, which
+/// stays outside the pid namespace.
+fn enter_view(channel: &Channel, spec: &Spec) -> Outcome<Option<Entered>> {
     let map = || -> Result<()> {
-        line.say(&News::Map)?;
-        match line.hear()? {
+        channel.send(&Event::Map)?;
+        match channel.receive()? {
             Some((Order::Mapped, _)) => Ok(()),
-            _ => Err(Error::new(Kind::Failed, "map the numbers of the user namespace", "it was not done")),
+            _ => Err(Error::new(
+                Kind::Failed,
+                "map the ids of the user namespace",
+                "the process outside did not confirm it",
+            )),
         }
     };
-    let way = namespace::begin(spec.net.is_own(), map).map_err(Stop::Refused)?;
-    // In this user namespace, and before the view covers it.
+    let order = namespace::begin(spec.net.is_own(), map).map_err(Stop::Refused)?;
+    // The device must be opened in this user namespace, and before the view covers `/dev`.
     let device = fuse::open_device()?;
     let plan = view::make(spec).map_err(refusal)?;
-    // Before the user namespace where there is a choice: then every user in it may enter.
-    let all_users = way == Way::ViewFirst;
+    // If the view is made first, the mount belongs to the user namespace outside, and every user of
+    // the inner one may enter it.
+    let all_users = order == EntryOrder::ViewFirst;
     let Handed { device, root, dev, .. } =
         fuse::hand_out(device, Path::new(&spec.base), all_users).map_err(refusal)?;
-    line.say_with(&News::Mounted { dev, all_users }, &[device, root])?;
-    namespace::complete(way, spec.net.is_own(), map).map_err(Stop::Refused)?;
+    channel.send_with(&Event::Mounted { dev, all_users }, &[device, root])?;
+    namespace::complete(order, spec.net.is_own(), map).map_err(Stop::Refused)?;
     let name = namespace::name()?.into_os_string();
     match sys::process::fork_alone().attempt(|| "start the first process of the pid namespace")? {
         Some(child) => {
-            line.say(&News::Started(child.as_raw(), name))?;
+            channel.send(&Event::Started(child.as_raw(), name))?;
             Ok(None)
         }
         None => Ok(Some(Entered { inside: plan.inside })),
     }
 }
 
-/// Whether an error says that the host does not let these namespaces do what they are for.
+/// Tells a host that does not allow these namespaces from any other failure.
 fn refusal(error: Error) -> Stop {
     match error.errno.map(Errno::from_raw) {
         Some(Errno::EPERM | Errno::EACCES) => Stop::Refused(error),
@@ -161,8 +170,9 @@ fn refusal(error: Error) -> Stop {
     }
 }
 
-/// Puts up what is left when the sandbox is served. With a list of hosts, the listening socket of the proxy is returned.
-fn put_up(spec: &Spec, view: Option<Entered>) -> Result<(Walls, Option<OwnedFd>)> {
+/// Builds the walls that need a served sandbox. With a list of hosts, returns the listening socket
+/// of the proxy.
+fn build_walls(spec: &Spec, view: Option<Entered>) -> Result<(Walls, Option<OwnedFd>)> {
     let mut walls = Walls::default();
     let mut listener = None;
     let dir = match (&view, &spec.elsewhere) {
@@ -171,7 +181,7 @@ fn put_up(spec: &Spec, view: Option<Entered>) -> Result<(Walls, Option<OwnedFd>)
     };
     if let Some(Entered { inside }) = &view {
         if spec.net.is_own() {
-            sys::view::bring_loopback_up().attempt(|| "switch on the loopback")?;
+            sys::view::bring_loopback_up().attempt(|| "bring up the loopback interface")?;
         }
         if let Net::Allow(_) = spec.net {
             listener = Some(net::listen()?);
@@ -182,36 +192,37 @@ fn put_up(spec: &Spec, view: Option<Entered>) -> Result<(Walls, Option<OwnedFd>)
         walls.view = Some(ViewWall { own_proc, own_net: spec.net.is_own() });
     }
     std::env::set_current_dir(dir).attempt(|| format!("enter '{}'", Path::new(dir).display()))?;
-    walls.landlock = walls::take_on(spec, view.is_some())?;
+    walls.landlock = walls::impose(spec, view.is_some())?;
     Ok((walls, listener))
 }
 
-/// The process that the command, and every orphan, has as its parent.
+/// The parent of the command and of every orphan.
 struct Init<'a> {
-    line: &'a Line,
-    /// None when it has ended: then its number can be another's.
+    channel: &'a Channel,
+    /// None when the command has ended, because its pid may be reused.
     command: Option<Pid>,
     ended: SignalFd,
 }
 
 impl Init<'_> {
-    fn start<'a>(line: &'a Line, words: &[OsString]) -> Step<Init<'a>> {
+    fn start<'a>(channel: &'a Channel, words: &[OsString]) -> Outcome<Init<'a>> {
         let attempt = || "wait for the command";
         let children = SigSet::from_iter([Signal::SIGCHLD]);
         let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
         let ended = SignalFd::with_flags(&children, flags).map_err(io::Error::from).attempt(attempt)?;
-        let init = Init { line, command: Some(spawn(words)?), ended };
-        line.say(&News::Runs)?;
+        let init = Init { channel, command: Some(spawn(words)?), ended };
+        channel.send(&Event::Running)?;
         Ok(init)
     }
 
-    /// Waits for the end of the command and tells it; then for the end of the connection. Orphans are reaped meanwhile.
+    /// Waits for the end of the command and reports it, then waits for the end of the connection.
+    /// Reaps orphans meanwhile.
     fn wait(&mut self) -> Result<()> {
         let attempt = || "wait for the command";
         loop {
             let mut ready = [
                 PollFd::new(self.ended.as_fd(), PollFlags::POLLIN),
-                PollFd::new(self.line.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.channel.as_fd(), PollFlags::POLLIN),
             ];
             match poll(&mut ready, PollTimeout::NONE) {
                 Ok(_) | Err(Errno::EINTR) => {}
@@ -223,9 +234,9 @@ impl Init<'_> {
                 self.reap()?;
             }
             if orders {
-                match self.line.hear()? {
+                match self.channel.receive()? {
                     Some((Order::Signal(number), _)) => self.signal(number),
-                    Some((Order::Continue, _)) => self.go_on(),
+                    Some((Order::Continue, _)) => self.continue_command(),
                     Some(_) => {}
                     None => return Ok(()),
                 }
@@ -244,14 +255,14 @@ impl Init<'_> {
                     End::Killed(u8::try_from(signal as i32).unwrap_or(0))
                 }
                 Ok(WaitStatus::Stopped(pid, signal)) if Some(pid) == self.command => {
-                    self.line.say(&News::Stopped(signal as i32))?;
+                    self.channel.send(&Event::Stopped(signal as i32))?;
                     continue;
                 }
                 Ok(_) | Err(Errno::EINTR) => continue,
                 Err(error) => return Err(Error::io("wait for the command", &error.into())),
             };
             self.command = None;
-            self.line.say(&News::Ended(end))?;
+            self.channel.send(&Event::Ended(end))?;
         }
     }
 
@@ -259,25 +270,26 @@ impl Init<'_> {
         if let (Some(command), Ok(signal)) = (self.command, Signal::try_from(number))
             && let Err(error) = kill(command, signal)
         {
-            log::debug!("hand {signal} to the command: {error}");
+            log::debug!("send {signal} to the command: {error}");
         }
     }
 
-    /// The shell outside lets its job go on, which reaches the command only if it is in the same process group.
-    fn go_on(&self) {
+    /// Sends SIGCONT to the command and its process group. The shell outside continues its own job,
+    /// which contains the command only if that is in the same process group.
+    fn continue_command(&self) {
         let Some(command) = self.command else { return };
         let group = getpgid(Some(command)).unwrap_or(command);
         for target in [Pid::from_raw(-group.as_raw()), command] {
             if target.as_raw() != 0
                 && let Err(error) = kill(target, Signal::SIGCONT)
             {
-                log::debug!("let the command go on: {error}");
+                log::debug!("continue the command: {error}");
             }
         }
     }
 }
 
-fn spawn(words: &[OsString]) -> Step<Pid> {
+fn spawn(words: &[OsString]) -> Outcome<Pid> {
     let Some((name, arguments)) = words.split_first() else {
         return Err(Stop::NoCommand(Error::new(Kind::Usage, "run", "no command is given"), FAILED));
     };
@@ -297,8 +309,8 @@ fn code_of(error: &io::Error) -> u8 {
     }
 }
 
-/// Ends every process that came from this one, but for the children in `spared` and theirs: those below a process that is ended
-/// become our own children, because we are their subreaper.
+/// Kills every descendant of this process except the children in `spared` and theirs. Descendants
+/// of a killed process become our children, because this process is their subreaper.
 pub(super) fn end_children(spared: &[Pid]) {
     loop {
         let ended: Vec<Pid> = children().into_iter().filter(|child| !spared.contains(child)).collect();
@@ -307,14 +319,14 @@ pub(super) fn end_children(spared: &[Pid]) {
         }
         for child in ended {
             if let Err(error) = kill(child, Signal::SIGKILL) {
-                log::debug!("end process {child}: {error}");
+                log::debug!("kill process {child}: {error}");
             }
             while waitpid(child, None) == Err(Errno::EINTR) {}
         }
     }
 }
 
-/// The children of this process. They are not reaped yet, so their numbers are theirs.
+/// The children of this process. They are not reaped yet, so their pids are not reused.
 pub(super) fn children() -> Vec<Pid> {
     let own = std::process::id();
     let listed = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -322,7 +334,8 @@ pub(super) fn children() -> Vec<Pid> {
     numbers.filter(|pid| parent_of(*pid) == Some(own)).map(Pid::from_raw).collect()
 }
 
-/// The fourth field of proc_pid_stat(5), counted behind the name, which can have any bytes.
+/// The parent of a process: the fourth field of proc_pid_stat(5). Fields are counted after the
+/// name, which may contain any bytes.
 fn parent_of(pid: i32) -> Option<u32> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     let behind = stat.rsplitn(2, |byte| *byte == b')').next()?;
@@ -334,7 +347,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_that_cannot_start_is_told_apart() {
+    fn a_missing_command_differs_from_one_that_cannot_execute() {
         let code = |text: &str| match spawn(&[OsString::from(text)]) {
             Err(Stop::NoCommand(_, code)) => code,
             _ => 0,
@@ -347,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn parents_are_known() {
+    fn the_parent_of_a_process_is_read_from_proc() {
         let own = i32::try_from(std::process::id()).unwrap();
         assert_eq!(parent_of(own), Some(std::os::unix::process::parent_id()));
         assert_eq!(parent_of(i32::MAX), None);

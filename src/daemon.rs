@@ -39,10 +39,11 @@ pub use plan::{Choice, Links, Plan, Snapdir};
 use crate::control::{Greeting, Listener, Server};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::{Fs, Kernel, Limits};
-use crate::fuse::{self, Handed, Mounted, Unmounter};
+use crate::fuse;
+use crate::fuse::{Handed, Mounted, Unmounter};
 use crate::sandbox::Sandbox;
 use crate::sandbox::verbs::{Detail, Reply, Request};
-use crate::store::codec;
+use crate::store::io::codec;
 use crate::sys;
 
 /// The hidden verb by which the program starts itself in the background.

@@ -14,8 +14,8 @@
 //! [`BaseWriter`] is the one door through which `apply` changes the base.
 
 mod attributes;
+mod dir_lookup;
 mod mark;
-mod near;
 mod obstacle;
 mod resolve;
 mod stat;
@@ -37,11 +37,12 @@ use parking_lot::RwLock;
 
 use crate::error::{Attempt, Error, FsError, FsResult, Result};
 use crate::sys;
-use crate::sys::failpoint::{self, Failpoint};
+use crate::sys::failpoint;
+use crate::sys::failpoint::Failpoint;
 use crate::types::{BaseMark, FileKind, Name, TreePath};
 
 pub use attributes::Attributes;
-pub use near::Near;
+pub use dir_lookup::Near;
 pub use obstacle::Obstacle;
 pub use stat::BaseStat;
 pub use write::{BaseWriter, WriteDir};

@@ -14,7 +14,8 @@ use nix::sys::stat::{Mode, SFlag, mkdirat, mknodat};
 use nix::unistd::{UnlinkatFlags, linkat, symlinkat, unlinkat};
 
 use crate::error::{FsError, FsResult};
-use crate::sys::failpoint::{self, Failpoint};
+use crate::sys::failpoint;
+use crate::sys::failpoint::Failpoint;
 use crate::sys::file::{Rename, open_in, rename};
 use crate::sys::flags;
 use crate::sys::process::unlikely_number;

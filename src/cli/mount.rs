@@ -10,7 +10,8 @@ use super::host;
 use super::options::Options;
 use super::out;
 use super::{protected, store_path};
-use crate::daemon::{self, Plan};
+use crate::daemon;
+use crate::daemon::Plan;
 use crate::error::{Error, Kind, Result};
 
 /// Mount BASE at MNT, to work in it without changing it

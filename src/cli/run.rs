@@ -20,7 +20,8 @@ use super::mount::directory;
 use super::target::wrong_answer;
 use super::{Global, options, out, protected, show, store_path};
 use crate::control::Listener;
-use crate::daemon::{self, Choice, Serving, Snapdir};
+use crate::daemon;
+use crate::daemon::{Choice, Serving, Snapdir};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::run::{
     End, Group, NotStarted, Program, Share, Spec, Started, Waited, block_signals, hidden_inside,

@@ -9,7 +9,8 @@ use clap::Args;
 use super::Global;
 use super::host::{self, Within};
 use super::out;
-use crate::control::{self, Client};
+use crate::control;
+use crate::control::Client;
 use crate::error::{Error, Kind, Result};
 use crate::sandbox::verbs::Request;
 

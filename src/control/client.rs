@@ -13,7 +13,7 @@ use super::frame::{self, FrameError, Greeting, MAX_GREETING, MAX_PIECE, MAX_REPL
 use super::{SOCKET, StoreDir};
 use crate::error::{Error, Kind, Result};
 use crate::sandbox::verbs::{Reply, Request};
-use crate::store::codec;
+use crate::store::io::codec;
 
 /// How long a daemon may take to greet. The thread that greets does nothing else.
 const GREETING_LIMIT: Duration = Duration::from_secs(10);

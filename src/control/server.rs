@@ -26,7 +26,7 @@ use super::frame::{self, FrameError, Greeting, MAX_GREETING, MAX_PIECE, MAX_REPL
 use super::{SOCKET, StoreDir};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sandbox::verbs::{Reply, Request};
-use crate::store::codec;
+use crate::store::io::codec;
 use crate::sys::proc::{Confines, comes_from};
 
 /// The address space of a thread that answers, in bytes. A restore and a diff recurse as deep as

@@ -200,7 +200,7 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
 
     use super::*;
-    use crate::store::codec;
+    use crate::store::io::codec;
 
     #[test]
     fn a_plan_keeps_every_byte_of_its_paths() {

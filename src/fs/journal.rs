@@ -2,7 +2,7 @@
 //! programs write.
 //!
 //! The journal grows with each change, also when a program overwrites the same bytes or renames the
-//! same file. [`crate::history`] knows what it would be at its shortest, and when that pays.
+//! same file. [`crate::timeline`] knows what it would be at its shortest, and when that pays.
 
 use crate::error::{Error, FsResult, Result};
 use crate::fs::{Core, Fs, Unfinished};

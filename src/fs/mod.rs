@@ -9,26 +9,14 @@
 //! One lock guards the state of a head. It is never held across a call into the kernel's notifications, a reply or a
 //! sync; reads of content take it only to find out where the bytes are.
 
-mod acl;
-mod attrs;
-mod content;
-mod data_ranges;
-mod full;
-mod held;
-mod jailed;
+mod edits;
 mod journal;
-mod listing;
-pub mod lower;
-mod names;
-mod past;
-mod piece;
-mod room;
-mod state;
+mod kernel;
+pub mod merged;
+mod ops;
+mod snapdir;
+mod space;
 mod switch;
-
-mod table;
-mod told;
-mod versions;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::fs::File;
@@ -40,36 +28,36 @@ use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::base::Near;
 use crate::error::{Error, FsError, FsResult, Result};
-use crate::fs::lower::{Lower, LowerNode};
-use crate::fs::table::{NodeTable, Place};
-use crate::fs::versions::Versions;
+use crate::fs::edits::Versions;
+use crate::fs::kernel::nodes::{NodeTable, Place};
+use crate::fs::merged::lower::{Lower, LowerNode};
 use crate::jail::{ClimbGuard, Jail};
 use crate::store::Store;
+use crate::store::content::live_ranges::Used;
+use crate::store::content::pool::PoolWriter;
+use crate::store::edits_log::Content;
+use crate::store::io::fsync_probe::Unsynced;
 use crate::store::layer::{JournalExchange, Upper};
-use crate::store::pool::PoolWriter;
 use crate::store::record::{Dentry, Edit, Hides, Meta, Node, Record, Source};
-use crate::store::used::Used;
-use crate::store::versions::Content;
-use crate::store::witness::Unsynced;
 use crate::sys::clock;
 use crate::tree::{Misfit, Tree};
 use crate::types::{ByteRange, Epoch, FileKind, Ino, LayerId, Name, NodeId, TreePath};
 
-pub use attrs::{SetAttr, SetTime, SetXattr};
-pub use content::{ReadPlan, SeekTo};
-pub use data_ranges::DataRanges;
-pub use full::{MOST_TRIES, Need};
-pub use jailed::{LinkAnswer, Move, Refusal, Refused};
-pub use journal::{JournalNotice, NextLook, OpenJournal, SMALL_JOURNAL};
-pub use listing::{DirEntry, HandOut};
-pub use names::RenameMode;
-pub use past::{Archive, Origin, PastView, Text};
-pub use room::{Limits, Space};
-pub use state::{Found, State};
-pub use switch::{Changed, Forgotten, Landed, Landing, Switched};
-pub use versions::{
+pub use edits::{
     Clock, Known as KnownVersions, NoStep, QUIET, Step, Stepped, Tended, VersionInfo, VersionMark,
 };
+pub use journal::{JournalNotice, NextLook, OpenJournal, SMALL_JOURNAL};
+pub use merged::data_ranges::DataRanges;
+pub use merged::state::{Found, State};
+pub use ops::attrs::{SetAttr, SetTime, SetXattr};
+pub use ops::data::{ReadPlan, SeekTo};
+pub use ops::namespace::RenameMode;
+pub use ops::readdir::{DirEntry, HandOut};
+pub use ops::symlink::{LinkAnswer, Move, Refusal, Refused};
+pub use snapdir::{Archive, Origin, PastView, Text};
+pub use space::enospc::{MOST_TRIES, Need};
+pub use space::quota::{Limits, Space};
+pub use switch::{Changed, Forgotten, Landed, Landing, Switched};
 
 /// The layer number that stands for the scratch file of orphans.
 const SCRATCH: LayerId = LayerId(0);
@@ -150,7 +138,7 @@ pub(crate) struct Core {
     /// The epoch of the base to which the extents of each orphan refer: the head may go on over another.
     orphan_epochs: HashMap<Ino, Epoch>,
     scratch: Option<PoolWriter>,
-    listings: HashMap<NodeId, listing::Listing>,
+    listings: HashMap<NodeId, ops::readdir::Listing>,
     /// The directories through which each link that the kernel holds was handed out.
     handed: HashMap<NodeId, BTreeSet<NodeId>>,
     /// Where the kernel may be walking the text of a link.
@@ -163,9 +151,9 @@ pub(crate) struct Core {
     aliases: HashMap<Ino, BTreeSet<(Ino, Name)>>,
     refused: VecDeque<Refusal>,
     refused_count: u64,
-    room: room::Room,
+    room: space::quota::Room,
     journal: journal::JournalWatch,
-    outdated: told::Outdated,
+    outdated: kernel::coherence::Outdated,
     /// Names that a switch gave to something else and of which the kernel is not told yet.
     untold: BTreeSet<(NodeId, Name)>,
     /// What edits replaced, if that is kept.
@@ -199,7 +187,7 @@ pub struct Fs {
     looking: RwLock<()>,
     /// Whether something was removed or replaced since space was last given back.
     given_up: AtomicBool,
-    past: past::Past,
+    past: snapdir::Past,
     more_room: Mutex<Option<Arc<MoreRoom>>>,
 }
 
@@ -222,8 +210,8 @@ impl Fs {
             aliases: HashMap::new(),
             refused: VecDeque::new(),
             refused_count: 0,
-            room: room::Room::default(),
-            outdated: told::Outdated::default(),
+            room: space::quota::Room::default(),
+            outdated: kernel::coherence::Outdated::default(),
             untold: BTreeSet::new(),
             versions: None,
             reserved: None,
@@ -236,7 +224,7 @@ impl Fs {
             sync_gate: Mutex::default(),
             looking: RwLock::new(()),
             given_up: AtomicBool::new(true),
-            past: past::Past::default(),
+            past: snapdir::Past::default(),
             more_room: Mutex::default(),
         }
     }
@@ -488,7 +476,7 @@ impl Core {
     }
 
     /// Says that everything was synced that was written before a mark was taken in the log of versions.
-    fn note_versions_synced(&mut self, mark: Option<versions::Mark>) {
+    fn note_versions_synced(&mut self, mark: Option<edits::Mark>) {
         if let (Some(mark), Some(versions)) = (mark, &mut self.versions) {
             versions.note_synced(mark);
         }
@@ -609,11 +597,11 @@ impl Core {
     /// What `stat` shows of a node.
     pub(crate) fn attr_of(&self, id: NodeId, target: &Target) -> FsResult<Attr> {
         let attr = match target {
-            Target::Covered(ino) => state::attr_in(&self.tree, *ino, *ino),
+            Target::Covered(ino) => merged::state::attr_in(&self.tree, *ino, *ino),
             Target::Orphan(key) => {
-                state::attr_in(&self.orphans, *key, self.table.get(id).map_or(*key, |h| h.ino))
+                merged::state::attr_in(&self.orphans, *key, self.table.get(id).map_or(*key, |h| h.ino))
             }
-            Target::Base(ino, _, node) => Some(state::lower_attr(*ino, node)),
+            Target::Base(ino, _, node) => Some(merged::state::lower_attr(*ino, node)),
         };
         attr.ok_or(FsError::NotFound)
     }
@@ -652,7 +640,7 @@ impl Core {
             meta.nlink = meta.nlink.saturating_add_signed(links).max(2);
         }
         // As on ext4: from here on it is not counted any more.
-        if meta.nlink > names::LINK_MAX {
+        if meta.nlink > ops::namespace::LINK_MAX {
             meta.nlink = 1;
         }
         Ok(Edit::Meta { ino: dir, meta })

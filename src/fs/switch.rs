@@ -15,10 +15,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult, Result};
-use crate::fs::lower::Lower;
-use crate::fs::table::{Held, Place};
-use crate::fs::versions::{Mark, Versions};
-use crate::fs::{Attr, Core, Found, Fs, State, Unfinished, told};
+use crate::fs::edits::{Mark, Versions};
+use crate::fs::kernel::coherence;
+use crate::fs::kernel::nodes::{Held, Place};
+use crate::fs::merged::lower::Lower;
+use crate::fs::{Attr, Core, Found, Fs, State, Unfinished};
 use crate::store::layer::Upper;
 use crate::store::record::{Body, Dentry, Edit, Record, Seal, Source};
 use crate::sys::clock;
@@ -375,7 +376,7 @@ impl Core {
                         self.aliases.entry(ino).or_default().extend(untold);
                     }
                     if let Found::Base(_, path, node) = new {
-                        let told = told::left_to_base((&before, &old), &after, (&path, &node));
+                        let told = coherence::left_to_base((&before, &old), &after, (&path, &node));
                         kept_bases.push((id, path, told));
                     }
                     // The kernel drops a directory's names with it, but not those in use: through such a one a process in
@@ -735,7 +736,8 @@ fn same_origin(
 ) -> bool {
     match (a, b) {
         (Some(a), Some(b)) => {
-            crate::fs::lower::fits(&a.print, &b.print) || crate::fs::lower::fits(&b.print, &a.print)
+            crate::fs::merged::lower::fits(&a.print, &b.print)
+                || crate::fs::merged::lower::fits(&b.print, &a.print)
         }
         _ => false,
     }

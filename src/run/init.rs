@@ -30,7 +30,8 @@ use super::streams;
 use super::view;
 use super::walls::{self, ViewWall, Walls};
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fuse::{self, Handed};
+use crate::fuse;
+use crate::fuse::Handed;
 use crate::sys;
 
 /// Runs the process that the hidden verb starts, and returns its exit status. `socket` is the

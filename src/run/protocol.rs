@@ -30,7 +30,7 @@ use super::exit::End;
 use super::spec::Spec;
 use super::walls::Walls;
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::store::codec;
+use crate::store::io::codec;
 use crate::sys::mount::{receive, send};
 
 /// The maximum length of a message, in bytes. Lists of paths make it long.

@@ -21,7 +21,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tempfile::SpooledTempFile;
 
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::store::codec;
+use crate::store::io::codec;
 use crate::types::{FileKind, Ino, TreePath};
 
 /// How a path differs between two states.

@@ -1,6 +1,6 @@
 //! The thread that gives space back by itself, while the sandbox is mounted.
 //!
-//! It is woken behind every operation and whenever the store has grown; what it does then is for [`crate::history`] to say. It
+//! It is woken behind every operation and whenever the store has grown; what it does then is for [`crate::timeline`] to say. It
 //! works when nobody asks for anything, or at once where room is short. Whoever meets a full disk asks it to, and waits no longer than
 //! [`PATIENCE`].
 //!
@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use crate::fs::Fs;
-use crate::history::gc::Collected;
-use crate::history::{Due, Policy, Timeline};
+use crate::timeline::gc::Collected;
+use crate::timeline::{Due, Policy, Timeline};
 use crate::types::LayerId;
 
 /// How long nobody may have asked for anything.

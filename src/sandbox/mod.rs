@@ -26,12 +26,6 @@ use parking_lot::Mutex;
 use crate::base::Base;
 use crate::error::{Attempt, Error, FsResult, Kind, Result};
 use crate::fs::{Found, Fs, Kernel, MOST_TRIES, MoreRoom, Need, PastView, State, Step};
-use crate::history::danger::{self, Consent, Protected};
-use crate::history::diff::{self, PathChange, What};
-use crate::history::gc::Keep;
-use crate::history::mounts::Mounts;
-use crate::history::patch::Wanted;
-use crate::history::{Replaced, Target, Timeline, apply, patch, verb_text};
 use crate::jail::{Jail, Policy};
 use crate::sandbox::changes::{Change, ChangeKind, Changes};
 use crate::sandbox::collector::Terms;
@@ -39,15 +33,25 @@ use crate::sandbox::upkeep::Housekeeper;
 use crate::sandbox::verbs::{
     Applied, Checkpoint, Detail, MOST_TOLD, Operation, Reply, Request, Restored, Rev, Status,
 };
+use crate::store;
+use crate::store::Store;
 use crate::store::layer::LayerInfo;
 use crate::store::record::{Body, OpVerb};
-use crate::store::{self, Store};
 use crate::sys::flags;
+use crate::timeline::apply::protected;
+use crate::timeline::apply::protected::{Consent, Protected};
+use crate::timeline::diff;
+use crate::timeline::diff::patch;
+use crate::timeline::diff::patch::Wanted;
+use crate::timeline::diff::{PathChange, What};
+use crate::timeline::gc::Keep;
+use crate::timeline::mounts::Mounts;
+use crate::timeline::{Replaced, Target, Timeline, apply, verb_text};
 use crate::types::{FileKind, Ino, LayerId, TreePath};
 
-pub use crate::history::{Moment, Policy as KeepPolicy};
 pub use crate::store::StoreOptions;
-pub use crate::store::versions::Bounds;
+pub use crate::store::edits_log::Bounds;
+pub use crate::timeline::{Moment, Policy as KeepPolicy};
 pub use home::is_base_of;
 
 /// What is said of a path of the base at which something else is mounted.
@@ -684,7 +688,7 @@ impl Lister {
         let attempt = || format!("list '{}'", change.path);
         let mut told = change_of(old, new, change, self.detail).attempt(attempt)?;
         if let Some(protected) = &self.review {
-            told.danger = danger::of(protected, (old, new), change).attempt(attempt)?;
+            told.danger = protected::of(protected, (old, new), change).attempt(attempt)?;
         }
         self.writer.push(told)
     }

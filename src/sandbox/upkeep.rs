@@ -9,13 +9,14 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::error::Result;
 use crate::fs::{Fs, Tended};
-use crate::history::gc::Keep;
-use crate::history::{Due, Effort, Moment, Policy, Timeline, check};
 use crate::sandbox::Sandbox;
-use crate::sandbox::collector::{self, Collector, Terms};
+use crate::sandbox::collector;
+use crate::sandbox::collector::{Collector, Terms};
 use crate::sandbox::verbs::{Checked, Checkpoint, Collected, Info, LayerSpace, Protected, Rev};
 use crate::store::record::LayerKind;
 use crate::sys;
+use crate::timeline::gc::Keep;
+use crate::timeline::{Due, Effort, Moment, Policy, Timeline, fsck};
 
 impl Sandbox {
     /// Gives a checkpoint up.
@@ -70,7 +71,7 @@ impl Sandbox {
     /// # Errors
     /// When there is no store at `path`, or it is of another format.
     pub fn check_store(path: &Path, read_data: bool) -> Result<Checked> {
-        check::check(path, read_data).map(checked)
+        fsck::check(path, read_data).map(checked)
     }
 
     /// Checks a store that nobody has open, and mends what can be mended without losing anything: an index and checksums that
@@ -81,7 +82,7 @@ impl Sandbox {
     ///
     /// [`Kind::InUse`]: crate::error::Kind::InUse
     pub fn repair_store(path: &Path, read_data: bool) -> Result<Checked> {
-        let repaired = check::repair(path)?;
+        let repaired = fsck::repair(path)?;
         let mut checked = Sandbox::check_store(path, read_data)?;
         // Each once.
         checked.problems.retain(|problem| !repaired.left.iter().any(|left| left.ends_with(problem)));
@@ -174,7 +175,7 @@ impl Sandbox {
     }
 }
 
-fn checked(report: check::Report) -> Checked {
+fn checked(report: fsck::Report) -> Checked {
     Checked {
         problems: report.problems.iter().map(ToString::to_string).collect(),
         repaired: Vec::new(),

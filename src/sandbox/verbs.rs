@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 pub use super::changes::{Change, ChangeKind, Changes};
 use crate::fs::Refusal;
-pub use crate::history::danger::{Consent, Protected};
+pub use crate::timeline::apply::protected::{Consent, Protected};
 use crate::types::{Epoch, FileKind, Ino, LayerId, Timestamp, TreePath, digits};
 
 /// Names a state of the tree: `@`, `@-N`, `base`, a checkpoint's number or its name.

@@ -8,15 +8,15 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::BaseRecord;
-use super::codec::{decode, encode};
 use super::ledger::{LedgerRecord, Lowered};
-use super::map::{MapRecord, PackedRun};
 use super::pack::{Block, PackRecord};
 use super::record::*;
-use super::sums::SumsRecord;
-use super::versions::{Bounds, Content, How, Version, VersionRecord};
 use super::volatile::VolatileRecord;
-use crate::store::writer::Writer;
+use crate::store::content::checksums::SumsRecord;
+use crate::store::content::remap::{MapRecord, PackedRun};
+use crate::store::edits_log::{Bounds, Content, How, Version, VersionRecord};
+use crate::store::io::codec::{decode, encode};
+use crate::store::io::writer::Writer;
 use crate::types::{BaseMark, ByteRange, Epoch, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath};
 
 const SEVEN: Writer = Writer::new([7; 16], u64::from_le_bytes([7; 8]));

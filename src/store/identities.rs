@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::error::Result;
-use crate::store::log::Log;
+use crate::store::io::log::Log;
 use crate::store::record::IdentityRecord;
 use crate::types::{BaseMark, Ino};
 

@@ -4,23 +4,28 @@
 //! operation. A record refers only to pool bytes that were written before it, so after a kill the whole journal is true;
 //! after a power cut it is true up to what was synced, see `trusted`.
 
+pub(in crate::store) mod files;
+pub(in crate::store) mod lost_seals;
 mod rewrite;
+pub mod sealed;
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
 
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::store::dir::StoreDir;
-use crate::store::frames::{self, Frames, LogBytes};
-use crate::store::layers::{Besides, Layers};
-use crate::store::log::{self, Log};
+use crate::store::content::pool::PoolWriter;
+use crate::store::io::dir::StoreDir;
+use crate::store::io::frames;
+use crate::store::io::frames::{Frames, LogBytes};
+use crate::store::io::fsync_probe::{Unsynced, Witness};
+use crate::store::io::log;
+use crate::store::io::log::Log;
+use crate::store::io::writer::{FailedSyncs, Writer};
+use crate::store::io::{codec, disk};
+use crate::store::layer::files::{Besides, Layers};
 use crate::store::pack::Packed;
-use crate::store::pool::PoolWriter;
 use crate::store::record::{Edit, Header, Record, Seal, Source};
-use crate::store::witness::{Unsynced, Witness};
-use crate::store::writer::{FailedSyncs, Writer};
-use crate::store::{codec, disk};
 use crate::types::LayerId;
 
 pub use rewrite::{JournalEnd, JournalExchange, JournalRewrite};

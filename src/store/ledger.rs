@@ -16,9 +16,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::store::Store;
-use crate::store::dir::StoreDir;
+use crate::store::io::dir::StoreDir;
+use crate::store::io::log;
+use crate::store::io::log::Log;
 use crate::store::layer::LayerInfo;
-use crate::store::log::{self, Log};
 use crate::store::record::{Header, LayerKind, Seal};
 use crate::types::LayerId;
 

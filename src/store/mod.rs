@@ -17,39 +17,20 @@
 //! Always true: one process holds the lock; a layer number is never used again; everything but the logs and pools is
 //! published by rename, so a reader sees the old file or the new one.
 
-pub mod cells;
-pub mod chunks;
-pub mod codec;
 pub mod content;
-pub mod dir;
-mod disk;
-pub mod equal;
-mod frames;
-mod gather;
+pub mod dedup;
+pub mod edits_log;
+pub mod fsck_read;
 #[cfg(test)]
 mod golden;
 pub mod identities;
-pub mod inspect;
+pub mod io;
 pub mod layer;
-mod layers;
 mod ledger;
-pub mod log;
-mod lost_seals;
-pub mod map;
 pub mod pack;
-pub mod packing;
-pub mod pool;
-mod readers;
-pub mod recent;
 pub mod record;
 mod reserve;
-pub mod sealed;
-pub mod sums;
-pub mod used;
-pub mod versions;
 pub mod volatile;
-pub mod witness;
-pub mod writer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -63,23 +44,23 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::store::cells::Cells;
 use crate::store::content::Content;
-use crate::store::dir::StoreDir;
+use crate::store::content::cells::Cells;
+use crate::store::content::checksums::Sums;
+use crate::store::content::file_cache::Recent;
+use crate::store::content::read_epochs::Readers;
+pub use crate::store::content::read_epochs::Reading;
 use crate::store::identities::Identities;
+use crate::store::io::dir::StoreDir;
+use crate::store::io::log::Log;
+use crate::store::io::writer::{FailedSyncs, Writer};
+use crate::store::layer::files::{Besides, Layers};
+use crate::store::layer::lost_seals::Evidence;
 use crate::store::layer::{LayerContents, LayerInfo, Trust, Upper};
-use crate::store::layers::{Besides, Layers};
 use crate::store::ledger::{Known, LEDGER, Ledger, LedgerRecord};
-use crate::store::log::Log;
-use crate::store::lost_seals::Evidence;
 use crate::store::pack::Packs;
-use crate::store::readers::Readers;
-pub use crate::store::readers::Reading;
-use crate::store::recent::Recent;
 use crate::store::record::{HeadRecord, Header, HoldsRecord, IdentityRecord, LayerKind, OpRecord};
 use crate::store::reserve::Reserve;
-use crate::store::sums::Sums;
-use crate::store::writer::{FailedSyncs, Writer};
 use crate::sys::clock;
 use crate::types::{BaseMark, Epoch, Ino, LayerId};
 
@@ -192,7 +173,7 @@ pub fn mark_of(path: &Path) -> Result<Option<BaseMark>> {
     let dir = StoreDir::open(path)?;
     check_format(&dir)?;
     let bytes = dir.read(IDENTITIES)?.unwrap_or_default();
-    let records = log::read_torn::<IdentityRecord>(&bytes, &dir.show(IDENTITIES))?.contents.records;
+    let records = io::log::read_torn::<IdentityRecord>(&bytes, &dir.show(IDENTITIES))?.contents.records;
     Ok(records.into_iter().rev().find_map(|(record, _)| match record {
         IdentityRecord::Root(mark) => Some(mark),
         IdentityRecord::Reserved(_) | IdentityRecord::Named { .. } => None,
@@ -262,7 +243,7 @@ fn read_one<T: serde::de::DeserializeOwned>(dir: &StoreDir, name: &str) -> Resul
 fn read_numbered<T: serde::de::DeserializeOwned>(dir: &StoreDir, name: &str) -> Result<Option<(T, u64)>> {
     let Some(bytes) = dir.read(name)? else { return Ok(None) };
     let damage = |why| Error::damage(format!("read {}", dir.show(name)), why);
-    let (contents, number) = log::read_numbered::<T>(&bytes, &dir.show(name))?;
+    let (contents, number) = io::log::read_numbered::<T>(&bytes, &dir.show(name))?;
     let (record, _) = contents.records.into_iter().next().ok_or_else(|| damage("no whole record"))?;
     if contents.torn > 0 {
         return Err(damage("something stands behind its record"));
@@ -277,7 +258,7 @@ fn framed<T: Serialize>(record: &T, what: &str) -> Result<Vec<u8>> {
 
 /// The same with a number, by which an older copy of the file is known.
 fn framed_with<T: Serialize>(record: &T, number: u64, what: &str) -> Result<Vec<u8>> {
-    log::frame(record, number).map_err(|error| error.during(format!("write {what}")))
+    io::log::frame(record, number).map_err(|error| error.during(format!("write {what}")))
 }
 
 /// The numbers of the files that are published with one. Such as cannot be read are told by who asks for them.
@@ -353,7 +334,7 @@ fn make_private(dir: &StoreDir) -> std::io::Result<()> {
 /// Opens the log of heads and reads what is in it.
 fn open_ops(dir: &StoreDir) -> Result<Ops> {
     let bytes = dir.read(HEADS_LOG)?.unwrap_or_default();
-    let (contents, given_up) = log::read_numbered::<OpRecord>(&bytes, &dir.show(HEADS_LOG))?;
+    let (contents, given_up) = io::log::read_numbered::<OpRecord>(&bytes, &dir.show(HEADS_LOG))?;
     let records: Vec<OpRecord> = contents.records.into_iter().map(|r| r.0).collect();
     let file = Arc::new(dir.file(HEADS_LOG, true)?);
     let log = Log::append_to(file, dir.show(HEADS_LOG), contents.end, given_up + records.len() as u64)?;
@@ -367,10 +348,10 @@ fn open_identities(
     was_cut_off: impl Fn() -> Result<bool>,
 ) -> Result<(Log<IdentityRecord>, Vec<IdentityRecord>)> {
     let (bytes, what) = (dir.read(IDENTITIES)?.unwrap_or_default(), dir.show(IDENTITIES));
-    let log::Torn { contents, behind } = log::read_torn::<IdentityRecord>(&bytes, &what)?;
+    let io::log::Torn { contents, behind } = io::log::read_torn::<IdentityRecord>(&bytes, &what)?;
     let syncs = behind.iter().filter(|record| **record == IdentityRecord::Synced).count();
     if !behind.is_empty() && (syncs > 1 || !was_cut_off()?) {
-        return Err(log::damage_at(&what, contents.end));
+        return Err(io::log::damage_at(&what, contents.end));
     }
     let count = contents.records.len() as u64;
     let log = Log::append_to(Arc::new(dir.file(IDENTITIES, true)?), what, contents.end, count)?;
@@ -684,7 +665,7 @@ impl Store {
         }
         let dir = self.layers.dir_of(layer)?;
         for name in [layer::POOL, layer::JOURNAL] {
-            disk::sync(&dir.file(name, false)?).attempt(|| format!("sync {}", dir.show(name)))?;
+            io::disk::sync(&dir.file(name, false)?).attempt(|| format!("sync {}", dir.show(name)))?;
         }
         Ok(())
     }
@@ -895,7 +876,7 @@ impl Store {
         if self.durable {
             log.sync()?;
         }
-        disk::rename(&self.dir, &temp, name).attempt(|| format!("publish {}", self.dir.show(name)))?;
+        io::disk::rename(&self.dir, &temp, name).attempt(|| format!("publish {}", self.dir.show(name)))?;
         // From here on it is the log, whatever fails: what is appended to the other one nobody will read.
         if self.durable
             && let Err(error) = self.dir.sync()
@@ -908,7 +889,8 @@ impl Store {
 
     /// Bytes that the store takes on disk.
     pub fn disk_usage(&self) -> u64 {
-        let chunks = self.dir.file(chunks::CHUNKS, false).and_then(|f| f.metadata().attempt(String::new));
+        let chunks =
+            self.dir.file(dedup::chunks::CHUNKS, false).and_then(|f| f.metadata().attempt(String::new));
         let (_, packs) = self.layers.packs.space();
         // Nobody who reads waits for it.
         let layers: u64 = self.with_directories().into_iter().map(|layer| self.layer_usage(layer)).sum();
@@ -947,5 +929,5 @@ impl Store {
 /// Whether the making of a layer was cut off inside its first record.
 fn layer_is_newborn(layers: &Layers, id: LayerId) -> Result<bool> {
     let bytes = layers.read(id, layer::JOURNAL)?.unwrap_or_default();
-    Ok(log::read::<record::Record>(&bytes, "").is_ok_and(|c| c.records.is_empty()))
+    Ok(io::log::read::<record::Record>(&bytes, "").is_ok_and(|c| c.records.is_empty()))
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::store::writer::Writer;
+use crate::store::io::writer::Writer;
 use crate::types::{
     BaseMark, ByteRange, Epoch, FileKind, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath,
 };

@@ -10,7 +10,8 @@ use std::os::unix::fs::MetadataExt;
 use nix::errno::Errno;
 
 use crate::error::{Attempt, Result};
-use crate::store::{Store, disk};
+use crate::store::Store;
+use crate::store::io::disk;
 
 const RESERVE: &str = "reserve";
 /// Bytes that are kept, at most.

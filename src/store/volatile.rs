@@ -9,9 +9,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Attempt, Error, Result};
-use crate::store::dir::StoreDir;
-use crate::store::writer::Writer;
-use crate::store::{disk, framed, read_one};
+use crate::store::io::dir::StoreDir;
+use crate::store::io::disk;
+use crate::store::io::writer::Writer;
+use crate::store::{framed, read_one};
 
 /// The name of the file.
 pub const VOLATILE: &str = "volatile";

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use jailfs::base::Base;
 use jailfs::fs::Fs;
-use jailfs::fs::lower::Lower;
+use jailfs::fs::merged::lower::Lower;
 use jailfs::fuse::{MountOptions, Mounted, mount};
 use jailfs::jail::{Jail, Policy};
 use jailfs::store::record::LayerKind;

@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use jailfs::sandbox::Sandbox;
 use jailfs::sandbox::verbs::Checked;
-use jailfs::store::log::{self, Log};
+use jailfs::store::content::checksums::SumsRecord;
+use jailfs::store::edits_log::{Content, VersionRecord};
+use jailfs::store::io::log;
+use jailfs::store::io::log::Log;
 use jailfs::store::record::Source;
-use jailfs::store::sums::SumsRecord;
-use jailfs::store::versions::{Content, VersionRecord};
 use jailfs::types::{Epoch, LayerId};
 
 use crate::place::Place;

@@ -174,8 +174,8 @@ mod unit {
     #[test]
     fn the_list_stays_outside() {
         let allow = Net::parse("allow:example.com").unwrap();
-        let bytes = crate::store::codec::encode(&allow).unwrap();
+        let bytes = crate::store::io::codec::encode(&allow).unwrap();
         assert!(bytes.len() < 8);
-        assert_eq!(crate::store::codec::decode::<Net>(&bytes).unwrap(), Net::Allow(AllowList::default()));
+        assert_eq!(crate::store::io::codec::decode::<Net>(&bytes).unwrap(), Net::Allow(AllowList::default()));
     }
 }

@@ -18,14 +18,17 @@ use std::fs::File;
 use std::sync::Arc;
 
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::store::dir::StoreDir;
-use crate::store::frames::{self, LogBytes};
+use crate::store::Store;
+use crate::store::io::dir::StoreDir;
+use crate::store::io::disk;
+use crate::store::io::frames;
+use crate::store::io::frames::LogBytes;
+use crate::store::io::log;
+use crate::store::io::log::Log;
+use crate::store::io::writer::Writer;
+use crate::store::layer::sealed::edits_in_records;
 use crate::store::layer::{JOURNAL, Upper};
-use crate::store::log::{self, Log};
 use crate::store::record::{Edit, Header, Record};
-use crate::store::sealed::edits_in_records;
-use crate::store::writer::Writer;
-use crate::store::{Store, disk};
 use crate::types::LayerId;
 
 /// The new journal, until it is published.

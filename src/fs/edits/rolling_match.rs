@@ -1,0 +1,108 @@
+//! Finding the bytes of an older content in a newer one in which they moved, as rsync does: the blocks of the older one are known by
+//! a hash that can be rolled over the newer one byte by byte. What has the hash of a block is compared with it.
+
+use std::collections::HashMap;
+
+use crate::store::content::pool::BLOCK;
+
+/// Bytes of a block.
+const WINDOW: usize = BLOCK as usize;
+/// An odd number without a pattern (the golden ratio in 64 bits).
+const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// A run of bytes that both have: where it begins in the parts of the older one and in the newer one, and how long it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) old: u64,
+    pub(super) new: u64,
+    pub(super) len: u64,
+}
+
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0, |hash, byte| hash.wrapping_mul(FACTOR).wrapping_add(u64::from(*byte)))
+}
+
+/// The bytes of `parts`, each beginning at an offset of the older content, that stand anywhere in `new`, in the order of `new`.
+/// They overlap neither here nor there.
+pub(super) fn find(parts: &[(u64, Vec<u8>)], new: &[u8]) -> Vec<Run> {
+    let mut blocks: HashMap<u64, (usize, usize)> = HashMap::new();
+    for (number, (_, bytes)) in parts.iter().enumerate() {
+        for (at, block) in bytes.chunks_exact(WINDOW).enumerate() {
+            // Of equal ones the first: the run then goes on as far as it does.
+            blocks.entry(hash(block)).or_insert((number, at * WINDOW));
+        }
+    }
+    let out = (1..WINDOW).fold(FACTOR, |power, _| power.wrapping_mul(FACTOR));
+    // Up to where each part was found; what comes before is not looked for again.
+    let mut done = vec![0; parts.len()];
+    let mut runs = Vec::new();
+    let mut at = 0;
+    let mut rolled = new.get(..WINDOW).map(hash);
+    while let (Some(found), Some(window)) = (rolled, new.get(at..at + WINDOW)) {
+        let block = blocks.get(&found).and_then(|(number, start)| {
+            let (offset, bytes) = parts.get(*number)?;
+            let rest = bytes.get(*start..)?;
+            let is_free = done.get(*number).is_some_and(|done| start >= done);
+            (is_free && rest.starts_with(window)).then_some((*number, *start, offset, rest))
+        });
+        if let Some((number, start, offset, rest)) = block {
+            let there = new.get(at..).unwrap_or_default();
+            let len = rest.iter().zip(there).take_while(|(a, b)| a == b).count();
+            runs.push(Run { old: offset + start as u64, new: at as u64, len: len as u64 });
+            if let Some(done) = done.get_mut(number) {
+                *done = start + len;
+            }
+            at += len;
+            rolled = new.get(at..at + WINDOW).map(hash);
+            continue;
+        }
+        let (Some(first), next) = (new.get(at), new.get(at + WINDOW)) else { break };
+        rolled = next.map(|next| {
+            let without = found.wrapping_mul(FACTOR).wrapping_sub(u64::from(*first).wrapping_mul(out));
+            without.wrapping_add(u64::from(*next))
+        });
+        at += 1;
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noise(seed: u64, len: usize) -> Vec<u8> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        };
+        (0..len).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn what_moved_is_found_and_what_changed_is_not() {
+        let old = noise(1, 100_000);
+        let mut new = old.clone();
+        new.splice(20_000..20_000, noise(2, 7));
+        new.splice(60_000..60_100, noise(3, 300));
+        new.extend(noise(4, 500));
+        let runs = find(&[(1000, old.clone())], &new);
+        let mut found = 0;
+        for Run { old: from, new: at, len } in &runs {
+            let (from, at, len) = ((from - 1000) as usize, *at as usize, *len as usize);
+            assert_eq!(old[from..from + len], new[at..at + len]);
+            found += len;
+        }
+        assert!(found > 100_000 - 100 - 3 * WINDOW, "{found} of 100000 in {runs:?}");
+        assert!(find(&[(0, noise(5, 50_000))], &new).is_empty());
+    }
+
+    #[test]
+    fn short_and_repeated_content_is_survived() {
+        assert!(find(&[], &noise(1, 10_000)).is_empty());
+        assert!(find(&[(0, noise(1, 100))], &noise(1, 100)).is_empty());
+        let zeros = vec![0; 5 * WINDOW];
+        let runs = find(&[(0, zeros.clone()), (90_000, zeros.clone())], &vec![0; 7 * WINDOW + 5]);
+        assert_eq!(runs.iter().map(|run| run.len as usize).sum::<usize>(), 5 * WINDOW, "{runs:?}");
+    }
+}

@@ -1,0 +1,141 @@
+//! What comes between the two halves of a step, which elsewhere nobody can stop between.
+
+use std::os::unix::ffi::OsStrExt;
+
+use super::*;
+use crate::base::Base;
+use crate::fs::Caller;
+use crate::fs::merged::lower::Lower;
+use crate::jail::{Jail, Policy};
+use crate::store::record::LayerKind;
+use crate::store::{Store, StoreOptions};
+use crate::types::{ByteRange, Epoch, NodeId};
+
+struct Place {
+    _dir: tempfile::TempDir,
+    fs: Fs,
+    file: NodeId,
+}
+
+fn path() -> TreePath {
+    TreePath::parse(b"a").unwrap()
+}
+
+impl Place {
+    fn new() -> Place {
+        let dir = tempfile::tempdir().unwrap();
+        let (base, store) = (dir.path().join("base"), dir.path().join("store"));
+        std::fs::create_dir(&base).unwrap();
+        let name = base.as_os_str().as_bytes().to_vec();
+        let jail = Jail {
+            policy: Policy::Deny,
+            mount_point: b"/mnt".to_vec(),
+            base_path: name.clone(),
+            allowed_targets: Vec::new(),
+        };
+        let base = Arc::new(Base::open(&base).unwrap());
+        let store = Store::create(&store, &name, base.root_id(), StoreOptions::default()).unwrap();
+        let store = Arc::new(store);
+        let upper = store.create_layer(None, "main", Epoch(0), LayerKind::Continues).unwrap();
+        let lower = Lower::new(base, Arc::clone(&store), Epoch(0), Vec::new());
+        let fs = Fs::new(store, Tree::new(), lower, upper, jail);
+        fs.open_history("main");
+        let me = Caller { uid: 0, gid: 0 };
+        let name = Name::new(b"a").unwrap();
+        let file = fs.mknod(NodeId::ROOT, &name, 0o100_644, 0, 0, me).unwrap().id;
+        Place { _dir: dir, fs, file }
+    }
+
+    fn put(&self, text: &str) {
+        self.fs.truncate(self.file, 0, false).unwrap();
+        self.fs.write(self.file, 0, text.as_bytes(), false).unwrap();
+    }
+
+    fn texts(&self) -> Vec<String> {
+        let of = |info: VersionInfo| {
+            let (state, found) = self.fs.version(&path(), info.number).unwrap();
+            String::from_utf8(state.read_all(&found).unwrap()).unwrap()
+        };
+        self.fs.versions(&path()).into_iter().map(of).collect()
+    }
+
+    fn live(&self) -> String {
+        let found = self.fs.core().resolve(&path()).unwrap();
+        String::from_utf8(self.fs.state().read_all(&found).unwrap()).unwrap()
+    }
+}
+
+#[test]
+fn what_is_written_while_an_undo_is_under_way_is_kept() {
+    let place = Place::new();
+    for text in ["one", "two", "three"] {
+        place.put(text);
+    }
+    let wanted = place.fs.core().destination(&path(), Step::Undo(1)).unwrap();
+    place.fs.write(place.file, 5, b" and more", false).unwrap();
+    place.fs.core().place_version(&path(), &wanted).unwrap_or_else(|_| panic!("not undone"));
+    assert_eq!(place.live(), "two");
+    assert_eq!(place.texts()[0], "three and more", "{:?}", place.texts());
+    // It is what a redo leads to.
+    let again = place.fs.step(&path(), Step::Redo(1)).unwrap_or_else(|_| panic!("not redone"));
+    assert!(again.number.is_some(), "the file as it was when the undo began");
+    assert_eq!(place.live(), "three");
+    place.fs.step(&path(), Step::Redo(1)).unwrap_or_else(|_| panic!("not redone"));
+    assert_eq!(place.live(), "three and more");
+}
+
+#[test]
+fn what_is_written_while_a_redo_is_under_way_is_kept() {
+    let place = Place::new();
+    for text in ["one", "two", "three"] {
+        place.put(text);
+    }
+    place.fs.step(&path(), Step::Undo(2)).unwrap_or_else(|_| panic!("not undone"));
+    let entry = place.fs.lookup(NodeId::ROOT, &Name::new(b"a").unwrap()).unwrap();
+    let wanted = place.fs.core().destination(&path(), Step::Redo(1)).unwrap();
+    place.fs.write(entry.id, 0, b"ONE", false).unwrap();
+    place.fs.core().place_version(&path(), &wanted).unwrap_or_else(|_| panic!("not redone"));
+    assert_eq!(place.live(), "two");
+    assert!(place.texts().contains(&"ONE".to_owned()), "{:?}", place.texts());
+}
+
+#[test]
+fn an_undo_goes_on_from_a_version_whose_bytes_found_another_place_while_it_was_under_way() {
+    let place = Place::new();
+    let text = |end: &str| "0123456789abcdef".repeat(1024) + end;
+    for end in ["one", "two", "three"] {
+        place.put(&text(end));
+    }
+    let wanted = place.fs.core().destination(&path(), Step::Undo(1)).unwrap();
+    place.fs.tend_versions(true, &|| false);
+    place.fs.core().place_version(&path(), &wanted).unwrap_or_else(|_| panic!("not undone"));
+    assert!(place.live() == text("two"));
+    place.fs.step(&path(), Step::Undo(1)).unwrap_or_else(|_| panic!("not undone"));
+    assert!(place.live() == text("one"), "further back");
+}
+
+#[test]
+fn bytes_that_a_file_has_twice_at_one_address_are_not_written_in_place() {
+    let place = Place::new();
+    place.put(&"0123456789abcdef".repeat(512));
+    place.fs.set_history(Bounds { versions: 0, ..Bounds::default() });
+    let ino = place.fs.getattr(place.file).unwrap().ino;
+    let layer = place.fs.upper_layer();
+    let (_, first) = place.fs.core().tree.extents(ino).next().unwrap();
+    let Source::Pool { offset, .. } = first.source else { panic!("{first:?}") };
+    // Its second block is what is the end of its first, and the beginning of what was its second.
+    let to = Some(Source::Pool { layer, offset: offset + 2048 });
+    let edit = Edit::Map { ino, range: ByteRange::at(4096, 4096), to };
+    place.fs.core().commit(vec![edit]).unwrap();
+    // Nobody remembers how it came to be.
+    place.fs.open_history("main");
+    let frozen = |from: u64| {
+        place.fs.core().first_frozen(layer, ByteRange { start: offset + from, end: offset + 8192 })
+    };
+    assert_eq!(frozen(0), Some(ByteRange::at(offset + 2048, 2048)));
+    assert_eq!(frozen(4096), None, "what it has once is written in place");
+    let mut wanted = place.live();
+    place.fs.write(place.file, 3000, b"written", false).unwrap();
+    wanted.replace_range(3000..3007, "written");
+    assert!(place.live() == wanted);
+}

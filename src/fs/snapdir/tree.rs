@@ -1,0 +1,206 @@
+//! Operations on the tree of a checkpoint.
+
+use std::sync::Arc;
+
+use crate::error::{FsError, FsResult};
+use crate::fs::merged::data_ranges::next_data_in;
+use crate::fs::merged::extent_reader;
+use crate::fs::snapdir::table::number;
+use crate::fs::snapdir::{Node, What, dir_entry};
+use crate::fs::{Attr, DirEntry, Entry, Found, Fs, ReadPlan, SeekTo, State};
+use crate::store::record::Xattrs;
+use crate::types::{ByteRange, FileKind, Ino, Name, NodeId};
+
+/// The names of a directory that is being read, sorted. A checkpoint does not change, so their order is where a reader goes on.
+pub(super) type Names = Vec<(Name, Ino, Option<FileKind>)>;
+
+/// Cookies 1 and 2 are `.` and `..`.
+const FIRST_COOKIE: u64 = 3;
+
+impl Node {
+    /// The node in the state of its checkpoint.
+    pub(super) fn find(&self, state: &State) -> FsResult<Found> {
+        if state.tree.node(self.ino).is_some() {
+            return Ok(Found::Covered(self.ino, None));
+        }
+        let Some(path) = &self.base else { return Err(FsError::Damage("a held node is in no tree")) };
+        match state.lower.lookup(path)? {
+            Some((ino, node)) if ino == self.ino => Ok(Found::Base(ino, path.clone(), node)),
+            _ => Err(state.lower.drift(path)),
+        }
+    }
+}
+
+impl Fs {
+    pub(super) fn lookup_in_checkpoint(&self, dir: &Node, name: &Name) -> FsResult<Entry> {
+        let (found, attr) = self.in_past(dir.layer, |state| {
+            let (ino, lower) = state.as_dir(&dir.find(state)?).ok_or(FsError::NotADirectory)?;
+            state.check_dir(lower.as_ref())?;
+            let found = state.find(ino, lower.as_ref(), name)?;
+            let attr = state.attr(&found).ok_or(FsError::NotFound)?;
+            Ok((found, attr))
+        })?;
+        let base = match found {
+            Found::Base(_, path, _) => Some(path),
+            Found::Covered(..) | Found::Nothing(_) => None,
+        };
+        let id = self.past.table.lock().hold(Node { layer: dir.layer, ino: attr.ino, base });
+        Ok(Entry { id, attr: self.past_attr(id, attr) })
+    }
+
+    pub(super) fn attr_in_checkpoint(&self, id: NodeId, node: &Node) -> FsResult<Attr> {
+        let attr =
+            self.in_past(node.layer, |state| state.attr(&node.find(state)?).ok_or(FsError::NotFound))?;
+        Ok(self.past_attr(id, attr))
+    }
+
+    pub(super) fn readdir_in_checkpoint(
+        &self,
+        id: NodeId,
+        node: &Node,
+        after: u64,
+        take: &mut dyn FnMut(DirEntry) -> bool,
+    ) -> FsResult<()> {
+        let (names, up) = self.in_past(node.layer, |state| {
+            let (dir, lower) = state.as_dir(&node.find(state)?).ok_or(FsError::NotADirectory)?;
+            state.check_dir(lower.as_ref())?;
+            let up = state.parent_of(dir, lower.as_ref())?.map(|(ino, _)| ino);
+            let known = self.past.listing.lock().clone().filter(|(of, _)| *of == id && after > 0);
+            if let Some((_, names)) = known {
+                return Ok((names, up));
+            }
+            let names = state.merged_names(dir, lower.as_ref())?;
+            let names: Names = names.into_iter().map(|(name, (ino, kind))| (name, ino, kind)).collect();
+            Ok((Arc::new(names), up))
+        })?;
+        *self.past.listing.lock() = Some((id, Arc::clone(&names)));
+        let up = up.map_or(NodeId::CHECKPOINTS, |ino| number(node.layer, ino));
+        for (cookie, name, ino) in [(1, &b"."[..], id), (2, &b".."[..], up)] {
+            if cookie > after && !take(dir_entry(ino, cookie, FileKind::Dir, name)) {
+                return Ok(());
+            }
+        }
+        let from = usize::try_from(after.saturating_sub(FIRST_COOKIE - 1)).unwrap_or(usize::MAX);
+        for (at, (name, ino, kind)) in names.iter().enumerate().skip(from) {
+            let kind = match kind {
+                Some(kind) => *kind,
+                None => self.kind_in_checkpoint(node, name)?,
+            };
+            let entry = dir_entry(number(node.layer, *ino), FIRST_COOKIE + at as u64, kind, name.as_bytes());
+            if !take(entry) {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn kind_in_checkpoint(&self, dir: &Node, name: &Name) -> FsResult<FileKind> {
+        self.in_past(dir.layer, |state| {
+            let (ino, lower) = state.as_dir(&dir.find(state)?).ok_or(FsError::NotADirectory)?;
+            let found = state.find(ino, lower.as_ref(), name)?;
+            Ok(state.attr(&found).map_or(FileKind::File, |attr| attr.kind))
+        })
+    }
+
+    /// Reads bytes of a file of the past. With `nowait`, gives none if that would wait for a disk.
+    ///
+    /// # Errors
+    /// As [`Fs::read`]; ESTALE for a checkpoint whose space was given back.
+    pub fn past_read(&self, id: NodeId, offset: u64, len: u64, nowait: bool) -> FsResult<Option<Vec<u8>>> {
+        let range = ByteRange::at(offset, len);
+        match self.past_node(id)? {
+            What::Top | What::Checkpoints | What::Path(_) => Err(FsError::IsADirectory),
+            What::Alias(..) => Err(FsError::Invalid),
+            What::Text(text, _) => {
+                let range = crate::tree::within(range, text.len() as u64);
+                let (from, to) = (usize::try_from(range.start), usize::try_from(range.end));
+                let part = from.ok().zip(to.ok()).and_then(|(from, to)| text.get(from..to));
+                Ok(Some(part.unwrap_or_default().to_vec()))
+            }
+            What::Node(node) => self.in_past(node.layer, |state| {
+                let reading = state.lower.reading();
+                let pieces = state.plan(&node.find(state)?, range)?;
+                ReadPlan::new(pieces, Arc::clone(&state.lower), reading).read(nowait)
+            }),
+            What::Version(version) => self.in_version(&version, |state, found| {
+                let reading = state.lower.reading();
+                let pieces = state.plan(found, range)?;
+                ReadPlan::new(pieces, Arc::clone(&state.lower), reading).read(nowait)
+            }),
+        }
+    }
+
+    /// Finds data or a hole in a file of the past.
+    pub(in crate::fs) fn past_seek(&self, id: NodeId, offset: u64, to: SeekTo) -> FsResult<u64> {
+        match self.past_node(id)? {
+            What::Node(node) => {
+                self.in_past(node.layer, |state| seek_in(state, &node.find(state)?, offset, to))
+            }
+            What::Version(version) => {
+                self.in_version(&version, |state, found| seek_in(state, found, offset, to))
+            }
+            What::Text(text, _) => {
+                let size = text.len() as u64;
+                match to {
+                    _ if offset >= size => Err(FsError::NoSuchOffset),
+                    SeekTo::Data => Ok(offset),
+                    SeekTo::Hole => Ok(size),
+                }
+            }
+            What::Top | What::Checkpoints | What::Alias(..) | What::Path(_) => Err(FsError::Invalid),
+        }
+    }
+
+    /// The first data in a range of a file of the past, as [`Fs::next_data`].
+    pub(in crate::fs) fn past_data(
+        &self,
+        id: NodeId,
+        range: ByteRange,
+    ) -> FsResult<(u64, Option<ByteRange>)> {
+        match self.past_node(id)? {
+            What::Node(node) => {
+                self.in_past(node.layer, |state| next_data_in(state, &node.find(state)?, range))
+            }
+            What::Version(version) => {
+                self.in_version(&version, |state, found| next_data_in(state, found, range))
+            }
+            What::Text(text, _) => {
+                let range = crate::tree::within(range, text.len() as u64);
+                Ok((range.end, (!range.is_empty()).then_some(range)))
+            }
+            What::Top | What::Checkpoints | What::Alias(..) | What::Path(_) => Err(FsError::Invalid),
+        }
+    }
+
+    /// The extended attributes of a node of the past.
+    pub(in crate::fs) fn past_xattrs(&self, id: NodeId) -> FsResult<Xattrs> {
+        match self.past_node(id)? {
+            What::Node(node) => self.in_past(node.layer, |state| xattrs_in(state, node.find(state)?)),
+            What::Version(version) => {
+                self.in_version(&version, |state, found| xattrs_in(state, found.clone()))
+            }
+            // Those of the directory that is there: an ACL says who may look into it.
+            What::Path(path) => self.in_live(|state| {
+                let found = state.resolve(&path)?;
+                if state.as_dir(&found).is_some() { xattrs_in(state, found) } else { Ok(None) }
+            }),
+            What::Top | What::Checkpoints | What::Text(..) | What::Alias(..) => Ok(None),
+        }
+    }
+}
+
+fn xattrs_in(state: &State, found: Found) -> FsResult<Xattrs> {
+    match found {
+        Found::Base(_, path, lower) => state.lower.xattrs(&path, &lower),
+        found => Ok(state.record(&found)?.0.xattrs.clone()),
+    }
+}
+
+fn seek_in(state: &State, found: &Found, offset: u64, to: SeekTo) -> FsResult<u64> {
+    let size = state.attr(found).ok_or(FsError::NotFound)?.size;
+    if offset >= size {
+        return Err(FsError::NoSuchOffset);
+    }
+    let _reading = state.lower.reading();
+    extent_reader::seek(|range| state.plan(found, range), offset, size, to)
+}

@@ -1,0 +1,170 @@
+//! Every change of a store's files, each one call: the only way in which the store writes.
+//!
+//! So a test can end the process before each of them, let each fail, and record them all to see what a power cut could
+//! leave (`sys::failpoint`). Nothing is decided here.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat, renameat};
+use nix::sys::stat::{Mode, mkdirat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+
+use crate::sys::failpoint;
+use crate::sys::failpoint::Failpoint;
+use crate::types::ByteRange;
+
+/// Tells a test what was done.
+macro_rules! note {
+    ($change:ident { $($field:ident: $value:expr),* }) => {
+        #[cfg(feature = "crash-points")]
+        failpoint::record(|| Ok(failpoint::Change::$change { $($field: $value),* }))?;
+    };
+}
+
+#[cfg(feature = "crash-points")]
+fn ino(fd: impl AsFd) -> io::Result<u64> {
+    Ok(nix::sys::stat::fstat(fd)?.st_ino)
+}
+
+/// Opens a file of a directory with these flags (openat(2)); if it is made, only its owner may read it.
+pub(in crate::store) fn open(dir: impl AsFd, name: &str, flags: OFlag) -> io::Result<File> {
+    failpoint::hit(Failpoint::StoreOpen)?;
+    let file = File::from(openat(&dir, name, flags, Mode::S_IRUSR | Mode::S_IWUSR)?);
+    if flags.contains(OFlag::O_CREAT) {
+        note!(Open { dir: ino(&dir)?, name: name.to_owned(), ino: ino(&file)? });
+    }
+    if flags.contains(OFlag::O_TRUNC) {
+        note!(Cut { ino: ino(&file)?, len: 0 });
+    }
+    Ok(file)
+}
+
+/// Opens something of a directory to read it (openat(2)).
+pub(in crate::store) fn open_to_read(dir: impl AsFd, name: &str, flags: OFlag) -> nix::Result<OwnedFd> {
+    look()?;
+    openat(dir, name, flags | OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW, Mode::empty())
+}
+
+/// Fills `bytes` from `offset`; returns fewer only at the end of the file (pread(2)).
+pub(in crate::store) fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+    look()?;
+    crate::sys::file::pread_full(file, bytes, offset)
+}
+
+/// Says that something is about to be read.
+pub(in crate::store) fn look() -> nix::Result<()> {
+    failpoint::hit(Failpoint::StoreRead)
+        .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
+}
+
+/// Writes all of `bytes` (pwrite(2)).
+pub(in crate::store) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    failpoint::hit(Failpoint::StoreWrite)?;
+    file.write_all_at(bytes, offset)?;
+    note!(Write { ino: ino(file)?, offset: offset, bytes: bytes.to_vec() });
+    Ok(())
+}
+
+/// Sets the length of a file (ftruncate(2)).
+pub(in crate::store) fn cut(file: &File, len: u64) -> io::Result<()> {
+    failpoint::hit(Failpoint::StoreCut)?;
+    file.set_len(len)?;
+    note!(Cut { ino: ino(file)?, len: len });
+    Ok(())
+}
+
+/// Gives a file blocks for its first `len` bytes (fallocate(2)).
+pub(in crate::store) fn allocate(file: &File, len: u64) -> io::Result<()> {
+    failpoint::hit(Failpoint::StoreAllocate)?;
+    let len_signed = i64::try_from(len).map_err(|_| io::Error::from(Errno::EFBIG))?;
+    nix::fcntl::fallocate(file, nix::fcntl::FallocateFlags::empty(), 0, len_signed)?;
+    note!(Cut { ino: ino(file)?, len: len });
+    Ok(())
+}
+
+/// Gives the blocks of a range back (fallocate(2)).
+pub(in crate::store) fn punch(file: &File, range: ByteRange) -> io::Result<()> {
+    failpoint::hit(Failpoint::StorePunch)?;
+    crate::sys::file::punch_hole(file, range)?;
+    // The file stays as long as it is.
+    note!(Punch {
+        ino: ino(file)?,
+        range: ByteRange { end: range.end.min(file.metadata()?.len()), ..range }
+    });
+    Ok(())
+}
+
+/// Makes the bytes of a file survive a power cut (fdatasync(2)).
+pub(in crate::store) fn sync(file: &File) -> io::Result<()> {
+    failpoint::hit(Failpoint::StoreSync)?;
+    file.sync_data()?;
+    note!(Sync { ino: ino(file)? });
+    Ok(())
+}
+
+/// Moves a name over another in the same directory (renameat(2)).
+pub(in crate::store) fn rename(dir: impl AsFd, from: &str, to: &str) -> io::Result<()> {
+    failpoint::hit(Failpoint::StoreRename)?;
+    renameat(&dir, from, &dir, to)?;
+    note!(Rename { dir: ino(&dir)?, from: from.to_owned(), to: to.to_owned() });
+    Ok(())
+}
+
+/// Removes a file (unlinkat(2)); a missing one is fine.
+pub(in crate::store) fn remove(dir: impl AsFd, name: &str) -> io::Result<()> {
+    failpoint::hit(Failpoint::StoreRemove)?;
+    gone(unlinkat(&dir, name, UnlinkatFlags::NoRemoveDir))?;
+    note!(Remove { dir: ino(&dir)?, name: name.to_owned() });
+    Ok(())
+}
+
+/// Removes an empty directory (unlinkat(2)); a missing one is fine.
+pub(in crate::store) fn remove_dir(dir: impl AsFd, name: &str) -> io::Result<()> {
+    failpoint::hit(Failpoint::StoreRemove)?;
+    gone(unlinkat(&dir, name, UnlinkatFlags::RemoveDir))?;
+    note!(Remove { dir: ino(&dir)?, name: name.to_owned() });
+    Ok(())
+}
+
+fn gone(result: nix::Result<()>) -> io::Result<()> {
+    match result {
+        Ok(()) | Err(Errno::ENOENT) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Makes a directory (mkdirat(2)); one that exists is fine.
+pub(in crate::store) fn mkdir(dir: impl AsFd, name: &str) -> io::Result<()> {
+    failpoint::hit(Failpoint::StoreMkdir)?;
+    match mkdirat(&dir, name, Mode::S_IRWXU) {
+        Ok(()) | Err(Errno::EEXIST) => {}
+        Err(errno) => return Err(errno.into()),
+    }
+    #[cfg(feature = "crash-points")]
+    failpoint::record(|| {
+        let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let made = openat(&dir, name, flags, Mode::empty())?;
+        Ok(failpoint::Change::Mkdir { dir: ino(&dir)?, name: name.to_owned(), ino: ino(made)? })
+    })?;
+    Ok(())
+}
+
+/// Makes the names of a directory survive a power cut (fsync(2)).
+pub(in crate::store) fn sync_dir(dir: impl AsFd) -> io::Result<()> {
+    failpoint::hit(Failpoint::StoreSyncDir)?;
+    nix::unistd::fsync(&dir)?;
+    note!(SyncDir { ino: ino(&dir)? });
+    Ok(())
+}
+
+/// Makes all that was done on the filesystem of a directory survive a power cut, and count (syncfs(2)).
+pub(in crate::store) fn commit(dir: impl AsFd) -> io::Result<()> {
+    failpoint::hit(Failpoint::StoreSyncDir)?;
+    nix::unistd::syncfs(&dir)?;
+    note!(SyncAll {});
+    Ok(())
+}

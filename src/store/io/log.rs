@@ -1,0 +1,500 @@
+//! An append-only file of framed records: journals, `heads.log` and `identities` are such files.
+//!
+//! ```text
+//! frame = len u32 | crc u32 | seq u64 | payload (len bytes, bincode)        integers little-endian
+//! crc   = CRC-32C over len, seq and payload
+//! ```
+//!
+//! Always true: frames follow each other without a gap, and `seq` counts from 0 (in `heads.log`, of which the beginning can be given
+//! up, from any number). So a frame that was torn by a crash is
+//! the last thing in the file and can be cut off, whereas a bad frame with a good one behind it is damage and is never
+//! skipped. After a failed append the file ends where it ended before.
+
+use std::fs::File;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::{Attempt, Error, Kind, Result};
+use crate::store::io::fsync_probe::{Unsynced, Witness};
+use crate::store::io::{codec, disk};
+
+/// Bytes before the payload of a frame.
+pub const FRAME_HEAD: usize = 16;
+
+/// How often the bytes of a record are summed up at most, besides [`codec::MAX_LEN`] bytes, to find out whether they hold frames.
+const MOST_SUMMED: usize = 64;
+
+/// The hint of an error that is no damage, if the file is of a format that is not known yet.
+const OF_NEWER: &str = "a newer jailfs may have written it; use that one";
+
+const SYNC_FAILED: &str = "an earlier sync failed; what was not synced before may be lost";
+
+/// A log open for appending.
+pub struct Log<T> {
+    file: Arc<File>,
+    witness: Arc<Witness>,
+    what: String,
+    end: u64,
+    seq: u64,
+    /// Why nothing can be written to it any more.
+    broken: Option<&'static str>,
+    buffer: Vec<u8>,
+    records: PhantomData<fn(&T)>,
+}
+
+/// What was read from a log.
+pub struct Contents<T> {
+    /// The records, each with the offset at which its frame ends.
+    pub records: Vec<(T, u64)>,
+    /// Where the good frames end.
+    pub end: u64,
+    /// Bytes behind them that are no good frame, or lie behind one that is not.
+    pub torn: u64,
+}
+
+/// What was read from a log that a power cut may have torn anywhere.
+pub struct Torn<T> {
+    /// The good frames from the beginning.
+    pub contents: Contents<T>,
+    /// The records of good frames behind a bad one.
+    pub behind: Vec<T>,
+}
+
+/// Reads all frames of a log's bytes. `what` names the file in errors.
+///
+/// # Errors
+/// Damage, with file and offset, for a bad frame that has good ones behind it, and for a good frame whose payload is not
+/// a record of this format.
+pub fn read<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<Contents<T>> {
+    read_whole(bytes, what, 0)
+}
+
+/// Reads a log whose first frames were given up: it begins with any number. Gives that, too.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_numbered<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<(Contents<T>, u64)> {
+    let first = any_frame_at(bytes, 0).map_or(0, |(_, seq, _)| seq);
+    Ok((read_whole(bytes, what, first)?, first))
+}
+
+/// Reads the one frame of a log that is known to stand at `start`, `len` bytes long, with this number.
+///
+/// # Errors
+/// As pread(2), and damage, with file and offset.
+pub fn read_at<T: DeserializeOwned>(file: &File, start: u64, len: u64, seq: u64, what: &str) -> Result<T> {
+    let attempt = || format!("read {what} at offset {start}");
+    let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
+    disk::read_at(file, &mut bytes, start).attempt(attempt)?;
+    match frame_at(&bytes, 0, seq) {
+        Some((payload, next)) if next == bytes.len() => decode(payload, what, start),
+        _ => Err(Error::damage(attempt(), "bad frame")),
+    }
+}
+
+fn read_whole<T: DeserializeOwned>(bytes: &[u8], what: &str, first: u64) -> Result<Contents<T>> {
+    let contents = read_good(bytes, what, first)?;
+    let next = first + contents.records.len() as u64;
+    match next_good(bytes, usize::try_from(contents.end).unwrap_or(usize::MAX), next) {
+        None => Ok(contents),
+        Some(_) => Err(damage_at(what, contents.end)),
+    }
+}
+
+/// Reads a log to which a power cut may have happened: the host may have kept a later page of what was not synced and lost an
+/// earlier one. The caller decides, by the records behind a bad frame, whether it can have come so.
+///
+/// # Errors
+/// Damage: a good frame whose payload is not a record of this format.
+pub fn read_torn<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<Torn<T>> {
+    let contents = read_good(bytes, what, 0)?;
+    let rest = usize::try_from(contents.end).ok().and_then(|end| bytes.get(end..)).unwrap_or_default();
+    let behind = read_behind(rest, contents.end, contents.records.len(), what)?;
+    Ok(Torn { contents, behind })
+}
+
+/// The records of good frames in `bytes`, which begin with a bad frame that is at `end` in its log
+/// and should have the number `count`.
+pub(in crate::store) fn read_behind<T: DeserializeOwned>(
+    bytes: &[u8],
+    end: u64,
+    count: usize,
+    what: &str,
+) -> Result<Vec<T>> {
+    let mut behind = Vec::new();
+    let (mut at, mut seq) = (0, count as u64);
+    while let Some((payload, found, next)) = next_good(bytes, at, seq) {
+        behind.push(decode(payload, what, end + at as u64)?);
+        (at, seq) = (next.saturating_sub(1), found);
+    }
+    Ok(behind)
+}
+
+/// The error for a bad frame where a good one must be.
+pub(in crate::store) fn damage_in(what: &str, offset: u64) -> Error {
+    Error::damage(format!("read {what} at offset {offset}"), "bad frame")
+}
+
+/// The error for a bad frame that has good ones behind it.
+pub fn damage_at(what: &str, offset: u64) -> Error {
+    Error::damage(format!("read {what} at offset {offset}"), "bad frame with good frames behind it")
+        .hint("'jailfs check' tells what else is damaged")
+}
+
+pub(in crate::store) fn decode<T: DeserializeOwned>(payload: &[u8], what: &str, at: u64) -> Result<T> {
+    codec::decode(payload).map_err(|why| {
+        Error::damage(format!("read {what} at offset {at}"), format!("not a record of this format: {why}"))
+            .hint(OF_NEWER)
+    })
+}
+
+/// Whether an error says that what was read is damaged, and not that it could not be read now, or that it is whole and says what is not
+/// known here.
+pub fn is_damage(error: &Error) -> bool {
+    error.kind == Kind::Damage && error.hint.as_deref() != Some(OF_NEWER)
+}
+
+fn read_good<T: DeserializeOwned>(bytes: &[u8], what: &str, first: u64) -> Result<Contents<T>> {
+    let mut records = Vec::new();
+    let mut at = 0;
+    while let Some((payload, next)) = frame_at(bytes, at, first + records.len() as u64) {
+        let record = decode(payload, what, at as u64)?;
+        records.push((record, next as u64));
+        at = next;
+    }
+    Ok(Contents { records, end: at as u64, torn: (bytes.len() - at) as u64 })
+}
+
+/// The payload of the frame at `at` and where the next frame begins, if the frame is whole and its checksum is right.
+pub(in crate::store) fn frame_at(bytes: &[u8], at: usize, seq: u64) -> Option<(&[u8], usize)> {
+    let (payload, found_seq, next) = any_frame_at(bytes, at)?;
+    (found_seq == seq).then_some((payload, next))
+}
+
+fn any_frame_at(bytes: &[u8], at: usize) -> Option<(&[u8], u64, usize)> {
+    let (len, crc, seq) = head_at(bytes, at)?;
+    let next = at.checked_add(FRAME_HEAD)?.checked_add(len as usize)?;
+    let payload = bytes.get(at + FRAME_HEAD..next)?;
+    let head = crc32c::crc32c_append(crc32c::crc32c(&len.to_le_bytes()), &seq.to_le_bytes());
+    (crc32c::crc32c_append(head, payload) == crc).then_some((payload, seq, next))
+}
+
+/// The length of the payload of a frame that begins with these bytes.
+pub(in crate::store) fn payload_len(head: &[u8]) -> Option<usize> {
+    head_at(head, 0).map(|(len, ..)| len as usize)
+}
+
+/// What would be the length, the checksum and the number of a frame at `at`.
+fn head_at(bytes: &[u8], at: usize) -> Option<(u32, u32, u64)> {
+    let (len, rest) = bytes.get(at..at.checked_add(FRAME_HEAD)?)?.split_first_chunk::<4>()?;
+    let (crc, seq) = rest.split_first_chunk::<4>()?;
+    let seq = u64::from_le_bytes(seq.try_into().ok()?);
+    Some((u32::from_le_bytes(*len), u32::from_le_bytes(*crc), seq))
+}
+
+/// The next whole frame behind `at` with a later number than the one that should stand there: payload, number, end. As the numbers
+/// count the frames, none is further on than there is room for frames between.
+fn next_good(bytes: &[u8], at: usize, seq: u64) -> Option<(&[u8], u64, usize)> {
+    let can_be = |start: usize| {
+        let most = seq.saturating_add(((start - at) / FRAME_HEAD) as u64 + 1);
+        head_at(bytes, start).is_some_and(|(_, _, found)| found > seq && found <= most)
+    };
+    let starts = at.saturating_add(1)..bytes.len().saturating_sub(FRAME_HEAD - 1);
+    // The number is looked at first: a checksum of what stands behind each byte would cost the square of the length.
+    starts.filter(|start| can_be(*start)).find_map(|start| any_frame_at(bytes, start))
+}
+
+/// Whether a whole frame stands in one that is to be written with the number `seq` at `end`, which [`next_good`] could take for one of its
+/// log, from wherever it looks; or whether so much looks like one that nobody can tell in time.
+fn hides_a_frame(bytes: &[u8], seq: u64, end: u64) -> bool {
+    let mut to_sum = bytes.len().saturating_mul(MOST_SUMMED).saturating_add(codec::MAX_LEN);
+    for at in 1..bytes.len() {
+        let most = seq.saturating_add((end + at as u64) / FRAME_HEAD as u64 + 1);
+        let fits = |len: u32| len as usize <= bytes.len().saturating_sub(at + FRAME_HEAD);
+        let Some((len, ..)) =
+            head_at(bytes, at).filter(|(len, _, found)| (1..=most).contains(found) && fits(*len))
+        else {
+            continue;
+        };
+        let Some(left) = to_sum.checked_sub(len as usize) else { return true };
+        to_sum = left;
+        if any_frame_at(bytes, at).is_some() {
+            return true;
+        }
+    }
+    false
+}
+
+/// One record as a frame, with the number `seq`.
+///
+/// # Errors
+/// `EFBIG` for one that is longer than [`codec::MAX_LEN`]; one that cannot be encoded.
+pub fn frame<T: Serialize>(record: &T, seq: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    frame_onto(record, seq, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Records as the bytes of a log that begins with them.
+///
+/// # Errors
+/// As [`frame`].
+pub fn frames<T: Serialize>(records: impl Iterator<Item = T>) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for (seq, record) in records.enumerate() {
+        bytes.append(&mut frame(&record, seq as u64)?);
+    }
+    Ok(bytes)
+}
+
+fn frame_onto<T: Serialize>(record: &T, seq: u64, bytes: &mut Vec<u8>) -> Result<()> {
+    let too_long = || {
+        let why = format!("what it changes takes more than {} MiB", codec::MAX_LEN >> 20);
+        let error = Error::new(Kind::Failed, "encode a record", why);
+        Error { errno: Some(nix::errno::Errno::EFBIG as i32), ..error }
+    };
+    bytes.clear();
+    bytes.resize(FRAME_HEAD, 0);
+    codec::encode_onto(record, bytes).map_err(|why| Error::damage("encode a record", why))?;
+    let len = bytes.len() - FRAME_HEAD;
+    if len > codec::MAX_LEN {
+        return Err(too_long());
+    }
+    let len = u32::try_from(len).map_err(|_| too_long())?.to_le_bytes();
+    let seq = seq.to_le_bytes();
+    let Some((head, payload)) = bytes.split_at_mut_checked(FRAME_HEAD) else {
+        return Err(too_long());
+    };
+    let crc = crc32c::crc32c_append(crc32c::crc32c_append(crc32c::crc32c(&len), &seq), payload).to_le_bytes();
+    for (to, from) in head.iter_mut().zip(len.iter().chain(&crc).chain(&seq)) {
+        *to = *from;
+    }
+    Ok(())
+}
+
+impl<T: Serialize> Log<T> {
+    /// Takes `file`, whose good frames end at `end`, for appending; the next has the number `count`.
+    ///
+    /// # Errors
+    /// When the torn bytes behind `end` cannot be cut off.
+    pub fn append_to(file: Arc<File>, what: String, end: u64, count: u64) -> Result<Log<T>> {
+        let len = file.metadata().attempt(|| format!("stat {what}"))?.len();
+        if len > end {
+            disk::cut(&file, end).attempt(|| format!("cut torn bytes off {what}"))?;
+        }
+        let witness = Arc::new(Witness::of(&file));
+        Ok(Log {
+            file,
+            witness,
+            what,
+            end,
+            seq: count,
+            broken: None,
+            buffer: Vec::new(),
+            records: PhantomData,
+        })
+    }
+
+    /// Appends one record with one write. It survives the end of this process; see [`Log::file`] for a power cut.
+    ///
+    /// # Errors
+    /// When the record cannot be written whole; the log then ends where it ended before.
+    pub fn append(&mut self, record: &T) -> Result<()> {
+        self.check()?;
+        frame_onto(record, self.seq, &mut self.buffer).map_err(|e| e.during(&self.what))?;
+        self.write_frame()
+    }
+
+    /// The same for a record that holds bytes of strangers. One in which a whole frame stands is refused: should a power cut
+    /// tear this record, that frame would pass for a later record of the log.
+    ///
+    /// # Errors
+    /// As [`Log::append`], and EINVAL.
+    pub fn append_of_strangers(&mut self, record: &T) -> Result<()> {
+        self.check()?;
+        frame_onto(record, self.seq, &mut self.buffer).map_err(|e| e.during(&self.what))?;
+        if hides_a_frame(&self.buffer, self.seq, self.end) {
+            let refused = Error::new(
+                Kind::Failed,
+                format!("write {}", self.what),
+                "it holds a frame of a log of a store",
+            );
+            return Err(Error { errno: Some(nix::errno::Errno::EINVAL as i32), ..refused });
+        }
+        self.write_frame()
+    }
+
+    fn write_frame(&mut self) -> Result<()> {
+        if let Err(error) = disk::write_at(&self.file, &self.buffer, self.end) {
+            if self.take_back().is_err() {
+                self.broken = Some("an earlier write failed and could not be taken back");
+            }
+            return Err(Error::io(format!("write {}", self.what), &error));
+        }
+        self.end += self.buffer.len() as u64;
+        self.seq += 1;
+        Ok(())
+    }
+
+    /// Cuts off what a write left that failed. If it left nothing there is nothing to cut, which a quota may refuse as well (btrfs).
+    fn take_back(&self) -> std::io::Result<()> {
+        if self.file.metadata()?.len() <= self.end { Ok(()) } else { disk::cut(&self.file, self.end) }
+    }
+
+    /// Who knows what a failed sync of the file means.
+    pub fn witness(&self) -> Arc<Witness> {
+        Arc::clone(&self.witness)
+    }
+
+    /// The file, to sync it without holding the log.
+    pub fn file(&self) -> Arc<File> {
+        Arc::clone(&self.file)
+    }
+
+    /// Makes everything appended so far survive a power cut.
+    ///
+    /// # Errors
+    /// As fdatasync(2). If there was only no room for it, it can be tried again; else nothing can be written any more: the host may
+    /// have lost what was not synced, and would answer to the next sync that all is well.
+    pub fn sync(&mut self) -> Result<()> {
+        let synced = disk::sync(&self.file).map_err(|error| self.witness.judge(error));
+        if matches!(synced, Err(Unsynced::Lost(_))) {
+            self.broken = Some(SYNC_FAILED);
+        }
+        synced.map_err(Unsynced::into_error).attempt(|| format!("sync {}", self.what))
+    }
+
+    /// Says why nothing can be written to it any more, if so.
+    ///
+    /// # Errors
+    /// EIO, with the reason.
+    pub fn check(&self) -> Result<()> {
+        if let Some(why) = self.broken {
+            return Err(Error {
+                errno: Some(nix::errno::Errno::EIO as i32),
+                ..Error::new(Kind::Failed, format!("write {}", self.what), why)
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether nothing can be written to it any more.
+    pub fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+
+    /// Ends the log with `last`, if that can be written: a sync of what it is a part of failed.
+    pub fn end_with(&mut self, last: &T) {
+        if self.broken.is_none()
+            && let Err(error) = self.append(last)
+        {
+            log::warn!("{error}");
+        }
+        self.broken = Some(SYNC_FAILED);
+    }
+
+    /// Says that a sync of what it is a part of failed: nothing can be written to it any more.
+    pub fn sync_has_failed(&mut self) {
+        self.broken = Some(SYNC_FAILED);
+    }
+
+    /// Number of records, with those that were given up.
+    pub fn count(&self) -> u64 {
+        self.seq
+    }
+
+    /// Bytes of the file.
+    pub fn len(&self) -> u64 {
+        self.end
+    }
+
+    /// Whether no record was ever appended.
+    pub fn is_empty(&self) -> bool {
+        self.end == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    fn log_of(records: &[String]) -> Vec<u8> {
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        let mut log = Log::append_to(Arc::clone(&file), "test".into(), 0, 0).unwrap();
+        for record in records {
+            log.append(record).unwrap();
+        }
+        let mut bytes = vec![0; log.len() as usize];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    }
+
+    fn texts(count: usize) -> Vec<String> {
+        (0..count).map(|n| format!("record {n} {}", "x".repeat(n * 7))).collect()
+    }
+
+    #[test]
+    fn what_only_looks_like_frames_is_refused_where_nobody_could_tell_in_time() {
+        let numbers: Vec<u8> = (0..8192_u64).flat_map(|_| 30_000_u64.to_le_bytes()).collect();
+        assert!(!hides_a_frame(&numbers, 100_000, 1 << 20), "an attribute full of numbers");
+        let head = [&(1_u32 << 20).to_le_bytes()[..], &[0; 4], &1_u64.to_le_bytes()].concat();
+        assert!(!hides_a_frame(&head.repeat(4096), 5, 100), "too short for what they say");
+        assert!(hides_a_frame(&head.repeat(1 << 17), 5, 100));
+    }
+
+    #[test]
+    fn a_log_cut_at_any_byte_gives_the_whole_records_before_the_cut() {
+        let records = texts(6);
+        let bytes = log_of(&records);
+        let ends: Vec<u64> = read::<String>(&bytes, "t").unwrap().records.iter().map(|r| r.1).collect();
+        for cut in 0..=bytes.len() {
+            let got = read::<String>(&bytes[..cut], "t").unwrap();
+            let whole = ends.iter().filter(|end| **end <= cut as u64).count();
+            assert_eq!(got.records.len(), whole, "cut at {cut}");
+            assert_eq!(got.end + got.torn, cut as u64);
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_is_never_a_wrong_record() {
+        let records = texts(4);
+        let bytes = log_of(&records);
+        let last = read::<String>(&bytes, "t").unwrap().records[2].1 as usize;
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut bad = bytes.clone();
+                bad[at] ^= 1 << bit;
+                match read::<String>(&bad, "t") {
+                    Ok(got) => {
+                        assert!(at >= last, "a bad frame with good ones behind it is damage: byte {at}");
+                        assert_eq!(got.records.iter().map(|r| r.0.clone()).collect::<Vec<_>>(), records[..3]);
+                    }
+                    Err(error) => {
+                        assert_eq!(error.kind, crate::error::Kind::Damage);
+                        assert!(error.attempt.contains("offset"), "{error}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn appending_goes_on_after_a_torn_tail() {
+        let records = texts(3);
+        let bytes = log_of(&records);
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        file.write_all_at(&bytes[..bytes.len() - 3], 0).unwrap();
+        let got = read::<String>(&bytes[..bytes.len() - 3], "t").unwrap();
+        let mut log = Log::append_to(Arc::clone(&file), "t".into(), got.end, 2).unwrap();
+        log.append(&"new".to_owned()).unwrap();
+        let mut all = vec![0; log.len() as usize];
+        file.read_exact_at(&mut all, 0).unwrap();
+        let again: Vec<String> = read(&all, "t").unwrap().records.into_iter().map(|r| r.0).collect();
+        assert_eq!(again, [records[0].clone(), records[1].clone(), "new".into()]);
+    }
+}

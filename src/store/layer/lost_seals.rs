@@ -1,0 +1,81 @@
+//! Finds sealed layers whose journal has lost its end.
+//!
+//! Without its seal such a journal looks like that of a layer which is still written to: a file that was cut short would
+//! be taken for a shorter state. So opening a store checks every layer that must have been sealed:
+//!
+//! * the parent of a sealed layer, and of a layer on top of a head (a head is published after its parent is sealed);
+//! * a layer that the log of operations, or a hold, names;
+//! * a layer that has what only sealed layers get: checksums, a map or an index.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::error::{Error, Result};
+use crate::store::layer::LayerInfo;
+use crate::types::LayerId;
+
+/// What proves that layers were sealed.
+pub(in crate::store) struct Evidence<'a> {
+    /// The layers on top of a head.
+    pub tops: &'a BTreeSet<LayerId>,
+    /// The layers that operations and holds name.
+    pub named: BTreeSet<LayerId>,
+}
+
+impl Evidence<'_> {
+    /// Checks that no layer has lost its seal.
+    ///
+    /// # Errors
+    /// Damage, with the journal as `show` names it, and the checkpoints that do not need the layer.
+    pub(in crate::store) fn check(
+        &self,
+        catalog: &BTreeMap<LayerId, LayerInfo>,
+        show: impl Fn(LayerId) -> String,
+    ) -> Result<()> {
+        let must_be_sealed = self.sealed_once(catalog);
+        let lost = |info: &&LayerInfo| info.seal.is_none() && must_be_sealed.contains(&info.header.layer);
+        let Some(first) = catalog.values().find(lost) else { return Ok(()) };
+        let layer = first.header.layer;
+        let attempt = format!("read {} at offset {}", show(layer), first.bytes);
+        let error =
+            Error::damage(attempt, format!("the journal of sealed layer {layer} ends before its seal"));
+        Err(error.hint(match checkpoints_without(layer, catalog) {
+            none if none.is_empty() => {
+                "'jailfs check' lists all damage; every checkpoint needs this layer".to_owned()
+            }
+            whole => {
+                format!("'jailfs check' lists all damage; these checkpoints do not need this layer: {whole}")
+            }
+        }))
+    }
+
+    /// The layers that were sealed at some time.
+    fn sealed_once(&self, catalog: &BTreeMap<LayerId, LayerInfo>) -> BTreeSet<LayerId> {
+        let mut layers = self.named.clone();
+        for info in catalog.values().filter(|info| info.header.kind.is_of_head()) {
+            if info.seal.is_some() || self.tops.contains(&info.header.layer) {
+                layers.extend(info.header.parent);
+            }
+            if info.summed || info.mapped || info.index.is_some() || info.packed {
+                layers.insert(info.header.layer);
+            }
+        }
+        layers
+    }
+}
+
+/// The checkpoints whose states do not rest on `lost`, as a list for people.
+fn checkpoints_without(lost: LayerId, catalog: &BTreeMap<LayerId, LayerInfo>) -> String {
+    let rests_on = |mut layer: LayerId| {
+        while layer != lost {
+            match catalog.get(&layer).and_then(|info| info.header.parent) {
+                Some(parent) if parent < layer => layer = parent,
+                _ => return false,
+            }
+        }
+        true
+    };
+    let is_checkpoint = |info: &&LayerInfo| info.seal.as_ref().is_some_and(|seal| !seal.automatic);
+    let whole = catalog.values().filter(is_checkpoint).map(|info| info.header.layer);
+    let ids: Vec<String> = whole.filter(|layer| !rests_on(*layer)).map(|layer| layer.to_string()).collect();
+    ids.join(", ")
+}

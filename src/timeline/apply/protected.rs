@@ -1,0 +1,284 @@
+//! What an apply must not write unless its caller consents: it would run code, or give power, outside the sandbox.
+//!
+//! * **Protected paths** are files that programs outside run by themselves: hooks and configuration of git, settings of
+//!   editors and agents, workflows of forges. A `Makefile` is none: somebody has to ask for it.
+//! * **Privileges** are the setuid bit, the setgid bit of an executable, and file capabilities that the base does not have.
+//!   The setgid bit of a directory gives no power, so it passes.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::FsResult;
+use crate::fs::State;
+use crate::store::record::Node;
+use crate::timeline::diff::{PathChange, What};
+use crate::types::{FileKind, TreePath};
+
+/// Which dangers the caller of an apply takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Consent {
+    /// Protected paths, also those that are not named.
+    pub protected: bool,
+    /// Set-id bits and file capabilities.
+    pub privileges: bool,
+}
+
+impl Consent {
+    /// All dangers are taken.
+    pub const ALL: Consent = Consent { protected: true, privileges: true };
+}
+
+/// The built-in protected paths, in whatever directory they lie. All below them is protected, too.
+pub const PROTECTED: &[&[&str]] = &[
+    &[".git", "hooks"],
+    &[".git", "config"],
+    &[".git", "config.worktree"],
+    &[".git", "info", "attributes"],
+    &[".gitmodules"],
+    &[".gitattributes"],
+    &[".github", "workflows"],
+    &[".github", "actions"],
+    &[".gitlab-ci.yml"],
+    &[".circleci"],
+    &[".husky"],
+    &[".pre-commit-config.yaml"],
+    &[".envrc"],
+    &[".vscode"],
+    &[".idea"],
+    &[".zed"],
+    &[".devcontainer"],
+    &[".exrc"],
+    &[".nvim.lua"],
+    &[".dir-locals.el"],
+    &[".claude"],
+    &[".cursor"],
+    &[".mcp.json"],
+    &[".yarnrc.yml"],
+    &[".config", "jailfs"],
+];
+/// Below `.git/modules` each submodule has its own.
+const OF_A_SUBMODULE: &[&str] = &["hooks", "config", "config.worktree"];
+
+/// Which paths are protected: the built-in ones, as changed by a caller.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Protected(Vec<TreePath>);
+
+impl Default for Protected {
+    fn default() -> Protected {
+        let paths = PROTECTED.iter().map(|parts| TreePath::parse(parts.join("/").as_bytes()));
+        Protected(paths.filter_map(Result::ok).collect())
+    }
+}
+
+impl Protected {
+    /// Reads a list that changes the built-in one: a line `PATH` adds a path, a line `!PATH` removes
+    /// one. Empty lines and lines that begin with `#` do nothing.
+    ///
+    /// # Errors
+    /// Which line is wrong, and why, for people.
+    pub fn parse(text: &[u8]) -> Result<Protected, String> {
+        let mut list = Protected::default();
+        for (at, line) in text.split(|byte| *byte == b'\n').enumerate() {
+            let line = line.trim_ascii();
+            if line.is_empty() || line.starts_with(b"#") {
+                continue;
+            }
+            let wrong = |why: &str| format!("line {}: {why}", at + 1);
+            let removed = line.strip_prefix(b"!");
+            let path = TreePath::parse(removed.unwrap_or(line)).map_err(|_| wrong("it is not a path"))?;
+            if path.is_root() {
+                return Err(wrong("it is not a path"));
+            }
+            if removed.is_none() {
+                list.0.push(path);
+                continue;
+            }
+            let before = list.0.len();
+            list.0.retain(|known| *known != path);
+            if list.0.len() == before {
+                return Err(wrong("what it removes is not in the list"));
+            }
+        }
+        Ok(list)
+    }
+
+    /// Whether a path is protected, or lies below one that is.
+    pub fn has(&self, path: &TreePath) -> bool {
+        tails(path)
+            .any(|tail| self.0.iter().any(|listed| begins(tail, listed.as_bytes())) || is_of_submodule(tail))
+    }
+
+    /// Whether a path can be a directory with protected paths in it.
+    fn can_lie_in(&self, path: &TreePath) -> bool {
+        let Some(last) = path.as_bytes().rsplit(|byte| *byte == b'/').next() else { return false };
+        let first = |listed: &TreePath| {
+            let end = listed.as_bytes().iter().position(|byte| *byte == b'/');
+            end.is_some_and(|end| listed.as_bytes().get(..end) == Some(last))
+        };
+        self.0.iter().any(first)
+    }
+}
+
+/// Yields the end of a path from each of its names on: `a/b/c`, `b/c`, `c`.
+fn tails(path: &TreePath) -> impl Iterator<Item = &[u8]> {
+    let bytes = path.as_bytes();
+    let starts = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at + 1);
+    std::iter::once(0).chain(starts).filter_map(move |at| bytes.get(at..))
+}
+
+/// Whether a path is `listed`, or lies below it.
+fn begins(tail: &[u8], listed: &[u8]) -> bool {
+    tail.strip_prefix(listed).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+}
+
+fn is_of_submodule(tail: &[u8]) -> bool {
+    let below = tail.strip_prefix(b".git/modules/").unwrap_or_default();
+    let is_listed = |name: &[u8]| OF_A_SUBMODULE.iter().any(|part| name == part.as_bytes());
+    below.split(|byte| *byte == b'/').any(is_listed)
+}
+
+/// The bits that give a program the rights of its owner or group.
+const SETUID: u32 = 0o4000;
+const SETGID: u32 = 0o2000;
+const GROUP_RUNS: u32 = 0o010;
+const CAPABILITY: &[u8] = b"security.capability";
+
+/// The changes that need a consent which the caller does not give, and why.
+pub(in crate::timeline) fn refused(
+    protected: &Protected,
+    (from, to): (&State, &State),
+    changes: &[PathChange],
+    named: &[TreePath],
+    consent: Consent,
+) -> FsResult<Vec<(TreePath, String)>> {
+    let mut refused = Vec::new();
+    for change in changes.iter().filter(|change| change.what != What::DirTimes) {
+        if !consent.protected && needs_naming(protected, change, (from, to), named) {
+            let why = "protected: programs outside the sandbox run it".to_owned();
+            refused.push((change.path.clone(), why));
+        }
+        if !consent.privileges
+            && let Some(gains) = privileges(from, to, change)?
+        {
+            refused.push((change.path.clone(), format!("it would gain {gains}")));
+        }
+    }
+    Ok(refused)
+}
+
+/// Describes for people why an apply without consent refuses a change; none if it does not.
+///
+/// # Errors
+/// Those of reading the base.
+pub fn of(
+    protected: &Protected,
+    (from, to): (&State, &State),
+    change: &PathChange,
+) -> FsResult<Option<String>> {
+    let mut dangers = Vec::new();
+    if needs_naming(protected, change, (from, to), &[]) {
+        dangers.push("protected".to_owned());
+    }
+    dangers.extend(privileges(from, to, change)?.map(|gains| format!("gains {gains}")));
+    Ok((!dangers.is_empty()).then(|| dangers.join(", ")))
+}
+
+/// Whether a change is at or below a protected path that the caller has not named, or puts something else in the place of a
+/// directory that can hold one.
+fn needs_naming(
+    protected: &Protected,
+    change: &PathChange,
+    (from, to): (&State, &State),
+    named: &[TreePath],
+) -> bool {
+    let consents = |named: &TreePath| change.path.starts_with(named) && protected.has(named);
+    if protected.has(&change.path) {
+        return !named.iter().any(consents);
+    }
+    // '.git' can be a link, or a file that names a directory elsewhere, whose hooks then run.
+    let kinds = [from.kind(&change.old), to.kind(&change.new)];
+    let is_replaced = kinds.iter().flatten().any(|kind| *kind != FileKind::Dir);
+    is_replaced && protected.can_lie_in(&change.path) && !named.contains(&change.path)
+}
+
+/// What power a change gives a file that the base's did not have.
+fn privileges(from: &State, to: &State, change: &PathChange) -> FsResult<Option<String>> {
+    if to.kind(&change.new) != Some(FileKind::File) {
+        return Ok(None);
+    }
+    let is = gives(to.node(&change.new)?.as_ref());
+    // A file whose content changes is another program with the same power.
+    let keeps = change.what == What::Attributes && from.kind(&change.old) == Some(FileKind::File);
+    let was = if keeps { gives(from.node(&change.old)?.as_ref()) } else { Vec::new() };
+    let gained: Vec<&str> = is.into_iter().filter(|power| !was.contains(power)).collect();
+    Ok((!gained.is_empty()).then(|| gained.join(" and ")))
+}
+
+fn gives(node: &Node) -> Vec<&'static str> {
+    let mode = node.meta.mode;
+    let has_capability =
+        node.xattrs.as_ref().is_some_and(|all| all.iter().any(|(name, _)| name.as_slice() == CAPABILITY));
+    let powers = [
+        (mode & SETUID != 0, "the setuid bit"),
+        (mode & SETGID != 0 && mode & GROUP_RUNS != 0, "the setgid bit"),
+        (has_capability, "file capabilities"),
+    ];
+    powers.into_iter().filter(|(has, _)| *has).map(|(_, power)| power).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn protected_paths_are_known_at_every_depth() {
+        let list = Protected::default();
+        let is = |path: &str| list.has(&TreePath::parse(path.as_bytes()).unwrap());
+        for path in [
+            ".git/hooks/pre-commit",
+            ".git/hooks",
+            ".git/config",
+            "sub/.git/config",
+            ".envrc",
+            "a/b/.envrc",
+            ".vscode/tasks.json",
+            ".github/workflows/ci.yml",
+            ".git/modules/lib/hooks/post-checkout",
+            ".git/modules/a/b/config",
+        ] {
+            assert!(is(path), "{path}");
+        }
+        for path in [
+            ".git/index",
+            ".git/objects/ab/cd",
+            ".git/refs/heads/config",
+            "hooks/pre-commit",
+            "config",
+            ".github/CODEOWNERS",
+            "Makefile",
+            ".git/hooksx",
+            "envrc",
+        ] {
+            assert!(!is(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_list_adds_and_removes() {
+        let list = Protected::parse(b"# ours\n\nscripts/deploy\n  !.husky\r\n").unwrap();
+        let has = |path: &str| list.has(&TreePath::parse(path.as_bytes()).unwrap());
+        assert!(has("scripts/deploy/now.sh") && has("sub/scripts/deploy") && has(".envrc"));
+        assert!(!has(".husky/pre-commit") && !has("scripts/deployed") && !has("scripts"));
+        for (text, line) in [("a\n../b", "line 2"), ("!nothing", "line 1"), ("/", "line 1"), ("!", "line 1")]
+        {
+            assert!(Protected::parse(text.as_bytes()).unwrap_err().starts_with(line), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_list_is_what_is_documented() {
+        let text = include_str!("../../../docs/CLI.md");
+        for parts in PROTECTED {
+            assert!(text.contains(&format!("`{}`", parts.join("/"))), "docs/CLI.md does not list {parts:?}");
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Checking the history of single files: the logs, and that what the versions refer to is there.
+//!
+//! A version is looked at as whoever opens the store would take it: those that were given up are gone, and of what the machine may
+//! have lost nothing is believed, so neither can be wrong.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::Checker;
+use crate::error::Error;
+use crate::fs::KnownVersions;
+use crate::store::edits_log::{Content, Recorded};
+use crate::store::layer::POOL;
+use crate::store::record::{Body, LayerKind, Source};
+use crate::types::{ByteRange, Epoch, FileKind, LayerId, TreePath};
+
+/// What is wrong with the history of single files. Whoever opens the store begins the log anew, or passes the version over.
+#[derive(Debug)]
+pub enum Warning {
+    /// Every frame of a log is whole, has its checksum and its number, and holds a record of this format.
+    Log(Error),
+    /// What a version refers to is there.
+    Version(Place, String),
+    /// The content of a version is as it was when its layer was sealed.
+    Content(Place, String, u64),
+}
+
+/// Where a log says what is told.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The log.
+    file: String,
+    /// Where the record begins.
+    offset: u64,
+    /// Whose version.
+    path: TreePath,
+    /// Which.
+    number: u32,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Place { file, offset, path, number } = self;
+        write!(f, "{file} at offset {offset}: version {number} of '{path}'")
+    }
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Warning::Log(error) => {
+                write!(f, "{error}; the next mount begins the history of single files anew")
+            }
+            Warning::Version(place, why) => write!(f, "{place} {why}"),
+            Warning::Content(place, file, offset) => {
+                write!(f, "{place}: {file} at offset {offset}: content fails its checksum")
+            }
+        }
+    }
+}
+
+/// Ranges of a pool, each with the number of the place that refers to it.
+type Referred = BTreeMap<LayerId, Vec<(ByteRange, usize)>>;
+
+impl Checker {
+    pub(super) fn check_versions(&mut self, read_data: bool) {
+        let histories = match self.store.histories() {
+            Ok(histories) => histories,
+            Err(error) => return self.report.warnings.push(Warning::Log(error)),
+        };
+        for (file, read) in histories {
+            match read {
+                Ok(recorded) => self.check_log(&file, &recorded, read_data),
+                Err(error) => self.report.warnings.push(Warning::Log(error)),
+            }
+        }
+    }
+
+    fn check_log(&mut self, file: &str, recorded: &Recorded, read_data: bool) {
+        let known = KnownVersions::of(&recorded.records, recorded.believed);
+        let mut pools: BTreeMap<LayerId, Option<u64>> = BTreeMap::new();
+        let (mut places, mut referred) = (Vec::new(), Referred::new());
+        for (path, number, record, version) in known.all() {
+            self.report.versions += 1;
+            let Some(content) = &version.content else { continue };
+            let start = usize::try_from(record).ok().and_then(|record| recorded.starts.get(record));
+            let offset = start.copied().unwrap_or_default();
+            let place = Place { file: file.to_owned(), offset, path: path.clone(), number };
+            for layer in content.extents.iter().filter_map(|(_, source)| layer_of(*source)) {
+                let store = &self.store;
+                pools.entry(layer).or_insert_with(|| store.pool(layer).ok().map(|(_, end)| end));
+            }
+            if let Some(why) = self.fault_of(content, &pools) {
+                self.report.warnings.push(Warning::Version(place, why));
+                continue;
+            }
+            for (range, source) in &content.extents {
+                if let Source::Pool { layer, offset } = *source {
+                    for at in self.places_of(layer, ByteRange::at(offset, range.len())) {
+                        let range = ByteRange::at(at.offset, at.len);
+                        referred.entry(at.layer).or_default().push((range, places.len()));
+                    }
+                }
+            }
+            places.push(place);
+        }
+        if read_data {
+            self.check_content_of_versions(&places, &referred);
+        }
+    }
+
+    /// What is wrong with a version, if anything is.
+    fn fault_of(&self, content: &Content, pools: &BTreeMap<LayerId, Option<u64>>) -> Option<String> {
+        let Body::File { origin, .. } = &content.node.body else {
+            return Some("is no regular file".to_owned());
+        };
+        debug_assert_eq!(content.node.kind(), FileKind::File);
+        if content.epoch > self.epoch() {
+            return Some(format!("is of a base after {} applies, which were not made", content.epoch));
+        }
+        let mut end = 0;
+        for (range, source) in &content.extents {
+            let len = range.len();
+            if range.start < end || range.is_empty() {
+                return Some(format!("has bytes at offset {} that are not in order", range.start));
+            }
+            end = range.end;
+            let is_there = match *source {
+                Source::Base { .. } => origin.is_some(),
+                Source::Pool { layer, offset } => {
+                    let pool_end = pools.get(&layer).copied().flatten();
+                    pool_end.is_some_and(|end| offset.checked_add(len).is_some_and(|last| last <= end))
+                }
+            };
+            if !is_there {
+                let place = match *source {
+                    Source::Base { offset } => format!("offset {offset} of a file of the base"),
+                    Source::Pool { layer, offset } => format!("offset {offset} of the pool of layer {layer}"),
+                };
+                return Some(format!("refers to {len} bytes at {place}, which are not there"));
+            }
+        }
+        None
+    }
+
+    /// The epoch of the base as it is now.
+    fn epoch(&self) -> Epoch {
+        let applies = self
+            .layers
+            .values()
+            .filter(|layer| layer.info.header.kind == LayerKind::PreImage && layer.info.seal.is_some());
+        let last = applies.map(|layer| layer.info.header.epoch).max();
+        last.unwrap_or_default()
+    }
+
+    fn check_content_of_versions(&mut self, places: &[Place], referred: &Referred) {
+        for (layer, ranges) in referred {
+            // What is wrong with the checksums themselves, or with reading, was told with the states.
+            let Ok(Some(sums)) = self.store.sums(*layer) else { continue };
+            let known = self.layers.get(layer);
+            let Ok(cells) = known.map_or(Ok(None), |known| self.store.cells(&known.info)) else { continue };
+            // Of what is deflated every byte takes the whole cell.
+            let whole = |range: ByteRange| cells.as_ref().map_or(range, |cells| cells.whole(range));
+            let ranges: Vec<(ByteRange, usize)> =
+                ranges.iter().map(|(range, of)| (whole(*range), *of)).collect();
+            let Ok(damaged) = self.store.damaged_blocks(*layer, &sums, &joined(&ranges)) else { continue };
+            let pool = self.store.show(*layer, POOL);
+            for block in damaged {
+                let block = ByteRange::at(block, crate::store::content::pool::BLOCK);
+                let meets = |range: &ByteRange| range.start < block.end && block.start < range.end;
+                let of = ranges.iter().find(|(range, _)| meets(range)).and_then(|(_, of)| places.get(*of));
+                if let Some(place) = of {
+                    self.report.warnings.push(Warning::Content(place.clone(), pool.clone(), block.start));
+                }
+            }
+        }
+    }
+}
+
+/// The ranges in order, each byte once: versions share most of theirs.
+fn joined(ranges: &[(ByteRange, usize)]) -> Vec<ByteRange> {
+    let mut all: Vec<ByteRange> = ranges.iter().map(|(range, _)| *range).collect();
+    all.sort_unstable_by_key(|range| range.start);
+    let mut joined: Vec<ByteRange> = Vec::new();
+    for range in all {
+        match joined.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
+fn layer_of(source: Source) -> Option<LayerId> {
+    match source {
+        Source::Pool { layer, .. } => Some(layer),
+        Source::Base { .. } => None,
+    }
+}

@@ -1,0 +1,486 @@
+//! Holding a store against everything that must be true of it. Nothing is changed, and the store need not be open.
+//!
+//! [`Problem`] is the list of what must be true: each variant says how it can be broken. [`Warning`] is the same for the history
+//! of single files, which is a convenience: whatever is wrong with it, the store is sound.
+
+mod edits;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::Path;
+
+use crate::error::{Error, Result};
+use crate::store::content::live_ranges::Used;
+use crate::store::content::remap::{Map, Place, Run};
+use crate::store::fsck_read::Inspect;
+use crate::store::io::log;
+use crate::store::layer::{INDEX, LayerContents, POOL, SUMS};
+use crate::store::record::{LayerKind, PreImage, Record, Source};
+use crate::timeline::Timeline;
+use crate::timeline::tree_cache::replay;
+use crate::tree::{Extent, Tree};
+use crate::types::{ByteRange, Ino, LayerId};
+
+/// A way in which a store is not as it must be.
+#[derive(Debug)]
+pub enum Problem {
+    /// Every frame of every file is whole, has its checksum and its number, and holds a record of this format.
+    Record(Error),
+    /// A layer lies on an older one, which is there and has not been collected.
+    Parent(LayerId, LayerId),
+    /// A layer on which another lies, or that is a checkpoint, is sealed.
+    Unsealed(LayerId),
+    /// Every edit fits the tree to which it is applied.
+    Edit(Error),
+    /// A tree keeps the rules of [`Tree::verify`].
+    Tree(LayerId, String),
+    /// Every extent lies in a pool that is there and reaches so far.
+    Extent(LayerId, Ino, Source, u64),
+    /// A map leads to bytes that are there and are not mapped away themselves.
+    Map(LayerId, Run),
+    /// An index says the same as the journals below it.
+    Index(LayerId),
+    /// Content is as it was when its layer was sealed.
+    Content(String, u64),
+    /// A head has a layer on top.
+    Head(String, LayerId),
+    /// An operation leads to a sealed layer, if gc has not given that up.
+    Operation(u64, LayerId),
+    /// What is held is there.
+    Hold(LayerId),
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Problem::Record(error) | Problem::Edit(error) => write!(f, "{error}"),
+            Problem::Parent(layer, parent) => {
+                write!(f, "layer {layer} lies on layer {parent}, which is not there")
+            }
+            Problem::Unsealed(layer) => write!(f, "layer {layer} has lost its seal"),
+            Problem::Tree(layer, why) => write!(f, "the tree of layer {layer}: {why}"),
+            Problem::Extent(layer, ino, source, len) => {
+                write!(
+                    f,
+                    "file {} in layer {layer} refers to {len} bytes at {source:?}, which are not there",
+                    ino.0
+                )
+            }
+            Problem::Map(layer, run) => write!(
+                f,
+                "the map of layer {layer} leads from {} to {} bytes at {} of the pool of layer {}, which are not there",
+                run.start,
+                run.end - run.start,
+                run.offset,
+                run.layer
+            ),
+            Problem::Index(layer) => write!(f, "the index of layer {layer} is not what its journals say"),
+            Problem::Content(file, offset) => {
+                write!(f, "{file} at offset {offset}: content fails its checksum")
+            }
+            Problem::Head(name, layer) => write!(f, "head '{name}' is on layer {layer}, which is not there"),
+            Problem::Operation(op, layer) => {
+                write!(f, "operation {op} leads to layer {layer}, which has lost its seal")
+            }
+            Problem::Hold(layer) => write!(f, "layer {layer} is held and is not there"),
+        }
+    }
+}
+
+pub use edits::Warning;
+
+/// What a check went through.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// What is not as it must be.
+    pub problems: Vec<Problem>,
+    /// What is wrong with the history of single files.
+    pub warnings: Vec<Warning>,
+    /// Versions of single files.
+    pub versions: u64,
+    /// Layers.
+    pub layers: u64,
+    /// Records of journals.
+    pub records: u64,
+    /// Extents.
+    pub extents: u64,
+    /// Bytes of content that were read and held against their checksums.
+    pub bytes_read: u64,
+    /// Bytes of content that have no checksums yet.
+    pub bytes_without_sum: u64,
+}
+
+/// Checks the store at `path`; with `read_data` also every byte of content that something refers to.
+///
+/// # Errors
+/// When there is no store, or it is of another format.
+pub fn check(path: &Path, read_data: bool) -> Result<Report> {
+    let mut store = Inspect::open(path)?;
+    let damaged = store.damaged_packs().into_iter().map(Problem::Record).collect();
+    let mut checker = Checker {
+        store,
+        report: Report { problems: damaged, ..Report::default() },
+        layers: BTreeMap::new(),
+        unread: BTreeSet::new(),
+        refs: BTreeMap::new(),
+        maps: BTreeMap::new(),
+    };
+    if let Err(error) = checker.store.is_known() {
+        checker.report.problems.push(Problem::Record(error));
+    }
+    checker.read_layers()?;
+    checker.check_maps();
+    checker.check_trees();
+    checker.check_names();
+    if read_data {
+        checker.check_content();
+    }
+    checker.check_versions(read_data);
+    Ok(checker.report)
+}
+
+impl Timeline {
+    /// Checks the store that this is a head of, while nobody rewrites it.
+    ///
+    /// # Errors
+    /// As [`check`].
+    pub fn check(&self, read_data: bool) -> Result<Report> {
+        let _turn = self.turn();
+        let _tidying = self.tidying.lock();
+        check(self.store.dir().path(), read_data)
+    }
+}
+
+/// What a repair did.
+#[derive(Debug, Default)]
+pub struct Repaired {
+    /// What was removed, because it is made anew.
+    pub done: Vec<String>,
+    /// What could not be read and stays as it is, because it may be whole, or could not be removed.
+    pub left: Vec<String>,
+}
+
+/// Makes anew what can be made anew from the rest: indexes, and checksums that are damaged. What cannot be looked at or removed
+/// is left, and does not keep the rest from being repaired.
+///
+/// # Errors
+/// When the store is in use, or its layers cannot be listed.
+pub fn repair(path: &Path) -> Result<Repaired> {
+    let inspect = Inspect::open(path)?;
+    let _lock = inspect.lock()?;
+    let mut repaired = Repaired::default();
+    for layer in inspect.layers()? {
+        let index = inspect.index(layer).map(|found| found.is_none_or(|index| index.info.seal.is_some()));
+        let what = format!("the index of layer {layer}");
+        repaired.take(&inspect, (layer, INDEX), &what, index, "it is not needed");
+        let what = format!("the checksums of layer {layer}");
+        let sums = inspect.sums(layer).map(|_| true);
+        repaired.take(&inspect, (layer, SUMS), &what, sums, "the next mount makes them anew");
+    }
+    Ok(repaired)
+}
+
+impl Repaired {
+    /// Removes a file of a layer if it is damaged.
+    fn take(
+        &mut self,
+        store: &Inspect,
+        (layer, name): (LayerId, &str),
+        what: &str,
+        is_whole: Result<bool>,
+        then: &str,
+    ) {
+        match is_whole {
+            Ok(true) => return,
+            Err(error) if !log::is_damage(&error) => {
+                return self.left.push(format!("{what} stays as it is: {error}"));
+            }
+            Ok(false) | Err(_) => {}
+        }
+        match store.remove(layer, name) {
+            Ok(()) => self.done.push(format!("removed {what}, which could not be read; {then}")),
+            Err(error) => self.left.push(format!("{what} could not be removed: {error}")),
+        }
+    }
+}
+
+struct Checker {
+    store: Inspect,
+    report: Report,
+    layers: BTreeMap<LayerId, LayerContents>,
+    /// Layers that cannot be read.
+    unread: BTreeSet<LayerId>,
+    /// What of each pool something refers to, where it is on disk.
+    refs: BTreeMap<LayerId, Vec<ByteRange>>,
+    maps: BTreeMap<LayerId, Map>,
+}
+
+impl Checker {
+    fn problem(&mut self, problem: Problem) {
+        self.report.problems.push(problem);
+    }
+
+    fn read_layers(&mut self) -> Result<()> {
+        for layer in self.store.layers()? {
+            self.report.layers += 1;
+            match self.store.layer(layer) {
+                Ok(contents) => {
+                    self.report.records += contents.count() as u64 + 1;
+                    self.layers.insert(layer, contents);
+                }
+                // A layer whose making was cut off; nothing refers to it.
+                Err(_) if self.store.is_newborn(layer).unwrap_or(false) => {}
+                Err(error) => {
+                    self.unread.insert(layer);
+                    self.problem(Problem::Record(error));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_maps(&mut self) {
+        for layer in self.layers.keys().copied().collect::<Vec<_>>() {
+            match self.store.map(layer) {
+                Ok(None) => {}
+                Ok(Some(map)) => drop(self.maps.insert(layer, map)),
+                Err(error) => self.problem(Problem::Record(error)),
+            }
+        }
+        // A pool that is gone holds nothing to which a map could lead.
+        let end_of = |layer: &LayerId| match self.store.pool(*layer) {
+            Ok((Some(_), end)) => Some((*layer, end)),
+            Ok((None, _)) | Err(_) => None,
+        };
+        let ends: BTreeMap<LayerId, u64> = self.layers.keys().filter_map(end_of).collect();
+        let mut wrong = Vec::new();
+        for (layer, map) in &self.maps {
+            for run in map.runs() {
+                let home = run.home();
+                let is_there = ends.get(&run.layer).is_some_and(|end| home.end <= *end);
+                let is_home = self.maps.get(&run.layer).is_none_or(|map| {
+                    matches!(map.places(run.layer, home).as_slice(), [place] if place.layer == run.layer && place.offset == home.start)
+                });
+                if !is_there || !is_home {
+                    wrong.push(Problem::Map(*layer, *run));
+                }
+            }
+        }
+        self.report.problems.append(&mut wrong);
+    }
+
+    /// Rebuilds every tree from the one below it and holds it against the rules.
+    fn check_trees(&mut self) {
+        let mut trees: BTreeMap<LayerId, Tree> = BTreeMap::new();
+        let has_child: BTreeSet<LayerId> =
+            self.layers.values().filter_map(|l| l.info.header.parent).collect();
+        let tops: BTreeSet<LayerId> = self
+            .store
+            .heads()
+            .into_iter()
+            .flatten()
+            .filter_map(|(_, head)| head.ok().flatten())
+            .map(|h| h.layer)
+            .collect();
+        for layer in self.layers.keys().copied().collect::<Vec<_>>() {
+            let Some(contents) = self.layers.get(&layer) else { continue };
+            let header = contents.info.header.clone();
+            if header.kind == LayerKind::PreImage {
+                self.check_images(layer);
+                continue;
+            }
+            if matches!(header.kind, LayerKind::Collected | LayerKind::Gathered) {
+                continue;
+            }
+            let below = match header.parent.map(|parent| (parent, trees.get(&parent))) {
+                None => Tree::new(),
+                Some((_, Some(tree))) => tree.clone(),
+                Some((parent, None)) => {
+                    self.problem(Problem::Parent(layer, parent));
+                    continue;
+                }
+            };
+            let mut tree = below.clone();
+            if let Err(error) = replay(&mut tree, contents, layer) {
+                self.problem(Problem::Edit(error));
+                continue;
+            }
+            // The layer on top of a head is sealed only when another is put on it; a crash in between leaves two open.
+            let is_open = contents.info.seal.is_none();
+            if is_open && has_child.contains(&layer) && !tops.contains(&layer) {
+                self.problem(Problem::Unsealed(layer));
+            }
+            if let Err(why) = tree.verify() {
+                self.problem(Problem::Tree(layer, why));
+            }
+            let changed: Vec<(Ino, Extent)> = below
+                .diff(&tree)
+                .contents
+                .into_iter()
+                .flat_map(|ino| tree.extents(ino).map(move |(_, extent)| (ino, extent)).collect::<Vec<_>>())
+                .collect();
+            for (ino, extent) in changed {
+                self.check_extent(layer, ino, extent.source, extent.len);
+            }
+            self.check_index(layer, &tree);
+            trees.insert(layer, tree);
+        }
+    }
+
+    fn check_extent(&mut self, layer: LayerId, ino: Ino, source: Source, len: u64) {
+        self.report.extents += 1;
+        let Source::Pool { layer: pool, offset } = source else { return };
+        let range = ByteRange::at(offset, len);
+        match self.store.pool(pool) {
+            Ok((_, end)) if range.end <= end => {
+                for place in self.places_of(pool, range) {
+                    let range = ByteRange::at(place.offset, place.len);
+                    self.refs.entry(place.layer).or_default().push(range);
+                }
+            }
+            _ => self.problem(Problem::Extent(layer, ino, source, len)),
+        }
+    }
+
+    /// Where a range of addresses is on disk.
+    fn places_of(&self, layer: LayerId, range: ByteRange) -> Vec<Place> {
+        match self.maps.get(&layer) {
+            None => vec![Place { layer, offset: range.start, len: range.len() }],
+            Some(map) => map.places(layer, range),
+        }
+    }
+
+    fn check_images(&mut self, layer: LayerId) {
+        let Some(contents) = self.layers.get(&layer) else { return };
+        let mut extents: Vec<(Ino, ByteRange, Source)> = Vec::new();
+        let mut unread = None;
+        for record in contents.records() {
+            match record {
+                Ok(Record::PreImage(PreImage { node: Some(node), .. })) => {
+                    extents.extend(node.extents.iter().map(|(range, source)| (node.ino, *range, *source)));
+                }
+                Ok(_) => {}
+                Err(error) => unread = Some(error),
+            }
+        }
+        if let Some(error) = unread {
+            self.problem(Problem::Record(error));
+        }
+        for (ino, range, source) in extents {
+            self.check_extent(layer, ino, source, range.len());
+        }
+    }
+
+    fn check_index(&mut self, layer: LayerId, tree: &Tree) {
+        match self.store.index(layer) {
+            Ok(None) => {}
+            Ok(Some(contents)) => {
+                let mut found = Tree::new();
+                let is_whole = contents.info.seal.is_some() && replay(&mut found, &contents, layer).is_ok();
+                if !is_whole || !tree.diff(&found).is_empty() {
+                    self.problem(Problem::Index(layer));
+                }
+            }
+            Err(error) => self.problem(Problem::Record(error)),
+        }
+    }
+
+    /// What refers to layers by their number.
+    fn check_names(&mut self) {
+        match self.store.heads() {
+            Ok(heads) => {
+                for (name, head) in heads {
+                    match head {
+                        Ok(Some(head)) if self.layers.contains_key(&head.layer) => {}
+                        Ok(Some(head)) => self.problem(Problem::Head(name, head.layer)),
+                        Ok(None) => {}
+                        Err(error) => self.problem(Problem::Record(error)),
+                    }
+                }
+            }
+            Err(error) => self.problem(Problem::Record(error)),
+        }
+        match self.store.ops() {
+            Ok(ops) => {
+                for (number, layer) in ops.iter().filter_map(|(number, op)| Some((*number, op.tree?))) {
+                    if self.layers.get(&layer).is_some_and(|l| l.info.seal.is_none()) {
+                        self.problem(Problem::Operation(number, layer));
+                    }
+                }
+            }
+            Err(error) => self.problem(Problem::Record(error)),
+        }
+        self.check_ledger();
+        if let Err(error) = self.store.identities() {
+            self.problem(Problem::Record(error));
+        }
+        match self.store.holds() {
+            Ok(holds) => {
+                for layer in
+                    holds.into_iter().filter(|layer| !self.layers.contains_key(layer)).collect::<Vec<_>>()
+                {
+                    self.problem(Problem::Hold(layer));
+                }
+            }
+            Err(error) => self.problem(Problem::Record(error)),
+        }
+    }
+
+    /// What there was, by the ledger, and is not there. A layer that cannot be read is told already.
+    fn check_ledger(&mut self) {
+        match self.store.missing(self.layers.values().map(|layer| &layer.info), &self.unread) {
+            Ok(missing) => self.report.problems.extend(missing.into_iter().map(Problem::Record)),
+            Err(error) => self.problem(Problem::Record(error)),
+        }
+    }
+
+    /// Reads every block that something refers to.
+    fn check_content(&mut self) {
+        for (layer, ranges) in std::mem::take(&mut self.refs) {
+            // What is referred to there are zeros.
+            if matches!(self.store.pool(layer), Ok((None, _))) {
+                continue;
+            }
+            let bytes: u64 = ranges.iter().map(ByteRange::len).sum();
+            let sums = match self.store.sums(layer) {
+                Ok(Some(sums)) => sums,
+                Ok(None) => {
+                    self.report.bytes_without_sum += bytes;
+                    continue;
+                }
+                Err(error) => {
+                    self.problem(Problem::Record(error));
+                    continue;
+                }
+            };
+            let cells = match self.layers.get(&layer).map_or(Ok(None), |known| self.store.cells(&known.info))
+            {
+                Ok(cells) => cells,
+                Err(error) => {
+                    self.problem(Problem::Record(error));
+                    continue;
+                }
+            };
+            // Each once, however much is in it.
+            let mut stored = Used::default();
+            for range in ranges {
+                stored.add_range(layer, cells.as_ref().map_or(range, |cells| cells.whole(range)));
+            }
+            let stored = stored.of(layer);
+            let found = self.store.damaged_blocks(layer, &sums, &stored);
+            // A block can have none: who gave up what was beside it was cut off, say.
+            let found = found.and_then(|f| Ok((f, self.store.without_sum(layer, &sums, &stored)?)));
+            match found {
+                Ok((blocks, without)) => {
+                    self.report.bytes_read += bytes.saturating_sub(without);
+                    self.report.bytes_without_sum += without;
+                    let file = self.store.show(layer, POOL);
+                    for block in blocks {
+                        self.problem(Problem::Content(file.clone(), block));
+                    }
+                }
+                Err(error) => self.problem(Problem::Record(error)),
+            }
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! Keeps the journal of the layer that is written to near the size of what it describes, so that
+//! the time and the memory of a mount depend on what differs from the base and not on how often
+//! programs changed it.
+//!
+//! The journal is at most [`RATIO`] times as long as its shortest form plus [`FREE`] bytes, and what
+//! comes while it is looked at or rewritten. A look costs as much as what differs. So the next one
+//! comes when the journal is too long even if its shortest form has not changed, or when the tree
+//! has lost an eighth of what made it so long.
+
+use crate::error::{Attempt, Result};
+use crate::fs::{NextLook, OpenJournal, SMALL_JOURNAL};
+use crate::store::layer::sealed::compact_len;
+use crate::sys::memory;
+use crate::timeline::{Effort, Timeline};
+use crate::tree::Tree;
+
+/// How many times longer than its shortest form the journal may be.
+const RATIO: u64 = 3;
+/// Bytes that it may have besides.
+const FREE: u64 = SMALL_JOURNAL;
+/// Bytes that come at least between two looks.
+const STEP: u64 = 4 << 20;
+/// Of the edits of the shortest form, this part has to go before the next look.
+const PART: u64 = 8;
+/// And at least so many.
+const FEW: u64 = 1 << 14;
+
+/// What a rewritten journal has besides edits, in bytes.
+const ALWAYS_THERE: u64 = 256;
+
+impl Timeline {
+    /// Rewrites the journal of the layer that is written to, if it is several times longer than
+    /// what came of it; with [`Effort::Everything`], if it is longer at all.
+    ///
+    /// # Errors
+    /// What the store answers; the journal then stays as it is, and is looked at again when it has
+    /// grown.
+    pub fn shorten_journal(&self, effort: Effort) -> Result<()> {
+        let _tidying = self.tidying.lock();
+        let open = self.fs.open_journal();
+        if open.end.bytes() < SMALL_JOURNAL && effort == Effort::WhereItPays {
+            self.fs.look_at_journal(NextLook::first(open.end.layer));
+            return Ok(());
+        }
+        let shortened = self.shorten(&open, effort);
+        let next = shortened.as_ref().copied().unwrap_or_else(|_| later(&open));
+        drop(open);
+        self.fs.look_at_journal(next);
+        memory::trim();
+        shortened.map(drop)
+    }
+
+    /// Says when the next look is.
+    fn shorten(&self, open: &OpenJournal, effort: Effort) -> Result<NextLook> {
+        let layer = open.end.layer;
+        let parent = self.store.layer(layer).and_then(|info| info.header.parent);
+        let is_open = |parent| self.store.layer(parent).is_none_or(|info| info.seal.is_none());
+        if parent.is_some_and(is_open) {
+            // Its seal failed, on a full disk say.
+            return Ok(later(open));
+        }
+        let below = parent.map_or_else(|| Ok(Tree::new()), |parent| self.roots.lock().load(parent))?;
+        let (shortest, edits) = compact_len(below.edits_to(&open.tree))?;
+        let most = shortest.saturating_mul(RATIO).saturating_add(FREE);
+        let is_long = match effort {
+            Effort::WhereItPays => open.end.bytes() > most,
+            Effort::Everything => open.end.bytes() > shortest.saturating_add(ALWAYS_THERE),
+        };
+        if is_long {
+            let rewritten = self.fs.rewrite_journal(open, &below);
+            rewritten.attempt(|| format!("rewrite the journal of layer {layer}"))?;
+            log::debug!("the journal of layer {layer}: {} bytes of {shortest}", open.end.bytes());
+        }
+        let bytes = if is_long { most } else { most.max(open.end.bytes().saturating_add(STEP)) };
+        let lost = usize::try_from((edits / PART).max(FEW)).unwrap_or(usize::MAX);
+        Ok(NextLook { layer, bytes, entries: open.tree.entries().saturating_sub(lost) })
+    }
+}
+
+fn later(open: &OpenJournal) -> NextLook {
+    let bytes = open.end.bytes().saturating_add(STEP);
+    NextLook { layer: open.end.layer, bytes, entries: 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::base::Base;
+    use crate::fs::{Caller, RenameMode, SetXattr};
+    use crate::jail::{Jail, Policy};
+    use crate::store::{Store, StoreOptions};
+    use crate::sys::failpoint;
+    use crate::types::{Name, NodeId};
+
+    const ME: Caller = Caller { uid: 0, gid: 0 };
+
+    fn timeline(dir: &Path) -> Timeline {
+        let base = dir.join("base");
+        std::fs::create_dir_all(&base).unwrap();
+        let base = Base::open(&base).unwrap();
+        let path = base.path().to_owned();
+        let (root, options, at) = (base.root_id(), StoreOptions::default(), dir.join("store"));
+        let store = match crate::store::exists(&at) {
+            true => Store::open(&at, root, options).unwrap(),
+            false => Store::create(&at, &path, root, options).unwrap(),
+        };
+        let (policy, allowed_targets) = (Policy::Deny, Vec::new());
+        let jail = Jail { policy, mount_point: path.clone(), base_path: path, allowed_targets };
+        Timeline::open(Arc::new(store), Arc::new(base), "main", jail).unwrap()
+    }
+
+    fn name(text: &str) -> Name {
+        Name::new(text.as_bytes()).unwrap()
+    }
+
+    fn make(timeline: &Timeline, file: &str) -> NodeId {
+        timeline.fs.mknod(NodeId::ROOT, &name(file), 0o100_644, 0, 0, ME).unwrap().id
+    }
+
+    fn rename(timeline: &Timeline, from: &str, to: &str) {
+        let (from, to) = (name(from), name(to));
+        timeline.fs.rename(NodeId::ROOT, &from, NodeId::ROOT, &to, RenameMode::Replace, 1).unwrap();
+    }
+
+    fn read(timeline: &Timeline, file: &str) -> Vec<u8> {
+        let id = timeline.fs.lookup(NodeId::ROOT, &name(file)).unwrap().id;
+        timeline.fs.read(id, 0, u64::MAX).unwrap().read(false).unwrap().unwrap()
+    }
+
+    fn journal_len(timeline: &Timeline) -> u64 {
+        timeline.fs.open_journal().end.bytes()
+    }
+
+    /// Some changes of a file, and of another one that is renamed.
+    fn work(timeline: &Timeline, file: NodeId, rounds: u8) {
+        for round in 0..rounds {
+            timeline.fs.write(file, u64::from(round % 3) * 5000, &[round; 700], false).unwrap();
+            rename(timeline, "a", "b");
+            rename(timeline, "b", "a");
+        }
+    }
+
+    fn is_same(one: &Tree, other: &Tree) -> bool {
+        one.diff(other).is_empty()
+    }
+
+    #[test]
+    fn a_journal_is_what_came_of_it_and_a_later_start_finds_the_same_tree() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = timeline(dir.path());
+        let file = make(&first, "file");
+        make(&first, "a");
+        work(&first, file, 40);
+        first.checkpoint(None, String::new()).unwrap();
+        for round in 0..2 {
+            work(&first, file, 60);
+            let before = journal_len(&first);
+            first.shorten_journal(Effort::Everything).unwrap();
+            let after = journal_len(&first);
+            assert!(after * 8 < before, "round {round}: {before} bytes, then {after}");
+            first.fs.sync().unwrap();
+        }
+        work(&first, file, 3);
+        let (tree, bytes) = (first.fs.state().tree, read(&first, "file"));
+        drop(first);
+        let again = timeline(dir.path());
+        assert!(is_same(&tree, &again.fs.state().tree) && read(&again, "file") == bytes);
+        assert_eq!(again.store.catalog().len(), 2, "it is the same layer");
+    }
+
+    /// A layer that is what its parent is was changed all the same: after an apply that matters.
+    #[test]
+    fn a_layer_in_which_nothing_is_left_of_its_changes_was_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = timeline(dir.path());
+        make(&first, "a");
+        first.checkpoint(None, String::new()).unwrap();
+        let made = make(&first, "b");
+        first.fs.unlink(NodeId::ROOT, &name("b")).unwrap();
+        first.fs.forget(made, 1);
+        first.shorten_journal(Effort::Everything).unwrap();
+        drop(first);
+        let again = timeline(dir.path());
+        let contents = again.store.read_layer(again.fs.upper_layer()).unwrap();
+        assert!(contents.is_changed);
+    }
+
+    #[test]
+    fn what_is_written_meanwhile_is_in_the_new_journal() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = Arc::new(timeline(dir.path()));
+        let file = make(&first, "file");
+        make(&first, "a");
+        work(&first, file, 200);
+        let rounds = std::thread::scope(|scope| {
+            let rewriting = scope.spawn(|| {
+                (0..20).for_each(|_| first.shorten_journal(Effort::Everything).unwrap());
+            });
+            let mut rounds = 0;
+            while !rewriting.is_finished() {
+                work(&first, file, 5);
+                first.fs.write(file, 20_000 + rounds * 8, &rounds.to_le_bytes(), false).unwrap();
+                if rounds % 3 == 0 {
+                    first.fs.sync().unwrap();
+                }
+                rounds += 1;
+            }
+            rewriting.join().unwrap();
+            rounds
+        });
+        assert!(rounds > 0);
+        let (tree, bytes) = (first.fs.state().tree, read(&first, "file"));
+        drop(first);
+        let again = timeline(dir.path());
+        assert!(is_same(&tree, &again.fs.state().tree) && read(&again, "file") == bytes);
+    }
+
+    /// Each call of a rewrite fails once, and the sandbox goes on: with what it had, or, where a sync
+    /// tells that something may be lost, with nothing more.
+    #[test]
+    fn a_rewrite_that_fails_at_any_step_loses_nothing() {
+        for rule in ["fail:any:#:EIO", "fail:any:#:ENOSPC", "fail:any:#+:ENOSPC"] {
+            let (mut failed, mut stopped) = (0, 0);
+            for number in 1..=30 {
+                let dir = tempfile::tempdir().unwrap();
+                let first = timeline(dir.path());
+                let file = make(&first, "file");
+                make(&first, "a");
+                work(&first, file, 10);
+                first.fs.sync().unwrap();
+                let synced = first.fs.state().tree;
+                work(&first, file, 10);
+                let tree = first.fs.state().tree;
+                let when = rule.replace('#', &number.to_string());
+                let shortened = failpoint::with(&when, || first.shorten_journal(Effort::Everything));
+                failed += u32::from(shortened.is_err());
+                assert!(is_same(&tree, &first.fs.state().tree), "{when}");
+                let is_stopped = first.fs.sync_has_failed();
+                stopped += u32::from(is_stopped);
+                let is_written = first.fs.write(file, 0, b"more", false).is_ok();
+                let is_synced = first.fs.sync().is_ok();
+                assert_eq!((is_written, is_synced), (!is_stopped, !is_stopped), "{when}: {shortened:?}");
+                assert!(!is_stopped || shortened.is_err(), "{when}");
+                let now = first.fs.state().tree;
+                let left = dir.path().join("store/layers/00000001/journal.new");
+                assert!(!left.exists() || shortened.is_err(), "{when}");
+                drop(first);
+                let found = timeline(dir.path()).fs.state().tree;
+                let possible = if is_stopped { [&synced, &tree] } else { [&now, &now] };
+                assert!(possible.iter().any(|tree| is_same(&found, tree)), "{when}");
+                assert!(!left.exists(), "{when}");
+            }
+            assert!(failed >= 8, "{rule}: it failed {failed} times");
+            assert!(rule.ends_with("EIO") || stopped == 0, "{rule}: it stopped {stopped} times");
+        }
+    }
+
+    /// The exchange may not be on the disk: nothing is acknowledged any more.
+    #[test]
+    fn nothing_is_synced_behind_an_exchange_that_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = timeline(dir.path());
+        make(&first, "a");
+        work(&first, make(&first, "file"), 10);
+        let failed =
+            failpoint::with("fail:store.sync-dir:1:EIO", || first.shorten_journal(Effort::Everything));
+        assert!(failed.is_err() && first.fs.sync_has_failed());
+        assert!(first.fs.sync().is_err());
+    }
+
+    /// There is no room to sync the exchange: no sync succeeds before that is done, and then all do.
+    #[test]
+    fn an_exchange_that_finds_no_room_is_synced_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = timeline(dir.path());
+        make(&first, "a");
+        let file = make(&first, "file");
+        work(&first, file, 10);
+        let full = "fail:store.sync-dir:1+:ENOSPC";
+        let shortened = failpoint::with(full, || first.shorten_journal(Effort::Everything));
+        assert!(shortened.is_err_and(|error| error.is_full()) && !first.fs.sync_has_failed());
+        assert!(failpoint::with(full, || first.fs.sync()).is_err());
+        assert!(failpoint::with(full, || first.checkpoint(None, String::new())).is_err());
+        work(&first, file, 1);
+        first.fs.sync().unwrap();
+        assert!(failpoint::with(full, || first.fs.sync()).is_ok(), "it is done once");
+        let tree = first.fs.state().tree;
+        drop(first);
+        assert!(is_same(&tree, &timeline(dir.path()).fs.state().tree));
+    }
+
+    /// As the housekeeper does it: whenever the watch tells that the journal is long, it is looked at.
+    #[test]
+    fn a_journal_that_gets_long_is_told_and_never_longer_than_the_bound() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = timeline(dir.path());
+        let file = make(&first, "file");
+        let (tell, told) = std::sync::mpsc::channel();
+        first.fs.set_journal_notice(Some(Box::new(move || tell.send(()).unwrap())));
+        let value = vec![7; 60_000];
+        let how = SetXattr { create: false, replace: false, takes_setgid: false };
+        let (mut most, mut shortened) = (0, 0);
+        for _ in 0..600 {
+            first.fs.setxattr(file, b"user.x", &value, how).unwrap();
+            let before = journal_len(&first);
+            most = most.max(before);
+            if told.try_recv().is_ok() {
+                assert!(told.try_recv().is_err(), "once");
+                first.shorten_journal(Effort::WhereItPays).unwrap();
+                shortened += u32::from(journal_len(&first) < before);
+            }
+        }
+        assert!(most <= 4 * 60_000 + (16 << 20), "{most} bytes");
+        assert!(shortened >= 2, "{shortened} times");
+    }
+
+    /// A tree that loses what made its journal long is looked at before the journal has grown.
+    #[test]
+    fn a_tree_that_lost_much_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = timeline(dir.path());
+        let file = make(&first, "file");
+        // Each second block, so that no extent joins another.
+        for block in 0..120_000_u64 {
+            first.fs.write(file, block * 8192, b"x", false).unwrap();
+        }
+        first.shorten_journal(Effort::WhereItPays).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        first.fs.set_journal_notice(Some(Box::new(move || tell.send(()).unwrap())));
+        let before = journal_len(&first);
+        assert!(before > SMALL_JOURNAL && told.try_recv().is_err(), "{before} bytes");
+        first.fs.truncate(file, 0, false).unwrap();
+        assert!(told.try_recv().is_ok());
+    }
+}

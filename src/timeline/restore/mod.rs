@@ -1,0 +1,4 @@
+//! Restoring single paths.
+
+pub(in crate::timeline) mod base_paths;
+pub(in crate::timeline) mod partial;

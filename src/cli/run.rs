@@ -105,7 +105,7 @@ pub(super) struct Run {
     pub(super) command: Vec<OsString>,
 }
 
-/// What happens to the changes.
+/// The fate of the changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Apply,
@@ -260,7 +260,8 @@ fn base_and_store(global: &Global) -> Result<(PathBuf, PathBuf)> {
             format!("it lies in the sandbox of '{}'", store.display()),
         )
         .hint(
-            "run the command as it is, or name another store with --store DIR for a sandbox in the sandbox",
+            "run the command without 'jailfs run', or name another store with --store DIR \
+                for a nested sandbox",
         ));
     }
     let store = store_path::store_for(&base, named.as_deref())?;
@@ -383,7 +384,8 @@ impl Sandboxed {
             Fate::Keep | Fate::Ask => {
                 let left = if outcome == Outcome::SUCCESS { "kept" } else { "kept, not applied" };
                 out::note(&format!(
-                    "{left}; 'jailfs diff base', 'jailfs apply' and 'jailfs discard' in this directory go on from here"
+                    "{left}; 'jailfs diff base', 'jailfs apply' and 'jailfs discard' in \
+                this directory continue from here"
                 ));
                 Ok(())
             }

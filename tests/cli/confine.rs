@@ -599,7 +599,7 @@ fn a_planted_link_leads_no_option_elsewhere() {
             for option in --bind-rw --bind-ro --show; do
                 for path in ../out/work/up ../out/work/up/.ssh ../out/work/key; do
                     code=0; $JAILFS run --discard $option $path -- true 2> ../out/err || code=$?
-                    [ $code = 125 ]; grep -q 'it leads through a link to' ../out/err
+                    [ $code = 125 ]; grep -q 'it leads through a symlink to' ../out/err
                 done
             done
             # What is named directly works, and so does a path that goes up.

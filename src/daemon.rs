@@ -190,7 +190,8 @@ impl Serving {
         let Some(abort) = self.mounted.as_ref().and_then(Mounted::abort_file) else { return };
         if let Err(error) = guard::start(abort) {
             log::warn!(
-                "start a guard: {error}; if this process is killed, the mount may need an abort by hand"
+                "start a guard: {error}; if this process is killed, the mount may \
+                need an abort by hand"
             );
         }
     }
@@ -468,7 +469,8 @@ fn unmount_on(signal: Signal, unmounter: &Unmounter) {
     let mut result = unmounter.unmount(false);
     if result.as_ref().is_err_and(|error| error.kind == Kind::InUse) {
         log::warn!(
-            "{signal}: the mount is in use: it is detached, and ends with its last user or a second signal"
+            "{signal}: the mount is in use: it is detached, \
+                and ends with its last user or a second signal"
         );
         result = unmounter.unmount(true);
     }

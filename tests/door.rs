@@ -908,7 +908,7 @@ fn acls_work_and_defaults_are_inherited() {
 }
 
 /// Shows `state` again, as a restore does.
-fn switch_to(bench: &Bench, state: jailfs::fs::State) -> jailfs::fs::Forgotten {
+fn switch_to(bench: &Bench, state: jailfs::fs::State) -> jailfs::fs::Invalidations {
     use jailfs::store::record::LayerKind;
     bench.mounted().kernel().flush().unwrap();
     let parent = Some(bench.fs.upper_layer());

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use disk::{Disk, Random};
 use jailfs::error::Error;
-use jailfs::fs::{Caller, Forgotten, Fs, Kernel, RenameMode};
+use jailfs::fs::{Caller, Fs, Invalidations, Kernel, RenameMode};
 use jailfs::sandbox::verbs::{Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::sys::failpoint::{self, Change};
@@ -238,7 +238,7 @@ impl Kernel for Told {
         Ok(())
     }
 
-    fn forget(&self, what: &Forgotten) -> Result<(), Error> {
+    fn forget(&self, what: &Invalidations) -> Result<(), Error> {
         self.0.lock().unwrap().extend(what.names.iter().cloned());
         Ok(())
     }

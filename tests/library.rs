@@ -503,8 +503,8 @@ fn a_base_file_that_somebody_replaced_is_never_shown_as_the_old_one() {
         place.write("fresh", "new");
         host::rename(place.base.join("fresh"), place.base.join(path)).unwrap();
     }
-    let covered = id(&sandbox, "covered");
-    assert!(sandbox.fs().read(covered, 0, 9).is_err(), "the bytes that were covered are gone");
+    let copied_up = id(&sandbox, "covered");
+    assert!(sandbox.fs().read(copied_up, 0, 9).is_err(), "the bytes that were covered are gone");
     // A kernel that forgot it asks for it anew.
     let old = id(&sandbox, "seen");
     sandbox.fs().forget(old, 9);

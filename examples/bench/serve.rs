@@ -18,7 +18,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use jailfs::fs::PastView;
+use jailfs::fs::SnapdirView;
 use jailfs::fuse::{self, Counters, MountOptions};
 use jailfs::jail::Policy;
 use jailfs::sandbox::verbs::{Reply, Request, Rev};
@@ -49,7 +49,7 @@ pub fn main(words: &[OsString]) -> Res<()> {
             .map(<[u8]>::to_vec)
             .collect(),
         // As 'jailfs mount' does it.
-        past: Some(PastView {
+        past: Some(SnapdirView {
             name: Name::new(b".jailfs").map_err(|_| "no name")?,
             listed: false,
             makes: true,

@@ -20,13 +20,13 @@ use crate::types::{Name, TreePath};
 
 /// A directory of the base that is looked at with names of it. It is opened at the first look, and is not looked for again: this lives as
 /// long as one request.
-pub struct Near<'a> {
+pub struct DirLookup<'a> {
     base: &'a Base,
     path: &'a TreePath,
     dir: OnceCell<Option<OwnedFd>>,
 }
 
-impl Near<'_> {
+impl DirLookup<'_> {
     /// Where the directory is.
     pub fn path(&self) -> &TreePath {
         self.path
@@ -77,7 +77,7 @@ impl Near<'_> {
 
 impl Base {
     /// A directory that is to be looked at, with names of it.
-    pub fn near<'a>(&'a self, dir: &'a TreePath) -> Near<'a> {
-        Near { base: self, path: dir, dir: OnceCell::new() }
+    pub fn near<'a>(&'a self, dir: &'a TreePath) -> DirLookup<'a> {
+        DirLookup { base: self, path: dir, dir: OnceCell::new() }
     }
 }

@@ -42,7 +42,7 @@ use crate::sys::failpoint::Failpoint;
 use crate::types::{BaseMark, FileKind, Name, TreePath};
 
 pub use attributes::Attributes;
-pub use dir_lookup::Near;
+pub use dir_lookup::DirLookup;
 pub use obstacle::Obstacle;
 pub use stat::BaseStat;
 pub use write::{BaseWriter, WriteDir};

@@ -14,8 +14,9 @@ use crate::sandbox::verbs::{Applied, Consent, Reply, Request};
 
 /// Write the tree into the base
 ///
-/// If the base has changed meanwhile at a path that would be written, nothing is written, and the exit code is 3. The same if
-/// a protected path would be written that is not named, such as '.git/hooks', or a file would gain a set-id bit or capabilities.
+/// If a path that would be written has also changed in the base, nothing is written, and the exit
+/// code is 3. The same applies if an unnamed protected path would be written, such as '.git/hooks',
+/// or if a file would gain a set-id bit or capabilities.
 #[derive(Args)]
 pub(super) struct Apply {
     /// Only at or below these paths
@@ -113,7 +114,7 @@ pub(super) fn tell_not_kept(applied: &Applied) {
     }
 }
 
-/// Lists the conflicts, and what needs a consent, on the standard error.
+/// Prints the conflicts, and the paths that need consent, to standard error.
 pub(super) fn tell_conflicts(applied: &Applied) {
     for (path, reason) in &applied.refused {
         out::detail(&format!("refused\t{path}\t{}", show::one_line(reason)));
@@ -123,7 +124,7 @@ pub(super) fn tell_conflicts(applied: &Applied) {
     }
 }
 
-/// The error of an apply that wrote nothing; none if it wrote all.
+/// The error of an apply that wrote nothing. None if it wrote everything.
 pub(super) fn why_not_written(applied: &Applied) -> Option<Error> {
     match (applied.conflicts.is_empty(), applied.refused.is_empty()) {
         (true, true) => None,

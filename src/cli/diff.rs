@@ -29,7 +29,8 @@ pub(super) struct Diff {
     /// Paths, also if they look like states
     #[arg(last = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// A letter and the path (the default): A added, D deleted, M modified, T another type, R renamed, m attributes
+    /// Show a letter and the path (the default): A added, D deleted, M modified, T type changed, R
+    /// renamed, m attributes
     #[arg(long, group = "detail")]
     name_status: bool,
     /// Show the number of lines added and removed

@@ -28,7 +28,7 @@ use crate::run::{
     unblock_signals,
 };
 use crate::sandbox::verbs::{Applied, Changes, Consent, Detail, Reply, Request, Rev};
-use crate::sandbox::{Moment, Sandbox, StoreOptions};
+use crate::sandbox::{Sandbox, Savepoint, StoreOptions};
 
 /// The exit code if jailfs failed and not the command.
 pub(super) const FAILED: u8 = 125;
@@ -106,7 +106,7 @@ pub(super) struct Run {
     pub(super) command: Vec<OsString>,
 }
 
-/// What happens to the changes.
+/// The fate of the changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Apply,
@@ -220,7 +220,7 @@ impl Run {
                 other => format!("failed ({})", other.code()),
             };
             sandboxed.roll_back()?;
-            sandboxed.sandbox.forget_since(&sandboxed.moment)?;
+            sandboxed.sandbox.rewind_to(&sandboxed.moment)?;
             out::note(&format!("attempt {attempt} of {} {how}, and was rolled back", self.attempts));
             attempt += 1;
         }
@@ -261,7 +261,8 @@ fn base_and_store(global: &Global) -> Result<(PathBuf, PathBuf)> {
             format!("it lies in the sandbox of '{}'", store.display()),
         )
         .hint(
-            "run the command as it is, or name another store with --store DIR for a sandbox in the sandbox",
+            "run the command without 'jailfs run', or name another store with --store DIR \
+                for a nested sandbox",
         ));
     }
     let store = store_path::store_for(&base, named.as_deref())?;
@@ -276,7 +277,7 @@ struct Sandboxed {
     /// The tree before the command: the last checkpoint, or the base.
     start: Rev,
     /// The checkpoints, names and holds before the command.
-    moment: Moment,
+    moment: Savepoint,
     /// The dangers that the caller of an apply accepts.
     consent: Consent,
 }
@@ -384,7 +385,8 @@ impl Sandboxed {
             Fate::Keep | Fate::Ask => {
                 let left = if outcome == Outcome::SUCCESS { "kept" } else { "kept, not applied" };
                 out::note(&format!(
-                    "{left}; 'jailfs diff base', 'jailfs apply' and 'jailfs discard' in this directory go on from here"
+                    "{left}; 'jailfs diff base', 'jailfs apply' and 'jailfs discard' in \
+                this directory continue from here"
                 ));
                 Ok(())
             }
@@ -465,7 +467,7 @@ impl Sandboxed {
             out::note(&format!("discarded; the changes cannot be listed: {error}"));
         }
         drop(before);
-        self.sandbox.forget_since(&self.moment)
+        self.sandbox.rewind_to(&self.moment)
     }
 }
 

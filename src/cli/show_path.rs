@@ -17,7 +17,8 @@ use crate::types::{FileKind, TreePath};
 /// Print a path of a state: the bytes of a file, the target of a symlink, the names in a directory
 #[derive(Args)]
 pub(super) struct Show {
-    /// A state ('@' now, '@-1' the last checkpoint, 'base', a number or a name), a colon, and a path
+    /// A state ('@' now, '@-1' the last checkpoint, 'base', a number or a name), a colon, and a
+    /// path
     #[arg(value_name = "ID:PATH")]
     what: OsString,
     /// Print a JSON object for the node, or for each entry of the directory

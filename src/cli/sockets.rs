@@ -43,7 +43,7 @@ pub(super) fn all() -> HashSet<PathBuf> {
         });
         paths.extend(named);
     }
-    paths.retain(|path| !COVERED.iter().any(|covered| path.starts_with(covered)));
+    paths.retain(|path| !COVERED.iter().any(|copied_up| path.starts_with(copied_up)));
     paths.retain(|path| path.symlink_metadata().is_ok_and(|about| about.file_type().is_socket()));
     paths
 }

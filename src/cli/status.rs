@@ -14,7 +14,7 @@ use crate::error::Result;
 use crate::fs::{Refusal, Refused};
 use crate::sandbox::verbs::{Reply, Request};
 
-/// Show where the sandbox is and how it stands
+/// Show the state of the sandbox
 #[derive(Args)]
 pub(super) struct Status {
     /// Print one JSON object for the sandbox, and one per path that is not set back, refused link

@@ -199,10 +199,10 @@ pub(super) fn check_free(store: &Path, attempt: &str) -> Result<()> {
     let Some(daemon) = daemon_that_stays(store)? else { return Ok(()) };
     let mount = OsStr::from_bytes(&daemon.greeting().mount).display().to_string();
     let reason = format!("its sandbox is mounted at '{mount}' (process {})", daemon.greeting().pid);
-    Err(Error::new(Kind::InUse, attempt, reason)
-        .hint(format!(
-            "work in it, or end it with 'jailfs umount {mount}'; a second sandbox needs a store of its own: --store DIR"
-        )))
+    Err(Error::new(Kind::InUse, attempt, reason).hint(format!(
+        "work in it, or end it with 'jailfs umount {mount}'; a second \
+                sandbox needs a store of its own: --store DIR"
+    )))
 }
 
 /// The daemon of a store, unless it ends soon.

@@ -9,7 +9,7 @@
 //! escape through the daemon of another.
 //!
 //! ```text
-//! server -> client   frame: greeting     "jailfsct" | version u32 | pid u32 | mount point, to the end
+//! server -> client   frame: greeting: "jailfsct" | version u32 | pid u32 | mount point to the end
 //! client -> server   frame: Request      any number, each followed by
 //! server -> client   frame: Result<Reply, Error>
 //!

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Kind, Result};
-use crate::fs::PastView;
+use crate::fs::SnapdirView;
 use crate::fuse;
 use crate::jail::Policy;
 use crate::sandbox::verbs::Protected;
@@ -164,7 +164,7 @@ impl Choice {
         })
     }
 
-    fn past(&self) -> Result<Option<PastView>> {
+    fn past(&self) -> Result<Option<SnapdirView>> {
         if self.snapdir == Snapdir::Off {
             return Ok(None);
         }
@@ -174,7 +174,7 @@ impl Choice {
             Error::new(Kind::Usage, format!("show the checkpoints as '{name}'"), "it is not a name")
         })?;
         let listed = self.snapdir == Snapdir::Visible;
-        Ok(Some(PastView { name, listed, makes: !self.no_snapmkdir && !self.read_only }))
+        Ok(Some(SnapdirView { name, listed, makes: !self.no_snapmkdir && !self.read_only }))
     }
 }
 

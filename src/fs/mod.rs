@@ -26,14 +26,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::base::Near;
+use crate::base::DirLookup;
 use crate::error::{Error, FsError, FsResult, Result};
-use crate::fs::edits::Versions;
+use crate::fs::edits::EditHistory;
 use crate::fs::kernel::nodes::{NodeTable, Place};
 use crate::fs::merged::lower::{Lower, LowerNode};
 use crate::jail::{ClimbGuard, Jail};
 use crate::store::Store;
-use crate::store::content::live_ranges::Used;
+use crate::store::content::live_ranges::LiveRanges;
 use crate::store::content::pool::PoolWriter;
 use crate::store::edits_log::Content;
 use crate::store::io::fsync_probe::Unsynced;
@@ -53,11 +53,11 @@ pub use ops::attrs::{SetAttr, SetTime, SetXattr};
 pub use ops::data::{ReadPlan, SeekTo};
 pub use ops::namespace::RenameMode;
 pub use ops::readdir::{DirEntry, HandOut};
-pub use ops::symlink::{LinkAnswer, Move, Refusal, Refused};
-pub use snapdir::{Archive, Origin, PastView, Text};
+pub use ops::symlink::{LinkReply, Move, Refusal, Refused};
+pub use snapdir::{Archive, Origin, SnapdirView, Text};
 pub use space::enospc::{MOST_TRIES, Need};
 pub use space::quota::{Limits, Space};
-pub use switch::{Changed, Forgotten, Landed, Landing, Switched};
+pub use switch::{Changed, Invalidations, Rebased, Rebasing, Switched};
 
 /// The layer number that stands for the scratch file of orphans.
 const SCRATCH: LayerId = LayerId(0);
@@ -101,7 +101,7 @@ pub struct Caller {
 #[derive(Clone, Debug)]
 pub(crate) enum Target {
     /// In the tree.
-    Covered(Ino),
+    Upper(Ino),
     /// In the base only.
     Base(Ino, TreePath, LowerNode),
     /// Gone, and still held: its record is in the orphans under this key.
@@ -112,7 +112,7 @@ pub(crate) enum Target {
 pub type Extents = Vec<(ByteRange, Source)>;
 
 /// What the head refers to in pools.
-pub struct Reach {
+pub struct LiveSet {
     /// What is shown.
     pub state: State,
     /// What is gone and still held.
@@ -151,13 +151,13 @@ pub(crate) struct Core {
     aliases: HashMap<Ino, BTreeSet<(Ino, Name)>>,
     refused: VecDeque<Refusal>,
     refused_count: u64,
-    room: space::quota::Room,
+    room: space::quota::Quota,
     journal: journal::JournalWatch,
-    outdated: kernel::coherence::Outdated,
+    pending: kernel::coherence::PendingInvalidations,
     /// Names that a switch gave to something else and of which the kernel is not told yet.
-    untold: BTreeSet<(NodeId, Name)>,
+    names_to_invalidate: BTreeSet<(NodeId, Name)>,
     /// What edits replaced, if that is kept.
-    versions: Option<Versions>,
+    versions: Option<EditHistory>,
     /// A name in the root that is not the tree's: the past is shown there.
     reserved: Option<Name>,
 }
@@ -210,9 +210,9 @@ impl Fs {
             aliases: HashMap::new(),
             refused: VecDeque::new(),
             refused_count: 0,
-            room: space::quota::Room::default(),
-            outdated: kernel::coherence::Outdated::default(),
-            untold: BTreeSet::new(),
+            room: space::quota::Quota::default(),
+            pending: kernel::coherence::PendingInvalidations::default(),
+            names_to_invalidate: BTreeSet::new(),
             versions: None,
             reserved: None,
         };
@@ -281,14 +281,14 @@ impl Fs {
     }
 
     /// What the head refers to, at one moment.
-    pub fn reach(&self) -> Reach {
+    pub fn reach(&self) -> LiveSet {
         let core = self.core();
         let (reserved, end) = core.upper.pool.reserved();
-        Reach {
+        LiveSet {
             state: core.state.clone(),
             orphans: core.orphans.clone(),
             orphans_from: core.orphans_from(),
-            versions: core.versions.iter().flat_map(Versions::contents).collect(),
+            versions: core.versions.iter().flat_map(EditHistory::contents).collect(),
             upper: core.upper.layer(),
             reserved,
             end,
@@ -327,7 +327,7 @@ impl Fs {
             core.handed.remove(&id);
             core.walks.forget_link(id);
             core.walks.forget_dir(id);
-            core.outdated.drop_node(id);
+            core.pending.drop_node(id);
             match held.place {
                 Place::Orphan => {
                     self.note_given_up();
@@ -355,7 +355,7 @@ impl Fs {
         self.seal_unfinished(&mut gate)?;
         let (work, mark) = {
             let mut core = self.core();
-            let mark = core.versions.as_ref().map(Versions::mark);
+            let mark = core.versions.as_ref().map(EditHistory::mark);
             let Some(work) = core.upper.begin_sync() else {
                 if !core.upper.is_failed() {
                     core.note_versions_synced(mark);
@@ -497,7 +497,7 @@ impl Core {
     }
 
     /// The same as [`Core::target`]; `near` is what is at its place in the base, if that is looked at with names of it.
-    fn target_near(&self, id: NodeId, near: Option<&Near<'_>>) -> FsResult<Target> {
+    fn target_near(&self, id: NodeId, near: Option<&DirLookup<'_>>) -> FsResult<Target> {
         // Whatever looks for a node of the past among the live ones is about to change it.
         if id.is_past() {
             return Err(FsError::ReadOnly);
@@ -505,7 +505,7 @@ impl Core {
         let held = self.table.get(id).ok_or(FsError::NotFound)?;
         match &held.place {
             Place::Orphan => Ok(Target::Orphan(Ino(id.0))),
-            Place::Live { .. } if self.tree.node(held.ino).is_some() => Ok(Target::Covered(held.ino)),
+            Place::Live { .. } if self.tree.node(held.ino).is_some() => Ok(Target::Upper(held.ino)),
             Place::Live { base: Some(path) } => match self.seen_at(path, near)? {
                 Some((ino, node)) if ino == held.ino => Ok(Target::Base(ino, path.clone(), node)),
                 _ if held.retired => Err(FsError::NotFound),
@@ -518,7 +518,7 @@ impl Core {
         }
     }
 
-    fn seen_at(&self, path: &TreePath, near: Option<&Near<'_>>) -> FsResult<Option<(Ino, LowerNode)>> {
+    fn seen_at(&self, path: &TreePath, near: Option<&DirLookup<'_>>) -> FsResult<Option<(Ino, LowerNode)>> {
         match near.filter(|near| near.path() == path) {
             Some(near) => self.lower.lookup_dir(near),
             None => self.lower.lookup(path),
@@ -530,10 +530,10 @@ impl Core {
     pub(crate) fn live_dir(
         &self,
         id: NodeId,
-        near: Option<&Near<'_>>,
+        near: Option<&DirLookup<'_>>,
     ) -> FsResult<(Ino, Option<TreePath>, Option<LowerNode>)> {
         match self.target_near(id, near)? {
-            Target::Covered(ino) => Ok((ino, self.lower_path(ino)?, None)),
+            Target::Upper(ino) => Ok((ino, self.lower_path(ino)?, None)),
             Target::Base(ino, path, node) => match lower_kind(&node) {
                 FileKind::Dir => Ok((ino, Some(path), Some(node))),
                 _ => Err(FsError::NotADirectory),
@@ -543,26 +543,26 @@ impl Core {
     }
 
     /// Covers a live node, so that it can change.
-    pub(crate) fn cover(&mut self, id: NodeId) -> FsResult<Ino> {
+    pub(crate) fn copy_up(&mut self, id: NodeId) -> FsResult<Ino> {
         match self.target(id)? {
-            Target::Covered(ino) => Ok(ino),
-            Target::Base(ino, path, node) => self.cover_base(ino, &path, &node),
+            Target::Upper(ino) => Ok(ino),
+            Target::Base(ino, path, node) => self.copy_up_base(ino, &path, &node),
             Target::Orphan(_) => Err(FsError::NotFound),
         }
     }
 
     /// Covers a live directory.
-    pub(crate) fn cover_dir(&mut self, id: NodeId) -> FsResult<(Ino, Option<TreePath>)> {
-        let ino = self.cover(id)?;
+    pub(crate) fn copy_up_dir(&mut self, id: NodeId) -> FsResult<(Ino, Option<TreePath>)> {
+        let ino = self.copy_up(id)?;
         Ok((ino, self.lower_path(ino)?))
     }
 
     /// Covers a node that was found at a path of the base, and the directories above it.
     ///
     /// # Errors
-    /// As [`State::covering`], or what the store answers.
-    pub(crate) fn cover_base(&mut self, ino: Ino, path: &TreePath, node: &LowerNode) -> FsResult<Ino> {
-        let edits = self.covering(ino, path, node)?;
+    /// As [`State::copy_up_edits`], or what the store answers.
+    pub(crate) fn copy_up_base(&mut self, ino: Ino, path: &TreePath, node: &LowerNode) -> FsResult<Ino> {
+        let edits = self.copy_up_edits(ino, path, node)?;
         self.commit(edits)?;
         if let Some(id) = self.table.id_of(ino) {
             self.note_recorded(id, node);
@@ -571,16 +571,18 @@ impl Core {
     }
 
     /// Covers what a name stands for, so that the node and the name are in the tree.
-    pub(crate) fn cover_found(&mut self, dir: Ino, name: &Name, found: &Found) -> FsResult<(Ino, Hides)> {
+    pub(crate) fn copy_up_found(&mut self, dir: Ino, name: &Name, found: &Found) -> FsResult<(Ino, Hides)> {
         match found {
-            Found::Covered(ino, hides) => {
+            Found::Upper(ino, hides) => {
                 if self.tree.dentry(dir, name).is_none() {
                     let to = Some(Dentry::Child { ino: *ino, hides: hides.clone() });
                     self.commit(vec![Edit::Dentry { dir, name: name.clone(), to }])?;
                 }
                 Ok((*ino, hides.clone()))
             }
-            Found::Base(ino, path, node) => Ok((self.cover_base(*ino, path, node)?, Some(node.print(*ino)))),
+            Found::Base(ino, path, node) => {
+                Ok((self.copy_up_base(*ino, path, node)?, Some(node.print(*ino))))
+            }
             Found::Nothing(_) => Err(FsError::NotFound),
         }
     }
@@ -588,7 +590,7 @@ impl Core {
     /// The record of a node, wherever it is.
     pub(crate) fn record_of(&self, target: &Target) -> FsResult<Arc<Node>> {
         match target {
-            Target::Covered(ino) => self.tree.node(*ino).cloned().ok_or(FsError::NotFound),
+            Target::Upper(ino) => self.tree.node(*ino).cloned().ok_or(FsError::NotFound),
             Target::Orphan(key) => self.orphans.node(*key).cloned().ok_or(FsError::NotFound),
             Target::Base(_, path, node) => Ok(Arc::new(self.lower.record(path, node)?.0)),
         }
@@ -597,7 +599,7 @@ impl Core {
     /// What `stat` shows of a node.
     pub(crate) fn attr_of(&self, id: NodeId, target: &Target) -> FsResult<Attr> {
         let attr = match target {
-            Target::Covered(ino) => merged::state::attr_in(&self.tree, *ino, *ino),
+            Target::Upper(ino) => merged::state::attr_in(&self.tree, *ino, *ino),
             Target::Orphan(key) => {
                 merged::state::attr_in(&self.orphans, *key, self.table.get(id).map_or(*key, |h| h.ino))
             }
@@ -614,12 +616,12 @@ impl Core {
         }
         let (base, node) = match found {
             Found::Base(_, path, node) => (Some(path), Some(node)),
-            Found::Covered(..) | Found::Nothing(_) => (None, None),
+            Found::Upper(..) | Found::Nothing(_) => (None, None),
         };
         let entry = Entry { id: self.table.hold(attr.ino, base), attr };
         match node {
-            Some(node) => self.note_told(entry.id, &node),
-            None => self.outdated.let_go(entry.id),
+            Some(node) => self.note_advertised(entry.id, &node),
+            None => self.pending.let_go(entry.id),
         }
         self.note_handed(dir, attr.ino, attr.kind);
         Ok(entry)
@@ -651,7 +653,7 @@ impl Core {
         let of =
             |tree: &Tree, key| tree.extents(key).map(|(s, e)| (ByteRange::at(s, e.len), e.source)).collect();
         match target {
-            Target::Covered(ino) => Ok(of(&self.tree, *ino)),
+            Target::Upper(ino) => Ok(of(&self.tree, *ino)),
             Target::Orphan(key) => Ok(of(&self.orphans, *key)),
             Target::Base(_, path, node) => Ok(self.lower.record(path, node)?.1),
         }
@@ -664,7 +666,7 @@ impl Core {
                 let (record, extents) = self.lower.record(path, node)?;
                 Ok((Arc::new(record), extents))
             }
-            Target::Covered(_) | Target::Orphan(_) => {
+            Target::Upper(_) | Target::Orphan(_) => {
                 Ok((self.record_of(target)?, self.target_extents(target)?))
             }
         }
@@ -715,8 +717,8 @@ impl Core {
     }
 
     /// What of the scratch file an orphan uses.
-    fn scratch_of(&self, key: Ino) -> Used {
-        let mut used = Used::default();
+    fn scratch_of(&self, key: Ino) -> LiveRanges {
+        let mut used = LiveRanges::default();
         for (_, extent) in self.orphans.extents(key) {
             if matches!(extent.source, Source::Pool { layer: SCRATCH, .. }) {
                 used.add(extent.source, extent.len);
@@ -729,7 +731,7 @@ impl Core {
     fn give_back_scratch(&mut self, ranges: Vec<ByteRange>) {
         let Some(scratch) = self.scratch.as_mut().filter(|_| !ranges.is_empty()) else { return };
         self.room.look_soon();
-        if let Err(error) = ranges.into_iter().try_for_each(|range| scratch.give_back(range)) {
+        if let Err(error) = ranges.into_iter().try_for_each(|range| scratch.reclaim(range)) {
             log::warn!("space of a file that is gone is not given back yet: {error}");
         }
     }
@@ -774,7 +776,7 @@ pub trait Kernel: Send + Sync {
     ///
     /// # Errors
     /// When the kernel could not be told; what it holds may then be stale.
-    fn forget(&self, what: &Forgotten) -> Result<()>;
+    fn forget(&self, what: &Invalidations) -> Result<()>;
 
     /// The paths of the tree at which something else is mounted.
     ///

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult, Result};
-use crate::fs::edits::{Mark, Versions};
+use crate::fs::edits::{EditHistory, Mark};
 use crate::fs::kernel::coherence;
 use crate::fs::kernel::nodes::{Held, Place};
 use crate::fs::merged::lower::Lower;
@@ -27,17 +27,17 @@ use crate::tree::Tree;
 use crate::types::{FileKind, Ino, LayerId, Name, NodeId, TreePath};
 
 /// What came of the wish to show the same tree over another base.
-pub enum Landing {
+pub enum Rebasing {
     /// It is shown.
-    Landed(Landed),
+    Rebased(Rebased),
     /// It is not, because more was changed than may be looked at in that moment; the layer that would have been written to.
     Moved(Upper),
 }
 
 /// The same tree is shown over another base.
-pub struct Landed {
+pub struct Rebased {
     /// What the kernel must forget.
-    pub forgotten: Forgotten,
+    pub forgotten: Invalidations,
     /// The state that was shown up to then.
     pub from: State,
     /// The layer that was written to up to then, if there is anything in it, and whether its seal is there.
@@ -46,7 +46,7 @@ pub struct Landed {
 
 /// What the kernel must forget after a switch. Told without any lock held.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Forgotten {
+pub struct Invalidations {
     /// Names that stand for something else now, or for nothing.
     pub names: BTreeSet<(NodeId, Name)>,
     /// Nodes whose attributes differ: kept ones, and those that are gone and have no link any more.
@@ -60,7 +60,7 @@ pub struct Forgotten {
 /// What a switch left behind.
 pub struct Switched {
     /// What the kernel must forget.
-    pub forgotten: Forgotten,
+    pub forgotten: Invalidations,
     /// The layer that was written to up to it.
     pub layer: Upper,
     /// The state that this layer completes: the one that was shown up to the switch.
@@ -74,7 +74,7 @@ pub struct Changed {
     /// The state that it completes.
     pub from: State,
     /// The state since, and what the kernel must forget; or why there is no change.
-    pub to: FsResult<(State, Forgotten)>,
+    pub to: FsResult<(State, Invalidations)>,
     /// Whether the seal is there.
     pub sealed: Result<()>,
 }
@@ -104,7 +104,7 @@ impl Fs {
         let (layer, from, to, sealed) = self.seal_and(next, seal, |core| {
             let (edits, after) = make(&core.state)?;
             if edits.is_empty() {
-                return Ok((after, Forgotten::default()));
+                return Ok((after, Invalidations::default()));
             }
             let record = Record::Edits(edits);
             let forgotten = core.show(after.clone(), false, |core| Ok(core.upper.record(&record)?))?;
@@ -126,7 +126,7 @@ impl Fs {
             let mut core = self.core();
             let layer = std::mem::replace(&mut core.upper, next);
             let state = core.state.clone();
-            let mark = core.versions.as_ref().map(Versions::mark);
+            let mark = core.versions.as_ref().map(EditHistory::mark);
             (layer, state, mark, then(&mut core))
         };
         let id = layer.layer();
@@ -209,11 +209,11 @@ impl Fs {
         next: Upper,
         seal: Seal,
         twin: impl FnOnce(&State) -> FsResult<Option<State>>,
-    ) -> FsResult<Landing> {
+    ) -> FsResult<Rebasing> {
         let mut gate = self.sync_gate.lock();
         self.seal_unfinished(&mut gate)?;
         let mut core = self.core();
-        let Some(state) = twin(&core.state)? else { return Ok(Landing::Moved(next)) };
+        let Some(state) = twin(&core.state)? else { return Ok(Rebasing::Moved(next)) };
         let from = core.state.clone();
         let is_changed = core.upper.is_changed();
         let edits = is_changed.then(|| Record::Edits(Tree::new().edits_to(&state.tree).collect()));
@@ -225,13 +225,13 @@ impl Fs {
             std::mem::swap(&mut core.upper, &mut layer);
             Ok(())
         })?;
-        let mark = core.versions.as_ref().map(Versions::mark);
+        let mark = core.versions.as_ref().map(EditHistory::mark);
         drop(core);
         let sealed = is_changed.then(|| {
             let (id, sealed) = (layer.layer(), self.seal_one(&mut layer, seal, true));
             (id, self.keep_unsealed(&mut gate, layer, mark, sealed))
         });
-        Ok(Landing::Landed(Landed { forgotten, from, sealed }))
+        Ok(Rebasing::Rebased(Rebased { forgotten, from, sealed }))
     }
 
     /// Looks at the base in another way from now on: with the pre-images of an apply that is about to change it, or without.
@@ -293,7 +293,7 @@ impl Core {
         after: State,
         same_content: bool,
         at_last: impl FnOnce(&mut Core) -> FsResult<()>,
-    ) -> FsResult<Forgotten> {
+    ) -> FsResult<Invalidations> {
         let before = self.state.clone();
         let mut diff = before.tree.diff(&after.tree);
         let same_epoch = before.lower.epoch() == after.lower.epoch()
@@ -322,7 +322,7 @@ impl Core {
             before: &before,
             after: &after,
             same_content,
-            kernel_keeps_times: self.outdated.kernel_keeps_times,
+            kernel_keeps_times: self.pending.kernel_keeps_times,
             contents: &diff.contents,
             kept_dirs: HashMap::new(),
             shown: HashMap::new(),
@@ -342,7 +342,7 @@ impl Core {
         }
         let all_are_affected = !same_epoch || compare.some_dir_moved(&affected)?;
         let plans = self.fates(&mut compare, (!all_are_affected).then_some(&affected))?;
-        let mut forgotten = Forgotten::default();
+        let mut forgotten = Invalidations::default();
         let compare_listings = !same_epoch && !same_content;
         let mut kept_bases = Vec::new();
         let mut recorded = Vec::new();
@@ -354,7 +354,7 @@ impl Core {
             let names = self.known_names(&before, ino, &old)?;
             match fate {
                 Fate::Kept(new) => {
-                    if let (Found::Base(_, _, node), Found::Covered(..)) = (&old, &new) {
+                    if let (Found::Base(_, _, node), Found::Upper(..)) = (&old, &new) {
                         recorded.push((id, node.clone()));
                     }
                     if attrs_differ(&before, &old, &after, &new)? {
@@ -368,12 +368,12 @@ impl Core {
                     }
                     // The kernel goes on knowing it by names that no tree will tell from now on. Only what the base has under one
                     // name is found where it is held to be.
-                    let untold = names_untold(&before.tree, &after.tree, ino);
+                    let names_to_invalidate = names_untold(&before.tree, &after.tree, ino);
                     let has_one = |attr: Attr| attr.kind == FileKind::Dir || attr.meta.nlink <= 1;
-                    if !untold.is_empty()
+                    if !names_to_invalidate.is_empty()
                         && (after.tree.node(ino).is_some() || !before.attr(&old).is_none_or(has_one))
                     {
-                        self.aliases.entry(ino).or_default().extend(untold);
+                        self.aliases.entry(ino).or_default().extend(names_to_invalidate);
                     }
                     if let Found::Base(_, path, node) = new {
                         let told = coherence::left_to_base((&before, &old), &after, (&path, &node));
@@ -418,7 +418,7 @@ impl Core {
         (forgotten.attrs, forgotten.within) = (attrs.into_iter().collect(), within);
         forgotten.listings = listings.into_iter().collect();
         at_last(self)?;
-        self.note_untold(&forgotten.names);
+        self.note_names_to_invalidate(&forgotten.names);
         self.cut_walks(&cut.iter().map(|(id, ..)| *id).collect());
         self.state = after;
         for (id, ino, record) in cut {
@@ -487,8 +487,8 @@ impl Core {
 /// The names of a node that the tree before tells, and the one after does not.
 fn names_untold(before: &Tree, after: &Tree, ino: Ino) -> Vec<(Ino, Name)> {
     let tells = |dir: Ino, name: &Name| matches!(after.dentry(dir, name), Some(Dentry::Child { ino: told, .. }) if *told == ino);
-    let untold = before.links(ino).filter(|(dir, name)| !tells(*dir, name));
-    untold.map(|(dir, name)| (dir, name.clone())).collect()
+    let names_to_invalidate = before.links(ino).filter(|(dir, name)| !tells(*dir, name));
+    names_to_invalidate.map(|(dir, name)| (dir, name.clone())).collect()
 }
 
 /// The names at which the two states see another base, by the path of their directory in the base.
@@ -510,7 +510,7 @@ fn found_of(
     noted: &HashMap<Ino, TreePath>,
 ) -> FsResult<Found> {
     if state.tree.node(ino).is_some() {
-        return Ok(Found::Covered(ino, None));
+        return Ok(Found::Upper(ino, None));
     }
     for path in noted.get(&ino).into_iter().chain(held) {
         if let Some((found, node)) = unless_closed(state.lower.lookup(path))?.flatten()
@@ -529,7 +529,7 @@ fn attrs_differ(before: &State, old: &Found, after: &State, new: &Found) -> FsRe
     // ACLs are cached by the kernel with the attributes.
     match (old, new) {
         (Found::Base(..), Found::Base(..)) => Ok(false),
-        (Found::Covered(a, _), Found::Covered(b, _)) => {
+        (Found::Upper(a, _), Found::Upper(b, _)) => {
             Ok(before.tree.node(*a).map(|n| &n.xattrs) != after.tree.node(*b).map(|n| &n.xattrs))
         }
         _ => Ok(true),
@@ -616,13 +616,13 @@ impl Comparison<'_> {
     /// The node in the state after, if it is reachable there.
     fn after_of(&mut self, ino: Ino, held: Option<&TreePath>, old: &Found) -> FsResult<Found> {
         if self.after.tree.node(ino).is_some() {
-            return Ok(Found::Covered(ino, None));
+            return Ok(Found::Upper(ino, None));
         }
         if ino == Ino::ROOT {
             return self.after.resolve(&TreePath::root());
         }
         let origin = match old {
-            Found::Covered(ino, _) => self.before.tree.node(*ino).and_then(|n| match &n.body {
+            Found::Upper(ino, _) => self.before.tree.node(*ino).and_then(|n| match &n.body {
                 Body::File { origin, .. } => origin.as_ref().map(|o| o.path.clone()),
                 Body::Dir { base } => base.clone(),
                 Body::Symlink { .. } | Body::Special => None,
@@ -705,7 +705,7 @@ impl Comparison<'_> {
         {
             return Ok(a == b || self.before.record(old)?.0.body == self.after.record(new)?.0.body);
         }
-        if let (Found::Covered(a, _), Found::Covered(b, _)) = (old, new)
+        if let (Found::Upper(a, _), Found::Upper(b, _)) = (old, new)
             && a == b
             && let (Some(was), Some(is)) = (self.before.tree.node(*a), self.after.tree.node(*a))
             && (was.body == is.body || self.contents.contains(a))
@@ -758,7 +758,7 @@ fn names_that_differ(before: &State, old: &Found, after: &State, new: &Found) ->
 /// The paths at which a state shows a node, as far as they are known.
 fn paths_in(state: &State, found: &Found) -> FsResult<Vec<TreePath>> {
     Ok(match found {
-        Found::Covered(ino, _) => {
+        Found::Upper(ino, _) => {
             state.tree.links(*ino).filter_map(|(dir, name)| state.tree.path_in(dir, name)).collect()
         }
         Found::Base(_, path, _) => match path.split() {
@@ -785,7 +785,7 @@ fn unless_closed<T>(found: FsResult<T>) -> FsResult<Option<T>> {
 /// The directory that holds a directory, its name there, and the path of the former in the base if it is not covered.
 fn place_in(state: &State, found: &Found) -> FsResult<Option<(Ino, Name, Option<TreePath>)>> {
     Ok(match found {
-        Found::Covered(ino, _) => state.tree.parent(*ino).map(|(dir, name)| (dir, name.clone(), None)),
+        Found::Upper(ino, _) => state.tree.parent(*ino).map(|(dir, name)| (dir, name.clone(), None)),
         Found::Base(_, path, _) => match path.split() {
             Some((above, name)) => {
                 unless_closed(state.lower.lookup(&above))?.flatten().map(|(dir, _)| (dir, name, Some(above)))
@@ -809,7 +809,7 @@ fn shown_at(
     let shown = match unless_closed(state.lower.lookup(path))?.flatten() {
         None => None,
         Some((ino, _)) => match covers(&state.tree, ino) {
-            Some(covered) => (covered.as_ref() == Some(path)).then_some(ino),
+            Some(copied_up) => (copied_up.as_ref() == Some(path)).then_some(ino),
             None => match shown_at(state, &above, known)? {
                 Some(dir) => match state.tree.dentry(dir, &name) {
                     None => Some(ino),

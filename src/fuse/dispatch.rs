@@ -27,7 +27,7 @@ use fuser::{
 };
 
 use crate::error::{FsError, FsResult};
-use crate::fs::{Caller, LinkAnswer, RenameMode, SetAttr};
+use crate::fs::{Caller, LinkReply, RenameMode, SetAttr};
 use crate::fuse::counters::Op;
 use crate::fuse::gate::GATE_CLOSED;
 use crate::fuse::init;
@@ -62,7 +62,7 @@ impl Filesystem for Server {
         let agreed = init::negotiate(config, self.writeback);
         // With a writeback cache the kernel completes write(2) by itself. The snapshot directory
         // can then refuse a writer only at OPEN.
-        self.no_open = agreed.no_open && !(self.writeback && self.fs.shows_past());
+        self.no_open = agreed.no_open && !(self.writeback && self.fs.shows_snapdir());
         self.no_opendir = agreed.no_opendir;
         self.channel.set_negotiated(agreed.can_expire_dentries);
         Ok(())
@@ -105,7 +105,7 @@ impl Filesystem for Server {
         }
         let call = self.call(Op::Getattr, request, ino, None);
         let found = self.fs.getattr(node(ino));
-        if found.is_err() || !self.fs.is_outdated(node(ino)) {
+        if found.is_err() || !self.fs.is_pending(node(ino)) {
             call.reply_attr(found, reply);
             return self.invalidate_drifted();
         }
@@ -158,7 +158,7 @@ impl Filesystem for Server {
         }
         // Not after a truncation: until the reply, the kernel keeps dirty pages back that it must
         // write before it can invalidate.
-        if result.is_ok() && size.is_none() && self.fs.is_outdated(node(ino)) {
+        if result.is_ok() && size.is_none() && self.fs.is_pending(node(ino)) {
             let call: Call<'static> = Call { name: None, ..call };
             self.reply_after_invalidation(node(ino), move |attr| call.reply_attr(attr, reply));
         } else {
@@ -179,9 +179,9 @@ impl Filesystem for Server {
             return call.reply_data(self.fs.link_text(node(ino)), reply);
         }
         match self.fs.readlink(node(ino), request.pid()) {
-            Ok(LinkAnswer::Text(text)) => reply.data(&text),
+            Ok(LinkReply::Text(text)) => reply.data(&text),
             Err(error) => reply.error(call.refuse(&error)),
-            Ok(LinkAnswer::Wait(first)) => {
+            Ok(LinkReply::Wait(first)) => {
                 let (fs, channel) = (Arc::clone(&self.fs), Arc::clone(&self.channel));
                 self.barrier_workers.run(move || {
                     call.reply_data(

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::error::{Attempt, Error, Result};
-use crate::fs::{Forgotten, Fs, Kernel};
+use crate::fs::{Fs, Invalidations, Kernel};
 use crate::fuse::notify::{Channel, Session};
 use crate::fuse::recent_writeback::RecentWriteback;
 use crate::sys;
@@ -58,9 +58,9 @@ impl Kernel for Mount {
         self.flush_dirty_pages()
     }
 
-    fn forget(&self, what: &Forgotten) -> Result<()> {
+    fn forget(&self, what: &Invalidations) -> Result<()> {
         let invalidated = self.invalidate(what);
-        self.fs.names_are_told(&what.names);
+        self.fs.names_were_invalidated(&what.names);
         invalidated
     }
 
@@ -74,7 +74,7 @@ impl Kernel for Mount {
 impl Mount {
     /// Invalidates dentries, then listings, then attributes. Goes on after a failure, and returns
     /// the first one.
-    fn invalidate(&self, what: &Forgotten) -> Result<()> {
+    fn invalidate(&self, what: &Invalidations) -> Result<()> {
         let Some(session) = self.channel.session() else { return Ok(()) };
         let mut first_failure = None;
         let mut note = |sent: io::Result<()>| {
@@ -99,7 +99,7 @@ impl Mount {
             held.into_iter().for_each(|id| note(session.invalidate_attributes(id)));
         }
         // Files of the base that changed behind the sandbox, as the switch noticed.
-        let (nodes, names) = self.fs.outdated();
+        let (nodes, names) = self.fs.pending();
         for id in nodes {
             self.channel.invalidate_pages(id);
             self.fs.is_forgotten(id);

@@ -17,7 +17,7 @@
 //!   for a reply.
 
 use crate::error::{FsError, FsResult};
-use crate::fs::{Fs, LinkAnswer, Move};
+use crate::fs::{Fs, LinkReply, Move};
 use crate::fuse::notify::Channel;
 use crate::types::NodeId;
 
@@ -31,8 +31,8 @@ pub(super) fn readlink(fs: &Fs, channel: &Channel, id: NodeId, pid: u32, first: 
         channel.wait_for_rename(rename.into, &rename.name);
         fs.settled(&rename);
         match fs.readlink(id, pid)? {
-            LinkAnswer::Text(text) => return Ok(text),
-            LinkAnswer::Wait(next) => rename = next,
+            LinkReply::Text(text) => return Ok(text),
+            LinkReply::Wait(next) => rename = next,
         }
     }
     Err(FsError::Stale)

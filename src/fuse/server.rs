@@ -114,7 +114,7 @@ impl Server {
     /// Invalidates files of the base that changed behind the sandbox. To be called after every
     /// operation that reads attributes of base files or copies files up.
     pub(super) fn invalidate_drifted(&self) {
-        let (nodes, names) = self.fs.outdated();
+        let (nodes, names) = self.fs.pending();
         for id in nodes {
             let (fs, channel) = (Arc::clone(&self.fs), Arc::clone(&self.channel));
             self.invalidation_workers.run(move || {
@@ -146,7 +146,7 @@ impl Server {
     /// Replies with an entry, after invalidating the node's pages if its file changed in the base.
     pub(super) fn reply_entry(&self, call: Call<'_>, result: FsResult<Entry>, reply: ReplyEntry) {
         match result {
-            Ok(entry) if self.fs.is_outdated(entry.id) => {
+            Ok(entry) if self.fs.is_pending(entry.id) => {
                 let call: Call<'static> = Call { name: None, ..call };
                 self.reply_after_invalidation(entry.id, move |attr| {
                     // The node was handed out, so the reply must carry it in any case.

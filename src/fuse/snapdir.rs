@@ -19,7 +19,7 @@ use fuser::{
 };
 
 use crate::error::{FsError, FsResult};
-use crate::fs::{Caller, Entry, Fs, LinkAnswer, SeekTo};
+use crate::fs::{Caller, Entry, Fs, LinkReply, SeekTo};
 use crate::fuse::gate::GATE_CLOSED;
 use crate::fuse::init;
 use crate::fuse::readdirplus::Readdirplus;
@@ -103,9 +103,9 @@ impl Server {
                 return call.reply_data(fs.link_text(id), reply);
             }
             match fs.readlink(id, call.pid) {
-                Ok(LinkAnswer::Text(text)) => reply.data(&text),
+                Ok(LinkReply::Text(text)) => reply.data(&text),
                 // Nothing in a checkpoint is ever renamed.
-                Ok(LinkAnswer::Wait(_)) => reply.error(call.refuse(&FsError::Stale)),
+                Ok(LinkReply::Wait(_)) => reply.error(call.refuse(&FsError::Stale)),
                 Err(error) => reply.error(call.refuse(&error)),
             }
         });

@@ -56,7 +56,7 @@ pub struct Program {
     pub env: Vec<(OsString, OsString)>,
 }
 
-/// What ended a wait.
+/// The end of a wait.
 #[derive(Debug)]
 pub enum Waited {
     /// The command has ended. Its descendants may still live.

@@ -39,7 +39,7 @@ use crate::sys;
 pub fn become_command(socket: RawFd, words: &[OsString]) -> u8 {
     let Ok(socket) = sys::process::inherited(socket) else { return FAILED };
     let channel = Channel::new(socket);
-    match live(&channel, words) {
+    match build_and_run(&channel, words) {
         Ok(()) => 0,
         Err(stop) => {
             let (error, code) = match stop {
@@ -77,7 +77,8 @@ impl From<Error> for Stop {
 
 type Outcome<T> = std::result::Result<T, Stop>;
 
-fn live(channel: &Channel, words: &[OsString]) -> Outcome<()> {
+/// Follows the protocol: builds the walls, runs the command, and waits for its end.
+fn build_and_run(channel: &Channel, words: &[OsString]) -> Outcome<()> {
     // Signals of the terminal reach this process too, but are meant for the command.
     let blocked = SigSet::all();
     blocked.thread_block().map_err(io::Error::from).attempt(|| "block signals")?;
@@ -101,7 +102,7 @@ fn live(channel: &Channel, words: &[OsString]) -> Outcome<()> {
     let Order::Served = receive(channel)? else { return Err(unexpected()) };
     let (walls, listener) = build_walls(&spec, view)?;
     channel.send_with(&Event::Ready(walls), listener.as_slice())?;
-    // Only the process outside accepts connections on it.
+    // From here on only the process outside accepts connections on it.
     drop(listener);
     let Order::Run = receive(channel)? else { return Err(unexpected()) };
     let end = Init::start(channel, words)?.wait();

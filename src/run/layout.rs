@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::spec::Spec;
 
-/// What is mounted at a path of the view, from the least to the most explicit.
+/// The mount at a path of the view. The variants are ordered from the least to the most explicit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MountKind {
     /// An empty directory that every user may write.
@@ -23,9 +23,9 @@ pub enum MountKind {
     Hidden,
     /// The store's directory with the control socket alone.
     Store,
-    /// What the host has there.
+    /// The host's own file or directory.
     Shown,
-    /// What the host has there, writable.
+    /// The host's own file or directory, writable.
     Writable,
     /// The sandbox.
     Tree,

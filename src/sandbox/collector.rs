@@ -233,7 +233,7 @@ impl Work {
             );
         }
         if !collected.dropped.is_empty() {
-            self.timeline.names_have_changed();
+            self.timeline.checkpoint_names_changed();
         }
         if collected.bytes > 0 {
             log::info!("{} bytes that nothing needs were given back", collected.bytes);

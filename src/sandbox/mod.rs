@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 
 use crate::base::Base;
 use crate::error::{Attempt, Error, FsResult, Kind, Result};
-use crate::fs::{Found, Fs, Kernel, MOST_TRIES, MoreRoom, Need, PastView, State, Step};
+use crate::fs::{Found, Fs, Kernel, MOST_TRIES, MoreRoom, Need, SnapdirView, State, Step};
 use crate::jail::{Jail, Policy};
 use crate::sandbox::changes::{Change, ChangeKind, Changes};
 use crate::sandbox::collector::Terms;
@@ -51,7 +51,7 @@ use crate::types::{FileKind, Ino, LayerId, TreePath};
 
 pub use crate::store::StoreOptions;
 pub use crate::store::edits_log::Bounds;
-pub use crate::timeline::{Moment, Policy as KeepPolicy};
+pub use crate::timeline::{Policy as KeepPolicy, Savepoint};
 pub use home::is_base_of;
 
 /// What is said of a path of the base at which something else is mounted.
@@ -84,7 +84,7 @@ pub struct View {
     /// Prefixes outside the mount that links may lead to.
     pub allowed_targets: Vec<Vec<u8>>,
     /// How the checkpoints are shown in it; none: not at all.
-    pub past: Option<PastView>,
+    pub past: Option<SnapdirView>,
 }
 
 /// As long as it lives, something of the base is told to nobody.
@@ -181,7 +181,7 @@ impl Sandbox {
     /// # Errors
     /// [`Kind::CannotMount`]: the past cannot be shown under a name that the tree has.
     pub fn set_view(&self, view: View) -> Result<()> {
-        self.fs().show_past(view.past)?;
+        self.fs().show_snapdir(view.past)?;
         self.fs().set_jail(Jail {
             policy: view.policy,
             mount_point: view.mount_point.as_os_str().as_bytes().to_owned(),
@@ -242,7 +242,7 @@ impl Sandbox {
         }
         let is_done = reply.as_ref().is_err_and(|error| error.is_done);
         if is_done || matches!(reply, Ok(Reply::Checkpoint(_) | Reply::Collected(_))) {
-            self.timeline.names_have_changed();
+            self.timeline.checkpoint_names_changed();
         }
         reply
     }
@@ -337,14 +337,14 @@ impl Sandbox {
             None => self.timeline.base_state()?,
         };
         let now = self.fs().state();
-        let is_told = |change: &PathChange| change.what != What::DirTimes;
-        let changed = compare(last.is_none(), &since, &now).and_then(|walk| walk.count_of(is_told));
+        let is_advertised = |change: &PathChange| change.what != What::DirTimes;
+        let changed = compare(last.is_none(), &since, &now).and_then(|walk| walk.count_of(is_advertised));
         let changed = changed.attempt(|| "compare with the last checkpoint")?;
         let to_apply = match last {
             None => changed,
             Some(_) => {
                 let base = self.timeline.base_state()?;
-                let count = compare(true, &base, &now).and_then(|walk| walk.count_of(is_told));
+                let count = compare(true, &base, &now).and_then(|walk| walk.count_of(is_advertised));
                 count.attempt(|| "compare with the base")?
             }
         };
@@ -682,7 +682,7 @@ struct Lister {
 
 impl Lister {
     fn take(&mut self, old: &State, new: &State, change: &PathChange) -> Result<()> {
-        if !is_told(old, new, change) {
+        if !is_advertised(old, new, change) {
             return Ok(());
         }
         let attempt = || format!("list '{}'", change.path);
@@ -699,7 +699,7 @@ impl Lister {
 }
 
 /// Whether a change is one that people are told of.
-fn is_told(old: &State, new: &State, change: &PathChange) -> bool {
+fn is_advertised(old: &State, new: &State, change: &PathChange) -> bool {
     change.what != What::DirTimes && !old.is_in_hidden(&change.old) && !new.is_in_hidden(&change.new)
 }
 

@@ -16,7 +16,7 @@ use crate::sandbox::verbs::{Checked, Checkpoint, Collected, Info, LayerSpace, Pr
 use crate::store::record::LayerKind;
 use crate::sys;
 use crate::timeline::gc::Keep;
-use crate::timeline::{Due, Effort, Moment, Policy, Timeline, fsck};
+use crate::timeline::{Due, Effort, Policy, Savepoint, Timeline, fsck};
 
 impl Sandbox {
     /// Gives a checkpoint up.
@@ -123,8 +123,8 @@ impl Sandbox {
         self.terms.lock().spared = self.timeline.sealed().iter().map(|info| info.header.layer).collect();
     }
 
-    /// Remembers what there is now besides the tree, for [`Sandbox::forget_since`].
-    pub fn moment(&self) -> Moment {
+    /// Remembers what there is now besides the tree, for [`Sandbox::rewind_to`].
+    pub fn moment(&self) -> Savepoint {
         self.timeline.moment()
     }
 
@@ -133,10 +133,10 @@ impl Sandbox {
     ///
     /// # Errors
     /// What the store answers; something of it may still be there then.
-    pub fn forget_since(&self, moment: &Moment) -> Result<()> {
+    pub fn rewind_to(&self, moment: &Savepoint) -> Result<()> {
         let fs = Arc::clone(self.fs());
         let _alone = fs.alone();
-        self.timeline.forget_since(moment)
+        self.timeline.rewind_to(moment)
     }
 
     /// What stayed because of [`Sandbox::spare_all_states`] may go; and goes, if that pays. Gives the checkpoints that went.
@@ -199,7 +199,7 @@ const REST: Duration = Duration::from_millis(20);
 pub(super) struct Housekeeper {
     timeline: Arc<Timeline>,
     // Dropped first: it wakes the others.
-    tidying: Worker,
+    compacting: Worker,
     dedup: Worker,
     collector: Collector,
 }
@@ -226,11 +226,11 @@ impl Housekeeper {
             }
         })?;
         // An attempt of a run before this one may have ended it.
-        timeline.begin_tidying();
+        timeline.begin_compacting();
         let collector = Collector::start(timeline, terms)?;
         let (of_thread, behind) = (Arc::clone(timeline), Arc::clone(&dedup.shared));
         let collecting = Arc::clone(collector.shared());
-        let tidying = Worker::start("housekeeper", move |shared| {
+        let compacting = Worker::start("housekeeper", move |shared| {
             let noticed = Arc::clone(shared);
             of_thread.fs().set_edit_notice(Some(Box::new(move || noticed.notice_edit())));
             let noticed = Arc::clone(shared);
@@ -255,13 +255,13 @@ impl Housekeeper {
             of_thread.fs().set_edit_notice(None);
             of_thread.fs().set_journal_notice(None);
         })?;
-        tidying.shared.wake();
-        Ok(Housekeeper { timeline: Arc::clone(timeline), tidying, dedup, collector })
+        compacting.shared.wake();
+        Ok(Housekeeper { timeline: Arc::clone(timeline), compacting, dedup, collector })
     }
 
     /// Says that there may be something to do.
     pub(super) fn wake(&self) {
-        self.tidying.shared.wake();
+        self.compacting.shared.wake();
     }
 
     /// Who can be asked for room.
@@ -272,7 +272,7 @@ impl Housekeeper {
 
 impl Drop for Housekeeper {
     fn drop(&mut self) {
-        self.timeline.stop_tidying();
+        self.timeline.stop_compacting();
         self.dedup.shared.end();
         self.collector.shared().end();
     }

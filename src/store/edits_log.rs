@@ -9,9 +9,9 @@
 //! aside with one warning, one that cannot be written is told once and written anew when that works again.
 //!
 //! Always true:
-//! * a version is believed after a power cut only if a later [`VersionRecord::SyncedTo`] covers its record;
+//! * a version is believed after a power cut only if a later [`EditsLogRecord::SyncedTo`] covers its record;
 //! * before content goes to which a version referred, the log says durably that it does not any more, or is gone
-//!   ([`VersionLog::begin_secure`]). So a version that is read refers to the bytes that it was made of.
+//!   ([`EditsLog::begin_secure`]). So a version that is read refers to the bytes that it was made of.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -96,7 +96,7 @@ pub type Numbered = (u32, Version, bool);
 
 /// A record of the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum VersionRecord {
+pub enum EditsLogRecord {
     /// A process began to write.
     Opened {
         /// Under which boot, and in which mount.
@@ -171,7 +171,7 @@ pub enum VersionRecord {
 #[derive(Default)]
 pub struct Recorded {
     /// In order.
-    pub records: Vec<VersionRecord>,
+    pub records: Vec<EditsLogRecord>,
     /// Where each begins in the file.
     pub starts: Vec<u64>,
     /// The content of versions is whole whose records are among the first so many.
@@ -203,22 +203,22 @@ pub(super) fn read(dir: &StoreDir, head: &str, trust: &Trust) -> Result<Option<R
     }
     let Some(bytes) = dir.dir(DIR)?.read(head)? else { return Ok(None) };
     let what = show(dir, head);
-    let frames::Torn { contents, behind } = frames::read_torn::<VersionRecord>(&bytes, &what)?;
+    let frames::Torn { contents, behind } = frames::read_torn::<EditsLogRecord>(&bytes, &what)?;
     let (end, count) = (contents.end, contents.records.len() as u64);
     let mut starts = vec![0];
     starts.extend(contents.records.iter().map(|(_, end)| *end));
-    let records: Vec<VersionRecord> = contents.records.into_iter().map(|(record, _)| record).collect();
+    let records: Vec<EditsLogRecord> = contents.records.into_iter().map(|(record, _)| record).collect();
     let last = records.iter().rev().find_map(|record| match record {
-        VersionRecord::Opened { writer } => Some(*writer),
+        EditsLogRecord::Opened { writer } => Some(*writer),
         _ => None,
     });
-    let sync_failed = records.contains(&VersionRecord::SyncFailed) || !trust.failed.is_empty();
+    let sync_failed = records.contains(&EditsLogRecord::SyncFailed) || !trust.failed.is_empty();
     let rebooted = sync_failed || last.is_some_and(|last| last != trust.writer);
     if !rebooted && (!behind.is_empty() || (records.is_empty() && !bytes.is_empty())) {
         return Err(frames::damage_at(&what, end));
     }
     let synced = records.iter().filter_map(|record| match record {
-        VersionRecord::SyncedTo(count) => Some(*count),
+        EditsLogRecord::SyncedTo(count) => Some(*count),
         _ => None,
     });
     let believed = if rebooted { synced.max().unwrap_or(0) } else { count };
@@ -230,7 +230,7 @@ enum Standing {
     /// Nothing was appended yet: good frames end at an offset, after so many.
     Untouched(u64, u64),
     /// It is written to.
-    Open(Log<VersionRecord>),
+    Open(Log<EditsLogRecord>),
     /// It is to be written anew, because of what was read.
     Stale,
     /// It could not be written. What is on the disk is old.
@@ -238,7 +238,7 @@ enum Standing {
 }
 
 /// The log of the versions of a head.
-pub struct VersionLog {
+pub struct EditsLog {
     store: Arc<Store>,
     head: String,
     standing: Standing,
@@ -250,10 +250,10 @@ pub struct VersionLog {
     whole: u64,
 }
 
-impl VersionLog {
+impl EditsLog {
     /// Finds the log of a head, and what is in it. One that cannot be read is set aside.
-    pub fn open(store: &Arc<Store>, head: &str) -> (VersionLog, Recorded) {
-        let mut log = VersionLog {
+    pub fn open(store: &Arc<Store>, head: &str) -> (EditsLog, Recorded) {
+        let mut log = EditsLog {
             store: Arc::clone(store),
             head: head.to_owned(),
             standing: Standing::Untouched(0, 0),
@@ -344,7 +344,7 @@ impl VersionLog {
 
     /// Appends a record, with one write. A log that must be written anew is, from `all`, which says the record, too. Whether the
     /// numbers of records began anew.
-    pub fn append(&mut self, record: &VersionRecord, all: impl FnOnce() -> Vec<VersionRecord>) -> bool {
+    pub fn append(&mut self, record: &EditsLogRecord, all: impl FnOnce() -> Vec<EditsLogRecord>) -> bool {
         let appended = match &mut self.standing {
             Standing::Failed => return false,
             Standing::Stale => self.try_rewrite(all()).map(|()| true),
@@ -365,11 +365,11 @@ impl VersionLog {
         })
     }
 
-    fn begin(&self, end: u64, count: u64) -> Result<Log<VersionRecord>> {
+    fn begin(&self, end: u64, count: u64) -> Result<Log<EditsLogRecord>> {
         let dir = self.dir()?;
         let file = Arc::new(dir.file(&self.head, true)?);
         let mut log = Log::append_to(file, dir.show(&self.head), end, count)?;
-        log.append(&VersionRecord::Opened { writer: self.store.trust.writer })?;
+        log.append(&EditsLogRecord::Opened { writer: self.store.trust.writer })?;
         Ok(log)
     }
 
@@ -382,7 +382,7 @@ impl VersionLog {
     }
 
     /// Writes the log anew. Whether that worked; the numbers of records then begin anew.
-    pub fn rewrite(&mut self, all: Vec<VersionRecord>) -> bool {
+    pub fn rewrite(&mut self, all: Vec<EditsLogRecord>) -> bool {
         self.synced = false;
         match self.try_rewrite(all) {
             Ok(()) => {
@@ -396,13 +396,13 @@ impl VersionLog {
         }
     }
 
-    fn try_rewrite(&mut self, all: Vec<VersionRecord>) -> Result<()> {
+    fn try_rewrite(&mut self, all: Vec<EditsLogRecord>) -> Result<()> {
         let dir = self.dir()?;
         let temp = format!("{}.new", self.head);
         dir.remove(&temp)?;
         let file = Arc::new(dir.file(&temp, true)?);
         let mut log = Log::append_to(file, dir.show(&temp), 0, 0)?;
-        log.append(&VersionRecord::Opened { writer: self.store.trust.writer })?;
+        log.append(&EditsLogRecord::Opened { writer: self.store.trust.writer })?;
         for record in all {
             log.append(&record)?;
         }
@@ -417,7 +417,7 @@ impl VersionLog {
     ///
     /// # Errors
     /// When the log can neither be written nor removed: then nothing may go.
-    pub fn begin_secure(&mut self, all: impl FnOnce() -> Vec<VersionRecord>) -> Result<Option<LogSync>> {
+    pub fn begin_secure(&mut self, all: impl FnOnce() -> Vec<EditsLogRecord>) -> Result<Option<LogSync>> {
         if matches!(self.standing, Standing::Stale | Standing::Failed) && !self.rewrite(all()) {
             // Removing takes no room.
             let dir = self.dir()?;
@@ -454,7 +454,7 @@ impl VersionLog {
         Ok(())
     }
 
-    /// Says that what [`VersionLog::begin_secure`] gave could not be synced.
+    /// Says that what [`EditsLog::begin_secure`] gave could not be synced.
     pub fn not_secured(&mut self) {
         self.synced = false;
     }

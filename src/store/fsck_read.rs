@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::error::{Attempt, Error, Result};
 use crate::store::content::cells::Cells;
 use crate::store::content::checksums;
-use crate::store::content::checksums::Sums;
+use crate::store::content::checksums::Checksums;
 use crate::store::content::remap;
 use crate::store::content::remap::Map;
 use crate::store::edits_log;
@@ -108,10 +108,10 @@ impl Inspect {
     ///
     /// # Errors
     /// Damage, with file and offset.
-    pub fn sums(&self, layer: LayerId) -> Result<Option<Sums>> {
+    pub fn sums(&self, layer: LayerId) -> Result<Option<Checksums>> {
         let besides = self.layers.besides(layer)?;
         let has_sums = besides.summed && besides.hole.is_none();
-        has_sums.then(|| checksums::read_sums(&self.layers, layer)).transpose()
+        has_sums.then(|| checksums::read_checksums(&self.layers, layer)).transpose()
     }
 
     /// What of the content of a layer is elsewhere.
@@ -119,7 +119,7 @@ impl Inspect {
     /// # Errors
     /// Damage, with file and offset.
     pub fn map(&self, layer: LayerId) -> Result<Option<Map>> {
-        remap::read_map(&self.layers, layer)
+        remap::read_remap(&self.layers, layer)
     }
 
     /// The pool of a layer, if any of its content is there, and where its addresses end.
@@ -148,7 +148,7 @@ impl Inspect {
     ///
     /// # Errors
     /// As pread(2).
-    pub fn damaged_blocks(&self, layer: LayerId, sums: &Sums, ranges: &[ByteRange]) -> Result<Vec<u64>> {
+    pub fn damaged_blocks(&self, layer: LayerId, sums: &Checksums, ranges: &[ByteRange]) -> Result<Vec<u64>> {
         let (Some(pool), _) = self.pool(layer)? else { return Ok(Vec::new()) };
         checksums::damaged(&pool, sums, ranges).attempt(|| format!("read {}", self.show(layer, POOL)))
     }
@@ -157,7 +157,7 @@ impl Inspect {
     ///
     /// # Errors
     /// As lseek(2).
-    pub fn without_sum(&self, layer: LayerId, sums: &Sums, ranges: &[ByteRange]) -> Result<u64> {
+    pub fn without_sum(&self, layer: LayerId, sums: &Checksums, ranges: &[ByteRange]) -> Result<u64> {
         let (Some(pool), _) = self.pool(layer)? else { return Ok(0) };
         checksums::unknown(&pool, sums, ranges).attempt(|| format!("read {}", self.show(layer, POOL)))
     }

@@ -12,9 +12,9 @@ use super::ledger::{LedgerRecord, Lowered};
 use super::pack::{Block, PackRecord};
 use super::record::*;
 use super::volatile::VolatileRecord;
-use crate::store::content::checksums::SumsRecord;
-use crate::store::content::remap::{MapRecord, PackedRun};
-use crate::store::edits_log::{Bounds, Content, How, Version, VersionRecord};
+use crate::store::content::checksums::ChecksumsRecord;
+use crate::store::content::remap::{PackedRun, RemapRecord};
+use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, Version};
 use crate::store::io::codec::{decode, encode};
 use crate::store::io::writer::Writer;
 use crate::types::{BaseMark, ByteRange, Epoch, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath};
@@ -170,12 +170,12 @@ fn records_of_a_journal() {
 #[test]
 fn records_of_the_other_files() {
     hold(&[
-        (SumsRecord::Blocks { first: 300, sums: vec![1, 70_000] }, "00fb2c010201fc70110100"),
-        (SumsRecord::End, "01"),
-        (SumsRecord::Elsewhere(vec![ByteRange { start: 5, end: 300 }]), "020105fb2c01"),
+        (ChecksumsRecord::Blocks { first: 300, sums: vec![1, 70_000] }, "00fb2c010201fc70110100"),
+        (ChecksumsRecord::End, "01"),
+        (ChecksumsRecord::Elsewhere(vec![ByteRange { start: 5, end: 300 }]), "020105fb2c01"),
     ]);
     let run = PackedRun { gap: 4096, len: 300, layer: LayerId(7), shift: -3 };
-    hold(&[(MapRecord::Runs(vec![run]), "0001fb0010fb2c010705"), (MapRecord::End, "01")]);
+    hold(&[(RemapRecord::Runs(vec![run]), "0001fb0010fb2c010705"), (RemapRecord::End, "01")]);
     hold(&[
         (PackRecord::Begins { number: 300, since: 7, next_layer: 9 }, "00fb2c010709"),
         (PackRecord::Layers { len: 3, deflated: vec![1, 2] }, "0103020102"),
@@ -233,24 +233,24 @@ fn records_of_the_versions_of_files() {
     let version = |how| Version { time: T, how, content: Some(Arc::new(content.clone())) };
     let nothing = Version { time: T, how: How::Undone, content: None };
     hold(&[
-        (VersionRecord::Opened { writer: SEVEN }, "0007070707070707070707070707070707"),
-        (VersionRecord::Bounds(Bounds { versions: 10, bytes: 300 }), "010afb2c01"),
+        (EditsLogRecord::Opened { writer: SEVEN }, "0007070707070707070707070707070707"),
+        (EditsLogRecord::Bounds(Bounds { versions: 10, bytes: 300 }), "010afb2c01"),
         (
-            VersionRecord::Kept(vec![(path(), version(How::Written)), (path(), nothing.clone())]),
+            EditsLogRecord::Kept(vec![(path(), version(How::Written)), (path(), nothing.clone())]),
             "020203612f620305000109fba481fbe803640100030503050305010106757365722e78017600fb2c010103612f6201020303050305020100fb2c010007fb001003612f6203050600",
         ),
-        (VersionRecord::Copied { from: path(), to: path() }, "0303612f6203612f62"),
-        (VersionRecord::Moved { from: path(), to: path() }, "0403612f6203612f62"),
-        (VersionRecord::Exchanged { a: path(), b: path() }, "0503612f6203612f62"),
-        (VersionRecord::At { path: path(), number: Some(3) }, "0603612f620103"),
+        (EditsLogRecord::Copied { from: path(), to: path() }, "0303612f6203612f62"),
+        (EditsLogRecord::Moved { from: path(), to: path() }, "0403612f6203612f62"),
+        (EditsLogRecord::Exchanged { a: path(), b: path() }, "0503612f6203612f62"),
+        (EditsLogRecord::At { path: path(), number: Some(3) }, "0603612f620103"),
         (
-            VersionRecord::Remapped { path: path(), number: 3, extents: content.extents.clone() },
+            EditsLogRecord::Remapped { path: path(), number: 3, extents: content.extents.clone() },
             "0703612f62030100fb2c010007fb0010",
         ),
-        (VersionRecord::Dropped { path: path(), upto: 3 }, "0803612f6203"),
-        (VersionRecord::SyncedTo(300), "09fb2c01"),
+        (EditsLogRecord::Dropped { path: path(), upto: 3 }, "0803612f6203"),
+        (EditsLogRecord::SyncedTo(300), "09fb2c01"),
         (
-            VersionRecord::List {
+            EditsLogRecord::List {
                 path: path(),
                 next: 4,
                 at: None,
@@ -258,7 +258,7 @@ fn records_of_the_versions_of_files() {
             },
             "0a03612f62040001030305060001",
         ),
-        (VersionRecord::SyncFailed, "0b"),
+        (EditsLogRecord::SyncFailed, "0b"),
     ]);
     let ways =
         [How::Written, How::Truncated, How::Replaced, How::Removed, How::Moved, How::Restored, How::Undone];

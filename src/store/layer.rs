@@ -18,7 +18,7 @@ use crate::store::content::pool::PoolWriter;
 use crate::store::io::dir::StoreDir;
 use crate::store::io::frames;
 use crate::store::io::frames::{Frames, LogBytes};
-use crate::store::io::fsync_probe::{Unsynced, Witness};
+use crate::store::io::fsync_probe::{FsyncProbe, Unsynced};
 use crate::store::io::log;
 use crate::store::io::log::Log;
 use crate::store::io::writer::{FailedSyncs, Writer};
@@ -380,7 +380,7 @@ pub struct Upper {
     pub pool: PoolWriter,
     durable: bool,
     /// What a failed sync of the pool means.
-    pool_witness: Arc<Witness>,
+    pool_probe: Arc<FsyncProbe>,
     /// Number of records when the journal was last known to be synced.
     synced: u64,
     /// Whether the last record that says what is synced may not be on the disk.
@@ -401,8 +401,8 @@ pub struct SyncWork {
     pool: Arc<File>,
     /// The journal to sync after `Synced` was appended.
     journal: Arc<File>,
-    pool_witness: Arc<Witness>,
-    journal_witness: Arc<Witness>,
+    pool_probe: Arc<FsyncProbe>,
+    journal_probe: Arc<FsyncProbe>,
     /// How many records that covers.
     upto: u64,
     /// Whether the journal is to be synced first: a second mark proves that the first is on the disk.
@@ -415,7 +415,7 @@ impl SyncWork {
     /// # Errors
     /// As fdatasync(2).
     pub fn sync_pool(&self) -> std::result::Result<(), Unsynced> {
-        disk::sync(&self.pool).map_err(|error| self.pool_witness.judge(error))
+        disk::sync(&self.pool).map_err(|error| self.pool_probe.judge(error))
     }
 
     /// Makes the records survive one.
@@ -423,7 +423,7 @@ impl SyncWork {
     /// # Errors
     /// As fdatasync(2).
     pub fn sync_journal(&self) -> std::result::Result<(), Unsynced> {
-        disk::sync(&self.journal).map_err(|error| self.journal_witness.judge(error))
+        disk::sync(&self.journal).map_err(|error| self.journal_probe.judge(error))
     }
 }
 
@@ -450,11 +450,11 @@ impl Upper {
             dir.sync()?;
             layers.sync()?;
         }
-        let pool_witness = Arc::new(Witness::of(&pool));
+        let pool_probe = Arc::new(FsyncProbe::of(&pool));
         let pool = PoolWriter::new(layer, pool).attempt(|| format!("stat {}", dir.show(POOL)))?;
         let (synced, notes) = (journal.count(), by.clone());
         let (in_doubt, changed, failed) = (false, false, false);
-        Ok(Upper { layer, journal, pool, durable, pool_witness, synced, in_doubt, changed, failed, notes })
+        Ok(Upper { layer, journal, pool, durable, pool_probe, synced, in_doubt, changed, failed, notes })
     }
 
     /// Goes on writing to a layer that was read.
@@ -489,11 +489,11 @@ impl Upper {
         }
         journal.append(&Record::Opened { writer: by.writer() })?;
         let pool = Arc::new(dir.file(POOL, true)?);
-        let pool_witness = Arc::new(Witness::of(&pool));
+        let pool_probe = Arc::new(FsyncProbe::of(&pool));
         let pool = PoolWriter::new(layer, pool).attempt(|| format!("stat {}", dir.show(POOL)))?;
         let (synced, changed) = (contents.synced as u64, contents.is_changed);
         let (in_doubt, failed, notes) = (false, false, by.clone());
-        Ok(Upper { layer, journal, pool, durable, pool_witness, synced, in_doubt, changed, failed, notes })
+        Ok(Upper { layer, journal, pool, durable, pool_probe, synced, in_doubt, changed, failed, notes })
     }
 
     /// Its number.
@@ -523,8 +523,8 @@ impl Upper {
             layer: self.layer,
             pool: Arc::clone(self.pool.file()),
             journal: self.journal.file(),
-            pool_witness: Arc::clone(&self.pool_witness),
-            journal_witness: self.journal.witness(),
+            pool_probe: Arc::clone(&self.pool_probe),
+            journal_probe: self.journal.witness(),
             upto,
             in_doubt: self.in_doubt,
         })
@@ -577,7 +577,7 @@ impl Upper {
     /// Syncs the pool, and before it a mark of which it is not known whether it is on the disk.
     fn sync_pool(&mut self, room: &dyn Fn() -> bool) -> std::io::Result<()> {
         let (pool, journal) = (Arc::clone(self.pool.file()), self.journal.file());
-        let (of_pool, of_journal) = (Arc::clone(&self.pool_witness), self.journal.witness());
+        let (of_pool, of_journal) = (Arc::clone(&self.pool_probe), self.journal.witness());
         let in_doubt = self.in_doubt;
         let sync = || {
             if in_doubt {

@@ -46,10 +46,10 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::content::Content;
 use crate::store::content::cells::Cells;
-use crate::store::content::checksums::Sums;
-use crate::store::content::file_cache::Recent;
-use crate::store::content::read_epochs::Readers;
-pub use crate::store::content::read_epochs::Reading;
+use crate::store::content::checksums::Checksums;
+use crate::store::content::file_cache::FileCache;
+use crate::store::content::read_epochs::ReadEpochs;
+pub use crate::store::content::read_epochs::ReadGuard;
 use crate::store::identities::Identities;
 use crate::store::io::dir::StoreDir;
 use crate::store::io::log::Log;
@@ -113,7 +113,7 @@ pub struct Store {
     holds: Mutex<BTreeSet<LayerId>>,
     ops: Mutex<Ops>,
     ledger: Mutex<Ledger>,
-    readers: Readers,
+    readers: ReadEpochs,
     /// Counts the times at which something was given back.
     sweeps: AtomicU64,
     /// The format that the store says it has.
@@ -133,7 +133,7 @@ struct Ops {
 
 struct State {
     catalog: BTreeMap<LayerId, LayerInfo>,
-    contents: Recent<LayerId, Content>,
+    contents: FileCache<LayerId, Content>,
     /// Layers to which a map leads; none before the maps were looked through.
     homes: Option<BTreeSet<LayerId>>,
     /// Layers of which it is not known whether their new map is on the disk.
@@ -145,7 +145,7 @@ struct State {
 
 /// How to read a pool of which no file says it any more.
 struct Lingering {
-    sums: Arc<Sums>,
+    sums: Arc<Checksums>,
     cells: Option<Arc<Cells>>,
 }
 
@@ -518,7 +518,7 @@ impl Store {
             trust,
             state: Mutex::new(State {
                 catalog,
-                contents: Recent::new(OPEN_POOLS),
+                contents: FileCache::new(OPEN_POOLS),
                 homes: None,
                 doubtful: BTreeSet::new(),
                 lingering: BTreeMap::new(),
@@ -528,7 +528,7 @@ impl Store {
             holds: Mutex::new(holds),
             ops: Mutex::new(ops),
             ledger: Mutex::default(),
-            readers: Readers::default(),
+            readers: ReadEpochs::default(),
             sweeps: AtomicU64::new(0),
             format: AtomicU32::new(format),
             reserve: Mutex::default(),
@@ -688,12 +688,12 @@ impl Store {
     }
 
     /// Says that it is about to be found out where bytes are, to read them. As long as it lives, that stays true.
-    pub fn reading(&self) -> Reading {
+    pub fn reading(&self) -> ReadGuard {
         self.readers.enter()
     }
 
     /// Waits for everybody who is reading what may be out of date; false if somebody does not come to an end.
-    pub fn wait_for_readers(&self) -> bool {
+    pub fn wait_for_read_epochs(&self) -> bool {
         self.readers.wait_for_all(PATIENCE)
     }
 
@@ -830,7 +830,7 @@ impl Store {
     ///
     /// # Errors
     /// As the calls it is made of; the log then stays as it was.
-    pub fn tidy_identities(&self) -> Result<()> {
+    pub fn compact_identities(&self) -> Result<()> {
         let mut identities = self.identities.lock();
         let Some(records) = identities.worth_rewriting() else { return Ok(()) };
         self.lower_ledger(&LedgerRecord::Numbers(0))?;

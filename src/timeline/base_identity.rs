@@ -11,13 +11,13 @@ use crate::base::Base;
 use crate::error::{Error, FsError, Kind, Result};
 use crate::fs::merged::lower::{Lower, PreHistory};
 use crate::store::Store;
-use crate::timeline::Roots;
+use crate::timeline::TreeCache;
 use crate::tree::{Body, Tree};
 use crate::types::{Epoch, FileKind, Ino, TreePath};
 
 /// Whether a base is the directory that its store was made for.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Recognised {
+pub(super) enum BaseIdentity {
     /// It is.
     Same,
     /// Another one took its place.
@@ -26,11 +26,11 @@ pub(super) enum Recognised {
     Unknown,
 }
 
-pub(super) fn recognise(store: &Store, base: &Base) -> Recognised {
+pub(super) fn recognise(store: &Store, base: &Base) -> BaseIdentity {
     match (store.identities().lock().mark(), base.mark()) {
-        (Some(known), Some(mark)) if known == mark => Recognised::Same,
-        (Some(_), Some(_)) => Recognised::Other,
-        (None, _) | (_, None) => Recognised::Unknown,
+        (Some(known), Some(mark)) if known == mark => BaseIdentity::Same,
+        (Some(_), Some(_)) => BaseIdentity::Other,
+        (None, _) | (_, None) => BaseIdentity::Unknown,
     }
 }
 
@@ -55,21 +55,21 @@ pub(super) fn refuse_other(store: &Store, base: &Base) -> Result<()> {
 /// Records what the base is known by. `shown` is the state of the head.
 pub(super) fn remember(
     (store, base): (&Arc<Store>, &Arc<Base>),
-    recognised: Recognised,
-    roots: &mut Roots,
+    recognised: BaseIdentity,
+    roots: &mut TreeCache,
     shown: (&Tree, Epoch),
     applies: &PreHistory,
 ) -> Result<()> {
     let Some(mark) = base.mark() else { return Ok(()) };
     let during = |e: Error| e.during("remember the base");
-    if recognised != Recognised::Other {
+    if recognised != BaseIdentity::Other {
         return store.identities().lock().set_mark(mark).map_err(during);
     }
     log::warn!(
         "the base is another directory than before: what older states show of it may not be what it was"
     );
     let mut known = Known::default();
-    known.covered.extend(applies.iter().flat_map(|images| images.inos()));
+    known.copied_up.extend(applies.iter().flat_map(|images| images.inos()));
     let lower = |epoch| Lower::new(Arc::clone(base), Arc::clone(store), epoch, applies.clone());
     // What the newest states say counts: the base may have been changed since the older ones.
     known.add(shown.0, &lower(shown.1));
@@ -81,7 +81,7 @@ pub(super) fn remember(
             Err(error) => log::warn!("what layer {} covers is not recognised: {error}", info.header.layer),
         }
     }
-    store.begin_identities(mark, &known.nodes, known.covered).map_err(during)
+    store.begin_identities(mark, &known.nodes, known.copied_up).map_err(during)
 }
 
 /// What is known of numbers over another base.
@@ -92,13 +92,13 @@ struct Known {
     hosts: HashSet<(u64, u64)>,
     looked_at: HashSet<(Ino, TreePath)>,
     /// All that is covered or kept: nothing in the base has such a number for its own.
-    covered: BTreeSet<Ino>,
+    copied_up: BTreeSet<Ino>,
 }
 
 impl Known {
     fn add(&mut self, tree: &Tree, lower: &Lower) {
         for (ino, node) in tree.nodes().filter(|(ino, _)| *ino != Ino::ROOT) {
-            self.covered.insert(ino);
+            self.copied_up.insert(ino);
             let path = match &node.body {
                 Body::Dir { base: Some(path) } => path,
                 // It has names that nothing covers.

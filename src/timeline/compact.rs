@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::store::content::live_ranges::Used;
+use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
 use crate::store::record::LayerKind;
 use crate::timeline::Timeline;
@@ -44,7 +44,7 @@ impl Timeline {
     /// # Errors
     /// What the store answers; nothing is lost then.
     pub fn tidy(&self, effort: Effort) -> Result<()> {
-        let _tidying = self.tidying.lock();
+        let _tidying = self.compacting.lock();
         for info in self.sealed() {
             if self.is_stopping() {
                 return Ok(());
@@ -68,7 +68,7 @@ impl Timeline {
                 self.store.remove_index(old)?;
             }
         }
-        self.store.tidy_identities()?;
+        self.store.compact_identities()?;
         // Not while an operation is under way: what it has begun looks the same.
         if let Some(_turn) = self.turn.try_lock() {
             for layer in self.stale()? {
@@ -79,12 +79,12 @@ impl Timeline {
     }
 
     /// Ends a [`Timeline::tidy`] that is under way, soon, and all that come: what is not done is done after the next start.
-    pub fn stop_tidying(&self) {
+    pub fn stop_compacting(&self) {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Takes [`Timeline::stop_tidying`] back.
-    pub fn begin_tidying(&self) {
+    /// Takes [`Timeline::stop_compacting`] back.
+    pub fn begin_compacting(&self) {
         self.stopping.store(false, Ordering::Relaxed);
     }
 
@@ -96,7 +96,7 @@ impl Timeline {
     /// when somebody cannot wait for [`Timeline::tidy`]; none if somebody else is at it, or looks at states.
     pub fn make_room(&self) -> Option<u64> {
         // Whoever asks may be the thread that answers the kernel.
-        let _tidying = self.tidying.try_lock_for(A_MOMENT)?;
+        let _tidying = self.compacting.try_lock_for(A_MOMENT)?;
         let made: Result<_> = self.trim_and_sum().and_then(|first| Ok((first, self.trim_again()?)));
         match made {
             Ok((first, again)) => match first.unwrap_or(0) + again.unwrap_or(0) {
@@ -126,7 +126,7 @@ impl Timeline {
             if self.is_stopping() {
                 return Ok(Some(bytes));
             }
-            self.store.write_sums(info.header.layer)?;
+            self.store.write_checksums(info.header.layer)?;
         }
         Ok(Some(bytes))
     }
@@ -182,12 +182,12 @@ impl Timeline {
             if !secured {
                 self.store.note_sweep();
                 self.fs.secure_versions()?;
-                if !self.store.wait_for_readers() {
+                if !self.store.wait_for_read_epochs() {
                     return Ok(None);
                 }
                 secured = true;
             }
-            self.store.settle_map(*layer)?;
+            self.store.settle_remap(*layer)?;
             self.store.punch_pool(*layer, &unused)?;
             bytes += unused.iter().map(|range| range.len()).sum::<u64>();
         }
@@ -195,8 +195,8 @@ impl Timeline {
     }
 
     /// What anything refers to, of the content that was written to a layer or one above it.
-    pub(super) fn used_from(&self, first: LayerId) -> Result<Used> {
-        let mut used = Used::default();
+    pub(super) fn used_from(&self, first: LayerId) -> Result<LiveRanges> {
+        let mut used = LiveRanges::default();
         let mut add = |from: &Tree, to: &Tree| {
             for ino in from.diff(to).contents {
                 to.extents(ino).for_each(|(_, extent)| used.add(extent.source, extent.len));

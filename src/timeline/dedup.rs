@@ -134,7 +134,7 @@ impl Timeline {
     ) -> Result<Outcome> {
         let layer = info.header.layer;
         let (sweeps, search, parts) = {
-            let _tidying = self.tidying.lock();
+            let _tidying = self.compacting.lock();
             // As it is now: gc may have put it on another layer, or given it up.
             let Some(info) = self.sealed().into_iter().find(|l| l.header.layer == layer) else {
                 return Ok(Outcome::Done);
@@ -154,12 +154,12 @@ impl Timeline {
             return Ok(Outcome::Disturbed);
         }
         if !map.runs().is_empty() {
-            let _tidying = self.tidying.lock();
+            let _tidying = self.compacting.lock();
             if self.store.sweeps() != sweeps {
                 return Ok(Outcome::Disturbed);
             }
             self.store.require_no_doubt()?;
-            self.store.publish_map(layer, &map)?;
+            self.store.publish_remap(layer, &map)?;
         }
         self.give_up_blocks(layer, &map.given_up())?;
         self.give_up_blocks(layer, &zeros)?;
@@ -176,17 +176,17 @@ impl Timeline {
         if taken.is_empty() {
             return Ok(());
         }
-        if !self.store.wait_for_readers() {
+        if !self.store.wait_for_read_epochs() {
             log::warn!(
                 "somebody does not come to an end of reading; gc gives back what layer {layer} gave up"
             );
             return Ok(());
         }
-        let _tidying = self.tidying.lock();
+        let _tidying = self.compacting.lock();
         if self.store.layer(layer).is_none() {
             return Ok(());
         }
-        self.store.settle_map(layer)?;
+        self.store.settle_remap(layer)?;
         self.store.punch_pool(layer, &taken)
     }
 

@@ -36,7 +36,7 @@ impl Timeline {
     /// What the store answers; the journal then stays as it is, and is looked at again when it has
     /// grown.
     pub fn shorten_journal(&self, effort: Effort) -> Result<()> {
-        let _tidying = self.tidying.lock();
+        let _tidying = self.compacting.lock();
         let open = self.fs.open_journal();
         if open.end.bytes() < SMALL_JOURNAL && effort == Effort::WhereItPays {
             self.fs.look_at_journal(NextLook::first(open.end.layer));

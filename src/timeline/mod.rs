@@ -34,7 +34,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use crate::base::Base;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::merged::lower::{Lower, PreHistory};
-use crate::fs::{Forgotten, Fs, Kernel, State, Switched};
+use crate::fs::{Fs, Invalidations, Kernel, State, Switched};
 use crate::jail::Jail;
 use crate::store::Store;
 use crate::store::layer::{LayerInfo, Upper};
@@ -44,11 +44,11 @@ use crate::timeline::mounts::Mounts;
 use crate::types::{Epoch, LayerId, Name, NodeId, TreePath};
 
 use apply::unfinished::Unfinished;
-use base_identity::Recognised;
+use base_identity::BaseIdentity;
 pub use compact::Effort;
 pub use gc::policy::{Due, Policy};
-pub use rewind::Moment;
-pub use tree_cache::Roots;
+pub use rewind::Savepoint;
+pub use tree_cache::TreeCache;
 
 /// A head without a mount: nothing is held, nothing is dirty.
 struct NoKernel;
@@ -58,7 +58,7 @@ impl Kernel for NoKernel {
         Ok(())
     }
 
-    fn forget(&self, _: &crate::fs::Forgotten) -> Result<()> {
+    fn forget(&self, _: &crate::fs::Invalidations) -> Result<()> {
         Ok(())
     }
 }
@@ -70,7 +70,7 @@ pub struct Timeline {
     fs: Arc<Fs>,
     head: String,
     kernel: Mutex<Arc<dyn Kernel>>,
-    roots: Mutex<Roots>,
+    roots: Mutex<TreeCache>,
     /// Whether it comes to its end, so that nothing long is begun any more.
     stopping: AtomicBool,
     /// What each apply so far found in the base.
@@ -83,7 +83,7 @@ pub struct Timeline {
     /// One operation at a time.
     turn: Mutex<()>,
     /// Sealed layers are rewritten by one thread at a time.
-    tidying: Mutex<()>,
+    compacting: Mutex<()>,
     /// What is known for storing content once; one thread at a time.
     dedup: Mutex<Option<dedup::Dedup>>,
     /// Layers in which equal content was looked for.
@@ -127,13 +127,13 @@ impl Timeline {
     /// Damage, or what the store and the base answer.
     pub fn open(store: Arc<Store>, base: Arc<Base>, head: &str, jail: Jail) -> Result<Timeline> {
         let base_is = base_identity::recognise(&store, &base);
-        if base_is == Recognised::Other && !apply::rollback::unfinished(&store)?.is_empty() {
+        if base_is == BaseIdentity::Other && !apply::rollback::unfinished(&store)?.is_empty() {
             base_identity::refuse_other(&store, &base)?;
         }
         let apply::unfinished::Found { applies, unfinished, was_rolled_back } =
             apply::unfinished::roll_back_all(&store, &base)?;
         let epoch_now = epoch_of(&applies, unfinished.as_ref());
-        let mut roots = Roots::new(Arc::clone(&store));
+        let mut roots = TreeCache::new(Arc::clone(&store));
         let (upper, tree, epoch) = match store.head(head)? {
             None => {
                 let epoch = epoch_now;
@@ -153,7 +153,7 @@ impl Timeline {
             }
             Some(record) => tree_cache::reopen(&store, &mut roots, head, record.layer)?,
         };
-        if base_is == Recognised::Other && !tree.is_empty() {
+        if base_is == BaseIdentity::Other && !tree.is_empty() {
             base_identity::refuse_other(&store, &base)?;
         }
         for (layer, epoch) in tree_cache::seal_strays(&store, &mut roots, head, upper.layer())? {
@@ -187,7 +187,7 @@ impl Timeline {
             unfinished: Mutex::new(unfinished),
             was_rolled_back: AtomicBool::new(was_rolled_back),
             turn: Mutex::new(()),
-            tidying: Mutex::new(()),
+            compacting: Mutex::new(()),
             dedup: Mutex::new(None),
             looked_through: Mutex::default(),
             not_for_packs: Mutex::default(),
@@ -235,9 +235,9 @@ impl Timeline {
     }
 
     /// Makes the kernel forget which checkpoints there are.
-    pub fn names_have_changed(&self) {
+    pub fn checkpoint_names_changed(&self) {
         let listing = [NodeId::CHECKPOINTS];
-        let what = Forgotten { listings: listing.into(), ..Forgotten::default() };
+        let what = Invalidations { listings: listing.into(), ..Invalidations::default() };
         if let Err(error) = self.kernel().forget(&what) {
             log::warn!("the listing of the checkpoints in the mount may be old: {error}");
         }

@@ -48,7 +48,7 @@ impl Timeline {
         let _dedup = self.dedup.lock();
         let mut is_more = true;
         while is_more && !self.is_stopping() && go() {
-            let _tidying = self.tidying.lock();
+            let _tidying = self.compacting.lock();
             is_more = self.pack_some(effort)?;
             is_more |= self.gather_some(effort)?;
         }

@@ -13,7 +13,7 @@ use crate::timeline::{Policy, Timeline};
 use crate::types::LayerId;
 
 /// What there was at a moment, besides the tree.
-pub struct Moment {
+pub struct Savepoint {
     /// The sealed states.
     states: BTreeSet<LayerId>,
     holds: BTreeSet<LayerId>,
@@ -24,9 +24,9 @@ pub struct Moment {
 
 impl Timeline {
     /// Remembers what there is now.
-    pub fn moment(&self) -> Moment {
+    pub fn moment(&self) -> Savepoint {
         let _turn = self.turn();
-        Moment {
+        Savepoint {
             states: self.states(),
             holds: self.store.holds(),
             operation: self.store.ops().last().map_or(0, |(number, _)| *number),
@@ -42,7 +42,7 @@ impl Timeline {
     ///
     /// # Errors
     /// When the tree lies on a state that is to be forgotten, or what the store answers: then something of it may still be there.
-    pub fn forget_since(&self, moment: &Moment) -> Result<()> {
+    pub fn rewind_to(&self, moment: &Savepoint) -> Result<()> {
         let attempt = "forget what happened since";
         {
             let _turn = self.turn();
@@ -53,7 +53,7 @@ impl Timeline {
                     "the tree lies on a state that was made since",
                 ));
             }
-            let _tidying = self.tidying.lock();
+            let _tidying = self.compacting.lock();
             self.with_reserve(|| self.store.set_holds(&moment.holds)).map_err(|e| e.during(attempt))?;
             self.with_reserve(|| self.store.cut_ops(moment.operation)).map_err(|e| e.during(attempt))?;
             self.fs.go_back_to_versions(&moment.versions);

@@ -24,7 +24,7 @@ const BYTES_A_NODE: u64 = 64;
 pub(super) const CUT_OFF: &str = "during a restore that was cut off";
 
 /// The trees of sealed layers, rebuilt as they are asked for.
-pub struct Roots {
+pub struct TreeCache {
     store: Arc<Store>,
     kept: BTreeMap<LayerId, Kept>,
     uses: u64,
@@ -40,10 +40,10 @@ struct Kept {
     own: usize,
 }
 
-impl Roots {
+impl TreeCache {
     /// Nothing is kept yet.
-    pub fn new(store: Arc<Store>) -> Roots {
-        Roots { store, kept: BTreeMap::new(), uses: 0, most: KEPT_NODES }
+    pub fn new(store: Arc<Store>) -> TreeCache {
+        TreeCache { store, kept: BTreeMap::new(), uses: 0, most: KEPT_NODES }
     }
 
     /// Keeps the tree of a layer, which the head shows or showed; those that were not used for long may go.
@@ -143,7 +143,7 @@ pub(super) fn replay(tree: &mut Tree, contents: &LayerContents, layer: LayerId) 
 /// Finds the layer that a head writes to, rebuilds its tree and goes on with it.
 pub(super) fn reopen(
     store: &Arc<Store>,
-    roots: &mut Roots,
+    roots: &mut TreeCache,
     head: &str,
     recorded: LayerId,
 ) -> Result<(Upper, Tree, Epoch)> {
@@ -216,7 +216,7 @@ fn is_changed(store: &Store, layer: LayerId) -> Result<bool> {
 /// layer already, and programs were still answered. Gives the layers, which nothing else leads to.
 pub(super) fn seal_strays(
     store: &Arc<Store>,
-    roots: &mut Roots,
+    roots: &mut TreeCache,
     head: &str,
     upper: LayerId,
 ) -> Result<Vec<(LayerId, Epoch)>> {
@@ -310,7 +310,7 @@ mod tests {
             store.seal_layer(&mut layer, seal).unwrap();
             parent = Some(layer.layer());
         }
-        let mut roots = Roots { most: 10 * files as usize, ..Roots::new(Arc::new(store)) };
+        let mut roots = TreeCache { most: 10 * files as usize, ..TreeCache::new(Arc::new(store)) };
         let top = roots.load(parent.unwrap()).unwrap();
         assert_eq!(top.len(), files as usize);
         let nodes: usize = roots.kept.values().map(|kept| kept.tree.len()).sum();
@@ -322,7 +322,7 @@ mod tests {
     fn what_was_used_last_is_kept_however_old_it_is() {
         let dir = tempfile::tempdir().unwrap();
         let layers = KEPT as u32 + 40;
-        let mut roots = Roots::new(store(&dir.path().join("store"), layers));
+        let mut roots = TreeCache::new(store(&dir.path().join("store"), layers));
         let top = roots.load(LayerId(layers)).unwrap();
         assert_eq!((top.len(), roots.kept.len()), (layers as usize, KEPT));
         // One after the other from the oldest on, as housekeeping does: each is one step from the one before.

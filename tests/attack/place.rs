@@ -21,7 +21,7 @@ pub const JAILFS: &str = env!("CARGO_BIN_EXE_jailfs");
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// What `jailfs umount` says of a mount that is gone here and still seen elsewhere.
-pub const STILL_SEEN: &str = "it is unmounted, but its daemon";
+pub const STILL_SEEN: &str = "the mount is gone, but its daemon";
 
 /// A directory for one test, deep enough that a way out that is some levels too long still ends in it.
 pub struct Place {

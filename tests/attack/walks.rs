@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use jailfs::error::{FsError, FsResult};
-use jailfs::fs::{Caller, LinkAnswer, RenameMode};
+use jailfs::fs::{Caller, LinkReply, RenameMode};
 use jailfs::sandbox::verbs::{Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::types::{Name, NodeId};
@@ -54,8 +54,8 @@ impl Tree {
 
     fn read(&self, id: NodeId) -> Result<String, FsError> {
         match self.sandbox.fs().readlink(id, 0)? {
-            LinkAnswer::Text(text) => Ok(String::from_utf8(text).unwrap()),
-            LinkAnswer::Wait(which) => {
+            LinkReply::Text(text) => Ok(String::from_utf8(text).unwrap()),
+            LinkReply::Wait(which) => {
                 self.sandbox.fs().settled(&which);
                 self.read(id).map(|text| format!("later {text}"))
             }
@@ -255,7 +255,7 @@ fn a_directory_that_moves_down_counts_as_up_until_the_kernel_has_moved_it() {
     let link = tree.symlink("a/l", "../../f");
     assert_eq!(tree.mv("a", "x/a"), Ok(()));
     assert!(
-        matches!(tree.sandbox.fs().readlink(link, 0), Ok(LinkAnswer::Wait(which)) if which.into == tree.id("x"))
+        matches!(tree.sandbox.fs().readlink(link, 0), Ok(LinkReply::Wait(which)) if which.into == tree.id("x"))
     );
     assert_eq!(tree.read(link), Ok("later ../../f".into()));
     assert_eq!(tree.read(link), Ok("../../f".into()));

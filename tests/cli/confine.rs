@@ -188,7 +188,7 @@ fn nothing_can_be_mounted_uncovered_or_gained() {
         "",
         r#"
         no mount -t tmpfs t /mnt 2>/dev/null
-        for covered in /tmp /run /dev $HOME/.ssh /proc "$PWD"; do no umount -l $covered 2>/dev/null; done
+        for copied_up in /tmp /run /dev $HOME/.ssh /proc "$PWD"; do no umount -l $copied_up 2>/dev/null; done
         no mount -o remount,rw / 2>/dev/null; no mount -o remount,bind,rw / 2>/dev/null
         no unshare -Urm sh -c 'umount -l /tmp || umount -l $HOME/.ssh || mount -o remount,bind,rw / || mount -t tmpfs t /mnt || mount --bind / /mnt' 2>/dev/null
         no unshare -m true 2>/dev/null
@@ -599,7 +599,7 @@ fn a_planted_link_leads_no_option_elsewhere() {
             for option in --bind-rw --bind-ro --show; do
                 for path in ../out/work/up ../out/work/up/.ssh ../out/work/key; do
                     code=0; $JAILFS run --discard $option $path -- true 2> ../out/err || code=$?
-                    [ $code = 125 ]; grep -q 'it leads through a link to' ../out/err
+                    [ $code = 125 ]; grep -q 'it leads through a symlink to' ../out/err
                 done
             done
             # What is named directly works, and so does a path that goes up.

@@ -66,7 +66,10 @@ fn what_cannot_be_mounted_says_why() {
     let store = place.sh("home", "echo .local/state/jailfs/*").out.trim().to_owned();
     for (line, words) in [
         ("mount missing mnt", "find 'missing': No such file or directory"),
-        ("mount base missing", "find 'missing': No such file or directory\nhint: make the mount point first"),
+        (
+            "mount base missing",
+            "find 'missing': No such file or directory\nhint: create the mount point first",
+        ),
         ("mount base file", "find 'file': it is not a directory"),
         ("mount file mnt", "find 'file': it is not a directory"),
         ("mount base base/inside", "the mount would contain itself\nhint: mount it beside the base"),

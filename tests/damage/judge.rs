@@ -46,7 +46,7 @@ pub fn judge(world: &World, place: &Path, case: &Case) -> Result<Verdict, String
         return Ok(Verdict::Same);
     }
     let checked = Sandbox::check_store(&store, true);
-    let is_told = checked.as_ref().map_or(true, |checked| !checked.problems.is_empty());
+    let is_advertised = checked.as_ref().map_or(true, |checked| !checked.problems.is_empty());
     let opened = Sandbox::open(&store);
     if !world.base_is_whole() {
         return Err("it changes the base".to_owned());
@@ -57,12 +57,12 @@ pub fn judge(world: &World, place: &Path, case: &Case) -> Result<Verdict, String
             if !is_named(case, &text) {
                 return Err(format!("the error does not name the file: {text}"));
             }
-            if !is_told {
+            if !is_advertised {
                 return Err(format!("it is refused, and the check finds nothing: {text}"));
             }
             Verdict::Refused
         }
-        Ok(sandbox) => shown(world, case, &sandbox, is_told)?,
+        Ok(sandbox) => shown(world, case, &sandbox, is_advertised)?,
     };
     if !world.base_is_whole() {
         return Err("it changes the base".to_owned());
@@ -83,7 +83,7 @@ fn is_named(case: &Case, error: &str) -> bool {
     error.contains(&case.file) || error.contains(&format!("layer {layer}"))
 }
 
-fn shown(world: &World, case: &Case, sandbox: &Sandbox, is_told: bool) -> Result<Verdict, String> {
+fn shown(world: &World, case: &Case, sandbox: &Sandbox, is_advertised: bool) -> Result<Verdict, String> {
     let truth = &world.truth;
     let in_open_layer = case.file.starts_with(&world.open_layer());
     // What has no checksums cannot be told.
@@ -125,7 +125,7 @@ fn shown(world: &World, case: &Case, sandbox: &Sandbox, is_told: bool) -> Result
             Err(error) => hold("the restore", Err(error), &Vec::new(), false)?,
         }
     }
-    if !errors.is_empty() && !is_told {
+    if !errors.is_empty() && !is_advertised {
         return Err(format!("there are errors, and the check finds nothing: {errors:#?}"));
     }
     Ok(match (errors.is_empty(), less) {

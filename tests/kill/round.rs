@@ -17,7 +17,7 @@ use crate::writer::{Control, Working, Writer, stamp};
 
 /// When it is killed.
 #[derive(Clone, Copy, Debug)]
-enum Moment {
+enum Savepoint {
     /// So long after the load began.
     After(Duration),
     /// So long after this verb began.
@@ -34,8 +34,8 @@ impl World {
     pub fn round(&mut self) {
         self.begin_anew_what_is_long();
         let moment = match self.rng.one_in(2) {
-            true => Moment::After(Duration::from_micros(self.rng.below(500_000))),
-            false => Moment::During(1 + self.rng.below(7), Duration::from_micros(self.rng.below(60_000))),
+            true => Savepoint::After(Duration::from_micros(self.rng.below(500_000))),
+            false => Savepoint::During(1 + self.rng.below(7), Duration::from_micros(self.rng.below(60_000))),
         };
         self.note(format!("kill {} {moment:?}", self.kills + 1));
         let control = Arc::new(Control::default());
@@ -57,17 +57,17 @@ impl World {
     }
 
     /// Works until the daemon is dead. Gives the verb that was cut off.
-    fn load(&mut self, moment: Moment, arm: &Sender<Duration>, control: &Arc<Control>) -> Pending {
-        if let Moment::After(delay) = moment {
+    fn load(&mut self, moment: Savepoint, arm: &Sender<Duration>, control: &Arc<Control>) -> Pending {
+        if let Savepoint::After(delay) = moment {
             arm.send(delay).unwrap();
         }
         let (mut verbs, first) = (0, stamp());
-        let mut is_armed = matches!(moment, Moment::After(_));
+        let mut is_armed = matches!(moment, Savepoint::After(_));
         let mut begin = |world: &mut World| {
             std::thread::sleep(Duration::from_micros(world.rng.below(15_000)));
             verbs += 1;
             let delay = match moment {
-                Moment::During(number, delay) if number == verbs => Some(delay),
+                Savepoint::During(number, delay) if number == verbs => Some(delay),
                 _ => (verbs == LAST_VERB || stamp() - first > MANY).then_some(Duration::ZERO),
             };
             if let Some(delay) = delay.filter(|_| !std::mem::replace(&mut is_armed, true)) {

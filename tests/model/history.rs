@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use jailfs::fs::{Attr, Forgotten};
+use jailfs::fs::{Attr, Invalidations};
 use jailfs::sandbox::verbs::{
     Applied, Change, ChangeKind, Checkpoint, Detail, Operation, Reply, Request, Rev,
 };
@@ -462,7 +462,7 @@ impl World {
         &mut self,
         before: &Tree,
         attrs: &BTreeMap<NodeId, Attr>,
-        told: &Forgotten,
+        told: &Invalidations,
         untouched: Untouched,
     ) {
         let fs = self.fs();
@@ -499,7 +499,7 @@ impl World {
     }
 
     /// Every name that stands for something else now must have been told.
-    fn check_names_told(&mut self, before: &Tree, told: &Forgotten) {
+    fn check_names_told(&mut self, before: &Tree, told: &Invalidations) {
         let dirs: Vec<(NodeId, Id)> =
             self.held.keys().filter_map(|id| Some((*id, self.live(*id)?))).collect();
         for (id, ino) in dirs.into_iter().filter(|(_, ino)| self.tree.node(*ino).is_dir()) {
@@ -509,7 +509,7 @@ impl World {
             }
             let names: BTreeSet<&Bytes> = old.keys().chain(new.keys()).collect();
             for name in names {
-                let is_told = told.names.iter().any(|(dir, n)| *dir == id && n.as_bytes() == &name[..]);
+                let is_advertised = told.names.iter().any(|(dir, n)| *dir == id && n.as_bytes() == &name[..]);
                 let known = self.dentries.get(&(id, name.clone())).copied();
                 let stale = match (old.get(name), new.get(name)) {
                     (None, Some(_)) => true,
@@ -517,8 +517,12 @@ impl World {
                     (Some(a), Some(b)) if a != b => known.is_some(),
                     _ => known.is_some_and(|child| self.live(child).is_none()),
                 };
-                assert!(!stale || is_told, "the kernel has an old idea of {} in {id:?} ({ino})", show(name));
-                if is_told {
+                assert!(
+                    !stale || is_advertised,
+                    "the kernel has an old idea of {} in {id:?} ({ino})",
+                    show(name)
+                );
+                if is_advertised {
                     self.dentries.remove(&(id, name.clone()));
                 }
             }

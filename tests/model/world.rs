@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use jailfs::error::{FsError, FsResult};
-use jailfs::fs::{Attr, Entry, Forgotten, Fs, Kernel};
+use jailfs::fs::{Attr, Entry, Fs, Invalidations, Kernel};
 use jailfs::sandbox::verbs::{Operation, Reply, Request};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::types::{FileKind, Ino, LayerId, Name, NodeId};
@@ -51,14 +51,14 @@ pub struct Reader {
 
 /// A kernel that notes what it is told to forget.
 #[derive(Default)]
-pub struct Told(Mutex<Forgotten>);
+pub struct Told(Mutex<Invalidations>);
 
 impl Kernel for Told {
     fn flush(&self) -> jailfs::error::Result<()> {
         Ok(())
     }
 
-    fn forget(&self, what: &Forgotten) -> jailfs::error::Result<()> {
+    fn forget(&self, what: &Invalidations) -> jailfs::error::Result<()> {
         let mut all = self.0.lock();
         all.names.extend(what.names.iter().cloned());
         all.attrs.extend(what.attrs.iter().copied());
@@ -68,7 +68,7 @@ impl Kernel for Told {
 }
 
 impl Told {
-    pub fn take(&self) -> Forgotten {
+    pub fn take(&self) -> Invalidations {
         std::mem::take(&mut *self.0.lock())
     }
 }

@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 use jailfs::error::FsError;
-use jailfs::fs::{PastView, RenameMode};
+use jailfs::fs::{RenameMode, SnapdirView};
 use jailfs::sandbox::Bounds;
 use jailfs::sandbox::verbs::{Reply, Request};
 use jailfs::types::{FileKind, Name, NodeId, TreePath};
@@ -230,7 +230,7 @@ fn what_is_looked_at_costs_messages_and_what_the_kernel_remembers_costs_no_more(
         std::fs::write(base.join("src/f"), "one").unwrap();
     });
     bench.fs.open_history("main");
-    bench.fs.show_past(Some(PastView { name: name(".jailfs"), listed: false, makes: false })).unwrap();
+    bench.fs.show_snapdir(Some(SnapdirView { name: name(".jailfs"), listed: false, makes: false })).unwrap();
     std::fs::write(bench.at("src/f"), "two").unwrap();
     let version = bench.at(".jailfs/history/src/f/1");
     let messages = || {
@@ -284,10 +284,10 @@ fn the_kernel_lets_go_of_versions_and_nothing_is_kept_for_them() {
     }
     assert!(held.iter().all(|id| id.is_past() && id.is_of_history()));
     assert_eq!(held.iter().collect::<std::collections::BTreeSet<_>>().len(), 41);
-    assert_eq!(fs.held_past(), 41);
+    assert_eq!(fs.held_snapdir(), 41);
     let before = fs.getattr(held[2]).unwrap();
     held.iter().for_each(|id| fs.forget(*id, 1000));
-    assert_eq!(fs.held_past(), 0);
+    assert_eq!(fs.held_snapdir(), 0);
     assert_eq!(fs.getattr(held[2]).unwrap_err(), FsError::NotFound);
     assert_eq!(place.find(".jailfs/history/d/f0/1").unwrap().attr, before, "it has the same number again");
     assert_eq!(place.read(".jailfs/history/d/f13/1"), "13\n");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use jailfs::fs::{Caller, Entry, LinkAnswer, PastView};
+use jailfs::fs::{Caller, Entry, LinkReply, SnapdirView};
 use jailfs::jail::Policy;
 use jailfs::sandbox::verbs::{Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions, View};
@@ -33,7 +33,7 @@ impl Place {
         }
         let sandbox =
             Sandbox::create_or_open(&base, &dir.path().join("store"), &StoreOptions::default()).unwrap();
-        let past = Some(PastView { name: name(".jailfs"), listed: false, makes: true });
+        let past = Some(SnapdirView { name: name(".jailfs"), listed: false, makes: true });
         let mount_point = dir.path().join("mnt");
         sandbox
             .set_view(View { mount_point, policy: Policy::Deny, allowed_targets: Vec::new(), past })
@@ -83,9 +83,9 @@ fn what_the_kernel_lets_go_of_costs_nothing() {
         held.extend((0..20).map(|number| fs.lookup(dir, &name(&format!("f{number}"))).unwrap().id));
         assert_eq!(place.read(&format!(".jailfs/checkpoints/c{round}/d/f0")), format!("round {round}\n"));
     }
-    assert_eq!(fs.held_past(), 30 * 22);
+    assert_eq!(fs.held_snapdir(), 30 * 22);
     held.iter().for_each(|id| fs.forget(*id, 1000));
-    assert_eq!(fs.held_past(), 0);
+    assert_eq!(fs.held_snapdir(), 0);
     // One that was given back is not there, and a count too many is survived.
     assert!(fs.getattr(held[1]).is_err());
     held.iter().for_each(|id| fs.forget(*id, 1));
@@ -240,7 +240,7 @@ fn requests_that_make_no_sense_are_refused_in_the_past_too() {
     assert_eq!(fs.past_read(file, u64::MAX, u64::MAX, false).unwrap().unwrap(), b"");
     assert_eq!(fs.mknod(NodeId::ROOT, &name(".jailfs"), 0o100_644, 0, 0, ME).unwrap_err(), FsError::ReadOnly);
     let number = fs.lookup(NodeId::CHECKPOINTS, &name("1")).unwrap();
-    assert_eq!(fs.readlink(number.id, 0).unwrap(), LinkAnswer::Text(b"x".to_vec()));
+    assert_eq!(fs.readlink(number.id, 0).unwrap(), LinkReply::Text(b"x".to_vec()));
     assert_eq!(fs.lookup(NodeId::CHECKPOINTS, &name("01")).unwrap_err(), FsError::NotFound);
 }
 

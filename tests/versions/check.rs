@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use jailfs::sandbox::Sandbox;
 use jailfs::sandbox::verbs::Checked;
-use jailfs::store::content::checksums::SumsRecord;
-use jailfs::store::edits_log::{Content, VersionRecord};
+use jailfs::store::content::checksums::ChecksumsRecord;
+use jailfs::store::edits_log::{Content, EditsLogRecord};
 use jailfs::store::io::log;
 use jailfs::store::io::log::Log;
 use jailfs::store::record::Source;
@@ -69,7 +69,7 @@ fn check_names_file_and_offset_of_what_is_wrong_with_the_history_and_the_store_i
     let log = place.store.join("history/main");
     let whole = host::read(&log).unwrap();
     let ends: Vec<u64> =
-        log::read::<VersionRecord>(&whole, "t").unwrap().records.iter().map(|(_, end)| *end).collect();
+        log::read::<EditsLogRecord>(&whole, "t").unwrap().records.iter().map(|(_, end)| *end).collect();
     // A flipped bit in every frame but the last.
     for (number, end) in ends[..ends.len() - 1].iter().enumerate() {
         let begin = if number == 0 { 0 } else { ends[number - 1] };
@@ -124,14 +124,14 @@ fn check_names_file_and_offset_of_what_is_wrong_with_the_history_and_the_store_i
 fn rewritten(place: &Place, change: impl Fn(&mut Content)) -> Vec<u64> {
     let path = place.store.join("history/main");
     let bytes = host::read(&path).unwrap();
-    let records = log::read::<VersionRecord>(&bytes, "t").unwrap().records;
+    let records = log::read::<EditsLogRecord>(&bytes, "t").unwrap().records;
     host::remove_file(&path).unwrap();
     let file = host::File::options().create_new(true).read(true).write(true).open(&path).unwrap();
     let mut log = Log::append_to(Arc::new(file), "t".to_owned(), 0, 0).unwrap();
     let mut starts = Vec::new();
     for (mut record, _) in records {
         starts.push(log.len());
-        if let VersionRecord::Kept(kept) = &mut record {
+        if let EditsLogRecord::Kept(kept) = &mut record {
             for content in kept.iter_mut().filter_map(|(_, version)| version.content.as_mut()) {
                 change(Arc::make_mut(content));
             }
@@ -223,8 +223,8 @@ fn content_that_is_held_against_no_checksum_is_not_counted_as_read() {
     let path = layer.join("sums");
     let file = host::File::options().create_new(true).read(true).write(true).open(&path).unwrap();
     let mut log = Log::append_to(Arc::new(file), "t".to_owned(), 0, 0).unwrap();
-    log.append(&SumsRecord::Blocks { first: 0, sums: vec![crc32c::crc32c(&block)] }).unwrap();
-    log.append(&SumsRecord::End).unwrap();
+    log.append(&ChecksumsRecord::Blocks { first: 0, sums: vec![crc32c::crc32c(&block)] }).unwrap();
+    log.append(&ChecksumsRecord::End).unwrap();
     let after = check(&place, true);
     assert!(after.bytes_read <= 4096, "{} bytes", after.bytes_read);
     assert_eq!(after.bytes_read + after.bytes_without_sum, before.bytes_without_sum);

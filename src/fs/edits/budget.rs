@@ -7,8 +7,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{List, Versions};
-use crate::store::edits_log::VersionRecord;
+use super::{EditHistory, List};
+use crate::store::edits_log::EditsLogRecord;
 use crate::types::{Name, TreePath};
 
 /// What the versions of a path are counted as, oldest first: number and bytes.
@@ -98,7 +98,7 @@ fn take_off(places: &mut [Place], leaf: usize, cost: u64, mut goes: bool) {
     }
 }
 
-impl Versions {
+impl EditHistory {
     /// What every version is counted as.
     pub(super) fn costs(&self) -> Vec<Costs> {
         let of = |list: &List| list.entries.iter().map(|entry| (entry.number, entry.cost)).collect();
@@ -114,7 +114,7 @@ impl Versions {
     /// Gives up what was chosen.
     pub(super) fn give_up(&mut self, chosen: BTreeMap<TreePath, u32>) {
         for (path, upto) in chosen {
-            self.note(&VersionRecord::Dropped { path, upto });
+            self.note(&EditsLogRecord::Dropped { path, upto });
         }
     }
 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{Entry, List, all_records};
 use crate::fs::Fs;
-use crate::store::edits_log::VersionRecord;
+use crate::store::edits_log::EditsLogRecord;
 use crate::types::TreePath;
 
 /// The versions that there were at a moment, by path.
@@ -62,7 +62,7 @@ impl Fs {
         versions.known.lists = lists;
         versions.going.clear();
         // Any record that changes which versions there are would do.
-        versions.note_change(&VersionRecord::Kept(Vec::new()));
+        versions.note_change(&EditsLogRecord::Kept(Vec::new()));
         let all = all_records(&versions.known.lists, versions.known.bounds, versions.known.synced);
         if versions.log.rewrite(all) {
             versions.numbers_anew();

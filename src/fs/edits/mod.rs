@@ -26,15 +26,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::store::Store;
-use crate::store::edits_log::{Bounds, Content, How, Recorded, Version, VersionLog, VersionRecord};
+use crate::store::edits_log::{Bounds, Content, EditsLog, EditsLogRecord, How, Recorded, Version};
 use crate::store::record::Source;
 use crate::sys::clock;
 use crate::types::{ByteRange, Ino, LayerId, Timestamp, TreePath};
 
 pub use mark::VersionMark;
 pub(super) use paths::{Kept, Shown};
-use pending_backups::Away;
-use pinned_ranges::Frozen;
+use pending_backups::PendingBackups;
+use pinned_ranges::PinnedRanges;
 pub(super) use recording::Touch;
 pub use sharing::Tended;
 use undo::same_bytes;
@@ -117,15 +117,15 @@ pub struct Known {
 }
 
 /// The versions of a head.
-pub struct Versions {
+pub struct EditHistory {
     known: Known,
     going: HashMap<Ino, Going>,
     /// When there are so many of them, those that have ended are forgotten.
     many_going: usize,
     /// What new files left behind when they were renamed. If something comes to the name again, it was a way to save.
-    away: Away,
-    frozen: Frozen,
-    log: VersionLog,
+    away: PendingBackups,
+    frozen: PinnedRanges,
+    log: EditsLog,
     /// How many times the log was written anew.
     rewritten: u64,
     clock: Clock,
@@ -137,14 +137,14 @@ pub struct Versions {
     notice: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
-impl Deref for Versions {
+impl Deref for EditHistory {
     type Target = Known;
     fn deref(&self) -> &Known {
         &self.known
     }
 }
 
-impl DerefMut for Versions {
+impl DerefMut for EditHistory {
     fn deref_mut(&mut self) -> &mut Known {
         &mut self.known
     }
@@ -168,22 +168,22 @@ impl Going {
     }
 }
 
-impl Versions {
+impl EditHistory {
     /// Reads the versions of a head from the store. Nothing is written yet.
-    pub(super) fn open(store: &Arc<Store>, head: &str) -> Versions {
-        let (log, Recorded { records, believed, .. }) = VersionLog::open(store, head);
+    pub(super) fn open(store: &Arc<Store>, head: &str) -> EditHistory {
+        let (log, Recorded { records, believed, .. }) = EditsLog::open(store, head);
         // Each record is freed when it was taken in: of a long log, all of them take much memory.
         let mut known = Known::of(records, believed);
         let ends = pool_ends(store, known.contents());
         known.keep_only(|entry| is_there(&ends, &entry.version));
         known.garbage = 0;
         known.given_up.clear();
-        Versions {
+        EditHistory {
             known,
             going: HashMap::new(),
             many_going: MANY_EDITS,
-            away: Away::new(),
-            frozen: Frozen::default(),
+            away: PendingBackups::new(),
+            frozen: PinnedRanges::default(),
             log,
             rewritten: 0,
             clock: Box::new(clock::now),
@@ -194,12 +194,12 @@ impl Versions {
     }
 
     /// Notes a change: here, and in the log.
-    fn note(&mut self, record: &VersionRecord) {
+    fn note(&mut self, record: &EditsLogRecord) {
         let number = self.log.next_number();
         self.take(record, number);
         self.note_change(record);
         let anew = {
-            let Versions { log, known: Known { lists, bounds, synced, .. }, .. } = self;
+            let EditHistory { log, known: Known { lists, bounds, synced, .. }, .. } = self;
             log.append(record, || all_records(lists, *bounds, *synced))
         };
         if anew {
@@ -229,14 +229,14 @@ impl Versions {
     /// Says that everything was synced that was written before a mark was taken.
     pub(super) fn note_synced(&mut self, mark: Mark) {
         if mark.rewritten == self.rewritten && mark.count > self.synced + 1 && !self.log.has_failed() {
-            self.note(&VersionRecord::SyncedTo(mark.count));
+            self.note(&EditsLogRecord::SyncedTo(mark.count));
         }
     }
 
     /// Says that something could not be synced.
     pub(super) fn note_sync_failed(&mut self) {
         if self.is_on() {
-            self.note(&VersionRecord::SyncFailed);
+            self.note(&EditsLogRecord::SyncFailed);
         }
     }
 
@@ -254,7 +254,7 @@ impl Versions {
 
 impl Known {
     /// What the records of a log say, of which the first so many are believed.
-    pub fn of(records: impl IntoIterator<Item: Borrow<VersionRecord>>, believed: u64) -> Known {
+    pub fn of(records: impl IntoIterator<Item: Borrow<EditsLogRecord>>, believed: u64) -> Known {
         let mut known = Known::default();
         for (number, record) in records.into_iter().enumerate() {
             known.take(record.borrow(), number as u64);
@@ -282,25 +282,25 @@ impl Known {
     }
 
     /// Changes what is here by a record of the log, which has this number.
-    fn take(&mut self, record: &VersionRecord, number: u64) {
+    fn take(&mut self, record: &EditsLogRecord, number: u64) {
         match record {
-            VersionRecord::Opened { .. } | VersionRecord::SyncFailed => {}
-            VersionRecord::Bounds(bounds) => self.bound(*bounds),
-            VersionRecord::Kept(kept) => {
+            EditsLogRecord::Opened { .. } | EditsLogRecord::SyncFailed => {}
+            EditsLogRecord::Bounds(bounds) => self.bound(*bounds),
+            EditsLogRecord::Kept(kept) => {
                 for (path, version) in kept {
                     self.push(path, Arc::new(version.clone()), number);
                 }
             }
-            VersionRecord::Copied { from, to } => self.copy(from, to),
-            VersionRecord::Moved { from, to } => self.move_below(from, to),
-            VersionRecord::Exchanged { a, b } => self.exchange(a, b),
-            VersionRecord::At { path, number } => self.set_at(path, *number),
-            VersionRecord::Remapped { path, number: version, extents } => {
+            EditsLogRecord::Copied { from, to } => self.copy(from, to),
+            EditsLogRecord::Moved { from, to } => self.move_below(from, to),
+            EditsLogRecord::Exchanged { a, b } => self.exchange(a, b),
+            EditsLogRecord::At { path, number } => self.set_at(path, *number),
+            EditsLogRecord::Remapped { path, number: version, extents } => {
                 self.remap(path, *version, extents, number);
             }
-            VersionRecord::Dropped { path, upto } => self.drop_upto(path, *upto),
-            VersionRecord::SyncedTo(count) => self.synced = self.synced.max(*count),
-            VersionRecord::List { path, next, at, versions } => {
+            EditsLogRecord::Dropped { path, upto } => self.drop_upto(path, *upto),
+            EditsLogRecord::SyncedTo(count) => self.synced = self.synced.max(*count),
+            EditsLogRecord::List { path, next, at, versions } => {
                 let first = self.next_serial;
                 self.next_serial += versions.len() as u64;
                 let entries =
@@ -500,8 +500,8 @@ fn cost_of(version: &Version) -> u64 {
 }
 
 /// Everything that is known, as records.
-fn all_records(lists: &BTreeMap<TreePath, List>, bounds: Bounds, synced: u64) -> Vec<VersionRecord> {
-    let list = |(path, list): (&TreePath, &List)| VersionRecord::List {
+fn all_records(lists: &BTreeMap<TreePath, List>, bounds: Bounds, synced: u64) -> Vec<EditsLogRecord> {
+    let list = |(path, list): (&TreePath, &List)| EditsLogRecord::List {
         path: path.clone(),
         next: list.next,
         at: list.at,
@@ -511,7 +511,7 @@ fn all_records(lists: &BTreeMap<TreePath, List>, bounds: Bounds, synced: u64) ->
             .map(|entry| (entry.number, Version::clone(&entry.version), entry.record < synced))
             .collect(),
     };
-    std::iter::once(VersionRecord::Bounds(bounds)).chain(lists.iter().map(list)).collect()
+    std::iter::once(EditsLogRecord::Bounds(bounds)).chain(lists.iter().map(list)).collect()
 }
 
 /// Where the pools end to which versions refer, of the layers that are there.

@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use super::{Entry, Versions};
+use super::{EditHistory, Entry};
 use crate::fs::Fs;
-use crate::store::edits_log::{Content, VersionRecord};
+use crate::store::edits_log::{Content, EditsLogRecord};
 use crate::sys::clock;
 use crate::types::{FileKind, Name, Timestamp, TreePath};
 
@@ -56,22 +56,22 @@ impl Entry {
     }
 }
 
-impl Versions {
+impl EditHistory {
     /// Notes the time if a record changes which versions there are.
-    pub(super) fn note_change(&mut self, record: &VersionRecord) {
+    pub(super) fn note_change(&mut self, record: &EditsLogRecord) {
         match record {
-            VersionRecord::Opened { .. }
-            | VersionRecord::Remapped { .. }
-            | VersionRecord::SyncedTo(_)
-            | VersionRecord::SyncFailed => {}
-            VersionRecord::Bounds(_)
-            | VersionRecord::Kept(_)
-            | VersionRecord::Copied { .. }
-            | VersionRecord::Moved { .. }
-            | VersionRecord::Exchanged { .. }
-            | VersionRecord::At { .. }
-            | VersionRecord::Dropped { .. }
-            | VersionRecord::List { .. } => self.changed = clock::now().max(just_after(self.changed)),
+            EditsLogRecord::Opened { .. }
+            | EditsLogRecord::Remapped { .. }
+            | EditsLogRecord::SyncedTo(_)
+            | EditsLogRecord::SyncFailed => {}
+            EditsLogRecord::Bounds(_)
+            | EditsLogRecord::Kept(_)
+            | EditsLogRecord::Copied { .. }
+            | EditsLogRecord::Moved { .. }
+            | EditsLogRecord::Exchanged { .. }
+            | EditsLogRecord::At { .. }
+            | EditsLogRecord::Dropped { .. }
+            | EditsLogRecord::List { .. } => self.changed = clock::now().max(just_after(self.changed)),
         }
     }
 

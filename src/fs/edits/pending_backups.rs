@@ -8,10 +8,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{MOST_PIECES, Versions, cost_of, since};
+use super::{EditHistory, MOST_PIECES, cost_of, since};
 use crate::fs::Core;
 use crate::fs::edits::sharing::unshared_bytes;
-use crate::store::edits_log::{Content, Version, VersionRecord};
+use crate::store::edits_log::{Content, EditsLogRecord, Version};
 use crate::store::record::Source;
 use crate::types::{ByteRange, Ino, TreePath};
 
@@ -21,9 +21,9 @@ const MOST: usize = 256;
 const WAIT: Duration = Duration::from_secs(10);
 
 /// The names, and what they had, oldest first.
-pub(super) type Away = VecDeque<(TreePath, Arc<Version>)>;
+pub(super) type PendingBackups = VecDeque<(TreePath, Arc<Version>)>;
 
-impl Versions {
+impl EditHistory {
     /// Notes what a name had.
     pub(super) fn leave(&mut self, path: TreePath, version: Version) {
         self.cost += cost_of(&version);
@@ -40,7 +40,7 @@ impl Versions {
             && let Some((path, version)) = self.away.remove(at)
         {
             self.cost = self.cost.saturating_sub(cost_of(&version));
-            self.note(&VersionRecord::Kept(vec![(path, Version::clone(&version))]));
+            self.note(&EditsLogRecord::Kept(vec![(path, Version::clone(&version))]));
         }
     }
 
@@ -59,7 +59,7 @@ impl Versions {
     }
 
     /// How many of the oldest have waited long enough, or are too many.
-    fn outdated(&self) -> usize {
+    fn pending(&self) -> usize {
         let now = self.now();
         let is_over = |(_, version): &&(TreePath, Arc<Version>)| {
             since(now, version.time).is_none_or(|waited| waited >= WAIT)
@@ -84,16 +84,16 @@ impl Versions {
 
 impl Core {
     /// Lets go of what waited long enough, or is too much.
-    pub(super) fn let_go_of_outdated(&mut self) {
-        let count = self.versions.as_ref().map_or(0, Versions::outdated);
+    pub(super) fn let_go_of_pending(&mut self) {
+        let count = self.versions.as_ref().map_or(0, EditHistory::pending);
         self.let_go_of_away(count);
     }
 
     /// The same, and of what must go before a version does. Not with each edit: what is beyond the budget just now may be found to
     /// be shared.
     pub(super) fn tend_away(&mut self) {
-        self.let_go_of_outdated();
-        let count = self.versions.as_ref().map_or(0, Versions::beyond_budget);
+        self.let_go_of_pending();
+        let count = self.versions.as_ref().map_or(0, EditHistory::beyond_budget);
         self.let_go_of_away(count);
     }
 

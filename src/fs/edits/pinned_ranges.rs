@@ -8,19 +8,19 @@ use crate::tree::Tree;
 use crate::types::{ByteRange, LayerId};
 
 /// Ranges of the pool of one layer. Of another layer nothing is frozen: it is sealed, or no version refers to it yet.
-pub(super) struct Frozen {
+pub(super) struct PinnedRanges {
     layer: LayerId,
     /// Start and end; they neither overlap nor touch.
     ranges: BTreeMap<u64, u64>,
 }
 
-impl Default for Frozen {
-    fn default() -> Frozen {
-        Frozen { layer: LayerId(0), ranges: BTreeMap::new() }
+impl Default for PinnedRanges {
+    fn default() -> PinnedRanges {
+        PinnedRanges { layer: LayerId(0), ranges: BTreeMap::new() }
     }
 }
 
-impl Frozen {
+impl PinnedRanges {
     /// Says that something refers to bytes from now on, if they are in the pool of `upper`.
     pub(super) fn add(&mut self, upper: LayerId, source: Source, len: u64) {
         let Source::Pool { layer, offset } = source else { return };
@@ -28,7 +28,7 @@ impl Frozen {
             return;
         }
         if self.layer != upper {
-            *self = Frozen { layer: upper, ranges: BTreeMap::new() };
+            *self = PinnedRanges { layer: upper, ranges: BTreeMap::new() };
         }
         let ByteRange { mut start, mut end } = ByteRange::at(offset, len);
         while let Some((first, last)) = self
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn what_a_version_refers_to_is_frozen_and_nothing_else() {
-        let mut frozen = Frozen::default();
+        let mut frozen = PinnedRanges::default();
         let upper = LayerId(3);
         let mut model = [false; 64];
         for (offset, len) in [(10, 5), (20, 5), (15, 5), (40, 1), (8, 3), (41, 2), (60, 4), (12, 2)] {

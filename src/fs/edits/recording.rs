@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{Going, MANY_EDITS, MOST_PIECES, Versions};
+use super::{EditHistory, Going, MANY_EDITS, MOST_PIECES};
 use crate::error::FsResult;
 use crate::fs::{Core, Extents, Found, Fs, State};
-use crate::store::edits_log::{Content, How, Version, VersionRecord};
+use crate::store::edits_log::{Content, EditsLogRecord, How, Version};
 use crate::store::record::Node;
 use crate::types::{ByteRange, FileKind, Ino, LayerId, Name, Timestamp, TreePath};
 
@@ -42,7 +42,7 @@ impl State {
     }
 }
 
-impl Versions {
+impl EditHistory {
     /// The time by the clock of the edits.
     pub(super) fn now(&self) -> Timestamp {
         (self.clock)()
@@ -82,7 +82,7 @@ impl Versions {
     /// Notes that edits began: what these paths had.
     pub(super) fn keep(&mut self, paths: Vec<TreePath>, how: How, content: Option<Arc<Content>>) {
         let version = Version { time: self.now(), how, content };
-        self.note(&VersionRecord::Kept(paths.into_iter().map(|path| (path, version.clone())).collect()));
+        self.note(&EditsLogRecord::Kept(paths.into_iter().map(|path| (path, version.clone())).collect()));
         self.last_edit = version.time;
         if let Some(notice) = &self.notice {
             notice();
@@ -176,7 +176,7 @@ impl Core {
         versions.claim(to);
         let has_history = versions.lists.contains_key(to);
         if is_known && !has_history {
-            versions.note(&VersionRecord::Copied { from: from.clone(), to: to.clone() });
+            versions.note(&EditsLogRecord::Copied { from: from.clone(), to: to.clone() });
         }
         // What a program writes aside and renames over a file is a way to save that file, and leaves nothing aside.
         if is_new && !is_known && (is_over || has_history) {
@@ -193,7 +193,7 @@ impl Core {
         let Some(versions) = &mut self.versions else { return };
         let version = Version { time: now, how: How::Moved, content: Some(content) };
         versions.leave(from.clone(), version);
-        self.let_go_of_outdated();
+        self.let_go_of_pending();
     }
 
     /// To be called when a directory was renamed.
@@ -202,14 +202,14 @@ impl Core {
         else {
             return;
         };
-        versions.note(&VersionRecord::Moved { from, to });
+        versions.note(&EditsLogRecord::Moved { from, to });
     }
 
     /// To be called when two nodes changed places of which one is a directory.
     pub(in crate::fs) fn dirs_exchanged(&mut self, a: TreePath, b: TreePath) {
-        let knows = |v: &Versions| v.is_on() && !(v.below(&a).is_empty() && v.below(&b).is_empty());
+        let knows = |v: &EditHistory| v.is_on() && !(v.below(&a).is_empty() && v.below(&b).is_empty());
         if let Some(versions) = self.versions.as_mut().filter(|versions| knows(versions)) {
-            versions.note(&VersionRecord::Exchanged { a, b });
+            versions.note(&EditsLogRecord::Exchanged { a, b });
         }
     }
 
@@ -240,7 +240,7 @@ impl Fs {
         let time = versions.now();
         let of = |(path, content)| (path, Version { time, how: How::Restored, content: Some(content) });
         let kept: Vec<(TreePath, Version)> = kept.into_iter().map(of).collect();
-        versions.note(&VersionRecord::Kept(kept));
+        versions.note(&EditsLogRecord::Kept(kept));
         versions.last_edit = time;
         if let Some(notice) = &versions.notice {
             notice();

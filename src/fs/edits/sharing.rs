@@ -11,13 +11,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Entry, Known, QUIET, Versions, budget, cost_with, pool_bytes, since};
+use super::{EditHistory, Entry, Known, QUIET, budget, cost_with, pool_bytes, since};
 use crate::error::FsResult;
 use crate::fs::edits::rolling_match;
 use crate::fs::edits::undo::state_of;
 use crate::fs::{Found, Fs};
 use crate::store::content::pool::BLOCK;
-use crate::store::edits_log::{Content, VersionRecord};
+use crate::store::edits_log::{Content, EditsLogRecord};
 use crate::store::record::Source;
 use crate::types::{ByteRange, LayerId, TreePath};
 
@@ -74,7 +74,7 @@ impl Fs {
         let wanted = if is_quiet { SOME_GARBAGE } else { MUCH_GARBAGE };
         if garbage >= wanted {
             self.note_given_up();
-            if self.give_back().is_some() {
+            if self.reclaim().is_some() {
                 self.take_off_garbage(garbage);
             }
         }
@@ -150,7 +150,7 @@ impl Fs {
         let list = core.versions.as_ref()?.lists.get(path)?;
         let entries: Vec<Entry> = list.entries.iter().cloned().collect();
         let live = match core.resolve(path) {
-            Ok(found @ Found::Covered(..)) => core.content_found(&found),
+            Ok(found @ Found::Upper(..)) => core.content_found(&found),
             Ok(Found::Base(..) | Found::Nothing(_)) | Err(_) => None,
         };
         if let Some(live) = &live {
@@ -449,7 +449,7 @@ pub(super) fn push(extents: &mut Vec<(ByteRange, Source)>, range: ByteRange, sou
     }
 }
 
-impl Versions {
+impl EditHistory {
     fn publish(
         &mut self,
         path: &TreePath,
@@ -457,7 +457,7 @@ impl Versions {
         content: Option<&Arc<Content>>,
         next: Option<&Arc<Content>>,
     ) {
-        let entry = |versions: &Versions| {
+        let entry = |versions: &EditHistory| {
             let list = versions.lists.get(path)?;
             list.entries
                 .iter()
@@ -474,7 +474,7 @@ impl Versions {
             let before = pool_bytes(old);
             self.garbage = self.garbage.saturating_add(before.saturating_sub(unshared_bytes(content, next)));
             let (number, extents) = (was.number, content.extents.clone());
-            self.note(&VersionRecord::Remapped { path: path.clone(), number, extents });
+            self.note(&EditsLogRecord::Remapped { path: path.clone(), number, extents });
         }
         if let Some(entry) = self.lists.get_mut(path).and_then(|list| list.entries.get_mut(at)) {
             entry.settled = true;

@@ -80,7 +80,7 @@ pub(in crate::fs) fn left_to_base(
     let now = of(node)?;
     let origin = match old {
         Found::Base(_, _, LowerNode::Base(_)) => return None,
-        Found::Covered(ino, _) => match before.tree.node(*ino).map(|node| &node.body) {
+        Found::Upper(ino, _) => match before.tree.node(*ino).map(|node| &node.body) {
             Some(Body::File { origin: Some(origin), .. }) => Some(origin.print),
             Some(_) | None => None,
         },
@@ -94,7 +94,7 @@ pub(in crate::fs) fn left_to_base(
 
 /// What the kernel remembers as it is not any more.
 #[derive(Default)]
-pub(crate) struct Outdated {
+pub(crate) struct PendingInvalidations {
     /// Whether there is a kernel that remembers anything.
     pub(in crate::fs) kernel_remembers: bool,
     /// Whether it goes by its own size and times of every file that it holds, whatever it is told (`-o writeback`).
@@ -110,12 +110,12 @@ pub(crate) struct Outdated {
 #[derive(Clone, Copy)]
 struct Forgetting {
     /// Whether somebody is telling it already.
-    is_told: bool,
+    is_advertised: bool,
     /// Whether its content cannot be read until then.
     refused: bool,
 }
 
-impl Outdated {
+impl PendingInvalidations {
     /// The kernel must forget a node.
     fn add(&mut self, id: NodeId, change: Change) {
         let refused = match change {
@@ -123,10 +123,10 @@ impl Outdated {
             Change::Attributes => false,
             Change::Content => true,
         };
-        let known = self.nodes.entry(id).or_insert(Forgetting { is_told: false, refused });
+        let known = self.nodes.entry(id).or_insert(Forgetting { is_advertised: false, refused });
         if refused && !known.refused {
             // What it forgets just now may be read again by the time that this is noted.
-            *known = Forgetting { is_told: false, refused };
+            *known = Forgetting { is_advertised: false, refused };
         }
     }
 
@@ -148,9 +148,9 @@ impl Outdated {
 
 impl Core {
     /// Notes names that stand for something else since a switch, until the kernel is told.
-    pub(in crate::fs) fn note_untold(&mut self, names: &BTreeSet<(NodeId, Name)>) {
-        if self.outdated.kernel_remembers {
-            self.untold.extend(names.iter().cloned());
+    pub(in crate::fs) fn note_names_to_invalidate(&mut self, names: &BTreeSet<(NodeId, Name)>) {
+        if self.pending.kernel_remembers {
+            self.names_to_invalidate.extend(names.iter().cloned());
         }
     }
 
@@ -159,40 +159,41 @@ impl Core {
     ///
     /// # Errors
     /// ESTALE.
-    pub(in crate::fs) fn check_is_told(&self, dir: NodeId, name: &Name) -> FsResult<()> {
-        let is_untold = !self.untold.is_empty() && self.untold.contains(&(dir, name.clone()));
+    pub(in crate::fs) fn check_name_is_current(&self, dir: NodeId, name: &Name) -> FsResult<()> {
+        let is_untold =
+            !self.names_to_invalidate.is_empty() && self.names_to_invalidate.contains(&(dir, name.clone()));
         if is_untold { Err(FsError::Stale) } else { Ok(()) }
     }
 
     /// Notes that the kernel asked for a name.
     pub(in crate::fs) fn is_asked(&mut self, dir: NodeId, name: &Name) {
-        if !self.untold.is_empty() {
-            self.untold.remove(&(dir, name.clone()));
+        if !self.names_to_invalidate.is_empty() {
+            self.names_to_invalidate.remove(&(dir, name.clone()));
         }
     }
 
     /// Notes what the kernel knows of a node that is the base's again.
     pub(in crate::fs) fn note_left(&mut self, id: NodeId, told: Told) {
-        if self.outdated.kernel_remembers {
-            self.table.set_told(id, Some(told));
+        if self.pending.kernel_remembers {
+            self.table.set_advertised(id, Some(told));
         }
     }
 
     /// Notes what the kernel is told of a node.
-    pub(in crate::fs) fn note_told(&mut self, id: NodeId, node: &LowerNode) {
-        if !self.outdated.kernel_remembers {
+    pub(in crate::fs) fn note_advertised(&mut self, id: NodeId, node: &LowerNode) {
+        if !self.pending.kernel_remembers {
             return;
         }
         let Some(now) = of(node).filter(|_| self.table.get(id).is_some()) else { return };
-        self.outdated.unasked.remove(&id);
+        self.pending.unasked.remove(&id);
         match self.table.told(id) {
-            None => self.table.set_told(id, Some(now)),
+            None => self.table.set_advertised(id, Some(now)),
             Some(told) => {
                 let change = told.change_to(now);
                 // It keeps what it has read until it is made to forget it.
-                self.outdated.add(id, change);
+                self.pending.add(id, change);
                 if change == Change::Attributes {
-                    self.table.set_told(id, Some(now));
+                    self.table.set_advertised(id, Some(now));
                 }
             }
         }
@@ -202,29 +203,29 @@ impl Core {
     /// kernel has read of another content must not stand beside that.
     pub(in crate::fs) fn note_recorded(&mut self, id: NodeId, node: &LowerNode) {
         if let (Some(told), Some(now)) = (self.table.told(id), of(node)) {
-            self.outdated.add(id, told.change_to(now));
+            self.pending.add(id, told.change_to(now));
         }
-        self.table.set_told(id, None);
+        self.table.set_advertised(id, None);
     }
 
     /// Notes that the kernel asked for the attributes of a node, whatever it is.
     pub(in crate::fs) fn note_asked(&mut self, id: NodeId, target: &Target) {
         match target {
-            Target::Base(_, _, node) => self.note_told(id, node),
-            Target::Covered(_) | Target::Orphan(_) => self.outdated.let_go(id),
+            Target::Base(_, _, node) => self.note_advertised(id, node),
+            Target::Upper(_) | Target::Orphan(_) => self.pending.let_go(id),
         }
     }
 
     /// Says that the base has another node, or none, where the kernel sees one: whoever asked walks there again, and finds what is
     /// there now.
     pub(in crate::fs) fn replaced(&self, path: &TreePath) -> FsError {
-        if !self.outdated.kernel_remembers {
+        if !self.pending.kernel_remembers {
             return self.lower.drift(path);
         }
         let mut at = path.clone();
         while let Some((above, name)) = at.split() {
             if let Some(dir) = self.dir_seen_at(&above) {
-                self.outdated.names.lock().insert((dir, name));
+                self.pending.names.lock().insert((dir, name));
                 break;
             }
             // That directory was replaced itself.
@@ -238,7 +239,7 @@ impl Core {
     pub(in crate::fs) fn cut_off_if_moved(&mut self, ino: Ino, path: &TreePath) {
         let Some(id) = self.table.id_of(ino).filter(|_| self.tree.node(ino).is_none()) else { return };
         let was = match self.table.get(id).map(|held| &held.place) {
-            Some(Place::Live { base: Some(was) }) if was != path && self.outdated.kernel_remembers => {
+            Some(Place::Live { base: Some(was) }) if was != path && self.pending.kernel_remembers => {
                 was.clone()
             }
             _ => return,
@@ -268,7 +269,7 @@ impl Core {
     /// The node behind a descriptor, whose content is to be read or changed. That is not walked to again.
     ///
     /// # Errors
-    /// As [`Core::target`] and [`Core::check_told`]; [`FsError::Drift`] if the base has another one in its place.
+    /// As [`Core::target`] and [`Core::check_advertised`]; [`FsError::Drift`] if the base has another one in its place.
     pub(in crate::fs) fn content_target(&mut self, id: NodeId) -> FsResult<Target> {
         let target = match (self.target(id), self.table.get(id).map(|held| &held.place)) {
             (Err(FsError::Stale), Some(Place::Live { base: Some(path) })) => {
@@ -277,7 +278,7 @@ impl Core {
             }
             (target, _) => target?,
         };
-        self.check_told(id, &target)?;
+        self.check_advertised(id, &target)?;
         Ok(target)
     }
 
@@ -285,18 +286,18 @@ impl Core {
     ///
     /// # Errors
     /// [`FsError::Drift`].
-    pub(in crate::fs) fn check_told(&mut self, id: NodeId, target: &Target) -> FsResult<()> {
+    pub(in crate::fs) fn check_advertised(&mut self, id: NodeId, target: &Target) -> FsResult<()> {
         if let Target::Base(_, _, node) = target
-            && !self.outdated.unasked.contains(&id)
+            && !self.pending.unasked.contains(&id)
         {
-            self.note_told(id, node);
+            self.note_advertised(id, node);
         }
-        if !self.outdated.is_refused(id) {
+        if !self.pending.is_refused(id) {
             return Ok(());
         }
         let path = match target {
             Target::Base(_, path, _) => Some(TreePath::clone(path)),
-            Target::Covered(ino) => self.tree.path(*ino),
+            Target::Upper(ino) => self.tree.path(*ino),
             Target::Orphan(_) => None,
         };
         let path = path.unwrap_or_else(TreePath::root);
@@ -310,41 +311,41 @@ impl Fs {
     /// files.
     pub fn kernel_remembers(&self, collects_writes: bool) {
         let mut core = self.core();
-        core.outdated.kernel_remembers = true;
-        core.outdated.kernel_keeps_times = collects_writes;
+        core.pending.kernel_remembers = true;
+        core.pending.kernel_keeps_times = collects_writes;
     }
 
     /// Says that the kernel was told of these names. Others may be told it meanwhile.
-    pub fn names_are_told(&self, names: &BTreeSet<(NodeId, Name)>) {
+    pub fn names_were_invalidated(&self, names: &BTreeSet<(NodeId, Name)>) {
         let mut names = names.iter().peekable();
         while names.peek().is_some() {
             // Not all under one lock.
             let mut core = self.core();
-            if core.untold.is_empty() {
+            if core.names_to_invalidate.is_empty() {
                 return;
             }
             names.by_ref().take(NAMES_AT_ONCE).for_each(|name| {
-                core.untold.remove(name);
+                core.names_to_invalidate.remove(name);
             });
         }
     }
 
     /// The nodes of which the kernel must forget everything because the base was changed, each once, and the names. [`Fs::is_forgotten`]
     /// is called when that is done for a node; until then its content cannot be read.
-    pub fn outdated(&self) -> (Vec<NodeId>, BTreeSet<(NodeId, Name)>) {
+    pub fn pending(&self) -> (Vec<NodeId>, BTreeSet<(NodeId, Name)>) {
         let mut core = self.core();
-        let names = std::mem::take(core.outdated.names.get_mut());
-        let untold = core.outdated.nodes.iter_mut().filter(|(_, known)| !known.is_told);
+        let names = std::mem::take(core.pending.names.get_mut());
+        let names_to_invalidate = core.pending.nodes.iter_mut().filter(|(_, known)| !known.is_advertised);
         let tell = |(id, known): (&NodeId, &mut Forgetting)| {
-            known.is_told = true;
+            known.is_advertised = true;
             *id
         };
-        (untold.map(tell).collect(), names)
+        (names_to_invalidate.map(tell).collect(), names)
     }
 
     /// Whether the kernel must forget a node before it is told anything of it.
-    pub fn is_outdated(&self, id: NodeId) -> bool {
-        self.core().outdated.nodes.contains_key(&id)
+    pub fn is_pending(&self, id: NodeId) -> bool {
+        self.core().pending.nodes.contains_key(&id)
     }
 
     /// Refuses to append to a file of the base at another place than its end: the kernel chose it by a former size. It asks for
@@ -358,7 +359,7 @@ impl Fs {
         if of(&node).is_none_or(|now| now.size == offset) {
             return Ok(());
         }
-        core.outdated.add(id, Change::Content);
+        core.pending.add(id, Change::Content);
         core.lower.note(&path, CHANGED);
         Err(FsError::Drift(path))
     }
@@ -366,10 +367,10 @@ impl Fs {
     /// Says that the kernel has forgotten what it knew of a node.
     pub fn is_forgotten(&self, id: NodeId) {
         let mut core = self.core();
-        let is_refused = core.outdated.nodes.remove(&id).is_some_and(|known| known.refused);
+        let is_refused = core.pending.nodes.remove(&id).is_some_and(|known| known.refused);
         if is_refused && core.table.get(id).is_some() {
-            core.outdated.unasked.insert(id);
-            core.table.set_told(id, None);
+            core.pending.unasked.insert(id);
+            core.table.set_advertised(id, None);
         }
     }
 }

@@ -61,7 +61,7 @@ impl Core {
         if ino == Ino::ROOT {
             return Some(TreePath::root());
         }
-        let covered = self.tree.path(ino);
+        let copied_up = self.tree.path(ino);
         let known = self.aliases.get(&ino).into_iter().flatten().filter_map(|(dir, name)| {
             let base = self.table.id_of(*dir).and_then(|id| self.base_path(id));
             Some(self.dir_path(*dir, base.as_ref()).ok()?.join(name))
@@ -72,7 +72,7 @@ impl Core {
             Some(self.dir_path(dir, Some(&above)).ok()?.join(&name))
         });
         // Of a file with several names some may have been removed.
-        let mut candidates = covered.into_iter().chain(in_base).chain(known);
+        let mut candidates = copied_up.into_iter().chain(in_base).chain(known);
         candidates.find(|path| self.resolve(path).is_ok_and(|found| found.ino() == Some(ino)))
     }
 

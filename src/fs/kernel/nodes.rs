@@ -76,7 +76,7 @@ impl NodeTable {
     }
 
     /// Notes what the kernel was told of a held node; none if that does not count any more.
-    pub(in crate::fs) fn set_told(&mut self, id: NodeId, told: Option<Told>) {
+    pub(in crate::fs) fn set_advertised(&mut self, id: NodeId, told: Option<Told>) {
         if let Some(held) = self.held.get_mut(&id) {
             held.told = told;
         }

@@ -66,7 +66,7 @@ impl Piece {
         self
     }
 
-    /// Bytes at addresses of the pool of a layer, wherever they are now. Take a [`crate::store::Reading`] before.
+    /// Bytes at addresses of the pool of a layer, wherever they are now. Take a [`crate::store::ReadGuard`] before.
     ///
     /// # Errors
     /// As open(2), and damage of a map.

@@ -10,12 +10,12 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::base::{Base, BaseEntry, BaseStat, Near};
+use crate::base::{Base, BaseEntry, BaseStat, DirLookup};
 use crate::error::{FsError, FsResult, Result};
 use crate::fs::merged::extent_reader::Piece;
-use crate::store::content::file_cache::Recent;
+use crate::store::content::file_cache::FileCache;
 use crate::store::record::{Body, LayerKind, Meta, Node, Origin, PreNode, Record, Source};
-use crate::store::{Reading, Store};
+use crate::store::{ReadGuard, Store};
 use crate::sys;
 use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
 
@@ -166,14 +166,14 @@ pub struct Lower {
     epoch: Epoch,
     history: PreHistory,
     /// All that is made of one has one for all its epochs: an open file is held against the print that is wanted.
-    files: Arc<Mutex<Recent<TreePath>>>,
+    files: Arc<Mutex<FileCache<TreePath>>>,
     problems: Mutex<BTreeMap<TreePath, String>>,
 }
 
 impl Lower {
     /// The base in `epoch`, given all applies.
     pub fn new(base: Arc<Base>, store: Arc<Store>, epoch: Epoch, history: PreHistory) -> Lower {
-        let files = Arc::new(Mutex::new(Recent::new(OPEN_FILES)));
+        let files = Arc::new(Mutex::new(FileCache::new(OPEN_FILES)));
         Lower { base, store, epoch, history, files, problems: Mutex::default() }
     }
 
@@ -280,7 +280,7 @@ impl Lower {
     ///
     /// # Errors
     /// As [`Lower::lookup`].
-    pub fn lookup_dir(&self, near: &Near<'_>) -> FsResult<Option<(Ino, LowerNode)>> {
+    pub fn lookup_dir(&self, near: &DirLookup<'_>) -> FsResult<Option<(Ino, LowerNode)>> {
         self.lookup_by(near.path(), || near.stat_dir())
     }
 
@@ -290,7 +290,7 @@ impl Lower {
     /// As [`Lower::lookup`].
     pub fn lookup_near(
         &self,
-        near: &Near<'_>,
+        near: &DirLookup<'_>,
         (path, name): (&TreePath, &Name),
     ) -> FsResult<Option<(Ino, LowerNode)>> {
         self.lookup_by(path, || near.stat(name))
@@ -641,7 +641,7 @@ impl Lower {
     }
 
     /// Says that it is about to be found out where bytes are, to read them.
-    pub(crate) fn reading(&self) -> Reading {
+    pub(crate) fn reading(&self) -> ReadGuard {
         self.store.reading()
     }
 

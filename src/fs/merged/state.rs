@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::base::{BaseStat, Near};
+use crate::base::{BaseStat, DirLookup};
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::extent_reader::{Piece, Stored};
 use crate::fs::merged::lower;
@@ -26,7 +26,7 @@ pub struct State {
 #[derive(Clone, Debug)]
 pub enum Found {
     /// A node of the tree, and what of the base its name hides.
-    Covered(Ino, Hides),
+    Upper(Ino, Hides),
     /// A node of the base that is not covered.
     Base(Ino, TreePath, LowerNode),
     /// Nothing; of the base it hides what a whiteout stands for.
@@ -37,7 +37,7 @@ impl Found {
     /// The number of the node, if there is one.
     pub fn ino(&self) -> Option<Ino> {
         match self {
-            Found::Covered(ino, _) | Found::Base(ino, ..) => Some(*ino),
+            Found::Upper(ino, _) | Found::Base(ino, ..) => Some(*ino),
             Found::Nothing(_) => None,
         }
     }
@@ -64,7 +64,7 @@ impl State {
         dir: Ino,
         lower: Option<&TreePath>,
         name: &Name,
-        near: Option<&Near<'_>>,
+        near: Option<&DirLookup<'_>>,
     ) -> FsResult<Found> {
         match near {
             Some(near) => self.find_by(dir, lower, name, |path| self.lower.lookup_near(near, (path, name))),
@@ -81,7 +81,7 @@ impl State {
         lookup: impl FnOnce(&TreePath) -> FsResult<Option<(Ino, LowerNode)>>,
     ) -> FsResult<Found> {
         match self.tree.dentry(dir, name) {
-            Some(Dentry::Child { ino, hides }) => return Ok(Found::Covered(*ino, hides.clone())),
+            Some(Dentry::Child { ino, hides }) => return Ok(Found::Upper(*ino, hides.clone())),
             Some(Dentry::Whiteout(print)) => return Ok(Found::Nothing(Some(Arc::clone(print)))),
             None => {}
         }
@@ -94,7 +94,7 @@ impl State {
                     Ok(Found::Base(ino, path, node))
                 }
                 // Another link of the same file was covered before.
-                LowerNode::Base(_) | LowerNode::Pre(..) => Ok(Found::Covered(ino, Some(node.print(ino)))),
+                LowerNode::Base(_) | LowerNode::Pre(..) => Ok(Found::Upper(ino, Some(node.print(ino)))),
             },
             Some((ino, node)) => Ok(Found::Base(ino, path, node)),
             None => Ok(Found::Nothing(None)),
@@ -103,8 +103,8 @@ impl State {
 
     /// Whether a node of the base under a name that is not in the tree can be the covered node with its number.
     fn may_be_link_of(&self, ino: Ino, stat: &BaseStat) -> bool {
-        let covered = self.tree.node(ino);
-        stat.kind != FileKind::Dir && stat.nlink > 1 && covered.is_some_and(|node| node.kind() == stat.kind)
+        let copied_up = self.tree.node(ino);
+        stat.kind != FileKind::Dir && stat.nlink > 1 && copied_up.is_some_and(|node| node.kind() == stat.kind)
     }
 
     /// The path of a directory in the merged tree.
@@ -129,7 +129,7 @@ impl State {
     /// # Errors
     /// [`FsError::Drift`] if somebody changed the base on the way there, also to a link and back: nothing stands in a node that is no
     /// directory, or covers another one, and no name of the tree is taken away. Else what the host answers.
-    pub fn covering(&self, ino: Ino, path: &TreePath, node: &LowerNode) -> FsResult<Vec<Edit>> {
+    pub fn copy_up_edits(&self, ino: Ino, path: &TreePath, node: &LowerNode) -> FsResult<Vec<Edit>> {
         // From the node up to what is covered already: base directories nest deeper than a stack.
         let (mut ino, mut path, mut node) = (ino, path.clone(), node.clone());
         let mut chain = Vec::new();
@@ -138,7 +138,7 @@ impl State {
             chain.push((ino, path, node, above.as_ref().map(|(_, name)| name.clone())));
             let Some((dir, name)) = above else { break };
             (ino, node) = self.lower.lookup(&dir)?.ok_or_else(|| self.lower.drift(&dir))?;
-            let is_there = match self.tree.node(ino).map(|covered| &covered.body) {
+            let is_there = match self.tree.node(ino).map(|copied_up| &copied_up.body) {
                 None => lower_kind(&node) == FileKind::Dir,
                 Some(Body::Dir { base }) => {
                     base.as_ref() == Some(&dir) && self.tree.dentry(ino, &name).is_none()
@@ -224,7 +224,7 @@ impl State {
     pub fn is_hidden(&self, found: &Found) -> bool {
         match found {
             Found::Base(_, path, _) => self.lower.hides(path),
-            Found::Covered(ino, _) => self.tree.node(*ino).is_some_and(|node| self.hides_node(node)),
+            Found::Upper(ino, _) => self.tree.node(*ino).is_some_and(|node| self.hides_node(node)),
             Found::Nothing(_) => false,
         }
     }
@@ -244,7 +244,7 @@ impl State {
         }
         let mut above: Vec<Ino> = match found {
             Found::Base(_, path, _) => return path.split().is_some_and(|(dir, _)| self.lower.hides(&dir)),
-            Found::Covered(ino, _) => self.tree.links(*ino).map(|(dir, _)| dir).collect(),
+            Found::Upper(ino, _) => self.tree.links(*ino).map(|(dir, _)| dir).collect(),
             Found::Nothing(_) => return false,
         };
         while let Some(dir) = above.pop() {
@@ -278,7 +278,7 @@ impl State {
     pub fn resolve(&self, path: &TreePath) -> FsResult<Found> {
         let (mut at, mut lower) = self.root();
         let mut found = if self.tree.node(Ino::ROOT).is_some() {
-            Found::Covered(Ino::ROOT, None)
+            Found::Upper(Ino::ROOT, None)
         } else {
             match self.lower.lookup(&TreePath::root())? {
                 Some((ino, node)) => Found::Base(ino, TreePath::root(), node),
@@ -310,7 +310,7 @@ impl State {
     /// The directory that was found and what it covers; none for anything else.
     pub fn as_dir(&self, found: &Found) -> Option<(Ino, Option<TreePath>)> {
         match found {
-            Found::Covered(ino, _) => Some((*ino, self.lower_path(*ino).ok()?)),
+            Found::Upper(ino, _) => Some((*ino, self.lower_path(*ino).ok()?)),
             Found::Base(ino, path, node) => {
                 (lower_kind(node) == FileKind::Dir).then(|| (*ino, Some(path.clone())))
             }
@@ -321,7 +321,7 @@ impl State {
     /// What kind of node was found; none for nothing.
     pub fn kind(&self, found: &Found) -> Option<FileKind> {
         match found {
-            Found::Covered(ino, _) => self.tree.node(*ino).map(|node| node.kind()),
+            Found::Upper(ino, _) => self.tree.node(*ino).map(|node| node.kind()),
             Found::Base(_, _, node) => Some(lower_kind(node)),
             Found::Nothing(_) => None,
         }
@@ -330,7 +330,7 @@ impl State {
     /// The same, and the size.
     pub fn kind_and_size(&self, found: &Found) -> Option<(FileKind, u64)> {
         match found {
-            Found::Covered(ino, _) => self.tree.node(*ino).map(|node| (node.kind(), node.size())),
+            Found::Upper(ino, _) => self.tree.node(*ino).map(|node| (node.kind(), node.size())),
             Found::Base(ino, _, node) => Some((lower_kind(node), lower_attr(*ino, node).size)),
             Found::Nothing(_) => None,
         }
@@ -342,7 +342,7 @@ impl State {
     /// As [`State::record`].
     pub fn node(&self, found: &Found) -> FsResult<Arc<Node>> {
         match found {
-            Found::Covered(ino, _) => self.tree.node(*ino).cloned().ok_or(FsError::NotFound),
+            Found::Upper(ino, _) => self.tree.node(*ino).cloned().ok_or(FsError::NotFound),
             Found::Base(..) | Found::Nothing(_) => self.record(found).map(|(node, _)| node),
         }
     }
@@ -350,7 +350,7 @@ impl State {
     /// What `stat` shows of a node of the tree or the base; none for nothing.
     pub fn attr(&self, found: &Found) -> Option<Attr> {
         match found {
-            Found::Covered(ino, _) => attr_in(&self.tree, *ino, *ino),
+            Found::Upper(ino, _) => attr_in(&self.tree, *ino, *ino),
             Found::Base(ino, _, node) => Some(lower_attr(*ino, node)),
             Found::Nothing(_) => None,
         }
@@ -362,7 +362,7 @@ impl State {
     /// ENOENT for nothing, or what the base answers.
     pub fn record(&self, found: &Found) -> FsResult<(Arc<Node>, Extents)> {
         match found {
-            Found::Covered(ino, _) => {
+            Found::Upper(ino, _) => {
                 let node = self.tree.node(*ino).cloned().ok_or(FsError::NotFound)?;
                 let extents =
                     self.tree.extents(*ino).map(|(s, e)| (ByteRange::at(s, e.len), e.source)).collect();
@@ -375,13 +375,13 @@ impl State {
         }
     }
 
-    /// Where the bytes of a range of a file are, cut at its size. Take a [`crate::store::Reading`] before.
+    /// Where the bytes of a range of a file are, cut at its size. Take a [`crate::store::ReadGuard`] before.
     ///
     /// # Errors
     /// EISDIR, EINVAL for what has no content, or what the base answers.
     pub fn plan(&self, found: &Found, range: ByteRange) -> FsResult<Vec<Piece>> {
         match found {
-            Found::Covered(ino, _) => self.plan_in(&self.tree, *ino, range, None),
+            Found::Upper(ino, _) => self.plan_in(&self.tree, *ino, range, None),
             Found::Base(_, path, node) => self.plan_lower(path, node, range),
             Found::Nothing(_) => Err(FsError::NotFound),
         }

@@ -13,7 +13,7 @@ use crate::fs::merged::extent_reader::Piece;
 use crate::fs::{Core, Fs, MAX_FILE_SIZE, Need, SCRATCH, State, Target};
 use crate::store::content::pool::{BLOCK, PoolWriter, block_ceil, block_floor};
 use crate::store::record::{Edit, Meta, Source};
-use crate::store::{Reading, Store};
+use crate::store::{ReadGuard, Store};
 use crate::sys::clock;
 use crate::tree::{Extent, Misfit, Tree};
 use crate::types::{ByteRange, FileKind, Ino, LayerId, NodeId};
@@ -30,7 +30,7 @@ pub(in crate::fs) const CAPABILITY: &[u8] = b"security.capability";
 pub struct ReadPlan {
     pieces: Vec<Piece>,
     lower: Arc<crate::fs::merged::lower::Lower>,
-    _reading: Reading,
+    _reading: ReadGuard,
     /// What was read already.
     ready: Option<Vec<u8>>,
 }
@@ -50,7 +50,7 @@ impl ReadPlan {
     pub(crate) fn new(
         pieces: Vec<Piece>,
         lower: Arc<crate::fs::merged::lower::Lower>,
-        _reading: Reading,
+        _reading: ReadGuard,
     ) -> ReadPlan {
         ReadPlan { pieces, lower, _reading, ready: None }
     }
@@ -154,7 +154,7 @@ impl Fs {
         // Who empties it does not care what it was.
         if size > 0 {
             let target = core.target(id)?;
-            core.check_told(id, &target)?;
+            core.check_advertised(id, &target)?;
         }
         core.change_file(&self.store, id, kill, Touch::Resize(size), |_, _, file| {
             Ok(vec![Edit::Resize { ino: file.key, size }])
@@ -294,7 +294,7 @@ impl Core {
     pub(in crate::fs) fn plan_of(&self, target: &Target, range: ByteRange) -> FsResult<Vec<Piece>> {
         let scratch = self.scratch.as_ref().map(PoolWriter::file);
         match target {
-            Target::Covered(ino) => self.plan_in(&self.tree, *ino, range, None),
+            Target::Upper(ino) => self.plan_in(&self.tree, *ino, range, None),
             Target::Orphan(key) => {
                 let known = State { tree: Tree::new(), lower: self.lower_of_orphan(*key) };
                 known.plan_in(&self.orphans, *key, range, scratch)
@@ -330,7 +330,7 @@ impl Core {
         // With the writeback cache the kernel keeps mtime itself, and sends what it changes. By
         // truncate(2) to the same size it does not, so that the two would differ from then on.
         let size = self.tree_of(subject).size(subject.key);
-        let keeps_mtime = self.outdated.kernel_keeps_times && touch == Touch::Resize(size);
+        let keeps_mtime = self.pending.kernel_keeps_times && touch == Touch::Resize(size);
         let mut edits = stage(self, store, subject)?;
         let node = self.tree_of(subject).node(subject.key).ok_or(FsError::NotFound)?;
         let mut meta = node.meta;
@@ -352,7 +352,7 @@ impl Core {
     pub(in crate::fs) fn subject(&mut self, id: NodeId) -> FsResult<Subject> {
         match self.target(id)? {
             Target::Orphan(key) => Ok(Subject { key, orphan: true }),
-            Target::Covered(_) | Target::Base(..) => Ok(Subject { key: self.cover(id)?, orphan: false }),
+            Target::Upper(_) | Target::Base(..) => Ok(Subject { key: self.copy_up(id)?, orphan: false }),
         }
     }
 
@@ -538,7 +538,7 @@ impl Core {
         if range.is_empty() {
             return Ok(Vec::new());
         }
-        let target = if file.orphan { Target::Orphan(file.key) } else { Target::Covered(file.key) };
+        let target = if file.orphan { Target::Orphan(file.key) } else { Target::Upper(file.key) };
         let reading = self.lower.reading();
         let plan = ReadPlan::new(self.plan_of(&target, range)?, Arc::clone(&self.lower), reading);
         let mut bytes = plan.read(false)?.unwrap_or_default();

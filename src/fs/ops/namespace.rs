@@ -141,9 +141,9 @@ impl Fs {
         if core.record_of(&target)?.kind() == FileKind::Dir {
             return Err(FsError::NotPermitted);
         }
-        let ino = core.cover(id)?;
+        let ino = core.copy_up(id)?;
         let parent = dir;
-        let (dir, _) = core.cover_dir(dir)?;
+        let (dir, _) = core.copy_up_dir(dir)?;
         let mut meta = core.meta(ino)?;
         if meta.nlink >= LINK_MAX {
             return Err(FsError::TooManyLinks);
@@ -154,7 +154,7 @@ impl Fs {
         let dentry = Edit::Dentry { dir, name, to: Some(Dentry::Child { ino, hides: hides.clone() }) };
         let edits = vec![Edit::Meta { ino, meta }, dentry, core.touch_dir(dir, 0)?];
         core.commit(edits)?;
-        core.hand_out(parent, Found::Covered(ino, hides))
+        core.hand_out(parent, Found::Upper(ino, hides))
     }
 
     /// Removes a name that is not a directory's.
@@ -171,7 +171,7 @@ impl Fs {
         if core.kind_of(&place.found)? == FileKind::Dir {
             return Err(FsError::IsADirectory);
         }
-        let (dir, _) = core.cover_dir(dir)?;
+        let (dir, _) = core.copy_up_dir(dir)?;
         core.before_loss((place.dir, place.lower.as_ref()), name, &place.found, How::Removed);
         let mut edits = core.take_name_off(&place)?;
         edits.push(Edit::Dentry { dir, name: name.clone(), to: core.what_remains(&place.found) });
@@ -199,7 +199,7 @@ impl Fs {
             return Err(FsError::NotADirectory);
         }
         core.check_empty(&place.found)?;
-        let (dir, _) = core.cover_dir(dir)?;
+        let (dir, _) = core.copy_up_dir(dir)?;
         let mut edits = core.take_name_off(&place)?;
         edits.insert(0, Edit::Dentry { dir, name: name.clone(), to: core.what_remains(&place.found) });
         edits.push(core.touch_dir(dir, -1)?);
@@ -242,9 +242,9 @@ impl Fs {
             // The kernel lets only one such rename at a time come to us: it is through with the one before.
             core.on_their_way.clear();
         }
-        core.check_is_told(from_dir, from)?;
+        core.check_name_is_current(from_dir, from)?;
         if mode == RenameMode::Exchange {
-            core.check_is_told(to_dir, to)?;
+            core.check_name_is_current(to_dir, to)?;
         }
         let source = core.place(from_dir, from)?;
         let target = core.place(to_dir, to)?;
@@ -280,7 +280,7 @@ impl Core {
     ) -> FsResult<()> {
         let Some(moved) = source.found.ino() else { return Err(FsError::NotFound) };
         match (mode, &target.found) {
-            (RenameMode::NoReplace, Found::Covered(..) | Found::Base(..)) => return Err(FsError::Exists),
+            (RenameMode::NoReplace, Found::Upper(..) | Found::Base(..)) => return Err(FsError::Exists),
             (RenameMode::Exchange, Found::Nothing(_)) => return Err(FsError::NotFound),
             _ => {}
         }
@@ -313,7 +313,7 @@ impl Core {
     /// Remembers a name by which the tree does not know a file with several links.
     pub(in crate::fs) fn note_alias(&mut self, dir: Ino, name: &Name, found: &Found) {
         let (ino, links) = match found {
-            Found::Covered(ino, Some(_)) if self.tree.dentry(dir, name).is_none() => (*ino, 2),
+            Found::Upper(ino, Some(_)) if self.tree.dentry(dir, name).is_none() => (*ino, 2),
             Found::Base(ino, _, node) if lower_kind(node) != FileKind::Dir => (*ino, self.lower_links(node)),
             _ => return,
         };
@@ -324,7 +324,7 @@ impl Core {
 
     fn kind_of(&self, found: &Found) -> FsResult<FileKind> {
         match found {
-            Found::Covered(ino, _) => self.tree.node(*ino).map(|n| n.kind()).ok_or(FsError::NotFound),
+            Found::Upper(ino, _) => self.tree.node(*ino).map(|n| n.kind()).ok_or(FsError::NotFound),
             Found::Base(_, _, node) => Ok(lower_kind(node)),
             Found::Nothing(_) => Err(FsError::NotFound),
         }
@@ -342,7 +342,7 @@ impl Core {
         let place = self.place(dir, name)?;
         let Found::Nothing(hides) = place.found else { return Err(FsError::Exists) };
         self.need_node(store)?;
-        let (dir, _) = self.cover_dir(dir)?;
+        let (dir, _) = self.copy_up_dir(dir)?;
         let is_dir = matches!(newborn.body, Body::Dir { .. });
         let above = self.tree.node(dir).cloned().ok_or(FsError::NotFound)?;
         let ino = store.identities().lock().fresh()?;
@@ -372,15 +372,15 @@ impl Core {
         if is_file {
             self.file_made(ino, (dir, place.lower.as_ref()), name);
         }
-        self.hand_out(parent, Found::Covered(ino, hides))
+        self.hand_out(parent, Found::Upper(ino, hides))
     }
 
     /// The edits that take the name of a file away without a kernel that asks for it.
     pub(in crate::fs) fn take_away(&mut self, path: &TreePath, found: &Found) -> FsResult<Vec<Edit>> {
         let (above, name) = path.split().ok_or(FsError::IsADirectory)?;
         let (dir, lower) = match self.resolve(&above)? {
-            Found::Base(ino, base, node) => (self.cover_base(ino, &base, &node)?, Some(base)),
-            Found::Covered(ino, _) => (ino, self.lower_path(ino)?),
+            Found::Base(ino, base, node) => (self.copy_up_base(ino, &base, &node)?, Some(base)),
+            Found::Upper(ino, _) => (ino, self.lower_path(ino)?),
             Found::Nothing(_) => return Err(FsError::NotFound),
         };
         let place = Place { dir, lower, name, found: found.clone() };
@@ -393,7 +393,7 @@ impl Core {
     /// What a directory says of a name once the node behind it lost it.
     fn what_remains(&self, found: &Found) -> Option<Dentry> {
         match found {
-            Found::Covered(_, hides) | Found::Nothing(hides) => hides.clone().map(Dentry::Whiteout),
+            Found::Upper(_, hides) | Found::Nothing(hides) => hides.clone().map(Dentry::Whiteout),
             Found::Base(ino, _, node) => Some(Dentry::Whiteout(node.print(*ino))),
         }
     }
@@ -404,12 +404,12 @@ impl Core {
         // A base file with more links must keep count of them in the tree.
         let found = match &place.found {
             Found::Base(_, _, node) if lower_kind(node) != FileKind::Dir && self.lower_links(node) > 1 => {
-                let (ino, hides) = self.cover_found(place.dir, &place.name, &place.found)?;
-                Found::Covered(ino, hides)
+                let (ino, hides) = self.copy_up_found(place.dir, &place.name, &place.found)?;
+                Found::Upper(ino, hides)
             }
             other => other.clone(),
         };
-        let Found::Covered(ino, _) = found else { return Ok(Vec::new()) };
+        let Found::Upper(ino, _) = found else { return Ok(Vec::new()) };
         let node = self.tree.node(ino).cloned().ok_or(FsError::NotFound)?;
         let mut meta = node.meta;
         if node.kind() == FileKind::Dir || meta.nlink <= 1 {
@@ -430,10 +430,10 @@ impl Core {
     /// Commits edits that may take the node of `found` out of the tree, and keeps what its holders need.
     fn commit_after_orphaning(&mut self, edits: Vec<Edit>, found: &Found) -> FsResult<()> {
         let gone = match found {
-            Found::Covered(ino, _) => edits
+            Found::Upper(ino, _) => edits
                 .iter()
                 .any(|e| matches!(e, Edit::Remove { ino: gone } if gone == ino))
-                .then_some((*ino, Target::Covered(*ino))),
+                .then_some((*ino, Target::Upper(*ino))),
             Found::Base(ino, path, node) => {
                 let last = lower_kind(node) == FileKind::Dir || self.lower_links(node) <= 1;
                 last.then(|| (*ino, Target::Base(*ino, path.clone(), node.clone())))
@@ -460,7 +460,7 @@ impl Core {
             return Err(FsError::AccessDenied);
         }
         let names = match found {
-            Found::Covered(ino, _) => self.merged_names(*ino, self.lower_path(*ino)?.as_ref())?,
+            Found::Upper(ino, _) => self.merged_names(*ino, self.lower_path(*ino)?.as_ref())?,
             Found::Base(ino, path, _) => self.merged_names(*ino, Some(path))?,
             Found::Nothing(_) => return Err(FsError::NotFound),
         };
@@ -506,14 +506,14 @@ impl Core {
                 }
             }
         }
-        let (from, _) = self.cover_dir(from_dir)?;
-        let (to, _) = self.cover_dir(to_dir)?;
-        let (ino, hides) = self.cover_found(from, &source.name, &source.found)?;
+        let (from, _) = self.copy_up_dir(from_dir)?;
+        let (to, _) = self.copy_up_dir(to_dir)?;
+        let (ino, hides) = self.copy_up_found(from, &source.name, &source.found)?;
         let hidden = match &target.found {
-            Found::Covered(_, hides) | Found::Nothing(hides) => hides.clone(),
+            Found::Upper(_, hides) | Found::Nothing(hides) => hides.clone(),
             Found::Base(ino, _, node) => Some(node.print(*ino)),
         };
-        let after = Found::Covered(ino, hides);
+        let after = Found::Upper(ino, hides);
         let mut edits = Vec::with_capacity(8);
         edits.push(Edit::Dentry { dir: from, name: source.name.clone(), to: self.what_remains(&after) });
         let dentry = Some(Dentry::Child { ino, hides: hidden });
@@ -558,10 +558,10 @@ impl Core {
     }
 
     fn exchange(&mut self, from_dir: NodeId, to_dir: NodeId, source: &Place, target: &Place) -> FsResult<()> {
-        let (from, _) = self.cover_dir(from_dir)?;
-        let (to, _) = self.cover_dir(to_dir)?;
-        let (a, a_hides) = self.cover_found(from, &source.name, &source.found)?;
-        let (b, b_hides) = self.cover_found(to, &target.name, &target.found)?;
+        let (from, _) = self.copy_up_dir(from_dir)?;
+        let (to, _) = self.copy_up_dir(to_dir)?;
+        let (a, a_hides) = self.copy_up_found(from, &source.name, &source.found)?;
+        let (b, b_hides) = self.copy_up_found(to, &target.name, &target.found)?;
         let mut edits = vec![
             Edit::Dentry {
                 dir: from,

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::base::Near;
+use crate::base::DirLookup;
 use crate::error::{FsError, FsResult};
 use crate::fs::kernel::nodes::Place;
 use crate::fs::merged::lower::LowerNode;
@@ -196,7 +196,7 @@ impl Core {
     fn give(
         &mut self,
         id: NodeId,
-        (dir, lower, near): (Ino, Option<&TreePath>, Option<&Near<'_>>),
+        (dir, lower, near): (Ino, Option<&TreePath>, Option<&DirLookup<'_>>),
         listing: &Listing,
         after: u64,
         take: &mut impl FnMut(DirEntry, &mut HandOut<'_>) -> bool,
@@ -211,7 +211,7 @@ impl Core {
                 // Removed since the listing was made.
                 (Some(Dentry::Whiteout(_)), _) => continue,
                 (None, _) => match self.find(dir, lower, name)? {
-                    Found::Covered(ino, _) => (ino, kind_of(ino)),
+                    Found::Upper(ino, _) => (ino, kind_of(ino)),
                     Found::Base(ino, _, node) => (ino, crate::fs::lower_kind(&node)),
                     Found::Nothing(_) => continue,
                 },
@@ -234,7 +234,7 @@ impl Core {
         &mut self,
         id: NodeId,
         (dir, lower): (Ino, Option<&TreePath>),
-        near: Option<&Near<'_>>,
+        near: Option<&DirLookup<'_>>,
         (name, ino): (&Name, Ino),
     ) -> Option<Entry> {
         if self.table.id_of(ino).is_some() {

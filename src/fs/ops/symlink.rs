@@ -31,7 +31,7 @@ const REFUSALS: usize = 100;
 
 /// What READLINK is answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LinkAnswer {
+pub enum LinkReply {
     /// This text.
     Text(Vec<u8>),
     /// It depends on a move of a directory that the kernel has not taken in yet.
@@ -79,15 +79,15 @@ impl Fs {
     /// # Errors
     /// EXDEV for a link that leads out, which is noted for `status`; ESTALE if the kernel must look it up again;
     /// EINVAL for what is not a link.
-    pub fn readlink(&self, id: NodeId, pid: u32) -> FsResult<LinkAnswer> {
+    pub fn readlink(&self, id: NodeId, pid: u32) -> FsResult<LinkReply> {
         if id.is_past() {
             return self.past_readlink(id, pid);
         }
         let jail = Arc::clone(&self.jail.lock());
         let answer = self.core().answer_link(&jail, id)?;
         match answer {
-            Judged::Text(text) => Ok(LinkAnswer::Text(text)),
-            Judged::Wait(which) => Ok(LinkAnswer::Wait(which)),
+            Judged::Text(text) => Ok(LinkReply::Text(text)),
+            Judged::Wait(which) => Ok(LinkReply::Wait(which)),
             Judged::Out { path, text } => {
                 self.refuse(path, Refused::Link(text), pid);
                 Err(FsError::LeavesJail)
@@ -181,7 +181,7 @@ pub(in crate::fs) type Dir = (Ino, Option<TreePath>);
 pub(in crate::fs) fn shallowest_dir(state: &State, link: &Found) -> FsResult<Option<Dir>> {
     let mut dirs: Vec<Dir> = Vec::new();
     match link {
-        Found::Covered(ino, _) => {
+        Found::Upper(ino, _) => {
             for (dir, _) in state.tree.links(*ino) {
                 dirs.push((dir, state.lower_path(dir)?));
             }
@@ -206,7 +206,7 @@ pub(in crate::fs) fn shallowest_dir(state: &State, link: &Found) -> FsResult<Opt
 /// Whether the base has names of this node that the tree does not know.
 pub(in crate::fs) fn has_unseen_names(state: &State, link: &Found) -> bool {
     match link {
-        Found::Covered(ino, _) => {
+        Found::Upper(ino, _) => {
             state.tree.node(*ino).is_some_and(|n| n.meta.nlink as usize > state.tree.links(*ino).count())
         }
         Found::Base(_, _, node) => crate::fs::merged::state::lower_attr(Ino::ROOT, node).meta.nlink > 1,
@@ -224,7 +224,7 @@ impl Core {
         let node = self.record_of(&target)?;
         let Body::Symlink { target: text } = &node.body else { return Err(FsError::Invalid) };
         let link = match &target {
-            Target::Covered(ino) => Found::Covered(*ino, None),
+            Target::Upper(ino) => Found::Upper(*ino, None),
             Target::Base(ino, path, node) => Found::Base(*ino, path.clone(), node.clone()),
             Target::Orphan(_) => Found::Nothing(None),
         };
@@ -238,7 +238,7 @@ impl Core {
             // A link with further names that we do not see is judged as if one of them stood in the root.
             Answer::Text(served) if !has_unseen_names(&self.state, &link) => self.serve(id, served),
             Answer::Text(_) | Answer::Escapes { .. } => {
-                let (Target::Covered(ino) | Target::Base(ino, ..) | Target::Orphan(ino)) = &target;
+                let (Target::Upper(ino) | Target::Base(ino, ..) | Target::Orphan(ino)) = &target;
                 Ok(Judged::Out { path: self.path_of(*ino).unwrap_or_default(), text: text.clone() })
             }
         }
@@ -387,7 +387,7 @@ impl Walk for Merged<'_> {
         }
         Ok(match &found {
             Found::Nothing(_) => None,
-            Found::Covered(ino, _) => match self.state.tree.node(*ino).map(|n| &n.body) {
+            Found::Upper(ino, _) => match self.state.tree.node(*ino).map(|n| &n.body) {
                 Some(Body::Symlink { target }) => Some(NameTarget::Symlink(target.clone())),
                 Some(_) => Some(NameTarget::Other),
                 None => None,

@@ -14,7 +14,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
-use crate::fs::edits::{Kept, Shown, Versions, state_of};
+use crate::fs::edits::{EditHistory, Kept, Shown, state_of};
 use crate::fs::snapdir::dir_entry;
 use crate::fs::snapdir::table::{Version, What, number_of_path, number_of_version};
 use crate::fs::{Attr, DirEntry, Entry, Found, Fs, State};
@@ -41,7 +41,7 @@ impl Fs {
     }
 
     /// Asks the versions, if any are kept.
-    fn ask_versions<T>(&self, ask: impl FnOnce(&mut Versions) -> T) -> FsResult<T> {
+    fn ask_versions<T>(&self, ask: impl FnOnce(&mut EditHistory) -> T) -> FsResult<T> {
         let mut core = self.core();
         core.versions.as_mut().filter(|versions| versions.is_on()).map(ask).ok_or(FsError::NotFound)
     }

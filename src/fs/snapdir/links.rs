@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::error::{FsError, FsResult};
 use crate::fs::ops::symlink::{Merged, has_unseen_names, shallowest_dir};
 use crate::fs::snapdir::{Node, What};
-use crate::fs::{Found, Fs, LinkAnswer, Refused, State, Target};
+use crate::fs::{Found, Fs, LinkReply, Refused, State, Target};
 use crate::jail::{Answer, Jail, Policy};
 use crate::store::record::Body;
 use crate::types::{LayerId, Name, NodeId, TreePath};
@@ -37,9 +37,9 @@ impl std::fmt::Display for Origin {
 
 impl Fs {
     /// The text of a link of the past, as the kernel may follow it; `pid` is who asks.
-    pub(in crate::fs) fn past_readlink(&self, id: NodeId, pid: u32) -> FsResult<LinkAnswer> {
+    pub(in crate::fs) fn past_readlink(&self, id: NodeId, pid: u32) -> FsResult<LinkReply> {
         let node = match self.past_node(id)? {
-            What::Alias(text, _) => return Ok(LinkAnswer::Text(text.to_vec())),
+            What::Alias(text, _) => return Ok(LinkReply::Text(text.to_vec())),
             What::Node(node) => node,
             What::Top | What::Checkpoints | What::Text(..) | What::Path(_) | What::Version(_) => {
                 return Err(FsError::Invalid);
@@ -47,7 +47,7 @@ impl Fs {
         };
         let jail = Arc::clone(&self.jail.lock());
         match self.in_past(node.layer, |state| judge(&jail, state, &node))? {
-            Judged::Text(text) => Ok(LinkAnswer::Text(text)),
+            Judged::Text(text) => Ok(LinkReply::Text(text)),
             Judged::Out { path, text } => {
                 self.refuse(self.path_in_past(node.layer, &path), Refused::Link(text), pid);
                 Err(FsError::LeavesJail)
@@ -57,7 +57,7 @@ impl Fs {
 
     /// Where a path of a checkpoint is seen in the mount.
     fn path_in_past(&self, layer: LayerId, path: &TreePath) -> TreePath {
-        let top = self.past_view().map_or_else(TreePath::root, |view| TreePath::root().join(&view.name));
+        let top = self.snapdir_view().map_or_else(TreePath::root, |view| TreePath::root().join(&view.name));
         let number = layer.to_string();
         let dirs = [super::top::CHECKPOINTS, number.as_bytes()].map(Name::new);
         let whole = dirs.into_iter().flatten().chain(path.names());
@@ -102,7 +102,7 @@ impl Fs {
         let (state, found) = {
             let core = self.core();
             match core.target(id)? {
-                Target::Covered(ino) => (core.state.clone(), Found::Covered(ino, None)),
+                Target::Upper(ino) => (core.state.clone(), Found::Upper(ino, None)),
                 Target::Base(..) => return Ok(Origin::Base),
                 Target::Orphan(_) => return Err(FsError::NoAttribute),
             }
@@ -126,7 +126,7 @@ impl Fs {
 
 /// Whether a node is what the base has, although it is in the tree: something else was done to its directory.
 fn is_as_in_base(state: &State, found: &Found) -> FsResult<bool> {
-    let Found::Covered(ino, _) = found else { return Ok(true) };
+    let Found::Upper(ino, _) = found else { return Ok(true) };
     let Some(node) = state.tree.node(*ino) else { return Ok(true) };
     let path = match &node.body {
         Body::Dir { base: Some(path) } => path,

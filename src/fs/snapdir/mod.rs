@@ -43,7 +43,7 @@ const TREES: usize = 8;
 
 /// How the past is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PastView {
+pub struct SnapdirView {
     /// The name in the root of the mount.
     pub name: Name,
     /// Whether the root lists it. It can be entered in any case.
@@ -109,7 +109,7 @@ struct Below {
 #[derive(Default)]
 pub(super) struct Past {
     archive: Mutex<Option<Arc<dyn Archive>>>,
-    view: Mutex<Option<(PastView, Timestamp)>>,
+    view: Mutex<Option<(SnapdirView, Timestamp)>>,
     table: Mutex<Table>,
     trees: Mutex<VecDeque<Kept>>,
     listing: Mutex<Option<(NodeId, Arc<tree::Names>)>>,
@@ -126,7 +126,7 @@ impl Fs {
     ///
     /// # Errors
     /// [`Kind::CannotMount`] if the root has the name already.
-    pub fn show_past(&self, view: Option<PastView>) -> Result<()> {
+    pub fn show_snapdir(&self, view: Option<SnapdirView>) -> Result<()> {
         let mut core = self.core();
         if let Some(view) = &view {
             let attempt = || format!("show the checkpoints as '{}'", view.name);
@@ -145,11 +145,11 @@ impl Fs {
     }
 
     /// Whether the past is shown at all.
-    pub fn shows_past(&self) -> bool {
+    pub fn shows_snapdir(&self) -> bool {
         self.past.view.lock().is_some()
     }
 
-    pub(super) fn past_view(&self) -> Option<PastView> {
+    pub(super) fn snapdir_view(&self) -> Option<SnapdirView> {
         self.past.view.lock().as_ref().map(|(view, _)| view.clone())
     }
 
@@ -178,7 +178,7 @@ impl Fs {
     }
 
     /// Number of nodes of the past that the kernel holds.
-    pub fn held_past(&self) -> usize {
+    pub fn held_snapdir(&self) -> usize {
         self.past.table.lock().count()
     }
 
@@ -251,8 +251,8 @@ impl Fs {
         let known = {
             let mut trees = self.past.trees.lock();
             // Whatever lay below the live tree before keeps files open, and nobody looks at it again.
-            let is_outdated = |below: &mut Below| !Arc::ptr_eq(&below.live, &live);
-            trees.iter_mut().for_each(|kept| drop(kept.below.take_if(is_outdated)));
+            let is_pending = |below: &mut Below| !Arc::ptr_eq(&below.live, &live);
+            trees.iter_mut().for_each(|kept| drop(kept.below.take_if(is_pending)));
             let at = trees.iter().position(|kept| kept.layer == layer);
             at.and_then(|at| trees.remove(at))
         };

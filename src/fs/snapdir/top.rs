@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult, Kind};
-use crate::fs::snapdir::{PastView, Text, What, dir_entry, is_state, name_of};
+use crate::fs::snapdir::{SnapdirView, Text, What, dir_entry, is_state, name_of};
 use crate::fs::{Attr, DirEntry, Entry, Fs};
 use crate::store::record::Meta;
 use crate::types::{FileKind, Ino, LayerId, Name, NodeId, Timestamp};
@@ -25,13 +25,13 @@ impl Fs {
         if dir.is_past() {
             return self.past_lookup(dir, name).map(Some);
         }
-        let is_it = dir == NodeId::ROOT && self.past_view().is_some_and(|view| view.name == *name);
+        let is_it = dir == NodeId::ROOT && self.snapdir_view().is_some_and(|view| view.name == *name);
         Ok(is_it.then(|| Entry { id: NodeId::PAST, attr: self.top_attr(NodeId::PAST) }))
     }
 
     /// The entry of the past in the listing of the root, if it is listed there. Its cookie is behind all others.
     pub(in crate::fs) fn listed_past(&self, dir: NodeId) -> Option<DirEntry> {
-        let view = self.past_view().filter(|view| view.listed && dir == NodeId::ROOT)?;
+        let view = self.snapdir_view().filter(|view| view.listed && dir == NodeId::ROOT)?;
         Some(dir_entry(NodeId::PAST, i64::MAX.unsigned_abs(), FileKind::Dir, view.name.as_bytes()))
     }
 
@@ -91,7 +91,7 @@ impl Fs {
     /// What `stat` shows of the two directories: they are of whoever serves the mount.
     fn top_attr(&self, id: NodeId) -> Attr {
         let since = self.past_since();
-        let makes = self.past_view().is_some_and(|view: PastView| view.makes);
+        let makes = self.snapdir_view().is_some_and(|view: SnapdirView| view.makes);
         let (mode, nlink, time) = if id == NodeId::PAST {
             (0o040_555, 3 + u32::from(self.keeps_history()), since)
         } else {
@@ -165,7 +165,7 @@ impl Fs {
 
     /// Makes a checkpoint, as mkdir(2) in `checkpoints`. From a thread that serves no request.
     pub(in crate::fs) fn make_checkpoint(&self, name: &Name) -> FsResult<Entry> {
-        if !self.past_view().is_some_and(|view| view.makes) {
+        if !self.snapdir_view().is_some_and(|view| view.makes) {
             return Err(FsError::ReadOnly);
         }
         if self.checkpoint_called(name).is_some() {

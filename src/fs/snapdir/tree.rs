@@ -21,7 +21,7 @@ impl Node {
     /// The node in the state of its checkpoint.
     pub(super) fn find(&self, state: &State) -> FsResult<Found> {
         if state.tree.node(self.ino).is_some() {
-            return Ok(Found::Covered(self.ino, None));
+            return Ok(Found::Upper(self.ino, None));
         }
         let Some(path) = &self.base else { return Err(FsError::Damage("a held node is in no tree")) };
         match state.lower.lookup(path)? {
@@ -42,7 +42,7 @@ impl Fs {
         })?;
         let base = match found {
             Found::Base(_, path, _) => Some(path),
-            Found::Covered(..) | Found::Nothing(_) => None,
+            Found::Upper(..) | Found::Nothing(_) => None,
         };
         let id = self.past.table.lock().hold(Node { layer: dir.layer, ino: attr.ino, base });
         Ok(Entry { id, attr: self.past_attr(id, attr) })

@@ -11,7 +11,7 @@ use nix::errno::Errno;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::Fs;
-use crate::store::content::live_ranges::Used;
+use crate::store::content::live_ranges::LiveRanges;
 
 /// What an operation needs room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub enum Need {
 /// What came of making room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Made {
-    Room,
+    Quota,
     /// There was nothing to give back.
     Nothing,
     /// It cannot be known now: somebody looks at states, or the store is being tidied up.
@@ -78,24 +78,24 @@ impl Fs {
             self.note_given_up();
             made = self.try_to_make_room();
         }
-        made == Made::Room || need == Need::Less && self.store.release_reserve()
+        made == Made::Quota || need == Need::Less && self.store.release_reserve()
     }
 
     fn try_to_make_room(&self) -> Made {
-        let own = self.give_back();
+        let own = self.reclaim();
         if own.is_some_and(|bytes| bytes > 0) {
-            return Made::Room;
+            return Made::Quota;
         }
         let more_room = self.more_room.lock().clone();
         match more_room.map_or(Some(0), |more_room| more_room()) {
-            Some(bytes) if bytes > 0 => Made::Room,
+            Some(bytes) if bytes > 0 => Made::Quota,
             Some(_) if own.is_some() => Made::Nothing,
             _ => Made::NotNow,
         }
     }
 
     /// Gives back what of the upper layer nobody needs; bytes, or none if that cannot be now.
-    pub(in crate::fs) fn give_back(&self) -> Option<u64> {
+    pub(in crate::fs) fn reclaim(&self) -> Option<u64> {
         // Whoever looks at a state may still need what is gone from the tree.
         let _alone = self.alone_in_a_moment()?;
         if !self.given_up.swap(false, Ordering::Relaxed) {
@@ -111,10 +111,10 @@ impl Fs {
 
     fn give_back_unused(&self) -> Option<u64> {
         let reach = self.reach();
-        if self.sync().is_err() || self.secure_versions().is_err() || !self.store.wait_for_readers() {
+        if self.sync().is_err() || self.secure_versions().is_err() || !self.store.wait_for_read_epochs() {
             return None;
         }
-        let mut used = Used::default();
+        let mut used = LiveRanges::default();
         for (_, extent) in reach.state.tree.all_extents().chain(reach.orphans.all_extents()) {
             used.add(extent.source, extent.len);
         }

@@ -49,7 +49,7 @@ struct Notice {
 
 /// The limits, and what is stored.
 #[derive(Default)]
-pub(crate) struct Room {
+pub(crate) struct Quota {
     limits: Limits,
     used: u64,
     /// Layers that there were when the limits were set.
@@ -145,7 +145,7 @@ impl Fs {
     }
 }
 
-impl Room {
+impl Quota {
     /// Says that there is room again: whoever needs some looks.
     pub(in crate::fs) fn look_soon(&mut self) {
         self.looked = None;

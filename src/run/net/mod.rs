@@ -95,7 +95,7 @@ impl Net {
         matches!(self, Net::Allow(_)) && known.any(|known| name.eq_ignore_ascii_case(known))
     }
 
-    /// What the command can read about its network.
+    /// The text that tells the command about its network.
     pub fn about(&self) -> String {
         match self {
             Net::Host => "The network is the host's.\n".to_owned(),

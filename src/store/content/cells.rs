@@ -20,8 +20,8 @@ use flate2::read::DeflateDecoder;
 use flate2::write::DeflateEncoder;
 use parking_lot::Mutex;
 
-use crate::store::content::checksums::Sums;
-use crate::store::content::file_cache::Recent;
+use crate::store::content::checksums::Checksums;
+use crate::store::content::file_cache::FileCache;
 use crate::store::content::pool::{BLOCK, block_ceil};
 use crate::store::io::disk;
 use crate::sys::file::pread_nowait;
@@ -40,7 +40,7 @@ pub struct Cells {
     /// Bytes of each, deflated; 0 of one that is stored as it is.
     lens: Vec<u32>,
     /// Cells that were inflated.
-    inflated: Mutex<Recent<u64, Vec<u8>>>,
+    inflated: Mutex<FileCache<u64, Vec<u8>>>,
 }
 
 /// What came of reading.
@@ -58,7 +58,7 @@ impl Cells {
     /// Cells that are stored like this: the bytes of each, deflated, and 0 of one that is stored as it is. None if that cannot be.
     pub(in crate::store) fn new(lens: Vec<u32>) -> Option<Cells> {
         let can_be = lens.iter().all(|len| u64::from(*len) <= CELL);
-        can_be.then(|| Cells { lens, inflated: Mutex::new(Recent::new(KEPT)) })
+        can_be.then(|| Cells { lens, inflated: Mutex::new(FileCache::new(KEPT)) })
     }
 
     /// Bytes that they take in memory at most, about.
@@ -94,7 +94,7 @@ impl Cells {
     fn read(
         &self,
         pool: &File,
-        sums: Option<&Sums>,
+        sums: Option<&Checksums>,
         offset: u64,
         bytes: &mut [u8],
         nowait: bool,
@@ -123,7 +123,7 @@ impl Cells {
     fn read_deflated(
         &self,
         pool: &File,
-        sums: Option<&Sums>,
+        sums: Option<&Checksums>,
         (at, deflated): (u64, usize),
         bytes: &mut [u8],
         nowait: bool,
@@ -160,7 +160,7 @@ impl Cells {
 /// # Errors
 /// As pread(2).
 pub(in crate::store) fn read(
-    (pool, cells, sums): (&File, Option<&Cells>, Option<&Sums>),
+    (pool, cells, sums): (&File, Option<&Cells>, Option<&Checksums>),
     offset: u64,
     bytes: &mut [u8],
     nowait: bool,
@@ -172,7 +172,13 @@ pub(in crate::store) fn read(
 }
 
 /// Reads bytes of a pool as they are stored.
-fn read_stored(pool: &File, sums: Option<&Sums>, at: u64, bytes: &mut [u8], nowait: bool) -> io::Result<Got> {
+fn read_stored(
+    pool: &File,
+    sums: Option<&Checksums>,
+    at: u64,
+    bytes: &mut [u8],
+    nowait: bool,
+) -> io::Result<Got> {
     let got = if nowait {
         match pread_nowait(pool, bytes, at)? {
             // A short answer may mean that the rest is not in memory.
@@ -265,14 +271,14 @@ impl CellWriter {
     ///
     /// # Errors
     /// As pwrite(2) and ftruncate(2).
-    pub fn finish(mut self, pool: &File) -> io::Result<(Vec<u32>, Sums)> {
+    pub fn finish(mut self, pool: &File) -> io::Result<(Vec<u32>, Checksums)> {
         let end = self.end();
         if !self.open.is_empty() {
             self.write(pool)?;
         }
         // Its addresses are those of what is in it.
         disk::cut(pool, block_ceil(end))?;
-        let mut sums = Sums::default();
+        let mut sums = Checksums::default();
         self.sums.into_iter().for_each(|(first, run)| sums.push(first, run));
         Ok((self.lens, sums))
     }
@@ -303,7 +309,7 @@ mod tests {
         [text(65_536), noise(65_536), text(60_000), noise(5536), text(9000)].concat()
     }
 
-    fn written() -> (File, Cells, Sums, Vec<u8>) {
+    fn written() -> (File, Cells, Checksums, Vec<u8>) {
         let pool = tempfile::tempfile().unwrap();
         let mut writer = CellWriter::default();
         let content = content();

@@ -28,7 +28,7 @@ const PIECE: u64 = 64 * BLOCK;
 
 /// A record of `sums`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SumsRecord {
+pub enum ChecksumsRecord {
     /// Blocks that follow each other.
     Blocks {
         /// The number of the first: its address, divided by 4096.
@@ -44,7 +44,7 @@ pub enum SumsRecord {
 
 /// The checksums of a pool.
 #[derive(Debug, Default)]
-pub struct Sums {
+pub struct Checksums {
     /// Runs by their first block, in order.
     runs: Vec<(u64, Vec<u32>)>,
     /// Addresses whose bytes are elsewhere by a map, in order, and none next to another. Without that map they would be read as
@@ -52,7 +52,7 @@ pub struct Sums {
     elsewhere: Vec<ByteRange>,
 }
 
-impl Sums {
+impl Checksums {
     /// Number of blocks.
     pub fn len(&self) -> usize {
         self.runs.iter().map(|(_, sums)| sums.len()).sum()
@@ -65,7 +65,7 @@ impl Sums {
 
     /// The checksums of other blocks than those in `ranges`, which are in order.
     #[must_use]
-    pub fn without(self, ranges: &[ByteRange]) -> Sums {
+    pub fn without(self, ranges: &[ByteRange]) -> Checksums {
         let mut runs = Vec::new();
         for (first, sums) in self.runs {
             let mut rest = sums.as_slice();
@@ -86,12 +86,12 @@ impl Sums {
                 runs.push((at, rest.to_vec()));
             }
         }
-        Sums { runs, elsewhere: self.elsewhere }
+        Checksums { runs, elsewhere: self.elsewhere }
     }
 
     /// The same with what a map says to be elsewhere.
     #[must_use]
-    pub(in crate::store) fn with_map(mut self, map: &Map) -> Sums {
+    pub(in crate::store) fn with_remap(mut self, map: &Map) -> Checksums {
         let ranges = map.runs().iter().map(|run| ByteRange { start: run.start, end: run.end });
         self.elsewhere.extend(ranges);
         self.elsewhere.sort_unstable_by_key(|range| range.start);
@@ -105,8 +105,8 @@ impl Sums {
 
     /// The same for a place where they never part from their map.
     #[must_use]
-    pub(in crate::store) fn beside_map(self) -> Sums {
-        Sums { elsewhere: Vec::new(), ..self }
+    pub(in crate::store) fn beside_map(self) -> Checksums {
+        Checksums { elsewhere: Vec::new(), ..self }
     }
 
     /// The first block in a range of a pool that was given back because of a map, which is not there any more.
@@ -142,10 +142,10 @@ impl Sums {
     }
 
     /// What is written of them.
-    pub fn into_records(self) -> impl Iterator<Item = SumsRecord> {
-        let blocks = self.runs.into_iter().map(|(first, sums)| SumsRecord::Blocks { first, sums });
-        let elsewhere = (!self.elsewhere.is_empty()).then_some(SumsRecord::Elsewhere(self.elsewhere));
-        blocks.chain(elsewhere).chain([SumsRecord::End])
+    pub fn into_records(self) -> impl Iterator<Item = ChecksumsRecord> {
+        let blocks = self.runs.into_iter().map(|(first, sums)| ChecksumsRecord::Blocks { first, sums });
+        let elsewhere = (!self.elsewhere.is_empty()).then_some(ChecksumsRecord::Elsewhere(self.elsewhere));
+        blocks.chain(elsewhere).chain([ChecksumsRecord::End])
     }
 
     fn of(&self, block: u64) -> Option<u32> {
@@ -214,9 +214,9 @@ impl Store {
     ///
     /// # Errors
     /// As the calls it is made of; there are none then.
-    pub fn write_sums(&self, layer: LayerId) -> Result<()> {
+    pub fn write_checksums(&self, layer: LayerId) -> Result<()> {
         let attempt = || format!("write the checksums of layer {layer}");
-        let mut sums = Sums::default();
+        let mut sums = Checksums::default();
         let pool = self.pool(layer)?;
         for range in self.pool_data(layer)? {
             let Some(pool) = &pool else { break };
@@ -233,7 +233,7 @@ impl Store {
             }
         }
         if let Some(map) = self.map(layer)? {
-            sums = sums.without(&map.given_up()).with_map(&map);
+            sums = sums.without(&map.given_up()).with_remap(&map);
         }
         self.publish_sums(layer, sums)?;
         if self.durable { self.layers.dir_of(layer)?.sync() } else { Ok(()) }
@@ -244,20 +244,20 @@ impl Store {
     ///
     /// # Errors
     /// As the calls it is made of; they are as before then, or as they are to be.
-    pub(in crate::store) fn thin_sums(&self, layer: LayerId, map: &Map) -> Result<()> {
+    pub(in crate::store) fn thin_checksums(&self, layer: LayerId, map: &Map) -> Result<()> {
         if !self.layer(layer).is_some_and(|info| info.summed) {
             return Ok(());
         }
-        let Ok(sums) = read_sums(&self.layers, layer) else { return Ok(()) };
+        let Ok(sums) = read_checksums(&self.layers, layer) else { return Ok(()) };
         let before = (sums.len(), sums.elsewhere.clone());
-        let rest = sums.without(&map.given_up()).with_map(map);
+        let rest = sums.without(&map.given_up()).with_remap(map);
         if (rest.len(), &rest.elsewhere) == (before.0, &before.1) {
             return Ok(());
         }
         self.publish_sums(layer, rest)
     }
 
-    fn publish_sums(&self, layer: LayerId, sums: Sums) -> Result<()> {
+    fn publish_sums(&self, layer: LayerId, sums: Checksums) -> Result<()> {
         let attempt = || format!("write the checksums of layer {layer}");
         let dir = self.layers.dir_of(layer)?;
         let temp = format!("{SUMS}.new");
@@ -284,7 +284,7 @@ impl Store {
 ///
 /// # Errors
 /// Damage, with file and offset.
-pub(in crate::store) fn read_sums(layers: &Layers, layer: LayerId) -> Result<Sums> {
+pub(in crate::store) fn read_checksums(layers: &Layers, layer: LayerId) -> Result<Checksums> {
     let what = layers.show(layer, SUMS);
     let missing = || Error::damage(format!("read {what}"), "the file is missing");
     parse(&layers.read(layer, SUMS)?.ok_or_else(missing)?, &what)
@@ -294,18 +294,18 @@ pub(in crate::store) fn read_sums(layers: &Layers, layer: LayerId) -> Result<Sum
 ///
 /// # Errors
 /// Damage, with file and offset.
-pub(in crate::store) fn parse(bytes: &[u8], what: &str) -> Result<Sums> {
-    let mut records: Vec<SumsRecord> =
+pub(in crate::store) fn parse(bytes: &[u8], what: &str) -> Result<Checksums> {
+    let mut records: Vec<ChecksumsRecord> =
         log::read(bytes, what)?.records.into_iter().map(|(record, _)| record).collect();
-    if records.pop() != Some(SumsRecord::End) {
+    if records.pop() != Some(ChecksumsRecord::End) {
         return Err(Error::damage(format!("read {what} at offset {}", bytes.len()), "its end is missing"));
     }
-    let mut sums = Sums::default();
+    let mut sums = Checksums::default();
     for record in records {
         match record {
-            SumsRecord::Blocks { first, sums: run } => sums.runs.push((first, run)),
-            SumsRecord::Elsewhere(ranges) => sums.elsewhere.extend(ranges),
-            SumsRecord::End => return Err(Error::damage(format!("read {what}"), "it ends twice")),
+            ChecksumsRecord::Blocks { first, sums: run } => sums.runs.push((first, run)),
+            ChecksumsRecord::Elsewhere(ranges) => sums.elsewhere.extend(ranges),
+            ChecksumsRecord::End => return Err(Error::damage(format!("read {what}"), "it ends twice")),
         }
     }
     Ok(sums)
@@ -315,7 +315,11 @@ pub(in crate::store) fn parse(bytes: &[u8], what: &str) -> Result<Sums> {
 ///
 /// # Errors
 /// As pread(2).
-pub(in crate::store) fn damaged(pool: &File, sums: &Sums, ranges: &[ByteRange]) -> std::io::Result<Vec<u64>> {
+pub(in crate::store) fn damaged(
+    pool: &File,
+    sums: &Checksums,
+    ranges: &[ByteRange],
+) -> std::io::Result<Vec<u64>> {
     let mut found = Vec::new();
     for part in ranges.iter().flat_map(|range| sums.known_in(*range)) {
         for_each_block(pool, part, |at, sum| {
@@ -335,7 +339,7 @@ pub(in crate::store) fn damaged(pool: &File, sums: &Sums, ranges: &[ByteRange]) 
 ///
 /// # Errors
 /// As lseek(2).
-pub(in crate::store) fn unknown(pool: &File, sums: &Sums, ranges: &[ByteRange]) -> std::io::Result<u64> {
+pub(in crate::store) fn unknown(pool: &File, sums: &Checksums, ranges: &[ByteRange]) -> std::io::Result<u64> {
     let mut unknown = 0;
     for range in ranges {
         let mut at = range.start;
@@ -357,8 +361,10 @@ mod tests {
 
     #[test]
     fn blocks_that_were_given_up_have_no_checksums() {
-        let sums =
-            || Sums { runs: vec![(2, vec![2, 3, 4, 5]), (6, vec![6]), (9, vec![9, 10])], ..Sums::default() };
+        let sums = || Checksums {
+            runs: vec![(2, vec![2, 3, 4, 5]), (6, vec![6]), (9, vec![9, 10])],
+            ..Checksums::default()
+        };
         let blocks = |start: u64, end: u64| ByteRange { start: start * BLOCK, end: end * BLOCK };
         let left = |ranges: &[ByteRange]| -> Vec<u64> {
             let left = sums().without(ranges);
@@ -393,7 +399,7 @@ mod tests {
         pool.write_all_at(&[7; 16 * BLOCK as usize], 0).unwrap();
         pool.write_all_at(&[7; 4 * BLOCK as usize], 64 * BLOCK).unwrap();
         let runs = vec![(2, vec![0; 4]), (8, vec![0; 2]), (65, vec![0; 8])];
-        let sums = Sums { runs, ..Sums::default() };
+        let sums = Checksums { runs, ..Checksums::default() };
         let count = |ranges: &[ByteRange]| unknown(&pool, &sums, ranges).unwrap();
         assert_eq!(count(&[blocks(2, 6), blocks(8, 10), blocks(65, 68)]), 0);
         assert_eq!(count(&[blocks(0, 80)]), (2 + 2 + 6 + 1) * BLOCK);
@@ -413,7 +419,7 @@ mod tests {
         for (start, end) in [(0, 100), (BLOCK, BLOCK + 100), (4 * BLOCK + 10, 5 * BLOCK)] {
             map.push(Run { start, end, layer: LayerId(9), offset: start });
         }
-        let sums = Sums::default().with_map(&map);
+        let sums = Checksums::default().with_remap(&map);
         let read = |start: u64, len: usize| sums.check(&pool, start, &vec![0; len]).unwrap();
         assert_eq!(read(50, 10), Some(0));
         assert_eq!(read(100, 10), None, "what is beside it in a block was zero before");
@@ -432,7 +438,7 @@ mod tests {
         let bytes: Vec<u8> = (0..10_000u32).map(|n| (n % 251) as u8).collect();
         pool.write_all_at(&bytes, 8192).unwrap();
         let run = (2..5).map(|block| crc32c::crc32c(&read_block(&pool, block * BLOCK).unwrap())).collect();
-        let sums = Sums { runs: vec![(2, run)], ..Sums::default() };
+        let sums = Checksums { runs: vec![(2, run)], ..Checksums::default() };
         let read = |from: usize, to: usize| {
             let mut part = vec![0; to - from];
             pool.read_exact_at(&mut part, 8192 + from as u64).unwrap();

@@ -11,16 +11,16 @@ use std::sync::Arc;
 
 /// Open files by what they are known as, the recently used ones.
 #[derive(Debug)]
-pub struct Recent<K, V = File> {
+pub struct FileCache<K, V = File> {
     files: HashMap<K, (Arc<V>, u64)>,
     limit: usize,
     clock: u64,
 }
 
-impl<K: Clone + Eq + Hash, V> Recent<K, V> {
+impl<K: Clone + Eq + Hash, V> FileCache<K, V> {
     /// Keeps at most `limit` files.
-    pub fn new(limit: usize) -> Recent<K, V> {
-        Recent { files: HashMap::new(), limit, clock: 0 }
+    pub fn new(limit: usize) -> FileCache<K, V> {
+        FileCache { files: HashMap::new(), limit, clock: 0 }
     }
 
     /// The file known as `key`, if it is kept.
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn what_was_used_last_is_kept_and_no_more_than_the_limit() {
-        let mut recent = Recent::new(2);
+        let mut recent = FileCache::new(2);
         let file = Arc::new(tempfile::tempfile().unwrap());
         recent.put(1, Arc::clone(&file));
         recent.put(2, Arc::clone(&file));

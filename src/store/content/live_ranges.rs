@@ -1,6 +1,6 @@
 //! Which ranges of pools something refers to, and so which can be given back.
 //!
-//! What refers to content says at which address of which layer it is; [`Used::places`] says where on disk that is, by the maps of
+//! What refers to content says at which address of which layer it is; [`LiveRanges::places`] says where on disk that is, by the maps of
 //! the layers. Space is given back by places.
 
 use std::collections::BTreeMap;
@@ -16,11 +16,11 @@ use crate::types::{ByteRange, LayerId};
 
 /// Ranges of pools to which something refers.
 #[derive(Default)]
-pub struct Used {
+pub struct LiveRanges {
     pools: BTreeMap<LayerId, Vec<ByteRange>>,
 }
 
-impl Used {
+impl LiveRanges {
     /// Something refers to `len` bytes of a source.
     pub fn add(&mut self, source: Source, len: u64) {
         if let Source::Pool { layer, offset } = source {
@@ -44,8 +44,8 @@ impl Used {
     ///
     /// # Errors
     /// Damage of a map.
-    pub fn places(&self, store: &Store) -> Result<Used> {
-        let mut places = Used::default();
+    pub fn places(&self, store: &Store) -> Result<LiveRanges> {
+        let mut places = LiveRanges::default();
         for (layer, ranges) in &self.pools {
             match store.map(*layer)? {
                 None => places.pools.entry(*layer).or_default().extend(ranges),
@@ -111,7 +111,7 @@ impl Store {
     ///
     /// # Errors
     /// As lseek(2), and damage of what says how it is stored.
-    pub fn unused(&self, layer: LayerId, used: &Used) -> Result<Vec<ByteRange>> {
+    pub fn unused(&self, layer: LayerId, used: &LiveRanges) -> Result<Vec<ByteRange>> {
         let data = self.pool_data(layer)?;
         if data.is_empty() {
             return Ok(data);
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn what_is_not_referred_to_is_unused_and_nothing_else() {
         let range = |start: u64, end: u64| ByteRange { start: start * 4096, end: end * 4096 };
-        let mut refs = Used::default();
+        let mut refs = LiveRanges::default();
         for (start, len) in [(5 * 4096 + 7, 1), (9 * 4096, 3 * 4096), (1, 2 * 4096), (9 * 4096, 1)] {
             refs.add(Source::Pool { layer: LayerId(1), offset: start }, len);
         }

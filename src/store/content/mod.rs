@@ -2,7 +2,7 @@
 //!
 //! Always true: what is kept in memory of a layer is what its files say. It is loaded under the lock of the catalog, and
 //! dropped under it when one of the files was replaced, so nobody finds a new map with old checksums, or an old map after
-//! [`Store::publish_map`] has returned.
+//! [`Store::publish_remap`] has returned.
 
 pub mod cells;
 pub mod checksums;
@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::content::cells::{Cells, Got};
-use crate::store::content::checksums::Sums;
+use crate::store::content::checksums::Checksums;
 use crate::store::content::remap::{Map, Place};
 use crate::store::io::log;
 use crate::store::layer::files::Layers;
@@ -37,7 +37,7 @@ pub struct Content {
     /// Its pool; none if all of its content is elsewhere, and then the rest of its addresses are zeros.
     pub file: Option<Arc<File>>,
     /// What the bytes in the pool are held against, once the layer is sealed.
-    pub sums: Option<Arc<Sums>>,
+    pub sums: Option<Arc<Checksums>>,
     /// What of it is kept elsewhere, if anything is.
     pub map: Option<Arc<Map>>,
     /// How it is deflated, if it is.
@@ -82,7 +82,7 @@ impl Content {
 
     fn read_checked(
         &self,
-        sums: Option<&Sums>,
+        sums: Option<&Checksums>,
         offset: u64,
         bytes: &mut [u8],
         nowait: bool,
@@ -154,7 +154,7 @@ impl Store {
             Some(_) => None,
         };
         let map: Option<Arc<Map>> =
-            if info.mapped { remap::read_map(&self.layers, layer)?.map(Arc::new) } else { None };
+            if info.mapped { remap::read_remap(&self.layers, layer)?.map(Arc::new) } else { None };
         let has_sums = info.summed && file.is_some();
         // Of what lingers no file says any more how it is stored.
         let (sums, cells) = match state.lingering.get(&layer) {
@@ -167,8 +167,8 @@ impl Store {
         Ok(Content { file, sums, map, cells })
     }
 
-    fn load_sums(&self, layer: LayerId) -> Option<Arc<Sums>> {
-        match checksums::read_sums(&self.layers, layer) {
+    fn load_sums(&self, layer: LayerId) -> Option<Arc<Checksums>> {
+        match checksums::read_checksums(&self.layers, layer) {
             Ok(sums) => Some(Arc::new(sums)),
             Err(error) => {
                 ::log::warn!("{error}; the content of layer {layer} is served without being checked");
@@ -210,7 +210,7 @@ impl Store {
     }
 
     /// Reads bytes at addresses of a layer, wherever they are; fewer at the end of a pool, and before a block that is not as it was written.
-    /// Hold a [`super::Reading`], or see afterwards whether [`Store::sweeps`] is what it was.
+    /// Hold a [`super::ReadGuard`], or see afterwards whether [`Store::sweeps`] is what it was.
     ///
     /// # Errors
     /// As [`Store::content`] and pread(2).
@@ -249,7 +249,7 @@ impl Store {
     /// As [`Store::content`] and lseek(2).
     pub fn content_space(&self, layer: LayerId) -> Result<Option<(u64, u64)>> {
         let Some(info) = self.layer(layer) else { return Ok(None) };
-        let shared = remap::read_map(&self.layers, layer)?.map_or(0, |map| map.bytes());
+        let shared = remap::read_remap(&self.layers, layer)?.map_or(0, |map| map.bytes());
         match self.pool_data(layer) {
             Ok(data) => Ok(Some((data.iter().map(ByteRange::len).sum(), shared))),
             // It may have gone meanwhile.

@@ -131,7 +131,7 @@ impl PoolWriter {
     ///
     /// # Errors
     /// As fallocate(2).
-    pub fn give_back(&self, range: ByteRange) -> std::io::Result<()> {
+    pub fn reclaim(&self, range: ByteRange) -> std::io::Result<()> {
         let whole = ByteRange { start: block_floor(range.start), end: block_ceil(range.end) };
         disk::punch(&self.file, whole)
     }

@@ -1,7 +1,7 @@
 //! Who reads from pools right now, so that a range is given back only when nobody is still reading what it was.
 //!
-//! Always true: whoever finds out where bytes are takes a [`Reading`] before that knowledge can grow old, and keeps it until
-//! the bytes are read. [`Readers::wait_for_all`] returns when all that were taken before it are gone; new ones do not wait.
+//! Always true: whoever finds out where bytes are takes a [`ReadGuard`] before that knowledge can grow old, and keeps it until
+//! the bytes are read. [`ReadEpochs::wait_for_all`] returns when all that were taken before it are gone; new ones do not wait.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -10,13 +10,13 @@ use parking_lot::Mutex;
 
 /// As long as it lives, what was found out before stays true of the pools.
 #[derive(Clone)]
-pub struct Reading {
+pub struct ReadGuard {
     _generation: Arc<()>,
 }
 
 /// The readings of a store.
 #[derive(Default)]
-pub(in crate::store) struct Readers {
+pub(in crate::store) struct ReadEpochs {
     generations: Mutex<Generations>,
 }
 
@@ -27,9 +27,9 @@ struct Generations {
     before: Vec<Weak<()>>,
 }
 
-impl Readers {
-    pub(in crate::store) fn enter(&self) -> Reading {
-        Reading { _generation: Arc::clone(&self.generations.lock().current) }
+impl ReadEpochs {
+    pub(in crate::store) fn enter(&self) -> ReadGuard {
+        ReadGuard { _generation: Arc::clone(&self.generations.lock().current) }
     }
 
     /// Waits until everybody who read before is done; false if that takes longer than `patience`. Then the next one waits for them, too.
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn it_is_waited_for_those_before_and_not_for_those_after() {
-        let readers = Arc::new(Readers::default());
+        let readers = Arc::new(ReadEpochs::default());
         let before = readers.enter();
         assert!(!readers.wait_for_all(Duration::from_millis(5)), "somebody reads");
         assert!(!readers.wait_for_all(Duration::from_millis(5)), "and goes on reading");

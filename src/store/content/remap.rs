@@ -32,7 +32,7 @@ const RUNS: usize = 4096;
 
 /// A record of `map`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum MapRecord {
+pub enum RemapRecord {
     /// Runs, in order of their addresses.
     Runs(Vec<PackedRun>),
     /// The last record.
@@ -179,10 +179,11 @@ impl Map {
     }
 
     /// What is written of it.
-    pub(in crate::store) fn records(&self) -> impl Iterator<Item = MapRecord> + use<> {
+    pub(in crate::store) fn records(&self) -> impl Iterator<Item = RemapRecord> + use<> {
         let packed = self.pack();
-        let runs: Vec<MapRecord> = packed.chunks(RUNS).map(|runs| MapRecord::Runs(runs.to_vec())).collect();
-        runs.into_iter().chain([MapRecord::End])
+        let runs: Vec<RemapRecord> =
+            packed.chunks(RUNS).map(|runs| RemapRecord::Runs(runs.to_vec())).collect();
+        runs.into_iter().chain([RemapRecord::End])
     }
 
     /// Adds a run that was read; none if it cannot be one.
@@ -198,24 +199,24 @@ impl Map {
 
 impl Store {
     /// Says what of the content of a sealed layer is elsewhere. When this returns, nobody finds out by the map before where
-    /// bytes are; who did so earlier holds a [`crate::store::Reading`].
+    /// bytes are; who did so earlier holds a [`crate::store::ReadGuard`].
     ///
     /// # Errors
     /// As the calls it is made of; the map before goes on being used. If it is not known which one is on the disk, nothing is
     /// given back any more, see [`Store::require_no_doubt`].
-    pub fn publish_map(&self, layer: LayerId, map: &Map) -> Result<()> {
-        self.publish_maps(&[(layer, map.clone())])
+    pub fn publish_remap(&self, layer: LayerId, map: &Map) -> Result<()> {
+        self.publish_remaps(&[(layer, map.clone())])
     }
 
     /// The same for many layers, one after the other; those that are in packs at once, as the last.
     ///
     /// # Errors
-    /// As [`Store::publish_map`]; some may be published then.
-    pub fn publish_maps(&self, maps: &[(LayerId, Map)]) -> Result<()> {
+    /// As [`Store::publish_remap`]; some may be published then.
+    pub fn publish_remaps(&self, maps: &[(LayerId, Map)]) -> Result<()> {
         let mut packed = Vec::new();
         for (layer, map) in maps {
             match self.layers.packs.get(*layer)? {
-                Some(known) => packed.push(Change::Put(self.with_map(known, map)?)),
+                Some(known) => packed.push(Change::Put(self.with_remap(known, map)?)),
                 None => self.publish_map_file(*layer, map)?,
             }
         }
@@ -225,7 +226,7 @@ impl Store {
     }
 
     /// What a layer in a pack is with another map: what a block held that was given up must not be held against what is left of it.
-    pub(in crate::store) fn with_map(&self, packed: Packed, map: &Map) -> Result<Packed> {
+    pub(in crate::store) fn with_remap(&self, packed: Packed, map: &Map) -> Result<Packed> {
         let layer = packed.layer;
         let sums = match &packed.sums {
             None => None,
@@ -244,7 +245,7 @@ impl Store {
         let temp = format!("{MAP}.new");
         dir.remove(&temp)?;
         // First, and for good: what a block held that was given up must not be held against what is left of it.
-        self.thin_sums(layer, map)?;
+        self.thin_checksums(layer, map)?;
         if map.runs.is_empty() {
             self.state.lock().doubtful.insert(layer);
             dir.remove(MAP)?;
@@ -298,7 +299,7 @@ impl Store {
     ///
     /// # Errors
     /// As fsync(2).
-    pub fn settle_map(&self, layer: LayerId) -> Result<()> {
+    pub fn settle_remap(&self, layer: LayerId) -> Result<()> {
         // Packs are only used when they survive one.
         let is_file = |info: &LayerInfo| info.mapped && !info.packed;
         let is_file = self.state.lock().catalog.get(&layer).is_some_and(is_file);
@@ -317,7 +318,7 @@ impl Store {
         let mapped = self.catalog().into_iter().filter(|info| info.mapped);
         let mut homes = BTreeSet::new();
         for info in mapped {
-            let map = read_map(&self.layers, info.header.layer)?.unwrap_or_default();
+            let map = read_remap(&self.layers, info.header.layer)?.unwrap_or_default();
             homes.extend(map.runs.iter().map(|run| run.layer));
         }
         let is_home = homes.contains(&layer);
@@ -330,7 +331,7 @@ impl Store {
 ///
 /// # Errors
 /// Damage, with file and offset.
-pub(in crate::store) fn read_map(layers: &Layers, layer: LayerId) -> Result<Option<Map>> {
+pub(in crate::store) fn read_remap(layers: &Layers, layer: LayerId) -> Result<Option<Map>> {
     layers.read(layer, MAP)?.map(|bytes| parse(&bytes, &layers.show(layer, MAP))).transpose()
 }
 
@@ -339,16 +340,16 @@ pub(in crate::store) fn read_map(layers: &Layers, layer: LayerId) -> Result<Opti
 /// # Errors
 /// Damage, with file and offset.
 pub(in crate::store) fn parse(bytes: &[u8], what: &str) -> Result<Map> {
-    let contents = log::read::<MapRecord>(bytes, what)?;
+    let contents = log::read::<RemapRecord>(bytes, what)?;
     let mut records = contents.records;
-    if contents.torn > 0 || records.pop().map(|(record, _)| record) != Some(MapRecord::End) {
+    if contents.torn > 0 || records.pop().map(|(record, _)| record) != Some(RemapRecord::End) {
         let at = contents.end;
         return Err(Error::damage(format!("read {what} at offset {at}"), "its end is missing"));
     }
     let mut map = Map::default();
     for (record, end) in &records {
         let bad = || Error::damage(format!("read {what} before offset {end}"), "not a run of a map");
-        let MapRecord::Runs(runs) = record else { return Err(bad()) };
+        let RemapRecord::Runs(runs) = record else { return Err(bad()) };
         runs.iter().try_for_each(|run| map.unpack(run)).ok_or_else(bad)?;
     }
     Ok(map)

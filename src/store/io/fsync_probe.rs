@@ -20,7 +20,7 @@ use crate::sys::file::sync_file_range_all;
 
 /// What is told of the lost pages of a file.
 #[derive(Debug)]
-pub struct Witness(Option<File>);
+pub struct FsyncProbe(Option<File>);
 
 /// Why something was not synced.
 #[derive(Debug)]
@@ -31,16 +31,16 @@ pub enum Unsynced {
     Lost(io::Error),
 }
 
-impl Witness {
+impl FsyncProbe {
     /// A witness of a file from now on.
-    pub(in crate::store) fn of(file: &File) -> Witness {
+    pub(in crate::store) fn of(file: &File) -> FsyncProbe {
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let opened = openat(AT_FDCWD, path.as_str(), flags, Mode::empty());
         if let Err(errno) = &opened {
             log::debug!("a sync that finds no room will count as failed: {errno}");
         }
-        Witness(opened.ok().map(File::from))
+        FsyncProbe(opened.ok().map(File::from))
     }
 
     /// What a failed sync of the file means.

@@ -18,7 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::store::io::fsync_probe::{Unsynced, Witness};
+use crate::store::io::fsync_probe::{FsyncProbe, Unsynced};
 use crate::store::io::{codec, disk};
 
 /// Bytes before the payload of a frame.
@@ -35,7 +35,7 @@ const SYNC_FAILED: &str = "an earlier sync failed; what was not synced before ma
 /// A log open for appending.
 pub struct Log<T> {
     file: Arc<File>,
-    witness: Arc<Witness>,
+    witness: Arc<FsyncProbe>,
     what: String,
     end: u64,
     seq: u64,
@@ -285,7 +285,7 @@ impl<T: Serialize> Log<T> {
         if len > end {
             disk::cut(&file, end).attempt(|| format!("cut torn bytes off {what}"))?;
         }
-        let witness = Arc::new(Witness::of(&file));
+        let witness = Arc::new(FsyncProbe::of(&file));
         Ok(Log {
             file,
             witness,
@@ -329,7 +329,7 @@ impl<T: Serialize> Log<T> {
 
     fn write_frame(&mut self) -> Result<()> {
         if let Err(error) = disk::write_at(&self.file, &self.buffer, self.end) {
-            if self.take_back().is_err() {
+            if self.roll_back().is_err() {
                 self.broken = Some("an earlier write failed and could not be taken back");
             }
             return Err(Error::io(format!("write {}", self.what), &error));
@@ -340,12 +340,12 @@ impl<T: Serialize> Log<T> {
     }
 
     /// Cuts off what a write left that failed. If it left nothing there is nothing to cut, which a quota may refuse as well (btrfs).
-    fn take_back(&self) -> std::io::Result<()> {
+    fn roll_back(&self) -> std::io::Result<()> {
         if self.file.metadata()?.len() <= self.end { Ok(()) } else { disk::cut(&self.file, self.end) }
     }
 
     /// Who knows what a failed sync of the file means.
-    pub fn witness(&self) -> Arc<Witness> {
+    pub fn witness(&self) -> Arc<FsyncProbe> {
         Arc::clone(&self.witness)
     }
 

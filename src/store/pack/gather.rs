@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use crate::error::{Attempt, Result};
 use crate::store::content::cells::{CellWriter, Got};
-use crate::store::content::live_ranges::Used;
+use crate::store::content::live_ranges::LiveRanges;
 use crate::store::content::pool::{block_ceil, block_floor};
 use crate::store::content::remap;
 use crate::store::content::remap::{Map, Run};
@@ -72,7 +72,7 @@ impl Store {
             }
         }
         let Some(moved) = begun? else { return Ok(0) };
-        if !self.wait_for_readers() {
+        if !self.wait_for_read_epochs() {
             ::log::warn!(
                 "somebody does not come to an end of reading; content that was gathered is there twice for now"
             );
@@ -175,8 +175,8 @@ impl Store {
     }
 
     /// Where maps lead to in those of the layers to which only maps lead.
-    fn homes_in(&self, sources: &[LayerInfo]) -> Result<Used> {
-        let mut homes = Used::default();
+    fn homes_in(&self, sources: &[LayerInfo]) -> Result<LiveRanges> {
+        let mut homes = LiveRanges::default();
         if sources.iter().any(|info| info.header.kind == LayerKind::Gathered) {
             for info in self.catalog().iter().filter(|info| info.mapped) {
                 for run in self.map_of(info.header.layer)?.runs() {
@@ -188,7 +188,7 @@ impl Store {
     }
 
     /// What of the pool of a layer is to be copied, in whole blocks.
-    fn wanted(&self, info: &LayerInfo, homes: &Used) -> Result<Vec<ByteRange>> {
+    fn wanted(&self, info: &LayerInfo, homes: &LiveRanges) -> Result<Vec<ByteRange>> {
         let layer = info.header.layer;
         if info.header.kind != LayerKind::Gathered {
             return self.own_content(layer);
@@ -213,7 +213,7 @@ impl Store {
     /// The addresses whose bytes are in the pool of a layer, in order: of a cell that is deflated all.
     fn held(&self, layer: LayerId) -> Result<Vec<ByteRange>> {
         let (content, end) = (self.content(layer)?, self.pool_end(layer)?);
-        let mut held = Used::default();
+        let mut held = LiveRanges::default();
         for data in self.pool_data(layer)? {
             let whole = content.cells.as_ref().map_or(data, |cells| cells.whole(data));
             let range = ByteRange { start: whole.start, end: block_ceil(whole.end.min(end)) };
@@ -223,7 +223,7 @@ impl Store {
     }
 
     /// Copies what a layer has of its own.
-    fn copy(&self, info: &LayerInfo, to: &mut Gathered, homes: &Used) -> Result<Copied> {
+    fn copy(&self, info: &LayerInfo, to: &mut Gathered, homes: &LiveRanges) -> Result<Copied> {
         let source = info.header.layer;
         let attempt = || format!("gather the content of layer {source}");
         let content = self.content(source)?;
@@ -274,7 +274,7 @@ impl Store {
             } else if let Some(packed) = self.layers.packs.get(layer)? {
                 let map = self.map_of(layer)?.with_moved(moved, moved.get(&layer));
                 let hole = Some(self.pool_end(layer)?);
-                changes.push(Change::Put(Packed { hole, sums: None, ..self.with_map(packed, &map)? }));
+                changes.push(Change::Put(Packed { hole, sums: None, ..self.with_remap(packed, &map)? }));
                 maps.push(map);
             }
         }
@@ -287,7 +287,7 @@ impl Store {
             match self.layers.packs.get(layer)? {
                 None => files.push((layer, map)),
                 Some(packed) => {
-                    changes.push(Change::Put(self.with_map(packed, &map)?));
+                    changes.push(Change::Put(self.with_remap(packed, &map)?));
                     maps.push(map);
                 }
             }
@@ -299,14 +299,14 @@ impl Store {
             // A map that is published leads to a layer that every start finds.
             self.publish_packed(new.into_iter().collect(), BTreeMap::new())?;
             self.note_homes(files.iter().map(|(_, map)| map));
-            self.publish_maps(&files)?;
+            self.publish_remaps(&files)?;
         }
         self.note_homes(maps.iter());
         self.publish_packed(changes, catalog)
     }
 
     fn map_of(&self, layer: LayerId) -> Result<Map> {
-        Ok(remap::read_map(&self.layers, layer)?.unwrap_or_default())
+        Ok(remap::read_remap(&self.layers, layer)?.unwrap_or_default())
     }
 
     /// Removes the pool of a layer whose content is elsewhere, when nobody reads by the maps from before.
@@ -410,7 +410,7 @@ mod tests {
             let at = layer.pool.allocate(Ino(9), ByteRange::at(0, text.len() as u64), true);
             layer.pool.write(at, &text).unwrap();
             store.seal_layer(&mut layer, seal()).unwrap();
-            store.write_sums(layer.layer()).unwrap();
+            store.write_checksums(layer.layer()).unwrap();
             let none = None::<std::iter::Empty<crate::store::record::Edit>>;
             let packed = store.packed_form(layer.layer(), none).unwrap().unwrap();
             store.put_in_packs(vec![packed]).unwrap();

@@ -33,7 +33,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Attempt, Error, Result};
-use crate::store::content::file_cache::Recent;
+use crate::store::content::file_cache::FileCache;
 use crate::store::io::dir::StoreDir;
 use crate::store::io::log;
 use crate::store::io::log::Log;
@@ -189,7 +189,7 @@ pub struct Packs {
     /// Held by the one that publishes.
     publishing: Mutex<()>,
     state: Mutex<State>,
-    blocks: Mutex<Recent<(u32, u64), Block>>,
+    blocks: Mutex<FileCache<(u32, u64), Block>>,
     next_layer: u32,
     damaged: Vec<Error>,
 }
@@ -227,7 +227,7 @@ impl Packs {
             dir: OnceLock::new(),
             publishing: Mutex::new(()),
             state: Mutex::default(),
-            blocks: Mutex::new(Recent::new(OPEN_BLOCKS)),
+            blocks: Mutex::new(FileCache::new(OPEN_BLOCKS)),
             next_layer: 0,
             damaged: Vec::new(),
         };

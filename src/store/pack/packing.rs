@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
 use crate::store::content::checksums;
-use crate::store::content::checksums::SumsRecord;
-use crate::store::content::live_ranges::Used;
+use crate::store::content::checksums::ChecksumsRecord;
+use crate::store::content::live_ranges::LiveRanges;
 use crate::store::content::pool::{block_ceil, block_floor};
 use crate::store::io::disk;
 use crate::store::io::frames;
@@ -93,7 +93,7 @@ impl Store {
     /// # Errors
     /// As lseek(2), and damage of a map.
     pub fn own_content(&self, layer: LayerId) -> Result<Vec<ByteRange>> {
-        let mut elsewhere = Used::default();
+        let mut elsewhere = LiveRanges::default();
         for range in self.map(layer)?.map(|map| map.given_up()).unwrap_or_default() {
             elsewhere.add_range(layer, range);
         }
@@ -209,7 +209,7 @@ impl Store {
         if let Some(map) = &packed.map {
             dir.publish(MAP, map, self.durable)?;
         }
-        let none = || log::frames([SumsRecord::End].into_iter());
+        let none = || log::frames([ChecksumsRecord::End].into_iter());
         let sums = packed.sums.as_ref().map_or_else(none, |sums| Ok(sums.clone()))?;
         dir.publish(SUMS, &sums, self.durable)?;
         dir.publish(JOURNAL, journal, self.durable)?;

@@ -1,7 +1,7 @@
 //! Letting the head lie on the base that an apply has written, while programs go on writing.
 
 use crate::error::{Attempt, FsError, Result};
-use crate::fs::{Landed, Landing, State};
+use crate::fs::{Rebased, Rebasing, State};
 use crate::store::record::{LayerKind, OpVerb, Seal};
 use crate::sys::clock;
 use crate::timeline::apply::rebase::Twin;
@@ -37,8 +37,8 @@ impl Timeline {
                 self.fs.land(next, seal, at_last)
             });
             match landing {
-                Ok(Landing::Landed(landed)) => return self.landed(landed, to, description),
-                Ok(Landing::Moved(upper)) => next = upper,
+                Ok(Rebasing::Rebased(landed)) => return self.landed(landed, to, description),
+                Ok(Rebasing::Moved(upper)) => next = upper,
                 // The new tree is one record, so that a kill leaves all of it or nothing. That can
                 // be too long.
                 Err(FsError::Store(error)) if error.errno == Some(libc::EFBIG) => {
@@ -66,7 +66,7 @@ impl Timeline {
         self.with_reserve(|| self.store.set_head(&self.head, &present)).map_err(|error| self.stop(error))
     }
 
-    fn landed(&self, landed: Landed, to: Target, description: &str) -> Result<()> {
+    fn landed(&self, landed: Rebased, to: Target, description: &str) -> Result<()> {
         // First of all, and whatever fails then.
         let told = self.kernel().forget(&landed.forgotten);
         let noted = match landed.sealed {

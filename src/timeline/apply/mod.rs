@@ -37,7 +37,7 @@ use crate::fs::merged::lower;
 use crate::fs::merged::lower::{ANY_TIMES, Lower, LowerNode, PreHistory, PreImages};
 use crate::fs::{Found, State};
 use crate::timeline::apply::protected::Consent;
-use crate::timeline::apply::rollback::{Claims, Rollback, take_back};
+use crate::timeline::apply::rollback::{Claims, Rollback, roll_back};
 use crate::timeline::apply::write::{Written, write_base};
 use crate::timeline::diff;
 use crate::timeline::diff::{PathChange, What};
@@ -286,7 +286,7 @@ impl Timeline {
         before: &PreHistory,
         claims: &mut Claims,
     ) -> std::result::Result<(PreImages, Option<String>), Unfinished> {
-        match take_back(self.store(), self.base(), layer, images, before, claims) {
+        match roll_back(self.store(), self.base(), layer, images, before, claims) {
             Ok(Rollback::Ended(images, told)) => Ok((images, told)),
             Ok(Rollback::Unfinished(remaining)) => Err(Unfinished::new(layer.layer(), epoch, remaining)),
             Err(why) => Err(Unfinished::whole(layer.layer(), epoch, &why)),
@@ -356,8 +356,8 @@ fn after_writing(error: Error) -> Error {
 
 /// What the base did not keep.
 fn not_kept(written: &Written) -> Vec<(TreePath, NotKept)> {
-    let is_told = |wanted: Timestamp, kept: Timestamp| wanted.secs.abs_diff(kept.secs) >= COARSE;
-    let times = written.rounded.iter().filter(|(_, (wanted, kept))| is_told(*wanted, *kept));
+    let is_advertised = |wanted: Timestamp, kept: Timestamp| wanted.secs.abs_diff(kept.secs) >= COARSE;
+    let times = written.rounded.iter().filter(|(_, (wanted, kept))| is_advertised(*wanted, *kept));
     let times = times.map(|(path, (wanted, kept))| (path, NotKept::Time { wanted: *wanted, kept: *kept }));
     let flags = written.lost_flags.iter().map(|(path, lost)| (path, NotKept::Flags(*lost)));
     times.chain(flags).map(|(path, what)| (path.clone(), what)).collect()
@@ -552,7 +552,7 @@ fn image_of(layer: &mut Upper, from: &State, found: &Found, ino: Ino, keep: Keep
     let mut node = Arc::unwrap_or_clone(node);
     let host = match found {
         Found::Base(_, _, LowerNode::Base(stat)) => stat.ino,
-        Found::Base(..) | Found::Covered(..) | Found::Nothing(_) => 0,
+        Found::Base(..) | Found::Upper(..) | Found::Nothing(_) => 0,
     };
     let Body::File { origin, .. } = &mut node.body else { return Ok(PreNode { ino, host, node, extents }) };
     if keep == Keep::InPlace {

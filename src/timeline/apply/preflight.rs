@@ -39,7 +39,7 @@ pub(in crate::timeline) fn check(base: &Base, plan: &Plan) -> Result<()> {
     if !obstacles.is_empty() {
         return refused(told(&obstacles), None);
     }
-    match Room::of(base).attempt(attempt)? {
+    match Quota::of(base).attempt(attempt)? {
         Some(room) => {
             room.check(plan).attempt(attempt)?.map_or(Ok(()), |why| refused(why, Some(libc::ENOSPC)))
         }
@@ -103,7 +103,7 @@ fn obstacle_to_make(to: &State, change: &PathChange) -> Option<String> {
 }
 
 /// The room of the filesystem of the base.
-struct Room {
+struct Quota {
     block: u64,
     /// Bytes that we may still write.
     bytes: u64,
@@ -135,9 +135,9 @@ impl Taken {
     }
 }
 
-impl Room {
+impl Quota {
     /// None where the filesystem does not say.
-    fn of(base: &Base) -> FsResult<Option<Room>> {
+    fn of(base: &Base) -> FsResult<Option<Quota>> {
         let fs = base.statvfs()?;
         let frees_at_once = base.frees_at_once();
         // What is reserved for root; but of btrfs also what no file can have.
@@ -145,7 +145,7 @@ impl Room {
         let blocks = if has_all { fs.blocks_free() } else { fs.blocks_available() };
         let nodes = if has_all { fs.files_free() } else { fs.files_available() };
         let block = fs.fragment_size().max(1);
-        let room = Room {
+        let room = Quota {
             block,
             bytes: blocks.saturating_mul(block),
             nodes: (fs.files() > 0).then_some(nodes),

@@ -38,12 +38,12 @@ impl Twin {
         if diff.nodes.len() + diff.contents.len() + diff.names.len() > most {
             return Ok(false);
         }
-        let mut carry = Carry { was: &self.here, now, there: self.there.clone(), covered: BTreeSet::new() };
+        let mut carry = Carry { was: &self.here, now, there: self.there.clone(), copied_up: BTreeSet::new() };
         let places = carry.places(&diff)?;
         for (ino, place) in &places {
-            carry.cover(*ino, place)?;
+            carry.copy_up(*ino, place)?;
         }
-        let mut changed = carry.covered.clone();
+        let mut changed = carry.copied_up.clone();
         changed.extend(diff.nodes.iter().chain(&diff.contents));
         for ino in &changed {
             carry.put(*ino, places.get(ino))?;
@@ -67,7 +67,7 @@ struct Carry<'a> {
     now: &'a State,
     there: State,
     /// What had to be covered over there.
-    covered: BTreeSet<Ino>,
+    copied_up: BTreeSet<Ino>,
 }
 
 impl Carry<'_> {
@@ -109,9 +109,9 @@ impl Carry<'_> {
     }
 
     /// Covers a node over there, where it is as it was here.
-    fn cover(&mut self, ino: Ino, place: &TreePath) -> FsResult<()> {
+    fn copy_up(&mut self, ino: Ino, place: &TreePath) -> FsResult<()> {
         match self.there.resolve(place)? {
-            Found::Covered(found, _) if found == ino => Ok(()),
+            Found::Upper(found, _) if found == ino => Ok(()),
             Found::Base(found, path, node) if found == ino => {
                 let origin = match self.was.tree.node(ino).map(|node| &node.body) {
                     Some(Body::File { origin: Some(origin), .. }) if origin.path == path => {
@@ -120,9 +120,9 @@ impl Carry<'_> {
                     _ => None,
                 };
                 self.check_left(&path, Some(&node), || Some(origin.unwrap_or_else(|| *node.print(ino))))?;
-                for edit in self.there.covering(ino, &path, &node)? {
+                for edit in self.there.copy_up_edits(ino, &path, &node)? {
                     if let Edit::Put { ino, .. } = &edit {
-                        self.covered.insert(*ino);
+                        self.copied_up.insert(*ino);
                     }
                     self.edit(&edit)?;
                 }

@@ -174,7 +174,7 @@ pub(in crate::timeline) fn told_of(left_alone: &BTreeSet<TreePath>) -> String {
 ///
 /// # Errors
 /// Those of the store, and those of the base that concern no single path.
-pub(in crate::timeline) fn take_back(
+pub(in crate::timeline) fn roll_back(
     store: &Arc<Store>,
     base: &Arc<Base>,
     layer: &mut Upper,
@@ -437,8 +437,8 @@ pub(in crate::timeline) fn unfinished(store: &Store) -> Result<Vec<LayerContents
 /// either.
 ///
 /// # Errors
-/// Those of [`take_back`]; damage.
-pub(in crate::timeline) fn roll_back(
+/// Those of [`roll_back`]; damage.
+pub(in crate::timeline) fn resume(
     store: &Arc<Store>,
     base: &Arc<Base>,
     contents: LayerContents,
@@ -458,7 +458,7 @@ pub(in crate::timeline) fn roll_back(
     }
     drop(contents);
     let before = lower::read_history(store).map_err(during)?;
-    match take_back(store, base, &mut layer, images, &before, &mut claims).map_err(during)? {
+    match roll_back(store, base, &mut layer, images, &before, &mut claims).map_err(during)? {
         Rollback::Unfinished(remaining) => Ok(Some(remaining)),
         Rollback::Ended(_, told) => {
             close(store, &mut layer, TAKEN_BACK).map_err(during)?;

@@ -70,7 +70,7 @@ pub(in crate::timeline) fn roll_back_all(store: &Arc<Store>, base: &Arc<Base>) -
     for contents in rollback::unfinished(store)? {
         let (layer, epoch) = (contents.info.header.layer, contents.info.header.epoch);
         let images = rollback::images_of(&contents)?;
-        let remaining = match rollback::roll_back(store, base, contents) {
+        let remaining = match rollback::resume(store, base, contents) {
             Ok(None) => {
                 was_rolled_back |= images.is_some();
                 continue;
@@ -145,7 +145,7 @@ impl Timeline {
             return Ok(());
         };
         let contents = self.store().read_layer(layer)?;
-        let remaining = match rollback::roll_back(self.store(), self.base(), contents) {
+        let remaining = match rollback::resume(self.store(), self.base(), contents) {
             Ok(None) => {
                 let history = lower::read_history(self.store())?;
                 let shown = self.fs().state().lower.epoch();

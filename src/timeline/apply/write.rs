@@ -320,7 +320,7 @@ impl<'a> Home<'a> {
             (Found::Base(old_ino, _, LowerNode::Base(_)), Some(now)) if now.nlink > 1 && ino == *old_ino => {
                 self.further_names(ino, &change.path, &now)?
             }
-            (Found::Base(..) | Found::Covered(..) | Found::Nothing(_), _) => (Vec::new(), false),
+            (Found::Base(..) | Found::Upper(..) | Found::Nothing(_), _) => (Vec::new(), false),
         };
         if !further.is_empty() && !is_elsewhere {
             // What was opened is what is written to, whatever stands at the name since.

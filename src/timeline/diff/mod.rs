@@ -383,7 +383,7 @@ impl<'a> Comparison<'a> {
 
     /// Compares what stands at a name of the current directory. Returns the directory to enter, if any.
     fn compare(&mut self, name: Option<&Name>, old: &Found, new: &Found) -> FsResult<Option<Below>> {
-        if let (Found::Covered(a, _), Found::Covered(b, _)) = (old, new)
+        if let (Found::Upper(a, _), Found::Upper(b, _)) = (old, new)
             && a == b
             && !self.hot.nodes.contains(a)
         {
@@ -487,15 +487,15 @@ impl<'a> Comparison<'a> {
     fn same_times(&self, (old, old_node): (&Found, &Node), (new, new_node): (&Found, &Node)) -> bool {
         let (was, is) = (old_node.meta.mtime, new_node.meta.mtime);
         let is_rounded = || match (old, new) {
-            (Found::Base(.., LowerNode::Base(_)), Found::Covered(..)) => self.old.lower.is_rounded(is, was),
-            (Found::Covered(..), Found::Base(.., LowerNode::Base(_))) => self.new.lower.is_rounded(was, is),
+            (Found::Base(.., LowerNode::Base(_)), Found::Upper(..)) => self.old.lower.is_rounded(is, was),
+            (Found::Upper(..), Found::Base(.., LowerNode::Base(_))) => self.new.lower.is_rounded(was, is),
             _ => false,
         };
         was == is || (self.is_with_base && is_rounded())
     }
 
     fn same_content(&self, old: &Found, new: &Found) -> FsResult<bool> {
-        if let (Found::Covered(a, _), Found::Covered(b, _)) = (old, new)
+        if let (Found::Upper(a, _), Found::Upper(b, _)) = (old, new)
             && a == b
             && let (Some(was), Some(is)) = (self.old.tree.node(*a), self.new.tree.node(*a))
             && was.body == is.body
@@ -507,7 +507,7 @@ impl<'a> Comparison<'a> {
         // Files of one number whose content is stored in different places: only the bytes could tell
         // more.
         let is_written = |found: &Found| {
-            matches!(found, Found::Covered(ino, _) if self.contents.contains(ino)) && old.ino() == new.ino()
+            matches!(found, Found::Upper(ino, _) if self.contents.contains(ino)) && old.ino() == new.ino()
         };
         if !matches!(self.look, Look::Everywhere) && is_written(old) && is_written(new) {
             return Ok(false);

@@ -10,7 +10,7 @@ use std::fmt;
 use std::path::Path;
 
 use crate::error::{Error, Result};
-use crate::store::content::live_ranges::Used;
+use crate::store::content::live_ranges::LiveRanges;
 use crate::store::content::remap::{Map, Place, Run};
 use crate::store::fsck_read::Inspect;
 use crate::store::io::log;
@@ -146,7 +146,7 @@ impl Timeline {
     /// As [`check`].
     pub fn check(&self, read_data: bool) -> Result<Report> {
         let _turn = self.turn();
-        let _tidying = self.tidying.lock();
+        let _tidying = self.compacting.lock();
         check(self.store.dir().path(), read_data)
     }
 }
@@ -462,7 +462,7 @@ impl Checker {
                 }
             };
             // Each once, however much is in it.
-            let mut stored = Used::default();
+            let mut stored = LiveRanges::default();
             for range in ranges {
                 stored.add_range(layer, cells.as_ref().map_or(range, |cells| cells.whole(range)));
             }

@@ -18,9 +18,9 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fs::Reach;
+use crate::fs::LiveSet;
 use crate::fs::merged::lower::{PreImages, place_in_history};
-use crate::store::content::live_ranges::Used;
+use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
 use crate::store::pack::packing::Rewriting;
 use crate::store::record::{Edit, Header, LayerKind, OpRecord, Record, Seal};
@@ -67,7 +67,7 @@ impl Timeline {
     /// The same, as long as `go` says so: what is not done then is done the next time.
     pub(super) fn gc_while(&self, keep: &Keep, dry_run: bool, go: &dyn Fn() -> bool) -> Result<Collected> {
         let _turn = self.turn();
-        let _tidying = self.tidying.lock();
+        let _tidying = self.compacting.lock();
         let before = self.store.disk_usage();
         let mut collected = Collected { dropped: self.beyond(keep), ..Collected::default() };
         let mut bytes = self.collect(keep, &mut collected, dry_run, go)?;
@@ -118,7 +118,7 @@ impl Timeline {
     /// One that is held, or what the store answers.
     pub fn drop_checkpoint(&self, layer: LayerId) -> Result<()> {
         let _turn = self.turn();
-        let _tidying = self.tidying.lock();
+        let _tidying = self.compacting.lock();
         let attempt = || format!("drop checkpoint {layer}");
         if self.store.holds().contains(&layer) {
             return Err(Error::new(Kind::InUse, attempt(), "it is held")
@@ -270,7 +270,7 @@ impl Timeline {
         if !dry_run {
             self.clear_images(&images)?;
             self.thin_maps(&refs)?;
-            if !self.store.wait_for_readers() {
+            if !self.store.wait_for_read_epochs() {
                 return Err(Error::new(Kind::InUse, "gc", "somebody does not come to an end of reading")
                     .hint("what is not needed any more is still there; try again"));
             }
@@ -279,7 +279,7 @@ impl Timeline {
     }
 
     /// Takes out of the maps what nothing refers to, so that no map leads to what is given back.
-    fn thin_maps(&self, refs: &Used) -> Result<()> {
+    fn thin_maps(&self, refs: &LiveRanges) -> Result<()> {
         let mut maps = Vec::new();
         for layer in self.store.catalog().iter().filter(|l| l.mapped).map(|l| l.header.layer) {
             let Some(map) = self.store.map(layer)? else { continue };
@@ -289,7 +289,7 @@ impl Timeline {
             }
         }
         self.may_be_sparse.store(true, Ordering::Relaxed);
-        self.store.publish_maps(&maps)
+        self.store.publish_remaps(&maps)
     }
 
     /// Layers that were begun for a head and never written to: every restore leaves one behind, and so does one that was cut
@@ -324,7 +324,7 @@ impl Timeline {
     }
 
     /// What layers refer to that are not sealed and are not written to, whatever becomes of them.
-    fn add_unsealed(&self, catalog: &[LayerInfo], used: &mut Used) -> Result<()> {
+    fn add_unsealed(&self, catalog: &[LayerInfo], used: &mut LiveRanges) -> Result<()> {
         let upper = self.fs.upper_layer();
         for info in catalog.iter().filter(|l| l.seal.is_none() && l.header.layer != upper) {
             for record in self.store.read_layer(info.header.layer)?.records() {
@@ -388,11 +388,11 @@ impl Timeline {
     fn references(
         &self,
         needed: &BTreeSet<LayerId>,
-        reach: &Reach,
+        reach: &LiveSet,
         images: &BTreeSet<LayerId>,
         below: impl Fn(LayerId) -> Option<LayerId>,
-    ) -> Result<Used> {
-        let mut refs = Used::default();
+    ) -> Result<LiveRanges> {
+        let mut refs = LiveRanges::default();
         let mut add = |from: &Tree, to: &Tree| {
             for ino in from.diff(to).contents {
                 to.extents(ino).for_each(|(_, extent)| refs.add(extent.source, extent.len));
@@ -430,7 +430,7 @@ impl Timeline {
 
     /// The layers of those applies through which a needed state or a held file sees the base, and of the last one, which can be
     /// undone.
-    fn needed_images(&self, keep: &Keep, needed: &BTreeSet<LayerId>, reach: &Reach) -> BTreeSet<LayerId> {
+    fn needed_images(&self, keep: &Keep, needed: &BTreeSet<LayerId>, reach: &LiveSet) -> BTreeSet<LayerId> {
         let ops = self.store.ops();
         let states = needed.iter().filter_map(|layer| self.store.layer(*layer)).map(|l| l.header.epoch);
         let epochs = states
@@ -465,7 +465,7 @@ impl Timeline {
     }
 
     /// Gives the unused blocks of all pools back, and removes collected layers that have none left and to which nothing refers.
-    fn sweep(&self, refs: &Used, reach: &Reach, dry_run: bool) -> Result<u64> {
+    fn sweep(&self, refs: &LiveRanges, reach: &LiveSet, dry_run: bool) -> Result<u64> {
         let places = refs.places(&self.store)?;
         let (mut bytes, mut removed) = (0, Vec::new());
         let last_image = self.image_layers().last().map_or(LayerId(u32::MAX), |(_, layer)| *layer);
@@ -488,7 +488,7 @@ impl Timeline {
             if is_given_up && !refs.is_used(layer) && !places.is_used(layer) {
                 removed.push(layer);
             } else if !unused.is_empty() {
-                self.store.settle_map(layer)?;
+                self.store.settle_remap(layer)?;
                 self.store.punch_pool(layer, &unused)?;
             }
         }

@@ -11,7 +11,7 @@
 use std::collections::BTreeSet;
 
 use crate::error::{FsResult, Result};
-use crate::fs::Forgotten;
+use crate::fs::Invalidations;
 use crate::store::layer::LayerInfo;
 use crate::timeline::Timeline;
 use crate::timeline::gc::{Collected, Keep, is_checkpoint};
@@ -119,7 +119,7 @@ impl Timeline {
             let names = may_go.iter().map(|info| self.fs.names_looked_into(info.header.layer, MOST_NAMES));
             names.filter_map(FsResult::ok).flatten().collect()
         };
-        let what = Forgotten { names, ..Forgotten::default() };
+        let what = Invalidations { names, ..Invalidations::default() };
         if let Err(error) = self.kernel().forget(&what) {
             log::debug!("{error}");
         }
@@ -180,7 +180,7 @@ mod tests {
     fn who_needs_room_does_not_wait_for_who_tidies_up() {
         let dir = tempfile::tempdir().unwrap();
         let timeline = Arc::new(timeline(dir.path()));
-        let _tidying = timeline.tidying.lock();
+        let _tidying = timeline.compacting.lock();
         let (tell, told) = mpsc::channel();
         let asking = Arc::clone(&timeline);
         std::thread::spawn(move || tell.send(asking.make_room()));

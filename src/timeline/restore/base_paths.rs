@@ -14,7 +14,7 @@ use crate::timeline::restore::partial::Foreign;
 use crate::types::{FileKind, Ino, TreePath};
 
 /// What was found out.
-pub(in crate::timeline) struct Sought {
+pub(in crate::timeline) struct BasePaths {
     now: Names,
     then: Names,
 }
@@ -27,10 +27,10 @@ struct Names {
     paths: BTreeMap<TreePath, Ino>,
 }
 
-impl Sought {
+impl BasePaths {
     /// Looks for all that is needed as the tree is now.
-    pub(in crate::timeline) fn of(now: &State, then: &State, paths: &[TreePath]) -> FsResult<Sought> {
-        let sought = RefCell::new(Sought { now: Names::none(now), then: Names::none(then) });
+    pub(in crate::timeline) fn of(now: &State, then: &State, paths: &[TreePath]) -> FsResult<BasePaths> {
+        let sought = RefCell::new(BasePaths { now: Names::none(now), then: Names::none(then) });
         let find = |state: &State, wanted: &HashSet<Ino>| {
             let mut sought = sought.borrow_mut();
             sought.in_epoch_mut(state).find(wanted)?;
@@ -104,7 +104,7 @@ pub(in crate::timeline) fn places(
     let mut places: BTreeSet<TreePath> = sought.collect();
     places.extend(match found {
         Found::Base(_, path, _) => Some(path.clone()),
-        Found::Covered(ino, _) => match then.tree.node(*ino).map(|node| &node.body) {
+        Found::Upper(ino, _) => match then.tree.node(*ino).map(|node| &node.body) {
             Some(Body::File { origin: Some(origin), .. }) => Some(origin.path.clone()),
             Some(Body::Dir { base }) => base.clone(),
             _ => None,

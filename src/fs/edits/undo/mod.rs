@@ -10,12 +10,12 @@ mod tests;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::{List, Versions};
+use super::{EditHistory, List};
 use crate::error::{FsError, FsResult};
 use crate::fs::edits::pinned_ranges;
 use crate::fs::edits::sharing::push;
-use crate::fs::{Core, DataRanges, Forgotten, Found, Fs, Need, State};
-use crate::store::edits_log::{Bounds, Content, How, VersionRecord};
+use crate::fs::{Core, DataRanges, Found, Fs, Invalidations, Need, State};
+use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How};
 use crate::store::record::{Body, Dentry, Edit, Meta, Node, Record, Source};
 use crate::sys::clock;
 use crate::tree::Tree;
@@ -48,7 +48,7 @@ pub enum Step {
 /// What a step did.
 pub struct Stepped {
     /// What the kernel must forget.
-    pub forgotten: Forgotten,
+    pub forgotten: Invalidations,
     /// The version that is shown now; none if it is what was before the first undo.
     pub number: Option<u32>,
     /// What stood at the path, and what stands there now: bytes, if there is a file.
@@ -88,7 +88,7 @@ pub(in crate::fs) fn state_of(fs: &Fs, content: &Content) -> (State, Found) {
             log::error!("a version does not fit an empty tree: {}", error.0);
         }
     }
-    (State { tree, lower }, Found::Covered(ino, None))
+    (State { tree, lower }, Found::Upper(ino, None))
 }
 
 impl Fs {
@@ -124,7 +124,7 @@ impl Fs {
         let mut core = self.core();
         let Some(versions) = &mut core.versions else { return };
         if versions.bounds != bounds {
-            versions.note(&VersionRecord::Bounds(bounds));
+            versions.note(&EditsLogRecord::Bounds(bounds));
         }
         if !versions.is_on() {
             core.give_up_away();
@@ -133,7 +133,7 @@ impl Fs {
 
     /// Reads the versions of a head, and keeps what edits replace from now on.
     pub fn open_history(&self, head: &str) {
-        let mut versions = Versions::open(self.store(), head);
+        let mut versions = EditHistory::open(self.store(), head);
         // Bytes of versions that were given up are written again from here on. After a power cut the log must not tell of these
         // versions any more, so what somebody wrote into it who was killed is brought to the disk first.
         let is_safe = versions.log.settle_what_was_found().inspect_err(|error| log::warn!("{error}")).is_ok();
@@ -188,7 +188,7 @@ impl Fs {
     /// # Errors
     /// When that cannot be made sure; then nothing may go.
     pub fn secure_versions(&self) -> crate::error::Result<()> {
-        let Some(work) = self.core().versions.as_mut().map(Versions::begin_secure).transpose()?.flatten()
+        let Some(work) = self.core().versions.as_mut().map(EditHistory::begin_secure).transpose()?.flatten()
         else {
             return Ok(());
         };
@@ -204,7 +204,7 @@ impl Fs {
         let mut core = self.core();
         let Some(versions) = &mut core.versions else { return };
         for (path, upto) in versions.before(epoch) {
-            versions.note(&VersionRecord::Dropped { path, upto });
+            versions.note(&EditsLogRecord::Dropped { path, upto });
         }
     }
 
@@ -266,7 +266,7 @@ impl Fs {
         core.freeze(&content);
         if let (Some(number), Some(versions)) = (number, &mut core.versions) {
             let extents = content.extents.clone();
-            versions.note(&VersionRecord::Remapped { path: path.clone(), number, extents });
+            versions.note(&EditsLogRecord::Remapped { path: path.clone(), number, extents });
         }
         Ok(content)
     }
@@ -281,9 +281,9 @@ struct Wanted {
     number: Option<u32>,
 }
 
-impl Versions {
+impl EditHistory {
     fn begin_secure(&mut self) -> crate::error::Result<Option<crate::store::edits_log::LogSync>> {
-        let Versions { log, known: super::Known { lists, bounds, synced, .. }, .. } = self;
+        let EditHistory { log, known: super::Known { lists, bounds, synced, .. }, .. } = self;
         let was_whole = log.next_number() != u64::MAX;
         let work = log.begin_secure(|| super::all_records(lists, *bounds, *synced))?;
         if !was_whole && self.log.next_number() != u64::MAX {
@@ -419,8 +419,8 @@ impl Core {
             (Found::Nothing(hides), Some(content)) => self.bring_back(path, hides.clone(), content)?,
             (found, Some(content)) => {
                 let ino = match found {
-                    Found::Base(ino, base, node) => self.cover_base(*ino, base, node)?,
-                    Found::Covered(ino, _) => *ino,
+                    Found::Base(ino, base, node) => self.copy_up_base(*ino, base, node)?,
+                    Found::Upper(ino, _) => *ino,
                     Found::Nothing(_) => return Err(FsError::NotFound.into()),
                 };
                 let mut node = self.tree.node(ino).map(|node| Node::clone(node)).ok_or(FsError::NotFound)?;
@@ -437,7 +437,7 @@ impl Core {
             if let Some(ino) = ino {
                 versions.end_edit(ino);
             }
-            versions.note(&VersionRecord::At { path: path.clone(), number: wanted.number });
+            versions.note(&EditsLogRecord::At { path: path.clone(), number: wanted.number });
         }
         Ok(Stepped { forgotten, number: wanted.number, sizes })
     }
@@ -471,9 +471,9 @@ impl Core {
             }
         }
         let mut dir = match dir {
-            Found::Base(ino, base, node) => self.cover_base(ino, &base, &node)?,
-            Found::Covered(ino, _) if self.tree.node(ino).is_some() => ino,
-            Found::Covered(..) | Found::Nothing(_) => return Err(FsError::NotFound),
+            Found::Base(ino, base, node) => self.copy_up_base(ino, &base, &node)?,
+            Found::Upper(ino, _) if self.tree.node(ino).is_some() => ino,
+            Found::Upper(..) | Found::Nothing(_) => return Err(FsError::NotFound),
         };
         let mut parent = self.meta(dir)?;
         let mut edits = vec![self.touch_dir(dir, i32::from(!missing.is_empty()))?];
@@ -497,9 +497,9 @@ impl Core {
     }
 
     /// Records edits that the kernel did not ask for, and shows what comes of them.
-    fn commit_in_place(&mut self, edits: Vec<Edit>) -> FsResult<Forgotten> {
+    fn commit_in_place(&mut self, edits: Vec<Edit>) -> FsResult<Invalidations> {
         if edits.is_empty() {
-            return Ok(Forgotten::default());
+            return Ok(Invalidations::default());
         }
         let mut after = self.state.clone();
         for edit in &edits {

@@ -25,7 +25,7 @@ use crate::sys::clock;
 use crate::timeline::diff;
 use crate::timeline::diff::{PathChange, What};
 use crate::timeline::mounts::Mounts;
-use crate::timeline::restore::base_paths::{Sought, places};
+use crate::timeline::restore::base_paths::{BasePaths, places};
 use crate::timeline::{Listing, Replaced, Target, Timeline, verb_text};
 use crate::tree::Misfit;
 use crate::types::{Epoch, FileKind, Ino, Name, TreePath};
@@ -60,7 +60,7 @@ impl Timeline {
             let mut next = self.store.create_layer(below, &self.head, epoch, LayerKind::Continues)?;
             let above = next.layer();
             let copies = Copies::make(&now, &then, paths, &mut next.pool).attempt(attempt)?;
-            let sought = Sought::of(&now, &then, paths).attempt(attempt)?;
+            let sought = BasePaths::of(&now, &then, paths).attempt(attempt)?;
             let mut fresh = || Ok(self.store.identities().lock().fresh()?);
             let before = format!("before {}", attempt());
             let changed = self.fs.seal_and_change(next, automatic(before.clone()), |now| {
@@ -228,7 +228,7 @@ fn mix(
     now: &State,
     then: &State,
     paths: &[TreePath],
-    (copies, sought): (&Copies, &Sought),
+    (copies, sought): (&Copies, &BasePaths),
     fresh: Fresh<'_>,
 ) -> FsResult<(Vec<Edit>, State)> {
     let changes = diff::changes_by(now, then, paths, &|state, wanted| sought.tell(state, wanted))?;
@@ -264,7 +264,7 @@ struct Mixer<'a> {
     then: &'a State,
     paths: &'a [TreePath],
     copies: &'a Copies,
-    sought: &'a Sought,
+    sought: &'a BasePaths,
     foreign: Foreign,
     /// What has come of it so far.
     state: State,
@@ -289,9 +289,9 @@ impl Mixer<'_> {
     }
 
     /// Covers a node of the base and the directories above it.
-    fn cover(&mut self, path: &TreePath) -> FsResult<Ino> {
+    fn copy_up(&mut self, path: &TreePath) -> FsResult<Ino> {
         let (ino, node) = self.state.lower.lookup(path)?.ok_or_else(|| self.state.lower.drift(path))?;
-        for edit in self.state.covering(ino, path, &node)? {
+        for edit in self.state.copy_up_edits(ino, path, &node)? {
             self.edit(edit)?;
         }
         Ok(ino)
@@ -303,7 +303,7 @@ impl Mixer<'_> {
         let found = self.state.resolve(&above)?;
         let (ino, lower) = self.state.as_dir(&found).ok_or(FsError::NotADirectory)?;
         if let Found::Base(_, path, _) = &found {
-            self.cover(path)?;
+            self.copy_up(path)?;
         }
         Ok((ino, lower, name))
     }
@@ -336,16 +336,16 @@ impl Mixer<'_> {
         {
             // The names that stay must keep count of themselves in the tree.
             let base = base.clone();
-            self.cover(&base)?;
+            self.copy_up(&base)?;
             found = self.state.find(dir, lower.as_ref(), &name)?;
         }
         let remains = match &found {
-            Found::Covered(_, hides) | Found::Nothing(hides) => hides.clone(),
+            Found::Upper(_, hides) | Found::Nothing(hides) => hides.clone(),
             Found::Base(ino, _, node) => Some(node.print(*ino)),
         };
         self.edit(Edit::Dentry { dir, name, to: remains.map(Dentry::Whiteout) })?;
         self.touch(path, -i32::from(is_dir));
-        let Found::Covered(ino, _) = found else { return Ok(()) };
+        let Found::Upper(ino, _) = found else { return Ok(()) };
         if is_dir || attr.meta.nlink <= 1 {
             return self.edit(Edit::Remove { ino });
         }
@@ -388,7 +388,7 @@ impl Mixer<'_> {
     /// What of the base a name in a directory hides, or would.
     fn hidden(&self, dir: Ino, lower: Option<&TreePath>, name: &Name) -> FsResult<Hides> {
         Ok(match self.state.find(dir, lower, name)? {
-            Found::Covered(_, hides) | Found::Nothing(hides) => hides,
+            Found::Upper(_, hides) | Found::Nothing(hides) => hides,
             Found::Base(ino, _, node) => Some(node.print(ino)),
         })
     }
@@ -475,7 +475,7 @@ impl Mixer<'_> {
             if let Some(shown) = shown_as(&self.state, &path)?
                 && self.state.resolve(&shown)?.ino() == Some(ino)
             {
-                return self.cover(&path).map(drop);
+                return self.copy_up(&path).map(drop);
             }
         }
         Ok(())
@@ -499,7 +499,7 @@ impl Mixer<'_> {
             && let Found::Base(_, path, _) = &shown
         {
             let path = path.clone();
-            self.cover(&path)?;
+            self.copy_up(&path)?;
         }
         let (node, extents) = self.then.record(&change.new)?;
         let mut node = Node::clone(&node);
@@ -584,7 +584,7 @@ impl Mixer<'_> {
             }
             if let Found::Base(_, base, _) = &found {
                 let base = base.clone();
-                self.cover(&base)?;
+                self.copy_up(&base)?;
             }
             let ino = found.ino().ok_or(FsError::NotFound)?;
             let node = self.state.tree.node(ino).cloned().ok_or(FsError::NotFound)?;

@@ -44,18 +44,18 @@ fn the_base_is_not_searched_for_names_of_a_file_while_the_tree_is_locked() {
     let paths = [TreePath::parse(b"a").unwrap()];
     let copies = Copies::default();
     let then = fs.state();
-    let mixed = |now: &State, sought: &Sought| {
+    let mixed = |now: &State, sought: &BasePaths| {
         mix(now, &then, &paths, (&copies, sought), &mut || Ok(fs.store().identities().lock().fresh()?))
     };
     // Nothing was known yet of the file that has another name.
-    let before = Sought::of(&then, &then, &paths).unwrap();
+    let before = BasePaths::of(&then, &then, &paths).unwrap();
     let now = write(b"a");
     assert_eq!(mixed(&now, &before).err(), Some(FsError::Stale));
-    let sought = Sought::of(&now, &then, &paths).unwrap();
+    let sought = BasePaths::of(&now, &then, &paths).unwrap();
     assert!(mixed(&now, &sought).is_ok_and(|(edits, _)| !edits.is_empty()));
     // Another one that is written meanwhile must be looked for, too.
     let now = write(b"b");
     assert_eq!(mixed(&now, &sought).err(), Some(FsError::Stale));
-    let sought = Sought::of(&now, &then, &paths).unwrap();
+    let sought = BasePaths::of(&now, &then, &paths).unwrap();
     assert!(mixed(&now, &sought).is_ok());
 }

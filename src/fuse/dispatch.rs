@@ -5,11 +5,11 @@
 //!   never sends them again. So opening, closing and reading a cached file cost no message, and a
 //!   restore has no handles to fix.
 //! * **The kernel caches without a time limit.** Every change passes through the kernel, or the
-//!   daemon invalidates what changed ([`super::mount`]).
+//!   daemon invalidates what changed (`fuse/mount.rs`).
 //! * **A renumbered node**, which a restore gave a new id, has an id that differs from its inode
 //!   number. fuser sends one number as both in LOOKUP, so the reply's attributes expire at once and
 //!   the kernel asks for them by GETATTR.
-//! * [`super::snapdir`] answers for nodes in the snapshot directory.
+//! * `fuse/snapdir.rs` answers for nodes in the snapshot directory.
 
 use std::ffi::OsStr;
 use std::io;

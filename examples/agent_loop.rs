@@ -45,7 +45,8 @@ fn work(repository: &Path, test: &str, steps: &[String]) -> Result<()> {
         &StoreOptions { volatile: true, ..StoreOptions::default() },
     )?;
     let mounted = mount(&sandbox, &store, &mount_point)?;
-    let outcome = steps.iter().try_for_each(|step| attempt_step(&sandbox, &mount_point, test, step));
+    let outcome =
+        steps.iter().try_for_each(|step| attempt_step(&sandbox, &mount_point, test, step));
     let finished = outcome.and_then(|()| finish(&sandbox));
     mounted.unmounter().unmount(true)?;
     mounted.wait()?;
@@ -60,7 +61,8 @@ fn mount(sandbox: &Arc<Sandbox>, store: &Path, mount_point: &Path) -> Result<fus
         past: None,
     };
     sandbox.set_view(view)?;
-    let mounted = fuse::mount(Arc::clone(sandbox.fs()), mount_point, store, &MountOptions::default())?;
+    let mounted =
+        fuse::mount(Arc::clone(sandbox.fs()), mount_point, store, &MountOptions::default())?;
     sandbox.attach(mounted.kernel());
     Ok(mounted)
 }

@@ -43,9 +43,10 @@ fn tour(base: &Path) -> Result<()> {
     println!("{} names in the root of the base", names.len());
 
     let me = Caller { uid: 0, gid: 0 };
-    let name =
-        Name::new(b"made-by-embed").map_err(|_| Error::new(Kind::Usage, "name a file", "not a name"))?;
-    let file = fs.mknod(NodeId::ROOT, &name, 0o100_644, 0, 0o022, me).attempt(|| "create a file")?;
+    let name = Name::new(b"made-by-embed")
+        .map_err(|_| Error::new(Kind::Usage, "name a file", "not a name"))?;
+    let file =
+        fs.mknod(NodeId::ROOT, &name, 0o100_644, 0, 0o022, me).attempt(|| "create a file")?;
     fs.write(file.id, 0, b"first\n", false).attempt(|| "write")?;
     sandbox.handle(Request::Checkpoint { name: Some("first".into()), message: String::new() })?;
     fs.write(file.id, 0, b"other\n", false).attempt(|| "write")?;
@@ -58,14 +59,19 @@ fn tour(base: &Path) -> Result<()> {
     })?;
     // The id from before the restore is that of the content that was cut off; a lookup gives the restored file's.
     let restored = fs.lookup(NodeId::ROOT, &name).attempt(|| "look the file up")?;
-    let bytes = fs.read(restored.id, 0, 100).and_then(|plan| plan.read(false)).attempt(|| "read")?;
+    let bytes =
+        fs.read(restored.id, 0, 100).and_then(|plan| plan.read(false)).attempt(|| "read")?;
     println!("after the restore it says {:?}", String::from_utf8_lossy(&bytes.unwrap_or_default()));
     show(&sandbox, &Rev::Base, &Rev::Now)
 }
 
 fn show(sandbox: &Sandbox, from: &Rev, to: &Rev) -> Result<()> {
-    let request =
-        Request::Diff { from: from.clone(), to: to.clone(), paths: Vec::new(), detail: Detail::Patch };
+    let request = Request::Diff {
+        from: from.clone(),
+        to: to.clone(),
+        paths: Vec::new(),
+        detail: Detail::Patch,
+    };
     let Reply::Diff(changes) = sandbox.handle(request)? else {
         return Err(Error::new(Kind::Failed, "diff", "an answer to something else"));
     };

@@ -115,7 +115,9 @@ impl Shared {
 /// Whether a request reads much and changes nothing.
 fn is_long(request: &Request) -> bool {
     match request {
-        Request::Diff { detail, .. } | Request::FileDiff { detail, .. } => *detail != Detail::NameStatus,
+        Request::Diff { detail, .. } | Request::FileDiff { detail, .. } => {
+            *detail != Detail::NameStatus
+        }
         _ => false,
     }
 }
@@ -125,7 +127,12 @@ impl Serving {
     ///
     /// # Errors
     /// The socket cannot be bound, or the mount cannot be made.
-    pub fn start(sandbox: Arc<Sandbox>, mount_point: &Path, choice: &Choice, gate: Gate) -> Result<Serving> {
+    pub fn start(
+        sandbox: Arc<Sandbox>,
+        mount_point: &Path,
+        choice: &Choice,
+        gate: Gate,
+    ) -> Result<Serving> {
         let options = choice.mount_options();
         let mount = |fs, store: &Path| fuse::mount(fs, mount_point, store, &options);
         // Bind the socket first, so that it exists when the mount is visible.
@@ -174,7 +181,8 @@ impl Serving {
         let unmounter = mounted.unmounter();
         // The handlers must not keep the store open.
         let (asked, kernel) = (mounted.unmounter(), Arc::downgrade(&mounted.kernel()));
-        let sandbox = Arc::new(Shared { sandbox: RwLock::new(Some(sandbox)), long: Mutex::new(()) });
+        let sandbox =
+            Arc::new(Shared { sandbox: RwLock::new(Some(sandbox)), long: Mutex::new(()) });
         let shared = Arc::clone(&sandbox);
         let greeting = Greeting::of_this_process(mount_point.as_os_str().as_bytes());
         let server = listener.serve(greeting, move |request| {
@@ -353,7 +361,8 @@ fn start_in_background() -> Result<Serving> {
     inherited::close()?;
     let mut plan = Vec::new();
     io::stdin().lock().read_to_end(&mut plan).attempt(|| "read the plan")?;
-    let plan: Plan = codec::decode(&plan).map_err(|error| Error::new(Kind::Usage, "read the plan", error))?;
+    let plan: Plan =
+        codec::decode(&plan).map_err(|error| Error::new(Kind::Usage, "read the plan", error))?;
     dup2_stdin(&dev_null()?).map_err(io::Error::from).attempt(|| "close the standard input")?;
     // Without a terminal there is no SIGINT from it, and no SIGHUP when it closes.
     sys::process::new_session().attempt(|| "start a session of its own")?;
@@ -383,8 +392,8 @@ fn raise_limits() -> Result<()> {
 
 /// Reports the result to the waiting command, and closes the pipe.
 fn report(result: &Result<()>) -> Result<()> {
-    let bytes =
-        codec::encode(result).map_err(|error| Error::new(Kind::Failed, "report to the command", error))?;
+    let bytes = codec::encode(result)
+        .map_err(|error| Error::new(Kind::Failed, "report to the command", error))?;
     let mut stdout = io::stdout().lock();
     let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes();
     // The command may have been killed. The mount is ready all the same.
@@ -493,7 +502,10 @@ mod tests {
 
     #[test]
     fn an_incomplete_report_is_none() {
-        assert_eq!(read_report(&b"\x02\0\0\0ok, and more"[..]).unwrap().as_deref(), Some(&b"ok"[..]));
+        assert_eq!(
+            read_report(&b"\x02\0\0\0ok, and more"[..]).unwrap().as_deref(),
+            Some(&b"ok"[..])
+        );
         for cut in [&b""[..], b"\x02", b"\x02\0\0\0", b"\x02\0\0\0o", b"\xff\xff\xff\xffo"] {
             assert_eq!(read_report(cut).unwrap(), None);
         }

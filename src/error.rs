@@ -272,10 +272,14 @@ impl From<FsError> for Error {
     fn from(error: FsError) -> Error {
         match error {
             FsError::Store(error) => *error,
-            FsError::Host(errno) => Error::io("file operation", &io::Error::from_raw_os_error(errno)),
+            FsError::Host(errno) => {
+                Error::io("file operation", &io::Error::from_raw_os_error(errno))
+            }
             FsError::Drift(_) => Error::new(Kind::Conflict, "read the base", error.to_string()),
             FsError::Damage(_) => Error::damage("file operation", error.to_string()),
-            FsError::LeavesJail => Error::new(Kind::LeavesJail, "file operation", error.to_string()),
+            FsError::LeavesJail => {
+                Error::new(Kind::LeavesJail, "file operation", error.to_string())
+            }
             other => Error::new(Kind::Failed, "file operation", other.to_string()),
         }
     }

@@ -38,7 +38,7 @@ impl NodeId {
     pub const RENUMBERED: NodeId = NodeId(1 << 56);
     /// The snapshot directory (`.jailfs`). Its nodes have the numbers from here to 2^53, as ids and
     /// as inode numbers. They are above every number that a store assigns.
-    pub const PAST: NodeId = NodeId(1 << 52);
+    pub const SNAPDIR: NodeId = NodeId(1 << 52);
     /// The directory in the snapshot directory that lists the checkpoints.
     pub const CHECKPOINTS: NodeId = NodeId((1 << 52) + 1);
     /// The directory in the snapshot directory that holds the edit histories of files.
@@ -47,12 +47,12 @@ impl NodeId {
     pub const OF_HISTORY: NodeId = NodeId((1 << 52) + (3 << 50));
 
     /// Whether this is the snapshot directory or a node in it.
-    pub fn is_past(self) -> bool {
+    pub fn is_in_snapdir(self) -> bool {
         (1 << 52..1 << 53).contains(&self.0)
     }
 
     /// Whether this is the directory of edit histories or a node in it.
-    pub fn is_of_history(self) -> bool {
+    pub fn is_in_history(self) -> bool {
         self == NodeId::HISTORY || (NodeId::OF_HISTORY.0..1 << 53).contains(&self.0)
     }
 }
@@ -69,7 +69,9 @@ impl fmt::Display for LayerId {
 
 /// Counts the applies of a store: the base as first mounted is epoch 0, after the first apply it is
 /// epoch 1.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Epoch(pub u32);
 
 impl fmt::Display for Epoch {
@@ -79,7 +81,9 @@ impl fmt::Display for Epoch {
 }
 
 /// Seconds and nanoseconds since 1970. `nanos` counts forward, also before 1970.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Timestamp {
     /// Whole seconds, rounded down.
     pub secs: i64,
@@ -223,7 +227,11 @@ impl Name {
         if bytes.len() > NAME_MAX {
             return Err(BadName::TooLong);
         }
-        if bytes.is_empty() || bytes == b"." || bytes == b".." || bytes.iter().any(|&b| b == b'/' || b == 0) {
+        if bytes.is_empty()
+            || bytes == b"."
+            || bytes == b".."
+            || bytes.iter().any(|&b| b == b'/' || b == 0)
+        {
             return Err(BadName::Invalid);
         }
         Ok(())
@@ -359,7 +367,8 @@ impl TreePath {
     pub fn moved(&self, from: &TreePath, to: &TreePath) -> Option<TreePath> {
         let rest = self.0.strip_prefix(&from.0[..]).filter(|_| self.starts_with(from))?;
         let rest = rest.strip_prefix(b"/").unwrap_or(rest);
-        let parts: Vec<&[u8]> = [&to.0[..], rest].into_iter().filter(|part| !part.is_empty()).collect();
+        let parts: Vec<&[u8]> =
+            [&to.0[..], rest].into_iter().filter(|part| !part.is_empty()).collect();
         Some(TreePath(parts.join(&b'/').into()))
     }
 
@@ -395,8 +404,13 @@ impl Serialize for TreePath {
 impl<'de> Deserialize<'de> for TreePath {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<TreePath, D::Error> {
         let bytes = Vec::<u8>::deserialize(deserializer)?;
-        let path = TreePath::parse(&bytes).map_err(|_| serde::de::Error::custom("not a path in a tree"))?;
-        if path.as_bytes() == bytes { Ok(path) } else { Err(serde::de::Error::custom("not a clean path")) }
+        let path = TreePath::parse(&bytes)
+            .map_err(|_| serde::de::Error::custom("not a path in a tree"))?;
+        if path.as_bytes() == bytes {
+            Ok(path)
+        } else {
+            Err(serde::de::Error::custom("not a clean path"))
+        }
     }
 }
 
@@ -437,7 +451,8 @@ mod tests {
 
     #[test]
     fn what_acts_on_a_terminal_or_on_the_text_around_it_is_escaped() {
-        let path = TreePath::parse("a\u{1b}[31m\u{202e}gpj.\u{2066}\u{200b}\u{85}ä".as_bytes()).unwrap();
+        let path =
+            TreePath::parse("a\u{1b}[31m\u{202e}gpj.\u{2066}\u{200b}\u{85}ä".as_bytes()).unwrap();
         assert_eq!(path.to_string(), "a\\u{1b}[31m\\u{202e}gpj.\\u{2066}\\u{200b}\\u{85}ä");
     }
 
@@ -461,7 +476,11 @@ mod tests {
         assert_eq!((dir.as_bytes(), name.as_bytes()), (&b"a/b"[..], &b"c"[..]));
         assert_eq!(dir.join(&name), path);
         assert!(TreePath::root().split().is_none());
-        assert!(path.starts_with(&dir) && path.starts_with(&TreePath::root()) && path.starts_with(&path));
+        assert!(
+            path.starts_with(&dir)
+                && path.starts_with(&TreePath::root())
+                && path.starts_with(&path)
+        );
         assert!(!TreePath::parse(b"a/bc").unwrap().starts_with(&TreePath::parse(b"a/b").unwrap()));
     }
 
@@ -475,7 +494,11 @@ mod tests {
             ("a/b", "a", "", Some("b")),
             ("a/b", "", "x", Some("x/a/b")),
         ] {
-            assert_eq!(path(at).moved(&path(from), &path(to)), moved.map(path), "{at} from {from} to {to}");
+            assert_eq!(
+                path(at).moved(&path(from), &path(to)),
+                moved.map(path),
+                "{at} from {from} to {to}"
+            );
         }
     }
 

@@ -62,7 +62,8 @@ impl Place {
     fn reopen(&mut self) {
         self.sandbox = None;
         let (base, store) = (self.base(""), self.dir.path().join("store"));
-        self.sandbox = Some(Sandbox::create_or_open(&base, &store, &StoreOptions::default()).unwrap());
+        self.sandbox =
+            Some(Sandbox::create_or_open(&base, &store, &StoreOptions::default()).unwrap());
     }
 
     fn sandbox(&self) -> &Sandbox {
@@ -91,8 +92,9 @@ impl Place {
     fn put(&self, path: &str, text: &str) {
         let (dir, last) = self.dir_of(path);
         let fs = self.sandbox().fs();
-        let file =
-            self.find(path).unwrap_or_else(|| fs.mknod(dir, &name(last), 0o100_644, 0, 0, ME).unwrap().id);
+        let file = self
+            .find(path)
+            .unwrap_or_else(|| fs.mknod(dir, &name(last), 0o100_644, 0, 0, ME).unwrap().id);
         fs.truncate(file, 0, false).unwrap();
         fs.write(file, 0, text.as_bytes(), false).unwrap();
     }
@@ -128,7 +130,8 @@ impl Place {
     }
 
     fn checkpoint(&self, name: &str) -> Result<Reply, Error> {
-        self.sandbox().handle(Request::Checkpoint { name: Some(name.to_owned()), message: String::new() })
+        self.sandbox()
+            .handle(Request::Checkpoint { name: Some(name.to_owned()), message: String::new() })
     }
 
     fn restore(&self, to: &str) -> Result<Reply, Error> {
@@ -148,7 +151,9 @@ impl Place {
             undo: false,
             consent: jailfs::sandbox::verbs::Consent::ALL,
         })? {
-            Reply::Applied(done) => Ok(done.conflicts.iter().map(|(path, _)| path.to_string()).collect()),
+            Reply::Applied(done) => {
+                Ok(done.conflicts.iter().map(|(path, _)| path.to_string()).collect())
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -171,8 +176,10 @@ impl Place {
         loop {
             host::write(&probe, "x").unwrap();
             let about = host::metadata(&probe).unwrap();
-            let changed =
-                Timestamp { secs: about.ctime(), nanos: u32::try_from(about.ctime_nsec()).unwrap() };
+            let changed = Timestamp {
+                secs: about.ctime(),
+                nanos: u32::try_from(about.ctime_nsec()).unwrap(),
+            };
             if changed > now {
                 break;
             }
@@ -259,23 +266,31 @@ fn an_apply_of_one_name_of_a_file_takes_nothing_from_what_took_its_other_name() 
         assert_eq!(place.in_base("a").as_deref(), Some("new!"));
         assert_eq!(place.in_base("b").as_deref(), (!is_dir).then_some("another"));
         assert_eq!(host::metadata(place.base("b")).unwrap().is_dir(), is_dir);
-        let number = |path: &str| place.sandbox().fs().getattr(place.find(path).unwrap()).unwrap().ino;
+        let number =
+            |path: &str| place.sandbox().fs().getattr(place.find(path).unwrap()).unwrap().ino;
         assert_ne!(number("a"), number("b"));
         place.restore("start").unwrap();
-        assert_eq!((place.get("a").as_deref(), place.get("b").as_deref()), (Some("old!"), Some("old!")));
+        assert_eq!(
+            (place.get("a").as_deref(), place.get("b").as_deref()),
+            (Some("old!"), Some("old!"))
+        );
         assert_eq!(number("a"), number("b"));
     }
 }
 
 #[test]
 fn a_link_in_the_place_of_the_directory_of_another_name_is_no_hindrance() {
-    let place = Place::with_links(&[("e/a", "old!"), ("c/y", "")], &[("e/a", "e/b"), ("e/a", "c/x")]);
+    let place =
+        Place::with_links(&[("e/a", "old!"), ("c/y", "")], &[("e/a", "e/b"), ("e/a", "c/x")]);
     place.put("e/a", "new!");
     place.rm("c/x");
     place.rm_dir_of("c/y");
     place.sandbox().fs().symlink(NodeId::ROOT, &name("c"), b"/", ME).unwrap();
     assert_eq!(place.apply(&[]).unwrap(), Vec::<String>::new());
-    assert_eq!((place.in_base("e/a"), place.in_base("e/b")), (Some("new!".into()), Some("new!".into())));
+    assert_eq!(
+        (place.in_base("e/a"), place.in_base("e/b")),
+        (Some("new!".into()), Some("new!".into()))
+    );
     assert_eq!(host::read_link(place.base("c")).unwrap().as_os_str(), "/");
 }
 
@@ -338,12 +353,15 @@ fn while_an_apply_is_stuck_half_way_older_states_are_what_they_were() {
     files.iter().for_each(|file| place.put(file, "mine"));
     place.checkpoint("mine").unwrap();
     failpoint::with("fail:base.rename:8+:EIO", || place.apply(&[])).unwrap_err();
-    let in_base =
-        |place: &Place| files.iter().filter(|file| place.in_base(file).as_deref() == Some("mine")).count();
+    let in_base = |place: &Place| {
+        files.iter().filter(|file| place.in_base(file).as_deref() == Some("mine")).count()
+    };
     let halves = in_base(&place);
     assert!((1..20).contains(&halves), "{halves} of 20");
     let shows = |place: &Place, what: &str, when: &str| {
-        files.iter().for_each(|file| assert_eq!(place.get(file).as_deref(), Some(what), "{file}, {when}"));
+        files
+            .iter()
+            .for_each(|file| assert_eq!(place.get(file).as_deref(), Some(what), "{file}, {when}"));
     };
     for (to, what) in [("start", "base"), ("mine", "mine"), ("start", "base")] {
         place.restore(to).unwrap();
@@ -386,9 +404,13 @@ fn an_apply_that_failed_before_it_began_is_not_taken_back_after_another_one() {
             }
             place.reopen();
             let now = (place.in_base("gone"), place.in_base("kept"));
-            let (base, mine) = ((Some("base".into()), Some("base".into())), (None, Some("mine".into())));
+            let (base, mine) =
+                ((Some("base".into()), Some("base".into())), (None, Some("mine".into())));
             // If it was the sync of the seal, the apply is done or taken back.
-            assert!(now == mine || again.is_err() && now == base, "{rules}: after a start: {now:?}");
+            assert!(
+                now == mine || again.is_err() && now == base,
+                "{rules}: after a start: {now:?}"
+            );
             assert_eq!(place.apply(&[]).unwrap(), Vec::<String>::new(), "{rules}");
             assert_eq!(place.in_base("gone"), None, "{rules}");
             place.check(&rules);
@@ -457,7 +479,11 @@ fn an_apply_that_fails_after_its_moment_was_made_and_says_so() {
 const FULL: [&str; 4] = ["store.write", "store.rename", "store.open", "store.mkdir"];
 
 /// Does something with a disk that is full for one step, once for each of its steps.
-fn with_a_full_disk(prepare: impl Fn() -> Place, verb: impl Fn(&Place), check: impl Fn(&Place, &str)) {
+fn with_a_full_disk(
+    prepare: impl Fn() -> Place,
+    verb: impl Fn(&Place),
+    check: impl Fn(&Place, &str),
+) {
     for what in FULL {
         for at in 1.. {
             assert!(at < 100, "{what}: there is no end to it");
@@ -485,7 +511,8 @@ fn on_a_full_disk_a_checkpoint_is_made_once() {
         prepare,
         |place| drop(place.checkpoint("green").unwrap()),
         |place, when| {
-            let (Reply::Log(log), Reply::OpLog(ops)) = (place.ask(Request::Log), place.ask(Request::OpLog))
+            let (Reply::Log(log), Reply::OpLog(ops)) =
+                (place.ask(Request::Log), place.ask(Request::OpLog))
             else {
                 panic!("{when}");
             };
@@ -494,7 +521,11 @@ fn on_a_full_disk_a_checkpoint_is_made_once() {
                 1,
                 "{when}: {log:?}"
             );
-            assert_eq!(ops.iter().filter(|op| op.verb == "checkpoint").count(), 1, "{when}: {ops:?}");
+            assert_eq!(
+                ops.iter().filter(|op| op.verb == "checkpoint").count(),
+                1,
+                "{when}: {ops:?}"
+            );
             place.check(when);
         },
     );
@@ -660,7 +691,8 @@ fn the_last_checkpoint_is_the_last_one_also_after_an_apply() {
 fn cut_off(make: impl Fn() -> Place, is_reached: impl Fn(&Place) -> bool) -> Place {
     for moment in 1..400 {
         let place = make();
-        failpoint::with(&format!("fail:any:{moment}+:EIO"), || place.apply(&[]).map(drop)).unwrap_err();
+        failpoint::with(&format!("fail:any:{moment}+:EIO"), || place.apply(&[]).map(drop))
+            .unwrap_err();
         if is_reached(&place) {
             return place;
         }
@@ -724,7 +756,11 @@ fn a_file_that_somebody_removed_while_an_apply_was_cut_off_is_missing_and_nothin
         }) else {
             panic!("no apply")
         };
-        assert!(applied.conflicts.iter().any(|(path, _)| path.to_string() == "f"), "{:?}", applied.conflicts);
+        assert!(
+            applied.conflicts.iter().any(|(path, _)| path.to_string() == "f"),
+            "{:?}",
+            applied.conflicts
+        );
     }
 }
 
@@ -788,7 +824,8 @@ fn what_somebody_writes_while_an_apply_is_taken_back_keeps_its_bytes_and_its_mod
     let mut theirs = 0;
     for moment in (1..).step_by(2) {
         let mut place = cut_off(make, |place| place.in_base("f").as_deref() == Some("applied"));
-        let (f, aside, me) = (place.base("f"), place.dir.path().join("aside"), std::thread::current().id());
+        let (f, aside, me) =
+            (place.base("f"), place.dir.path().join("aside"), std::thread::current().id());
         host::write(&aside, "theirs, and longer").unwrap();
         host::set_permissions(&aside, std::os::unix::fs::PermissionsExt::from_mode(0o604)).unwrap();
         let seen = Arc::new(std::sync::atomic::AtomicU64::new(0));
@@ -816,7 +853,10 @@ fn what_somebody_writes_while_an_apply_is_taken_back_keeps_its_bytes_and_its_mod
             theirs += u32::from(is_theirs);
             place.reopen();
         }
-        assert_eq!((place.in_base("a").as_deref(), place.in_base("b").as_deref()), (Some("a"), Some("b")));
+        assert_eq!(
+            (place.in_base("a").as_deref(), place.in_base("b").as_deref()),
+            (Some("a"), Some("b"))
+        );
     }
     assert!(theirs > 0);
 }

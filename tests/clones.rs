@@ -79,8 +79,10 @@ impl Promises {
     fn promise(&self, mnt: &Path) {
         while self.goes_on() {
             let number = self.begun.fetch_add(1, Ordering::SeqCst);
-            let written = File::create(mnt.join(format!("promises/{number}")))
-                .and_then(|mut file| file.write_all(&content(number)).and_then(|()| file.sync_all()));
+            let written =
+                File::create(mnt.join(format!("promises/{number}"))).and_then(|mut file| {
+                    file.write_all(&content(number)).and_then(|()| file.sync_all())
+                });
             match written {
                 Ok(()) => self.synced.store(number + 1, Ordering::SeqCst),
                 Err(error) => return self.fail(format!("promise {number}: {error}")),
@@ -141,8 +143,12 @@ impl Promises {
     }
 
     fn jailfs(&self, mnt: &Path, words: &[&str]) -> bool {
-        let output =
-            Command::new(env!("CARGO_BIN_EXE_jailfs")).arg("-C").arg(mnt).args(words).output().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_jailfs"))
+            .arg("-C")
+            .arg(mnt)
+            .args(words)
+            .output()
+            .unwrap();
         if !output.status.success() {
             self.fail(format!("{words:?}: {}", text(&output)));
         }
@@ -159,7 +165,11 @@ impl Promises {
 /// The file that was being written in that moment, behind all that were synced, may be there in part.
 fn count(dir: &Path, synced: u64, begun: u64) -> u64 {
     let found = std::fs::read_dir(dir).unwrap().count() as u64;
-    assert!((synced..=begun).contains(&found), "{}: {found} files of {synced} to {begun}", dir.display());
+    assert!(
+        (synced..=begun).contains(&found),
+        "{}: {found} files of {synced} to {begun}",
+        dir.display()
+    );
     for number in 0..found {
         let bytes = std::fs::read(dir.join(number.to_string())).unwrap();
         let wanted = content(number);
@@ -181,12 +191,18 @@ fn cut(live: &Live, promises: &Promises, number: u64) {
     shell(outside, "mount -o loop outer/cut.img cut");
     let _cut = Mounts(vec![outside.join("cut"), outside.join("seen")]);
     // The store says which base it is for; this is the same base at another place.
-    shell(outside, &format!("{} mount cut/base seen --store cut/store", env!("CARGO_BIN_EXE_jailfs")));
+    shell(
+        outside,
+        &format!("{} mount cut/base seen --store cut/store", env!("CARGO_BIN_EXE_jailfs")),
+    );
     let seen = outside.join("seen");
     count(&seen.join("promises"), synced, begun);
     let listed = shell(&seen, &format!("{} log --json", env!("CARGO_BIN_EXE_jailfs")));
     for (name, least, most) in &checkpoints {
-        assert!(listed.contains(&format!("\"name\":\"{name}\"")), "cut {number}: checkpoint {name} is lost");
+        assert!(
+            listed.contains(&format!("\"name\":\"{name}\"")),
+            "cut {number}: checkpoint {name} is lost"
+        );
         count(&seen.join(format!(".jailfs/checkpoints/{name}/promises")), *least, *most);
     }
     count(&outside.join("cut/base/promises"), applied, begun);
@@ -198,16 +214,20 @@ fn cut(live: &Live, promises: &Promises, number: u64) {
         .unwrap();
     assert!(check.status.success(), "cut {number}: {}", text(&check));
     // The daemon may be ending still.
-    shell(outside, "for n in $(seq 100); do umount cut && break; sleep 0.1; done; rm outer/cut.img");
+    shell(
+        outside,
+        "for n in $(seq 100); do umount cut && break; sleep 0.1; done; rm outer/cut.img",
+    );
 }
 
 #[test]
 fn a_clone_of_the_disk_at_any_moment_has_everything_that_was_promised() {
-    let cuts =
-        std::env::var("JAILFS_CUTS").map_or(CUTS, |text| text.parse().expect("JAILFS_CUTS is a number"));
+    let cuts = std::env::var("JAILFS_CUTS")
+        .map_or(CUTS, |text| text.parse().expect("JAILFS_CUTS is a number"));
     let mut live = Live::with_limit(DISK, &[], Duration::from_secs(100 + 20 * cuts));
     let outside = live.outside().to_owned();
-    let _mounts = Mounts(["outer", "disk", "base", "store"].map(|name| outside.join(name)).to_vec());
+    let _mounts =
+        Mounts(["outer", "disk", "base", "store"].map(|name| outside.join(name)).to_vec());
     live.applied = true;
     let promises = Promises::default();
     let mnt = live.mnt.clone();

@@ -100,7 +100,10 @@ fn at_every_step_of(live: &Live, words: &[&str]) {
             check(&copied, &when);
             let found = states(&copied);
             check(&copied, &format!("{when}, opened"));
-            assert!(found["@"] == before["@"] || found["@"] == after["@"], "{when}: the tree is neither");
+            assert!(
+                found["@"] == before["@"] || found["@"] == after["@"],
+                "{when}: the tree is neither"
+            );
             for (id, state) in found.iter().filter(|(id, _)| *id != "@") {
                 let was = before.get(id).or(after.get(id));
                 assert!(was.is_some_and(|was| was == state), "{when}: checkpoint {id} is another");
@@ -124,16 +127,22 @@ fn at_every_step_of(live: &Live, words: &[&str]) {
             assert!(step < 400, "{when}: there is no end to it");
         }
     }
-    eprintln!("{words:?}: {steps} steps, each with SIGKILL, one in {} with EIO and a full disk", stride());
+    eprintln!(
+        "{words:?}: {steps} steps, each with SIGKILL, one in {} with EIO and a full disk",
+        stride()
+    );
 }
 
 /// The disk of the store has room, and that of the temporary files has none.
 #[test]
 fn what_is_published_needs_no_room_for_temporary_files() {
     let live = prepared();
-    for words in
-        [&["checkpoint", "green"][..], &["hold", "c0"], &["restore", "c1"], &["gc", "--operations", "0"]]
-    {
+    for words in [
+        &["checkpoint", "green"][..],
+        &["hold", "c0"],
+        &["restore", "c1"],
+        &["gc", "--operations", "0"],
+    ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
         let command = command.arg("--store").arg(&live.store).args(words).current_dir("/");
         let output = command.env("TMPDIR", live.outside().join("nowhere")).output().unwrap();
@@ -242,7 +251,8 @@ fn a_file_that_is_cut_at_any_byte_is_told_or_is_what_it_was_before_its_end() {
     let files = shell(&live.store, "find . -type f -size +0 | cut -c3- | sort");
     let top = shell(&live.store, "ls layers/*/journal | tail -n1");
     let top = top.trim();
-    let every: usize = std::env::var("JAILFS_CUT_STRIDE").map_or(211, |stride| stride.parse().unwrap());
+    let every: usize =
+        std::env::var("JAILFS_CUT_STRIDE").map_or(211, |stride| stride.parse().unwrap());
     let (mut cuts, mut told) = (0, 0);
     let mut seen = std::collections::BTreeSet::new();
     for file in files.lines() {
@@ -280,14 +290,18 @@ fn a_file_that_is_cut_at_any_byte_is_told_or_is_what_it_was_before_its_end() {
                         Ok(found) if found == before || problems > 0 => {}
                         // The journal that is written to: what it was, so many records ago.
                         Ok(found) if file == top => {
-                            let same =
-                                found.iter().all(|(id, state)| id == "@" || before.get(id) == Some(state));
+                            let same = found
+                                .iter()
+                                .all(|(id, state)| id == "@" || before.get(id) == Some(state));
                             assert!(same, "{when}: a checkpoint is another");
                             seen.insert(format!("{:?}", found["@"]));
                         }
                         // The last operations are forgotten, and no state is another.
                         Ok(found) => {
-                            assert!(file == "identities" || file == "heads.log", "{when}: it is not told");
+                            assert!(
+                                file == "identities" || file == "heads.log",
+                                "{when}: it is not told"
+                            );
                             assert_eq!(found, before, "{when}");
                         }
                     }
@@ -326,7 +340,9 @@ fn a_sealed_journal_that_lost_its_end_is_refused_by_name() {
         let layer: u32 = journal.split('/').nth(1).unwrap().parse().unwrap();
         for at in (0..bytes.len()).step_by(7) {
             std::fs::write(&path, &bytes[..at]).unwrap();
-            let Err(error) = Sandbox::open(&live.store) else { panic!("{journal} cut at {at} was opened") };
+            let Err(error) = Sandbox::open(&live.store) else {
+                panic!("{journal} cut at {at} was opened")
+            };
             let told = format!("{error} {}", error.hint.as_deref().unwrap_or_default());
             assert!(told.contains(journal), "{journal} cut at {at}: {told}");
             copy(&whole, &live.store);
@@ -335,9 +351,17 @@ fn a_sealed_journal_that_lost_its_end_is_refused_by_name() {
         let error = Sandbox::open(&live.store).err().unwrap();
         assert!(error.to_string().contains(&format!("layer {layer}")), "{error}");
         let hint = error.hint.as_deref().unwrap_or_default();
-        assert_eq!(layer == 1, hint.contains("every checkpoint needs this layer"), "{error}: {hint}");
+        assert_eq!(
+            layer == 1,
+            hint.contains("every checkpoint needs this layer"),
+            "{error}: {hint}"
+        );
         let last = journals.lines().last() == Some(journal);
-        assert_eq!(last, hint.ends_with("do not need this layer: 1, 2, 3, 4, 6"), "{error}: {hint}");
+        assert_eq!(
+            last,
+            hint.ends_with("do not need this layer: 1, 2, 3, 4, 6"),
+            "{error}: {hint}"
+        );
         copy(&whole, &live.store);
     }
     assert_eq!(states(&live.store).len(), 7);
@@ -349,9 +373,12 @@ fn a_sealed_journal_that_lost_its_end_is_refused_by_name() {
 fn a_flipped_bit_is_told_or_harmless() {
     let live = store_of_all_kinds();
     let before = states(&live.store);
-    let files =
-        shell(&live.store, "find layers packs heads heads.log identities base format -type f -size +0");
-    let every: usize = std::env::var("JAILFS_FLIP_STRIDE").map_or(131, |stride| stride.parse().unwrap());
+    let files = shell(
+        &live.store,
+        "find layers packs heads heads.log identities base format -type f -size +0",
+    );
+    let every: usize =
+        std::env::var("JAILFS_FLIP_STRIDE").map_or(131, |stride| stride.parse().unwrap());
     let (mut flips, mut told, mut at) = (0, 0, 0);
     for file in files.lines().map(|file| live.store.join(file)) {
         let whole = std::fs::read(&file).unwrap();
@@ -380,7 +407,10 @@ fn a_flipped_bit_is_told_or_harmless() {
                         "{when}: it is not told, and the states are others"
                     ),
                     Err(_) => {
-                        assert!(problems > 0, "{when}: it cannot be opened, and the check finds nothing")
+                        assert!(
+                            problems > 0,
+                            "{when}: it cannot be opened, and the check finds nothing"
+                        )
                     }
                 }
                 (flips, told) = (flips + 1, told + usize::from(problems > 0));
@@ -453,7 +483,12 @@ fn an_apply_that_is_cut_off_at_any_step_is_taken_back_or_done() {
     // Done: the base has what the tree is, over whichever of its epochs that lies.
     let rarely = if stride() == 1 { 1 } else { 4 * stride() };
     let actions = [("kill:any:#", 1), ("fail:any:#:EIO", rarely)];
-    write_the_base_at_every_step(&["apply"], &actions, |_| (), |live| states(&live.store)["@"].is_empty());
+    write_the_base_at_every_step(
+        &["apply"],
+        &actions,
+        |_| (),
+        |live| states(&live.store)["@"].is_empty(),
+    );
 }
 
 #[test]
@@ -464,8 +499,9 @@ fn an_undo_of_an_apply_that_is_cut_off_at_any_step_is_taken_back_or_done() {
         let done = jailfs(&live.store, &["apply"], "");
         assert!(done.status.success(), "{done:?}");
     };
-    let is_done =
-        |live: &Live| std::fs::read_to_string(live.outside().join("first")).unwrap() == host(&live.base);
+    let is_done = |live: &Live| {
+        std::fs::read_to_string(live.outside().join("first")).unwrap() == host(&live.base)
+    };
     let actions = [("kill:any:#", stride())];
     write_the_base_at_every_step(&["apply", "--undo"], &actions, begin, is_done);
 }
@@ -504,7 +540,11 @@ fn what_somebody_changed_since_an_apply_was_cut_off_is_left_as_it_is() {
         let is_done = differs.status.success() && differs.stdout.is_empty();
         assert!(!is_done || !told.contains("was taken back"), "step {step}: {told}");
         let again = jailfs(&live.store, &["apply"], "");
-        assert_eq!(again.status.code(), Some(if is_done { 0 } else { 3 }), "step {step}: {again:?}");
+        assert_eq!(
+            again.status.code(),
+            Some(if is_done { 0 } else { 3 }),
+            "step {step}: {again:?}"
+        );
         assert_eq!(made, shell(&live.base, list), "step {step}");
         step += every;
     }

@@ -102,7 +102,13 @@ fn none_fails(cases: &[(Case, Option<Verdict>)], seed: u64) {
     let mut wrong = try_all(cases);
     wrong.sort();
     let some: Vec<String> = wrong.iter().take(60).cloned().collect();
-    assert!(wrong.is_empty(), "seed {seed}: {} of {} cases:\n{}", wrong.len(), cases.len(), some.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "seed {seed}: {} of {} cases:\n{}",
+        wrong.len(),
+        cases.len(),
+        some.join("\n")
+    );
 }
 
 #[test]
@@ -124,7 +130,8 @@ fn what_was_found_once_is_told_for_ever() {
     for entry in std::fs::read_dir(dir).unwrap() {
         let text = std::fs::read_to_string(entry.unwrap().path()).unwrap();
         for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
-            let (case, wanted) = line.rsplit_once("->").unwrap_or_else(|| panic!("no '->' in '{line}'"));
+            let (case, wanted) =
+                line.rsplit_once("->").unwrap_or_else(|| panic!("no '->' in '{line}'"));
             let verdict = Verdict::parse(wanted.trim());
             cases.push((
                 Case::parse(case.trim(), &WORLD).unwrap_or_else(|why| panic!("{line}: {why}")),

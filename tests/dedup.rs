@@ -40,7 +40,8 @@ impl Random {
     }
 
     fn bytes(&mut self, len: usize) -> Vec<u8> {
-        let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(|_| self.next().to_le_bytes()).collect();
+        let mut bytes: Vec<u8> =
+            (0..len.div_ceil(8)).flat_map(|_| self.next().to_le_bytes()).collect();
         bytes.truncate(len);
         bytes
     }
@@ -77,7 +78,9 @@ impl Place {
 
     /// Bytes on disk of all pools.
     fn pools(&self) -> u64 {
-        layers(&self.store).filter_map(|layer| Some(layer.join("pool").metadata().ok()?.blocks() * 512)).sum()
+        layers(&self.store)
+            .filter_map(|layer| Some(layer.join("pool").metadata().ok()?.blocks() * 512))
+            .sum()
     }
 
     #[track_caller]
@@ -102,7 +105,8 @@ impl Work {
     fn with<T>(&self, file: &str, work: impl FnOnce(&Fs, NodeId) -> T) -> T {
         let fs = self.0.fs();
         let entry = fs.lookup(NodeId::ROOT, &name(file));
-        let entry = entry.or_else(|_| fs.mknod(NodeId::ROOT, &name(file), 0o100_644, 0, 0, ME)).unwrap();
+        let entry =
+            entry.or_else(|_| fs.mknod(NodeId::ROOT, &name(file), 0o100_644, 0, 0, ME)).unwrap();
         let done = work(fs, entry.id);
         fs.forget(entry.id, 1);
         done
@@ -160,7 +164,9 @@ impl Work {
 
     fn gc(&self, keep: Option<u64>) -> Vec<String> {
         let request = Request::Gc { operations: 0, keep, max_store: None, dry_run: false };
-        let Reply::Collected(collected) = self.0.handle(request).unwrap() else { panic!("not a gc") };
+        let Reply::Collected(collected) = self.0.handle(request).unwrap() else {
+            panic!("not a gc")
+        };
         collected.dropped.into_iter().map(|c| c.name.unwrap()).collect()
     }
 
@@ -172,9 +178,11 @@ impl Work {
     fn past(&self) -> Past {
         let mut past = Past::new();
         let fs = self.0.fs();
-        for file in
-            (0..6).map(|n| format!("f{n}")).chain(["g".to_owned(), "f".to_owned(), "staged".to_owned()])
-        {
+        for file in (0..6).map(|n| format!("f{n}")).chain([
+            "g".to_owned(),
+            "f".to_owned(),
+            "staged".to_owned(),
+        ]) {
             let path = TreePath::parse(file.as_bytes()).unwrap();
             for version in fs.versions(&path) {
                 let content = fs.version(&path, version.number);
@@ -277,9 +285,15 @@ fn small_files_that_are_equal_are_stored_once_and_zeros_not_at_all() {
     let once: u64 = contents.iter().map(|c| (c.len() as u64).next_multiple_of(BLOCK)).sum();
     // What the host needs to note the holes is counted, too.
     let pools = place.pools();
-    assert!((once..=once + BLOCK).contains(&pools), "the pools take {pools} bytes instead of {once}");
+    assert!(
+        (once..=once + BLOCK).contains(&pools),
+        "the pools take {pools} bytes instead of {once}"
+    );
     for (n, content) in contents.iter().enumerate() {
-        assert!(work.get(&format!("b{n}")) == *content && work.get(&format!("c{n}")) == *content, "{n}");
+        assert!(
+            work.get(&format!("b{n}")) == *content && work.get(&format!("c{n}")) == *content,
+            "{n}"
+        );
     }
     assert!(work.get("zeros") == vec![0; 1 << 20]);
 }
@@ -588,6 +602,8 @@ fn a_gc_over_shared_content_that_is_cut_off_at_any_step_loses_nothing() {
     drop(work);
     all.remove("first");
     at_every_step(&place, &all, |work| {
-        work.0.handle(Request::Gc { operations: 0, keep: None, max_store: None, dry_run: false }).is_ok()
+        work.0
+            .handle(Request::Gc { operations: 0, keep: None, max_store: None, dry_run: false })
+            .is_ok()
     });
 }

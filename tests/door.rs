@@ -17,7 +17,9 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::os::unix::fs::{
+    FileExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink,
+};
 use std::path::Path;
 use std::process::Command;
 
@@ -98,7 +100,8 @@ fn mounts_that_come_and_go_do_not_end_each_other() {
 fn what_cannot_be_mounted_is_said_with_a_hint() {
     let bench = Bench::new();
     let missing = bench.base("nowhere");
-    let error = jailfs::fuse::mount(bench.fs.clone(), &missing, &bench.store(), &MountOptions::default());
+    let error =
+        jailfs::fuse::mount(bench.fs.clone(), &missing, &bench.store(), &MountOptions::default());
     let error = error.err().unwrap();
     assert_eq!(error.kind, jailfs::error::Kind::CannotMount);
     assert!(error.hint.is_some(), "{error}");
@@ -139,8 +142,9 @@ fn a_write_is_synced_where_the_mount_asks_for_it() {
 #[test]
 fn who_keeps_a_cpu_awake_answers_all_requests_and_ends() {
     let spin = Some(std::time::Duration::from_millis(1));
-    let bench =
-        Bench::with(&MountOptions { spin, ..MountOptions::default() }, |base| write(base.join("a"), "x"));
+    let bench = Bench::with(&MountOptions { spin, ..MountOptions::default() }, |base| {
+        write(base.join("a"), "x")
+    });
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let bench = &bench;
@@ -148,7 +152,10 @@ fn who_keeps_a_cpu_awake_answers_all_requests_and_ends() {
                 for at in 0..50 {
                     let path = bench.at(&format!("{thread}-{at}"));
                     write(&path, "new");
-                    assert_eq!((read(&path), read(bench.at("a"))), (b"new".to_vec(), b"x".to_vec()));
+                    assert_eq!(
+                        (read(&path), read(bench.at("a"))),
+                        (b"new".to_vec(), b"x".to_vec())
+                    );
                     File::open(&path).unwrap().sync_all().unwrap();
                 }
             });
@@ -176,7 +183,13 @@ fn files_are_created_written_read_and_cut() {
     assert_eq!(read(bench.base("old")), b"0123456789");
     let exclusive = OpenOptions::new().write(true).create_new(true).open(bench.at("new"));
     assert_eq!(exclusive.unwrap_err().kind(), ErrorKind::AlreadyExists);
-    OpenOptions::new().write(true).create_new(true).open(bench.at("newer")).unwrap().write_all(b"1").unwrap();
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(bench.at("newer"))
+        .unwrap()
+        .write_all(b"1")
+        .unwrap();
     assert_eq!(read(bench.at("newer")), b"1");
     let large: Vec<u8> = (0..5_000_000_u32).map(|n| (n % 251) as u8).collect();
     write(bench.at("large"), &large);
@@ -234,7 +247,10 @@ fn names_are_moved_replaced_kept_and_exchanged() {
     rename(&top, "b", "d", Rename::Exchange).unwrap();
     assert_eq!((read(bench.at("d")), read(bench.at("b/inner"))), (b"1".to_vec(), b"4".to_vec()));
     assert_eq!(code(&rename(&top, "c", "nothing", Rename::Exchange).unwrap_err()), Errno::ENOENT);
-    assert_eq!(code(&fs::rename(bench.at("b"), bench.at("b/inner/x")).unwrap_err()), Errno::ENOTDIR);
+    assert_eq!(
+        code(&fs::rename(bench.at("b"), bench.at("b/inner/x")).unwrap_err()),
+        Errno::ENOTDIR
+    );
     assert_eq!(code(&fs::rename(bench.at("b"), bench.at("b/x")).unwrap_err()), Errno::EINVAL);
     assert_eq!(code(&fs::rename(bench.at("c"), bench.at("b")).unwrap_err()), Errno::EISDIR);
     assert_eq!(names(top), ["b", "c", "d"]);
@@ -305,7 +321,10 @@ fn hard_links_are_one_file_also_those_of_the_base() {
     OpenOptions::new().append(true).open(bench.at("c")).unwrap().write_all(b"!").unwrap();
     assert_eq!(read(bench.at("d/b")), b"two!");
     assert_eq!(code(&fs::hard_link(bench.at("d"), bench.at("e")).unwrap_err()), Errno::EPERM);
-    assert_eq!((read(bench.base("a")), read(bench.base("d/b"))), (b"one".to_vec(), b"one".to_vec()));
+    assert_eq!(
+        (read(bench.base("a")), read(bench.base("d/b"))),
+        (b"one".to_vec(), b"one".to_vec())
+    );
 }
 
 #[test]
@@ -350,7 +369,11 @@ fn fifos_sockets_and_devices_are_shown_as_what_they_are() {
     mknod(&bench.at("block"), SFlag::S_IFBLK, Mode::S_IRUSR, large).unwrap();
     assert!(of("block").file_type().is_block_device());
     assert_eq!((of("block").rdev(), of("block").mode() & 0o7777), (large, 0o400));
-    assert_eq!(code(&File::open(bench.at("null")).unwrap_err()), Errno::EACCES, "devices do not work here");
+    assert_eq!(
+        code(&File::open(bench.at("null")).unwrap_err()),
+        Errno::EACCES,
+        "devices do not work here"
+    );
     let listener = std::os::unix::net::UnixListener::bind(bench.at("socket")).unwrap();
     assert!(of("socket").file_type().is_socket());
     std::os::unix::net::UnixStream::connect(bench.at("socket")).unwrap();
@@ -368,7 +391,11 @@ fn modes_and_owners_are_kept() {
     assert_eq!(fs::metadata(bench.at("a")).unwrap().mode(), 0o104_751);
     std::os::unix::fs::chown(bench.at("a"), Some(12), Some(34)).unwrap();
     let meta = fs::metadata(bench.at("a")).unwrap();
-    assert_eq!((meta.uid(), meta.gid(), meta.mode()), (12, 34, 0o100_751), "a new owner takes setuid away");
+    assert_eq!(
+        (meta.uid(), meta.gid(), meta.mode()),
+        (12, 34, 0o100_751),
+        "a new owner takes setuid away"
+    );
     std::os::unix::fs::chown(bench.at("a"), None, Some(56)).unwrap();
     let meta = fs::metadata(bench.at("a")).unwrap();
     assert_eq!((meta.uid(), meta.gid()), (12, 56));
@@ -450,7 +477,10 @@ fn extended_attributes_are_kept_and_the_store_is_named() {
     assert_eq!(code(&xattr::get(&file, b"user.base").unwrap_err()), Errno::ENODATA);
     assert_eq!(code(&xattr::remove(&file, b"user.base").unwrap_err()), Errno::ENODATA);
     for node in [file, File::open(bench.at("")).unwrap()] {
-        assert_eq!(xattr::get(&node, b"user.jailfs.store").unwrap(), bench.store().as_os_str().as_bytes());
+        assert_eq!(
+            xattr::get(&node, b"user.jailfs.store").unwrap(),
+            bench.store().as_os_str().as_bytes()
+        );
         assert_eq!(code(&xattr::set(&node, b"user.jailfs.store", b"x").unwrap_err()), Errno::EPERM);
         assert_eq!(code(&xattr::set(&node, b"user.jailfs.other", b"x").unwrap_err()), Errno::EPERM);
         assert_eq!(code(&xattr::remove(&node, b"user.jailfs.store").unwrap_err()), Errno::EPERM);
@@ -514,7 +544,8 @@ fn looking_at_what_was_listed_costs_few_messages() {
             (0..20).for_each(|n| write(base.join(format!("d{dir}/f{n}")), "x"));
         }
     });
-    let found = Command::new("find").arg(bench_again.at("")).args(["-size", "-9"]).output().unwrap();
+    let found =
+        Command::new("find").arg(bench_again.at("")).args(["-size", "-9"]).output().unwrap();
     assert_eq!(found.stdout.split(|byte| *byte == b'\n').count() - 1, 421);
     let lookups = bench_again.count("lookup");
     assert!((20..=25).contains(&lookups), "those of the first directory: {lookups}");
@@ -524,7 +555,8 @@ fn looking_at_what_was_listed_costs_few_messages() {
 #[test]
 fn room_is_made_holes_are_punched_and_found() {
     let bench = Bench::new();
-    let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(bench.at("f")).unwrap();
+    let mut file =
+        OpenOptions::new().read(true).write(true).create_new(true).open(bench.at("f")).unwrap();
     file.write_all(&vec![1; 1 << 20]).unwrap();
     fallocate(&file, FallocateFlags::empty(), 1 << 20, 1 << 20).unwrap();
     assert_eq!(file.metadata().unwrap().len(), 2 << 20);
@@ -534,9 +566,13 @@ fn room_is_made_holes_are_punched_and_found() {
     fallocate(&file, punch, 256 << 10, 256 << 10).unwrap();
     let bytes = read(bench.at("f"));
     assert!(
-        bytes[..256 << 10].iter().all(|&b| b == 1) && bytes[256 << 10..512 << 10].iter().all(|&b| b == 0)
+        bytes[..256 << 10].iter().all(|&b| b == 1)
+            && bytes[256 << 10..512 << 10].iter().all(|&b| b == 0)
     );
-    assert!(bytes[512 << 10..1 << 20].iter().all(|&b| b == 1) && bytes[1 << 20..].iter().all(|&b| b == 0));
+    assert!(
+        bytes[512 << 10..1 << 20].iter().all(|&b| b == 1)
+            && bytes[1 << 20..].iter().all(|&b| b == 0)
+    );
     assert_eq!(sysfile::seek_hole(&file, 0).unwrap(), Some(256 << 10));
     assert_eq!(sysfile::seek_data(&file, 256 << 10).unwrap(), Some(512 << 10));
     assert_eq!(sysfile::seek_data(&file, 1 << 20).unwrap(), None);
@@ -548,14 +584,22 @@ fn room_is_made_holes_are_punched_and_found() {
 
 #[test]
 fn ranges_are_copied() {
-    let bench =
-        Bench::over(|base| write(base.join("from"), (0..200_000_u32).map(|n| n as u8).collect::<Vec<_>>()));
+    let bench = Bench::over(|base| {
+        write(base.join("from"), (0..200_000_u32).map(|n| n as u8).collect::<Vec<_>>())
+    });
     let from = File::open(bench.at("from")).unwrap();
     let to = OpenOptions::new().write(true).create_new(true).open(bench.at("to")).unwrap();
     let (mut at, mut into) = (1000, 5);
     // SAFETY: copy_file_range(2) reads and writes the two offsets, which are borrowed mutably, and no other memory.
     let copied = unsafe {
-        libc::copy_file_range(from.as_raw_fd(), &raw mut at, to.as_raw_fd(), &raw mut into, 150_000, 0)
+        libc::copy_file_range(
+            from.as_raw_fd(),
+            &raw mut at,
+            to.as_raw_fd(),
+            &raw mut into,
+            150_000,
+            0,
+        )
     };
     assert_eq!((copied, at, into), (150_000, 151_000, 150_005));
     assert_eq!(read(bench.at("to"))[5..], read(bench.base("from"))[1000..151_000]);
@@ -675,7 +719,9 @@ fn mappings_and_descriptors_see_each_other() {
 
 #[test]
 fn what_mappings_hold_is_brought_home() {
-    for options in [MountOptions::default(), MountOptions { writeback: true, ..MountOptions::default() }] {
+    for options in
+        [MountOptions::default(), MountOptions { writeback: true, ..MountOptions::default() }]
+    {
         let bench = Bench::with(&options, |base| {
             fs::create_dir(base.join("d")).unwrap();
             write(base.join("d/a"), vec![b'.'; 10_000]);
@@ -704,7 +750,11 @@ fn what_mappings_hold_is_brought_home() {
                 let id = jailfs::types::NodeId(found.ino().unwrap().0);
                 bench.fs.read(id, at, 1).unwrap().read(false).unwrap().unwrap()[0]
             };
-            assert_eq!((stored("e/a", 5000), stored("new", 7)), (b'a' + round, b'A' + round), "{options:?}");
+            assert_eq!(
+                (stored("e/a", 5000), stored("new", 7)),
+                (b'a' + round, b'A' + round),
+                "{options:?}"
+            );
         }
     }
 }
@@ -725,7 +775,8 @@ fn locks_work_without_messages() {
          except OSError: os._exit(3)\n \
          os._exit(0)\n\
         sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))";
-    let status = Command::new("python3").arg("-c").arg(script).current_dir(bench.at("")).status().unwrap();
+    let status =
+        Command::new("python3").arg("-c").arg(script).current_dir(bench.at("")).status().unwrap();
     assert_eq!(status.code(), Some(3), "the second process must not get the lock");
     assert_eq!(bench.count("locks"), 0);
 }
@@ -773,7 +824,10 @@ fn a_directory_of_the_base_with_100_000_names_is_listed_completely() {
     write(bench.at("new"), "");
     let listed = names(bench.at(""));
     assert_eq!(listed.len(), 100_000);
-    assert!(listed.iter().collect::<BTreeSet<_>>().len() == 100_000 && listed.contains(&"new".to_string()));
+    assert!(
+        listed.iter().collect::<BTreeSet<_>>().len() == 100_000
+            && listed.contains(&"new".to_string())
+    );
 }
 
 #[test]
@@ -795,7 +849,8 @@ fn a_directory_can_be_emptied_while_it_is_read() {
     assert_eq!(met.len(), 6000);
     assert!(names(bench.at("")).is_empty());
     // rewinddir shows what came since.
-    let mut dir = nix::dir::Dir::open(&bench.at(""), nix::fcntl::OFlag::O_CLOEXEC, Mode::empty()).unwrap();
+    let mut dir =
+        nix::dir::Dir::open(&bench.at(""), nix::fcntl::OFlag::O_CLOEXEC, Mode::empty()).unwrap();
     assert_eq!(dir.iter().count(), 2);
     write(bench.at("late"), "");
     assert_eq!(dir.iter().count(), 3);
@@ -808,7 +863,8 @@ fn the_parent_of_the_root_is_not_the_host() {
     assert_eq!(root, 1);
     for dir in ["", "d"] {
         let mut dir =
-            nix::dir::Dir::open(&bench.at(dir), nix::fcntl::OFlag::O_CLOEXEC, Mode::empty()).unwrap();
+            nix::dir::Dir::open(&bench.at(dir), nix::fcntl::OFlag::O_CLOEXEC, Mode::empty())
+                .unwrap();
         let up = dir.iter().map(Result::unwrap).find(|e| e.file_name() == c"..").unwrap();
         assert_eq!(up.ino(), root);
     }
@@ -837,7 +893,8 @@ fn nothing_that_is_done_in_the_mount_changes_the_base() {
         echo more >> a; printf x > d/b; chmod 700 d; touch -d 2001-01-01 d/e; mv d moved; mkdir d; echo 1 > d/b\n\
         ln a hard; rm link; ln -s d link; rm fifo; mkfifo fifo; setfattr -n user.x -v 1 a 2>/dev/null || true\n\
         truncate -s 3 moved/e/c; cp -a moved copy; rm -rf moved; sync -f .; rmdir d 2>/dev/null || true; rm -rf ./*";
-    let output = Command::new("sh").arg("-c").arg(script).current_dir(bench.at("")).output().unwrap();
+    let output =
+        Command::new("sh").arg("-c").arg(script).current_dir(bench.at("")).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(names(bench.at("")).is_empty());
     let after = snapshot(&bench.base("").join("."));
@@ -873,8 +930,12 @@ fn programs_run_from_the_mount() {
         fs::set_permissions(base.join("old.sh"), PermissionsExt::from_mode(0o755)).unwrap();
         fs::copy("/bin/true", base.join("program")).unwrap();
     });
-    let mut new =
-        OpenOptions::new().write(true).create_new(true).mode(0o755).open(bench.at("new.sh")).unwrap();
+    let mut new = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o755)
+        .open(bench.at("new.sh"))
+        .unwrap();
     new.write_all(b"#!/bin/sh\necho new $1\n").unwrap();
     drop(new);
     for (script, said) in [("old.sh", "old 1\n"), ("new.sh", "new 1\n")] {
@@ -892,16 +953,25 @@ fn acls_work_and_defaults_are_inherited() {
         [&tag.to_le_bytes()[..], &perm.to_le_bytes(), &id.to_le_bytes()].concat()
     };
     let none = u32::MAX;
-    let entries =
-        [entry(1, 7, none), entry(2, 6, 1000), entry(4, 5, none), entry(0x10, 7, none), entry(0x20, 0, none)];
+    let entries = [
+        entry(1, 7, none),
+        entry(2, 6, 1000),
+        entry(4, 5, none),
+        entry(0x10, 7, none),
+        entry(0x20, 0, none),
+    ];
     let acl = [&2_u32.to_le_bytes()[..], &entries.concat()].concat();
     xattr::set(File::open(bench.at("d")).unwrap(), b"system.posix_acl_default", &acl).unwrap();
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o666).open(bench.at("d/f")).unwrap();
+    let file =
+        OpenOptions::new().write(true).create_new(true).mode(0o666).open(bench.at("d/f")).unwrap();
     let inherited = xattr::get(&file, b"system.posix_acl_access").unwrap();
     assert_eq!(inherited.len(), acl.len());
     assert_eq!(file.metadata().unwrap().mode() & 0o777, 0o660, "the default ACL, not the umask");
     fs::create_dir(bench.at("d/e")).unwrap();
-    assert_eq!(xattr::get(File::open(bench.at("d/e")).unwrap(), b"system.posix_acl_default").unwrap(), acl);
+    assert_eq!(
+        xattr::get(File::open(bench.at("d/e")).unwrap(), b"system.posix_acl_default").unwrap(),
+        acl
+    );
     fs::set_permissions(bench.at("d/f"), PermissionsExt::from_mode(0o640)).unwrap();
     let changed = xattr::get(&file, b"system.posix_acl_access").unwrap();
     assert_eq!(changed[4 + 3 * 8 + 2], 4, "chmod of the group sets the mask");
@@ -912,8 +982,11 @@ fn switch_to(bench: &Bench, state: jailfs::fs::State) -> jailfs::fs::Invalidatio
     use jailfs::store::record::LayerKind;
     bench.mounted().kernel().flush().unwrap();
     let parent = Some(bench.fs.upper_layer());
-    let upper =
-        bench.fs.store().create_layer(parent, "main", jailfs::types::Epoch(0), LayerKind::Branches).unwrap();
+    let upper = bench
+        .fs
+        .store()
+        .create_layer(parent, "main", jailfs::types::Epoch(0), LayerKind::Branches)
+        .unwrap();
     let forgotten = bench.fs.switch(state, upper).unwrap().forgotten;
     bench.mounted().kernel().forget(&forgotten).unwrap();
     forgotten
@@ -978,7 +1051,11 @@ fn another_state_is_shown_in_place() {
     let now = bench.fs.state();
     fs::write(bench.at("changed"), "third").unwrap();
     switch_to(&bench, now);
-    assert_eq!(read(bench.at("changed")), b"second", "mappings of renumbered files are brought home, too");
+    assert_eq!(
+        read(bench.at("changed")),
+        b"second",
+        "mappings of renumbered files are brought home, too"
+    );
 }
 
 #[test]
@@ -991,7 +1068,8 @@ fn very_many_names_are_forgotten_at_once_but_never_below_a_mount() {
         let inner = bench.at("inner");
         if mount_inside {
             let none = None::<&str>;
-            nix::mount::mount(Some("t"), &inner, Some("tmpfs"), nix::mount::MsFlags::empty(), none).unwrap();
+            nix::mount::mount(Some("t"), &inner, Some("tmpfs"), nix::mount::MsFlags::empty(), none)
+                .unwrap();
         }
         for n in 0..MANY {
             assert!(!bench.at(&format!("d/{n}")).exists());
@@ -1052,11 +1130,20 @@ fn without_openat2_all_of_it_works() {
     for errno in ["ENOSYS", "EPERM"] {
         let mut command = Command::new("python3");
         command.args(["-I", MASK, errno]).arg(std::env::current_exe().unwrap()).current_dir("/");
-        let skipped = ["without_openat2", "an_ordinary_user", "with_100_000_names", "very_many_names"];
-        let output = command.args(skipped.iter().flat_map(|name| ["--skip", name])).output().unwrap();
+        let skipped =
+            ["without_openat2", "an_ordinary_user", "with_100_000_names", "very_many_names"];
+        let output =
+            command.args(skipped.iter().flat_map(|name| ["--skip", name])).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{errno}: {text}\n{}", String::from_utf8_lossy(&output.stderr));
-        assert!(text.contains(" passed; 0 failed; 0 ignored; 0 measured; 4 filtered out"), "{text}");
+        assert!(
+            output.status.success(),
+            "{errno}: {text}\n{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        assert!(
+            text.contains(" passed; 0 failed; 0 ignored; 0 measured; 4 filtered out"),
+            "{text}"
+        );
     }
 }
 

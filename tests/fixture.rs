@@ -59,7 +59,8 @@ const FIRST: &str = r#"
     mknod null c 1 3; for n in 1 2 3 4 5 6 7 8 9; do echo $n > dir/n$n; done
 "#;
 const SECOND: &str = "rm dir/n1 dir/n2; mv dir/deep moved; echo more >> dir/big; rm -r not*; truncate -s 100 sparse; setfattr -x user.d dir";
-const THIRD: &str = "echo branch > branch; rm dir/fifo; mkdir -p x/y/z; echo z > x/y/z/z; chmod 700 x";
+const THIRD: &str =
+    "echo branch > branch; rm dir/fifo; mkdir -p x/y/z; echo z > x/y/z/z; chmod 700 x";
 const FOURTH: &str = "echo after > after-apply; rm branch; echo all > dir/n3; mkdir x/empty";
 const LAST: &str = "echo unsealed > unsealed; mv unsealed renamed; rm 'a name with  spaces'";
 
@@ -119,7 +120,8 @@ fn make_the_fixture_anew() {
     );
     shell(live.outside(), &script);
     live.mount();
-    std::fs::write(fixtures().join(format!("format-{format}.txt")), all_states(&live, format)).unwrap();
+    std::fs::write(fixtures().join(format!("format-{format}.txt")), all_states(&live, format))
+        .unwrap();
 }
 
 #[test]
@@ -132,8 +134,10 @@ fn opens(format: u32) {
     live.applied = true;
     live.umount();
     let archive = fixtures().join(format!("format-{format}.tar.gz"));
-    let unpack =
-        format!("rm -r store base; tar --xattrs --acls -xzpf {}; chmod 700 store", archive.display());
+    let unpack = format!(
+        "rm -r store base; tar --xattrs --acls -xzpf {}; chmod 700 store",
+        archive.display()
+    );
     shell(live.outside(), &unpack);
     assert_eq!(format_of(&live.store), format);
     let checked = Sandbox::check_store(&live.store, true).unwrap();
@@ -148,7 +152,8 @@ fn opens(format: u32) {
     }
     let ops = live.jailfs(&["op", "log"]);
     assert!(ops.contains("apply") && ops.contains("restore"), "{ops}");
-    let expected = std::fs::read_to_string(fixtures().join(format!("format-{format}.txt"))).unwrap();
+    let expected =
+        std::fs::read_to_string(fixtures().join(format!("format-{format}.txt"))).unwrap();
     let found = all_states(&live, format);
     let differing = expected.lines().zip(found.lines()).find(|(a, b)| a != b);
     assert!(expected == found, "first difference: {differing:?}");

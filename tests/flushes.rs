@@ -30,8 +30,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 use fuser::{
-    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, LockOwner, OpenFlags,
-    ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyWrite, Request, WriteFlags,
+    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation, INodeNo, LockOwner,
+    OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyWrite, Request, WriteFlags,
 };
 
 use harness::{Live, shell, text};
@@ -165,7 +165,8 @@ enum What {
 /// Works in the mount, and says what was promised when.
 fn work(live: &Live, recorded: &Mutex<Recorded>) -> Vec<Promise> {
     let mut promises = Vec::new();
-    let mut promise = |what| promises.push(Promise { events: recorded.lock().unwrap().events.len(), what });
+    let mut promise =
+        |what| promises.push(Promise { events: recorded.lock().unwrap().events.len(), what });
     for round in 0..12_u32 {
         let content = format!("round {round} ").repeat(700).into_bytes();
         // Unsynced, in place, behind each other, and gone again.
@@ -205,7 +206,8 @@ fn after_cut(begin: &[u8], events: &[Event], flush: usize, some: Option<&mut Rng
     };
     events[..flush].iter().for_each(&mut write);
     if let Some(rng) = some {
-        let behind = events[flush + 1..].iter().take_while(|event| matches!(event, Event::Write { .. }));
+        let behind =
+            events[flush + 1..].iter().take_while(|event| matches!(event, Event::Write { .. }));
         behind.filter(|_| rng.one_in(2)).for_each(write);
     }
     image
@@ -228,27 +230,40 @@ fn look(live: &Live, image: &[u8], promises: &[&Promise], when: &str) {
                 assert!(read(path.clone()).is_ok_and(|found| found == *content), "{when}: {path}");
             }
             What::Checkpoint(name, path, content) => {
-                assert!(listed.contains(name.as_str()), "{when}: checkpoint {name} is lost: {listed}");
+                assert!(
+                    listed.contains(name.as_str()),
+                    "{when}: checkpoint {name} is lost: {listed}"
+                );
                 let found = read(format!(".jailfs/checkpoints/{name}/{path}"));
-                assert!(found.is_ok_and(|found| found == *content), "{when}: {path} of checkpoint {name}");
+                assert!(
+                    found.is_ok_and(|found| found == *content),
+                    "{when}: {path} of checkpoint {name}"
+                );
             }
         }
     }
     shell(outside, &format!("{jailfs} umount seen"));
     let mut check = Command::new(jailfs);
-    let check =
-        check.args(["check", "--read-data", "--store"]).arg(outside.join("cut/store")).output().unwrap();
+    let check = check
+        .args(["check", "--read-data", "--store"])
+        .arg(outside.join("cut/store"))
+        .output()
+        .unwrap();
     assert!(check.status.success(), "{when}: {}", text(&check));
     shell(outside, "for n in $(seq 100); do umount cut && break; sleep 0.1; done");
 }
 
 fn shared_disk(dir: &Path) -> (fuser::BackgroundSession, Arc<Mutex<Recorded>>) {
     let made = dir.join("made.img");
-    shell(dir, &format!("truncate -s {SIZE} made.img; mkfs.ext4 -q -J size=4 made.img; mkdir served"));
+    shell(
+        dir,
+        &format!("truncate -s {SIZE} made.img; mkfs.ext4 -q -J size=4 made.img; mkdir served"),
+    );
     let image = std::fs::read(&made).unwrap();
     let recorded = Arc::new(Mutex::new(Recorded { image, events: Vec::new() }));
     let session =
-        fuser::spawn_mount(Disk(Arc::clone(&recorded)), dir.join("served"), &Config::default()).unwrap();
+        fuser::spawn_mount(Disk(Arc::clone(&recorded)), dir.join("served"), &Config::default())
+            .unwrap();
     (session, recorded)
 }
 
@@ -269,15 +284,18 @@ fn what_was_promised_before_a_flush_survives_every_order_of_the_writes_behind_it
     let promises = work(&live, &recorded);
     live.umount();
     let events = recorded.lock().unwrap().events.clone();
-    let all: Vec<usize> = (0..events.len()).filter(|at| matches!(events[*at], Event::Flush)).collect();
+    let all: Vec<usize> =
+        (0..events.len()).filter(|at| matches!(events[*at], Event::Flush)).collect();
     eprintln!("{} writes and {} flushes", events.len() - all.len(), all.len());
     assert!(all.len() > 2 * promises.len(), "each promise is flushed");
     let mut rng = Rng::new(20);
     // Spread evenly, and the last one.
-    let chosen = (1..=flushes.min(all.len())).map(|n| all[n * all.len() / flushes.min(all.len()) - 1]);
+    let chosen =
+        (1..=flushes.min(all.len())).map(|n| all[n * all.len() / flushes.min(all.len()) - 1]);
     for flush in chosen {
         // What was answered before the flush was asked for was on the disk by then.
-        let held: Vec<&Promise> = promises.iter().filter(|promise| promise.events <= flush + 1).collect();
+        let held: Vec<&Promise> =
+            promises.iter().filter(|promise| promise.events <= flush + 1).collect();
         for with_some in [false, true] {
             let image = after_cut(&begin, &events, flush, with_some.then_some(&mut rng));
             look(&live, &image, &held, &format!("flush {flush} of {}, {with_some}", events.len()));

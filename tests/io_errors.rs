@@ -30,8 +30,15 @@ use jailfs::types::TreePath;
 use place::{Place, Seen, apply, bytes, checkpoint, sync};
 
 /// What a host answers, and how often it is tried: once in so many calls.
-const ERRNOS: [(&str, usize); 7] =
-    [("EIO", 1), ("ENOSPC", 17), ("EDQUOT", 41), ("EROFS", 31), ("EACCES", 29), ("EPERM", 37), ("EINTR", 23)];
+const ERRNOS: [(&str, usize); 7] = [
+    ("EIO", 1),
+    ("ENOSPC", 17),
+    ("EDQUOT", 41),
+    ("EROFS", 31),
+    ("EACCES", 29),
+    ("EPERM", 37),
+    ("EINTR", 23),
+];
 
 type Act = fn(&Sandbox) -> Result<(), Error>;
 
@@ -120,13 +127,19 @@ impl Operation {
     fn under(&self, rules: &str, place: &Place, states: &[Seen], and_open: bool) -> Outcome {
         let _said = Said(rules);
         let outcome = self.attempt(place, rules, and_open);
-        let failed: Vec<&str> =
-            outcome.calls.iter().filter(|(_, failed)| *failed).map(|(step, _)| step.name()).collect();
+        let failed: Vec<&str> = outcome
+            .calls
+            .iter()
+            .filter(|(_, failed)| *failed)
+            .map(|(step, _)| step.name())
+            .collect();
         let told = format!("{rules} ({}): {:?}", failed.join(", "), outcome.error);
         // What was not synced may go where a sync failed.
-        let is_sync = |step: &Failpoint| matches!(step, Failpoint::StoreSync | Failpoint::StoreSyncDir);
+        let is_sync =
+            |step: &Failpoint| matches!(step, Failpoint::StoreSync | Failpoint::StoreSyncDir);
         let mut all_failed = outcome.calls.iter().filter(|(_, failed)| *failed);
-        let first_is_sync = all_failed.next().is_some_and(|(step, _)| *step == Failpoint::StoreSync);
+        let first_is_sync =
+            all_failed.next().is_some_and(|(step, _)| *step == Failpoint::StoreSync);
         if self.writes_base && first_is_sync && all_failed.next().is_some() {
             // A limit that docs/SEMANTICS.md names: a sync of the journal of an apply failed, and then the start that takes
             // it back. What the apply wrote may be taken for somebody else's.
@@ -196,7 +209,8 @@ fn with_errnos(operation: &Operation, errnos: &[(&str, usize)]) {
 
 fn restore(sandbox: &Sandbox, to: &str, paths: &[&str]) -> Result<(), Error> {
     let paths = paths.iter().map(|path| TreePath::parse(path.as_bytes()).unwrap()).collect();
-    let request = Request::Restore { to: Rev::parse(to), paths, dry_run: false, detach_mounts: false };
+    let request =
+        Request::Restore { to: Rev::parse(to), paths, dry_run: false, detach_mounts: false };
     sandbox.handle(request).map(drop)
 }
 
@@ -266,7 +280,8 @@ fn a_restore_of_paths_was_done_or_not() {
 
 #[test]
 fn a_discard_was_done_or_not() {
-    let acts: &[Act] = &[|sandbox| sandbox.handle(Request::Discard { detach_mounts: false }).map(drop)];
+    let acts: &[Act] =
+        &[|sandbox| sandbox.handle(Request::Discard { detach_mounts: false }).map(drop)];
     at_every_call(&Operation { writes_base: false, begin: Place::work, acts });
 }
 
@@ -319,7 +334,11 @@ fn a_drop_and_a_gc_lose_no_other_checkpoint() {
 
 #[test]
 fn housekeeping_changes_no_state() {
-    at_every_call(&Operation { writes_base: false, begin: Place::many_layers, acts: &[Sandbox::tidy] });
+    at_every_call(&Operation {
+        writes_base: false,
+        begin: Place::many_layers,
+        acts: &[Sandbox::tidy],
+    });
 }
 
 #[test]

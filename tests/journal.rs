@@ -77,8 +77,12 @@ fn done(sandbox: &Sandbox, told: &str) -> u64 {
         other => panic!("{told}: the file has no name, or two: {other:?}"),
     };
     let bytes = sandbox.fs().read(file, 0, u64::MAX).unwrap().read(false).unwrap().unwrap();
-    let lines: Vec<u64> = bytes.chunks(8).map(|c| u64::from_le_bytes(c.try_into().unwrap())).collect();
-    assert!(lines.iter().copied().eq(0..lines.len() as u64), "{told}: a line is not what was written");
+    let lines: Vec<u64> =
+        bytes.chunks(8).map(|c| u64::from_le_bytes(c.try_into().unwrap())).collect();
+    assert!(
+        lines.iter().copied().eq(0..lines.len() as u64),
+        "{told}: a line is not what was written"
+    );
     let turns = lines.len() as u64;
     // The name says whether the last line was followed by its rename.
     if turns % 2 == at { 2 * turns } else { 2 * turns - 1 }
@@ -171,8 +175,9 @@ fn a_kill_at_any_step_of_a_rewrite_loses_nothing_that_was_acknowledged() {
     let len = recorded.changes.len();
     let exchanges = (recorded.begun..len).filter(|at| recorded.is_exchange(*at)).count();
     assert!(exchanges >= 4, "{exchanges} rewrites");
-    let is_near =
-        |at: usize| (at..(at + 3).min(len)).any(|at| !matches!(recorded.changes[at], Change::Write { .. }));
+    let is_near = |at: usize| {
+        (at..(at + 3).min(len)).any(|at| !matches!(recorded.changes[at], Change::Write { .. }))
+    };
     let mut kills = 0;
     for at in (recorded.begun..=len).filter(|at| at % KILL_STRIDE == 0 || is_near(*at)) {
         let told = format!("killed after {at} of {len} changes");
@@ -184,7 +189,10 @@ fn a_kill_at_any_step_of_a_rewrite_loses_nothing_that_was_acknowledged() {
         disk.cut(&mut Random(1), recorded.root, &store);
         let found = Recorded::open(&store, &told);
         let acknowledged = Recorded::last(&recorded.acknowledged, at);
-        assert!((acknowledged..=acknowledged + 1).contains(&found), "{told}: {found} of {acknowledged}");
+        assert!(
+            (acknowledged..=acknowledged + 1).contains(&found),
+            "{told}: {found} of {acknowledged}"
+        );
         kills += 1;
     }
     eprintln!("{kills} kills, {exchanges} rewrites, {} half turns", recorded.acknowledged.len());
@@ -200,12 +208,15 @@ fn a_power_cut_at_any_step_of_a_rewrite_loses_nothing_that_was_synced() {
         let recorded = record(dir.path());
         let mut random = Random(seed);
         let len = recorded.changes.len();
-        let exchanges: Vec<usize> = (recorded.begun..len).filter(|at| recorded.is_exchange(*at)).collect();
+        let exchanges: Vec<usize> =
+            (recorded.begun..len).filter(|at| recorded.is_exchange(*at)).collect();
         failpoint::set_boot(Some([2; 16]));
         for cut in 0..CUTS {
             // Each second one is near an exchange.
             let at = match exchanges.get(random.below(exchanges.len() as u64) as usize) {
-                Some(at) if cut % 2 == 0 => (at + random.below(14) as usize).saturating_sub(5).min(len),
+                Some(at) if cut % 2 == 0 => {
+                    (at + random.below(14) as usize).saturating_sub(5).min(len)
+                }
                 _ => recorded.begun + random.below((len - recorded.begun) as u64 + 1) as usize,
             };
             let told = format!("seed {seed}, cut {cut}, after {at} of {len} changes");

@@ -54,7 +54,8 @@ fn number(variable: &str) -> Option<u64> {
 #[test]
 fn whatever_was_acknowledged_is_there_after_every_kill() {
     let kills = number("JAILFS_KILLS").unwrap_or(KILLS);
-    let by_the_clock = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64 % 1_000_000;
+    let by_the_clock =
+        || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64 % 1_000_000;
     let seed = number("JAILFS_KILL_SEED").unwrap_or_else(by_the_clock);
     eprintln!("JAILFS_KILL_SEED={seed} JAILFS_KILLS={kills}");
     let mut world = World::new(seed, kills);
@@ -71,7 +72,10 @@ fn whatever_was_acknowledged_is_there_after_every_kill() {
     }));
     eprintln!("{}", world.figures());
     if let Err(panic) = done {
-        eprintln!("JAILFS_KILL_SEED={seed} failed after {} kills; the last that was done:", world.kills);
+        eprintln!(
+            "JAILFS_KILL_SEED={seed} failed after {} kills; the last that was done:",
+            world.kills
+        );
         for line in &world.log[world.log.len().saturating_sub(TOLD)..] {
             eprintln!("  {line}");
         }
@@ -132,7 +136,10 @@ fn a_daemon_that_is_killed_while_the_kernel_forgets_leaves_no_thread_and_no_moun
                 let path = dir.join(format!("writer{writer}"));
                 // Until there is nobody to answer.
                 scope.spawn(move || {
-                    while std::fs::write(&path, "").and_then(|()| std::fs::remove_file(&path)).is_ok() {}
+                    while std::fs::write(&path, "")
+                        .and_then(|()| std::fs::remove_file(&path))
+                        .is_ok()
+                    {}
                 });
             }
             let asking = scope.spawn(|| live.try_jailfs(&["restore", "then"]));

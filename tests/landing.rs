@@ -44,7 +44,8 @@ fn name(text: &str) -> Name {
 }
 
 fn find(fs: &Fs, path: &str) -> Option<NodeId> {
-    path.split('/').try_fold(NodeId::ROOT, |dir, part| fs.lookup(dir, &name(part)).ok().map(|e| e.id))
+    path.split('/')
+        .try_fold(NodeId::ROOT, |dir, part| fs.lookup(dir, &name(part)).ok().map(|e| e.id))
 }
 
 fn put(fs: &Fs, file: &str, bytes: &[u8]) {
@@ -81,7 +82,8 @@ fn meanwhile(fs: &Fs) {
     put(fs, "late", b"acknowledged");
     put(fs, "new", b"NEW");
     fs.unlink(NodeId::ROOT, &name("gone")).unwrap();
-    fs.rename(NodeId::ROOT, &name("dir"), NodeId::ROOT, &name("moved"), RenameMode::Replace, 0).unwrap();
+    fs.rename(NodeId::ROOT, &name("dir"), NodeId::ROOT, &name("moved"), RenameMode::Replace, 0)
+        .unwrap();
     fs.write(find(fs, "moved/kept").unwrap(), 0, b"IN", false).unwrap();
 }
 
@@ -171,7 +173,8 @@ struct Meanwhile {
 
 impl Meanwhile {
     fn wait(&mut self, longest: Duration) -> bool {
-        self.is_done = self.is_done || self.begun.as_ref().is_some_and(|b| b.recv_timeout(longest).is_ok());
+        self.is_done =
+            self.is_done || self.begun.as_ref().is_some_and(|b| b.recv_timeout(longest).is_ok());
         self.is_done
     }
 }
@@ -211,7 +214,11 @@ fn what_is_written_while_an_apply_puts_the_head_on_the_base_outlives_a_kill() {
         moments = applied.since;
         assert!(state.lock().unwrap().wait(10 * BUSY), "{when}: it is not acknowledged");
         check(sandbox.fs(), &when);
-        assert_eq!(sandbox.fs().state().lower.epoch(), done.epoch, "{when}: the head is over the old base");
+        assert_eq!(
+            sandbox.fs().state().lower.epoch(),
+            done.epoch,
+            "{when}: the head is over the old base"
+        );
         landed += 1;
         for store in left.lock().unwrap().iter() {
             let when = format!("{when}, {}", store.display());
@@ -266,7 +273,9 @@ fn all_names_of_a_file_are_forgotten_by_a_restore_after_an_apply() {
         let applied = apply(&sandbox, layers, move |at| {
             if at == 0 {
                 writer.write(file, 0, b"WRITTEN", false).unwrap();
-                are_removed.iter().for_each(|link| writer.unlink(NodeId::ROOT, &name(link)).unwrap());
+                are_removed
+                    .iter()
+                    .for_each(|link| writer.unlink(NodeId::ROOT, &name(link)).unwrap());
             }
         });
         let Reply::Applied(done) = applied.result.unwrap() else { panic!("not an apply") };
@@ -279,7 +288,8 @@ fn all_names_of_a_file_are_forgotten_by_a_restore_after_an_apply() {
             dry_run: false,
         };
         sandbox.handle(restore).unwrap();
-        let names = BTreeSet::from(["new", "link", "further"].map(|link| (NodeId::ROOT, name(link))));
+        let names =
+            BTreeSet::from(["new", "link", "further"].map(|link| (NodeId::ROOT, name(link))));
         let forgotten = told.0.lock().unwrap().clone();
         assert!(names.is_subset(&forgotten), "without {are_removed:?}: {forgotten:?}");
         assert_eq!(get(&fs, "further").as_deref(), Some("new"));
@@ -343,7 +353,8 @@ fn what_somebody_did_to_the_base_meanwhile_is_a_conflict_of_the_next_apply() {
             consent: jailfs::sandbox::verbs::Consent::ALL,
         };
         let Reply::Applied(done) = sandbox.handle(again).unwrap() else { panic!("not an apply") };
-        let conflicts: Vec<String> = done.conflicts.iter().map(|(path, _)| path.to_string()).collect();
+        let conflicts: Vec<String> =
+            done.conflicts.iter().map(|(path, _)| path.to_string()).collect();
         assert_eq!(conflicts, [theirs]);
         assert_eq!(std::fs::read(dir.path().join("base").join(theirs)).unwrap(), b"OF THE BASE");
     }
@@ -440,7 +451,8 @@ fn a_power_cut_while_the_head_is_put_on_the_base_takes_nothing_that_was_synced()
         failpoint::set_recorder(Some(Box::new(move |change| {
             let is_layer = matches!(&change, Change::Mkdir { name, .. } if name.starts_with("000"));
             into.lock().unwrap().push(change);
-            let count = layers_now.fetch_add(usize::from(is_layer), Ordering::SeqCst) + usize::from(is_layer);
+            let count = layers_now.fetch_add(usize::from(is_layer), Ordering::SeqCst)
+                + usize::from(is_layer);
             // The upper layer, the one on its seal, the pre-images, and that on the new base.
             if count == 4 && since.fetch_add(1, Ordering::SeqCst) == moment {
                 let fs = fs_then.lock().unwrap().take();
@@ -458,12 +470,13 @@ fn a_power_cut_while_the_head_is_put_on_the_base_takes_nothing_that_was_synced()
             undo: false,
             consent: jailfs::sandbox::verbs::Consent::ALL,
         };
-        let Reply::Applied(applied) = sandbox.handle(apply).unwrap() else { panic!("not an apply") };
-        let landed = all
-            .lock()
-            .unwrap()
-            .iter()
-            .position(|change| matches!(change, Change::Mkdir { name, .. } if name == "00000004"));
+        let Reply::Applied(applied) = sandbox.handle(apply).unwrap() else {
+            panic!("not an apply")
+        };
+        let landed =
+            all.lock().unwrap().iter().position(
+                |change| matches!(change, Change::Mkdir { name, .. } if name == "00000004"),
+            );
         let when = format!("written at moment {moment}");
         assert!(running.lock().unwrap().is_none(), "{when}: there is no such moment");
         while get(sandbox.fs(), "more149").is_none_or(|text| text != "more") {
@@ -485,7 +498,8 @@ fn a_power_cut_while_the_head_is_put_on_the_base_takes_nothing_that_was_synced()
             changes[..at].iter().for_each(|change| disk.apply(change));
             let copy = dir.path().join(format!("cut{at}"));
             disk.cut(&mut random, root, &copy);
-            let when = format!("{when}, cut after {at} of {} changes, {synced} synced", changes.len());
+            let when =
+                format!("{when}, cut after {at} of {} changes, {synced} synced", changes.len());
             let opened = Sandbox::open(&copy).unwrap_or_else(|error| panic!("{when}: {error}"));
             let fs = opened.fs();
             if at >= synced {
@@ -494,14 +508,20 @@ fn a_power_cut_while_the_head_is_put_on_the_base_takes_nothing_that_was_synced()
             assert_eq!(get(fs, "old").as_deref(), Some("OF THE base"), "{when}");
             let (new, late) = (get(fs, "new").unwrap(), get(fs, "late"));
             assert!(new == "new" || new == "NEW", "{when}: {new}");
-            assert!(matches!(late.as_deref(), None | Some("" | "acknowledged")), "{when}: {late:?}");
+            assert!(
+                matches!(late.as_deref(), None | Some("" | "acknowledged")),
+                "{when}: {late:?}"
+            );
             assert!(
                 new == "new" || late.as_deref() == Some("acknowledged"),
                 "{when}: a later write is there"
             );
             let dir_is = find(fs, "dir").is_some();
             assert_ne!(dir_is, find(fs, "moved").is_some(), "{when}");
-            assert!(dir_is || find(fs, "gone").is_none() && new == "NEW", "{when}: a later change is there");
+            assert!(
+                dir_is || find(fs, "gone").is_none() && new == "NEW",
+                "{when}: a later change is there"
+            );
             drop(opened);
             let checked = Sandbox::check_store(&copy, true).unwrap();
             assert!(checked.problems.is_empty(), "{when}: {:?}", checked.problems);

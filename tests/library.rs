@@ -75,7 +75,8 @@ fn put(sandbox: &Sandbox, path: &str, text: &str) {
 }
 
 fn get(sandbox: &Sandbox, path: &str) -> String {
-    let bytes = sandbox.fs().read(id(sandbox, path), 0, u64::MAX).unwrap().read(false).unwrap().unwrap();
+    let bytes =
+        sandbox.fs().read(id(sandbox, path), 0, u64::MAX).unwrap().read(false).unwrap().unwrap();
     String::from_utf8(bytes).unwrap()
 }
 
@@ -104,8 +105,12 @@ fn restore(sandbox: &Sandbox, rev: &str) {
 }
 
 fn diff(sandbox: &Sandbox, from: &str, to: &str) -> Vec<(ChangeKind, String)> {
-    let request =
-        Request::Diff { from: Rev::parse(from), to: Rev::parse(to), paths: vec![], detail: Detail::Patch };
+    let request = Request::Diff {
+        from: Rev::parse(from),
+        to: Rev::parse(to),
+        paths: vec![],
+        detail: Detail::Patch,
+    };
     match sandbox.handle(request).unwrap() {
         Reply::Diff(changes) => {
             changes.to_vec().unwrap().into_iter().map(|c| (c.kind, c.path.to_string())).collect()
@@ -116,9 +121,13 @@ fn diff(sandbox: &Sandbox, from: &str, to: &str) -> Vec<(ChangeKind, String)> {
 
 fn apply(sandbox: &Sandbox, paths: &[&str], undo: bool) -> (usize, Vec<String>) {
     let paths = paths.iter().map(|p| TreePath::parse(p.as_bytes()).unwrap()).collect();
-    match sandbox.handle(Request::Apply { paths, dry_run: false, undo, consent: Default::default() }).unwrap()
+    match sandbox
+        .handle(Request::Apply { paths, dry_run: false, undo, consent: Default::default() })
+        .unwrap()
     {
-        Reply::Applied(a) => (a.changes.len(), a.conflicts.into_iter().map(|c| c.0.to_string()).collect()),
+        Reply::Applied(a) => {
+            (a.changes.len(), a.conflicts.into_iter().map(|c| c.0.to_string()).collect())
+        }
         other => panic!("{other:?}"),
     }
 }
@@ -134,11 +143,24 @@ fn picture(sandbox: &Sandbox) -> Vec<String> {
             match entry.attr.kind {
                 jailfs::types::FileKind::Dir => walk(sandbox, entry.id, &path, lines),
                 jailfs::types::FileKind::File => {
-                    let text =
-                        sandbox.fs().read(entry.id, 0, u64::MAX).unwrap().read(false).unwrap().unwrap();
-                    lines.push(format!("{path} {:?} {:?}", entry.attr, String::from_utf8_lossy(&text)));
+                    let text = sandbox
+                        .fs()
+                        .read(entry.id, 0, u64::MAX)
+                        .unwrap()
+                        .read(false)
+                        .unwrap()
+                        .unwrap();
+                    lines.push(format!(
+                        "{path} {:?} {:?}",
+                        entry.attr,
+                        String::from_utf8_lossy(&text)
+                    ));
                 }
-                _ => lines.push(format!("{path} {:?} {:?}", entry.attr, sandbox.fs().link_text(entry.id))),
+                _ => lines.push(format!(
+                    "{path} {:?} {:?}",
+                    entry.attr,
+                    sandbox.fs().link_text(entry.id)
+                )),
             }
         }
     }
@@ -220,7 +242,10 @@ fn holders_of_a_changed_file_are_cut_off_and_those_of_an_unchanged_one_are_not()
     assert_eq!(id(&sandbox, "same"), same);
     sandbox.fs().write(same, 0, b"S", false).unwrap();
     assert_eq!(get(&sandbox, "same"), "Same");
-    assert!(sandbox.fs().link(other, NodeId::ROOT, &name("back")).is_err(), "nobody brings it back");
+    assert!(
+        sandbox.fs().link(other, NodeId::ROOT, &name("back")).is_err(),
+        "nobody brings it back"
+    );
 }
 
 #[test]
@@ -231,7 +256,10 @@ fn a_directory_that_moved_is_gone_for_those_who_stand_in_it() {
     let sandbox = place.open();
     checkpoint(&sandbox, "start");
     let stays = id(&sandbox, "stays");
-    sandbox.fs().rename(NodeId::ROOT, &name("d"), NodeId::ROOT, &name("e"), RenameMode::Replace, 0).unwrap();
+    sandbox
+        .fs()
+        .rename(NodeId::ROOT, &name("d"), NodeId::ROOT, &name("e"), RenameMode::Replace, 0)
+        .unwrap();
     let (moved, file) = (id(&sandbox, "e"), id(&sandbox, "e/f"));
     restore(&sandbox, "start");
     assert!(sandbox.fs().lookup(moved, &name("f")).is_err());
@@ -256,7 +284,10 @@ fn apply_writes_the_tree_home_and_older_checkpoints_stay_exact() {
     put(&sandbox, "twin", "both");
     sandbox.fs().mkdir(NodeId::ROOT, &name("empty"), 0o711, 0, ME).unwrap();
     sandbox.fs().symlink(NodeId::ROOT, &name("link"), b"d/f2", ME).unwrap();
-    sandbox.fs().setattr(id(&sandbox, "d/f2"), SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
+    sandbox
+        .fs()
+        .setattr(id(&sandbox, "d/f2"), SetAttr { mode: Some(0o600), ..SetAttr::default() })
+        .unwrap();
     sandbox
         .fs()
         .rename(id(&sandbox, "d"), &name("f3"), NodeId::ROOT, &name("up"), RenameMode::Replace, 0)
@@ -270,7 +301,10 @@ fn apply_writes_the_tree_home_and_older_checkpoints_stay_exact() {
     assert_eq!(read("up").unwrap(), "base 3");
     assert_eq!((read("twin").unwrap(), read("pair").unwrap()), ("both".into(), "both".into()));
     assert_eq!(host::metadata(place.base.join("pair")).unwrap().nlink(), 2);
-    assert_eq!(host::metadata(place.base.join("empty")).unwrap().permissions().mode() & 0o777, 0o711);
+    assert_eq!(
+        host::metadata(place.base.join("empty")).unwrap().permissions().mode() & 0o777,
+        0o711
+    );
     assert_eq!(host::read_link(place.base.join("link")).unwrap(), Path::new("d/f2"));
     let strip = |lines: Vec<String>| -> Vec<String> {
         // The host gives change times, looking at the base above changed access times, blocks depend on where bytes are.
@@ -279,13 +313,21 @@ fn apply_writes_the_tree_home_and_older_checkpoints_stay_exact() {
         };
         let cut = |l: String| match part(&l, "mtime", "ctime") {
             Some(mtime) => {
-                format!("{} {mtime} {:?}", l.split("atime").next().unwrap(), part(&l, "size", "blocks"))
+                format!(
+                    "{} {mtime} {:?}",
+                    l.split("atime").next().unwrap(),
+                    part(&l, "size", "blocks")
+                )
             }
             None => l,
         };
         lines.into_iter().map(cut).collect()
     };
-    assert_eq!(strip(picture(&sandbox)), strip(wanted.clone()), "the mount shows the same, numbers included");
+    assert_eq!(
+        strip(picture(&sandbox)),
+        strip(wanted.clone()),
+        "the mount shows the same, numbers included"
+    );
     assert_eq!(diff(&sandbox, "base", "@"), vec![]);
     drop(sandbox);
     let sandbox = place.open();
@@ -316,7 +358,11 @@ fn a_base_that_somebody_changed_is_a_conflict_and_nothing_is_written() {
     let (_, conflicts) = apply(&sandbox, &[], false);
     assert_eq!(conflicts, ["f", "new"]);
     assert_eq!(host::read_to_string(place.base.join("g")).unwrap(), "base");
-    assert_eq!(apply(&sandbox, &["g"], false).1, Vec::<String>::new(), "the rest can be applied by path");
+    assert_eq!(
+        apply(&sandbox, &["g"], false).1,
+        Vec::<String>::new(),
+        "the rest can be applied by path"
+    );
     assert_eq!(host::read_to_string(place.base.join("g")).unwrap(), "mine");
     assert_eq!(get(&sandbox, "f"), "mine");
 }
@@ -367,7 +413,10 @@ fn two_files_of_the_base_never_share_a_number_after_an_apply_by_path() {
     let place = Place::new();
     place.write("a", "text");
     let sandbox = place.open();
-    sandbox.fs().rename(NodeId::ROOT, &name("a"), NodeId::ROOT, &name("b"), RenameMode::Replace, 0).unwrap();
+    sandbox
+        .fs()
+        .rename(NodeId::ROOT, &name("a"), NodeId::ROOT, &name("b"), RenameMode::Replace, 0)
+        .unwrap();
     assert_eq!(apply(&sandbox, &["b"], false).1, Vec::<String>::new());
     assert!(place.base.join("a").exists() && place.base.join("b").exists());
     restore(&sandbox, "base");
@@ -379,7 +428,10 @@ fn two_files_of_the_base_never_share_a_number_after_an_apply_by_path() {
 
 /// The longest value of an attribute that the mount takes, and more than a host's filesystem does.
 fn make_unappliable(sandbox: &Sandbox, path: &str) {
-    sandbox.fs().setxattr(id(sandbox, path), b"user.large", &[b'x'; 65_536], SetXattr::default()).unwrap();
+    sandbox
+        .fs()
+        .setxattr(id(sandbox, path), b"user.large", &[b'x'; 65_536], SetXattr::default())
+        .unwrap();
 }
 
 fn fails_to_apply(sandbox: &Sandbox) {
@@ -416,7 +468,11 @@ fn an_apply_that_fails_leaves_base_and_tree_as_they_were() {
     let changed = picture(&sandbox);
     fails_to_apply(&sandbox);
     for path in ["a", "b", "z", "twin", "pair"] {
-        assert_eq!(host::read_to_string(place.base.join(path)).unwrap(), long, "{path} of the base");
+        assert_eq!(
+            host::read_to_string(place.base.join(path)).unwrap(),
+            long,
+            "{path} of the base"
+        );
     }
     assert_eq!(host::read_to_string(place.base.join("gone/deep")).unwrap(), "x");
     assert!(!place.base.join("new").exists());
@@ -483,7 +539,11 @@ fn an_apply_that_is_cut_off_is_taken_back_at_the_next_start() {
         assert_eq!(picture(&sandbox), changed);
     }
     let sandbox = place.open();
-    assert_eq!(apply(&sandbox, &[], false).1, Vec::<String>::new(), "nobody else has changed the base");
+    assert_eq!(
+        apply(&sandbox, &[], false).1,
+        Vec::<String>::new(),
+        "nobody else has changed the base"
+    );
     assert!(get(&sandbox, "a").starts_with("01234mine9"));
     assert!(host::read_to_string(place.base.join("a")).unwrap().starts_with("01234mine9"));
 }
@@ -521,7 +581,8 @@ fn attributes_that_only_a_host_can_give_meaning_are_refused() {
     let place = Place::new();
     place.write("f", "");
     let sandbox = place.open();
-    let set = |name: &[u8]| sandbox.fs().setxattr(id(&sandbox, "f"), name, b"x", SetXattr::default());
+    let set =
+        |name: &[u8]| sandbox.fs().setxattr(id(&sandbox, "f"), name, b"x", SetXattr::default());
     assert_eq!(set(b"system.odd"), Err(jailfs::error::FsError::Unsupported));
     assert_eq!((set(b"user.odd"), set(b"trusted.odd")), (Ok(()), Ok(())));
 }
@@ -539,8 +600,9 @@ fn very_many_checkpoints_hold_few_files_open() {
     }
     let layers = place.store.join("layers");
     let open = host::read_dir("/proc/self/fd").unwrap();
-    let ours = open
-        .filter(|fd| host::read_link(fd.as_ref().unwrap().path()).is_ok_and(|to| to.starts_with(&layers)));
+    let ours = open.filter(|fd| {
+        host::read_link(fd.as_ref().unwrap().path()).is_ok_and(|to| to.starts_with(&layers))
+    });
     assert!(ours.count() < 150, "a process may hold only so many");
 }
 
@@ -565,7 +627,10 @@ fn a_checkpoint_that_is_cut_off_loses_nothing_and_is_none() {
     checkpoint_without_seal(&place);
     for _ in 0..2 {
         let sandbox = place.open();
-        assert_eq!((get(&sandbox, "before"), get(&sandbox, "after")), ("before".into(), "after".into()));
+        assert_eq!(
+            (get(&sandbox, "before"), get(&sandbox, "after")),
+            ("before".into(), "after".into())
+        );
         let Reply::Log(log) = sandbox.handle(Request::Log).unwrap() else { panic!() };
         let seals: Vec<_> = log.iter().map(|c| (c.automatic, c.name.clone())).collect();
         assert_eq!(seals, [(true, None)], "what was below is sealed now, as a state of nobody's");
@@ -580,7 +645,8 @@ fn a_gc_after_a_seal_that_failed_keeps_what_that_layer_has() {
         let sandbox = place.open();
         put(&sandbox, "f", "of the layer whose seal failed");
         let request = Request::Checkpoint { name: None, message: String::new() };
-        let made = failpoint::with(&format!("fail:store.write:{step}:EIO"), || sandbox.handle(request));
+        let made =
+            failpoint::with(&format!("fail:store.write:{step}:EIO"), || sandbox.handle(request));
         failed += usize::from(made.is_err());
         put(&sandbox, "g", "of the one above");
         let gc = Request::Gc { operations: 0, keep: None, max_store: None, dry_run: false };
@@ -628,9 +694,15 @@ fn nothing_is_acknowledged_into_a_log_that_has_been_replaced() {
 /// The head is published by a rename and a sync of its directory; either can fail, and what puts the old one back, too.
 #[test]
 fn a_restore_whose_publishing_fails_was_done_or_not_and_says_which() {
-    let restore =
-        || Request::Restore { detach_mounts: false, to: Rev::Back(1), paths: Vec::new(), dry_run: false };
-    for rule in ["fail:store.sync-dir:#:EIO", "fail:store.sync-dir:#+:EIO", "fail:store.rename:#+:EIO"] {
+    let restore = || Request::Restore {
+        detach_mounts: false,
+        to: Rev::Back(1),
+        paths: Vec::new(),
+        dry_run: false,
+    };
+    for rule in
+        ["fail:store.sync-dir:#:EIO", "fail:store.sync-dir:#+:EIO", "fail:store.rename:#+:EIO"]
+    {
         let (mut kept, mut stopped) = (0, 0);
         for step in 1.. {
             let place = Place::new();
@@ -650,20 +722,32 @@ fn a_restore_whose_publishing_fails_was_done_or_not_and_says_which() {
             match sandbox.fs().write(file, 0, b"THE", false) {
                 Ok(()) => assert!(get(&sandbox, "f").starts_with("THE"), "{rule}"),
                 Err(error) => {
-                    let Reply::Status(status) = sandbox.handle(Request::Status).unwrap() else { panic!() };
+                    let Reply::Status(status) = sandbox.handle(Request::Status).unwrap() else {
+                        panic!()
+                    };
                     assert!(status.sync_failed && told.is_err(), "{rule}: {error}");
                     stopped += 1;
                 }
             }
             let seen = get(&sandbox, "f");
             drop(sandbox);
-            assert_eq!(get(&place.open(), "f"), seen, "{rule}: the next start shows another tree: {told:?}");
-            assert!(Sandbox::check_store(&place.store, true).unwrap().problems.is_empty(), "{rule}");
+            assert_eq!(
+                get(&place.open(), "f"),
+                seen,
+                "{rule}: the next start shows another tree: {told:?}"
+            );
+            assert!(
+                Sandbox::check_store(&place.store, true).unwrap().problems.is_empty(),
+                "{rule}"
+            );
             if told.is_ok() {
                 break;
             }
         }
-        assert!(kept > 1 && (stopped > 0) == rule.contains('+'), "{rule}: {kept} kept, {stopped} stopped");
+        assert!(
+            kept > 1 && (stopped > 0) == rule.contains('+'),
+            "{rule}: {kept} kept, {stopped} stopped"
+        );
     }
 }
 
@@ -677,7 +761,9 @@ fn a_sync_without_room_is_told_and_the_next_one_makes_up_for_it() {
         for first in 1..=3 {
             let name = format!("{errno}{first}");
             put(&sandbox, &name, "written");
-            let told = failpoint::with(&format!("fail:store.sync:{first}+:{errno}"), || sandbox.fs().sync());
+            let told = failpoint::with(&format!("fail:store.sync:{first}+:{errno}"), || {
+                sandbox.fs().sync()
+            });
             match told.map_err(Error::from) {
                 Err(error) => assert_eq!(error.errno, Some(wanted), "{name}"),
                 Ok(()) => assert!(first > 2, "{name}: there are fewer steps"),
@@ -685,9 +771,12 @@ fn a_sync_without_room_is_told_and_the_next_one_makes_up_for_it() {
             // The reserve is for it, so once is never too much.
             let file = id(&sandbox, &name);
             sandbox.fs().write(file, 0, b"more of it", false).unwrap();
-            failpoint::with(&format!("fail:store.sync:{first}:{errno}"), || sandbox.fs().sync()).unwrap();
+            failpoint::with(&format!("fail:store.sync:{first}:{errno}"), || sandbox.fs().sync())
+                .unwrap();
             checkpoint(&sandbox, &name);
-            let Reply::Status(status) = sandbox.handle(Request::Status).unwrap() else { panic!("no status") };
+            let Reply::Status(status) = sandbox.handle(Request::Status).unwrap() else {
+                panic!("no status")
+            };
             assert!(!status.sync_failed, "{name}");
         }
     }
@@ -710,13 +799,17 @@ fn after_a_sync_that_failed_nothing_is_promised_and_the_next_start_shows_what_wa
         assert!(sandbox.fs().sync().is_err(), "{failing}");
         let file = id(&sandbox, "f");
         match sandbox.fs().write(file, 0, b"more", false) {
-            Err(FsError::Store(error)) => assert_eq!(error.errno, Some(nix::libc::EIO), "{failing}"),
+            Err(FsError::Store(error)) => {
+                assert_eq!(error.errno, Some(nix::libc::EIO), "{failing}")
+            }
             other => panic!("{failing}: {other:?}"),
         }
         let request = Request::Checkpoint { name: None, message: String::new() };
         assert!(sandbox.handle(request).is_err(), "{failing}");
         assert_eq!(get(&sandbox, "f"), "written", "what is there can be copied out");
-        let Reply::Status(status) = sandbox.handle(Request::Status).unwrap() else { panic!("no status") };
+        let Reply::Status(status) = sandbox.handle(Request::Status).unwrap() else {
+            panic!("no status")
+        };
         assert!(status.sync_failed);
         drop(sandbox);
         // As if the host had lost it.

@@ -23,8 +23,9 @@ impl Place {
     fn new() -> Place {
         let place = Place(tempfile::tempdir().unwrap());
         std::fs::create_dir(place.base()).unwrap();
-        (0..20)
-            .for_each(|n| std::fs::write(place.base().join(format!("f{n}")), format!("file {n}")).unwrap());
+        (0..20).for_each(|n| {
+            std::fs::write(place.base().join(format!("f{n}")), format!("file {n}")).unwrap()
+        });
         place
     }
 
@@ -81,7 +82,12 @@ fn checkpoint(sandbox: &Sandbox) -> LayerId {
 fn restore(sandbox: &Sandbox, to: LayerId) {
     ask(
         sandbox,
-        Request::Restore { detach_mounts: false, to: Rev::Id(to), paths: Vec::new(), dry_run: false },
+        Request::Restore {
+            detach_mounts: false,
+            to: Rev::Id(to),
+            paths: Vec::new(),
+            dry_run: false,
+        },
     );
 }
 
@@ -152,7 +158,11 @@ fn a_store_in_which_the_same_is_done_for_ever_does_not_grow() {
         sandbox = place.open();
         sandbox.tidy().unwrap();
         gc(&sandbox, 10, 3);
-        assert_eq!(numbers, (0..20).map(|n| number(&sandbox, &format!("f{n}"))).collect::<Vec<_>>(), "stay");
+        assert_eq!(
+            numbers,
+            (0..20).map(|n| number(&sandbox, &format!("f{n}"))).collect::<Vec<_>>(),
+            "stay"
+        );
         assert_eq!(get(&sandbox, "f7"), format!("turn {turns} of file 7"));
         if round > 0 {
             seen.push(layers(&place.store()));

@@ -45,9 +45,11 @@ fn prepare(dir: &Path) -> Arc<Sandbox> {
     put(&sandbox, "far", b"FAR");
     put(&sandbox, "pair", b"PAIR");
     let fs = sandbox.fs();
-    fs.link(fs.lookup(NodeId::ROOT, &name("pair")).unwrap().id, NodeId::ROOT, &name("second")).unwrap();
+    fs.link(fs.lookup(NodeId::ROOT, &name("pair")).unwrap().id, NodeId::ROOT, &name("second"))
+        .unwrap();
     fs.unlink(NodeId::ROOT, &name("removed")).unwrap();
-    fs.rename(NodeId::ROOT, &name("renamed"), NodeId::ROOT, &name("now"), RenameMode::Replace, 0).unwrap();
+    fs.rename(NodeId::ROOT, &name("renamed"), NodeId::ROOT, &name("now"), RenameMode::Replace, 0)
+        .unwrap();
     let mode = fs.lookup(NodeId::ROOT, &name("mode")).unwrap().id;
     fs.setattr(mode, jailfs::fs::SetAttr { mode: Some(0o600), ..Default::default() }).unwrap();
     sandbox
@@ -58,7 +60,8 @@ const EVERY: usize = 4;
 
 /// What the base holds under all names, but for these.
 fn seen(base: &Path, but: &[&str]) -> Vec<(String, Vec<u8>)> {
-    let names = std::fs::read_dir(base).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let names =
+        std::fs::read_dir(base).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = names.filter(|name| !but.contains(&name.as_str())).collect();
     names.sort();
     names.into_iter().map(|name| (name.clone(), std::fs::read(base.join(&name)).unwrap())).collect()
@@ -122,7 +125,10 @@ fn what_somebody_writes_into_the_base_while_an_apply_is_under_way_is_never_lost(
                 break;
             }
             let bytes = std::fs::read(base.join(file)).unwrap_or_default();
-            assert!(bytes.ends_with(b"by hand"), "{when}: what was written by hand is lost: {result:?}");
+            assert!(
+                bytes.ends_with(b"by hand"),
+                "{when}: what was written by hand is lost: {result:?}"
+            );
             let now = seen(&base, &written);
             match result {
                 Ok(Reply::Applied(applied)) if applied.conflicts.is_empty() => {

@@ -45,7 +45,8 @@ impl Place {
 
     /// Without a history of single files, so that space is what states need.
     fn open(&self) -> Work {
-        let sandbox = Sandbox::create_or_open(&self.dir.path().join("base"), &self.store, &QUICK).unwrap();
+        let sandbox =
+            Sandbox::create_or_open(&self.dir.path().join("base"), &self.store, &QUICK).unwrap();
         sandbox.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
         Work(sandbox)
     }
@@ -68,7 +69,8 @@ impl Place {
 
 fn on_disk(path: &Path) -> u64 {
     let own = std::fs::symlink_metadata(path).map_or(0, |about| about.blocks() * 512);
-    let below = std::fs::read_dir(path).into_iter().flatten().map(|entry| on_disk(&entry.unwrap().path()));
+    let below =
+        std::fs::read_dir(path).into_iter().flatten().map(|entry| on_disk(&entry.unwrap().path()));
     own + below.sum::<u64>()
 }
 
@@ -123,18 +125,26 @@ impl Work {
     }
 
     fn checkpoint(&self, label: &str) {
-        self.0.handle(Request::Checkpoint { name: Some(label.to_owned()), message: String::new() }).unwrap();
+        self.0
+            .handle(Request::Checkpoint { name: Some(label.to_owned()), message: String::new() })
+            .unwrap();
     }
 
     fn restore(&self, label: &str) {
         let to = Rev::Name(label.to_owned());
         self.0
-            .handle(Request::Restore { detach_mounts: false, to, paths: Vec::new(), dry_run: false })
+            .handle(Request::Restore {
+                detach_mounts: false,
+                to,
+                paths: Vec::new(),
+                dry_run: false,
+            })
             .unwrap();
     }
 
     fn gc(&self, keep: u64) {
-        let request = Request::Gc { operations: 0, keep: Some(keep), max_store: None, dry_run: false };
+        let request =
+            Request::Gc { operations: 0, keep: Some(keep), max_store: None, dry_run: false };
         let Reply::Collected(_) = self.0.handle(request).unwrap() else { panic!("not a gc") };
     }
 }
@@ -208,7 +218,9 @@ fn layers_that_were_given_up_and_are_still_read_from_do_not_pile_up() {
     work.0.tidy().unwrap();
     work.gc(1);
     assert!(place.layers_and_packs() < 300 * KIB, "{}", place.layers_and_packs());
-    (0..160).filter(|n| n % 8 == 0).for_each(|n| assert!(work.get(&file(n)) == bytes(n, 5000), "{n}"));
+    (0..160)
+        .filter(|n| n % 8 == 0)
+        .for_each(|n| assert!(work.get(&file(n)) == bytes(n, 5000), "{n}"));
     drop(work);
     place.check();
 }
@@ -218,7 +230,9 @@ fn who_reads_while_content_is_put_together_reads_what_was_there() {
     let place = Place::new();
     let work = place.open();
     let over = AtomicBool::new(false);
-    let put = |n: u64| work.put(&format!("f{}", n % 24), &[bytes(n % 24, 30_000), bytes(n, 3000)].concat());
+    let put = |n: u64| {
+        work.put(&format!("f{}", n % 24), &[bytes(n % 24, 30_000), bytes(n, 3000)].concat())
+    };
     (0..24).for_each(put);
     std::thread::scope(|scope| {
         for reader in 0..2u64 {
@@ -273,7 +287,11 @@ fn a_layer_of_a_pack_whose_records_grow_large_has_a_directory_again() {
     work.0.handle(Request::Drop { rev: Rev::Name("many".to_owned()) }).unwrap();
     work.gc(5);
     place.check();
-    assert!(place.count("layers") > before - 1, "{} directories, {before} before", place.count("layers"));
+    assert!(
+        place.count("layers") > before - 1,
+        "{} directories, {before} before",
+        place.count("layers")
+    );
     for _ in 0..2 {
         work.restore("small");
         assert!(work.get("f") == bytes(1, 10_000) && work.get("g") == bytes(2, 10_000));
@@ -283,7 +301,9 @@ fn a_layer_of_a_pack_whose_records_grow_large_has_a_directory_again() {
     drop(work);
     let work = place.open();
     work.restore("small");
-    assert!(work.get("f") == bytes(1, 10_000) && work.0.fs().names(NodeId::ROOT).unwrap().len() == 6002);
+    assert!(
+        work.get("f") == bytes(1, 10_000) && work.0.fs().names(NodeId::ROOT).unwrap().len() == 6002
+    );
 }
 
 #[test]
@@ -297,7 +317,10 @@ fn a_flipped_bit_is_not_copied_to_where_it_would_be_right() {
     work.0.set_dedup(false);
     work.0.tidy().unwrap();
     drop(work);
-    let pool = std::fs::File::options().write(true).open(place.store.join("layers/00000002/pool")).unwrap();
+    let pool = std::fs::File::options()
+        .write(true)
+        .open(place.store.join("layers/00000002/pool"))
+        .unwrap();
     pool.write_all_at(&[!bytes(1, 9000)[100]], 100).unwrap();
     let work = place.open();
     work.0.tidy().unwrap();
@@ -328,7 +351,8 @@ fn a_store_without_packs_is_one_that_older_programs_read_and_a_newer_one_is_refu
 
 /// So many lines of text, no two of them the same, in which there is much to be left out.
 fn text(seed: u64, lines: u64) -> Vec<u8> {
-    let line = |n: u64| format!("let value_{n:06} = compute_the_value_of({seed}, {});\n", n * 7919 % 1009);
+    let line =
+        |n: u64| format!("let value_{n:06} = compute_the_value_of({seed}, {});\n", n * 7919 % 1009);
     (0..lines).flat_map(|n| line(n).into_bytes()).collect()
 }
 
@@ -496,7 +520,8 @@ fn a_flipped_bit_of_deflated_content_is_told_of_the_version_that_is_deep_in_its_
         let checked = Sandbox::check_store(&place.store, true).unwrap();
         assert!(!checked.problems.is_empty(), "cell at {cell}");
         let wanted = format!("pool at offset {cell}: content fails its checksum");
-        let of = |warning: &String| warning.contains(&wanted) && warning.contains("version 1 of 'g'");
+        let of =
+            |warning: &String| warning.contains(&wanted) && warning.contains("version 1 of 'g'");
         told.extend(checked.warnings.iter().any(of).then_some(cell));
         assert!(checked.warnings.iter().all(of), "{:?}", checked.warnings);
         file.write_all_at(&byte, cell + 77).unwrap();
@@ -543,9 +568,17 @@ fn a_repair_takes_what_is_damaged_and_leaves_what_is_not_whatever_else_is_wrong(
             "{:?}",
             checked.repaired
         );
-        assert!(first.join("index").exists() && open.join("sums").exists() && !last.join("index").exists());
+        assert!(
+            first.join("index").exists()
+                && open.join("sums").exists()
+                && !last.join("index").exists()
+        );
         let told = |part: &str| checked.problems.iter().any(|problem| problem.contains(part));
-        assert!(told("stays as it is") && told("not a record of this format"), "{:?}", checked.problems);
+        assert!(
+            told("stays as it is") && told("not a record of this format"),
+            "{:?}",
+            checked.problems
+        );
         assert_eq!(told("its end is missing"), is_pack_damaged, "{:?}", checked.problems);
         assert!(!told("No such file"), "{:?}", checked.problems);
     }
@@ -562,7 +595,12 @@ fn a_mount_puts_older_layers_together_by_itself() {
     let until = Instant::now() + Duration::from_secs(100);
     // It is woken by what is done, and comes behind it.
     while count("layers") > 45 {
-        assert!(Instant::now() < until, "{} directories, {} packs", count("layers"), count("packs"));
+        assert!(
+            Instant::now() < until,
+            "{} directories, {} packs",
+            count("layers"),
+            count("packs")
+        );
         live.sh("echo more >> f0");
         live.checkpoint(&format!("more{}", live.json(&["log"]).len()));
     }
@@ -579,7 +617,9 @@ fn layers_whose_end_was_given_up_after_they_had_checksums_are_put_together() {
     let until = Instant::now() + Duration::from_secs(100);
     let mut made = 0;
     let mut step = || {
-        live.sh(&format!("head -c 5000 /dev/urandom > f{made}; head -c 1200003 /dev/urandom > passing"));
+        live.sh(&format!(
+            "head -c 5000 /dev/urandom > f{made}; head -c 1200003 /dev/urandom > passing"
+        ));
         live.checkpoint(&format!("c{made}"));
         made += 1;
     };
@@ -594,5 +634,9 @@ fn layers_whose_end_was_given_up_after_they_had_checksums_are_put_together() {
         live.jailfs(&["gc", "--keep", "3", "--operations", "0"]);
     }
     assert_eq!(live.json(&["check", "--read-data"]).last().unwrap()["problems"], 0);
-    assert!(!std::fs::read_to_string(live.store.join("daemon.log")).unwrap().contains("content of layer"));
+    assert!(
+        !std::fs::read_to_string(live.store.join("daemon.log"))
+            .unwrap()
+            .contains("content of layer")
+    );
 }

@@ -45,7 +45,8 @@ impl Place {
     fn reopen(&mut self) {
         self.sandbox = None;
         let (base, store) = (self.dir.path().join("base"), self.dir.path().join("store"));
-        self.sandbox = Some(Sandbox::create_or_open(&base, &store, &StoreOptions::default()).unwrap());
+        self.sandbox =
+            Some(Sandbox::create_or_open(&base, &store, &StoreOptions::default()).unwrap());
     }
 
     fn sandbox(&self) -> &Sandbox {
@@ -57,9 +58,9 @@ impl Place {
     }
 
     fn find(&self, path: &str) -> Option<NodeId> {
-        path.split('/')
-            .filter(|part| !part.is_empty())
-            .try_fold(NodeId::ROOT, |dir, part| self.fs().lookup(dir, &name(part)).ok().map(|entry| entry.id))
+        path.split('/').filter(|part| !part.is_empty()).try_fold(NodeId::ROOT, |dir, part| {
+            self.fs().lookup(dir, &name(part)).ok().map(|entry| entry.id)
+        })
     }
 
     fn id(&self, path: &str) -> NodeId {
@@ -81,7 +82,8 @@ impl Place {
     }
 
     fn get(&self, path: &str) -> String {
-        let bytes = self.fs().read(self.id(path), 0, u64::MAX).unwrap().read(false).unwrap().unwrap();
+        let bytes =
+            self.fs().read(self.id(path), 0, u64::MAX).unwrap().read(false).unwrap().unwrap();
         String::from_utf8(bytes).unwrap()
     }
 
@@ -173,12 +175,17 @@ impl Place {
             _ => String::new(),
         };
         let meta = attr.meta;
-        let seen =
-            format!("{:o} {} {} {:?} {xattrs:?} {content:?}", meta.mode, meta.uid, meta.gid, meta.mtime);
+        let seen = format!(
+            "{:o} {} {} {:?} {xattrs:?} {content:?}",
+            meta.mode, meta.uid, meta.gid, meta.mtime
+        );
         all.insert(path.to_owned(), seen);
         if attr.kind == FileKind::Dir {
             for child in self.fs().names(id).unwrap() {
-                self.look(&if path.is_empty() { child.to_string() } else { format!("{path}/{child}") }, all);
+                self.look(
+                    &if path.is_empty() { child.to_string() } else { format!("{path}/{child}") },
+                    all,
+                );
             }
         }
     }
@@ -231,7 +238,10 @@ fn check(
         } else if !leads(path) {
             assert_eq!(now.get(path), before.get(path), "{path}, not in {paths:?}");
         } else {
-            assert!(now.contains_key(path) || !before.contains_key(path), "{path} leads to one of {paths:?}");
+            assert!(
+                now.contains_key(path) || !before.contains_key(path),
+                "{path} leads to one of {paths:?}"
+            );
         }
     }
 }
@@ -303,7 +313,10 @@ fn a_file_that_was_moved_away_stays_there_and_comes_back_as_another() {
     assert_ne!(place.ino("b"), ino);
     place.put("b", "changed\n");
     assert_eq!(place.get("moved"), "one\n");
-    assert_eq!((place.get("dir/f").as_str(), place.get("d/f").as_str()), ("two\n", "d/f of the base\n"));
+    assert_eq!(
+        (place.get("dir/f").as_str(), place.get("d/f").as_str()),
+        ("two\n", "d/f of the base\n")
+    );
     place.put("d/e/h", "changed\n");
     assert_eq!(place.get("dir/e/h"), "d/e/h of the base\n");
 }
@@ -315,7 +328,10 @@ fn a_hard_link_of_a_name_outside_is_cut_or_joined_and_never_changed() {
     place.checkpoint("one");
     place.put("a", "both\n");
     place.restore("one", &["src"]);
-    assert_eq!((place.get("a").as_str(), place.get("src/a-too").as_str()), ("both\n", "a of the base\n"));
+    assert_eq!(
+        (place.get("a").as_str(), place.get("src/a-too").as_str()),
+        ("both\n", "a of the base\n")
+    );
     assert_eq!((place.links("a"), place.links("src/a-too")), (1, 1));
     // Removed, and the other end is what it was: they are one file again.
     place.restore("one", &["a", "src/a-too"]);
@@ -391,7 +407,8 @@ struct Dice(u64);
 
 impl Dice {
     fn roll(&mut self, sides: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as usize % sides
     }
 
@@ -428,7 +445,10 @@ fn some_change(place: &Place, dice: &mut Dice, step: usize) {
             let set = SetAttr { mode: Some(0o700 + dice.roll(64) as u32), ..SetAttr::default() };
             if kind != FileKind::Symlink {
                 place.fs().setattr(place.id(&path), set).unwrap();
-                place.fs().setxattr(place.id(&path), b"user.step", b"x", SetXattr::default()).unwrap();
+                place
+                    .fs()
+                    .setxattr(place.id(&path), b"user.step", b"x", SetXattr::default())
+                    .unwrap();
             }
         }
         7 if place.find(&new).is_none() => {
@@ -444,8 +464,10 @@ fn some_change(place: &Place, dice: &mut Dice, step: usize) {
 /// `JAILFS_PARTIAL_SEEDS` asks for more histories than the few of every run, `JAILFS_PARTIAL_FIRST` for others.
 #[test]
 fn whatever_happened_a_restore_of_paths_is_exact_and_touches_nothing_else() {
-    let seeds = std::env::var("JAILFS_PARTIAL_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(12);
-    let first = std::env::var("JAILFS_PARTIAL_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    let seeds =
+        std::env::var("JAILFS_PARTIAL_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(12);
+    let first =
+        std::env::var("JAILFS_PARTIAL_FIRST").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
     for seed in first..first + seeds {
         let mut dice = Dice(seed);
         println!("seed {seed}");
@@ -492,11 +514,18 @@ fn whatever_happened_a_restore_of_paths_is_exact_and_touches_nothing_else() {
                         .verify()
                         .unwrap_or_else(|e| panic!("seed {seed}, step {step}: {e}"));
                     let now = place.picture();
-                    check_links(&place, &format!("seed {seed}, step {step}, {paths:?} of {checkpoint}"));
+                    check_links(
+                        &place,
+                        &format!("seed {seed}, step {step}, {paths:?} of {checkpoint}"),
+                    );
                     check(&now, &then, &before, &paths);
                     if dice.roll(3) == 0 {
                         place.reopen();
-                        assert_eq!(place.picture(), now, "seed {seed}, step {step}: after a remount");
+                        assert_eq!(
+                            place.picture(),
+                            now,
+                            "seed {seed}, step {step}: after a remount"
+                        );
                     }
                 }
                 Err(error) => {

@@ -120,7 +120,8 @@ impl Work {
         if let Some(id) = self.id(file) {
             return id;
         }
-        let made = self.sandbox().fs().mknod(NodeId::ROOT, &name(file), 0o100_644, 0, 0, ME).unwrap();
+        let made =
+            self.sandbox().fs().mknod(NodeId::ROOT, &name(file), 0o100_644, 0, 0, ME).unwrap();
         self.now.files.insert(file.to_owned(), Vec::new());
         self.note(false);
         made.id
@@ -200,7 +201,10 @@ impl Work {
             && let Some(content) = self.now.files.remove(&from)
         {
             let root = NodeId::ROOT;
-            self.sandbox().fs().rename(root, &name(&from), root, &name(&to), RenameMode::Replace, 1).unwrap();
+            self.sandbox()
+                .fs()
+                .rename(root, &name(&from), root, &name(&to), RenameMode::Replace, 1)
+                .unwrap();
             self.now.files.insert(to, content);
         }
         false
@@ -246,7 +250,14 @@ impl Work {
         }
         match self.id(&file) {
             Some(id) => {
-                let bytes = self.sandbox().fs().read(id, 0, u64::MAX).unwrap().read(false).unwrap().unwrap();
+                let bytes = self
+                    .sandbox()
+                    .fs()
+                    .read(id, 0, u64::MAX)
+                    .unwrap()
+                    .read(false)
+                    .unwrap()
+                    .unwrap();
                 self.now.files.insert(file, bytes);
             }
             None => drop(self.now.files.remove(&file)),
@@ -258,7 +269,9 @@ impl Work {
         let keep = (self.random.below(3) == 0).then(|| self.random.below(4));
         let operations = self.random.below(4);
         let request = Request::Gc { operations, keep, max_store: None, dry_run: false };
-        let Reply::Collected(collected) = self.sandbox().handle(request).unwrap() else { panic!("not a gc") };
+        let Reply::Collected(collected) = self.sandbox().handle(request).unwrap() else {
+            panic!("not a gc")
+        };
         for dropped in collected.dropped {
             self.now.checkpoints.remove(&dropped.name.unwrap_or_default());
         }
@@ -268,8 +281,12 @@ impl Work {
 
 fn read_all(sandbox: &Sandbox) -> Files {
     let state = sandbox.fs().state();
-    let request =
-        Request::Diff { from: Rev::Base, to: Rev::Now, paths: Vec::new(), detail: Detail::NameStatus };
+    let request = Request::Diff {
+        from: Rev::Base,
+        to: Rev::Now,
+        paths: Vec::new(),
+        detail: Detail::NameStatus,
+    };
     let Reply::Diff(changes) = sandbox.handle(request).unwrap() else { panic!("not a diff") };
     let mut files = Files::new();
     for change in changes.to_vec().unwrap() {
@@ -303,9 +320,11 @@ fn read_known(sandbox: &Sandbox) -> Known {
 
 /// Holds what a power cut after `at` changes left against what was known.
 fn judge(story: &Story, at: usize, found: &Known, told: &str) {
-    let synced = story.synced.iter().rev().find(|(done, _)| *done <= at).map_or(0, |(_, state)| *state);
+    let synced =
+        story.synced.iter().rev().find(|(done, _)| *done <= at).map_or(0, |(_, state)| *state);
     // The operation that was under way may be there.
-    let last = story.states.iter().position(|(done, _)| *done > at).unwrap_or(story.states.len() - 1);
+    let last =
+        story.states.iter().position(|(done, _)| *done > at).unwrap_or(story.states.len() - 1);
     let possible = &story.states[synced..=last];
     assert!(
         possible.iter().any(|(_, known)| known.files == found.files),
@@ -319,7 +338,10 @@ fn judge(story: &Story, at: usize, found: &Known, told: &str) {
     }
     for label in story.states[synced].1.checkpoints.keys() {
         let dropped = possible.iter().any(|(_, known)| !known.checkpoints.contains_key(label));
-        assert!(dropped || found.checkpoints.contains_key(label), "{told}: checkpoint {label} is gone");
+        assert!(
+            dropped || found.checkpoints.contains_key(label),
+            "{told}: checkpoint {label} is gone"
+        );
     }
 }
 
@@ -330,9 +352,12 @@ fn judge_versions(sandbox: &Sandbox, ever: &BTreeSet<Vec<u8>>, told: &str) -> us
     for file in names {
         let path = TreePath::parse(file.as_bytes()).unwrap();
         for version in sandbox.fs().versions(&path) {
-            let Some((state, found)) = sandbox.fs().version(&path, version.number) else { continue };
+            let Some((state, found)) = sandbox.fs().version(&path, version.number) else {
+                continue;
+            };
             let read = state.read_all(&found);
-            let bytes = read.unwrap_or_else(|error| panic!("{told}: {file}@{}: {error}", version.number));
+            let bytes =
+                read.unwrap_or_else(|error| panic!("{told}: {file}@{}: {error}", version.number));
             assert!(ever.contains(&bytes), "{told}: {file}@{} never was", version.number);
             count += 1;
         }
@@ -376,7 +401,8 @@ fn run(seed: u64) -> usize {
         changes[..at].iter().for_each(|change| disk.apply(change));
         let copy: PathBuf = dir.path().join(format!("cut{cut}"));
         disk.cut(&mut random, root, &copy);
-        let told = format!("JAILFS_POWER_SEED={seed}, cut {cut}, after {at} of {} changes", changes.len());
+        let told =
+            format!("JAILFS_POWER_SEED={seed}, cut {cut}, after {at} of {} changes", changes.len());
         let sandbox = Sandbox::open(&copy).unwrap_or_else(|error| panic!("{told}: {error}"));
         versions += judge_versions(&sandbox, &ever, &told);
         let found = read_known(&sandbox);
@@ -386,7 +412,10 @@ fn run(seed: u64) -> usize {
         assert!(checked.problems.is_empty(), "{told}: {:#?}", checked.problems);
         assert!(checked.warnings.is_empty(), "{told}: {:#?}", checked.warnings);
     }
-    assert!(versions > CUTS / 4, "JAILFS_POWER_SEED={seed}: only {versions} versions survived {CUTS} cuts");
+    assert!(
+        versions > CUTS / 4,
+        "JAILFS_POWER_SEED={seed}: only {versions} versions survived {CUTS} cuts"
+    );
     CUTS
 }
 
@@ -416,7 +445,8 @@ fn run_volatile(seed: u64) -> usize {
         changes[..at].iter().for_each(|change| disk.apply(change));
         let copy: PathBuf = dir.path().join(format!("cut{cut}"));
         disk.cut(&mut random, root, &copy);
-        let told = format!("JAILFS_POWER_SEED={seed}, cut {cut}, after {at} of {} changes", changes.len());
+        let told =
+            format!("JAILFS_POWER_SEED={seed}, cut {cut}, after {at} of {} changes", changes.len());
         let sandbox = match Sandbox::open(&copy) {
             Ok(sandbox) => sandbox,
             Err(error) => {

@@ -241,7 +241,14 @@ impl World {
     }
 
     /// What was opened is whole: as it was before, or as it was to become.
-    fn judge(&self, store: &Path, verb: &Request, before: &Seen, after: &Seen, (told, done): (&str, bool)) {
+    fn judge(
+        &self,
+        store: &Path,
+        verb: &Request,
+        before: &Seen,
+        after: &Seen,
+        (told, done): (&str, bool),
+    ) {
         check(store, told);
         let staged = shell(&self.live.base, "find . -name '.jailfs-*'");
         assert_eq!(staged, "", "{told}: staged files are left");
@@ -254,7 +261,9 @@ impl World {
         assert!(!done, "{told}: what was acknowledged is gone");
         same(&found, before, told);
         let sandbox = Sandbox::open(store).unwrap();
-        let Reply::Applied(applied) = sandbox.handle(verb.clone()).unwrap() else { panic!("no apply") };
+        let Reply::Applied(applied) = sandbox.handle(verb.clone()).unwrap() else {
+            panic!("no apply")
+        };
         assert_eq!(applied.conflicts, [], "{told}: done again");
         drop(sandbox);
         same(&self.seen(store), after, &format!("{told}, done again"));
@@ -272,7 +281,8 @@ fn same(found: &Seen, wanted: &Seen, told: &str) {
     assert_same(&lines(&wanted.base), &lines(&found.base), &format!("{told}: the base"));
     assert!(found.states.keys().eq(wanted.states.keys()), "{told}: other checkpoints");
     for (id, state) in &wanted.states {
-        let lines = |changes: &[Change]| changes.iter().map(|c| format!("{c:?}")).collect::<Vec<_>>();
+        let lines =
+            |changes: &[Change]| changes.iter().map(|c| format!("{c:?}")).collect::<Vec<_>>();
         assert_same(&lines(state), &lines(&found.states[id]), &format!("{told}: state {id}"));
     }
 }
@@ -338,7 +348,8 @@ impl Recording {
             0 => File::open(&self.base).unwrap().sync_all().unwrap(),
             _ if files.is_empty() => {}
             what => {
-                let file = File::open(&files[self.random.below(files.len() as u64) as usize]).unwrap();
+                let file =
+                    File::open(&files[self.random.below(files.len() as u64) as usize]).unwrap();
                 if what == 1 {
                     file.sync_all().unwrap()
                 } else {
@@ -353,7 +364,8 @@ impl Recording {
 fn run(seed: u64) -> usize {
     let mut random = Random(seed);
     let make = "truncate -s 24M ../image; mkfs.ext4 -q -b 4096 -J size=4 ../image; mount -o loop,noatime,noauto_da_alloc ../image $PWD";
-    let mut live = Live::with_limit(&format!("{make}; cd $PWD; {FILL}"), &[], Duration::from_secs(300));
+    let mut live =
+        Live::with_limit(&format!("{make}; cd $PWD; {FILL}"), &[], Duration::from_secs(300));
     let mounted = Mounted(live.base.clone());
     live.applied = true;
     for name in ["first", "second"] {
@@ -378,8 +390,13 @@ fn run(seed: u64) -> usize {
         shell(&world.live.base, "sync -f .");
         let work = || {
             let sandbox = Sandbox::open(&store).unwrap();
-            let Reply::Applied(applied) = sandbox.handle(verb.clone()).unwrap() else { panic!("no apply") };
-            assert!(applied.conflicts.is_empty() && applied.changes.len() > 10, "{told}: {applied:?}");
+            let Reply::Applied(applied) = sandbox.handle(verb.clone()).unwrap() else {
+                panic!("no apply")
+            };
+            assert!(
+                applied.conflicts.is_empty() && applied.changes.len() > 10,
+                "{told}: {applied:?}"
+            );
         };
         let (_, left) = world.cut((&image, &store), RARELY, &told, work);
         let after = world.seen(&store);
@@ -406,7 +423,8 @@ static TURN: Mutex<()> = Mutex::new(());
 #[test]
 fn what_an_apply_made_goes_though_the_power_took_what_it_said_of_it() {
     let _turn = TURN.lock();
-    let mut live = Live::with_limit("mkdir old; echo old > old/file", &[], Duration::from_secs(200));
+    let mut live =
+        Live::with_limit("mkdir old; echo old > old/file", &[], Duration::from_secs(200));
     live.applied = true;
     live.sh("mkdir new; seq 100 > new/one; ln new/one new/two; ln new/one old/three; echo new > old/file");
     let after = host(&live.mnt);
@@ -443,7 +461,9 @@ fn what_an_apply_made_goes_though_the_power_took_what_it_said_of_it() {
         for step in (1 + random.below(6)..90).step_by(6) {
             failpoint::with(&format!("fail:any:{step}+:EIO"), || drop(Sandbox::open(&cut)));
         }
-        drop(Sandbox::open(&cut).unwrap_or_else(|error| panic!("cut off at step {moment}: {error}")));
+        drop(
+            Sandbox::open(&cut).unwrap_or_else(|error| panic!("cut off at step {moment}: {error}")),
+        );
         let found = host(&base);
         // The seal may have come through, whatever was answered.
         if found == after {

@@ -65,7 +65,11 @@ fn modules_import_only_from_lower_ranks() {
             for other in named(line) {
                 checked += 1;
                 if other != module && rank(&other) >= rank(module) {
-                    broken.push(format!("{}:{}: {module} uses {other}", inside.display(), number + 1));
+                    broken.push(format!(
+                        "{}:{}: {module} uses {other}",
+                        inside.display(),
+                        number + 1
+                    ));
                 }
             }
         }
@@ -76,7 +80,8 @@ fn modules_import_only_from_lower_ranks() {
 
 #[test]
 fn every_module_has_a_rank() {
-    let lib = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs")).unwrap();
+    let lib =
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs")).unwrap();
     let modules = lib.lines().filter_map(|l| l.strip_prefix("pub mod ")?.strip_suffix(';'));
     assert_eq!(modules.map(rank).count(), RANKS.iter().map(|r| r.len()).sum::<usize>());
 }
@@ -103,7 +108,9 @@ fn one_file_knows_bincode() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = Vec::new();
     sources(&src, &mut files);
-    let users: Vec<_> =
-        files.iter().filter(|f| std::fs::read_to_string(f).unwrap().contains("bincode::")).collect();
+    let users: Vec<_> = files
+        .iter()
+        .filter(|f| std::fs::read_to_string(f).unwrap().contains("bincode::"))
+        .collect();
     assert_eq!(users, [&src.join("store/codec.rs")]);
 }

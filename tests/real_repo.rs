@@ -76,9 +76,15 @@ impl Mount {
         command
             .env("CARGO_HOME", keep("CARGO_HOME", ".cargo"))
             .env("RUSTUP_HOME", keep("RUSTUP_HOME", ".rustup"));
-        command.env("HOME", home).env("LC_ALL", "C").env_remove("CARGO_TARGET_DIR").env_remove("RUSTFLAGS");
+        command
+            .env("HOME", home)
+            .env("LC_ALL", "C")
+            .env_remove("CARGO_TARGET_DIR")
+            .env_remove("RUSTFLAGS");
         for (name, value) in [("NAME", "t"), ("EMAIL", "t@example.org")] {
-            command.env(format!("GIT_AUTHOR_{name}"), value).env(format!("GIT_COMMITTER_{name}"), value);
+            command
+                .env(format!("GIT_AUTHOR_{name}"), value)
+                .env(format!("GIT_COMMITTER_{name}"), value);
         }
         succeed(&mut command)
     }
@@ -134,8 +140,8 @@ fn picture(root: &Path, host: bool) -> BTreeMap<PathBuf, String> {
     let mut all = BTreeMap::new();
     let mut dirs = vec![root.to_path_buf()];
     while let Some(dir) = dirs.pop() {
-        for entry in
-            std::iter::once(dir.clone()).chain(std::fs::read_dir(&dir).unwrap().map(|e| e.unwrap().path()))
+        for entry in std::iter::once(dir.clone())
+            .chain(std::fs::read_dir(&dir).unwrap().map(|e| e.unwrap().path()))
         {
             let stat = std::fs::symlink_metadata(&entry).unwrap();
             if stat.is_dir() && entry != dir {
@@ -176,9 +182,9 @@ fn picture(root: &Path, host: bool) -> BTreeMap<PathBuf, String> {
 }
 
 fn crc(bytes: &[u8]) -> u64 {
-    bytes
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 fn assert_same(left: &BTreeMap<PathBuf, String>, right: &BTreeMap<PathBuf, String>, what: &str) {
@@ -197,13 +203,15 @@ fn generate(base: &Path) {
         let path = base.join(format!("pkg{}/mod{dir}", dir % 20));
         std::fs::create_dir_all(&path).unwrap();
         for file in 0..FILES {
-            let text = format!("// file {file} of {dir}\npub fn f{file}() -> u32 {{ {} }}\n", dir * file)
-                .repeat(1 + file % 7);
+            let text =
+                format!("// file {file} of {dir}\npub fn f{file}() -> u32 {{ {} }}\n", dir * file)
+                    .repeat(1 + file % 7);
             std::fs::write(path.join(format!("file{file}.rs")), text).unwrap();
         }
     }
     std::fs::create_dir_all(base.join("crate/src")).unwrap();
-    let manifest = "[package]\nname = \"inner\"\nversion = \"0.1.0\"\nedition = \"2021\"\n[workspace]\n";
+    let manifest =
+        "[package]\nname = \"inner\"\nversion = \"0.1.0\"\nedition = \"2021\"\n[workspace]\n";
     std::fs::write(base.join("crate/Cargo.toml"), manifest).unwrap();
     std::fs::write(base.join("crate/src/main.rs"), "fn main() { println!(\"hello\"); }\n").unwrap();
     std::os::unix::fs::symlink("../pkg0/mod0/file0.rs", base.join("crate/link.rs")).unwrap();
@@ -237,7 +245,9 @@ fn a_real_repository_survives_everything_and_goes_home() {
     mount.sh("test -z \"$(git status --porcelain)\"");
     mount.sh("echo '// edited' >> pkg0/mod0/file0.rs; git commit -qam second; git checkout -q -b side HEAD~1; git checkout -q main; git gc -q; git fsck --strict");
     mount.sh("cd crate && cargo build -q --offline && test \"$(target/debug/inner)\" = hello && cargo build --offline 2>&1 | grep -q Finished");
-    mount.sh("tar cf ../pkg.tar pkg2 && mkdir un && tar xf ../pkg.tar -C un && diff -r pkg2 un/pkg2");
+    mount.sh(
+        "tar cf ../pkg.tar pkg2 && mkdir un && tar xf ../pkg.tar -C un && diff -r pkg2 un/pkg2",
+    );
     mount.sh("rsync -a pkg3/ copy/ && test -z \"$(rsync -ani pkg3/ copy/)\"");
     mount.sh("sed -i 's/file 1 of/FILE 1 OF/' pkg4/mod*/file1.rs && grep -rl 'FILE 1 OF' pkg4 | wc -l | grep -qx 10");
     let status_at_green = mount.sh("git status --porcelain");
@@ -259,7 +269,10 @@ fn a_real_repository_survives_everything_and_goes_home() {
     assert_same(&green, &picture(&mount.mnt(), false), "after the restore");
     assert_eq!(stays.ask("ls | wc -l").trim(), "100", "a shell in a directory that stayed goes on");
     stays.ask("echo late > ./late; rm ./late");
-    assert!(goes.ask("mkdir x").contains("No such file"), "one in a directory that was removed does not");
+    assert!(
+        goes.ask("mkdir x").contains("No such file"),
+        "one in a directory that was removed does not"
+    );
     assert!(
         goes.ask("cd ../.. && ls").contains("pkg0"),
         "two levels up from it is still the root of the mount"

@@ -26,12 +26,21 @@ const SAVES: &[(&str, &str)] = &[
     ("tee", "printf 'new\\n' | tee f > /dev/null"),
     ("cp over it", "printf 'new\\n' > ../aside; cp ../aside f"),
     ("mv over it", "printf 'new\\n' > f.new; mv f.new f"),
-    ("vim, which renames", "vim -u NONE -es -c 'set backupcopy=no backup' -c '%s/two/zwei/' -c 'wq' f"),
-    ("vim, in place", "vim -u NONE -es -c 'set backupcopy=yes nobackup' -c '%s/two/zwei/' -c 'wq' f"),
+    (
+        "vim, which renames",
+        "vim -u NONE -es -c 'set backupcopy=no backup' -c '%s/two/zwei/' -c 'wq' f",
+    ),
+    (
+        "vim, in place",
+        "vim -u NONE -es -c 'set backupcopy=yes nobackup' -c '%s/two/zwei/' -c 'wq' f",
+    ),
     ("vim without a backup", "vim -u NONE -es -c 'set nowritebackup' -c '1d' -c 'wq' f"),
     ("sed -i", "sed -i s/two/zwei/ f"),
     ("perl -i", "perl -pi -e s/two/zwei/ f"),
-    ("patch", "printf -- '--- f\\n+++ f\\n@@ -1,3 +1,3 @@\\n one\\n-two\\n+zwei\\n three\\n' | patch -s f"),
+    (
+        "patch",
+        "printf -- '--- f\\n+++ f\\n@@ -1,3 +1,3 @@\\n one\\n-two\\n+zwei\\n three\\n' | patch -s f",
+    ),
     ("python open('w')", "python3 -c \"open('f', 'w').write('new')\""),
     ("python open('a')", "python3 -c \"open('f', 'a').write('new')\""),
     (
@@ -87,14 +96,23 @@ fn history_undo_redo_and_diff_are_as_documented() {
     assert!(lines.len() == 2 && lines[0].trim_start().starts_with("2  "), "{said}");
     assert!(lines[0].ends_with("4 bytes  before it was truncated"), "{said}");
     let line = &live.json(&["history", "src/main.rs"])[1];
-    assert_eq!((&line["type"], &line["number"], &line["size"]), (&"version".into(), &1.into(), &13.into()));
+    assert_eq!(
+        (&line["type"], &line["number"], &line["size"]),
+        (&"version".into(), &1.into(), &13.into())
+    );
     assert_eq!((&line["edit"], &line["path"]), (&"truncate".into(), &"src/main.rs".into()));
     let patch = live.jailfs(&["diff", "-p", "src/main.rs@2", "src/main.rs"]);
     assert!(patch.contains("-two\n+three\n"), "{patch}");
     assert!(live.jailfs(&["diff", "-p", "src/main.rs@1"]).contains("-fn main() {}\n+three\n"));
     assert_eq!(live.jailfs(&["diff", "src/main.rs@1", "src/main.rs@2"]), "M\tsrc/main.rs\n");
-    assert_eq!(live.jailfs(&["undo", "src/main.rs"]), "undo: src/main.rs is version 2 now (4 bytes)\n");
-    assert_eq!(live.jailfs(&["undo", "src/main.rs"]), "undo: src/main.rs is version 1 now (13 bytes)\n");
+    assert_eq!(
+        live.jailfs(&["undo", "src/main.rs"]),
+        "undo: src/main.rs is version 2 now (4 bytes)\n"
+    );
+    assert_eq!(
+        live.jailfs(&["undo", "src/main.rs"]),
+        "undo: src/main.rs is version 1 now (13 bytes)\n"
+    );
     let stepped = &live.json(&["redo", "src/main.rs", "-n", "2"])[0];
     assert_eq!((&stepped["type"], &stepped["verb"]), (&"stepped".into(), &"redo".into()));
     assert_eq!((&stepped["number"], &stepped["new_size"]), (&serde_json::Value::Null, &6.into()));
@@ -107,7 +125,10 @@ fn history_undo_redo_and_diff_are_as_documented() {
     ] {
         let output = live.try_jailfs(&words);
         assert_eq!(output.status.code(), Some(code), "{words:?}: {output:?}");
-        assert!(String::from_utf8_lossy(&output.stderr).contains("hint: "), "{words:?}: {output:?}");
+        assert!(
+            String::from_utf8_lossy(&output.stderr).contains("hint: "),
+            "{words:?}: {output:?}"
+        );
     }
     // After a remount and a kill, and in a store that is not mounted.
     live.kill_and_mount();
@@ -116,7 +137,8 @@ fn history_undo_redo_and_diff_are_as_documented() {
     live.umount();
     let offline = |words: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
-        let output = command.arg("--store").arg(&live.store).args(words).current_dir("/").output().unwrap();
+        let output =
+            command.arg("--store").arg(&live.store).args(words).current_dir("/").output().unwrap();
         assert!(output.status.success(), "{words:?}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
     };
@@ -204,7 +226,9 @@ for n in range({rewrites}):
     loop {
         let stored = live.json(&["status"])[0]["store_bytes"].as_u64().unwrap() - before;
         if stored < most {
-            eprintln!("{rewrites} rewrites of a file growing to 4.1 MB: {stored} bytes in the store");
+            eprintln!(
+                "{rewrites} rewrites of a file growing to 4.1 MB: {stored} bytes in the store"
+            );
             break;
         }
         assert!(std::time::Instant::now() < end, "{stored} bytes are stored");

@@ -65,7 +65,8 @@ impl Place {
     fn reopen(&mut self) {
         self.sandbox = None;
         let (base, store) = (self.base(""), self.dir.path().join("store"));
-        self.sandbox = Some(Sandbox::create_or_open(&base, &store, &StoreOptions::default()).unwrap());
+        self.sandbox =
+            Some(Sandbox::create_or_open(&base, &store, &StoreOptions::default()).unwrap());
     }
 
     fn sandbox(&self) -> &Sandbox {
@@ -114,20 +115,27 @@ impl Place {
 
     fn restore(&self, to: &str, paths: &[&str]) {
         let paths = paths.iter().map(|path| tree_path(path)).collect();
-        self.ask(Request::Restore { to: Rev::parse(to), paths, dry_run: false, detach_mounts: false });
+        self.ask(Request::Restore {
+            to: Rev::parse(to),
+            paths,
+            dry_run: false,
+            detach_mounts: false,
+        });
     }
 
     /// What differs from one state to another, a line each.
     fn diff(&self, from: &str, to: &str, detail: Detail) -> Vec<String> {
         let paths = Vec::new();
-        match self.ask(Request::Diff { from: Rev::parse(from), to: Rev::parse(to), paths, detail }) {
+        match self.ask(Request::Diff { from: Rev::parse(from), to: Rev::parse(to), paths, detail })
+        {
             Reply::Diff(changes) => told(&changes),
             other => panic!("{other:?}"),
         }
     }
 
     fn apply(&self, undo: bool) {
-        let request = Request::Apply { paths: Vec::new(), dry_run: false, undo, consent: Consent::ALL };
+        let request =
+            Request::Apply { paths: Vec::new(), dry_run: false, undo, consent: Consent::ALL };
         match self.ask(request) {
             Reply::Applied(done) => assert!(done.conflicts.is_empty(), "{:?}", done.conflicts),
             other => panic!("{other:?}"),
@@ -137,7 +145,9 @@ impl Place {
     /// The store keeps its own rules, to the last byte.
     fn check(&self) {
         match self.ask(Request::Check { read_data: true }) {
-            Reply::Checked(checked) => assert!(checked.problems.is_empty(), "{:#?}", checked.problems),
+            Reply::Checked(checked) => {
+                assert!(checked.problems.is_empty(), "{:#?}", checked.problems)
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -391,7 +401,10 @@ fn what_an_apply_writes_has_the_holes_of_the_tree() {
     place.apply(false);
     let is = ["f", "shrunk", "dense"].map(|name| host::read(place.base(name)).unwrap());
     assert!(is == wanted, "every byte");
-    assert!(wanted[1][4 * MIB as usize + 10..].iter().all(|byte| *byte == 0), "what was cut is zeros");
+    assert!(
+        wanted[1][4 * MIB as usize + 10..].iter().all(|byte| *byte == 0),
+        "what was cut is zeros"
+    );
     let taken_by = |name| taken(&place.base(name));
     assert!(taken_by("f") <= before + 16 * KIB, "{} bytes, {before} before", taken_by("f"));
     assert!(taken_by("shrunk") <= 96 * KIB, "{} bytes", taken_by("shrunk"));
@@ -437,14 +450,16 @@ fn a_hole_that_damage_left_is_an_error_and_not_zeros() {
             punch_hole(&pool, ByteRange::at(0, 64 * KIB)).unwrap();
         }
     }
-    let request = Request::Apply { paths: Vec::new(), dry_run: false, undo: false, consent: Consent::ALL };
+    let request =
+        Request::Apply { paths: Vec::new(), dry_run: false, undo: false, consent: Consent::ALL };
     place.sandbox().handle(request).unwrap_err();
     assert!(!place.base("f").exists(), "nothing is written in its place");
 }
 
 #[test]
 fn copies_in_a_mount_keep_holes() {
-    let bench = Bench::over(|base| sparse(&base.join("f"), HUGE, &[(3 * TIB, b"data"), (HUGE - 1, b"!")]));
+    let bench =
+        Bench::over(|base| sparse(&base.join("f"), HUGE, &[(3 * TIB, b"data"), (HUGE - 1, b"!")]));
     let from = File::open(bench.at("f")).unwrap();
     assert_eq!(jailfs::sys::file::seek_data(&from, 1).unwrap(), Some(3 * TIB));
     assert_eq!(jailfs::sys::file::seek_data(&from, 4 * TIB).unwrap(), Some(HUGE - 4 * KIB));

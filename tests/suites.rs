@@ -27,6 +27,10 @@ use std::path::{Path, PathBuf};
 fn tool(name: &str) -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let path = target.join("tools/bin").join(name);
-    assert!(path.exists(), "{} is missing; the test command in README.md installs it", path.display());
+    assert!(
+        path.exists(),
+        "{} is missing; the test command in README.md installs it",
+        path.display()
+    );
     path
 }

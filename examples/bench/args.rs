@@ -117,8 +117,11 @@ impl Args {
                 "--against" => args.systems = against(value()?)?,
                 "--only" => args.only = value()?.split(',').map(str::to_owned).collect(),
                 "--rounds" => {
-                    args.rounds =
-                        value()?.parse().ok().filter(|n| *n > 0).ok_or("--rounds is a number from 1 on")?
+                    args.rounds = value()?
+                        .parse()
+                        .ok()
+                        .filter(|n| *n > 0)
+                        .ok_or("--rounds is a number from 1 on")?
                 }
                 "--size" => {
                     args.size = match value()? {
@@ -142,7 +145,8 @@ impl Args {
     /// Whether a workload of a group is wanted.
     pub fn wants(&self, group: &str, name: &str) -> bool {
         let full = format!("{group}/{name}");
-        self.only.is_empty() || self.only.iter().any(|word| full.starts_with(word.as_str()) || name == word)
+        self.only.is_empty()
+            || self.only.iter().any(|word| full.starts_with(word.as_str()) || name == word)
     }
 }
 
@@ -150,7 +154,9 @@ impl Args {
 fn against(names: &str) -> Res<Vec<System>> {
     let mut systems = Vec::new();
     for name in names.split(',').filter(|name| !name.is_empty()) {
-        systems.push(System::parse(name).ok_or_else(|| format!("no system is called '{name}'\n{USAGE}"))?);
+        systems.push(
+            System::parse(name).ok_or_else(|| format!("no system is called '{name}'\n{USAGE}"))?,
+        );
     }
     if !systems.contains(&System::Jailfs(None)) {
         systems.push(System::Jailfs(None));

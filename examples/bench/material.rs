@@ -11,9 +11,9 @@ use crate::args::Size;
 use crate::programs::{program, run};
 
 const WORDS: &[&str] = &[
-    "the", "tree", "node", "returns", "let", "value", "match", "error", "path", "of", "each", "struct",
-    "layer", "if", "some", "none", "read", "write", "offset", "in", "for", "while", "range", "file", "name",
-    "and", "not",
+    "the", "tree", "node", "returns", "let", "value", "match", "error", "path", "of", "each",
+    "struct", "layer", "if", "some", "none", "read", "write", "offset", "in", "for", "while",
+    "range", "file", "name", "and", "not",
 ];
 /// Files in a directory of a tree, and such directories in one above.
 const FILES: u64 = 20;
@@ -84,15 +84,21 @@ impl Materials {
 
     /// `tree/`: many small files.
     pub fn small_files(&self) -> Res<PathBuf> {
-        self.once("small-files", |dir| write_tree(&dir.join("tree"), self.size.archive_files, 2_000))
+        self.once("small-files", |dir| {
+            write_tree(&dir.join("tree"), self.size.archive_files, 2_000)
+        })
     }
 
     /// An archive of the small files, apart from every base.
     pub fn archive(&self) -> Res<PathBuf> {
         let tree = self.small_files()?.join("tree");
         let dir = self.once("archive", |dir| {
-            run(program("tar", &["-cf"], dir).arg(dir.join("files.tar")).arg("-C").arg(&tree).arg("."))
-                .map(drop)
+            run(program("tar", &["-cf"], dir)
+                .arg(dir.join("files.tar"))
+                .arg("-C")
+                .arg(&tree)
+                .arg("."))
+            .map(drop)
         })?;
         Ok(dir.join("files.tar"))
     }
@@ -145,7 +151,8 @@ fn write_tree(root: &Path, files: u64, mean: u64) -> Res<()> {
     let mut numbers = Numbers::new(files);
     let old = UNIX_EPOCH + Duration::from_secs(1_600_000_000);
     for at in 0..files {
-        let dir = root.join(format!("d{}", at / FILES / DIRS)).join(format!("s{}", at / FILES % DIRS));
+        let dir =
+            root.join(format!("d{}", at / FILES / DIRS)).join(format!("s{}", at / FILES % DIRS));
         if at % FILES == 0 {
             std::fs::create_dir_all(&dir)?;
         }
@@ -224,15 +231,18 @@ fn write_packages(app: &Path, packages: u64) -> Res<()> {
         std::fs::remove_dir_all(&package)?;
         needs.push(format!("\"p{at}\":\"file:archives/p{at}.tgz\""));
     }
-    let about =
-        format!("{{\"name\":\"app\",\"version\":\"1.0.0\",\"dependencies\":{{{}}}}}", needs.join(","));
+    let about = format!(
+        "{{\"name\":\"app\",\"version\":\"1.0.0\",\"dependencies\":{{{}}}}}",
+        needs.join(",")
+    );
     std::fs::write(app.join("package.json"), about)?;
     Ok(())
 }
 
 fn write_big(path: &Path, len: u64) -> Res<()> {
     let mut numbers = Numbers::new(len);
-    let piece: Vec<u8> = (0..1 << 20).map(|_| u8::try_from(numbers.below(256)).unwrap_or(0)).collect();
+    let piece: Vec<u8> =
+        (0..1 << 20).map(|_| u8::try_from(numbers.below(256)).unwrap_or(0)).collect();
     let mut file = File::create(path)?;
     for _ in 0..len >> 20 {
         file.write_all(&piece)?;

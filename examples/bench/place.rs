@@ -35,7 +35,8 @@ pub fn supervise(words: &[OsString]) -> Res<ExitCode> {
     }
     let dir = tempfile::Builder::new().prefix("jailfs-bench-").tempdir_in(&args.dir)?;
     let program = std::env::current_exe()?;
-    let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGCHLD]);
+    let signals =
+        SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGCHLD]);
     signals.thread_block()?;
     unshare(CloneFlags::CLONE_NEWPID)?;
     let child = Command::new(program).arg(INNER).arg(dir.path()).args(words).spawn()?;

@@ -39,14 +39,17 @@ pub fn program(name: impl AsRef<OsStr>, args: &[&str], dir: &Path) -> Command {
 pub fn run_to(command: &mut Command, fine: &[i32]) -> Res<Duration> {
     let said = command.stderr(Stdio::piped());
     let begin = Instant::now();
-    let output =
-        said.spawn().map_err(|error| format!("{:?}: {error}", said.get_program()))?.wait_with_output()?;
+    let output = said
+        .spawn()
+        .map_err(|error| format!("{:?}: {error}", said.get_program()))?
+        .wait_with_output()?;
     let taken = begin.elapsed();
     if output.status.code().is_some_and(|code| fine.contains(&code)) {
         return Ok(taken);
     }
     let errors = output.stderr.escape_ascii().to_string();
-    let last: String = errors.chars().rev().take(300).collect::<Vec<_>>().into_iter().rev().collect();
+    let last: String =
+        errors.chars().rev().take(300).collect::<Vec<_>>().into_iter().rev().collect();
     Err(format!("{:?} ended with {}: {last}", command.get_program(), output.status).into())
 }
 
@@ -73,7 +76,8 @@ pub fn missing(name: &str) -> Option<String> {
         "venv" => ("python3", &["-c", "import venv, ensurepip"]),
         other => (other, &["--version"]),
     };
-    let output = Command::new(name).args(check).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let output =
+        Command::new(name).args(check).stdout(Stdio::null()).stderr(Stdio::null()).status();
     match output {
         Ok(status) if status.success() => None,
         Ok(_) => Some(format!("'{name} {}' fails", check.join(" "))),
@@ -87,9 +91,10 @@ pub fn prefixes() -> &'static [String] {
     PREFIXES.get_or_init(|| {
         let script = "import os, sys; print(os.path.realpath(sys.base_prefix))";
         let python = Command::new("python3").args(["-c", script]).output().ok();
-        let python = python.and_then(|output| String::from_utf8(output.stdout).ok()).unwrap_or_default();
         let python =
-            Some(python.trim().to_owned()).filter(|prefix| prefix.len() > 1 && !prefix.starts_with("/usr"));
+            python.and_then(|output| String::from_utf8(output.stdout).ok()).unwrap_or_default();
+        let python = Some(python.trim().to_owned())
+            .filter(|prefix| prefix.len() > 1 && !prefix.starts_with("/usr"));
         std::iter::once("/usr".to_owned()).chain(python).collect()
     })
 }

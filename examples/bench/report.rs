@@ -33,7 +33,9 @@ impl Report {
         let load = machine::load();
         let (size, rounds) = (args.size.name, args.rounds);
         if args.json {
-            say(json!({"type": "machine", "machine": machine, "load": load, "size": size, "rounds": rounds}));
+            say(
+                json!({"type": "machine", "machine": machine, "load": load, "size": size, "rounds": rounds}),
+            );
         } else {
             say(format!(
                 "{machine}\nload {load}; size {size}, {rounds} rounds, medians; the systems take turns"
@@ -149,18 +151,27 @@ impl Report {
             && median > wanted
         {
             let unit = row.all.first().map_or(Unit::Seconds, |measured| measured.unit);
-            self.lost.push(format!("{full}: {}, wanted {}", show(median, unit), show(wanted, unit)));
+            self.lost.push(format!(
+                "{full}: {}, wanted {}",
+                show(median, unit),
+                show(wanted, unit)
+            ));
         }
         let is_time = row.all.first().is_some_and(|measured| measured.unit == Unit::Seconds);
         for (other, times) in row.ratios {
             if is_time && other.starts_with("fuse-overlayfs") && *times > 1.0 {
-                self.lost.push(format!("{full}: {times:.2} times {other}, which must not be faster"));
+                self.lost
+                    .push(format!("{full}: {times:.2} times {other}, which must not be faster"));
             }
         }
     }
 
     pub fn end(self) -> ExitCode {
-        let all = [("missing", &self.missing), ("failed", &self.failed), ("missed its target", &self.lost)];
+        let all = [
+            ("missing", &self.missing),
+            ("failed", &self.failed),
+            ("missed its target", &self.lost),
+        ];
         if self.json {
             say(
                 json!({"type": "end", "load": machine::load(), "missing": self.missing, "failed": self.failed,
@@ -194,7 +205,11 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     let middle = values.len() / 2;
     let at = |at: usize| values.get(at).copied().unwrap_or_default();
-    if values.len() % 2 == 1 { at(middle) } else { (at(middle.saturating_sub(1)) + at(middle)) / 2.0 }
+    if values.len() % 2 == 1 {
+        at(middle)
+    } else {
+        (at(middle.saturating_sub(1)) + at(middle)) / 2.0
+    }
 }
 
 fn spread(all: &[Measured]) -> Spread {
@@ -222,7 +237,8 @@ impl Row<'_> {
     /// How many messages there were in the last round, by name, the most first. Rounds hardly differ.
     fn messages(&self) -> Option<Vec<(&str, u64)>> {
         let messages = self.all.last()?.messages.as_ref()?;
-        let mut all: Vec<(&str, u64)> = messages.iter().map(|(name, n)| (name.as_str(), *n)).collect();
+        let mut all: Vec<(&str, u64)> =
+            messages.iter().map(|(name, n)| (name.as_str(), *n)).collect();
         all.sort_unstable_by_key(|(_, n)| std::cmp::Reverse(*n));
         Some(all)
     }
@@ -272,7 +288,8 @@ impl Row<'_> {
             let sum: u64 = messages.iter().map(|(_, n)| n).sum();
             let each = sum as f64 / self.operations as f64;
             line.push_str(&format!("  {sum} messages, {each:.2} each"));
-            let most: Vec<_> = messages.iter().take(4).map(|(name, n)| format!("{name} {n}")).collect();
+            let most: Vec<_> =
+                messages.iter().take(4).map(|(name, n)| format!("{name} {n}")).collect();
             if sum > 0 {
                 line.push_str(&format!(" ({})", most.join(", ")));
             }

@@ -107,7 +107,12 @@ impl<'a> Run<'a> {
     }
 
     /// Takes the time of something that is done in this process.
-    pub fn timed(&mut self, step: &str, operations: u64, work: impl FnOnce(&mut Self) -> Res<()>) -> Res<()> {
+    pub fn timed(
+        &mut self,
+        step: &str,
+        operations: u64,
+        work: impl FnOnce(&mut Self) -> Res<()>,
+    ) -> Res<()> {
         self.step(step, operations, |run| {
             let begin = Instant::now();
             work(run)?;
@@ -118,7 +123,15 @@ impl<'a> Run<'a> {
     /// Notes a number of bytes.
     pub fn bytes(&mut self, step: &str, operations: u64, value: f64) {
         let (unit, step) = (Unit::Bytes, step.to_owned());
-        self.measured.push(Measured { step, value, unit, operations, messages: None, cpu: None, peak: None });
+        self.measured.push(Measured {
+            step,
+            value,
+            unit,
+            operations,
+            messages: None,
+            cpu: None,
+            peak: None,
+        });
     }
 
     /// What the daemon uses, if there is one.
@@ -153,7 +166,8 @@ pub fn run(args: &Args, dir: &Path) -> Res<ExitCode> {
         }
     }
     for workload in workloads::all().into_iter().filter(|w| args.wants(w.group, w.name)) {
-        let lacks: Vec<_> = workload.needs.iter().filter_map(|name| programs::missing(name)).collect();
+        let lacks: Vec<_> =
+            workload.needs.iter().filter_map(|name| programs::missing(name)).collect();
         if !lacks.is_empty() {
             report.missing(&format!("{}/{}", workload.group, workload.name), &lacks.join("; "));
             continue;
@@ -161,7 +175,9 @@ pub fn run(args: &Args, dir: &Path) -> Res<ExitCode> {
         report.workload(&workload);
         let base = (workload.base)(&materials)?;
         for round in 0..args.rounds {
-            for system in systems.iter().filter(|system| !workload.jailfs_only || system.is_jailfs()) {
+            for system in
+                systems.iter().filter(|system| !workload.jailfs_only || system.is_jailfs())
+            {
                 let place = dir.join(format!("run-{round}"));
                 let result = run_once(&workload, system, &materials, &base, &place);
                 report.run(&workload, system, result);
@@ -191,8 +207,15 @@ fn run_once(
         base.to_owned()
     };
     let size = materials.size;
-    let mut run =
-        Run { system, materials, size, base, place: place.to_owned(), live: None, measured: Vec::new() };
+    let mut run = Run {
+        system,
+        materials,
+        size,
+        base,
+        place: place.to_owned(),
+        live: None,
+        measured: Vec::new(),
+    };
     run.mount()?;
     (workload.run)(&mut run)?;
     run.unmount()?;

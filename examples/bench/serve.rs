@@ -56,7 +56,8 @@ pub fn main(words: &[OsString]) -> Res<()> {
         }),
     })?;
     let writeback = options.iter().any(|option| option == "writeback");
-    let spin = options.iter().find_map(|option| option.to_str()?.strip_prefix("spin=")?.parse().ok());
+    let spin =
+        options.iter().find_map(|option| option.to_str()?.strip_prefix("spin=")?.parse().ok());
     let spin = spin.map(Duration::from_micros);
     let options = MountOptions { writeback, spin, ..MountOptions::default() };
     let mounted = fuse::mount(Arc::clone(sandbox.fs()), &mount_point, store, &options)?;
@@ -64,7 +65,10 @@ pub fn main(words: &[OsString]) -> Res<()> {
     println!("ready");
     let counters = mounted.counters();
     for line in std::io::stdin().lock().lines() {
-        println!("{}", answer(&sandbox, &counters, &line?).unwrap_or_else(|error| format!("error {error}")));
+        println!(
+            "{}",
+            answer(&sandbox, &counters, &line?).unwrap_or_else(|error| format!("error {error}"))
+        );
     }
     mounted.unmounter().unmount(true)?;
     mounted.wait()?;
@@ -75,13 +79,19 @@ pub fn main(words: &[OsString]) -> Res<()> {
 fn answer(sandbox: &Sandbox, counters: &Counters, line: &str) -> Res<String> {
     if line == "counters" {
         let all = counters.snapshot().into_iter().filter(|(_, count)| *count > 0);
-        return Ok(all.map(|(name, count)| format!("{name}={count}")).collect::<Vec<_>>().join(" "));
+        return Ok(all
+            .map(|(name, count)| format!("{name}={count}"))
+            .collect::<Vec<_>>()
+            .join(" "));
     }
     let request = match line.split_once(' ') {
         None if line == "checkpoint" => Request::Checkpoint { name: None, message: String::new() },
-        Some(("restore", id)) => {
-            Request::Restore { detach_mounts: false, to: Rev::parse(id), paths: Vec::new(), dry_run: false }
-        }
+        Some(("restore", id)) => Request::Restore {
+            detach_mounts: false,
+            to: Rev::parse(id),
+            paths: Vec::new(),
+            dry_run: false,
+        },
         _ => return Err(format!("'{line}' is not known").into()),
     };
     match sandbox.handle(request)? {
@@ -100,7 +110,12 @@ pub struct Daemon {
 
 impl Daemon {
     /// Starts it and waits until the mount stands.
-    pub fn start(base: &Path, mount_point: &Path, store: &Path, option: Option<&str>) -> Res<Daemon> {
+    pub fn start(
+        base: &Path,
+        mount_point: &Path,
+        store: &Path,
+        option: Option<&str>,
+    ) -> Res<Daemon> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg(VERB).args([base, mount_point, store]).args(option);
         command.args(programs::prefixes().iter().map(|prefix| format!("allow={prefix}")));
@@ -139,6 +154,9 @@ impl Daemon {
     pub fn end(mut self) -> Res<()> {
         drop(self.input.take());
         let status = self.child.wait()?;
-        status.success().then_some(()).ok_or_else(|| format!("the daemon ended with {status}").into())
+        status
+            .success()
+            .then_some(())
+            .ok_or_else(|| format!("the daemon ended with {status}").into())
     }
 }

@@ -78,13 +78,17 @@ impl System {
                 let known = std::fs::read_to_string("/proc/filesystems")?;
                 // A module is loaded by the first mount.
                 let loaded = known.lines().any(|line| line.ends_with("\toverlay"));
-                Ok(if loaded { "of this kernel" } else { "of this kernel, not loaded yet" }.to_owned())
+                Ok(if loaded { "of this kernel" } else { "of this kernel, not loaded yet" }
+                    .to_owned())
             }
             System::FuseOverlayfs(program) => {
                 let output = Command::new(program).arg("--version").output();
                 let output = output.map_err(|error| format!("{}: {error}", program.display()))?;
                 let text = String::from_utf8(output.stdout)?;
-                let line = text.lines().find(|line| line.starts_with("fuse-overlayfs")).unwrap_or("unknown");
+                let line = text
+                    .lines()
+                    .find(|line| line.starts_with("fuse-overlayfs"))
+                    .unwrap_or("unknown");
                 Ok(line.to_owned())
             }
             System::Jailfs(_) => Ok(env!("CARGO_PKG_VERSION").to_owned()),
@@ -100,16 +104,28 @@ impl System {
         for dir in [&mnt, &upper, &work] {
             std::fs::create_dir_all(dir)?;
         }
-        let options =
-            format!("lowerdir={},upperdir={},workdir={}", base.display(), upper.display(), work.display());
+        let options = format!(
+            "lowerdir={},upperdir={},workdir={}",
+            base.display(),
+            upper.display(),
+            work.display()
+        );
         let daemon = match self {
             System::Native => Serving::Nobody,
             System::Overlayfs => {
-                mount(Some("overlay"), &mnt, Some("overlay"), MsFlags::empty(), Some(options.as_str()))
-                    .map_err(|error| format!("mount overlayfs: {error}"))?;
+                mount(
+                    Some("overlay"),
+                    &mnt,
+                    Some("overlay"),
+                    MsFlags::empty(),
+                    Some(options.as_str()),
+                )
+                .map_err(|error| format!("mount overlayfs: {error}"))?;
                 Serving::Kernel
             }
-            System::FuseOverlayfs(program) => Serving::Program(start_program(program, &options, &mnt)?),
+            System::FuseOverlayfs(program) => {
+                Serving::Program(start_program(program, &options, &mnt)?)
+            }
             System::Jailfs(option) => {
                 Serving::Jailfs(Daemon::start(base, &mnt, &place.join("store"), *option)?)
             }

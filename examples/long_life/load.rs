@@ -70,7 +70,11 @@ impl Load {
         }
     }
 
-    fn timed(&self, times: &Mutex<Vec<Duration>>, work: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    fn timed(
+        &self,
+        times: &Mutex<Vec<Duration>>,
+        work: impl FnOnce() -> io::Result<()>,
+    ) -> io::Result<()> {
         let start = Instant::now();
         work()?;
         times.lock().unwrap_or_else(PoisonError::into_inner).push(start.elapsed());
@@ -130,7 +134,10 @@ fn small(load: &Load, mnt: &Path, mut rng: Rng) {
             }
             4 => {
                 let source = mnt.join(format!("src/d{}/f{}.rs", rng.below(20), rng.below(50)));
-                OpenOptions::new().write(true).open(source)?.write_all_at(b"// edited", rng.below(400))
+                OpenOptions::new()
+                    .write(true)
+                    .open(source)?
+                    .write_all_at(b"// edited", rng.below(400))
             }
             _ => fs::write(&path, vec![b'w'; size]),
         })
@@ -158,7 +165,8 @@ fn big(load: &Load, mnt: &Path, mut rng: Rng) {
 fn trees(load: &Load, mnt: &Path, mut rng: Rng) {
     let dir = mnt.join("trees");
     load.run(Duration::from_millis(50), || {
-        let (from, to) = (dir.join(format!("t{}", rng.below(6))), dir.join(format!("t{}", rng.below(6))));
+        let (from, to) =
+            (dir.join(format!("t{}", rng.below(6))), dir.join(format!("t{}", rng.below(6))));
         if from.exists() && !to.exists() {
             return fs::rename(from, to);
         }

@@ -201,7 +201,10 @@ fn drive(place: &Place, load: &Load, options: &Options) -> Result<()> {
     loop {
         if start.elapsed() >= next_row {
             let mounting = load.paused(|| place.time_to_mount())?;
-            println!("{}", Figures::take(start.elapsed(), &place.store, load, &mut times, mounting)?);
+            println!(
+                "{}",
+                Figures::take(start.elapsed(), &place.store, load, &mut times, mounting)?
+            );
             next_row += row;
         }
         if start.elapsed() >= all {
@@ -254,7 +257,12 @@ fn turn(
         }
     }
     if count.is_multiple_of(GC) && options.keep > 0 {
-        let gc = Request::Gc { operations: 100, keep: Some(options.keep), max_store: None, dry_run: false };
+        let gc = Request::Gc {
+            operations: 100,
+            keep: Some(options.keep),
+            max_store: None,
+            dry_run: false,
+        };
         times.gc.take(|| ask(gc))?;
     }
     Ok(())

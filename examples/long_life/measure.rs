@@ -41,7 +41,8 @@ struct Spread(f64, f64);
 impl Spread {
     fn of(mut all: Vec<Duration>, unit: f64) -> Spread {
         all.sort_unstable();
-        let at = |index: usize| all.get(index).map_or(f64::NAN, |took| took.as_nanos() as f64 / unit);
+        let at =
+            |index: usize| all.get(index).map_or(f64::NAN, |took| took.as_nanos() as f64 / unit);
         Spread(at(all.len() / 2), at(all.len().saturating_sub(1)))
     }
 }
@@ -135,7 +136,8 @@ fn size(path: &Path) -> u64 {
 /// Bytes on disk below a path.
 fn blocks(path: &Path) -> u64 {
     let own = fs::symlink_metadata(path).map_or(0, |about| about.blocks() * 512);
-    let below = fs::read_dir(path).into_iter().flatten().flatten().map(|entry| blocks(&entry.path()));
+    let below =
+        fs::read_dir(path).into_iter().flatten().flatten().map(|entry| blocks(&entry.path()));
     own + if path.is_dir() { below.sum() } else { 0 }
 }
 
@@ -145,17 +147,35 @@ fn resident(pid: u32) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).attempt(attempt)?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
-    kib.map(|kib| kib * 1024).ok_or_else(|| Error::new(Kind::Failed, attempt(), "there is no VmRSS"))
+    kib.map(|kib| kib * 1024)
+        .ok_or_else(|| Error::new(Kind::Failed, attempt(), "there is no VmRSS"))
 }
 
 impl fmt::Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        write!(f, "{:6.1}  {:7.1}  {:3}  {:6}  ", self.minutes, mib(self.rss), self.open, self.layers)?;
+        write!(
+            f,
+            "{:6.1}  {:7.1}  {:3}  {:6}  ",
+            self.minutes,
+            mib(self.rss),
+            self.open,
+            self.layers
+        )?;
         write!(f, "{:9}  ", format!("{}/{}", self.packs.0, self.packs.1 >> 10))?;
-        write!(f, "{:9.1}  {:12}  {:11}  ", mib(self.store), self.journals >> 10, self.indexes >> 10)?;
+        write!(
+            f,
+            "{:9.1}  {:12}  {:11}  ",
+            mib(self.store),
+            self.journals >> 10,
+            self.indexes >> 10
+        )?;
         write!(f, "{:11}  {:12}  {:8.1}  ", self.logs.0, self.logs.1, self.mounting)?;
         write!(f, "{:8}  {:6}  {:>16}  {:>9}  ", self.done, self.missed, self.small, self.commit)?;
-        write!(f, "{:>13}  {:>12}  {:>12}  {:>12}", self.checkpoint, self.restore, self.apply, self.gc)
+        write!(
+            f,
+            "{:>13}  {:>12}  {:>12}  {:>12}",
+            self.checkpoint, self.restore, self.apply, self.gc
+        )
     }
 }

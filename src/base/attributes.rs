@@ -60,7 +60,8 @@ pub(super) fn read_xattrs(object: &OwnedFd) -> io::Result<Vec<(Vec<u8>, Vec<u8>)
         match xattr::get(object, &name) {
             Ok(value) => all.push((name, value)),
             // Removed meanwhile, or listed but not for us.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EOPNOTSUPP)) => {}
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::ENODATA | libc::EOPNOTSUPP)) => {}
             Err(error) => return Err(error),
         }
     }
@@ -88,7 +89,8 @@ pub(super) fn make_so(object: &OwnedFd, wanted: &Attributes<'_>) -> FsResult<()>
         }
     }
     let is_link = now.kind == FileKind::Symlink;
-    let differences = Differences::between(&read_xattrs(object).map_err(write_failure)?, wanted.xattrs);
+    let differences =
+        Differences::between(&read_xattrs(object).map_err(write_failure)?, wanted.xattrs);
     // Setting an attribute of a file takes the permission to write it, which its owner may not have in the end.
     let for_now = if differences.is_empty() { mode } else { mode | 0o200 };
     let has_mode = has_owner && differences.is_empty() && now.mode & PERM_BITS == mode;
@@ -111,7 +113,8 @@ pub(super) fn make_so(object: &OwnedFd, wanted: &Attributes<'_>) -> FsResult<()>
 /// chmod(2) by the magic link: fchmod(2) refuses `O_PATH` descriptors, and fchmodat2(2) is of Linux 6.6.
 pub(super) fn change_mode(object: &OwnedFd, mode: u32) -> FsResult<()> {
     let mode = Mode::from_bits_truncate(mode);
-    fchmodat(AT_FDCWD, path_to(object).as_str(), mode, FchmodatFlags::FollowSymlink).map_err(write_error)
+    fchmodat(AT_FDCWD, path_to(object).as_str(), mode, FchmodatFlags::FollowSymlink)
+        .map_err(write_error)
 }
 
 /// A path of our own to the very object of a descriptor.

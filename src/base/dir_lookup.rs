@@ -54,13 +54,18 @@ impl DirLookup<'_> {
     /// What can be said at once of a name; none if something stands in the way.
     pub(super) fn at_once(&self, name: &Name) -> Option<FsResult<BaseStat>> {
         let dir = self.dir()?;
-        let found = match failpoint::hit(Failpoint::BaseOpen).and_then(|()| sys::file::statx_in(dir, name)) {
+        let found = match failpoint::hit(Failpoint::BaseOpen)
+            .and_then(|()| sys::file::statx_in(dir, name))
+        {
             Ok(found) => found?,
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Some(Err(FsError::NotFound)),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
+                return Some(Err(FsError::NotFound));
+            }
             Err(_) => return None,
         };
         let stat = BaseStat::from_statx(&found).ok()?;
-        let is_ours = self.base.plain.place == Place::Mount(found.stx_mnt_id) && stat.dev == self.base.id.0;
+        let is_ours =
+            self.base.plain.place == Place::Mount(found.stx_mnt_id) && stat.dev == self.base.id.0;
         is_ours.then_some(Ok(stat))
     }
 
@@ -70,8 +75,10 @@ impl DirLookup<'_> {
 
     fn open(&self) -> Option<OwnedFd> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
-        let is_quick = self.base.answers_at_once && matches!(self.base.plain.place, Place::Mount(_));
-        is_quick.then(|| self.base.resolver.open(&self.base.plain, self.path.as_bytes(), flags).ok())?
+        let is_quick =
+            self.base.answers_at_once && matches!(self.base.plain.place, Place::Mount(_));
+        is_quick
+            .then(|| self.base.resolver.open(&self.base.plain, self.path.as_bytes(), flags).ok())?
     }
 }
 

@@ -69,7 +69,8 @@ pub(super) fn other_device<Fd: AsFd>(fd: Fd, dev: u64) -> u64 {
         return OTHER | about.filesystem_id();
     }
     let boot = sys::proc::boot_id().unwrap_or_default();
-    let mount = sys::file::unique_mount_id(&fd).or_else(|| sys::file::mount_id(&fd)).unwrap_or_default();
+    let mount =
+        sys::file::unique_mount_id(&fd).or_else(|| sys::file::mount_id(&fd)).unwrap_or_default();
     let bytes = boot.iter().copied().chain(mount.to_le_bytes()).chain(dev.to_le_bytes());
     // FNV-1a.
     OTHER

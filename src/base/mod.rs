@@ -97,12 +97,16 @@ impl Base {
     pub(crate) fn open_with(path: &Path, means: Means) -> Result<Base> {
         let attempt = || format!("open base '{}'", path.display());
         let path = sys::path::resolve(path).attempt(attempt).map_err(explain)?;
-        let root = open_directory(&path).map_err(std::io::Error::from).attempt(attempt).map_err(explain)?;
+        let root = open_directory(&path)
+            .map_err(std::io::Error::from)
+            .attempt(attempt)
+            .map_err(explain)?;
         let stat = nix::sys::stat::fstat(&root).map_err(std::io::Error::from).attempt(attempt)?;
         // Without a private view we go on: the promise "no byte changes" does not rest on it.
         let view = if means.view { sys::mount::clone_private_readonly(&root).ok() } else { None };
         let mark = mark::of_root(&root, stat.st_ino);
-        let (keeps_numbers, answers_at_once) = (mark::keeps_numbers(&root), mark::answers_at_once(&root));
+        let (keeps_numbers, answers_at_once) =
+            (mark::keeps_numbers(&root), mark::answers_at_once(&root));
         Ok(Base {
             mark,
             keeps_numbers,
@@ -227,7 +231,8 @@ impl Base {
         }
         must_be_file(seen.kind)?;
         // If a fifo takes the place of the file now, O_NONBLOCK keeps us from waiting for its writer.
-        let file = self.open_quietly(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY)?;
+        let file =
+            self.open_quietly(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY)?;
         must_be_file(BaseStat::of(&file)?.kind)?;
         Ok(File::from(file))
     }
@@ -267,7 +272,11 @@ impl Base {
     ///
     /// # Errors
     /// As [`Base::xattrs`].
-    pub fn xattrs_seen(&self, path: &TreePath, seen: &BaseStat) -> FsResult<Vec<(Vec<u8>, Vec<u8>)>> {
+    pub fn xattrs_seen(
+        &self,
+        path: &TreePath,
+        seen: &BaseStat,
+    ) -> FsResult<Vec<(Vec<u8>, Vec<u8>)>> {
         if seen.foreign {
             return Ok(Vec::new());
         }
@@ -320,8 +329,9 @@ impl Base {
 
     /// Whether the last name is what cannot be entered: its parent can be.
     fn is_mount_point(&self, path: &TreePath) -> bool {
-        path.split()
-            .is_some_and(|(parent, _)| self.resolver.open(&self.plain, parent.as_bytes(), O_PATH).is_ok())
+        path.split().is_some_and(|(parent, _)| {
+            self.resolver.open(&self.plain, parent.as_bytes(), O_PATH).is_ok()
+        })
     }
 
     fn open_in_view(&self, path: &TreePath) -> FsResult<OwnedFd> {
@@ -351,8 +361,11 @@ impl Base {
         }
         // The directory entry tells number and kind of what lies under it; the rest is taken from the parent.
         let (parent, name) = path.split().ok_or(FsError::NotFound)?;
-        let entry =
-            self.list(&parent)?.into_iter().find(|entry| entry.name == name).ok_or(FsError::NotFound)?;
+        let entry = self
+            .list(&parent)?
+            .into_iter()
+            .find(|entry| entry.name == name)
+            .ok_or(FsError::NotFound)?;
         let kind = entry.kind.unwrap_or(FileKind::Dir);
         let mode = kind.type_bits() | if kind == FileKind::Dir { 0o755 } else { 0 };
         Ok(BaseStat { ino: entry.ino, kind, mode, blocks: 0, ..self.stat(&parent)? }.into_foreign())
@@ -372,9 +385,11 @@ fn must_be_file(kind: FileKind) -> FsResult<()> {
     match kind {
         FileKind::File => Ok(()),
         FileKind::Dir => Err(FsError::IsADirectory),
-        FileKind::Symlink | FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => {
-            Err(FsError::Invalid)
-        }
+        FileKind::Symlink
+        | FileKind::Fifo
+        | FileKind::Socket
+        | FileKind::Char
+        | FileKind::Block => Err(FsError::Invalid),
     }
 }
 
@@ -390,8 +405,12 @@ fn open_directory(path: &Path) -> std::result::Result<OwnedFd, Errno> {
 fn explain(error: Error) -> Error {
     match error.errno.map(Errno::from_raw) {
         Some(Errno::ENOENT) => error.hint("name an existing directory"),
-        Some(Errno::ENOTDIR) => error.hint("the base is a directory; name the one that holds the file"),
-        Some(Errno::EACCES | Errno::EPERM) => error.hint("run as a user who may read the directory"),
+        Some(Errno::ENOTDIR) => {
+            error.hint("the base is a directory; name the one that holds the file")
+        }
+        Some(Errno::EACCES | Errno::EPERM) => {
+            error.hint("run as a user who may read the directory")
+        }
         _ => error,
     }
 }
@@ -415,7 +434,9 @@ fn read_error(errno: Errno) -> FsError {
 }
 
 fn read_failure(error: std::io::Error) -> FsError {
-    error.raw_os_error().map_or(FsError::Host(libc::EIO), |errno| read_error(Errno::from_raw(errno)))
+    error
+        .raw_os_error()
+        .map_or(FsError::Host(libc::EIO), |errno| read_error(Errno::from_raw(errno)))
 }
 
 impl std::fmt::Debug for Base {

@@ -76,7 +76,8 @@ impl Base {
             return Ok(None);
         }
         let writes = AccessFlags::W_OK | AccessFlags::X_OK;
-        let may = faccessat(nix::fcntl::AT_FDCWD, path_to(&dir).as_str(), writes, AtFlags::AT_EACCESS);
+        let may =
+            faccessat(nix::fcntl::AT_FDCWD, path_to(&dir).as_str(), writes, AtFlags::AT_EACCESS);
         Ok((may == Err(nix::errno::Errno::EACCES)).then_some(Obstacle::NotWritable))
     }
 

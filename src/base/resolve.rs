@@ -70,7 +70,9 @@ impl Resolver {
             match open_beneath(root, path, flags) {
                 Err(Errno::ENOSYS) => self.openat2.store(false, Ordering::Relaxed),
                 // EPERM may be about O_NOATIME; for finding the root, which is open already, it is seccomp's answer.
-                Err(Errno::EPERM) if matches!(open_beneath(root, b"", O_PATH_DIR), Err(Errno::EPERM)) => {
+                Err(Errno::EPERM)
+                    if matches!(open_beneath(root, b"", O_PATH_DIR), Err(Errno::EPERM)) =>
+                {
                     self.openat2.store(false, Ordering::Relaxed);
                 }
                 other => return other,
@@ -113,7 +115,9 @@ fn call_openat2(dir: &OwnedFd, path: &[u8], flags: OFlag) -> Result<OwnedFd, Err
 /// Opens by walking name by name.
 fn walk(root: &Root, path: &[u8], flags: OFlag) -> Result<OwnedFd, Errno> {
     let (parents, last) = match path.iter().rposition(|&byte| byte == b'/') {
-        Some(slash) => (path.get(..slash).unwrap_or_default(), path.get(slash + 1..).unwrap_or_default()),
+        Some(slash) => {
+            (path.get(..slash).unwrap_or_default(), path.get(slash + 1..).unwrap_or_default())
+        }
         None => (&b""[..], path),
     };
     let mut at: Option<OwnedFd> = None;

@@ -71,7 +71,8 @@ impl BaseStat {
     /// Of what statx(2) said.
     pub(super) fn from_statx(stat: &libc::statx) -> FsResult<BaseStat> {
         let mode = u32::from(stat.stx_mode);
-        let time = |time: libc::statx_timestamp| Timestamp { secs: time.tv_sec, nanos: time.tv_nsec };
+        let time =
+            |time: libc::statx_timestamp| Timestamp { secs: time.tv_sec, nanos: time.tv_nsec };
         Ok(BaseStat {
             dev: makedev(stat.stx_dev_major.into(), stat.stx_dev_minor.into()),
             ino: stat.stx_ino,
@@ -98,7 +99,13 @@ impl BaseStat {
 
     /// What must be the same for the content to be the same.
     pub fn fingerprint(&self) -> Fingerprint {
-        Fingerprint { dev: self.dev, ino: self.ino, size: self.size, mtime: self.mtime, ctime: self.ctime }
+        Fingerprint {
+            dev: self.dev,
+            ino: self.ino,
+            size: self.size,
+            mtime: self.mtime,
+            ctime: self.ctime,
+        }
     }
 }
 

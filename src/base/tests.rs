@@ -123,12 +123,18 @@ fn what_is_there_is_shown() {
     place.on_all(|base| {
         let root = base.stat(&TreePath::root()).unwrap();
         assert_eq!((root.dev, root.ino), base.root_id());
-        assert_eq!(base.path(), crate::sys::path::resolve(&place.at("")).unwrap().as_os_str().as_bytes());
+        assert_eq!(
+            base.path(),
+            crate::sys::path::resolve(&place.at("")).unwrap().as_os_str().as_bytes()
+        );
         let stat = base.stat(&path("d/e/f")).unwrap();
         let host = std::fs::metadata(place.at("d/e/f")).unwrap();
         assert_eq!((stat.dev, stat.ino, stat.mode), (host.dev(), host.ino(), host.mode()));
         assert_eq!((stat.kind, stat.size, stat.nlink, stat.foreign), (FileKind::File, 5, 1, false));
-        assert_eq!((stat.mtime.secs, i64::from(stat.mtime.nanos)), (host.mtime(), host.mtime_nsec()));
+        assert_eq!(
+            (stat.mtime.secs, i64::from(stat.mtime.nanos)),
+            (host.mtime(), host.mtime_nsec())
+        );
         assert_eq!(read(base, "d/e/f").unwrap(), b"bytes");
         assert_eq!(read(base, b"new\nline\xff").unwrap(), b"odd");
         assert_eq!(read(base, &long).unwrap(), b"long");
@@ -187,8 +193,19 @@ fn no_link_is_followed() {
         "d/mid/f".to_owned(),
         "fifo/f".to_owned(),
     ];
-    let links =
-        ["out", "up", "up-out", "root", "magic", "magic-cwd", "in", "file", "file-out", "loop", "d/mid"];
+    let links = [
+        "out",
+        "up",
+        "up-out",
+        "root",
+        "magic",
+        "magic-cwd",
+        "in",
+        "file",
+        "file-out",
+        "loop",
+        "d/mid",
+    ];
     place.on_all(|base| {
         for at in &beyond {
             let at = path(at);
@@ -198,7 +215,8 @@ fn no_link_is_followed() {
             assert_eq!(base.readlink(&at).unwrap_err(), FsError::NotFound, "{at}");
             assert_eq!(base.xattrs(&at).unwrap_err(), FsError::NotFound, "{at}");
             let (parent, _) = at.split().unwrap();
-            let expected = if parent == path("fifo") { FsError::NotADirectory } else { FsError::LeavesJail };
+            let expected =
+                if parent == path("fifo") { FsError::NotADirectory } else { FsError::LeavesJail };
             assert_eq!(base.writer().dir(&parent).err(), Some(expected), "{parent}");
         }
         for at in links {
@@ -231,7 +249,9 @@ fn the_two_ways_agree_on_every_errno() {
         for flags in modes {
             let [call, walk] = [true, false].map(|openat2| {
                 let resolver = Resolver::new(openat2);
-                resolver.open(&root, at.as_bytes(), flags).map(|fd| nix::sys::stat::fstat(fd).unwrap().st_ino)
+                resolver
+                    .open(&root, at.as_bytes(), flags)
+                    .map(|fd| nix::sys::stat::fstat(fd).unwrap().st_ino)
             });
             let same = match (call, walk) {
                 // A link that must be a directory: both are refused, the kernel does not say which comes first.
@@ -340,7 +360,9 @@ fn a_swapped_directory_never_shows_what_is_outside() {
             }
             match base.list(&path("d")) {
                 Ok(entries) => assert_eq!(entries[0].name, name("f")),
-                Err(error) => assert!(matches!(error, FsError::NotADirectory | FsError::NotFound), "{error}"),
+                Err(error) => {
+                    assert!(matches!(error, FsError::NotADirectory | FsError::NotFound), "{error}")
+                }
             }
         }
         assert!(swapper.swaps() > 100 && inside > 0 && refused > 0, "{inside} {refused}");
@@ -367,7 +389,10 @@ fn a_swapped_directory_is_never_written_through() {
                     written += 1;
                 }
                 Err(error) => {
-                    assert!(matches!(error, FsError::LeavesJail | FsError::NotADirectory), "{error}");
+                    assert!(
+                        matches!(error, FsError::LeavesJail | FsError::NotADirectory),
+                        "{error}"
+                    );
                 }
             }
             assert_eq!(std::fs::read_dir(place.dir.path().join("outside/e")).unwrap().count(), 0);
@@ -382,14 +407,16 @@ fn a_directory_that_becomes_a_link_stays_the_directory() {
     place.dir("d").link("l", &place.outside());
     place.on_all(|base| {
         let dir = base.writer().dir(&path("d")).unwrap();
-        renameat2(AT_FDCWD, &place.at("d"), AT_FDCWD, &place.at("l"), RenameFlags::RENAME_EXCHANGE).unwrap();
+        renameat2(AT_FDCWD, &place.at("d"), AT_FDCWD, &place.at("l"), RenameFlags::RENAME_EXCHANGE)
+            .unwrap();
         let temp = WriteDir::stage_name().unwrap();
         dir.create_file(&temp).unwrap();
         assert!(place.at("l").join(temp.as_os_str()).exists());
         assert!(!Path::new(&place.outside()).join(temp.as_os_str()).exists());
         dir.unlink(&temp).unwrap();
         assert_eq!(base.writer().dir(&path("d")).err(), Some(FsError::LeavesJail));
-        renameat2(AT_FDCWD, &place.at("d"), AT_FDCWD, &place.at("l"), RenameFlags::RENAME_EXCHANGE).unwrap();
+        renameat2(AT_FDCWD, &place.at("d"), AT_FDCWD, &place.at("l"), RenameFlags::RENAME_EXCHANGE)
+            .unwrap();
     });
 }
 
@@ -569,7 +596,8 @@ fn a_base_that_is_none_is_said() {
 fn in_private_mounts(test: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNS).unwrap();
-        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
+        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
+            .unwrap();
         test();
     });
     thread.join().unwrap();
@@ -586,7 +614,8 @@ fn a_mount_inside_the_base_is_an_empty_directory() {
             .file("outer", b"outer")
             .dir("d")
             .file("d/f", b"");
-        let under = ["tmp", "bind", "bound"].map(|at| std::fs::metadata(place.at(at)).unwrap().ino());
+        let under =
+            ["tmp", "bind", "bound"].map(|at| std::fs::metadata(place.at(at)).unwrap().ino());
         let attach = |from: &Path, to: &str, kind: &str, flags| {
             mount(Some(from), &place.at(to), Some(kind), flags, None::<&str>).unwrap();
         };
@@ -599,9 +628,15 @@ fn a_mount_inside_the_base_is_an_empty_directory() {
         let check = |base: &Base| {
             for (at, ino) in ["tmp", "bind", "bound"].into_iter().zip(under) {
                 let stat = base.stat(&path(at)).unwrap();
-                assert!(stat.foreign && stat.ino == ino && stat.dev == base.root_id().0, "{at}: {stat:?}");
+                assert!(
+                    stat.foreign && stat.ino == ino && stat.dev == base.root_id().0,
+                    "{at}: {stat:?}"
+                );
                 let kind = if at == "bound" { FileKind::File } else { FileKind::Dir };
-                assert_eq!((stat.kind, FileKind::from_mode(stat.mode), stat.size), (kind, Some(kind), 0));
+                assert_eq!(
+                    (stat.kind, FileKind::from_mode(stat.mode), stat.size),
+                    (kind, Some(kind), 0)
+                );
                 assert!(base.list(&path(at)).unwrap().is_empty());
                 assert!(base.xattrs(&path(at)).unwrap().is_empty());
                 assert_eq!(base.open_file(&path(at)).unwrap_err(), FsError::AccessDenied);
@@ -620,7 +655,8 @@ fn a_mount_inside_the_base_is_an_empty_directory() {
         };
         check(&before);
         place.on_all(check);
-        let told: Vec<String> = before.mounts_inside().unwrap().iter().map(ToString::to_string).collect();
+        let told: Vec<String> =
+            before.mounts_inside().unwrap().iter().map(ToString::to_string).collect();
         assert_eq!(told, ["bind", "bound", "tmp"]);
         for at in ["tmp", "bind", "bound"] {
             crate::sys::mount::unmount(&place.at(at), true).unwrap();
@@ -638,7 +674,9 @@ fn names_are_made_moved_and_removed() {
         let temp = WriteDir::stage_name().unwrap();
         let file = root.create_file(&temp).unwrap();
         assert_eq!(root.create_file(&temp).unwrap_err(), FsError::Exists);
-        assert!(WriteDir::is_stage_name(&temp) && !WriteDir::is_stage_name(&name(".jailfs-stage-")));
+        assert!(
+            WriteDir::is_stage_name(&temp) && !WriteDir::is_stage_name(&name(".jailfs-stage-"))
+        );
         assert_eq!(file.metadata().unwrap().mode(), 0o100_600);
         crate::sys::file::pwrite_full(&file, b"new", 0).unwrap();
         root.mkdir(&name("d"), 0o755).unwrap();
@@ -693,7 +731,8 @@ fn attributes_become_exactly_what_was_asked() {
     let acl = pairs(&[(b"security.capability", CAP), (b"system.posix_acl_access", ACL)]);
     let default = pairs(&[(b"system.posix_acl_default", ACL)]);
     let trusted = pairs(&[(b"trusted.t", b"1")]);
-    let (atime, mtime) = (Timestamp { secs: 5, nanos: 6 }, Timestamp { secs: -7, nanos: 999_999_999 });
+    let (atime, mtime) =
+        (Timestamp { secs: 5, nanos: 6 }, Timestamp { secs: -7, nanos: 999_999_999 });
     // Root and an ordinary owner; mode; attributes.
     type Row<'a> = (&'a str, u32, u32, &'a [(Vec<u8>, Vec<u8>)]);
     let rows: &[Row<'_>] = &[
@@ -713,20 +752,39 @@ fn attributes_become_exactly_what_was_asked() {
     place.on_all(|base| {
         let root = base.writer().dir(&TreePath::root()).unwrap();
         for (at, mode, id, xattrs) in rows {
-            let wanted =
-                Attributes { mode: *mode, uid: *id, gid: id + 1, atime, mtime, xattrs, or_ours: false };
+            let wanted = Attributes {
+                mode: *mode,
+                uid: *id,
+                gid: id + 1,
+                atime,
+                mtime,
+                xattrs,
+                or_ours: false,
+            };
             for _ in 0..2 {
                 root.set_owner_mode_times_xattrs(&name(at), &wanted).unwrap();
                 let stat = root.stat(&name(at)).unwrap().unwrap();
                 assert_eq!(stat.mode & PERM_BITS, *mode, "{at}");
-                assert_eq!((stat.uid, stat.gid, stat.atime, stat.mtime), (*id, id + 1, atime, mtime), "{at}");
+                assert_eq!(
+                    (stat.uid, stat.gid, stat.atime, stat.mtime),
+                    (*id, id + 1, atime, mtime),
+                    "{at}"
+                );
                 assert_eq!(base.xattrs(&path(at)).unwrap(), *xattrs, "{at}");
             }
         }
         let dir = base.writer().dir(&path("d")).unwrap();
         dir.mkdir(&name("x"), 0o700).unwrap();
         dir.rmdir(&name("x")).unwrap();
-        let wanted = Attributes { mode: 0o1777, uid: 3, gid: 4, atime, mtime, xattrs: &user, or_ours: false };
+        let wanted = Attributes {
+            mode: 0o1777,
+            uid: 3,
+            gid: 4,
+            atime,
+            mtime,
+            xattrs: &user,
+            or_ours: false,
+        };
         dir.set_own_attributes(&wanted).unwrap();
         let stat = base.stat(&path("d")).unwrap();
         assert_eq!((stat.mode & PERM_BITS, stat.uid, stat.gid, stat.mtime), (0o1777, 3, 4, mtime));
@@ -752,7 +810,8 @@ fn an_owner_sets_attributes_of_a_file_it_may_not_write() {
                 nix::unistd::setfsuid(65534.into());
                 let root = base.writer().dir(&TreePath::root()).unwrap();
                 for xattrs in [pairs(&[(b"user.u", b"1")]), Vec::new()] {
-                    let (atime, mtime) = (Timestamp { secs: 1, nanos: 2 }, Timestamp { secs: 3, nanos: 4 });
+                    let (atime, mtime) =
+                        (Timestamp { secs: 1, nanos: 2 }, Timestamp { secs: 3, nanos: 4 });
                     let wanted = Attributes {
                         mode: 0o444,
                         uid: 65534,

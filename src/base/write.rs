@@ -47,7 +47,8 @@ impl<'a> BaseWriter<'a> {
     /// `AccessDenied`.
     pub fn dir(&self, path: &TreePath) -> FsResult<WriteDir<'a>> {
         // Looked at first: opening a mount point, or with O_DIRECTORY a symlink, has other errors on other kernels.
-        let looked = self.resolver.open(self.root, path.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
+        let looked =
+            self.resolver.open(self.root, path.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
         match BaseStat::of(&looked)?.kind {
             FileKind::Dir => {}
             FileKind::Symlink => return Err(FsError::LeavesJail),
@@ -94,7 +95,8 @@ impl WriteDir<'_> {
     /// # Errors
     /// `NotFound`, `IsADirectory`; `Invalid` for what is neither file nor directory; `LeavesJail` for a mount point.
     pub fn open_file(&self, name: &Name) -> FsResult<File> {
-        let looked = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
+        let looked =
+            self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
         super::must_be_file(BaseStat::of(&looked)?.kind)?;
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
         let file = self.resolver.open(&self.root, name.as_bytes(), flags).map_err(write_error)?;
@@ -164,7 +166,8 @@ impl WriteDir<'_> {
     /// `Exists`.
     pub fn symlink(&self, name: &Name, target: &[u8]) -> FsResult<()> {
         failpoint::hit(Failpoint::BaseLink)?;
-        symlinkat(std::ffi::OsStr::from_bytes(target), &self.root.fd, name.as_os_str()).map_err(write_error)
+        symlinkat(std::ffi::OsStr::from_bytes(target), &self.root.fd, name.as_os_str())
+            .map_err(write_error)
     }
 
     /// Makes a fifo, socket, device or empty file: `mode` has the type bits, `rdev` is a raw `dev_t`.
@@ -186,7 +189,12 @@ impl WriteDir<'_> {
     ///
     /// # Errors
     /// `Exists`, `NotFound`, `TooManyLinks`; `NotPermitted` for a directory.
-    pub fn hard_link_from(&self, from_dir: &WriteDir<'_>, from: &Name, name: &Name) -> FsResult<()> {
+    pub fn hard_link_from(
+        &self,
+        from_dir: &WriteDir<'_>,
+        from: &Name,
+        name: &Name,
+    ) -> FsResult<()> {
         failpoint::hit(Failpoint::BaseLink)?;
         let (from, name) = (from.as_os_str(), name.as_os_str());
         linkat(&from_dir.root.fd, from, &self.root.fd, name, AtFlags::empty()).map_err(write_error)
@@ -196,7 +204,13 @@ impl WriteDir<'_> {
     ///
     /// # Errors
     /// `NotFound`; `Exists` with [`Rename::NoReplace`]; `NotEmpty`, `IsADirectory`, `NotADirectory` as rename(2).
-    pub fn rename(&self, from: &Name, to_dir: &WriteDir<'_>, to: &Name, how: Rename) -> FsResult<()> {
+    pub fn rename(
+        &self,
+        from: &Name,
+        to_dir: &WriteDir<'_>,
+        to: &Name,
+        how: Rename,
+    ) -> FsResult<()> {
         failpoint::hit(Failpoint::BaseRename)?;
         rename(&self.root.fd, from, &to_dir.root.fd, to, how).map_err(write_failure)
     }
@@ -225,7 +239,8 @@ impl WriteDir<'_> {
     /// EINVAL for what is not a regular file, else what the host answers.
     pub fn open_to_rewrite(&self, name: &Name) -> FsResult<(File, BaseStat)> {
         failpoint::hit(Failpoint::BaseStage)?;
-        let looked = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
+        let looked =
+            self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
         let stat = BaseStat::of(&looked)?;
         super::must_be_file(stat.kind)?;
         let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
@@ -233,7 +248,8 @@ impl WriteDir<'_> {
         let file = match open() {
             // Its owner may not write it, but may change that. It is given its mode when it was written.
             Err(Errno::EACCES) => {
-                change_mode(&looked, stat.mode & PERM_BITS | 0o600).map_err(|_| FsError::AccessDenied)?;
+                change_mode(&looked, stat.mode & PERM_BITS | 0o600)
+                    .map_err(|_| FsError::AccessDenied)?;
                 open()
             }
             opened => opened,
@@ -249,9 +265,14 @@ impl WriteDir<'_> {
     ///
     /// # Errors
     /// `NotFound`; `LeavesJail` for a mount point; `Unsupported` for attributes that the filesystem does not have.
-    pub fn set_owner_mode_times_xattrs(&self, name: &Name, wanted: &Attributes<'_>) -> FsResult<BaseStat> {
+    pub fn set_owner_mode_times_xattrs(
+        &self,
+        name: &Name,
+        wanted: &Attributes<'_>,
+    ) -> FsResult<BaseStat> {
         failpoint::hit(Failpoint::BaseAttributes)?;
-        let object = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
+        let object =
+            self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
         make_so(&object, wanted)?;
         BaseStat::of(&object)
     }
@@ -273,7 +294,8 @@ impl WriteDir<'_> {
     /// `NotFound`; `LeavesJail` for a mount point; `NotPermitted` if it is somebody else's.
     pub fn set_mode(&self, name: &Name, mode: u32) -> FsResult<()> {
         failpoint::hit(Failpoint::BaseAttributes)?;
-        let object = self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
+        let object =
+            self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
         change_mode(&object, mode & PERM_BITS)
     }
 
@@ -330,5 +352,7 @@ pub(super) fn write_error(errno: Errno) -> FsError {
 }
 
 pub(super) fn write_failure(error: io::Error) -> FsError {
-    error.raw_os_error().map_or(FsError::Host(libc::EIO), |errno| write_error(Errno::from_raw(errno)))
+    error
+        .raw_os_error()
+        .map_or(FsError::Host(libc::EIO), |errno| write_error(Errno::from_raw(errno)))
 }

@@ -52,7 +52,8 @@ impl Check {
             let mut text = format!("checked {layers} layers, {records} records, {extents} extents");
             text += &format!(", {} versions of files", checked.versions);
             if self.read_data {
-                let (read, without) = (show::size(checked.bytes_read), show::size(checked.bytes_without_sum));
+                let (read, without) =
+                    (show::size(checked.bytes_read), show::size(checked.bytes_without_sum));
                 text += &format!(", {read} of content; {without} have no checksums yet");
             }
             out.line(&text);

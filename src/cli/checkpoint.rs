@@ -28,8 +28,11 @@ pub(super) struct Checkpoint {
 impl Checkpoint {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
         let mut target = Target::find(global)?;
-        let request = Request::Checkpoint { name: self.name.clone(), message: self.message.clone() };
-        let Reply::Checkpoint(checkpoint) = target.call(request)? else { return Err(wrong_answer()) };
+        let request =
+            Request::Checkpoint { name: self.name.clone(), message: self.message.clone() };
+        let Reply::Checkpoint(checkpoint) = target.call(request)? else {
+            return Err(wrong_answer());
+        };
         let mut out = Out::new();
         if self.json {
             out.line(&Line::checkpoint(&checkpoint).text()?);

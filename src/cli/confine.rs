@@ -91,8 +91,10 @@ impl Confine {
         let mounts = sys::mountinfo::read().unwrap_or_default();
         for paths in [&mut hidden, &mut withheld, &mut stores] {
             // A path that is mounted elsewhere too is hidden at all its places.
-            let elsewhere: Vec<PathBuf> =
-                paths.iter().flat_map(|path| sys::mountinfo::other_paths_of(path, &mounts)).collect();
+            let elsewhere: Vec<PathBuf> = paths
+                .iter()
+                .flat_map(|path| sys::mountinfo::other_paths_of(path, &mounts))
+                .collect();
             paths.extend(elsewhere.iter().filter_map(real));
             // If the base itself is hidden by default, the caller wants the command to work in it.
             paths.retain(|path| path != base);
@@ -146,8 +148,10 @@ impl Confine {
             (_, false) => {
                 let less = "--walls=landlock runs the command without namespaces; \
              docs/CONTAINERS.md says what that leaves open";
-                let hint =
-                    refused.hint.as_deref().map_or_else(|| less.to_owned(), |hint| format!("{hint}; {less}"));
+                let hint = refused
+                    .hint
+                    .as_deref()
+                    .map_or_else(|| less.to_owned(), |hint| format!("{hint}; {less}"));
                 Err(refused.hint(hint))
             }
         }
@@ -164,7 +168,9 @@ impl Confine {
             .filter(|(name, value)| name != "TMPDIR" || is_scratch(value, spec, &writable))
             .filter(|(name, _)| !spec.net.drops_variable(name.to_str().unwrap_or_default()))
             .collect();
-        env.extend(spec.net.variables().into_iter().map(|(name, value)| (name.into(), value.into())));
+        env.extend(
+            spec.net.variables().into_iter().map(|(name, value)| (name.into(), value.into())),
+        );
         let root = match &spec.elsewhere {
             Some((mount, scratch)) => {
                 env.retain(|(name, _)| name != "TMPDIR");
@@ -228,7 +234,11 @@ impl Asked<'_> {
 
     fn check_sandbox(&self, option: &str, path: &Path) -> Result<()> {
         if path.starts_with(self.base) {
-            return Err(wrong(option, path, "it lies in the sandbox, which the command can write anyway"));
+            return Err(wrong(
+                option,
+                path,
+                "it lies in the sandbox, which the command can write anyway",
+            ));
         }
         Ok(())
     }
@@ -244,8 +254,8 @@ fn is_scratch(value: &OsStr, spec: &Spec, writable: &[PathBuf]) -> bool {
 /// Refuses a base that the view replaces or that belongs to the kernel.
 fn refuse_base(base: &Path) -> Result<()> {
     let belongs_to_kernel = ["/proc", "/sys"].iter().any(|known| base.starts_with(known));
-    let is_device =
-        base.starts_with("/dev") && !(base.starts_with("/dev/shm") && base != Path::new("/dev/shm"));
+    let is_device = base.starts_with("/dev")
+        && !(base.starts_with("/dev/shm") && base != Path::new("/dev/shm"));
     if belongs_to_kernel || is_device {
         let attempt = format!("run a command in a sandbox of '{}'", base.display());
         return Err(Error::new(Kind::Usage, attempt, "it belongs to the kernel"));
@@ -296,7 +306,8 @@ fn real(path: impl AsRef<Path>) -> Option<PathBuf> {
 }
 
 fn homes() -> Vec<PathBuf> {
-    let known = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten().map(|user| user.dir);
+    let known =
+        nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten().map(|user| user.dir);
     let from_env = std::env::var_os("HOME").map(PathBuf::from);
     secrets::homes(known.into_iter().chain(from_env))
 }

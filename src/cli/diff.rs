@@ -60,7 +60,8 @@ impl Diff {
         let mut revs = revs.into_iter();
         let from = revs.next().unwrap_or(Rev::Base);
         let to = revs.next().unwrap_or(Rev::Now);
-        let request = Request::Diff { from, to, paths: target.paths(&paths)?, detail: self.detail() };
+        let request =
+            Request::Diff { from, to, paths: target.paths(&paths)?, detail: self.detail() };
         let Reply::Diff(changes) = target.call(request)? else { return Err(wrong_answer()) };
         let mut out = Out::new();
         self.print(&mut out, &changes)?;
@@ -167,8 +168,10 @@ fn split(
     }
     let paths: Vec<PathBuf> = words.map(PathBuf::from).collect();
     match paths.iter().find(|path| !exists(path)) {
-        Some(path) => Err(unclear(path.as_os_str(), "it is neither a checkpoint nor a path that exists now")
-            .hint("'jailfs log' lists the checkpoints; put '--' before paths that are deleted")),
+        Some(path) => {
+            Err(unclear(path.as_os_str(), "it is neither a checkpoint nor a path that exists now")
+                .hint("'jailfs log' lists the checkpoints; put '--' before paths that are deleted"))
+        }
         None => Ok((revs, paths)),
     }
 }
@@ -197,15 +200,19 @@ mod tests {
         assert_eq!(of("base @"), Ok((vec![Rev::Base, Rev::Now], vec![])));
         assert_eq!(
             of("green 7 src x"),
-            Ok((vec![Rev::Name("green".to_owned()), Rev::Id(LayerId(7))], vec!["src".into(), "x".into()],))
+            Ok((
+                vec![Rev::Name("green".to_owned()), Rev::Id(LayerId(7))],
+                vec!["src".into(), "x".into()],
+            ))
         );
         assert_eq!(of("./both"), Ok((vec![], vec!["./both".into()])));
     }
 
     #[test]
     fn a_version_is_a_path_and_a_number() {
-        let of =
-            |word: &str| version_of(&OsString::from(word)).map(|(path, n)| (path.display().to_string(), n));
+        let of = |word: &str| {
+            version_of(&OsString::from(word)).map(|(path, n)| (path.display().to_string(), n))
+        };
         assert_eq!(of("src/main.rs@2"), Some(("src/main.rs".to_owned(), 2)));
         assert_eq!(of("a@b@12"), Some(("a@b".to_owned(), 12)));
         for word in ["@", "@2", "@-1", "x", "x@", "x@0", "x@+1", "x@y", "x@-1"] {

@@ -38,7 +38,8 @@ pub(super) struct Gc {
 impl Gc {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
         let (operations, dry_run) = (self.operations, self.dry_run);
-        let request = Request::Gc { operations, keep: self.keep, max_store: self.max_store, dry_run };
+        let request =
+            Request::Gc { operations, keep: self.keep, max_store: self.max_store, dry_run };
         let Reply::Collected(collected) = Target::find(global)?.call(request)? else {
             return Err(wrong_answer());
         };
@@ -51,7 +52,8 @@ impl Gc {
             out.finish()?;
             return Ok(0);
         }
-        let (drop, free) = if self.dry_run { ("would drop", "would free") } else { ("dropped", "freed") };
+        let (drop, free) =
+            if self.dry_run { ("would drop", "would free") } else { ("dropped", "freed") };
         for checkpoint in &collected.dropped {
             out.line(&format!("{drop} {}", show::checkpoint(checkpoint)));
         }

@@ -104,7 +104,9 @@ mod tests {
 
     fn rewritten(line: &str) -> Option<String> {
         let arguments = line.split(' ').map(OsString::from).collect();
-        rewrite(arguments, false).unwrap().map(|words| words.join(OsStr::new(" ")).into_string().unwrap())
+        rewrite(arguments, false)
+            .unwrap()
+            .map(|words| words.join(OsStr::new(" ")).into_string().unwrap())
     }
 
     #[test]
@@ -133,7 +135,9 @@ mod tests {
 
     #[test]
     fn an_unknown_argument_is_refused() {
-        for line in ["mount.fuse.jailfs /b /m -x", "mount.fuse.jailfs /b /m -o", "jailfs /b /m --json"] {
+        for line in
+            ["mount.fuse.jailfs /b /m -x", "mount.fuse.jailfs /b /m -o", "jailfs /b /m --json"]
+        {
             let arguments = line.split(' ').map(OsString::from).collect();
             assert_eq!(rewrite(arguments, true).unwrap_err().kind, Kind::Usage, "{line}");
         }

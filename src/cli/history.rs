@@ -65,7 +65,11 @@ impl History {
         let Reply::History(versions) = target.call(request)? else { return Err(wrong_answer()) };
         let mut out = Out::new();
         for version in &versions {
-            out.line(&if self.json { Line::version(&path, version).text()? } else { line(version) });
+            out.line(&if self.json {
+                Line::version(&path, version).text()?
+            } else {
+                line(version)
+            });
         }
         out.finish()?;
         Ok(0)
@@ -102,8 +106,12 @@ impl Steps {
         } else {
             let now = match (stepped.number, stepped.new_size) {
                 (_, None) => "is gone again".to_owned(),
-                (Some(number), Some(size)) => format!("is version {number} now ({})", show::size(size)),
-                (None, Some(size)) => format!("is what it was before the undo ({})", show::size(size)),
+                (Some(number), Some(size)) => {
+                    format!("is version {number} now ({})", show::size(size))
+                }
+                (None, Some(size)) => {
+                    format!("is what it was before the undo ({})", show::size(size))
+                }
             };
             out.line(&format!("{verb}: {} {now}", stepped.path));
         }

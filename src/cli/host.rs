@@ -115,7 +115,8 @@ pub(super) fn mount_around(path: &Path) -> Result<Option<PathBuf>> {
 fn innermost(path: &Path) -> Result<Option<sys::mountinfo::Entry>> {
     let mounts = sys::mountinfo::read().attempt(|| "read the list of mounts")?;
     // Of mounts at the same point the last one is on top.
-    let around = mounts.into_iter().filter(|mount| path.starts_with(OsStr::from_bytes(&mount.mount_point)));
+    let around =
+        mounts.into_iter().filter(|mount| path.starts_with(OsStr::from_bytes(&mount.mount_point)));
     let innermost = around.max_by_key(|mount| mount.mount_point.len());
     Ok(innermost.filter(|mount| mount.fs_type == FS_TYPE))
 }
@@ -145,13 +146,15 @@ pub(super) fn mounted_stores() -> Vec<PathBuf> {
             // The receiver is gone if the answer came too late.
             drop(sender.send(store_attribute(&point)));
         };
-        queried += usize::from(thread::Builder::new().name("query".to_owned()).spawn(query).is_ok());
+        queried +=
+            usize::from(thread::Builder::new().name("query".to_owned()).spawn(query).is_ok());
     }
     drop(sender);
     let until = Instant::now() + PATIENCE;
     let mut stores = Vec::new();
     while queried > 0 {
-        let Ok(store) = receiver.recv_timeout(until.saturating_duration_since(Instant::now())) else {
+        let Ok(store) = receiver.recv_timeout(until.saturating_duration_since(Instant::now()))
+        else {
             log::warn!("{queried} jailfs mounts do not answer: their stores are not hidden");
             break;
         };

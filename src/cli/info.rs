@@ -80,8 +80,10 @@ mod tests {
             stored,
             shared,
         };
-        let layers =
-            vec![space(1, Some("green"), false, 1 << 30, 1 << 20, 1 << 29), space(2, None, true, 0, 8192, 0)];
+        let layers = vec![
+            space(1, Some("green"), false, 1 << 30, 1 << 20, 1 << 29),
+            space(2, None, true, 0, 8192, 0),
+        ];
         let info = Data { layers, store_bytes: 2 << 20, to_do: 3 };
         assert_eq!(
             text(&info),
@@ -100,7 +102,8 @@ mod tests {
             r#"{"type":"layer","layer":1,"name":"green","open":false,"logical":1073741824,"stored":1048576,"shared":536870912}"#
         );
         assert!(
-            lines[2].starts_with(r#"{"type":"info","layers":2,"logical":1073741824,"stored":1056768"#),
+            lines[2]
+                .starts_with(r#"{"type":"info","layers":2,"logical":1073741824,"stored":1056768"#),
             "{}",
             lines[2]
         );

@@ -10,8 +10,8 @@ use super::show;
 use crate::error::{Error, Kind, Result};
 use crate::fs::{Refusal, Refused};
 use crate::sandbox::verbs::{
-    Applied, Change, Checked, Checkpoint, Collected, FileVersion, Info, LayerSpace, Node, Operation,
-    Restored, Status, Stepped,
+    Applied, Change, Checked, Checkpoint, Collected, FileVersion, Info, LayerSpace, Node,
+    Operation, Restored, Status, Stepped,
 };
 use crate::types::{FileKind, TreePath, is_unprintable};
 
@@ -246,8 +246,9 @@ impl Line {
     /// # Errors
     /// None is known; the signature of serde_json has one.
     pub(super) fn text(&self) -> Result<String> {
-        let text = serde_json::to_string(self)
-            .map_err(|error| Error::new(Kind::Failed, "write the output as JSON", error.to_string()))?;
+        let text = serde_json::to_string(self).map_err(|error| {
+            Error::new(Kind::Failed, "write the output as JSON", error.to_string())
+        })?;
         Ok(escaped(&text))
     }
 
@@ -264,7 +265,10 @@ impl Line {
             mount_hex,
             pid: status.pid,
             checkpoint: status.checkpoint.as_ref().map(|checkpoint| checkpoint.id.0),
-            checkpoint_name: status.checkpoint.as_ref().and_then(|checkpoint| checkpoint.name.clone()),
+            checkpoint_name: status
+                .checkpoint
+                .as_ref()
+                .and_then(|checkpoint| checkpoint.name.clone()),
             changed: status.changed,
             to_apply: status.to_apply,
             epoch: status.epoch.0,
@@ -498,7 +502,9 @@ fn escaped(json: &str) -> String {
     for c in json.chars() {
         if is_unprintable(c) {
             let mut units = [0; 2];
-            c.encode_utf16(&mut units).iter().for_each(|unit| told.push_str(&format!("\\u{unit:04x}")));
+            c.encode_utf16(&mut units)
+                .iter()
+                .for_each(|unit| told.push_str(&format!("\\u{unit:04x}")));
         } else {
             told.push(c);
         }
@@ -574,7 +580,8 @@ mod tests {
         let mut change = change(b"a\xff/b");
         change.old_path = Some(TreePath::parse(b"\xfe").unwrap());
         change.patch = Some(b"+\xfd".to_vec());
-        let line: serde_json::Value = serde_json::from_str(&Line::change(&change).text().unwrap()).unwrap();
+        let line: serde_json::Value =
+            serde_json::from_str(&Line::change(&change).text().unwrap()).unwrap();
         assert_eq!((&line["path"], &line["path_hex"]), (&"a\u{fffd}/b".into(), &"61ff2f62".into()));
         assert_eq!(line["old_path_hex"], "fe");
         assert_eq!(line["patch_hex"], "2bfd");
@@ -594,7 +601,10 @@ mod tests {
         };
         let text = Line::checkpoint(&checkpoint).text().unwrap();
         assert!(text.starts_with(r#"{"type":"checkpoint","id":3,"name":"green""#), "{text}");
-        assert!(text.contains(r#""time":"2026-01-02 03:04:05Z","secs":1767323045,"nanos":6"#), "{text}");
+        assert!(
+            text.contains(r#""time":"2026-01-02 03:04:05Z","secs":1767323045,"nanos":6"#),
+            "{text}"
+        );
     }
 
     #[test]
@@ -608,7 +618,15 @@ mod tests {
              \"target_hex\":\"2f657463ff\",\"pid\":7,\"process\":\"cat\"}"
         );
         let text = Line::refusal(&refusal(Refused::Rename(path.clone()))).text().unwrap();
-        assert!(text.starts_with(r#"{"type":"refused_rename","path":"l","to":"l","pid":7"#), "{text}");
-        assert!(Line::base_problem(&path, "EACCES").text().unwrap().contains(r#""type":"base_problem""#));
+        assert!(
+            text.starts_with(r#"{"type":"refused_rename","path":"l","to":"l","pid":7"#),
+            "{text}"
+        );
+        assert!(
+            Line::base_problem(&path, "EACCES")
+                .text()
+                .unwrap()
+                .contains(r#""type":"base_problem""#)
+        );
     }
 }

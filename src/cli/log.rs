@@ -33,8 +33,11 @@ impl Log {
                 out.line(&Line::checkpoint(checkpoint).text()?);
             }
         } else {
-            let width =
-                checkpoints.iter().map(|checkpoint| name(checkpoint).chars().count()).max().unwrap_or(0);
+            let width = checkpoints
+                .iter()
+                .map(|checkpoint| name(checkpoint).chars().count())
+                .max()
+                .unwrap_or(0);
             for checkpoint in &checkpoints {
                 out.line(&line(checkpoint, width));
             }

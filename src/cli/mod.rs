@@ -139,14 +139,15 @@ enum Verb {
 /// Parses the arguments of the process, runs the verb, and returns the exit code.
 pub fn main() -> ExitCode {
     sys::memory::share_arenas();
-    let arguments = match helper::rewrite(std::env::args_os().collect(), nix::unistd::geteuid().is_root()) {
-        Ok(Some(arguments)) => arguments,
-        Ok(None) => return ExitCode::SUCCESS,
-        Err(error) => {
-            out::error(&error);
-            return error.kind.exit_code().into();
-        }
-    };
+    let arguments =
+        match helper::rewrite(std::env::args_os().collect(), nix::unistd::geteuid().is_root()) {
+            Ok(Some(arguments)) => arguments,
+            Ok(None) => return ExitCode::SUCCESS,
+            Err(error) => {
+                out::error(&error);
+                return error.kind.exit_code().into();
+            }
+        };
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) => {
@@ -212,7 +213,8 @@ impl Verb {
 
 /// Logs to standard error. JAILFS_LOG sets the filter; the default is warnings and errors.
 fn start_log(verb: &Verb) {
-    let mut log = env_logger::Builder::from_env(env_logger::Env::new().filter_or("JAILFS_LOG", "warn"));
+    let mut log =
+        env_logger::Builder::from_env(env_logger::Env::new().filter_or("JAILFS_LOG", "warn"));
     if !matches!(verb, Verb::Daemon { .. }) {
         // For people: no time, no module.
         log.format(|to, record| {
@@ -250,7 +252,9 @@ impl ::log::Log for Filtered {
         }
         self.log.log(record);
         let lines = self.lines.as_ref().filter(|_| self.log.matches(record));
-        if lines.is_some_and(|lines| lines.fetch_add(1, Ordering::Relaxed) % CHECK_EVERY == CHECK_EVERY - 1) {
+        if lines.is_some_and(|lines| {
+            lines.fetch_add(1, Ordering::Relaxed) % CHECK_EVERY == CHECK_EVERY - 1
+        }) {
             crate::daemon::limit_log();
         }
     }
@@ -354,7 +358,9 @@ mod tests {
             run.command,
             ["make", "-C", "sub", "--store", "x", "--keep", "--", "y"].map(OsString::from)
         );
-        let Verb::Run(run) = parse("jailfs run --keep -- -weird --").verb else { panic!("not run") };
+        let Verb::Run(run) = parse("jailfs run --keep -- -weird --").verb else {
+            panic!("not run")
+        };
         assert_eq!(run.command, ["-weird", "--"].map(OsString::from));
     }
 

@@ -49,7 +49,9 @@ impl Mount {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
         let plan = self.plan(global)?;
         if self.foreground {
-            daemon::foreground(&plan, || out::note(&format!("mounted at '{}'", plan.mount_point.display())))?;
+            daemon::foreground(&plan, || {
+                out::note(&format!("mounted at '{}'", plan.mount_point.display()))
+            })?;
         } else {
             daemon::background(&plan)?;
         }
@@ -86,7 +88,11 @@ pub(super) fn directory(path: &Path) -> Result<PathBuf> {
     if resolved.is_dir() {
         return Ok(resolved);
     }
-    Err(Error::new(Kind::CannotMount, format!("find '{}'", path.display()), "it is not a directory"))
+    Err(Error::new(
+        Kind::CannotMount,
+        format!("find '{}'", path.display()),
+        "it is not a directory",
+    ))
 }
 
 /// The resolved path of a directory without a sandbox mounted on it. Detaches dead mounts there.

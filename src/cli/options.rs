@@ -66,9 +66,13 @@ impl Options {
             (b"gc", Some(b"off")) => choice.no_gc = true,
             (b"keep", Some(text)) => choice.keep = Some(number(option, text, count)?),
             (b"max-store", Some(text)) => choice.max_store = Some(number(option, text, size)?),
-            (b"operations", Some(text)) => choice.operations = Some(number(option, text, operations)?),
+            (b"operations", Some(text)) => {
+                choice.operations = Some(number(option, text, operations)?)
+            }
             (b"history", Some(text)) => choice.history = Some(number(option, text, versions)?),
-            (b"history-bytes", Some(text)) => choice.history_bytes = Some(number(option, text, size)?),
+            (b"history-bytes", Some(text)) => {
+                choice.history_bytes = Some(number(option, text, size)?)
+            }
             (b"snapdir", Some(how)) => choice.snapdir = snapdir(how)?,
             (b"snapname", Some(name)) => choice.snapname = snapname(name)?,
             (b"snapmkdir", None) => choice.no_snapmkdir = false,
@@ -86,9 +90,11 @@ impl Options {
     /// Takes an option that every filesystem has, or its opposite. Returns whether it is one.
     fn take_vfs(&mut self, option: &[u8]) -> bool {
         let have = &mut self.choice.vfs;
-        let find =
-            |word: &[u8]| VFS_OPTIONS.iter().map(|(name, _)| *name).find(|name| name.as_bytes() == word);
-        let opposite = OPPOSITES.iter().find(|(word, _)| word.as_bytes() == option).map(|(_, name)| *name);
+        let find = |word: &[u8]| {
+            VFS_OPTIONS.iter().map(|(name, _)| *name).find(|name| name.as_bytes() == word)
+        };
+        let opposite =
+            OPPOSITES.iter().find(|(word, _)| word.as_bytes() == option).map(|(_, name)| *name);
         match (find(option), opposite) {
             (Some(name), _) => {
                 // Of the three access-time options the last one counts.
@@ -107,7 +113,11 @@ impl Options {
 /// Options that exclude each other.
 const ATIMES: &[&str] = &["noatime", "relatime", "strictatime"];
 
-fn number<T>(option: &[u8], text: &[u8], read: fn(&str) -> std::result::Result<T, String>) -> Result<T> {
+fn number<T>(
+    option: &[u8],
+    text: &[u8],
+    read: fn(&str) -> std::result::Result<T, String>,
+) -> Result<T> {
     let text = std::str::from_utf8(text).map_err(|_| bad(option, "its value is not UTF-8"))?;
     read(text).map_err(|reason| bad(option, &reason))
 }
@@ -133,8 +143,11 @@ pub(super) fn size(text: &str) -> std::result::Result<u64, String> {
         return Err(wrong());
     }
     let thousandths = format!("{part:0<3}").parse::<u64>().map_err(|_| wrong())?;
-    let whole = whole.parse::<u64>().ok().and_then(|whole| whole.checked_mul(unit)).ok_or_else(wrong)?;
-    whole.checked_add(unit / 1000 * thousandths + unit % 1000 * thousandths / 1000).ok_or_else(wrong)
+    let whole =
+        whole.parse::<u64>().ok().and_then(|whole| whole.checked_mul(unit)).ok_or_else(wrong)?;
+    whole
+        .checked_add(unit / 1000 * thousandths + unit % 1000 * thousandths / 1000)
+        .ok_or_else(wrong)
 }
 
 /// Parses a positive number.
@@ -154,7 +167,8 @@ fn operations(text: &str) -> std::result::Result<u64, String> {
 fn microseconds(text: &str) -> std::result::Result<u32, String> {
     let digits = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
     let number = text.parse().ok().filter(|number| digits && *number <= MAX_SPIN);
-    number.ok_or_else(|| format!("the value is a number of microseconds from 0 (off) to {MAX_SPIN}"))
+    number
+        .ok_or_else(|| format!("the value is a number of microseconds from 0 (off) to {MAX_SPIN}"))
 }
 
 /// Parses the number of versions that are kept of a file.
@@ -222,7 +236,8 @@ fn snapname(name: &[u8]) -> Result<Vec<u8>> {
 /// Parses a prefix of symlink targets. It must be absolute and without dots, or it would match
 /// other paths than it seems to.
 fn target(prefix: &[u8]) -> Result<Vec<u8>> {
-    let plain = prefix.split(|byte| *byte == b'/').skip(1).all(|name| name != b"." && name != b"..");
+    let plain =
+        prefix.split(|byte| *byte == b'/').skip(1).all(|name| name != b"." && name != b"..");
     if prefix.starts_with(b"/") && prefix.len() > 1 && plain {
         Ok(prefix.strip_suffix(b"/").unwrap_or(prefix).to_vec())
     } else {

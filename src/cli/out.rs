@@ -30,7 +30,11 @@ impl Out {
     /// Writes a patch: unchanged for a program, but escaped on a terminal, because the file content
     /// in it could act on the terminal.
     pub(super) fn patch(&mut self, patch: &[u8]) {
-        if self.is_terminal { self.bytes(show::harmless(patch).as_bytes()) } else { self.bytes(patch) }
+        if self.is_terminal {
+            self.bytes(show::harmless(patch).as_bytes())
+        } else {
+            self.bytes(patch)
+        }
     }
 
     /// Writes bytes unchanged.

@@ -14,9 +14,13 @@ const PROTECTED: &str = "jailfs/protected";
 /// # Errors
 /// `Usage`: the file cannot be read, or has an invalid line.
 pub(super) fn protected() -> Result<Protected> {
-    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let config = absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")));
-    let Some(file) = config.map(|config| config.join(PROTECTED)) else { return Ok(Protected::default()) };
+    let absolute =
+        |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let config =
+        absolute("XDG_CONFIG_HOME").or_else(|| absolute("HOME").map(|home| home.join(".config")));
+    let Some(file) = config.map(|config| config.join(PROTECTED)) else {
+        return Ok(Protected::default());
+    };
     let wrong = |why: String| {
         Error::new(Kind::Usage, format!("read the protected paths in '{}'", file.display()), why)
     };

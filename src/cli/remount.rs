@@ -35,7 +35,8 @@ impl Remount {
         let point = host::resolve(&global.at(point)?)?;
         let attempt = || format!("remount '{}'", point.display());
         let mounts = sys::mountinfo::read().attempt(attempt)?;
-        let here = mounts.into_iter().rfind(|mount| mount.mount_point == point.as_os_str().as_bytes());
+        let here =
+            mounts.into_iter().rfind(|mount| mount.mount_point == point.as_os_str().as_bytes());
         let Some(mount) = here.filter(|mount| mount.fs_type == FS_TYPE) else {
             return Err(Error::new(Kind::NoStore, attempt(), "no sandbox is mounted there"));
         };
@@ -47,10 +48,12 @@ impl Remount {
             }
         }
         let before = flags;
-        let asked = self.options.iter().flat_map(|text| text.as_bytes().split(|byte| *byte == b','));
+        let asked =
+            self.options.iter().flat_map(|text| text.as_bytes().split(|byte| *byte == b','));
         for option in asked.filter(|option| !matches!(*option, b"" | b"remount" | b"defaults")) {
             // mount(8) repeats the options that the filesystem already has.
-            let is_there = mount.super_options.split(|byte| *byte == b',').any(|have| have == option);
+            let is_there =
+                mount.super_options.split(|byte| *byte == b',').any(|have| have == option);
             if !(flags.take(option) || is_there) || flags.syncs() != before.syncs() {
                 let option = OsStr::from_bytes(option).display().to_string();
                 let why = format!("'{option}' cannot be changed while it is mounted");

@@ -58,7 +58,11 @@ pub(super) fn tell(restored: &Restored, dry_run: bool, json: bool) -> Result<()>
         out.line(&Line::restored(restored, dry_run).text()?);
     } else {
         let done = if dry_run { "would restore" } else { "restored" };
-        out.line(&format!("{done} {}: {}", show::one_line(&restored.to), show::summary(&restored.changes)?));
+        out.line(&format!(
+            "{done} {}: {}",
+            show::one_line(&restored.to),
+            show::summary(&restored.changes)?
+        ));
         show::list(&restored.changes, !dry_run, |line| out.line(line))?;
         for point in &restored.detached {
             let what = if dry_run { "in the way: a mount at" } else { "detached: the mount at" };

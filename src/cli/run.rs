@@ -102,7 +102,12 @@ pub(super) struct Run {
     #[command(flatten)]
     confine: Confine,
     /// The command and its arguments
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "CMD"
+    )]
     pub(super) command: Vec<OsString>,
 }
 
@@ -176,8 +181,9 @@ impl Run {
         sandboxed.finish(self.fate(outcome), outcome)?;
         match sandboxed.sandbox.spare_nothing() {
             Ok(gone) => {
-                gone.iter()
-                    .for_each(|one| out::note(&format!("given up: checkpoint {}", show::checkpoint(one))));
+                gone.iter().for_each(|one| {
+                    out::note(&format!("given up: checkpoint {}", show::checkpoint(one)))
+                });
             }
             Err(error) => log::warn!("unused space was not freed: {error}"),
         }
@@ -221,7 +227,10 @@ impl Run {
             };
             sandboxed.roll_back()?;
             sandboxed.sandbox.rewind_to(&sandboxed.moment)?;
-            out::note(&format!("attempt {attempt} of {} {how}, and was rolled back", self.attempts));
+            out::note(&format!(
+                "attempt {attempt} of {} {how}, and was rolled back",
+                self.attempts
+            ));
             attempt += 1;
         }
     }
@@ -285,12 +294,19 @@ struct Sandboxed {
 impl Sandboxed {
     /// Records the state of the tree. Makes a checkpoint if the tree differs from the last one.
     fn begin(sandbox: Arc<Sandbox>, program: &Program, consent: Consent) -> Result<Sandboxed> {
-        let Reply::Status(status) = sandbox.handle(Request::Status)? else { return Err(wrong_answer()) };
+        let Reply::Status(status) = sandbox.handle(Request::Status)? else {
+            return Err(wrong_answer());
+        };
         if status.changed > 0 {
-            out::note(&format!("kept from before, and in the sandbox: {}", show::paths(status.changed)));
+            out::note(&format!(
+                "kept from before, and in the sandbox: {}",
+                show::paths(status.changed)
+            ));
             let message = format!("before run: {}", program.line());
             let request = Request::Checkpoint { name: None, message };
-            let Reply::Checkpoint(checkpoint) = sandbox.handle(request)? else { return Err(wrong_answer()) };
+            let Reply::Checkpoint(checkpoint) = sandbox.handle(request)? else {
+                return Err(wrong_answer());
+            };
             return Ok(Sandboxed {
                 start: Rev::Id(checkpoint.id),
                 moment: sandbox.moment(),
@@ -311,8 +327,14 @@ impl Sandboxed {
         match run.program(spec, attempt).start(spec.clone(), |process| group.join(process)) {
             Ok((started, Some(handed))) => {
                 let base = Path::new(&spec.base);
-                let serving =
-                    Serving::adopt(Arc::clone(&self.sandbox), listener, handed, base, &run.choice(), gate)?;
+                let serving = Serving::adopt(
+                    Arc::clone(&self.sandbox),
+                    listener,
+                    handed,
+                    base,
+                    &run.choice(),
+                    gate,
+                )?;
                 run_served(started, serving, run)
             }
             Ok((_, None)) => Err(wrong_answer()),
@@ -321,7 +343,8 @@ impl Sandboxed {
                 let error = run.confine.accept_without_namespaces(error)?;
                 drop(listener);
                 out::note(&format!("warning: this host does not allow namespaces: {error}"));
-                self.serve_elsewhere(run, spec, attempt, &group).map_err(|other| mount_error(&error, other))
+                self.serve_elsewhere(run, spec, attempt, &group)
+                    .map_err(|other| mount_error(&error, other))
             }
         }
     }
@@ -338,7 +361,8 @@ impl Sandboxed {
         let temp_dir = tempfile::Builder::new().prefix("jailfs-run-").tempdir();
         let temp_dir = temp_dir.attempt(|| "create a directory for the mount")?;
         let name = Path::new(&spec.base).file_name().unwrap_or("root".as_ref());
-        let (point, scratch) = (temp_dir.path().join("mount").join(name), temp_dir.path().join("tmp"));
+        let (point, scratch) =
+            (temp_dir.path().join("mount").join(name), temp_dir.path().join("tmp"));
         for dir in [&point, &scratch] {
             std::fs::create_dir_all(dir).attempt(|| format!("create '{}'", dir.display()))?;
         }
@@ -368,7 +392,8 @@ impl Sandboxed {
             out::note(&format!("in the sandbox: {}", show::summary(&changes)?));
         }
         // An apply also writes what earlier runs have kept, so it is counted.
-        let waiting = if self.start == Rev::Base { changes.len() } else { self.diff(Rev::Base)?.len() };
+        let waiting =
+            if self.start == Rev::Base { changes.len() } else { self.diff(Rev::Base)?.len() };
         if waiting == 0 && changes.is_empty() {
             return Ok(());
         }
@@ -394,7 +419,8 @@ impl Sandboxed {
     }
 
     fn diff(&self, from: Rev) -> Result<Changes> {
-        let request = Request::Diff { from, to: Rev::Now, paths: Vec::new(), detail: Detail::NameStatus };
+        let request =
+            Request::Diff { from, to: Rev::Now, paths: Vec::new(), detail: Detail::NameStatus };
         match self.sandbox.handle(request)? {
             Reply::Diff(changes) => Ok(changes),
             _ => Err(wrong_answer()),
@@ -438,15 +464,21 @@ impl Sandboxed {
     fn show_patch(&self) -> Result<()> {
         let (from, to) = (self.start.clone(), Rev::Now);
         let request = Request::Diff { from, to, paths: Vec::new(), detail: Detail::Patch };
-        let Reply::Diff(changes) = self.sandbox.handle(request)? else { return Err(wrong_answer()) };
+        let Reply::Diff(changes) = self.sandbox.handle(request)? else {
+            return Err(wrong_answer());
+        };
         let mut out = out::Out::new();
         show::patches(&changes, &mut out)?;
         out.finish()
     }
 
     fn apply(&self) -> Result<()> {
-        let request =
-            Request::Apply { paths: Vec::new(), dry_run: false, undo: false, consent: self.consent };
+        let request = Request::Apply {
+            paths: Vec::new(),
+            dry_run: false,
+            undo: false,
+            consent: self.consent,
+        };
         let Reply::Applied(applied) = self.sandbox.handle(request)? else {
             return Err(wrong_answer());
         };
@@ -461,8 +493,10 @@ impl Sandboxed {
     /// if they can be listed, and forgets the checkpoints, names and holds of the command.
     fn discard(&self, is_listed: bool) -> Result<()> {
         let before = self.sandbox.go_back(&self.start)?;
-        let listed =
-            self.sandbox.changes_of(&before).and_then(|changes| print_discarded(&changes, is_listed));
+        let listed = self
+            .sandbox
+            .changes_of(&before)
+            .and_then(|changes| print_discarded(&changes, is_listed));
         if let Err(error) = listed {
             out::note(&format!("discarded; the changes cannot be listed: {error}"));
         }
@@ -577,13 +611,19 @@ fn print_applied(applied: &Applied) -> Result<()> {
 /// when the command has ended.
 fn gate(request: &Request) -> Result<()> {
     let (attempt, hint) = match request {
-        Request::Apply { dry_run: false, .. } => ("apply", "apply the changes when the command has ended"),
+        Request::Apply { dry_run: false, .. } => {
+            ("apply", "apply the changes when the command has ended")
+        }
         Request::Unmount => ("unmount", "the sandbox is unmounted when the command has ended"),
         // The command must not drop states to which its caller may go back.
-        Request::Drop { .. } => ("drop a checkpoint", "drop checkpoints when the command has ended"),
+        Request::Drop { .. } => {
+            ("drop a checkpoint", "drop checkpoints when the command has ended")
+        }
         Request::Gc { dry_run: false, .. } => ("gc", "free space when the command has ended"),
         // It reads the whole store, and no other request can read a state meanwhile.
-        Request::Check { read_data: true } => ("check", "check the store when the command has ended"),
+        Request::Check { read_data: true } => {
+            ("check", "check the store when the command has ended")
+        }
         Request::Hold { held: false, .. } => {
             ("release a checkpoint", "release it when the command has ended")
         }
@@ -616,12 +656,20 @@ mod tests {
 
     #[test]
     fn a_command_cannot_apply_or_drop_states() {
-        let apply =
-            |dry_run| Request::Apply { paths: Vec::new(), dry_run, undo: false, consent: Default::default() };
+        let apply = |dry_run| Request::Apply {
+            paths: Vec::new(),
+            dry_run,
+            undo: false,
+            consent: Default::default(),
+        };
         assert_eq!(gate(&apply(false)).unwrap_err().kind, Kind::InUse);
         assert_eq!(gate(&Request::Unmount).unwrap_err().kind, Kind::InUse);
-        let undo =
-            Request::Apply { paths: Vec::new(), dry_run: false, undo: true, consent: Default::default() };
+        let undo = Request::Apply {
+            paths: Vec::new(),
+            dry_run: false,
+            undo: true,
+            consent: Default::default(),
+        };
         assert!(gate(&undo).is_err());
         let gc = |dry_run| Request::Gc { operations: 0, keep: Some(0), max_store: None, dry_run };
         let hold = |held| Request::Hold { rev: Rev::Back(1), held };

@@ -40,10 +40,13 @@ pub(super) fn name_status(change: &Change) -> String {
     let letter = letter(change.kind);
     let slash = if change.file == FileKind::Dir { "/" } else { "" };
     let target = change.target.as_ref().filter(|_| change.kind != ChangeKind::Deleted);
-    let target =
-        target.map_or_else(String::new, |text| format!(" -> {}", one_line(&String::from_utf8_lossy(text))));
+    let target = target.map_or_else(String::new, |text| {
+        format!(" -> {}", one_line(&String::from_utf8_lossy(text)))
+    });
     match &change.old_path {
-        Some(old) => format!("{letter}\t{old}{slash}\t{}{slash}{target}{}", change.path, danger(change)),
+        Some(old) => {
+            format!("{letter}\t{old}{slash}\t{}{slash}{target}{}", change.path, danger(change))
+        }
         None => format!("{letter}\t{}{slash}{target}{}", change.path, danger(change)),
     }
 }
@@ -70,7 +73,12 @@ pub(super) fn stat(changes: &Changes, mut line: impl FnMut(&str)) -> Result<()> 
     let width = width.min(MAX_NAME_WIDTH);
     for change in changes {
         let change = change?;
-        line(&format!(" {:width$} | {}{}", stat_name(&change), stat_column(&change, most), danger(&change)));
+        line(&format!(
+            " {:width$} | {}{}",
+            stat_name(&change),
+            stat_column(&change, most),
+            danger(&change)
+        ));
     }
     line(&format!(" {tally}; {added} lines added, {removed} removed"));
     Ok(())
@@ -118,7 +126,11 @@ fn stat_column(change: &Change, most: u64) -> String {
         }
         (None, _) if change.file == FileKind::File => {
             let what = if change.binary { "Bin " } else { "" };
-            format!("{what}{} -> {} bytes", change.old_size.unwrap_or(0), change.new_size.unwrap_or(0))
+            format!(
+                "{what}{} -> {} bytes",
+                change.old_size.unwrap_or(0),
+                change.new_size.unwrap_or(0)
+            )
         }
         (None, ChangeKind::Added) => "added".to_owned(),
         (None, ChangeKind::Deleted) => "deleted".to_owned(),
@@ -174,7 +186,8 @@ impl Tally {
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counted = self.0.iter().zip(&KINDS).filter(|(count, _)| **count > 0);
-        let counted: Vec<String> = counted.map(|(count, (_, word))| format!("{count} {word}")).collect();
+        let counted: Vec<String> =
+            counted.map(|(count, (_, word))| format!("{count} {word}")).collect();
         f.write_str(if counted.is_empty() { "nothing changed" } else { "" })?;
         f.write_str(&counted.join(", "))
     }
@@ -196,7 +209,11 @@ pub(super) fn summary(changes: &Changes) -> Result<Tally> {
 ///
 /// # Errors
 /// The list of changes cannot be read.
-pub(super) fn list(changes: &Changes, only_deletions: bool, mut line: impl FnMut(&str)) -> Result<()> {
+pub(super) fn list(
+    changes: &Changes,
+    only_deletions: bool,
+    mut line: impl FnMut(&str),
+) -> Result<()> {
     for change in changes {
         let change = change?;
         if !only_deletions || change.kind == ChangeKind::Deleted {
@@ -252,7 +269,11 @@ pub(super) fn size(bytes: u64) -> String {
         tenths /= 1024;
         unit = larger;
     }
-    if unit == "bytes" { format!("{bytes} bytes") } else { format!("{}.{} {unit}", tenths / 10, tenths % 10) }
+    if unit == "bytes" {
+        format!("{bytes} bytes")
+    } else {
+        format!("{}.{} {unit}", tenths / 10, tenths % 10)
+    }
 }
 
 #[cfg(test)]
@@ -323,7 +344,10 @@ mod tests {
         assert_eq!(lines[0], format!(" long-name |  1001 {}-", "+".repeat(39)));
         assert_eq!(lines[1], " b         | Bin 1 -> 2 bytes");
         assert_eq!(lines[2], " m         | attributes only [gains the setuid bit]");
-        assert_eq!(lines[3], " 2 modified, 1 with other attributes only; 1000 lines added, 1 removed");
+        assert_eq!(
+            lines[3],
+            " 2 modified, 1 with other attributes only; 1000 lines added, 1 removed"
+        );
     }
 
     #[test]

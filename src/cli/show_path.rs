@@ -53,14 +53,22 @@ impl Show {
                     shown = part(&mut target, &rev, &path, offset)?;
                     if shown.node != first {
                         let attempt = format!("show '{path}' of {rev}");
-                        return Err(Error::new(Kind::Failed, attempt, "it was changed while it was read")
-                            .hint("a checkpoint does not change"));
+                        return Err(Error::new(
+                            Kind::Failed,
+                            attempt,
+                            "it was changed while it was read",
+                        )
+                        .hint("a checkpoint does not change"));
                     }
                 }
             }
             FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => {
                 let attempt = format!("show '{path}'");
-                return Err(Error::new(Kind::Failed, attempt, "it is not a file and has no content"));
+                return Err(Error::new(
+                    Kind::Failed,
+                    attempt,
+                    "it is not a file and has no content",
+                ));
             }
         }
         out.finish()?;

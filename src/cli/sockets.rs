@@ -32,8 +32,9 @@ pub(super) fn all() -> HashSet<PathBuf> {
             bound.extend(listed(&process));
         }
     }
-    let (plain, unresolved): (Vec<Bound>, Vec<Bound>) =
-        bound.into_iter().partition(|bound| bound.name.is_absolute() && !bound.name.starts_with("/proc"));
+    let (plain, unresolved): (Vec<Bound>, Vec<Bound>) = bound
+        .into_iter()
+        .partition(|bound| bound.name.is_absolute() && !bound.name.starts_with("/proc"));
     let mut paths: HashSet<PathBuf> = plain.into_iter().map(|bound| bound.name).collect();
     if !unresolved.is_empty() {
         let holders = holders(&unresolved.iter().map(|bound| bound.inode).collect());
@@ -73,7 +74,8 @@ fn parse(line: &[u8]) -> Option<Bound> {
         inode = std::str::from_utf8(field).ok().and_then(|digits| digits.parse().ok());
         rest = behind;
     }
-    let name = rest.strip_prefix(b" ").filter(|name| !name.is_empty() && !name.starts_with(b"@"))?;
+    let name =
+        rest.strip_prefix(b" ").filter(|name| !name.is_empty() && !name.starts_with(b"@"))?;
     Some(Bound { inode: inode?, name: OsStr::from_bytes(name).into() })
 }
 
@@ -83,8 +85,10 @@ fn holders(wanted: &HashSet<u64>) -> HashMap<u64, Vec<PathBuf>> {
     for process in processes() {
         for file in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
             let Ok(target) = fs::read_link(file.path()) else { continue };
-            let number = target.to_str().and_then(|text| text.strip_prefix("socket:[")?.strip_suffix(']'));
-            if let Some(number) = number.and_then(|digits| digits.parse().ok()).filter(|n| wanted.contains(n))
+            let number =
+                target.to_str().and_then(|text| text.strip_prefix("socket:[")?.strip_suffix(']'));
+            if let Some(number) =
+                number.and_then(|digits| digits.parse().ok()).filter(|n| wanted.contains(n))
             {
                 holders.entry(number).or_default().push(process.clone());
             }
@@ -103,7 +107,10 @@ fn as_named_by(process: &Path, name: &Path) -> Option<PathBuf> {
             return Some(dir.join(parts.as_path()));
         }
     }
-    name.is_relative().then(|| fs::read_link(process.join("cwd")).ok()).flatten().map(|dir| dir.join(name))
+    name.is_relative()
+        .then(|| fs::read_link(process.join("cwd")).ok())
+        .flatten()
+        .map(|dir| dir.join(name))
 }
 
 #[cfg(test)]
@@ -123,7 +130,10 @@ mod tests {
             parse(b"ffff: 00000002 00000000 00010000 0001 01 1234 /srv/a b.sock"),
             bound(1234, "/srv/a b.sock")
         );
-        assert_eq!(parse(b"ffff: 00000002 00000000 00010000 0001 01   99 a.sock"), bound(99, "a.sock"));
+        assert_eq!(
+            parse(b"ffff: 00000002 00000000 00010000 0001 01   99 a.sock"),
+            bound(99, "a.sock")
+        );
         for none in [
             &b"ffff: 00000002 00000000 00010000 0001 01 1234 @abstract"[..],
             b"ffff: 00000003 00000000 00000000 0001 03  1568",

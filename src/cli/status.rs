@@ -40,10 +40,13 @@ impl Status {
 type Data = crate::sandbox::verbs::Status;
 
 fn json(status: &Data) -> Result<Vec<String>> {
-    let problems = status.base_problems.iter().map(|(path, reason)| Line::base_problem(path, reason));
+    let problems =
+        status.base_problems.iter().map(|(path, reason)| Line::base_problem(path, reason));
     let refusals = status.refusals.iter().map(Line::refusal);
-    let rollback = status.rollback.iter().flatten().map(|(path, reason)| Line::not_set_back(path, reason));
-    let lines = std::iter::once(Line::status(status)).chain(rollback).chain(refusals).chain(problems);
+    let rollback =
+        status.rollback.iter().flatten().map(|(path, reason)| Line::not_set_back(path, reason));
+    let lines =
+        std::iter::once(Line::status(status)).chain(rollback).chain(refusals).chain(problems);
     lines.map(|line| line.text()).collect()
 }
 
@@ -56,8 +59,11 @@ fn text(status: &Data) -> Vec<String> {
     };
     let (since, mut lines) = match &status.checkpoint {
         Some(checkpoint) => {
-            let line =
-                format!("checkpoint  {}, {}", show::checkpoint(checkpoint), date::utc(checkpoint.time));
+            let line = format!(
+                "checkpoint  {}, {}",
+                show::checkpoint(checkpoint),
+                date::utc(checkpoint.time)
+            );
             ("since the checkpoint", vec![line])
         }
         None => ("since the base", vec!["checkpoint  none".to_owned()]),
@@ -95,7 +101,9 @@ fn text(status: &Data) -> Vec<String> {
             "(retry: jailfs apply --undo). The mount shows the base as it was before. Not set back:"
                 .to_owned(),
         );
-        all.extend(rollback.iter().map(|(path, reason)| format!("  {path}: {}", show::one_line(reason))));
+        all.extend(
+            rollback.iter().map(|(path, reason)| format!("  {path}: {}", show::one_line(reason))),
+        );
     }
     if status.refused_count > 0 {
         let times = show::times(status.refused_count);
@@ -158,8 +166,14 @@ mod tests {
             ],
             refused_count: 3,
             sync_failed: true,
-            rollback: Some(vec![(TreePath::parse(b"half").unwrap(), "the base is read-only".to_owned())]),
-            base_problems: vec![(TreePath::parse(b"secret").unwrap(), "Permission denied".to_owned())],
+            rollback: Some(vec![(
+                TreePath::parse(b"half").unwrap(),
+                "the base is read-only".to_owned(),
+            )]),
+            base_problems: vec![(
+                TreePath::parse(b"secret").unwrap(),
+                "Permission denied".to_owned(),
+            )],
         }
     }
 
@@ -168,7 +182,10 @@ mod tests {
         let text = text(&status()).join("\n");
         assert!(text.contains("mount       not mounted\n"), "{text}");
         assert!(text.contains("changed     2 paths since the base\n"), "{text}");
-        assert!(text.contains("refused 3 times, the last:\n  l -> /etc\\n, by process 7 (c\\n)\n"), "{text}");
+        assert!(
+            text.contains("refused 3 times, the last:\n  l -> /etc\\n, by process 7 (c\\n)\n"),
+            "{text}"
+        );
         assert!(text.contains("  a/d -> (moved to) d, by a process out of sight\n"), "{text}");
         assert!(text.contains("\na sync of the store failed: "), "{text}");
         assert!(text.contains(" Not set back:\n  half: the base is read-only\n"), "{text}");
@@ -180,7 +197,11 @@ mod tests {
         let lines = json(&status()).unwrap();
         assert_eq!(lines.len(), 5);
         assert!(lines[1].contains(r#""type":"not_set_back","path":"half""#), "{}", lines[1]);
-        assert!(lines[0].starts_with(r#"{"type":"status","base":"/src/repo","store":"/s"#), "{}", lines[0]);
+        assert!(
+            lines[0].starts_with(r#"{"type":"status","base":"/src/repo","store":"/s"#),
+            "{}",
+            lines[0]
+        );
         assert!(lines[0].contains(r#""store_hex":"2f73ff""#), "{}", lines[0]);
     }
 }

@@ -49,8 +49,9 @@ impl Env {
     /// The directory of stores. A relative path in a variable counts as unset (XDG Base Directory
     /// Specification).
     pub(super) fn stores(&self) -> Option<PathBuf> {
-        let absolute =
-            |value: &Option<OsString>| value.as_ref().map(PathBuf::from).filter(|p| p.is_absolute());
+        let absolute = |value: &Option<OsString>| {
+            value.as_ref().map(PathBuf::from).filter(|p| p.is_absolute())
+        };
         absolute(&self.xdg_state_home)
             .or_else(|| absolute(&self.home).map(|home| home.join(".local/state")))
             .or_else(|| self.root.then(|| PathBuf::from("/var/lib")))
@@ -78,7 +79,9 @@ impl Env {
 fn id(base: &Path) -> OsString {
     let name = base.file_name().unwrap_or(OsStr::new("root")).as_bytes();
     let mut id = name.get(..ID_NAME_MAX).unwrap_or(name).to_vec();
-    id.extend_from_slice(format!("-{:08x}", crc32c::crc32c(base.as_os_str().as_bytes())).as_bytes());
+    id.extend_from_slice(
+        format!("-{:08x}", crc32c::crc32c(base.as_os_str().as_bytes())).as_bytes(),
+    );
     OsString::from_vec(id)
 }
 
@@ -146,7 +149,8 @@ pub(super) fn resolve_new(path: &Path) -> Result<PathBuf> {
     if path.symlink_metadata().is_ok() {
         return host::resolve(path);
     }
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent =
+        path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     match path.file_name() {
         Some(name) => Ok(host::resolve(parent)?.join(name)),
         None => host::resolve(path),
@@ -274,8 +278,9 @@ mod tests {
 
     #[test]
     fn paths_that_exclude_each_other_are_refused() {
-        let ok =
-            |base: &str, mnt: &str, store: &str| check(base.as_ref(), mnt.as_ref(), store.as_ref()).is_ok();
+        let ok = |base: &str, mnt: &str, store: &str| {
+            check(base.as_ref(), mnt.as_ref(), store.as_ref()).is_ok()
+        };
         let table = [
             ("/r", "/m", "/s", true),
             ("/r", "/r", "/s", true),
@@ -291,7 +296,11 @@ mod tests {
             ("/", "/m", "/s", false),
         ];
         for (base, mnt, store, allowed) in table {
-            assert_eq!(ok(base, mnt, store), allowed, "base {base}, mount point {mnt}, store {store}");
+            assert_eq!(
+                ok(base, mnt, store),
+                allowed,
+                "base {base}, mount point {mnt}, store {store}"
+            );
         }
         let error = check("/r".as_ref(), "/m".as_ref(), "/r/s".as_ref()).unwrap_err();
         assert!(error.kind == Kind::CannotMount && error.hint.is_some());

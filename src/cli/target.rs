@@ -135,7 +135,8 @@ fn find_store(global: &Global, dir: &Path) -> Result<(PathBuf, Option<PathBuf>)>
         Within::Host => {}
     }
     let env = Env::get();
-    let default = |dir: &Path| Some((store_path::existing_default(&env, dir)?, Some(dir.to_owned())));
+    let default =
+        |dir: &Path| Some((store_path::existing_default(&env, dir)?, Some(dir.to_owned())));
     if let Some(found) = dir.ancestors().find_map(default) {
         return Ok(found);
     }
@@ -156,7 +157,8 @@ fn tree_path(root: &Path, dir: &Path, path: &Path) -> Result<TreePath> {
     let attempt = || format!("find '{}' in the tree", path.display());
     // In a directory outside the tree, with --store, paths start at the root of the tree.
     let from = if dir.starts_with(root) { dir } else { root };
-    let outside = || Error::new(Kind::LeavesJail, attempt(), format!("it is not below '{}'", root.display()));
+    let outside =
+        || Error::new(Kind::LeavesJail, attempt(), format!("it is not below '{}'", root.display()));
     let full = plain(&from.join(path)).ok_or_else(outside)?;
     let inside = full.strip_prefix(root).map_err(|_| outside())?;
     TreePath::parse(inside.as_os_str().as_bytes())
@@ -202,7 +204,11 @@ mod tests {
             ("/", "/", "a", "a"),
         ];
         for (root, dir, path, expected) in table {
-            assert_eq!(of(root, dir, path).unwrap().as_bytes(), expected.as_bytes(), "{dir} {path}");
+            assert_eq!(
+                of(root, dir, path).unwrap().as_bytes(),
+                expected.as_bytes(),
+                "{dir} {path}"
+            );
         }
     }
 

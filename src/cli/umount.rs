@@ -34,16 +34,21 @@ pub(super) struct Umount {
 impl Umount {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {
         let point =
-            host::resolve_mount_point(&global.at(&self.mount_point)?).map_err(|error| match error.errno {
-                Some(nix::libc::ENOENT | nix::libc::ENOTDIR) => error.kind(Kind::NoStore),
-                _ => error,
-            })?;
+            host::resolve_mount_point(&global.at(&self.mount_point)?).map_err(
+                |error| match error.errno {
+                    Some(nix::libc::ENOENT | nix::libc::ENOTDIR) => error.kind(Kind::NoStore),
+                    _ => error,
+                },
+            )?;
         let attempt = format!("unmount '{}'", point.display());
         if host::is_dead(&point) {
             // The list of mounts says whether it is a jailfs mount. Others are left alone.
             is_mounted_at(&point, &attempt)?;
             host::unmount(&point, true)?;
-            out::note(&format!("the daemon of '{}' was dead; the mount is detached", point.display()));
+            out::note(&format!(
+                "the daemon of '{}' was dead; the mount is detached",
+                point.display()
+            ));
             return Ok(0);
         }
         is_mounted_at(&point, &attempt)?;
@@ -86,6 +91,7 @@ fn end(mut client: Client, point: &Path, attempt: &str) -> Result<()> {
     if client.wait_for_end(END_LIMIT) {
         return Ok(());
     }
-    let reason = format!("the mount is gone, but its daemon (process {pid}) has not closed the store yet");
+    let reason =
+        format!("the mount is gone, but its daemon (process {pid}) has not closed the store yet");
     Err(Error::new(Kind::Failed, attempt, reason).hint("STORE/daemon.log may say why it waits"))
 }

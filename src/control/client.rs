@@ -9,7 +9,9 @@ use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::unistd::geteuid;
 
-use super::frame::{self, FrameError, Greeting, MAX_GREETING, MAX_PIECE, MAX_REPLY, MAX_REQUEST, Until};
+use super::frame::{
+    self, FrameError, Greeting, MAX_GREETING, MAX_PIECE, MAX_REPLY, MAX_REQUEST, Until,
+};
 use super::{SOCKET, StoreDir};
 use crate::error::{Error, Kind, Result};
 use crate::sandbox::verbs::{Reply, Request};
@@ -52,7 +54,9 @@ fn connect_once(store: &Path) -> Result<Option<Client>> {
     };
     let stream = match UnixStream::connect(dir.socket()) {
         Ok(stream) => stream,
-        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+        Err(e)
+            if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
+        {
             return Ok(None);
         }
         Err(error) => return Err(Error::io(attempt(), &error)),
@@ -68,10 +72,11 @@ fn connect_once(store: &Path) -> Result<Option<Client>> {
         })?,
         // The daemon is ending, has too many connections, or refuses this process.
         Err(FrameError::Closed) => {
-            return Err(Error::new(Kind::Failed, attempt(), "it closed the connection at once").hint(
-                "it serves only the user who mounted it and root, and no process in another \
+            return Err(Error::new(Kind::Failed, attempt(), "it closed the connection at once")
+                .hint(
+                    "it serves only the user who mounted it and root, and no process in another \
              sandbox or container",
-            ));
+                ));
         }
         Err(FrameError::Io(error)) => return Err(Error::io(attempt(), &error)),
         Err(error) => return Err(Error::new(Kind::Failed, attempt(), error.to_string())),
@@ -87,7 +92,11 @@ fn check_peer(stream: &UnixStream) -> std::result::Result<(), String> {
     if is_trusted(peer.uid(), geteuid().as_raw()) {
         return Ok(());
     }
-    Err(format!("process {} listens there as user {}: run jailfs as that user", peer.pid(), peer.uid()))
+    Err(format!(
+        "process {} listens there as user {}: run jailfs as that user",
+        peer.pid(),
+        peer.uid()
+    ))
 }
 
 fn is_trusted(peer: u32, own: u32) -> bool {
@@ -114,12 +123,17 @@ impl Client {
             .hint("if the daemon has ended, STORE/daemon.log says why")
         };
         let bytes = codec::encode(request).map_err(&lost)?;
-        frame::write(&mut &self.stream, &bytes, MAX_REQUEST).map_err(|error| match error.kind() {
-            io::ErrorKind::InvalidInput => lost("the request is too long: name fewer paths".to_owned()),
-            _ => lost(error.to_string()),
+        frame::write(&mut &self.stream, &bytes, MAX_REQUEST).map_err(|error| {
+            match error.kind() {
+                io::ErrorKind::InvalidInput => {
+                    lost("the request is too long: name fewer paths".to_owned())
+                }
+                _ => lost(error.to_string()),
+            }
         })?;
         self.stream.set_read_timeout(None).map_err(|error| lost(error.to_string()))?;
-        let bytes = frame::read(&mut &self.stream, MAX_REPLY).map_err(|error| lost(error.to_string()))?;
+        let bytes =
+            frame::read(&mut &self.stream, MAX_REPLY).map_err(|error| lost(error.to_string()))?;
         let mut reply = codec::decode::<Result<Reply>>(&bytes)
             .map_err(|error| lost(format!("the reply is malformed: {error}")))??;
         if let Some(changes) = reply.changes() {

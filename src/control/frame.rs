@@ -99,7 +99,9 @@ impl std::fmt::Display for FrameError {
         match self {
             FrameError::Closed => f.write_str("the connection was closed"),
             FrameError::TooLong(len) => write!(f, "a message of {len} bytes is too long"),
-            FrameError::Io(error) if error.kind() == io::ErrorKind::WouldBlock => f.write_str("timed out"),
+            FrameError::Io(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                f.write_str("timed out")
+            }
             FrameError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 f.write_str("the connection was closed in the middle of a message")
             }
@@ -192,7 +194,10 @@ mod tests {
     fn a_cut_or_oversized_frame_is_an_error() {
         assert!(matches!(read(&mut &[5, 0, 0][..], 9), Err(FrameError::Io(_))));
         assert!(matches!(read(&mut &[5, 0, 0, 0, b'x'][..], 9), Err(FrameError::Io(_))));
-        assert!(matches!(read(&mut &[255, 255, 255, 255, 0][..], 9), Err(FrameError::TooLong(u32::MAX))));
+        assert!(matches!(
+            read(&mut &[255, 255, 255, 255, 0][..], 9),
+            Err(FrameError::TooLong(u32::MAX))
+        ));
     }
 
     #[test]

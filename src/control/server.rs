@@ -22,7 +22,9 @@ use nix::sys::stat::{FchmodatFlags, Mode, fchmodat};
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 use parking_lot::{Condvar, Mutex};
 
-use super::frame::{self, FrameError, Greeting, MAX_GREETING, MAX_PIECE, MAX_REPLY, MAX_REQUEST, Until};
+use super::frame::{
+    self, FrameError, Greeting, MAX_GREETING, MAX_PIECE, MAX_REPLY, MAX_REQUEST, Until,
+};
 use super::{SOCKET, StoreDir};
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sandbox::verbs::{Reply, Request};
@@ -224,7 +226,8 @@ fn start(stream: UnixStream, shared: &Arc<Shared>) {
     });
     if let Err(error) = spawned {
         log::warn!("start a thread for a connection: {error}");
-        let told = kept.map_err(FrameError::Io).and_then(|stream| say_no_thread(&stream, shared, &error));
+        let told =
+            kept.map_err(FrameError::Io).and_then(|stream| say_no_thread(&stream, shared, &error));
         if let Err(error) = told {
             log::debug!("answer a control request: {error}");
         }
@@ -395,7 +398,9 @@ fn wait_for_request(stream: &UnixStream, shared: &Shared) -> bool {
 
 /// Sends a result and its list of changes. If it is too long, sends an error instead.
 fn answer(stream: &UnixStream, result: &mut Result<Reply>) -> io::Result<()> {
-    if let Some(bytes) = codec::encode(result).ok().filter(|bytes| bytes.len() <= MAX_REPLY as usize) {
+    if let Some(bytes) =
+        codec::encode(result).ok().filter(|bytes| bytes.len() <= MAX_REPLY as usize)
+    {
         frame::write(&mut &*stream, &bytes, MAX_REPLY)?;
         let Some(changes) = result.as_mut().ok().and_then(Reply::changes) else { return Ok(()) };
         changes.for_each_chunk(|piece| frame::write(&mut &*stream, piece, MAX_PIECE))?;
@@ -448,11 +453,19 @@ mod tests {
         let store = tempfile::tempdir().unwrap();
         let server = serve(store.path());
         let mut client = connect(store.path()).unwrap().unwrap();
-        assert_eq!((client.greeting().pid, &client.greeting().mount[..]), (std::process::id(), &b"/mnt"[..]));
+        assert_eq!(
+            (client.greeting().pid, &client.greeting().mount[..]),
+            (std::process::id(), &b"/mnt"[..])
+        );
         assert_eq!(client.call(&Request::Log), Ok(Reply::Log(Vec::new())));
         let paths = vec![TreePath::parse(b"a\xff").unwrap()];
         let error = client
-            .call(&Request::Apply { paths, dry_run: true, undo: false, consent: Default::default() })
+            .call(&Request::Apply {
+                paths,
+                dry_run: true,
+                undo: false,
+                consent: Default::default(),
+            })
             .unwrap_err();
         assert_eq!((error.kind, error.hint.as_deref()), (Kind::Conflict, Some("none")));
         assert_eq!(client.call(&Request::Discard { detach_mounts: false }), Ok(Reply::Done));
@@ -555,7 +568,8 @@ mod tests {
     fn the_number_of_connections_is_limited() {
         let store = tempfile::tempdir().unwrap();
         let _server = serve(store.path());
-        let held: Vec<_> = (0..MAX_CONNECTIONS).map(|_| connect(store.path()).unwrap().unwrap()).collect();
+        let held: Vec<_> =
+            (0..MAX_CONNECTIONS).map(|_| connect(store.path()).unwrap().unwrap()).collect();
         assert!(connect(store.path()).is_err());
         drop(held);
         let again = (0..100).any(|_| {

@@ -89,7 +89,8 @@ impl Fs {
     pub fn rewrite_journal(&self, from: &OpenJournal, below: &Tree) -> FsResult<()> {
         // First, as the rest of it is done while those who sync wait.
         self.sync()?;
-        let mut rewrite = self.store.begin_journal_rewrite(&from.end, below.edits_to(&from.tree))?;
+        let mut rewrite =
+            self.store.begin_journal_rewrite(&from.end, below.edits_to(&from.tree))?;
         // No sync, seal or exchange of the layer is under way from here on.
         let mut gate = self.sync_gate.lock();
         self.seal_unfinished(&mut gate)?;

@@ -318,7 +318,7 @@ impl Fs {
 
     /// Takes back `count` of what was handed out for a node.
     pub fn forget(&self, id: NodeId, count: u64) {
-        if id.is_past() {
+        if id.is_in_snapdir() {
             return self.past_forget(id, count);
         }
         let mut core = self.core();
@@ -499,7 +499,7 @@ impl Core {
     /// The same as [`Core::target`]; `near` is what is at its place in the base, if that is looked at with names of it.
     fn target_near(&self, id: NodeId, near: Option<&DirLookup<'_>>) -> FsResult<Target> {
         // Whatever looks for a node of the past among the live ones is about to change it.
-        if id.is_past() {
+        if id.is_in_snapdir() {
             return Err(FsError::ReadOnly);
         }
         let held = self.table.get(id).ok_or(FsError::NotFound)?;
@@ -518,7 +518,11 @@ impl Core {
         }
     }
 
-    fn seen_at(&self, path: &TreePath, near: Option<&DirLookup<'_>>) -> FsResult<Option<(Ino, LowerNode)>> {
+    fn seen_at(
+        &self,
+        path: &TreePath,
+        near: Option<&DirLookup<'_>>,
+    ) -> FsResult<Option<(Ino, LowerNode)>> {
         match near.filter(|near| near.path() == path) {
             Some(near) => self.lower.lookup_dir(near),
             None => self.lower.lookup(path),
@@ -561,7 +565,12 @@ impl Core {
     ///
     /// # Errors
     /// As [`State::copy_up_edits`], or what the store answers.
-    pub(crate) fn copy_up_base(&mut self, ino: Ino, path: &TreePath, node: &LowerNode) -> FsResult<Ino> {
+    pub(crate) fn copy_up_base(
+        &mut self,
+        ino: Ino,
+        path: &TreePath,
+        node: &LowerNode,
+    ) -> FsResult<Ino> {
         let edits = self.copy_up_edits(ino, path, node)?;
         self.commit(edits)?;
         if let Some(id) = self.table.id_of(ino) {
@@ -571,7 +580,12 @@ impl Core {
     }
 
     /// Covers what a name stands for, so that the node and the name are in the tree.
-    pub(crate) fn copy_up_found(&mut self, dir: Ino, name: &Name, found: &Found) -> FsResult<(Ino, Hides)> {
+    pub(crate) fn copy_up_found(
+        &mut self,
+        dir: Ino,
+        name: &Name,
+        found: &Found,
+    ) -> FsResult<(Ino, Hides)> {
         match found {
             Found::Upper(ino, hides) => {
                 if self.tree.dentry(dir, name).is_none() {
@@ -600,9 +614,11 @@ impl Core {
     pub(crate) fn attr_of(&self, id: NodeId, target: &Target) -> FsResult<Attr> {
         let attr = match target {
             Target::Upper(ino) => merged::state::attr_in(&self.tree, *ino, *ino),
-            Target::Orphan(key) => {
-                merged::state::attr_in(&self.orphans, *key, self.table.get(id).map_or(*key, |h| h.ino))
-            }
+            Target::Orphan(key) => merged::state::attr_in(
+                &self.orphans,
+                *key,
+                self.table.get(id).map_or(*key, |h| h.ino),
+            ),
             Target::Base(ino, _, node) => Some(merged::state::lower_attr(*ino, node)),
         };
         attr.ok_or(FsError::NotFound)
@@ -650,8 +666,9 @@ impl Core {
 
     /// Where the bytes of a file are, as the records say.
     pub(crate) fn target_extents(&self, target: &Target) -> FsResult<Extents> {
-        let of =
-            |tree: &Tree, key| tree.extents(key).map(|(s, e)| (ByteRange::at(s, e.len), e.source)).collect();
+        let of = |tree: &Tree, key| {
+            tree.extents(key).map(|(s, e)| (ByteRange::at(s, e.len), e.source)).collect()
+        };
         match target {
             Target::Upper(ino) => Ok(of(&self.tree, *ino)),
             Target::Orphan(key) => Ok(of(&self.orphans, *key)),
@@ -691,7 +708,8 @@ impl Core {
 
     /// The oldest epoch of the base to which orphans refer.
     fn orphans_from(&self) -> Option<Epoch> {
-        let in_base = |key: &Ino| self.orphans.extents(*key).any(|(_, extent)| extent.source.is_base());
+        let in_base =
+            |key: &Ino| self.orphans.extents(*key).any(|(_, extent)| extent.source.is_base());
         self.orphan_epochs.iter().filter(|(key, _)| in_base(key)).map(|(_, epoch)| *epoch).min()
     }
 
@@ -700,7 +718,9 @@ impl Core {
     fn release_orphan(&mut self, key: Ino) {
         self.orphan_epochs.remove(&key);
         let written = self.scratch_of(key).of(SCRATCH);
-        if self.orphans.node(key).is_some() && self.orphans.apply(&Edit::Remove { ino: key }).is_err() {
+        if self.orphans.node(key).is_some()
+            && self.orphans.apply(&Edit::Remove { ino: key }).is_err()
+        {
             log::error!("orphan {} could not be released", key.0);
             return;
         }
@@ -748,7 +768,8 @@ impl Core {
     pub(crate) fn scratch(&mut self, store: &Store) -> Result<&mut PoolWriter> {
         if self.scratch.is_none() {
             let file: Arc<File> = Arc::new(store.tmp().scratch()?);
-            let pool = PoolWriter::new(SCRATCH, file).map_err(|e| Error::io("create a scratch file", &e))?;
+            let pool = PoolWriter::new(SCRATCH, file)
+                .map_err(|e| Error::io("create a scratch file", &e))?;
             self.scratch = Some(pool);
         }
         self.scratch.as_mut().ok_or_else(|| Error::damage("create a scratch file", "it is gone"))

@@ -107,7 +107,8 @@ impl Fs {
                 return Ok((after, Invalidations::default()));
             }
             let record = Record::Edits(edits);
-            let forgotten = core.show(after.clone(), false, |core| Ok(core.upper.record(&record)?))?;
+            let forgotten =
+                core.show(after.clone(), false, |core| Ok(core.upper.record(&record)?))?;
             Ok((after, forgotten))
         })?;
         Ok(Changed { layer, from, to, sealed })
@@ -154,7 +155,8 @@ impl Fs {
     /// Seals a layer. One that `is_below` what the head's record names is synced first: its seal says that all before it was, and a power
     /// cut may leave the seal and tear what is synced with it.
     fn seal_one(&self, layer: &mut Upper, seal: Seal, is_below: bool) -> Result<()> {
-        let ready = self.sync_identities().and_then(|()| if is_below { layer.sync() } else { Ok(()) });
+        let ready =
+            self.sync_identities().and_then(|()| if is_below { layer.sync() } else { Ok(()) });
         let sealed = ready.and_then(|()| self.store.seal_layer(layer, seal));
         if layer.is_failed() {
             // What is above it is worth nothing without it.
@@ -168,8 +170,12 @@ impl Fs {
     pub(super) fn seal_unfinished(&self, unfinished: &mut Unfinished) -> Result<()> {
         self.finish_exchange(unfinished)?;
         while let Some(mut layer) = unfinished.layers.pop() {
-            let seal =
-                Seal { name: None, message: "cut off".to_owned(), time: clock::now(), automatic: true };
+            let seal = Seal {
+                name: None,
+                message: "cut off".to_owned(),
+                time: clock::now(),
+                automatic: true,
+            };
             if let Err(error) = self.seal_one(&mut layer, seal, true) {
                 unfinished.layers.push(layer);
                 return Err(error);
@@ -280,7 +286,8 @@ impl Core {
         let held = self.table.iter().filter(|(_, h)| h.place != Place::Orphan).map(|(_, h)| h.ino);
         let unseen = held.filter(|ino| {
             self.tree.node(*ino).is_some_and(|node| {
-                node.kind() != FileKind::Dir && node.meta.nlink as usize > self.tree.links(*ino).count()
+                node.kind() != FileKind::Dir
+                    && node.meta.nlink as usize > self.tree.links(*ino).count()
             })
         });
         let names = after.lower.names_of(&unseen.collect())?;
@@ -371,7 +378,8 @@ impl Core {
                     let names_to_invalidate = names_untold(&before.tree, &after.tree, ino);
                     let has_one = |attr: Attr| attr.kind == FileKind::Dir || attr.meta.nlink <= 1;
                     if !names_to_invalidate.is_empty()
-                        && (after.tree.node(ino).is_some() || !before.attr(&old).is_none_or(has_one))
+                        && (after.tree.node(ino).is_some()
+                            || !before.attr(&old).is_none_or(has_one))
                     {
                         self.aliases.entry(ino).or_default().extend(names_to_invalidate);
                     }
@@ -381,7 +389,8 @@ impl Core {
                     }
                     // The kernel drops a directory's names with it, but not those in use: through such a one a process in
                     // a directory that is gone would still reach a file that is not.
-                    changed_names.extend(names.into_iter().filter(|(dir, _)| dead_dirs.contains(dir)));
+                    changed_names
+                        .extend(names.into_iter().filter(|(dir, _)| dead_dirs.contains(dir)));
                 }
                 Fate::Cut => {
                     changed_names.extend(names);
@@ -397,7 +406,10 @@ impl Core {
                         Ok(record) => Some(record),
                         // The base lost it behind our back: those who hold it get what they would have got anyway.
                         Err(error) => {
-                            log::warn!("restore: cannot keep node {} for its holders: {error}", ino.0);
+                            log::warn!(
+                                "restore: cannot keep node {} for its holders: {error}",
+                                ino.0
+                            );
                             None
                         }
                     };
@@ -425,7 +437,8 @@ impl Core {
             match record {
                 // It is shown already, so there is no way back.
                 Some(record) => {
-                    let kept = self.keep_record(id, record, before.lower.epoch(), |meta| meta.nlink = 0);
+                    let kept =
+                        self.keep_record(id, record, before.lower.epoch(), |meta| meta.nlink = 0);
                     if let Err(error) = kept {
                         log::error!("cannot keep node {} for its holders: {error}", ino.0);
                         self.table.orphan(id);
@@ -447,7 +460,11 @@ impl Core {
     }
 
     /// What becomes of the nodes that the kernel holds: of those that are affected, or of all.
-    fn fates(&self, compare: &mut Comparison<'_>, affected: Option<&BTreeSet<Ino>>) -> FsResult<Vec<Plan>> {
+    fn fates(
+        &self,
+        compare: &mut Comparison<'_>,
+        affected: Option<&BTreeSet<Ino>>,
+    ) -> FsResult<Vec<Plan>> {
         let mut plans = Vec::new();
         let mut plan = |id: NodeId, held: &Held| -> FsResult<()> {
             if let Place::Live { base } = &held.place {
@@ -538,7 +555,13 @@ fn attrs_differ(before: &State, old: &Found, after: &State, new: &Found) -> FsRe
 
 impl Comparison<'_> {
     /// What a name stands for in a state, if the directory is in it; remembers where nodes of the base are.
-    fn note(&mut self, state: &State, dir: Ino, name: &Name, is_before: bool) -> FsResult<Option<Ino>> {
+    fn note(
+        &mut self,
+        state: &State,
+        dir: Ino,
+        name: &Name,
+        is_before: bool,
+    ) -> FsResult<Option<Ino>> {
         let lower = match state.tree.node(dir).map(|n| &n.body) {
             Some(Body::Dir { base }) => base.clone(),
             Some(_) => return Ok(None),
@@ -548,7 +571,9 @@ impl Comparison<'_> {
                 None => return Ok(None),
             },
         };
-        let Some(found) = unless_closed(state.find(dir, lower.as_ref(), name))? else { return Ok(None) };
+        let Some(found) = unless_closed(state.find(dir, lower.as_ref(), name))? else {
+            return Ok(None);
+        };
         if let Found::Base(ino, path, _) = &found {
             let noted = if is_before { &mut self.base_before } else { &mut self.base_after };
             noted.insert(*ino, path.clone());
@@ -558,11 +583,16 @@ impl Comparison<'_> {
 
     /// The base path of a directory that one state does not mention and the other does, if it is seen there.
     fn base_path_of(&mut self, dir: Ino, in_before: bool) -> FsResult<Option<TreePath>> {
-        let (state, other) = if in_before { (self.before, self.after) } else { (self.after, self.before) };
+        let (state, other) =
+            if in_before { (self.before, self.after) } else { (self.after, self.before) };
         let Some(Body::Dir { base: Some(path) }) = other.tree.node(dir).map(|n| &n.body) else {
             // Neither tree mentions it: then it matters only for what an apply touched.
             let touched = if in_before { &self.touched_before } else { &self.touched_after };
-            return Ok(if dir == Ino::ROOT { Some(TreePath::root()) } else { touched.get(&dir).cloned() });
+            return Ok(if dir == Ino::ROOT {
+                Some(TreePath::root())
+            } else {
+                touched.get(&dir).cloned()
+            });
         };
         let path = path.clone();
         if path.is_root() {
@@ -594,14 +624,23 @@ impl Comparison<'_> {
         Ok((old, fate))
     }
 
-    fn keeps(&mut self, ino: Ino, held: Option<&TreePath>, old: &Found, new: &Found) -> FsResult<bool> {
-        let Some(kind) = self.before.kind(old).filter(|kind| self.after.kind(new) == Some(*kind)) else {
+    fn keeps(
+        &mut self,
+        ino: Ino,
+        held: Option<&TreePath>,
+        old: &Found,
+        new: &Found,
+    ) -> FsResult<bool> {
+        let Some(kind) = self.before.kind(old).filter(|kind| self.after.kind(new) == Some(*kind))
+        else {
             return Ok(false);
         };
         match kind {
             FileKind::Dir => self.dir_kept(ino, held),
             // An apply gives every file that it replaced another change time, and goes on with it all the same.
-            FileKind::File if self.kernel_keeps_times && !self.same_content && !self.same_times(old, new) => {
+            FileKind::File
+                if self.kernel_keeps_times && !self.same_content && !self.same_times(old, new) =>
+            {
                 Ok(false)
             }
             FileKind::File
@@ -632,7 +671,8 @@ impl Comparison<'_> {
         };
         let candidates = [self.base_after.get(&ino).cloned(), origin, held.cloned()];
         for path in candidates.into_iter().flatten() {
-            let Some((found, node)) = unless_closed(self.after.lower.lookup(&path))?.flatten() else {
+            let Some((found, node)) = unless_closed(self.after.lower.lookup(&path))?.flatten()
+            else {
                 continue;
             };
             if found == ino && self.seen_in_after(&path)? {
@@ -717,7 +757,8 @@ impl Comparison<'_> {
         if old_node.meta.rdev != new_node.meta.rdev {
             return Ok(false);
         }
-        let in_base = |extents: &[(_, Source)]| extents.iter().any(|(_, s)| matches!(s, Source::Base { .. }));
+        let in_base =
+            |extents: &[(_, Source)]| extents.iter().any(|(_, s)| matches!(s, Source::Base { .. }));
         Ok(match (&old_node.body, &new_node.body) {
             (Body::File { size: a, origin: from_a }, Body::File { size: b, origin: from_b }) => {
                 a == b
@@ -744,7 +785,12 @@ fn same_origin(
 }
 
 /// The names that stand for other nodes in two states of a directory; none for what is no directory.
-fn names_that_differ(before: &State, old: &Found, after: &State, new: &Found) -> FsResult<Vec<Name>> {
+fn names_that_differ(
+    before: &State,
+    old: &Found,
+    after: &State,
+    new: &Found,
+) -> FsResult<Vec<Name>> {
     let (Some((a, a_base)), Some((b, b_base))) = (before.as_dir(old), after.as_dir(new)) else {
         return Ok(Vec::new());
     };
@@ -785,11 +831,13 @@ fn unless_closed<T>(found: FsResult<T>) -> FsResult<Option<T>> {
 /// The directory that holds a directory, its name there, and the path of the former in the base if it is not covered.
 fn place_in(state: &State, found: &Found) -> FsResult<Option<(Ino, Name, Option<TreePath>)>> {
     Ok(match found {
-        Found::Upper(ino, _) => state.tree.parent(*ino).map(|(dir, name)| (dir, name.clone(), None)),
+        Found::Upper(ino, _) => {
+            state.tree.parent(*ino).map(|(dir, name)| (dir, name.clone(), None))
+        }
         Found::Base(_, path, _) => match path.split() {
-            Some((above, name)) => {
-                unless_closed(state.lower.lookup(&above))?.flatten().map(|(dir, _)| (dir, name, Some(above)))
-            }
+            Some((above, name)) => unless_closed(state.lower.lookup(&above))?
+                .flatten()
+                .map(|(dir, _)| (dir, name, Some(above))),
             None => None,
         },
         Found::Nothing(_) => None,

@@ -85,7 +85,11 @@ impl Counters {
 
     /// The name of each operation and its count.
     pub fn snapshot(&self) -> Vec<(&'static str, u64)> {
-        NAMES.iter().zip(&self.counts).map(|(name, count)| (*name, count.load(Ordering::Relaxed))).collect()
+        NAMES
+            .iter()
+            .zip(&self.counts)
+            .map(|(name, count)| (*name, count.load(Ordering::Relaxed)))
+            .collect()
     }
 }
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use fuser::{
-    CopyFileRangeFlags, Errno, INodeNo, OpenFlags, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite, Request,
-    WriteFlags,
+    CopyFileRangeFlags, Errno, INodeNo, OpenFlags, ReplyData, ReplyEmpty, ReplyLseek, ReplyWrite,
+    Request, WriteFlags,
 };
 
 use crate::error::{FsError, FsResult};
@@ -43,7 +43,7 @@ impl Server {
         reply: ReplyData,
     ) {
         let call: Call<'static> = self.call(Op::Read, request, ino, None);
-        if node(ino).is_past() {
+        if node(ino).is_in_snapdir() {
             return self.snapdir_read(call, offset, size, reply);
         }
         // Limited to what INIT negotiated, because the reply is assembled in memory.
@@ -73,7 +73,7 @@ impl Server {
         reply: ReplyWrite,
     ) {
         let call = self.call(Op::Write, request, ino, None);
-        if node(ino).is_past() {
+        if node(ino).is_in_snapdir() {
             let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
             return self.snapdir_write(&call, data.len(), from_cache, reply);
         }
@@ -109,7 +109,7 @@ impl Server {
         reply: ReplyEmpty,
     ) {
         let call = self.call(Op::Fallocate, request, ino, None);
-        if node(ino).is_past() {
+        if node(ino).is_in_snapdir() {
             return reply.error(call.refuse(&FsError::ReadOnly));
         }
         let kill = Requester::of(request).kills_privileges(&self.fs, node(ino));
@@ -137,10 +137,11 @@ impl Server {
             // file for data.
             return reply.error(Errno::ENOSYS);
         }
-        if node(ino).is_past() {
+        if node(ino).is_in_snapdir() {
             return self.snapdir_lseek(call, seek_target(offset, whence), reply);
         }
-        let found = seek_target(offset, whence).and_then(|(offset, to)| self.fs.seek(node(ino), offset, to));
+        let found = seek_target(offset, whence)
+            .and_then(|(offset, to)| self.fs.seek(node(ino), offset, to));
         match found.map(i64::try_from) {
             Ok(Ok(found)) => reply.offset(found),
             Ok(Err(_)) => reply.error(call.refuse(&FsError::FileTooBig)),
@@ -162,7 +163,7 @@ impl Server {
         if !flags.is_empty() {
             return reply.error(call.refuse(&FsError::Invalid));
         }
-        if node(ino_out).is_past() {
+        if node(ino_out).is_in_snapdir() {
             return reply.error(call.refuse(&FsError::ReadOnly));
         }
         // Invalidates what the previous copy found changed. A worker must not do it: it would wait
@@ -171,11 +172,19 @@ impl Server {
         let by = Requester::of(request);
         let kill = by.kills_privileges(&self.fs, node(ino_out));
         let (fs, gate) = (Arc::clone(&self.fs), Arc::clone(&self.gate));
-        let workers = if node(ino_in).is_past() { &self.snapdir_workers } else { &self.workers };
+        let workers =
+            if node(ino_in).is_in_snapdir() { &self.snapdir_workers } else { &self.workers };
         workers.run(move || {
             // The serving thread's admission ends with this function.
             let Some(_admitted) = gate.reenter() else { return reply.error(GATE_CLOSED) };
-            match fs.copy_range(node(ino_in), offset_in, node(ino_out), offset_out, len.min(MAX_COPY), kill) {
+            match fs.copy_range(
+                node(ino_in),
+                offset_in,
+                node(ino_out),
+                offset_out,
+                len.min(MAX_COPY),
+                kill,
+            ) {
                 Ok(copied) => {
                     if kill {
                         by.clear_bare_setgid(&fs, &call, node(ino_out));

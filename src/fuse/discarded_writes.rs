@@ -151,6 +151,9 @@ mod tests {
     #[test]
     fn the_first_write_to_each_node_is_reported_once() {
         let discarded = DiscardedWrites::default();
-        assert_eq!([1, 1, 2, 1].map(|id| discarded.is_first(NodeId(id))), [true, false, true, false]);
+        assert_eq!(
+            [1, 1, 2, 1].map(|id| discarded.is_first(NodeId(id))),
+            [true, false, true, false]
+        );
     }
 }

@@ -19,11 +19,11 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use fuser::{
-    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation,
-    INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, PollEvents, PollFlags,
-    PollNotifier, RenameFlags, ReplyAttr, ReplyBmap, ReplyCreate, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek, ReplyOpen, ReplyPoll,
-    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags,
+    Generation, INodeNo, IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, PollEvents,
+    PollFlags, PollNotifier, RenameFlags, ReplyAttr, ReplyBmap, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLock, ReplyLseek,
+    ReplyOpen, ReplyPoll, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
 use crate::error::{FsError, FsResult};
@@ -78,7 +78,7 @@ impl Filesystem for Server {
 
     fn lookup(&self, request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let Some(_admitted) = self.gate.enter() else { return reply.error(GATE_CLOSED) };
-        if node(parent).is_past() {
+        if node(parent).is_in_snapdir() {
             return self.snapdir_lookup(self.call(Op::Lookup, request, parent, None), name, reply);
         }
         let call = self.call(Op::Lookup, request, parent, Some(name));
@@ -100,7 +100,7 @@ impl Filesystem for Server {
 
     fn getattr(&self, request: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         let Some(_admitted) = self.gate.enter() else { return reply.error(GATE_CLOSED) };
-        if node(ino).is_past() {
+        if node(ino).is_in_snapdir() {
             return self.snapdir_getattr(self.call(Op::Getattr, request, ino, None), reply);
         }
         let call = self.call(Op::Getattr, request, ino, None);
@@ -133,7 +133,7 @@ impl Filesystem for Server {
     ) {
         let Some(_admitted) = self.gate.enter() else { return reply.error(GATE_CLOSED) };
         let call = self.call(Op::Setattr, request, ino, None);
-        if node(ino).is_past() {
+        if node(ino).is_in_snapdir() {
             return reply.error(call.refuse(&FsError::ReadOnly));
         }
         let changes_privileges = size.is_some() || uid.is_some() || gid.is_some();
@@ -144,7 +144,8 @@ impl Filesystem for Server {
             size,
             atime: atime.map(set_time),
             mtime: mtime.map(set_time),
-            kill: changes_privileges && Requester::of(request).kills_privileges(&self.fs, node(ino)),
+            kill: changes_privileges
+                && Requester::of(request).kills_privileges(&self.fs, node(ino)),
         };
         let mut result = self.sync_if_required(self.fs.setattr(node(ino), set));
         if changes_privileges
@@ -170,12 +171,14 @@ impl Filesystem for Server {
     fn readlink(&self, request: &Request, ino: INodeNo, reply: ReplyData) {
         let Some(_admitted) = self.gate.enter() else { return reply.error(GATE_CLOSED) };
         let call: Call<'static> = self.call(Op::Readlink, request, ino, None);
-        if node(ino).is_past() {
+        if node(ino).is_in_snapdir() {
             return self.snapdir_readlink(call, reply);
         }
         // A process that called readlink(2) may see the stored text. It is blocked in that call
         // now, so the check cannot be outdated.
-        if self.fs.tells_stored_text_of(node(ino)) && sys::proc::is_in_readlink(request.pid()) == Some(true) {
+        if self.fs.tells_stored_text_of(node(ino))
+            && sys::proc::is_in_readlink(request.pid()) == Some(true)
+        {
             return call.reply_data(self.fs.link_text(node(ino)), reply);
         }
         match self.fs.readlink(node(ino), request.pid()) {
@@ -225,8 +228,8 @@ impl Filesystem for Server {
             return self.make_checkpoint(self.call(Op::Mkdir, request, parent, None), name, reply);
         }
         let call = self.call(Op::Mkdir, request, parent, Some(name));
-        let result =
-            name_of(name).and_then(|name| self.fs.mkdir(node(parent), &name, mode, umask, caller(request)));
+        let result = name_of(name)
+            .and_then(|name| self.fs.mkdir(node(parent), &name, mode, umask, caller(request)));
         call.reply_entry(self.sync_if_required(result), reply);
     }
 
@@ -256,8 +259,8 @@ impl Filesystem for Server {
         let Some(_admitted) = self.gate.enter() else { return reply.error(GATE_CLOSED) };
         let call = self.call(Op::Symlink, request, parent, Some(link_name));
         let text = target.as_os_str().as_bytes();
-        let result =
-            name_of(link_name).and_then(|name| self.fs.symlink(node(parent), &name, text, caller(request)));
+        let result = name_of(link_name)
+            .and_then(|name| self.fs.symlink(node(parent), &name, text, caller(request)));
         call.reply_entry(self.sync_if_required(result), reply);
     }
 
@@ -281,10 +284,18 @@ impl Filesystem for Server {
         self.invalidate_drifted();
     }
 
-    fn link(&self, request: &Request, ino: INodeNo, newparent: INodeNo, newname: &OsStr, reply: ReplyEntry) {
+    fn link(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        newparent: INodeNo,
+        newname: &OsStr,
+        reply: ReplyEntry,
+    ) {
         let Some(_admitted) = self.gate.enter() else { return reply.error(GATE_CLOSED) };
         let call = self.call(Op::Link, request, newparent, Some(newname));
-        let result = name_of(newname).and_then(|name| self.fs.link(node(ino), node(newparent), &name));
+        let result =
+            name_of(newname).and_then(|name| self.fs.link(node(ino), node(newparent), &name));
         self.reply_entry(call, self.sync_if_required(result), reply);
     }
 
@@ -292,7 +303,7 @@ impl Filesystem for Server {
         self.counters.count(Op::Open);
         if self.no_open {
             reply.error(Errno::ENOSYS);
-        } else if node(ino).is_past() && flags.acc_mode() != OpenAccMode::O_RDONLY {
+        } else if node(ino).is_in_snapdir() && flags.acc_mode() != OpenAccMode::O_RDONLY {
             reply.error(Errno::EROFS);
         } else {
             reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
@@ -356,7 +367,14 @@ impl Filesystem for Server {
         reply.ok();
     }
 
-    fn fsync(&self, request: &Request, ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+    fn fsync(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
         let Some(_admitted) = self.gate.enter() else { return reply.error(GATE_CLOSED) };
         self.serve_sync(self.call(Op::Fsync, request, ino, None), reply);
     }
@@ -370,9 +388,16 @@ impl Filesystem for Server {
         }
     }
 
-    fn readdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, offset: u64, reply: ReplyDirectory) {
+    fn readdir(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        reply: ReplyDirectory,
+    ) {
         let Some(_admitted) = self.gate.enter() else { return reply.error(GATE_CLOSED) };
-        if node(ino).is_past() {
+        if node(ino).is_in_snapdir() {
             return self.snapdir_readdir(self.call(Op::Readdir, request, ino, None), offset, reply);
         }
         let call = self.call(Op::Readdir, request, ino, None);
@@ -392,7 +417,7 @@ impl Filesystem for Server {
         let Some(_admitted) = self.gate.enter() else { return reply.error(GATE_CLOSED) };
         let call: Call<'static> = self.call(Op::Readdirplus, request, ino, None);
         let mut listing = Readdirplus { unique: request.unique().0, reply, with_files: false };
-        if node(ino).is_past() {
+        if node(ino).is_in_snapdir() {
             return self.snapdir_readdirplus(call, offset, listing);
         }
         listing.with_files = self.readdirplus_policy.lock().on_readdir(call.pid, offset == 0);
@@ -413,7 +438,14 @@ impl Filesystem for Server {
         reply.ok();
     }
 
-    fn fsyncdir(&self, request: &Request, ino: INodeNo, _fh: FileHandle, _datasync: bool, reply: ReplyEmpty) {
+    fn fsyncdir(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        _fh: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
         let Some(_admitted) = self.gate.enter() else { return reply.error(GATE_CLOSED) };
         self.serve_sync(self.call(Op::Fsyncdir, request, ino, None), reply);
     }
@@ -450,7 +482,14 @@ impl Filesystem for Server {
         self.serve_setxattr(request, ino, name, value, flags, reply);
     }
 
-    fn getxattr(&self, request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+    fn getxattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        size: u32,
+        reply: ReplyXattr,
+    ) {
         let Some(_admitted) = self.gate.enter() else { return reply.error(GATE_CLOSED) };
         self.serve_getxattr(request, ino, name, size, reply);
     }
@@ -520,7 +559,14 @@ impl Filesystem for Server {
         reply.error(Errno::ENOSYS);
     }
 
-    fn bmap(&self, _request: &Request, _ino: INodeNo, _blocksize: u32, _idx: u64, reply: ReplyBmap) {
+    fn bmap(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _blocksize: u32,
+        _idx: u64,
+        reply: ReplyBmap,
+    ) {
         self.counters.count(Op::Bmap);
         reply.error(Errno::ENOSYS);
     }
@@ -595,6 +641,13 @@ impl Filesystem for Server {
         reply: ReplyWrite,
     ) {
         let Some(_admitted) = self.gate.enter() else { return reply.error(GATE_CLOSED) };
-        self.serve_copy_file_range(request, (ino_in, offset_in), (ino_out, offset_out), len, flags, reply);
+        self.serve_copy_file_range(
+            request,
+            (ino_in, offset_in),
+            (ino_out, offset_out),
+            len,
+            flags,
+            reply,
+        );
     }
 }

@@ -44,7 +44,9 @@ fn from_host(code: i32) -> Errno {
         // On ENOSYS the kernel would never send this operation again.
         Errno::ENOSYS => Errno::EOPNOTSUPP,
         // These are about the daemon's descriptors and calls, not the program's.
-        Errno::UnknownErrno | Errno::EINTR | Errno::EAGAIN | Errno::EBADF | Errno::EFAULT => Errno::EIO,
+        Errno::UnknownErrno | Errno::EINTR | Errno::EAGAIN | Errno::EBADF | Errno::EFAULT => {
+            Errno::EIO
+        }
         errno => errno,
     }
 }
@@ -52,7 +54,9 @@ fn from_host(code: i32) -> Errno {
 /// Maps an errno of the store. To a program, the store is a full or a broken disk.
 fn from_store(code: Option<i32>) -> Errno {
     match code.map(Errno::from_raw) {
-        Some(errno @ (Errno::ENOSPC | Errno::EDQUOT | Errno::EROFS | Errno::ENOMEM | Errno::EINVAL)) => errno,
+        Some(
+            errno @ (Errno::ENOSPC | Errno::EDQUOT | Errno::EROFS | Errno::ENOMEM | Errno::EINVAL),
+        ) => errno,
         Some(_) | None => Errno::EIO,
     }
 }
@@ -70,7 +74,10 @@ mod tests {
     fn a_full_store_gives_enospc_and_a_broken_store_eio() {
         let full = Error::io("write", &std::io::Error::from(Errno::ENOSPC));
         assert_eq!(code(&full.into()), Errno::ENOSPC);
-        assert_eq!(code(&Error::io("write", &std::io::Error::from(Errno::EBADF)).into()), Errno::EIO);
+        assert_eq!(
+            code(&Error::io("write", &std::io::Error::from(Errno::EBADF)).into()),
+            Errno::EIO
+        );
         assert_eq!(code(&Error::damage("read", "torn").into()), Errno::EIO);
     }
 

@@ -59,7 +59,8 @@ impl Mount {
             return Ok(());
         }
         std::thread::scope(|scope| {
-            let thread = FlushThread::start(scope, &self.root, self.dev).attempt(|| "start a thread")?;
+            let thread =
+                FlushThread::start(scope, &self.root, self.dev).attempt(|| "start a thread")?;
             if any_file {
                 if thread.start_writeback_and_wait()? {
                     files.extend(self.fs.live_files(&self.recent_writeback.recent()));
@@ -109,12 +110,15 @@ impl Mount {
                     return Ok(FileFlush::Done);
                 }
                 // A hidden file has no reachable pages: nothing in the mount leads to it.
-                OpenAndSync::NotOpened(_) if self.is_hidden(ino, &path) => return Ok(FileFlush::Done),
+                OpenAndSync::NotOpened(_) if self.is_hidden(ino, &path) => {
+                    return Ok(FileFlush::Done);
+                }
                 OpenAndSync::NotOpened(Errno::EACCES) => return Ok(FileFlush::Unopenable),
                 // Renamed between the lookup and the open. Its new name may last longer.
                 OpenAndSync::NotOpened(errno) => errno,
             };
-            let renamed = matches!(errno, Errno::ESTALE | Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP);
+            let renamed =
+                matches!(errno, Errno::ESTALE | Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP);
             // Other errors: a path longer than PATH_MAX, or something mounted over it.
             if !renamed || Instant::now() > end {
                 log::debug!("open '{path}' to flush it: {errno}");
@@ -192,7 +196,9 @@ impl FlushThread {
             for task in queue {
                 let root = entered.as_ref().map_err(Error::clone);
                 let result = root.and_then(|root| match task {
-                    Task::WritebackAll => start_writeback_and_wait(root, dev).map(TaskResult::WritebackAll),
+                    Task::WritebackAll => {
+                        start_writeback_and_wait(root, dev).map(TaskResult::WritebackAll)
+                    }
                     Task::File(ino, path) => Ok(TaskResult::File(open_and_sync(root, ino, &path))),
                 });
                 // The requesting thread has gone, so nothing more is to do.
@@ -302,8 +308,9 @@ fn open_for_sync(root: &impl AsFd, path: &TreePath) -> nix::Result<OwnedFd> {
 
 fn open_within(root: &impl AsFd, path: &TreePath, access: OFlag) -> nix::Result<OwnedFd> {
     let flags = access | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-    let within =
-        ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_SYMLINKS | ResolveFlag::RESOLVE_NO_XDEV;
+    let within = ResolveFlag::RESOLVE_BENEATH
+        | ResolveFlag::RESOLVE_NO_SYMLINKS
+        | ResolveFlag::RESOLVE_NO_XDEV;
     match openat2(root, path.as_os_str(), OpenHow::new().flags(flags).resolve(within)) {
         // An old kernel, or a container that forbids openat2(2). The caller compares the inode
         // number in any case.

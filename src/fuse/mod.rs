@@ -151,25 +151,35 @@ pub struct Handed {
 ///
 /// # Errors
 /// [`Kind::CannotMount`], with a hint where there is one.
-pub fn mount(fs: Arc<Fs>, mount_point: &Path, store_path: &Path, options: &MountOptions) -> Result<Mounted> {
+pub fn mount(
+    fs: Arc<Fs>,
+    mount_point: &Path,
+    store_path: &Path,
+    options: &MountOptions,
+) -> Result<Mounted> {
     let cannot = |e: Error| e.kind(Kind::CannotMount);
     let attempt = || format!("mount '{}'", mount_point.display());
     let mount_point =
         sys::path::resolve(mount_point).attempt(attempt).map_err(|e| explain_point(cannot(e)))?;
     let all_users = options.allow_other.unwrap_or_else(|| nix::unistd::geteuid().is_root());
-    let device = mount_fuse(&mount_point, &fuse_options(options, fs.state().lower.base().path(), all_users))
-        .map_err(|e| explain(attempt(), &e))?;
+    let device =
+        mount_fuse(&mount_point, &fuse_options(options, fs.state().lower.base().path(), all_users))
+            .map_err(|e| explain(attempt(), &e))?;
     // The mount exists now. If anything fails below, the guard detaches it.
     let mut guard = Detach(Some(mount_point.clone()));
     let dev = dev_at(&mount_point).map_err(cannot)?;
     let (sender, events) = mpsc::channel();
-    let unmounter =
-        Unmounter { mount_point: Arc::from(&*mount_point), dev, is_elsewhere: false, events: sender };
+    let unmounter = Unmounter {
+        mount_point: Arc::from(&*mount_point),
+        dev,
+        is_elsewhere: false,
+        events: sender,
+    };
     let root = Root::At(mount_point.clone());
     let syncs = options.vfs.iter().any(|option| option == "sync" || option == "dirsync");
     let server = Server::new(Arc::clone(&fs), store_path, options.writeback, syncs);
-    let mounted =
-        start(fs, server, device, root, (unmounter, events), (options, all_users)).map_err(cannot)?;
+    let mounted = start(fs, server, device, root, (unmounter, events), (options, all_users))
+        .map_err(cannot)?;
     guard.0 = None;
     Ok(mounted)
 }
@@ -191,7 +201,8 @@ pub fn open_device() -> Result<OwnedFd> {
 pub fn hand_out(device: OwnedFd, mount_point: &Path, all_users: bool) -> Result<Handed> {
     let attempt = || format!("mount '{}'", mount_point.display());
     let cannot = |e: Error| e.kind(Kind::CannotMount);
-    let options = fuse_options(&MountOptions::default(), mount_point.as_os_str().as_bytes(), all_users);
+    let options =
+        fuse_options(&MountOptions::default(), mount_point.as_os_str().as_bytes(), all_users);
     let device = sys::mount::mount_device(device, mount_point, &options);
     let device = device.map_err(|e| explain(attempt(), &e))?;
     let dev = dev_at(mount_point).map_err(cannot)?;
@@ -205,14 +216,26 @@ pub fn hand_out(device: OwnedFd, mount_point: &Path, all_users: bool) -> Result<
 ///
 /// # Errors
 /// [`Kind::CannotMount`].
-pub fn adopt(fs: Arc<Fs>, handed: Handed, mount_point: &Path, store_path: &Path) -> Result<Mounted> {
+pub fn adopt(
+    fs: Arc<Fs>,
+    handed: Handed,
+    mount_point: &Path,
+    store_path: &Path,
+) -> Result<Mounted> {
     let Handed { device, root, dev, all_users } = handed;
     let (sender, events) = mpsc::channel();
     let unmounter =
         Unmounter { mount_point: Arc::from(mount_point), dev, is_elsewhere: true, events: sender };
     let server = Server::new(Arc::clone(&fs), store_path, false, false);
-    start(fs, server, device, Root::Held(root), (unmounter, events), (&MountOptions::default(), all_users))
-        .map_err(|e| e.kind(Kind::CannotMount))
+    start(
+        fs,
+        server,
+        device,
+        Root::Held(root),
+        (unmounter, events),
+        (&MountOptions::default(), all_users),
+    )
+    .map_err(|e| e.kind(Kind::CannotMount))
 }
 
 fn start(
@@ -282,7 +305,9 @@ fn explain(attempt: String, error: &MountError) -> Error {
 
 fn explain_point(error: Error) -> Error {
     match error.errno {
-        Some(code) if code == nix::errno::Errno::ENOENT as i32 => error.hint("make the directory first"),
+        Some(code) if code == nix::errno::Errno::ENOENT as i32 => {
+            error.hint("make the directory first")
+        }
         Some(code) if code == nix::errno::Errno::ENOTCONN as i32 => {
             error.hint("a mount without a daemon is in the way; remove it with 'jailfs umount MNT'")
         }
@@ -294,7 +319,8 @@ fn explain_point(error: Error) -> Error {
 fn dev_at(mount_point: &Path) -> Result<u64> {
     let attempt = || format!("mount '{}'", mount_point.display());
     let wanted = mount_point.as_os_str().as_bytes();
-    let top = mountinfo::read().attempt(attempt)?.into_iter().rfind(|entry| entry.mount_point == wanted);
+    let top =
+        mountinfo::read().attempt(attempt)?.into_iter().rfind(|entry| entry.mount_point == wanted);
     top.map(|entry| entry.dev)
         .ok_or_else(|| Error::new(Kind::Failed, attempt(), "the mount is not listed in mountinfo"))
 }
@@ -337,7 +363,11 @@ impl Mounted {
 
     /// The control file that aborts the connection at any write to it, if this process may open it.
     pub fn abort_file(&self) -> Option<std::fs::File> {
-        self.connection.as_ref()?.abort_file().inspect_err(|error| log::debug!("abort: {error}")).ok()
+        self.connection
+            .as_ref()?
+            .abort_file()
+            .inspect_err(|error| log::debug!("abort: {error}"))
+            .ok()
     }
 
     /// The mount point: absolute, without symlinks.
@@ -358,7 +388,10 @@ impl Mounted {
     /// When the session failed. The mount then returns ENOTCONN until it is unmounted.
     pub fn wait(mut self) -> Result<()> {
         if matches!(self.events.get_mut().recv(), Ok(SessionEvent::Unmounted))
-            && matches!(self.events.get_mut().recv_timeout(COPIES_LIMIT), Err(RecvTimeoutError::Timeout))
+            && matches!(
+                self.events.get_mut().recv_timeout(COPIES_LIMIT),
+                Err(RecvTimeoutError::Timeout)
+            )
         {
             log::warn!("ending a copy of the mount in another mount namespace");
             return Ok(());
@@ -414,7 +447,8 @@ fn end_in_time(session: JoinHandle<io::Result<()>>) {
 fn hint_of_busy(mount_point: &Path) -> String {
     let advice = "leave the directory and close its files, or detach it with '--lazy'";
     let holders = sys::holders::holders(mount_point).unwrap_or_default();
-    let mut listed: Vec<String> = holders.iter().take(MAX_HOLDERS_LISTED).map(ToString::to_string).collect();
+    let mut listed: Vec<String> =
+        holders.iter().take(MAX_HOLDERS_LISTED).map(ToString::to_string).collect();
     match holders.len().saturating_sub(MAX_HOLDERS_LISTED) {
         _ if holders.is_empty() => return advice.to_owned(),
         0 => {}
@@ -432,7 +466,11 @@ impl Unmounter {
     pub fn unmount(&self, lazy: bool) -> Result<()> {
         let attempt = || format!("unmount '{}'", self.mount_point.display());
         if self.is_elsewhere {
-            return Err(Error::new(Kind::InUse, attempt(), "it is mounted in another mount namespace"));
+            return Err(Error::new(
+                Kind::InUse,
+                attempt(),
+                "it is mounted in another mount namespace",
+            ));
         }
         let wanted = self.mount_point.as_os_str().as_bytes();
         let here: Vec<_> = mountinfo::read().attempt(attempt)?;
@@ -440,7 +478,8 @@ impl Unmounter {
         match here.last() {
             Some(top) if top.dev == self.dev => {}
             Some(_) if here.iter().any(|entry| entry.dev == self.dev) => {
-                let error = Error::new(Kind::InUse, attempt(), "something else is mounted on top of it");
+                let error =
+                    Error::new(Kind::InUse, attempt(), "something else is mounted on top of it");
                 return Err(error.hint("unmount that first"));
             }
             Some(_) | None => return Ok(()),
@@ -453,8 +492,8 @@ impl Unmounter {
                 }
                 return Ok(());
             };
-            let is_busy =
-                error.errno == Some(nix::errno::Errno::EBUSY as i32) || error.reason.contains("busy");
+            let is_busy = error.errno == Some(nix::errno::Errno::EBUSY as i32)
+                || error.reason.contains("busy");
             if !is_busy {
                 return Err(error);
             }

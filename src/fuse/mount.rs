@@ -65,7 +65,8 @@ impl Kernel for Mount {
     }
 
     fn mounts_inside(&self) -> Result<Vec<TreePath>> {
-        let points = sys::mountinfo::points_inside(self.dev).attempt(|| "look for mounts inside")?;
+        let points =
+            sys::mountinfo::points_inside(self.dev).attempt(|| "look for mounts inside")?;
         let paths = points.iter().map(|point| TreePath::parse(point.as_os_str().as_bytes()));
         Ok(paths.filter_map(std::result::Result::ok).collect())
     }

@@ -47,7 +47,8 @@ impl Requester {
 
     /// Whether an ACL that the caller sets clears setgid, as the caller's chmod(2) would.
     pub(super) fn clears_setgid(self, fs: &Fs, id: NodeId) -> bool {
-        fs.getattr(id).is_ok_and(|attr| attr.meta.mode & SETGID != 0 && !self.may_keep_setgid(attr.meta.gid))
+        fs.getattr(id)
+            .is_ok_and(|attr| attr.meta.mode & SETGID != 0 && !self.may_keep_setgid(attr.meta.gid))
     }
 
     /// After a change that clears privileges, clears a setgid bit without group execution, whose
@@ -65,7 +66,9 @@ impl Requester {
     fn may_keep_setgid(self, group: u32) -> bool {
         self.gid == group
             || match sys::proc::privileges(self.pid) {
-                Some(caller) => caller.capabilities & CAP_FSETID != 0 || caller.groups.contains(&group),
+                Some(caller) => {
+                    caller.capabilities & CAP_FSETID != 0 || caller.groups.contains(&group)
+                }
                 None => self.uid == 0,
             }
     }

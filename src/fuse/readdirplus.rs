@@ -163,7 +163,8 @@ impl Message {
             }
             None => self.zeros(HEADER + 24 + ATTR),
         }
-        let (ino, kind) = node.map_or((entry.ino, entry.kind), |node| (node.attr.ino, node.attr.kind));
+        let (ino, kind) =
+            node.map_or((entry.ino, entry.kind), |node| (node.attr.ino, node.attr.kind));
         let len = u32::try_from(entry.name.len()).unwrap_or(u32::MAX);
         self.u64(ino.0).u64(entry.cookie).u32(len).u32(kind.type_bits() >> 12);
         self.0.extend_from_slice(&entry.name);
@@ -179,7 +180,10 @@ impl Message {
         self.u64(ino.0).u64(*size).u64(*blocks);
         self.u64(seconds(meta.atime)).u64(seconds(meta.mtime)).u64(seconds(meta.ctime));
         self.u32(meta.atime.nanos).u32(meta.mtime.nanos).u32(meta.ctime.nanos);
-        self.u32(kind.type_bits() | (meta.mode & PERM_BITS)).u32(meta.nlink).u32(meta.uid).u32(meta.gid);
+        self.u32(kind.type_bits() | (meta.mode & PERM_BITS))
+            .u32(meta.nlink)
+            .u32(meta.uid)
+            .u32(meta.gid);
         self.u32(encode_device(meta.rdev)).u32(BLOCK_SIZE).u32(0);
     }
 }

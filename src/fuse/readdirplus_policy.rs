@@ -33,8 +33,11 @@ impl ReaddirplusPolicy {
     /// with their names.
     pub(super) fn on_readdir(&mut self, tid: u32, begins: bool) -> bool {
         let at = self.0.iter().position(|lister| lister.tid == tid);
-        let mut lister =
-            at.and_then(|at| self.0.remove(at)).unwrap_or(Lister { tid, credit: 0, with_files: false });
+        let mut lister = at.and_then(|at| self.0.remove(at)).unwrap_or(Lister {
+            tid,
+            credit: 0,
+            with_files: false,
+        });
         if begins {
             lister.with_files = lister.credit > 0;
             lister.credit = lister.credit.saturating_sub(1);

@@ -25,7 +25,13 @@ use crate::types::NodeId;
 const MAX_RENAMES: usize = 64;
 
 /// The text of a link, once all renames that affect it are complete.
-pub(super) fn readlink(fs: &Fs, channel: &Channel, id: NodeId, pid: u32, first: Move) -> FsResult<Vec<u8>> {
+pub(super) fn readlink(
+    fs: &Fs,
+    channel: &Channel,
+    id: NodeId,
+    pid: u32,
+    first: Move,
+) -> FsResult<Vec<u8>> {
     let mut rename = first;
     for _ in 0..MAX_RENAMES {
         channel.wait_for_rename(rename.into, &rename.name);

@@ -5,7 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use fuser::{
-    Errno, Generation, INodeNo, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyXattr,
+    Errno, Generation, INodeNo, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
+    ReplyXattr,
 };
 
 use crate::error::{FsError, FsResult};
@@ -53,7 +54,8 @@ impl Call<'_> {
         let mut taken = 0_usize;
         let result = fs.readdir(NodeId(self.node), behind, |entry| {
             let name = OsStr::from_bytes(&entry.name);
-            let is_full = reply.add(INodeNo(entry.ino.0), entry.cookie, file_type(entry.kind), name);
+            let is_full =
+                reply.add(INodeNo(entry.ino.0), entry.cookie, file_type(entry.kind), name);
             taken += usize::from(!is_full);
             !is_full
         });

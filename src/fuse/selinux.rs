@@ -29,7 +29,9 @@ impl SelinuxLabels {
     /// The reply to a request for an attribute, given what the file has.
     pub(super) fn filter(&self, name: &[u8], found: FsResult<Vec<u8>>) -> FsResult<Vec<u8>> {
         match found {
-            Err(FsError::NoAttribute) if name == LABEL && !self.may_exist.load(Ordering::Relaxed) => {
+            Err(FsError::NoAttribute)
+                if name == LABEL && !self.may_exist.load(Ordering::Relaxed) =>
+            {
                 Err(FsError::Unsupported)
             }
             found => {

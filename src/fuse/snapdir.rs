@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fuser::{
-    Generation, ReplyAttr, ReplyData, ReplyDirectory, ReplyEntry, ReplyLseek, ReplyWrite, ReplyXattr,
+    Generation, ReplyAttr, ReplyData, ReplyDirectory, ReplyEntry, ReplyLseek, ReplyWrite,
+    ReplyXattr,
 };
 
 use crate::error::{FsError, FsResult};
@@ -34,20 +35,22 @@ use crate::types::{FileKind, Name, NodeId};
 fn entry_lifetime(parent: NodeId, child: NodeId) -> Duration {
     match parent {
         NodeId::CHECKPOINTS => Duration::ZERO,
-        NodeId::PAST if child != NodeId::CHECKPOINTS && child != NodeId::HISTORY => Duration::ZERO,
-        parent if parent.is_of_history() => Duration::ZERO,
+        NodeId::SNAPDIR if child != NodeId::CHECKPOINTS && child != NodeId::HISTORY => {
+            Duration::ZERO
+        }
+        parent if parent.is_in_history() => Duration::ZERO,
         _ => FOREVER,
     }
 }
 
 /// Whether the kernel may cache that a name does not exist.
 fn may_cache_absence(parent: NodeId) -> bool {
-    parent != NodeId::PAST && parent != NodeId::CHECKPOINTS && !parent.is_of_history()
+    parent != NodeId::SNAPDIR && parent != NodeId::CHECKPOINTS && !parent.is_in_history()
 }
 
 /// How long the kernel may cache a node's attributes.
 fn attr_lifetime(id: NodeId, kind: FileKind) -> Duration {
-    let changes = id == NodeId::CHECKPOINTS || (id.is_of_history() && kind == FileKind::Dir);
+    let changes = id == NodeId::CHECKPOINTS || (id.is_in_history() && kind == FileKind::Dir);
     if changes { Duration::ZERO } else { FOREVER }
 }
 
@@ -111,7 +114,13 @@ impl Server {
         });
     }
 
-    pub(super) fn snapdir_read(&self, call: Call<'static>, offset: u64, size: u32, reply: ReplyData) {
+    pub(super) fn snapdir_read(
+        &self,
+        call: Call<'static>,
+        offset: u64,
+        size: u32,
+        reply: ReplyData,
+    ) {
         let (id, len) = (NodeId(call.node), size.min(init::MAX_REQUEST).into());
         if let Some(_at_hand) = self.fs.past_is_at_hand(id, None) {
             match self.fs.past_read(id, offset, len, true) {
@@ -122,7 +131,10 @@ impl Server {
         }
         let fs = Arc::clone(&self.fs);
         self.snapdir_workers.run(move || {
-            call.reply_data(fs.past_read(id, offset, len, false).map(Option::unwrap_or_default), reply);
+            call.reply_data(
+                fs.past_read(id, offset, len, false).map(Option::unwrap_or_default),
+                reply,
+            );
         });
     }
 
@@ -132,7 +144,12 @@ impl Server {
         });
     }
 
-    pub(super) fn snapdir_readdirplus(&self, call: Call<'static>, offset: u64, listing: Readdirplus) {
+    pub(super) fn snapdir_readdirplus(
+        &self,
+        call: Call<'static>,
+        offset: u64,
+        listing: Readdirplus,
+    ) {
         let channel = Arc::clone(&self.channel);
         self.run_on_snapdir(call.node, None, move |fs| {
             listing.answer(&call, fs, &channel, offset);
@@ -140,7 +157,13 @@ impl Server {
     }
 
     /// GETXATTR in the snapshot directory, or of the origin of any node.
-    pub(super) fn snapdir_getxattr(&self, call: Call<'static>, name: &OsStr, room: u32, reply: ReplyXattr) {
+    pub(super) fn snapdir_getxattr(
+        &self,
+        call: Call<'static>,
+        name: &OsStr,
+        room: u32,
+        reply: ReplyXattr,
+    ) {
         let name = name.as_bytes().to_vec();
         let store = self.store_path.clone();
         let answer = move |fs: &Fs| {
@@ -199,7 +222,13 @@ impl Server {
     /// file for writing. write(2) fails. A write through a mapping is discarded, and its pages are
     /// invalidated so that no other process reads them. An error reply instead would reach every
     /// program that syncs the mount, and every checkpoint.
-    pub(super) fn snapdir_write(&self, call: &Call<'_>, len: usize, from_cache: bool, reply: ReplyWrite) {
+    pub(super) fn snapdir_write(
+        &self,
+        call: &Call<'_>,
+        len: usize,
+        from_cache: bool,
+        reply: ReplyWrite,
+    ) {
         let id = NodeId(call.node);
         if from_cache {
             if self.discarded_writes.is_first(id) {

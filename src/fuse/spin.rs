@@ -103,7 +103,9 @@ impl Spinner {
         let thread_shared = Arc::clone(&shared);
         let thread = Builder::new().name("awake".to_owned()).spawn(move || {
             if let Err(error) = process::set_idle_priority() {
-                log::debug!("cannot lower the priority of the spinner, so it does not run: {error}");
+                log::debug!(
+                    "cannot lower the priority of the spinner, so it does not run: {error}"
+                );
                 return;
             }
             let cpus = process::cpus();
@@ -139,7 +141,9 @@ impl Spinner {
             self.shared.move_to.store(NO_CPU, Relaxed);
             self.shared.server_cpu.store(move_to_cpu(move_to), Relaxed);
         }
-        if !self.shared.is_spinning.load(Relaxed) && self.burst.lock().is_reached(Instant::now(), self.span) {
+        if !self.shared.is_spinning.load(Relaxed)
+            && self.burst.lock().is_reached(Instant::now(), self.span)
+        {
             self.shared.server_cpu.store(process::cpu().unwrap_or(NO_CPU), Relaxed);
             self.shared.is_spinning.store(true, Relaxed);
             self.thread.unpark();
@@ -155,7 +159,8 @@ fn move_to_cpu(cpu: usize) -> usize {
         // Not in the affinity mask, or the mask is unknown: the mask could not be restored.
         return process::cpu().unwrap_or(NO_CPU);
     }
-    let moved = process::set_affinity(&BTreeSet::from([cpu])).and_then(|()| process::set_affinity(&all));
+    let moved =
+        process::set_affinity(&BTreeSet::from([cpu])).and_then(|()| process::set_affinity(&all));
     if let Err(error) = moved {
         log::warn!("the serving thread is not allowed on every CPU any more: {error}");
     }
@@ -255,7 +260,10 @@ impl Contention {
         if away >= PREEMPTED_BY_WORK {
             let is_old = now.duration_since(self.since) > CROWDED.1;
             let preempted = if is_old { Duration::ZERO } else { self.preempted };
-            *self = Contention { preempted: preempted + away, since: if is_old { now } else { self.since } };
+            *self = Contention {
+                preempted: preempted + away,
+                since: if is_old { now } else { self.since },
+            };
         }
         self.preempted >= CROWDED.0
     }
@@ -282,7 +290,8 @@ impl RequestOrigin {
         if requests.wrapping_sub(self.requests) < SAMPLE {
             return false;
         }
-        let here = self.preemptions >= SAMPLE / 2 && now.duration_since(self.since) >= MOVE_INTERVAL;
+        let here =
+            self.preemptions >= SAMPLE / 2 && now.duration_since(self.since) >= MOVE_INTERVAL;
         *self = RequestOrigin::new(requests, if here { now } else { self.since });
         here
     }
@@ -320,7 +329,11 @@ mod tests {
         let sample = |origin: &mut RequestOrigin, from: u64, now: Instant, nth: u64| {
             (1..=SAMPLE)
                 .filter(|at| {
-                    origin.is_this_cpu(from + at, now, if at % nth == 0 { preempted } else { brief })
+                    origin.is_this_cpu(
+                        from + at,
+                        now,
+                        if at % nth == 0 { preempted } else { brief },
+                    )
                 })
                 .count()
         };
@@ -334,7 +347,11 @@ mod tests {
         );
         assert_eq!(sample(&mut origin, SAMPLE * 3, begun + MOVE_INTERVAL * 2, 1), 1);
         assert!(
-            (0..1000).all(|_| !origin.is_this_cpu(SAMPLE * 4, begun + MOVE_INTERVAL * 9, preempted)),
+            (0..1000).all(|_| !origin.is_this_cpu(
+                SAMPLE * 4,
+                begun + MOVE_INTERVAL * 9,
+                preempted
+            )),
             "no requests"
         );
     }
@@ -344,10 +361,15 @@ mod tests {
         let (begun, ms) = (Instant::now(), Duration::from_millis);
         let none = || Contention { preempted: Duration::ZERO, since: begun };
         let mut contention = none();
-        assert!((1..1000).all(|at| !contention.is_high(begun + ms(30) * at, ms(2))), "a writer to a disk");
+        assert!(
+            (1..1000).all(|at| !contention.is_high(begun + ms(30) * at, ms(2))),
+            "a writer to a disk"
+        );
         let mut contention = none();
         assert!(
-            (1..100_000).all(|at| !contention.is_high(begun + PREEMPTED_BY_WORK * at, PREEMPTED_BY_WORK / 2)),
+            (1..100_000).all(
+                |at| !contention.is_high(begun + PREEMPTED_BY_WORK * at, PREEMPTED_BY_WORK / 2)
+            ),
             "a caller"
         );
         let mut contention = none();

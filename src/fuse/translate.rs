@@ -73,8 +73,11 @@ pub(super) fn no_entry() -> FileAttr {
 /// A time in the protocol's form; 1970 if the host cannot represent it.
 pub(super) fn system_time(time: Timestamp) -> SystemTime {
     let whole = Duration::from_secs(time.secs.unsigned_abs());
-    let second = if time.secs < 0 { UNIX_EPOCH.checked_sub(whole) } else { UNIX_EPOCH.checked_add(whole) };
-    second.and_then(|s| s.checked_add(Duration::from_nanos(time.nanos.into()))).unwrap_or(UNIX_EPOCH)
+    let second =
+        if time.secs < 0 { UNIX_EPOCH.checked_sub(whole) } else { UNIX_EPOCH.checked_add(whole) };
+    second
+        .and_then(|s| s.checked_add(Duration::from_nanos(time.nanos.into())))
+        .unwrap_or(UNIX_EPOCH)
 }
 
 /// A time to set. fuser *subtracts* the nanoseconds from a time before 1970, although they count
@@ -92,7 +95,10 @@ pub(super) fn set_time(time: TimeOrNow) -> SetTime {
         },
         Err(before) => {
             let before = before.duration();
-            Timestamp { secs: 0_i64.saturating_sub_unsigned(before.as_secs()), nanos: before.subsec_nanos() }
+            Timestamp {
+                secs: 0_i64.saturating_sub_unsigned(before.as_secs()),
+                nanos: before.subsec_nanos(),
+            }
         }
     })
 }

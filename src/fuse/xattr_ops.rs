@@ -40,7 +40,7 @@ impl Server {
         const XATTR_REPLACE: i32 = 2;
         let call = self.call(Op::Setxattr, request, ino, Some(name));
         let name = name.as_bytes();
-        let result = if node(ino).is_past() {
+        let result = if node(ino).is_in_snapdir() {
             Err(FsError::ReadOnly)
         } else if name.starts_with(OWN_PREFIX) {
             Err(FsError::NotPermitted)
@@ -48,7 +48,8 @@ impl Server {
             let how = SetXattr {
                 create: flags & XATTR_CREATE != 0,
                 replace: flags & XATTR_REPLACE != 0,
-                takes_setgid: name == ACCESS_ACL && Requester::of(request).clears_setgid(&self.fs, node(ino)),
+                takes_setgid: name == ACCESS_ACL
+                    && Requester::of(request).clears_setgid(&self.fs, node(ino)),
             };
             self.fs.setxattr(node(ino), name, value, how)
         };
@@ -66,8 +67,13 @@ impl Server {
         size: u32,
         reply: ReplyXattr,
     ) {
-        if node(ino).is_past() || name.as_bytes() == ORIGIN_ATTRIBUTE {
-            return self.snapdir_getxattr(self.call(Op::Getxattr, request, ino, None), name, size, reply);
+        if node(ino).is_in_snapdir() || name.as_bytes() == ORIGIN_ATTRIBUTE {
+            return self.snapdir_getxattr(
+                self.call(Op::Getxattr, request, ino, None),
+                name,
+                size,
+                reply,
+            );
         }
         let call = self.call(Op::Getxattr, request, ino, Some(name));
         let name = name.as_bytes();
@@ -82,19 +88,35 @@ impl Server {
     }
 
     /// LISTXATTR. Our own attributes are not listed.
-    pub(super) fn serve_listxattr(&self, request: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        if node(ino).is_past() {
-            return self.snapdir_listxattr(self.call(Op::Listxattr, request, ino, None), size, reply);
+    pub(super) fn serve_listxattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        size: u32,
+        reply: ReplyXattr,
+    ) {
+        if node(ino).is_in_snapdir() {
+            return self.snapdir_listxattr(
+                self.call(Op::Listxattr, request, ino, None),
+                size,
+                reply,
+            );
         }
         let call = self.call(Op::Listxattr, request, ino, None);
         call.reply_xattr(self.fs.listxattr(node(ino)), size, reply);
     }
 
     /// REMOVEXATTR.
-    pub(super) fn serve_removexattr(&self, request: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+    pub(super) fn serve_removexattr(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        reply: ReplyEmpty,
+    ) {
         let call = self.call(Op::Removexattr, request, ino, Some(name));
         let name = name.as_bytes();
-        let result = if node(ino).is_past() {
+        let result = if node(ino).is_in_snapdir() {
             Err(FsError::ReadOnly)
         } else if name.starts_with(OWN_PREFIX) {
             Err(FsError::NotPermitted)

@@ -28,24 +28,30 @@ pub const ROOT: usize = 0;
 
 impl MemoryTree {
     pub fn new() -> MemoryTree {
-        MemoryTree { nodes: vec![Node { kind: Kind::Dir(BTreeMap::new()), parent: ROOT, gone: false }] }
+        MemoryTree {
+            nodes: vec![Node { kind: Kind::Dir(BTreeMap::new()), parent: ROOT, gone: false }],
+        }
     }
 
     /// Parses `dir/;file;link>text`, separated by `;`. Parent directories are created.
     pub fn parse(spec: &[u8]) -> MemoryTree {
         let mut tree = MemoryTree::new();
-        for entry in spec.split(|&b| b == b';').map(<[u8]>::trim_ascii).filter(|entry| !entry.is_empty()) {
+        for entry in
+            spec.split(|&b| b == b';').map(<[u8]>::trim_ascii).filter(|entry| !entry.is_empty())
+        {
             let (path, kind) = match entry.iter().position(|&b| b == b'>') {
                 Some(at) => (&entry[..at], Kind::Link(entry[at + 1..].to_vec())),
                 None if entry.ends_with(b"/") => (entry, Kind::Dir(BTreeMap::new())),
                 None => (entry, Kind::File),
             };
-            let mut parts: Vec<&[u8]> = path.split(|&b| b == b'/').filter(|part| !part.is_empty()).collect();
+            let mut parts: Vec<&[u8]> =
+                path.split(|&b| b == b'/').filter(|part| !part.is_empty()).collect();
             let last = parts.pop().unwrap();
             let mut dir = ROOT;
             for part in parts {
-                dir =
-                    tree.child(dir, part).unwrap_or_else(|| tree.add(dir, part, Kind::Dir(BTreeMap::new())));
+                dir = tree
+                    .child(dir, part)
+                    .unwrap_or_else(|| tree.add(dir, part, Kind::Dir(BTreeMap::new())));
             }
             tree.add(dir, last, kind);
         }

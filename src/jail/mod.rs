@@ -149,7 +149,12 @@ impl Jail {
     /// * [`FsError::Invalid`]: `target` contains NUL, where the kernel would cut it.
     /// * [`FsError::NameTooLong`]: `target` or the text to serve is longer than [`TEXT_MAX`].
     /// * Any error of [`Walk::lookup`].
-    pub fn resolve<W: Walk>(&self, tree: &W, dir_of_link: W::Dir, target: &[u8]) -> FsResult<Answer> {
+    pub fn resolve<W: Walk>(
+        &self,
+        tree: &W,
+        dir_of_link: W::Dir,
+        target: &[u8],
+    ) -> FsResult<Answer> {
         check_text(target)?;
         if self.policy == Policy::Literal {
             return Ok(Answer::Text(target.to_vec()));
@@ -189,8 +194,8 @@ impl Jail {
             return true;
         }
         // The mount point may lie below the base. If the text leads there, that is the root.
-        let goes_on =
-            mount.is_some_and(|mount| mount.strip_prefix(path).is_some_and(|way| begins(rest, way)));
+        let goes_on = mount
+            .is_some_and(|mount| mount.strip_prefix(path).is_some_and(|way| begins(rest, way)));
         !goes_on && host_parts(&self.base_path).as_deref() == Some(path)
     }
 
@@ -293,7 +298,8 @@ impl<W: Walk> Resolver<'_, W> {
                 }
                 Reached::Tree(position) if !is_up(part) => match self.pass(position, part)? {
                     Passed::Entered(position) => Reached::Tree(position),
-                    Passed::Blocked(position) | Passed::Link(position, Reached::Nowhere | Reached::Loop) => {
+                    Passed::Blocked(position)
+                    | Passed::Link(position, Reached::Nowhere | Reached::Loop) => {
                         return Ok(Answer::Text(dead_end(&position, rest)));
                     }
                     Passed::Link(_, reached) => reached,
@@ -371,7 +377,9 @@ impl<W: Walk> Resolver<'_, W> {
     /// The result after a whole text: an absolute text that never arrived is allowed or out.
     fn finish(&self, reached: Reached<W::Dir>, text: &Text) -> Reached<W::Dir> {
         match reached {
-            Reached::Host(path) if !text.has_up() && self.jail.allows(&path) => Reached::Allowed(path),
+            Reached::Host(path) if !text.has_up() && self.jail.allows(&path) => {
+                Reached::Allowed(path)
+            }
             Reached::Host(path) => Reached::Out(path),
             other => other,
         }
@@ -417,12 +425,18 @@ impl<W: Walk> Resolver<'_, W> {
     /// Resolves one name in `position`.
     fn pass(&mut self, mut position: Position<W::Dir>, part: &[u8]) -> FsResult<Passed<W::Dir>> {
         let Ok(name) = Name::new(part) else { return Ok(Passed::Blocked(position)) };
-        let dir =
-            position.down.last().map(|(_, dir)| *dir).or_else(|| self.ancestors.get(position.up).copied());
+        let dir = position
+            .down
+            .last()
+            .map(|(_, dir)| *dir)
+            .or_else(|| self.ancestors.get(position.up).copied());
         let Some(dir) = dir else { return Err(FsError::Damage("a resolution is above the root")) };
         let found = match self.tree.lookup(dir, &name) {
             Err(
-                FsError::NotFound | FsError::NotADirectory | FsError::AccessDenied | FsError::NameTooLong,
+                FsError::NotFound
+                | FsError::NotADirectory
+                | FsError::AccessDenied
+                | FsError::NameTooLong,
             ) => None,
             found => found?,
         };

@@ -326,7 +326,10 @@ fn every_served_text_of_the_table_has_the_shape() {
                 assert!(!text.split('/').any(|part| part == ".."), "{target}: {text}");
             } else {
                 let parts = text.split('/').filter(|part| !matches!(*part, "" | "."));
-                assert!(!parts.skip_while(|part| *part == "..").any(|part| part == ".."), "{target}: {text}");
+                assert!(
+                    !parts.skip_while(|part| *part == "..").any(|part| part == ".."),
+                    "{target}: {text}"
+                );
                 let depth = tree.depth(tree.dir(dir.as_bytes()));
                 assert!(!Jail::escapes_from_depth(text.as_bytes(), depth), "{target}: {text}");
             }
@@ -344,7 +347,9 @@ fn a_served_text_is_served_again_as_it_is() {
                 // A dead end is cut to `x/.`; under `rewrite` that becomes `x/` the second time.
                 let again = jail(policy).resolve(&tree, dir, &text);
                 let same = again == Ok(Answer::Text(text.clone()))
-                    || text.strip_suffix(b".").is_some_and(|cut| again == Ok(Answer::Text(cut.to_vec())));
+                    || text
+                        .strip_suffix(b".")
+                        .is_some_and(|cut| again == Ok(Answer::Text(cut.to_vec())));
                 assert!(same, "{target}: {}", show(&again));
             }
         }
@@ -389,7 +394,13 @@ fn the_longest_text_is_served_and_a_longer_one_is_not() {
     let slashes = [b"a".to_vec(), b"/".repeat(TEXT_MAX - 1)].concat();
     check(&jail(Deny), &tree, b"", &slashes, Same);
     for policy in [Deny, Literal] {
-        check(&jail(policy), &tree, b"", &b"x".repeat(TEXT_MAX + 1), Fails(|| FsError::NameTooLong));
+        check(
+            &jail(policy),
+            &tree,
+            b"",
+            &b"x".repeat(TEXT_MAX + 1),
+            Fails(|| FsError::NameTooLong),
+        );
     }
     // A text that is re-rooted from a base with a short path grows.
     let short = Jail { base_path: b"/b".to_vec(), ..jail(Deny) };
@@ -429,9 +440,12 @@ fn an_invalid_link_on_the_way_blocks_the_path() {
     tree.add(0, b"empty", Kind::Link(Vec::new()));
     tree.add(0, b"nul", Kind::Link(b"..\0".to_vec()));
     tree.add(0, b"long", Kind::Link(b"d/".repeat(TEXT_MAX)));
-    for (target, served) in
-        [("empty/../d", "empty/."), ("nul/../d", "nul/."), ("long/../d", "long/."), ("nul/d", "nul/d")]
-    {
+    for (target, served) in [
+        ("empty/../d", "empty/."),
+        ("nul/../d", "nul/."),
+        ("long/../d", "long/."),
+        ("nul/d", "nul/d"),
+    ] {
         check(&jail(Deny), &tree, b"", target.as_bytes(), Text(served));
     }
 }
@@ -439,8 +453,11 @@ fn an_invalid_link_on_the_way_blocks_the_path() {
 #[test]
 fn mount_point_and_base_may_contain_each_other() {
     let tree = MemoryTree::parse(b"d/x; mnt/inner; base/inner; f");
-    let at =
-        |mount: &str, base: &str| Jail { mount_point: mount.into(), base_path: base.into(), ..jail(Deny) };
+    let at = |mount: &str, base: &str| Jail {
+        mount_point: mount.into(),
+        base_path: base.into(),
+        ..jail(Deny)
+    };
     // As for `jailfs run`: the mount covers the base.
     let same = at("/w/p", "/w/p");
     check(&same, &tree, b"d", b"/w/p/f", Same);
@@ -498,7 +515,9 @@ fn an_unreadable_directory_counts_as_missing_but_a_failing_store_does_not() {
             Err(self.0.clone())
         }
     }
-    for error in [FsError::AccessDenied, FsError::NotFound, FsError::NotADirectory, FsError::NameTooLong] {
+    for error in
+        [FsError::AccessDenied, FsError::NotFound, FsError::NotADirectory, FsError::NameTooLong]
+    {
         let tree = Failing(error);
         assert_eq!(jail(Deny).resolve(&tree, 0, b"a/b"), Ok(Answer::Text(b"a/b".to_vec())));
         assert_eq!(jail(Deny).resolve(&tree, 0, b"a/../b"), Ok(Answer::Text(b"a/.".to_vec())));
@@ -541,6 +560,10 @@ fn the_climb_of_a_served_text_is_its_leading_dots() {
     ] {
         assert_eq!(Jail::climb(text.as_bytes()), climb, "{text}");
         assert!(!Jail::escapes_from_depth(text.as_bytes(), climb), "{text}");
-        assert_eq!(Jail::escapes_from_depth(text.as_bytes(), climb.wrapping_sub(1)), climb > 0, "{text}");
+        assert_eq!(
+            Jail::escapes_from_depth(text.as_bytes(), climb.wrapping_sub(1)),
+            climb > 0,
+            "{text}"
+        );
     }
 }

@@ -103,7 +103,11 @@ fn walk(
         if part == b".." {
             if dir == ROOT {
                 // An absolute text that leads out may lead back in, through names of the host.
-                return if ground == Ground::Bare && was_absolute { End::Unknown } else { End::Out };
+                return if ground == Ground::Bare && was_absolute {
+                    End::Unknown
+                } else {
+                    End::Out
+                };
             }
             at = At::Node(tree.nodes[dir].parent);
             continue;
@@ -155,7 +159,8 @@ fn absolute(jail: &Jail, ground: Ground, parts: &[Vec<u8>]) -> Result<(At, usize
     if parts.iter().any(|part| part == b"..") {
         return Err(if ground == Ground::Kernel { End::Out } else { End::Unknown });
     }
-    let allowed = jail.allowed_targets.iter().any(|prefix| parts.starts_with(&host_parts(prefix).unwrap()));
+    let allowed =
+        jail.allowed_targets.iter().any(|prefix| parts.starts_with(&host_parts(prefix).unwrap()));
     if allowed { Ok((At::Allowed(parts.to_vec()), parts.len())) } else { Err(End::Out) }
 }
 
@@ -230,7 +235,8 @@ fn trees() -> impl Strategy<Value = MemoryTree> {
     vec((any::<prop::sample::Index>(), names(), made()), 1..16).prop_map(|list| {
         let mut tree = MemoryTree::new();
         for (dir, name, made) in list {
-            let dirs: Vec<usize> = (0..tree.nodes.len()).filter(|&node| tree.is_dir(node)).collect();
+            let dirs: Vec<usize> =
+                (0..tree.nodes.len()).filter(|&node| tree.is_dir(node)).collect();
             let dir = *dir.get(&dirs);
             if tree.child(dir, &name).is_none() {
                 tree.add(dir, &name, kind(&made));
@@ -264,7 +270,8 @@ fn starts(tree: &MemoryTree, extra: &[u8]) -> Vec<(usize, Vec<u8>)> {
         Kind::Link(text) => Some((node.parent, text.clone())),
         _ => None,
     });
-    let dirs = (0..tree.nodes.len()).filter(|&node| tree.is_dir(node)).map(|dir| (dir, extra.to_vec()));
+    let dirs =
+        (0..tree.nodes.len()).filter(|&node| tree.is_dir(node)).map(|dir| (dir, extra.to_vec()));
     links.chain(dirs).collect()
 }
 
@@ -297,12 +304,8 @@ fn mischiefs() -> impl Strategy<Value = Mischief> {
         3 => any::<prop::sample::Index>().prop_map(Put::Move),
         1 => Just(Put::Nothing),
     ];
-    (any::<bool>(), any::<prop::sample::Index>(), names(), put).prop_map(|(aimed, dir, name, put)| Mischief {
-        aimed,
-        dir,
-        name,
-        put,
-    })
+    (any::<bool>(), any::<prop::sample::Index>(), names(), put)
+        .prop_map(|(aimed, dir, name, put)| Mischief { aimed, dir, name, put })
 }
 
 /// How many levels a directory is below `top`; `None` if it is elsewhere or removed.
@@ -332,8 +335,13 @@ fn make(
     let alive = |tree: &MemoryTree, node: usize| below(tree, ROOT)(node).is_some();
     let dirs: Vec<usize> =
         (0..tree.nodes.len()).filter(|&node| tree.is_dir(node) && alive(tree, node)).collect();
-    let aimed = mischief.aimed && tree.is_dir(walker) && alive(tree, walker) && next != b"." && next != b"..";
-    let (dir, name) = if aimed { (walker, next) } else { (*mischief.dir.get(&dirs), &mischief.name[..]) };
+    let aimed = mischief.aimed
+        && tree.is_dir(walker)
+        && alive(tree, walker)
+        && next != b"."
+        && next != b"..";
+    let (dir, name) =
+        if aimed { (walker, next) } else { (*mischief.dir.get(&dirs), &mischief.name[..]) };
     let moved = match &mischief.put {
         Put::Move(which) => Some(*which.get(&dirs)),
         Put::New(_) | Put::Nothing => None,
@@ -346,7 +354,9 @@ fn make(
     }
     // A replaced directory must be empty, as for rmdir(2) and rename(2).
     if let Some(lost) = tree.child(dir, name) {
-        if Some(lost) == moved || matches!(&tree.nodes[lost].kind, Kind::Dir(names) if !names.is_empty()) {
+        if Some(lost) == moved
+            || matches!(&tree.nodes[lost].kind, Kind::Dir(names) if !names.is_empty())
+        {
             return;
         }
         if tree.is_dir(lost) {

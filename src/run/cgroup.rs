@@ -90,7 +90,9 @@ impl Group {
         let mut last = None;
         for candidate in parent.ancestors().take_while(|dir| dir.starts_with(&point)) {
             let mut tried = Group::default();
-            match enable_controllers(candidate, &unified).and_then(|()| tried.add(candidate, &unified, 1)) {
+            match enable_controllers(candidate, &unified)
+                .and_then(|()| tried.add(candidate, &unified, 1))
+            {
                 Ok(()) => {
                     group.dirs.append(&mut tried.dirs);
                     return Ok(group);
@@ -128,7 +130,8 @@ impl Group {
     pub fn join(&self, process: Pid) -> Result<()> {
         for dir in &self.dirs {
             let procs = dir.join("cgroup.procs");
-            fs::write(&procs, process.to_string()).attempt(|| format!("write '{}'", procs.display()))?;
+            fs::write(&procs, process.to_string())
+                .attempt(|| format!("write '{}'", procs.display()))?;
         }
         Ok(())
     }
@@ -156,7 +159,10 @@ fn explain(error: &io::Error) -> Error {
 fn group_in_v1(mounts: &[Entry], own: &str, controller: &str) -> Option<PathBuf> {
     let has = |entry: &&Entry| {
         entry.fs_type == b"cgroup"
-            && entry.super_options.split(|byte| *byte == b',').any(|option| option == controller.as_bytes())
+            && entry
+                .super_options
+                .split(|byte| *byte == b',')
+                .any(|option| option == controller.as_bytes())
     };
     let mount = mounts.iter().rfind(has)?;
     let path = own.lines().find_map(|line| {

@@ -98,7 +98,8 @@ pub fn block_signals() -> Result<()> {
 pub fn unblock_signals() -> Result<()> {
     let attempt = || "unblock signals";
     let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
-    let pending = SignalFd::with_flags(&blocked(), flags).map_err(io::Error::from).attempt(attempt)?;
+    let pending =
+        SignalFd::with_flags(&blocked(), flags).map_err(io::Error::from).attempt(attempt)?;
     while pending.read_signal().map_err(io::Error::from).attempt(attempt)?.is_some() {}
     blocked().thread_unblock().map_err(io::Error::from).attempt(attempt)
 }
@@ -146,8 +147,10 @@ impl Program {
         let given = std::mem::take(&mut streams.given);
         let first = self.spawn(theirs, given).attempt(attempt)?;
         let relays = streams.relay().attempt(attempt)?;
-        let signals =
-            SignalFd::with_flags(&forwarded_signals(), SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC);
+        let signals = SignalFd::with_flags(
+            &forwarded_signals(),
+            SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC,
+        );
         let mut started = Started {
             runs: false,
             interrupted: false,
@@ -242,7 +245,8 @@ impl Started {
                 }
                 (Event::Mounted { dev, all_users }, descriptors) => {
                     let mut descriptors = descriptors.into_iter();
-                    let (Some(device), Some(root)) = (descriptors.next(), descriptors.next()) else {
+                    let (Some(device), Some(root)) = (descriptors.next(), descriptors.next())
+                    else {
                         return Err(unexpected().into());
                     };
                     handed = Some(Handed { device, root, dev, all_users });
@@ -299,7 +303,9 @@ impl Started {
     /// The wait fails, or the process inside was killed.
     pub fn wait(&mut self, until: Option<Instant>) -> Result<Waited> {
         if let Some(until) = until {
-            self.continue_at(until).map_err(io::Error::from).attempt(|| "set a timer for the time limit")?;
+            self.continue_at(until)
+                .map_err(io::Error::from)
+                .attempt(|| "set a timer for the time limit")?;
         }
         loop {
             let Some(timeout) = timeout(until) else { return Ok(Waited::TimeIsOver) };
@@ -312,12 +318,15 @@ impl Started {
             }
             match self.channel.as_ref().map_or(Ok(None), Channel::receive)? {
                 Some((Event::Ended(end), _)) => return Ok(Waited::Ended(end)),
-                Some((Event::Failed(error, code), _)) => return Ok(Waited::NotStarted(error, code)),
+                Some((Event::Failed(error, code), _)) => {
+                    return Ok(Waited::NotStarted(error, code));
+                }
                 Some((Event::Stopped(signal), _)) => self.stop_with_command(signal)?,
                 Some((Event::Running, _)) => self.runs = true,
                 Some(_) => return Err(unexpected()),
                 None => {
-                    let died = "the first process of the sandbox was killed, and all others with it";
+                    let died =
+                        "the first process of the sandbox was killed, and all others with it";
                     return Err(Error::new(Kind::Failed, "wait for the command", died));
                 }
             }
@@ -329,7 +338,8 @@ impl Started {
     fn continue_at(&mut self, until: Instant) -> nix::Result<()> {
         // A timer set to zero is disarmed.
         let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let event = SigEvent::new(SigevNotify::SigevSignal { signal: Signal::SIGCONT, si_value: 0 });
+        let event =
+            SigEvent::new(SigevNotify::SigevSignal { signal: Signal::SIGCONT, si_value: 0 });
         let mut alarm = Timer::new(ClockId::CLOCK_MONOTONIC, event)?;
         let when = Expiration::IntervalDelayed(left.into(), CONTINUE_AGAIN.into());
         alarm.set(when, TimerSetTimeFlags::empty())?;
@@ -340,8 +350,10 @@ impl Started {
     /// Whether there is an event, and whether there is a signal.
     fn poll(&self, timeout: PollTimeout) -> Result<[bool; 2]> {
         let channel = self.channel.as_ref().map_or(self.signals.as_fd(), AsFd::as_fd);
-        let mut ready =
-            [PollFd::new(channel, PollFlags::POLLIN), PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+        let mut ready = [
+            PollFd::new(channel, PollFlags::POLLIN),
+            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+        ];
         match poll(&mut ready, timeout) {
             Ok(_) => Ok(ready.map(|fd| fd.any().unwrap_or(false))),
             Err(Errno::EINTR) => Ok([false; 2]),
@@ -354,7 +366,9 @@ impl Started {
     /// wait in the connection.
     fn forward_signals(&mut self) -> Result<()> {
         let attempt = || "wait for signals";
-        while let Some(info) = self.signals.read_signal().map_err(io::Error::from).attempt(attempt)? {
+        while let Some(info) =
+            self.signals.read_signal().map_err(io::Error::from).attempt(attempt)?
+        {
             let Ok(number) = i32::try_from(info.ssi_signo) else { continue };
             self.interrupted |= ![libc::SIGUSR1, libc::SIGUSR2].contains(&number);
             if info.ssi_code <= 0 || !self.runs {

@@ -34,6 +34,9 @@ mod tests {
 
     #[test]
     fn a_killed_command_exits_with_128_plus_its_signal() {
-        assert_eq!((End::Exited(3).code(), End::Killed(9).code(), End::Exited(0).code()), (3, 137, 0));
+        assert_eq!(
+            (End::Exited(3).code(), End::Killed(9).code(), End::Exited(0).code()),
+            (3, 137, 0)
+        );
     }
 }

@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 
 use nix::libc;
 use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-    TargetArch, apply_filter,
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch, apply_filter,
 };
 use serde::{Deserialize, Serialize};
 
@@ -197,7 +197,10 @@ pub(super) fn apply(allowed: &[Allow]) -> Result<()> {
 }
 
 /// The filter of all entries with one answer.
-fn program(allowed: &[Allow], answer: Answer) -> std::result::Result<BpfProgram, seccompiler::BackendError> {
+fn program(
+    allowed: &[Allow],
+    answer: Answer,
+) -> std::result::Result<BpfProgram, seccompiler::BackendError> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     let is_denied = |entry: &&Entry| {
         entry.answer == answer && !entry.option.is_some_and(|option| allowed.contains(&option))
@@ -221,7 +224,10 @@ fn numbers(number: i64) -> Vec<i64> {
     if !cfg!(target_arch = "x86_64") {
         return vec![number];
     }
-    let own = X32_OWN_NUMBERS.iter().filter(|(of_x86_64, _)| *of_x86_64 == number).map(|(_, own)| own | X32);
+    let own = X32_OWN_NUMBERS
+        .iter()
+        .filter(|(of_x86_64, _)| *of_x86_64 == number)
+        .map(|(_, own)| own | X32);
     [number, number | X32].into_iter().chain(own).collect()
 }
 
@@ -240,7 +246,8 @@ impl When {
         match self {
             When::Always => Ok(Vec::new()),
             When::Is(at, values) => {
-                let one = |value: &u32| SeccompRule::new(vec![compare(at, SeccompCmpOp::Eq, *value)?]);
+                let one =
+                    |value: &u32| SeccompRule::new(vec![compare(at, SeccompCmpOp::Eq, *value)?]);
                 values.iter().map(one).collect()
             }
             When::IsNot(at, values) => Ok(vec![SeccompRule::new(is_not(at, values)?)?]),
@@ -290,7 +297,8 @@ mod tests {
         std::thread::spawn(|| {
             apply(&[]).unwrap();
             for entry in ENTRIES {
-                let expected = if entry.answer == Answer::Eperm { Errno::EPERM } else { Errno::ENOSYS };
+                let expected =
+                    if entry.answer == Answer::Eperm { Errno::EPERM } else { Errno::ENOSYS };
                 for number in numbers(entry.number) {
                     let errno = raw_call(number, denied(entry.when)).unwrap_err();
                     assert_eq!(errno, expected, "{} by number {number:#x}", entry.name);
@@ -298,7 +306,8 @@ mod tests {
             }
             std::thread::spawn(|| {}).join().unwrap();
             assert!(
-                std::fs::read("/proc/self/stat").is_ok() && std::net::UdpSocket::bind("127.0.0.1:0").is_ok()
+                std::fs::read("/proc/self/stat").is_ok()
+                    && std::net::UdpSocket::bind("127.0.0.1:0").is_ok()
             );
             assert!(std::process::Command::new("/bin/true").status().unwrap().success());
         })
@@ -321,7 +330,11 @@ mod tests {
                 for (lifts, number, arguments) in calls {
                     let result = raw_call(number, arguments);
                     let refused = matches!(result, Err(Errno::EPERM | Errno::ENOSYS));
-                    assert_eq!(refused, lifts != *option, "{option:?} and call {number}: {result:?}");
+                    assert_eq!(
+                        refused,
+                        lifts != *option,
+                        "{option:?} and call {number}: {result:?}"
+                    );
                 }
             })
             .join()
@@ -336,8 +349,10 @@ mod tests {
             let option = entry.option.map_or("none", Allow::word);
             let answer = if entry.answer == Answer::Eperm { "EPERM" } else { "ENOSYS" };
             let name = format!("| `{}` |", entry.name);
-            let row = text.lines().find(|line| line.starts_with(&name) && line.split('|').count() == 7);
-            let row = row.unwrap_or_else(|| panic!("docs/SYSCALLS.md does not list {}", entry.name));
+            let row =
+                text.lines().find(|line| line.starts_with(&name) && line.split('|').count() == 7);
+            let row =
+                row.unwrap_or_else(|| panic!("docs/SYSCALLS.md does not list {}", entry.name));
             assert!(row.contains(answer) && row.contains(option), "{row}: {answer}, {option}");
         }
         let rows = text.lines().filter(|line| line.starts_with("| `")).count();

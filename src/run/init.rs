@@ -211,7 +211,8 @@ impl Init<'_> {
         let attempt = || "wait for the command";
         let children = SigSet::from_iter([Signal::SIGCHLD]);
         let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
-        let ended = SignalFd::with_flags(&children, flags).map_err(io::Error::from).attempt(attempt)?;
+        let ended =
+            SignalFd::with_flags(&children, flags).map_err(io::Error::from).attempt(attempt)?;
         let init = Init { channel, command: Some(spawn(words)?), ended };
         channel.send(&Event::Running)?;
         Ok(init)
@@ -232,7 +233,9 @@ impl Init<'_> {
             }
             let [children, orders] = ready.map(|fd| fd.any().unwrap_or(false));
             if children {
-                while self.ended.read_signal().map_err(io::Error::from).attempt(attempt)?.is_some() {}
+                while self.ended.read_signal().map_err(io::Error::from).attempt(attempt)?.is_some()
+                {
+                }
                 self.reap()?;
             }
             if orders {
@@ -299,7 +302,10 @@ fn spawn(words: &[OsString]) -> Outcome<Pid> {
         Ok(child) => Ok(Pid::from_raw(child.id().cast_signed())),
         Err(error) => {
             let code = code_of(&error);
-            Err(Stop::NoCommand(Error::io(format!("run '{}'", OsStr::new(name).display()), &error), code))
+            Err(Stop::NoCommand(
+                Error::io(format!("run '{}'", OsStr::new(name).display()), &error),
+                code,
+            ))
         }
     }
 }
@@ -315,7 +321,8 @@ fn code_of(error: &io::Error) -> u8 {
 /// of a killed process become our children, because this process is their subreaper.
 pub(super) fn end_children(spared: &[Pid]) {
     loop {
-        let ended: Vec<Pid> = children().into_iter().filter(|child| !spared.contains(child)).collect();
+        let ended: Vec<Pid> =
+            children().into_iter().filter(|child| !spared.contains(child)).collect();
         if ended.is_empty() {
             return;
         }

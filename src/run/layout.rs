@@ -57,7 +57,8 @@ pub fn hidden(spec: &Spec) -> Vec<PathBuf> {
     let is_shown = |path: &Path| spec.shown.iter().any(|shown| path.starts_with(shown));
     let is_named =
         |path: &Path| spec.bound.iter().chain(&spec.writable).any(|named| path == Path::new(named));
-    let by_default = spec.hidden.iter().map(PathBuf::from).filter(|path| !is_shown(path) && !is_named(path));
+    let by_default =
+        spec.hidden.iter().map(PathBuf::from).filter(|path| !is_shown(path) && !is_named(path));
     by_default.chain(spec.withheld.iter().chain(&spec.stores).map(PathBuf::from)).collect()
 }
 
@@ -74,11 +75,13 @@ pub fn layout(spec: &Spec, real: impl Fn(&Path) -> Option<PathBuf>) -> Layout {
     let mut wanted: Vec<(PathBuf, MountKind)> = Vec::new();
     for (path, kind) in REPLACED {
         // The view makes /dev/shm anew, whatever the host has there.
-        let found = if path.starts_with("/dev") { Some(path.into()) } else { real(Path::new(path)) };
+        let found =
+            if path.starts_with("/dev") { Some(path.into()) } else { real(Path::new(path)) };
         wanted.extend(found.map(|path| (path, *kind)));
     }
     let hidden = hidden(spec);
-    let named = spec.shown.iter().chain(&spec.bound).map(|path| (PathBuf::from(path), MountKind::Shown));
+    let named =
+        spec.shown.iter().chain(&spec.bound).map(|path| (PathBuf::from(path), MountKind::Shown));
     let named = named.chain(spec.writable.iter().map(|path| (path.into(), MountKind::Writable)));
     wanted.extend(named.filter(|(path, _)| !hidden.contains(path)));
     wanted.extend(hidden.into_iter().map(|path| (path, MountKind::Hidden)));
@@ -89,7 +92,9 @@ pub fn layout(spec: &Spec, real: impl Fn(&Path) -> Option<PathBuf>) -> Layout {
     mounts.retain(|(path, _)| !path.starts_with(&base));
     mounts.push((base, MountKind::Tree));
     // By depth. At one path the most explicit mount is sorted last, and is the one that is kept.
-    mounts.sort_by(|(a, what), (b, other)| depth(a).cmp(&depth(b)).then(a.cmp(b)).then(what.cmp(other)));
+    mounts.sort_by(|(a, what), (b, other)| {
+        depth(a).cmp(&depth(b)).then(a.cmp(b)).then(what.cmp(other))
+    });
     mounts.reverse();
     mounts.dedup_by(|(earlier, _), (later, _)| earlier == later);
     mounts.reverse();
@@ -121,8 +126,12 @@ mod tests {
     }
 
     fn at(layout: &Layout, path: &str) -> Option<(usize, MountKind)> {
-        let found: Vec<_> =
-            layout.mounts.iter().enumerate().filter(|(_, (there, _))| there == Path::new(path)).collect();
+        let found: Vec<_> = layout
+            .mounts
+            .iter()
+            .enumerate()
+            .filter(|(_, (there, _))| there == Path::new(path))
+            .collect();
         assert!(found.len() < 2, "{path} is mounted twice: {:?}", layout.mounts);
         found.first().map(|(at, (_, step))| (*at, *step))
     }
@@ -148,7 +157,8 @@ mod tests {
         assert_eq!(at(&layout, "/tmp").unwrap().1, MountKind::Tree);
         let layout = plan(&spec("/var"));
         assert_eq!(at(&layout, "/var/tmp"), None);
-        let home = Spec { hidden: vec!["/home/u/.ssh".into(), "/etc/shadow".into()], ..spec("/home/u") };
+        let home =
+            Spec { hidden: vec!["/home/u/.ssh".into(), "/etc/shadow".into()], ..spec("/home/u") };
         let layout = plan(&home);
         assert_eq!(layout.inside, [PathBuf::from("/home/u/.ssh")]);
         assert_eq!(at(&layout, "/home/u/.ssh"), None);
@@ -165,7 +175,8 @@ mod tests {
         };
         let layout = plan(&wanted);
         assert_eq!(at(&layout, "/h/.ssh").unwrap().1, MountKind::Shown);
-        let (hidden, shown) = (at(&layout, "/h/.aws").unwrap(), at(&layout, "/h/.aws/config").unwrap());
+        let (hidden, shown) =
+            (at(&layout, "/h/.aws").unwrap(), at(&layout, "/h/.aws/config").unwrap());
         assert!(hidden.1 == MountKind::Hidden && shown.1 == MountKind::Shown && hidden.0 < shown.0);
         assert_eq!(at(&layout, "/tmp").unwrap().1, MountKind::Writable);
         assert_eq!(at(&layout, "/h/.kube").unwrap().1, MountKind::Writable);
@@ -188,10 +199,16 @@ mod tests {
             assert_eq!(at(&layout, path).unwrap().1, MountKind::Hidden, "{path}");
         }
         assert_eq!(at(&layout, "/h/.aws").unwrap().1, MountKind::Shown);
-        assert_eq!(hidden_inside(&Spec { base: "/h/own".into(), ..home.clone() }), [Path::new("/h/own")]);
+        assert_eq!(
+            hidden_inside(&Spec { base: "/h/own".into(), ..home.clone() }),
+            [Path::new("/h/own")]
+        );
         let shown = Spec { shown: vec!["/h".into(), "/h/own".into()], ..home };
         let layout = plan(&shown);
-        assert_eq!((at(&layout, "/h/.ssh"), at(&layout, "/h/state").unwrap().1), (None, MountKind::Hidden));
+        assert_eq!(
+            (at(&layout, "/h/.ssh"), at(&layout, "/h/state").unwrap().1),
+            (None, MountKind::Hidden)
+        );
         for path in ["/h/own", "/h/.ssh/id"] {
             assert_eq!(at(&layout, path).unwrap().1, MountKind::Hidden, "{path}");
         }

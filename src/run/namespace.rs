@@ -82,7 +82,11 @@ fn make_private() -> io::Result<()> {
 ///
 /// # Errors
 /// The host does not allow it.
-pub(super) fn complete(order: EntryOrder, own_net: bool, map: impl FnOnce() -> Result<()>) -> Result<()> {
+pub(super) fn complete(
+    order: EntryOrder,
+    own_net: bool,
+    map: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     if order == EntryOrder::UserFirst {
         return Ok(());
     }
@@ -155,7 +159,8 @@ pub(super) fn name() -> Result<PathBuf> {
 #[cfg(test)]
 pub(super) fn private_mounts_of_this_thread() {
     unshare(CloneFlags::CLONE_NEWNS).unwrap();
-    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
+    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
+        .unwrap();
     // A thread that shares its current directory with others cannot change its root.
     unshare(CloneFlags::CLONE_FS).unwrap();
 }

@@ -97,7 +97,8 @@ impl Channel {
 
     pub(super) fn send_with<T: Serialize>(&self, what: &T, descriptors: &[OwnedFd]) -> Result<()> {
         let attempt = || "send a message between jailfs and its sandbox";
-        let bytes = codec::encode(what).map_err(|error| Error::new(Kind::Failed, attempt(), error))?;
+        let bytes =
+            codec::encode(what).map_err(|error| Error::new(Kind::Failed, attempt(), error))?;
         if bytes.len() > LONGEST {
             return Err(Error::new(Kind::Usage, attempt(), "too many paths to hide or to bind"));
         }
@@ -139,13 +140,16 @@ mod tests {
         let (ours, theirs) = (Channel::new(ours), Channel::new(theirs));
         let spec = Spec { hidden: vec![OsString::from("/x"); 1000], ..Spec::default() };
         ours.send(&Order::Prepare(Box::new(spec.clone()))).unwrap();
-        let null: OwnedFd = std::fs::OpenOptions::new().read(true).open("/dev/null").unwrap().into();
+        let null: OwnedFd =
+            std::fs::OpenOptions::new().read(true).open("/dev/null").unwrap().into();
         ours.send_with(&Order::Signal(15), &[null]).unwrap();
         let (Order::Prepare(received), none) = theirs.receive().unwrap().unwrap() else {
             panic!("not the first")
         };
         assert!(*received == spec && none.is_empty());
-        let (Order::Signal(15), one) = theirs.receive().unwrap().unwrap() else { panic!("not the second") };
+        let (Order::Signal(15), one) = theirs.receive().unwrap().unwrap() else {
+            panic!("not the second")
+        };
         assert_eq!(one.len(), 1);
         drop(ours);
         assert!(theirs.receive::<Order>().unwrap().is_none());

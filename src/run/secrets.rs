@@ -221,7 +221,8 @@ mod tests {
 
     #[test]
     fn every_home_has_its_secrets_and_stores() {
-        let homes = homes([PathBuf::from("/srv/me"), PathBuf::from("relative"), PathBuf::from("/")]);
+        let homes =
+            homes([PathBuf::from("/srv/me"), PathBuf::from("relative"), PathBuf::from("/")]);
         assert!(homes.contains(&"/srv/me".into()) && homes.contains(&"/root".into()));
         assert!(homes.iter().all(|home| home.is_absolute() && home.parent().is_some()));
         let hidden = hidden(&homes);

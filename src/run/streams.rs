@@ -96,7 +96,8 @@ impl Streams {
     pub(super) fn prepare(in_view: bool) -> io::Result<Streams> {
         let mut streams = Streams { given: Vec::new(), routes: Vec::new() };
         for number in descriptors()? {
-            let Some(flags) = flags_of(number).filter(|flags| number <= 2 || flags & libc::O_CLOEXEC == 0)
+            let Some(flags) =
+                flags_of(number).filter(|flags| number <= 2 || flags & libc::O_CLOEXEC == 0)
             else {
                 continue;
             };
@@ -110,7 +111,8 @@ impl Streams {
     }
 
     fn route(&mut self, number: RawFd, role: Role) -> io::Result<()> {
-        let is_same = |route: &&Route| route.role == role && process::is_same_open_file(route.number, number);
+        let is_same =
+            |route: &&Route| route.role == role && process::is_same_open_file(route.number, number);
         if let Some(earlier) = self.routes.iter().find(is_same).map(|route| route.number) {
             let shared = self.given.iter().find(|(_, known)| *known == earlier);
             let end = shared.ok_or(Errno::EBADF)?.0.try_clone()?;
@@ -146,8 +148,13 @@ impl Streams {
         for route in self.routes {
             let stop = Stop { fd: stop.try_clone()?, is_over: false };
             relays.names.push(route.number);
-            let copy =
-                move || if route.role == Role::Input { copy_in(route, stop) } else { copy_out(&route, stop) };
+            let copy = move || {
+                if route.role == Role::Input {
+                    copy_in(route, stop)
+                } else {
+                    copy_out(&route, stop)
+                }
+            };
             relays.threads.push(std::thread::Builder::new().name("relay".to_owned()).spawn(copy)?);
         }
         Ok(relays)
@@ -163,16 +170,19 @@ impl Relays {
 
     fn end(&mut self) -> Vec<Error> {
         self.until = None;
-        let ended = self.threads.drain(..).zip(self.names.drain(..)).filter_map(|(thread, number)| {
-            let result = thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread ended early")));
-            let what = match number {
-                0 => "copy the standard input to the command".to_owned(),
-                1 => "copy the standard output of the command".to_owned(),
-                2 => "copy the standard error of the command".to_owned(),
-                _ => format!("copy descriptor {number} of the command"),
-            };
-            result.err().map(|error| Error::io(what, &error))
-        });
+        let ended =
+            self.threads.drain(..).zip(self.names.drain(..)).filter_map(|(thread, number)| {
+                let result = thread
+                    .join()
+                    .unwrap_or_else(|_| Err(io::Error::other("the thread ended early")));
+                let what = match number {
+                    0 => "copy the standard input to the command".to_owned(),
+                    1 => "copy the standard output of the command".to_owned(),
+                    2 => "copy the standard error of the command".to_owned(),
+                    _ => format!("copy descriptor {number} of the command"),
+                };
+                result.err().map(|error| Error::io(what, &error))
+            });
         ended.collect()
     }
 }
@@ -191,7 +201,9 @@ impl Drop for Relays {
 pub(super) fn reopen_devices() -> io::Result<()> {
     for number in 0..=2 {
         let link = PathBuf::from(format!("/proc/self/fd/{number}"));
-        let (Ok(about), Some(flags)) = (std::fs::metadata(&link), flags_of(number)) else { continue };
+        let (Ok(about), Some(flags)) = (std::fs::metadata(&link), flags_of(number)) else {
+            continue;
+        };
         if !about.file_type().is_char_device() {
             continue;
         }

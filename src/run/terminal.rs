@@ -25,8 +25,11 @@ pub(super) struct Terminal {
 
 /// The path of the terminal among the standard streams of this process.
 pub(super) fn path() -> Option<PathBuf> {
-    let standard =
-        [(0, io::stdin().is_terminal()), (1, io::stdout().is_terminal()), (2, io::stderr().is_terminal())];
+    let standard = [
+        (0, io::stdin().is_terminal()),
+        (1, io::stdout().is_terminal()),
+        (2, io::stderr().is_terminal()),
+    ];
     let (number, _) = standard.into_iter().find(|(_, is)| *is)?;
     std::fs::read_link(format!("/proc/self/fd/{number}")).ok().filter(|path| path.is_absolute())
 }

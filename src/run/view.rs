@@ -52,8 +52,16 @@ const EMPTY_FILE: &str = "/dev/jailfs/nothing";
 const PROC_OF_MACHINE: &[&str] =
     &["acpi", "asound", "bus", "driver", "fs", "irq", "scsi", "sys", "sysrq-trigger", "tty"];
 /// Entries of /proc that show the machine's memory, keys or timers. They are hidden.
-const PROC_SECRETS: &[&str] =
-    &["kcore", "keys", "kmsg", "kpagecgroup", "kpagecount", "kpageflags", "timer_list", "sched_debug"];
+const PROC_SECRETS: &[&str] = &[
+    "kcore",
+    "keys",
+    "kmsg",
+    "kpagecgroup",
+    "kpagecount",
+    "kpageflags",
+    "timer_list",
+    "sched_debug",
+];
 
 /// The size of each private directory for temporary files, as a share of memory, and its number of
 /// inodes. There are three such directories, so together they take less than the memory; with the
@@ -75,7 +83,8 @@ const NO_DEVICES: Flags = Flags { nodev: true, ..Flags::NONE };
 pub(super) fn make(spec: &Spec) -> Result<Layout> {
     std::env::set_current_dir("/").attempt(|| "leave the current directory")?;
     let plan = layout(spec, |path| sys::path::resolve(path).ok().filter(|path| path.is_dir()));
-    let view = View { sources: sources(&plan)?, read_only_later: Vec::new(), tmp: private_options(spec) };
+    let view =
+        View { sources: sources(&plan)?, read_only_later: Vec::new(), tmp: private_options(spec) };
     make_host_read_only()?;
     view.build(spec, &plan)?;
     Ok(plan)
@@ -85,7 +94,8 @@ pub(super) fn make(spec: &Spec) -> Result<Layout> {
 /// was: the kernel refuses a new /proc with more rights than the visible one.
 fn make_host_read_only() -> Result<()> {
     let attempt = || "make the host read-only";
-    let writable_proc = statvfs("/proc").is_ok_and(|stat| !stat.flags().contains(FsFlags::ST_RDONLY));
+    let writable_proc =
+        statvfs("/proc").is_ok_and(|stat| !stat.flags().contains(FsFlags::ST_RDONLY));
     match set_flags(Path::new("/"), Flags::ALL, Flags::NONE, true) {
         Err(error) if is_missing_call(&error) => make_each_read_only(),
         other => other,
@@ -104,10 +114,16 @@ fn make_each_read_only() -> io::Result<()> {
             Ok(()) => {}
             // A later mount covers it, so no process reaches it.
             Err(error)
-                if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL | libc::EACCES)) => {}
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::ENOENT | libc::EINVAL | libc::EACCES)
+                ) => {}
             // The server of this mount is dead, so the mount can be neither read nor written.
             Err(error)
-                if matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED | libc::EIO)) => {}
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::ENOTCONN | libc::ECONNABORTED | libc::EIO)
+                ) => {}
             Err(error) => return Err(error),
         }
     }
@@ -176,7 +192,10 @@ fn sources(plan: &Layout) -> Result<HashMap<PathBuf, Source>> {
         }
     }
     if let Some(terminal) = terminal::path() {
-        sources.insert("/dev/console".into(), Source::open(&terminal).attempt(|| "open the terminal")?);
+        sources.insert(
+            "/dev/console".into(),
+            Source::open(&terminal).attempt(|| "open the terminal")?,
+        );
     }
     Ok(sources)
 }
@@ -193,8 +212,10 @@ impl View {
     fn build(mut self, spec: &Spec, plan: &Layout) -> Result<()> {
         for (path, kind) in &plan.mounts {
             self.mount(path, *kind).map_err(|error| {
-                let error =
-                    Error::io(format!("mount '{}' in the view of the command", path.display()), &error);
+                let error = Error::io(
+                    format!("mount '{}' in the view of the command", path.display()),
+                    &error,
+                );
                 error.kind(Kind::CannotMount)
             })?;
         }
@@ -254,8 +275,16 @@ impl View {
         let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
         let options = "newinstance,ptmxmode=0666,mode=620";
         // Terminals belong to the group tty (5), if our user namespace maps that id.
-        match mount(Some("devpts"), &pts, Some("devpts"), flags, Some(format!("{options},gid=5").as_str())) {
-            Err(Errno::EINVAL) => mount(Some("devpts"), &pts, Some("devpts"), flags, Some(options))?,
+        match mount(
+            Some("devpts"),
+            &pts,
+            Some("devpts"),
+            flags,
+            Some(format!("{options},gid=5").as_str()),
+        ) {
+            Err(Errno::EINVAL) => {
+                mount(Some("devpts"), &pts, Some("devpts"), flags, Some(options))?
+            }
             other => other?,
         }
         Ok(())
@@ -302,7 +331,8 @@ impl View {
         if !writable {
             return Ok(());
         }
-        let clear = Flags { read_only: source.was_writable, nodev: source.is_device, nosuid: false };
+        let clear =
+            Flags { read_only: source.was_writable, nodev: source.is_device, nosuid: false };
         change(path, Flags::NONE, clear)
     }
 }
@@ -311,7 +341,12 @@ impl View {
 /// directory, which is still writable.
 fn hide(path: &Path) -> io::Result<bool> {
     let about = match fs::metadata(path) {
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::EACCES)) => {
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::ENOENT | libc::ENOTDIR | libc::EACCES)
+            ) =>
+        {
             return Ok(false);
         }
         other => other?,
@@ -385,7 +420,9 @@ fn mount_tmpfs(path: &Path, options: &str) -> io::Result<()> {
 /// The names and targets of the symlinks in a directory.
 fn links_in(dir: &Path) -> Vec<(OsString, PathBuf)> {
     let listed = fs::read_dir(dir).into_iter().flatten().flatten();
-    listed.filter_map(|entry| Some((entry.file_name(), fs::read_link(entry.path()).ok()?))).collect()
+    listed
+        .filter_map(|entry| Some((entry.file_name(), fs::read_link(entry.path()).ok()?)))
+        .collect()
 }
 
 /// Makes a directory and its missing ancestors. They can be missing only in an empty directory of
@@ -419,8 +456,10 @@ mod tests {
             for made in ["base", "store", "home/.ssh", "home/.config"] {
                 fs::create_dir_all(root.join(made)).unwrap();
             }
-            let _socket = std::os::unix::net::UnixListener::bind(root.join("store/control")).unwrap();
-            for (file, text) in [("store/format", "1"), ("home/.ssh/id", "key"), ("home/.netrc", "password")]
+            let _socket =
+                std::os::unix::net::UnixListener::bind(root.join("store/control")).unwrap();
+            for (file, text) in
+                [("store/format", "1"), ("home/.ssh/id", "key"), ("home/.netrc", "password")]
             {
                 fs::write(root.join(file), text).unwrap();
             }
@@ -453,8 +492,9 @@ mod tests {
                 fs::write(path, "x").unwrap();
             }
             assert_eq!(fs::read_to_string(README).unwrap(), "here");
-            let names =
-                |path: &Path| fs::read_dir(path).unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>();
+            let names = |path: &Path| {
+                fs::read_dir(path).unwrap().map(|e| e.unwrap().file_name()).collect::<Vec<_>>()
+            };
             assert_eq!(names(&root.join("home/.ssh")), [""; 0]);
             assert_eq!(fs::read_to_string(root.join("home/.netrc")).unwrap(), "");
             fs::write(root.join("home/.config/x"), "as on the host").unwrap();

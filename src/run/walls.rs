@@ -18,8 +18,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use landlock::{
-    ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, LandlockStatus, PathBeneath, PathFd, Ruleset,
-    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
+    ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, LandlockStatus, PathBeneath, PathFd,
+    Ruleset, RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, setrlimit};
@@ -73,16 +73,23 @@ impl Walls {
         match &self.view {
             Some(view) => {
                 let net = if view.own_net { ", net" } else { "" };
-                stand.push(format!("a view of its own (user, mount, pid, ipc, uts{net} namespaces)"));
+                stand.push(format!(
+                    "a view of its own (user, mount, pid, ipc, uts{net} namespaces)"
+                ));
                 if !view.own_proc {
-                    missing.push("the list of processes outside can be read: no new /proc is allowed here");
+                    missing.push(
+                        "the list of processes outside can be read: no new /proc is allowed here",
+                    );
                 }
             }
-            None => missing.push("no namespaces: processes, sockets and /tmp are shared with the host"),
+            None => {
+                missing.push("no namespaces: processes, sockets and /tmp are shared with the host")
+            }
         }
         match self.landlock {
             Some(version) => stand.push(format!("Landlock {version}")),
-            None => missing.push("no Landlock in this kernel, or not allowed here (it needs Linux 5.19)"),
+            None => missing
+                .push("no Landlock in this kernel, or not allowed here (it needs Linux 5.19)"),
         }
         stand.push("a system call filter, no new privileges".to_owned());
         let mut line = format!("confined by {}", stand.join(", "));
@@ -106,7 +113,9 @@ pub(super) fn impose(spec: &Spec, in_view: bool) -> Result<Option<u32>> {
     if let Err(error) = process::new_session_keyring() {
         log::debug!("leave the session keyring: {error}");
     }
-    setrlimit(Resource::RLIMIT_CORE, 0, 0).map_err(io::Error::from).attempt(|| "disable core dumps")?;
+    setrlimit(Resource::RLIMIT_CORE, 0, 0)
+        .map_err(io::Error::from)
+        .attempt(|| "disable core dumps")?;
     drop_capabilities(in_view)?;
     prctl::set_no_new_privs().map_err(io::Error::from).attempt(|| "set no_new_privs")?;
     // The command must not read the memory of this process or reach the host through its open
@@ -115,8 +124,8 @@ pub(super) fn impose(spec: &Spec, in_view: bool) -> Result<Option<u32>> {
         .map_err(io::Error::from)
         .attempt(|| "protect this process from its children")?;
     filter::apply(&spec.allow)?;
-    let landlock =
-        restrict(rules).map_err(|error| Error::new(Kind::Failed, "put up Landlock", error.to_string()))?;
+    let landlock = restrict(rules)
+        .map_err(|error| Error::new(Kind::Failed, "put up Landlock", error.to_string()))?;
     if landlock.is_none() && spec.accept != Accept::View {
         let why = "this kernel has no Landlock, or does not allow it here (it needs Linux 5.19)";
         let hint = "--walls=view runs the command without it";
@@ -150,7 +159,11 @@ fn all_access() -> BitFlags<AccessFs> {
 }
 
 fn device_access() -> BitFlags<AccessFs> {
-    AccessFs::ReadFile | AccessFs::ReadDir | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev
+    AccessFs::ReadFile
+        | AccessFs::ReadDir
+        | AccessFs::WriteFile
+        | AccessFs::Truncate
+        | AccessFs::IoctlDev
 }
 
 fn proc_access() -> BitFlags<AccessFs> {
@@ -201,7 +214,12 @@ fn rules_without_view(spec: &Spec) -> Vec<Allowed> {
 /// Allows `access` at and below `dir` except for the hidden paths. A directory above a hidden path
 /// gets no rule itself, because the rule would also hold below it; so it can be neither listed nor
 /// written. Only its other entries are allowed.
-fn allow_except(dir: &Path, access: BitFlags<AccessFs>, hidden: &[PathBuf], rules: &mut Vec<Allowed>) {
+fn allow_except(
+    dir: &Path,
+    access: BitFlags<AccessFs>,
+    hidden: &[PathBuf],
+    rules: &mut Vec<Allowed>,
+) {
     if hidden.iter().any(|path| dir == path) {
         return;
     }
@@ -283,8 +301,13 @@ pub fn readme(base: &Path, writable: &[PathBuf], hidden: &[PathBuf], net: &Net) 
 
 /// Variables that name sockets of the host, which are hidden. Without the variable a program
 /// notices at once.
-const SOCKETS: &[&str] =
-    &["XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "SSH_AUTH_SOCK", "GPG_AGENT_INFO", "WAYLAND_DISPLAY"];
+const SOCKETS: &[&str] = &[
+    "XDG_RUNTIME_DIR",
+    "DBUS_SESSION_BUS_ADDRESS",
+    "SSH_AUTH_SOCK",
+    "GPG_AGENT_INFO",
+    "WAYLAND_DISPLAY",
+];
 /// Variables that `--env-clear` keeps, besides `LC_*`.
 const PLAIN: &[&str] = &["HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "TZ", "USER"];
 
@@ -300,7 +323,9 @@ pub fn keeps_variable(name: &OsStr, value: &OsStr, clear: bool, shown: &[PathBuf
     }
     let value = value.to_str().unwrap_or_default();
     let path = value.split(['=', ',', ';', ':']).find(|part| part.starts_with('/')).map(Path::new);
-    path.is_some_and(|path| shown.iter().any(|shown| path.starts_with(shown) || shown.starts_with(path)))
+    path.is_some_and(|path| {
+        shown.iter().any(|shown| path.starts_with(shown) || shown.starts_with(path))
+    })
 }
 
 #[cfg(test)]
@@ -361,9 +386,14 @@ mod tests {
     #[test]
     fn the_readme_names_the_writable_and_hidden_paths() {
         let text = readme(Path::new("/repo"), &[], &["/root/.ssh".into()], &Net::None);
-        for part in
-            ["  /repo\n", "  (nothing)\n", "  /root/.ssh\n", "--show PATH", "--bind-rw DIR", "--net none"]
-        {
+        for part in [
+            "  /repo\n",
+            "  (nothing)\n",
+            "  /root/.ssh\n",
+            "--show PATH",
+            "--bind-rw DIR",
+            "--net none",
+        ] {
             assert!(text.contains(part), "{part}");
         }
     }

@@ -198,7 +198,10 @@ impl Changes {
     ///
     /// # Errors
     /// The list cannot be read, or an error of `take`.
-    pub(crate) fn for_each_chunk(&self, mut take: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+    pub(crate) fn for_each_chunk(
+        &self,
+        mut take: impl FnMut(&[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
         let mut at = 0;
         while at < self.0.len {
             let chunk = self.0.read(at, CHUNK)?;
@@ -212,7 +215,11 @@ impl Changes {
     ///
     /// # Errors
     /// The temporary file cannot be written, or an error of `next`.
-    pub(crate) fn receive(&mut self, dir: &Path, mut next: impl FnMut() -> Result<Vec<u8>>) -> Result<()> {
+    pub(crate) fn receive(
+        &mut self,
+        dir: &Path,
+        mut next: impl FnMut() -> Result<Vec<u8>>,
+    ) -> Result<()> {
         let mut spool = Spool::new(dir);
         loop {
             let piece = next()?;
@@ -264,7 +271,8 @@ impl Iter<'_> {
     fn bytes(&mut self, len: usize) -> Result<&[u8]> {
         let missing = len.saturating_sub(self.buffer.len() - self.used);
         if missing > 0 {
-            let more = self.list.read(self.at, missing.max(CHUNK)).attempt(|| "read a list of changes")?;
+            let more =
+                self.list.read(self.at, missing.max(CHUNK)).attempt(|| "read a list of changes")?;
             self.at += more.len() as u64;
             self.buffer.drain(..self.used);
             self.used = 0;
@@ -277,11 +285,14 @@ impl Iter<'_> {
 
     fn read(&mut self) -> Result<Change> {
         let len = self.bytes(4)?.try_into().map_err(|_| malformed("it ends within a change"))?;
-        let len = usize::try_from(u32::from_le_bytes(len)).map_err(|error| malformed(&error.to_string()))?;
+        let len = usize::try_from(u32::from_le_bytes(len))
+            .map_err(|error| malformed(&error.to_string()))?;
         let record: Record = codec::decode(self.bytes(len)?).map_err(|error| malformed(&error))?;
-        let shared = usize::try_from(record.shared).ok().and_then(|len| self.last.as_bytes().get(..len));
+        let shared =
+            usize::try_from(record.shared).ok().and_then(|len| self.last.as_bytes().get(..len));
         let shared = shared.ok_or_else(|| malformed("a path continues none"))?;
-        let path = TreePath::parse(&[shared, &record.rest].concat()).map_err(|_| malformed("a bad path"))?;
+        let path = TreePath::parse(&[shared, &record.rest].concat())
+            .map_err(|_| malformed("a bad path"))?;
         self.last = path.clone();
         Ok(Change { path, ..record.change })
     }
@@ -335,7 +346,9 @@ impl Serialize for Changes {
 }
 
 impl<'de> Deserialize<'de> for Changes {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Changes, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> std::result::Result<Changes, D::Error> {
         let count = u64::deserialize(deserializer)?;
         Ok(Changes(Arc::new(List { count, ..List::default() })))
     }
@@ -371,7 +384,8 @@ mod tests {
     #[test]
     fn a_list_is_read_as_it_was_written() {
         let all = ["", "a", "a/b", "a/bc", "b", "a", "b/long/er"].map(|path| change(path, None));
-        let all = [all.to_vec(), vec![change("x", Some(vec![7; 3 << 20])), change("xy", None)]].concat();
+        let all =
+            [all.to_vec(), vec![change("x", Some(vec![7; 3 << 20])), change("xy", None)]].concat();
         let changes = list(&all);
         assert_eq!((changes.len(), changes.to_vec().unwrap()), (all.len(), all));
         assert!(list(&[]).is_empty() && Changes::default().to_vec().unwrap().is_empty());
@@ -380,7 +394,8 @@ mod tests {
     #[test]
     fn a_list_without_room_for_a_file_is_kept_in_memory() {
         let mut writer = Writer::new(Path::new("/nonexistent"));
-        let all: Vec<Change> = (0..40).map(|n| change(&format!("f{n:02}"), Some(vec![n; 100_000]))).collect();
+        let all: Vec<Change> =
+            (0..40).map(|n| change(&format!("f{n:02}"), Some(vec![n; 100_000]))).collect();
         all.iter().for_each(|change| writer.push(change.clone()).unwrap());
         assert_eq!(writer.finish().to_vec().unwrap(), all);
     }

@@ -66,7 +66,10 @@ struct State {
 }
 
 impl Collector {
-    pub(super) fn start(timeline: &Arc<Timeline>, terms: Arc<Mutex<Terms>>) -> std::io::Result<Collector> {
+    pub(super) fn start(
+        timeline: &Arc<Timeline>,
+        terms: Arc<Mutex<Terms>>,
+    ) -> std::io::Result<Collector> {
         let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
         let fs = timeline.fs();
         let all = {
@@ -77,8 +80,9 @@ impl Collector {
         let grown = Arc::clone(&shared);
         fs.set_growth_notice(every, Some(Box::new(move || grown.wake())));
         let work = Work { timeline: Arc::clone(timeline), terms, shared: Arc::clone(&shared) };
-        let thread =
-            std::thread::Builder::new().name("collector".to_owned()).spawn(move || work.until_the_end())?;
+        let thread = std::thread::Builder::new()
+            .name("collector".to_owned())
+            .spawn(move || work.until_the_end())?;
         Ok(Collector { shared, thread: Some(thread) })
     }
 
@@ -191,7 +195,12 @@ impl Work {
     }
 
     /// Collects if it is time to; none if that cannot be now.
-    fn round(&self, policy: &Policy, spared: &BTreeSet<LayerId>, is_full: bool) -> Option<Collected> {
+    fn round(
+        &self,
+        policy: &Policy,
+        spared: &BTreeSet<LayerId>,
+        is_full: bool,
+    ) -> Option<Collected> {
         let fs = self.timeline.fs();
         let due = self.timeline.is_due(policy, spared, is_full);
         if due == Due::Not {
@@ -210,7 +219,9 @@ impl Work {
             }
             match fs.alone_in_a_moment() {
                 Some(alone) => break alone,
-                None if is_full || Instant::now() >= until || self.shared.is_at_end() => return None,
+                None if is_full || Instant::now() >= until || self.shared.is_at_end() => {
+                    return None;
+                }
                 None => self.shared.pause(),
             }
         };

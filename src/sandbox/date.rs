@@ -66,7 +66,10 @@ mod tests {
         let mut before = civil(-200_000);
         for day in -199_999..200_000 {
             let now = civil(day);
-            assert!(now > before && (1..=12).contains(&now.1) && (1..=31).contains(&now.2), "{now:?}");
+            assert!(
+                now > before && (1..=12).contains(&now.1) && (1..=31).contains(&now.2),
+                "{now:?}"
+            );
             before = now;
         }
     }

@@ -101,7 +101,11 @@ impl Sandbox {
     ///
     /// # Errors
     /// [`Kind::InUse`] for a store that another process holds, a store of another base, damage, or what the host answers.
-    pub fn create_or_open(base: &Path, store: &Path, options: &StoreOptions) -> Result<Arc<Sandbox>> {
+    pub fn create_or_open(
+        base: &Path,
+        store: &Path,
+        options: &StoreOptions,
+    ) -> Result<Arc<Sandbox>> {
         let base = Base::open(base)?;
         let store = if store::exists(store) {
             let moved = home::is_elsewhere(store, &base, options)?;
@@ -299,20 +303,30 @@ impl Sandbox {
                 let mounts = mounts(detach_mounts);
                 let target = self.target(&to)?;
                 if !paths.is_empty() && !paths.iter().any(TreePath::is_root) {
-                    return self.restore_paths(target, &paths, dry_run, mounts).map(Reply::Restored);
+                    return self
+                        .restore_paths(target, &paths, dry_run, mounts)
+                        .map(Reply::Restored);
                 }
                 let description = self.describe(target);
-                self.go_to((OpVerb::Restore, mounts), target, description, dry_run).map(Reply::Restored)
+                self.go_to((OpVerb::Restore, mounts), target, description, dry_run)
+                    .map(Reply::Restored)
             }
             Request::Show { rev, path, offset } => self.show(&rev, &path, offset).map(Reply::Shown),
             Request::Discard { detach_mounts } => {
-                let (target, how) = (self.target(&Rev::Base)?, (OpVerb::Discard, mounts(detach_mounts)));
+                let (target, how) =
+                    (self.target(&Rev::Base)?, (OpVerb::Discard, mounts(detach_mounts)));
                 self.go_to(how, target, self.describe(target), false).map(Reply::Restored)
             }
             Request::History { path } => self.file_history(&path).map(Reply::History),
-            Request::FileDiff { from, to, detail } => self.file_diff(&from, &to, detail).map(Reply::Diff),
-            Request::Undo { path, steps } => self.step(&path, Step::Undo(steps)).map(Reply::Stepped),
-            Request::Redo { path, steps } => self.step(&path, Step::Redo(steps)).map(Reply::Stepped),
+            Request::FileDiff { from, to, detail } => {
+                self.file_diff(&from, &to, detail).map(Reply::Diff)
+            }
+            Request::Undo { path, steps } => {
+                self.step(&path, Step::Undo(steps)).map(Reply::Stepped)
+            }
+            Request::Redo { path, steps } => {
+                self.step(&path, Step::Redo(steps)).map(Reply::Stepped)
+            }
             Request::OpRestore { op, detach_mounts } => {
                 self.restore_operation(op, mounts(detach_mounts)).map(Reply::Restored)
             }
@@ -338,13 +352,15 @@ impl Sandbox {
         };
         let now = self.fs().state();
         let is_advertised = |change: &PathChange| change.what != What::DirTimes;
-        let changed = compare(last.is_none(), &since, &now).and_then(|walk| walk.count_of(is_advertised));
+        let changed =
+            compare(last.is_none(), &since, &now).and_then(|walk| walk.count_of(is_advertised));
         let changed = changed.attempt(|| "compare with the last checkpoint")?;
         let to_apply = match last {
             None => changed,
             Some(_) => {
                 let base = self.timeline.base_state()?;
-                let count = compare(true, &base, &now).and_then(|walk| walk.count_of(is_advertised));
+                let count =
+                    compare(true, &base, &now).and_then(|walk| walk.count_of(is_advertised));
                 count.attempt(|| "compare with the base")?
             }
         };
@@ -373,12 +389,17 @@ impl Sandbox {
     fn base_problems(&self, first: Option<(TreePath, String)>) -> Vec<(TreePath, String)> {
         let mut problems: Vec<_> = first.into_iter().chain(self.fs().base_problems()).collect();
         match self.fs().state().lower.base().mounts_inside() {
-            Ok(mounts) => problems.extend(mounts.into_iter().map(|path| (path, MOUNTED_UPON.to_owned()))),
-            Err(error) => problems.push((TreePath::root(), format!("its mounts cannot be listed: {error}"))),
+            Ok(mounts) => {
+                problems.extend(mounts.into_iter().map(|path| (path, MOUNTED_UPON.to_owned())))
+            }
+            Err(error) => {
+                problems.push((TreePath::root(), format!("its mounts cannot be listed: {error}")))
+            }
         }
         match self.timeline.changed_in_base(PROBLEMS) {
             Ok(changed) => {
-                let known: BTreeSet<TreePath> = problems.iter().map(|(path, _)| path.clone()).collect();
+                let known: BTreeSet<TreePath> =
+                    problems.iter().map(|(path, _)| path.clone()).collect();
                 problems.extend(changed.into_iter().filter(|(path, _)| !known.contains(path)));
             }
             Err(error) => problems.push((TreePath::root(), error.to_string())),
@@ -441,9 +462,14 @@ impl Sandbox {
                 self.sealed_target(id)
             }
             Rev::Name(name) => {
-                let named = |l: &LayerInfo| l.seal.as_ref().is_some_and(|s| s.name.as_ref() == Some(name));
-                let info =
-                    self.timeline.sealed().into_iter().find(named).ok_or_else(|| no_checkpoint(rev))?;
+                let named =
+                    |l: &LayerInfo| l.seal.as_ref().is_some_and(|s| s.name.as_ref() == Some(name));
+                let info = self
+                    .timeline
+                    .sealed()
+                    .into_iter()
+                    .find(named)
+                    .ok_or_else(|| no_checkpoint(rev))?;
                 self.sealed_target(info.header.layer)
             }
             Rev::Now => Err(Error::new(Kind::Usage, "restore '@'", "'@' is the tree as it is now")),
@@ -456,7 +482,9 @@ impl Sandbox {
                 self.timeline.flush()?;
                 Ok(self.fs().state())
             }
-            Rev::Back(_) | Rev::Base | Rev::Id(_) | Rev::Name(_) => self.timeline.state_of(self.target(rev)?),
+            Rev::Back(_) | Rev::Base | Rev::Id(_) | Rev::Name(_) => {
+                self.timeline.state_of(self.target(rev)?)
+            }
         }
     }
 
@@ -526,7 +554,8 @@ impl Sandbox {
             return Ok(Restored { to: description, before: None, undo: None, detached, changes });
         }
         let mut lister = self.lister(Detail::NameStatus);
-        let mut list = |from: &State, to: &State, change: PathChange| lister.take(from, to, &change);
+        let mut list =
+            |from: &State, to: &State, change: PathChange| lister.take(from, to, &change);
         let Replaced { before, undo, detached } =
             self.timeline.replace(verb, target, description.clone(), (mounts, &mut list))?;
         Ok(Restored { to: description, before, undo, detached, changes: lister.finish() })
@@ -561,7 +590,8 @@ impl Sandbox {
         if dry_run {
             self.timeline.flush()?;
             let (now, then) = (self.fs().state(), self.timeline.state_of(target)?);
-            let listed = diff::changes_at(&now, &then, paths).attempt(|| "list what would change")?;
+            let listed =
+                diff::changes_at(&now, &then, paths).attempt(|| "list what would change")?;
             let mut lister = self.lister(Detail::NameStatus);
             listed.iter().try_for_each(|change| lister.take(&now, &then, change))?;
             let changes = lister.finish();
@@ -569,22 +599,38 @@ impl Sandbox {
             return Ok(Restored { to: what, before: None, undo: None, detached, changes });
         }
         let mut lister = self.lister(Detail::NameStatus);
-        let mut list = |from: &State, to: &State, change: PathChange| lister.take(from, to, &change);
-        let Replaced { before, undo, detached } =
-            self.timeline.replace_at(OpVerb::Restore, target, paths, what.clone(), (mounts, &mut list))?;
+        let mut list =
+            |from: &State, to: &State, change: PathChange| lister.take(from, to, &change);
+        let Replaced { before, undo, detached } = self.timeline.replace_at(
+            OpVerb::Restore,
+            target,
+            paths,
+            what.clone(),
+            (mounts, &mut list),
+        )?;
         Ok(Restored { to: what, before, undo, detached, changes: lister.finish() })
     }
 
     fn restore_operation(&self, op: u64, mounts: Mounts) -> Result<Restored> {
         let found = self.operations().into_iter().find(|o| o.op == op).ok_or_else(|| {
-            Error::new(Kind::NoStore, format!("restore operation {op}"), "there is no such operation")
-                .hint("'jailfs op log' lists them")
+            Error::new(
+                Kind::NoStore,
+                format!("restore operation {op}"),
+                "there is no such operation",
+            )
+            .hint("'jailfs op log' lists them")
         })?;
         let target = Target { layer: found.tree, epoch: found.epoch };
         self.go_to((OpVerb::OpRestore, mounts), target, format!("operation {op}"), false)
     }
 
-    fn apply(&self, paths: &[TreePath], dry_run: bool, undo: bool, consent: Consent) -> Result<Applied> {
+    fn apply(
+        &self,
+        paths: &[TreePath],
+        dry_run: bool,
+        undo: bool,
+        consent: Consent,
+    ) -> Result<Applied> {
         let plan = match (undo, dry_run) {
             (false, false) => self.timeline.apply(paths, consent)?,
             (false, true) => self.timeline.plan_apply(paths, consent)?,
@@ -632,7 +678,9 @@ fn more_room(timeline: &Arc<Timeline>, collector: Option<Arc<collector::Shared>>
         let own = weak.upgrade().map_or(Some(0), |timeline| timeline.make_room());
         match (own, &collector) {
             // Whoever tidies up may yet find something, so that there is nothing is known only if both say so.
-            (Some(0) | None, Some(collector)) => collector.ask().filter(|bytes| *bytes > 0 || own.is_some()),
+            (Some(0) | None, Some(collector)) => {
+                collector.ask().filter(|bytes| *bytes > 0 || own.is_some())
+            }
             (own, _) => own,
         }
     })
@@ -700,7 +748,9 @@ impl Lister {
 
 /// Whether a change is one that people are told of.
 fn is_advertised(old: &State, new: &State, change: &PathChange) -> bool {
-    change.what != What::DirTimes && !old.is_in_hidden(&change.old) && !new.is_in_hidden(&change.new)
+    change.what != What::DirTimes
+        && !old.is_in_hidden(&change.old)
+        && !new.is_in_hidden(&change.new)
 }
 
 fn change_of(
@@ -710,7 +760,8 @@ fn change_of(
     detail: Detail,
 ) -> crate::error::FsResult<Change> {
     let (before, after) = (old.kind_and_size(&change.old), new.kind_and_size(&change.new));
-    let size = |of: Option<(FileKind, u64)>| of.filter(|(kind, _)| *kind == FileKind::File).map(|of| of.1);
+    let size =
+        |of: Option<(FileKind, u64)>| of.filter(|(kind, _)| *kind == FileKind::File).map(|of| of.1);
     let text = match detail {
         Detail::NameStatus => None,
         Detail::Stat => patch::text_of(old, new, change, Wanted::Lines)?,
@@ -719,10 +770,12 @@ fn change_of(
     let number = |found: &Found| found.ino();
     let target = match (&change.new, &after) {
         // After an apply a link that only the base has may stand elsewhere by now: it is listed without its target then.
-        (found, Some((FileKind::Symlink, _))) => new.node(found).ok().and_then(|node| match &node.body {
-            Body::Symlink { target } => Some(target.clone()),
-            Body::File { .. } | Body::Dir { .. } | Body::Special => None,
-        }),
+        (found, Some((FileKind::Symlink, _))) => {
+            new.node(found).ok().and_then(|node| match &node.body {
+                Body::Symlink { target } => Some(target.clone()),
+                Body::File { .. } | Body::Dir { .. } | Body::Special => None,
+            })
+        }
         _ => None,
     };
     Ok(Change {

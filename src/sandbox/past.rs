@@ -21,7 +21,9 @@ impl Records {
     }
 
     fn sandbox(&self) -> Result<Arc<Sandbox>> {
-        self.0.upgrade().ok_or_else(|| Error::new(Kind::NoStore, "look at the past", "the sandbox is closed"))
+        self.0
+            .upgrade()
+            .ok_or_else(|| Error::new(Kind::NoStore, "look at the past", "the sandbox is closed"))
     }
 
     fn ask(&self, request: Request) -> Result<Reply> {
@@ -46,7 +48,8 @@ impl Archive for Records {
     }
 
     fn text(&self, which: Text) -> Result<String> {
-        match (which, self.ask(if which == Text::Status { Request::Status } else { Request::Log })?) {
+        match (which, self.ask(if which == Text::Status { Request::Status } else { Request::Log })?)
+        {
             (Text::Status, Reply::Status(status)) => Ok(status_text(&status)),
             (Text::Log, Reply::Log(log)) => Ok(log_text(&log)),
             _ => Err(wrong_answer()),
@@ -82,9 +85,12 @@ fn status_text(status: &Status) -> String {
     lines.push(format!("applied     {} times", status.epoch));
     lines.push(format!("refused     {} ways out", status.refused_count));
     let rollback = status.rollback.iter().flatten();
-    lines.extend(rollback.map(|(path, reason)| format!("not set back {path}: {}", one_line(reason))));
+    lines.extend(
+        rollback.map(|(path, reason)| format!("not set back {path}: {}", one_line(reason))),
+    );
     let problems = status.base_problems.iter();
-    lines.extend(problems.map(|(path, reason)| format!("problem     {path}: {}", one_line(reason))));
+    lines
+        .extend(problems.map(|(path, reason)| format!("problem     {path}: {}", one_line(reason))));
     lines.join("\n") + "\n"
 }
 
@@ -101,7 +107,8 @@ fn log_text(log: &[Checkpoint]) -> String {
 }
 
 fn checkpoint_line(checkpoint: &Checkpoint) -> String {
-    let name = checkpoint.name.as_ref().map(|name| format!(" '{}'", one_line(name))).unwrap_or_default();
+    let name =
+        checkpoint.name.as_ref().map(|name| format!(" '{}'", one_line(name))).unwrap_or_default();
     format!("{}{name}, {}", checkpoint.id, date::utc(checkpoint.time))
 }
 

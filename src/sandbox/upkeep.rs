@@ -85,7 +85,9 @@ impl Sandbox {
         let repaired = fsck::repair(path)?;
         let mut checked = Sandbox::check_store(path, read_data)?;
         // Each once.
-        checked.problems.retain(|problem| !repaired.left.iter().any(|left| left.ends_with(problem)));
+        checked
+            .problems
+            .retain(|problem| !repaired.left.iter().any(|left| left.ends_with(problem)));
         checked.problems.extend(repaired.left);
         Ok(Checked { repaired: repaired.done, ..checked })
     }
@@ -120,7 +122,8 @@ impl Sandbox {
 
     /// All states that there are now stay, until [`Sandbox::spare_nothing`].
     pub fn spare_all_states(&self) {
-        self.terms.lock().spared = self.timeline.sealed().iter().map(|info| info.header.layer).collect();
+        self.terms.lock().spared =
+            self.timeline.sealed().iter().map(|info| info.header.layer).collect();
     }
 
     /// Remembers what there is now besides the tree, for [`Sandbox::rewind_to`].
@@ -167,7 +170,11 @@ impl Sandbox {
         let parent = self.timeline.parent();
         let collected = self.timeline.gc(keep, dry_run)?;
         Ok(Collected {
-            dropped: collected.dropped.iter().filter_map(|info| super::checkpoint_of(info, parent)).collect(),
+            dropped: collected
+                .dropped
+                .iter()
+                .filter_map(|info| super::checkpoint_of(info, parent))
+                .collect(),
             layers: collected.layers,
             bytes: collected.bytes,
             store_bytes: self.timeline.store().disk_usage(),
@@ -206,7 +213,10 @@ pub(super) struct Housekeeper {
 
 impl Housekeeper {
     /// Starts them, with what there is to do at a start.
-    pub(super) fn start(timeline: &Arc<Timeline>, terms: Arc<Mutex<Terms>>) -> std::io::Result<Housekeeper> {
+    pub(super) fn start(
+        timeline: &Arc<Timeline>,
+        terms: Arc<Mutex<Terms>>,
+    ) -> std::io::Result<Housekeeper> {
         let of_thread = Arc::clone(timeline);
         let dedup = Worker::start("dedup", move |shared| {
             if let Err(error) = sys::process::set_nice(NICE) {
@@ -216,8 +226,12 @@ impl Housekeeper {
                 if let Err(error) = of_thread.dedup(&|| shared.rest(of_thread.fs())) {
                     log::warn!("content that is there already is kept twice: {error}");
                 }
-                if let Err(error) = of_thread.pack(Effort::WhereItPays, &|| shared.rest(of_thread.fs())) {
-                    log::warn!("older layers are not put together, and work on as they are: {error}");
+                if let Err(error) =
+                    of_thread.pack(Effort::WhereItPays, &|| shared.rest(of_thread.fs()))
+                {
+                    log::warn!(
+                        "older layers are not put together, and work on as they are: {error}"
+                    );
                 }
                 // Old states were read for all this, and by whoever woke us.
                 if sys::memory::trim() {
@@ -314,10 +328,14 @@ struct Work {
 const MOMENT: Duration = Duration::from_millis(1100);
 
 impl Worker {
-    fn start(name: &str, body: impl FnOnce(&Arc<Shared>) + Send + 'static) -> std::io::Result<Worker> {
+    fn start(
+        name: &str,
+        body: impl FnOnce(&Arc<Shared>) + Send + 'static,
+    ) -> std::io::Result<Worker> {
         let shared = Arc::new(Shared::default());
         let of_thread = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(move || body(&of_thread))?;
+        let thread =
+            std::thread::Builder::new().name(name.to_owned()).spawn(move || body(&of_thread))?;
         Ok(Worker { shared, thread: Some(thread) })
     }
 }

@@ -32,7 +32,12 @@ impl Sandbox {
     }
 
     /// What differs between two versions of files, or between one and a file as it is.
-    pub(super) fn file_diff(&self, from: &FileRev, to: &FileRev, detail: Detail) -> Result<Changes> {
+    pub(super) fn file_diff(
+        &self,
+        from: &FileRev,
+        to: &FileRev,
+        detail: Detail,
+    ) -> Result<Changes> {
         let ((old_state, old), (new_state, new)) = (self.file_state(from)?, self.file_state(to)?);
         let attempt = || format!("compare {from} with {to}");
         let what = match (old.ino(), new.ino()) {
@@ -69,7 +74,8 @@ impl Sandbox {
         if let Some(version) = self.fs().version(&rev.path, number) {
             return Ok(version);
         }
-        let known = self.fs().versions(&rev.path).into_iter().any(|version| version.number == number);
+        let known =
+            self.fs().versions(&rev.path).into_iter().any(|version| version.number == number);
         // A version of it is that there was no file.
         if known {
             return Ok((self.fs().state(), Found::Nothing(None)));

@@ -187,7 +187,8 @@ pub(super) fn heads(dir: &StoreDir) -> Result<Vec<String>> {
     if dir.list(|name| (name == DIR).then_some(()))?.is_empty() {
         return Ok(Vec::new());
     }
-    let is_log = |name: &str| !name.starts_with('.') && !name.ends_with(".new") && !name.ends_with(".bad");
+    let is_log =
+        |name: &str| !name.starts_with('.') && !name.ends_with(".new") && !name.ends_with(".bad");
     dir.dir(DIR)?.list(|name| is_log(name).then(|| name.to_owned()))
 }
 
@@ -207,7 +208,8 @@ pub(super) fn read(dir: &StoreDir, head: &str, trust: &Trust) -> Result<Option<R
     let (end, count) = (contents.end, contents.records.len() as u64);
     let mut starts = vec![0];
     starts.extend(contents.records.iter().map(|(_, end)| *end));
-    let records: Vec<EditsLogRecord> = contents.records.into_iter().map(|(record, _)| record).collect();
+    let records: Vec<EditsLogRecord> =
+        contents.records.into_iter().map(|(record, _)| record).collect();
     let last = records.iter().rev().find_map(|record| match record {
         EditsLogRecord::Opened { writer } => Some(*writer),
         _ => None,
@@ -285,7 +287,8 @@ impl EditsLog {
             return Ok(Recorded::default());
         };
         let (end, count) = (recorded.end, recorded.records.len() as u64);
-        self.standing = if recorded.rebooted { Standing::Stale } else { Standing::Untouched(end, count) };
+        self.standing =
+            if recorded.rebooted { Standing::Stale } else { Standing::Untouched(end, count) };
         self.synced = count == 0;
         Ok(recorded)
     }
@@ -293,7 +296,8 @@ impl EditsLog {
     fn set_aside(&mut self) -> Result<()> {
         let dir = self.dir()?;
         let bad = format!("{}.bad", self.head);
-        disk::rename(&dir, &self.head, &bad).attempt(|| format!("set {} aside", dir.show(&self.head)))?;
+        disk::rename(&dir, &self.head, &bad)
+            .attempt(|| format!("set {} aside", dir.show(&self.head)))?;
         self.standing = Standing::Untouched(0, 0);
         Ok(())
     }
@@ -344,7 +348,11 @@ impl EditsLog {
 
     /// Appends a record, with one write. A log that must be written anew is, from `all`, which says the record, too. Whether the
     /// numbers of records began anew.
-    pub fn append(&mut self, record: &EditsLogRecord, all: impl FnOnce() -> Vec<EditsLogRecord>) -> bool {
+    pub fn append(
+        &mut self,
+        record: &EditsLogRecord,
+        all: impl FnOnce() -> Vec<EditsLogRecord>,
+    ) -> bool {
         let appended = match &mut self.standing {
             Standing::Failed => return false,
             Standing::Stale => self.try_rewrite(all()).map(|()| true),
@@ -375,7 +383,9 @@ impl EditsLog {
 
     fn fail(&mut self, error: &crate::error::Error) {
         if !self.told {
-            log::warn!("{error}; the history of single files is kept in memory only until that works again");
+            log::warn!(
+                "{error}; the history of single files is kept in memory only until that works again"
+            );
         }
         self.told = true;
         self.standing = Standing::Failed;
@@ -406,7 +416,8 @@ impl EditsLog {
         for record in all {
             log.append(&record)?;
         }
-        disk::rename(&dir, &temp, &self.head).attempt(|| format!("publish {}", dir.show(&self.head)))?;
+        disk::rename(&dir, &temp, &self.head)
+            .attempt(|| format!("publish {}", dir.show(&self.head)))?;
         self.whole = log.len();
         self.standing = Standing::Open(log);
         Ok(())
@@ -417,7 +428,10 @@ impl EditsLog {
     ///
     /// # Errors
     /// When the log can neither be written nor removed: then nothing may go.
-    pub fn begin_secure(&mut self, all: impl FnOnce() -> Vec<EditsLogRecord>) -> Result<Option<LogSync>> {
+    pub fn begin_secure(
+        &mut self,
+        all: impl FnOnce() -> Vec<EditsLogRecord>,
+    ) -> Result<Option<LogSync>> {
         if matches!(self.standing, Standing::Stale | Standing::Failed) && !self.rewrite(all()) {
             // Removing takes no room.
             let dir = self.dir()?;

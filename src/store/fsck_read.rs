@@ -22,8 +22,8 @@ use crate::store::ledger::Known;
 use crate::store::record::{HeadRecord, HoldsRecord, IdentityRecord, OpRecord};
 use crate::store::volatile;
 use crate::store::{
-    BaseRecord, HEADS_LOG, HOLDS, IDENTITIES, check_format, content, head_names, published, read_base,
-    read_one, read_trust,
+    BaseRecord, HEADS_LOG, HOLDS, IDENTITIES, check_format, content, head_names, published,
+    read_base, read_one, read_trust,
 };
 use crate::types::{ByteRange, LayerId};
 
@@ -148,18 +148,30 @@ impl Inspect {
     ///
     /// # Errors
     /// As pread(2).
-    pub fn damaged_blocks(&self, layer: LayerId, sums: &Checksums, ranges: &[ByteRange]) -> Result<Vec<u64>> {
+    pub fn damaged_blocks(
+        &self,
+        layer: LayerId,
+        sums: &Checksums,
+        ranges: &[ByteRange],
+    ) -> Result<Vec<u64>> {
         let (Some(pool), _) = self.pool(layer)? else { return Ok(Vec::new()) };
-        checksums::damaged(&pool, sums, ranges).attempt(|| format!("read {}", self.show(layer, POOL)))
+        checksums::damaged(&pool, sums, ranges)
+            .attempt(|| format!("read {}", self.show(layer, POOL)))
     }
 
     /// Bytes in `ranges` of a pool that are held against no checksum.
     ///
     /// # Errors
     /// As lseek(2).
-    pub fn without_sum(&self, layer: LayerId, sums: &Checksums, ranges: &[ByteRange]) -> Result<u64> {
+    pub fn without_sum(
+        &self,
+        layer: LayerId,
+        sums: &Checksums,
+        ranges: &[ByteRange],
+    ) -> Result<u64> {
         let (Some(pool), _) = self.pool(layer)? else { return Ok(0) };
-        checksums::unknown(&pool, sums, ranges).attempt(|| format!("read {}", self.show(layer, POOL)))
+        checksums::unknown(&pool, sums, ranges)
+            .attempt(|| format!("read {}", self.show(layer, POOL)))
     }
 
     /// Keeps everybody else from opening the store.
@@ -199,7 +211,8 @@ impl Inspect {
     /// Damage, with file and offset.
     pub fn ops(&self) -> Result<Vec<(u64, OpRecord)>> {
         let bytes = self.dir.read(HEADS_LOG)?.unwrap_or_default();
-        let (contents, given_up) = log::read_numbered::<OpRecord>(&bytes, &self.dir.show(HEADS_LOG))?;
+        let (contents, given_up) =
+            log::read_numbered::<OpRecord>(&bytes, &self.dir.show(HEADS_LOG))?;
         let numbered = contents.records.into_iter().enumerate();
         Ok(numbered.map(|(at, (op, _))| (given_up + at as u64 + 1, op)).collect())
     }
@@ -218,8 +231,9 @@ impl Inspect {
     /// As readdir(3); each log has its own: damage, with file and offset.
     pub fn histories(&self) -> Result<Vec<(String, Result<Recorded>)>> {
         let heads = edits_log::heads(&self.dir)?;
-        let read =
-            |head: &String| edits_log::read(&self.dir, head, &self.trust).map(Option::unwrap_or_default);
+        let read = |head: &String| {
+            edits_log::read(&self.dir, head, &self.trust).map(Option::unwrap_or_default)
+        };
         Ok(heads.iter().map(|head| (edits_log::show(&self.dir, head), read(head))).collect())
     }
 
@@ -234,13 +248,16 @@ impl Inspect {
     ) -> Result<Vec<Error>> {
         let Some(known) = &self.ledger else { return Ok(Vec::new()) };
         // What cannot be read is told elsewhere.
-        let operations = self.ops().map_or(u64::MAX, |ops| ops.last().map_or(0, |(number, _)| *number));
+        let operations =
+            self.ops().map_or(u64::MAX, |ops| ops.last().map_or(0, |(number, _)| *number));
         let bytes = self.dir.read(IDENTITIES)?.unwrap_or_default();
         let numbers = log::read_torn::<IdentityRecord>(&bytes, IDENTITIES)
             .map_or(u64::MAX, |torn| torn.contents.records.len() as u64);
         let published = published(&self.dir, &self.dir.dir("heads")?, &self.layers.packs)?;
         let mut sealed = unread.clone();
-        sealed.extend(layers.clone().filter(|info| info.seal.is_some()).map(|info| info.header.layer));
+        sealed.extend(
+            layers.clone().filter(|info| info.seal.is_some()).map(|info| info.header.layer),
+        );
         let found = Known { sealed, operations, numbers, published, ..Known::default() };
         let show = |name: &str| self.dir.show(name);
         let mut missing = known.missing(&found, &show);

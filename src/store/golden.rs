@@ -17,7 +17,9 @@ use crate::store::content::remap::{PackedRun, RemapRecord};
 use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, Version};
 use crate::store::io::codec::{decode, encode};
 use crate::store::io::writer::Writer;
-use crate::types::{BaseMark, ByteRange, Epoch, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath};
+use crate::types::{
+    BaseMark, ByteRange, Epoch, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath,
+};
 
 const SEVEN: Writer = Writer::new([7; 16], u64::from_le_bytes([7; 8]));
 
@@ -75,8 +77,12 @@ fn records_of_a_journal() {
     let seal = Seal { name: Some("green".into()), message: "m".into(), time: T, automatic: false };
     let image = |node| PreImage { path: path(), node };
     let source = Source::Pool { layer: LayerId(9), offset: 4096 };
-    let pre =
-        PreNode { ino: Ino(5), host: 5, node: node(file()), extents: vec![(ByteRange::at(0, 300), source)] };
+    let pre = PreNode {
+        ino: Ino(5),
+        host: 5,
+        node: node(file()),
+        extents: vec![(ByteRange::at(0, 300), source)],
+    };
     let edits = |edit| Record::Edits(vec![edit]);
     let ino = Ino(1 << 48);
     hold(&[
@@ -94,7 +100,11 @@ fn records_of_a_journal() {
             "00070106046d61696e01030305",
         ),
         (
-            Record::Header(Header { parent: None, kind: LayerKind::Lands(LayerId(5)), ..header.clone() }),
+            Record::Header(Header {
+                parent: None,
+                kind: LayerKind::Lands(LayerId(5)),
+                ..header.clone()
+            }),
             "000700046d61696e0104050305",
         ),
         (
@@ -111,14 +121,20 @@ fn records_of_a_journal() {
             "020100fd0000000000000100fba481fbe803640100030503050305010106757365722e780176010103612f62",
         ),
         (
-            edits(Edit::Put { ino, node: Box::new(node(Body::Symlink { target: b"../x".to_vec() })) }),
+            edits(Edit::Put {
+                ino,
+                node: Box::new(node(Body::Symlink { target: b"../x".to_vec() })),
+            }),
             "020100fd0000000000000100fba481fbe803640100030503050305010106757365722e78017602042e2e2f78",
         ),
         (
             edits(Edit::Put { ino, node: Box::new(node(Body::Special)) }),
             "020100fd0000000000000100fba481fbe803640100030503050305010106757365722e78017603",
         ),
-        (edits(Edit::Meta { ino, meta: meta() }), "020101fd0000000000000100fba481fbe803640100030503050305"),
+        (
+            edits(Edit::Meta { ino, meta: meta() }),
+            "020101fd0000000000000100fba481fbe803640100030503050305",
+        ),
         (
             edits(Edit::Xattr { ino, name: b"user.x".to_vec(), value: Some(b"v".to_vec()) }),
             "020102fd000000000000010006757365722e78010176",
@@ -129,10 +145,17 @@ fn records_of_a_journal() {
             "020104fd0000000000000100fb0010fb0020010009fb0010",
         ),
         (
-            edits(Edit::Map { ino, range: ByteRange::at(0, 1), to: Some(Source::Base { offset: 70_000 }) }),
+            edits(Edit::Map {
+                ino,
+                range: ByteRange::at(0, 1),
+                to: Some(Source::Base { offset: 70_000 }),
+            }),
             "020104fd000000000000010000010101fc70110100",
         ),
-        (edits(Edit::Map { ino, range: ByteRange::at(0, 1), to: None }), "020104fd0000000000000100000100"),
+        (
+            edits(Edit::Map { ino, range: ByteRange::at(0, 1), to: None }),
+            "020104fd0000000000000100000100",
+        ),
         (
             edits(Edit::Dentry {
                 dir: Ino::ROOT,
@@ -228,7 +251,10 @@ fn records_of_the_versions_of_files() {
         ino: Ino(9),
         node: node(file()),
         epoch: Epoch(2),
-        extents: vec![(ByteRange { start: 0, end: 300 }, Source::Pool { layer: LayerId(7), offset: 4096 })],
+        extents: vec![(
+            ByteRange { start: 0, end: 300 },
+            Source::Pool { layer: LayerId(7), offset: 4096 },
+        )],
     };
     let version = |how| Version { time: T, how, content: Some(Arc::new(content.clone())) };
     let nothing = Version { time: T, how: How::Undone, content: None };
@@ -260,8 +286,15 @@ fn records_of_the_versions_of_files() {
         ),
         (EditsLogRecord::SyncFailed, "0b"),
     ]);
-    let ways =
-        [How::Written, How::Truncated, How::Replaced, How::Removed, How::Moved, How::Restored, How::Undone];
+    let ways = [
+        How::Written,
+        How::Truncated,
+        How::Replaced,
+        How::Removed,
+        How::Moved,
+        How::Restored,
+        How::Undone,
+    ];
     for (tag, how) in ways.into_iter().enumerate() {
         assert_eq!(encode(&how).unwrap(), [tag as u8]);
     }

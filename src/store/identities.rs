@@ -34,7 +34,11 @@ pub struct Identities {
 
 impl Identities {
     /// Takes the records of `log`. `root` is (device, host number) of the base's root.
-    pub fn new(log: Log<IdentityRecord>, records: Vec<IdentityRecord>, root: (u64, u64)) -> Identities {
+    pub fn new(
+        log: Log<IdentityRecord>,
+        records: Vec<IdentityRecord>,
+        root: (u64, u64),
+    ) -> Identities {
         let mut new = Identities {
             log,
             root,
@@ -127,7 +131,8 @@ impl Identities {
         known: &BTreeMap<Ino, (u64, u64)>,
         taken: BTreeSet<Ino>,
     ) -> Vec<IdentityRecord> {
-        let mut records = vec![IdentityRecord::Reserved(Ino(self.reserved)), IdentityRecord::Root(mark)];
+        let mut records =
+            vec![IdentityRecord::Reserved(Ino(self.reserved)), IdentityRecord::Root(mark)];
         let named = |(&ino, &(dev, host)): (&Ino, &(u64, u64))| IdentityRecord::Named {
             dev: self.device(dev),
             host,
@@ -135,7 +140,8 @@ impl Identities {
         };
         records.extend(known.iter().map(named));
         let taken: BTreeSet<Ino> = taken.into_iter().chain(self.taken.iter().copied()).collect();
-        let free = taken.into_iter().filter(|ino| *ino < Ino::OWN_RANGE && !known.contains_key(ino));
+        let free =
+            taken.into_iter().filter(|ino| *ino < Ino::OWN_RANGE && !known.contains_key(ino));
         records.extend(free.map(IdentityRecord::Taken));
         records
     }
@@ -169,7 +175,11 @@ impl Identities {
             return Ok(*ino);
         }
         let natural = Ino(host);
-        if dev == 0 && host > Ino::ROOT.0 && natural < Ino::OWN_RANGE && !self.taken.contains(&natural) {
+        if dev == 0
+            && host > Ino::ROOT.0
+            && natural < Ino::OWN_RANGE
+            && !self.taken.contains(&natural)
+        {
             return Ok(natural);
         }
         let ino = self.fresh()?;
@@ -252,7 +262,8 @@ mod tests {
     use std::sync::Arc;
 
     fn new(records: Vec<IdentityRecord>) -> Identities {
-        let log = Log::append_to(Arc::new(tempfile::tempfile().unwrap()), "t".into(), 0, 0).unwrap();
+        let log =
+            Log::append_to(Arc::new(tempfile::tempfile().unwrap()), "t".into(), 0, 0).unwrap();
         Identities::new(log, records, (5, 100))
     }
 
@@ -294,7 +305,8 @@ mod tests {
             ids.name(5, 2000 + round % 2, Ino(7 + round % 3)).unwrap();
             ids.name(6, 50, ours).unwrap();
         }
-        let before: Vec<Ino> = [(5, 2000), (5, 2001), (6, 50)].map(|(d, h)| ids.of(d, h).unwrap()).into();
+        let before: Vec<Ino> =
+            [(5, 2000), (5, 2001), (6, 50)].map(|(d, h)| ids.of(d, h).unwrap()).into();
         let mut again = new(ids.worth_rewriting().unwrap());
         assert!(again.worth_rewriting().is_none());
         assert_eq!(before, [(5, 2000), (5, 2001), (6, 50)].map(|(d, h)| again.of(d, h).unwrap()));

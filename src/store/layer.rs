@@ -157,14 +157,20 @@ pub(super) fn read(layers: &Layers, layer: LayerId, trust: &Trust) -> Result<Lay
 }
 
 /// Reads the journal or the index of a layer.
-pub(super) fn read_file(layers: &Layers, layer: LayerId, name: &str, trust: &Trust) -> Result<LayerContents> {
+pub(super) fn read_file(
+    layers: &Layers,
+    layer: LayerId,
+    name: &str,
+    trust: &Trust,
+) -> Result<LayerContents> {
     let what = layers.show(layer, name);
     let missing = || Error::damage(format!("read {what}"), "the file is missing");
     let bytes = layers.open_log(layer, name)?.ok_or_else(missing)?;
     let (mut frames, marks) = read_frames(bytes, &what)?;
     let noted = (name == JOURNAL).then(|| trust.failed.get(&layer)).flatten();
-    let noted =
-        noted.and_then(|synced| usize::try_from(*synced).ok()).map(|synced| synced.min(frames.count()));
+    let noted = noted
+        .and_then(|synced| usize::try_from(*synced).ok())
+        .map(|synced| synced.min(frames.count()));
     let failed = marks.sync_failed().or(noted);
     let is_cut_off = failed.is_some() || marks.is_of_another_writer(trust);
     // Below the head only what a restore left behind that was cut off was never sealed, and so perhaps never synced.
@@ -187,7 +193,10 @@ pub(super) fn read_file(layers: &Layers, layer: LayerId, name: &str, trust: &Tru
     };
     frames.truncate(trusted);
     let Some(Record::Header(header)) = frames.records_from(0).next().transpose()? else {
-        return Err(Error::damage(format!("read {what} at offset 0"), "the first record is not a header"));
+        return Err(Error::damage(
+            format!("read {what} at offset 0"),
+            "the first record is not a header",
+        ));
     };
     if header.layer != layer {
         return Err(Error::damage(
@@ -260,7 +269,8 @@ impl Marks {
 
     /// How many records were synced before a sync failed, if one failed since somebody last began to write.
     fn sync_failed(&self) -> Option<usize> {
-        let says = |record: &&Record| matches!(record, Record::SyncFailed(_) | Record::Opened { .. });
+        let says =
+            |record: &&Record| matches!(record, Record::SyncFailed(_) | Record::Opened { .. });
         self.behind.iter().rfind(says).map_or(self.failed, failed_at)
     }
 
@@ -313,7 +323,10 @@ pub(super) fn packed_info(layers: &Layers, packed: &Packed) -> Result<LayerInfo>
     let found = frames::outline_of(&packed.journal)?;
     let Some((header, compact, seal)) = found.and_then(|found| sealed(layer, found)) else {
         let what = layers.show(layer, JOURNAL);
-        return Err(Error::damage(format!("read {what}"), "it is not the journal of a sealed layer"));
+        return Err(Error::damage(
+            format!("read {what}"),
+            "it is not the journal of a sealed layer",
+        ));
     };
     let besides = layers.besides_packed(packed)?;
     Ok(LayerInfo::new(header, Some(seal), compact, packed.journal.len() as u64, besides))
@@ -454,7 +467,18 @@ impl Upper {
         let pool = PoolWriter::new(layer, pool).attempt(|| format!("stat {}", dir.show(POOL)))?;
         let (synced, notes) = (journal.count(), by.clone());
         let (in_doubt, changed, failed) = (false, false, false);
-        Ok(Upper { layer, journal, pool, durable, pool_probe, synced, in_doubt, changed, failed, notes })
+        Ok(Upper {
+            layer,
+            journal,
+            pool,
+            durable,
+            pool_probe,
+            synced,
+            in_doubt,
+            changed,
+            failed,
+            notes,
+        })
     }
 
     /// Goes on writing to a layer that was read.
@@ -478,7 +502,8 @@ impl Upper {
         let mut journal = Log::append_to(journal, dir.show(JOURNAL), contents.frames.end(), count)?;
         // Of what the process before wrote, nothing may be lost with something behind it kept: see `can_be_torn`.
         if durable && (contents.synced as u64) < count {
-            let synced = disk::sync(&journal.file()).map_err(|error| journal.witness().judge(error));
+            let synced =
+                disk::sync(&journal.file()).map_err(|error| journal.witness().judge(error));
             if let Err(Unsynced::Lost(_)) = &synced {
                 // What is lost would be found by the next start, which would be told that all is well.
                 journal.end_with(&Record::SyncFailed(contents.synced as u64));
@@ -493,7 +518,18 @@ impl Upper {
         let pool = PoolWriter::new(layer, pool).attempt(|| format!("stat {}", dir.show(POOL)))?;
         let (synced, changed) = (contents.synced as u64, contents.is_changed);
         let (in_doubt, failed, notes) = (false, false, by.clone());
-        Ok(Upper { layer, journal, pool, durable, pool_probe, synced, in_doubt, changed, failed, notes })
+        Ok(Upper {
+            layer,
+            journal,
+            pool,
+            durable,
+            pool_probe,
+            synced,
+            in_doubt,
+            changed,
+            failed,
+            notes,
+        })
     }
 
     /// Its number.
@@ -701,7 +737,8 @@ mod tests {
 
     #[test]
     fn after_a_power_cut_records_without_their_bytes_are_not_trusted() {
-        let records = [Record::Opened { writer: ONE }, map(), Record::Synced, resize(), map(), resize()];
+        let records =
+            [Record::Opened { writer: ONE }, map(), Record::Synced, resize(), map(), resize()];
         let trusted = |records: &[Record]| {
             let (frames, marks) =
                 read_frames(LogBytes::Memory(log::frames(records.iter()).unwrap()), "").unwrap();
@@ -759,7 +796,9 @@ mod tests {
             let found = read(&layers, LayerId(1), &trust(TWO, LayerId(2)));
             match is_sealed {
                 true => assert_eq!(found.err().map(|e| e.kind), Some(crate::error::Kind::Damage)),
-                false => assert_eq!(records(&found.unwrap()), [Record::Opened { writer: ONE }, resize()]),
+                false => {
+                    assert_eq!(records(&found.unwrap()), [Record::Opened { writer: ONE }, resize()])
+                }
             }
         }
     }
@@ -790,7 +829,11 @@ mod tests {
         assert!(synced.is_err() && upper.is_failed() && upper.check().is_err());
         let trust = trust(ONE, LayerId(0));
         let found = read(&layers, LayerId(1), &trust).unwrap();
-        assert_eq!(records(&found), [Record::Opened { writer: ONE }], "what was not synced is not believed");
+        assert_eq!(
+            records(&found),
+            [Record::Opened { writer: ONE }],
+            "what was not synced is not believed"
+        );
     }
 
     #[test]
@@ -809,7 +852,11 @@ mod tests {
             records(&read(&layers, LayerId(1), &trust).unwrap()).len()
         };
         assert_eq!(records_with(BTreeMap::new()), 4, "the journal alone looks whole");
-        assert_eq!(records_with(notes(&layers).read()), 3, "opened, the first change, the mark behind it");
+        assert_eq!(
+            records_with(notes(&layers).read()),
+            3,
+            "opened, the first change, the mark behind it"
+        );
         notes(&layers).forget();
     }
 
@@ -821,10 +868,18 @@ mod tests {
         let mut upper = begin(&layers);
         let forged = log::frame(&Record::SyncFailed(1), 3).unwrap();
         let with = |value: Vec<u8>| {
-            Record::Edits(vec![Edit::Xattr { ino: Ino(9), name: b"user.a".to_vec(), value: Some(value) }])
+            Record::Edits(vec![Edit::Xattr {
+                ino: Ino(9),
+                name: b"user.a".to_vec(),
+                value: Some(value),
+            }])
         };
-        let refused = upper.record(&with([b"before".to_vec(), forged.clone(), b"behind".to_vec()].concat()));
-        assert_eq!(refused.err().and_then(|error| error.errno), Some(nix::errno::Errno::EINVAL as i32));
+        let refused =
+            upper.record(&with([b"before".to_vec(), forged.clone(), b"behind".to_vec()].concat()));
+        assert_eq!(
+            refused.err().and_then(|error| error.errno),
+            Some(nix::errno::Errno::EINVAL as i32)
+        );
         upper.record(&with(forged.split_last().unwrap().1.to_vec())).unwrap();
         upper.record(&with(vec![0; 1000])).unwrap();
         // A number that no frame can have by then is not believed by those who read it.
@@ -850,9 +905,13 @@ mod tests {
             let frame = log::frame(&Record::SyncFailed(1), n).unwrap();
             String::from_utf8([b"before".to_vec(), frame, b"behind".to_vec()].concat()).ok()
         });
-        let seal = |message: String| Seal { name: None, message, time: clock::now(), automatic: false };
+        let seal =
+            |message: String| Seal { name: None, message, time: clock::now(), automatic: false };
         let refused = upper.seal(seal(forged.unwrap()), &|| false);
-        assert_eq!(refused.err().and_then(|error| error.errno), Some(nix::errno::Errno::EINVAL as i32));
+        assert_eq!(
+            refused.err().and_then(|error| error.errno),
+            Some(nix::errno::Errno::EINVAL as i32)
+        );
         upper.seal(seal("another message".to_owned()), &|| false).unwrap();
         let trust = trust(TWO, LayerId(0));
         assert!(read(&layers, LayerId(1), &trust).unwrap().info.seal.is_some());
@@ -871,7 +930,11 @@ mod tests {
         let reopen = || Upper::reopen(&layers.dir, &contents(), &notes(&layers), true);
         assert!(crate::sys::failpoint::with("fail:store.sync:1:ENOSPC", reopen).is_err());
         let journal = layers.dir_of(LayerId(1)).unwrap();
-        assert_eq!(journal.size(JOURNAL).unwrap(), Some(length), "nothing is lost, and nothing was written");
+        assert_eq!(
+            journal.size(JOURNAL).unwrap(),
+            Some(length),
+            "nothing is lost, and nothing was written"
+        );
         // The host would answer by now that all is well, and would not have what was to be synced.
         assert!(crate::sys::failpoint::with("fail:store.sync:1:EIO", reopen).is_err());
         assert_eq!(
@@ -880,7 +943,10 @@ mod tests {
             "what was not synced is not believed"
         );
         drop(reopen().unwrap());
-        assert_eq!(records(&contents()), [Record::Opened { writer: ONE }, Record::Opened { writer: ONE }]);
+        assert_eq!(
+            records(&contents()),
+            [Record::Opened { writer: ONE }, Record::Opened { writer: ONE }]
+        );
     }
 
     #[test]
@@ -895,7 +961,11 @@ mod tests {
         upper.journal_synced(&work);
         let trust = trust(TWO, LayerId(0));
         let after_cut = records(&read(&layers, LayerId(1), &trust).unwrap());
-        assert_eq!(after_cut, [Record::Opened { writer: ONE }, map()], "the synced one, and not the next");
+        assert_eq!(
+            after_cut,
+            [Record::Opened { writer: ONE }, map()],
+            "the synced one, and not the next"
+        );
         upper.record(&map()).unwrap();
         let rest = upper.begin_sync().unwrap();
         upper.pool_synced(&rest).unwrap();

@@ -67,7 +67,9 @@ impl Lowered {
 
     /// Whether this can be what came of the other, or of something less.
     fn is_within(&self, noted: &Lowered) -> bool {
-        self.parent <= noted.parent && self.automatic >= noted.automatic && self.collected >= noted.collected
+        self.parent <= noted.parent
+            && self.automatic >= noted.automatic
+            && self.collected >= noted.collected
     }
 }
 
@@ -92,7 +94,9 @@ impl Known {
             LedgerRecord::Lowered(layer, to) => drop(self.lowered.insert(*layer, *to)),
             LedgerRecord::Operations(count) => self.operations = *count,
             LedgerRecord::Numbers(count) => self.numbers = *count,
-            LedgerRecord::Published(name, number) => drop(self.published.insert(name.clone(), *number)),
+            LedgerRecord::Published(name, number) => {
+                self.published.insert(name.clone(), *number);
+            }
         }
     }
 
@@ -104,7 +108,8 @@ impl Known {
             LedgerRecord::Numbers(self.numbers),
         ];
         let published = self.published.iter();
-        records.extend(published.map(|(name, number)| LedgerRecord::Published(name.clone(), *number)));
+        records
+            .extend(published.map(|(name, number)| LedgerRecord::Published(name.clone(), *number)));
         records.extend(self.lowered.iter().map(|(layer, to)| LedgerRecord::Lowered(*layer, *to)));
         records
     }
@@ -120,8 +125,10 @@ impl Known {
     pub fn is_older(&self, info: &LayerInfo, show: &dyn Fn(&str) -> String) -> Option<Error> {
         let layer = info.header.layer;
         let noted = self.lowered.get(&layer)?;
-        let is_older =
-            info.seal.as_ref().is_some_and(|seal| !Lowered::of(&info.header, seal).is_within(noted));
+        let is_older = info
+            .seal
+            .as_ref()
+            .is_some_and(|seal| !Lowered::of(&info.header, seal).is_within(noted));
         let why = "it is an older copy: what it says was given up";
         is_older.then(|| lost(show, &format!("layers/{:08}/journal", layer.0), why))
     }
@@ -147,9 +154,10 @@ impl Known {
                 format!("layer {layer} was sealed, and neither this file nor a pack has its seal"),
             )
         }));
-        for (name, had, has) in
-            [("heads.log", self.operations, found.operations), ("identities", self.numbers, found.numbers)]
-        {
+        for (name, had, has) in [
+            ("heads.log", self.operations, found.operations),
+            ("identities", self.numbers, found.numbers),
+        ] {
             if has < had {
                 errors.push(lost(show, name, format!("it has {has} records, and had {had}")));
             }
@@ -159,8 +167,9 @@ impl Known {
 }
 
 fn lost(show: &dyn Fn(&str) -> String, name: &str, why: impl Into<String>) -> Error {
-    Error::damage(format!("read {}", show(name)), why)
-        .hint("only if the file 'ledger' is an older copy itself: remove it, the store begins a new one")
+    Error::damage(format!("read {}", show(name)), why).hint(
+        "only if the file 'ledger' is an older copy itself: remove it, the store begins a new one",
+    )
 }
 
 /// The ledger of an open store.
@@ -200,7 +209,8 @@ impl Store {
     /// Begins to keep the ledger. `read` is what was found of it, and `found` is what there is. Of that only the seals
     /// below the head are known to survive a power cut: the process before may have been killed before it synced the rest.
     pub(super) fn keep_ledger(&self, read: Option<(Known, u64, u64)>, found: Known) {
-        let below_head: BTreeSet<LayerId> = found.sealed.range(..self.trust.torn_from).copied().collect();
+        let below_head: BTreeSet<LayerId> =
+            found.sealed.range(..self.trust.torn_from).copied().collect();
         let place = read.as_ref().map(|(_, end, count)| (*end, *count));
         let mut known = read.map(|(known, ..)| known).unwrap_or_default();
         let log = match place {
@@ -213,7 +223,8 @@ impl Store {
                 self.publish_log(LEDGER, 0, known.records().iter())
             }
         };
-        let log = log.inspect_err(|error| ::log::warn!("{error}; missing files may not be noticed"));
+        let log =
+            log.inspect_err(|error| ::log::warn!("{error}; missing files may not be noticed"));
         *self.ledger.lock() = Ledger { log: log.ok(), known, last: found.published };
         self.note_sealed(below_head.into_iter().collect());
     }
@@ -239,7 +250,8 @@ impl Store {
         ledger.known.note(record);
         let durable = self.durable;
         let written = ledger.log.as_mut().is_some_and(|log| {
-            let written = log.append(record).and_then(|()| if durable { log.sync() } else { Ok(()) });
+            let written =
+                log.append(record).and_then(|()| if durable { log.sync() } else { Ok(()) });
             written.inspect_err(|error| ::log::warn!("{error}; the ledger is removed")).is_ok()
         });
         if written {
@@ -284,7 +296,8 @@ impl Store {
 
     /// Says in the ledger how many numbers of nodes are on the disk, if that can be told now.
     pub(super) fn note_numbers(&self) {
-        let Some(count) = self.identities.try_lock().map(|identities| identities.synced_count()) else {
+        let Some(count) = self.identities.try_lock().map(|identities| identities.synced_count())
+        else {
             return;
         };
         if count > self.ledger.lock().known.numbers {
@@ -305,7 +318,10 @@ mod tests {
             LedgerRecord::Operations(7),
             LedgerRecord::Numbers(4),
             LedgerRecord::Published("holds".to_owned(), 2),
-            LedgerRecord::Lowered(LayerId(3), Lowered { parent: None, automatic: true, collected: false }),
+            LedgerRecord::Lowered(
+                LayerId(3),
+                Lowered { parent: None, automatic: true, collected: false },
+            ),
             LedgerRecord::Published(PACKS.to_owned(), 5),
         ] {
             known.note(&record);

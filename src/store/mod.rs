@@ -173,7 +173,8 @@ pub fn mark_of(path: &Path) -> Result<Option<BaseMark>> {
     let dir = StoreDir::open(path)?;
     check_format(&dir)?;
     let bytes = dir.read(IDENTITIES)?.unwrap_or_default();
-    let records = io::log::read_torn::<IdentityRecord>(&bytes, &dir.show(IDENTITIES))?.contents.records;
+    let records =
+        io::log::read_torn::<IdentityRecord>(&bytes, &dir.show(IDENTITIES))?.contents.records;
     Ok(records.into_iter().rev().find_map(|(record, _)| match record {
         IdentityRecord::Root(mark) => Some(mark),
         IdentityRecord::Reserved(_) | IdentityRecord::Named { .. } => None,
@@ -192,7 +193,9 @@ fn check_format(dir: &StoreDir) -> Result<u32> {
     let Some(text) = dir.read("format")? else {
         return Err(Error::new(Kind::NoStore, attempt(), "this directory is not a jailfs store"));
     };
-    if let Some(known) = (FORMAT..=FORMAT_WITH_CELLS).find(|known| text == format_text(*known).as_bytes()) {
+    if let Some(known) =
+        (FORMAT..=FORMAT_WITH_CELLS).find(|known| text == format_text(*known).as_bytes())
+    {
         return Ok(known);
     }
     let number = text
@@ -202,7 +205,9 @@ fn check_format(dir: &StoreDir) -> Result<u32> {
         Some(number) if number > u64::from(FORMAT_WITH_CELLS) => Error::new(
             Kind::Failed,
             attempt(),
-            format!("the store has format {number}, this jailfs knows formats 1 to {FORMAT_WITH_CELLS}"),
+            format!(
+                "the store has format {number}, this jailfs knows formats 1 to {FORMAT_WITH_CELLS}"
+            ),
         )
         .hint("use the newer jailfs that wrote it"),
         _ => Error::damage(attempt(), "the file 'format' does not name a format"),
@@ -230,7 +235,8 @@ fn head_names(heads: &StoreDir) -> Result<Vec<String>> {
 /// The layers that the heads name, as far as these can be read.
 fn tops(heads: &StoreDir) -> Result<BTreeSet<LayerId>> {
     let names = head_names(heads)?;
-    let records = names.iter().filter_map(|name| read_one::<HeadRecord>(heads, name).ok().flatten());
+    let records =
+        names.iter().filter_map(|name| read_one::<HeadRecord>(heads, name).ok().flatten());
     Ok(records.map(|head| head.layer).collect())
 }
 
@@ -240,11 +246,15 @@ fn read_one<T: serde::de::DeserializeOwned>(dir: &StoreDir, name: &str) -> Resul
 }
 
 /// The same, with the number of the frame.
-fn read_numbered<T: serde::de::DeserializeOwned>(dir: &StoreDir, name: &str) -> Result<Option<(T, u64)>> {
+fn read_numbered<T: serde::de::DeserializeOwned>(
+    dir: &StoreDir,
+    name: &str,
+) -> Result<Option<(T, u64)>> {
     let Some(bytes) = dir.read(name)? else { return Ok(None) };
     let damage = |why| Error::damage(format!("read {}", dir.show(name)), why);
     let (contents, number) = io::log::read_numbered::<T>(&bytes, &dir.show(name))?;
-    let (record, _) = contents.records.into_iter().next().ok_or_else(|| damage("no whole record"))?;
+    let (record, _) =
+        contents.records.into_iter().next().ok_or_else(|| damage("no whole record"))?;
     if contents.torn > 0 {
         return Err(damage("something stands behind its record"));
     }
@@ -298,7 +308,9 @@ fn take_lock(dir: &StoreDir) -> Result<Flock<File>> {
             )
             .hint("wait for it to end; if it serves a mount, 'jailfs status' there says more, and 'jailfs umount MNT' ends it"))
         }
-        Err((_, errno)) => Err(std::io::Error::from(errno)).attempt(|| format!("lock {}", dir.show("lock"))),
+        Err((_, errno)) => {
+            Err(std::io::Error::from(errno)).attempt(|| format!("lock {}", dir.show("lock")))
+        }
     }
 }
 
@@ -337,7 +349,8 @@ fn open_ops(dir: &StoreDir) -> Result<Ops> {
     let (contents, given_up) = io::log::read_numbered::<OpRecord>(&bytes, &dir.show(HEADS_LOG))?;
     let records: Vec<OpRecord> = contents.records.into_iter().map(|r| r.0).collect();
     let file = Arc::new(dir.file(HEADS_LOG, true)?);
-    let log = Log::append_to(file, dir.show(HEADS_LOG), contents.end, given_up + records.len() as u64)?;
+    let log =
+        Log::append_to(file, dir.show(HEADS_LOG), contents.end, given_up + records.len() as u64)?;
     Ok(Ops { log, records, given_up })
 }
 
@@ -363,7 +376,12 @@ impl Store {
     ///
     /// # Errors
     /// When the directory is not empty, or as the calls it is made of.
-    pub fn create(path: &Path, base_path: &[u8], root: (u64, u64), options: StoreOptions) -> Result<Store> {
+    pub fn create(
+        path: &Path,
+        base_path: &[u8],
+        root: (u64, u64),
+        options: StoreOptions,
+    ) -> Result<Store> {
         std::fs::DirBuilder::new()
             .recursive(true)
             .create(path)
@@ -447,7 +465,9 @@ impl Store {
         }
         let ledger = ledger::read(&dir)?;
         let newest = layers.packs.newest();
-        let lost = ledger.as_ref().and_then(|(known, ..)| known.missing_pack(newest, &|name| dir.show(name)));
+        let lost = ledger
+            .as_ref()
+            .and_then(|(known, ..)| known.missing_pack(newest, &|name| dir.show(name)));
         if let Some(error) = lost {
             return Err(error);
         }
@@ -475,19 +495,22 @@ impl Store {
         let next_layer = (last + 1).max(layers.packs.next_layer());
         // A layer whose making was cut off has no header yet, and nothing refers to it; its number stays used.
         let tops = tops(&dir.make_dir("heads")?)?;
-        let holds = read_one::<HoldsRecord>(&dir, HOLDS)?.map_or_else(BTreeSet::new, |record| record.layers);
+        let holds = read_one::<HoldsRecord>(&dir, HOLDS)?
+            .map_or_else(BTreeSet::new, |record| record.layers);
         let named: BTreeSet<LayerId> =
             ops.records.iter().filter_map(|op| op.tree).chain(holds.iter().copied()).collect();
         for (id, error) in newborn {
             let is_parent = catalog.values().any(|info| info.header.parent == Some(id));
             // What gc took stays named, and its journal is removed; it is never empty.
-            let is_emptied = named.contains(&id) && layers.dir_of(id)?.size(layer::JOURNAL)?.is_some();
+            let is_emptied =
+                named.contains(&id) && layers.dir_of(id)?.size(layer::JOURNAL)?.is_some();
             if is_parent || tops.contains(&id) || is_emptied || must_be.contains(&id) {
                 return Err(error);
             }
         }
         let named = named.into_iter().chain(must_be).collect();
-        Evidence { tops: &tops, named }.check(&catalog, |layer| layers.show(layer, layer::JOURNAL))?;
+        Evidence { tops: &tops, named }
+            .check(&catalog, |layer| layers.show(layer, layer::JOURNAL))?;
         let heads = dir.dir("heads")?;
         let found = Known {
             sealed: catalog
@@ -632,12 +655,15 @@ impl Store {
             state.next_layer += 1;
             LayerId(id)
         };
-        let header = Header { layer, parent, head: head.to_owned(), epoch, kind, time: clock::now() };
-        let upper = Upper::create(&self.layers.dir, header.clone(), &self.failed_syncs, self.durable)
-            .map_err(|e| e.during(format!("create layer {layer}")))?;
+        let header =
+            Header { layer, parent, head: head.to_owned(), epoch, kind, time: clock::now() };
+        let upper =
+            Upper::create(&self.layers.dir, header.clone(), &self.failed_syncs, self.durable)
+                .map_err(|e| e.during(format!("create layer {layer}")))?;
         let mut state = self.state.lock();
         let bytes = upper.journal_len();
-        let besides = Besides { summed: false, mapped: false, index: None, packed: false, hole: None };
+        let besides =
+            Besides { summed: false, mapped: false, index: None, packed: false, hole: None };
         state.catalog.insert(layer, LayerInfo::new(header, None, false, bytes, besides));
         state.contents.put(layer, Arc::new(Content::of_upper(Arc::clone(upper.pool.file()))));
         Ok(upper)
@@ -665,7 +691,8 @@ impl Store {
         }
         let dir = self.layers.dir_of(layer)?;
         for name in [layer::POOL, layer::JOURNAL] {
-            io::disk::sync(&dir.file(name, false)?).attempt(|| format!("sync {}", dir.show(name)))?;
+            io::disk::sync(&dir.file(name, false)?)
+                .attempt(|| format!("sync {}", dir.show(name)))?;
         }
         Ok(())
     }
@@ -739,7 +766,9 @@ impl Store {
     pub fn continued(&self, head: &str, top: LayerId) -> Option<LayerId> {
         let state = self.state.lock();
         let mut above = state.catalog.values().filter(|l| {
-            l.header.parent == Some(top) && l.header.head == head && l.header.kind == LayerKind::Continues
+            l.header.parent == Some(top)
+                && l.header.head == head
+                && l.header.kind == LayerKind::Continues
         });
         above.next_back().map(|l| l.header.layer)
     }
@@ -776,7 +805,11 @@ impl Store {
     /// The log of heads, oldest first, each with its number.
     pub fn ops(&self) -> Vec<(u64, OpRecord)> {
         let ops = self.ops.lock();
-        ops.records.iter().enumerate().map(|(at, op)| (ops.given_up + at as u64 + 1, op.clone())).collect()
+        ops.records
+            .iter()
+            .enumerate()
+            .map(|(at, op)| (ops.given_up + at as u64 + 1, op.clone()))
+            .collect()
     }
 
     /// Gives up all but the last records of the log of heads, if there are so many that it pays. The others keep their numbers.
@@ -816,7 +849,8 @@ impl Store {
         }
         // An empty log would not tell by which number it goes on.
         let (from, to) = if kept == 0 { (count - 1, count) } else { (0, kept) };
-        let records: Vec<OpRecord> = ops.records.iter().skip(from).take(to - from).cloned().collect();
+        let records: Vec<OpRecord> =
+            ops.records.iter().skip(from).take(to - from).cloned().collect();
         let given_up = ops.given_up + from as u64;
         self.lower_ledger(&LedgerRecord::Operations(given_up + records.len() as u64))?;
         let log = self
@@ -869,14 +903,16 @@ impl Store {
     ) -> Result<Log<T>> {
         let temp = format!("{name}.new");
         self.dir.remove(&temp)?;
-        let mut log = Log::append_to(Arc::new(self.dir.file(&temp, true)?), self.dir.show(name), 0, first)?;
+        let mut log =
+            Log::append_to(Arc::new(self.dir.file(&temp, true)?), self.dir.show(name), 0, first)?;
         for record in records {
             log.append(record)?;
         }
         if self.durable {
             log.sync()?;
         }
-        io::disk::rename(&self.dir, &temp, name).attempt(|| format!("publish {}", self.dir.show(name)))?;
+        io::disk::rename(&self.dir, &temp, name)
+            .attempt(|| format!("publish {}", self.dir.show(name)))?;
         // From here on it is the log, whatever fails: what is appended to the other one nobody will read.
         if self.durable
             && let Err(error) = self.dir.sync()
@@ -889,11 +925,14 @@ impl Store {
 
     /// Bytes that the store takes on disk.
     pub fn disk_usage(&self) -> u64 {
-        let chunks =
-            self.dir.file(dedup::chunks::CHUNKS, false).and_then(|f| f.metadata().attempt(String::new));
+        let chunks = self
+            .dir
+            .file(dedup::chunks::CHUNKS, false)
+            .and_then(|f| f.metadata().attempt(String::new));
         let (_, packs) = self.layers.packs.space();
         // Nobody who reads waits for it.
-        let layers: u64 = self.with_directories().into_iter().map(|layer| self.layer_usage(layer)).sum();
+        let layers: u64 =
+            self.with_directories().into_iter().map(|layer| self.layer_usage(layer)).sum();
         layers + packs + chunks.map_or(0, |about| about.blocks() * 512)
     }
 

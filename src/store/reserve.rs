@@ -34,9 +34,12 @@ impl Store {
     /// Finds the reserve that is there, or begins one.
     pub(super) fn begin_reserve(&self) {
         let free = self.free_bytes();
-        let found =
-            self.dir.file(RESERVE, true).and_then(|file| file.metadata().attempt(|| "look at the reserve"));
-        let kept = found.map_or(0, |about| if about.blocks() * 512 >= about.len() { about.len() } else { 0 });
+        let found = self
+            .dir
+            .file(RESERVE, true)
+            .and_then(|file| file.metadata().attempt(|| "look at the reserve"));
+        let kept = found
+            .map_or(0, |about| if about.blocks() * 512 >= about.len() { about.len() } else { 0 });
         *self.reserve.lock() = Reserve { wanted: (free / PART).clamp(LEAST, MOST).max(kept), kept };
         self.keep_reserve();
     }

@@ -99,7 +99,8 @@ fn in_bounding_set(number: u32) -> bool {
 
 fn drop_from_bounding_set(number: u32) -> io::Result<()> {
     // SAFETY: PR_CAPBSET_DROP takes a number and touches no memory (PR_CAPBSET_DROP(2const)).
-    let result = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(number), 0, 0, 0) };
+    let result =
+        unsafe { libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(number), 0, 0, 0) };
     Errno::result(result)?;
     Ok(())
 }
@@ -107,7 +108,8 @@ fn drop_from_bounding_set(number: u32) -> io::Result<()> {
 fn clear_ambient() -> io::Result<()> {
     // SAFETY: PR_CAP_AMBIENT_CLEAR_ALL takes numbers and touches no memory
     // (PR_CAP_AMBIENT(2const)).
-    let result = unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) };
+    let result =
+        unsafe { libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0) };
     match Errno::result(result) {
         // Before Linux 4.3 there are no ambient capabilities.
         Ok(_) | Err(Errno::EINVAL) => Ok(()),

@@ -34,7 +34,10 @@ const NAME_OFFSET: usize = 19;
 /// # Errors
 /// Those of getdents64(2): EBADF for an `O_PATH` descriptor, ENOTDIR, ENOENT for a removed
 /// directory.
-pub fn for_each<Fd: AsFd>(fd: Fd, mut each: impl FnMut(&[u8], u64, Option<FileKind>)) -> io::Result<()> {
+pub fn for_each<Fd: AsFd>(
+    fd: Fd,
+    mut each: impl FnMut(&[u8], u64, Option<FileKind>),
+) -> io::Result<()> {
     let mut buffer = vec![0u8; BUFFER];
     loop {
         let filled = getdents(&fd, &mut buffer)?;
@@ -123,12 +126,16 @@ mod tests {
         for i in 0..5000 {
             let name = format!("{i:0>200}");
             let file = std::fs::File::create(dir.path().join(&name)).unwrap();
-            expected.insert(name.into_bytes(), (file.metadata().unwrap().ino(), Some(FileKind::File)));
+            expected
+                .insert(name.into_bytes(), (file.metadata().unwrap().ino(), Some(FileKind::File)));
         }
         for name in [&b"\xff\n"[..], &[b'x'; 255], b"..."] {
             let path = dir.path().join(OsStr::from_bytes(name));
             std::fs::create_dir(&path).unwrap();
-            expected.insert(name.to_vec(), (std::fs::metadata(&path).unwrap().ino(), Some(FileKind::Dir)));
+            expected.insert(
+                name.to_vec(),
+                (std::fs::metadata(&path).unwrap().ino(), Some(FileKind::Dir)),
+            );
         }
         std::os::unix::fs::symlink("nowhere", dir.path().join("link")).unwrap();
         let ino = std::fs::symlink_metadata(dir.path().join("link")).unwrap().ino();

@@ -167,7 +167,10 @@ mod rules {
                     .ok_or_else(|| format!("no failpoint is called '{name}'"))?,
             };
             let count = words.next().unwrap_or_default();
-            let nth = count.trim_end_matches('+').parse().map_err(|_| format!("not a number: '{count}'"))?;
+            let nth = count
+                .trim_end_matches('+')
+                .parse()
+                .map_err(|_| format!("not a number: '{count}'"))?;
             let action = match (verb, words.next()) {
                 ("kill", None) => Action::Kill,
                 ("fail", Some(name)) => Action::Fail(errno(name).ok_or_else(|| text.to_owned())?),
@@ -188,7 +191,9 @@ mod rules {
 
     fn of_process() -> &'static Mutex<Vec<Rule>> {
         static RULES: OnceLock<Mutex<Vec<Rule>>> = OnceLock::new();
-        RULES.get_or_init(|| Mutex::new(parse(&std::env::var("JAILFS_FAILPOINTS").unwrap_or_default())))
+        RULES.get_or_init(|| {
+            Mutex::new(parse(&std::env::var("JAILFS_FAILPOINTS").unwrap_or_default()))
+        })
     }
 
     thread_local! {
@@ -225,7 +230,9 @@ mod rules {
         if begun.is_ok() {
             begun = follow(&mut of_process().lock(), failpoint);
         }
-        TRACE.with_borrow_mut(|trace| trace.iter_mut().for_each(|all| all.push((failpoint, begun.is_err()))));
+        TRACE.with_borrow_mut(|trace| {
+            trace.iter_mut().for_each(|all| all.push((failpoint, begun.is_err())))
+        });
         begun
     }
 
@@ -241,7 +248,8 @@ mod rules {
                 }
                 Action::Fail(errno) => return Err(io::Error::from(*errno)),
                 Action::Log(path) => {
-                    let mut file = std::fs::OpenOptions::new().append(true).create(true).open(path)?;
+                    let mut file =
+                        std::fs::OpenOptions::new().append(true).create(true).open(path)?;
                     writeln!(file, "{}", failpoint.name())?;
                 }
             }
@@ -251,7 +259,10 @@ mod rules {
 
     /// A change of the disk that was made. Files and directories are known by their inode numbers.
     #[derive(Clone, Debug)]
-    #[expect(missing_docs, reason = "the fields are the arguments of the call that each variant names")]
+    #[expect(
+        missing_docs,
+        reason = "the fields are the arguments of the call that each variant names"
+    )]
     pub enum Change {
         /// A file was opened, and made if it was not there.
         Open { dir: u64, name: String, ino: u64 },

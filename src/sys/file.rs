@@ -33,8 +33,9 @@ pub fn pread_nowait<Fd: AsFd>(fd: Fd, buffer: &mut [u8], offset: u64) -> io::Res
     let part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     // SAFETY: preadv2(2) writes at most `iov_len` bytes to the one buffer, which is that long and
     // borrowed mutably.
-    let result =
-        unsafe { libc::preadv2(fd.as_fd().as_raw_fd(), &raw const part, 1, offset, libc::RWF_NOWAIT) };
+    let result = unsafe {
+        libc::preadv2(fd.as_fd().as_raw_fd(), &raw const part, 1, offset, libc::RWF_NOWAIT)
+    };
     match Errno::result(result) {
         Ok(read) => Ok(Some(usize::try_from(read).unwrap_or(0))),
         Err(Errno::EAGAIN | Errno::EOPNOTSUPP | Errno::EINTR | Errno::ENOSYS) => Ok(None),
@@ -73,8 +74,9 @@ pub fn pwrite_full(file: &File, buffer: &[u8], offset: u64) -> io::Result<()> {
 /// # Errors
 /// Those of sync_file_range(2): EBADF for an `O_PATH` descriptor, ESPIPE for a special file.
 pub fn sync_file_range_all<Fd: AsFd>(fd: Fd) -> io::Result<()> {
-    let flags =
-        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE
+        | libc::SYNC_FILE_RANGE_WRITE
+        | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     // SAFETY: sync_file_range(2) takes numbers only; the descriptor is borrowed for the call.
     Errno::result(unsafe { libc::sync_file_range(fd.as_fd().as_raw_fd(), 0, 0, flags) })?;
     Ok(())
@@ -86,7 +88,8 @@ pub fn sync_file_range_all<Fd: AsFd>(fd: Fd) -> io::Result<()> {
 /// EOPNOTSUPP, EXDEV or EINVAL if the filesystem does not support it. The caller then copies.
 pub fn clone_range<From: AsFd, To: AsFd>(from: From, to: To) -> io::Result<()> {
     // SAFETY: ioctl_ficlone(2) takes two descriptors, both borrowed for the call, and no memory.
-    let result = unsafe { libc::ioctl(to.as_fd().as_raw_fd(), libc::FICLONE, from.as_fd().as_raw_fd()) };
+    let result =
+        unsafe { libc::ioctl(to.as_fd().as_raw_fd(), libc::FICLONE, from.as_fd().as_raw_fd()) };
     Errno::result(result)?;
     Ok(())
 }
@@ -254,13 +257,19 @@ pub fn statx_in<Fd: AsFd>(dir: Fd, name: &Name) -> io::Result<Option<libc::statx
     statx_at(dir.as_fd(), &name, flags, libc::STATX_BASIC_STATS | libc::STATX_MNT_ID)
 }
 
-fn statx_at(fd: BorrowedFd<'_>, name: &CStr, flags: i32, mask: u32) -> io::Result<Option<libc::statx>> {
+fn statx_at(
+    fd: BorrowedFd<'_>,
+    name: &CStr,
+    flags: i32,
+    mask: u32,
+) -> io::Result<Option<libc::statx>> {
     let mut attributes = std::mem::MaybeUninit::<libc::statx>::zeroed();
     // SAFETY: statx(2) fills the structure, for which all zeros are a valid value, and only reads
     // the name, which ends with NUL.
     let attributes = unsafe {
         let flags = flags | libc::AT_STATX_DONT_SYNC;
-        let result = libc::statx(fd.as_raw_fd(), name.as_ptr(), flags, mask, attributes.as_mut_ptr());
+        let result =
+            libc::statx(fd.as_raw_fd(), name.as_ptr(), flags, mask, attributes.as_mut_ptr());
         Errno::result(result)?;
         attributes.assume_init()
     };
@@ -306,7 +315,11 @@ mod tests {
         pwrite_full(&file, &[7; 10_000], 5).unwrap();
         let mut buffer = vec![1; 20_000];
         assert_eq!(pread_full(&file, &mut buffer, 0).unwrap(), 10_005);
-        assert!(buffer[..5] == [0; 5] && buffer[5..10_005].iter().all(|&b| b == 7) && buffer[10_005] == 1);
+        assert!(
+            buffer[..5] == [0; 5]
+                && buffer[5..10_005].iter().all(|&b| b == 7)
+                && buffer[10_005] == 1
+        );
         assert_eq!(pread_full(&file, &mut buffer, 10_005).unwrap(), 0);
         sync_file_range_all(&file).unwrap();
     }
@@ -324,7 +337,10 @@ mod tests {
         assert_eq!(seek_data(&file, 1 << 16).unwrap(), Some(2 << 16));
         assert_eq!(seek_data(&file, 4 << 16).unwrap(), None);
         let (before, behind) = (ByteRange::at(0, 1 << 16), ByteRange::at(2 << 16, 1 << 16));
-        assert_eq!(data_in(&file, ByteRange { start: 0, end: u64::MAX }).unwrap(), [before, behind]);
+        assert_eq!(
+            data_in(&file, ByteRange { start: 0, end: u64::MAX }).unwrap(),
+            [before, behind]
+        );
         assert_eq!(data_in(&file, ByteRange::at(5, 7)).unwrap(), [ByteRange::at(5, 7)]);
         assert_eq!(data_in(&file, ByteRange::at(1 << 16, 1 << 16)).unwrap(), []);
         assert_eq!(next_data(&file, ByteRange::at(1 << 16, 2 << 16)).unwrap(), Some(behind));
@@ -366,7 +382,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let fd = nix::fcntl::open(dir.path(), OFlag::O_PATH, Mode::empty()).unwrap();
         let (a, b) = (Name::new(b"a").unwrap(), Name::new(b"b").unwrap());
-        let write = |name: &Name| std::fs::write(dir.path().join(name.as_os_str()), name.as_bytes()).unwrap();
+        let write = |name: &Name| {
+            std::fs::write(dir.path().join(name.as_os_str()), name.as_bytes()).unwrap()
+        };
         let read = |name: &Name| std::fs::read(dir.path().join(name.as_os_str())).unwrap();
         write(&a);
         write(&b);

@@ -33,7 +33,8 @@ const OF_FILES: [(u32, char); 11] = [
 pub fn get<Fd: AsFd>(file: Fd) -> io::Result<u32> {
     let mut flags: libc::c_int = 0;
     // SAFETY: FS_IOC_GETFLAGS writes one int, although its number speaks of a long (ioctl_iflags(2)).
-    let result = unsafe { libc::ioctl(file.as_fd().as_raw_fd(), libc::FS_IOC_GETFLAGS, &raw mut flags) };
+    let result =
+        unsafe { libc::ioctl(file.as_fd().as_raw_fd(), libc::FS_IOC_GETFLAGS, &raw mut flags) };
     match Errno::result(result) {
         Ok(_) => Ok(flags.cast_unsigned()),
         Err(Errno::ENOTTY | Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL) => Ok(0),
@@ -44,7 +45,8 @@ pub fn get<Fd: AsFd>(file: Fd) -> io::Result<u32> {
 fn set<Fd: AsFd>(file: Fd, flags: u32) -> io::Result<()> {
     let flags: libc::c_int = flags.cast_signed();
     // SAFETY: FS_IOC_SETFLAGS reads one int; the descriptor is borrowed for the call.
-    let result = unsafe { libc::ioctl(file.as_fd().as_raw_fd(), libc::FS_IOC_SETFLAGS, &raw const flags) };
+    let result =
+        unsafe { libc::ioctl(file.as_fd().as_raw_fd(), libc::FS_IOC_SETFLAGS, &raw const flags) };
     Errno::result(result)?;
     Ok(())
 }

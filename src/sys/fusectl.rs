@@ -69,12 +69,14 @@ impl Connection {
 /// Mounts the control filesystem at no path.
 fn view() -> io::Result<OwnedFd> {
     // SAFETY: fsopen(2) reads the name, which ends with NUL.
-    let context = owned(unsafe { libc::syscall(libc::SYS_fsopen, c"fusectl".as_ptr(), FSOPEN_CLOEXEC) })?;
+    let context =
+        owned(unsafe { libc::syscall(libc::SYS_fsopen, c"fusectl".as_ptr(), FSOPEN_CLOEXEC) })?;
     let nothing = std::ptr::null::<libc::c_char>();
     let fd = context.as_fd().as_raw_fd();
     // SAFETY: fsconfig(2) takes neither key nor value for this command; the descriptor is borrowed
     // for the call.
-    let created = unsafe { libc::syscall(libc::SYS_fsconfig, fd, FSCONFIG_CMD_CREATE, nothing, nothing, 0) };
+    let created =
+        unsafe { libc::syscall(libc::SYS_fsconfig, fd, FSCONFIG_CMD_CREATE, nothing, nothing, 0) };
     Errno::result(created)?;
     let attributes = libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC;
     // SAFETY: fsmount(2) takes numbers only; the descriptor is borrowed for the call.

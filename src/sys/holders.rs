@@ -57,7 +57,8 @@ pub fn holders(mount_point: &Path) -> std::io::Result<Vec<Holder>> {
     for pid in proc::numbered(fs::read_dir("/proc")?) {
         let mut holds = BTreeMap::new();
         // Each thread may have its own file table and working directory.
-        for thread in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flat_map(proc::numbered) {
+        for thread in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flat_map(proc::numbered)
+        {
             let dir = PathBuf::from(format!("/proc/{pid}/task/{thread}"));
             look(&dir, mount_point, &mut holds);
         }
@@ -132,6 +133,9 @@ mod tests {
     fn the_path_of_a_mapping_is_read_with_its_spaces() {
         let line = b"7f00-7f01 rw-s 00000000 08:01 42                         /data/with space";
         assert_eq!(mapped_path(line), Some(Path::new("/data/with space")));
-        assert_eq!(mapped_path(b"7f07-7f08 rw-p 00000000 00:00 0                          [heap]"), None);
+        assert_eq!(
+            mapped_path(b"7f07-7f08 rw-p 00000000 00:00 0                          [heap]"),
+            None
+        );
     }
 }

@@ -57,7 +57,10 @@ impl fmt::Display for TooLow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             TooLow::OpenFiles(most) => {
-                write!(f, "this shell allows {most} open files (ulimit -n), and {OPEN_FILES} are needed")
+                write!(
+                    f,
+                    "this shell allows {most} open files (ulimit -n), and {OPEN_FILES} are needed"
+                )
             }
             TooLow::FileSize(most) => {
                 write!(
@@ -72,7 +75,10 @@ impl fmt::Display for TooLow {
                 )
             }
             TooLow::Data(most) => {
-                write!(f, "this shell allows {most} bytes of data (ulimit -d), and {MEMORY} are needed")
+                write!(
+                    f,
+                    "this shell allows {most} bytes of data (ulimit -d), and {MEMORY} are needed"
+                )
             }
             TooLow::Unknown(error) => write!(f, "its resource limits cannot be read: {error}"),
         }
@@ -98,7 +104,8 @@ pub fn raise() -> Result<(), TooLow> {
                     return Err(TooLow::OpenFiles(hard));
                 }
             }
-            _ if soft == RLIM_INFINITY || setrlimit(resource, RLIM_INFINITY, RLIM_INFINITY).is_ok() => {}
+            _ if soft == RLIM_INFINITY
+                || setrlimit(resource, RLIM_INFINITY, RLIM_INFINITY).is_ok() => {}
             Resource::RLIMIT_FSIZE => return Err(TooLow::FileSize(hard)),
             Resource::RLIMIT_AS if hard < MEMORY => return Err(TooLow::AddressSpace(hard)),
             Resource::RLIMIT_DATA if hard < MEMORY => return Err(TooLow::Data(hard)),

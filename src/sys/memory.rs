@@ -55,7 +55,11 @@ mod tests {
         // Small blocks: large ones have their own mappings.
         let mut pieces: Vec<Option<Vec<u8>>> = (0..32_768).map(|_| Some(vec![1; 4000])).collect();
         let before = resident();
-        pieces.iter_mut().enumerate().filter(|(at, _)| at % 64 != 0).for_each(|(_, piece)| *piece = None);
+        pieces
+            .iter_mut()
+            .enumerate()
+            .filter(|(at, _)| at % 64 != 0)
+            .for_each(|(_, piece)| *piece = None);
         assert!(trim());
         let after = resident();
         assert!(after + (64 << 20) < before, "{before} bytes before, {after} after");

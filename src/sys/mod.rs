@@ -6,7 +6,10 @@
 //!   that the system owns (`/proc`, `/dev/fuse`) or that a user typed (a mount point).
 //! * Where `nix` has a safe wrapper, callers use that instead.
 
-#![expect(unsafe_code, reason = "calls that nix does not wrap; each block names the promise it relies on")]
+#![expect(
+    unsafe_code,
+    reason = "calls that nix does not wrap; each block names the promise it relies on"
+)]
 
 pub mod capabilities;
 pub mod clock;

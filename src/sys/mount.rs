@@ -16,8 +16,8 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, sendmsg,
-    socketpair,
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg,
+    sendmsg, socketpair,
 };
 use nix::sys::stat::Mode;
 
@@ -139,9 +139,9 @@ impl MountError {
     /// What the user can do about it, if known.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            MountError::NoDevice(_) => {
-                Some("load the kernel module with 'modprobe fuse'; a container needs '--device /dev/fuse'")
-            }
+            MountError::NoDevice(_) => Some(
+                "load the kernel module with 'modprobe fuse'; a container needs '--device /dev/fuse'",
+            ),
             MountError::DeviceDenied(_) => MountError::DEVICE_HINT,
             MountError::NoHelper => Some("install the package 'fuse3', or run as root"),
             MountError::Helper(text) if text.contains("user_allow_other") => {
@@ -170,7 +170,9 @@ impl fmt::Display for MountError {
             MountError::NoDevice(error) => write!(f, "there is no {DEVICE}: {error}"),
             MountError::DeviceDenied(error) => write!(f, "open {DEVICE}: {error}"),
             MountError::Mount(error) => write!(f, "{error}"),
-            MountError::NoHelper => write!(f, "mounting needs root or {HELPER}, and there is no {HELPER}"),
+            MountError::NoHelper => {
+                write!(f, "mounting needs root or {HELPER}, and there is no {HELPER}")
+            }
             MountError::Helper(text) => f.write_str(text),
             MountError::HelperTalk(error) => write!(f, "run {HELPER}: {error}"),
         }
@@ -269,7 +271,8 @@ pub fn mount_device(
 fn mount_by_helper(mountpoint: &Path, options: &FuseMountOptions) -> Result<OwnedFd, MountError> {
     let talk = |errno: Errno| MountError::HelperTalk(errno.into());
     let (ours, theirs) =
-        socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC).map_err(talk)?;
+        socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)
+            .map_err(talk)?;
     let mut command = Command::new(HELPER);
     command
         .arg("-o")
@@ -427,7 +430,8 @@ fn unmount_by_helper(mountpoint: &Path, lazy: bool) -> io::Result<()> {
         return Ok(());
     }
     let words = helper_words(&output);
-    let kind = if words.contains("busy") { io::ErrorKind::ResourceBusy } else { io::ErrorKind::Other };
+    let kind =
+        if words.contains("busy") { io::ErrorKind::ResourceBusy } else { io::ErrorKind::Other };
     Err(io::Error::new(kind, words))
 }
 
@@ -444,10 +448,12 @@ pub fn clone_private_readonly<Fd: AsFd>(dir: Fd) -> io::Result<OwnedFd> {
 }
 
 fn open_tree<Fd: AsFd>(dir: &Fd) -> io::Result<OwnedFd> {
-    let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH.cast_unsigned();
+    let flags =
+        libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC | libc::AT_EMPTY_PATH.cast_unsigned();
     // SAFETY: open_tree(2) reads the path, which is empty and ends with NUL, and takes a descriptor
     // that is borrowed for the call.
-    let result = unsafe { libc::syscall(libc::SYS_open_tree, dir.as_fd().as_raw_fd(), c"".as_ptr(), flags) };
+    let result =
+        unsafe { libc::syscall(libc::SYS_open_tree, dir.as_fd().as_raw_fd(), c"".as_ptr(), flags) };
     let descriptor = Errno::result(result)?;
     let descriptor = i32::try_from(descriptor).map_err(|_| Errno::EBADF)?;
     // SAFETY: open_tree(2) returns a new descriptor that no other code owns.
@@ -493,8 +499,14 @@ mod tests {
     fn in_private_mounts(test: impl FnOnce() + Send + 'static) {
         let thread = std::thread::spawn(|| {
             unshare(CloneFlags::CLONE_NEWNS).unwrap();
-            mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
-                .unwrap();
+            mount(
+                None::<&str>,
+                "/",
+                None::<&str>,
+                MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+                None::<&str>,
+            )
+            .unwrap();
             test();
         });
         thread.join().unwrap();
@@ -512,7 +524,10 @@ mod tests {
 
     fn mounted_at(path: &Path) -> Option<crate::sys::mountinfo::Entry> {
         let wanted = path.as_os_str().as_bytes();
-        crate::sys::mountinfo::read().unwrap().into_iter().rfind(|entry| entry.mount_point == wanted)
+        crate::sys::mountinfo::read()
+            .unwrap()
+            .into_iter()
+            .rfind(|entry| entry.mount_point == wanted)
     }
 
     fn check_mount(dir: &Path) {
@@ -522,7 +537,10 @@ mod tests {
         assert_eq!(entry.source, b"a,b \\c");
         assert!(entry.has_option("nosuid") && entry.has_option("nodev") && entry.has_option("rw"));
         let shown = String::from_utf8(entry.super_options).unwrap();
-        assert!(shown.contains("default_permissions") && shown.contains("max_read=1048576"), "{shown}");
+        assert!(
+            shown.contains("default_permissions") && shown.contains("max_read=1048576"),
+            "{shown}"
+        );
         let flags = nix::fcntl::fcntl(&device, nix::fcntl::FcntlArg::F_GETFD).unwrap();
         assert_eq!(flags & libc::FD_CLOEXEC, libc::FD_CLOEXEC);
         drop(device);
@@ -537,7 +555,8 @@ mod tests {
         in_private_mounts(|| {
             let dir = tempfile::tempdir().unwrap();
             check_mount(dir.path());
-            let device = mount_fuse(dir.path(), &FuseMountOptions { read_only: true, ..options() }).unwrap();
+            let device =
+                mount_fuse(dir.path(), &FuseMountOptions { read_only: true, ..options() }).unwrap();
             assert!(mounted_at(dir.path()).unwrap().has_option("ro"));
             drop(device);
             unmount(dir.path(), false).unwrap();
@@ -555,14 +574,20 @@ mod tests {
             std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
             let device = dir.path().join("fuse");
             let number = nix::sys::stat::makedev(10, 229);
-            nix::sys::stat::mknod(&device, nix::sys::stat::SFlag::S_IFCHR, Mode::empty(), number).unwrap();
+            nix::sys::stat::mknod(&device, nix::sys::stat::SFlag::S_IFCHR, Mode::empty(), number)
+                .unwrap();
             std::fs::set_permissions(&device, PermissionsExt::from_mode(0o666)).unwrap();
             mount(Some(&device), DEVICE, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
             let point = dir.path().join("point");
             std::fs::create_dir(&point).unwrap();
             nix::unistd::chown(&point, Some(65534.into()), Some(65534.into())).unwrap();
             let output = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "sys::mount::tests::ordinary_user", "--nocapture", "--test-threads=1"])
+                .args([
+                    "--exact",
+                    "sys::mount::tests::ordinary_user",
+                    "--nocapture",
+                    "--test-threads=1",
+                ])
                 .env(USER_DIR, &point)
                 .uid(65534)
                 .gid(65534)
@@ -582,8 +607,12 @@ mod tests {
         assert!(!nix::unistd::getuid().is_root());
         let dir = Path::new(&dir);
         check_mount(dir);
-        let error = mount_fuse(dir, &FuseMountOptions { allow_other: true, ..options() }).unwrap_err();
-        assert!(matches!(&error, MountError::Helper(text) if text.contains("user_allow_other")), "{error}");
+        let error =
+            mount_fuse(dir, &FuseMountOptions { allow_other: true, ..options() }).unwrap_err();
+        assert!(
+            matches!(&error, MountError::Helper(text) if text.contains("user_allow_other")),
+            "{error}"
+        );
         assert!(error.hint().unwrap().contains("/etc/fuse.conf"));
         let view = clone_private_readonly(open(dir, OFlag::O_PATH, Mode::empty()).unwrap());
         assert_eq!(view.unwrap_err().raw_os_error(), Some(libc::EPERM));
@@ -620,7 +649,8 @@ mod tests {
             value.as_bytes(),
             b"default_permissions,subtype=jailfs,nosuid,nodev,ro,max_read=1048576,fsname=a\\,b \\\\c"
         );
-        let loose = FuseMountOptions { suid: true, dev: true, noexec: true, ..FuseMountOptions::default() };
+        let loose =
+            FuseMountOptions { suid: true, dev: true, noexec: true, ..FuseMountOptions::default() };
         assert_eq!(
             helper_options(&loose).as_bytes(),
             b"default_permissions,subtype=jailfs,suid,dev,noexec,fsname="

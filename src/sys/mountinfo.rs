@@ -49,8 +49,8 @@ impl Entry {
 /// When `/proc/thread-self/mountinfo` cannot be read.
 pub fn read() -> io::Result<Vec<Entry>> {
     // Not /proc/self, which is the first thread: a thread may have its own mount namespace.
-    let text =
-        std::fs::read("/proc/thread-self/mountinfo").or_else(|_| std::fs::read("/proc/self/mountinfo"))?;
+    let text = std::fs::read("/proc/thread-self/mountinfo")
+        .or_else(|_| std::fs::read("/proc/self/mountinfo"))?;
     Ok(parse(&text))
 }
 
@@ -116,7 +116,8 @@ pub fn other_paths_of(path: &Path, mounts: &[Entry]) -> Vec<PathBuf> {
     let Some(own) = around.max_by_key(|mount| mount.mount_point.len()) else { return Vec::new() };
     let Ok(below) = path.strip_prefix(bytes(&own.mount_point)) else { return Vec::new() };
     let within = bytes(&own.root).join(below);
-    let same = mounts.iter().filter(|mount| mount.dev == own.dev && mount.mount_point != own.mount_point);
+    let same =
+        mounts.iter().filter(|mount| mount.dev == own.dev && mount.mount_point != own.mount_point);
     same.filter_map(|mount| {
         let below = within.strip_prefix(bytes(&mount.root)).ok()?;
         let point = bytes(&mount.mount_point);
@@ -208,8 +209,9 @@ mod tests {
 
     #[test]
     fn a_mount_inside_a_filesystem_is_seen() {
-        let entries =
-            parse(b"20 1 0:52 / /m rw - fuse.jailfs jailfs rw\n21 20 0:60 / /m/x rw - tmpfs t rw\n");
+        let entries = parse(
+            b"20 1 0:52 / /m rw - fuse.jailfs jailfs rw\n21 20 0:60 / /m/x rw - tmpfs t rw\n",
+        );
         assert!(has_mount_upon(&entries, nix::sys::stat::makedev(0, 52)));
         assert!(!has_mount_upon(&entries, nix::sys::stat::makedev(0, 60)));
         let root = nix::sys::stat::stat("/").unwrap().st_dev;
@@ -236,7 +238,10 @@ mod tests {
         let others = |path: &str| other_paths_of(Path::new(path), &entries);
         assert_eq!(others("/home/u/.ssh"), [Path::new("/data/home/u/.ssh"), Path::new("/k")]);
         assert_eq!(others("/home/u/.aws"), [Path::new("/data/home/u/.aws")]);
-        assert_eq!(others("/data/home/u/.ssh/id"), [Path::new("/home/u/.ssh/id"), Path::new("/k/id")]);
+        assert_eq!(
+            others("/data/home/u/.ssh/id"),
+            [Path::new("/home/u/.ssh/id"), Path::new("/k/id")]
+        );
         assert!(others("/etc/shadow").is_empty() && others("/other/x").is_empty());
     }
 
@@ -252,7 +257,9 @@ mod tests {
         let entries = read().unwrap();
         let proc = entries.iter().rfind(|entry| entry.mount_point == b"/proc").unwrap();
         assert_eq!(proc.fs_type, b"proc");
-        let fd = nix::fcntl::open("/proc", nix::fcntl::OFlag::O_PATH, nix::sys::stat::Mode::empty()).unwrap();
+        let fd =
+            nix::fcntl::open("/proc", nix::fcntl::OFlag::O_PATH, nix::sys::stat::Mode::empty())
+                .unwrap();
         assert_eq!(Some(proc.id), crate::sys::file::mount_id(&fd));
         assert_eq!(proc.dev, nix::sys::stat::fstat(&fd).unwrap().st_dev);
     }

@@ -15,7 +15,8 @@ use nix::unistd::{fchdir, pivot_root};
 /// ENOSYS before Linux 5.2; EPERM without CAP_SYS_ADMIN over the mount namespace, or by the profile
 /// of a container.
 pub fn copy_of_root() -> io::Result<OwnedFd> {
-    let flags = libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC | libc::AT_RECURSIVE.cast_unsigned();
+    let flags =
+        libc::OPEN_TREE_CLONE | libc::OPEN_TREE_CLOEXEC | libc::AT_RECURSIVE.cast_unsigned();
     // SAFETY: open_tree(2) reads the path, which ends with NUL.
     let fd = unsafe { libc::syscall(libc::SYS_open_tree, libc::AT_FDCWD, c"/".as_ptr(), flags) };
     let fd = i32::try_from(Errno::result(fd)?).map_err(|_| Errno::EBADF)?;

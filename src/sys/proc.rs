@@ -57,7 +57,9 @@ fn maps_of(pid: u32) -> io::Result<Vec<u8>> {
     if !text.is_empty() {
         return Ok(text);
     }
-    for thread in numbered(std::fs::read_dir(format!("/proc/{pid}/task"))?).filter(|thread| *thread != pid) {
+    for thread in
+        numbered(std::fs::read_dir(format!("/proc/{pid}/task"))?).filter(|thread| *thread != pid)
+    {
         match std::fs::read(format!("/proc/{pid}/task/{thread}/maps")) {
             Ok(text) if text.is_empty() => {}
             Err(error) if is_gone(&error) => {}
@@ -79,8 +81,9 @@ pub fn kernel_release() -> Option<(u32, u32)> {
 }
 
 fn parse_release(text: &[u8]) -> Option<(u32, u32)> {
-    let mut numbers =
-        text.split(|byte| !byte.is_ascii_digit()).map(|part| std::str::from_utf8(part).ok()?.parse().ok());
+    let mut numbers = text
+        .split(|byte| !byte.is_ascii_digit())
+        .map(|part| std::str::from_utf8(part).ok()?.parse().ok());
     Some((numbers.next()??, numbers.next()??))
 }
 
@@ -104,7 +107,8 @@ pub fn boot_id() -> io::Result<[u8; 16]> {
         return Ok(boot);
     }
     let text = std::fs::read("/proc/sys/kernel/random/boot_id")?;
-    parse_id(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "boot_id is not an id"))
+    parse_id(&text)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "boot_id is not an id"))
 }
 
 /// The process that holds the flock(2) of a file, by `/proc/locks`. `None` if no process holds it,
@@ -163,7 +167,8 @@ impl Confines {
 fn parse_confines(status: &[u8]) -> Option<Confines> {
     let numbers = status_line(status, b"NSpid:")?.split(u8::is_ascii_whitespace);
     let count = |key: &[u8]| parse_number(status_line(status, key)?.trim_ascii());
-    let filters = count(b"Seccomp_filters:").unwrap_or_else(|| u32::from(count(b"Seccomp:") == Some(2)));
+    let filters =
+        count(b"Seccomp_filters:").unwrap_or_else(|| u32::from(count(b"Seccomp:") == Some(2)));
     Some(Confines { depth: numbers.filter(|number| !number.is_empty()).count(), filters })
 }
 
@@ -172,7 +177,9 @@ pub fn comes_from(mut pid: u32, ancestor: u32) -> bool {
     let mut child = u64::MAX;
     loop {
         // A parent that started later than its child has only reused the parent's id.
-        let Some((parent, started)) = parent_and_start(pid).filter(|(_, started)| *started <= child) else {
+        let Some((parent, started)) =
+            parent_and_start(pid).filter(|(_, started)| *started <= child)
+        else {
             return false;
         };
         if pid == ancestor || parent == 0 {
@@ -267,14 +274,17 @@ fn parse_map(line: &[u8], dev: u64) -> Option<u64> {
     }
     let device = std::str::from_utf8(fields.nth(1)?).ok()?;
     let (major, minor) = device.split_once(':')?;
-    let device = makedev(u64::from_str_radix(major, 16).ok()?, u64::from_str_radix(minor, 16).ok()?);
+    let device =
+        makedev(u64::from_str_radix(major, 16).ok()?, u64::from_str_radix(minor, 16).ok()?);
     let ino: u64 = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
     (device == dev && ino != 0).then_some(ino)
 }
 
 fn real_uid(status: &[u8]) -> Option<u32> {
     parse_number(
-        status_line(status, b"Uid:")?.split(|byte| byte.is_ascii_whitespace()).find(|f| !f.is_empty())?,
+        status_line(status, b"Uid:")?
+            .split(|byte| byte.is_ascii_whitespace())
+            .find(|f| !f.is_empty())?,
     )
 }
 
@@ -287,7 +297,8 @@ fn parse_number(digits: &[u8]) -> Option<u32> {
 }
 
 fn parse_id(text: &[u8]) -> Option<[u8; 16]> {
-    let digits: Vec<u8> = text.iter().copied().filter(|&byte| byte != b'-' && byte != b'\n').collect();
+    let digits: Vec<u8> =
+        text.iter().copied().filter(|&byte| byte != b'-' && byte != b'\n').collect();
     let mut id = [0; 16];
     if digits.len() != 2 * id.len() {
         return None;
@@ -424,18 +435,25 @@ libc.pthread_exit(None)";
         assert!(all_users.unreadable.contains(&watched));
         for pid in &all_users.unreadable {
             if let Ok(status) = std::fs::read(format!("/proc/{pid}/status")) {
-                assert!(status_line(&status, b"Kthread:").is_none_or(|flag| flag.ends_with(b"0")), "{pid}");
+                assert!(
+                    status_line(&status, b"Kthread:").is_none_or(|flag| flag.ends_with(b"0")),
+                    "{pid}"
+                );
             }
         }
         let ours = shared_maps(1, false).unwrap();
-        assert!(!ours.unreadable.contains(&watched) && !ours.unreadable.contains(&std::process::id()));
+        assert!(
+            !ours.unreadable.contains(&watched) && !ours.unreadable.contains(&std::process::id())
+        );
     }
 
     #[test]
     fn privileges_of_a_thread_are_read() {
         assert!(privileges(std::process::id()).is_some());
         assert_eq!(privileges(0), None);
-        let parsed = parse_privileges(b"Name:\tx\nGroups:\t4 24 1000 \nCapEff:\t000001ffffffffff\n").unwrap();
+        let parsed =
+            parse_privileges(b"Name:\tx\nGroups:\t4 24 1000 \nCapEff:\t000001ffffffffff\n")
+                .unwrap();
         assert_eq!(parsed, Privileges { capabilities: 0x1ff_ffff_ffff, groups: vec![4, 24, 1000] });
         assert!(parse_privileges(b"Groups:\t \nCapEff:\t0\n").unwrap().groups.is_empty());
     }
@@ -444,19 +462,32 @@ libc.pthread_exit(None)";
     #[cfg(target_arch = "x86_64")]
     fn only_a_blocked_readlink_of_our_own_abi_is_one() {
         let tail = "0xffffff9c 0x7ffc0000 0x7ffc1000 0x1000 0x0 0x0 0x7ffc2000 0x7f0000001000\n";
-        for (number, is) in [("89", true), ("267", true), ("257", false), ("78", false), ("85", false)] {
+        for (number, is) in
+            [("89", true), ("267", true), ("257", false), ("78", false), ("85", false)]
+        {
             assert_eq!(parse_syscall(format!("{number} {tail}").as_bytes()), Some(is), "{number}");
         }
         // A worker of io_uring, created during a readlink, has no stack.
         let worker = b"267 0xffffff9c 0x7ffc0000 0x7ffc1000 0x1000 0x0 0x0 0x0 0x0\n";
         assert_eq!(parse_syscall(worker), Some(false));
-        assert_eq!(parse_syscall(b"1073741913 0x0 0x0 0x0 0x0 0x0 0x0 0x1 0x1\n"), Some(false), "x32");
-        assert_eq!(parse_syscall(b"-1 0x7ffc2000 0x7f0000001000\n"), Some(false), "in no system call");
+        assert_eq!(
+            parse_syscall(b"1073741913 0x0 0x0 0x0 0x0 0x0 0x0 0x1 0x1\n"),
+            Some(false),
+            "x32"
+        );
+        assert_eq!(
+            parse_syscall(b"-1 0x7ffc2000 0x7f0000001000\n"),
+            Some(false),
+            "in no system call"
+        );
         for odd in [&b"running\n"[..], b"", b"\xff", b"0x59 1 2"] {
             assert_eq!(parse_syscall(odd), None);
         }
         assert_eq!(is_in_readlink(0), None);
-        assert_eq!(is_in_readlink(std::process::id()), is_in_readlink(std::process::id()).filter(|is| !is));
+        assert_eq!(
+            is_in_readlink(std::process::id()),
+            is_in_readlink(std::process::id()).filter(|is| !is)
+        );
         assert_eq!(program_of(0), None);
     }
 
@@ -475,7 +506,11 @@ libc.pthread_exit(None)";
     fn a_process_descends_from_its_parents() {
         let own = std::process::id();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        assert!(comes_from(child.id(), own) && comes_from(own, own) && comes_from(child.id(), child.id()));
+        assert!(
+            comes_from(child.id(), own)
+                && comes_from(own, own)
+                && comes_from(child.id(), child.id())
+        );
         assert!(!comes_from(own, child.id()) && !comes_from(1, own) && !comes_from(u32::MAX, own));
         child.kill().unwrap();
         child.wait().unwrap();

@@ -222,7 +222,9 @@ fn unshare_open_files() -> io::Result<()> {
     let none = libc::c_long::from(RawFd::MAX);
     // SAFETY: close_range(2) takes numbers only. With CLOSE_RANGE_UNSHARE it closes descriptors in
     // a table that only this thread has.
-    Errno::result(unsafe { libc::syscall(libc::SYS_close_range, none, none, CLOSE_RANGE_UNSHARE) })?;
+    Errno::result(unsafe {
+        libc::syscall(libc::SYS_close_range, none, none, CLOSE_RANGE_UNSHARE)
+    })?;
     Ok(())
 }
 
@@ -254,7 +256,8 @@ mod tests {
 
     #[test]
     fn unlikely_numbers_differ() {
-        let numbers: std::collections::HashSet<u64> = (0..1000).map(|_| super::unlikely_number()).collect();
+        let numbers: std::collections::HashSet<u64> =
+            (0..1000).map(|_| super::unlikely_number()).collect();
         assert_eq!(numbers.len(), 1000);
     }
 }

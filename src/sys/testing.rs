@@ -15,8 +15,10 @@ pub(crate) fn refuse_call(number: libc::c_long, errno: Errno) {
         line(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | (errno as u32)),
         line(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
-    let program =
-        libc::sock_fprog { len: u16::try_from(program.len()).unwrap(), filter: program.as_mut_ptr() };
+    let program = libc::sock_fprog {
+        len: u16::try_from(program.len()).unwrap(),
+        filter: program.as_mut_ptr(),
+    };
     // SAFETY: prctl(2) with PR_SET_NO_NEW_PRIVS takes numbers. With PR_SET_SECCOMP it copies the
     // program, whose length is correct.
     unsafe {

@@ -130,7 +130,8 @@ pub fn bring_loopback_up() -> io::Result<()> {
     for (to, from) in request.ifr_name.iter_mut().zip(c"lo".to_bytes()) {
         *to = from.cast_signed();
     }
-    request.ifr_ifru.ifru_flags = i16::try_from(libc::IFF_UP | libc::IFF_RUNNING).unwrap_or_default();
+    request.ifr_ifru.ifru_flags =
+        i16::try_from(libc::IFF_UP | libc::IFF_RUNNING).unwrap_or_default();
     // SAFETY: SIOCSIFFLAGS reads a structure of this type, whose name ends with NUL (netdevice(7)).
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) };
     Errno::result(result)?;
@@ -145,8 +146,14 @@ mod tests {
     fn in_namespaces(test: impl FnOnce() + Send + 'static) {
         std::thread::spawn(|| {
             unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET).unwrap();
-            mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>)
-                .unwrap();
+            mount(
+                None::<&str>,
+                "/",
+                None::<&str>,
+                MsFlags::MS_REC | MsFlags::MS_PRIVATE,
+                None::<&str>,
+            )
+            .unwrap();
             test();
         })
         .join()
@@ -183,7 +190,8 @@ mod tests {
     #[test]
     fn the_loopback_of_a_new_network_namespace_can_be_brought_up() {
         in_namespaces(|| {
-            let reach = || std::net::UdpSocket::bind("127.0.0.1:0").and_then(|s| s.connect("127.0.0.1:9"));
+            let reach =
+                || std::net::UdpSocket::bind("127.0.0.1:0").and_then(|s| s.connect("127.0.0.1:9"));
             assert!(reach().is_err());
             bring_loopback_up().unwrap();
             reach().unwrap();

@@ -215,7 +215,8 @@ mod tests {
             }
         });
         assert_eq!(value.unwrap(), b"vvvvv");
-        let always = read_growing(|buffer| if buffer.is_empty() { Ok(1) } else { Err(Errno::ERANGE) });
+        let always =
+            read_growing(|buffer| if buffer.is_empty() { Ok(1) } else { Err(Errno::ERANGE) });
         assert_eq!(always.unwrap_err(), Errno::ERANGE);
     }
 }

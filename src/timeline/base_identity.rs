@@ -78,7 +78,9 @@ pub(super) fn remember(
     for info in states.into_iter().rev() {
         match roots.load(info.header.layer) {
             Ok(tree) => known.add(&tree, &lower(info.header.epoch)),
-            Err(error) => log::warn!("what layer {} covers is not recognised: {error}", info.header.layer),
+            Err(error) => {
+                log::warn!("what layer {} covers is not recognised: {error}", info.header.layer)
+            }
         }
     }
     store.begin_identities(mark, &known.nodes, known.copied_up).map_err(during)
@@ -107,16 +109,22 @@ impl Known {
                 {
                     &origin.path
                 }
-                Body::Dir { .. } | Body::File { .. } | Body::Symlink { .. } | Body::Special => continue,
+                Body::Dir { .. } | Body::File { .. } | Body::Symlink { .. } | Body::Special => {
+                    continue;
+                }
             };
             // What an apply touched since is looked for in what was kept of it.
             let is_kept = lower.left_since(path).is_some();
-            if is_kept || self.nodes.contains_key(&ino) || !self.looked_at.insert((ino, path.clone())) {
+            if is_kept
+                || self.nodes.contains_key(&ino)
+                || !self.looked_at.insert((ino, path.clone()))
+            {
                 continue;
             }
             match lower.base().stat(path) {
                 Ok(stat) => {
-                    let is_it = stat.kind == node.kind() && (stat.kind == FileKind::Dir || stat.nlink > 1);
+                    let is_it =
+                        stat.kind == node.kind() && (stat.kind == FileKind::Dir || stat.nlink > 1);
                     if is_it && self.hosts.insert((stat.dev, stat.ino)) {
                         self.nodes.insert(ino, (stat.dev, stat.ino));
                     }

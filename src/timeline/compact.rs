@@ -62,7 +62,8 @@ impl Timeline {
         {
             let tree = self.roots.lock().load(top)?;
             self.store.write_index(top, Tree::new().edits_to(&tree))?;
-            let mut indexed: Vec<LayerId> = self.store.catalog().iter().filter_map(has_index).collect();
+            let mut indexed: Vec<LayerId> =
+                self.store.catalog().iter().filter_map(has_index).collect();
             indexed.reverse();
             for old in indexed.into_iter().skip(INDEXES) {
                 self.store.remove_index(old)?;
@@ -115,7 +116,8 @@ impl Timeline {
         let mut new = self.store.catalog();
         new.retain(|info| info.seal.is_some() && !info.summed);
         let has_tree = |info: &&LayerInfo| info.header.kind.is_of_head();
-        let to_trim: Vec<LayerId> = new.iter().filter(has_tree).map(|info| info.header.layer).collect();
+        let to_trim: Vec<LayerId> =
+            new.iter().filter(has_tree).map(|info| info.header.layer).collect();
         let mut bytes = 0;
         if !to_trim.is_empty() {
             let Some(_alone) = self.fs.try_alone() else { return Ok(None) };
@@ -215,7 +217,9 @@ impl Timeline {
             add(&load(info.header.parent)?, &load(Some(info.header.layer))?);
         }
         // What lies between the last seal and the live tree is in layers whose seal failed, on a full disk say.
-        while let Some(info) = below.and_then(|layer| self.store.layer(layer)).filter(|l| l.seal.is_none()) {
+        while let Some(info) =
+            below.and_then(|layer| self.store.layer(layer)).filter(|l| l.seal.is_none())
+        {
             add(&load(info.header.parent)?, &load(below)?);
             below = info.header.parent;
         }
@@ -235,7 +239,8 @@ impl Timeline {
         let Some(seal) = info.seal.clone() else { return Ok(()) };
         let (below, tree) = {
             let mut roots = self.roots.lock();
-            let below = info.header.parent.map_or_else(|| Ok(Tree::new()), |parent| roots.load(parent))?;
+            let below =
+                info.header.parent.map_or_else(|| Ok(Tree::new()), |parent| roots.load(parent))?;
             (below, roots.load(info.header.layer)?)
         };
         self.store.rewrite_layer(info.header.clone(), seal, below.edits_to(&tree))
@@ -322,7 +327,8 @@ mod tests {
                 std::thread::yield_now();
             }
             let kind = LayerKind::Continues;
-            let next = timeline.store.create_layer(Some(layer), "main", timeline.epoch(), kind).unwrap();
+            let next =
+                timeline.store.create_layer(Some(layer), "main", timeline.epoch(), kind).unwrap();
             timeline.fs().seal(next, seal()).unwrap();
             drop(roots);
             other.join().unwrap()

@@ -79,7 +79,8 @@ impl Timeline {
             }
         }
         let open = |l: &LayerInfo| l.seal.is_none() || !is_done(l.header.layer);
-        let rest = self.store.catalog().into_iter().filter(|l| l.header.kind.is_of_head() && open(l));
+        let rest =
+            self.store.catalog().into_iter().filter(|l| l.header.kind.is_of_head() && open(l));
         if let Some(first) = rest.map(|l| l.header.layer).min()
             && first != table.done()
         {
@@ -111,7 +112,12 @@ impl Timeline {
         Ok(Dedup { table })
     }
 
-    fn dedup_layer(&self, table: &mut Chunks, info: &LayerInfo, go: &dyn Fn() -> bool) -> Result<Outcome> {
+    fn dedup_layer(
+        &self,
+        table: &mut Chunks,
+        info: &LayerInfo,
+        go: &dyn Fn() -> bool,
+    ) -> Result<Outcome> {
         for _ in 0..TRIES {
             match self.try_dedup_layer(table, info, go) {
                 Ok(Outcome::Disturbed) => {}
@@ -203,11 +209,15 @@ impl Timeline {
                     continue;
                 }
                 let range = ByteRange::at(offset, extent.len);
-                parts.push(Part { range, before: before.and_then(|ino| source_at(&below, ino, start)) });
+                parts.push(Part {
+                    range,
+                    before: before.and_then(|ino| source_at(&below, ino, start)),
+                });
             }
         }
         // What files were before edits may be in no state.
-        for (range, source) in self.fs.reach().versions.iter().flat_map(|content| &content.extents) {
+        for (range, source) in self.fs.reach().versions.iter().flat_map(|content| &content.extents)
+        {
             if let Source::Pool { layer: of, offset } = *source
                 && of == layer
             {

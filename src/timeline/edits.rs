@@ -78,27 +78,38 @@ fn refusal(path: &TreePath, step: Step, no: NoStep) -> Error {
     let lists = format!("'jailfs history {path}' lists what there is");
     match (no, step) {
         (NoStep::Only(0), Step::Undo(_)) => {
-            Error::new(Kind::NoStore, attempt(path, step), "there is no earlier version").hint(lists)
-        }
-        (NoStep::Only(0), Step::Redo(_)) => {
-            Error::new(Kind::NoStore, attempt(path, step), "nothing was undone since it was last edited")
+            Error::new(Kind::NoStore, attempt(path, step), "there is no earlier version")
                 .hint(lists)
         }
-        (NoStep::Only(count), _) => {
-            Error::new(Kind::NoStore, attempt(path, step), format!("there are only {count} steps to go"))
-                .hint(lists)
+        (NoStep::Only(0), Step::Redo(_)) => Error::new(
+            Kind::NoStore,
+            attempt(path, step),
+            "nothing was undone since it was last edited",
+        )
+        .hint(lists),
+        (NoStep::Only(count), _) => Error::new(
+            Kind::NoStore,
+            attempt(path, step),
+            format!("there are only {count} steps to go"),
+        )
+        .hint(lists),
+        (NoStep::NotAFile(_), _) => Error::new(
+            Kind::Failed,
+            attempt(path, step),
+            "what stands there now is not a regular file",
+        )
+        .hint("move it away first"),
+        (NoStep::Failed(FsError::NotADirectory), _) => Error::new(
+            Kind::Failed,
+            attempt(path, step),
+            "what stands above it now is not a directory",
+        )
+        .hint("move it away first"),
+        (NoStep::Failed(error), _) => {
+            match Err::<(), FsError>(error).attempt(|| attempt(path, step)) {
+                Err(error) => error,
+                Ok(()) => Error::damage(attempt(path, step), "no reason"),
+            }
         }
-        (NoStep::NotAFile(_), _) => {
-            Error::new(Kind::Failed, attempt(path, step), "what stands there now is not a regular file")
-                .hint("move it away first")
-        }
-        (NoStep::Failed(FsError::NotADirectory), _) => {
-            Error::new(Kind::Failed, attempt(path, step), "what stands above it now is not a directory")
-                .hint("move it away first")
-        }
-        (NoStep::Failed(error), _) => match Err::<(), FsError>(error).attempt(|| attempt(path, step)) {
-            Err(error) => error,
-            Ok(()) => Error::damage(attempt(path, step), "no reason"),
-        },
     }
 }

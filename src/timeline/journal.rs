@@ -59,7 +59,8 @@ impl Timeline {
             // Its seal failed, on a full disk say.
             return Ok(later(open));
         }
-        let below = parent.map_or_else(|| Ok(Tree::new()), |parent| self.roots.lock().load(parent))?;
+        let below =
+            parent.map_or_else(|| Ok(Tree::new()), |parent| self.roots.lock().load(parent))?;
         let (shortest, edits) = compact_len(below.edits_to(&open.tree))?;
         let most = shortest.saturating_mul(RATIO).saturating_add(FREE);
         let is_long = match effort {
@@ -235,14 +236,19 @@ mod tests {
                 work(&first, file, 10);
                 let tree = first.fs.state().tree;
                 let when = rule.replace('#', &number.to_string());
-                let shortened = failpoint::with(&when, || first.shorten_journal(Effort::Everything));
+                let shortened =
+                    failpoint::with(&when, || first.shorten_journal(Effort::Everything));
                 failed += u32::from(shortened.is_err());
                 assert!(is_same(&tree, &first.fs.state().tree), "{when}");
                 let is_stopped = first.fs.sync_has_failed();
                 stopped += u32::from(is_stopped);
                 let is_written = first.fs.write(file, 0, b"more", false).is_ok();
                 let is_synced = first.fs.sync().is_ok();
-                assert_eq!((is_written, is_synced), (!is_stopped, !is_stopped), "{when}: {shortened:?}");
+                assert_eq!(
+                    (is_written, is_synced),
+                    (!is_stopped, !is_stopped),
+                    "{when}: {shortened:?}"
+                );
                 assert!(!is_stopped || shortened.is_err(), "{when}");
                 let now = first.fs.state().tree;
                 let left = dir.path().join("store/layers/00000001/journal.new");
@@ -265,8 +271,9 @@ mod tests {
         let first = timeline(dir.path());
         make(&first, "a");
         work(&first, make(&first, "file"), 10);
-        let failed =
-            failpoint::with("fail:store.sync-dir:1:EIO", || first.shorten_journal(Effort::Everything));
+        let failed = failpoint::with("fail:store.sync-dir:1:EIO", || {
+            first.shorten_journal(Effort::Everything)
+        });
         assert!(failed.is_err() && first.fs.sync_has_failed());
         assert!(first.fs.sync().is_err());
     }

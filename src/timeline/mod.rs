@@ -276,7 +276,12 @@ impl Timeline {
         let lower = if current.epoch() == target.epoch && current.history().len() == applies.len() {
             current
         } else {
-            Arc::new(Lower::new(Arc::clone(&self.base), Arc::clone(&self.store), target.epoch, applies))
+            Arc::new(Lower::new(
+                Arc::clone(&self.base),
+                Arc::clone(&self.store),
+                target.epoch,
+                applies,
+            ))
         };
         Ok(State { tree, lower })
     }
@@ -299,11 +304,15 @@ impl Timeline {
     pub fn lineage(&self) -> Vec<LayerInfo> {
         let mut line = self.ancestry();
         let mut bottom = line.last().cloned().or_else(|| self.store.layer(self.fs.upper_layer()));
-        while let Some(LayerInfo { header: Header { layer, kind: LayerKind::Lands(before), .. }, .. }) =
-            bottom
+        while let Some(LayerInfo {
+            header: Header { layer, kind: LayerKind::Lands(before), .. },
+            ..
+        }) = bottom
         {
-            let newest = |all: Vec<LayerInfo>| all.into_iter().rfind(|info| info.header.layer < layer);
-            let before = match self.store.layer(before).filter(|info| info.header.kind.is_of_head()) {
+            let newest =
+                |all: Vec<LayerInfo>| all.into_iter().rfind(|info| info.header.layer < layer);
+            let before = match self.store.layer(before).filter(|info| info.header.kind.is_of_head())
+            {
                 Some(info) if info.seal.is_none() => info.header.parent,
                 Some(info) => Some(info.header.layer),
                 // gc took it: what was sealed last before the apply, that is.
@@ -345,7 +354,8 @@ impl Timeline {
         let told = name.as_ref().map(|name| format!(" '{name}'")).unwrap_or_default();
         let seal = Seal { name, message, time: clock::now(), automatic: false };
         let layer = self.fs.upper_layer();
-        let is_made = || self.store.layer(layer).is_some_and(|info| info.seal.as_ref() == Some(&seal));
+        let is_made =
+            || self.store.layer(layer).is_some_and(|info| info.seal.as_ref() == Some(&seal));
         let description = format!("{layer}{told}");
         let made = |error: Error| error.after(format!("checkpoint {description} was made"));
         self.seal(seal.clone()).map_err(|error| if is_made() { made(error) } else { error })?;
@@ -356,12 +366,15 @@ impl Timeline {
 
     fn check_name(&self, name: &str) -> Result<()> {
         let attempt = || format!("checkpoint '{name}'");
-        let special = name.starts_with('@') || name == "base" || name.bytes().all(|b| b.is_ascii_digit());
+        let special =
+            name.starts_with('@') || name == "base" || name.bytes().all(|b| b.is_ascii_digit());
         if special || Name::new(name.as_bytes()).is_err() {
-            return Err(Error::new(Kind::Usage, attempt(), "not a name for a checkpoint")
-                .hint("a name is not a number, not 'base', does not begin with '@' and has no '/'"));
+            return Err(Error::new(Kind::Usage, attempt(), "not a name for a checkpoint").hint(
+                "a name is not a number, not 'base', does not begin with '@' and has no '/'",
+            ));
         }
-        let taken = |l: &LayerInfo| l.seal.as_ref().is_some_and(|s| s.name.as_deref() == Some(name));
+        let taken =
+            |l: &LayerInfo| l.seal.as_ref().is_some_and(|s| s.name.as_deref() == Some(name));
         match self.sealed().into_iter().find(taken) {
             Some(other) => Err(Error::new(
                 Kind::Failed,
@@ -418,7 +431,12 @@ impl Timeline {
         if !self.fs.upper_is_changed() {
             return Ok((Target { layer: self.parent(), epoch }, None));
         }
-        let seal = Seal { name: None, message: format!("before {why}"), time: clock::now(), automatic: true };
+        let seal = Seal {
+            name: None,
+            message: format!("before {why}"),
+            time: clock::now(),
+            automatic: true,
+        };
         let layer = self.seal(seal)?;
         let sealed = Target { layer: Some(layer), epoch };
         self.log(OpVerb::Seal, format!("before {why}"), sealed)?;
@@ -476,7 +494,8 @@ impl Timeline {
     /// The operation that led to what was before operation `op`: the one that sealed it, or else the last of all.
     fn op_before(&self, op: u64, sealed: Option<LayerId>) -> Option<u64> {
         let ops = self.store.ops();
-        let mut older = ops.iter().rev().filter(|(number, older)| *number < op && older.head == self.head);
+        let mut older =
+            ops.iter().rev().filter(|(number, older)| *number < op && older.head == self.head);
         let found = match sealed {
             Some(layer) => older.find(|(_, older)| older.tree == Some(layer)),
             None => older.next(),
@@ -509,7 +528,8 @@ impl Timeline {
     fn publish(&self, verb: OpVerb, to: Target, kind: LayerKind) -> Result<(Upper, HeadRecord)> {
         let during = |e: Error| e.during(verb_text(verb));
         let present = HeadRecord { layer: self.fs.upper_layer() };
-        let upper = self.store.create_layer(to.layer, &self.head, to.epoch, kind).map_err(during)?;
+        let upper =
+            self.store.create_layer(to.layer, &self.head, to.epoch, kind).map_err(during)?;
         let published = self.store.set_head(&self.head, &HeadRecord { layer: upper.layer() });
         published.map_err(|error| self.put_back(&present, during(error)))?;
         Ok((upper, present))
@@ -537,7 +557,12 @@ impl Timeline {
     }
 
     /// Seals what was written between [`Timeline::secure`] and the moment in which the state was replaced.
-    fn secure_rest(&self, mut layer: Upper, state: &State, verb: OpVerb) -> Result<Option<LayerId>> {
+    fn secure_rest(
+        &self,
+        mut layer: Upper,
+        state: &State,
+        verb: OpVerb,
+    ) -> Result<Option<LayerId>> {
         if !layer.is_changed() {
             return Ok(None);
         }
@@ -568,7 +593,8 @@ fn epoch_of(applies: &PreHistory, unfinished: Option<&Unfinished>) -> Epoch {
 fn close(store: &Store, layer: &mut Upper, message: &str) -> Result<()> {
     store.identities().lock().sync()?;
     layer.sync()?;
-    let seal = Seal { name: None, message: message.to_owned(), time: clock::now(), automatic: true };
+    let seal =
+        Seal { name: None, message: message.to_owned(), time: clock::now(), automatic: true };
     store.seal_layer(layer, seal)
 }
 

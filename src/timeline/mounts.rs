@@ -40,7 +40,9 @@ impl Timeline {
             }
         }
         detached.sort();
-        let Some(first) = detached.first().filter(|_| mounts == Mounts::Refuse) else { return Ok(detached) };
+        let Some(first) = detached.first().filter(|_| mounts == Mounts::Refuse) else {
+            return Ok(detached);
+        };
         let why = format!("something is mounted on '{first}', which does not stay as it is");
         Err(Error::new(Kind::InUse, "replace the tree", why)
             .hint("unmount it first, or let it be detached with --detach-mounts"))

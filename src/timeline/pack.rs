@@ -114,8 +114,9 @@ impl Timeline {
         let sparse = if may_be_sparse { self.store.sparse()? } else { BTreeSet::new() };
         // In what has a map, equal content is not looked for.
         let looked = self.looked_through.lock().clone();
-        let is_done =
-            |info: &LayerInfo| !info.header.kind.is_of_head() || looked.contains(&info.header.layer);
+        let is_done = |info: &LayerInfo| {
+            !info.header.kind.is_of_head() || looked.contains(&info.header.layer)
+        };
         for info in self.store.packed_with_pools().into_iter().filter(is_done) {
             let layer = info.header.layer;
             let Some(pool) = self.store.pool(layer)? else { continue };

@@ -54,8 +54,10 @@ impl Timeline {
                 ));
             }
             let _tidying = self.compacting.lock();
-            self.with_reserve(|| self.store.set_holds(&moment.holds)).map_err(|e| e.during(attempt))?;
-            self.with_reserve(|| self.store.cut_ops(moment.operation)).map_err(|e| e.during(attempt))?;
+            self.with_reserve(|| self.store.set_holds(&moment.holds))
+                .map_err(|e| e.during(attempt))?;
+            self.with_reserve(|| self.store.cut_ops(moment.operation))
+                .map_err(|e| e.during(attempt))?;
             self.fs.go_back_to_versions(&moment.versions);
             let mut made = self.sealed();
             made.retain(|info| is_checkpoint(info) && !moment.states.contains(&info.header.layer));

@@ -59,7 +59,8 @@ impl TreeCache {
         self.uses += 1;
         self.kept.insert(layer, Kept { tree, used: self.uses, own });
         while self.kept.len() > LEAST_KEPT && (self.kept.len() > KEPT || self.nodes() > self.most) {
-            let oldest = self.kept.iter().min_by_key(|(_, kept)| kept.used).map(|(layer, _)| *layer);
+            let oldest =
+                self.kept.iter().min_by_key(|(_, kept)| kept.used).map(|(layer, _)| *layer);
             oldest.and_then(|layer| self.kept.remove(&layer));
         }
     }
@@ -92,16 +93,24 @@ impl TreeCache {
                 Error::new(Kind::NoStore, format!("load layer {id}"), "there is no such layer")
             })?;
             if info.header.kind == LayerKind::Collected {
-                return Err(Error::new(Kind::NoStore, format!("load layer {id}"), "it was collected by gc"));
+                return Err(Error::new(
+                    Kind::NoStore,
+                    format!("load layer {id}"),
+                    "it was collected by gc",
+                ));
             }
             above.push(id);
             at = info.header.parent;
             if at.is_some_and(|parent| parent >= id) {
-                return Err(Error::damage(format!("load layer {id}"), "its parent is not older than itself"));
+                return Err(Error::damage(
+                    format!("load layer {id}"),
+                    "its parent is not older than itself",
+                ));
             }
         }
         // An index on the way is as good as all that is below it.
-        let indexed = above.iter().position(|id| self.store.layer(*id).is_some_and(|l| l.index.is_some()));
+        let indexed =
+            above.iter().position(|id| self.store.layer(*id).is_some_and(|l| l.index.is_some()));
         if let Some(at) = indexed
             && let Some(id) = above.get(at).copied()
             && let Some(contents) = self.store.read_index(id)
@@ -231,14 +240,17 @@ pub(super) fn seal_strays(
     for info in catalog.iter().filter(is_stray) {
         let (layer, parent) = (info.header.layer, info.header.parent);
         let contents = store.read_layer(layer)?;
-        let below = match parent.map(|parent| store.layer(parent).filter(|l| l.seal.is_some()).ok_or(parent))
+        let below = match parent
+            .map(|parent| store.layer(parent).filter(|l| l.seal.is_some()).ok_or(parent))
         {
             // It was written on top of what a power cut took.
             Some(Err(_)) => continue,
             Some(Ok(below)) => roots.load(below.header.layer),
             None => Ok(Tree::new()),
         };
-        if !contents.is_changed || below.and_then(|mut tree| replay(&mut tree, &contents, layer)).is_err() {
+        if !contents.is_changed
+            || below.and_then(|mut tree| replay(&mut tree, &contents, layer)).is_err()
+        {
             continue;
         }
         super::close(store, &mut store.reopen_layer(&contents)?, CUT_OFF)?;
@@ -265,21 +277,28 @@ mod tests {
     fn fifo() -> Box<Node> {
         let time = Timestamp::default();
         let mode = FileKind::Fifo.type_bits();
-        let meta = Meta { mode, uid: 0, gid: 0, nlink: 1, rdev: 0, atime: time, mtime: time, ctime: time };
+        let meta =
+            Meta { mode, uid: 0, gid: 0, nlink: 1, rdev: 0, atime: time, mtime: time, ctime: time };
         Box::new(Node { meta, xattrs: None, body: Body::Special })
     }
 
     /// A store of sealed layers, each on the one before, with a file more in each.
     fn store(path: &std::path::Path, layers: u32) -> Arc<Store> {
-        let store =
-            Store::create(path, b"/base", (1, 1), StoreOptions { volatile: true, ..StoreOptions::default() })
-                .unwrap();
+        let store = Store::create(
+            path,
+            b"/base",
+            (1, 1),
+            StoreOptions { volatile: true, ..StoreOptions::default() },
+        )
+        .unwrap();
         let mut parent = None;
         for number in 1..=layers {
-            let mut layer = store.create_layer(parent, "main", Epoch(0), LayerKind::Continues).unwrap();
+            let mut layer =
+                store.create_layer(parent, "main", Epoch(0), LayerKind::Continues).unwrap();
             let edit = Edit::Put { ino: Ino(1000 + u64::from(number)), node: fifo() };
             layer.record(&Record::Edits(vec![edit])).unwrap();
-            let seal = Seal { name: None, message: String::new(), time: clock::now(), automatic: false };
+            let seal =
+                Seal { name: None, message: String::new(), time: clock::now(), automatic: false };
             store.seal_layer(&mut layer, seal).unwrap();
             parent = Some(layer.layer());
         }
@@ -300,13 +319,15 @@ mod tests {
         let (files, layers) = (50, 60);
         let mut parent = None;
         for number in 0..layers {
-            let mut layer = store.create_layer(parent, "main", Epoch(0), LayerKind::Continues).unwrap();
+            let mut layer =
+                store.create_layer(parent, "main", Epoch(0), LayerKind::Continues).unwrap();
             let ino = |layer: u64, file: u64| Ino(1000 * (layer + 1) + file);
             let gone = |file| Edit::Remove { ino: ino(number - 1, file) };
             let mut edits: Vec<Edit> = (0..if number == 0 { 0 } else { files }).map(gone).collect();
             edits.extend((0..files).map(|file| Edit::Put { ino: ino(number, file), node: fifo() }));
             layer.record(&Record::Edits(edits)).unwrap();
-            let seal = Seal { name: None, message: String::new(), time: clock::now(), automatic: false };
+            let seal =
+                Seal { name: None, message: String::new(), time: clock::now(), automatic: false };
             store.seal_layer(&mut layer, seal).unwrap();
             parent = Some(layer.layer());
         }

@@ -11,7 +11,8 @@ impl Tree {
     /// in proportion to the difference, if one tree was cloned from the other.
     pub fn edits_to<'t>(&'t self, other: &'t Tree) -> impl Iterator<Item = Edit> + 't {
         let diff = self.diff(other);
-        let gone: Vec<Ino> = diff.nodes.iter().copied().filter(|ino| other.node(*ino).is_none()).collect();
+        let gone: Vec<Ino> =
+            diff.nodes.iter().copied().filter(|ino| other.node(*ino).is_none()).collect();
         let nodes = diff.nodes.into_iter().flat_map(|ino| self.node_edits(other, ino));
         let contents = diff.contents.into_iter().flat_map(|ino| self.content_edits(other, ino));
         // Removing a directory removes its names.
@@ -36,12 +37,15 @@ impl Tree {
     }
 
     fn content_edits(&self, other: &Tree, ino: Ino) -> Vec<Edit> {
-        let Some(Body::File { size, .. }) = other.node(ino).map(|n| &n.body) else { return Vec::new() };
+        let Some(Body::File { size, .. }) = other.node(ino).map(|n| &n.body) else {
+            return Vec::new();
+        };
         let mut edits = Vec::new();
         // Holes first: a new extent joins its neighbours, so outdated ones must be gone.
         for (start, extent) in self.extents(ino).filter(|(start, _)| start < size) {
             let range = ByteRange { start, end: (start + extent.len).min(*size) };
-            for hole in other.segments(ino, range).iter().filter(|segment| segment.source.is_none()) {
+            for hole in other.segments(ino, range).iter().filter(|segment| segment.source.is_none())
+            {
                 edits.push(Edit::Map { ino, range: hole.range, to: None });
             }
         }
@@ -74,7 +78,8 @@ mod tests {
     fn edit((kind, ino, a, b): (u8, u64, u64, u64)) -> Edit {
         let ino = Ino(ino);
         let name = Name::new(format!("n{}", a % 4).as_bytes()).unwrap();
-        let print = std::sync::Arc::new(Fingerprint { dev: 0, ino: a, size: 0, mtime: T, ctime: T });
+        let print =
+            std::sync::Arc::new(Fingerprint { dev: 0, ino: a, size: 0, mtime: T, ctime: T });
         match kind {
             // A number never changes its kind.
             0..3 => {
@@ -88,7 +93,11 @@ mod tests {
             3 => Edit::Resize { ino, size: b },
             4 => Edit::Map { ino, range: ByteRange::at(a, b % 40), to: None },
             5 => Edit::Remove { ino },
-            6 => Edit::Dentry { dir: ino, name, to: Some(Dentry::Child { ino: Ino(b % 6), hides: None }) },
+            6 => Edit::Dentry {
+                dir: ino,
+                name,
+                to: Some(Dentry::Child { ino: Ino(b % 6), hides: None }),
+            },
             7 => Edit::Dentry { dir: ino, name, to: Some(Dentry::Whiteout(print)) },
             8 => Edit::Dentry { dir: ino, name, to: None },
             _ => {

@@ -16,7 +16,8 @@ impl Tree {
     /// The extents of a file, in order.
     pub fn extents(&self, ino: Ino) -> impl Iterator<Item = (u64, Extent)> + '_ {
         let from = self.extents.at_or_after(&(ino, 0));
-        from.take_while(move |((at, _), _)| *at == ino).map(|((_, start), extent)| (*start, *extent))
+        from.take_while(move |((at, _), _)| *at == ino)
+            .map(|((_, start), extent)| (*start, *extent))
     }
 
     /// The extents of all files.
@@ -42,7 +43,8 @@ impl Tree {
             self.extents.at_or_after(&(ino, first)).take_while(|(key, _)| **key < (ino, range.end))
         {
             if *start > at {
-                segments.push(Segment { range: ByteRange { start: at, end: *start }, source: None });
+                segments
+                    .push(Segment { range: ByteRange { start: at, end: *start }, source: None });
                 at = *start;
             }
             let end = (start + extent.len).min(range.end);
@@ -99,7 +101,12 @@ impl Tree {
         Ok(())
     }
 
-    pub(super) fn map(&mut self, ino: Ino, range: ByteRange, to: Option<Source>) -> Result<(), Misfit> {
+    pub(super) fn map(
+        &mut self,
+        ino: Ino,
+        range: ByteRange,
+        to: Option<Source>,
+    ) -> Result<(), Misfit> {
         let Some(Body::File { size, .. }) = self.node(ino).map(|n| &n.body) else {
             return Err(Misfit::CONTENT_OF_NO_FILE);
         };
@@ -123,16 +130,23 @@ impl Tree {
         if let Some((start, extent)) = self.extent_at(ino, range.start) {
             let end = start + extent.len;
             if start < range.start {
-                self.extents.insert((ino, start), Extent { len: range.start - start, source: extent.source });
+                self.extents.insert(
+                    (ino, start),
+                    Extent { len: range.start - start, source: extent.source },
+                );
                 if end > range.end {
-                    let rest =
-                        Extent { len: end - range.end, source: extent.source.advanced(range.end - start) };
+                    let rest = Extent {
+                        len: end - range.end,
+                        source: extent.source.advanced(range.end - start),
+                    };
                     self.extents.insert((ino, range.end), rest);
                     return;
                 }
             }
         }
-        while let Some(((found, start), extent)) = self.extents.at_or_after(&(ino, range.start)).next() {
+        while let Some(((found, start), extent)) =
+            self.extents.at_or_after(&(ino, range.start)).next()
+        {
             let (start, extent) = (*start, *extent);
             if *found != ino || start >= range.end {
                 return;
@@ -140,7 +154,10 @@ impl Tree {
             self.extents.remove(&(ino, start));
             let end = start + extent.len;
             if end > range.end {
-                let rest = Extent { len: end - range.end, source: extent.source.advanced(range.end - start) };
+                let rest = Extent {
+                    len: end - range.end,
+                    source: extent.source.advanced(range.end - start),
+                };
                 self.extents.insert((ino, range.end), rest);
                 return;
             }
@@ -178,7 +195,16 @@ mod tests {
 
     fn file(size: u64) -> Tree {
         let t = Timestamp::default();
-        let meta = Meta { mode: 0o100_644, uid: 0, gid: 0, nlink: 1, rdev: 0, atime: t, mtime: t, ctime: t };
+        let meta = Meta {
+            mode: 0o100_644,
+            uid: 0,
+            gid: 0,
+            nlink: 1,
+            rdev: 0,
+            atime: t,
+            mtime: t,
+            ctime: t,
+        };
         let mut tree = Tree::new();
         for ino in [Ino(41), FILE, Ino(43)] {
             let node = Node { meta, xattrs: None, body: Body::File { size, origin: None } };
@@ -257,7 +283,8 @@ mod tests {
         for step in 0..100u64 {
             tree.apply(&Edit::Resize { ino: FILE, size: (step + 1) * 100 }).unwrap();
             let to = Some(Source::Pool { layer: LayerId(1), offset: 5000 + step * 100 });
-            tree.apply(&Edit::Map { ino: FILE, range: ByteRange::at(step * 100, 100), to }).unwrap();
+            tree.apply(&Edit::Map { ino: FILE, range: ByteRange::at(step * 100, 100), to })
+                .unwrap();
         }
         assert_eq!(tree.extents(FILE).count(), 1);
     }
@@ -267,6 +294,8 @@ mod tests {
         let mut tree = file(10);
         let edit = Edit::Map { ino: FILE, range: ByteRange::at(5, 6), to: None };
         assert!(tree.apply(&edit).is_err());
-        assert!(tree.apply(&Edit::Map { ino: Ino(7), range: ByteRange::at(0, 1), to: None }).is_err());
+        assert!(
+            tree.apply(&Edit::Map { ino: Ino(7), range: ByteRange::at(0, 1), to: None }).is_err()
+        );
     }
 }

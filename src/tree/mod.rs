@@ -55,7 +55,8 @@ pub struct Misfit(pub &'static str);
 
 impl Misfit {
     const NO_NODE: Misfit = Misfit("an edit of a node that is not in the tree");
-    const NAME_IN_NO_DIRECTORY: Misfit = Misfit("a name in a node that is not a directory of the tree");
+    const NAME_IN_NO_DIRECTORY: Misfit =
+        Misfit("a name in a node that is not a directory of the tree");
     const REMOVAL_OF_NO_NODE: Misfit = Misfit("removal of a node that is not in the tree");
     const SIZE_OF_NO_FILE: Misfit = Misfit("a size for a node that is not a file");
     const CONTENT_OF_NO_FILE: Misfit = Misfit("content for a node that is not a file of the tree");
@@ -242,7 +243,9 @@ impl Tree {
         self.drop_extents(ino, 0);
         let names: Vec<Name> = self.dentries(ino).map(|(name, _)| name.clone()).collect();
         for name in names {
-            if let Some(Dentry::Child { ino: child, .. }) = self.dentries.remove(&(ino, name.clone())) {
+            if let Some(Dentry::Child { ino: child, .. }) =
+                self.dentries.remove(&(ino, name.clone()))
+            {
                 self.links.remove(&(child, ino, name));
             }
         }
@@ -267,7 +270,9 @@ impl Tree {
     pub fn verify(&self) -> Result<(), String> {
         for ((dir, name), dentry) in &self.dentries {
             if !matches!(self.nodes.get(dir).map(|n| &n.body), Some(Body::Dir { .. })) {
-                return Err(format!("name {name} stands in {dir:?}, which is not a directory of the tree"));
+                return Err(format!(
+                    "name {name} stands in {dir:?}, which is not a directory of the tree"
+                ));
             }
             if let Dentry::Child { ino, .. } = dentry {
                 if !self.nodes.contains_key(ino) {
@@ -281,8 +286,11 @@ impl Tree {
             }
         }
         for ((ino, dir, name), ()) in &self.links {
-            if !matches!(self.dentry(*dir, name), Some(Dentry::Child { ino: child, .. }) if child == ino) {
-                return Err(format!("reverse link of {ino:?} to {name} in {dir:?} without that name"));
+            if !matches!(self.dentry(*dir, name), Some(Dentry::Child { ino: child, .. }) if child == ino)
+            {
+                return Err(format!(
+                    "reverse link of {ino:?} to {name} in {dir:?} without that name"
+                ));
             }
         }
         for (ino, node) in &self.nodes {

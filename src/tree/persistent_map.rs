@@ -349,7 +349,9 @@ fn join<K: Ord + Clone, V: Clone>(nodes: &mut Vec<(K, Arc<Node<K, V>>)>, at: usi
                 (Node::Leaf(entries), Node::Leaf(more)) => append(entries, more),
                 (Node::Branch(nodes), Node::Branch(more)) => append(nodes, more),
                 // Impossible: all leaves have the same depth.
-                (Node::Leaf(_), Node::Branch(_)) | (Node::Branch(_), Node::Leaf(_)) => return false,
+                (Node::Leaf(_), Node::Branch(_)) | (Node::Branch(_), Node::Leaf(_)) => {
+                    return false;
+                }
             }
             true
         }
@@ -430,7 +432,9 @@ impl<'m, K, V> Cursor<'m, K, V> {
         loop {
             match self.0.last()? {
                 Ahead::Entries([(key, value), ..]) => return Some(Next::Entry(key, value)),
-                Ahead::Nodes([(key, node), ..], height) => return Some(Next::Node(key, node, *height)),
+                Ahead::Nodes([(key, node), ..], height) => {
+                    return Some(Next::Node(key, node, *height));
+                }
                 Ahead::Entries([]) | Ahead::Nodes([], _) => drop(self.0.pop()),
             }
         }

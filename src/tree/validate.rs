@@ -36,7 +36,8 @@ impl Tree {
         let mut changed: BTreeMap<Ino, Kind> = BTreeMap::new();
         for edit in edits {
             let kind_of = |ino: &Ino| {
-                let in_tree = || self.node(*ino).map_or(Kind::Nothing, |node| Kind::for_body(&node.body));
+                let in_tree =
+                    || self.node(*ino).map_or(Kind::Nothing, |node| Kind::for_body(&node.body));
                 changed.get(ino).copied().unwrap_or_else(in_tree)
             };
             let (ino, becomes) = match edit {
@@ -85,7 +86,8 @@ mod tests {
 
     fn node(kind: u8, size: u64) -> Box<Node> {
         let t = Timestamp::default();
-        let meta = Meta { mode: 0o644, uid: 0, gid: 0, nlink: 1, rdev: 0, atime: t, mtime: t, ctime: t };
+        let meta =
+            Meta { mode: 0o644, uid: 0, gid: 0, nlink: 1, rdev: 0, atime: t, mtime: t, ctime: t };
         let body = match kind % 3 {
             0 => Body::File { size, origin: None },
             1 => Body::Dir { base: None },
@@ -102,7 +104,9 @@ mod tests {
                 1 => Edit::Meta { ino, meta: node(kind, a).meta },
                 2 => Edit::Xattr { ino, name: b"user.a".to_vec(), value: None },
                 3 => Edit::Resize { ino, size: a },
-                4 => Edit::Map { ino, range: ByteRange { start: a.min(b), end: a.max(b) }, to: None },
+                4 => {
+                    Edit::Map { ino, range: ByteRange { start: a.min(b), end: a.max(b) }, to: None }
+                }
                 5 => {
                     let to = Dentry::Child { ino: Ino(b), hides: None };
                     Edit::Dentry { dir: ino, name: Name::new(b"n").unwrap(), to: Some(to) }

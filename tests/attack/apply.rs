@@ -23,7 +23,9 @@ const PATIENCE: Duration = Duration::from_secs(40);
 /// Everything that is seen of the outside.
 fn look(dir: &Path) -> BTreeMap<PathBuf, String> {
     let all = crate::common::snapshot(dir);
-    all.into_iter().map(|seen| (seen.path, format!("{:?} {:?}", &seen.stat[..9], seen.bytes))).collect()
+    all.into_iter()
+        .map(|seen| (seen.path, format!("{:?} {:?}", &seen.stat[..9], seen.bytes)))
+        .collect()
 }
 
 fn name(text: &str) -> Name {
@@ -101,8 +103,9 @@ fn work(sandbox: &Sandbox, round: u64) -> bool {
     let Ok(dir) = fs.lookup(NodeId::ROOT, &name("d")) else { return false };
     let text = format!("new {round}");
     for file in ["f", "made"] {
-        let found =
-            fs.lookup(dir.id, &name(file)).or_else(|_| fs.mknod(dir.id, &name(file), 0o100_644, 0, 0, ME));
+        let found = fs
+            .lookup(dir.id, &name(file))
+            .or_else(|_| fs.mknod(dir.id, &name(file), 0o100_644, 0, 0, ME));
         if let Ok(entry) = found {
             let _done = fs.write(entry.id, 0, text.as_bytes(), false);
         }
@@ -203,7 +206,12 @@ fn what_an_apply_replaces_is_not_changed_under_its_names_outside_of_the_base() {
         sandbox.fs().write(file.id, 0, b"new", false).unwrap();
     }
     sandbox
-        .handle(Request::Apply { paths: vec![], dry_run: false, undo: false, consent: Default::default() })
+        .handle(Request::Apply {
+            paths: vec![],
+            dry_run: false,
+            undo: false,
+            consent: Default::default(),
+        })
         .unwrap();
     let read = |path: PathBuf| fs::read_to_string(path).unwrap();
     assert_eq!(
@@ -216,9 +224,18 @@ fn what_an_apply_replaces_is_not_changed_under_its_names_outside_of_the_base() {
     );
     assert_eq!(read(ground.base.join("d/pair")), "new", "links within the base stay links");
     let number = |path: PathBuf| fs::metadata(path).unwrap().ino();
-    assert_eq!(number(ground.base.join("two")), number(ground.outside.join("kept-two")), "nobody touched it");
+    assert_eq!(
+        number(ground.base.join("two")),
+        number(ground.outside.join("kept-two")),
+        "nobody touched it"
+    );
     sandbox
-        .handle(Request::Apply { paths: vec![], dry_run: false, undo: true, consent: Default::default() })
+        .handle(Request::Apply {
+            paths: vec![],
+            dry_run: false,
+            undo: true,
+            consent: Default::default(),
+        })
         .unwrap();
     assert_eq!(
         (read(ground.base.join("one")), read(ground.base.join("d/pair"))),

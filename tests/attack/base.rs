@@ -42,7 +42,9 @@ fn a_mount_in_the_base_is_seen_empty_and_told_by_status() {
     );
     let text = place.ok(&["-C", "mnt", "status"]);
     assert!(
-        text.contains("problems with the base:\n  d: something else is mounted there; it is shown empty"),
+        text.contains(
+            "problems with the base:\n  d: something else is mounted there; it is shown empty"
+        ),
         "{text}"
     );
     place.umount();
@@ -52,7 +54,8 @@ fn a_mount_in_the_base_is_seen_empty_and_told_by_status() {
 fn an_apply_at_a_mount_point_of_the_base_is_refused_before_it_writes() {
     let place = place();
     fs::write(place.at("base/a"), "old").unwrap();
-    mount(Some("none"), &place.at("base/d/deep"), Some("tmpfs"), MsFlags::empty(), None::<&str>).unwrap();
+    mount(Some("none"), &place.at("base/d/deep"), Some("tmpfs"), MsFlags::empty(), None::<&str>)
+        .unwrap();
     fs::write(place.at("base/d/deep/theirs"), "theirs").unwrap();
     place.ok(&["mount", "base", "mnt"]);
     fs::write(place.at("mnt/a"), "new").unwrap();

@@ -90,7 +90,8 @@ impl Place {
         // Its own upper layer must not lie on an overlayfs.
         let below = self.at(&format!("{name}-below"));
         fs::create_dir(&below).expect("make a directory");
-        mount(Some("tmpfs"), &below, Some("tmpfs"), MsFlags::empty(), None::<&str>).expect("mount a tmpfs");
+        mount(Some("tmpfs"), &below, Some("tmpfs"), MsFlags::empty(), None::<&str>)
+            .expect("mount a tmpfs");
         for dir in ["lower", "upper", "work"] {
             fs::create_dir(below.join(dir)).expect("make a directory");
         }

@@ -30,9 +30,12 @@ fn errno(result: std::io::Result<impl Sized>) -> i32 {
 fn readlink_tells_the_stored_text_and_following_is_refused() {
     let place = place();
     place.ok(&["mount", "base", "mnt"]);
-    for (link, text) in
-        [("leak", "../out/secret"), ("outdir", "../out"), ("odd", "d/../d/f"), ("d/abs", "/etc/passwd")]
-    {
+    for (link, text) in [
+        ("leak", "../out/secret"),
+        ("outdir", "../out"),
+        ("odd", "d/../d/f"),
+        ("d/abs", "/etc/passwd"),
+    ] {
         assert_eq!(fs::read_link(place.at("mnt").join(link)).unwrap().to_str(), Some(text));
     }
     for link in ["leak", "outdir", "d/abs", "outdir/secret"] {
@@ -77,7 +80,8 @@ fn every_policy_means_for_git_what_is_documented() {
         place.ok(&["mount", "base", "mnt", "-o", &format!("links={policy}")]);
         let names = ["leak", "odd", "slashes", "into", "plain"];
         let read = names.map(|name| {
-            fs::read_link(place.at("mnt").join(name)).map_or(String::new(), |text| text.display().to_string())
+            fs::read_link(place.at("mnt").join(name))
+                .map_or(String::new(), |text| text.display().to_string())
         });
         assert_eq!(read, told.map(str::to_owned), "{policy}");
         // What its index knows git does not read again.
@@ -88,7 +92,11 @@ fn every_policy_means_for_git_what_is_documented() {
         for command in
             ["git add -A", "tar -cf ../x.tar .", "cp -a . ../copy; rc=$?; rm -rf ../copy; exit $rc"]
         {
-            let said = shell(&place, "mnt", &format!("if ({command}) >/dev/null 2>&1; then echo works; fi"));
+            let said = shell(
+                &place,
+                "mnt",
+                &format!("if ({command}) >/dev/null 2>&1; then echo works; fi"),
+            );
             assert_eq!(said.trim() == "works", works, "{policy}: {command}");
         }
         for follow in ["odd", "slashes", "into", "plain"] {
@@ -98,7 +106,11 @@ fn every_policy_means_for_git_what_is_documented() {
                 "{policy}: {follow}"
             );
         }
-        assert_eq!(fs::read_to_string(place.at("mnt/leak")).is_ok(), policy == "literal", "{policy}");
+        assert_eq!(
+            fs::read_to_string(place.at("mnt/leak")).is_ok(),
+            policy == "literal",
+            "{policy}"
+        );
         place.ok(&["-C", "mnt", "discard"]);
         place.umount();
     }
@@ -158,12 +170,14 @@ fn the_residue_of_show_is_the_text_of_links_outside() {
 fn io_uring_and_callers_of_32_bits_are_refused() {
     let place = place();
     place.ok(&["mount", "base", "mnt", "-o", "links=show"]);
-    let attacks: &[&str] = if cfg!(target_arch = "x86_64") { &[IO_URING, INT_80] } else { &[IO_URING] };
+    let attacks: &[&str] =
+        if cfg!(target_arch = "x86_64") { &[IO_URING, INT_80] } else { &[IO_URING] };
     for program in attacks {
         let mut command = Command::new("/usr/bin/python3");
         command.args(["-I", "-S", "-c", program]).arg(place.at("mnt/leak")).env("PATH", PATH);
         let output = command.output().unwrap();
-        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let (out, err) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         // Where the kernel has no such thing, nobody can attack with it.
         assert!(out.trim() == "-18 b''" || out.trim() == "none", "{out}{err}");
     }

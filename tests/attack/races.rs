@@ -44,7 +44,8 @@ fn mv(root: &Path, from: &str, to: &str, done: &mut u64) {
 }
 
 fn exchange(root: &Path, a: &str, b: &str, done: &mut u64) {
-    let swapped = renameat2(AT_FDCWD, &root.join(a), AT_FDCWD, &root.join(b), RenameFlags::RENAME_EXCHANGE);
+    let swapped =
+        renameat2(AT_FDCWD, &root.join(a), AT_FDCWD, &root.join(b), RenameFlags::RENAME_EXCHANGE);
     *done += u64::from(swapped.is_ok());
 }
 
@@ -85,7 +86,11 @@ const ATTACKS: &[Attack] = &[
     Attack {
         name: "a name on the way is exchanged for a link",
         setup: |root| {
-            make(root, &["a/b/c"], &[("a/l", "b/c/../../../hit"), ("a/d", "b/c/../../.."), ("a/b/u", "..")]);
+            make(
+                root,
+                &["a/b/c"],
+                &[("a/l", "b/c/../../../hit"), ("a/d", "b/c/../../.."), ("a/b/u", "..")],
+            );
         },
         mischief: &[|root, done| exchange(root, "a/b/c", "a/b/u", done)],
         files: &["a/l"],
@@ -113,7 +118,11 @@ const ATTACKS: &[Attack] = &[
     Attack {
         name: "it moves up when the link is gone",
         setup: |root| {
-            make(root, &["a/b/c", "x/y/z"], &[("a/b/c/l", "../../../hit"), ("a/b/c/d", "../../..")]);
+            make(
+                root,
+                &["a/b/c", "x/y/z"],
+                &[("a/b/c/l", "../../../hit"), ("a/b/c/d", "../../..")],
+            );
         },
         mischief: &[|root, done| {
             for (link_, text) in [("l", "../../../hit"), ("d", "../../..")] {
@@ -183,7 +192,12 @@ const ATTACKS: &[Attack] = &[
             make(
                 root,
                 &["a", "x/y/z"],
-                &[("a/l", "../hit"), ("a/d", ".."), ("x/y/z/l", "../../../hit"), ("x/y/z/d", "../../..")],
+                &[
+                    ("a/l", "../hit"),
+                    ("a/d", ".."),
+                    ("x/y/z/l", "../../../hit"),
+                    ("x/y/z/d", "../../.."),
+                ],
             );
         },
         mischief: &[|root, done| {
@@ -292,7 +306,12 @@ fn walk(attack: &Attack, root: &Path, me: usize, tally: &Tally, stop: &Stop) {
 
 /// Every directory from the place's root to the one of the trees.
 fn outside(place: &Place) -> Vec<PathBuf> {
-    place.top().ancestors().take_while(|dir| dir.starts_with(place.root())).map(Path::to_owned).collect()
+    place
+        .top()
+        .ancestors()
+        .take_while(|dir| dir.starts_with(place.root()))
+        .map(Path::to_owned)
+        .collect()
 }
 
 fn fill_outside(place: &Place) {
@@ -340,7 +359,8 @@ fn run(attack: &Attack, place: &Place, root: &Path, end: Instant) -> Tally {
             let (tally, stop) = (&tally, &stop);
             scope.spawn(move || walk(attack, root, me, tally, stop));
         }
-        let nobody_came = || tally.inside.load(Ordering::Relaxed) == 0 && Instant::now() < end + PATIENCE;
+        let nobody_came =
+            || tally.inside.load(Ordering::Relaxed) == 0 && Instant::now() < end + PATIENCE;
         while (Instant::now() < end || nobody_came()) && !tally.is_out() {
             std::thread::sleep(Duration::from_millis(20));
             for what in damage(place) {

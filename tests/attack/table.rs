@@ -109,7 +109,9 @@ impl Configuration {
         match self {
             MountRoot | MountUser => format!("{mount}; {attack}; {end}"),
             MountDeny => format!("{mount} -o links=deny; {attack}; {end}"),
-            Masked(errno) => format!("$PYTHON -I mask.py {errno} {mount} -o links=deny; {attack}; {end}"),
+            Masked(errno) => {
+                format!("$PYTHON -I mask.py {errno} {mount} -o links=deny; {attack}; {end}")
+            }
             RunRoot | RunUser => format!("cd base; exec $JAILFS run --keep -- {attack}"),
             Plain { .. } | Overlay => format!("exec {attack}"),
         }
@@ -193,8 +195,11 @@ impl Ground {
         fs::set_permissions(out.join("private"), PermissionsExt::from_mode(0o600)).unwrap();
         self._held = Some(fs::File::open(&out).unwrap());
         self.before = look(&out);
-        self.numbers =
-            self.before.keys().map(|path| out.join(path).symlink_metadata().unwrap().ino()).collect();
+        self.numbers = self
+            .before
+            .keys()
+            .map(|path| out.join(path).symlink_metadata().unwrap().ino())
+            .collect();
     }
 
     /// A server that tells the word to whoever comes.
@@ -214,8 +219,11 @@ impl Ground {
     fn prepare(&self) {
         let tree = self.place.at(self.configuration.tree());
         let base = if self.configuration == Overlay { tree.clone() } else { self.place.at("base") };
-        let halves: &[(&str, bool)] =
-            if self.configuration.is_root() { &[("all", true)] } else { &[("root", true), ("user", false)] };
+        let halves: &[(&str, bool)] = if self.configuration.is_root() {
+            &[("all", true)]
+        } else {
+            &[("root", true), ("user", false)]
+        };
         for (half, root) in halves {
             let mut command = if *root { Command::new(PYTHON) } else { as_user(PYTHON) };
             command.arg("-I").arg(self.place.at("attacker.py")).arg("prepare");
@@ -234,7 +242,8 @@ impl Ground {
             return Some(format!("changed {paths:?}"));
         }
         let number = self.numbers.iter().any(|number| said.contains(&format!("ino:{number};")));
-        (said.contains(&self.word) || said.contains("REVEALED") || number).then(|| format!("told {said}"))
+        (said.contains(&self.word) || said.contains("REVEALED") || number)
+            .then(|| format!("told {said}"))
     }
 }
 
@@ -273,27 +282,35 @@ struct Attacker {
 impl Attacker {
     fn start(ground: &Ground) -> Attacker {
         let place = &ground.place;
-        let [base, tree, out] = ["base", ground.configuration.tree(), "out"].map(|dir| place.at(dir));
+        let [base, tree, out] =
+            ["base", ground.configuration.tree(), "out"].map(|dir| place.at(dir));
         let base = if ground.configuration == Overlay { tree.clone() } else { base };
         // The attacker's text is handed over, because the command of a run may not see the file.
         let words = [base, tree, out].map(|path| format!("'{}'", path.display())).join(" ");
         let attack = format!("$PYTHON -I -S -c \"$ATTACKER\" attack {words}");
-        let script = format!("cd {}; {}", place.top().display(), ground.configuration.script(&attack));
+        let script =
+            format!("cd {}; {}", place.top().display(), ground.configuration.script(&attack));
         let mut command = if ground.configuration.is_root() {
             let mut command = Command::new("sh");
             command.args(["-euc", &script]);
             command
         } else {
             // As on a usual host everybody may use the device; containers often keep it for root.
-            let device = "mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse && rm fuse";
-            let user = "exec setpriv --reuid 65534 --regid 65534 --clear-groups sh -euc \"$SCRIPT\"";
+            let device =
+                "mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse && rm fuse";
+            let user =
+                "exec setpriv --reuid 65534 --regid 65534 --clear-groups sh -euc \"$SCRIPT\"";
             let mut command = Command::new("unshare");
             command.args(["-m", "sh", "-euc", &format!("{device}; {user}")]).env("SCRIPT", script);
             command
         };
         place.environment(&mut command);
         command.env("JAILFS", place.at("jailfs")).env("PYTHON", PYTHON).env("ATTACKER", ATTACKER);
-        command.current_dir(place.top()).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .current_dir(place.top())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let (stdin, stdout) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
         let mut attacker = Attacker { child, stdin, stdout };
@@ -390,7 +407,8 @@ fn run(configuration: Configuration) -> Ground {
 
 /// What the rows that work say on a plain directory.
 fn expected() -> &'static BTreeMap<String, (String, String)> {
-    static EXPECTED: std::sync::OnceLock<BTreeMap<String, (String, String)>> = std::sync::OnceLock::new();
+    static EXPECTED: std::sync::OnceLock<BTreeMap<String, (String, String)>> =
+        std::sync::OnceLock::new();
     EXPECTED.get_or_init(|| {
         let ground = Ground::new(Plain { root: true });
         let mut attacker = Attacker::start(&ground);
@@ -440,14 +458,22 @@ fn check_status(ground: &Ground) {
         status.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(lines[0]["refused_links"].as_u64() > Some(100), "{}", lines[0]);
     let told: Vec<_> = lines.iter().filter(|line| line["type"] == "refused_link").collect();
-    assert_eq!(told.len() + lines.iter().filter(|line| line["type"] == "refused_rename").count(), 100);
-    assert!(told.iter().all(|line| line["pid"].as_u64() > Some(0) && line["target"] != ""), "{told:?}");
+    assert_eq!(
+        told.len() + lines.iter().filter(|line| line["type"] == "refused_rename").count(),
+        100
+    );
+    assert!(
+        told.iter().all(|line| line["pid"].as_u64() > Some(0) && line["target"] != ""),
+        "{told:?}"
+    );
     assert!(told.iter().any(|line| line["process"] == "python3"), "{told:?}");
     let log = ground.place.at("home/.local/state/jailfs");
     let store = fs::read_dir(log).unwrap().next().unwrap().unwrap().path();
     let log = fs::read_to_string(store.join("daemon.log")).unwrap();
     assert!(
-        log.contains("refused the link 'op-read/l', which leads to '../../out/secret', for process "),
+        log.contains(
+            "refused the link 'op-read/l', which leads to '../../out/secret', for process "
+        ),
         "{log}"
     );
     assert!(log.contains("refused to move '"), "{log}");

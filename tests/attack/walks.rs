@@ -113,7 +113,11 @@ fn a_directory_stays_down_while_a_text_may_be_walked_in_it() {
     assert_eq!(tree.mv("x/y/z/c", "c"), REFUSED);
     tree.forget(link);
     assert_eq!(tree.mv("x/y/z/c", "c"), Ok(()), "the walk is over");
-    assert_eq!(tree.read(tree.id("c/l")), REFUSED.map(|()| String::new()), "and who asks again is refused");
+    assert_eq!(
+        tree.read(tree.id("c/l")),
+        REFUSED.map(|()| String::new()),
+        "and who asks again is refused"
+    );
     let (refusals, count) = tree.sandbox.fs().refusals();
     assert_eq!((refusals.len(), count), (8, 8), "{refusals:?}");
 }

@@ -23,7 +23,10 @@ fn nothing_reaches_the_base_before_apply_and_all_of_it_then() {
     // One path, then the rest, with the deletions in full.
     assert_eq!(place.ok("mnt", "apply a"), "applied: 1 modified\nundo: jailfs apply --undo\n");
     assert_eq!((place.read("base/a").as_str(), place.exists("base/del")), ("one\ntwo\n", true));
-    assert_eq!(place.ok("mnt", "apply"), "applied: 3 added, 1 deleted\nD\tdel\nundo: jailfs apply --undo\n");
+    assert_eq!(
+        place.ok("mnt", "apply"),
+        "applied: 3 added, 1 deleted\nD\tdel\nundo: jailfs apply --undo\n"
+    );
     assert!(place.exists("base/n/empty") && !place.exists("base/del"));
     assert_eq!(place.ok("mnt", "diff base"), "");
     assert_eq!(place.ok("mnt", "apply"), "applied: nothing changed\n");
@@ -62,9 +65,17 @@ fn a_discard_goes_back_to_what_status_counts_from() {
     place.write("mnt/a", "other\n");
     place.ok("mnt", "apply");
     place.ok("mnt", "apply --undo");
-    assert!(place.ok("mnt", "status").contains("changed     2 paths"), "{}", place.ok("mnt", "status"));
+    assert!(
+        place.ok("mnt", "status").contains("changed     2 paths"),
+        "{}",
+        place.ok("mnt", "status")
+    );
     place.ok("mnt", "discard");
-    assert!(place.ok("mnt", "status").contains("changed     0 paths"), "{}", place.ok("mnt", "status"));
+    assert!(
+        place.ok("mnt", "status").contains("changed     0 paths"),
+        "{}",
+        place.ok("mnt", "status")
+    );
     assert_eq!(place.read("mnt/a"), "mine\n");
 }
 
@@ -185,13 +196,17 @@ fn a_binary_patch_is_told_or_understood() {
     place.write("mnt/bin", b"\0\x03\x04\xff");
     assert!(place.ok("mnt", "diff --stat").contains("bin | Bin 3 -> 4 bytes\n"));
     let json = place.json("mnt", "diff -p");
-    assert_eq!((&json[0]["binary"], &json[0]["lines_added"]), (&true.into(), &serde_json::Value::Null));
+    assert_eq!(
+        (&json[0]["binary"], &json[0]["lines_added"]),
+        (&true.into(), &serde_json::Value::Null)
+    );
 }
 
 #[test]
 fn git_makes_the_same_binary_files_of_a_patch_and_takes_it_back() {
     let place = Place::new();
-    let large: Vec<u8> = (0..300_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    let large: Vec<u8> =
+        (0..300_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
     place.write("base/bin", b"\0\x01\x02");
     place.write("base/gone", [b"\0gone".as_slice(), &large].concat());
     place.write("base/mode", b"\0mode");
@@ -207,8 +222,11 @@ fn git_makes_the_same_binary_files_of_a_patch_and_takes_it_back() {
     place.write("mnt/was-text", b"\0binary now");
     // In one patch with text, over several states, and back.
     for (from, to) in [("base", "@"), ("base", "text"), ("text", "@")] {
-        let patch =
-            place.command("mnt", crate::place::JAILFS).args(["diff", from, to, "-p"]).output().unwrap();
+        let patch = place
+            .command("mnt", crate::place::JAILFS)
+            .args(["diff", from, to, "-p"])
+            .output()
+            .unwrap();
         assert!(patch.status.success() && !patch.stdout.is_empty());
         place.write(format!("{from}-{to}"), &patch.stdout);
     }
@@ -216,9 +234,10 @@ fn git_makes_the_same_binary_files_of_a_patch_and_takes_it_back() {
     let said = place.sh("copy", apply);
     assert_eq!((said.code, said.err.as_str()), (0, ""));
     assert_eq!(content(&place, "copy"), content(&place, "mnt"));
-    for (line, wanted) in
-        [("git apply -R ../base-@", "base"), ("git apply ../base-text && git apply ../text-@", "mnt")]
-    {
+    for (line, wanted) in [
+        ("git apply -R ../base-@", "base"),
+        ("git apply ../base-text && git apply ../text-@", "mnt"),
+    ] {
         let said = place.sh("copy", line);
         assert_eq!((said.code, said.err.as_str()), (0, ""), "{line}");
         assert_eq!(content(&place, "copy"), content(&place, wanted), "{line}");

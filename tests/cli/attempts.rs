@@ -21,7 +21,10 @@ fn a_failed_attempt_is_rolled_back_and_the_next_begins_where_it_began() {
     assert_eq!(place.read("out/attempts"), "1\n2\n3\n");
     assert!(said.err.contains("attempt 1 of 5 failed (1), and was rolled back\n"), "{}", said.err);
     let diff = place.ok("base", "diff base");
-    assert!(diff.contains("M\ta\n") && diff.contains("A\tn\n") && diff.contains("D\tdel\n"), "{diff}");
+    assert!(
+        diff.contains("M\ta\n") && diff.contains("A\tn\n") && diff.contains("D\tdel\n"),
+        "{diff}"
+    );
     std::fs::remove_file(place.at("out/alive")).unwrap();
     let all = place.run("--attempts 2 --keep", "echo $JAILFS_ATTEMPT > n; cat n; exit 7");
     assert_eq!((all.code, all.out.as_str()), (7, "1\n2\n"), "{}", all.err);
@@ -29,7 +32,11 @@ fn a_failed_attempt_is_rolled_back_and_the_next_begins_where_it_began() {
     // What is kept of the last attempt is its own.
     assert_eq!(place.run("--keep", "cat n").out, "2\n");
     let missing = place.say("base", "run --attempts 3 no-such-command");
-    assert_eq!((missing.code, missing.err.matches("No such file").count()), (127, 1), "{missing:?}");
+    assert_eq!(
+        (missing.code, missing.err.matches("No such file").count()),
+        (127, 1),
+        "{missing:?}"
+    );
     assert_eq!(place.say("base", "run --attempts 0 true").code, 2);
 }
 
@@ -44,12 +51,15 @@ fn a_command_whose_time_is_over_is_ended_with_all_that_it_started() {
     assert!(start.elapsed() < Duration::from_secs(5));
     assert_eq!(place.ok("base", "diff base"), "A\tn\n");
     // One that has something to finish may; it has run out of time all the same.
-    let said =
-        place.run("--timeout 0.3 --keep", "trap 'echo late > n; exit 0' TERM; while :; do sleep 0.01; done");
+    let said = place.run(
+        "--timeout 0.3 --keep",
+        "trap 'echo late > n; exit 0' TERM; while :; do sleep 0.01; done",
+    );
     assert_eq!(said.code, 124, "{said:?}");
     assert_eq!(place.run("--keep", "cat n").out, "late\n");
     // One that does not want to has to, also if it has been stopped.
-    let stubborn = "trap '' TERM; echo x > ../out/alive; while :; do echo x > ../out/alive; sleep 0.01; done";
+    let stubborn =
+        "trap '' TERM; echo x > ../out/alive; while :; do echo x > ../out/alive; sleep 0.01; done";
     let said = place.run("--timeout 0.3 --attempts 1 --discard --bind-rw ../out", stubborn);
     assert_eq!(said.code, 124, "{said:?}");
     std::fs::remove_file(place.at("out/alive")).unwrap();
@@ -90,7 +100,10 @@ fn an_attempt_finds_nothing_of_the_one_before_in_the_past_either() {
         .chunks(each)
         .zip(1..)
         .map(|(lines, n)| {
-            lines.join("\n").replace(&format!("secret{n}"), "secret").replace(&format!("named{n}"), "named")
+            lines
+                .join("\n")
+                .replace(&format!("secret{n}"), "secret")
+                .replace(&format!("named{n}"), "named")
         })
         .collect();
     assert!(attempts[0].contains("secret") && attempts[0].contains("d/x"), "{}", said.out);

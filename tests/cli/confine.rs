@@ -22,7 +22,9 @@ pub const EVERYBODY: [Who; 2] = [Who::Root, Who::Nobody];
 pub fn place() -> Place {
     let place = Place::new();
     fs::set_permissions(place.root(), PermissionsExt::from_mode(0o755)).unwrap();
-    for dir in ["home/.ssh", "home/.config/gcloud", "home/.local/state/jailfs/other-1", "home/src", "out"] {
+    for dir in
+        ["home/.ssh", "home/.config/gcloud", "home/.local/state/jailfs/other-1", "home/src", "out"]
+    {
         fs::create_dir_all(place.at(dir)).unwrap();
     }
     for (path, text) in [
@@ -44,7 +46,8 @@ pub fn place() -> Place {
 /// Runs a script in `/srv/base`, which is the base of the place.
 pub fn at_srv(place: &Place, who: Who, script: &str) -> Said {
     let given = if who == Who::Nobody { "65534:65534" } else { "0:0" };
-    let own = said(place.command("", "chown").args(["-R", given, "base", "home", "out", "host-file"]));
+    let own =
+        said(place.command("", "chown").args(["-R", given, "base", "home", "out", "host-file"]));
     assert_eq!(own.code, 0, "{own:?}");
     place.write(
         "script",
@@ -60,7 +63,12 @@ pub fn at_srv(place: &Place, who: Who, script: &str) -> Said {
         .env("JAILFS", "/srv/jailfs")
         .env("HOME", "/srv/home")
         .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
-    said(command.args(["-m", "sh", "-ec", &format!("{prepare}; cd /srv/base; exec {user} sh -eu ../script")]))
+    said(command.args([
+        "-m",
+        "sh",
+        "-ec",
+        &format!("{prepare}; cd /srv/base; exec {user} sh -eu ../script"),
+    ]))
 }
 
 /// As [`at_srv`], for a script behind the walls, as everybody, each in a new place.
@@ -69,7 +77,9 @@ fn inside(options: &str, script: &str) {
         let place = place();
         place.write(
             "inside",
-            format!("no() {{ if \"$@\"; then echo \"it went well: $*\" >&2; exit 99; fi; }}\n{script}"),
+            format!(
+                "no() {{ if \"$@\"; then echo \"it went well: $*\" >&2; exit 99; fi; }}\n{script}"
+            ),
         );
         // The script is read by the shell before it is behind the walls.
         let said = at_srv(
@@ -146,9 +156,13 @@ fn what_is_shown_hidden_and_bound_is_the_callers_choice() {
     let said = place.run(&format!("--bind-ro {}", place.at("home").display()), script);
     let name = place.root().file_name().unwrap().to_str().unwrap().to_owned();
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_jailfs")).strip_prefix("/tmp").ok();
-    let beside = program.and_then(|path| path.components().next()).map(|first| first.as_os_str().to_owned());
-    let seen: Vec<&str> =
-        said.out.lines().filter(|line| beside.as_ref().is_none_or(|beside| beside != line)).collect();
+    let beside =
+        program.and_then(|path| path.components().next()).map(|first| first.as_os_str().to_owned());
+    let seen: Vec<&str> = said
+        .out
+        .lines()
+        .filter(|line| beside.as_ref().is_none_or(|beside| beside != line))
+        .collect();
     assert_eq!((said.code, seen), (0, vec!["sourcebase", "home", &name]), "{}", said.err);
 }
 
@@ -222,7 +236,8 @@ fn processes_outside_are_neither_seen_nor_reached() {
     );
     // The group of the caller is the command's too: nobody in it but the command is to be hit.
     let place = Place::new();
-    let said = place.sh("base", "$JAILFS run --keep -- sh -c 'kill -TERM 0; sleep 5' || echo code $?");
+    let said =
+        place.sh("base", "$JAILFS run --keep -- sh -c 'kill -TERM 0; sleep 5' || echo code $?");
     assert_eq!(said.out, "code 143\n", "{}", said.err);
 }
 
@@ -249,7 +264,8 @@ fn sockets_of_the_host_are_out_of_reach() {
     let script = "python3 ../listen.py & while [ ! -e ../out/ready ]; do sleep 0.01; done; python3 connect.py
                   $JAILFS run --keep -- python3 connect.py; $JAILFS run --show /srv/out/socket -- python3 connect.py; kill $!";
     let said = at_srv(&place, Who::Root, script);
-    let connects = "connected\nconnected\n".to_owned() + "refused\nrefused\n" + "connected\nrefused\n";
+    let connects =
+        "connected\nconnected\n".to_owned() + "refused\nrefused\n" + "connected\nrefused\n";
     assert_eq!(said.out, connects, "{}", said.err);
 }
 
@@ -267,7 +283,10 @@ fn what_is_open_is_no_way_out() {
         "#,
     );
     assert_eq!((said.code, said.out.as_str()), (0, "host\n"), "{}", said.err);
-    assert_eq!((place.read("host-file").as_str(), place.read("out/log").as_str()), ("host\n", "logged\n"));
+    assert_eq!(
+        (place.read("host-file").as_str(), place.read("out/log").as_str()),
+        ("host\n", "logged\n")
+    );
 }
 
 #[test]
@@ -311,11 +330,15 @@ except OSError:
 fn the_command_is_told_where_it_is() {
     let place = Place::new();
     let mut command = place.command("base", JAILFS);
-    command.env("TOKEN", "secret").env("SSH_AUTH_SOCK", "/tmp/agent").env("TMPDIR", place.at("home"));
+    command
+        .env("TOKEN", "secret")
+        .env("SSH_AUTH_SOCK", "/tmp/agent")
+        .env("TMPDIR", place.at("home"));
     let script = "echo ${TOKEN-} ${SSH_AUTH_SOCK-} ${TMPDIR-} $JAILFS_ATTEMPT; [ $JAILFS_ROOT = $PWD ]; [ -S $JAILFS_SANDBOX/control ]; cat $JAILFS_README";
     let said = said(command.args(["run", "--", "sh", "-euc", script]));
     assert!(said.code == 0 && said.out.starts_with("secret 1\nYou are in a sandbox"), "{said:?}");
-    for part in [place.at("base").to_str().unwrap(), "--bind-rw DIR", "--show PATH", "/etc/shadow"] {
+    for part in [place.at("base").to_str().unwrap(), "--bind-rw DIR", "--show PATH", "/etc/shadow"]
+    {
         assert!(said.out.contains(part), "{part}: {}", said.out);
     }
     let mut command = place.command("base", JAILFS);
@@ -346,7 +369,12 @@ fn root_is_root_over_files_and_owners_keep_their_numbers() {
         "id -u; stat -c %u:%g sub/b; cat sub/b >/dev/null; chown 4321:8765 sub/b; chown 7:8 a; mkdir open; chmod 777 open; \
          setpriv --reuid 65534 --regid 65534 --clear-groups sh -c 'id -u; echo mine > open/mine; ! cat sub/b 2>/dev/null'; stat -c %u:%g open/mine",
     );
-    assert_eq!((said.code, said.out.as_str()), (0, "0\n1234:5678\n65534\n65534:65534\n"), "{}", said.err);
+    assert_eq!(
+        (said.code, said.out.as_str()),
+        (0, "0\n1234:5678\n65534\n65534:65534\n"),
+        "{}",
+        said.err
+    );
     let owners = place.sh("base", "stat -c %u:%g sub/b a open/mine").out;
     assert_eq!(owners, "4321:8765\n7:8\n65534:65534\n");
 }
@@ -442,7 +470,10 @@ fn keys_of_the_host_are_out_of_reach() {
     let place = Place::new();
     place.write("base/read.py", READ_KEY);
     let mut command = place.command("base", "python3");
-    command.args(["-c", PLANT]).stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+    command
+        .args(["-c", PLANT])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped());
     let mut holder = command.spawn().unwrap();
     let mut key = String::new();
     std::io::BufReader::new(holder.stdout.take().unwrap()).read_line(&mut key).unwrap();
@@ -452,7 +483,10 @@ fn keys_of_the_host_are_out_of_reach() {
     drop(holder.stdin.take());
     holder.wait().unwrap();
     assert_eq!((outside.as_str(), behind.as_str()), ("PLANTED\n", "refused\n"));
-    assert_eq!(without, "PLANTED\n", "the key can be read as soon as the filter lets the call through");
+    assert_eq!(
+        without, "PLANTED\n",
+        "the key can be read as soon as the filter lets the call through"
+    );
 }
 
 #[test]
@@ -518,7 +552,8 @@ pub fn without_namespaces(place: &Place, who: Who, script: &str) -> Said {
     };
     let own = said(place.command("", "chown").args(["-R", given, "base", "home", "out"]));
     assert_eq!(own.code, 0, "{own:?}");
-    let line = format!("{prepare}; cd /srv/base; exec python3 ../refuse.py {user} sh -eu ../script");
+    let line =
+        format!("{prepare}; cd /srv/base; exec python3 ../refuse.py {user} sh -eu ../script");
     let mut command = place.command("", "unshare");
     command.env("JAILFS", "/srv/jailfs").env("HOME", "/srv/home");
     command.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
@@ -546,8 +581,17 @@ fn without_namespaces_the_second_wall_stands_alone_and_is_said_to() {
             $JAILFS diff base; ! ls -d /tmp/jailfs-run-*/mount/base 2>/dev/null
         "#;
         let said = without_namespaces(&place, who, outside);
-        assert_eq!((said.code, said.out.as_str()), (0, "done\nA\td/\nR\ta\td/a\n"), "{who:?}: {}", said.err);
-        assert!(said.err.contains("warning: this host does not allow namespaces: "), "{}", said.err);
+        assert_eq!(
+            (said.code, said.out.as_str()),
+            (0, "done\nA\td/\nR\ta\td/a\n"),
+            "{who:?}: {}",
+            said.err
+        );
+        assert!(
+            said.err.contains("warning: this host does not allow namespaces: "),
+            "{}",
+            said.err
+        );
         assert!(said.err.contains("confined by Landlock "), "{}", said.err);
         assert!(said.err.contains("; but no namespaces: "), "{}", said.err);
     }
@@ -565,8 +609,9 @@ fn without_namespaces_a_command_is_refused_unless_the_caller_accepts_less() {
         (Who::Nobody, "--walls=landlock", true),
     ] {
         let place = place();
-        let script =
-            format!("code=0; $JAILFS run --keep {options} -- sh -c 'echo ran' || code=$?; echo code $code");
+        let script = format!(
+            "code=0; $JAILFS run --keep {options} -- sh -c 'echo ran' || code=$?; echo code $code"
+        );
         let said = without_namespaces(&place, who, &script);
         let expected = if runs { "ran\ncode 0\n" } else { "code 125\n" };
         assert_eq!(said.out, expected, "{who:?} {options}: {}", said.err);
@@ -584,7 +629,11 @@ fn without_namespaces_a_command_that_stops_who_started_it_is_ended_in_time() {
         let run = r#"export TMPDIR=/srv/out; code=0; $JAILFS run --walls=landlock --timeout 1 --keep -- sh -c "$(cat ../inside)" || code=$?; echo code $code"#;
         let said = without_namespaces(&place, who, run);
         assert_eq!(said.out, "code 124\n", "{who:?}: {}", said.err);
-        assert!(said.err.contains("the time is over") && said.err.contains("A\tstopped"), "{}", said.err);
+        assert!(
+            said.err.contains("the time is over") && said.err.contains("A\tstopped"),
+            "{}",
+            said.err
+        );
     }
 }
 

@@ -17,13 +17,19 @@ fn a_mount_stands_when_the_command_returns_and_is_gone_when_umount_does() {
     assert_eq!(place.read("mnt/a"), "one\n");
     let daemon = place.daemon();
     let command = fs::read(format!("/proc/{daemon}/cmdline")).unwrap();
-    assert!(command.starts_with(b"jailfs\0__daemon\0"), "it can be told apart in a list of processes");
+    assert!(
+        command.starts_with(b"jailfs\0__daemon\0"),
+        "it can be told apart in a list of processes"
+    );
     assert_eq!(fs::read_link(format!("/proc/{daemon}/cwd")).unwrap().to_str(), Some("/"));
     let again = place.fails("", "mount base mnt", 11);
     assert!(again.contains("a sandbox is mounted there already\nhint: use it as it is"), "{again}");
     fs::create_dir(place.at("mnt2")).unwrap();
     let second = place.fails("", "mount base mnt2", 11);
-    assert!(second.contains("its sandbox is mounted at") && second.contains("--store DIR"), "{second}");
+    assert!(
+        second.contains("its sandbox is mounted at") && second.contains("--store DIR"),
+        "{second}"
+    );
     place.ok("", "mount base mnt2 --store home/second");
     place.write("mnt2/only-here", "x");
     assert!(!place.exists("mnt/only-here"));
@@ -72,7 +78,10 @@ fn what_cannot_be_mounted_says_why() {
         ),
         ("mount base file", "find 'file': it is not a directory"),
         ("mount file mnt", "find 'file': it is not a directory"),
-        ("mount base base/inside", "the mount would contain itself\nhint: mount it beside the base"),
+        (
+            "mount base base/inside",
+            "the mount would contain itself\nhint: mount it beside the base",
+        ),
         ("mount outer/base outer", "the mount would hide it"),
         (
             "mount base mnt --store base/s",
@@ -104,8 +113,10 @@ fn options_do_what_they_say() {
     let options = || {
         let all = jailfs::sys::mountinfo::read().unwrap();
         let wanted = place.at("mnt");
-        let entry =
-            all.into_iter().find(|entry| entry.mount_point == wanted.as_os_str().as_encoded_bytes()).unwrap();
+        let entry = all
+            .into_iter()
+            .find(|entry| entry.mount_point == wanted.as_os_str().as_encoded_bytes())
+            .unwrap();
         (String::from_utf8(entry.fs_type).unwrap(), String::from_utf8(entry.options).unwrap())
     };
     place.mount();
@@ -116,7 +127,10 @@ fn options_do_what_they_say() {
     place.ok("", "mount base mnt -o ro,noexec,defaults,x-note=1 -o nofail");
     let (_, read_only) = options();
     assert!(read_only.contains("ro,") && read_only.contains("noexec"), "{read_only}");
-    assert_eq!(fs::write(place.at("mnt/a"), "x").unwrap_err().raw_os_error(), Some(nix::libc::EROFS));
+    assert_eq!(
+        fs::write(place.at("mnt/a"), "x").unwrap_err().raw_os_error(),
+        Some(nix::libc::EROFS)
+    );
     place.umount();
     place.ok("", "mount base mnt -o suid,dev,volatile,writeback,links=rewrite,allow-target=/etc");
     let (_, open) = options();
@@ -138,8 +152,11 @@ fn mount_helpers_call_it_in_their_own_form() {
     // As mount(8) calls /sbin/mount.fuse.jailfs.
     let mut command = Command::new(JAILFS);
     place.environment(&mut command);
-    let helper =
-        said(command.arg0("/sbin/mount.fuse.jailfs").args([&base, &mnt]).args(["-sv", "-o", "rw,noexec"]));
+    let helper = said(command.arg0("/sbin/mount.fuse.jailfs").args([&base, &mnt]).args([
+        "-sv",
+        "-o",
+        "rw,noexec",
+    ]));
     assert_eq!(helper.code, 0, "{helper:?}");
     assert!(place.is_mounted("mnt"));
     // umount(8), without waiting for the daemon.
@@ -186,7 +203,10 @@ fn a_busy_mount_is_refused_or_ends_with_its_last_user() {
     let daemon = place.daemon();
     let mut user = Command::new("sleep").arg("60").current_dir(place.at("mnt")).spawn().unwrap();
     let busy = place.fails("", "umount mnt", 11);
-    assert!(busy.contains("busy") && busy.contains("\nhint: ") && busy.contains("--lazy"), "{busy}");
+    assert!(
+        busy.contains("busy") && busy.contains("\nhint: ") && busy.contains("--lazy"),
+        "{busy}"
+    );
     let who = format!("in use by sleep (pid {}), stands in '", user.id());
     assert!(busy.contains(&who), "{busy}");
     assert!(place.is_mounted("mnt"));
@@ -235,7 +255,10 @@ fn what_a_killed_daemon_acknowledged_is_there_again() {
     signal(daemon, Signal::SIGKILL);
     until("the daemon is dead", || !lives(daemon));
     let detached = place.say("", "umount mnt");
-    assert!(detached.code == 0 && detached.err.contains("was dead; the mount is detached"), "{detached:?}");
+    assert!(
+        detached.code == 0 && detached.err.contains("was dead; the mount is detached"),
+        "{detached:?}"
+    );
     assert!(!place.is_mounted("mnt"));
 }
 
@@ -255,7 +278,10 @@ fn a_mount_over_its_own_base_hides_it() {
     assert!(place.ok("base", "apply").starts_with("applied: 1 modified\n"));
     place.write("base/b", "not applied");
     place.ok("", "umount base");
-    assert_eq!((place.read("base/a").as_str(), place.exists("base/b")), ("in the sandbox\n", false));
+    assert_eq!(
+        (place.read("base/a").as_str(), place.exists("base/b")),
+        ("in the sandbox\n", false)
+    );
 }
 
 #[test]
@@ -328,7 +354,8 @@ fn mount_of_the_system_finds_it() {
     let place = Place::new();
     fs::create_dir(place.at("bin")).unwrap();
     fs::copy(JAILFS, place.at("bin/jailfs")).unwrap();
-    let fstab = format!("{0}/base {0}/mnt fuse.jailfs noauto,noexec,nofail 0 0\n", place.root().display());
+    let fstab =
+        format!("{0}/base {0}/mnt fuse.jailfs noauto,noexec,nofail 0 0\n", place.root().display());
     place.write("fstab", fstab);
     // In a mount namespace of its own, so that no program of the system is changed.
     let script = "
@@ -377,8 +404,10 @@ fn who_has_a_copy_of_the_mount_does_not_keep_it_from_ending() {
 fn who_stands_in_a_copy_of_the_mount_means_what_he_stands_in() {
     let place = Place::new();
     place.mount();
-    place
-        .sh("mnt", "mkdir -p in/deep other; echo 1 > x; echo 1 > in/x; echo 1 > in/deep/x; echo 1 > other/x");
+    place.sh(
+        "mnt",
+        "mkdir -p in/deep other; echo 1 > x; echo 1 > in/x; echo 1 > in/deep/x; echo 1 > other/x",
+    );
     place.ok("mnt", "checkpoint");
     let script = "
         mkdir copy; mount --bind mnt/in copy
@@ -451,8 +480,10 @@ fn limits_of_the_shell_do_not_end_the_daemon() {
     );
     assert_eq!(said.code, 0, "{said:?}");
     // Another shell, without its limits, writes more than they allow.
-    let said =
-        place.sh("mnt", "head -c 3000000 /dev/zero > large; sync large; wc -c < large; $JAILFS checkpoint");
+    let said = place.sh(
+        "mnt",
+        "head -c 3000000 /dev/zero > large; sync large; wc -c < large; $JAILFS checkpoint",
+    );
     assert_eq!((said.code, said.out.lines().next()), (0, Some("3000000")), "{said:?}");
     place.umount();
     // The command of a run has the limits of its caller.
@@ -479,8 +510,9 @@ fn the_habits_of_mount_hold() {
     let place = Place::new();
     fs::create_dir(place.at("bin")).unwrap();
     fs::copy(JAILFS, place.at("bin/jailfs")).unwrap();
-    let fstab =
-        |options: &str| format!("{0}/base {0}/mnt fuse.jailfs {options} 0 0\n", place.root().display());
+    let fstab = |options: &str| {
+        format!("{0}/base {0}/mnt fuse.jailfs {options} 0 0\n", place.root().display())
+    };
     place.write("fstab", fstab("noauto,noatime,nodiratime,lazytime,sync,dirsync"));
     place.write("fstab2", fstab("noauto,nosuid,nodev,relatime,async,fsname=a\\040name"));
     place.write(
@@ -535,8 +567,9 @@ fn a_mount_waits_for_a_daemon_that_ends_slowly() {
 fn a_change_of_names_is_synced_where_the_mount_asks_for_it() {
     for (option, is_synced) in [("async", false), ("dirsync", true), ("sync", true)] {
         let place = Place::new();
-        let mount =
-            format!("JAILFS_FAILPOINTS=log:$PWD/steps $JAILFS mount base mnt -o gc=off,history=0,{option}");
+        let mount = format!(
+            "JAILFS_FAILPOINTS=log:$PWD/steps $JAILFS mount base mnt -o gc=off,history=0,{option}"
+        );
         assert_eq!(place.sh("", &mount).code, 0);
         let syncs = || place.read("steps").matches("store.sync").count();
         let changes = [

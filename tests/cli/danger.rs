@@ -7,9 +7,17 @@ use crate::place::Place;
 
 /// What the command of a run does, a path of it, and an option that lets it through.
 const ATTACKS: &[(&str, &str, &str)] = &[
-    ("mkdir -p .git/hooks; echo evil > .git/hooks/pre-commit", ".git/hooks/pre-commit", "--protected"),
+    (
+        "mkdir -p .git/hooks; echo evil > .git/hooks/pre-commit",
+        ".git/hooks/pre-commit",
+        "--protected",
+    ),
     ("mkdir -p .git; echo '[core] fsmonitor=evil' > .git/config", ".git/config", "--protected"),
-    ("mkdir -p sub/lib/.git; echo evil > sub/lib/.git/config", "sub/lib/.git/config", "--protected"),
+    (
+        "mkdir -p sub/lib/.git; echo evil > sub/lib/.git/config",
+        "sub/lib/.git/config",
+        "--protected",
+    ),
     (
         "mkdir -p .git/modules/lib/hooks; echo evil > .git/modules/lib/hooks/x",
         ".git/modules/lib/hooks/x",
@@ -52,7 +60,14 @@ fn what_would_run_outside_is_refused_until_the_caller_consents() {
             let owner = if who == Who::Nobody { "65534:65534" } else { "0:0" };
             assert_eq!(place.sh("", &format!("chown -R {owner} fresh")).code, 0);
             let said = at_srv(&place, who, &script);
-            assert_eq!(said.code, 0, "{who:?} {attack}: {}\n{}\n{}", said.out, said.err, place.read("err"));
+            assert_eq!(
+                said.code,
+                0,
+                "{who:?} {attack}: {}\n{}\n{}",
+                said.out,
+                said.err,
+                place.read("err")
+            );
         }
     }
 }
@@ -60,7 +75,8 @@ fn what_would_run_outside_is_refused_until_the_caller_consents() {
 #[test]
 fn a_protected_path_that_is_named_is_written_and_a_directory_above_does_not_name_it() {
     let place = Place::new();
-    let made = "mkdir -p .git/hooks; echo evil > .git/hooks/x; echo fine > .git/index; echo fine > b";
+    let made =
+        "mkdir -p .git/hooks; echo evil > .git/hooks/x; echo fine > .git/index; echo fine > b";
     assert_eq!(place.run("--keep", made).code, 0);
     assert_eq!(place.say("base", "apply .git").code, 3);
     assert!(!place.exists("base/.git/index"), "nothing is written if anything is refused");
@@ -103,14 +119,20 @@ fn links_are_listed_with_their_targets() {
     assert!(said.err.contains("A\tout -> /root/.ssh\n"), "{}", said.err);
     assert!(!said.err.contains('\u{1b}'), "{:?}", said.err);
     let lines = place.json("base", "diff base");
-    assert!(lines.iter().any(|line| line["path"] == "out" && line["target"] == "/root/.ssh"), "{lines:?}");
+    assert!(
+        lines.iter().any(|line| line["path"] == "out" && line["target"] == "/root/.ssh"),
+        "{lines:?}"
+    );
 }
 
 /// A checkpoint of the command does not hide what it made from its caller.
 #[test]
 fn a_checkpoint_of_the_command_hides_nothing_from_the_status() {
     let place = Place::new();
-    place.run("--keep", "mkdir -p .git/hooks; echo evil > .git/hooks/pre-commit; $JAILFS checkpoint done");
+    place.run(
+        "--keep",
+        "mkdir -p .git/hooks; echo evil > .git/hooks/pre-commit; $JAILFS checkpoint done",
+    );
     let status = &place.json("base", "status")[0];
     assert_eq!((&status["changed"], &status["to_apply"]), (&0.into(), &3.into()));
     assert!(place.ok("base", "status").contains("to apply    3 paths\n"));
@@ -135,7 +157,11 @@ fn a_discard_leaves_nothing_of_the_command() {
     let attack = "echo x > planted; $JAILFS checkpoint done; $JAILFS hold done; mkdir .jailfs/checkpoints/more; echo y >> planted; $JAILFS release mine || $JAILFS drop mine || true";
     let said = place.run("--discard", attack);
     assert_eq!(said.code, 0, "{said:?}");
-    assert!(said.err.contains("A\tplanted") && said.err.contains("discarded: 1 added"), "{}", said.err);
+    assert!(
+        said.err.contains("A\tplanted") && said.err.contains("discarded: 1 added"),
+        "{}",
+        said.err
+    );
     assert_eq!((place.ok("base", "log --json"), place.ok("base", "diff base")), before);
     assert_eq!(place.say("base", "drop mine").code, 11, "the caller's hold is back");
     place.ok("base", "checkpoint done");
@@ -178,7 +204,8 @@ fn a_tree_of_endless_paths_is_listed_in_bounded_memory() {
     // The same through a daemon, whose client is limited.
     place.mount();
     assert_eq!(place.sh("mnt", &format!("python3 -c \"{DEEP}\"")).code, 0);
-    let said = place.sh("mnt", "ulimit -v 700000; $JAILFS diff | tail -c 9; $JAILFS discard | tail -n 1");
+    let said =
+        place.sh("mnt", "ulimit -v 700000; $JAILFS diff | tail -c 9; $JAILFS discard | tail -n 1");
     assert_eq!(said.code, 0, "{}", said.err);
     assert!(said.out.starts_with("/planted\nundo: jailfs op restore "), "{}", said.out);
 }

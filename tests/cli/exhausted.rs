@@ -28,8 +28,10 @@ fn soft_limits_of_memory_and_processes_are_raised() {
     let told = crate::place::said(command.env("JAILFS", crate::place::JAILFS).args(["-c", script]));
     assert_eq!(told.code, 0, "{told:?}");
     place.umount();
-    let said = place
-        .sh("base", &format!("{limits}; $JAILFS run --discard -- sh -c 'ulimit -v; ulimit -d; ulimit -p'"));
+    let said = place.sh(
+        "base",
+        &format!("{limits}; $JAILFS run --discard -- sh -c 'ulimit -v; ulimit -d; ulimit -p'"),
+    );
     assert_eq!((said.code, said.out.as_str()), (0, "600000\n500000\n300\n"), "{said:?}");
 }
 

@@ -116,14 +116,18 @@ fn what_is_bound_shows_nothing_that_is_hidden_in_it() {
     "#;
     let bound = format!("{WORDS}{hidden}");
     let withheld = format!("{WORDS}{hidden} no cat $HOME/src/file; no cat /srv/out/own/file");
-    let named = format!("{WORDS}grep -q SECRET $HOME/.config/gcloud/token; silent cat $HOME/.ssh/id");
+    let named =
+        format!("{WORDS}grep -q SECRET $HOME/.config/gcloud/token; silent cat $HOME/.ssh/id");
     let shown = format!(
         "{WORDS}grep -q SECRET $HOME/.ssh/id; no cat $HOME/.local/state/jailfs/other-1/format; silent cat $HOME/.netrc"
     );
     for (options, script) in [
         ("--bind-ro /srv/home", &bound),
         ("--bind-rw /srv/home", &bound),
-        ("--bind-ro /srv/home --hide /srv/home/src --bind-rw /srv/out --hide /srv/out/own", &withheld),
+        (
+            "--bind-ro /srv/home --hide /srv/home/src --bind-rw /srv/out --hide /srv/out/own",
+            &withheld,
+        ),
         (
             "--bind-ro /srv/home/src --hide /srv/home/src --bind-rw /srv/out/own --hide /srv/out/own",
             &withheld,
@@ -149,7 +153,10 @@ fn what_is_bound_shows_nothing_that_is_hidden_in_it() {
     for option in ["--show", "--bind-ro", "--bind-rw"] {
         let line = format!("exec $JAILFS run {option} /srv/home/.local/state/jailfs/other-1 true");
         let said = at_srv(&place, Who::Root, &line);
-        assert!(said.code == 125 && said.err.contains("stores are never shown"), "{option}: {said:?}");
+        assert!(
+            said.code == 125 && said.err.contains("stores are never shown"),
+            "{option}: {said:?}"
+        );
     }
 }
 
@@ -225,7 +232,8 @@ fn sockets_are_out_of_reach_however_they_were_bound() {
         python3 connect.py; wait $first $second $third
     "#;
     let said = at_srv(&place, Who::Root, script);
-    let expected = ["refused", "connected"]
-        .map(|how| ["relative", "held", "elsewhere"].map(|name| format!("{how} {name}\n")).concat());
+    let expected = ["refused", "connected"].map(|how| {
+        ["relative", "held", "elsewhere"].map(|name| format!("{how} {name}\n")).concat()
+    });
     assert_eq!((said.code, said.out), (0, expected.concat()), "{}", said.err);
 }

@@ -28,7 +28,8 @@ fn a_sandbox_that_has_stored_its_share_has_a_full_disk() {
     );
     assert_eq!(fs::read(place.at("base/large")).unwrap(), vec![7; 3 << 20]);
     // What was removed before a checkpoint comes back when the store is cleaned; nothing else stands in the way.
-    let next = place.run("--keep", "dd if=/dev/urandom of=f bs=64k count=100 2>/dev/null; stat -c %s f");
+    let next =
+        place.run("--keep", "dd if=/dev/urandom of=f bs=64k count=100 2>/dev/null; stat -c %s f");
     assert_eq!((next.code, next.out.as_str()), (0, "6553600\n"), "{}", next.err);
 }
 
@@ -107,7 +108,11 @@ fn mounts_have_limits_too() {
         "9\n2\n"
     );
     place.umount();
-    assert!(place.fails("", "mount base mnt -o max-bytes=many", 2).contains("a size is a number of bytes"));
+    assert!(
+        place
+            .fails("", "mount base mnt -o max-bytes=many", 2)
+            .contains("a size is a number of bytes")
+    );
 }
 
 #[test]
@@ -129,8 +134,13 @@ fn what_is_written_to_files_without_a_name_is_given_back_with_them() {
 fn memory_and_processes_have_limits_where_there_are_control_groups() {
     let place = Place::new();
     let groups = || {
-        let listed = fs::read_dir("/sys/fs/cgroup/pids").or_else(|_| fs::read_dir("/sys/fs/cgroup")).unwrap();
-        listed.flatten().filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"jailfs-")).count()
+        let listed = fs::read_dir("/sys/fs/cgroup/pids")
+            .or_else(|_| fs::read_dir("/sys/fs/cgroup"))
+            .unwrap();
+        listed
+            .flatten()
+            .filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"jailfs-"))
+            .count()
     };
     place.write(
         "base/fork.py",
@@ -153,10 +163,18 @@ for child in children:
     let said = place.run("--processes 20 --memory 200M", script);
     if said.code == 125 {
         // A machine whose groups are not ours to make says so, and what to do.
-        assert!(said.err.contains("limit memory or processes") && said.err.contains("hint: "), "{said:?}");
+        assert!(
+            said.err.contains("limit memory or processes") && said.err.contains("hint: "),
+            "{said:?}"
+        );
         return;
     }
-    assert_eq!((said.code, said.out.as_str()), (0, "refused before the 20th: True\nended\n"), "{}", said.err);
+    assert_eq!(
+        (said.code, said.out.as_str()),
+        (0, "refused before the 20th: True\nended\n"),
+        "{}",
+        said.err
+    );
     assert_eq!(groups(), 0, "the groups are removed");
 }
 
@@ -195,6 +213,9 @@ fn checkpoints_count_as_what_they_take() {
         assert!(said.code == 0 && said.out.starts_with("del\n"), "{limit}: {said:?}");
         let taken = place.sh("home", "du -sB1 .local/state/jailfs/*/layers | cut -f1").out;
         // The directories of the layers are not counted.
-        assert!(taken.trim().parse::<u64>().unwrap() < most * 3 / 2 + (64 << 10), "{limit}: {taken}");
+        assert!(
+            taken.trim().parse::<u64>().unwrap() < most * 3 / 2 + (64 << 10),
+            "{limit}: {taken}"
+        );
     }
 }

@@ -127,7 +127,10 @@ fn a_command_reaches_listed_hosts_and_no_others() {
         assert_eq!(place.read("out/attacks"), "", "{who:?}");
         // The caller is told each refusal with its name.
         let told = place.read("out/told");
-        assert!(told.contains(&format!("refused 127.0.0.1:{port}: it is not in the list")), "{told}");
+        assert!(
+            told.contains(&format!("refused 127.0.0.1:{port}: it is not in the list")),
+            "{told}"
+        );
         assert!(told.contains("connections to"), "{told}");
         assert!(!place.read("notes").contains("stolen"), "{}", place.read("notes"));
     }
@@ -215,7 +218,12 @@ END
         .unwrap_or_else(|_| format!("{}/.rustup", std::env::var("HOME").unwrap()));
     for (program, script) in [
         ("curl", format!("curl -sS --cacert ca.pem {secure}/greeting | grep hello")),
-        ("git", format!("git clone -q http://localhost:{port}/repo.git got && cat got/file | grep text")),
+        (
+            "git",
+            format!(
+                "git clone -q http://localhost:{port}/repo.git got && cat got/file | grep text"
+            ),
+        ),
         (
             "git over TLS",
             format!(
@@ -238,7 +246,9 @@ END
         ),
         (
             "cargo",
-            format!("cd app && export RUSTUP_HOME={rustup} CARGO_HOME=$PWD/home && cargo run -q | grep 9"),
+            format!(
+                "cd app && export RUSTUP_HOME={rustup} CARGO_HOME=$PWD/home && cargo run -q | grep 9"
+            ),
         ),
         (
             "node",

@@ -34,7 +34,10 @@ pub struct Said {
 
 impl Place {
     pub fn new() -> Place {
-        let dir = tempfile::Builder::new().prefix("jailfs-cli-").tempdir().expect("a directory for the test");
+        let dir = tempfile::Builder::new()
+            .prefix("jailfs-cli-")
+            .tempdir()
+            .expect("a directory for the test");
         let place = Place { dir: Some(dir), done: Arc::default() };
         watch(place.root().to_owned(), Arc::clone(&place.done));
         for made in ["base/sub", "mnt", "home"] {
@@ -74,14 +77,20 @@ impl Place {
     /// A program in the directory `dir` of the place, with its home and no other word of jailfs in its environment.
     pub fn command(&self, dir: &str, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("timeout");
-        command.args(["-k", "1", PATIENCE]).arg(program).current_dir(self.at(dir)).stdin(Stdio::null());
+        command
+            .args(["-k", "1", PATIENCE])
+            .arg(program)
+            .current_dir(self.at(dir))
+            .stdin(Stdio::null());
         self.environment(&mut command);
         command
     }
 
     pub fn environment(&self, command: &mut Command) {
         command.env("HOME", self.at("home"));
-        for name in ["XDG_STATE_HOME", "XDG_RUNTIME_DIR", "JAILFS_SANDBOX", "JAILFS_ROOT", "JAILFS_LOG"] {
+        for name in
+            ["XDG_STATE_HOME", "XDG_RUNTIME_DIR", "JAILFS_SANDBOX", "JAILFS_ROOT", "JAILFS_LOG"]
+        {
             command.env_remove(name);
         }
         command.env("JAILFS", JAILFS);
@@ -125,8 +134,9 @@ impl Place {
 
     /// `jailfs run OPTIONS -- sh -c SCRIPT` in the base.
     pub fn run(&self, options: &str, script: &str) -> Said {
-        let words =
-            std::iter::once("run").chain(options.split_whitespace()).chain(["--", "sh", "-c", script]);
+        let words = std::iter::once("run")
+            .chain(options.split_whitespace())
+            .chain(["--", "sh", "-c", script]);
         self.call("base", words)
     }
 
@@ -172,7 +182,8 @@ impl Drop for Place {
 pub fn said(command: &mut Command) -> Said {
     let output = command.output().expect("start a program");
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("it says text");
-    let killed = std::os::unix::process::ExitStatusExt::signal(&output.status).map(|signal| 128 + signal);
+    let killed =
+        std::os::unix::process::ExitStatusExt::signal(&output.status).map(|signal| 128 + signal);
     let code = output.status.code().or(killed).expect("it has ended");
     Said { code, out: text(&output.stdout), err: text(&output.stderr) }
 }

@@ -36,7 +36,11 @@ fn place_on(image: Option<(&str, &str)>) -> Place {
     match image {
         None => sh(&place, "", "mount --bind base base"),
         Some((size, mkfs)) => {
-            sh(&place, "", &format!("truncate -s {size} image; {mkfs} image; mount -o loop image base"));
+            sh(
+                &place,
+                "",
+                &format!("truncate -s {size} image; {mkfs} image; mount -o loop image base"),
+            );
         }
     }
     place
@@ -117,7 +121,8 @@ fn an_apply_to_what_is_append_only_or_immutable_writes_nothing() {
     assert_eq!(place.ok("base", "diff base"), "");
     // Files that were so before the sandbox began: one to be replaced, one to be removed, one to
     // get another mode.
-    for (file, flag, why) in [("f1", "i", "immutable"), ("f4", "a", "append-only"), ("f5", "i", "immutable")]
+    for (file, flag, why) in
+        [("f1", "i", "immutable"), ("f4", "a", "append-only"), ("f5", "i", "immutable")]
     {
         let place = place_on(Some(EXT4));
         prepare(&place, &format!("{FILL}; chattr +{flag} src/{file}"), WORK);
@@ -143,7 +148,8 @@ fn everything_works(place: &Place, (path, why): (&str, &str), was: &str) {
     assert!(!status.contains("problems with the base"), "{status}");
     let lines = place.json("base", "status");
     assert_eq!(lines[0]["rollback_unfinished"], true);
-    let is_named = |line: &&serde_json::Value| line["type"] == "not_set_back" && line["path"] == path;
+    let is_named =
+        |line: &&serde_json::Value| line["type"] == "not_set_back" && line["path"] == path;
     assert!(lines.iter().any(|line| is_named(&line)), "{lines:?}");
     let log = place.ok("base", "log");
     assert!(log.contains("start") && log.contains("mine"), "{log}");
@@ -238,7 +244,10 @@ fn a_rollback_goes_on_past_what_cannot_be_set_back() {
     sh(&place, "base", "chattr +a docs");
     let status = place.ok("base", "status");
     for path in ["docs/f1", "docs/f2", "docs/f3", "docs/made"] {
-        assert!(status.contains(&format!("  {path}: it is append-only (chattr +a)\n")), "{path}: {status}");
+        assert!(
+            status.contains(&format!("  {path}: it is append-only (chattr +a)\n")),
+            "{path}: {status}"
+        );
     }
     assert!(!status.contains("  src"), "{status}");
     assert_eq!(place.sh("base", &docs.replace("docs", "src")).out, src_before);

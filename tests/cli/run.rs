@@ -40,7 +40,9 @@ fn what_becomes_of_the_changes_is_the_callers_choice() {
     let applied = place.run("--apply", "echo two >> a; rm del");
     assert_eq!(applied.code, 0, "{applied:?}");
     assert!(
-        applied.err.ends_with("jailfs: applied: 1 modified, 1 deleted\njailfs: undo: jailfs apply --undo\n"),
+        applied.err.ends_with(
+            "jailfs: applied: 1 modified, 1 deleted\njailfs: undo: jailfs apply --undo\n"
+        ),
         "{applied:?}"
     );
     assert_eq!((place.read("base/a").as_str(), place.exists("base/del")), ("one\ntwo\n", false));
@@ -55,8 +57,8 @@ fn what_becomes_of_the_changes_is_the_callers_choice() {
     );
     assert_eq!(place.ok("base", "diff base"), "M\ta\n");
     // Discarding what this command did leaves what another has left.
-    let discarded =
-        place.run("--discard", "$JAILFS checkpoint inside; echo >> sub/b; $JAILFS checkpoint; rm a");
+    let discarded = place
+        .run("--discard", "$JAILFS checkpoint inside; echo >> sub/b; $JAILFS checkpoint; rm a");
     assert!(discarded.err.contains("jailfs: discarded: 1 modified, 1 deleted\n"), "{discarded:?}");
     assert_eq!(place.ok("base", "diff base"), "M\ta\n");
     // Without a terminal, keeping is the default.
@@ -81,7 +83,10 @@ fn a_conflict_of_an_apply_is_a_failure_of_jailfs() {
         running.join().unwrap()
     });
     assert_eq!(said.code, 125, "{said:?}");
-    assert!(said.err.contains("conflict\ta\t") && said.err.contains("jailfs: error: apply: "), "{said:?}");
+    assert!(
+        said.err.contains("conflict\ta\t") && said.err.contains("jailfs: error: apply: "),
+        "{said:?}"
+    );
     assert_eq!(place.read("base/a"), "theirs, and longer\n");
 }
 
@@ -105,10 +110,18 @@ fn the_exit_code_is_the_commands() {
     );
     assert_eq!(place.say("base", "run").code, 2);
     let nested = place.run("", "$JAILFS run true");
-    assert_eq!((nested.code, nested.err.contains("it lies in the sandbox of")), (125, true), "{nested:?}");
+    assert_eq!(
+        (nested.code, nested.err.contains("it lies in the sandbox of")),
+        (125, true),
+        "{nested:?}"
+    );
     place.mount();
     let mounted = place.run("", "true");
-    assert_eq!((mounted.code, mounted.err.contains("its sandbox is mounted at")), (125, true), "{mounted:?}");
+    assert_eq!(
+        (mounted.code, mounted.err.contains("its sandbox is mounted at")),
+        (125, true),
+        "{mounted:?}"
+    );
     assert_eq!(place.say("", "-C missing run true").code, 125);
     // -C, and a store of its own.
     let mut command = place.command("", JAILFS);
@@ -127,7 +140,12 @@ fn the_exit_code_is_the_commands() {
         "--keep",
     ]));
     let base = place.at("base").display().to_string();
-    assert_eq!((said.code, said.out), (0, format!("{base}\n{base}\n-- -C --keep\n")), "{}", said.err);
+    assert_eq!(
+        (said.code, said.out),
+        (0, format!("{base}\n{base}\n-- -C --keep\n")),
+        "{}",
+        said.err
+    );
 }
 
 #[test]
@@ -167,7 +185,10 @@ fn who_stays_behind_is_ended_before_the_changes_are_judged() {
                  echo $i > ../out/alive; done' & until [ -e ../out/alive ]; do sleep 0.01; done";
     let said = place.run("--apply --bind-rw ../out", stays);
     assert_eq!(said.code, 0, "{said:?}");
-    assert!(said.err.contains("jailfs: processes remain in the sandbox and are ended: "), "{said:?}");
+    assert!(
+        said.err.contains("jailfs: processes remain in the sandbox and are ended: "),
+        "{said:?}"
+    );
     // When 'run' has ended, so has everything: nobody takes the file away from it and puts it back.
     fs::remove_file(place.at("out/alive")).unwrap();
     // What was applied is one moment: the tree and the base are the same, now and later.
@@ -185,7 +206,12 @@ fn start(place: &Place, options: &str, script: &str) -> std::process::Child {
         .args(["--default-signal", JAILFS, "run", "--bind-rw", "../out"])
         .args(options.split_whitespace())
         .args(["--", "sh", "-c", script]);
-    command.current_dir(place.at("base")).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    command
+        .current_dir(place.at("base"))
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
 }
 
 #[test]
@@ -222,7 +248,8 @@ fn signals_reach_the_command_and_what_it_did_is_kept() {
 #[test]
 fn a_killed_run_takes_its_command_along_and_leaves_what_it_acknowledged() {
     let place = Place::new();
-    let script = "echo kept >> a; echo $$ > ../out/go; while echo x > ../out/alive; do sleep 0.01; done";
+    let script =
+        "echo kept >> a; echo $$ > ../out/go; while echo x > ../out/alive; do sleep 0.01; done";
     let mut child = start(&place, "", script);
     until("the command runs", || place.exists("out/alive"));
     signal(child.id().cast_signed(), Signal::SIGKILL);
@@ -242,8 +269,7 @@ fn a_killed_run_takes_its_command_along_and_leaves_what_it_acknowledged() {
 fn a_mapped_file_is_in_the_diff_when_the_command_has_ended() {
     let place = Place::new();
     place.write("base/big", vec![b'.'; 10_000]);
-    let script =
-        "python3 -c \"import mmap; f=open('big','r+b'); m=mmap.mmap(f.fileno(),0); m[0:5]=b'hello'\"";
+    let script = "python3 -c \"import mmap; f=open('big','r+b'); m=mmap.mmap(f.fileno(),0); m[0:5]=b'hello'\"";
     let said = place.run("--apply", script);
     assert_eq!(said.code, 0, "{said:?}");
     assert!(fs::read(place.at("base/big")).unwrap().starts_with(b"hello....."));

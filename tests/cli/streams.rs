@@ -89,13 +89,17 @@ fn what_a_command_writes_is_in_its_files_in_order() {
     // One file for both streams, which are written by turns, and what is there already stays.
     let turns = "for n in $(seq 500); do echo out$n; echo err$n >&2; done";
     place.write("out/log", "before\n");
-    let said = place.sh("base", &format!("$JAILFS run --discard -- sh -c '{turns}' >> ../out/log 2>&1"));
+    let said =
+        place.sh("base", &format!("$JAILFS run --discard -- sh -c '{turns}' >> ../out/log 2>&1"));
     assert_eq!(said.code, 0, "{said:?}");
     let log = place.read("out/log");
     let lines: Vec<&str> = log.lines().filter(|line| !line.starts_with("jailfs: ")).collect();
     let expected = (1..=500).flat_map(|n| [format!("out{n}"), format!("err{n}")]);
     assert!(
-        lines.iter().copied().eq(std::iter::once("before".to_owned()).chain(expected).collect::<Vec<_>>()),
+        lines
+            .iter()
+            .copied()
+            .eq(std::iter::once("before".to_owned()).chain(expected).collect::<Vec<_>>()),
         "{log}"
     );
     assert!(log.lines().last().unwrap().starts_with("jailfs: "), "jailfs speaks last: {log}");
@@ -137,7 +141,10 @@ fn a_full_disk_behind_the_output_ends_the_command_and_is_told() {
     let said = crate::place::said(command.args(["-m", "sh", "-ec", script]));
     assert_eq!(said.out, "141\n65536\n", "{}", said.err);
     let err = place.read("err");
-    assert!(err.contains("copy the standard output of the command: No space left on device"), "{err}");
+    assert!(
+        err.contains("copy the standard output of the command: No space left on device"),
+        "{err}"
+    );
 }
 
 #[test]

@@ -205,7 +205,8 @@ type exit
 #[test]
 fn a_command_that_stops_itself_does_not_stop_the_clock() {
     let place = Place::new();
-    let stops = "trap '' TERM; kill -STOP $$; echo woken > ../out/woken; while :; do kill -STOP $$; done";
+    let stops =
+        "trap '' TERM; kill -STOP $$; echo woken > ../out/woken; while :; do kill -STOP $$; done";
     place.make_out();
     place.write("base/stops", stops);
     place.write("base/stops-all", "kill -STOP 0; kill -STOP $$; sleep 60");
@@ -224,7 +225,18 @@ type exit
 "#,
     );
     // Nobody would let this one go on.
-    let run = [JAILFS, "run", "--timeout", "0.5", "--discard", "--bind-rw", "../out", "--", "sh", "stops"];
+    let run = [
+        JAILFS,
+        "run",
+        "--timeout",
+        "0.5",
+        "--discard",
+        "--bind-rw",
+        "../out",
+        "--",
+        "sh",
+        "stops",
+    ];
     play_to(&place, "see confined by\nsee the time is over\nsee nothing\n", &run);
     assert!(place.exists("out/woken"), "it goes on, to end");
 }

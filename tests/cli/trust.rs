@@ -82,9 +82,14 @@ fn nothing_that_is_printed_acts_on_a_terminal() {
     drop(held);
     check(&place.call("", ["umount", point.to_str().unwrap()]), "umount");
     // The list at the end of a run.
-    let script = format!("mkdir -p '{HOSTILE}/x'; ln -s '{HOSTILE}' l2; sleep 30 & exec -a '{HOSTILE}' true");
+    let script = format!(
+        "mkdir -p '{HOSTILE}/x'; ln -s '{HOSTILE}' l2; sleep 30 & exec -a '{HOSTILE}' true"
+    );
     check(&place.call("base", ["run", "--keep", "--", "bash", "-c", &script]), "run");
-    check(&place.call("base", ["run", "--discard", "--", HOSTILE]), "run of a command that is not there");
+    check(
+        &place.call("base", ["run", "--discard", "--", HOSTILE]),
+        "run of a command that is not there",
+    );
 }
 
 /// Any user can set the attribute on a directory of an ordinary filesystem. Root's client must not follow it to a socket of

@@ -29,14 +29,18 @@ pub fn as_nobody(place: &Place, script: &str) -> Said {
 /// The same, when root has prepared the mount namespace.
 fn as_nobody_after(place: &Place, prepared: &str, script: &str) -> Said {
     place.write("script", script);
-    let device =
-        "mknod ../fuse c 10 229 && chmod 666 ../fuse && mount --bind ../fuse /dev/fuse && rm ../fuse";
+    let device = "mknod ../fuse c 10 229 && chmod 666 ../fuse && mount --bind ../fuse /dev/fuse && rm ../fuse";
     let user = "exec setpriv --reuid 65534 --regid 65534 --clear-groups sh -eux ../script";
     let mut command = place.command("mnt", "unshare");
     command
         .env("JAILFS", place.at("jailfs"))
         .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
-    said(command.args(["-m", "sh", "-ec", &format!("{device}; {prepared}; cd ..; mkdir -p x; cd x; {user}")]))
+    said(command.args([
+        "-m",
+        "sh",
+        "-ec",
+        &format!("{device}; {prepared}; cd ..; mkdir -p x; cd x; {user}"),
+    ]))
 }
 
 #[test]
@@ -164,9 +168,10 @@ fn what_its_user_may_not_read_or_write_or_own_any_more_is_taken_back() {
 fn what_is_mapped_and_closed_to_its_own_user_is_in_the_checkpoint_all_the_same() {
     // With the kernel's list of connections, and without.
     let list = "mount -t fusectl none /sys/fs/fuse/connections";
-    for prepared in
-        [list, "if mountpoint -q /sys/fs/fuse/connections; then umount /sys/fs/fuse/connections; fi"]
-    {
+    for prepared in [
+        list,
+        "if mountpoint -q /sys/fs/fuse/connections; then umount /sys/fs/fuse/connections; fi",
+    ] {
         map_and_close(&place(), prepared);
     }
 }

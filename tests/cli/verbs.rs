@@ -100,7 +100,9 @@ fn diff_tells_every_kind_of_change() {
     assert!(stat.lines().all(|line| line == line.trim_end()), "{stat:?}");
     let last = stat.lines().last().unwrap();
     assert!(
-        last.contains("1 modified, 1 renamed, 1 of another type, 1 with other attributes only, 1 deleted"),
+        last.contains(
+            "1 modified, 1 renamed, 1 of another type, 1 with other attributes only, 1 deleted"
+        ),
         "{last}"
     );
     // Back to front, what was added is deleted.
@@ -127,7 +129,10 @@ fn a_restore_and_an_undo_go_back_exactly() {
     assert_eq!(verbs, ["op restore", "restore", "seal", "checkpoint", "create"], "{log}");
     // Discard goes to the base, past all checkpoints, and can be undone as well.
     let told = place.ok("mnt", "discard");
-    assert!(told.starts_with("restored base: ") && told.contains("\nundo: jailfs op restore "), "{told}");
+    assert!(
+        told.starts_with("restored base: ") && told.contains("\nundo: jailfs op restore "),
+        "{told}"
+    );
     assert_eq!(place.ok("mnt", "diff"), "");
     place.ok("mnt", told.lines().last().unwrap().strip_prefix("undo: jailfs ").unwrap());
     assert_eq!(sorted(&place.ok("mnt", "diff")), sorted(WORK));
@@ -150,17 +155,24 @@ fn the_log_and_the_status_count_what_there_is() {
     place.mount();
     let status = place.ok("mnt", "status");
     assert!(
-        status.contains("checkpoint  none\nchanged     0 paths since the base\napplied     never\n"),
+        status
+            .contains("checkpoint  none\nchanged     0 paths since the base\napplied     never\n"),
         "{status}"
     );
     place.write("mnt/new", "x");
     assert!(place.ok("mnt", "status").contains("changed     1 path since the base\n"));
     assert_eq!(place.ok("mnt", "checkpoint"), "checkpoint 1\n");
-    assert_eq!(place.call("mnt", ["checkpoint", "two", "-m", "the second\none"]).out, "checkpoint 2 'two'\n");
+    assert_eq!(
+        place.call("mnt", ["checkpoint", "two", "-m", "the second\none"]).out,
+        "checkpoint 2 'two'\n"
+    );
     let log = place.ok("mnt", "log");
     let lines: Vec<&str> = log.lines().collect();
     assert_eq!(lines.len(), 2);
-    assert!(lines[0].starts_with("*    2  two  20") && lines[0].ends_with("Z  the second\\none"), "{log}");
+    assert!(
+        lines[0].starts_with("*    2  two  20") && lines[0].ends_with("Z  the second\\none"),
+        "{log}"
+    );
     assert!(lines[1].starts_with("     1 "), "{log}");
     std::os::unix::fs::symlink("/etc/passwd", place.at("mnt/out")).unwrap();
     let refused = fs::read(place.at("mnt/out")).unwrap_err();
@@ -169,19 +181,32 @@ fn the_log_and_the_status_count_what_there_is() {
     assert!(status.contains("checkpoint  2 'two', 20"), "{status}");
     assert!(status.contains("changed     1 path since the checkpoint\n"), "{status}");
     assert!(
-        status.contains("what leads out was refused once, the last:\n  out -> /etc/passwd, by process "),
+        status.contains(
+            "what leads out was refused once, the last:\n  out -> /etc/passwd, by process "
+        ),
         "{status}"
     );
     let json = place.json("mnt", "status");
-    assert_eq!((json[0]["changed"].as_u64(), json[0]["refused_links"].as_u64()), (Some(1), Some(1)));
-    assert_eq!((&json[1]["path"], &json[1]["target"]), (&Value::from("out"), &Value::from("/etc/passwd")));
+    assert_eq!(
+        (json[0]["changed"].as_u64(), json[0]["refused_links"].as_u64()),
+        (Some(1), Some(1))
+    );
+    assert_eq!(
+        (&json[1]["path"], &json[1]["target"]),
+        (&Value::from("out"), &Value::from("/etc/passwd"))
+    );
 }
 
 /// That an object has exactly these fields, beside its type.
 fn has(object: &Value, kind: &str, fields: &str) {
     assert_eq!(object["type"], kind, "{object}");
-    let mut names: Vec<&str> =
-        object.as_object().unwrap().keys().map(String::as_str).filter(|name| *name != "type").collect();
+    let mut names: Vec<&str> = object
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .filter(|name| *name != "type")
+        .collect();
     let mut wanted: Vec<&str> = fields.split_whitespace().collect();
     names.sort_unstable();
     wanted.sort_unstable();
@@ -214,7 +239,10 @@ fn every_reading_command_speaks_json() {
     has(&status[0], "status", STATUS);
     assert_eq!(status[0]["base"], place.at("base").to_str().unwrap());
     assert_eq!(status[0]["mount"], place.at("mnt").to_str().unwrap());
-    assert_eq!((&status[0]["checkpoint"], &status[0]["checkpoint_name"]), (&2.into(), &"red".into()));
+    assert_eq!(
+        (&status[0]["checkpoint"], &status[0]["checkpoint_name"]),
+        (&2.into(), &"red".into())
+    );
     for detail in ["", " --stat", " -p"] {
         let lines = place.json("mnt", &format!("diff green{detail}"));
         assert_eq!(lines.len(), WORK.lines().count());
@@ -222,12 +250,16 @@ fn every_reading_command_speaks_json() {
             // A patch cannot tell an empty directory.
             let told = detail == " -p" && object["path"] != "n";
             let patch = if told { "patch" } else { "" };
-            let fields = "status path old_path file ino old_size new_size lines_added lines_removed binary";
+            let fields =
+                "status path old_path file ino old_size new_size lines_added lines_removed binary";
             has(object, "change", &format!("{fields} {patch}"));
         }
         let a = lines.iter().find(|object| object["path"] == "a").unwrap();
         let added = if detail.is_empty() { Value::Null } else { 1.into() };
-        assert_eq!((&a["status"], &a["lines_added"], &a["old_size"]), (&"M".into(), &added, &4.into()));
+        assert_eq!(
+            (&a["status"], &a["lines_added"], &a["old_size"]),
+            (&"M".into(), &added, &4.into())
+        );
         let renamed = lines.iter().find(|object| object["status"] == "R").unwrap();
         assert_eq!(renamed["old_path"], "old-name");
     }
@@ -274,9 +306,14 @@ fn names_that_are_no_text_pass_through_every_verb() {
         place.write(std::path::Path::new("mnt").join(word(name)), "new\n");
     }
     let diff = place.ok("mnt", "diff");
-    for shown in
-        ["M\tnew\\nline\n", "M\t\\xff\\xfe\n", "M\t@\n", "M\t-p\n", "M\tback\\\\slash\n", "M\t spaces  \n"]
-    {
+    for shown in [
+        "M\tnew\\nline\n",
+        "M\t\\xff\\xfe\n",
+        "M\t@\n",
+        "M\t-p\n",
+        "M\tback\\\\slash\n",
+        "M\t spaces  \n",
+    ] {
         assert!(diff.contains(shown), "{shown:?} in {diff}");
     }
     for name in names {
@@ -285,7 +322,9 @@ fn names_that_are_no_text_pass_through_every_verb() {
         assert_eq!((only.code, lines.len()), (0, 1), "{only:?}");
         let hex: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
         match std::str::from_utf8(name) {
-            Ok(text) => assert!(lines[0]["path"] == text && lines[0].get("path_hex").is_none(), "{lines:?}"),
+            Ok(text) => {
+                assert!(lines[0]["path"] == text && lines[0].get("path_hex").is_none(), "{lines:?}")
+            }
             Err(_) => assert_eq!(lines[0]["path_hex"], hex),
         }
     }
@@ -295,7 +334,11 @@ fn names_that_are_no_text_pass_through_every_verb() {
     // Two at a time, then all.
     let two = [&b"apply"[..], b"--", b"-p", b"\xff\xfe"].map(word);
     let applied = place.call("mnt", two);
-    assert_eq!((applied.code, applied.out.lines().next()), (0, Some("applied: 2 modified")), "{applied:?}");
+    assert_eq!(
+        (applied.code, applied.out.lines().next()),
+        (0, Some("applied: 2 modified")),
+        "{applied:?}"
+    );
     let of = |name: &[u8]| fs::read(place.at("base").join(word(name))).unwrap();
     assert_eq!(
         (of(b"-p"), of(b"\xff\xfe"), of(b"@")),
@@ -337,7 +380,10 @@ fn a_checkpoint_can_be_called_plus_one() {
     }
     place.ok("mnt", "restore 1");
     place.ok("mnt", "restore +1");
-    assert_eq!((place.read("mnt/a"), place.read("mnt/.jailfs/checkpoints/+1/a")), ("3".into(), "3".into()));
+    assert_eq!(
+        (place.read("mnt/a"), place.read("mnt/.jailfs/checkpoints/+1/a")),
+        ("3".into(), "3".into())
+    );
     place.fails("mnt", "restore @-+1", 10);
     place.ok("mnt", "drop +1");
     assert!(place.ok("mnt", "log").contains("1 "), "{}", place.ok("mnt", "log"));
@@ -386,17 +432,31 @@ fn a_wrong_word_has_its_own_exit_code_and_a_hint() {
 fn help_and_version_are_answers_and_a_closed_pipe_is_no_error() {
     let place = worked();
     let help = place.ok("", "--help");
-    for verb in
-        ["mount", "umount", "run", "checkpoint", "log", "status", "diff", "restore", "apply", "discard", "op"]
-    {
+    for verb in [
+        "mount",
+        "umount",
+        "run",
+        "checkpoint",
+        "log",
+        "status",
+        "diff",
+        "restore",
+        "apply",
+        "discard",
+        "op",
+    ] {
         assert!(help.lines().any(|line| line.trim_start().starts_with(verb)), "{verb} in {help}");
         let of_verb = place.ok("", &format!("{verb} --help"));
         assert!(of_verb.contains("Usage: jailfs"), "{of_verb}");
     }
     assert!(!help.contains("__"), "hidden verbs are not shown: {help}");
     assert_eq!(place.ok("", "--version"), format!("jailfs {}\n", env!("CARGO_PKG_VERSION")));
-    let piped = place.sh("mnt", "$JAILFS diff -p | head -n 1; $JAILFS log >/dev/full || echo code $?");
-    assert!(piped.out.ends_with("code 1\n") && piped.err.contains("No space left on device"), "{piped:?}");
+    let piped =
+        place.sh("mnt", "$JAILFS diff -p | head -n 1; $JAILFS log >/dev/full || echo code $?");
+    assert!(
+        piped.out.ends_with("code 1\n") && piped.err.contains("No space left on device"),
+        "{piped:?}"
+    );
 }
 
 #[test]
@@ -419,7 +479,9 @@ fn examples() -> Vec<String> {
     for line in examples.lines() {
         match (line.strip_prefix("    "), scripts.last_mut()) {
             (Some(command), Some(script)) => *script += &format!("{command}\n"),
-            (None, Some(script)) if !script.is_empty() && !line.is_empty() => scripts.push(String::new()),
+            (None, Some(script)) if !script.is_empty() && !line.is_empty() => {
+                scripts.push(String::new())
+            }
             _ => {}
         }
     }
@@ -468,6 +530,7 @@ fn a_mount_inside_is_never_detached_silently() {
         [ -z "$(grep mnt/later /proc/self/mounts)" ]
         "#,
     );
-    let said = crate::place::said(place.command("", "unshare").args(["-m", "sh", "-eux", "script"]));
+    let said =
+        crate::place::said(place.command("", "unshare").args(["-m", "sh", "-eux", "script"]));
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
 }

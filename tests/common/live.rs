@@ -107,7 +107,8 @@ impl Live {
     pub fn mount(&mut self) {
         let (base, mnt, store) = (self.base.clone(), self.mnt.clone(), self.store.clone());
         let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
-        let command = command.arg("mount").args([&base, &mnt]).arg("--store").arg(&store).args(&self.options);
+        let command =
+            command.arg("mount").args([&base, &mnt]).arg("--store").arg(&store).args(&self.options);
         let command = command.env("JAILFS_FAILPOINTS", &self.steps);
         checked(command.current_dir("/"), "mount");
         self.mounted = true;
@@ -135,7 +136,10 @@ impl Live {
         }
         // A dead mount is of no use to the next one.
         let mnt = self.mnt.display().to_string();
-        shell(Path::new("/"), &format!("if grep -q ' {mnt} ' /proc/self/mounts; then umount -l {mnt}; fi"));
+        shell(
+            Path::new("/"),
+            &format!("if grep -q ' {mnt} ' /proc/self/mounts; then umount -l {mnt}; fi"),
+        );
         self.mounted = false;
     }
 
@@ -326,13 +330,15 @@ fn begun_at(pid: u32) -> Option<u64> {
 /// What the kernel says of a thread of a process that has not ended.
 fn living_thread(pid: u32) -> Option<String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-    let stats = tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+    let stats =
+        tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
     stats.into_iter().find(|stat| !stat.contains(") Z") && !stat.contains(") X"))
 }
 
 /// What a program said, for messages.
 pub fn text(output: &Output) -> String {
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     format!("{}\n{out}{err}", output.status)
 }
 
@@ -466,7 +472,9 @@ impl Shell {
             }
             match line.strip_prefix(":end ") {
                 Some("0\n") => return said.trim_end().to_owned(),
-                Some(status) => return format!("{}\nstatus {}", said.trim_end(), status.trim_end()),
+                Some(status) => {
+                    return format!("{}\nstatus {}", said.trim_end(), status.trim_end());
+                }
                 None => said.push_str(&line),
             }
         }

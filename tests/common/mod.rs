@@ -56,7 +56,8 @@ impl Bench {
     pub fn with(options: &MountOptions, fill: impl FnOnce(&Path)) -> Bench {
         let dir = tempfile::tempdir().expect("a directory for the test");
         // So that an ordinary user may enter, whose view some tests take.
-        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("open the directory");
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755))
+            .expect("open the directory");
         let (base, store, mnt) = places(dir.path());
         std::fs::create_dir(&base).expect("make the base");
         std::fs::create_dir(&mnt).expect("make the mount point");
@@ -98,7 +99,11 @@ impl Bench {
     /// How often the kernel asked for `operation`.
     pub fn count(&self, operation: &str) -> u64 {
         let counts = self.mounted().counters().snapshot();
-        counts.into_iter().find(|(name, _)| *name == operation).map(|(_, n)| n).expect("a known operation")
+        counts
+            .into_iter()
+            .find(|(name, _)| *name == operation)
+            .map(|(_, n)| n)
+            .expect("a known operation")
     }
 
     /// Unmounts as a user does, and waits for the end.
@@ -148,9 +153,11 @@ pub fn open_new(base: &Path, store: &Path, mnt: &Path) -> Arc<Fs> {
         allowed_targets: Vec::new(),
     };
     let base = Arc::new(Base::open(base).expect("open the base"));
-    let store = Store::create(store, &path, base.root_id(), StoreOptions::default()).expect("make a store");
+    let store =
+        Store::create(store, &path, base.root_id(), StoreOptions::default()).expect("make a store");
     let store = Arc::new(store);
-    let upper = store.create_layer(None, "main", Epoch(0), LayerKind::Continues).expect("make a layer");
+    let upper =
+        store.create_layer(None, "main", Epoch(0), LayerKind::Continues).expect("make a layer");
     let lower = Lower::new(base, Arc::clone(&store), Epoch(0), Vec::new());
     Arc::new(Fs::new(store, Tree::new(), lower, upper, jail))
 }
@@ -260,7 +267,8 @@ fn look(root: &Path, path: &Path, all: &mut Vec<Seen>) {
     let mut quiet = std::fs::OpenOptions::new();
     quiet.read(true).custom_flags(libc::O_NOATIME | libc::O_NOFOLLOW);
     if stat.is_file() && stat.len() < 1 << 20 {
-        std::io::Read::read_to_end(&mut quiet.open(&full).expect("open"), &mut seen.bytes).expect("read");
+        std::io::Read::read_to_end(&mut quiet.open(&full).expect("open"), &mut seen.bytes)
+            .expect("read");
     }
     all.push(seen);
     if stat.is_dir() {

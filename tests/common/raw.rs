@@ -15,8 +15,8 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, Shutdown, SockFlag, SockType, recv, send, setsockopt, shutdown, socketpair,
-    sockopt,
+    AddressFamily, MsgFlags, Shutdown, SockFlag, SockType, recv, send, setsockopt, shutdown,
+    socketpair, sockopt,
 };
 use nix::sys::stat::Mode;
 
@@ -171,12 +171,16 @@ pub struct RawEntry {
 
 /// The number at an offset of an answer.
 pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_ne_bytes(bytes.get(at..at + 4).expect("the answer is long enough").try_into().expect("4 bytes"))
+    u32::from_ne_bytes(
+        bytes.get(at..at + 4).expect("the answer is long enough").try_into().expect("4 bytes"),
+    )
 }
 
 /// The same for 64 bits.
 pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    u64::from_ne_bytes(bytes.get(at..at + 8).expect("the answer is long enough").try_into().expect("8 bytes"))
+    u64::from_ne_bytes(
+        bytes.get(at..at + 8).expect("the answer is long enough").try_into().expect("8 bytes"),
+    )
 }
 
 fn attr_at(bytes: &[u8], at: usize) -> RawAttr {
@@ -223,15 +227,24 @@ impl Raw {
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
                 .expect("a socket pair");
         for end in [&line, &device] {
-            setsockopt(end, sockopt::SndBufForce, &ROOM).expect("room for large messages; needs root");
+            setsockopt(end, sockopt::SndBufForce, &ROOM)
+                .expect("room for large messages; needs root");
         }
         let who = Who { uid: 0, gid: 0, pid: std::process::id() };
-        let mut raw =
-            Raw { dir, line, mounted: None, fs: Arc::clone(&fs), who, next: 1, done: Arc::default() };
+        let mut raw = Raw {
+            dir,
+            line,
+            mounted: None,
+            fs: Arc::clone(&fs),
+            who,
+            next: 1,
+            done: Arc::default(),
+        };
         super::watch(Arc::clone(&raw.done));
         // The server answers INIT before `adopt` returns, so that must be there already.
         let init = raw.send(INIT, 0, &init_body());
-        let root = open(&mnt, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).expect("open the mount point");
+        let root = open(&mnt, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
+            .expect("open the mount point");
         let handed = Handed { device, root, dev: 0, all_users: true };
         raw.mounted = Some(adopt(fs, handed, &mnt, &store).expect("begin to serve"));
         let answer = raw.receive(PATIENCE).expect("an answer to INIT");
@@ -251,14 +264,23 @@ impl Raw {
         self.next += 2;
         let len = u32::try_from(40 + body.0.len()).expect("a length");
         let Who { uid, gid, pid } = self.who;
-        let header = Body::new().u32(len).u32(opcode).u64(unique).u64(node).u32(uid).u32(gid).u32(pid).u32(0);
+        let header = Body::new()
+            .u32(len)
+            .u32(opcode)
+            .u64(unique)
+            .u64(node)
+            .u32(uid)
+            .u32(gid)
+            .u32(pid)
+            .u32(0);
         self.send_bytes(&header.bytes(&body.0).0);
         unique
     }
 
     /// Sends a message as it is.
     pub fn send_bytes(&self, message: &[u8]) {
-        let sent = send(self.line.as_raw_fd(), message, MsgFlags::MSG_NOSIGNAL).expect("the server listens");
+        let sent = send(self.line.as_raw_fd(), message, MsgFlags::MSG_NOSIGNAL)
+            .expect("the server listens");
         assert_eq!(sent, message.len());
     }
 
@@ -284,7 +306,8 @@ impl Raw {
             return None;
         }
         assert_eq!(u32_at(&bytes, 0) as usize, len, "an answer says how long it is");
-        let errno = -i32::from_ne_bytes(bytes.get(4..8).expect("a header").try_into().expect("4 bytes"));
+        let errno =
+            -i32::from_ne_bytes(bytes.get(4..8).expect("a header").try_into().expect("4 bytes"));
         Some(Answer { unique: u64_at(&bytes, 8), errno, body: bytes.split_off(16) })
     }
 
@@ -335,7 +358,12 @@ impl Raw {
     }
 
     /// The names in one answer to READDIR, each with its cookie.
-    pub fn readdir(&mut self, node: u64, after: u64, room: u32) -> Result<Vec<(u64, Vec<u8>)>, Errno> {
+    pub fn readdir(
+        &mut self,
+        node: u64,
+        after: u64,
+        room: u32,
+    ) -> Result<Vec<(u64, Vec<u8>)>, Errno> {
         let body = Body::new().u64(0).u64(after).u32(room).u32(0).u64(0).u32(0).u32(0);
         let bytes = self.ask(READDIR, node, body)?;
         let mut found = Vec::new();
@@ -361,7 +389,12 @@ impl Raw {
     }
 
     /// The names in one answer to READDIRPLUS.
-    pub fn readdirplus(&mut self, node: u64, after: u64, room: u32) -> Result<Vec<RawListed>, Errno> {
+    pub fn readdirplus(
+        &mut self,
+        node: u64,
+        after: u64,
+        room: u32,
+    ) -> Result<Vec<RawListed>, Errno> {
         let body = Body::new().u64(0).u64(after).u32(room).u32(0).u64(0).u32(0).u32(0);
         let bytes = self.ask(READDIRPLUS, node, body)?;
         self.receive_behind(self.next - 2, &bytes);

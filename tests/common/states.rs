@@ -12,8 +12,12 @@ pub fn states(store: &Path) -> BTreeMap<String, Vec<Change>> {
     let Reply::Log(log) = sandbox.handle(Request::Log).unwrap() else { panic!("not a log") };
     let checkpoints = log.into_iter().filter(|c| !c.automatic).map(|c| Rev::Id(c.id));
     let diff = |to: Rev| {
-        let request =
-            Request::Diff { from: Rev::Base, to: to.clone(), paths: Vec::new(), detail: Detail::Patch };
+        let request = Request::Diff {
+            from: Rev::Base,
+            to: to.clone(),
+            paths: Vec::new(),
+            detail: Detail::Patch,
+        };
         match sandbox.handle(request).unwrap() {
             Reply::Diff(changes) => (to.to_string(), changes.to_vec().unwrap()),
             other => panic!("{other:?}"),

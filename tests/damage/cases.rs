@@ -125,7 +125,8 @@ fn fits(pattern: &str, text: &str) -> bool {
 fn frames(bytes: &[u8]) -> Vec<usize> {
     let mut starts = vec![0];
     while let Some(head) = starts.last().and_then(|at| bytes.get(*at..at + 4)) {
-        let next = starts[starts.len() - 1] + 16 + u32::from_le_bytes(head.try_into().unwrap()) as usize;
+        let next =
+            starts[starts.len() - 1] + 16 + u32::from_le_bytes(head.try_into().unwrap()) as usize;
         if next > bytes.len() {
             break;
         }
@@ -179,7 +180,9 @@ pub fn all(world: &World) -> Vec<Case> {
         (0..len).step_by(step).for_each(|at| add(Damage::Flip(at, (at % 8) as u8)));
         let mut seen: Vec<&Vec<u8>> = vec![bytes];
         for (age, files) in ages.iter().enumerate() {
-            let Some(older) = files.get(file).filter(|older| !seen.contains(older)) else { continue };
+            let Some(older) = files.get(file).filter(|older| !seen.contains(older)) else {
+                continue;
+            };
             seen.push(older);
             add(Damage::Older(age));
             for block in [512, 4096] {

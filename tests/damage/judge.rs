@@ -83,7 +83,12 @@ fn is_named(case: &Case, error: &str) -> bool {
     error.contains(&case.file) || error.contains(&format!("layer {layer}"))
 }
 
-fn shown(world: &World, case: &Case, sandbox: &Sandbox, is_advertised: bool) -> Result<Verdict, String> {
+fn shown(
+    world: &World,
+    case: &Case,
+    sandbox: &Sandbox,
+    is_advertised: bool,
+) -> Result<Verdict, String> {
     let truth = &world.truth;
     let in_open_layer = case.file.starts_with(&world.open_layer());
     // What has no checksums cannot be told.
@@ -98,19 +103,22 @@ fn shown(world: &World, case: &Case, sandbox: &Sandbox, is_advertised: bool) -> 
     if operations(sandbox) != truth.operations {
         return Err("the log of operations is another".to_owned());
     }
-    let mut hold = |what: &str, found: Result<Vec<String>, String>, truth: &Vec<String>, may_differ: bool| {
-        match found {
-            Err(error) => errors.push(format!("{what}: {error}")),
-            Ok(found) if found == *truth => {}
-            Ok(_) if may_differ => less = true,
-            Ok(found) => {
-                let lost: Vec<_> = truth.iter().filter(|line| !found.contains(line)).take(3).collect();
-                let new: Vec<_> = found.iter().filter(|line| !truth.contains(line)).take(3).collect();
-                return Err(format!("{what} is another: without {lost:#?}, with {new:#?}"));
+    let mut hold =
+        |what: &str, found: Result<Vec<String>, String>, truth: &Vec<String>, may_differ: bool| {
+            match found {
+                Err(error) => errors.push(format!("{what}: {error}")),
+                Ok(found) if found == *truth => {}
+                Ok(_) if may_differ => less = true,
+                Ok(found) => {
+                    let lost: Vec<_> =
+                        truth.iter().filter(|line| !found.contains(line)).take(3).collect();
+                    let new: Vec<_> =
+                        found.iter().filter(|line| !truth.contains(line)).take(3).collect();
+                    return Err(format!("{what} is another: without {lost:#?}, with {new:#?}"));
+                }
             }
-        }
-        Ok(())
-    };
+            Ok(())
+        };
     hold("the tree", live(sandbox), &truth.now, in_open_layer || may_be_other)?;
     for checkpoint in &truth.log {
         let id = checkpoint.id.to_string();
@@ -121,7 +129,9 @@ fn shown(world: &World, case: &Case, sandbox: &Sandbox, is_advertised: bool) -> 
     drop(sandbox.handle(Request::History { path }));
     for name in World::RESTORED {
         match restore(sandbox, name) {
-            Ok(()) => hold("what was restored", live(sandbox), &truth.restored[name], may_be_other)?,
+            Ok(()) => {
+                hold("what was restored", live(sandbox), &truth.restored[name], may_be_other)?
+            }
             Err(error) => hold("the restore", Err(error), &Vec::new(), false)?,
         }
     }

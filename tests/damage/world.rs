@@ -111,7 +111,10 @@ impl Work {
     }
 
     fn checkpoint(&self, name: &str) {
-        self.ask(Request::Checkpoint { name: Some(name.to_owned()), message: format!("message of {name}") });
+        self.ask(Request::Checkpoint {
+            name: Some(name.to_owned()),
+            message: format!("message of {name}"),
+        });
     }
 
     fn restore(&self, name: &str) {
@@ -136,7 +139,8 @@ impl World {
 
     pub fn new() -> World {
         let dir =
-            tempfile::tempdir_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" }).unwrap();
+            tempfile::tempdir_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" })
+                .unwrap();
         let (base, whole) = (dir.path().join("base"), dir.path().join("store"));
         shell(&format!(
             "mkdir -p '{0}/d/deep'; cd '{0}'; echo readme > README; seq 900 > d/numbers; seq 3000 > big
@@ -149,7 +153,8 @@ impl World {
             shell(&format!("cp -a '{}' '{}'", whole.display(), to.display()));
             ages.push(to);
         };
-        let open = || Work(Sandbox::create_or_open(&base, &whole, &StoreOptions::default()).unwrap());
+        let open =
+            || Work(Sandbox::create_or_open(&base, &whole, &StoreOptions::default()).unwrap());
         first(&open());
         age(&whole);
         second(&open());
@@ -422,7 +427,8 @@ fn seen_of_base(base: &Path) -> String {
 
 fn truth(sandbox: &Sandbox) -> Truth {
     let (log, operations) = (log(sandbox), operations(sandbox));
-    let states = log.iter().map(|c| (c.id.to_string(), state(sandbox, &Rev::Id(c.id)).unwrap())).collect();
+    let states =
+        log.iter().map(|c| (c.id.to_string(), state(sandbox, &Rev::Id(c.id)).unwrap())).collect();
     let now = live(sandbox).unwrap();
     let mut restored = BTreeMap::new();
     for name in World::RESTORED {
@@ -505,7 +511,9 @@ pub fn live(sandbox: &Sandbox) -> Result<Vec<String>, String> {
                     let bytes = plan.read(false).map_err(told)?.unwrap();
                     line += &format!(" {} {:08x}", bytes.len(), crc32c::crc32c(&bytes));
                 }
-                FileKind::Symlink => line += &format!(" {:?}", fs.link_text(entry.id).map_err(told)?),
+                FileKind::Symlink => {
+                    line += &format!(" {:?}", fs.link_text(entry.id).map_err(told)?)
+                }
                 _ => {}
             }
             for name in fs.listxattr(entry.id).map_err(told)?.split(|byte| *byte == 0) {

@@ -7,7 +7,9 @@ use super::*;
 fn a_store_opens_and_works_while_its_base_takes_no_changes() {
     let before = [Place::new(Place::work).seen()];
     let mut cases = 0;
-    for (number, errno) in ["EIO", "ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM"].iter().enumerate() {
+    for (number, errno) in
+        ["EIO", "ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM"].iter().enumerate()
+    {
         for nth in (1 + number..).step_by(stride(9)) {
             let place = Place::new(Place::work);
             let sandbox = place.open().unwrap();

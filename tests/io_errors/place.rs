@@ -45,7 +45,8 @@ pub struct Place {
 impl Place {
     pub fn new(begin: fn(&Place)) -> Place {
         let memory = Path::new("/dev/shm");
-        let dir = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
+        let dir = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }
+            .unwrap();
         let (base, store) = (dir.path().join("base"), dir.path().join("store"));
         std::fs::create_dir(&base).unwrap();
         let place = Place { dir, base, store, seconds: Arc::default() };
@@ -80,10 +81,20 @@ impl Place {
         std::fs::write(at("big"), bytes(9, 50_000)).unwrap();
         std::fs::hard_link(at("README"), at("docs/also")).unwrap();
         symlink("../README", at("docs/link")).unwrap();
-        for path in
-            ["src/f1", "src/f2", "src/f3", "src/deep/g", "README", "big", "src/deep", "src", "docs", ""]
-        {
-            let when = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(OLD as u64);
+        for path in [
+            "src/f1",
+            "src/f2",
+            "src/f3",
+            "src/deep/g",
+            "README",
+            "big",
+            "src/deep",
+            "src",
+            "docs",
+            "",
+        ] {
+            let when =
+                std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(OLD as u64);
             std::fs::File::open(at(path))
                 .unwrap()
                 .set_times(std::fs::FileTimes::new().set_modified(when))
@@ -181,7 +192,8 @@ impl Place {
     /// Opens the store, which must show one of the states that are possible now, and work.
     #[track_caller]
     pub fn judge(&self, possible: &[Seen], ever: &[Seen], told: &str) {
-        let sandbox = self.open().unwrap_or_else(|error| panic!("{told}: it is not opened: {error}"));
+        let sandbox =
+            self.open().unwrap_or_else(|error| panic!("{told}: it is not opened: {error}"));
         let (tree, base) = (picture(&sandbox), host(&self.base));
         let names = names(&sandbox);
         let is = |seen: &&Seen| seen.tree == tree && seen.base == base;
@@ -245,12 +257,18 @@ fn must<T>(done: Result<T, Error>, what: &str, told: &str) -> T {
 fn neither(possible: &[Seen], (tree, base): (&Picture, &Picture), told: &str) -> ! {
     let short = |line: &&String| line.chars().take(160).collect::<String>();
     let differs = |was: &Picture, is: &Picture| -> (Vec<String>, Vec<String>) {
-        let missing = was.iter().filter(|line| !is.contains(line)).map(|line| short(&line)).collect();
+        let missing =
+            was.iter().filter(|line| !is.contains(line)).map(|line| short(&line)).collect();
         (missing, is.iter().filter(|line| !was.contains(line)).map(|line| short(&line)).collect())
     };
-    let all: Vec<_> =
-        possible.iter().map(|seen| (differs(&seen.tree, tree), differs(&seen.base, base))).collect();
-    panic!("{told}: it is none of {} states. Each (missing, new) in (tree, base): {all:#?}", possible.len());
+    let all: Vec<_> = possible
+        .iter()
+        .map(|seen| (differs(&seen.tree, tree), differs(&seen.base, base)))
+        .collect();
+    panic!(
+        "{told}: it is none of {} states. Each (missing, new) in (tree, base): {all:#?}",
+        possible.len()
+    );
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -272,7 +290,9 @@ fn copy_file(from: &Path, to: &Path) {
     let about = from.metadata().unwrap();
     to.set_permissions(about.permissions()).unwrap();
     to.set_len(about.len()).unwrap();
-    for range in jailfs::sys::file::data_in(&from, ByteRange { start: 0, end: about.len() }).unwrap() {
+    for range in
+        jailfs::sys::file::data_in(&from, ByteRange { start: 0, end: about.len() }).unwrap()
+    {
         let mut bytes = vec![0; range.len() as usize];
         from.read_exact_at(&mut bytes, range.start).unwrap();
         to.write_all_at(&bytes, range.start).unwrap();
@@ -335,10 +355,12 @@ fn picture(sandbox: &Sandbox) -> Picture {
         let fs = sandbox.fs();
         let attr = fs.getattr(id).unwrap_or_else(|error| panic!("{path}: {error}"));
         let meta = &attr.meta;
-        let mut line = format!("{path} {:o} {} {} {}", meta.mode, meta.uid, meta.gid, time(meta.mtime.secs));
+        let mut line =
+            format!("{path} {:o} {} {} {}", meta.mode, meta.uid, meta.gid, time(meta.mtime.secs));
         let listed = fs.listxattr(id).unwrap_or_else(|error| panic!("{path}: {error}"));
         for name in listed.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-            line += &format!(" {}={:?}", String::from_utf8_lossy(name), fs.getxattr(id, name).unwrap());
+            line +=
+                &format!(" {}={:?}", String::from_utf8_lossy(name), fs.getxattr(id, name).unwrap());
         }
         match attr.kind {
             FileKind::File => {
@@ -403,8 +425,8 @@ fn parent(sandbox: &Sandbox, path: &str) -> Result<(NodeId, Name), FsError> {
 
 /// Makes an empty file.
 pub fn create(sandbox: &Sandbox, path: &str) -> Result<(), Error> {
-    let made =
-        parent(sandbox, path).and_then(|(dir, last)| sandbox.fs().mknod(dir, &last, 0o100_644, 0, 0, ME));
+    let made = parent(sandbox, path)
+        .and_then(|(dir, last)| sandbox.fs().mknod(dir, &last, 0o100_644, 0, 0, ME));
     attempt("create", made.map(drop))
 }
 
@@ -440,7 +462,8 @@ pub fn rename(sandbox: &Sandbox, from: &str, to: &str) -> Result<(), Error> {
 }
 
 fn mkdir(sandbox: &Sandbox, path: &str) -> Result<(), Error> {
-    let made = parent(sandbox, path).and_then(|(dir, last)| sandbox.fs().mkdir(dir, &last, 0o755, 0, ME));
+    let made =
+        parent(sandbox, path).and_then(|(dir, last)| sandbox.fs().mkdir(dir, &last, 0o755, 0, ME));
     attempt("mkdir", made.map(drop))
 }
 

@@ -123,7 +123,9 @@ impl Tree {
                 let entry = self.names[from].clone();
                 self.names.insert(to.clone(), entry);
             }
-            Op::Symlink(path, text) => drop(self.names.insert(path.clone(), Entry::Link(text.clone()))),
+            Op::Symlink(path, text) => {
+                drop(self.names.insert(path.clone(), Entry::Link(text.clone())))
+            }
             Op::Chmod(path, mode) => self.content_mut(path).mode = *mode,
             Op::Attr(path, value) => self.content_mut(path).attr = Some(*value),
         }
@@ -143,8 +145,12 @@ impl Tree {
 
     fn rename(&mut self, from: &str, to: &str) {
         let below = format!("{from}/");
-        let moved: Vec<String> =
-            self.names.keys().filter(|name| *name == from || name.starts_with(&below)).cloned().collect();
+        let moved: Vec<String> = self
+            .names
+            .keys()
+            .filter(|name| *name == from || name.starts_with(&below))
+            .cloned()
+            .collect();
         for name in moved {
             let entry = self.names.remove(&name).unwrap();
             self.names.insert(format!("{to}{}", &name[from.len()..]), entry);
@@ -169,7 +175,9 @@ impl Tree {
                     why.extend(content.map(|how| format!("'{name}' {how}")));
                 }
                 (entry, Some(other)) if entry == other => {}
-                (entry, Some(other)) => why.push(format!("'{name}' is {other:?} and was {entry:?}")),
+                (entry, Some(other)) => {
+                    why.push(format!("'{name}' is {other:?} and was {entry:?}"))
+                }
             }
         }
         why
@@ -181,7 +189,8 @@ impl Tree {
         let (Op::Write { path, .. } | Op::Append { path, .. }) = op else { return false };
         let mut after = self.clone();
         after.apply(op);
-        let (Some(old), Some(new), Some(is)) = (self.content(path), after.content(path), found.content(path))
+        let (Some(old), Some(new), Some(is)) =
+            (self.content(path), after.content(path), found.content(path))
         else {
             return false;
         };
@@ -190,8 +199,9 @@ impl Tree {
             return false;
         }
         let torn = is_bytes.chunks(BLOCK).enumerate().all(|(at, block)| {
-            let of =
-                |bytes: &[u8]| bytes.get(at * BLOCK..).map(|rest| rest.starts_with(block)).unwrap_or(false);
+            let of = |bytes: &[u8]| {
+                bytes.get(at * BLOCK..).map(|rest| rest.starts_with(block)).unwrap_or(false)
+            };
             of(old) || of(new)
         });
         let mut rest = self.clone();
@@ -206,7 +216,8 @@ impl Tree {
     /// Looks at what is there. Numbers of files are not those of the mount if it is a copy.
     pub fn read(root: &Path) -> Tree {
         let mut tree = Tree::default();
-        read_dir(root, "", &mut tree).unwrap_or_else(|error| panic!("read {}: {error}", root.display()));
+        read_dir(root, "", &mut tree)
+            .unwrap_or_else(|error| panic!("read {}: {error}", root.display()));
         tree
     }
 
@@ -302,7 +313,9 @@ pub fn perform(root: &Path, op: &Op) -> io::Result<u64> {
         Op::Rmdir(path) => fs::remove_dir(at(path)).map(|()| 0),
         Op::Link(from, to) => fs::hard_link(at(from), at(to)).map(|()| 0),
         Op::Symlink(path, text) => std::os::unix::fs::symlink(text, at(path)).map(|()| 0),
-        Op::Chmod(path, mode) => fs::set_permissions(at(path), fs::Permissions::from_mode(*mode)).map(|()| 0),
+        Op::Chmod(path, mode) => {
+            fs::set_permissions(at(path), fs::Permissions::from_mode(*mode)).map(|()| 0)
+        }
         Op::Attr(path, value) => {
             jailfs::sys::xattr::set(&File::open(at(path))?, ATTR, &value.to_le_bytes()).map(|()| 0)
         }
@@ -398,7 +411,8 @@ fn choose_dir(rng: &mut Rng, tree: &Tree, dirs: &[&String], stamp: u64) -> Optio
     let below = format!("{from}/");
     match rng.below(10) {
         0..6 => {
-            let into: Vec<_> = dirs.iter().filter(|dir| ***dir != from && !dir.starts_with(&below)).collect();
+            let into: Vec<_> =
+                dirs.iter().filter(|dir| ***dir != from && !dir.starts_with(&below)).collect();
             let to = match into.is_empty() || rng.one_in(3) {
                 true => format!("d{stamp}"),
                 false => format!("{}/d{stamp}", rng.pick(&into)),

@@ -25,14 +25,17 @@ pub fn commit(writer: &Writer, repo: &Path, control: &Control) {
         let pack = if stamp.is_multiple_of(5) { "git repack -adq; " } else { "" };
         // A git that reads a directory without a daemon may say so for ever: it ends when nobody reads it any more.
         let quietly = "exec 2> >(head -c 65536 >&2)";
-        let script = format!("{quietly}; {pack}echo {stamp} >> f{file}; git add -A; git commit -qm {stamp}");
+        let script =
+            format!("{quietly}; {pack}echo {stamp} >> f{file}; git add -A; git commit -qm {stamp}");
         match Command::new("bash").args(["-ec", &script]).current_dir(repo).output() {
             Ok(output) if output.status.success() => writer.acknowledge(),
             Ok(output) => {
                 let said = String::from_utf8_lossy(&output.stderr).into_owned();
                 return control.failed(format!("{}: commit {stamp}: {said}", writer.name));
             }
-            Err(error) => return control.failed(format!("{}: commit {stamp}: {error}", writer.name)),
+            Err(error) => {
+                return control.failed(format!("{}: commit {stamp}: {error}", writer.name));
+            }
         }
     }
 }
@@ -61,7 +64,8 @@ pub fn transact(writer: &Writer, dir: &Path, (mode, synchronous): (&str, &str), 
     let mut command = Command::new("python3");
     command.args(["-I", "-S", "-u", "-c", SQLITE, "write", mode, synchronous]);
     command.args([count, stamp.to_string()]).current_dir("/").arg(dir.join("db"));
-    let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let started =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let mut child = started.unwrap();
     let (stdin, stdout) = (child.stdin.take(), child.stdout.take().unwrap());
     let mut stdin = Some(stdin);

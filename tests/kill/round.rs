@@ -35,7 +35,10 @@ impl World {
         self.begin_anew_what_is_long();
         let moment = match self.rng.one_in(2) {
             true => Savepoint::After(Duration::from_micros(self.rng.below(500_000))),
-            false => Savepoint::During(1 + self.rng.below(7), Duration::from_micros(self.rng.below(60_000))),
+            false => Savepoint::During(
+                1 + self.rng.below(7),
+                Duration::from_micros(self.rng.below(60_000)),
+            ),
         };
         self.note(format!("kill {} {moment:?}", self.kills + 1));
         let control = Arc::new(Control::default());
@@ -57,7 +60,12 @@ impl World {
     }
 
     /// Works until the daemon is dead. Gives the verb that was cut off.
-    fn load(&mut self, moment: Savepoint, arm: &Sender<Duration>, control: &Arc<Control>) -> Pending {
+    fn load(
+        &mut self,
+        moment: Savepoint,
+        arm: &Sender<Duration>,
+        control: &Arc<Control>,
+    ) -> Pending {
         if let Savepoint::After(delay) = moment {
             arm.send(delay).unwrap();
         }
@@ -98,8 +106,12 @@ impl World {
     /// A store whose daemon was killed has nothing wrong with it.
     fn check_store(&mut self) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
-        let output =
-            command.args(["check", "--store"]).arg(&self.live.store).current_dir("/").output().unwrap();
+        let output = command
+            .args(["check", "--store"])
+            .arg(&self.live.store)
+            .current_dir("/")
+            .output()
+            .unwrap();
         assert!(output.status.success(), "check after the kill: {}", text(&output));
         assert!(!text(&output).contains("warning: "), "check after the kill: {}", text(&output));
     }
@@ -112,7 +124,11 @@ impl World {
         if self.rng.one_in(3) {
             let output = self.jailfs(&["check", "--read-data"]);
             assert!(output.status.success(), "check after the mount: {}", text(&output));
-            assert!(!text(&output).contains("warning: "), "check after the mount: {}", text(&output));
+            assert!(
+                !text(&output).contains("warning: "),
+                "check after the mount: {}",
+                text(&output)
+            );
         }
     }
 
@@ -146,8 +162,9 @@ impl World {
             .iter()
             .map(|line| (line["id"].as_u64().unwrap(), line["name"].as_str().map(str::to_owned)))
             .collect();
-        let is_listed =
-            |checkpoint: &Checkpoint| listed.contains(&(checkpoint.id, Some(checkpoint.name.clone())));
+        let is_listed = |checkpoint: &Checkpoint| {
+            listed.contains(&(checkpoint.id, Some(checkpoint.name.clone())))
+        };
         let may_go = |id: u64| matches!(pending, Pending::Gc { kept } if !kept.contains(&id));
         if let Some(lost) = self.checkpoints.iter().find(|c| !is_listed(c) && !may_go(c.id)) {
             panic!("checkpoint {} '{}' is lost: {listed:?}", lost.id, lost.name);
@@ -157,7 +174,11 @@ impl World {
             self.count("checkpoints that were cut off");
             if let Some((id, _)) = listed.iter().find(|(_, listed)| listed.as_ref() == Some(name)) {
                 self.count("of them there");
-                self.checkpoints.push(Checkpoint { id: *id, name: name.clone(), saved: saved.clone() });
+                self.checkpoints.push(Checkpoint {
+                    id: *id,
+                    name: name.clone(),
+                    saved: saved.clone(),
+                });
             }
         }
         let ours = |id: u64| self.checkpoints.iter().any(|checkpoint| checkpoint.id == id);

@@ -41,13 +41,17 @@ impl State {
         match (self, found) {
             (State::Tree(tree), State::Tree(found)) => tree.differs(found),
             (State::Numbers(numbers), State::Numbers(found)) => {
-                let missing = numbers.difference(found).map(|number| format!("{number} is missing"));
-                let extra = found.difference(numbers).map(|number| format!("{number} should not be there"));
+                let missing =
+                    numbers.difference(found).map(|number| format!("{number} is missing"));
+                let extra =
+                    found.difference(numbers).map(|number| format!("{number} should not be there"));
                 missing.chain(extra).collect()
             }
             (State::Lines(lines), State::Lines(found)) => {
-                let of = |lines: &[String]| lines[lines.len().saturating_sub(found.len())..].to_vec();
-                let all_there = found.len() == lines.len() || (found.len() >= LINES && lines.len() > LINES);
+                let of =
+                    |lines: &[String]| lines[lines.len().saturating_sub(found.len())..].to_vec();
+                let all_there =
+                    found.len() == lines.len() || (found.len() >= LINES && lines.len() > LINES);
                 if all_there && of(lines) == *found {
                     return Vec::new();
                 }
@@ -114,9 +118,9 @@ impl Span {
         match found {
             // One more than there can be, so that it is known that there were more.
             State::Lines(there) => match state {
-                State::Lines(lines) => {
-                    State::Lines(lines[lines.len().saturating_sub(there.len().max(LINES) + 1)..].to_vec())
-                }
+                State::Lines(lines) => State::Lines(
+                    lines[lines.len().saturating_sub(there.len().max(LINES) + 1)..].to_vec(),
+                ),
                 other => other,
             },
             found => found.clone(),
@@ -126,7 +130,9 @@ impl Span {
     /// Whether one of the last operations is a write that was cut off in its middle. The kernel sends what is not whole pages in
     /// several messages, and the daemon can be killed, or the state be sealed, between two of them.
     fn is_torn(&self, found: &State) -> bool {
-        let (State::Tree(mut tree), State::Tree(found)) = (self.start.clone(), found) else { return false };
+        let (State::Tree(mut tree), State::Tree(found)) = (self.start.clone(), found) else {
+            return false;
+        };
         for (done, op) in self.ops.iter().enumerate() {
             let Op::File(op) = op else { return false };
             if done >= self.from && tree.is_torn_by(op, found) {

@@ -48,7 +48,10 @@ impl World {
     fn ask(&mut self, words: &[&str], control: &Control) -> Option<Vec<Value>> {
         let output = self.jailfs(words);
         let code = output.status.code();
-        self.note(format!("{words:?}: {code:?}{}", if control.is_killed() { ", killed" } else { "" }));
+        self.note(format!(
+            "{words:?}: {code:?}{}",
+            if control.is_killed() { ", killed" } else { "" }
+        ));
         if output.status.success() {
             return Some(lines(&output));
         }
@@ -99,7 +102,8 @@ impl World {
         let kept = all[all.len().saturating_sub(keep as usize)..].to_vec();
         // What it takes of the seals that nobody asked for is its own affair.
         self.operations.clear();
-        let words = ["gc", "--json", "--keep", &keep.to_string(), "--operations", &operations.to_string()];
+        let words =
+            ["gc", "--json", "--keep", &keep.to_string(), "--operations", &operations.to_string()];
         if self.ask(&words, control).is_none() {
             return Pending::Gc { kept };
         }
@@ -155,7 +159,9 @@ impl World {
     fn undo_apply(&mut self, control: &Control) -> Pending {
         let Some(before) = self.before_apply.clone() else { return Pending::Nothing };
         self.base_is_new = true;
-        let Some(said) = self.ask(&["apply", "--undo", "--json"], control) else { return Pending::Undo };
+        let Some(said) = self.ask(&["apply", "--undo", "--json"], control) else {
+            return Pending::Undo;
+        };
         if said.last().unwrap()["changes"].as_u64() != Some(0) {
             self.before_apply = Some(std::mem::replace(&mut self.base, before));
         }
@@ -168,7 +174,8 @@ impl World {
         let Some((words, to)) = self.some_state() else { return Pending::Nothing };
         let (marks, first_new) = (self.marks(), stamp());
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let stream = Working::start(&self.writers, |w| w.kind == Kind::Stream, &self.live.mnt, control);
+        let stream =
+            Working::start(&self.writers, |w| w.kind == Kind::Stream, &self.live.mnt, control);
         let answer = self.ask(&words, control);
         let answered = answer.is_some().then(stamp);
         drop(stream);
@@ -229,16 +236,24 @@ impl World {
 
 /// Of the links that were made during a restore and since, those from some moment on are there, and all since its answer. The
 /// last may be there or not, if it was not acknowledged.
-fn check_new_links(writer: &Writer, is: &[u64], first: u64, answered: Option<u64>) -> Result<(), String> {
+fn check_new_links(
+    writer: &Writer,
+    is: &[u64],
+    first: u64,
+    answered: Option<u64>,
+) -> Result<(), String> {
     let number = |op: &Op| match op {
         Op::Number(number) => *number,
         Op::File(_) | Op::Line(_) => 0,
     };
     let span = writer.span(writer.acked());
     let begun: Vec<u64> = span.ops.iter().map(number).filter(|number| *number >= first).collect();
-    let done: Vec<u64> = span.ops[..span.from].iter().map(number).filter(|number| *number >= first).collect();
-    let lost: Vec<_> =
-        done.iter().filter(|n| answered.is_some_and(|since| **n > since) && !is.contains(n)).collect();
+    let done: Vec<u64> =
+        span.ops[..span.from].iter().map(number).filter(|number| *number >= first).collect();
+    let lost: Vec<_> = done
+        .iter()
+        .filter(|n| answered.is_some_and(|since| **n > since) && !is.contains(n))
+        .collect();
     if lost.is_empty() && (begun.ends_with(is) || done.ends_with(is)) {
         return Ok(());
     }

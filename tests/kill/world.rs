@@ -53,8 +53,10 @@ pub struct World {
 impl World {
     pub fn new(seed: u64, kills: u64) -> World {
         let limit = Duration::from_secs(120 + 12 * kills);
-        let databases = format!("for db in wal roll; do python3 -I -S -c '{SQLITE}' make $db/db; done");
-        let mut live = Live::with_limit(&format!("{BASE}{databases}\ncd git{REPOSITORY}"), &[], limit);
+        let databases =
+            format!("for db in wal roll; do python3 -I -S -c '{SQLITE}' make $db/db; done");
+        let mut live =
+            Live::with_limit(&format!("{BASE}{databases}\ncd git{REPOSITORY}"), &[], limit);
         live.applied = true;
         let kinds = [
             ("small", Kind::Files(Habit::Small)),
@@ -101,8 +103,14 @@ impl World {
 
     pub fn figures(&self) -> String {
         let seconds = self.began.elapsed().as_secs();
-        let counts: Vec<_> = self.counts.iter().map(|(what, count)| format!("{count} {what}")).collect();
-        format!("{} kills in {seconds} s: {}; {} operations", self.kills, counts.join(", "), stamp())
+        let counts: Vec<_> =
+            self.counts.iter().map(|(what, count)| format!("{count} {what}")).collect();
+        format!(
+            "{} kills in {seconds} s: {}; {} operations",
+            self.kills,
+            counts.join(", "),
+            stamp()
+        )
     }
 
     /// Keeps everything for whoever looks for the reason.
@@ -185,9 +193,9 @@ impl World {
             let dir = self.live.mnt.join(writer.name);
             match (writer.kind, writer.span(0).start) {
                 (Kind::Stream, State::Numbers(numbers)) if numbers.len() > 600 => {
-                    numbers
-                        .iter()
-                        .for_each(|number| std::fs::remove_file(dir.join(number.to_string())).unwrap());
+                    numbers.iter().for_each(|number| {
+                        std::fs::remove_file(dir.join(number.to_string())).unwrap()
+                    });
                     writer.set(State::Numbers(Default::default()));
                 }
                 (Kind::Git, State::Lines(lines)) if lines.len() > 60 => {

@@ -224,11 +224,15 @@ impl Writer {
     pub fn read(&self, root: &Path, scratch: Option<&Path>) -> Result<State, String> {
         let dir = root.join(self.name);
         match self.kind {
-            Kind::Files(_) if scratch.is_some() => Ok(State::Tree(Tree::read(&dir).without_numbers())),
+            Kind::Files(_) if scratch.is_some() => {
+                Ok(State::Tree(Tree::read(&dir).without_numbers()))
+            }
             Kind::Files(_) => Ok(State::Tree(Tree::read(&dir))),
             Kind::Stream => Ok(State::Numbers(numbers(&dir))),
             Kind::Git => programs::read_commits(&self.copied(dir, scratch)).map(State::Lines),
-            Kind::Sqlite { .. } => programs::read_table(&self.copied(dir, scratch)).map(State::Lines),
+            Kind::Sqlite { .. } => {
+                programs::read_table(&self.copied(dir, scratch)).map(State::Lines)
+            }
         }
     }
 
@@ -236,15 +240,19 @@ impl Writer {
         let Some(scratch) = scratch else { return dir };
         let copy = scratch.join(self.name);
         let script = "rm -rf \"$2\"; mkdir -p \"$(dirname \"$2\")\"; cp -a \"$1\" \"$2\"";
-        let status =
-            std::process::Command::new("sh").args(["-ec", script, "sh"]).arg(&dir).arg(&copy).status();
+        let status = std::process::Command::new("sh")
+            .args(["-ec", script, "sh"])
+            .arg(&dir)
+            .arg(&copy)
+            .status();
         assert!(status.unwrap().success(), "copy {}", dir.display());
         copy
     }
 }
 
 fn numbers(dir: &Path) -> std::collections::BTreeSet<u64> {
-    let entries = std::fs::read_dir(dir).unwrap_or_else(|error| panic!("list {}: {error}", dir.display()));
+    let entries =
+        std::fs::read_dir(dir).unwrap_or_else(|error| panic!("list {}: {error}", dir.display()));
     entries
         .map(|entry| {
             let name = entry.unwrap().file_name().into_string().unwrap();

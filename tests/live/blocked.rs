@@ -22,7 +22,8 @@ impl Blocked {
         unsafe {
             let access = libc::PROT_READ | libc::PROT_WRITE;
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            let address = libc::mmap(std::ptr::null_mut(), PAGE * PAGES, access, flags, -1, 0) as usize;
+            let address =
+                libc::mmap(std::ptr::null_mut(), PAGE * PAGES, access, flags, -1, 0) as usize;
             let fd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC);
             assert!(fd >= 0, "{}", std::io::Error::last_os_error());
             let faults = OwnedFd::from_raw_fd(i32::try_from(fd).unwrap());
@@ -37,7 +38,8 @@ impl Blocked {
     fn call<const N: usize>(&self, number: u64, arguments: &mut [u64; N]) {
         let request = (3 << 30) | ((N as u64 * 8) << 16) | (0xaa << 8) | number;
         // SAFETY: ioctl_userfaultfd(2) reads and writes a structure as large as the request says.
-        let result = unsafe { libc::ioctl(self.faults.as_raw_fd(), request, arguments.as_mut_ptr()) };
+        let result =
+            unsafe { libc::ioctl(self.faults.as_raw_fd(), request, arguments.as_mut_ptr()) };
         assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
     }
 
@@ -74,7 +76,8 @@ pub fn waits_in_the_kernel(pid: nix::unistd::Pid) -> bool {
     let waiting = || {
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
         let stat = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("stat")).ok();
-        let is_waiting = |stat: &String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('D'));
+        let is_waiting =
+            |stat: &String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('D'));
         tasks.filter_map(|task| stat(task.ok()?)).filter(is_waiting).count() > 0
     };
     (0..20).all(|_| {

@@ -104,7 +104,8 @@ fn a_shell_in_a_directory_that_is_moved_back_is_cut_off_from_both_places() {
             cannot_climb_out(&live, shell, depth);
         }
         in_moved.gives("cd \"$PWD\" && cat sub/file && cd ../stay && ls", "m\nfile\nsub");
-        below.gives("cd \"$PWD\" && cat ../file && cd ../../.. && ls", "m\na\nb\ngone\nmoved\nstay");
+        below
+            .gives("cd \"$PWD\" && cat ../file && cd ../../.. && ls", "m\na\nb\ngone\nmoved\nstay");
         assert_same(&start, &live.snapshot(), "the tree");
     }
 }
@@ -122,7 +123,10 @@ fn a_shell_that_went_into_a_directory_at_its_later_place_is_cut_off() {
     assert!(shell.run("touch late").contains("No such file or directory"));
     live.restore("later");
     assert_same(&later, &live.snapshot(), "the tree");
-    assert!(shell.run("touch late").contains("No such file or directory"), "also when it is there again");
+    assert!(
+        shell.run("touch late").contains("No such file or directory"),
+        "also when it is there again"
+    );
     cannot_climb_out(&live, &mut shell, 4);
     shell.gives("cd \"$PWD\" && ls", "file\nsubsub");
 }
@@ -197,7 +201,11 @@ fn a_descriptor_of_a_directory_that_was_cut_off_makes_nothing() {
     puppet.gives("os.listdir(gone), os.fstat(gone).st_nlink", "([], 0)");
     live.restore("with new");
     assert_same(&start, &live.snapshot(), "the tree");
-    assert_eq!(puppet.fail("os.mkdir('d', dir_fd=gone)"), "ENOENT", "also when its name is there again");
+    assert_eq!(
+        puppet.fail("os.mkdir('d', dir_fd=gone)"),
+        "ENOENT",
+        "also when its name is there again"
+    );
     puppet.run("os.mkdir('d', dir_fd=kept); os.rmdir('d', dir_fd=kept)");
     puppet.gives("sorted(os.listdir(kept))", "['file', 'sub']");
     puppet.gives("os.stat(kept).st_ino == os.stat('stay').st_ino", "True");

@@ -143,8 +143,7 @@ fn restore_is_exact_whatever_the_kernel_remembers() {
 fn nothing_that_the_kernel_remembers_outlives_a_restore() {
     let live = Live::new(BASE);
     live.checkpoint("start");
-    let look =
-        "ls -lR . > /dev/null; find . -type f -exec cat {} + > /dev/null; ls absent new 2>/dev/null || true";
+    let look = "ls -lR . > /dev/null; find . -type f -exec cat {} + > /dev/null; ls absent new 2>/dev/null || true";
     live.sh(look);
     live.sh("rm one; echo longer content > dir/two; chmod 600 dir/two; echo x > new; rm -rf src; mkdir src");
     live.sh(look);
@@ -181,7 +180,11 @@ fn every_checkpoint_can_be_reached_from_every_other() {
     for (round, order) in [[4, 0, 3, 1, 2, 0], [2, 4, 1, 3, 0, 4]].into_iter().enumerate() {
         for at in order {
             live.restore(&format!("c{at}"));
-            assert_same(&states[at], &live.snapshot(), &format!("checkpoint {at} in round {round}"));
+            assert_same(
+                &states[at],
+                &live.snapshot(),
+                &format!("checkpoint {at} in round {round}"),
+            );
         }
         live.kill_and_mount();
         assert_same(states[order[5]].as_slice(), &live.snapshot(), "kill -9 and mount");

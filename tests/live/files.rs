@@ -19,7 +19,9 @@ fn opened() -> (Live, crate::harness::Puppet, Vec<String>) {
     puppet.run("replaced = os.open('replaced', os.O_RDWR)");
     puppet.run("write('added', b'added'); added = os.open('added', os.O_RDWR)");
     puppet.run("os.pwrite(changed, b'AFTER!', 0); os.unlink('removed')");
-    puppet.run("write('n', b'new'); os.rename('n', 'replaced'); newer = os.open('replaced', os.O_RDWR)");
+    puppet.run(
+        "write('n', b'new'); os.rename('n', 'replaced'); newer = os.open('replaced', os.O_RDWR)",
+    );
     live.restore("start");
     assert_same(&start, &live.snapshot(), "the tree");
     (live, puppet, start)

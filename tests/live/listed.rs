@@ -88,14 +88,16 @@ fn what_was_listed_before_a_restore_and_is_taken_in_late_is_forgotten() {
         assert_eq!((node["ino"].as_u64(), size), (Some(ino), 5), "{name}");
         assert_eq!(std::fs::read(live.mnt.join("late").join(name)).unwrap(), b"start");
     }
-    let [start, changed] = ["start", "changed"].map(|text| live.sh(&format!("grep -rlx {text} . | wc -l")));
+    let [start, changed] =
+        ["start", "changed"].map(|text| live.sh(&format!("grep -rlx {text} . | wc -l")));
     assert_eq!((start.trim(), changed.trim()), ("21300", "0"));
 }
 
 /// The same of attributes: the file is the same one, and the kernel is told to forget what it does not have yet.
 #[test]
 fn attributes_that_were_listed_before_a_restore_and_are_taken_in_late_are_forgotten() {
-    let mut live = Live::new("mkdir look late; echo x > look/at; for n in 1 2 3; do echo x > late/$n; done");
+    let mut live =
+        Live::new("mkdir look late; echo x > look/at; for n in 1 2 3; do echo x > late/$n; done");
     live.sh("chmod 640 late/*; chmod 1777 late");
     live.checkpoint("start");
     live.sh("chmod 600 late/*");
@@ -107,7 +109,9 @@ fn attributes_that_were_listed_before_a_restore_and_are_taken_in_late_are_forgot
 /// A file whose former content somebody holds has another id than its number, and comes with both.
 #[test]
 fn a_listing_tells_the_number_of_a_file_that_a_restore_brought_back() {
-    let live = Live::new("mkdir dir look; echo x > look/at; for n in 1 2 3 4 5; do echo base > dir/$n; done");
+    let live = Live::new(
+        "mkdir dir look; echo x > look/at; for n in 1 2 3 4 5; do echo base > dir/$n; done",
+    );
     live.sh("for n in 1 2 3; do echo mine > dir/$n; done");
     let dir = live.mnt.join("dir");
     let before = seen(&dir);

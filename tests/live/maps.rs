@@ -152,11 +152,17 @@ fn a_mapping_of_what_was_cut_off_keeps_its_old_content() {
     live.restore("start");
     // Nothing of it was read before, so each page is asked for only now.
     for page in 0..4 {
-        puppet.gives(&format!("changed[{}], added[{}]", page * 4096 + 7, page * 4096 + 8), "(111, 111)");
+        puppet.gives(
+            &format!("changed[{}], added[{}]", page * 4096 + 7, page * 4096 + 8),
+            "(111, 111)",
+        );
     }
     live.sh(": > changed; rm -f added");
     std::fs::write("/proc/sys/vm/drop_caches", "1\n").unwrap_or_default();
-    puppet.gives("bytes(changed[:]) == b'o' * 16384, bytes(added[:]) == b'o' * 16384", "(True, True)");
+    puppet.gives(
+        "bytes(changed[:]) == b'o' * 16384, bytes(added[:]) == b'o' * 16384",
+        "(True, True)",
+    );
     puppet.run("dirty(changed, 65); changed.flush()");
     assert_eq!(live.read("changed"), "");
 }
@@ -167,7 +173,9 @@ fn a_private_mapping_stays_private() {
     live.checkpoint("start");
     let start = live.snapshot();
     let mut puppet = mapper(&live);
-    puppet.run("fd = os.open('same', os.O_RDWR); m = mmap.mmap(fd, 0, mmap.MAP_PRIVATE); dirty(m, 65)");
+    puppet.run(
+        "fd = os.open('same', os.O_RDWR); m = mmap.mmap(fd, 0, mmap.MAP_PRIVATE); dirty(m, 65)",
+    );
     live.checkpoint("private");
     live.restore("private");
     assert_same(&start, &live.snapshot(), "the tree");

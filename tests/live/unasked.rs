@@ -61,7 +61,10 @@ fn checkpoints_beyond_those_to_keep_go_by_themselves_but_for_what_is_held_or_loo
     live.sh("ls -lR .jailfs/checkpoints > /dev/null");
     until("the space of c and d came back", || on_disk(&live.store) < 18 * MIB);
     assert_eq!(names(&live), ["f", "e", "b", "a"]);
-    reader.gives("len(first + f.read()), open('which').read(), len(os.listdir('.'))", "(3145728, 'b\\n', 3)");
+    reader.gives(
+        "len(first + f.read()), open('which').read(), len(os.listdir('.'))",
+        "(3145728, 'b\\n', 3)",
+    );
     live.restore("b");
     live.restore("e");
     assert_same(&was[3], &live.snapshot(), "checkpoint e");
@@ -93,7 +96,8 @@ fn without_a_word_only_what_nothing_leads_to_goes() {
     assert_eq!(names(&live), ["kept", "start"]);
     assert_same(&was, &live.snapshot(), "the start");
     // The last operations can be gone back to, as ever.
-    let seal = live.json(&["op", "log"]).iter().find(|op| op["verb"] == "seal").unwrap()["op"].to_string();
+    let seal =
+        live.json(&["op", "log"]).iter().find(|op| op["verb"] == "seal").unwrap()["op"].to_string();
     live.jailfs(&["op", "restore", &seal]);
     assert_eq!(live.read("round"), "44\n");
     live.restore("kept");
@@ -103,8 +107,10 @@ fn without_a_word_only_what_nothing_leads_to_goes() {
 
 #[test]
 fn a_store_stays_within_its_budget_while_programs_write() {
-    let mut live =
-        Live::with_options("echo base > base", &["-o", "max-store=24M,operations=0,history=0,dedup=off"]);
+    let mut live = Live::with_options(
+        "echo base > base",
+        &["-o", "max-store=24M,operations=0,history=0,dedup=off"],
+    );
     for n in 0..12 {
         make(&live, &[&format!("c{n}")], 4);
     }
@@ -154,7 +160,10 @@ struct Disk(std::path::PathBuf);
 impl Drop for Disk {
     fn drop(&mut self) {
         let done = Command::new("umount").arg("-l").arg(&self.0).status();
-        assert!(done.is_ok_and(|status| status.success()) || std::thread::panicking(), "umount the disk");
+        assert!(
+            done.is_ok_and(|status| status.success()) || std::thread::panicking(),
+            "umount the disk"
+        );
     }
 }
 
@@ -188,7 +197,12 @@ while f.tell() < 20_000_000 and refused < 20:
 ";
         writer.run(write);
         let done = writer.run("f.tell() >= 20_000_000");
-        assert_eq!(done == "True", is_given_back, "{options}: refused {} times", writer.run("refused"));
+        assert_eq!(
+            done == "True",
+            is_given_back,
+            "{options}: refused {} times",
+            writer.run("refused")
+        );
         writer.end();
         live.restore("start");
         is_sound(&live);
@@ -197,7 +211,8 @@ while f.tell() < 20_000_000 and refused < 20:
 
 #[test]
 fn a_daemon_that_is_killed_while_it_collects_loses_nothing() {
-    let mut live = Live::with_limit("seq 3000 > base", &["-o", "gc=off,history=0"], Duration::from_secs(200));
+    let mut live =
+        Live::with_limit("seq 3000 > base", &["-o", "gc=off,history=0"], Duration::from_secs(200));
     let mut was = make(&live, &["a", "b", "c", "d", "e"], 1);
     live.jailfs(&["hold", "b"]);
     for _ in 0..3 {
@@ -235,5 +250,8 @@ fn a_daemon_that_is_killed_while_it_collects_loses_nothing() {
         assert_same(&was[1], &live.snapshot(), steps);
         live.umount();
     }
-    assert!(whole.exists() && left.contains(&3), "some of them were killed behind the giving up: {left:?}");
+    assert!(
+        whole.exists() && left.contains(&3),
+        "some of them were killed behind the giving up: {left:?}"
+    );
 }

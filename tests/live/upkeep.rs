@@ -4,8 +4,11 @@ use crate::harness::{Live, assert_same};
 
 /// Bytes that the store takes on disk, as the host counts them.
 fn on_disk(live: &Live) -> u64 {
-    let output =
-        std::process::Command::new("du").args(["-s", "--block-size=1"]).arg(&live.store).output().unwrap();
+    let output = std::process::Command::new("du")
+        .args(["-s", "--block-size=1"])
+        .arg(&live.store)
+        .output()
+        .unwrap();
     String::from_utf8_lossy(&output.stdout).split_whitespace().next().unwrap().parse().unwrap()
 }
 
@@ -24,7 +27,8 @@ fn what_nothing_needs_is_given_back_while_programs_go_on() {
     let mut holder = live.puppet("");
     holder.run("f = open('held', 'w+b'); f.write(b'H' * 2000000); f.flush(); os.unlink('held')");
     let mut writer = live.puppet("");
-    writer.begin("for n in range(300): open('w%d' % (n % 10), 'wb').write(bytes([n % 251]) * 50000)");
+    writer
+        .begin("for n in range(300): open('w%d' % (n % 10), 'wb').write(bytes([n % 251]) * 50000)");
 
     assert!(on_disk(&live) > 40 * MIB);
     live.jailfs(&["drop", "large"]);
@@ -70,7 +74,10 @@ fn a_checkpoint_that_is_held_stays_and_one_that_is_dropped_goes() {
     live.jailfs(&["hold", "c2"]);
     let refused = live.try_jailfs(&["drop", "c2"]);
     assert_eq!(refused.status.code(), Some(11), "{refused:?}");
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("hint: 'jailfs release 2'"), "{refused:?}");
+    assert!(
+        String::from_utf8_lossy(&refused.stderr).contains("hint: 'jailfs release 2'"),
+        "{refused:?}"
+    );
     let said = live.json(&["gc", "--keep", "2", "--operations", "0"]);
     let dropped: Vec<u64> = said.iter().filter_map(|line| line["id"].as_u64()).collect();
     assert_eq!(dropped, [1, 3]);

@@ -33,7 +33,8 @@ fn numbers(text: &str) -> BTreeMap<u32, Vec<u64>> {
     assert!(text.is_empty() || text.ends_with('\n'), "a torn end: {text:?}");
     let mut found: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
     for line in text.lines() {
-        let parsed = line.split_once(' ').and_then(|(who, n)| Some((who.parse().ok()?, n.parse().ok()?)));
+        let parsed =
+            line.split_once(' ').and_then(|(who, n)| Some((who.parse().ok()?, n.parse().ok()?)));
         let (who, n) = parsed.unwrap_or_else(|| panic!("a torn line: {line:?}"));
         found.entry(who).or_default().push(n);
     }
@@ -43,7 +44,9 @@ fn numbers(text: &str) -> BTreeMap<u32, Vec<u64>> {
 #[test]
 fn writers_at_full_speed_never_mix_what_is_before_a_restore_with_what_is_after() {
     const WRITERS: u32 = 3;
-    let live = Live::new("mkdir dir; for i in 0 1 2; do : > stays$i; : > dir/a$i; done; echo still > still");
+    let live = Live::new(
+        "mkdir dir; for i in 0 1 2; do : > stays$i; : > dir/a$i; done; echo still > still",
+    );
     live.sh("for i in 0 1 2; do echo \"$i 0\" > opened$i; done; echo '0 0' > shared");
     let mut writers: Vec<_> = (0..WRITERS).map(|_| live.puppet("")).collect();
     for (who, writer) in writers.iter_mut().enumerate() {
@@ -73,7 +76,8 @@ fn writers_at_full_speed_never_mix_what_is_before_a_restore_with_what_is_after()
         }
         rounds += 1;
     }
-    let written: Vec<u64> = writers.iter_mut().map(|w| w.answer().unwrap().parse().unwrap()).collect();
+    let written: Vec<u64> =
+        writers.iter_mut().map(|w| w.answer().unwrap().parse().unwrap()).collect();
     assert!(written.iter().all(|n| *n > 0), "{rounds} rounds, {written:?} lines");
     assert_eq!(live.read("still"), "still\n");
     // Quiet now: every checkpoint is a state of its own, and stays one.
@@ -88,7 +92,10 @@ fn writers_at_full_speed_never_mix_what_is_before_a_restore_with_what_is_after()
             let opened = numbers(&live.read(&format!("opened{who}"))).remove(&who).unwrap();
             let shared = numbers(&live.read("shared")).remove(&who).unwrap_or_default();
             let last = |of: &[u64]| of.last().copied().unwrap_or_default();
-            assert!(last(&opened) - last(&shared).min(last(&opened)) <= 1, "{who}: {opened:?} {shared:?}");
+            assert!(
+                last(&opened) - last(&shared).min(last(&opened)) <= 1,
+                "{who}: {opened:?} {shared:?}"
+            );
             assert_eq!(live.sh(&format!("ls dir | grep -c '[ab]{who}'")).trim(), "1");
         }
     }
@@ -158,7 +165,9 @@ fn git_finds_nothing_changed_after_a_restore() {
     assert_same(&seen, &live.snapshot(), "the repository");
     // Numbers and times are as in the index: git neither reads the files again nor writes the index anew.
     assert_eq!(
-        live.sh("GIT_TRACE2_PERF=1 git diff-files --name-only 2>&1 | grep -v perf | grep '^src' || true"),
+        live.sh(
+            "GIT_TRACE2_PERF=1 git diff-files --name-only 2>&1 | grep -v perf | grep '^src' || true"
+        ),
         ""
     );
     assert_eq!(live.sh("git diff-files; git diff-index HEAD"), "");
@@ -191,7 +200,9 @@ fn a_mount_inside_the_mount_survives_a_restore_of_other_files() {
         check();
         // So many names that all would be dropped at once, if nothing were mounted there.
         let mut maker = live.puppet("other");
-        maker.run("for d in range(2): os.mkdir(f'{d}'); [os.mknod(f'{d}/{i}') for i in range(10050)]");
+        maker.run(
+            "for d in range(2): os.mkdir(f'{d}'); [os.mknod(f'{d}/{i}') for i in range(10050)]",
+        );
         check();
         assert_eq!(live.sh("ls other").trim(), "x");
     }));
@@ -217,7 +228,9 @@ def absent():
     let pid = live.json(&["status"])[0]["pid"].to_string();
     // Reads of the threads that answer: one for each message, and none in the layers. Others tidy up behind them meanwhile.
     let reads = || -> u64 {
-        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().map(|task| task.unwrap().path());
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))
+            .unwrap()
+            .map(|task| task.unwrap().path());
         let answers = |task: &PathBuf| {
             std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with("fuser-"))
         };
@@ -277,7 +290,9 @@ fn an_older_checkpoint_is_exact_after_an_apply_and_a_remount() {
     let base = snapshot(&live.base, true);
     let mut shell = Shell::start(&live.mnt.join("keep"));
     let mut holder = live.puppet("");
-    holder.run("one, k = os.open('one', os.O_RDWR), os.open('keep/k', os.O_RDWR); m = mapped('dir/two')");
+    holder.run(
+        "one, k = os.open('one', os.O_RDWR), os.open('keep/k', os.O_RDWR); m = mapped('dir/two')",
+    );
     let untouched = live.snapshot();
     live.checkpoint("untouched");
     live.sh("echo changed > one; mv dir moved; rm p1; echo new > new; chmod 600 moved/two; mkdir dir; echo d > dir/two");
@@ -310,7 +325,11 @@ fn an_older_checkpoint_is_exact_after_an_apply_and_a_remount() {
     live.jailfs(&["apply", "--undo"]);
     let undone = snapshot(&live.base, true);
     let unset = ["ctime=", "ino=", "atime="];
-    assert_same(&without(&unset, &base), &without(&unset, &undone), "the base after the apply was undone");
+    assert_same(
+        &without(&unset, &base),
+        &without(&unset, &undone),
+        "the base after the apply was undone",
+    );
     live.restore("untouched");
     assert_same(&untouched, &live.snapshot(), "the first checkpoint after the undo");
     live.restore("changed");

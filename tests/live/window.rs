@@ -45,12 +45,15 @@ fn what_is_moved_while_a_restore_is_told_is_what_the_tree_has_there() {
         moved += mover.answer().unwrap().parse::<usize>().unwrap();
         for dir in ["many", "dirs"] {
             let nodes = live.json(&["show", &format!("@:{dir}")]);
-            let name = |node: &serde_json::Value| node["path"].as_str().unwrap()[dir.len() + 1..].to_owned();
+            let name = |node: &serde_json::Value| {
+                node["path"].as_str().unwrap()[dir.len() + 1..].to_owned()
+            };
             let tree: BTreeMap<String, u64> =
                 nodes.iter().map(|node| (name(node), node["ino"].as_u64().unwrap())).collect();
-            let seen: BTreeMap<String, u64> =
-                serde_json::from_str(worker.run(&format!("json.dumps(seen('{dir}'))")).trim_matches('\''))
-                    .unwrap();
+            let seen: BTreeMap<String, u64> = serde_json::from_str(
+                worker.run(&format!("json.dumps(seen('{dir}'))")).trim_matches('\''),
+            )
+            .unwrap();
             assert_eq!(seen, tree, "round {round}: {dir}");
         }
         worker.gives("{read('many/' + name) for name in os.listdir('many')}", "{b'first'}");
@@ -63,8 +66,10 @@ fn what_is_moved_while_a_restore_is_told_is_what_the_tree_has_there() {
 /// The kernel learns how far a copy came, and shows what is there.
 #[test]
 fn a_copy_that_meets_the_limit_is_as_long_as_what_was_copied() {
-    let mut live =
-        Live::with_options("head -c 20000000 /dev/urandom > from", &["-o", "max-bytes=8M,history=0"]);
+    let mut live = Live::with_options(
+        "head -c 20000000 /dev/urandom > from",
+        &["-o", "max-bytes=8M,history=0"],
+    );
     let mut puppet = live.puppet("");
     puppet.run("from_ = os.open('from', os.O_RDONLY); to = os.open('to', os.O_RDWR | os.O_CREAT)");
     let copied: u64 = puppet.run("os.copy_file_range(from_, to, 20000000)").parse().unwrap();
@@ -91,7 +96,10 @@ fn a_file_without_a_name_gives_back_what_is_cut_off_it() {
         puppet.run("os.ftruncate(fd, 0); [os.pwrite(fd, some, at << 20) for at in range(8)]");
         puppet.run("os.posix_fallocate(fd, 0, 1)");
     }
-    puppet.gives("os.pread(fd, 1 << 20, 7 << 20) == some and os.fstat(fd).st_size == 8 << 20", "True");
+    puppet.gives(
+        "os.pread(fd, 1 << 20, 7 << 20) == some and os.fstat(fd).st_size == 8 << 20",
+        "True",
+    );
     // In the middle, too.
     puppet.run("PUNCH, KEEP = 2, 1");
     for _ in 0..12 {
@@ -158,7 +166,8 @@ fn with_a_writeback_cache_a_file_that_is_cut_to_the_size_it_has_keeps_the_time_t
 for f in 'mine', 'base': os.truncate(f, os.stat(f).st_size)
 f = os.open('open', os.O_WRONLY); os.ftruncate(f, os.fstat(f).st_size)
 os.close(os.open('empty', os.O_WRONLY | os.O_TRUNC)); os.truncate('short', 2); os.truncate('long', 9999)";
-    let live = Live::with_options("seq 100 > base; seq 100 > open; true > empty", &["-o", "writeback"]);
+    let live =
+        Live::with_options("seq 100 > base; seq 100 > open; true > empty", &["-o", "writeback"]);
     live.sh("for f in mine short long; do seq 100 > $f; done; touch -d 2001-01-01 *; sync");
     let mut puppet = live.puppet("");
     puppet.run(CUT);
@@ -168,7 +177,8 @@ os.close(os.open('empty', os.O_WRONLY | os.O_TRUNC)); os.truncate('short', 2); o
     for line in seen.lines() {
         let mut words = line.split(' ');
         let shown = live.json(&["show", &format!("cut:{}", words.next().unwrap())]);
-        let (secs, nanos) = (shown[0]["secs"].as_i64().unwrap(), shown[0]["nanos"].as_u64().unwrap());
+        let (secs, nanos) =
+            (shown[0]["secs"].as_i64().unwrap(), shown[0]["nanos"].as_u64().unwrap());
         assert_eq!(words.next().unwrap(), format!("{secs}.{nanos:09}"), "{line}");
     }
     live.sh("for f in mine base open empty short long; do echo more >> $f; done; sync");

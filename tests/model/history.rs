@@ -160,7 +160,12 @@ impl World {
         let tree = self.operations[&op.op].clone();
         let times = if op.tree.is_none() { Times::NoChange } else { Times::All };
         let untouched = self.untouched(op.epoch.0 as usize);
-        self.switch(Request::OpRestore { detach_mounts: false, op: op.op }, &tree, times, untouched);
+        self.switch(
+            Request::OpRestore { detach_mounts: false, op: op.op },
+            &tree,
+            times,
+            untouched,
+        );
     }
 
     fn discard(&mut self) {
@@ -171,7 +176,8 @@ impl World {
     }
 
     fn drop_checkpoint(&mut self) {
-        let seals: Vec<Checkpoint> = self.seals().into_iter().filter(|seal| !seal.automatic).collect();
+        let seals: Vec<Checkpoint> =
+            self.seals().into_iter().filter(|seal| !seal.automatic).collect();
         if seals.is_empty() {
             return;
         }
@@ -193,7 +199,8 @@ impl World {
         let old = all.iter().skip(operations as usize).map(|op| op.op);
         self.collected.extend(old);
         // A checkpoint that gc gives up is given up for the operations, too.
-        let dropped = |op: &Operation| op.tree.is_some_and(|tree| done.dropped.iter().any(|c| c.id == tree));
+        let dropped =
+            |op: &Operation| op.tree.is_some_and(|tree| done.dropped.iter().any(|c| c.id == tree));
         self.collected.extend(all.iter().filter(|op| dropped(op)).map(|op| op.op));
         self.check(Times::All);
     }
@@ -218,7 +225,12 @@ impl World {
         self.stores += 1;
         let copy = self.dir.join(format!("store{}", self.stores));
         self.say(format!("kill, and go on with {}", copy.display()));
-        let done = std::process::Command::new("cp").arg("-a").arg(&self.store).arg(&copy).status().unwrap();
+        let done = std::process::Command::new("cp")
+            .arg("-a")
+            .arg(&self.store)
+            .arg(&copy)
+            .status()
+            .unwrap();
         assert!(done.success());
         self.close();
         self.store = copy;
@@ -282,8 +294,10 @@ impl World {
         let waits = Mutex::new(waits);
         let changes = AtomicU64::new(0);
         failpoint::set_recorder(Some(Box::new(move |change| {
-            let is_moment =
-                matches!(change, failpoint::Change::Mkdir { .. } | failpoint::Change::Rename { .. });
+            let is_moment = matches!(
+                change,
+                failpoint::Change::Mkdir { .. } | failpoint::Change::Rename { .. }
+            );
             if IS_APPLYING.get() && is_moment && changes.fetch_add(1, Ordering::SeqCst) == moment {
                 reached.send(()).unwrap();
                 waits.lock().recv().unwrap();
@@ -313,7 +327,9 @@ impl World {
                 Err(_) => {}
             }
         }
-        let Reply::Applied(applied) = applying.join().unwrap().unwrap() else { panic!("not an apply") };
+        let Reply::Applied(applied) = applying.join().unwrap().unwrap() else {
+            panic!("not an apply")
+        };
         failpoint::set_recorder(None);
         assert!(applied.conflicts.is_empty(), "conflicts: {:?}", applied.conflicts);
         self.host = host::read(&self.base);
@@ -321,7 +337,9 @@ impl World {
             None => self.tree.clone(),
             Some(_) => match sealed.differs(&self.host, false, Times::NoChange) {
                 None => sealed,
-                Some(how) => panic!("the base is neither as the tree before an apply nor as after: {how}"),
+                Some(how) => {
+                    panic!("the base is neither as the tree before an apply nor as after: {how}")
+                }
             },
         };
         if applied.epoch.0 as usize == self.epochs.len() {
@@ -350,7 +368,8 @@ impl World {
     fn apply_path(&mut self) {
         let base = self.epochs[self.epochs.len() - 1].clone();
         let (new, old) = (self.tree.paths(), base.paths());
-        let all: BTreeSet<&Bytes> = new.keys().chain(old.keys()).filter(|p| !p.is_empty()).collect();
+        let all: BTreeSet<&Bytes> =
+            new.keys().chain(old.keys()).filter(|p| !p.is_empty()).collect();
         let all: Vec<Bytes> = all.into_iter().cloned().collect();
         if all.is_empty() {
             return;
@@ -426,7 +445,8 @@ impl World {
         let detail = *self.rng.pick(&[Detail::NameStatus, Detail::Stat, Detail::Patch]);
         self.say(format!("diff {from} {to}"));
         let told = |world: &World, from: &Rev, to: &Rev| {
-            let request = Request::Diff { from: from.clone(), to: to.clone(), paths: Vec::new(), detail };
+            let request =
+                Request::Diff { from: from.clone(), to: to.clone(), paths: Vec::new(), detail };
             match world.ask(request) {
                 Reply::Diff(changes) => changes.to_vec().unwrap(),
                 other => panic!("{other:?}"),
@@ -469,7 +489,8 @@ impl World {
         let held: Vec<(NodeId, Id)> =
             self.held.keys().filter_map(|id| self.live(*id).map(|ino| (*id, ino))).collect();
         for (id, ino) in held {
-            let now = fs.getattr(id).unwrap_or_else(|e| panic!("getattr of {id:?} after a switch: {e}"));
+            let now =
+                fs.getattr(id).unwrap_or_else(|e| panic!("getattr of {id:?} after a switch: {e}"));
             assert_eq!(now.ino.0, ino);
             let cut = now.meta.nlink == 0;
             if let Some(wanted) = fate(before, &self.tree, ino, untouched) {
@@ -477,11 +498,15 @@ impl World {
                     tree.paths().into_iter().filter(|p| p.1 == ino).map(|p| show(&p.0)).collect()
                 };
                 let (was, is) = (at(before), at(&self.tree));
-                assert_eq!(cut, wanted, "whether {id:?} ({ino}), from {was:?} to {is:?}, is cut off");
+                assert_eq!(
+                    cut, wanted,
+                    "whether {id:?} ({ino}), from {was:?} to {is:?}, is cut off"
+                );
             }
             if cut {
                 let node = before.node(ino).clone();
-                let dead = if node.is_dir() { Behind::DeadDir } else { Behind::Orphan(Box::new(node)) };
+                let dead =
+                    if node.is_dir() { Behind::DeadDir } else { Behind::Orphan(Box::new(node)) };
                 self.held.get_mut(&id).unwrap().behind = dead;
             } else if without_access_time(attrs[&id]) != without_access_time(now) {
                 assert!(
@@ -505,11 +530,15 @@ impl World {
         for (id, ino) in dirs.into_iter().filter(|(_, ino)| self.tree.node(*ino).is_dir()) {
             let (old, new) = (before.node(ino).names(), self.tree.node(ino).names());
             if old != new {
-                assert!(told.listings.contains(&id), "the kernel has an old listing of {id:?} ({ino})");
+                assert!(
+                    told.listings.contains(&id),
+                    "the kernel has an old listing of {id:?} ({ino})"
+                );
             }
             let names: BTreeSet<&Bytes> = old.keys().chain(new.keys()).collect();
             for name in names {
-                let is_advertised = told.names.iter().any(|(dir, n)| *dir == id && n.as_bytes() == &name[..]);
+                let is_advertised =
+                    told.names.iter().any(|(dir, n)| *dir == id && n.as_bytes() == &name[..]);
                 let known = self.dentries.get(&(id, name.clone())).copied();
                 let stale = match (old.get(name), new.get(name)) {
                     (None, Some(_)) => true,
@@ -655,12 +684,21 @@ fn check_diff(old: &Tree, new: &Tree, changes: &[Change], modified: Modified) {
     let mut left: BTreeMap<Bytes, Id> = was.clone();
     let path = |p: &TreePath| p.as_bytes().to_vec();
     for change in changes.iter().filter(|c| c.kind == ChangeKind::Deleted) {
-        assert!(left.remove(&path(&change.path)).is_some(), "{} was not there to be deleted", change.path);
+        assert!(
+            left.remove(&path(&change.path)).is_some(),
+            "{} was not there to be deleted",
+            change.path
+        );
     }
     let mut renames: Vec<(Bytes, Bytes)> = Vec::new();
     for change in changes.iter().filter(|c| c.kind == ChangeKind::Renamed) {
         let (from, to) = (path(change.old_path.as_ref().unwrap()), path(&change.path));
-        assert_eq!(was.get(&from), is.get(&to), "{} is another node than before the rename", change.path);
+        assert_eq!(
+            was.get(&from),
+            is.get(&to),
+            "{} is another node than before the rename",
+            change.path
+        );
         assert_ne!(is.get(&from), is.get(&to), "{} did not leave its path", change.path);
         assert!(!was.contains_key(&to) || was[&to] != is[&to], "{} was there before", change.path);
         renames.push((from, to));
@@ -706,7 +744,11 @@ fn check_diff(old: &Tree, new: &Tree, changes: &[Change], modified: Modified) {
     for (path, id) in &is {
         let Some(before) = left.get(path) else { panic!("{} was added and not told", show(path)) };
         if !named.contains(path) && !path.is_empty() {
-            assert!(seen(old, *before) == seen(new, *id), "{} changed and was not told", show(path));
+            assert!(
+                seen(old, *before) == seen(new, *id),
+                "{} changed and was not told",
+                show(path)
+            );
         }
     }
     if let Some(path) = left.keys().find(|p| !is.contains_key(*p)) {

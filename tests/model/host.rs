@@ -77,17 +77,21 @@ pub fn make(base: &Path, rng: &mut Rng, root: bool) {
                 dirs.push(path.clone());
             }
             4 => symlink(
-                OsStr::from_bytes([&b"a"[..], b"../b", b"/etc/passwd", b"c/\xff"][rng.below(4) as usize]),
+                OsStr::from_bytes(
+                    [&b"a"[..], b"../b", b"/etc/passwd", b"c/\xff"][rng.below(4) as usize],
+                ),
                 &path,
             )
             .unwrap(),
-            5 => nix::sys::stat::mknod(&path, SFlag::S_IFIFO, Mode::from_bits_truncate(0o644), 0).unwrap(),
+            5 => nix::sys::stat::mknod(&path, SFlag::S_IFIFO, Mode::from_bits_truncate(0o644), 0)
+                .unwrap(),
             6 | 7 if !files.is_empty() => {
                 host::hard_link(&files[rng.below(files.len() as u64) as usize], &path).unwrap()
             }
             _ => {
                 let len = size(rng);
-                let file = host::OpenOptions::new().write(true).create_new(true).open(&path).unwrap();
+                let file =
+                    host::OpenOptions::new().write(true).create_new(true).open(&path).unwrap();
                 if rng.below(4) == 0 {
                     // Sparse: holes before and behind.
                     let at = rng.below(64 << 10);
@@ -108,15 +112,22 @@ pub fn make(base: &Path, rng: &mut Rng, root: bool) {
     for path in all.iter().rev() {
         let (secs, nanos) = (time(rng), time(rng));
         let times = |t: Timestamp| TimeSpec::new(t.secs, i64::from(t.nanos));
-        utimensat(nix::fcntl::AT_FDCWD, path, &times(secs), &times(nanos), UtimensatFlags::NoFollowSymlink)
-            .unwrap();
+        utimensat(
+            nix::fcntl::AT_FDCWD,
+            path,
+            &times(secs),
+            &times(nanos),
+            UtimensatFlags::NoFollowSymlink,
+        )
+        .unwrap();
     }
 }
 
 fn decorate(path: &Path, rng: &mut Rng, root: bool) {
     let kind = path.symlink_metadata().unwrap();
     if root && rng.below(3) == 0 {
-        std::os::unix::fs::lchown(path, Some(rng.below(3) as u32), Some(rng.below(3) as u32)).unwrap();
+        std::os::unix::fs::lchown(path, Some(rng.below(3) as u32), Some(rng.below(3) as u32))
+            .unwrap();
     }
     if kind.is_symlink() {
         return;

@@ -60,7 +60,10 @@ fn run(seed: u64) {
     }));
     if let Err(panic) = done {
         let log = &world.log;
-        eprintln!("JAILFS_MODEL_SEED={seed} failed after {} operations, the last of which were:", log.len());
+        eprintln!(
+            "JAILFS_MODEL_SEED={seed} failed after {} operations, the last of which were:",
+            log.len()
+        );
         for line in &log[log.len().saturating_sub(TOLD)..] {
             eprintln!("  {line}");
         }

@@ -28,14 +28,16 @@ impl World {
         if self.rng.one_in(12) {
             return self.any();
         }
-        let dirs: Vec<NodeId> = self.handed_out().into_iter().filter(|id| self.as_dir(*id).is_ok()).collect();
+        let dirs: Vec<NodeId> =
+            self.handed_out().into_iter().filter(|id| self.as_dir(*id).is_ok()).collect();
         *self.rng.pick(&dirs)
     }
 
     /// A held number that is mostly one of a file, live or gone.
     fn any_file(&mut self) -> NodeId {
         let file = |w: &World, id| w.node(id).is_some_and(|n| n.bytes().is_some());
-        let files: Vec<NodeId> = self.handed_out().into_iter().filter(|id| file(self, *id)).collect();
+        let files: Vec<NodeId> =
+            self.handed_out().into_iter().filter(|id| file(self, *id)).collect();
         if files.is_empty() || self.rng.one_in(20) { self.any() } else { *self.rng.pick(&files) }
     }
 
@@ -113,7 +115,8 @@ impl World {
             Ok(None) => Ok(()),
             Err(error) => Err(error),
         };
-        let what = *self.rng.pick(&["file", "file", "file", "dir", "dir", "link", "fifo", "socket"]);
+        let what =
+            *self.rng.pick(&["file", "file", "file", "dir", "dir", "link", "fifo", "socket"]);
         self.say(format!("make {what} {dir:?} {} {perm:o} {umask:o}", show(&name)));
         let fs = self.fs();
         let n = named(&name);
@@ -130,7 +133,8 @@ impl World {
                     "fifo" => 0o010_000,
                     _ => 0o140_000,
                 };
-                let body = if what == "file" { Body::File(Default::default()) } else { Body::Special };
+                let body =
+                    if what == "file" { Body::File(Default::default()) } else { Body::Special };
                 (fs.mknod(dir, &n, kind | perm, 0, umask, who), kind | (perm & !umask), body)
             }
         };
@@ -146,8 +150,16 @@ impl World {
             }
         }
         let t = entry.attr.meta.mtime;
-        let node =
-            Node { mode, uid: who.uid, gid, atime: t, mtime: t, ctime: t, xattrs: Default::default(), body };
+        let node = Node {
+            mode,
+            uid: who.uid,
+            gid,
+            atime: t,
+            mtime: t,
+            ctime: t,
+            xattrs: Default::default(),
+            body,
+        };
         self.tree.nodes.insert(ino, node);
         self.tree.node_mut(up).names_mut().insert(name.clone(), ino);
         self.touched_node(up, true);
@@ -382,7 +394,8 @@ impl World {
             bytes.resize((at + len) as usize, 0);
         }
         if mode & 18 != 0 {
-            let (start, end) = ((at as usize).min(bytes.len()), ((at + len) as usize).min(bytes.len()));
+            let (start, end) =
+                ((at as usize).min(bytes.len()), ((at + len) as usize).min(bytes.len()));
             bytes[start..end].fill(0);
         }
         self.written(id, kill);
@@ -523,7 +536,12 @@ impl World {
             if entry.name == b"." || entry.name == b".." {
                 let up = self.tree.places(ino).first().map_or(ino, |p| p.0);
                 let wanted = if entry.name == b"." { ino } else { up };
-                assert_eq!((entry.ino.0, entry.kind), (wanted, FileKind::Dir), "{}", show(&entry.name));
+                assert_eq!(
+                    (entry.ino.0, entry.kind),
+                    (wanted, FileKind::Dir),
+                    "{}",
+                    show(&entry.name)
+                );
                 continue;
             }
             let child = self.tree.child(ino, &entry.name);
@@ -542,8 +560,12 @@ impl World {
         }
         if end {
             let reader = self.readers.remove(at);
-            let missed: Vec<_> =
-                reader.always.iter().filter(|n| !reader.seen.contains(n)).map(|n| show(n)).collect();
+            let missed: Vec<_> = reader
+                .always
+                .iter()
+                .filter(|n| !reader.seen.contains(n))
+                .map(|n| show(n))
+                .collect();
             assert!(missed.is_empty(), "readdir missed {missed:?}");
         }
     }
@@ -581,7 +603,9 @@ impl World {
         }
         match data {
             Ok(data) => assert!(data >= at && data < size && zeros(at, data), "data at {data}"),
-            Err(error) => assert!(error == FsError::NoSuchOffset && zeros(at, size), "no data: {error}"),
+            Err(error) => {
+                assert!(error == FsError::NoSuchOffset && zeros(at, size), "no data: {error}")
+            }
         }
         let hole = hole.unwrap();
         assert!(hole >= at && hole <= size, "a hole at {hole}");

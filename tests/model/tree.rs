@@ -185,7 +185,12 @@ impl Tree {
             }
             if *there.entry(*x).or_insert(*y) != *y || *back.entry(*y).or_insert(*x) != *x {
                 let group = |paths: &BTreeMap<Bytes, Id>, id: Id| {
-                    paths.iter().filter(|p| *p.1 == id).map(|p| show(p.0)).collect::<Vec<_>>().join(" ")
+                    paths
+                        .iter()
+                        .filter(|p| *p.1 == id)
+                        .map(|p| show(p.0))
+                        .collect::<Vec<_>>()
+                        .join(" ")
                 };
                 let (a, b) = (group(&a, *x), group(&b, *y));
                 return Some(format!("{}: names of one file are {b} instead of {a}", show(path)));
@@ -254,12 +259,17 @@ pub fn show(bytes: &[u8]) -> String {
 }
 
 /// The nodes at and below a path.
-pub fn below<'t>(paths: &'t BTreeMap<Bytes, Id>, top: &'t [u8]) -> impl Iterator<Item = (&'t Bytes, Id)> {
+pub fn below<'t>(
+    paths: &'t BTreeMap<Bytes, Id>,
+    top: &'t [u8],
+) -> impl Iterator<Item = (&'t Bytes, Id)> {
     paths.iter().filter(move |(p, _)| is_below(p, top)).map(|(p, id)| (p, *id))
 }
 
 pub fn is_below(path: &[u8], top: &[u8]) -> bool {
-    top.is_empty() || path == top || path.strip_prefix(top).is_some_and(|rest| rest.starts_with(b"/"))
+    top.is_empty()
+        || path == top
+        || path.strip_prefix(top).is_some_and(|rest| rest.starts_with(b"/"))
 }
 
 pub fn parent(path: &[u8]) -> Option<&[u8]> {

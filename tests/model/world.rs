@@ -183,7 +183,10 @@ impl World {
     }
 
     /// The same for who knows which state that is.
-    pub fn note_operations_as<'t>(&mut self, state: impl Fn(&Operation) -> &'t Tree) -> Vec<String> {
+    pub fn note_operations_as<'t>(
+        &mut self,
+        state: impl Fn(&Operation) -> &'t Tree,
+    ) -> Vec<String> {
         let Reply::OpLog(all) = self.ask(Request::OpLog) else { panic!("not a log") };
         let mut verbs = Vec::new();
         for op in all.into_iter().rev() {
@@ -237,7 +240,10 @@ impl World {
 
     /// The number under which a live node is held.
     pub fn held_as(&self, ino: Id) -> Option<NodeId> {
-        self.held.iter().find(|(_, h)| matches!(h.behind, Behind::Live(i) if i == ino)).map(|(id, _)| *id)
+        self.held
+            .iter()
+            .find(|(_, h)| matches!(h.behind, Behind::Live(i) if i == ino))
+            .map(|(id, _)| *id)
     }
 
     /// Takes in what the filesystem handed out for `ino`.
@@ -295,7 +301,10 @@ impl World {
 
     pub fn touched_node(&mut self, ino: Id, mtime: bool) {
         let state = self.fs().state();
-        let node = state.tree.node(Ino(ino)).unwrap_or_else(|| panic!("{ino} was changed and not covered"));
+        let node = state
+            .tree
+            .node(Ino(ino))
+            .unwrap_or_else(|| panic!("{ino} was changed and not covered"));
         let wanted = self.tree.node_mut(ino);
         let now = jailfs::sys::clock::now();
         let recent = |t: jailfs::types::Timestamp| t <= now && t.secs + 2 > now.secs;
@@ -330,8 +339,8 @@ impl World {
 
     /// Lets go of what the kernel holds of a node, unless a name below it or a reader needs it.
     pub fn forget(&mut self, id: NodeId, all: bool) {
-        let busy =
-            self.readers.iter().any(|r| r.dir == id) || self.dentries.keys().any(|(dir, _)| *dir == id);
+        let busy = self.readers.iter().any(|r| r.dir == id)
+            || self.dentries.keys().any(|(dir, _)| *dir == id);
         let held = self.held.get_mut(&id).unwrap();
         let count = if all { held.count } else { 1 };
         if id == NodeId::ROOT || (busy && count == held.count) {
@@ -363,7 +372,11 @@ impl World {
 
     /// Holds everything that can be seen against the model.
     pub fn check(&mut self, times: Times) {
-        self.fs().state().tree.verify().unwrap_or_else(|e| panic!("the tree contradicts itself: {e}"));
+        self.fs()
+            .state()
+            .tree
+            .verify()
+            .unwrap_or_else(|e| panic!("the tree contradicts itself: {e}"));
         let seen = self.read_merged();
         if let Some(how) = self.tree.differs(&seen, true, times) {
             panic!("the merged tree is not as it should be: {how}");
@@ -390,11 +403,20 @@ impl World {
             match &held.behind {
                 Behind::Live(ino) => self.check_attr(&attr, *ino),
                 Behind::Orphan(node) => {
-                    assert_eq!((attr.ino.0, attr.meta.nlink), (held.ino, 0), "an orphan is in no directory");
-                    assert_eq!((attr.meta.mode, attr.meta.mtime), (node.mode, node.mtime), "of an orphan");
+                    assert_eq!(
+                        (attr.ino.0, attr.meta.nlink),
+                        (held.ino, 0),
+                        "an orphan is in no directory"
+                    );
+                    assert_eq!(
+                        (attr.meta.mode, attr.meta.mtime),
+                        (node.mode, node.mtime),
+                        "of an orphan"
+                    );
                     match &node.body {
                         Body::File(bytes) => {
-                            let got = fs.read(*id, 0, u64::MAX).unwrap().read(false).unwrap().unwrap();
+                            let got =
+                                fs.read(*id, 0, u64::MAX).unwrap().read(false).unwrap().unwrap();
                             if let Some(how) = bytes_differ(bytes, &got) {
                                 panic!("orphan {id:?}: {how}");
                             }
@@ -432,7 +454,8 @@ impl World {
     fn read_node(&self, fs: &Fs, id: NodeId, attr: &Attr, path: &[u8], tree: &mut Tree) {
         let body = match attr.kind {
             FileKind::File => {
-                let plan = fs.read(id, 0, u64::MAX).unwrap_or_else(|e| panic!("read {}: {e}", show(path)));
+                let plan =
+                    fs.read(id, 0, u64::MAX).unwrap_or_else(|e| panic!("read {}: {e}", show(path)));
                 let bytes = plan.read(false).unwrap_or_else(|e| panic!("read {}: {e}", show(path)));
                 Body::File(Rc::new(bytes.unwrap()))
             }
@@ -441,7 +464,12 @@ impl World {
                 let listed = list(fs, id);
                 let sorted: Vec<Bytes> =
                     fs.names(id).unwrap().iter().map(|n| n.as_bytes().to_vec()).collect();
-                assert_eq!(listed.keys().cloned().collect::<Vec<_>>(), sorted, "names of {}", show(path));
+                assert_eq!(
+                    listed.keys().cloned().collect::<Vec<_>>(),
+                    sorted,
+                    "names of {}",
+                    show(path)
+                );
                 Body::Dir(listed.iter().map(|(name, (ino, _))| (name.clone(), ino.0)).collect())
             }
             _ => Body::Special,
@@ -482,7 +510,10 @@ fn list(fs: &Fs, id: NodeId) -> BTreeMap<Bytes, (Ino, FileKind)> {
     let mut names = BTreeMap::new();
     fs.readdir(id, 0, |entry| {
         if entry.name != b"." && entry.name != b".." {
-            assert!(names.insert(entry.name.clone(), (entry.ino, entry.kind)).is_none(), "listed twice");
+            assert!(
+                names.insert(entry.name.clone(), (entry.ino, entry.kind)).is_none(),
+                "listed twice"
+            );
         }
         true
     })

@@ -20,14 +20,20 @@ fn versions_are_files_that_cat_diff_cp_and_grep_read() {
         setfattr -n user.note -v kept src/main.rs; touch -d 2001-02-03T04:05:06.789 src/main.rs; echo same > other/same",
     );
     live.sh("echo two > src/main.rs; printf 'three\\nlines\\n' > src/main.rs; seq 1 50000 > src/gone; rm src/gone");
-    assert_eq!(live.sh("ls .jailfs; ls .jailfs/history"), "checkpoints\nhistory\nlog\nstatus\nsrc\n");
+    assert_eq!(
+        live.sh("ls .jailfs; ls .jailfs/history"),
+        "checkpoints\nhistory\nlog\nstatus\nsrc\n"
+    );
     assert_eq!(
         live.sh("ls .jailfs/history/src; ls .jailfs/history/src/*"),
         "\
 gone\nmain.rs\n.jailfs/history/src/gone:\n1\n\n.jailfs/history/src/main.rs:\n1\n2\n"
     );
-    let told: Vec<u64> =
-        live.json(&["history", "src/main.rs"]).iter().map(|line| line["number"].as_u64().unwrap()).collect();
+    let told: Vec<u64> = live
+        .json(&["history", "src/main.rs"])
+        .iter()
+        .map(|line| line["number"].as_u64().unwrap())
+        .collect();
     assert_eq!(told, [2, 1], "the same numbers as the command tells");
     assert_eq!(live.sh("cd .jailfs/history/src/main.rs; cat 1 2"), "one\ntwo\n");
     assert_eq!(
@@ -42,12 +48,18 @@ gone\nmain.rs\n.jailfs/history/src/gone:\n1\n\n.jailfs/history/src/main.rs:\n1\n
         live.sh(&format!("stat -c '{about}' .jailfs/history/src/main.rs/1")),
         live.sh(&format!("cd {}; stat -c '{about}' src/main.rs", live.base.display()))
     );
-    assert_eq!(live.sh("getfattr --only-values -n user.note .jailfs/history/src/main.rs/1"), "kept");
-    let numbers = live.sh("stat -c %i .jailfs/history/src/main.rs/* src/main.rs .jailfs/history/src");
+    assert_eq!(
+        live.sh("getfattr --only-values -n user.note .jailfs/history/src/main.rs/1"),
+        "kept"
+    );
+    let numbers =
+        live.sh("stat -c %i .jailfs/history/src/main.rs/* src/main.rs .jailfs/history/src");
     let numbers: std::collections::BTreeSet<&str> = numbers.lines().collect();
     assert_eq!(numbers.len(), 4, "each has its own number");
     // A deleted file comes back, and a version by cp -a.
-    live.sh("cp .jailfs/history/src/gone/1 src/gone; cp -a .jailfs/history/src/main.rs/1 src/main.rs");
+    live.sh(
+        "cp .jailfs/history/src/gone/1 src/gone; cp -a .jailfs/history/src/main.rs/1 src/main.rs",
+    );
     assert_eq!(
         live.sh("seq 1 50000 | cmp - src/gone; cat src/main.rs; stat -c %u src/main.rs"),
         "one\n1234\n"
@@ -69,7 +81,8 @@ fn whoever_looks_after_an_edit_sees_its_version() {
     assert_eq!(looker.fail("os.listdir('.jailfs/history/d')"), "ENOENT");
     looker.gives("os.listdir('.jailfs/history')", "[]");
     live.sh("echo 1 > d/f");
-    looker.gives("os.listdir('.jailfs/history'), os.listdir('.jailfs/history/d')", "(['d'], ['f'])");
+    looker
+        .gives("os.listdir('.jailfs/history'), os.listdir('.jailfs/history/d')", "(['d'], ['f'])");
     looker.run("os.chdir('.jailfs/history/d'); held = os.open('f', os.O_RDONLY)");
     for round in 1..6 {
         let all: Vec<String> = (1..=round).map(|number| format!("'{number}'")).collect();
@@ -113,7 +126,10 @@ fn a_path_that_was_a_file_and_is_a_directory_shows_both() {
         assert!(!live.exists(&format!(".jailfs/history/a/{absent}")), "{absent}");
     }
     live.sh("rm -r a; echo again > a");
-    assert_eq!(live.sh("cat .jailfs/history/a/@1 .jailfs/history/a/2/deep/1 a"), "file\nv\nagain\n");
+    assert_eq!(
+        live.sh("cat .jailfs/history/a/@1 .jailfs/history/a/2/deep/1 a"),
+        "file\nv\nagain\n"
+    );
 }
 
 #[test]
@@ -147,7 +163,8 @@ fn the_history_keeps_what_a_directory_keeps_from_others() {
         &["-o", "allow_other"],
     );
     live.sh("for f in open/f open/private closed/f dead/f shared/f; do echo more > $f; done; rm -r dead");
-    std::fs::set_permissions(live.outside(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(live.outside(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .unwrap();
     assert_eq!(live.sh("cat .jailfs/history/*/f/1"), "closed\ndead\nopen\ns\n");
     let mut other = live.puppet(".jailfs/history");
     other.run("os.setgid(65534)");
@@ -230,7 +247,10 @@ fn what_is_looked_at_costs_messages_and_what_the_kernel_remembers_costs_no_more(
         std::fs::write(base.join("src/f"), "one").unwrap();
     });
     bench.fs.open_history("main");
-    bench.fs.show_snapdir(Some(SnapdirView { name: name(".jailfs"), listed: false, makes: false })).unwrap();
+    bench
+        .fs
+        .show_snapdir(Some(SnapdirView { name: name(".jailfs"), listed: false, makes: false }))
+        .unwrap();
     std::fs::write(bench.at("src/f"), "two").unwrap();
     let version = bench.at(".jailfs/history/src/f/1");
     let messages = || {
@@ -250,15 +270,22 @@ fn what_is_looked_at_costs_messages_and_what_the_kernel_remembers_costs_no_more(
     eprintln!("reading a version again: lookup, getattr, read, readdir, open, opendir: {again:?}");
     assert_eq!((again[0], &again[2..]), (3, &[0, 0, 0, 0][..]), "{again:?}");
     assert!(again[1] <= 4, "{again:?}");
-    let listed = cost(&mut || assert_eq!(std::fs::read_dir(version.parent().unwrap()).unwrap().count(), 1));
+    let listed =
+        cost(&mut || assert_eq!(std::fs::read_dir(version.parent().unwrap()).unwrap().count(), 1));
     eprintln!("listing the versions again: {listed:?}");
-    assert_eq!((listed[0], &listed[2..]), (2, &[0, 0, 0, 0][..]), "the listing is remembered: {listed:?}");
+    assert_eq!(
+        (listed[0], &listed[2..]),
+        (2, &[0, 0, 0, 0][..]),
+        "the listing is remembered: {listed:?}"
+    );
     std::fs::write(bench.at("src/f"), "three").unwrap();
-    let listed = cost(&mut || assert_eq!(std::fs::read_dir(version.parent().unwrap()).unwrap().count(), 2));
+    let listed =
+        cost(&mut || assert_eq!(std::fs::read_dir(version.parent().unwrap()).unwrap().count(), 2));
     assert!(listed[3] > 0, "after an edit it is asked for: {listed:?}");
     // The live tree costs what it cost.
     assert_eq!(std::fs::metadata(bench.at("src/f")).unwrap().len(), 5);
-    let live = cost(&mut || assert_eq!(std::fs::read_to_string(bench.at("src/f")).unwrap(), "three"));
+    let live =
+        cost(&mut || assert_eq!(std::fs::read_to_string(bench.at("src/f")).unwrap(), "three"));
     assert_eq!(live[0], 0, "{live:?}");
     assert!(std::fs::metadata(&version).unwrap().ino() > 1 << 52);
 }
@@ -282,14 +309,18 @@ fn the_kernel_lets_go_of_versions_and_nothing_is_kept_for_them() {
         assert_eq!(place.find(&format!(".jailfs/history/d/f{number}/1")).unwrap().id, version.id);
         held.extend([of.id, version.id]);
     }
-    assert!(held.iter().all(|id| id.is_past() && id.is_of_history()));
+    assert!(held.iter().all(|id| id.is_in_snapdir() && id.is_in_history()));
     assert_eq!(held.iter().collect::<std::collections::BTreeSet<_>>().len(), 41);
     assert_eq!(fs.held_snapdir(), 41);
     let before = fs.getattr(held[2]).unwrap();
     held.iter().for_each(|id| fs.forget(*id, 1000));
     assert_eq!(fs.held_snapdir(), 0);
     assert_eq!(fs.getattr(held[2]).unwrap_err(), FsError::NotFound);
-    assert_eq!(place.find(".jailfs/history/d/f0/1").unwrap().attr, before, "it has the same number again");
+    assert_eq!(
+        place.find(".jailfs/history/d/f0/1").unwrap().attr,
+        before,
+        "it has the same number again"
+    );
     assert_eq!(place.read(".jailfs/history/d/f13/1"), "13\n");
 }
 
@@ -354,8 +385,18 @@ fn names_with_versions_are_found_below_every_directory() {
     };
     // '-' and '.' come before '/' in the order of bytes, '0' behind it.
     let long = "l".repeat(255);
-    let paths =
-        ["a/b", "a-b", "a.c", "a0", "a/b-c/d", "a/b/c", "a00", "z", &long, &format!("{long}/{long}/x")];
+    let paths = [
+        "a/b",
+        "a-b",
+        "a.c",
+        "a0",
+        "a/b-c/d",
+        "a/b/c",
+        "a00",
+        "z",
+        &long,
+        &format!("{long}/{long}/x"),
+    ];
     let mut done: Vec<&str> = Vec::new();
     for path in paths {
         make(path);
@@ -363,9 +404,14 @@ fn names_with_versions_are_found_below_every_directory() {
         for dir in ["", "a", "a/b", "a-b", "a/b-c", "nothing", &long] {
             let mut wanted = std::collections::BTreeMap::new();
             for path in &done {
-                let rest = if dir.is_empty() { Some(*path) } else { path.strip_prefix(&format!("{dir}/")) };
+                let rest = if dir.is_empty() {
+                    Some(*path)
+                } else {
+                    path.strip_prefix(&format!("{dir}/"))
+                };
                 let Some(rest) = rest else { continue };
-                let (first, below) = rest.split_once('/').map_or((rest, false), |(first, _)| (first, true));
+                let (first, below) =
+                    rest.split_once('/').map_or((rest, false), |(first, _)| (first, true));
                 let found: &mut (bool, bool) = wanted.entry(name(first)).or_default();
                 if below { found.1 = true } else { found.0 = true }
             }
@@ -401,7 +447,9 @@ fn a_version_that_is_dropped_is_never_taken_for_a_later_one() {
     fs.rename(NodeId::ROOT, &name("d"), NodeId::ROOT, &name("e"), RenameMode::Replace, 0).unwrap();
     assert_eq!(fs.past_read(again.id, 0, 9, false).unwrap_err(), FsError::Stale);
     assert_eq!(place.read(".jailfs/history/e/f0/1"), "two");
-    let Reply::History(told) = place.sandbox.handle(Request::History { path: path("e/f0") }).unwrap() else {
+    let Reply::History(told) =
+        place.sandbox.handle(Request::History { path: path("e/f0") }).unwrap()
+    else {
         panic!("no history")
     };
     assert_eq!(told.len(), 1);
@@ -473,7 +521,12 @@ fn readers_of_versions_meet_no_wrong_byte_while_files_are_edited_and_space_is_gi
                 3 => place.checkpoint(&format!("c{round}")),
                 6 => place.sandbox.tidy().unwrap(),
                 9 => {
-                    let gc = Request::Gc { operations: 0, keep: Some(1), max_store: None, dry_run: false };
+                    let gc = Request::Gc {
+                        operations: 0,
+                        keep: Some(1),
+                        max_store: None,
+                        dry_run: false,
+                    };
                     place.sandbox.handle(gc).unwrap();
                 }
                 _ => {}

@@ -32,7 +32,8 @@ impl Place {
             std::fs::write(base.join(format!("d/f{number}")), format!("{number}\n")).unwrap();
         }
         let sandbox =
-            Sandbox::create_or_open(&base, &dir.path().join("store"), &StoreOptions::default()).unwrap();
+            Sandbox::create_or_open(&base, &dir.path().join("store"), &StoreOptions::default())
+                .unwrap();
         let past = Some(SnapdirView { name: name(".jailfs"), listed: false, makes: true });
         let mount_point = dir.path().join("mnt");
         sandbox
@@ -81,7 +82,10 @@ fn what_the_kernel_lets_go_of_costs_nothing() {
         let dir = fs.lookup(root, &name("d")).unwrap().id;
         held.extend([root, dir]);
         held.extend((0..20).map(|number| fs.lookup(dir, &name(&format!("f{number}"))).unwrap().id));
-        assert_eq!(place.read(&format!(".jailfs/checkpoints/c{round}/d/f0")), format!("round {round}\n"));
+        assert_eq!(
+            place.read(&format!(".jailfs/checkpoints/c{round}/d/f0")),
+            format!("round {round}\n")
+        );
     }
     assert_eq!(fs.held_snapdir(), 30 * 22);
     held.iter().for_each(|id| fs.forget(*id, 1000));
@@ -123,7 +127,8 @@ fn the_listing_of_a_large_directory_goes_on_where_it_stopped() {
     let found = fs.lookup(dir, &name("n250")).unwrap();
     let listed = names.iter().find(|(listed, ..)| listed == b"n250").unwrap();
     assert_eq!((listed.1, listed.2), (found.attr.ino, FileKind::File));
-    let distinct: std::collections::BTreeSet<&Vec<u8>> = names.iter().map(|(name, ..)| name).collect();
+    let distinct: std::collections::BTreeSet<&Vec<u8>> =
+        names.iter().map(|(name, ..)| name).collect();
     assert_eq!(distinct.len(), 522);
 }
 
@@ -170,7 +175,12 @@ fn an_apply_does_not_change_what_a_checkpoint_shows_also_to_who_has_it_open() {
     assert_eq!(fs.getattr(id).unwrap(), before);
     place
         .sandbox
-        .handle(Request::Apply { paths: Vec::new(), dry_run: false, undo: true, consent: Default::default() })
+        .handle(Request::Apply {
+            paths: Vec::new(),
+            dry_run: false,
+            undo: true,
+            consent: Default::default(),
+        })
         .unwrap();
     assert_eq!(fs.past_read(id, 0, 100, false).unwrap().unwrap(), b"3\n");
     assert_eq!(fs.getattr(id).unwrap(), before);
@@ -208,8 +218,10 @@ fn checkpoints_of_many_epochs_of_the_base_keep_no_more_files_open_than_one() {
     // Files of these numbers only this test has.
     let is_of_base = |entry: std::io::Result<std::fs::DirEntry>| {
         let text = std::fs::read_link(entry.unwrap().path()).unwrap_or_default();
-        let number = text.file_name().and_then(|name| name.to_str()?.strip_prefix('f')?.parse::<u32>().ok());
-        text.parent().is_some_and(|dir| dir.ends_with("d")) && number.is_some_and(|number| number >= 20)
+        let number =
+            text.file_name().and_then(|name| name.to_str()?.strip_prefix('f')?.parse::<u32>().ok());
+        text.parent().is_some_and(|dir| dir.ends_with("d"))
+            && number.is_some_and(|number| number >= 20)
     };
     let open = std::fs::read_dir("/proc/self/fd").unwrap().map(is_of_base).filter(|is| *is).count();
     assert!((1..=130).contains(&open), "{open} files of the base are open");
@@ -238,7 +250,10 @@ fn requests_that_make_no_sense_are_refused_in_the_past_too() {
     assert_eq!(fs.lookup(file, &name("x")).unwrap_err(), FsError::NotADirectory);
     assert_eq!(fs.readlink(file, 0).unwrap_err(), FsError::Invalid);
     assert_eq!(fs.past_read(file, u64::MAX, u64::MAX, false).unwrap().unwrap(), b"");
-    assert_eq!(fs.mknod(NodeId::ROOT, &name(".jailfs"), 0o100_644, 0, 0, ME).unwrap_err(), FsError::ReadOnly);
+    assert_eq!(
+        fs.mknod(NodeId::ROOT, &name(".jailfs"), 0o100_644, 0, 0, ME).unwrap_err(),
+        FsError::ReadOnly
+    );
     let number = fs.lookup(NodeId::CHECKPOINTS, &name("1")).unwrap();
     assert_eq!(fs.readlink(number.id, 0).unwrap(), LinkReply::Text(b"x".to_vec()));
     assert_eq!(fs.lookup(NodeId::CHECKPOINTS, &name("01")).unwrap_err(), FsError::NotFound);

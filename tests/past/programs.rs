@@ -46,7 +46,11 @@ fn a_checkpoint_in_the_mount_has_every_attribute_but_the_numbers() {
     live.jailfs(&["apply"]);
     live.applied = true;
     check(&live, "after an apply");
-    assert_same(&two, &without_numbers(snapshot(&past(&live, "two"), false)), "the other one after an apply");
+    assert_same(
+        &two,
+        &without_numbers(snapshot(&past(&live, "two"), false)),
+        "the other one after an apply",
+    );
     live.restore("one");
     check(&live, "after a restore");
     live.jailfs(&["apply", "--undo"]);
@@ -55,7 +59,11 @@ fn a_checkpoint_in_the_mount_has_every_attribute_but_the_numbers() {
     check(&live, "after a remount");
     live.kill_and_mount();
     check(&live, "after a kill");
-    assert_same(&two, &without_numbers(snapshot(&past(&live, "two"), false)), "the other one at the end");
+    assert_same(
+        &two,
+        &without_numbers(snapshot(&past(&live, "two"), false)),
+        "the other one at the end",
+    );
 }
 
 #[test]
@@ -68,8 +76,14 @@ fn numbers_are_the_checkpoints_own_and_links_of_a_file_have_the_same() {
         for c in one two; do stat -c %i .jailfs/checkpoints/$c/src/main.rs .jailfs/checkpoints/$c/src/deep/hard; done",
     );
     let numbers: Vec<&str> = said.lines().collect();
-    assert!(numbers[0] == numbers[1] && numbers[2] == numbers[3] && numbers[4] == numbers[5], "{said}");
-    assert!(numbers[0] != numbers[2] && numbers[2] != numbers[4] && numbers[0] != numbers[4], "{said}");
+    assert!(
+        numbers[0] == numbers[1] && numbers[2] == numbers[3] && numbers[4] == numbers[5],
+        "{said}"
+    );
+    assert!(
+        numbers[0] != numbers[2] && numbers[2] != numbers[4] && numbers[0] != numbers[4],
+        "{said}"
+    );
     // They stay: also when the kernel has let go of everything.
     let of = |live: &Live| {
         live.sh("stat -c '%i %n' .jailfs/checkpoints/one/src/*; ls -i .jailfs/checkpoints/one/src")
@@ -87,7 +101,9 @@ fn diff_cp_rsync_tar_and_grep_work_on_a_checkpoint() {
     let out = live.outside().display().to_string();
     let green = "mnt/.jailfs/checkpoints/green";
     let said = live.sh("diff -rq --no-dereference .jailfs/checkpoints/green/src src || true");
-    for line in ["Files .jailfs/checkpoints/green/src/main.rs and src/main.rs differ", "Only in src: new"] {
+    for line in
+        ["Files .jailfs/checkpoints/green/src/main.rs and src/main.rs differ", "Only in src: new"]
+    {
         assert!(said.contains(line), "{line}: {said}");
     }
     assert_eq!(
@@ -162,12 +178,18 @@ fn nobody_who_walks_the_tree_meets_the_past_unless_it_is_to_be_visible() {
     assert_eq!(live.sh("du -a | wc -l"), "4\n");
     assert_eq!(live.sh("stat -c %h ."), "3\n");
     live.sh("rm -rf * .[!.]*; rm -rf ./*");
-    assert_eq!(live.sh("ls -A; ls .jailfs/checkpoints; cat .jailfs/checkpoints/one/d/a"), "one\na\n");
+    assert_eq!(
+        live.sh("ls -A; ls .jailfs/checkpoints; cat .jailfs/checkpoints/one/d/a"),
+        "one\na\n"
+    );
     live.restore("one");
     live.umount();
-    for (option, listed, entered) in [("snapdir=visible", true, true), ("snapdir=off", false, false)] {
+    for (option, listed, entered) in
+        [("snapdir=visible", true, true), ("snapdir=off", false, false)]
+    {
         let place = live.outside().to_owned();
-        let command = format!("{} mount base mnt --store store -o {option}", env!("CARGO_BIN_EXE_jailfs"));
+        let command =
+            format!("{} mount base mnt --store store -o {option}", env!("CARGO_BIN_EXE_jailfs"));
         shell(&place, &command);
         assert_eq!(live.sh("ls -A").contains(".jailfs"), listed, "{option}");
         assert_eq!(live.exists(".jailfs/checkpoints/one"), entered, "{option}");
@@ -185,7 +207,10 @@ fn mkdir_makes_a_checkpoint_with_all_that_was_written_until_then() {
     writer.run("m = mapped('f')");
     writer.run("m.__setitem__(slice(0, 3), b'two')");
     live.sh("mkdir .jailfs/checkpoints/by-mkdir");
-    assert_eq!(live.sh("cat .jailfs/checkpoints/by-mkdir/f; ls .jailfs/checkpoints"), "two\nby-mkdir\n");
+    assert_eq!(
+        live.sh("cat .jailfs/checkpoints/by-mkdir/f; ls .jailfs/checkpoints"),
+        "two\nby-mkdir\n"
+    );
     let log = live.json(&["log"]);
     assert_eq!((log.len(), &log[0]["name"]), (1, &"by-mkdir".into()));
     // The number leads to it as well, and the listing knows what others made and dropped.
@@ -201,9 +226,13 @@ fn mkdir_makes_a_checkpoint_with_all_that_was_written_until_then() {
     live.jailfs(&["drop", "third"]);
     assert_eq!(live.sh("ls .jailfs/checkpoints"), format!("{unnamed}\nby-mkdir\n"));
     assert!(!live.exists(".jailfs/checkpoints/third"));
-    for (name, error) in
-        [("by-mkdir", "EEXIST"), ("base", "EINVAL"), ("@x", "EINVAL"), ("77", "EINVAL"), (&unnamed, "EEXIST")]
-    {
+    for (name, error) in [
+        ("by-mkdir", "EEXIST"),
+        ("base", "EINVAL"),
+        ("@x", "EINVAL"),
+        ("77", "EINVAL"),
+        (&unnamed, "EEXIST"),
+    ] {
         let said = writer.fail(&format!("os.mkdir('.jailfs/checkpoints/{name}')"));
         assert_eq!(said, error, "{name}");
     }
@@ -234,7 +263,8 @@ fn the_texts_say_how_it_stands_whenever_they_are_read() {
     live.sh("echo three > h");
     let status = live.read(".jailfs/status");
     assert!(
-        status.contains("'green', ") && status.contains("changed     1 path since the checkpoint\n"),
+        status.contains("'green', ")
+            && status.contains("changed     1 path since the checkpoint\n"),
         "{status}"
     );
     let log = live.read(".jailfs/log");
@@ -242,7 +272,10 @@ fn the_texts_say_how_it_stands_whenever_they_are_read() {
     assert_eq!((fields.len(), fields[1], fields[3]), (4, "green", "all tests\\tpass"), "{log}");
     // The size is right for who asks before reading, and who has it open reads on in what it was.
     assert_eq!(
-        live.sh("stat -c %s .jailfs/status; cat .jailfs/status | wc -c").lines().collect::<Vec<_>>().len(),
+        live.sh("stat -c %s .jailfs/status; cat .jailfs/status | wc -c")
+            .lines()
+            .collect::<Vec<_>>()
+            .len(),
         2
     );
     let sizes = live.sh("stat -c %s .jailfs/log; wc -c < .jailfs/log");
@@ -259,9 +292,13 @@ fn the_texts_say_how_it_stands_whenever_they_are_read() {
 #[test]
 fn a_file_says_who_last_changed_it_and_nobody_copies_that() {
     let live = Live::new("echo a > a; echo b > b; echo c > c; mkdir d; echo e > d/e");
-    let origin = |path: &str| live.sh(&format!("getfattr --only-values -n user.jailfs.origin {path}"));
+    let origin =
+        |path: &str| live.sh(&format!("getfattr --only-values -n user.jailfs.origin {path}"));
     live.sh("echo changed > a; chmod 600 b; touch d/new");
-    assert_eq!([origin("a"), origin("b"), origin("c"), origin("d/e")], ["upper", "upper", "base", "base"]);
+    assert_eq!(
+        [origin("a"), origin("b"), origin("c"), origin("d/e")],
+        ["upper", "upper", "base", "base"]
+    );
     live.checkpoint("one");
     let one = live.json(&["log"])[0]["id"].to_string();
     live.sh("echo again > b");
@@ -329,7 +366,9 @@ fn holders_of_files_that_are_restored_by_path_are_cut_off_and_others_go_on() {
         ("two\n".into(), "three\n".into(), false)
     );
     // Who held the restored file writes for itself; the others go on, and so does the directory in which it stands.
-    holder.run("f.write('lost'), f.flush(), g.write('kept'), g.flush(), same.write('kept'), same.flush()");
+    holder.run(
+        "f.write('lost'), f.flush(), g.write('kept'), g.flush(), same.write('kept'), same.flush()",
+    );
     holder.gives("os.fstat(f.fileno()).st_nlink, sorted(os.listdir('.'))", "(0, ['f', 'same'])");
     assert_eq!(
         (live.read("d/f"), live.read("e/g"), live.read("d/same")),

@@ -104,7 +104,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("os.open(h + '/1/x', os.O_RDONLY)", "ENOTDIR"),
 ];
 
-const BASE: &str = "echo one > f; setfattr -n user.note -v x f; mkdir d empty; ln -s f in; ln -s d into";
+const BASE: &str =
+    "echo one > f; setfattr -n user.note -v x f; mkdir d empty; ln -s f in; ln -s d into";
 
 #[test]
 fn nothing_in_the_past_can_be_changed_by_whatever_way() {
@@ -117,11 +118,16 @@ fn nothing_in_the_past_can_be_changed_by_whatever_way() {
         let number = live.json(&["log"])[0]["id"].to_string();
         let past = live.mnt.join(".jailfs/checkpoints/x");
         let before = (without_numbers(snapshot(&past, false)), without_numbers(live.snapshot()));
-        let history =
-            || live.sh("find .jailfs/history -printf '%p %m %s %U %G\n' | sort; cat .jailfs/history/f/1");
+        let history = || {
+            live.sh(
+                "find .jailfs/history -printf '%p %m %s %U %G\n' | sort; cat .jailfs/history/f/1",
+            )
+        };
         let versions = history();
         let mut root = live.puppet("");
-        root.run(&format!("c, h, number = '.jailfs/checkpoints/x', '.jailfs/history/f', '{number}'"));
+        root.run(&format!(
+            "c, h, number = '.jailfs/checkpoints/x', '.jailfs/history/f', '{number}'"
+        ));
         for (what, errno) in REFUSED {
             assert_eq!(root.fail(what), *errno, "{what} with {options:?}");
         }
@@ -169,7 +175,9 @@ fn who_writes_a_mapping_of_the_past_again_and_again_stops_no_reader_of_it() {
     let [mut writer, mut reader] = [live.puppet(""), live.puppet("")];
     writer.run("m = mapped('.jailfs/checkpoints/x/big')");
     // Every page that is written must be read first, and its neighbours are written back and forgotten meanwhile.
-    writer.begin(&format!("for n in range(6):\n for at in range(0, {SIZE}, 65536): m[at] = 7\n m.flush()"));
+    writer.begin(&format!(
+        "for n in range(6):\n for at in range(0, {SIZE}, 65536): m[at] = 7\n m.flush()"
+    ));
     // The disk is read each time, by ourselves and so by the daemon.
     reader.run(&format!(
         "below, past = [os.open(p, os.O_RDONLY) for p in ('{}', '.jailfs/checkpoints/x/big')]",
@@ -193,12 +201,16 @@ fn who_writes_a_mapping_of_the_past_again_and_again_stops_no_reader_of_it() {
 #[test]
 fn a_link_of_a_checkpoint_leads_neither_out_nor_into_the_live_tree() {
     for policy in ["deny", "show", "rewrite", "literal"] {
-        let mut live =
-            Live::with_options("mkdir -p a/b; echo then > f; echo deep > a/b/g; ln -s g a/b/near", &[]);
+        let mut live = Live::with_options(
+            "mkdir -p a/b; echo then > f; echo deep > a/b/g; ln -s g a/b/near",
+            &[],
+        );
         live.umount();
         let (mnt, base) = (live.mnt.display().to_string(), live.base.display().to_string());
-        let mount =
-            format!("{} mount base mnt --store store -o links={policy}", env!("CARGO_BIN_EXE_jailfs"));
+        let mount = format!(
+            "{} mount base mnt --store store -o links={policy}",
+            env!("CARGO_BIN_EXE_jailfs")
+        );
         shell(live.outside(), &mount);
         let secret = live.outside().join("secret");
         std::fs::write(&secret, "outside").unwrap();
@@ -211,8 +223,9 @@ fn a_link_of_a_checkpoint_leads_neither_out_nor_into_the_live_tree() {
         live.checkpoint("x");
         live.sh("rm f; echo now > f; rm -r a");
         let past = live.mnt.join(".jailfs/checkpoints/x/a/b");
-        let read =
-            |name: &str| std::fs::read_to_string(past.join(name)).map_err(|e| e.raw_os_error().unwrap());
+        let read = |name: &str| {
+            std::fs::read_to_string(past.join(name)).map_err(|e| e.raw_os_error().unwrap())
+        };
         for name in ["up", "by-mount", "by-base", "odd", "root/f", "hard", "up-too"] {
             assert_eq!(read(name).as_deref(), Ok("then\n"), "{name} with links={policy}");
         }
@@ -226,7 +239,11 @@ fn a_link_of_a_checkpoint_leads_neither_out_nor_into_the_live_tree() {
             for (name, text) in
                 [("up", "../../f"), ("out", "../../../secret"), ("by-mount", &format!("{mnt}/f"))]
             {
-                assert_eq!(std::fs::read_link(past.join(name)).unwrap().to_str(), Some(text), "{name}");
+                assert_eq!(
+                    std::fs::read_link(past.join(name)).unwrap().to_str(),
+                    Some(text),
+                    "{name}"
+                );
             }
         }
         let told = live.json(&["status"]);
@@ -269,12 +286,17 @@ fn a_base_with_the_name_is_refused_or_shown_beside_another_name() {
     shell(dir, "mkdir -p base/.jailfs mnt; echo mine > base/.jailfs/f");
     let (mounted, said) = mount(dir, "snapdir=hidden");
     assert!(
-        !mounted && said.contains("the tree has something of this name") && said.contains("snapname=NAME"),
+        !mounted
+            && said.contains("the tree has something of this name")
+            && said.contains("snapname=NAME"),
         "{said}"
     );
     let umount = format!("{} umount mnt", env!("CARGO_BIN_EXE_jailfs"));
     assert!(mount(dir, "snapname=.past").0);
-    shell(dir, "cat mnt/.jailfs/f; mkdir mnt/.past/checkpoints/x; cat mnt/.past/checkpoints/x/.jailfs/f");
+    shell(
+        dir,
+        "cat mnt/.jailfs/f; mkdir mnt/.past/checkpoints/x; cat mnt/.past/checkpoints/x/.jailfs/f",
+    );
     shell(dir, &umount);
     assert!(mount(dir, "snapdir=off").0);
     assert_eq!(shell(dir, "cat mnt/.jailfs/f; rm -r mnt/.jailfs; ls -A mnt"), "mine\n");
@@ -287,9 +309,13 @@ fn a_base_with_the_name_is_refused_or_shown_beside_another_name() {
 
 #[test]
 fn other_users_may_look_and_not_make() {
-    let live = Live::with_options("echo f > f; echo p > private; chmod 600 private", &["-o", "allow_other"]);
+    let live = Live::with_options(
+        "echo f > f; echo p > private; chmod 600 private",
+        &["-o", "allow_other"],
+    );
     live.checkpoint("x");
-    std::fs::set_permissions(live.outside(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(live.outside(), std::os::unix::fs::PermissionsExt::from_mode(0o755))
+        .unwrap();
     let mut other = live.puppet("");
     other.run("os.setgid(65534)");
     other.run("os.setuid(65534)");

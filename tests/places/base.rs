@@ -26,7 +26,10 @@ fn a_base_that_was_moved_is_known_again_by_whoever_names_it() {
     let told = refused(&place, &["--store", "store", "status"], 1);
     assert!(told.contains("if it was moved") && told.contains("jailfs mount --store"), "{told}");
     said(&place, &["mount", "moved", "mnt", "--store", "store"]);
-    assert_eq!(shell(&live.mnt, "tail -n1 part; cat unsealed; tail -n1 e/big"), "x\nunsealed\n9000\n");
+    assert_eq!(
+        shell(&live.mnt, "tail -n1 part; cat unsealed; tail -n1 e/big"),
+        "x\nunsealed\n9000\n"
+    );
     assert!(said(&live.mnt, &["status"]).contains(text(&place.join("moved"))));
     said(&live.mnt, &["apply"]);
     said(&place, &["umount", "mnt"]);
@@ -150,8 +153,9 @@ fn over_a_copy_of_the_base_all_states_are_what_they_were_and_go_on() {
 #[test]
 fn over_a_copy_of_the_base_what_was_before_an_apply_is_not_mixed_with_what_is_there() {
     const LIST: &str = "find . -printf '%p %y %n\n' | sort; cat a* d/*";
-    let mut live =
-        Live::new("mkdir d; for n in 1 2 3 4 5 6 7 8; do echo a$n > a$n; echo d$n > d/d$n; done; ln a1 a9");
+    let mut live = Live::new(
+        "mkdir d; for n in 1 2 3 4 5 6 7 8; do echo a$n > a$n; echo d$n > d/d$n; done; ln a1 a9",
+    );
     live.applied = true;
     live.sh("echo new > d/new");
     live.checkpoint("first");

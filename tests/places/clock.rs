@@ -22,7 +22,9 @@ fn write(sandbox: &Sandbox, text: &str) {
     let (fs, name) = (sandbox.fs(), Name::new(b"f").unwrap());
     let id = match fs.lookup(NodeId::ROOT, &name) {
         Ok(entry) => entry.id,
-        Err(_) => fs.mknod(NodeId::ROOT, &name, 0o100_644, 0, 0, Caller { uid: 0, gid: 0 }).unwrap().id,
+        Err(_) => {
+            fs.mknod(NodeId::ROOT, &name, 0o100_644, 0, 0, Caller { uid: 0, gid: 0 }).unwrap().id
+        }
     };
     fs.truncate(id, 0, false).unwrap();
     fs.write(id, 0, text.as_bytes(), false).unwrap();

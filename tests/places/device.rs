@@ -21,8 +21,10 @@ impl Below {
 
     pub fn umount(&self) {
         // The last process that used it may be ending still.
-        let umount =
-            format!("for n in $(seq 100); do umount {0} && exit; sleep 0.1; done; exit 1", self.0.display());
+        let umount = format!(
+            "for n in $(seq 100); do umount {0} && exit; sleep 0.1; done; exit 1",
+            self.0.display()
+        );
         shell(Path::new("/"), &umount);
     }
 
@@ -34,7 +36,10 @@ impl Below {
 impl Drop for Below {
     fn drop(&mut self) {
         let done = Command::new("umount").arg("-l").arg(&self.0).output();
-        assert!(done.is_ok_and(|done| done.status.success()) || std::thread::panicking(), "a mount is left");
+        assert!(
+            done.is_ok_and(|done| done.status.success()) || std::thread::panicking(),
+            "a mount is left"
+        );
     }
 }
 
@@ -52,8 +57,7 @@ pub const EXT4: &str = "truncate -s 16M ../image; mkfs.ext4 -q ../image";
 
 #[test]
 fn a_device_that_is_called_otherwise_after_a_reboot_changes_nothing() {
-    let fill =
-        "mkdir -p d/e; seq 9000 > part; seq 8000 > d/part; echo a > d/e/a; ln part hard; echo whole > whole";
+    let fill = "mkdir -p d/e; seq 9000 > part; seq 8000 > d/part; echo a > d/e/a; ln part hard; echo whole > whole";
     let (mut live, below, image) = on_image(EXT4, fill);
     live.sh("echo x >> part; echo x >> d/part; mv d/e f; rm whole");
     live.checkpoint("first");
@@ -65,7 +69,10 @@ fn a_device_that_is_called_otherwise_after_a_reboot_changes_nothing() {
     // Somebody else has the number meanwhile.
     let other = live.outside().join("other");
     std::fs::create_dir(&other).unwrap();
-    shell(live.outside(), "truncate -s 16M image2; mkfs.ext4 -q image2; mount -o loop image2 other");
+    shell(
+        live.outside(),
+        "truncate -s 16M image2; mkfs.ext4 -q image2; mount -o loop image2 other",
+    );
     let other = Below(other);
     // The first number is taken by the other filesystem, or else by nobody.
     let mut spare = Vec::new();
@@ -77,7 +84,10 @@ fn a_device_that_is_called_otherwise_after_a_reboot_changes_nothing() {
         below.umount();
         let at = live.outside().join(format!("spare{}", spare.len()));
         std::fs::create_dir(&at).unwrap();
-        shell(live.outside(), &format!("cp image2 {0}.img; mount -o loop {0}.img {0}", at.display()));
+        shell(
+            live.outside(),
+            &format!("cp image2 {0}.img; mount -o loop {0}.img {0}", at.display()),
+        );
         spare.push(Below(at));
     }
     assert_ne!(below.dev(), first);
@@ -127,7 +137,10 @@ fn the_subvolumes_of_btrfs_are_told_apart_after_a_reboot() {
     assert_ne!((dev("a"), dev("b")), (a, b), "the numbers are others");
     live.mount();
     crate::harness::assert_same(&before, &live.snapshot(), "the tree");
-    assert_eq!(live.sh("cat b/f; tail -n1 b/part; tail -n1 a/part; cat f"), "b\n3000\nchanged\nroot\n");
+    assert_eq!(
+        live.sh("cat b/f; tail -n1 b/part; tail -n1 a/part; cat f"),
+        "b\n3000\nchanged\nroot\n"
+    );
     live.jailfs(&["apply"]);
     live.check_applied(&["a/f", "b/f", "a/part", "b/part"]);
     live.umount();
@@ -176,14 +189,17 @@ except OSError as e:
 /// process was told.
 #[test]
 fn an_apply_fails_if_the_host_lost_what_it_wrote_also_if_another_process_was_told_first() {
-    let make = "mkdir ../small; mount -t tmpfs -o size=12M none ../small; truncate -s 100M ../small/image
+    let make =
+        "mkdir ../small; mount -t tmpfs -o size=12M none ../small; truncate -s 100M ../small/image
         mkfs.ext4 -q -O ^has_journal -E nodiscard ../small/image; ln -s small/image ../image";
     let (mut live, below, _) = on_image(make, "echo x > x; sync -f .");
     let small = Below(live.outside().join("small"));
     live.sh("head -c 40000000 /dev/urandom > a; for n in $(seq 1500); do echo $n > z$n; done");
     shell(live.outside(), "touch go");
-    let look = "while test -e go; do sync -f base 2> told || mount -o remount,size=200M none small; done";
-    let mut other = Command::new("sh").arg("-c").arg(look).current_dir(live.outside()).spawn().unwrap();
+    let look =
+        "while test -e go; do sync -f base 2> told || mount -o remount,size=200M none small; done";
+    let mut other =
+        Command::new("sh").arg("-c").arg(look).current_dir(live.outside()).spawn().unwrap();
     let output = live.try_jailfs(&["apply"]);
     shell(live.outside(), "rm go");
     other.wait().unwrap();

@@ -78,7 +78,8 @@ fn whatever_somebody_does_to_a_covered_file_is_told_and_never_mixed() {
     let (status, told) = (live.jailfs(&["status"]), refused(&live.mnt, &["apply"], 3));
     for (n, (what, _)) in CHANGES.iter().enumerate() {
         // Of a directory that is another one, that is what is said.
-        let named = |text: &str| text.contains(&format!("d{n}/part")) || text.contains(&format!(" d{n}:"));
+        let named =
+            |text: &str| text.contains(&format!("d{n}/part")) || text.contains(&format!(" d{n}:"));
         assert!(named(&status), "{what}: {status}");
         assert!(named(&told), "{what}: {told}");
     }
@@ -87,7 +88,11 @@ fn whatever_somebody_does_to_a_covered_file_is_told_and_never_mixed() {
     live.remount();
     for (n, (what, _)) in CHANGES.iter().enumerate() {
         assert_eq!(read(&live.mnt.join(format!("d{n}/part"))), None, "{what}");
-        assert_eq!(live.read(&format!("d{n}/all")), "mine\n", "{what}: what is all ours is not concerned");
+        assert_eq!(
+            live.read(&format!("d{n}/all")),
+            "mine\n",
+            "{what}: what is all ours is not concerned"
+        );
         // What is written anew is whole again, and a conflict all the same.
         live.sh(&format!("echo mine > d{n}/part"));
         assert_eq!(live.read(&format!("d{n}/part")), "mine\n");
@@ -121,13 +126,16 @@ fn a_file_of_the_base_that_nobody_covers_is_refused_when_it_changed_and_then_sho
 fn nothing_is_written_at_a_place_that_was_chosen_by_a_former_content() {
     let mut live = Live::new("head -c 10000 /dev/zero | tr '\\0' a > f");
     live.applied = true;
-    let mut file = std::fs::OpenOptions::new().append(true).read(true).open(live.mnt.join("f")).unwrap();
+    let mut file =
+        std::fs::OpenOptions::new().append(true).read(true).open(live.mnt.join("f")).unwrap();
     assert_eq!(file.seek(SeekFrom::End(0)).unwrap(), 10_000);
     std::fs::write(live.base.join("f"), "short").unwrap();
     let error = file.write_all(b" more").unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EIO));
     // Whoever looks at it again finds its end.
-    until("it can be written", || file.metadata().unwrap().len() == 5 && file.write_all(b" more").is_ok());
+    until("it can be written", || {
+        file.metadata().unwrap().len() == 5 && file.write_all(b" more").is_ok()
+    });
     let mut all = String::new();
     file.rewind().unwrap();
     file.read_to_string(&mut all).unwrap();
@@ -189,7 +197,8 @@ fn a_covered_directory_that_somebody_takes_away_is_told() {
     assert_eq!(live.sh("ls d; ls elsewhere"), "new\ne\ny\n");
     let status = live.jailfs(&["status"]);
     assert!(
-        status.contains('d') && (status.contains("gone from the base") || status.contains("removed it")),
+        status.contains('d')
+            && (status.contains("gone from the base") || status.contains("removed it")),
         "{status}"
     );
     let told = refused(&live.mnt, &["apply"], 3);
@@ -215,8 +224,13 @@ fn shown(live: &Live, path: &str, wanted: &[u8], former: &[u8]) {
             assert!(now == former, "{path} is mixed, {} bytes: {begin:?}", now.len());
             // What is remembered whole is shown without asking.
             let held = File::open(&seen).unwrap();
-            nix::fcntl::posix_fadvise(&held, 0, 0, nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED)
-                .unwrap();
+            nix::fcntl::posix_fadvise(
+                &held,
+                0,
+                0,
+                nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED,
+            )
+            .unwrap();
             false
         }
     });
@@ -225,7 +239,8 @@ fn shown(live: &Live, path: &str, wanted: &[u8], former: &[u8]) {
 /// Remembers the first page of a file, and no more.
 fn remember_a_page(path: &Path) {
     let file = File::open(path).unwrap();
-    nix::fcntl::posix_fadvise(&file, 0, 0, nix::fcntl::PosixFadviseAdvice::POSIX_FADV_RANDOM).unwrap();
+    nix::fcntl::posix_fadvise(&file, 0, 0, nix::fcntl::PosixFadviseAdvice::POSIX_FADV_RANDOM)
+        .unwrap();
     assert!(file.read_at(&mut [0; 4096], 0).unwrap() > 0);
 }
 
@@ -233,8 +248,9 @@ fn remember_a_page(path: &Path) {
 #[test]
 fn what_changes_in_the_base_after_a_switch_is_not_mixed_with_what_was_read_before_it() {
     for verb in [&["apply"][..], &["restore", "first"], &["discard"]] {
-        let mut live =
-            Live::new("echo begun > log; echo un > un; echo shut > shut; seq 90000 > big; cp big wide");
+        let mut live = Live::new(
+            "echo begun > log; echo un > un; echo shut > shut; seq 90000 > big; cp big wide",
+        );
         live.applied = true;
         live.checkpoint("first");
         live.sh("cat log un shut");
@@ -272,7 +288,8 @@ fn what_the_kernel_remembers_of_a_former_content_does_not_stay_in_a_file_that_ge
     ));
     live.applied = true;
     for (n, (record, path)) in RECORDS.iter().enumerate() {
-        for (dir, change) in [("log", "echo user line >> f"), ("big", "tr 0-9 a-j < f > t; cat t > f; rm t")]
+        for (dir, change) in
+            [("log", "echo user line >> f"), ("big", "tr 0-9 a-j < f > t; cat t > f; rm t")]
         {
             let dir = format!("{dir}{n}");
             let held = File::open(live.mnt.join(&dir).join("f")).unwrap();
@@ -281,7 +298,9 @@ fn what_the_kernel_remembers_of_a_former_content_does_not_stay_in_a_file_that_ge
             shell(&live.base.join(&dir), change);
             shell(&live.mnt.join(&dir), record);
             let path = match *path {
-                "/proc/self/fd" => format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&held)),
+                "/proc/self/fd" => {
+                    format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&held))
+                }
                 name => format!("{dir}/{name}"),
             };
             shown(&live, &path, &std::fs::read(live.base.join(&dir).join("f")).unwrap(), &former);
@@ -323,7 +342,8 @@ fn what_is_replaced_in_the_base_is_then_what_it_now_is() {
     });
     for dir in ["d", "d/e", "a", "b", "former"] {
         until(dir, || {
-            std::fs::read_dir(live.mnt.join(dir)).is_ok_and(|mut names| names.all(|name| name.is_ok()))
+            std::fs::read_dir(live.mnt.join(dir))
+                .is_ok_and(|mut names| names.all(|name| name.is_ok()))
         });
     }
     assert_eq!(
@@ -357,7 +377,9 @@ fn a_change_that_keeps_size_and_time_is_not_mixed_with_what_was_there() {
     shown(&live, "moved", &wanted, &former);
     // Whatever else changes that time is no reason to refuse a read.
     let held = File::open(live.mnt.join("three")).unwrap();
-    for (n, change) in ["ln three link", "chmod 600 three", "rm link", "chown 5:6 three"].iter().enumerate() {
+    for (n, change) in
+        ["ln three link", "chmod 600 three", "rm link", "chown 5:6 three"].iter().enumerate()
+    {
         shell(&live.base, change);
         let mut bytes = vec![0; 4096];
         let at = 100_000 * (n + 1);

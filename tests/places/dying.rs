@@ -53,9 +53,15 @@ fn letters(live: &Live) -> String {
 }
 
 /// Where the daemon notes that a sync failed, besides the store.
-fn note_of(live: &Live) -> PathBuf {
+fn note_prefix(live: &Live) -> String {
     let stat = std::fs::metadata(&live.store).unwrap();
-    PathBuf::from(format!("/dev/shm/jailfs-failed-sync-{:x}-{:x}", stat.dev(), stat.ino()))
+    format!("jailfs-failed-sync-{:x}-{:x}-", stat.dev(), stat.ino())
+}
+
+fn note_of(prefix: &str) -> PathBuf {
+    let of_store = |path: &PathBuf| path.to_str().is_some_and(|path| path.contains(prefix));
+    let notes = std::fs::read_dir("/dev/shm").unwrap().map(|note| note.unwrap().path());
+    notes.into_iter().find(of_store).unwrap()
 }
 
 fn shows_what_was_synced(make: &str, reaches_disk: &str) {
@@ -63,12 +69,12 @@ fn shows_what_was_synced(make: &str, reaches_disk: &str) {
     python(&live.mnt, APPENDS, "");
     // Writeback may do the same at any time.
     shell(&live.store, &format!("for f in layers/*/{reaches_disk}; do sync $f; done"));
-    let note = note_of(&live);
+    let prefix = note_prefix(&live);
     python(Path::new("/"), SHUTDOWN, live.store.to_str().unwrap());
     assert_eq!(python(&live.mnt, FSYNC, "").trim(), "EIO", "a sync tells that the disk is gone");
     live.umount_or_kill();
     // The other mount alone is reason enough.
-    std::fs::remove_file(note).unwrap();
+    std::fs::remove_file(note_of(&prefix)).unwrap();
     let image = live.outside().join("image");
     store.umount();
     store.mount(image.to_str().unwrap(), "loop");
@@ -115,7 +121,10 @@ fn a_store_whose_disk_failed_for_a_while_shows_what_was_synced() {
         python(&live.mnt, APPENDS, "");
         // Nothing more can be written to the disk.
         live.sh("sync f");
-        shell(&live.store, "sync -f .; head -c 200M /dev/zero > ../thin/filler 2>/dev/null || true");
+        shell(
+            &live.store,
+            "sync -f .; head -c 200M /dev/zero > ../thin/filler 2>/dev/null || true",
+        );
         live.sh("head -c 30M /dev/urandom > big || true; python3 -c \"open('f', 'ab').write(b'e' * 3600)\" || true");
         let answer = python(&live.mnt, FSYNC, "");
         assert_ne!(answer.trim(), "synced", "{filesystem}: the disk took nothing");

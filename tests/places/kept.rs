@@ -5,8 +5,7 @@ use serde_json::Value;
 use crate::device::on_image;
 use crate::harness::{Live, shell};
 
-const FILL: &str =
-    "for f in late early exact linked; do echo $f > $f; done; ln linked other; mkdir d; echo x > d/x";
+const FILL: &str = "for f in late early exact linked; do echo $f > $f; done; ln linked other; mkdir d; echo x > d/x";
 /// 3000 is too late for every ext4, 1850 too early; one second of 2020 has a fraction.
 const TOUCH: &str = "touch -d '3000-01-01 00:00:00.123456789Z' late d/x; touch -d 1850-01-01Z early linked
     touch -d '2020-02-02 02:02:02.123456789Z' exact; echo new > d/new; touch -d 3000-05-05Z d/new d";
@@ -42,8 +41,13 @@ fn times_that_the_base_cannot_hold_are_told_and_are_no_difference_afterwards() {
         live.checkpoint("touched");
         let seen = live.snapshot();
         let part = live.json(&["apply", "late", "early", "exact", "d"]);
-        assert_eq!(paths(&part, "not_kept"), ["d", "d/new", "d/x", "early", "late"], "{inode}: {part:?}");
-        let told = part.iter().find(|line| line["type"] == "not_kept").unwrap()["reason"].to_string();
+        assert_eq!(
+            paths(&part, "not_kept"),
+            ["d", "d/new", "d/x", "early", "late"],
+            "{inode}: {part:?}"
+        );
+        let told =
+            part.iter().find(|line| line["type"] == "not_kept").unwrap()["reason"].to_string();
         assert!(told.contains("3000-05-05") && told.contains(last), "{told}");
         let applied = times(&live);
         assert!(applied.contains(&format!("late {last}.000000000")), "{applied}");
@@ -57,7 +61,11 @@ fn times_that_the_base_cannot_hold_are_told_and_are_no_difference_afterwards() {
             live.remount();
         }
         let again = live.json(&["apply", "late", "early", "exact", "d"]);
-        assert_eq!((changes(&again), paths(&again, "not_kept").len()), (0, 0), "{inode}: {again:?}");
+        assert_eq!(
+            (changes(&again), paths(&again, "not_kept").len()),
+            (0, 0),
+            "{inode}: {again:?}"
+        );
         live.jailfs(&["apply", "--undo"]);
         assert_eq!(times(&live), before);
         // The whole of it; then an older state, of which the base has everything already.
@@ -95,7 +103,8 @@ fn a_long_list_of_times_that_the_base_cannot_hold_is_cut() {
 
 #[test]
 fn flags_of_a_file_are_kept_when_an_apply_replaces_it_and_told_when_they_go_with_it() {
-    const FLAGS: &str = "chattr +dA late; chattr +A early; chattr +d d; chattr +d linked; chattr -d d/x";
+    const FLAGS: &str =
+        "chattr +dA late; chattr +A early; chattr +d d; chattr +d linked; chattr -d d/x";
     let (mut live, _below) = on_ext4(256, FLAGS);
     let flags = |files: &str| {
         let said = shell(&live.base, &format!("lsattr -d {files}"));
@@ -106,7 +115,10 @@ fn flags_of_a_file_are_kept_when_an_apply_replaces_it_and_told_when_they_go_with
         "echo more >> late; echo more >> d/x; echo more >> linked; mv early moved; echo n > d/n; echo n > n",
     );
     let told = live.json(&["apply"]);
-    assert_eq!(flags("late d d/x d/n linked other moved n"), ["dA", "d", "", "d", "d", "d", "", ""]);
+    assert_eq!(
+        flags("late d d/x d/n linked other moved n"),
+        ["dA", "d", "", "d", "d", "d", "", ""]
+    );
     assert_eq!(paths(&told, "not_kept"), ["early"], "{told:?}");
     let why = told.iter().find(|line| line["type"] == "not_kept").unwrap()["reason"].to_string();
     assert!(why.contains("'A' of chattr(1)"), "{why}");

@@ -9,8 +9,7 @@ use crate::harness::{Live, assert_same, shell, snapshot};
 use crate::states::{check, states};
 use crate::{jailfs, refused, said, text};
 
-const BASE: &str =
-    "mkdir d; seq 9000 > d/big; echo one > one; ln one two; ln -s one link; setfattr -n user.k -v v one";
+const BASE: &str = "mkdir d; seq 9000 > d/big; echo one > one; ln one two; ln -s one link; setfattr -n user.k -v v one";
 
 /// Content of every kind that a pool can hold: holes, blocks that were given back, large and small.
 fn worked() -> Live {
@@ -121,11 +120,19 @@ fn commands_on_an_unmounted_store_work_and_lock_it() {
         said(&place, &[&["--store", "store"], words].concat());
     }
     let held = Sandbox::open(&live.store).unwrap();
-    for words in
-        [&["status"][..], &["checkpoint"], &["restore", "first"], &["gc"], &["apply"], &["check", "--repair"]]
-    {
+    for words in [
+        &["status"][..],
+        &["checkpoint"],
+        &["restore", "first"],
+        &["gc"],
+        &["apply"],
+        &["check", "--repair"],
+    ] {
         let told = refused(&place, &[&["--store", "store"], words].concat(), 11);
-        assert!(told.contains("another jailfs has it open") && told.contains("hint: "), "{words:?}: {told}");
+        assert!(
+            told.contains("another jailfs has it open") && told.contains("hint: "),
+            "{words:?}: {told}"
+        );
         // Who that is.
         assert!(told.contains(&format!("process {}", std::process::id())), "{words:?}: {told}");
     }
@@ -203,5 +210,7 @@ fn a_newer_format_is_refused_with_what_to_do() {
     refused(&place, &["--store", "store", "status"], 4);
     std::fs::remove_file(&format).unwrap();
     refused(&place, &["--store", "store", "status"], 10);
-    assert!(jailfs(Path::new("/"), &["--store", "/nonexistent", "status"]).status.code() == Some(10));
+    assert!(
+        jailfs(Path::new("/"), &["--store", "/nonexistent", "status"]).status.code() == Some(10)
+    );
 }

@@ -93,7 +93,9 @@ fn an_acl_set_from_outside_the_group_takes_setgid_away() {
     same(base, |side| {
         for (owner, group, user) in [(4001, 4001, 4001), (4001, 4100, 4001), (4001, 4100, 0)] {
             for acl in ["-m u:4002:rx", "-m g::rwx", "-b"] {
-                side.sh(&format!("cp file p; setfacl -m u:4003:r p; chown {owner}:{group} p; chmod 2755 p"));
+                side.sh(&format!(
+                    "cp file p; setfacl -m u:4003:r p; chown {owner}:{group} p; chmod 2755 p"
+                ));
                 side.as_user(user, &format!("setfacl {acl} p; stat -c '%a' p; getfacl -n p"));
             }
         }

@@ -26,8 +26,11 @@ fn a_descriptor_opened_for_reading_sees_what_others_write_later() {
             second.write_all(b"OF").unwrap();
             let seen = content(&mut first);
             side.note("after a write", seen);
-            let appended =
-                OpenOptions::new().append(true).open(side.at("file")).unwrap().write_all(b" and more");
+            let appended = OpenOptions::new()
+                .append(true)
+                .open(side.at("file"))
+                .unwrap()
+                .write_all(b" and more");
             side.tried("append", appended);
             let seen = content(&mut first);
             side.note("after an append", seen);
@@ -69,7 +72,8 @@ fn all_names_of_a_file_are_one_file_whichever_is_written() {
             let seen = content(&mut through_a);
             side.note("through a that has another name now", seen);
             side.note("by the last name of the base", fs::read_to_string(side.at("d/b")).unwrap());
-            let (b, c) = (fs::metadata(side.at("d/b")).unwrap(), fs::metadata(side.at("c")).unwrap());
+            let (b, c) =
+                (fs::metadata(side.at("d/b")).unwrap(), fs::metadata(side.at("c")).unwrap());
             side.note("one", (b.ino() == c.ino(), b.nlink(), c.nlink()));
         },
     );

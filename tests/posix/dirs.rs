@@ -98,8 +98,9 @@ fn names_that_stay_are_read_once_whatever_comes_and_goes() {
                     fs::write(side.at(&format!("new-{n}")), "").unwrap();
                 }
             }
-            let stay =
-                names(0, 2 * MANY).into_iter().filter(|name| !name.ends_with(['0', '4', '8', '2', '6']));
+            let stay = names(0, 2 * MANY)
+                .into_iter()
+                .filter(|name| !name.ends_with(['0', '4', '8', '2', '6']));
             let once = stay.clone().filter(|name| seen.get(name) == Some(&1)).count();
             side.note("names that stay, and were read once", (stay.count(), once));
             side.note("read twice", seen.values().filter(|times| **times > 1).count());
@@ -108,7 +109,9 @@ fn names_that_stay_are_read_once_whatever_comes_and_goes() {
             again.sort();
             let mut there: Vec<String> = vec![".".into(), "..".into()];
             there.extend(
-                fs::read_dir(side.at("")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()),
+                fs::read_dir(side.at(""))
+                    .unwrap()
+                    .map(|e| e.unwrap().file_name().into_string().unwrap()),
             );
             there.sort();
             side.note("after rewinddir all that is there", again == there);
@@ -134,12 +137,16 @@ fn a_place_in_a_directory_stays_that_place() {
                 reader.seek(places[at].0);
                 reader.next().as_ref() == Some(&places[at].1)
             };
-            side.note("each place", (0..places.len()).rev().step_by(97).all(|at| right(&mut reader, at)));
+            side.note(
+                "each place",
+                (0..places.len()).rev().step_by(97).all(|at| right(&mut reader, at)),
+            );
             for (_, name) in places.iter().step_by(2).filter(|(_, name)| name.starts_with("name")) {
                 fs::remove_file(side.at(name)).unwrap();
             }
             filled(&side.at(""), MANY, MANY + 500);
-            let kept: Vec<usize> = (0..places.len()).filter(|at| side.at(&places[*at].1).exists()).collect();
+            let kept: Vec<usize> =
+                (0..places.len()).filter(|at| side.at(&places[*at].1).exists()).collect();
             side.note("kept", kept.len());
             // A reader goes on behind the last name that it had, also where that one is gone meanwhile.
             let middle = kept[kept.len() / 2];

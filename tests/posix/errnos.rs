@@ -117,8 +117,9 @@ fn a_file_has_at_most_65000_names() {
         |dir| {
             fs::write(dir.join("file"), "").unwrap();
             fs::create_dir(dir.join("names")).unwrap();
-            (1..64_999)
-                .for_each(|n| fs::hard_link(dir.join("file"), dir.join(format!("names/{n}"))).unwrap());
+            (1..64_999).for_each(|n| {
+                fs::hard_link(dir.join("file"), dir.join(format!("names/{n}"))).unwrap()
+            });
         },
         |side| {
             side.tried("the last", fs::hard_link(side.at("file"), side.at("last")));
@@ -153,7 +154,9 @@ fn a_file_without_a_name_is_not_supported_and_says_so() {
 
 /// Every way to change something, and its errno.
 fn changes(dir: &Path) -> Vec<(&'static str, Option<Errno>)> {
-    let code = |result: std::io::Result<()>| result.err().map(|e| Errno::from_raw(e.raw_os_error().unwrap()));
+    let code = |result: std::io::Result<()>| {
+        result.err().map(|e| Errno::from_raw(e.raw_os_error().unwrap()))
+    };
     let at = |name: &str| dir.join(name);
     let open = |options: &mut OpenOptions| options.open(at("file")).map(|_| ());
     let xattr = |value| {
@@ -175,7 +178,13 @@ fn changes(dir: &Path) -> Vec<(&'static str, Option<Errno>)> {
         ("rename", code(fs::rename(at("file"), at("new")))),
         ("unlink", code(fs::remove_file(at("file")))),
         ("rmdir", code(fs::remove_dir(at("sub")))),
-        ("chmod", code(fs::set_permissions(at("file"), std::os::unix::fs::PermissionsExt::from_mode(0o600)))),
+        (
+            "chmod",
+            code(fs::set_permissions(
+                at("file"),
+                std::os::unix::fs::PermissionsExt::from_mode(0o600),
+            )),
+        ),
         ("chown", code(std::os::unix::fs::chown(at("file"), Some(1), None))),
         ("times", code(File::open(at("file")).unwrap().set_modified(now))),
         ("setxattr", code(xattr(Some(b"v")))),

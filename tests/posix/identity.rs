@@ -16,7 +16,8 @@ fn identity(live: &Live, path: &str) -> (u64, u64) {
     (stat.dev(), stat.ino())
 }
 
-const BASE: &str = "mkdir -p dir/sub; echo base > file; echo in > dir/sub/in; ln -s file link; mkfifo fifo";
+const BASE: &str =
+    "mkdir -p dir/sub; echo base > file; echo in > dir/sub/in; ln -s file link; mkfifo fifo";
 
 #[test]
 fn a_number_stays_through_everything_that_is_done_to_a_file() {
@@ -52,7 +53,8 @@ fn a_number_stays_through_everything_that_is_done_to_a_file() {
 }
 
 /// The pairs of the base, of which a third name is outside of what is looked at.
-const PAIRS: &str = "mkdir d e; echo pair > a; ln a d/b; ln a e/c; ln -s x l; ln l d/l; mkfifo p; ln p e/p";
+const PAIRS: &str =
+    "mkdir d e; echo pair > a; ln a d/b; ln a e/c; ln -s x l; ln l d/l; mkfifo p; ln p e/p";
 
 fn is_one(live: &Live, names: &[&str]) {
     let first = identity(live, names[0]);

@@ -252,7 +252,8 @@ fn a_write_through_a_mapping_takes_capabilities_only() {
     let bench = crate::common::Bench::new();
     let script = "echo 0123456789 > p; chmod 6777 p; setcap cap_chown=ep p; python3 -c 'import os, mmap\n\
                   f=os.open(\"p\", os.O_RDWR)\nm=mmap.mmap(f, 4)\nm[0]=55\nm.close()'; stat -c %a p; getcap p; cat p";
-    let output = std::process::Command::new("sh").arg("-c").arg(script).current_dir(bench.at("")).output();
+    let output =
+        std::process::Command::new("sh").arg("-c").arg(script).current_dir(bench.at("")).output();
     assert_eq!(String::from_utf8_lossy(&output.unwrap().stdout), "6777\n7123456789\n");
 }
 
@@ -292,8 +293,12 @@ fn owners_and_groups_change_as_they_may() {
         });
         side.note("the owner", tries);
         let tries = as_user(BOB, &[TEAM], || {
-            [chown(&group, None, Some(BOB)), chown(&group, Some(BOB), None), chown(&group, None, None)]
-                .map(|tried| tried.map_err(|e| e.raw_os_error()))
+            [
+                chown(&group, None, Some(BOB)),
+                chown(&group, Some(BOB), None),
+                chown(&group, None, None),
+            ]
+            .map(|tried| tried.map_err(|e| e.raw_os_error()))
         });
         side.note("another", tries);
         side.sh("chown 4294967294:4294967294 open; stat -c '%u %g' open");

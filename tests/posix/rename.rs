@@ -63,7 +63,10 @@ fn a_full_directory_of_the_base_replaces_an_empty_one() {
         side.tried("over a file", fs::rename(side.at("emptied"), side.at("file")));
         side.tried("a file over it", fs::rename(side.at("file"), side.at("emptied")));
         side.tried("below itself", fs::rename(side.at("emptied"), side.at("emptied/deep/x")));
-        side.tried("over what it is in", fs::rename(side.at("emptied/deep/deeper"), side.at("emptied")));
+        side.tried(
+            "over what it is in",
+            fs::rename(side.at("emptied/deep/deeper"), side.at("emptied")),
+        );
         side.tried("over itself", fs::rename(side.at("emptied"), side.at("emptied")));
         side.tried("to a dot", fs::rename(side.at("emptied/."), side.at("x")));
         everything(side, "in the end");

@@ -26,7 +26,8 @@ fn copy_file_range(
     into: Option<&mut i64>,
     len: usize,
 ) -> nix::Result<usize> {
-    let pointer = |offset: Option<&mut i64>| offset.map_or(std::ptr::null_mut(), |offset| &raw mut *offset);
+    let pointer =
+        |offset: Option<&mut i64>| offset.map_or(std::ptr::null_mut(), |offset| &raw mut *offset);
     // SAFETY: copy_file_range(2) of two open files reads and writes the two offsets, which are borrowed mutably.
     let copied = unsafe {
         libc::copy_file_range(from.as_raw_fd(), pointer(at), to.as_raw_fd(), pointer(into), len, 0)
@@ -79,7 +80,8 @@ fn every_mode_of_fallocate_does_what_the_host_does_or_says_that_it_does_not() {
                     (KEEP, 10, 0),
                     (PUNCH | ZERO | KEEP, 0, 4096),
                 ] {
-                    let done = fallocate(&file, FallocateFlags::from_bits_retain(mode), offset, len);
+                    let done =
+                        fallocate(&file, FallocateFlags::from_bits_retain(mode), offset, len);
                     side.tried(&format!("{name}: {mode} {offset} {len}"), done);
                     side.note("then", summary(&file));
                 }
@@ -89,7 +91,10 @@ fn every_mode_of_fallocate_does_what_the_host_does_or_says_that_it_does_not() {
                 side.note("then", summary(&file));
             }
             let read_only = File::open(side.at("base")).unwrap();
-            side.tried("not open for writing", fallocate(&read_only, FallocateFlags::empty(), 0, 10));
+            side.tried(
+                "not open for writing",
+                fallocate(&read_only, FallocateFlags::empty(), 0, 10),
+            );
             side.tried(
                 "a negative offset",
                 fallocate(open(&side.at("base")), FallocateFlags::empty(), -1, 10),
@@ -141,7 +146,9 @@ fn mix(side: &mut Side) {
     file.write_all_at(b"end", 119 * 4096).unwrap();
     side.note("grown", data_and_holes(&file));
     side.note("bytes", summary(&file));
-    for (offset, data) in [(0, true), (4096 * 21, true), (4096 * 120, true), (4096 * 120 - 1, false)] {
+    for (offset, data) in
+        [(0, true), (4096 * 21, true), (4096 * 120, true), (4096 * 120 - 1, false)]
+    {
         let found = match data {
             true => jailfs::sys::file::seek_data(&file, offset),
             false => jailfs::sys::file::seek_hole(&file, offset),
@@ -166,16 +173,19 @@ fn with_a_writeback_cache_no_data_is_told_as_a_hole() {
         file.write_all_at(b"data", block * 4096).unwrap();
         assert_eq!(data_and_holes(&file), [(0, 100)]);
     }
-    let copied =
-        Command::new("cp").args(["--sparse=auto", "file", "copy"]).current_dir(bench.at("")).status();
+    let copied = Command::new("cp")
+        .args(["--sparse=auto", "file", "copy"])
+        .current_dir(bench.at(""))
+        .status();
     assert!(copied.unwrap().success());
     assert_eq!(summary(&file), summary(&open(&bench.at("copy"))));
 }
 
 #[test]
 fn holes_stay_holes_through_checkpoints_restores_and_remounts() {
-    let mut live =
-        Live::new("truncate -s 400K file; printf x | dd of=file bs=4096 seek=10 conv=notrunc status=none");
+    let mut live = Live::new(
+        "truncate -s 400K file; printf x | dd of=file bs=4096 seek=10 conv=notrunc status=none",
+    );
     let told = |live: &Live| data_and_holes(&File::open(live.mnt.join("file")).unwrap());
     assert_eq!(told(&live), [(10, 11)]);
     live.checkpoint("one");
@@ -205,9 +215,13 @@ fn ranges_are_copied_as_the_host_copies_them() {
         |side| {
             let from = File::open(side.at("from")).unwrap();
             let to = open(&side.at("to"));
-            for (mut offset, mut into, len) in
-                [(0, 0, 100), (99_990, 100, 100), (100_000, 0, 10), (5, 200_000, 50_000), (0, 0, 1 << 40)]
-            {
+            for (mut offset, mut into, len) in [
+                (0, 0, 100),
+                (99_990, 100, 100),
+                (100_000, 0, 10),
+                (5, 200_000, 50_000),
+                (0, 0, 1 << 40),
+            ] {
                 let copied = copy_file_range(&from, Some(&mut offset), &to, Some(&mut into), len);
                 side.tried("copied", copied);
                 side.note("then", (offset, into, summary(&to)));
@@ -217,12 +231,21 @@ fn ranges_are_copied_as_the_host_copies_them() {
             side.note("then", summary(&to).1);
             // Within one file: apart, and over itself.
             side.tried("apart", copy_file_range(&to, Some(&mut 0), &to, Some(&mut 300_000), 1000));
-            side.tried("over itself", copy_file_range(&to, Some(&mut 0), &to, Some(&mut 500), 1000));
+            side.tried(
+                "over itself",
+                copy_file_range(&to, Some(&mut 0), &to, Some(&mut 500), 1000),
+            );
             side.note("then", summary(&to).1);
             let append = OpenOptions::new().append(true).open(side.at("to")).unwrap();
-            side.tried("to its end", copy_file_range(&from, Some(&mut 0), &append, Some(&mut 0), 10));
+            side.tried(
+                "to its end",
+                copy_file_range(&from, Some(&mut 0), &append, Some(&mut 0), 10),
+            );
             let read_only = File::open(side.at("to")).unwrap();
-            side.tried("not for writing", copy_file_range(&from, Some(&mut 0), &read_only, Some(&mut 0), 10));
+            side.tried(
+                "not for writing",
+                copy_file_range(&from, Some(&mut 0), &read_only, Some(&mut 0), 10),
+            );
             let dir = File::open(side.at("")).unwrap();
             side.tried("a directory", copy_file_range(&dir, Some(&mut 0), &to, Some(&mut 0), 10));
             let outside = tempfile::tempfile().unwrap();
@@ -248,7 +271,9 @@ fn blocks_are_those_that_a_file_takes_and_not_its_holes() {
             // So few runs that ext4 needs no further block for the list of them.
             let file = open(&dir.join("file"));
             file.set_len(100 * 4096).unwrap();
-            [2, 3, 50].iter().for_each(|block| file.write_all_at(&[5; 4096], block * 4096).unwrap());
+            [2, 3, 50]
+                .iter()
+                .for_each(|block| file.write_all_at(&[5; 4096], block * 4096).unwrap());
             fs::write(dir.join("small"), "x").unwrap();
             fs::write(dir.join("empty"), "").unwrap();
         },

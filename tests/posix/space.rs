@@ -82,7 +82,12 @@ fn a_full_disk_is_enospc_and_everything_that_was_answered_stays() {
     let mnt = on.mnt();
     fs::write(mnt.join("before"), "before").unwrap();
     // A write of 4 KiB each, until there is no room.
-    let file = OpenOptions::new().write(true).create(true).truncate(true).open(mnt.join("filling")).unwrap();
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(mnt.join("filling"))
+        .unwrap();
     let mut written = 0_u64;
     let error = loop {
         match file.write_at(&[(written as u8).wrapping_add(1); 4096], written * 4096) {
@@ -107,8 +112,11 @@ fn a_full_disk_is_enospc_and_everything_that_was_answered_stays() {
     };
     check("full");
     // Every change needs a record; which of them still fits is another matter, but none may do half of its work.
-    let changed =
-        OpenOptions::new().write(true).open(mnt.join("large")).unwrap().write_all_at(&[1; 65_536], 0);
+    let changed = OpenOptions::new()
+        .write(true)
+        .open(mnt.join("large"))
+        .unwrap()
+        .write_all_at(&[1; 65_536], 0);
     assert_eq!(changed.unwrap_err().raw_os_error(), Some(Errno::ENOSPC as i32));
     let mut made = 0;
     let errno = loop {
@@ -129,9 +137,15 @@ fn a_full_disk_is_enospc_and_everything_that_was_answered_stays() {
     assert_eq!(listed(), made);
     // Room by other means: what waits goes on.
     let remount = format!("remount,size={}", 8 << 20);
-    let status = Command::new("mount").args(["-o", &remount]).arg(on.small.path()).status().unwrap();
+    let status =
+        Command::new("mount").args(["-o", &remount]).arg(on.small.path()).status().unwrap();
     assert!(status.success());
-    OpenOptions::new().append(true).open(mnt.join("before")).unwrap().write_all(b" and after").unwrap();
+    OpenOptions::new()
+        .append(true)
+        .open(mnt.join("before"))
+        .unwrap()
+        .write_all(b" and after")
+        .unwrap();
     assert_eq!(fs::read(mnt.join("before")).unwrap(), b"before and after");
     fs::write(mnt.join("before"), "before").unwrap();
     drop(file);

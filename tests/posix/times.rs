@@ -34,9 +34,11 @@ fn noted(side: &mut Side, what: &str, act: impl FnOnce(&Side)) {
         .iter()
         .zip(before.iter().zip(&after))
         .filter_map(|(name, (before, after))| match (before, after) {
-            (Some(before), Some(after)) if before != after => {
-                Some(format!("{name}: mtime {} ctime {}", before[0] != after[0], before[1] != after[1]))
-            }
+            (Some(before), Some(after)) if before != after => Some(format!(
+                "{name}: mtime {} ctime {}",
+                before[0] != after[0],
+                before[1] != after[1]
+            )),
             (Some(_), None) => Some(format!("{name}: gone")),
             (None, Some(_)) => Some(format!("{name}: new")),
             _ => None,
@@ -80,22 +82,32 @@ fn each_operation_changes_the_times_that_it_changes_on_the_host() {
         noted(side, "chmod to the same", |side| {
             fs::set_permissions(side.at("file"), PermissionsExt::from_mode(0o600)).unwrap();
         });
-        noted(side, "chown", |side| std::os::unix::fs::chown(side.at("dir"), Some(7), None).unwrap());
+        noted(side, "chown", |side| {
+            std::os::unix::fs::chown(side.at("dir"), Some(7), None).unwrap()
+        });
         noted(side, "set an attribute", |side| {
             jailfs::sys::xattr::set(open(side, "file"), b"user.a", b"v").unwrap();
         });
-        noted(side, "remove it", |side| jailfs::sys::xattr::remove(open(side, "file"), b"user.a").unwrap());
+        noted(side, "remove it", |side| {
+            jailfs::sys::xattr::remove(open(side, "file"), b"user.a").unwrap()
+        });
         noted(side, "set mtime", |side| {
-            open(side, "file").set_modified(std::time::UNIX_EPOCH + Duration::from_secs(5)).unwrap();
+            open(side, "file")
+                .set_modified(std::time::UNIX_EPOCH + Duration::from_secs(5))
+                .unwrap();
         });
         noted(side, "link", |side| fs::hard_link(side.at("other"), side.at("new")).unwrap());
         noted(side, "unlink", |side| fs::remove_file(side.at("new")).unwrap());
         noted(side, "rename", |side| fs::rename(side.at("other"), side.at("new")).unwrap());
         noted(side, "rename over", |side| fs::rename(side.at("new"), side.at("file")).unwrap());
-        noted(side, "rename elsewhere", |side| fs::rename(side.at("file"), side.at("dir/moved")).unwrap());
+        noted(side, "rename elsewhere", |side| {
+            fs::rename(side.at("file"), side.at("dir/moved")).unwrap()
+        });
         noted(side, "make", |side| drop(File::create_new(side.at("new")).unwrap()));
         noted(side, "make a directory", |side| fs::create_dir(side.at("other")).unwrap());
-        noted(side, "rename a directory", |side| fs::rename(side.at("other"), side.at("dir/other")).unwrap());
+        noted(side, "rename a directory", |side| {
+            fs::rename(side.at("other"), side.at("dir/other")).unwrap()
+        });
         noted(side, "remove it", |side| fs::remove_dir(side.at("dir/other")).unwrap());
         noted(side, "remove a link", |side| fs::remove_file(side.at("link")).unwrap());
         noted(side, "fail to make", |side| drop(fs::create_dir(side.at("dir")).unwrap_err()));

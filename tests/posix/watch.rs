@@ -28,8 +28,9 @@ impl Watch {
     fn add(&mut self, path: &Path, name: &str) {
         let path = std::ffi::CString::new(path.as_os_str().as_bytes()).unwrap();
         // SAFETY: inotify_add_watch(2) reads the path, which ends with NUL.
-        let watch =
-            unsafe { libc::inotify_add_watch(self.0.as_raw_fd(), path.as_ptr(), libc::IN_ALL_EVENTS) };
+        let watch = unsafe {
+            libc::inotify_add_watch(self.0.as_raw_fd(), path.as_ptr(), libc::IN_ALL_EVENTS)
+        };
         assert!(watch >= 0, "{}", std::io::Error::last_os_error());
         self.1.push((watch, name.to_owned()));
     }
@@ -40,8 +41,9 @@ impl Watch {
         while let Ok(len) = self.0.read(&mut buffer) {
             let mut at = 0;
             while at < len {
-                let number =
-                    |from: usize| u32::from_ne_bytes(buffer[at + from..at + from + 4].try_into().unwrap());
+                let number = |from: usize| {
+                    u32::from_ne_bytes(buffer[at + from..at + from + 4].try_into().unwrap())
+                };
                 let (watch, mask, name_len) = (number(0) as i32, number(4), number(12) as usize);
                 let name = &buffer[at + 16..at + 16 + name_len];
                 let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -71,7 +73,8 @@ fn event(mask: u32) -> String {
         (libc::IN_ISDIR, "directory"),
         (libc::IN_IGNORED, "ignored"),
     ];
-    let found: Vec<_> = names.iter().filter(|(bit, _)| mask & bit != 0).map(|(_, name)| *name).collect();
+    let found: Vec<_> =
+        names.iter().filter(|(bit, _)| mask & bit != 0).map(|(_, name)| *name).collect();
     assert!(!found.is_empty(), "{mask:#x}");
     found.join("+")
 }
@@ -108,7 +111,8 @@ fn changes_are_told_to_those_who_watch_as_on_the_host() {
         ];
         for script in scripts {
             // Another process; the shell itself opens nothing here.
-            let done = Command::new("sh").arg("-c").arg(script).current_dir(side.at("")).output().unwrap();
+            let done =
+                Command::new("sh").arg("-c").arg(script).current_dir(side.at("")).output().unwrap();
             assert!(done.status.success(), "{script}: {}", String::from_utf8_lossy(&done.stderr));
             let told = watch.told();
             side.note(script, told);

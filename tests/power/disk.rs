@@ -76,12 +76,14 @@ impl Disk {
     fn take_in(&mut self, dir: &Path, number: u64) {
         self.dirs.insert(number);
         for entry in std::fs::read_dir(dir).unwrap().map(Result::unwrap) {
-            let (about, name) = (entry.metadata().unwrap(), entry.file_name().into_string().unwrap());
+            let (about, name) =
+                (entry.metadata().unwrap(), entry.file_name().into_string().unwrap());
             self.names.insert((number, name), about.ino());
             if about.is_dir() {
                 self.take_in(&entry.path(), about.ino());
             } else if about.is_file() {
-                let file = HostFile { bytes: std::fs::read(entry.path()).unwrap(), pending: Vec::new() };
+                let file =
+                    HostFile { bytes: std::fs::read(entry.path()).unwrap(), pending: Vec::new() };
                 self.files.insert(about.ino(), file);
             }
         }
@@ -117,7 +119,10 @@ impl Disk {
                 self.dirs.insert(new);
             }
             Change::Write { ino, offset, bytes } => {
-                let file = self.files.entry(self.stands_for.get(ino).copied().unwrap_or(*ino)).or_default();
+                let file = self
+                    .files
+                    .entry(self.stands_for.get(ino).copied().unwrap_or(*ino))
+                    .or_default();
                 let mut at = *offset;
                 for chunk in pages(*offset, bytes) {
                     file.pending.push(Pending::Page { at, bytes: chunk.to_vec() });
@@ -133,7 +138,10 @@ impl Disk {
             }
             Change::Punch { ino, range } => {
                 let zeros = vec![0; range.len() as usize];
-                let file = self.files.entry(self.stands_for.get(ino).copied().unwrap_or(*ino)).or_default();
+                let file = self
+                    .files
+                    .entry(self.stands_for.get(ino).copied().unwrap_or(*ino))
+                    .or_default();
                 let mut at = range.start;
                 for chunk in pages(range.start, &zeros) {
                     file.pending.push(Pending::Page { at, bytes: chunk.to_vec() });
@@ -141,7 +149,10 @@ impl Disk {
                 }
             }
             Change::Sync { ino } => {
-                let file = self.files.entry(self.stands_for.get(ino).copied().unwrap_or(*ino)).or_default();
+                let file = self
+                    .files
+                    .entry(self.stands_for.get(ino).copied().unwrap_or(*ino))
+                    .or_default();
                 let pending = std::mem::take(&mut file.pending);
                 pending.iter().for_each(|p| put(&mut file.bytes, p));
             }

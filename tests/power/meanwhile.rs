@@ -85,7 +85,8 @@ fn checkpoint(sandbox: &Sandbox, name: &str) {
 }
 
 fn restore(sandbox: &Sandbox, to: &str, paths: Vec<TreePath>) {
-    let request = Request::Restore { to: Rev::parse(to), paths, dry_run: false, detach_mounts: false };
+    let request =
+        Request::Restore { to: Rev::parse(to), paths, dry_run: false, detach_mounts: false };
     sandbox.handle(request).unwrap();
 }
 
@@ -130,7 +131,9 @@ fn everything(sandbox: &Sandbox, promises: &Promises) {
             });
         });
         scope.spawn(|| {
-            rounds(&|round| restore(sandbox, ["one", "two"][round as usize % 2], vec![path("restored")]));
+            rounds(&|round| {
+                restore(sandbox, ["one", "two"][round as usize % 2], vec![path("restored")])
+            });
         });
         scope.spawn(|| {
             rounds(&|round| {
@@ -143,15 +146,19 @@ fn everything(sandbox: &Sandbox, promises: &Promises) {
                 replace(sandbox, "applied", "f", &text(round));
                 replace(sandbox, "applied", "g", &text(round));
                 let paths = vec![path("applied")];
-                let request = Request::Apply { paths, dry_run: false, undo: false, consent: Consent::ALL };
-                let Reply::Applied(applied) = sandbox.handle(request).unwrap() else { panic!("no apply") };
+                let request =
+                    Request::Apply { paths, dry_run: false, undo: false, consent: Consent::ALL };
+                let Reply::Applied(applied) = sandbox.handle(request).unwrap() else {
+                    panic!("no apply")
+                };
                 assert_eq!(applied.conflicts, []);
                 promises.make(Promise::Applied(round));
             });
         });
         scope.spawn(|| {
             rounds(&|_| {
-                let request = Request::Gc { operations: 2, keep: None, max_store: None, dry_run: false };
+                let request =
+                    Request::Gc { operations: 2, keep: None, max_store: None, dry_run: false };
                 sandbox.handle(request).unwrap();
             });
         });
@@ -189,20 +196,28 @@ fn judge(left: &Left, base: &Path, promises: &[(usize, Promise)]) {
     }
     for (writer, promised) in lines.iter().enumerate() {
         let found = lines_in(&sandbox, writer, told);
-        assert!(found >= *promised, "{told}: writer {writer}: {found} lines, {promised} were synced");
+        assert!(
+            found >= *promised,
+            "{told}: writer {writer}: {found} lines, {promised} were synced"
+        );
     }
     let restored = (read(&sandbox, "restored/f"), read(&sandbox, "restored/g"));
-    assert!(restored.0 == restored.1 && round_of(&restored.0) < 2, "{told}: a restore was done by half");
+    assert!(
+        restored.0 == restored.1 && round_of(&restored.0) < 2,
+        "{told}: a restore was done by half"
+    );
     round_of(&read(&sandbox, "undone/f"));
     round_of(&read(&sandbox, "applied/f"));
-    let in_base = |file: &str| round_of(&std::fs::read_to_string(base.join("applied").join(file)).unwrap());
+    let in_base =
+        |file: &str| round_of(&std::fs::read_to_string(base.join("applied").join(file)).unwrap());
     let round = in_base("f");
     assert_eq!(round, in_base("g"), "{told}: an apply was done by half");
     assert!(round >= applied, "{told}: the base has round {round}, {applied} was applied");
     let staged = shell(base, "find . -name '.jailfs-*'");
     assert_eq!(staged, "", "{told}: staged files are left");
     let Reply::Log(log) = sandbox.handle(Request::Log).unwrap() else { panic!("not a log") };
-    let found: BTreeSet<String> = log.into_iter().filter_map(|checkpoint| checkpoint.name).collect();
+    let found: BTreeSet<String> =
+        log.into_iter().filter_map(|checkpoint| checkpoint.name).collect();
     assert!(names.is_subset(&found), "{told}: checkpoints are gone: {names:?} {found:?}");
     for (_, promise) in promises {
         let Promise::Checkpoint(name, promised) = promise else { continue };
@@ -210,7 +225,10 @@ fn judge(left: &Left, base: &Path, promises: &[(usize, Promise)]) {
             restore(&sandbox, name, Vec::new());
             for (writer, promised) in promised.iter().enumerate() {
                 let found = lines_in(&sandbox, writer, told);
-                assert!(found >= *promised, "{told}: checkpoint {name}, writer {writer}: {found} lines");
+                assert!(
+                    found >= *promised,
+                    "{told}: checkpoint {name}, writer {writer}: {found} lines"
+                );
             }
         }
     }
@@ -225,26 +243,36 @@ fn a_power_cut_while_everything_runs_loses_nothing_that_was_promised() {
     let _turn = TURN.lock();
     let make = "truncate -s 24M ../image; mkfs.ext4 -q -b 4096 -J size=4 ../image; mount -o loop,noatime,noauto_da_alloc ../image $PWD";
     let fill = "rmdir lost+found; mkdir written restored undone applied; sync -f .";
-    let mut live = Live::with_limit(&format!("{make}; cd $PWD; {fill}"), &[], Duration::from_secs(200));
+    let mut live =
+        Live::with_limit(&format!("{make}; cd $PWD; {fill}"), &[], Duration::from_secs(200));
     let mounted = Mounted(live.base.clone());
     live.applied = true;
     live.umount();
-    let (base, store, image) = (live.base.clone(), live.store.clone(), live.outside().join("image"));
+    let (base, store, image) =
+        (live.base.clone(), live.store.clone(), live.outside().join("image"));
     let mut world = World { live, random: Random(SEED), boots: 0, cuts: 0 };
     world.boot();
     let sandbox = Sandbox::open(&store).unwrap();
     for (round, label) in [(0, "one"), (1, "two")] {
-        for (dir, file) in
-            [("restored", "f"), ("restored", "g"), ("undone", "f"), ("applied", "f"), ("applied", "g")]
-        {
+        for (dir, file) in [
+            ("restored", "f"),
+            ("restored", "g"),
+            ("undone", "f"),
+            ("applied", "f"),
+            ("applied", "g"),
+        ] {
             replace(&sandbox, dir, file, &text(round));
         }
         checkpoint(&sandbox, label);
     }
     let promises = Promises::default();
     (0..WRITERS).for_each(|writer| replace(&sandbox, "written", &format!("w{writer}"), ""));
-    let apply =
-        Request::Apply { paths: vec![path("applied")], dry_run: false, undo: false, consent: Consent::ALL };
+    let apply = Request::Apply {
+        paths: vec![path("applied")],
+        dry_run: false,
+        undo: false,
+        consent: Consent::ALL,
+    };
     sandbox.handle(apply).unwrap();
     drop(sandbox);
     shell(&base, "sync -f .");

@@ -56,7 +56,12 @@ fn differences(user: User, options: &[&'static str]) -> Vec<String> {
     let disk = outcomes(&outside.join("disk"), user, outside, "on-disk");
     let mount = outcomes(&place.live.mnt.join("place"), user, outside, "in-mount");
     let passed = disk.values().filter(|outcome| *outcome == "passed").count();
-    assert!(passed > 1500 && disk.len() == mount.len(), "{passed} of {} and {}", disk.len(), mount.len());
+    assert!(
+        passed > 1500 && disk.len() == mount.len(),
+        "{passed} of {} and {}",
+        disk.len(),
+        mount.len()
+    );
     let differ = disk.iter().filter(|(test, outcome)| mount.get(*test) != Some(*outcome));
     differ.map(|(test, outcome)| format!("{test}: {outcome:?}, {:?}", mount.get(test))).collect()
 }

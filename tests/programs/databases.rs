@@ -25,7 +25,8 @@ impl Begun {
     /// Waits for its end, which must be a good one.
     fn end(mut self, place: &Place) {
         let status = self.0.wait().unwrap();
-        let log = std::fs::read_to_string(place.live.outside().join("begun.log")).unwrap_or_default();
+        let log =
+            std::fs::read_to_string(place.live.outside().join("begun.log")).unwrap_or_default();
         assert!(status.success(), "{status}\n{log}");
     }
 }

@@ -133,7 +133,8 @@ pub fn prepare(outside: &Path) {
         let entry = entry.unwrap();
         std::fs::copy(entry.path(), programs.join(entry.file_name())).unwrap();
     }
-    for (from, name) in [("tests/common/snapshot.py", "snapshot.py"), ("Cargo.lock", "Cargo.lock")] {
+    for (from, name) in [("tests/common/snapshot.py", "snapshot.py"), ("Cargo.lock", "Cargo.lock")]
+    {
         std::fs::copy(source.join(from), programs.join(name)).unwrap();
     }
 }
@@ -149,21 +150,28 @@ pub fn environment(command: &mut Command, outside: &Path) {
     // cargo and rustup live in the real home of whoever runs the tests.
     let real = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
     for (name, place) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
-        command.env(name, std::env::var_os(name).unwrap_or_else(|| real.join(place).into_os_string()));
+        command
+            .env(name, std::env::var_os(name).unwrap_or_else(|| real.join(place).into_os_string()));
     }
-    for name in ["CARGO_TARGET_DIR", "RUSTFLAGS", "MAKEFLAGS", "JAILFS_SANDBOX", "JAILFS_ROOT", "TMPDIR"] {
+    for name in
+        ["CARGO_TARGET_DIR", "RUSTFLAGS", "MAKEFLAGS", "JAILFS_SANDBOX", "JAILFS_ROOT", "TMPDIR"]
+    {
         command.env_remove(name);
     }
     let programs = outside.join("programs");
     command.env("SNAPSHOT", programs.join("snapshot.py")).env("LOCK", programs.join("Cargo.lock"));
-    command.env("PROGRAMS", programs).env("OUT", outside.join("out")).env("HOME", outside.join("home"));
+    command
+        .env("PROGRAMS", programs)
+        .env("OUT", outside.join("out"))
+        .env("HOME", outside.join("home"));
 }
 
 /// Runs a command; it must succeed. Gives what it said on its standard output.
 #[track_caller]
 pub fn succeed(command: &mut Command, what: &str) -> String {
     let output = command.output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let from = err.lines().count().saturating_sub(60);
     let end: Vec<&str> = err.lines().skip(from).collect();
     assert!(output.status.success(), "{what}: {}\n{out}\n{}", output.status, end.join("\n"));

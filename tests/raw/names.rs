@@ -3,8 +3,8 @@
 use nix::errno::Errno;
 
 use crate::common::raw::{
-    Body, CREATE, GETXATTR, LINK, LOOKUP, MKDIR, MKNOD, REMOVEXATTR, RENAME, RENAME2, RMDIR, ROOT, Raw,
-    SETXATTR, SYMLINK, UNLINK,
+    Body, CREATE, GETXATTR, LINK, LOOKUP, MKDIR, MKNOD, REMOVEXATTR, RENAME, RENAME2, RMDIR, ROOT,
+    Raw, SETXATTR, SYMLINK, UNLINK,
 };
 
 /// Every request that has the name of a file in it, with `name` there. `node` is a file to be linked.
@@ -120,7 +120,12 @@ fn a_name_of_an_attribute_has_1_to_255_bytes() {
     let room = |name: &[u8]| Body::new().u32(100).u32(0).name(name);
     for name in [&b""[..], &[b'n'; 256], &[b'n'; 90_000]] {
         // They are in no space that there is (xattr(7)).
-        assert_eq!(raw.ask(GETXATTR, file, room(name)), Err(Errno::EOPNOTSUPP), "{} bytes", name.len());
+        assert_eq!(
+            raw.ask(GETXATTR, file, room(name)),
+            Err(Errno::EOPNOTSUPP),
+            "{} bytes",
+            name.len()
+        );
         let body = Body::new().u32(2).u32(0).name(name).bytes(b"ab");
         assert_eq!(raw.ask(SETXATTR, file, body), Err(Errno::ERANGE));
         let body = Body::new().name(name);

@@ -3,9 +3,9 @@
 use nix::errno::Errno;
 
 use crate::common::raw::{
-    BATCH_FORGET, Body, COPY_FILE_RANGE, FALLOCATE, FSYNC, GETATTR, GETXATTR, LINK, LISTXATTR, LOOKUP, LSEEK,
-    MKDIR, MKNOD, READ, READDIR, READDIRPLUS, READLINK, REMOVEXATTR, RENAME, RMDIR, ROOT, Raw, SETATTR,
-    SETXATTR, SYMLINK, UNLINK, WRITE,
+    BATCH_FORGET, Body, COPY_FILE_RANGE, FALLOCATE, FSYNC, GETATTR, GETXATTR, LINK, LISTXATTR,
+    LOOKUP, LSEEK, MKDIR, MKNOD, READ, READDIR, READDIRPLUS, READLINK, REMOVEXATTR, RENAME, RMDIR,
+    ROOT, Raw, SETATTR, SETXATTR, SYMLINK, UNLINK, WRITE,
 };
 
 /// A request of every kind that is about a node, well-formed but for the node.
@@ -108,8 +108,9 @@ fn giving_back_more_than_was_given_is_giving_back_all() {
 #[test]
 fn many_are_given_back_at_once() {
     let mut raw = Raw::new();
-    let nodes: Vec<u64> =
-        (0..500).map(|n| raw.mknod(ROOT, format!("f{n}").as_bytes(), 0o100_644).unwrap().node).collect();
+    let nodes: Vec<u64> = (0..500)
+        .map(|n| raw.mknod(ROOT, format!("f{n}").as_bytes(), 0o100_644).unwrap().node)
+        .collect();
     assert_eq!(raw.fs.held_nodes(), 501);
     let mut body = Body::new().u32(502).u32(0).u64(ROOT).u64(9).u64(12_345).u64(1);
     for node in &nodes {
@@ -163,7 +164,13 @@ fn requests_meet_the_wrong_kind_of_node() {
         ("make a link by mknod", MKNOD, ROOT, node_of(0o120_777), Errno::EINVAL),
         ("make no kind", MKNOD, ROOT, node_of(0o170_000), Errno::EINVAL),
         ("into itself", RENAME, ROOT, Body::new().u64(dir).name(b"dir").name(b"x"), Errno::EINVAL),
-        ("move into a file", RENAME, ROOT, Body::new().u64(file).name(b"dir").name(b"x"), Errno::ENOTDIR),
+        (
+            "move into a file",
+            RENAME,
+            ROOT,
+            Body::new().u64(file).name(b"dir").name(b"x"),
+            Errno::ENOTDIR,
+        ),
     ];
     for (what, opcode, node, body, errno) in cases {
         assert_eq!(raw.ask(opcode, node, body), Err(errno), "{what}");

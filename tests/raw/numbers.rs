@@ -3,8 +3,8 @@
 use nix::errno::Errno;
 
 use crate::common::raw::{
-    Body, COPY_FILE_RANGE, FALLOCATE, GETXATTR, LISTXATTR, LSEEK, READ, READDIR, RENAME2, ROOT, Raw, SETATTR,
-    SETXATTR, UNLINK, WRITE, u32_at, u64_at,
+    Body, COPY_FILE_RANGE, FALLOCATE, GETXATTR, LISTXATTR, LSEEK, READ, READDIR, RENAME2, ROOT,
+    Raw, SETATTR, SETXATTR, UNLINK, WRITE, u32_at, u64_at,
 };
 
 /// The largest file: as ext4 with blocks of 4 KiB has it.
@@ -34,7 +34,11 @@ fn writes_and_sizes_end_at_the_largest_file() {
         (I64_MAX + 1, Errno::EINVAL),
         (u64::MAX, Errno::EINVAL),
     ] {
-        assert_eq!(raw.ask(WRITE, file, at(offset, 2).bytes(b"xy")), Err(errno), "write at {offset}");
+        assert_eq!(
+            raw.ask(WRITE, file, at(offset, 2).bytes(b"xy")),
+            Err(errno),
+            "write at {offset}"
+        );
     }
     assert_eq!(raw.write(file, LARGEST - 2, b"xy"), Ok(2));
     assert_eq!(raw.getattr(file).unwrap().size, LARGEST);
@@ -71,7 +75,8 @@ fn reads_behind_the_end_give_nothing_however_much_they_ask_for() {
 fn room_has_a_place_and_a_length() {
     let mut raw = Raw::new();
     let file = raw.mknod(ROOT, b"file", 0o100_644).unwrap().node;
-    let room = |offset: u64, len: u64, mode: u32| Body::new().u64(0).u64(offset).u64(len).u32(mode).u32(0);
+    let room =
+        |offset: u64, len: u64, mode: u32| Body::new().u64(0).u64(offset).u64(len).u32(mode).u32(0);
     const PUNCH: u32 = 3;
     for (offset, len, mode, errno) in [
         (0, 0, 0, Errno::EINVAL),
@@ -88,7 +93,11 @@ fn room_has_a_place_and_a_length() {
         (0, 4096, 64, Errno::EOPNOTSUPP),
         (0, 4096, u32::MAX, Errno::EOPNOTSUPP),
     ] {
-        assert_eq!(raw.ask(FALLOCATE, file, room(offset, len, mode)), Err(errno), "{offset} {len} {mode}");
+        assert_eq!(
+            raw.ask(FALLOCATE, file, room(offset, len, mode)),
+            Err(errno),
+            "{offset} {len} {mode}"
+        );
     }
     assert_eq!(raw.getattr(file).unwrap().size, 0);
     raw.ask(FALLOCATE, file, room(0, LARGEST, 0)).unwrap();
@@ -136,11 +145,19 @@ fn a_copy_ends_with_its_source_and_with_the_largest_file() {
         (0, I64_MAX, 10, 0, Errno::EFBIG),
         (0, LARGEST, 10, 0, Errno::EFBIG),
     ] {
-        assert_eq!(raw.ask(COPY_FILE_RANGE, from, copy(offset, into, len, flags)), Err(errno), "{offset}");
+        assert_eq!(
+            raw.ask(COPY_FILE_RANGE, from, copy(offset, into, len, flags)),
+            Err(errno),
+            "{offset}"
+        );
     }
-    for (offset, len, copied) in
-        [(0, u64::MAX, 10_000), (9_999, u64::MAX, 1), (10_000, 5, 0), (I64_MAX, u64::MAX, 0), (0, 0, 0)]
-    {
+    for (offset, len, copied) in [
+        (0, u64::MAX, 10_000),
+        (9_999, u64::MAX, 1),
+        (10_000, 5, 0),
+        (I64_MAX, u64::MAX, 0),
+        (0, 0, 0),
+    ] {
         let answer = raw.ask(COPY_FILE_RANGE, from, copy(offset, 0, len, 0)).unwrap();
         assert_eq!(u32_at(&answer, 0), copied, "{len} bytes from {offset}");
     }

@@ -3,15 +3,16 @@
 use nix::errno::Errno;
 
 use crate::common::raw::{
-    ACCESS, Body, DESTROY, FLUSH, FSYNC, FSYNCDIR, GETATTR, INIT, INTERRUPT, IOCTL, LINK, LOOKUP, MKDIR,
-    MKNOD, OPEN, OPENDIR, READ, READDIR, READDIRPLUS, RELEASE, RELEASEDIR, RENAME, RENAME2, ROOT, Raw,
-    SETATTR, STATFS, SYMLINK, TMPFILE,
+    ACCESS, Body, DESTROY, FLUSH, FSYNC, FSYNCDIR, GETATTR, INIT, INTERRUPT, IOCTL, LINK, LOOKUP,
+    MKDIR, MKNOD, OPEN, OPENDIR, READ, READDIR, READDIRPLUS, RELEASE, RELEASEDIR, RENAME, RENAME2,
+    ROOT, Raw, SETATTR, STATFS, SYMLINK, TMPFILE,
 };
 
 #[test]
 fn unknown_operations_are_refused_as_unknown() {
     let mut raw = Raw::new();
-    let unknown = [0, 7, 19, 48, 49, 50, TMPFILE, 52, 53, 61, 62, 100, 4095, 4097, 65_536, 1 << 31, u32::MAX];
+    let unknown =
+        [0, 7, 19, 48, 49, 50, TMPFILE, 52, 53, 61, 62, 100, 4095, 4097, 65_536, 1 << 31, u32::MAX];
     for opcode in unknown {
         for body in [Body::new(), Body::new().u64(0).u64(0).u64(0), Body::new().name(b"name")] {
             assert_eq!(raw.ask(opcode, ROOT, body), Err(Errno::ENOSYS), "{opcode}");
@@ -77,7 +78,12 @@ fn complete(file: u64) -> Vec<(&'static str, u32, u64, Body)> {
         ("link", LINK, ROOT, new().u64(file).name(b"another")),
         ("read", READ, file, new().u64(0).u64(0).u32(9).u32(0).u64(0).u32(0).u32(0)),
         ("readdir", READDIR, ROOT, new().u64(0).u64(0).u32(4096).u32(0).u64(0).u32(0).u32(0)),
-        ("readdirplus", READDIRPLUS, ROOT, new().u64(0).u64(0).u32(4096).u32(0).u64(0).u32(0).u32(0)),
+        (
+            "readdirplus",
+            READDIRPLUS,
+            ROOT,
+            new().u64(0).u64(0).u32(4096).u32(0).u64(0).u32(0).u32(0),
+        ),
     ]
 }
 
@@ -113,7 +119,9 @@ fn what_stands_behind_a_request_is_not_looked_at() {
 /// ends with an error, and what was acknowledged is there.
 #[test]
 fn what_is_no_message_ends_the_session_and_loses_nothing() {
-    let header = |len: u32, opcode: u32| Body::new().u32(len).u32(opcode).u64(1001).u64(ROOT).u64(0).u64(0).0;
+    let header = |len: u32, opcode: u32| {
+        Body::new().u32(len).u32(opcode).u64(1001).u64(ROOT).u64(0).u64(0).0
+    };
     let messages: Vec<Vec<u8>> = vec![
         vec![0],
         vec![0xff; 39],

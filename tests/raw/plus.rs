@@ -27,14 +27,20 @@ fn everything(base: &Path) {
     .unwrap();
     // Before 1970, with a fraction.
     let old = std::time::UNIX_EPOCH - std::time::Duration::new(1000, 250_000_000);
-    std::fs::File::options().write(true).open(base.join("file")).unwrap().set_modified(old).unwrap();
+    std::fs::File::options()
+        .write(true)
+        .open(base.join("file"))
+        .unwrap()
+        .set_modified(old)
+        .unwrap();
 }
 
 /// All names of a directory. One answer looks at nodes for a moment only, so they may come in several.
 fn whole(raw: &mut Raw, node: u64) -> Vec<RawListed> {
     let mut all: Vec<RawListed> = Vec::new();
     loop {
-        let part = raw.readdirplus(node, all.last().map_or(0, |last| last.cookie), 1 << 16).unwrap();
+        let part =
+            raw.readdirplus(node, all.last().map_or(0, |last| last.cookie), 1 << 16).unwrap();
         if part.is_empty() {
             return all;
         }
@@ -67,7 +73,15 @@ fn forget_all(raw: &mut Raw, listed: &[RawListed]) {
 fn directories_come_with_their_nodes_and_files_with_those_who_look_at_them() {
     let mut raw = Raw::over(everything);
     let alone = by_name(whole(&mut raw, ROOT));
-    let kinds = [("file", 8), ("pair", 8), ("twin", 8), ("dir", 4), ("link", 10), ("pipe", 1), ("device", 6)];
+    let kinds = [
+        ("file", 8),
+        ("pair", 8),
+        ("twin", 8),
+        ("dir", 4),
+        ("link", 10),
+        ("pipe", 1),
+        ("device", 6),
+    ];
     assert_eq!(alone.len(), kinds.len() + 2);
     for (name, kind) in kinds.into_iter().chain([(".", 4), ("..", 4)]) {
         let listed = &alone[name.as_bytes()];
@@ -87,7 +101,11 @@ fn directories_come_with_their_nodes_and_files_with_those_who_look_at_them() {
     assert_ne!(came("pair").is_some(), came("twin").is_some());
     for (name, kind) in kinds.into_iter().filter(|(name, _)| came(name).is_some()) {
         let entry = came(name).unwrap();
-        assert_eq!((all[name.as_bytes()].ino, all[name.as_bytes()].kind), (entry.attr.ino, kind), "{name}");
+        assert_eq!(
+            (all[name.as_bytes()].ino, all[name.as_bytes()].kind),
+            (entry.attr.ino, kind),
+            "{name}"
+        );
         assert_eq!(raw.getattr(entry.node).unwrap(), entry.attr, "{name}");
         assert_eq!(raw.lookup(ROOT, name.as_bytes()).unwrap(), entry, "{name}");
         raw.forget(entry.node, 1);

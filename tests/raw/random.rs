@@ -7,9 +7,9 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, TestRunner};
 
 use crate::common::raw::{
-    BATCH_FORGET, Body, DESTROY, FALLOCATE, FORGET, GETXATTR, IOCTL, LINK, LISTXATTR, LOOKUP, LSEEK, MKDIR,
-    MKNOD, READ, READDIR, READDIRPLUS, READLINK, RENAME, RENAME2, RMDIR, ROOT, Raw, SETATTR, SETXATTR,
-    SYMLINK, UNLINK, WRITE,
+    BATCH_FORGET, Body, DESTROY, FALLOCATE, FORGET, GETXATTR, IOCTL, LINK, LISTXATTR, LOOKUP,
+    LSEEK, MKDIR, MKNOD, READ, READDIR, READDIRPLUS, READLINK, RENAME, RENAME2, RMDIR, ROOT, Raw,
+    SETATTR, SETXATTR, SYMLINK, UNLINK, WRITE,
 };
 
 /// How long each property is tried.
@@ -23,12 +23,20 @@ fn node() -> impl Strategy<Value = usize> {
 }
 
 fn number() -> impl Strategy<Value = u64> {
-    let edge = prop_oneof![Just(0), Just(1), Just(4095), Just(4096), Just((1 << 44) - 4096), Just(u64::MAX)];
+    let edge = prop_oneof![
+        Just(0),
+        Just(1),
+        Just(4095),
+        Just(4096),
+        Just((1 << 44) - 4096),
+        Just(u64::MAX)
+    ];
     prop_oneof![edge, 0_u64..100_000, any::<u64>(), Just(i64::MAX as u64), Just(1 << 63)]
 }
 
 fn name() -> impl Strategy<Value = Vec<u8>> {
-    let usual = proptest::sample::select(vec!["a", "b", "c", "d", "e"]).prop_map(|name| name.into());
+    let usual =
+        proptest::sample::select(vec!["a", "b", "c", "d", "e"]).prop_map(|name| name.into());
     let any_bytes = proptest::collection::vec(any::<u8>(), 0..300);
     prop_oneof![8 => usual, 1 => any_bytes, 1 => Just(b"..".to_vec()), 1 => Just(b"a/b".to_vec())]
 }
@@ -46,13 +54,20 @@ struct Shaped {
 
 fn shaped() -> impl Strategy<Value = Shaped> {
     let opcodes = vec![
-        LOOKUP, SETATTR, READLINK, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, RENAME2, LINK, READ, WRITE,
-        SETXATTR, GETXATTR, LISTXATTR, READDIR, FALLOCATE, LSEEK, FORGET,
+        LOOKUP, SETATTR, READLINK, SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, RENAME2, LINK,
+        READ, WRITE, SETXATTR, GETXATTR, LISTXATTR, READDIR, FALLOCATE, LSEEK, FORGET,
     ];
     let opcode = proptest::sample::select(opcodes);
     let bytes = proptest::collection::vec(any::<u8>(), 0..2000);
     (opcode, node(), node(), [number(), number(), number()], [name(), name()], bytes).prop_map(
-        |(opcode, node, other, numbers, names, bytes)| Shaped { opcode, node, other, numbers, names, bytes },
+        |(opcode, node, other, numbers, names, bytes)| Shaped {
+            opcode,
+            node,
+            other,
+            numbers,
+            names,
+            bytes,
+        },
     )
 }
 
@@ -66,7 +81,8 @@ fn body_of(shaped: &Shaped, nodes: &[u64]) -> Body {
     match shaped.opcode {
         LOOKUP | UNLINK | RMDIR => new().name(name),
         SETATTR => {
-            let times = new().u64(b >> 2).u64(c >> 2).u64(a >> 2).u32(*a as u32 >> 3).u32(*b as u32 >> 3);
+            let times =
+                new().u64(b >> 2).u64(c >> 2).u64(a >> 2).u32(*a as u32 >> 3).u32(*b as u32 >> 3);
             let head = new().u32(*a as u32).u32(0).u64(0).u64(*b).u64(*c).bytes(&times.0);
             head.u32(0).u32(*b as u32).u32(0).u32(*c as u32).u32(*b as u32).u32(0)
         }
@@ -114,7 +130,8 @@ fn exchange(raw: &mut Raw, opcode: u32, node: u64, body: &Body, nodes: &mut Vec<
     if opcode == FORGET {
         return;
     }
-    let answer = raw.receive(PATIENCE).unwrap_or_else(|| panic!("no answer to {opcode} {node} {body:?}"));
+    let answer =
+        raw.receive(PATIENCE).unwrap_or_else(|| panic!("no answer to {opcode} {node} {body:?}"));
     assert_eq!(answer.unique, unique, "{opcode} {node} {body:?}");
     assert!((0..512).contains(&answer.errno), "{opcode} {node} {body:?}: {}", answer.errno);
     if opcode == READDIRPLUS && answer.errno == 0 {
@@ -157,11 +174,12 @@ fn requests_of_random_bytes_are_answered_and_survived() {
     let opcode = prop_oneof![9 => 0_u32..60, 1 => any::<u32>()]
         .prop_filter("no end", move |opcode| !excluded.contains(opcode));
     let bytes = proptest::collection::vec(prop_oneof![Just(0), any::<u8>()], 0..200);
-    let asked = ask_at_random(&mut raw, (opcode, node(), any::<u64>(), bytes), |raw, request, nodes| {
-        let (opcode, node, any_node, bytes) = request;
-        let node = nodes.get(*node).copied().unwrap_or(*any_node);
-        exchange(raw, *opcode, node, &Body(bytes.clone()), nodes);
-    });
+    let asked =
+        ask_at_random(&mut raw, (opcode, node(), any::<u64>(), bytes), |raw, request, nodes| {
+            let (opcode, node, any_node, bytes) = request;
+            let node = nodes.get(*node).copied().unwrap_or(*any_node);
+            exchange(raw, *opcode, node, &Body(bytes.clone()), nodes);
+        });
     assert!(asked > 20, "{asked}");
     raw.still_serves();
     raw.end().unwrap();

@@ -32,13 +32,11 @@ const NO_FALLOCATE: &str = "close_open = 1\nread = 10\nwrite = 10\nmapread = 10\
     fsync = 1\nfdatasync = 1\npunch_hole = 2\nsendfile = 2\nposix_fadvise = 2\ncopy_file_range = 3\n";
 const NO_MMAP: &str = "close_open = 1\nread = 10\nwrite = 10\nmapread = 0\nmapwrite = 0\ntruncate = 3\n\
     posix_fallocate = 2\npunch_hole = 2\nsendfile = 2\ncopy_file_range = 3\n";
-const MMAP_ONLY: &str =
-    "close_open = 1\nread = 1\nwrite = 1\nmapread = 10\nmapwrite = 10\ninvalidate = 2\ntruncate = 3\n";
-const SHRINK_AND_GROW: &str =
-    "close_open = 1\nread = 5\nwrite = 5\nmapread = 5\nmapwrite = 5\ntruncate = 20\nposix_fallocate = 5\n";
-const HOLES: &str = "read = 5\nwrite = 5\nmapread = 5\nmapwrite = 5\ntruncate = 1\npunch_hole = 20\n";
-const COPIES: &str =
-    "read = 5\nwrite = 5\nmapread = 5\nmapwrite = 5\ntruncate = 1\ncopy_file_range = 20\nsendfile = 5\n";
+const MMAP_ONLY: &str = "close_open = 1\nread = 1\nwrite = 1\nmapread = 10\nmapwrite = 10\ninvalidate = 2\ntruncate = 3\n";
+const SHRINK_AND_GROW: &str = "close_open = 1\nread = 5\nwrite = 5\nmapread = 5\nmapwrite = 5\ntruncate = 20\nposix_fallocate = 5\n";
+const HOLES: &str =
+    "read = 5\nwrite = 5\nmapread = 5\nmapwrite = 5\ntruncate = 1\npunch_hole = 20\n";
+const COPIES: &str = "read = 5\nwrite = 5\nmapread = 5\nmapwrite = 5\ntruncate = 1\ncopy_file_range = 20\nsendfile = 5\n";
 const SYNCS: &str = "close_open = 5\nread = 5\nwrite = 10\nmapwrite = 10\ntruncate = 2\nfsync = 3\nfdatasync = 3\ninvalidate = 3\n";
 /// Without what changes the size or needs another open of the file.
 const FIXED_SIZE: &str = "close_open = 0\nread = 10\nwrite = 10\nmapread = 10\nmapwrite = 10\ntruncate = 0\n\
@@ -183,8 +181,11 @@ fn fsx_finds_no_fault_while_it_syncs() {
 
 #[test]
 fn fsx_finds_no_fault_in_a_file_of_the_base() {
-    let live =
-        Live::with_limit("head -c 300000 /dev/urandom > mapped; cp mapped plain; cp mapped cut", &[], LIMIT);
+    let live = Live::with_limit(
+        "head -c 300000 /dev/urandom > mapped; cp mapped plain; cp mapped cut",
+        &[],
+        LIMIT,
+    );
     runs_clean(&live, "mapped", "blockmode = true", FIXED_SIZE, 13);
     runs_clean(&live, "plain", "blockmode = true", FIXED_SIZE_NO_MMAP, 14);
     // This one begins with a truncate.
@@ -217,7 +218,10 @@ fn fsx_goes_on_while_its_file_is_applied() {
         let checkpoint = format!("c{}", kept.len());
         live.checkpoint(&checkpoint);
         live.jailfs(&["apply"]);
-        assert!(std::fs::read(live.base.join("file")).unwrap() == content, "what is applied is what fsx had");
+        assert!(
+            std::fs::read(live.base.join("file")).unwrap() == content,
+            "what is applied is what fsx had"
+        );
         kept.push((checkpoint, content));
         fsx.go_on();
     }

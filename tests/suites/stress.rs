@@ -31,8 +31,8 @@ fn stress_ng_finds_no_fault_and_leaves_nothing_in_the_daemon() {
     command.args(["--class", "filesystem", "--sequential", "1", "-x", LEFT_OUT]);
     command.args(["--timeout", "1", "--verify", "--temp-path"]).arg(live.mnt.join("work"));
     let output = command.current_dir(live.outside()).output().unwrap();
-    let said =
-        String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned()
+        + &String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}");
     assert!(!said.contains("fail:") && !said.contains("skipping"), "{said}");
 
@@ -40,8 +40,14 @@ fn stress_ng_finds_no_fault_and_leaves_nothing_in_the_daemon() {
     live.sh("rm -rf work && mkdir work");
     let holds = |live: &Live| live.json(&["status"])[0]["kernel_nodes"].as_u64().unwrap();
     std::fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
-    assert!(holds(&live) <= 3, "the kernel has let go, and the daemon still has {} nodes", holds(&live));
+    assert!(
+        holds(&live) <= 3,
+        "the kernel has let go, and the daemon still has {} nodes",
+        holds(&live)
+    );
     let (after, most) = memory(pid);
-    eprintln!("stress-ng: memory of the daemon {before} KiB before, {after} KiB after, {most} KiB at most");
+    eprintln!(
+        "stress-ng: memory of the daemon {before} KiB before, {after} KiB after, {most} KiB at most"
+    );
     assert!(most < 200 * 1024, "the daemon grew from {before} to {most} KiB");
 }

@@ -36,7 +36,11 @@ fn ten_versions_of_a_file_are_kept() {
         work.put("a", &format!("text {n}"));
     }
     let numbers: Vec<u32> = work.history("a").iter().map(|version| version.number).collect();
-    assert_eq!(numbers, (5..=14).rev().collect::<Vec<u32>>(), "the newest, and numbers stay what they are");
+    assert_eq!(
+        numbers,
+        (5..=14).rev().collect::<Vec<u32>>(),
+        "the newest, and numbers stay what they are"
+    );
     assert_eq!(work.texts("a")[0], "text 4");
     // An undo does not cost the oldest.
     work.undo("a", 10).unwrap();
@@ -148,7 +152,8 @@ fn a_tool_that_rewrites_a_file_for_each_small_change_costs_what_really_changed()
     let versions = work.history("a");
     assert_eq!(versions.len(), 10);
     for (version, text) in versions.iter().rev().zip(&texts[30..]) {
-        let (state, found) = work.sandbox.fs().version(&crate::place::path("a"), version.number).unwrap();
+        let (state, found) =
+            work.sandbox.fs().version(&crate::place::path("a"), version.number).unwrap();
         assert!(state.read_all(&found).unwrap() == *text, "version {}", version.number);
     }
     assert!(work.bytes("a") == bytes);

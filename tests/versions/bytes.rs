@@ -42,9 +42,14 @@ impl Known {
             self.bytes.len()
         );
         for version in work.history("a") {
-            let (state, file) = work.sandbox.fs().version(&crate::place::path("a"), version.number).unwrap();
+            let (state, file) =
+                work.sandbox.fs().version(&crate::place::path("a"), version.number).unwrap();
             let bytes = state.read_all(&file).unwrap();
-            assert!(self.rested.contains(&bytes), "{what}: version {} is none that was", version.number);
+            assert!(
+                self.rested.contains(&bytes),
+                "{what}: version {} is none that was",
+                version.number
+            );
         }
     }
 }

@@ -68,8 +68,12 @@ fn check_names_file_and_offset_of_what_is_wrong_with_the_history_and_the_store_i
     let place = worked();
     let log = place.store.join("history/main");
     let whole = host::read(&log).unwrap();
-    let ends: Vec<u64> =
-        log::read::<EditsLogRecord>(&whole, "t").unwrap().records.iter().map(|(_, end)| *end).collect();
+    let ends: Vec<u64> = log::read::<EditsLogRecord>(&whole, "t")
+        .unwrap()
+        .records
+        .iter()
+        .map(|(_, end)| *end)
+        .collect();
     // A flipped bit in every frame but the last.
     for (number, end) in ends[..ends.len() - 1].iter().enumerate() {
         let begin = if number == 0 { 0 } else { ends[number - 1] };
@@ -78,7 +82,8 @@ fn check_names_file_and_offset_of_what_is_wrong_with_the_history_and_the_store_i
         host::write(&log, bad).unwrap();
         let warnings = check(&place, false).warnings;
         assert_eq!(warnings.len(), 1);
-        let wanted = format!("history/main at offset {begin}: bad frame with good frames behind it");
+        let wanted =
+            format!("history/main at offset {begin}: bad frame with good frames behind it");
         assert!(warnings[0].contains(&wanted), "{wanted}: {warnings:?}");
     }
     // A whole frame with a record that is not known.
@@ -97,12 +102,17 @@ fn check_names_file_and_offset_of_what_is_wrong_with_the_history_and_the_store_i
     // And each of them opens.
     host::remove_dir(&log).unwrap();
     host::write(&log, &whole[5..]).unwrap();
-    let output =
-        Command::new(env!("CARGO_BIN_EXE_jailfs")).args(["check", "--store"]).arg(&place.store).output();
+    let output = Command::new(env!("CARGO_BIN_EXE_jailfs"))
+        .args(["check", "--store"])
+        .arg(&place.store)
+        .output();
     let output = output.unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "a warning is no damage: {said}");
-    assert!(said.starts_with("warning: read ") && said.contains("history/main at offset 0"), "{said}");
+    assert!(
+        said.starts_with("warning: read ") && said.contains("history/main at offset 0"),
+        "{said}"
+    );
     let json = Command::new(env!("CARGO_BIN_EXE_jailfs"))
         .args(["check", "--json", "--store"])
         .arg(&place.store)
@@ -165,8 +175,10 @@ fn check_names_the_version_that_refers_to_what_is_not_there() {
             "{wanted}: {warnings:?}"
         );
         let of_c = warnings.iter().find(|warning| warning.contains("version 1 of 'd/c'")).unwrap();
-        let named =
-            starts.iter().filter(|start| of_c.contains(&format!("history/main at offset {start}:"))).count();
+        let named = starts
+            .iter()
+            .filter(|start| of_c.contains(&format!("history/main at offset {start}:")))
+            .count();
         assert_eq!(named, 1, "{of_c}");
         // Who opens it finds no wrong bytes.
         let work = place.open();
@@ -198,13 +210,21 @@ fn check_reads_the_content_of_versions_that_nothing_else_needs() {
     let pool = place.store.join("layers/00000001/pool");
     let bytes = host::read(&pool).unwrap();
     let at = bytes.windows(content.len()).position(|window| window == content.as_bytes()).unwrap();
-    host::File::options().write(true).open(&pool).unwrap().write_all_at(b"X", at as u64 + 5000).unwrap();
+    host::File::options()
+        .write(true)
+        .open(&pool)
+        .unwrap()
+        .write_all_at(b"X", at as u64 + 5000)
+        .unwrap();
     assert!(check(&place, false).warnings.is_empty());
     let warnings = check(&place, true).warnings;
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     let block = (at + 5000) / 4096 * 4096;
     let wanted = format!("layers/00000001/pool at offset {block}: content fails its checksum");
-    assert!(warnings[0].contains(&wanted) && warnings[0].contains("history/main at offset "), "{warnings:?}");
+    assert!(
+        warnings[0].contains(&wanted) && warnings[0].contains("history/main at offset "),
+        "{warnings:?}"
+    );
     assert!(warnings[0].contains("version 1 of 'd/c'"), "{warnings:?}");
 }
 

@@ -55,7 +55,10 @@ fn what_a_name_loses_is_found_under_it() {
     let place = Place::new(&[("base", "of the base"), ("dir/x", "x"), ("dir/y", "y")]);
     let work = place.open();
     work.rm("base");
-    assert_eq!((work.texts("base"), work.edits("base")), (vec!["of the base".to_owned()], vec![Remove]));
+    assert_eq!(
+        (work.texts("base"), work.edits("base")),
+        (vec!["of the base".to_owned()], vec![Remove])
+    );
     work.put("a", "one");
     work.rm("a");
     work.put("a", "two");
@@ -78,7 +81,10 @@ fn what_a_name_loses_is_found_under_it() {
         work.put("s", text);
         work.rm("s~");
     }
-    assert_eq!((work.texts("s"), work.edits("s")), (vec!["first".into(), "second".into()], vec![Move, Move]));
+    assert_eq!(
+        (work.texts("s"), work.edits("s")),
+        (vec!["first".into(), "second".into()], vec![Move, Move])
+    );
     // The names of exchanged files.
     work.mv_as("dir/x", "dir/y", RenameMode::Exchange);
     assert_eq!(work.texts("dir/y"), ["y"]);
@@ -151,10 +157,16 @@ fn a_version_is_not_changed_by_what_is_written_then() {
 fn hard_links_are_edited_as_one_and_found_by_each_name() {
     let place = Place::new(&[("a", "one")]);
     let work = place.open();
-    work.sandbox.fs().link(work.id("a"), jailfs::types::NodeId::ROOT, &crate::place::name("b")).unwrap();
+    work.sandbox
+        .fs()
+        .link(work.id("a"), jailfs::types::NodeId::ROOT, &crate::place::name("b"))
+        .unwrap();
     work.rest();
     work.put("b", "two");
-    assert_eq!((work.texts("a"), work.texts("b")), (vec!["one".to_owned()], vec!["one".to_owned()]));
+    assert_eq!(
+        (work.texts("a"), work.texts("b")),
+        (vec!["one".to_owned()], vec!["one".to_owned()])
+    );
     work.undo("a", 1).unwrap();
     assert_eq!((work.get("a"), work.get("b")), ("one".to_owned(), "one".to_owned()));
     work.undo("b", 1).unwrap_err();

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use jailfs::fs::{Caller, RenameMode};
-use jailfs::sandbox::verbs::{Detail, EditKind, FileRev, FileVersion, Reply, Request, Rev, Stepped};
+use jailfs::sandbox::verbs::{
+    Detail, EditKind, FileRev, FileVersion, Reply, Request, Rev, Stepped,
+};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::types::{Name, NodeId, Timestamp, TreePath};
 
@@ -194,7 +196,8 @@ impl Work {
         let to = FileRev { version: None, ..from.clone() };
         match self.sandbox.handle(Request::FileDiff { from, to, detail: Detail::Patch }).unwrap() {
             Reply::Diff(changes) => {
-                let patches = changes.to_vec().unwrap().into_iter().filter_map(|change| change.patch);
+                let patches =
+                    changes.to_vec().unwrap().into_iter().filter_map(|change| change.patch);
                 patches.map(|patch| String::from_utf8(patch).unwrap()).collect()
             }
             other => panic!("{other:?}"),
@@ -218,9 +221,15 @@ impl Work {
     }
 
     pub fn apply(&self) {
-        let request =
-            Request::Apply { paths: Vec::new(), dry_run: false, undo: false, consent: Default::default() };
-        let Reply::Applied(applied) = self.sandbox.handle(request).unwrap() else { panic!("not applied") };
+        let request = Request::Apply {
+            paths: Vec::new(),
+            dry_run: false,
+            undo: false,
+            consent: Default::default(),
+        };
+        let Reply::Applied(applied) = self.sandbox.handle(request).unwrap() else {
+            panic!("not applied")
+        };
         assert!(applied.conflicts.is_empty());
     }
 

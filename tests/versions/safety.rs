@@ -35,7 +35,10 @@ fn a_history_that_cannot_be_read_is_set_aside_and_begins_anew() {
         let _gone = host::remove_file(place.store.join("history/main.bad"));
         let work = place.open();
         let texts = work.texts("a");
-        assert!(KNOWN.iter().zip(&texts).all(|(known, text)| known == text), "byte {at}: {texts:?}");
+        assert!(
+            KNOWN.iter().zip(&texts).all(|(known, text)| known == text),
+            "byte {at}: {texts:?}"
+        );
         work.put("c", "works");
         work.put("c", "on");
         assert_eq!((work.get("a").as_str(), work.texts("c")), ("three", vec!["works".to_owned()]));
@@ -65,7 +68,10 @@ fn a_history_cut_anywhere_tells_a_first_part_of_what_it_told() {
         host::write(&log, &whole[..cut]).unwrap();
         let work = place.open();
         let texts = work.texts("a");
-        assert!(KNOWN.iter().zip(&texts).all(|(known, text)| known == text), "cut at {cut}: {texts:?}");
+        assert!(
+            KNOWN.iter().zip(&texts).all(|(known, text)| known == text),
+            "cut at {cut}: {texts:?}"
+        );
         assert_eq!(work.get("a"), "three");
     }
 }
@@ -126,10 +132,13 @@ fn what_the_disk_does_not_know_to_be_given_up_is_not_given_back() {
         work.write("a", 0, &vec![b'a' + n; 1 << 20]);
     }
     // The log cannot be written from here on, nor removed: versions are given up in memory only.
-    failpoint::with("fail:store.write:1+:EIO,fail:store.remove:1+:EIO,fail:store.open:1+:EIO", || {
-        work.sandbox.fs().set_history(jailfs::sandbox::Bounds { versions: 0, bytes: 0 });
-        work.sandbox.fs().tend_versions(true, &|| false);
-    });
+    failpoint::with(
+        "fail:store.write:1+:EIO,fail:store.remove:1+:EIO,fail:store.open:1+:EIO",
+        || {
+            work.sandbox.fs().set_history(jailfs::sandbox::Bounds { versions: 0, bytes: 0 });
+            work.sandbox.fs().tend_versions(true, &|| false);
+        },
+    );
     drop(work);
     let work = place.open();
     let texts = work.texts("a");
@@ -196,7 +205,11 @@ fn the_log_is_written_anew_only_when_much_of_it_is_of_no_use() {
         host::metadata(&log).unwrap().ino()
     };
     let whole = tend();
-    assert!(host::metadata(&log).unwrap().len() > 5 << 20, "{}", host::metadata(&log).unwrap().len());
+    assert!(
+        host::metadata(&log).unwrap().len() > 5 << 20,
+        "{}",
+        host::metadata(&log).unwrap().len()
+    );
     for _ in 0..3 {
         work.rest();
         work.write("f19", 0, b"z");
@@ -254,8 +267,8 @@ fn what_no_room_can_be_made_for_costs_no_history() {
     // More names of attributes than a list of them can tell.
     let (fs, file) = (work.sandbox.fs(), work.id("a"));
     let how = jailfs::fs::SetXattr { create: false, replace: false, takes_setgid: false };
-    let refused =
-        (0..300).find_map(|n| fs.setxattr(file, format!("user.{n:0240}").as_bytes(), b"v", how).err());
+    let refused = (0..300)
+        .find_map(|n| fs.setxattr(file, format!("user.{n:0240}").as_bytes(), b"v", how).err());
     assert_eq!(refused, Some(jailfs::error::FsError::LimitReached));
     // And a disk that is full while somebody looks at states, as an undo does: nobody knows what else there is to give back.
     let looking = fs.looking();
@@ -279,17 +292,25 @@ fn history_cut_off_at_any_step_of_its_writing_tells_no_wrong_bytes() {
         if copy.exists() {
             host::remove_dir_all(&copy).unwrap();
         }
-        let done = std::process::Command::new("cp").arg("-a").arg(&place.store).arg(&copy).status().unwrap();
+        let done = std::process::Command::new("cp")
+            .arg("-a")
+            .arg(&place.store)
+            .arg(&copy)
+            .status()
+            .unwrap();
         assert!(done.success());
         // From this step on nothing reaches the disk, as if the process had ended there.
         let rule = format!("fail:any:{n}+:EIO");
         finished = failpoint::with(&rule, || {
-            let Ok(sandbox) = Sandbox::create_or_open(&place.base, &copy, &StoreOptions::default()) else {
+            let Ok(sandbox) = Sandbox::create_or_open(&place.base, &copy, &StoreOptions::default())
+            else {
                 return false;
             };
             let work = place.around(sandbox);
             let root = jailfs::types::NodeId::ROOT;
-            let Ok(entry) = work.sandbox.fs().lookup(root, &crate::place::name("a")) else { return false };
+            let Ok(entry) = work.sandbox.fs().lookup(root, &crate::place::name("a")) else {
+                return false;
+            };
             let edited = work.sandbox.fs().truncate(entry.id, 0, false).is_ok()
                 && work.sandbox.fs().write(entry.id, 0, b"four", false).is_ok()
                 && work.undo("a", 2).is_ok()

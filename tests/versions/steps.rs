@@ -126,7 +126,10 @@ fn a_restore_is_an_edit_of_each_file_that_it_changes() {
     work.put("new", "new");
     work.rm("gone");
     work.restore("c");
-    assert_eq!((work.get("a"), work.get("gone"), work.exists("new")), ("one".into(), "gone".into(), false));
+    assert_eq!(
+        (work.get("a"), work.get("gone"), work.exists("new")),
+        ("one".into(), "gone".into(), false)
+    );
     assert!(work.history("same").is_empty());
     work.undo("a", 1).unwrap();
     assert_eq!(work.get("a"), "two", "what it was before the restore");
@@ -231,13 +234,9 @@ fn content_that_a_failed_undo_wrote_stays_once_it_is_brought_back_and_its_versio
         work.rest();
         while work.undo("a", 1).is_ok() {}
         assert!(work.get("a") == old, "step {step}");
-        let refers = work
-            .sandbox
-            .fs()
-            .state()
-            .tree
-            .all_extents()
-            .any(|(_, extent)| matches!(extent.source, Source::Pool { layer, .. } if layer == before));
+        let refers = work.sandbox.fs().state().tree.all_extents().any(
+            |(_, extent)| matches!(extent.source, Source::Pool { layer, .. } if layer == before),
+        );
         kept += usize::from(undone.is_err() && refers);
         if is_sealed {
             work.checkpoint("brought back");

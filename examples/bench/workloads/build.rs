@@ -20,18 +20,34 @@ pub fn all() -> Vec<Workload> {
         )
         .needs(&["cargo"])
         .mutates(),
-        Workload::new("build", "venv", "python3 -m venv, which installs pip", Materials::empty, venv)
-            .needs(&["venv"])
-            .mutates(),
-        Workload::new("build", "npm", "npm install of local archives, offline", Materials::node_app, npm)
-            .needs(&["npm"])
-            .mutates(),
+        Workload::new(
+            "build",
+            "venv",
+            "python3 -m venv, which installs pip",
+            Materials::empty,
+            venv,
+        )
+        .needs(&["venv"])
+        .mutates(),
+        Workload::new(
+            "build",
+            "npm",
+            "npm install of local archives, offline",
+            Materials::node_app,
+            npm,
+        )
+        .needs(&["npm"])
+        .mutates(),
     ]
 }
 
 fn clone(run: &mut Run) -> Res<()> {
     let (root, files) = (run.root(), run.size.files);
-    run.command("clone", files, &mut program("git", &["clone", "-q", "--local", "tree", "clone"], &root))
+    run.command(
+        "clone",
+        files,
+        &mut program("git", &["clone", "-q", "--local", "tree", "clone"], &root),
+    )
 }
 
 fn cargo(run: &mut Run) -> Res<()> {
@@ -53,7 +69,8 @@ fn venv(run: &mut Run) -> Res<()> {
 fn npm(run: &mut Run) -> Res<()> {
     let dir = run.root().join("app");
     let cache = run.place.join("npm-cache");
-    let mut npm = program("npm", &["install", "--offline", "--no-audit", "--no-fund", "--cache"], &dir);
+    let mut npm =
+        program("npm", &["install", "--offline", "--no-audit", "--no-fund", "--cache"], &dir);
     let packages = run.size.packages;
     run.command("install", packages, npm.arg(cache).env("HOME", &run.place))
 }

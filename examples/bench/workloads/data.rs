@@ -25,8 +25,14 @@ pub fn all() -> Vec<Workload> {
         ),
         Workload::new("data", "mmap", "the same through a mapping", Materials::big_file, mmap)
             .needs(&["python3"]),
-        Workload::new("data", "write", "a large new file, then single blocks of it", Materials::empty, write)
-            .mutates(),
+        Workload::new(
+            "data",
+            "write",
+            "a large new file, then single blocks of it",
+            Materials::empty,
+            write,
+        )
+        .mutates(),
         Workload::new(
             "data",
             "first-write",

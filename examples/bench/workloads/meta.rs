@@ -14,7 +14,8 @@ const ASKED: u64 = 20_000;
 
 pub fn all() -> Vec<Workload> {
     let new = |name, about, run| {
-        Workload::new("meta", name, about, Materials::repository as fn(&Materials) -> _, run).needs(&["git"])
+        Workload::new("meta", name, about, Materials::repository as fn(&Materials) -> _, run)
+            .needs(&["git"])
     };
     vec![
         Workload::new(
@@ -50,7 +51,8 @@ fn round_trip(run: &mut Run) -> Res<()> {
     let dir = run.root().join("new");
     std::fs::create_dir(&dir)?;
     run.timed("missing", ASKED, |_| {
-        let found = (0..ASKED).any(|at| std::fs::symlink_metadata(dir.join(at.to_string())).is_ok());
+        let found =
+            (0..ASKED).any(|at| std::fs::symlink_metadata(dir.join(at.to_string())).is_ok());
         if found { Err("something is there".into()) } else { Ok(()) }
     })
 }

@@ -53,5 +53,8 @@ impl Workload {
 
 /// All of them.
 pub fn all() -> Vec<Workload> {
-    [meta::all(), create::all(), build::all(), data::all(), state::all()].into_iter().flatten().collect()
+    [meta::all(), create::all(), build::all(), data::all(), state::all()]
+        .into_iter()
+        .flatten()
+        .collect()
 }

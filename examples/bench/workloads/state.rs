@@ -25,7 +25,8 @@ pub fn all() -> Vec<Workload> {
             changed(run, 0)
         })
         .jailfs_only(),
-        state("changed-many", "the same with many", Materials::empty, |run| changed(run, 1)).jailfs_only(),
+        state("changed-many", "the same with many", Materials::empty, |run| changed(run, 1))
+            .jailfs_only(),
         state("changed-most", "the same with very many", Materials::empty, |run| changed(run, 2))
             .jailfs_only(),
         state(
@@ -38,7 +39,12 @@ pub fn all() -> Vec<Workload> {
         .jailfs_only(),
         state("deep", "names that are not there, below many checkpoints", Materials::empty, deep)
             .jailfs_only(),
-        state("mount-base", "mount of a base of many files, and a find", Materials::many_files, mount_base),
+        state(
+            "mount-base",
+            "mount of a base of many files, and a find",
+            Materials::many_files,
+            mount_base,
+        ),
         state("mount-store", "mount of what was changed", Materials::empty, mount_store).mutates(),
         state(
             "memory",
@@ -58,7 +64,8 @@ fn write_files(root: &Path, files: u64, byte: u8) -> Res<()> {
             std::fs::create_dir(&dir)?;
         }
         let path = dir.join(format!("f{at}"));
-        let file = std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
+        let file =
+            std::fs::OpenOptions::new().write(true).create(true).truncate(false).open(path)?;
         file.write_all_at(&[byte; 100], 0)?;
     }
     Ok(())
@@ -161,7 +168,11 @@ fn mount_base(run: &mut Run) -> Res<()> {
     let before = run.usage()?;
     run.command("find-stat", many, &mut find(&root))?;
     if let (Some(before), Some(after)) = (before, run.usage()?) {
-        run.bytes("memory-per-cached-file", many, (after.rss as f64 - before.rss as f64) / many as f64);
+        run.bytes(
+            "memory-per-cached-file",
+            many,
+            (after.rss as f64 - before.rss as f64) / many as f64,
+        );
     }
     Ok(())
 }
@@ -173,7 +184,11 @@ fn mount_store(run: &mut Run) -> Res<()> {
     run.unmount()?;
     run.timed("mount", files, Run::mount)?;
     if let (Some(empty), Some(usage)) = (empty, run.usage()?) {
-        run.bytes("memory-per-changed-file", files, (usage.rss as f64 - empty.rss as f64) / files as f64);
+        run.bytes(
+            "memory-per-changed-file",
+            files,
+            (usage.rss as f64 - empty.rss as f64) / files as f64,
+        );
     }
     if run.system.is_jailfs() {
         run.ask("checkpoint")?;
@@ -186,7 +201,9 @@ fn mount_store(run: &mut Run) -> Res<()> {
 
 fn memory(run: &mut Run) -> Res<()> {
     let (root, files) = (run.root(), run.size.stored);
-    let rss = |run: &Run| Ok::<f64, Box<dyn std::error::Error>>(run.usage()?.unwrap_or_default().rss as f64);
+    let rss = |run: &Run| {
+        Ok::<f64, Box<dyn std::error::Error>>(run.usage()?.unwrap_or_default().rss as f64)
+    };
     let begin = Instant::now();
     let at_first = rss(run)?;
     write_files(&root, files, 4)?;

@@ -72,7 +72,9 @@ fn plant(costs: &[Costs]) -> Vec<Place> {
         }
     }
     for at in 1..places.len() {
-        let Some((above, total)) = places.get(at).map(|place| (place.above, place.total)) else { continue };
+        let Some((above, total)) = places.get(at).map(|place| (place.above, place.total)) else {
+            continue;
+        };
         if let Some(above) = places.get_mut(above) {
             above.below.insert((total, at));
         }
@@ -101,7 +103,8 @@ fn take_off(places: &mut [Place], leaf: usize, cost: u64, mut goes: bool) {
 impl EditHistory {
     /// What every version is counted as.
     pub(super) fn costs(&self) -> Vec<Costs> {
-        let of = |list: &List| list.entries.iter().map(|entry| (entry.number, entry.cost)).collect();
+        let of =
+            |list: &List| list.entries.iter().map(|entry| (entry.number, entry.cost)).collect();
         self.lists.iter().map(|(path, list)| (path.clone(), of(list))).collect()
     }
 
@@ -132,7 +135,10 @@ mod tests {
     }
 
     fn chosen(rows: &[(&str, &[u64])], bytes: u64) -> Vec<(String, u32)> {
-        choose(costs(rows), bytes).into_iter().map(|(path, upto)| (path.to_string(), upto)).collect()
+        choose(costs(rows), bytes)
+            .into_iter()
+            .map(|(path, upto)| (path.to_string(), upto))
+            .collect()
     }
 
     #[test]

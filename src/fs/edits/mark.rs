@@ -20,7 +20,11 @@ impl Fs {
     pub fn mark_versions(&self) -> VersionMark {
         let core = self.core();
         VersionMark {
-            lists: core.versions.as_ref().map(|versions| versions.lists.clone()).unwrap_or_default(),
+            lists: core
+                .versions
+                .as_ref()
+                .map(|versions| versions.lists.clone())
+                .unwrap_or_default(),
         }
     }
 

@@ -228,7 +228,10 @@ impl EditHistory {
 
     /// Says that everything was synced that was written before a mark was taken.
     pub(super) fn note_synced(&mut self, mark: Mark) {
-        if mark.rewritten == self.rewritten && mark.count > self.synced + 1 && !self.log.has_failed() {
+        if mark.rewritten == self.rewritten
+            && mark.count > self.synced + 1
+            && !self.log.has_failed()
+        {
             self.note(&EditsLogRecord::SyncedTo(mark.count));
         }
     }
@@ -278,7 +281,10 @@ impl Known {
     }
 
     fn contents(&self) -> impl Iterator<Item = Arc<Content>> {
-        self.lists.values().flat_map(|list| &list.entries).filter_map(|entry| entry.version.content.clone())
+        self.lists
+            .values()
+            .flat_map(|list| &list.entries)
+            .filter_map(|entry| entry.version.content.clone())
     }
 
     /// Changes what is here by a record of the log, which has this number.
@@ -303,8 +309,8 @@ impl Known {
             EditsLogRecord::List { path, next, at, versions } => {
                 let first = self.next_serial;
                 self.next_serial += versions.len() as u64;
-                let entries =
-                    versions.iter().zip(first..).map(|((version_number, version, synced), serial)| Entry {
+                let entries = versions.iter().zip(first..).map(
+                    |((version_number, version, synced), serial)| Entry {
                         number: *version_number,
                         serial,
                         cost: cost_of(version),
@@ -312,7 +318,8 @@ impl Known {
                         settled: false,
                         record: if *synced { 0 } else { number },
                         told: number,
-                    });
+                    },
+                );
                 let list = List { next: *next, entries: entries.collect(), at: *at };
                 self.cost += list.cost();
                 self.unsettled.insert(path.clone());
@@ -336,17 +343,23 @@ impl Known {
                 gone.extend(list.entries.pop_back());
             }
         }
-        let same = list
-            .entries
-            .back()
-            .is_some_and(|last| same_bytes(last.version.content.as_ref(), version.content.as_ref()));
+        let same = list.entries.back().is_some_and(|last| {
+            same_bytes(last.version.content.as_ref(), version.content.as_ref())
+        });
         if !same {
             list.next = list.next.max(1);
             let cost = cost_of(&version);
             let serial = self.next_serial;
             self.next_serial += 1;
-            let entry =
-                Entry { number: list.next, serial, version, cost, settled: false, record, told: record };
+            let entry = Entry {
+                number: list.next,
+                serial,
+                version,
+                cost,
+                settled: false,
+                record,
+                told: record,
+            };
             list.next += 1;
             self.cost += entry.cost;
             list.entries.push_back(entry);
@@ -412,7 +425,10 @@ impl Known {
     fn exchange(&mut self, a: &TreePath, b: &TreePath) {
         let mut take = |from: &TreePath, to: &TreePath| -> Vec<(TreePath, List)> {
             let paths = self.below(from);
-            paths.into_iter().filter_map(|p| Some((p.moved(from, to)?, self.lists.remove(&p)?))).collect()
+            paths
+                .into_iter()
+                .filter_map(|p| Some((p.moved(from, to)?, self.lists.remove(&p)?)))
+                .collect()
         };
         let moved = [take(a, b), take(b, a)].concat();
         for (path, list) in moved {
@@ -431,13 +447,23 @@ impl Known {
         }
     }
 
-    fn remap(&mut self, path: &TreePath, number: u32, extents: &[(ByteRange, Source)], record: u64) {
+    fn remap(
+        &mut self,
+        path: &TreePath,
+        number: u32,
+        extents: &[(ByteRange, Source)],
+        record: u64,
+    ) {
         let Some(list) = self.lists.get_mut(path) else { return };
-        let Some(entry) = list.entries.iter_mut().find(|entry| entry.number == number) else { return };
+        let Some(entry) = list.entries.iter_mut().find(|entry| entry.number == number) else {
+            return;
+        };
         let Some(content) = &entry.version.content else { return };
         let content = Content { extents: extents.to_vec(), ..Content::clone(content) };
-        entry.version =
-            Arc::new(Version { content: Some(Arc::new(content)), ..Version::clone(&entry.version) });
+        entry.version = Arc::new(Version {
+            content: Some(Arc::new(content)),
+            ..Version::clone(&entry.version)
+        });
         (entry.record, entry.told) = (record, record);
     }
 
@@ -500,7 +526,11 @@ fn cost_of(version: &Version) -> u64 {
 }
 
 /// Everything that is known, as records.
-fn all_records(lists: &BTreeMap<TreePath, List>, bounds: Bounds, synced: u64) -> Vec<EditsLogRecord> {
+fn all_records(
+    lists: &BTreeMap<TreePath, List>,
+    bounds: Bounds,
+    synced: u64,
+) -> Vec<EditsLogRecord> {
     let list = |(path, list): (&TreePath, &List)| EditsLogRecord::List {
         path: path.clone(),
         next: list.next,

@@ -71,7 +71,9 @@ impl EditHistory {
             | EditsLogRecord::Exchanged { .. }
             | EditsLogRecord::At { .. }
             | EditsLogRecord::Dropped { .. }
-            | EditsLogRecord::List { .. } => self.changed = clock::now().max(just_after(self.changed)),
+            | EditsLogRecord::List { .. } => {
+                self.changed = clock::now().max(just_after(self.changed))
+            }
         }
     }
 
@@ -130,17 +132,21 @@ impl EditHistory {
         if self.has(&below) {
             return Some(Shown::Path(below));
         }
-        let number: u32 = std::str::from_utf8(name.as_bytes()).ok()?.trim_start_matches('@').parse().ok()?;
-        let kept = self.lists.get(dir)?.entries.iter().find(|entry| entry.number == number)?.kept()?;
+        let number: u32 =
+            std::str::from_utf8(name.as_bytes()).ok()?.trim_start_matches('@').parse().ok()?;
+        let kept =
+            self.lists.get(dir)?.entries.iter().find(|entry| entry.number == number)?.kept()?;
         (self.shown_name(dir, number)? == *name).then_some(Shown::Version(kept))
     }
 
     /// All names in the directory of a path.
     pub(in crate::fs) fn all_shown(&self, dir: &TreePath) -> Vec<(Name, Shown)> {
-        let below = self.names_in(dir).into_keys().map(|name| (name.clone(), Shown::Path(dir.join(&name))));
+        let below =
+            self.names_in(dir).into_keys().map(|name| (name.clone(), Shown::Path(dir.join(&name))));
         let list = self.lists.get(dir).into_iter().flat_map(|list| &list.entries);
         let own = list.filter_map(Entry::kept);
-        let own = own.filter_map(|kept| Some((self.shown_name(dir, kept.number)?, Shown::Version(kept))));
+        let own =
+            own.filter_map(|kept| Some((self.shown_name(dir, kept.number)?, Shown::Version(kept))));
         below.chain(own).collect()
     }
 

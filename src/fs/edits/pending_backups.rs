@@ -108,9 +108,15 @@ impl Core {
         let (state, Some(versions)) = (&self.state, &mut self.versions) else { return };
         let live = |ino: Ino| {
             let node = state.tree.node(ino)?;
-            let extents = state.tree.extents(ino).map(|(start, e)| (ByteRange::at(start, e.len), e.source));
+            let extents =
+                state.tree.extents(ino).map(|(start, e)| (ByteRange::at(start, e.len), e.source));
             let extents: Vec<_> = extents.take(MOST_PIECES).collect();
-            Some(Arc::new(Content { ino, node: node.as_ref().clone(), epoch: state.lower.epoch(), extents }))
+            Some(Arc::new(Content {
+                ino,
+                node: node.as_ref().clone(),
+                epoch: state.lower.epoch(),
+                extents,
+            }))
         };
         versions.let_go(count, live);
     }

@@ -49,9 +49,11 @@ impl PinnedRanges {
         if layer != self.layer || self.ranges.is_empty() {
             return None;
         }
-        let before = self.ranges.range(..=part.start).next_back().filter(|(_, end)| **end > part.start);
+        let before =
+            self.ranges.range(..=part.start).next_back().filter(|(_, end)| **end > part.start);
         let first = before.or_else(|| self.ranges.range(part.start..part.end).next());
-        let (start, end) = first.map(|(start, end)| (*start.max(&part.start), *end.min(&part.end)))?;
+        let (start, end) =
+            first.map(|(start, end)| (*start.max(&part.start), *end.min(&part.end)))?;
         (start < end).then_some(ByteRange { start, end })
     }
 }
@@ -59,7 +61,9 @@ impl PinnedRanges {
 /// The ranges of the pool of a layer to which a tree refers more than once.
 pub(super) fn shared(tree: &Tree, layer: LayerId) -> Vec<ByteRange> {
     let in_pool = tree.all_extents().filter_map(|(_, extent)| match extent.source {
-        Source::Pool { layer: of, offset } if of == layer => Some(ByteRange::at(offset, extent.len)),
+        Source::Pool { layer: of, offset } if of == layer => {
+            Some(ByteRange::at(offset, extent.len))
+        }
         _ => None,
     });
     let mut ranges: Vec<ByteRange> = in_pool.collect();
@@ -84,7 +88,8 @@ mod tests {
         let mut frozen = PinnedRanges::default();
         let upper = LayerId(3);
         let mut model = [false; 64];
-        for (offset, len) in [(10, 5), (20, 5), (15, 5), (40, 1), (8, 3), (41, 2), (60, 4), (12, 2)] {
+        for (offset, len) in [(10, 5), (20, 5), (15, 5), (40, 1), (8, 3), (41, 2), (60, 4), (12, 2)]
+        {
             frozen.add(upper, Source::Pool { layer: upper, offset }, len);
             model[offset as usize..(offset + len) as usize].fill(true);
             for start in 0..64u64 {
@@ -93,7 +98,8 @@ mod tests {
                     let found = frozen.first(upper, ByteRange { start, end });
                     assert_eq!(found.map(|r| r.start), first, "{start}..{end}");
                     if let Some(found) = found {
-                        let last = (found.start..end).find(|at| !model[*at as usize]).unwrap_or(end);
+                        let last =
+                            (found.start..end).find(|at| !model[*at as usize]).unwrap_or(end);
                         assert_eq!(found.end, last);
                     }
                 }
@@ -104,6 +110,9 @@ mod tests {
         frozen.add(LayerId(2), Source::Pool { layer: LayerId(1), offset: 0 }, 64);
         assert!(frozen.first(upper, ByteRange::at(0, 8)).is_none());
         frozen.add(LayerId(4), Source::Pool { layer: LayerId(4), offset: 0 }, 8);
-        assert!(frozen.first(upper, ByteRange::at(0, 64)).is_none(), "a new layer begins with nothing");
+        assert!(
+            frozen.first(upper, ByteRange::at(0, 64)).is_none(),
+            "a new layer begins with nothing"
+        );
     }
 }

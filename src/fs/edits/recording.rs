@@ -82,7 +82,9 @@ impl EditHistory {
     /// Notes that edits began: what these paths had.
     pub(super) fn keep(&mut self, paths: Vec<TreePath>, how: How, content: Option<Arc<Content>>) {
         let version = Version { time: self.now(), how, content };
-        self.note(&EditsLogRecord::Kept(paths.into_iter().map(|path| (path, version.clone())).collect()));
+        self.note(&EditsLogRecord::Kept(
+            paths.into_iter().map(|path| (path, version.clone())).collect(),
+        ));
         self.last_edit = version.time;
         if let Some(notice) = &self.notice {
             notice();
@@ -94,16 +96,20 @@ impl Core {
     /// To be called before the content of a live file of the tree changes.
     pub(in crate::fs) fn before_change(&mut self, ino: Ino, touch: Touch) {
         let size = self.tree.size(ino);
-        let Some(versions) = self.versions.as_mut().filter(|versions| versions.is_on()) else { return };
+        let Some(versions) = self.versions.as_mut().filter(|versions| versions.is_on()) else {
+            return;
+        };
         let Some(how) = versions.begins(ino, touch, size) else { return };
         let Some(node) = self.tree.node(ino).cloned() else { return };
         let extents = self.tree.extents(ino).map(|(s, e)| (ByteRange::at(s, e.len), e.source));
-        let Some(content) = content_of(&self.state, ino, &node, extents.take(MOST_PIECES + 1).collect())
+        let Some(content) =
+            content_of(&self.state, ino, &node, extents.take(MOST_PIECES + 1).collect())
         else {
             return;
         };
         let links = self.tree.links(ino).take(MOST_NAMES);
-        let mut paths: Vec<TreePath> = links.filter_map(|(dir, name)| self.tree.path_in(dir, name)).collect();
+        let mut paths: Vec<TreePath> =
+            links.filter_map(|(dir, name)| self.tree.path_in(dir, name)).collect();
         if paths.is_empty() {
             paths.extend(self.path_of(ino));
         }
@@ -171,7 +177,8 @@ impl Core {
     ) {
         let (Some(ino), Some(versions)) = (found.ino(), self.versions.as_mut()) else { return };
         let now = versions.now();
-        let is_new = versions.going.get(&ino).is_some_and(|going| going.is_new && going.goes_on(now));
+        let is_new =
+            versions.going.get(&ino).is_some_and(|going| going.is_new && going.goes_on(now));
         let is_known = versions.lists.contains_key(from);
         versions.claim(to);
         let has_history = versions.lists.contains_key(to);
@@ -198,7 +205,8 @@ impl Core {
 
     /// To be called when a directory was renamed.
     pub(in crate::fs) fn dir_moved(&mut self, from: TreePath, to: TreePath) {
-        let Some(versions) = self.versions.as_mut().filter(|v| v.is_on() && !v.below(&from).is_empty())
+        let Some(versions) =
+            self.versions.as_mut().filter(|v| v.is_on() && !v.below(&from).is_empty())
         else {
             return;
         };
@@ -207,15 +215,23 @@ impl Core {
 
     /// To be called when two nodes changed places of which one is a directory.
     pub(in crate::fs) fn dirs_exchanged(&mut self, a: TreePath, b: TreePath) {
-        let knows = |v: &EditHistory| v.is_on() && !(v.below(&a).is_empty() && v.below(&b).is_empty());
+        let knows =
+            |v: &EditHistory| v.is_on() && !(v.below(&a).is_empty() && v.below(&b).is_empty());
         if let Some(versions) = self.versions.as_mut().filter(|versions| knows(versions)) {
             versions.note(&EditsLogRecord::Exchanged { a, b });
         }
     }
 
     /// To be called when a file was made.
-    pub(in crate::fs) fn file_made(&mut self, ino: Ino, (dir, lower): (Ino, Option<&TreePath>), name: &Name) {
-        let Some(versions) = self.versions.as_mut().filter(|versions| versions.is_on()) else { return };
+    pub(in crate::fs) fn file_made(
+        &mut self,
+        ino: Ino,
+        (dir, lower): (Ino, Option<&TreePath>),
+        name: &Name,
+    ) {
+        let Some(versions) = self.versions.as_mut().filter(|versions| versions.is_on()) else {
+            return;
+        };
         let now = versions.now();
         versions.set_going(ino, now, true);
         if versions.away.is_empty() {
@@ -236,9 +252,13 @@ impl Fs {
         for (_, content) in &kept {
             core.freeze(content);
         }
-        let Some(versions) = core.versions.as_mut().filter(|v| v.is_on() && !kept.is_empty()) else { return };
+        let Some(versions) = core.versions.as_mut().filter(|v| v.is_on() && !kept.is_empty())
+        else {
+            return;
+        };
         let time = versions.now();
-        let of = |(path, content)| (path, Version { time, how: How::Restored, content: Some(content) });
+        let of =
+            |(path, content)| (path, Version { time, how: How::Restored, content: Some(content) });
         let kept: Vec<(TreePath, Version)> = kept.into_iter().map(of).collect();
         versions.note(&EditsLogRecord::Kept(kept));
         versions.last_edit = time;

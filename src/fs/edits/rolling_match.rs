@@ -58,7 +58,8 @@ pub(super) fn find(parts: &[(u64, Vec<u8>)], new: &[u8]) -> Vec<Run> {
         }
         let (Some(first), next) = (new.get(at), new.get(at + WINDOW)) else { break };
         rolled = next.map(|next| {
-            let without = found.wrapping_mul(FACTOR).wrapping_sub(u64::from(*first).wrapping_mul(out));
+            let without =
+                found.wrapping_mul(FACTOR).wrapping_sub(u64::from(*first).wrapping_mul(out));
             without.wrapping_add(u64::from(*next))
         });
         at += 1;
@@ -73,7 +74,9 @@ mod tests {
     fn noise(seed: u64, len: usize) -> Vec<u8> {
         let mut state = seed;
         let mut next = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (state >> 56) as u8
         };
         (0..len).map(|_| next()).collect()

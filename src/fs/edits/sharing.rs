@@ -57,7 +57,8 @@ impl Fs {
             let mut core = self.core();
             core.tend_away();
             let Some(versions) = &core.versions else { return Tended::Done };
-            let quiet = since(versions.now(), versions.last_edit).is_none_or(|quiet| quiet >= QUIET);
+            let quiet =
+                since(versions.now(), versions.last_edit).is_none_or(|quiet| quiet >= QUIET);
             (quiet || at_once, versions.excess().is_some(), versions.garbage)
         };
         if is_quiet {
@@ -167,8 +168,10 @@ impl Fs {
         let mut left = MOST_COMPARED;
         // The newest first: what refers to its bytes then is what all older ones are held against.
         for at in (0..entries.len()).rev() {
-            let is_new = entries.get(at).is_some_and(|entry| !entry.settled) || at + 1 == entries.len();
-            let pair = (contents.get(at).cloned().flatten(), contents.get(at + 1).cloned().flatten());
+            let is_new =
+                entries.get(at).is_some_and(|entry| !entry.settled) || at + 1 == entries.len();
+            let pair =
+                (contents.get(at).cloned().flatten(), contents.get(at + 1).cloned().flatten());
             let (Some(old), Some(new)) = pair else { continue };
             if !is_new {
                 continue;
@@ -202,11 +205,16 @@ impl Fs {
         let mut core = self.core();
         let Some(versions) = &mut core.versions else { return };
         for (at, entry) in entries.iter().enumerate() {
-            let (Some(content), next) = (contents.get(at).and_then(Option::as_ref), contents.get(at + 1))
+            let (Some(content), next) =
+                (contents.get(at).and_then(Option::as_ref), contents.get(at + 1))
             else {
                 continue;
             };
-            versions.set_cost(path, entry.number, own_bytes(content, next.and_then(Option::as_ref)));
+            versions.set_cost(
+                path,
+                entry.number,
+                own_bytes(content, next.and_then(Option::as_ref)),
+            );
         }
     }
 
@@ -236,13 +244,16 @@ impl Fs {
                 break;
             }
             let (a, b) = both(sizes.0 - same - len, sizes.1 - same - len, len)?;
-            let equal = a.iter().rev().zip(b.iter().rev()).take_while(|(x, y)| x == y).count() as u64;
+            let equal =
+                a.iter().rev().zip(b.iter().rev()).take_while(|(x, y)| x == y).count() as u64;
             same += equal;
             if equal < len {
                 break;
             }
         }
-        for pair in pairs(old, ByteRange { start: sizes.0 - same, end: sizes.0 }, new, sizes.1 - same) {
+        for pair in
+            pairs(old, ByteRange { start: sizes.0 - same, end: sizes.0 }, new, sizes.1 - same)
+        {
             moves.add(pair.old, pair.new, pair.range.len());
         }
         let mut rest: Vec<ByteRange> = Vec::new();
@@ -278,8 +289,10 @@ impl Fs {
         {
             return Ok(moves);
         }
-        let parts: FsResult<Vec<(u64, Vec<u8>)>> =
-            rest.iter().map(|range| Ok((range.start, old_state.read_range(&old_found, *range)?))).collect();
+        let parts: FsResult<Vec<(u64, Vec<u8>)>> = rest
+            .iter()
+            .map(|range| Ok((range.start, old_state.read_range(&old_found, *range)?)))
+            .collect();
         for run in rolling_match::find(&parts?, &new_state.read_range(&new_found, behind)?) {
             for pair in pairs(old, ByteRange::at(run.old, run.len), new, first + run.new) {
                 if moves.runs.len() < MOST_RUNS {
@@ -339,7 +352,9 @@ fn pairs(old: &Content, range: ByteRange, new: &Content, start: u64) -> Vec<Pair
 fn source_at(content: &Content, at: u64) -> (Option<Source>, u64) {
     let next = content.extents.partition_point(|(range, _)| range.end <= at);
     match content.extents.get(next) {
-        Some((range, source)) if range.start <= at => (Some(source.advanced(at - range.start)), range.end),
+        Some((range, source)) if range.start <= at => {
+            (Some(source.advanced(at - range.start)), range.end)
+        }
         Some((range, _)) => (None, range.start),
         None => (None, u64::MAX),
     }
@@ -359,11 +374,15 @@ fn own_bytes(old: &Content, new: Option<&Arc<Content>>) -> u64 {
 
 /// Bytes in pools to which `old` refers and `new` does not.
 pub(super) fn unshared_bytes(old: &Content, new: Option<&Arc<Content>>) -> u64 {
-    let mut shared: Vec<(LayerId, ByteRange)> = new.map_or_else(Vec::new, |new| in_pools(new).collect());
+    let mut shared: Vec<(LayerId, ByteRange)> =
+        new.map_or_else(Vec::new, |new| in_pools(new).collect());
     shared.sort_unstable_by_key(|(layer, range)| (*layer, range.start));
     let own = in_pools(old).map(|(layer, range)| {
         let first = shared.partition_point(|(other, r)| (*other, r.end) <= (layer, range.start));
-        let near = shared.iter().skip(first).take_while(|(other, r)| *other == layer && r.start < range.end);
+        let near = shared
+            .iter()
+            .skip(first)
+            .take_while(|(other, r)| *other == layer && r.start < range.end);
         let common: u64 =
             near.map(|(_, r)| r.end.min(range.end).saturating_sub(r.start.max(range.start))).sum();
         range.len().saturating_sub(common)
@@ -382,7 +401,8 @@ impl Moves {
     /// Bytes at `from` are also at `to`.
     fn add(&mut self, from: Source, to: Source, len: u64) {
         let Source::Pool { layer, offset } = from else { return };
-        let before = self.runs.range_mut(..=(layer, offset)).next_back().filter(|((l, _), _)| *l == layer);
+        let before =
+            self.runs.range_mut(..=(layer, offset)).next_back().filter(|((l, _), _)| *l == layer);
         if let Some(((_, start), (run, source))) = before {
             if start + *run == offset && source.advanced(*run) == to {
                 *run += len;
@@ -416,7 +436,8 @@ impl Moves {
                 start: range.start + (from - offset),
                 end: range.start + (to - offset),
             };
-            let first = self.runs.range(..=(layer, at)).next_back().map_or((layer, at), |(key, _)| *key);
+            let first =
+                self.runs.range(..=(layer, at)).next_back().map_or((layer, at), |(key, _)| *key);
             let near = self.runs.range(first..(layer, end)).filter(|(_, (len, _))| *len >= BLOCK);
             for ((l, start), (len, to)) in near.filter(|((l, _), _)| *l == layer) {
                 debug_assert_eq!(*l, layer);
@@ -459,9 +480,9 @@ impl EditHistory {
     ) {
         let entry = |versions: &EditHistory| {
             let list = versions.lists.get(path)?;
-            list.entries
-                .iter()
-                .position(|entry| entry.number == was.number && entry.version.content == was.version.content)
+            list.entries.iter().position(|entry| {
+                entry.number == was.number && entry.version.content == was.version.content
+            })
         };
         let Some(at) = entry(self) else { return };
         // An undo put this version there. It is recognised by where its bytes are, so it keeps them
@@ -472,7 +493,8 @@ impl EditHistory {
         let (Some(content), Some(old)) = (content, &was.version.content) else { return };
         if content.extents != old.extents {
             let before = pool_bytes(old);
-            self.garbage = self.garbage.saturating_add(before.saturating_sub(unshared_bytes(content, next)));
+            self.garbage =
+                self.garbage.saturating_add(before.saturating_sub(unshared_bytes(content, next)));
             let (number, extents) = (was.number, content.extents.clone());
             self.note(&EditsLogRecord::Remapped { path: path.clone(), number, extents });
         }
@@ -486,7 +508,8 @@ impl EditHistory {
 impl Known {
     fn set_cost(&mut self, path: &TreePath, number: u32, cost: u64) {
         let list = self.lists.get_mut(path);
-        let entry = list.and_then(|list| list.entries.iter_mut().find(|entry| entry.number == number));
+        let entry =
+            list.and_then(|list| list.entries.iter_mut().find(|entry| entry.number == number));
         if let Some(entry) = entry {
             self.cost = self.cost.saturating_sub(entry.cost).saturating_add(cost);
             entry.cost = cost;

@@ -89,7 +89,12 @@ pub(in crate::fs) fn left_to_base(
     // What was covered may be what an apply has put there since.
     let left = after.lower.left_after(before.lower.epoch(), path).flatten();
     let print = left.or(origin).filter(|print| print.ctime != ANY_TIMES);
-    Some(print.map_or(now, |print| Told { size: print.size, mtime: print.mtime, ctime: print.ctime, ..now }))
+    Some(print.map_or(now, |print| Told {
+        size: print.size,
+        mtime: print.mtime,
+        ctime: print.ctime,
+        ..now
+    }))
 }
 
 /// What the kernel remembers as it is not any more.
@@ -160,8 +165,8 @@ impl Core {
     /// # Errors
     /// ESTALE.
     pub(in crate::fs) fn check_name_is_current(&self, dir: NodeId, name: &Name) -> FsResult<()> {
-        let is_untold =
-            !self.names_to_invalidate.is_empty() && self.names_to_invalidate.contains(&(dir, name.clone()));
+        let is_untold = !self.names_to_invalidate.is_empty()
+            && self.names_to_invalidate.contains(&(dir, name.clone()));
         if is_untold { Err(FsError::Stale) } else { Ok(()) }
     }
 
@@ -237,9 +242,13 @@ impl Core {
     /// A directory that somebody moved in the base comes to light at its new path. The kernel would move what it has of it there, with
     /// all that is below it; as in a switch no live dentry moves, and who stands in it stands in none.
     pub(in crate::fs) fn cut_off_if_moved(&mut self, ino: Ino, path: &TreePath) {
-        let Some(id) = self.table.id_of(ino).filter(|_| self.tree.node(ino).is_none()) else { return };
+        let Some(id) = self.table.id_of(ino).filter(|_| self.tree.node(ino).is_none()) else {
+            return;
+        };
         let was = match self.table.get(id).map(|held| &held.place) {
-            Some(Place::Live { base: Some(was) }) if was != path && self.pending.kernel_remembers => {
+            Some(Place::Live { base: Some(was) })
+                if was != path && self.pending.kernel_remembers =>
+            {
                 was.clone()
             }
             _ => return,
@@ -335,7 +344,8 @@ impl Fs {
     pub fn pending(&self) -> (Vec<NodeId>, BTreeSet<(NodeId, Name)>) {
         let mut core = self.core();
         let names = std::mem::take(core.pending.names.get_mut());
-        let names_to_invalidate = core.pending.nodes.iter_mut().filter(|(_, known)| !known.is_advertised);
+        let names_to_invalidate =
+            core.pending.nodes.iter_mut().filter(|(_, known)| !known.is_advertised);
         let tell = |(id, known): (&NodeId, &mut Forgetting)| {
             known.is_advertised = true;
             *id

@@ -21,15 +21,21 @@ impl Fs {
     /// for a renumbered node is its id until its attributes were asked for.
     pub fn meant_by(&self, number: u64) -> BTreeSet<Ino> {
         let core = self.core();
-        let by_id =
-            core.table.get(NodeId(number)).filter(|held| held.place != Place::Orphan).map(|held| held.ino);
+        let by_id = core
+            .table
+            .get(NodeId(number))
+            .filter(|held| held.place != Place::Orphan)
+            .map(|held| held.ino);
         by_id.into_iter().chain(core.table.id_of(Ino(number)).map(|_| Ino(number))).collect()
     }
 
     /// Those of the nodes that are not gone.
     pub fn live_files(&self, ids: &[NodeId]) -> Vec<Ino> {
         let core = self.core();
-        let live = ids.iter().filter_map(|id| core.table.get(*id)).filter(|held| held.place != Place::Orphan);
+        let live = ids
+            .iter()
+            .filter_map(|id| core.table.get(*id))
+            .filter(|held| held.place != Place::Orphan);
         live.map(|held| held.ino).collect()
     }
 

@@ -30,7 +30,14 @@ pub struct Held {
 impl Held {
     /// A live node that was handed out once.
     fn new(ino: Ino, base: Option<TreePath>) -> Held {
-        Held { ino, nlookup: 1, place: Place::Live { base }, within: None, retired: false, told: None }
+        Held {
+            ino,
+            nlookup: 1,
+            place: Place::Live { base },
+            within: None,
+            retired: false,
+            told: None,
+        }
     }
 }
 
@@ -91,8 +98,10 @@ impl NodeTable {
 
     /// All ids under which a live node is held: that, and those that are retired.
     pub fn ids_of(&self, ino: Ino) -> impl Iterator<Item = NodeId> {
-        let retired = self.retired.range((ino, NodeId(0))..=(ino, NodeId(u64::MAX))).map(|(_, id)| *id);
-        let is_live = |id: &NodeId| self.held.get(id).is_some_and(|held| held.place != Place::Orphan);
+        let retired =
+            self.retired.range((ino, NodeId(0))..=(ino, NodeId(u64::MAX))).map(|(_, id)| *id);
+        let is_live =
+            |id: &NodeId| self.held.get(id).is_some_and(|held| held.place != Place::Orphan);
         self.id_of(ino).into_iter().chain(retired.filter(is_live))
     }
 
@@ -219,7 +228,11 @@ mod tests {
         let third = table.hold(Ino(9), None);
         assert!(third != first && third != second);
         assert!(table.forget(first, 1).is_some());
-        assert_eq!(table.id_of(Ino(9)), Some(third), "forgetting the orphan does not touch the live node");
+        assert_eq!(
+            table.id_of(Ino(9)),
+            Some(third),
+            "forgetting the orphan does not touch the live node"
+        );
         assert!(table.forget(third, 1).is_some());
         assert_eq!(table.count(), 2, "the root and the second orphan");
     }
@@ -231,7 +244,9 @@ mod tests {
         table.retire(first);
         assert_eq!(table.id_of(Ino(9)), None);
         let second = table.hold(Ino(9), None);
-        assert!(second != first && table.get(first).is_some_and(|held| held.place != Place::Orphan));
+        assert!(
+            second != first && table.get(first).is_some_and(|held| held.place != Place::Orphan)
+        );
         table.retire(second);
         let third = table.hold(Ino(9), None);
         assert!(third != first && third != second);
@@ -239,7 +254,11 @@ mod tests {
         ids.sort_unstable();
         assert_eq!(ids, [first, second, third], "all of them are the file");
         table.orphan(second);
-        assert_eq!(table.ids_of(Ino(9)).collect::<Vec<_>>(), [third, first], "but not what is gone");
+        assert_eq!(
+            table.ids_of(Ino(9)).collect::<Vec<_>>(),
+            [third, first],
+            "but not what is gone"
+        );
         assert!(table.forget(second, 1).is_some() && table.forget(first, 1).is_some());
         assert_eq!(table.ids_of(Ino(9)).collect::<Vec<_>>(), [third]);
         assert_eq!(table.id_of(Ino(9)), Some(third));

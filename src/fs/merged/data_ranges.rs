@@ -83,8 +83,10 @@ impl<'a> DataRanges<'a> {
 
     /// Looks at one window.
     fn look(&mut self) -> FsResult<()> {
-        let _readings = (self.file.lower.reading(), self.other.as_ref().map(|other| other.lower.reading()));
-        let window = ByteRange { start: self.at, end: self.at.saturating_add(self.window).min(self.end) };
+        let _readings =
+            (self.file.lower.reading(), self.other.as_ref().map(|other| other.lower.reading()));
+        let window =
+            ByteRange { start: self.at, end: self.at.saturating_add(self.window).min(self.end) };
         let ours = (self.file.plan)(window)?;
         let theirs = self.other.as_ref().map_or(Ok(Vec::new()), |other| (other.plan)(window))?;
         self.window = match ours.len() + theirs.len() > MANY_PIECES {
@@ -192,7 +194,7 @@ impl Fs {
         id: NodeId,
         range: ByteRange,
     ) -> FsResult<(u64, Option<ByteRange>)> {
-        if id.is_past() {
+        if id.is_in_snapdir() {
             return self.past_data(id, range);
         }
         let (lower, size) = {

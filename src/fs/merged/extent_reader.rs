@@ -72,7 +72,8 @@ impl Piece {
     /// As open(2), and damage of a map.
     pub fn of_pool(len: u64, store: &Store, layer: LayerId, offset: u64) -> FsResult<Vec<Piece>> {
         let content = store.content(layer)?;
-        let piece = |of: Arc<Content>, offset: u64, len: u64| Piece::new(len, Stored::Pool(of, offset));
+        let piece =
+            |of: Arc<Content>, offset: u64, len: u64| Piece::new(len, Stored::Pool(of, offset));
         if content.map.is_none() {
             return Ok(vec![piece(content, offset, len)]);
         }
@@ -126,8 +127,12 @@ impl Piece {
                     false => sysfile::pread_full(file, bytes, *offset)?,
                 };
                 match &self.drift {
-                    Some(path) if got < bytes.len() || !self.is_unchanged(file)? => Err(lower.drift(path)),
-                    None if got < bytes.len() => Err(FsError::Damage("a file is shorter than it was")),
+                    Some(path) if got < bytes.len() || !self.is_unchanged(file)? => {
+                        Err(lower.drift(path))
+                    }
+                    None if got < bytes.len() => {
+                        Err(FsError::Damage("a file is shorter than it was"))
+                    }
                     _ => Ok(true),
                 }
             }
@@ -152,7 +157,9 @@ impl Piece {
         Ok(match (&self.stored, &other.stored) {
             (Stored::Zeros, Stored::Zeros) => true,
             (Stored::Pool(a, x), Stored::Pool(b, y)) => x == y && Arc::ptr_eq(a, b),
-            (Stored::File(a, x), Stored::File(b, y)) => x == y && (Arc::ptr_eq(a, b) || is_same_file(a, b)?),
+            (Stored::File(a, x), Stored::File(b, y)) => {
+                x == y && (Arc::ptr_eq(a, b) || is_same_file(a, b)?)
+            }
             (Stored::Zeros | Stored::File(..) | Stored::Pool(..), _) => false,
         })
     }
@@ -171,7 +178,8 @@ impl Piece {
         let (Stored::File(file, offset), Some(path)) = (&self.stored, &self.drift) else {
             return Ok(Some(rest));
         };
-        let there = ByteRange { start: offset.saturating_add(from), end: offset.saturating_add(self.len) };
+        let there =
+            ByteRange { start: offset.saturating_add(from), end: offset.saturating_add(self.len) };
         let found = sysfile::next_data(&**file, there)?;
         if Fingerprint::of(file)?.size < there.end || !self.is_unchanged(file)? {
             return Err(lower.drift(path));

@@ -50,7 +50,8 @@ impl PreImages {
         if let Some((dir, name)) = path.split() {
             self.names.entry(dir).or_default().insert(name);
         }
-        if let Some(node) = node.as_ref().filter(|n| n.node.meta.nlink > 1 && n.node.kind() != FileKind::Dir)
+        if let Some(node) =
+            node.as_ref().filter(|n| n.node.meta.nlink > 1 && n.node.kind() != FileKind::Dir)
         {
             self.linked.insert(node.host, Arc::clone(node));
         }
@@ -179,7 +180,12 @@ impl Lower {
 
     /// The same base in another epoch.
     pub fn in_epoch(&self, epoch: Epoch) -> Lower {
-        let lower = Lower::new(Arc::clone(&self.base), Arc::clone(&self.store), epoch, self.history.clone());
+        let lower = Lower::new(
+            Arc::clone(&self.base),
+            Arc::clone(&self.store),
+            epoch,
+            self.history.clone(),
+        );
         Lower { files: Arc::clone(&self.files), ..lower }
     }
 
@@ -252,7 +258,9 @@ impl Lower {
     /// stands there in the base.
     pub fn is_half_applied(&self, path: &TreePath) -> bool {
         let last = self.history.last();
-        last.is_some_and(|images| images.nodes.contains_key(path) && !images.left.contains_key(path))
+        last.is_some_and(|images| {
+            images.nodes.contains_key(path) && !images.left.contains_key(path)
+        })
     }
 
     /// The paths that applies after this epoch touched.
@@ -349,7 +357,11 @@ impl Lower {
         }
     }
 
-    fn list_by(&self, path: &TreePath, list: impl FnOnce() -> FsResult<Vec<BaseEntry>>) -> FsResult<Names> {
+    fn list_by(
+        &self,
+        path: &TreePath,
+        list: impl FnOnce() -> FsResult<Vec<BaseEntry>>,
+    ) -> FsResult<Names> {
         let mut names = BTreeMap::new();
         let in_base = match self.pre(path, self.epoch) {
             Some((Some(node), _)) => matches!(node.node.body, Body::Dir { .. }),
@@ -360,7 +372,9 @@ impl Lower {
             let entries = match list() {
                 Ok(entries) => entries,
                 // An apply removed it, and kept what was in it.
-                Err(FsError::NotFound | FsError::NotADirectory) if self.pre(path, self.epoch).is_some() => {
+                Err(FsError::NotFound | FsError::NotADirectory)
+                    if self.pre(path, self.epoch).is_some() =>
+                {
                     Vec::new()
                 }
                 Err(FsError::NotFound | FsError::NotADirectory) => {
@@ -383,7 +397,9 @@ impl Lower {
         for images in self.history.iter().skip(self.epoch.0 as usize).rev() {
             for name in images.names.get(path).into_iter().flatten() {
                 match images.nodes.get(&path.join(name)) {
-                    Some(Some(node)) => drop(names.insert(name.clone(), (node.ino, Some(node.node.kind())))),
+                    Some(Some(node)) => {
+                        names.insert(name.clone(), (node.ino, Some(node.node.kind())));
+                    }
                     _ => drop(names.remove(name)),
                 }
             }
@@ -430,7 +446,11 @@ impl Lower {
     ///
     /// # Errors
     /// What the host answers.
-    pub fn xattrs(&self, path: &TreePath, node: &LowerNode) -> FsResult<crate::store::record::Xattrs> {
+    pub fn xattrs(
+        &self,
+        path: &TreePath,
+        node: &LowerNode,
+    ) -> FsResult<crate::store::record::Xattrs> {
         match node {
             LowerNode::Base(stat) => {
                 let all: BTreeMap<_, _> = self.base.xattrs_seen(path, stat)?.into_iter().collect();
@@ -444,7 +464,11 @@ impl Lower {
     ///
     /// # Errors
     /// What the host answers.
-    pub fn record(&self, path: &TreePath, node: &LowerNode) -> FsResult<(Node, Vec<(ByteRange, Source)>)> {
+    pub fn record(
+        &self,
+        path: &TreePath,
+        node: &LowerNode,
+    ) -> FsResult<(Node, Vec<(ByteRange, Source)>)> {
         let xattrs = self.xattrs(path, node)?;
         match node {
             LowerNode::Pre(pre, _) => {
@@ -468,8 +492,12 @@ impl Lower {
                         Body::File { size: stat.size, origin: Some(Arc::new(origin)) }
                     }
                     FileKind::Dir => Body::Dir { base: Some(path.clone()) },
-                    FileKind::Symlink => Body::Symlink { target: self.base.readlink_seen(path, stat)? },
-                    FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => Body::Special,
+                    FileKind::Symlink => {
+                        Body::Symlink { target: self.base.readlink_seen(path, stat)? }
+                    }
+                    FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => {
+                        Body::Special
+                    }
                 };
                 let extents = match &body {
                     Body::File { origin: Some(origin), .. } => self.data_of(origin, stat),
@@ -535,7 +563,12 @@ impl Lower {
     ///
     /// # Errors
     /// As [`Lower::locate`].
-    pub fn locate_pre(&self, pre: &PreNode, range: ByteRange, epoch: Epoch) -> FsResult<Vec<Piece>> {
+    pub fn locate_pre(
+        &self,
+        pre: &PreNode,
+        range: ByteRange,
+        epoch: Epoch,
+    ) -> FsResult<Vec<Piece>> {
         let mut pieces = Vec::new();
         let mut at = range.start;
         // In order, so that those of a file in many pieces are not all looked at for each step of a read.
@@ -553,9 +586,15 @@ impl Lower {
                 }
                 Source::Base { offset } => {
                     let Body::File { origin: Some(origin), .. } = &pre.node.body else {
-                        return Err(FsError::Damage("a pre-image refers to the base without an origin"));
+                        return Err(FsError::Damage(
+                            "a pre-image refers to the base without an origin",
+                        ));
                     };
-                    pieces.extend(self.locate_in(origin, ByteRange::at(offset, end - at), epoch)?);
+                    pieces.extend(self.locate_in(
+                        origin,
+                        ByteRange::at(offset, end - at),
+                        epoch,
+                    )?);
                 }
             }
             at = end;
@@ -575,10 +614,16 @@ impl Lower {
         if let Some(file) = self.kept(&origin.path, &origin.print)? {
             return Ok(file);
         }
-        let opened = self.base.stat(&origin.path).and_then(|seen| self.open_anew(&origin.path, &seen));
+        let opened =
+            self.base.stat(&origin.path).and_then(|seen| self.open_anew(&origin.path, &seen));
         let file = match opened {
             // Nothing, or no file any more.
-            Err(FsError::NotFound | FsError::NotADirectory | FsError::IsADirectory | FsError::Invalid) => {
+            Err(
+                FsError::NotFound
+                | FsError::NotADirectory
+                | FsError::IsADirectory
+                | FsError::Invalid,
+            ) => {
                 return Err(self.drift(&origin.path));
             }
             other => other.inspect_err(|error| self.problem(&origin.path, error))?,
@@ -663,7 +708,8 @@ pub fn rounded(wanted: Timestamp, kept: Timestamp) -> Fingerprint {
 /// Whether a file is as its print says. The number of the device does not count: it may change at a reboot.
 pub fn fits(expected: &Fingerprint, found: &Fingerprint) -> bool {
     let any = expected.ctime == ANY_TIMES;
-    let (mtime, ctime) = if any { (found.mtime, found.ctime) } else { (expected.mtime, expected.ctime) };
+    let (mtime, ctime) =
+        if any { (found.mtime, found.ctime) } else { (expected.mtime, expected.ctime) };
     Fingerprint { mtime, ctime, dev: found.dev, ..*expected } == *found
 }
 

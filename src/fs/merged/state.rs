@@ -67,7 +67,9 @@ impl State {
         near: Option<&DirLookup<'_>>,
     ) -> FsResult<Found> {
         match near {
-            Some(near) => self.find_by(dir, lower, name, |path| self.lower.lookup_near(near, (path, name))),
+            Some(near) => {
+                self.find_by(dir, lower, name, |path| self.lower.lookup_near(near, (path, name)))
+            }
             None => self.find(dir, lower, name),
         }
     }
@@ -94,7 +96,9 @@ impl State {
                     Ok(Found::Base(ino, path, node))
                 }
                 // Another link of the same file was covered before.
-                LowerNode::Base(_) | LowerNode::Pre(..) => Ok(Found::Upper(ino, Some(node.print(ino)))),
+                LowerNode::Base(_) | LowerNode::Pre(..) => {
+                    Ok(Found::Upper(ino, Some(node.print(ino))))
+                }
             },
             Some((ino, node)) => Ok(Found::Base(ino, path, node)),
             None => Ok(Found::Nothing(None)),
@@ -104,7 +108,9 @@ impl State {
     /// Whether a node of the base under a name that is not in the tree can be the covered node with its number.
     fn may_be_link_of(&self, ino: Ino, stat: &BaseStat) -> bool {
         let copied_up = self.tree.node(ino);
-        stat.kind != FileKind::Dir && stat.nlink > 1 && copied_up.is_some_and(|node| node.kind() == stat.kind)
+        stat.kind != FileKind::Dir
+            && stat.nlink > 1
+            && copied_up.is_some_and(|node| node.kind() == stat.kind)
     }
 
     /// The path of a directory in the merged tree.
@@ -129,7 +135,12 @@ impl State {
     /// # Errors
     /// [`FsError::Drift`] if somebody changed the base on the way there, also to a link and back: nothing stands in a node that is no
     /// directory, or covers another one, and no name of the tree is taken away. Else what the host answers.
-    pub fn copy_up_edits(&self, ino: Ino, path: &TreePath, node: &LowerNode) -> FsResult<Vec<Edit>> {
+    pub fn copy_up_edits(
+        &self,
+        ino: Ino,
+        path: &TreePath,
+        node: &LowerNode,
+    ) -> FsResult<Vec<Edit>> {
         // From the node up to what is covered already: base directories nest deeper than a stack.
         let (mut ino, mut path, mut node) = (ino, path.clone(), node.clone());
         let mut chain = Vec::new();
@@ -155,7 +166,11 @@ impl State {
         for (ino, path, node, name) in chain.into_iter().rev() {
             let (record, extents) = self.lower.record(&path, &node)?;
             edits.push(Edit::Put { ino, node: Box::new(record) });
-            edits.extend(extents.into_iter().map(|(range, to)| Edit::Map { ino, range, to: Some(to) }));
+            edits.extend(extents.into_iter().map(|(range, to)| Edit::Map {
+                ino,
+                range,
+                to: Some(to),
+            }));
             if let Some(name) = name {
                 let to = Some(Dentry::Child { ino, hides: Some(node.print(ino)) });
                 edits.push(Edit::Dentry { dir, name, to });
@@ -188,7 +203,11 @@ impl State {
     }
 
     /// The directory above a live directory; none above the root.
-    pub fn parent_of(&self, dir: Ino, lower: Option<&TreePath>) -> FsResult<Option<(Ino, Option<TreePath>)>> {
+    pub fn parent_of(
+        &self,
+        dir: Ino,
+        lower: Option<&TreePath>,
+    ) -> FsResult<Option<(Ino, Option<TreePath>)>> {
         if dir == Ino::ROOT {
             return Ok(None);
         }
@@ -231,7 +250,9 @@ impl State {
 
     pub(crate) fn hides_node(&self, node: &Node) -> bool {
         match &node.body {
-            Body::File { origin, .. } => origin.as_ref().is_some_and(|origin| self.lower.hides(&origin.path)),
+            Body::File { origin, .. } => {
+                origin.as_ref().is_some_and(|origin| self.lower.hides(&origin.path))
+            }
             Body::Dir { base } => base.as_ref().is_some_and(|path| self.lower.hides(path)),
             Body::Symlink { .. } | Body::Special => false,
         }
@@ -243,7 +264,9 @@ impl State {
             return false;
         }
         let mut above: Vec<Ino> = match found {
-            Found::Base(_, path, _) => return path.split().is_some_and(|(dir, _)| self.lower.hides(&dir)),
+            Found::Base(_, path, _) => {
+                return path.split().is_some_and(|(dir, _)| self.lower.hides(&dir));
+            }
             Found::Upper(ino, _) => self.tree.links(*ino).map(|(dir, _)| dir).collect(),
             Found::Nothing(_) => return false,
         };
@@ -364,8 +387,11 @@ impl State {
         match found {
             Found::Upper(ino, _) => {
                 let node = self.tree.node(*ino).cloned().ok_or(FsError::NotFound)?;
-                let extents =
-                    self.tree.extents(*ino).map(|(s, e)| (ByteRange::at(s, e.len), e.source)).collect();
+                let extents = self
+                    .tree
+                    .extents(*ino)
+                    .map(|(s, e)| (ByteRange::at(s, e.len), e.source))
+                    .collect();
                 Ok((node, extents))
             }
             Found::Base(_, path, node) => {
@@ -437,8 +463,9 @@ impl State {
                     _ => pieces.extend(Piece::of_pool(len, self.lower.store(), layer, offset)?),
                 },
                 Some(Source::Base { offset }) => {
-                    let origin =
-                        origin.as_ref().ok_or(FsError::Damage("content in the base without an origin"))?;
+                    let origin = origin
+                        .as_ref()
+                        .ok_or(FsError::Damage("content in the base without an origin"))?;
                     pieces.extend(self.lower.locate(origin, ByteRange::at(offset, len))?);
                 }
             }
@@ -470,9 +497,11 @@ fn check_file(kind: FileKind) -> FsResult<()> {
     match kind {
         FileKind::File => Ok(()),
         FileKind::Dir => Err(FsError::IsADirectory),
-        FileKind::Symlink | FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => {
-            Err(FsError::Invalid)
-        }
+        FileKind::Symlink
+        | FileKind::Fifo
+        | FileKind::Socket
+        | FileKind::Char
+        | FileKind::Block => Err(FsError::Invalid),
     }
 }
 

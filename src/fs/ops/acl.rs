@@ -32,7 +32,9 @@ struct AclEntry {
 }
 
 fn parse(value: &[u8]) -> FsResult<Vec<AclEntry>> {
-    let Some((version, mut rest)) = value.split_first_chunk::<4>() else { return Err(FsError::Invalid) };
+    let Some((version, mut rest)) = value.split_first_chunk::<4>() else {
+        return Err(FsError::Invalid);
+    };
     if u32::from_le_bytes(*version) != VERSION {
         return Err(FsError::Unsupported);
     }
@@ -82,7 +84,12 @@ fn for_each_class(entries: &mut [AclEntry], bits: u32, change: impl Fn(&mut u16,
 }
 
 /// The mode and attributes of a new node in a directory with these attributes.
-pub(in crate::fs) fn inherit(above: &Xattrs, mode: u32, umask: u32, is_dir: bool) -> FsResult<(u32, Xattrs)> {
+pub(in crate::fs) fn inherit(
+    above: &Xattrs,
+    mode: u32,
+    umask: u32,
+    is_dir: bool,
+) -> FsResult<(u32, Xattrs)> {
     let Some(default) = above.as_ref().and_then(|x| x.get(DEFAULT)) else {
         return Ok((mode & !(umask & 0o777), None));
     };
@@ -143,7 +150,9 @@ mod tests {
         let (mode, xattrs) = inherit(&default_acl(), 0o100_666, 0o077, false).unwrap();
         assert_eq!(mode, 0o100_660);
         let acl = parse(xattrs.unwrap().get(ACCESS).unwrap()).unwrap();
-        assert!(acl.contains(&entry(MASK, 6)) && acl.contains(&AclEntry { tag: 2, perm: 7, id: 1000 }));
+        assert!(
+            acl.contains(&entry(MASK, 6)) && acl.contains(&AclEntry { tag: 2, perm: 7, id: 1000 })
+        );
         let (mode, xattrs) = inherit(&None, 0o100_666, 0o027, false).unwrap();
         assert_eq!((mode, xattrs), (0o100_640, None));
     }
@@ -160,7 +169,10 @@ mod tests {
         let acl = [entry(USER_OBJ, 6), entry(GROUP_OBJ, 4), entry(MASK, 6), entry(OTHER, 0)];
         crate::tree::set_xattr(&mut xattrs, ACCESS, Some(&write(&acl)));
         let after = parse(&after_chmod(&xattrs, 0o100_701).unwrap().unwrap()).unwrap();
-        assert_eq!(after, [entry(USER_OBJ, 7), entry(GROUP_OBJ, 4), entry(MASK, 0), entry(OTHER, 1)]);
+        assert_eq!(
+            after,
+            [entry(USER_OBJ, 7), entry(GROUP_OBJ, 4), entry(MASK, 0), entry(OTHER, 1)]
+        );
     }
 
     #[test]

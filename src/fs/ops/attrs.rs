@@ -74,7 +74,7 @@ impl Fs {
     /// # Errors
     /// ENOENT for an id that was never given out, or what the base answers.
     pub fn getattr(&self, id: NodeId) -> FsResult<Attr> {
-        if id.is_past() {
+        if id.is_in_snapdir() {
             return self.past_getattr(id);
         }
         let listed = u32::from(self.listed_past(id).is_some());
@@ -116,7 +116,11 @@ impl Fs {
                     kill_privileges(&mut meta);
                 }
                 if node.xattrs.as_ref().is_some_and(|x| x.contains_key(CAPABILITY)) {
-                    edits.push(Edit::Xattr { ino: subject.key, name: CAPABILITY.to_vec(), value: None });
+                    edits.push(Edit::Xattr {
+                        ino: subject.key,
+                        name: CAPABILITY.to_vec(),
+                        value: None,
+                    });
                 }
             }
             if let Some(mode) = set.mode {
@@ -146,7 +150,11 @@ impl Fs {
     ///
     /// # Errors
     /// What the store answers.
-    pub fn take_bare_setgid(&self, id: NodeId, may_leave: impl FnOnce(u32) -> bool) -> FsResult<bool> {
+    pub fn take_bare_setgid(
+        &self,
+        id: NodeId,
+        may_leave: impl FnOnce(u32) -> bool,
+    ) -> FsResult<bool> {
         let attr = self.getattr(id)?;
         let is_bare = |mode: u32| mode & (SETGID | GROUP_EXEC) == SETGID;
         if attr.kind != FileKind::File || !is_bare(attr.meta.mode) || may_leave(attr.meta.gid) {
@@ -154,7 +162,8 @@ impl Fs {
         }
         let mut core = self.core();
         let subject = core.subject(id)?;
-        let mut meta = core.tree_of(subject).node(subject.key).map(|n| n.meta).ok_or(FsError::NotFound)?;
+        let mut meta =
+            core.tree_of(subject).node(subject.key).map(|n| n.meta).ok_or(FsError::NotFound)?;
         if !is_bare(meta.mode) {
             return Ok(false);
         }
@@ -185,7 +194,7 @@ impl Fs {
     }
 
     fn xattrs(&self, id: NodeId) -> FsResult<Xattrs> {
-        if id.is_past() {
+        if id.is_in_snapdir() {
             return self.past_xattrs(id);
         }
         let core = self.core();

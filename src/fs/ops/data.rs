@@ -103,7 +103,7 @@ impl Fs {
     /// # Errors
     /// EISDIR, EINVAL, or what the base answers.
     pub fn read(&self, id: NodeId, offset: u64, len: u64) -> FsResult<ReadPlan> {
-        if id.is_past() {
+        if id.is_in_snapdir() {
             // At once: what a checkpoint was is known for sure only as long as nobody exchanges the base below it.
             let bytes = self.past_read(id, offset, len, false)?.unwrap_or_default();
             return Ok(ReadPlan::of_bytes(bytes, Arc::clone(&self.core().lower)));
@@ -166,11 +166,25 @@ impl Fs {
     ///
     /// # Errors
     /// EOPNOTSUPP for modes other than keep-size, punch-hole and zero-range; else as [`Fs::write`].
-    pub fn fallocate(&self, id: NodeId, mode: i32, offset: u64, len: u64, kill: bool) -> FsResult<()> {
+    pub fn fallocate(
+        &self,
+        id: NodeId,
+        mode: i32,
+        offset: u64,
+        len: u64,
+        kill: bool,
+    ) -> FsResult<()> {
         self.with_room(Need::Less, || self.try_fallocate(id, mode, offset, len, kill))
     }
 
-    fn try_fallocate(&self, id: NodeId, mode: i32, offset: u64, len: u64, kill: bool) -> FsResult<()> {
+    fn try_fallocate(
+        &self,
+        id: NodeId,
+        mode: i32,
+        offset: u64,
+        len: u64,
+        kill: bool,
+    ) -> FsResult<()> {
         const KEEP_SIZE: i32 = 1;
         const PUNCH_HOLE: i32 = 2;
         let keeps_size = mode & KEEP_SIZE != 0;
@@ -208,7 +222,7 @@ impl Fs {
     /// # Errors
     /// ENXIO behind the end, or what the base answers.
     pub fn seek(&self, id: NodeId, offset: u64, to: SeekTo) -> FsResult<u64> {
-        if id.is_past() {
+        if id.is_in_snapdir() {
             return self.past_seek(id, offset, to);
         }
         let mut core = self.core();
@@ -352,7 +366,9 @@ impl Core {
     pub(in crate::fs) fn subject(&mut self, id: NodeId) -> FsResult<Subject> {
         match self.target(id)? {
             Target::Orphan(key) => Ok(Subject { key, orphan: true }),
-            Target::Upper(_) | Target::Base(..) => Ok(Subject { key: self.copy_up(id)?, orphan: false }),
+            Target::Upper(_) | Target::Base(..) => {
+                Ok(Subject { key: self.copy_up(id)?, orphan: false })
+            }
         }
     }
 
@@ -368,7 +384,10 @@ impl Core {
             _ => false,
         };
         let before = edits.iter().any(gives_up).then(|| self.scratch_of(key));
-        edits.iter().try_for_each(|e| self.orphans.apply(e)).map_err(|Misfit(what)| FsError::Damage(what))?;
+        edits
+            .iter()
+            .try_for_each(|e| self.orphans.apply(e))
+            .map_err(|Misfit(what)| FsError::Damage(what))?;
         if let Some(before) = before {
             self.give_back_scratch(self.scratch_of(key).unused(SCRATCH, &before.of(SCRATCH), None));
         }
@@ -404,8 +423,10 @@ impl Core {
                 Run::Owned(part, at) => self.pool(file)?.write(at, slice(bytes, offset, part)?)?,
                 Run::Fresh(part) => {
                     let whole = self.fill_range(file, part, range, size.max(range.end), layer)?;
-                    let left = self.current_bytes(file, ByteRange { start: whole.start, end: part.start })?;
-                    let right = self.current_bytes(file, ByteRange { start: part.end, end: whole.end })?;
+                    let left = self
+                        .current_bytes(file, ByteRange { start: whole.start, end: part.start })?;
+                    let right =
+                        self.current_bytes(file, ByteRange { start: part.end, end: whole.end })?;
                     self.took(whole.len());
                     let pool = self.pool(file)?;
                     let at = pool.allocate(file.key, whole, whole.end >= size);
@@ -490,13 +511,17 @@ impl Core {
         layer: LayerId,
     ) -> FsResult<ByteRange> {
         // Whether these bytes of the file, which are of one extent, may be written in place.
-        let owned = |core: &Core, part: ByteRange| match core.tree_of(file).extent_at(file.key, part.start) {
-            Some((start, Extent { source: Source::Pool { layer: owner, offset }, .. })) if owner == layer => {
-                let at = ByteRange::at(offset + (part.start - start), part.len());
-                core.first_frozen(layer, at).is_none()
-            }
-            _ => false,
-        };
+        let owned =
+            |core: &Core, part: ByteRange| match core.tree_of(file).extent_at(file.key, part.start)
+            {
+                Some((start, Extent { source: Source::Pool { layer: owner, offset }, .. }))
+                    if owner == layer =>
+                {
+                    let at = ByteRange::at(offset + (part.start - start), part.len());
+                    core.first_frozen(layer, at).is_none()
+                }
+                _ => false,
+            };
         let mut whole = part;
         if part.start == of.start && !self.pool(file)?.continues(file.key, part.start) {
             whole.start = block_floor(part.start);
@@ -506,7 +531,10 @@ impl Core {
                 if end <= whole.start {
                     break;
                 }
-                if owned(self, ByteRange { start: start.max(whole.start), end: end.min(part.start) }) {
+                if owned(
+                    self,
+                    ByteRange { start: start.max(whole.start), end: end.min(part.start) },
+                ) {
                     whole.start = end.min(part.start);
                     break;
                 }

@@ -85,7 +85,9 @@ impl Fs {
         let mode = if mode & TYPE_BITS == 0 { mode | FileKind::File.type_bits() } else { mode };
         let body = match FileKind::from_mode(mode) {
             Some(FileKind::File) => Body::File { size: 0, origin: None },
-            Some(FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block) => Body::Special,
+            Some(FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block) => {
+                Body::Special
+            }
             Some(FileKind::Dir | FileKind::Symlink) | None => return Err(FsError::Invalid),
         };
         self.core().create(&self.store, dir, name, Newborn { mode, rdev, body, umask }, who)
@@ -95,14 +97,28 @@ impl Fs {
     ///
     /// # Errors
     /// As [`Fs::mknod`].
-    pub fn mkdir(&self, dir: NodeId, name: &Name, mode: u32, umask: u32, who: Caller) -> FsResult<Entry> {
+    pub fn mkdir(
+        &self,
+        dir: NodeId,
+        name: &Name,
+        mode: u32,
+        umask: u32,
+        who: Caller,
+    ) -> FsResult<Entry> {
         if dir == NodeId::CHECKPOINTS {
             return self.make_checkpoint(name);
         }
         self.with_room(Need::More, || self.try_mkdir(dir, name, mode, umask, who))
     }
 
-    fn try_mkdir(&self, dir: NodeId, name: &Name, mode: u32, umask: u32, who: Caller) -> FsResult<Entry> {
+    fn try_mkdir(
+        &self,
+        dir: NodeId,
+        name: &Name,
+        mode: u32,
+        umask: u32,
+        who: Caller,
+    ) -> FsResult<Entry> {
         let mode = (mode & !TYPE_BITS) | FileKind::Dir.type_bits();
         let newborn = Newborn { mode, rdev: 0, body: Body::Dir { base: None }, umask };
         self.core().create(&self.store, dir, name, newborn, who)
@@ -151,7 +167,8 @@ impl Fs {
         meta.nlink += 1;
         meta.ctime = clock::now();
         let name = name.clone();
-        let dentry = Edit::Dentry { dir, name, to: Some(Dentry::Child { ino, hides: hides.clone() }) };
+        let dentry =
+            Edit::Dentry { dir, name, to: Some(Dentry::Child { ino, hides: hides.clone() }) };
         let edits = vec![Edit::Meta { ino, meta }, dentry, core.touch_dir(dir, 0)?];
         core.commit(edits)?;
         core.hand_out(parent, Found::Upper(ino, hides))
@@ -201,7 +218,10 @@ impl Fs {
         core.check_empty(&place.found)?;
         let (dir, _) = core.copy_up_dir(dir)?;
         let mut edits = core.take_name_off(&place)?;
-        edits.insert(0, Edit::Dentry { dir, name: name.clone(), to: core.what_remains(&place.found) });
+        edits.insert(
+            0,
+            Edit::Dentry { dir, name: name.clone(), to: core.what_remains(&place.found) },
+        );
         edits.push(core.touch_dir(dir, -1)?);
         let removed = place.found.ino().and_then(|ino| core.table.id_of(ino));
         core.commit_after_orphaning(edits, &place.found)?;
@@ -280,7 +300,9 @@ impl Core {
     ) -> FsResult<()> {
         let Some(moved) = source.found.ino() else { return Err(FsError::NotFound) };
         match (mode, &target.found) {
-            (RenameMode::NoReplace, Found::Upper(..) | Found::Base(..)) => return Err(FsError::Exists),
+            (RenameMode::NoReplace, Found::Upper(..) | Found::Base(..)) => {
+                return Err(FsError::Exists);
+            }
             (RenameMode::Exchange, Found::Nothing(_)) => return Err(FsError::NotFound),
             _ => {}
         }
@@ -303,7 +325,8 @@ impl Core {
         }
         let came = lost.filter(|_| mode == RenameMode::Exchange);
         for (ino, dir) in [(Some(moved), to_dir), (came, from_dir)] {
-            if let Some((ino, kind)) = ino.and_then(|ino| Some((ino, self.tree.node(ino)?.kind()))) {
+            if let Some((ino, kind)) = ino.and_then(|ino| Some((ino, self.tree.node(ino)?.kind())))
+            {
                 self.note_handed(dir, ino, kind);
             }
         }
@@ -314,7 +337,9 @@ impl Core {
     pub(in crate::fs) fn note_alias(&mut self, dir: Ino, name: &Name, found: &Found) {
         let (ino, links) = match found {
             Found::Upper(ino, Some(_)) if self.tree.dentry(dir, name).is_none() => (*ino, 2),
-            Found::Base(ino, _, node) if lower_kind(node) != FileKind::Dir => (*ino, self.lower_links(node)),
+            Found::Base(ino, _, node) if lower_kind(node) != FileKind::Dir => {
+                (*ino, self.lower_links(node))
+            }
             _ => return,
         };
         if links > 1 {
@@ -359,12 +384,24 @@ impl Core {
             }
         }
         let nlink = if is_dir { 2 } else { 1 };
-        let meta =
-            Meta { mode, uid: who.uid, gid, nlink, rdev: newborn.rdev, atime: now, mtime: now, ctime: now };
+        let meta = Meta {
+            mode,
+            uid: who.uid,
+            gid,
+            nlink,
+            rdev: newborn.rdev,
+            atime: now,
+            mtime: now,
+            ctime: now,
+        };
         let node = Node { meta, xattrs, body: newborn.body };
         let edits = vec![
             Edit::Put { ino, node: Box::new(node) },
-            Edit::Dentry { dir, name: name.clone(), to: Some(Dentry::Child { ino, hides: hides.clone() }) },
+            Edit::Dentry {
+                dir,
+                name: name.clone(),
+                to: Some(Dentry::Child { ino, hides: hides.clone() }),
+            },
             self.touch_dir(dir, i32::from(is_dir))?,
         ];
         let is_file = FileKind::from_mode(mode) == Some(FileKind::File);
@@ -376,7 +413,11 @@ impl Core {
     }
 
     /// The edits that take the name of a file away without a kernel that asks for it.
-    pub(in crate::fs) fn take_away(&mut self, path: &TreePath, found: &Found) -> FsResult<Vec<Edit>> {
+    pub(in crate::fs) fn take_away(
+        &mut self,
+        path: &TreePath,
+        found: &Found,
+    ) -> FsResult<Vec<Edit>> {
         let (above, name) = path.split().ok_or(FsError::IsADirectory)?;
         let (dir, lower) = match self.resolve(&above)? {
             Found::Base(ino, base, node) => (self.copy_up_base(ino, &base, &node)?, Some(base)),
@@ -403,7 +444,9 @@ impl Core {
     fn take_name_off(&mut self, place: &Place) -> FsResult<Vec<Edit>> {
         // A base file with more links must keep count of them in the tree.
         let found = match &place.found {
-            Found::Base(_, _, node) if lower_kind(node) != FileKind::Dir && self.lower_links(node) > 1 => {
+            Found::Base(_, _, node)
+                if lower_kind(node) != FileKind::Dir && self.lower_links(node) > 1 =>
+            {
                 let (ino, hides) = self.copy_up_found(place.dir, &place.name, &place.found)?;
                 Found::Upper(ino, hides)
             }
@@ -491,7 +534,13 @@ impl Core {
         self.note_move(moved, from_dir, (to_dir, &target.name))
     }
 
-    fn replace(&mut self, from_dir: NodeId, to_dir: NodeId, source: &Place, target: &Place) -> FsResult<()> {
+    fn replace(
+        &mut self,
+        from_dir: NodeId,
+        to_dir: NodeId,
+        source: &Place,
+        target: &Place,
+    ) -> FsResult<()> {
         let moves_dir = self.kind_of(&source.found)? == FileKind::Dir;
         let mut lost_dir = false;
         match &target.found {
@@ -515,10 +564,17 @@ impl Core {
         };
         let after = Found::Upper(ino, hides);
         let mut edits = Vec::with_capacity(8);
-        edits.push(Edit::Dentry { dir: from, name: source.name.clone(), to: self.what_remains(&after) });
+        edits.push(Edit::Dentry {
+            dir: from,
+            name: source.name.clone(),
+            to: self.what_remains(&after),
+        });
         let dentry = Some(Dentry::Child { ino, hides: hidden });
-        let lost =
-            if matches!(target.found, Found::Nothing(_)) { Vec::new() } else { self.take_name_off(target)? };
+        let lost = if matches!(target.found, Found::Nothing(_)) {
+            Vec::new()
+        } else {
+            self.take_name_off(target)?
+        };
         edits.push(Edit::Dentry { dir: to, name: target.name.clone(), to: dentry });
         edits.extend(lost);
         let left = -i32::from(moves_dir);
@@ -543,7 +599,12 @@ impl Core {
         if self.keeps_versions()
             && let Some((from, to)) = self.paths_of_move(source, target)
         {
-            self.before_loss((target.dir, target.lower.as_ref()), &target.name, &target.found, How::Replaced);
+            self.before_loss(
+                (target.dir, target.lower.as_ref()),
+                &target.name,
+                &target.found,
+                How::Replaced,
+            );
             let is_over = !matches!(target.found, Found::Nothing(_));
             self.before_move(&from, &source.found, &to, is_over);
         }
@@ -552,12 +613,19 @@ impl Core {
 
     /// The paths of a rename, if versions are to follow it.
     fn paths_of_move(&self, source: &Place, target: &Place) -> Option<(TreePath, TreePath)> {
-        let path =
-            |place: &Place| Some(self.dir_path(place.dir, place.lower.as_ref()).ok()?.join(&place.name));
+        let path = |place: &Place| {
+            Some(self.dir_path(place.dir, place.lower.as_ref()).ok()?.join(&place.name))
+        };
         self.keeps_versions().then(|| Some((path(source)?, path(target)?))).flatten()
     }
 
-    fn exchange(&mut self, from_dir: NodeId, to_dir: NodeId, source: &Place, target: &Place) -> FsResult<()> {
+    fn exchange(
+        &mut self,
+        from_dir: NodeId,
+        to_dir: NodeId,
+        source: &Place,
+        target: &Place,
+    ) -> FsResult<()> {
         let (from, _) = self.copy_up_dir(from_dir)?;
         let (to, _) = self.copy_up_dir(to_dir)?;
         let (a, a_hides) = self.copy_up_found(from, &source.name, &source.found)?;
@@ -574,7 +642,8 @@ impl Core {
                 to: Some(Dentry::Child { ino: a, hides: b_hides }),
             },
         ];
-        let is_dir = |core: &Core, ino| core.tree.node(ino).is_some_and(|n| n.kind() == FileKind::Dir);
+        let is_dir =
+            |core: &Core, ino| core.tree.node(ino).is_some_and(|n| n.kind() == FileKind::Dir);
         let moved = i32::from(is_dir(self, b)) - i32::from(is_dir(self, a));
         if from == to {
             edits.push(self.touch_dir(from, 0)?);
@@ -606,7 +675,12 @@ impl Core {
             return Ok(());
         }
         for place in [source, target] {
-            self.before_loss((place.dir, place.lower.as_ref()), &place.name, &place.found, How::Replaced);
+            self.before_loss(
+                (place.dir, place.lower.as_ref()),
+                &place.name,
+                &place.found,
+                How::Replaced,
+            );
         }
         self.commit(edits)
     }

@@ -52,9 +52,15 @@ pub struct DirEntry {
 
 impl Listing {
     /// Takes in the names that there are now, and what the base said of those that are its own.
-    fn refresh(&mut self, now: impl Iterator<Item = (Name, Option<(Ino, FileKind)>)>, epoch: Epoch) {
-        let old: HashMap<Name, u64> =
-            std::mem::take(&mut self.names).into_iter().map(|listed| (listed.name, listed.cookie)).collect();
+    fn refresh(
+        &mut self,
+        now: impl Iterator<Item = (Name, Option<(Ino, FileKind)>)>,
+        epoch: Epoch,
+    ) {
+        let old: HashMap<Name, u64> = std::mem::take(&mut self.names)
+            .into_iter()
+            .map(|listed| (listed.name, listed.cookie))
+            .collect();
         (self.next, self.epoch) = (self.next.max(FIRST_COOKIE), epoch);
         for (name, in_base) in now {
             let cookie = old.get(&name).copied().unwrap_or_else(|| {
@@ -88,7 +94,12 @@ impl Fs {
     ///
     /// # Errors
     /// ENOENT for a directory that is gone, ENOTDIR, or what the base answers.
-    pub fn readdir(&self, id: NodeId, after: u64, mut take: impl FnMut(DirEntry) -> bool) -> FsResult<()> {
+    pub fn readdir(
+        &self,
+        id: NodeId,
+        after: u64,
+        mut take: impl FnMut(DirEntry) -> bool,
+    ) -> FsResult<()> {
         self.readdir_plus(id, after, |entry, _| take(entry))
     }
 
@@ -103,13 +114,16 @@ impl Fs {
         after: u64,
         mut take: impl FnMut(DirEntry, &mut HandOut<'_>) -> bool,
     ) -> FsResult<()> {
-        if id.is_past() {
+        if id.is_in_snapdir() {
             return self.past_readdir(id, after, &mut |entry| take(entry, &mut || None));
         }
         let past = self.listed_past(id).filter(|entry| entry.cookie > after);
         let mut core = self.core();
         // Who is told all asks once more, and so learns that it was all.
-        if after != 0 && past.is_none() && core.listings.get(&id).is_some_and(|known| known.is_end(after)) {
+        if after != 0
+            && past.is_none()
+            && core.listings.get(&id).is_some_and(|known| known.is_end(after))
+        {
             return Ok(());
         }
         let (at, base) = (core.place_in_base(id).cloned(), Arc::clone(core.lower.base()));
@@ -130,7 +144,8 @@ impl Fs {
             }
         }
         let listing = core.listings.remove(&id).ok_or(FsError::NotFound)?;
-        let is_given = core.give(id, (dir, lower.as_ref(), near.as_ref()), &listing, after, &mut take);
+        let is_given =
+            core.give(id, (dir, lower.as_ref(), near.as_ref()), &listing, after, &mut take);
         core.listings.insert(id, listing);
         if is_given? && let Some(entry) = past {
             take(entry, &mut || None);

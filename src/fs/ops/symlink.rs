@@ -80,7 +80,7 @@ impl Fs {
     /// EXDEV for a link that leads out, which is noted for `status`; ESTALE if the kernel must look it up again;
     /// EINVAL for what is not a link.
     pub fn readlink(&self, id: NodeId, pid: u32) -> FsResult<LinkReply> {
-        if id.is_past() {
+        if id.is_in_snapdir() {
             return self.past_readlink(id, pid);
         }
         let jail = Arc::clone(&self.jail.lock());
@@ -105,7 +105,7 @@ impl Fs {
     /// # Errors
     /// EINVAL for what is not a link, or what the base answers.
     pub fn link_text(&self, id: NodeId) -> FsResult<Vec<u8>> {
-        if id.is_past() {
+        if id.is_in_snapdir() {
             return self.past_link_text(id);
         }
         let core = self.core();
@@ -206,10 +206,13 @@ pub(in crate::fs) fn shallowest_dir(state: &State, link: &Found) -> FsResult<Opt
 /// Whether the base has names of this node that the tree does not know.
 pub(in crate::fs) fn has_unseen_names(state: &State, link: &Found) -> bool {
     match link {
-        Found::Upper(ino, _) => {
-            state.tree.node(*ino).is_some_and(|n| n.meta.nlink as usize > state.tree.links(*ino).count())
+        Found::Upper(ino, _) => state
+            .tree
+            .node(*ino)
+            .is_some_and(|n| n.meta.nlink as usize > state.tree.links(*ino).count()),
+        Found::Base(_, _, node) => {
+            crate::fs::merged::state::lower_attr(Ino::ROOT, node).meta.nlink > 1
         }
-        Found::Base(_, _, node) => crate::fs::merged::state::lower_attr(Ino::ROOT, node).meta.nlink > 1,
         Found::Nothing(_) => false,
     }
 }
@@ -281,7 +284,10 @@ impl Core {
             let levels = self.levels_below(dir, which.dir);
             levels.is_some_and(|levels| up > which.depth + levels || up > levels + 2)
         };
-        self.on_their_way.iter().find(matters).map_or(Footing::Firm, |which| Footing::Soon(which.clone()))
+        self.on_their_way
+            .iter()
+            .find(matters)
+            .map_or(Footing::Firm, |which| Footing::Soon(which.clone()))
     }
 
     /// Notes that the kernel sees a node in a directory from now on.
@@ -290,7 +296,11 @@ impl Core {
         match kind {
             FileKind::Symlink => drop(self.handed.entry(id).or_default().insert(dir)),
             FileKind::Dir => self.table.set_within(id, dir),
-            FileKind::File | FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => {}
+            FileKind::File
+            | FileKind::Fifo
+            | FileKind::Socket
+            | FileKind::Char
+            | FileKind::Block => {}
         }
     }
 
@@ -304,9 +314,12 @@ impl Core {
         // Whom the kernel has not seen nobody stands in.
         let Some(dir) = self.table.id_of(moved).filter(|_| from != into) else { return Ok(None) };
         // A kernel that let go of a directory above one that it names is none; whatever it is, it gets no way out.
-        let [before, after] = [from, into].map(|above| self.depth_seen(above).map(|depth| depth + 1));
+        let [before, after] =
+            [from, into].map(|above| self.depth_seen(above).map(|depth| depth + 1));
         let rises = before.is_none() || after < before;
-        if rises && !self.walks.may_stand_at(after.unwrap_or(0), |marked| self.levels_below(marked, dir)) {
+        if rises
+            && !self.walks.may_stand_at(after.unwrap_or(0), |marked| self.levels_below(marked, dir))
+        {
             return Err(FsError::LeavesJail);
         }
         let mut walks = std::mem::take(&mut self.walks);

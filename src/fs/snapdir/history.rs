@@ -55,9 +55,12 @@ impl Fs {
     /// What a name in the directory of a path stands for.
     pub(super) fn lookup_in_history(&self, dir: &TreePath, name: &Name) -> FsResult<Entry> {
         self.core().lower.check_not_hidden(dir)?;
-        let shown = self.ask_versions(|versions| versions.shown(dir, name))?.ok_or(FsError::NotFound)?;
+        let shown =
+            self.ask_versions(|versions| versions.shown(dir, name))?.ok_or(FsError::NotFound)?;
         let (attr, first, what) = match shown {
-            Shown::Path(path) => (self.attr_of_path(&path)?, number_of_path(&path), What::Path(path)),
+            Shown::Path(path) => {
+                (self.attr_of_path(&path)?, number_of_path(&path), What::Path(path))
+            }
             Shown::Version(kept) => {
                 let first = number_of_version(dir, kept.number, kept.time);
                 (
@@ -109,7 +112,7 @@ impl Fs {
         take: &mut dyn FnMut(DirEntry) -> bool,
     ) -> FsResult<()> {
         self.core().lower.check_not_hidden(path)?;
-        let up = path.split().map_or(NodeId::PAST, |(above, _)| number_of_path(&above));
+        let up = path.split().map_or(NodeId::SNAPDIR, |(above, _)| number_of_path(&above));
         for (cookie, name, ino) in [(1, &b"."[..], id), (2, &b".."[..], up)] {
             if cookie > after && !take(dir_entry(ino, cookie, FileKind::Dir, name)) {
                 return Ok(());
@@ -133,8 +136,11 @@ impl Fs {
             (changed, is_old.then(|| versions.all_shown(path)))
         })?;
         let (None, Some(last)) = (&shown, last) else {
-            let mut names: Vec<DirEntry> =
-                shown.into_iter().flatten().map(|(name, shown)| listed(path, &name, &shown)).collect();
+            let mut names: Vec<DirEntry> = shown
+                .into_iter()
+                .flatten()
+                .map(|(name, shown)| listed(path, &name, &shown))
+                .collect();
             names.sort_unstable_by(|a, b| (a.cookie, &a.name).cmp(&(b.cookie, &b.name)));
             let mut next = FIRST_COOKIE;
             for entry in &mut names {

@@ -57,7 +57,9 @@ impl Fs {
 
     /// Where a path of a checkpoint is seen in the mount.
     fn path_in_past(&self, layer: LayerId, path: &TreePath) -> TreePath {
-        let top = self.snapdir_view().map_or_else(TreePath::root, |view| TreePath::root().join(&view.name));
+        let top = self
+            .snapdir_view()
+            .map_or_else(TreePath::root, |view| TreePath::root().join(&view.name));
         let number = layer.to_string();
         let dirs = [super::top::CHECKPOINTS, number.as_bytes()].map(Name::new);
         let whole = dirs.into_iter().flatten().chain(path.names());
@@ -68,7 +70,9 @@ impl Fs {
     pub(in crate::fs) fn past_link_text(&self, id: NodeId) -> FsResult<Vec<u8>> {
         match self.past_node(id)? {
             What::Alias(text, _) => Ok(text.to_vec()),
-            What::Node(node) => self.in_past(node.layer, |state| text_of(state, &node.find(state)?)),
+            What::Node(node) => {
+                self.in_past(node.layer, |state| text_of(state, &node.find(state)?))
+            }
             What::Top | What::Checkpoints | What::Text(..) | What::Path(_) | What::Version(_) => {
                 Err(FsError::Invalid)
             }
@@ -79,7 +83,7 @@ impl Fs {
     /// because the view is the jail, a checkpoint's still must not be followed out of its tree.
     pub fn tells_stored_text_of(&self, id: NodeId) -> bool {
         let policy = self.jail.lock().policy;
-        policy == Policy::Show || (id.is_past() && policy == Policy::Literal)
+        policy == Policy::Show || (id.is_in_snapdir() && policy == Policy::Literal)
     }
 
     /// Who last changed a node. May read the records of many layers.
@@ -87,7 +91,7 @@ impl Fs {
     /// # Errors
     /// ENODATA for what is gone, or has none; else what the store answers.
     pub fn origin(&self, id: NodeId) -> FsResult<Origin> {
-        if id.is_past() {
+        if id.is_in_snapdir() {
             let What::Node(node) = self.past_node(id)? else { return Err(FsError::NoAttribute) };
             return self.in_past(node.layer, |state| {
                 let found = node.find(state)?;
@@ -110,13 +114,16 @@ impl Fs {
         if is_as_in_base(&state, &found)? {
             return Ok(Origin::Base);
         }
-        let (Some(ino), archive) = (found.ino(), self.archive()?) else { return Err(FsError::NoAttribute) };
+        let (Some(ino), archive) = (found.ino(), self.archive()?) else {
+            return Err(FsError::NoAttribute);
+        };
         let parent = archive.parent();
         let below = match parent {
             Some(layer) => archive.tree(layer)?,
             None => crate::tree::Tree::new(),
         };
-        let same = below.node(ino) == state.tree.node(ino) && below.extents(ino).eq(state.tree.extents(ino));
+        let same = below.node(ino) == state.tree.node(ino)
+            && below.extents(ino).eq(state.tree.extents(ino));
         if !same {
             return Ok(Origin::Upper);
         }

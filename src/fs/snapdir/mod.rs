@@ -133,7 +133,8 @@ impl Fs {
             let (root, lower) = core.state.root();
             // Not by a lookup: the base may be a mount of ours, whose own past has this name and is not listed.
             let names = core.state.merged_names(root, lower.as_ref());
-            let names = names.map_err(|error| Error::new(Kind::CannotMount, attempt(), error.to_string()))?;
+            let names = names
+                .map_err(|error| Error::new(Kind::CannotMount, attempt(), error.to_string()))?;
             if names.contains_key(&view.name) {
                 return Err(Error::new(Kind::CannotMount, attempt(), "the tree has something of this name")
                     .hint("'-o snapname=NAME' ('--snapname NAME' of run) takes another name, 'snapdir=off' ('--snapdir off') none"));
@@ -163,11 +164,21 @@ impl Fs {
 
     /// Whether an operation on a node of the past (with a name in it) needs to wait for nothing. As long as the guard lives
     /// that stays so.
-    pub fn past_is_at_hand(&self, id: NodeId, name: Option<&Name>) -> Option<RwLockReadGuard<'_, ()>> {
+    pub fn past_is_at_hand(
+        &self,
+        id: NodeId,
+        name: Option<&Name>,
+    ) -> Option<RwLockReadGuard<'_, ()>> {
         let layer = match (self.past.table.lock().get(id)?, name) {
             (What::Node(node), _) => Some(node.layer),
-            (What::Checkpoints, Some(name)) => self.checkpoint_called(name).map(|info| info.header.layer),
-            (What::Top, Some(name)) if [top::CHECKPOINTS, top::HISTORY].contains(&name.as_bytes()) => None,
+            (What::Checkpoints, Some(name)) => {
+                self.checkpoint_called(name).map(|info| info.header.layer)
+            }
+            (What::Top, Some(name))
+                if [top::CHECKPOINTS, top::HISTORY].contains(&name.as_bytes()) =>
+            {
+                None
+            }
             (What::Top, Some(_)) => return None,
             (What::Top | What::Checkpoints | What::Text(..) | What::Alias(..), _) => None,
             (What::Path(_) | What::Version(_), _) => None,
@@ -191,13 +202,18 @@ impl Fs {
     ///
     /// # Errors
     /// A state that is gone, or what the store answers.
-    pub fn names_looked_into(&self, layer: LayerId, most: usize) -> FsResult<BTreeSet<(NodeId, Name)>> {
+    pub fn names_looked_into(
+        &self,
+        layer: LayerId,
+        most: usize,
+    ) -> FsResult<BTreeSet<(NodeId, Name)>> {
         let held = self.past.table.lock().of_layer(layer);
         if held.len() > most {
             return Ok(BTreeSet::new());
         }
         self.in_past(layer, |state| {
-            let by_ino: HashMap<Ino, NodeId> = held.iter().map(|(id, node)| (node.ino, *id)).collect();
+            let by_ino: HashMap<Ino, NodeId> =
+                held.iter().map(|(id, node)| (node.ino, *id)).collect();
             let in_base = |node: &Node| match state.tree.node(node.ino).map(|known| &known.body) {
                 Some(Body::Dir { base }) => base.clone(),
                 _ => node.base.clone(),
@@ -207,7 +223,9 @@ impl Fs {
             let mut names = BTreeSet::new();
             for (_, node) in &held {
                 let links = state.tree.links(node.ino);
-                names.extend(links.filter_map(|(dir, name)| Some((*by_ino.get(&dir)?, name.clone()))));
+                names.extend(
+                    links.filter_map(|(dir, name)| Some((*by_ino.get(&dir)?, name.clone()))),
+                );
                 let split = node.base.as_ref().and_then(TreePath::split);
                 names.extend(split.and_then(|(dir, name)| Some((*by_path.get(&dir)?, name))));
             }
@@ -273,7 +291,11 @@ impl Fs {
         };
         let state = State { tree: tree.clone(), lower: Arc::clone(&lower) };
         let mut trees = self.past.trees.lock();
-        trees.push_front(Kept { layer, tree, below: Some(Below { lower, live: Arc::clone(&live) }) });
+        trees.push_front(Kept {
+            layer,
+            tree,
+            below: Some(Below { lower, live: Arc::clone(&live) }),
+        });
         trees.truncate(TREES);
         Ok((state, live))
     }

@@ -125,7 +125,7 @@ impl Table {
     /// What is behind an id; none for one that was never given out.
     pub(super) fn get(&self, id: NodeId) -> Option<What> {
         match id {
-            NodeId::PAST => Some(What::Top),
+            NodeId::SNAPDIR => Some(What::Top),
             NodeId::CHECKPOINTS => Some(What::Checkpoints),
             NodeId::HISTORY => Some(What::Path(TreePath::root())),
             _ => self.held.get(&id).map(|held| held.what.clone()),
@@ -162,7 +162,8 @@ impl Table {
             (What::Text(a, _), What::Text(b, _)) | (What::Alias(a, _), What::Alias(b, _)) => a == b,
             _ => false,
         };
-        let known = self.held.iter_mut().filter(|(id, _)| id.0 >= TEXTS).find(|(_, held)| same(held));
+        let known =
+            self.held.iter_mut().filter(|(id, _)| id.0 >= TEXTS).find(|(_, held)| same(held));
         if let Some((id, held)) = known {
             held.nlookup += 1;
             return *id;
@@ -223,7 +224,9 @@ mod tests {
         let mut table = Table::default();
         let id = table.hold(node(1, 9));
         assert_eq!(table.hold(node(1, 9)), id);
-        assert!(id.is_past() && table.hold(node(2, 9)) != id && table.hold(node(1, 10)) != id);
+        assert!(
+            id.is_in_snapdir() && table.hold(node(2, 9)) != id && table.hold(node(1, 10)) != id
+        );
         table.forget(id, 1);
         assert!(table.get(id).is_some());
         table.forget(id, 1);
@@ -253,10 +256,13 @@ mod tests {
         let first = number_of_version(&path, 1, Timestamp::default());
         let one = table.hold_at(first, version(7));
         let other = table.hold_at(first, version(8));
-        assert!(one == first && other != one && one.is_of_history() && other.is_of_history());
-        assert_eq!((table.hold_at(first, version(7)), table.hold_at(first, version(8))), (one, other));
-        assert!(!number(LayerId(3), Ino(4)).is_of_history() && NodeId::HISTORY.is_past());
-        assert!(number_of_path(&path).is_of_history() && number_of_path(&path) != first);
+        assert!(one == first && other != one && one.is_in_history() && other.is_in_history());
+        assert_eq!(
+            (table.hold_at(first, version(7)), table.hold_at(first, version(8))),
+            (one, other)
+        );
+        assert!(!number(LayerId(3), Ino(4)).is_in_history() && NodeId::HISTORY.is_in_snapdir());
+        assert!(number_of_path(&path).is_in_history() && number_of_path(&path) != first);
         table.forget(one, 2);
         table.forget(other, 2);
         assert_eq!((table.count(), table.displaced.len()), (0, 0));
@@ -271,6 +277,10 @@ mod tests {
         assert_ne!(table.hold_made(text(b"b")), id);
         table.forget(id, 2);
         assert!(table.get(id).is_none());
-        assert_ne!(table.hold_made(text(b"a")), id, "what the kernel remembers of a number stays true");
+        assert_ne!(
+            table.hold_made(text(b"a")),
+            id,
+            "what the kernel remembers of a number stays true"
+        );
     }
 }

@@ -22,17 +22,23 @@ const FIRST_COOKIE: u64 = 3;
 impl Fs {
     /// What the root says of a name, if it is that of the past.
     pub(in crate::fs) fn enter_past(&self, dir: NodeId, name: &Name) -> FsResult<Option<Entry>> {
-        if dir.is_past() {
+        if dir.is_in_snapdir() {
             return self.past_lookup(dir, name).map(Some);
         }
-        let is_it = dir == NodeId::ROOT && self.snapdir_view().is_some_and(|view| view.name == *name);
-        Ok(is_it.then(|| Entry { id: NodeId::PAST, attr: self.top_attr(NodeId::PAST) }))
+        let is_it =
+            dir == NodeId::ROOT && self.snapdir_view().is_some_and(|view| view.name == *name);
+        Ok(is_it.then(|| Entry { id: NodeId::SNAPDIR, attr: self.top_attr(NodeId::SNAPDIR) }))
     }
 
     /// The entry of the past in the listing of the root, if it is listed there. Its cookie is behind all others.
     pub(in crate::fs) fn listed_past(&self, dir: NodeId) -> Option<DirEntry> {
         let view = self.snapdir_view().filter(|view| view.listed && dir == NodeId::ROOT)?;
-        Some(dir_entry(NodeId::PAST, i64::MAX.unsigned_abs(), FileKind::Dir, view.name.as_bytes()))
+        Some(dir_entry(
+            NodeId::SNAPDIR,
+            i64::MAX.unsigned_abs(),
+            FileKind::Dir,
+            view.name.as_bytes(),
+        ))
     }
 
     fn past_lookup(&self, dir: NodeId, name: &Name) -> FsResult<Entry> {
@@ -92,7 +98,7 @@ impl Fs {
     fn top_attr(&self, id: NodeId) -> Attr {
         let since = self.past_since();
         let makes = self.snapdir_view().is_some_and(|view: SnapdirView| view.makes);
-        let (mode, nlink, time) = if id == NodeId::PAST {
+        let (mode, nlink, time) = if id == NodeId::SNAPDIR {
             (0o040_555, 3 + u32::from(self.keeps_history()), since)
         } else {
             let all = self.listed_checkpoints();
@@ -100,7 +106,13 @@ impl Fs {
             let mode = if makes { 0o040_755 } else { 0o040_555 };
             (mode, u32::try_from(all.len()).unwrap_or(u32::MAX).saturating_add(2), last.max(since))
         };
-        Attr { kind: FileKind::Dir, meta: meta(mode, nlink, time), size: 4096, blocks: 8, ino: Ino(id.0) }
+        Attr {
+            kind: FileKind::Dir,
+            meta: meta(mode, nlink, time),
+            size: 4096,
+            blocks: 8,
+            ino: Ino(id.0),
+        }
     }
 
     /// The names in `checkpoints`, sorted: what people made, by name or else by number.
@@ -128,19 +140,24 @@ impl Fs {
             What::Top => {
                 let history = dir_entry(NodeId::HISTORY, FIRST_COOKIE + 3, FileKind::Dir, HISTORY);
                 let entries = [
-                    dir_entry(NodeId::PAST, 1, FileKind::Dir, b"."),
+                    dir_entry(NodeId::SNAPDIR, 1, FileKind::Dir, b"."),
                     dir_entry(NodeId::ROOT, 2, FileKind::Dir, b".."),
                     dir_entry(NodeId::CHECKPOINTS, FIRST_COOKIE, FileKind::Dir, CHECKPOINTS),
                     // A text gets its number when it is looked up; until then it has one that nothing else has.
-                    dir_entry(NodeId(NodeId::PAST.0 + 4), FIRST_COOKIE + 1, FileKind::File, STATUS),
-                    dir_entry(NodeId(NodeId::PAST.0 + 5), FIRST_COOKIE + 2, FileKind::File, LOG),
+                    dir_entry(
+                        NodeId(NodeId::SNAPDIR.0 + 4),
+                        FIRST_COOKIE + 1,
+                        FileKind::File,
+                        STATUS,
+                    ),
+                    dir_entry(NodeId(NodeId::SNAPDIR.0 + 5), FIRST_COOKIE + 2, FileKind::File, LOG),
                 ];
                 entries.into_iter().chain(self.keeps_history().then_some(history)).collect()
             }
             What::Checkpoints => {
                 let mut entries = vec![
                     dir_entry(NodeId::CHECKPOINTS, 1, FileKind::Dir, b"."),
-                    dir_entry(NodeId::PAST, 2, FileKind::Dir, b".."),
+                    dir_entry(NodeId::SNAPDIR, 2, FileKind::Dir, b".."),
                 ];
                 for (name, layer, _) in self.listed_checkpoints() {
                     // The number of a checkpoint is never another's, so it can be where a reader goes on.
@@ -150,7 +167,9 @@ impl Fs {
                 }
                 entries
             }
-            What::Text(..) | What::Alias(..) | What::Version(_) => return Err(FsError::NotADirectory),
+            What::Text(..) | What::Alias(..) | What::Version(_) => {
+                return Err(FsError::NotADirectory);
+            }
             What::Node(node) => return self.readdir_in_checkpoint(id, &node, after, take),
             What::Path(path) => return self.readdir_in_history(id, &path, after, take),
         };
@@ -172,10 +191,11 @@ impl Fs {
             return Err(FsError::Exists);
         }
         let text = std::str::from_utf8(name.as_bytes()).map_err(|_| FsError::Invalid)?;
-        let layer = self.archive()?.checkpoint(text.to_owned()).map_err(|error| match error.kind {
-            Kind::Usage => FsError::Invalid,
-            _ => error.into(),
-        })?;
+        let layer =
+            self.archive()?.checkpoint(text.to_owned()).map_err(|error| match error.kind {
+                Kind::Usage => FsError::Invalid,
+                _ => error.into(),
+            })?;
         self.hold_root(layer)
     }
 }

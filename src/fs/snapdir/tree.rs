@@ -23,7 +23,9 @@ impl Node {
         if state.tree.node(self.ino).is_some() {
             return Ok(Found::Upper(self.ino, None));
         }
-        let Some(path) = &self.base else { return Err(FsError::Damage("a held node is in no tree")) };
+        let Some(path) = &self.base else {
+            return Err(FsError::Damage("a held node is in no tree"));
+        };
         match state.lower.lookup(path)? {
             Some((ino, node)) if ino == self.ino => Ok(Found::Base(ino, path.clone(), node)),
             _ => Err(state.lower.drift(path)),
@@ -49,8 +51,8 @@ impl Fs {
     }
 
     pub(super) fn attr_in_checkpoint(&self, id: NodeId, node: &Node) -> FsResult<Attr> {
-        let attr =
-            self.in_past(node.layer, |state| state.attr(&node.find(state)?).ok_or(FsError::NotFound))?;
+        let attr = self
+            .in_past(node.layer, |state| state.attr(&node.find(state)?).ok_or(FsError::NotFound))?;
         Ok(self.past_attr(id, attr))
     }
 
@@ -70,7 +72,8 @@ impl Fs {
                 return Ok((names, up));
             }
             let names = state.merged_names(dir, lower.as_ref())?;
-            let names: Names = names.into_iter().map(|(name, (ino, kind))| (name, ino, kind)).collect();
+            let names: Names =
+                names.into_iter().map(|(name, (ino, kind))| (name, ino, kind)).collect();
             Ok((Arc::new(names), up))
         })?;
         *self.past.listing.lock() = Some((id, Arc::clone(&names)));
@@ -86,7 +89,12 @@ impl Fs {
                 Some(kind) => *kind,
                 None => self.kind_in_checkpoint(node, name)?,
             };
-            let entry = dir_entry(number(node.layer, *ino), FIRST_COOKIE + at as u64, kind, name.as_bytes());
+            let entry = dir_entry(
+                number(node.layer, *ino),
+                FIRST_COOKIE + at as u64,
+                kind,
+                name.as_bytes(),
+            );
             if !take(entry) {
                 return Ok(());
             }
@@ -106,7 +114,13 @@ impl Fs {
     ///
     /// # Errors
     /// As [`Fs::read`]; ESTALE for a checkpoint whose space was given back.
-    pub fn past_read(&self, id: NodeId, offset: u64, len: u64, nowait: bool) -> FsResult<Option<Vec<u8>>> {
+    pub fn past_read(
+        &self,
+        id: NodeId,
+        offset: u64,
+        len: u64,
+        nowait: bool,
+    ) -> FsResult<Option<Vec<u8>>> {
         let range = ByteRange::at(offset, len);
         match self.past_node(id)? {
             What::Top | What::Checkpoints | What::Path(_) => Err(FsError::IsADirectory),
@@ -147,7 +161,9 @@ impl Fs {
                     SeekTo::Hole => Ok(size),
                 }
             }
-            What::Top | What::Checkpoints | What::Alias(..) | What::Path(_) => Err(FsError::Invalid),
+            What::Top | What::Checkpoints | What::Alias(..) | What::Path(_) => {
+                Err(FsError::Invalid)
+            }
         }
     }
 
@@ -168,14 +184,18 @@ impl Fs {
                 let range = crate::tree::within(range, text.len() as u64);
                 Ok((range.end, (!range.is_empty()).then_some(range)))
             }
-            What::Top | What::Checkpoints | What::Alias(..) | What::Path(_) => Err(FsError::Invalid),
+            What::Top | What::Checkpoints | What::Alias(..) | What::Path(_) => {
+                Err(FsError::Invalid)
+            }
         }
     }
 
     /// The extended attributes of a node of the past.
     pub(in crate::fs) fn past_xattrs(&self, id: NodeId) -> FsResult<Xattrs> {
         match self.past_node(id)? {
-            What::Node(node) => self.in_past(node.layer, |state| xattrs_in(state, node.find(state)?)),
+            What::Node(node) => {
+                self.in_past(node.layer, |state| xattrs_in(state, node.find(state)?))
+            }
             What::Version(version) => {
                 self.in_version(&version, |state, found| xattrs_in(state, found.clone()))
             }

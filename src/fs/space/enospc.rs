@@ -47,7 +47,11 @@ fn is_full(error: &FsError) -> bool {
 
 impl Fs {
     /// Does something; if there is no room for it, makes room and does it again. It must have done nothing if it fails.
-    pub(crate) fn with_room<T>(&self, need: Need, operation: impl Fn() -> FsResult<T>) -> FsResult<T> {
+    pub(crate) fn with_room<T>(
+        &self,
+        need: Need,
+        operation: impl Fn() -> FsResult<T>,
+    ) -> FsResult<T> {
         let mut result = operation();
         // What is given back first may be too little; then history goes, and so on, until there is nothing left to go.
         for _ in 0..MOST_TRIES {
@@ -111,7 +115,10 @@ impl Fs {
 
     fn give_back_unused(&self) -> Option<u64> {
         let reach = self.reach();
-        if self.sync().is_err() || self.secure_versions().is_err() || !self.store.wait_for_read_epochs() {
+        if self.sync().is_err()
+            || self.secure_versions().is_err()
+            || !self.store.wait_for_read_epochs()
+        {
             return None;
         }
         let mut used = LiveRanges::default();

@@ -118,7 +118,8 @@ impl Fs {
     /// # Errors
     /// As fstatvfs(3).
     pub fn statfs(&self) -> FsResult<Space> {
-        let host = nix::sys::statvfs::fstatvfs(self.store.dir()).map_err(|e| FsError::Host(e as i32))?;
+        let host =
+            nix::sys::statvfs::fstatvfs(self.store.dir()).map_err(|e| FsError::Host(e as i32))?;
         let mut space = Space {
             block_size: u32::try_from(host.fragment_size()).unwrap_or(4096),
             blocks: host.blocks(),
@@ -232,7 +233,8 @@ impl Core {
             return;
         }
         let scratch = self.scratch.as_ref().map(PoolWriter::file);
-        let scratch = scratch.and_then(|file| file.metadata().ok()).map_or(0, |about| about.blocks() * 512);
+        let scratch =
+            scratch.and_then(|file| file.metadata().ok()).map_or(0, |about| about.blocks() * 512);
         self.room.used = store.disk_usage().saturating_add(scratch);
         self.room.looked = Some(Instant::now());
     }

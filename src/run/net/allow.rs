@@ -61,7 +61,9 @@ fn name(text: &str) -> Option<String> {
     let text = text.strip_suffix('.').unwrap_or(text);
     let is_label = |label: &str| {
         let fits = (1..=63).contains(&label.len());
-        fits && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
+        fits && label
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
     };
     let last = text.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
     let is_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
@@ -109,7 +111,8 @@ fn split_port(text: &str) -> (&str, Option<&str>) {
 
 /// Parses a port from 1 to 65535: only digits, no sign, no space.
 fn parse_port(digits: &str) -> Option<u16> {
-    let is_plain = (1..=5).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let is_plain =
+        (1..=5).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());
     digits.parse().ok().filter(|port| is_plain && *port != 0)
 }
 
@@ -188,7 +191,8 @@ impl AllowList {
 
     /// Judges a request by the host and port in it.
     pub(super) fn judge(&self, target: &Target) -> Verdict {
-        let mut entries = self.entries.iter().filter(|entry| entry.pattern.matches(&target.host)).peekable();
+        let mut entries =
+            self.entries.iter().filter(|entry| entry.pattern.matches(&target.host)).peekable();
         match () {
             () if entries.peek().is_none() => Verdict::NotListed,
             () if entries.any(|entry| entry.has_port(target.port)) => Verdict::Listed,
@@ -215,7 +219,11 @@ impl AllowList {
 
     /// Whether an entry matches this host with any port.
     pub(super) fn names(&self, host: &str) -> bool {
-        let host = host.parse().map(|address: IpAddr| Host::from(address)).ok().or_else(|| Host::parse(host));
+        let host = host
+            .parse()
+            .map(|address: IpAddr| Host::from(address))
+            .ok()
+            .or_else(|| Host::parse(host));
         host.is_some_and(|host| self.entries.iter().any(|entry| entry.pattern.matches(&host)))
     }
 }
@@ -233,9 +241,10 @@ fn entry(text: &str) -> Result<Entry, String> {
     }
     let (host, port) = split_port(text);
     let port = match port {
-        Some(digits) => {
-            Some(parse_port(digits).ok_or_else(|| format!("'{text}': a port is a number from 1 to 65535"))?)
-        }
+        Some(digits) => Some(
+            parse_port(digits)
+                .ok_or_else(|| format!("'{text}': a port is a number from 1 to 65535"))?,
+        ),
         None => None,
     };
     if host == "*" {
@@ -258,7 +267,8 @@ fn listed(text: &str, host: Host, port: Option<u16>) -> Result<Entry, String> {
 }
 
 fn wrong(text: &str) -> String {
-    let international = if text.is_ascii() { "" } else { "; names in other letters are written as xn--..." };
+    let international =
+        if text.is_ascii() { "" } else { "; names in other letters are written as xn--..." };
     format!("'{text}' is not HOST, *.HOST or an address, with or without :PORT{international}")
 }
 
@@ -389,9 +399,15 @@ mod tests {
             let target = Target::parse(target, None).unwrap();
             AllowList::parse(list).unwrap().admits(&target, address.parse().unwrap(), is_own)
         };
-        for special in
-            ["127.0.0.1", "169.254.169.254", "10.1.2.3", "::1", "::ffff:127.0.0.1", "fe80::1", "0.0.0.0"]
-        {
+        for special in [
+            "127.0.0.1",
+            "169.254.169.254",
+            "10.1.2.3",
+            "::1",
+            "::ffff:127.0.0.1",
+            "fe80::1",
+            "0.0.0.0",
+        ] {
             assert!(!admits("evil.org", "evil.org:80", special, false), "{special}");
         }
         assert!(admits("evil.org", "evil.org:80", "8.8.8.8", false));

@@ -133,7 +133,9 @@ mod tests {
     fn nothing_behind_a_body_is_taken() {
         let next = "GET http://other/ HTTP/1.1\r\n\r\n";
         let with_next = |body: &str| fed(Body::CHUNKED, format!("{body}{next}").as_bytes());
-        for body in ["0\r\n\r\n", "5\r\nhello\r\n0\r\n\r\n", "A\r\n0123456789\r\n00001\r\n\r\r\n0\r\n\r\n"] {
+        for body in
+            ["0\r\n\r\n", "5\r\nhello\r\n0\r\n\r\n", "A\r\n0123456789\r\n00001\r\n\r\r\n0\r\n\r\n"]
+        {
             assert_eq!(with_next(body), Ok((body.len(), true)), "{body:?}");
         }
         assert_eq!(fed(Body::Length(5), format!("hello{next}").as_bytes()), Ok((5, true)));

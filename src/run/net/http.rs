@@ -46,10 +46,14 @@ pub(super) fn parse(head: &[u8]) -> Result<Request, Reason> {
     let mut request = httparse::Request::new(&mut fields);
     match request.parse(head) {
         Ok(httparse::Status::Complete(len)) if len == head.len() => {}
-        Err(httparse::Error::TooManyHeaders) => return Err("the request has too many header fields"),
+        Err(httparse::Error::TooManyHeaders) => {
+            return Err("the request has too many header fields");
+        }
         _ => return Err("the request is malformed"),
     }
-    let (Some(method), Some(target), Some(version)) = (request.method, request.path, request.version) else {
+    let (Some(method), Some(target), Some(version)) =
+        (request.method, request.path, request.version)
+    else {
         return Err("the request is malformed");
     };
     if method == "CONNECT" {
@@ -57,11 +61,13 @@ pub(super) fn parse(head: &[u8]) -> Result<Request, Reason> {
         return Ok(Request::Connect(target));
     }
     let (authority, path) = split(target)?;
-    let target = Target::parse(authority, Some(80)).ok_or("the URL of the request has no plain host")?;
+    let target =
+        Target::parse(authority, Some(80)).ok_or("the URL of the request has no plain host")?;
     check_host(request.headers, &target, version)?;
     let (length, body) = body(request.headers)?;
     let slash = if path.starts_with('/') { "" } else { "/" };
-    let mut head = format!("{method} {slash}{path} HTTP/1.{version}\r\nHost: {authority}\r\n").into_bytes();
+    let mut head =
+        format!("{method} {slash}{path} HTTP/1.{version}\r\nHost: {authority}\r\n").into_bytes();
     for field in forwarded_fields(request.headers) {
         head.extend([field.name.as_bytes(), b": ", field.value, b"\r\n"].concat());
     }
@@ -90,8 +96,9 @@ fn check_host(fields: &[httparse::Header<'_>], target: &Target, version: u8) -> 
     match (hosts.next(), hosts.next()) {
         (None, None) if version == 0 => Ok(()),
         (Some(value), None) => {
-            let stated =
-                std::str::from_utf8(value).ok().and_then(|text| Target::parse(text.trim(), Some(80)));
+            let stated = std::str::from_utf8(value)
+                .ok()
+                .and_then(|text| Target::parse(text.trim(), Some(80)));
             match stated {
                 Some(stated) if stated == *target => Ok(()),
                 _ => Err("the field Host is not the host of the URL"),
@@ -109,10 +116,11 @@ fn body(fields: &[httparse::Header<'_>]) -> Result<(String, Body), Reason> {
         (None, None, None, None) => Ok((String::new(), Body::NONE)),
         (Some(value), None, None, None) => {
             let text = std::str::from_utf8(value).ok();
-            let digits =
-                text.filter(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()));
-            let length: u64 =
-                digits.and_then(|text| text.parse().ok()).ok_or("Content-Length is not a number")?;
+            let digits = text
+                .filter(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()));
+            let length: u64 = digits
+                .and_then(|text| text.parse().ok())
+                .ok_or("Content-Length is not a number")?;
             Ok((format!("Content-Length: {length}\r\n"), Body::Length(length)))
         }
         (None, None, Some(coding), None) if coding.eq_ignore_ascii_case(b"chunked") => {
@@ -125,7 +133,10 @@ fn body(fields: &[httparse::Header<'_>]) -> Result<(String, Body), Reason> {
 
 /// The values of all fields with this name, which is in lower case.
 fn named<'a>(fields: &'a [httparse::Header<'a>], name: &'a str) -> impl Iterator<Item = &'a [u8]> {
-    fields.iter().filter(move |field| field.name.eq_ignore_ascii_case(name)).map(|field| field.value)
+    fields
+        .iter()
+        .filter(move |field| field.name.eq_ignore_ascii_case(name))
+        .map(|field| field.value)
 }
 
 /// The fields that are forwarded unchanged.
@@ -265,9 +276,11 @@ mod tests {
 
     #[test]
     fn the_end_of_a_head_is_found_in_pieces() {
-        for head in
-            ["GET / HTTP/1.1\r\nA: b\r\n\r\n", "GET / HTTP/1.1\nA: b\n\n", "GET / HTTP/1.1\r\nA: b\n\r\n"]
-        {
+        for head in [
+            "GET / HTTP/1.1\r\nA: b\r\n\r\n",
+            "GET / HTTP/1.1\nA: b\n\n",
+            "GET / HTTP/1.1\r\nA: b\n\r\n",
+        ] {
             let text = format!("{head}rest\r\n\r\n");
             let mut found = None;
             for end in 1..=text.len() {

@@ -110,7 +110,8 @@ impl Net {
     }
 }
 
-const PROXY: &[&str] = &["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"];
+const PROXY: &[&str] =
+    &["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"];
 const NO_PROXY: &[&str] = &["NO_PROXY", "no_proxy"];
 /// Variables of single programs that name a proxy, and win over the others there.
 const OTHERS: &[&str] = &[
@@ -165,7 +166,9 @@ mod unit {
     #[test]
     fn proxies_of_the_caller_are_unknown_inside() {
         let allow = Net::parse("allow:example.com").unwrap();
-        for name in ["HTTPS_PROXY", "no_proxy", "npm_config_https_proxy", "CARGO_HTTP_PROXY", "ftp_proxy"] {
+        for name in
+            ["HTTPS_PROXY", "no_proxy", "npm_config_https_proxy", "CARGO_HTTP_PROXY", "ftp_proxy"]
+        {
             assert!(allow.drops_variable(name) && !Net::Host.drops_variable(name), "{name}");
         }
         assert!(!allow.drops_variable("PROXY_COMMAND"));
@@ -176,6 +179,9 @@ mod unit {
         let allow = Net::parse("allow:example.com").unwrap();
         let bytes = crate::store::io::codec::encode(&allow).unwrap();
         assert!(bytes.len() < 8);
-        assert_eq!(crate::store::io::codec::decode::<Net>(&bytes).unwrap(), Net::Allow(AllowList::default()));
+        assert_eq!(
+            crate::store::io::codec::decode::<Net>(&bytes).unwrap(),
+            Net::Allow(AllowList::default())
+        );
     }
 }

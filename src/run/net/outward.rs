@@ -11,7 +11,9 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::ifaddrs::getifaddrs;
 use nix::poll::PollFlags;
-use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, connect, socket};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, connect, socket,
+};
 
 use super::allow::{AllowList, Host, Target, Verdict};
 use super::stream::Until;
@@ -94,7 +96,9 @@ pub(super) fn open(
                 target.port
             )));
         }
-        Verdict::NotListed => return Err(Denied::Refused("it is not in the list of --net allow".to_owned())),
+        Verdict::NotListed => {
+            return Err(Denied::Refused("it is not in the list of --net allow".to_owned()));
+        }
     }
     let found = match &target.host {
         Host::Name(name) => resolver.resolve(name).map_err(Denied::Unresolved)?,
@@ -152,7 +156,9 @@ mod tests {
             assert!(HostResolver.is_own(own.parse().unwrap()), "{own}");
         }
         assert!(!HostResolver.is_own("192.0.2.1".parse().unwrap()));
-        assert!(has_interface("127.0.0.1".parse().unwrap()) && has_interface("::1".parse().unwrap()));
+        assert!(
+            has_interface("127.0.0.1".parse().unwrap()) && has_interface("::1".parse().unwrap())
+        );
         assert!(!has_interface("127.1.2.3".parse().unwrap()));
     }
 }

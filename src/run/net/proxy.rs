@@ -141,7 +141,8 @@ impl Proxy {
             return;
         }
         let mut live = self.shared.live.lock();
-        let is_left = self.shared.ended.wait_while_for(&mut live, |live| *live > 0, PATIENCE).timed_out();
+        let is_left =
+            self.shared.ended.wait_while_for(&mut live, |live| *live > 0, PATIENCE).timed_out();
         drop(live);
         if is_left {
             log::debug!("a thread of the proxy still resolves a name");
@@ -253,7 +254,10 @@ impl Shared {
         let target = match socks::read_request(client, until)? {
             Some(socks::Request::Connect(target)) => target,
             Some(socks::Request::NotAHost(name, port)) => {
-                self.refuse(&format!("{}:{port}", name.escape_ascii()), "it is not a host name or address");
+                self.refuse(
+                    &format!("{}:{port}", name.escape_ascii()),
+                    "it is not a host name or address",
+                );
                 return client.write(&Answer::Refused.bytes(), self.until(self.limits.request));
             }
             Some(socks::Request::Other(answer)) => return client.write(&answer.bytes(), until),
@@ -277,18 +281,24 @@ impl Shared {
         let head = match read_head(client, until) {
             Ok(Some(head)) => head,
             Ok(None) => {
-                let reason = format!("the head of the request is longer than {} bytes", http::LONGEST);
+                let reason =
+                    format!("the head of the request is longer than {} bytes", http::LONGEST);
                 return self.answer(client, "431 Request Header Fields Too Large", &reason);
             }
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-                return self.answer(client, "408 Request Timeout", "the request took too long to arrive");
+                return self.answer(
+                    client,
+                    "408 Request Timeout",
+                    "the request took too long to arrive",
+                );
             }
             Err(error) => return Err(error),
         };
         let request = match http::parse(&head) {
             Ok(request) => request,
             Err(reason) => {
-                let line = head.split(|byte| matches!(byte, b'\r' | b'\n')).next().unwrap_or_default();
+                let line =
+                    head.split(|byte| matches!(byte, b'\r' | b'\n')).next().unwrap_or_default();
                 self.refuse(&format!("the request '{}'", line.escape_ascii()), reason);
                 return self.answer(client, "400 Bad Request", reason);
             }

@@ -106,7 +106,8 @@ pub(super) fn relay(
             request.end(&origin);
         }
         answer.end(client);
-        let both_over = request.is_over && answer.is_over && request.is_empty() && answer.is_empty();
+        let both_over =
+            request.is_over && answer.is_over && request.is_empty() && answer.is_empty();
         let is_cut_off = !is_tunnel && request.is_over && !body.is_over();
         if both_over || is_cut_off || (!is_tunnel && answer.is_passed_on) {
             return Ok(());
@@ -140,7 +141,8 @@ pub(super) fn relay(
 }
 
 fn take(body: &mut Body, bytes: &[u8]) -> io::Result<usize> {
-    body.take(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the chunks are malformed"))
+    body.take(bytes)
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the chunks are malformed"))
 }
 
 fn interest(reads: bool, writes: bool) -> PollFlags {

@@ -45,7 +45,10 @@ impl<'a> Until<'a> {
     /// # Errors
     /// `TimedOut` at the deadline, `ConnectionAborted` when the command has ended, or an error of
     /// poll(2).
-    pub(super) fn wait(&self, wanted: &[(BorrowedFd<'_>, PollFlags)]) -> io::Result<Vec<PollFlags>> {
+    pub(super) fn wait(
+        &self,
+        wanted: &[(BorrowedFd<'_>, PollFlags)],
+    ) -> io::Result<Vec<PollFlags>> {
         loop {
             let left = self.time.map(|time| time.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {

@@ -158,7 +158,9 @@ fn listed_hosts_are_reached_by_each_protocol() {
         let answer = bench.send(connect);
         assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("yes"), "{host}: {answer}");
     }
-    assert!(origin.received().contains("GET /path HTTP/1.1\r\n") && origin.received().contains("EARLY"));
+    assert!(
+        origin.received().contains("GET /path HTTP/1.1\r\n") && origin.received().contains("EARLY")
+    );
     let (refusals, last) = bench.printed();
     assert_eq!((refusals.len(), last.as_str()), (0, ""));
 }
@@ -198,11 +200,17 @@ fn unlisted_hosts_are_refused_and_never_connected_to() {
             assert!(answer.contains(says), "{list}, {host}: {answer}");
         }
         if says.contains("is not in") {
-            assert!(bench.names.asked.lock().is_empty(), "{host}: an unlisted name is not resolved");
+            assert!(
+                bench.names.asked.lock().is_empty(),
+                "{host}: an unlisted name is not resolved"
+            );
         }
         let (refusals, last) = bench.printed();
-        let [printed] = refusals.as_slice() else { panic!("{refusals:?}: a name is reported once") };
-        let name = if host.starts_with("[::ffff") { format!("127.0.0.1:{port}") } else { host.clone() };
+        let [printed] = refusals.as_slice() else {
+            panic!("{refusals:?}: a name is reported once")
+        };
+        let name =
+            if host.starts_with("[::ffff") { format!("127.0.0.1:{port}") } else { host.clone() };
         assert!(printed.contains(&name) && printed.contains(says), "{printed}");
         assert!(last.contains("refused in all 2 connections to 1 different"), "{last}");
     }
@@ -225,8 +233,12 @@ fn malformed_requests_are_refused_and_never_connected_to() {
         format!("CONNECT 127.1:{port} HTTP/1.1\r\n\r\n"),
         format!("CONNECT 0x7f.1:{port} HTTP/1.1\r\n\r\n"),
         format!("GET http://localhost:{port}/ HTTP/1.1\r\nHost: evil.test\r\n\r\n"),
-        format!("GET http://localhost:{port}/ HTTP/1.1\r\nHost: localhost:{port}\r\nHost: evil.test\r\n\r\n"),
-        format!("GET http://user:word@localhost:{port}/ HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n"),
+        format!(
+            "GET http://localhost:{port}/ HTTP/1.1\r\nHost: localhost:{port}\r\nHost: evil.test\r\n\r\n"
+        ),
+        format!(
+            "GET http://user:word@localhost:{port}/ HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n"
+        ),
         format!("GET / HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n"),
         format!("GET https://localhost:{port}/ HTTP/1.1\r\nHost: localhost:{port}\r\n\r\n"),
         "\r\n\r\n".to_owned(),
@@ -318,17 +330,33 @@ fn socks_is_judged_by_the_same_list() {
         ("localhost:1", socks_name(b"localhost", 1), 5),
         ("nowhere.test:1", socks_name(b"nowhere.test", 1), 4),
         // BIND, UDP, and an unknown address type.
-        ("localhost:PORT", [&[5, 1, 0, 5, 2, 0, 1, 127, 0, 0, 1], port.to_be_bytes().as_slice()].concat(), 7),
-        ("localhost:PORT", [&[5, 1, 0, 5, 3, 0, 1, 127, 0, 0, 1], port.to_be_bytes().as_slice()].concat(), 7),
+        (
+            "localhost:PORT",
+            [&[5, 1, 0, 5, 2, 0, 1, 127, 0, 0, 1], port.to_be_bytes().as_slice()].concat(),
+            7,
+        ),
+        (
+            "localhost:PORT",
+            [&[5, 1, 0, 5, 3, 0, 1, 127, 0, 0, 1], port.to_be_bytes().as_slice()].concat(),
+            7,
+        ),
         ("localhost:PORT", vec![5, 1, 0, 5, 1, 0, 9], 8),
     ] {
         let before = *origin.connections.lock();
         let bench = bench(list, &origin);
         let answer = bench.send(&request);
         let bytes = answer.as_bytes();
-        assert_eq!(bytes.get(..4), Some([5, 0, 5, reply].as_slice()), "{list}, {request:?}: {answer:?}");
+        assert_eq!(
+            bytes.get(..4),
+            Some([5, 0, 5, reply].as_slice()),
+            "{list}, {request:?}: {answer:?}"
+        );
         assert_eq!(answer.ends_with("yes"), reply == 0, "{answer:?}");
-        assert_eq!(*origin.connections.lock() - before, usize::from(reply == 0), "{list}, {request:?}");
+        assert_eq!(
+            *origin.connections.lock() - before,
+            usize::from(reply == 0),
+            "{list}, {request:?}"
+        );
         let (refusals, _) = bench.printed();
         assert!(
             refusals.iter().all(|printed| printed.is_ascii() && !printed.contains(['\x1b', '\0'])),
@@ -337,17 +365,25 @@ fn socks_is_judged_by_the_same_list() {
     }
     // A client that offers only a password.
     let answer = bench("localhost:PORT", &origin).send([5, 1, 2]);
-    assert!(answer.starts_with('\u{5}') && answer.len() > 1 && !answer.contains('\0'), "{answer:?}");
+    assert!(
+        answer.starts_with('\u{5}') && answer.len() > 1 && !answer.contains('\0'),
+        "{answer:?}"
+    );
 }
 
 #[test]
 fn the_resources_of_a_command_are_bounded() {
     let origin = Origin::start();
-    let limits =
-        Limits { connections: 3, request: Duration::from_millis(700), printed: 2, ..Limits::default() };
+    let limits = Limits {
+        connections: 3,
+        request: Duration::from_millis(700),
+        printed: 2,
+        ..Limits::default()
+    };
     let bench = bench_with("localhost:PORT", &origin, limits);
     // A head without an end.
-    let long = format!("GET http://localhost:{}/ HTTP/1.1\r\nA: {}", origin.port, "x".repeat(64 << 10));
+    let long =
+        format!("GET http://localhost:{}/ HTTP/1.1\r\nA: {}", origin.port, "x".repeat(64 << 10));
     let answer = bench.send(long);
     assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
     // A request that arrives byte by byte ends at its deadline, not at its last byte.
@@ -383,7 +419,9 @@ fn the_proxy_ends_with_the_command() {
     let origin = Origin::start();
     let bench = bench("localhost:PORT,slow.test", &origin);
     let mut tunnel = bench.connect();
-    tunnel.write_all(format!("CONNECT localhost:{} HTTP/1.1\r\n\r\n", origin.port).as_bytes()).unwrap();
+    tunnel
+        .write_all(format!("CONNECT localhost:{} HTTP/1.1\r\n\r\n", origin.port).as_bytes())
+        .unwrap();
     assert!(until_quiet(&mut tunnel).starts_with("HTTP/1.1 200 "));
     let silent = bench.connect();
     let mut unresolved = bench.connect();

@@ -74,7 +74,8 @@ impl Cells {
 
     /// What has to be there so that a range can be read, cells that are deflated being whole.
     pub fn whole(&self, range: ByteRange) -> ByteRange {
-        let start = if self.deflated(range.start).is_some() { floor(range.start) } else { range.start };
+        let start =
+            if self.deflated(range.start).is_some() { floor(range.start) } else { range.start };
         let last = range.end.saturating_sub(1);
         let end = if self.deflated(last).is_some() { floor(last) + CELL } else { range.end };
         ByteRange { start, end: end.max(range.end) }
@@ -325,14 +326,21 @@ mod tests {
     #[test]
     fn what_is_read_is_what_was_written_wherever_it_begins_and_ends() {
         let (pool, cells, sums, content) = written();
-        assert_eq!(cells.lens.iter().map(|len| *len > 0).collect::<Vec<_>>(), [true, false, true, true]);
+        assert_eq!(
+            cells.lens.iter().map(|len| *len > 0).collect::<Vec<_>>(),
+            [true, false, true, true]
+        );
         assert_eq!(pool.metadata().unwrap().len(), block_ceil(content.len() as u64));
         for (from, to) in
             [(0, content.len()), (5, 9), (65_530, 65_540), (60_000, 131_080), (196_607, 205_600)]
         {
             let mut bytes = vec![0; to - from];
             let got = cells.read(&pool, Some(&sums), from as u64, &mut bytes, false).unwrap();
-            assert_eq!((got, &bytes), (Got::Bytes(to - from), &content[from..to].to_vec()), "{from}..{to}");
+            assert_eq!(
+                (got, &bytes),
+                (Got::Bytes(to - from), &content[from..to].to_vec()),
+                "{from}..{to}"
+            );
         }
         let mut bytes = vec![0; 10_000];
         let at_the_end = cells.read(&pool, Some(&sums), 205_000, &mut bytes, false).unwrap();
@@ -344,7 +352,10 @@ mod tests {
         let (pool, cells, sums, content) = written();
         let mut bytes = vec![0; 100];
         let mut read = |nowait| cells.read(&pool, Some(&sums), 7, &mut bytes, nowait).unwrap();
-        assert_eq!((read(true), read(false), read(true)), (Got::NotNow, Got::Bytes(100), Got::Bytes(100)));
+        assert_eq!(
+            (read(true), read(false), read(true)),
+            (Got::NotNow, Got::Bytes(100), Got::Bytes(100))
+        );
         assert_eq!(bytes, content[7..107]);
     }
 
@@ -388,7 +399,10 @@ mod tests {
         let (lens, sums) = writer.finish(&pool).unwrap();
         let cells = Cells::new(lens).unwrap();
         let mut bytes = vec![0; 150_000];
-        assert_eq!(cells.read(&pool, Some(&sums), 0, &mut bytes, false).unwrap(), Got::Bytes(150_000));
+        assert_eq!(
+            cells.read(&pool, Some(&sums), 0, &mut bytes, false).unwrap(),
+            Got::Bytes(150_000)
+        );
         assert!(bytes[..100_000] == [7; 100_000] && bytes[100_000..] == [8; 50_000]);
     }
 }

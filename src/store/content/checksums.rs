@@ -73,12 +73,14 @@ impl Checksums {
             for range in ranges.iter().map(|r| (r.start / BLOCK, r.end.div_ceil(BLOCK))) {
                 let len = rest.len() as u64;
                 let (from, to) = (range.0.clamp(at, at + len), range.1.clamp(at, at + len));
-                let (before, behind) = rest.split_at(usize::try_from(from - at).unwrap_or(rest.len()));
+                let (before, behind) =
+                    rest.split_at(usize::try_from(from - at).unwrap_or(rest.len()));
                 if !before.is_empty() && from < to {
                     runs.push((at, before.to_vec()));
                 }
                 if from < to {
-                    rest = behind.get(usize::try_from(to - from).unwrap_or(0)..).unwrap_or_default();
+                    rest =
+                        behind.get(usize::try_from(to - from).unwrap_or(0)..).unwrap_or_default();
                     at = to;
                 }
             }
@@ -116,7 +118,9 @@ impl Checksums {
         for part in known.take_while(|known| known.start < range.end) {
             let mut at = block_floor(part.start.max(range.start));
             while at < part.end.min(range.end) {
-                if self.of(at / BLOCK).is_none() && data_in(pool, ByteRange::at(at, BLOCK))?.is_empty() {
+                if self.of(at / BLOCK).is_none()
+                    && data_in(pool, ByteRange::at(at, BLOCK))?.is_empty()
+                {
                     return Ok(Some(at));
                 }
                 at += BLOCK;
@@ -143,8 +147,10 @@ impl Checksums {
 
     /// What is written of them.
     pub fn into_records(self) -> impl Iterator<Item = ChecksumsRecord> {
-        let blocks = self.runs.into_iter().map(|(first, sums)| ChecksumsRecord::Blocks { first, sums });
-        let elsewhere = (!self.elsewhere.is_empty()).then_some(ChecksumsRecord::Elsewhere(self.elsewhere));
+        let blocks =
+            self.runs.into_iter().map(|(first, sums)| ChecksumsRecord::Blocks { first, sums });
+        let elsewhere =
+            (!self.elsewhere.is_empty()).then_some(ChecksumsRecord::Elsewhere(self.elsewhere));
         blocks.chain(elsewhere).chain([ChecksumsRecord::End])
     }
 
@@ -185,7 +191,11 @@ impl Checksums {
 
 /// Gives address and checksum of each block that lies in a range, also in part. Read in large pieces: a call for each block
 /// costs more than its checksum.
-fn for_each_block(pool: &File, range: ByteRange, mut then: impl FnMut(u64, u32)) -> std::io::Result<()> {
+fn for_each_block(
+    pool: &File,
+    range: ByteRange,
+    mut then: impl FnMut(u64, u32),
+) -> std::io::Result<()> {
     let (mut at, end) = (block_floor(range.start), block_ceil(range.end));
     let mut piece = vec![0; end.saturating_sub(at).min(PIECE) as usize];
     while at < end {
@@ -298,14 +308,19 @@ pub(in crate::store) fn parse(bytes: &[u8], what: &str) -> Result<Checksums> {
     let mut records: Vec<ChecksumsRecord> =
         log::read(bytes, what)?.records.into_iter().map(|(record, _)| record).collect();
     if records.pop() != Some(ChecksumsRecord::End) {
-        return Err(Error::damage(format!("read {what} at offset {}", bytes.len()), "its end is missing"));
+        return Err(Error::damage(
+            format!("read {what} at offset {}", bytes.len()),
+            "its end is missing",
+        ));
     }
     let mut sums = Checksums::default();
     for record in records {
         match record {
             ChecksumsRecord::Blocks { first, sums: run } => sums.runs.push((first, run)),
             ChecksumsRecord::Elsewhere(ranges) => sums.elsewhere.extend(ranges),
-            ChecksumsRecord::End => return Err(Error::damage(format!("read {what}"), "it ends twice")),
+            ChecksumsRecord::End => {
+                return Err(Error::damage(format!("read {what}"), "it ends twice"));
+            }
         }
     }
     Ok(sums)
@@ -339,7 +354,11 @@ pub(in crate::store) fn damaged(
 ///
 /// # Errors
 /// As lseek(2).
-pub(in crate::store) fn unknown(pool: &File, sums: &Checksums, ranges: &[ByteRange]) -> std::io::Result<u64> {
+pub(in crate::store) fn unknown(
+    pool: &File,
+    sums: &Checksums,
+    ranges: &[ByteRange],
+) -> std::io::Result<u64> {
     let mut unknown = 0;
     for range in ranges {
         let mut at = range.start;
@@ -381,10 +400,12 @@ mod tests {
         let pool = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = (0..3 * PIECE + 5000).map(|n| (n % 253) as u8).collect();
         pool.write_all_at(&bytes, 0).unwrap();
-        for (start, end) in [(0, bytes.len() as u64), (4097, PIECE + 1), (3 * PIECE, 4 * PIECE), (8192, 8192)]
+        for (start, end) in
+            [(0, bytes.len() as u64), (4097, PIECE + 1), (3 * PIECE, 4 * PIECE), (8192, 8192)]
         {
             let mut found = Vec::new();
-            for_each_block(&pool, ByteRange { start, end }, |at, sum| found.push((at, sum))).unwrap();
+            for_each_block(&pool, ByteRange { start, end }, |at, sum| found.push((at, sum)))
+                .unwrap();
             let alone = (block_floor(start)..end).step_by(BLOCK as usize);
             let alone = alone.map(|at| (at, crc32c::crc32c(&read_block(&pool, at).unwrap())));
             assert_eq!(found, alone.collect::<Vec<_>>(), "{start}..{end}");
@@ -437,7 +458,9 @@ mod tests {
         let pool = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = (0..10_000u32).map(|n| (n % 251) as u8).collect();
         pool.write_all_at(&bytes, 8192).unwrap();
-        let run = (2..5).map(|block| crc32c::crc32c(&read_block(&pool, block * BLOCK).unwrap())).collect();
+        let run = (2..5)
+            .map(|block| crc32c::crc32c(&read_block(&pool, block * BLOCK).unwrap()))
+            .collect();
         let sums = Checksums { runs: vec![(2, run)], ..Checksums::default() };
         let read = |from: usize, to: usize| {
             let mut part = vec![0; to - from];

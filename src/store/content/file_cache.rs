@@ -54,7 +54,8 @@ impl<K: Clone + Eq + Hash, V> FileCache<K, V> {
         self.clock += 1;
         self.files.insert(key, (file, self.clock));
         if self.files.len() > self.limit {
-            let oldest = self.files.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone());
+            let oldest =
+                self.files.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone());
             oldest.and_then(|key| self.files.remove(&key));
         }
     }

@@ -80,7 +80,12 @@ impl LiveRanges {
 
     /// What of `data`, whose ranges are in order, nothing refers to; in whole blocks, because blocks are given back whole, and what is deflated in
     /// whole cells.
-    pub fn unused(&self, layer: LayerId, data: &[ByteRange], cells: Option<&Cells>) -> Vec<ByteRange> {
+    pub fn unused(
+        &self,
+        layer: LayerId,
+        data: &[ByteRange],
+        cells: Option<&Cells>,
+    ) -> Vec<ByteRange> {
         let whole = |range| cells.map_or(range, |cells| cells.whole(range));
         let used: Vec<ByteRange> = self.of(layer).into_iter().map(whole).map(in_blocks).collect();
         let mut unused = Vec::new();
@@ -133,7 +138,8 @@ mod tests {
     fn what_is_not_referred_to_is_unused_and_nothing_else() {
         let range = |start: u64, end: u64| ByteRange { start: start * 4096, end: end * 4096 };
         let mut refs = LiveRanges::default();
-        for (start, len) in [(5 * 4096 + 7, 1), (9 * 4096, 3 * 4096), (1, 2 * 4096), (9 * 4096, 1)] {
+        for (start, len) in [(5 * 4096 + 7, 1), (9 * 4096, 3 * 4096), (1, 2 * 4096), (9 * 4096, 1)]
+        {
             refs.add(Source::Pool { layer: LayerId(1), offset: start }, len);
         }
         let data = [range(0, 4), range(5, 7), range(8, 20)];

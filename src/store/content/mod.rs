@@ -147,7 +147,11 @@ impl Store {
 
     fn load_content(&self, state: &State, layer: LayerId) -> Result<Content> {
         let info = state.catalog.get(&layer).ok_or_else(|| {
-            Error::new(Kind::NoStore, format!("open the pool of layer {layer}"), "there is no such layer")
+            Error::new(
+                Kind::NoStore,
+                format!("open the pool of layer {layer}"),
+                "there is no such layer",
+            )
         })?;
         let file = match info.hole {
             None => Some(Arc::new(self.layers.dir_of(layer)?.file(POOL, false)?)),
@@ -171,7 +175,9 @@ impl Store {
         match checksums::read_checksums(&self.layers, layer) {
             Ok(sums) => Some(Arc::new(sums)),
             Err(error) => {
-                ::log::warn!("{error}; the content of layer {layer} is served without being checked");
+                ::log::warn!(
+                    "{error}; the content of layer {layer} is served without being checked"
+                );
                 None
             }
         }
@@ -281,7 +287,9 @@ pub(super) fn read_cells(layers: &Layers, info: &LayerInfo) -> Result<Option<Cel
     let layer = info.header.layer;
     let what = layers.show(layer, JOURNAL);
     let damage = |why: &str| Error::damage(format!("read {what}"), why);
-    let bytes = layers.read(layer, JOURNAL)?.ok_or_else(|| damage("nothing says how its pool is stored"))?;
+    let bytes = layers
+        .read(layer, JOURNAL)?
+        .ok_or_else(|| damage("nothing says how its pool is stored"))?;
     let records = log::read::<Record>(&bytes, &what)?.records;
     let lens = records.into_iter().find_map(|(record, _)| match record {
         Record::Cells(lens) => Some(lens),

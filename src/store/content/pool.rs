@@ -113,12 +113,15 @@ impl PoolWriter {
 
     /// Whether the bytes from `file_offset` on would continue the window of `ino`.
     pub fn continues(&self, ino: Ino, file_offset: u64) -> bool {
-        self.windows.get(&ino).is_some_and(|w| w.file_next == file_offset && w.pool_next < w.pool_end)
+        self.windows
+            .get(&ino)
+            .is_some_and(|w| w.file_next == file_offset && w.pool_next < w.pool_end)
     }
 
     /// The addresses that were given out and are still to be written, and where those begin that were never given out.
     pub fn reserved(&self) -> (Vec<ByteRange>, u64) {
-        let windows = self.windows.values().map(|w| ByteRange { start: w.pool_next, end: w.pool_end });
+        let windows =
+            self.windows.values().map(|w| ByteRange { start: w.pool_next, end: w.pool_end });
         (windows.filter(|range| !range.is_empty()).collect(), self.next)
     }
 
@@ -173,7 +176,10 @@ mod tests {
         let mut next = pool.allocate(Ino(1), ByteRange::at(0, 10), true);
         for step in 1..20_000u64 {
             let at = pool.allocate(Ino(1), ByteRange::at(10 * step, 10), true);
-            assert!(at == next + 10 || at.is_multiple_of(BLOCK), "its addresses go on, or a window begins");
+            assert!(
+                at == next + 10 || at.is_multiple_of(BLOCK),
+                "its addresses go on, or a window begins"
+            );
             next = at;
             pool.allocate(Ino(1 + step), ByteRange::at(0, 10), true);
             assert!(pool.windows.len() <= MOST_WINDOWS);
@@ -193,7 +199,10 @@ mod tests {
             let ino = Ino(step % 3);
             let start = if step % 5 == 0 { 0 } else { at };
             let offset = pool.allocate(ino, ByteRange::at(start, len), step % 2 == 0);
-            assert!(given.iter().all(|g| offset >= g.end || offset + len <= g.start), "step {step}");
+            assert!(
+                given.iter().all(|g| offset >= g.end || offset + len <= g.start),
+                "step {step}"
+            );
             given.push(ByteRange::at(offset, len));
             at = start + len;
         }

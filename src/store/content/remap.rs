@@ -101,7 +101,9 @@ impl Map {
             last.end = run.end;
             return;
         }
-        debug_assert!(run.start < run.end && self.runs.last().is_none_or(|last| last.end <= run.start));
+        debug_assert!(
+            run.start < run.end && self.runs.last().is_none_or(|last| last.end <= run.start)
+        );
         self.runs.push(run);
     }
 
@@ -140,7 +142,11 @@ impl Map {
                 at = run.start;
             }
             let end = run.end.min(range.end);
-            places.push(Place { layer: run.layer, offset: run.offset + (at - run.start), len: end - at });
+            places.push(Place {
+                layer: run.layer,
+                offset: run.offset + (at - run.start),
+                len: end - at,
+            });
             at = end;
         }
         if at < range.end {
@@ -193,7 +199,8 @@ impl Map {
         let end = start.checked_add(run.len).filter(|end| *end > start)?;
         let offset = start.checked_add_signed(run.shift)?;
         offset.checked_add(run.len)?;
-        (run.layer != LayerId(0)).then(|| self.runs.push(Run { start, end, layer: run.layer, offset }))
+        (run.layer != LayerId(0))
+            .then(|| self.runs.push(Run { start, end, layer: run.layer, offset }))
     }
 }
 
@@ -289,7 +296,9 @@ impl Store {
             Some(layer) => Err(Error::new(
                 Kind::Failed,
                 "give space back",
-                format!("a write of the map of layer {layer} failed, and it may be on the disk or not"),
+                format!(
+                    "a write of the map of layer {layer} failed, and it may be on the disk or not"
+                ),
             )
             .hint("unmount and mount again")),
         }
@@ -348,7 +357,8 @@ pub(in crate::store) fn parse(bytes: &[u8], what: &str) -> Result<Map> {
     }
     let mut map = Map::default();
     for (record, end) in &records {
-        let bad = || Error::damage(format!("read {what} before offset {end}"), "not a run of a map");
+        let bad =
+            || Error::damage(format!("read {what} before offset {end}"), "not a run of a map");
         let RemapRecord::Runs(runs) = record else { return Err(bad()) };
         runs.iter().try_for_each(|run| map.unpack(run)).ok_or_else(bad)?;
     }
@@ -389,7 +399,10 @@ mod tests {
                 place(9, 24_576, 5424)
             ]
         );
-        assert_eq!(map.places(LayerId(9), ByteRange { start: 5000, end: 5001 }), [place(3, 981, 1)]);
+        assert_eq!(
+            map.places(LayerId(9), ByteRange { start: 5000, end: 5001 }),
+            [place(3, 981, 1)]
+        );
         let blocks = |start: u64, end: u64| ByteRange { start: start * 4096, end: end * 4096 };
         assert_eq!(map.given_up(), [blocks(1, 4), blocks(5, 6)]);
     }
@@ -397,8 +410,12 @@ mod tests {
     #[test]
     fn what_is_not_needed_is_left_out() {
         let range = |start, end| ByteRange { start, end };
-        let only =
-            map().only(&[range(0, 100), range(9000, 9001), range(12_300, 12_301), range(30_000, 40_000)]);
+        let only = map().only(&[
+            range(0, 100),
+            range(9000, 9001),
+            range(12_300, 12_301),
+            range(30_000, 40_000),
+        ]);
         assert_eq!(only.runs(), [run(8192, 12_288, 3, 77 + 4096), run(12_288, 13_000, 2, 0)]);
         assert_eq!(map().only(&[range(0, u64::MAX)]), map());
         assert!(map().only(&[]).runs().is_empty());

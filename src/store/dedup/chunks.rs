@@ -95,8 +95,12 @@ impl Store {
         let attempt = || format!("write {}", self.dir.show(CHUNKS));
         let temp = format!("{CHUNKS}.new");
         self.dir.remove(&temp)?;
-        let mut larger =
-            Chunks { file: self.dir.file(&temp, true)?, bits: table.bits + 1, count: 0, done: table.done };
+        let mut larger = Chunks {
+            file: self.dir.file(&temp, true)?,
+            bits: table.bits + 1,
+            count: 0,
+            done: table.done,
+        };
         let bits = larger.bits;
         for number in 0..1u64 << table.bits {
             let mut all = table.entries(number).attempt(attempt)?;
@@ -256,7 +260,9 @@ mod tests {
         let mut table = store.chunks().unwrap();
         assert_eq!(table.find(5).unwrap(), []);
         for part in 0..10 {
-            store.add_chunks(&mut table, (part * 1000..part * 1000 + 1000).map(chunk).collect()).unwrap();
+            store
+                .add_chunks(&mut table, (part * 1000..part * 1000 + 1000).map(chunk).collect())
+                .unwrap();
         }
         table.set_done(LayerId(7)).unwrap();
         assert_eq!((table.bits, table.count), (6, 10_000));

@@ -235,7 +235,8 @@ impl<'a> Finder<'a> {
         let most = usize::try_from(end - at).unwrap_or(usize::MAX).min(CHUNK.2);
         let bytes = self.window.get(from..).unwrap_or_default();
         let bytes = bytes.get(..most).unwrap_or(bytes);
-        let len = FastCDC::new(bytes, CHUNK.0, CHUNK.1, CHUNK.2).next().map_or(bytes.len(), |c| c.length);
+        let len =
+            FastCDC::new(bytes, CHUNK.0, CHUNK.1, CHUNK.2).next().map_or(bytes.len(), |c| c.length);
         bytes.get(..len).unwrap_or(bytes)
     }
 
@@ -386,7 +387,9 @@ impl<'a> Finder<'a> {
 
     /// Everything before `floor` is decided.
     fn settle(&mut self, floor: u64) {
-        while let Some((chunk, tag)) = self.loose.front().copied().filter(|(chunk, _)| chunk.end <= floor) {
+        while let Some((chunk, tag)) =
+            self.loose.front().copied().filter(|(chunk, _)| chunk.end <= floor)
+        {
             self.loose.pop_front();
             self.found.chunks.push(Chunk { tag, layer: self.layer, offset: chunk.start });
             self.fresh.insert(tag, chunk.start);

@@ -31,8 +31,13 @@ pub fn encode_onto<T: Serialize>(value: &T, out: &mut Vec<u8>) -> Result<(), Str
 /// In words: not a value of this type, or bytes left over.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     let config = bincode::config::standard().with_limit::<MAX_LEN>();
-    let (value, used) = bincode::serde::decode_from_slice(bytes, config).map_err(|e| e.to_string())?;
-    if used == bytes.len() { Ok(value) } else { Err(format!("{} bytes left over", bytes.len() - used)) }
+    let (value, used) =
+        bincode::serde::decode_from_slice(bytes, config).map_err(|e| e.to_string())?;
+    if used == bytes.len() {
+        Ok(value)
+    } else {
+        Err(format!("{} bytes left over", bytes.len() - used))
+    }
 }
 
 /// The number of the variant that encoded bytes of an enum begin with; none above 250, which takes

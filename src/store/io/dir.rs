@@ -74,7 +74,9 @@ impl StoreDir {
         match disk::look().and_then(|()| nix::sys::stat::fstatat(&self.fd, name, flags)) {
             Ok(stat) => Ok(Some(u64::try_from(stat.st_size).unwrap_or(0))),
             Err(Errno::ENOENT) => Ok(None),
-            Err(errno) => Err(std::io::Error::from(errno)).attempt(|| format!("stat {}", self.show(name))),
+            Err(errno) => {
+                Err(std::io::Error::from(errno)).attempt(|| format!("stat {}", self.show(name)))
+            }
         }
     }
 
@@ -86,7 +88,9 @@ impl StoreDir {
         match disk::open_to_read(&self.fd, name, OFlag::empty()) {
             Ok(fd) => Ok(Some(File::from(fd))),
             Err(Errno::ENOENT) => Ok(None),
-            Err(errno) => Err(std::io::Error::from(errno)).attempt(|| format!("open {}", self.show(name))),
+            Err(errno) => {
+                Err(std::io::Error::from(errno)).attempt(|| format!("open {}", self.show(name)))
+            }
         }
     }
 
@@ -111,7 +115,11 @@ impl StoreDir {
     pub fn publish(&self, name: &str, bytes: &[u8], durable: bool) -> Result<()> {
         let temp = format!("{name}.new");
         let what = || format!("publish {}", self.show(name));
-        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+        let flags = OFlag::O_WRONLY
+            | OFlag::O_CREAT
+            | OFlag::O_TRUNC
+            | OFlag::O_CLOEXEC
+            | OFlag::O_NOFOLLOW;
         let file = disk::open(self, &temp, flags).attempt(what)?;
         disk::write_at(&file, bytes, 0).attempt(what)?;
         if durable {

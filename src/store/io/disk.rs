@@ -44,7 +44,11 @@ pub(in crate::store) fn open(dir: impl AsFd, name: &str, flags: OFlag) -> io::Re
 }
 
 /// Opens something of a directory to read it (openat(2)).
-pub(in crate::store) fn open_to_read(dir: impl AsFd, name: &str, flags: OFlag) -> nix::Result<OwnedFd> {
+pub(in crate::store) fn open_to_read(
+    dir: impl AsFd,
+    name: &str,
+    flags: OFlag,
+) -> nix::Result<OwnedFd> {
     look()?;
     openat(dir, name, flags | OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW, Mode::empty())
 }

@@ -102,7 +102,9 @@ impl<'b> Reader<'b> {
     /// The payload of the frame at `at` and where the next one begins, if the frame is whole and
     /// has this number.
     fn frame(&mut self, at: u64, seq: u64) -> Result<Option<(&[u8], u64)>> {
-        let Some(len) = self.get(at, FRAME_HEAD)?.and_then(log::payload_len) else { return Ok(None) };
+        let Some(len) = self.get(at, FRAME_HEAD)?.and_then(log::payload_len) else {
+            return Ok(None);
+        };
         let Some(whole) = len.checked_add(FRAME_HEAD) else { return Ok(None) };
         let Some(bytes) = self.get(at, whole)? else { return Ok(None) };
         Ok(log::frame_at(bytes, 0, seq).map(|(payload, _)| (payload, at + whole as u64)))
@@ -277,14 +279,20 @@ mod tests {
                 Ok(())
             };
             let (mut frames, later) = scan_torn::<String>(source, "t", see).unwrap();
-            assert_eq!((frames.count(), frames.end(), &later), (texts.len(), contents.end, &behind));
+            assert_eq!(
+                (frames.count(), frames.end(), &later),
+                (texts.len(), contents.end, &behind)
+            );
             assert_eq!(seen, texts.iter().cloned().enumerate().collect::<Vec<_>>());
             for from in 0..=texts.len() + 1 {
                 let found: Vec<String> = frames.records_from(from).collect::<Result<_>>().unwrap();
                 assert_eq!(found, texts.get(from..).unwrap_or_default());
             }
             frames.truncate(2);
-            assert_eq!(frames.end(), contents.records.iter().take(2).next_back().map_or(0, |r| r.1));
+            assert_eq!(
+                frames.end(),
+                contents.records.iter().take(2).next_back().map_or(0, |r| r.1)
+            );
             assert_eq!(frames.records_from(0).count(), texts.len().min(2));
         }
     }
@@ -294,8 +302,9 @@ mod tests {
         let short: Vec<String> = (0..6).map(|n| "x".repeat(n * 7)).collect();
         let bytes = log::frames(short.iter()).unwrap();
         (0..=bytes.len()).for_each(|at| compare(&bytes[..at]));
-        (0..bytes.len())
-            .for_each(|at| compare(&[&bytes[..at], &[bytes[at] ^ 0x10][..], &bytes[at + 1..]].concat()));
+        (0..bytes.len()).for_each(|at| {
+            compare(&[&bytes[..at], &[bytes[at] ^ 0x10][..], &bytes[at + 1..]].concat())
+        });
     }
 
     #[test]

@@ -45,8 +45,9 @@ impl FsyncProbe {
 
     /// What a failed sync of the file means.
     pub(in crate::store) fn judge(&self, error: io::Error) -> Unsynced {
-        let is_full =
-            [Errno::ENOSPC, Errno::EDQUOT].map(|errno| Some(errno as i32)).contains(&error.raw_os_error());
+        let is_full = [Errno::ENOSPC, Errno::EDQUOT]
+            .map(|errno| Some(errno as i32))
+            .contains(&error.raw_os_error());
         let is_whole = || self.0.as_ref().is_some_and(|file| sync_file_range_all(file).is_ok());
         if is_full && is_whole() { Unsynced::Full(error) } else { Unsynced::Lost(error) }
     }

@@ -85,7 +85,13 @@ pub fn read_numbered<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<(C
 ///
 /// # Errors
 /// As pread(2), and damage, with file and offset.
-pub fn read_at<T: DeserializeOwned>(file: &File, start: u64, len: u64, seq: u64, what: &str) -> Result<T> {
+pub fn read_at<T: DeserializeOwned>(
+    file: &File,
+    start: u64,
+    len: u64,
+    seq: u64,
+    what: &str,
+) -> Result<T> {
     let attempt = || format!("read {what} at offset {start}");
     let mut bytes = vec![0; usize::try_from(len).unwrap_or(0)];
     disk::read_at(file, &mut bytes, start).attempt(attempt)?;
@@ -111,7 +117,8 @@ fn read_whole<T: DeserializeOwned>(bytes: &[u8], what: &str, first: u64) -> Resu
 /// Damage: a good frame whose payload is not a record of this format.
 pub fn read_torn<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<Torn<T>> {
     let contents = read_good(bytes, what, 0)?;
-    let rest = usize::try_from(contents.end).ok().and_then(|end| bytes.get(end..)).unwrap_or_default();
+    let rest =
+        usize::try_from(contents.end).ok().and_then(|end| bytes.get(end..)).unwrap_or_default();
     let behind = read_behind(rest, contents.end, contents.records.len(), what)?;
     Ok(Torn { contents, behind })
 }
@@ -144,10 +151,17 @@ pub fn damage_at(what: &str, offset: u64) -> Error {
         .hint("'jailfs check' tells what else is damaged")
 }
 
-pub(in crate::store) fn decode<T: DeserializeOwned>(payload: &[u8], what: &str, at: u64) -> Result<T> {
+pub(in crate::store) fn decode<T: DeserializeOwned>(
+    payload: &[u8],
+    what: &str,
+    at: u64,
+) -> Result<T> {
     codec::decode(payload).map_err(|why| {
-        Error::damage(format!("read {what} at offset {at}"), format!("not a record of this format: {why}"))
-            .hint(OF_NEWER)
+        Error::damage(
+            format!("read {what} at offset {at}"),
+            format!("not a record of this format: {why}"),
+        )
+        .hint(OF_NEWER)
     })
 }
 
@@ -268,7 +282,8 @@ fn frame_onto<T: Serialize>(record: &T, seq: u64, bytes: &mut Vec<u8>) -> Result
     let Some((head, payload)) = bytes.split_at_mut_checked(FRAME_HEAD) else {
         return Err(too_long());
     };
-    let crc = crc32c::crc32c_append(crc32c::crc32c_append(crc32c::crc32c(&len), &seq), payload).to_le_bytes();
+    let crc = crc32c::crc32c_append(crc32c::crc32c_append(crc32c::crc32c(&len), &seq), payload)
+        .to_le_bytes();
     for (to, from) in head.iter_mut().zip(len.iter().chain(&crc).chain(&seq)) {
         *to = *from;
     }
@@ -341,7 +356,11 @@ impl<T: Serialize> Log<T> {
 
     /// Cuts off what a write left that failed. If it left nothing there is nothing to cut, which a quota may refuse as well (btrfs).
     fn roll_back(&self) -> std::io::Result<()> {
-        if self.file.metadata()?.len() <= self.end { Ok(()) } else { disk::cut(&self.file, self.end) }
+        if self.file.metadata()?.len() <= self.end {
+            Ok(())
+        } else {
+            disk::cut(&self.file, self.end)
+        }
     }
 
     /// Who knows what a failed sync of the file means.
@@ -451,7 +470,8 @@ mod tests {
     fn a_log_cut_at_any_byte_gives_the_whole_records_before_the_cut() {
         let records = texts(6);
         let bytes = log_of(&records);
-        let ends: Vec<u64> = read::<String>(&bytes, "t").unwrap().records.iter().map(|r| r.1).collect();
+        let ends: Vec<u64> =
+            read::<String>(&bytes, "t").unwrap().records.iter().map(|r| r.1).collect();
         for cut in 0..=bytes.len() {
             let got = read::<String>(&bytes[..cut], "t").unwrap();
             let whole = ends.iter().filter(|end| **end <= cut as u64).count();
@@ -471,8 +491,14 @@ mod tests {
                 bad[at] ^= 1 << bit;
                 match read::<String>(&bad, "t") {
                     Ok(got) => {
-                        assert!(at >= last, "a bad frame with good ones behind it is damage: byte {at}");
-                        assert_eq!(got.records.iter().map(|r| r.0.clone()).collect::<Vec<_>>(), records[..3]);
+                        assert!(
+                            at >= last,
+                            "a bad frame with good ones behind it is damage: byte {at}"
+                        );
+                        assert_eq!(
+                            got.records.iter().map(|r| r.0.clone()).collect::<Vec<_>>(),
+                            records[..3]
+                        );
                     }
                     Err(error) => {
                         assert_eq!(error.kind, crate::error::Kind::Damage);
@@ -494,7 +520,8 @@ mod tests {
         log.append(&"new".to_owned()).unwrap();
         let mut all = vec![0; log.len() as usize];
         file.read_exact_at(&mut all, 0).unwrap();
-        let again: Vec<String> = read(&all, "t").unwrap().records.into_iter().map(|r| r.0).collect();
+        let again: Vec<String> =
+            read(&all, "t").unwrap().records.into_iter().map(|r| r.0).collect();
         assert_eq!(again, [records[0].clone(), records[1].clone(), "new".into()]);
     }
 }

@@ -86,7 +86,12 @@ impl FailedSyncs {
     pub(in crate::store) fn of(dir: &StoreDir, writer: Writer) -> Result<FailedSyncs> {
         let stat = nix::sys::stat::fstat(dir).map_err(std::io::Error::from);
         let stat = stat.attempt(|| format!("stat {}", dir.path().display()))?;
-        let name = format!("jailfs-failed-sync-{:x}-{:x}", stat.st_dev, stat.st_ino);
+        // The inode number of a directory that is gone can be another's, but not with its time of birth.
+        let born = file::birth(dir).unwrap_or_default();
+        let name = format!(
+            "jailfs-failed-sync-{:x}-{:x}-{:x}.{:x}",
+            stat.st_dev, stat.st_ino, born.secs, born.nanos
+        );
         Ok(FailedSyncs { writer, path: Path::new(NOTES).join(name) })
     }
 
@@ -100,9 +105,13 @@ impl FailedSyncs {
         let record = FailedSync { writer: self.writer, layer, synced };
         let append = || -> Result<()> {
             let frame = frames::frame(&record, self.all().len() as u64)?;
-            let flags =
-                OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_APPEND | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-            let opened = openat(nix::fcntl::AT_FDCWD, &self.path, flags, Mode::S_IRUSR | Mode::S_IWUSR);
+            let flags = OFlag::O_WRONLY
+                | OFlag::O_CREAT
+                | OFlag::O_APPEND
+                | OFlag::O_NOFOLLOW
+                | OFlag::O_CLOEXEC;
+            let opened =
+                openat(nix::fcntl::AT_FDCWD, &self.path, flags, Mode::S_IRUSR | Mode::S_IWUSR);
             let opened = opened.map(File::from).map_err(std::io::Error::from);
             opened
                 .and_then(|mut note| note.write_all(&frame))
@@ -126,8 +135,9 @@ impl FailedSyncs {
     /// All notes, those of other writers too.
     fn all(&self) -> Vec<FailedSync> {
         // A file of another user says nothing.
-        let is_ours =
-            |stat: std::fs::Metadata| stat.is_file() && [0, geteuid().as_raw()].contains(&stat.uid());
+        let is_ours = |stat: std::fs::Metadata| {
+            stat.is_file() && [0, geteuid().as_raw()].contains(&stat.uid())
+        };
         if !std::fs::symlink_metadata(&self.path).is_ok_and(is_ours) {
             return Vec::new();
         }

@@ -41,7 +41,10 @@ impl Layers {
     ///
     /// # Errors
     /// As [`Packs::open`].
-    pub(in crate::store) fn open(store: &StoreDir, each: &mut dyn FnMut(&Packed)) -> Result<Layers> {
+    pub(in crate::store) fn open(
+        store: &StoreDir,
+        each: &mut dyn FnMut(&Packed),
+    ) -> Result<Layers> {
         Ok(Layers { dir: store.dir("layers")?, packs: Packs::open(store, each)? })
     }
 
@@ -80,7 +83,11 @@ impl Layers {
     ///
     /// # Errors
     /// As [`Layers::read`].
-    pub(in crate::store) fn open_log(&self, layer: LayerId, name: &str) -> Result<Option<LogBytes>> {
+    pub(in crate::store) fn open_log(
+        &self,
+        layer: LayerId,
+        name: &str,
+    ) -> Result<Option<LogBytes>> {
         if name != INDEX
             && let Some(packed) = self.packs.get(layer)?
         {
@@ -128,7 +135,13 @@ impl Layers {
             Some(_) => self.dir_of(packed.layer)?.size(INDEX)?,
             None => None,
         };
-        Ok(Besides { summed: true, mapped: packed.map.is_some(), index, packed: true, hole: packed.hole })
+        Ok(Besides {
+            summed: true,
+            mapped: packed.map.is_some(),
+            index,
+            packed: true,
+            hole: packed.hole,
+        })
     }
 
     /// Removes from the directories of layers that are in packs what a step that was cut off left there.
@@ -169,7 +182,8 @@ impl Layers {
         // The last: as long as it is there, somebody finds that there is something to remove.
         dir.remove(JOURNAL)?;
         if with_pool && dir.size(INDEX)?.is_none() {
-            disk::remove_dir(&self.dir, &name).attempt(|| format!("remove {}", self.dir.show(&name)))?;
+            disk::remove_dir(&self.dir, &name)
+                .attempt(|| format!("remove {}", self.dir.show(&name)))?;
         }
         Ok(())
     }

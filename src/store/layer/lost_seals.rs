@@ -32,12 +32,15 @@ impl Evidence<'_> {
         show: impl Fn(LayerId) -> String,
     ) -> Result<()> {
         let must_be_sealed = self.sealed_once(catalog);
-        let lost = |info: &&LayerInfo| info.seal.is_none() && must_be_sealed.contains(&info.header.layer);
+        let lost =
+            |info: &&LayerInfo| info.seal.is_none() && must_be_sealed.contains(&info.header.layer);
         let Some(first) = catalog.values().find(lost) else { return Ok(()) };
         let layer = first.header.layer;
         let attempt = format!("read {} at offset {}", show(layer), first.bytes);
-        let error =
-            Error::damage(attempt, format!("the journal of sealed layer {layer} ends before its seal"));
+        let error = Error::damage(
+            attempt,
+            format!("the journal of sealed layer {layer} ends before its seal"),
+        );
         Err(error.hint(match checkpoints_without(layer, catalog) {
             none if none.is_empty() => {
                 "'jailfs check' lists all damage; every checkpoint needs this layer".to_owned()
@@ -76,6 +79,7 @@ fn checkpoints_without(lost: LayerId, catalog: &BTreeMap<LayerId, LayerInfo>) ->
     };
     let is_checkpoint = |info: &&LayerInfo| info.seal.as_ref().is_some_and(|seal| !seal.automatic);
     let whole = catalog.values().filter(is_checkpoint).map(|info| info.header.layer);
-    let ids: Vec<String> = whole.filter(|layer| !rests_on(*layer)).map(|layer| layer.to_string()).collect();
+    let ids: Vec<String> =
+        whole.filter(|layer| !rests_on(*layer)).map(|layer| layer.to_string()).collect();
     ids.join(", ")
 }

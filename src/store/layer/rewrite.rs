@@ -78,7 +78,8 @@ impl Store {
     ) -> Result<JournalRewrite> {
         let during = |e: Error| e.during(format!("rewrite the journal of layer {}", from.layer));
         let header = self.layer(from.layer).map(|info| info.header);
-        let header = header.ok_or_else(|| during(Error::damage("find its header", "there is none")))?;
+        let header =
+            header.ok_or_else(|| during(Error::damage("find its header", "there is none")))?;
         let dir = Arc::new(self.layers.dir_of(from.layer)?);
         dir.remove(NEW_JOURNAL)?;
         let file = Arc::new(dir.file(NEW_JOURNAL, true)?);
@@ -120,16 +121,13 @@ impl JournalRewrite {
         }
         let bytes = LogBytes::File(Arc::clone(&to.file), to.bytes);
         let what = self.dir.show(JOURNAL);
-        frames::each_from(
-            &bytes,
-            &what,
-            (self.upto.bytes, self.upto.count),
-            |payload, at| match log::decode::<Record>(payload, &what, at)? {
+        frames::each_from(&bytes, &what, (self.upto.bytes, self.upto.count), |payload, at| {
+            match log::decode::<Record>(payload, &what, at)? {
                 record @ Record::Edits(_) => self.log.append_of_strangers(&record),
                 Record::Synced | Record::SyncedTo(_) => Ok(()),
                 _ => Err(self.other("its journal has come to its end")),
-            },
-        )?;
+            }
+        })?;
         let copied = to.bytes.saturating_sub(self.upto.bytes);
         self.upto = to.clone();
         Ok(copied)
@@ -210,7 +208,8 @@ impl Upper {
         rewrite.follow(&self.journal_end())?;
         let Some(synced) = rewrite.synced else { return Err(rewrite.other("it is not synced")) };
         let dir = &rewrite.dir;
-        disk::rename(dir, NEW_JOURNAL, JOURNAL).attempt(|| format!("publish {}", dir.show(JOURNAL)))?;
+        disk::rename(dir, NEW_JOURNAL, JOURNAL)
+            .attempt(|| format!("publish {}", dir.show(JOURNAL)))?;
         rewrite.is_published = true;
         // The old file is closed with the rewrite, without any lock.
         std::mem::swap(&mut self.journal, &mut rewrite.log);

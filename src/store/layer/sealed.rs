@@ -33,7 +33,12 @@ impl Store {
     ///
     /// # Errors
     /// As the calls it is made of; the journal then stays as it was.
-    pub fn rewrite_layer(&self, header: Header, seal: Seal, edits: impl Iterator<Item = Edit>) -> Result<()> {
+    pub fn rewrite_layer(
+        &self,
+        header: Header,
+        seal: Seal,
+        edits: impl Iterator<Item = Edit>,
+    ) -> Result<()> {
         let mut rewriting = self.rewriting();
         rewriting.rewrite(header, seal, edits)?;
         rewriting.finish()
@@ -123,7 +128,9 @@ impl Store {
     /// # Errors
     /// As unlink(2).
     pub fn remove_index(&self, layer: LayerId) -> Result<()> {
-        let Some(info) = self.layer(layer).filter(|info| info.index.is_some()) else { return Ok(()) };
+        let Some(info) = self.layer(layer).filter(|info| info.index.is_some()) else {
+            return Ok(());
+        };
         self.layers.dir_of(layer)?.remove(INDEX)?;
         if let Some(info) = self.state.lock().catalog.get_mut(&layer) {
             info.index = None;
@@ -156,7 +163,9 @@ impl Store {
         if is_there {
             let dir = self.layers.dir_of(layer)?;
             // The journal first: a directory without one is that of no layer, and is removed the next time.
-            for file in [JOURNAL, POOL, INDEX, SUMS, MAP, "journal.new", "index.new", "sums.new", "map.new"] {
+            for file in
+                [JOURNAL, POOL, INDEX, SUMS, MAP, "journal.new", "index.new", "sums.new", "map.new"]
+            {
                 dir.remove(file)?;
             }
         }
@@ -193,10 +202,14 @@ impl Store {
     /// # Errors
     /// As the calls it is made of; what is left is removed the next time.
     pub fn remove_newborn(&self) -> Result<()> {
-        let known: std::collections::BTreeSet<LayerId> = self.state.lock().catalog.keys().copied().collect();
+        let known: std::collections::BTreeSet<LayerId> =
+            self.state.lock().catalog.keys().copied().collect();
         let newest = known.last().copied().unwrap_or(LayerId(0));
-        for layer in
-            self.layers.directories()?.into_iter().filter(|layer| *layer < newest && !known.contains(layer))
+        for layer in self
+            .layers
+            .directories()?
+            .into_iter()
+            .filter(|layer| *layer < newest && !known.contains(layer))
         {
             self.remove_layer(layer)?;
         }
@@ -214,10 +227,14 @@ impl Store {
             // Of the last block of a file the host makes zeros, and keeps it, unless all of it is to go.
             let end = if is_sealed { block_ceil(range.end) } else { range.end };
             match disk::punch(&pool, ByteRange { end, ..*range }) {
-                Err(error) if error.raw_os_error() == Some(nix::errno::Errno::EOPNOTSUPP as i32) => {
+                Err(error)
+                    if error.raw_os_error() == Some(nix::errno::Errno::EOPNOTSUPP as i32) =>
+                {
                     return Ok(());
                 }
-                other => other.attempt(|| format!("give back space of the pool of layer {layer}"))?,
+                other => {
+                    other.attempt(|| format!("give back space of the pool of layer {layer}"))?
+                }
             }
         }
         Ok(())

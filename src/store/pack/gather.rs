@@ -143,7 +143,9 @@ impl Store {
             match self.copy(info, &mut gathered, &homes)? {
                 Copied::Whole(map) => drop(moved.insert(source, map)),
                 Copied::NoSums => {
-                    ::log::warn!("content of layer {source} has no checksums, and stays where it is")
+                    ::log::warn!(
+                        "content of layer {source} has no checksums, and stays where it is"
+                    )
                 }
                 Copied::Damaged(at) => ::log::warn!(
                     "content of layer {source} is not as it was written at {at}; 'jailfs check --read-data' tells more"
@@ -160,7 +162,8 @@ impl Store {
             return Ok(Some(moved));
         }
         let Gathered { pool, cells, .. } = gathered;
-        let (cells, sums) = cells.finish(&pool).attempt(|| format!("write the pool of layer {layer}"))?;
+        let (cells, sums) =
+            cells.finish(&pool).attempt(|| format!("write the pool of layer {layer}"))?;
         if self.durable {
             disk::sync(&pool).attempt(|| format!("sync the pool of layer {layer}"))?;
             self.layers.dir_of(layer)?.sync()?;
@@ -254,7 +257,12 @@ impl Store {
     }
 
     /// Publishes where the content is now.
-    fn publish_moved(&self, new: Option<Packed>, sources: &[LayerInfo], moved: &Moved) -> Result<()> {
+    fn publish_moved(
+        &self,
+        new: Option<Packed>,
+        sources: &[LayerInfo],
+        moved: &Moved,
+    ) -> Result<()> {
         let (mut files, mut changes, mut maps) = (Vec::new(), Vec::new(), Vec::new());
         // Whoever reads by a map from before still opens the pools, and holds what is in them against what it was.
         for layer in moved.keys() {
@@ -274,11 +282,16 @@ impl Store {
             } else if let Some(packed) = self.layers.packs.get(layer)? {
                 let map = self.map_of(layer)?.with_moved(moved, moved.get(&layer));
                 let hole = Some(self.pool_end(layer)?);
-                changes.push(Change::Put(Packed { hole, sums: None, ..self.with_remap(packed, &map)? }));
+                changes.push(Change::Put(Packed {
+                    hole,
+                    sums: None,
+                    ..self.with_remap(packed, &map)?
+                }));
                 maps.push(map);
             }
         }
-        for layer in self.catalog().iter().filter(|info| info.mapped).map(|info| info.header.layer) {
+        for layer in self.catalog().iter().filter(|info| info.mapped).map(|info| info.header.layer)
+        {
             let before = self.map_of(layer)?;
             let map = before.with_moved(moved, None);
             if map == before || moved.contains_key(&layer) {
@@ -382,7 +395,8 @@ mod tests {
             (LayerId(2), map(&[run(0, 4096, 9, 8192)])),
         ]);
         // Over a hole of the old place, to another layer, and with content of its own.
-        let before = map(&[run(0, 9000, 1, 100), run(12_288, 12_300, 3, 7), run(16_384, 16_484, 2, 50)]);
+        let before =
+            map(&[run(0, 9000, 1, 100), run(12_288, 12_300, 3, 7), run(16_384, 16_484, 2, 50)]);
         let own = map(&[run(20_480, 24_576, 9, 12_288)]);
         let after = before.with_moved(&moved, Some(&own));
         let wanted = [
@@ -403,10 +417,15 @@ mod tests {
         let options = StoreOptions { volatile: true, ..StoreOptions::default() };
         let store = Store::create(&dir.path().join("store"), b"/base", (1, 2), options).unwrap();
         let text: Vec<u8> = (0..20_000).flat_map(|n| format!("line {n}\n").into_bytes()).collect();
-        let seal =
-            || Seal { name: None, message: String::new(), time: Timestamp::default(), automatic: true };
+        let seal = || Seal {
+            name: None,
+            message: String::new(),
+            time: Timestamp::default(),
+            automatic: true,
+        };
         for _ in 0..2 {
-            let mut layer = store.create_layer(None, "main", Epoch(0), LayerKind::Continues).unwrap();
+            let mut layer =
+                store.create_layer(None, "main", Epoch(0), LayerKind::Continues).unwrap();
             let at = layer.pool.allocate(Ino(9), ByteRange::at(0, text.len() as u64), true);
             layer.pool.write(at, &text).unwrap();
             store.seal_layer(&mut layer, seal()).unwrap();
@@ -422,14 +441,20 @@ mod tests {
             bytes == text
         };
         assert_eq!(store.gather(&store.packed_with_pools()).unwrap(), 2);
-        let [first] = store.packed_with_pools().try_into().unwrap_or_else(|_| panic!("one is gathered"));
+        let [first] =
+            store.packed_with_pools().try_into().unwrap_or_else(|_| panic!("one is gathered"));
         let first: LayerInfo = first;
-        assert!(store.content(first.header.layer).unwrap().cells.is_some() && read(first.header.layer));
+        assert!(
+            store.content(first.header.layer).unwrap().cells.is_some() && read(first.header.layer)
+        );
         let reading = store.reading();
         assert_eq!(store.gather(std::slice::from_ref(&first)).unwrap(), 1);
         assert!(read(first.header.layer), "it is read as it is stored");
         drop(reading);
         let all = store.packed_with_pools();
-        assert!(all.iter().any(|info| info.header.layer > first.header.layer && read(info.header.layer)));
+        assert!(
+            all.iter()
+                .any(|info| info.header.layer > first.header.layer && read(info.header.layer))
+        );
     }
 }

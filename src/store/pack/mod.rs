@@ -266,20 +266,30 @@ impl Packs {
         Ok(())
     }
 
-    fn read_pack(&mut self, dir: &StoreDir, number: u32, each: &mut dyn FnMut(&Packed)) -> Result<Pack> {
+    fn read_pack(
+        &mut self,
+        dir: &StoreDir,
+        number: u32,
+        each: &mut dyn FnMut(&Packed),
+    ) -> Result<Pack> {
         let name = file_name(number);
         let what = dir.show(&name);
         let file = Arc::new(dir.file(&name, false)?);
         let bytes = dir.read(&name)?.unwrap_or_default();
         let contents = log::read::<PackRecord>(&bytes, &what)?;
-        let torn = || Error::damage(format!("read {what} at offset {}", contents.end), "its end is missing");
+        let torn = || {
+            Error::damage(format!("read {what} at offset {}", contents.end), "its end is missing")
+        };
         let mut records = contents.records.iter().enumerate();
         let begin = records.next().map(|(_, (record, end))| (record, *end));
         let Some((PackRecord::Begins { number: named, since, next_layer }, begin)) = begin else {
             return Err(torn());
         };
         if *named != number || *since > number {
-            return Err(Error::damage(format!("read {what} at offset 0"), format!("it is pack {named}")));
+            return Err(Error::damage(
+                format!("read {what} at offset 0"),
+                format!("it is pack {named}"),
+            ));
         }
         self.next_layer = self.next_layer.max(*next_layer);
         let mut said = BTreeSet::new();
@@ -293,10 +303,13 @@ impl Packs {
                     let block = inflate(*len, deflated).map_err(|why| bad(&why))?;
                     let frame = Frame { start, len: end - start, seq: seq as u64 };
                     for at in 0..block.layers.len() {
-                        let packed = block.packed(at).ok_or_else(|| bad("not a block of layers"))?;
+                        let packed =
+                            block.packed(at).ok_or_else(|| bad("not a block of layers"))?;
                         said.insert(packed.layer);
                         let state = self.state.get_mut();
-                        if !state.gone.contains(&packed.layer) && !state.places.contains_key(&packed.layer) {
+                        if !state.gone.contains(&packed.layer)
+                            && !state.places.contains_key(&packed.layer)
+                        {
                             state.places.insert(packed.layer, Place { pack: number, frame, at });
                             each(&packed);
                         }
@@ -305,7 +318,9 @@ impl Packs {
                 PackRecord::Gone(layers) => {
                     let state = self.state.get_mut();
                     said.extend(layers);
-                    state.gone.extend(layers.iter().filter(|layer| !state.places.contains_key(layer)));
+                    state
+                        .gone
+                        .extend(layers.iter().filter(|layer| !state.places.contains_key(layer)));
                 }
                 PackRecord::End => is_whole = true,
             }
@@ -399,7 +414,12 @@ impl Packs {
     ///
     /// # Errors
     /// As the calls it is made of; nothing has changed then.
-    pub(super) fn publish(&self, store: &StoreDir, changes: &[Change], how: Publishing) -> Result<Published> {
+    pub(super) fn publish(
+        &self,
+        store: &StoreDir,
+        changes: &[Change],
+        how: Publishing,
+    ) -> Result<Published> {
         let _publishing = self.publishing.lock();
         let dir = self.dir_in(store, how.durable)?;
         let plan = self.plan(changes, how.takes_in);
@@ -476,7 +496,9 @@ impl Packs {
         let replaced: BTreeSet<u32> = taken_in.iter().map(|pack| pack.number).collect();
         let since = taken_in.iter().map(|pack| pack.since).min().unwrap_or(number);
         let mut entries = BTreeMap::new();
-        for (layer, place) in state.places.iter().filter(|(_, place)| replaced.contains(&place.pack)) {
+        for (layer, place) in
+            state.places.iter().filter(|(_, place)| replaced.contains(&place.pack))
+        {
             if let Some(pack) = taken_in.iter().find(|pack| pack.number == place.pack) {
                 entries.insert(*layer, Entry::Known(*place, Arc::clone(&pack.file)));
             }
@@ -533,7 +555,9 @@ impl Packs {
         let Pack { number, since, ref file, bytes, layers } = *pack;
         state.packs.retain(|pack| !replaced.contains(&pack.number));
         state.packs.push(Pack { number, since, file: Arc::clone(file), bytes, layers });
-        state.places.retain(|layer, place| !replaced.contains(&place.pack) && !gone.contains(layer));
+        state
+            .places
+            .retain(|layer, place| !replaced.contains(&place.pack) && !gone.contains(layer));
         state.places.append(places);
         state.gone = std::mem::take(gone);
     }
@@ -639,7 +663,8 @@ mod tests {
     fn packed(layer: u32, fill: u8) -> Packed {
         let time = Timestamp::default();
         let (head, kind) = ("main".to_owned(), LayerKind::Continues);
-        let header = Header { layer: LayerId(layer), parent: None, head, epoch: Epoch(0), kind, time };
+        let header =
+            Header { layer: LayerId(layer), parent: None, head, epoch: Epoch(0), kind, time };
         let journal = gathered_journal(LayerId(layer), &header, Vec::new()).unwrap();
         Packed {
             layer: LayerId(layer),
@@ -659,7 +684,11 @@ mod tests {
 
     fn say(packs: &Packs, store: &StoreDir, changes: Vec<Change>) -> Published {
         let mut published = packs
-            .publish(store, &changes, Publishing { next_layer: 1000, durable: false, takes_in: true })
+            .publish(
+                store,
+                &changes,
+                Publishing { next_layer: 1000, durable: false, takes_in: true },
+            )
             .unwrap();
         packs.adopt(&mut published);
         published
@@ -668,7 +697,8 @@ mod tests {
     fn found(store: &StoreDir) -> (BTreeMap<LayerId, Packed>, Packs) {
         let mut found = BTreeMap::new();
         let mut packs =
-            Packs::open(store, &mut |packed| drop(found.insert(packed.layer, packed.clone()))).unwrap();
+            Packs::open(store, &mut |packed| drop(found.insert(packed.layer, packed.clone())))
+                .unwrap();
         assert!(packs.damaged().is_empty(), "{:?}", packs.damaged());
         (found, packs)
     }
@@ -718,8 +748,10 @@ mod tests {
     fn maps_that_follow_each_other_take_next_to_nothing() {
         let (_dir, store) = store();
         let packs = Packs::open(&store, &mut |_| ()).unwrap();
-        let map: Vec<u8> = (0..6000u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
-        let layers = (1..=100).map(|n| Change::Put(Packed { map: Some(map.clone()), ..packed(n, 0) }));
+        let map: Vec<u8> =
+            (0..6000u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+        let layers =
+            (1..=100).map(|n| Change::Put(Packed { map: Some(map.clone()), ..packed(n, 0) }));
         say(&packs, &store, layers.collect());
         let (_, bytes) = packs.space();
         assert!(bytes < 15 * 24_000, "{bytes} bytes for 100 maps of 24,000");
@@ -768,7 +800,8 @@ mod tests {
                 .for_each(|name| std::fs::write(layer.join(name), "old").unwrap());
         }
         let layers = Layers::open(&store, &mut |_| ()).unwrap();
-        let LayerInfo { packed: true, mapped: true, .. } = packed_info(&layers, &packed(7, 1)).unwrap()
+        let LayerInfo { packed: true, mapped: true, .. } =
+            packed_info(&layers, &packed(7, 1)).unwrap()
         else {
             panic!("not in a pack");
         };
@@ -785,7 +818,8 @@ mod tests {
         let packs = Packs::open(&store, &mut |_| ()).unwrap();
         for layer in 1..=3 {
             let how = Publishing { next_layer: 10, durable: false, takes_in: false };
-            let mut published = packs.publish(&store, &[Change::Put(packed(layer, 1))], how).unwrap();
+            let mut published =
+                packs.publish(&store, &[Change::Put(packed(layer, 1))], how).unwrap();
             packs.adopt(&mut published);
         }
         assert_eq!(found(&store).0.len(), 3);
@@ -793,7 +827,8 @@ mod tests {
             let path = dir.path().join(PACKS).join(file_name(number));
             let bytes = std::fs::read(&path).unwrap();
             std::fs::remove_file(&path).unwrap();
-            let told = Packs::open(&store, &mut |_| ()).unwrap().damaged().pop().unwrap().to_string();
+            let told =
+                Packs::open(&store, &mut |_| ()).unwrap().damaged().pop().unwrap().to_string();
             assert!(told.contains(&format!("{PACKS}/{}", file_name(number))), "{told}");
             std::fs::write(&path, bytes).unwrap();
         }

@@ -39,11 +39,14 @@ impl Store {
         layer: LayerId,
         edits: Option<impl Iterator<Item = Edit>>,
     ) -> Result<Option<Packed>> {
-        let Some(LayerInfo { header, seal: Some(seal), bytes, packed: false, .. }) = self.layer(layer) else {
+        let Some(LayerInfo { header, seal: Some(seal), bytes, packed: false, .. }) =
+            self.layer(layer)
+        else {
             return Ok(None);
         };
         let read = |name: &str| self.layers.read(layer, name);
-        let large = |bytes: &Option<Vec<u8>>| bytes.as_ref().is_some_and(|bytes| bytes.len() > LARGEST);
+        let large =
+            |bytes: &Option<Vec<u8>>| bytes.as_ref().is_some_and(|bytes| bytes.len() > LARGEST);
         let (map, sums) = (read(MAP)?, read(SUMS)?);
         if large(&map) || large(&sums) || sums.is_none() || bytes > 16 * LARGEST as u64 {
             return Ok(None);
@@ -55,10 +58,13 @@ impl Store {
         if journal.len() > LARGEST {
             return Ok(None);
         }
-        let hole = if self.own_content(layer)?.is_empty() { Some(self.pool_end(layer)?) } else { None };
+        let hole =
+            if self.own_content(layer)?.is_empty() { Some(self.pool_end(layer)?) } else { None };
         let what = self.layers.show(layer, SUMS);
         let sums = match sums.filter(|_| hole.is_none()) {
-            Some(bytes) => Some(log::frames(checksums::parse(&bytes, &what)?.beside_map().into_records())?),
+            Some(bytes) => {
+                Some(log::frames(checksums::parse(&bytes, &what)?.beside_map().into_records())?)
+            }
             None => None,
         };
         Ok(Some(Packed { layer, hole, journal, map, sums }))
@@ -221,7 +227,8 @@ impl Store {
             return Err(Error::damage(format!("rewrite layer {layer}"), "it is not sealed"));
         };
         let index = dir.size(INDEX)?;
-        let besides = Besides { summed: true, mapped: info.mapped, index, packed: false, hole: None };
+        let besides =
+            Besides { summed: true, mapped: info.mapped, index, packed: false, hole: None };
         let info = LayerInfo::new(header, Some(seal), true, journal.len() as u64, besides);
         self.publish_packed(vec![Change::Gone(layer)], BTreeMap::from([(layer, info)]))
     }
@@ -247,7 +254,12 @@ impl Rewriting<'_> {
     ///
     /// # Errors
     /// As the calls it is made of; the journal then stays as it was.
-    pub fn rewrite(&mut self, header: Header, seal: Seal, edits: impl Iterator<Item = Edit>) -> Result<()> {
+    pub fn rewrite(
+        &mut self,
+        header: Header,
+        seal: Seal,
+        edits: impl Iterator<Item = Edit>,
+    ) -> Result<()> {
         let layer = header.layer;
         let Some(packed) = self.store.layers.packs.get(layer)? else {
             self.publish()?;
@@ -295,10 +307,20 @@ impl Rewriting<'_> {
 }
 
 /// The journal of a layer that holds content of others, deflated like this.
-pub(in crate::store) fn gathered_journal(layer: LayerId, like: &Header, cells: Vec<u32>) -> Result<Vec<u8>> {
-    let header =
-        Header { layer, parent: None, head: String::new(), kind: LayerKind::Gathered, ..like.clone() };
+pub(in crate::store) fn gathered_journal(
+    layer: LayerId,
+    like: &Header,
+    cells: Vec<u32>,
+) -> Result<Vec<u8>> {
+    let header = Header {
+        layer,
+        parent: None,
+        head: String::new(),
+        kind: LayerKind::Gathered,
+        ..like.clone()
+    };
     let seal = Seal { name: None, message: String::new(), time: like.time, automatic: true };
-    let records = [Record::Header(header), Record::Compact, Record::Cells(cells), Record::Seal(seal)];
+    let records =
+        [Record::Header(header), Record::Compact, Record::Cells(cells), Record::Seal(seal)];
     log::frames(records.into_iter())
 }

@@ -77,9 +77,8 @@ impl Timeline {
             }
             (Expected::Print(print), Some(stat)) => (!to.lower.is_as(&print, &stat.fingerprint()))
                 .then_some("somebody else changed it in the base"),
-            (Expected::Unknown, Some(stat)) => {
-                (!is_dir(stat) && stat.ctime > since).then_some("somebody else changed it in the base")
-            }
+            (Expected::Unknown, Some(stat)) => (!is_dir(stat) && stat.ctime > since)
+                .then_some("somebody else changed it in the base"),
         })
     }
 
@@ -91,7 +90,8 @@ impl Timeline {
         let (applies, begun): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|layer| layer.header.kind == LayerKind::PreImage);
         // Of the apply that began it; a clock that was set back does not make it earlier.
-        let applied = applies.into_iter().filter_map(|layer| layer.seal).map(|seal| seal.time).max();
+        let applied =
+            applies.into_iter().filter_map(|layer| layer.seal).map(|seal| seal.time).max();
         let first = begun.into_iter().map(|layer| layer.header.time).min();
         applied.into_iter().chain(first).max().unwrap_or_default()
     }
@@ -114,10 +114,11 @@ fn expectation(to: &State, path: &TreePath) -> FsResult<Expected> {
     let Some((dir, name)) = path.split() else { return Ok(Expected::Unknown) };
     // Names are hidden in the directory that covers the directory of the base, wherever it stands in the tree now.
     let Some((ino, _)) = to.lower.lookup(&dir)? else { return Ok(Expected::Nothing) };
-    let covers =
-        matches!(to.tree.node(ino).map(|n| &n.body), Some(Body::Dir { base: Some(base) }) if *base == dir);
+    let covers = matches!(to.tree.node(ino).map(|n| &n.body), Some(Body::Dir { base: Some(base) }) if *base == dir);
     Ok(match to.tree.dentry(ino, &name).filter(|_| covers) {
-        Some(Dentry::Child { hides: Some(print), .. } | Dentry::Whiteout(print)) => Expected::Print(**print),
+        Some(Dentry::Child { hides: Some(print), .. } | Dentry::Whiteout(print)) => {
+            Expected::Print(**print)
+        }
         Some(Dentry::Child { hides: None, .. }) => Expected::Nothing,
         None => Expected::Unknown,
     })

@@ -24,16 +24,28 @@ impl Timeline {
     ///
     /// # Errors
     /// What the store or the base answers.
-    pub(in crate::timeline) fn land(&self, sealed: Target, epoch: Epoch, description: &str) -> Result<()> {
+    pub(in crate::timeline) fn land(
+        &self,
+        sealed: Target,
+        epoch: Epoch,
+        description: &str,
+    ) -> Result<()> {
         let (verb, to) = (OpVerb::Apply, Target { layer: None, epoch });
         let mut twin = Twin { here: self.state_of(sealed)?, there: self.state_of(to)? };
         // Whoever writes before the exchange writes to the layer that is shown, and keeps it there.
-        let (mut next, present) = self.publish(verb, to, LayerKind::Lands(self.fs.upper_layer()))?;
+        let (mut next, present) =
+            self.publish(verb, to, LayerKind::Lands(self.fs.upper_layer()))?;
         let mut why = "programs write faster than that can be carried over".to_owned();
         for _ in 0..TRIES {
-            let seal = Seal { name: None, message: DURING.to_owned(), time: clock::now(), automatic: true };
+            let seal = Seal {
+                name: None,
+                message: DURING.to_owned(),
+                time: clock::now(),
+                automatic: true,
+            };
             let landing = twin.follow(&self.fs.state(), usize::MAX).and_then(|_| {
-                let at_last = |now: &State| Ok(twin.follow(now, MOST_AT_LAST)?.then(|| twin.there.clone()));
+                let at_last =
+                    |now: &State| Ok(twin.follow(now, MOST_AT_LAST)?.then(|| twin.there.clone()));
                 self.fs.land(next, seal, at_last)
             });
             match landing {
@@ -63,7 +75,8 @@ impl Timeline {
             }
         }
         log::warn!("apply: the tree stays over the base as it was before: {why}");
-        self.with_reserve(|| self.store.set_head(&self.head, &present)).map_err(|error| self.stop(error))
+        self.with_reserve(|| self.store.set_head(&self.head, &present))
+            .map_err(|error| self.stop(error))
     }
 
     fn landed(&self, landed: Rebased, to: Target, description: &str) -> Result<()> {

@@ -44,7 +44,9 @@ use crate::timeline::diff::{PathChange, What};
 
 use crate::store::Store;
 use crate::store::layer::{LayerInfo, Upper};
-use crate::store::record::{Body, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Source};
+use crate::store::record::{
+    Body, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Source,
+};
 use crate::timeline::apply::staging::Stages;
 use crate::timeline::apply::unfinished::Unfinished;
 use crate::timeline::{Target, Timeline, close};
@@ -106,8 +108,14 @@ fn writable_changes(from: &State, to: &State, paths: &[TreePath]) -> Result<Vec<
         if change.path.as_bytes().len() <= LONGEST_PATH {
             changes.push(change);
         } else if paths.is_empty() || paths.iter().any(|named| change.path.starts_with(named)) {
-            let top = change.path.names().next().map(|name| TreePath::root().join(&name)).unwrap_or_default();
-            let why = format!("a path below it is longer than {LONGEST_PATH} bytes; nothing is written");
+            let top = change
+                .path
+                .names()
+                .next()
+                .map(|name| TreePath::root().join(&name))
+                .unwrap_or_default();
+            let why =
+                format!("a path below it is longer than {LONGEST_PATH} bytes; nothing is written");
             return Err(Error::new(Kind::Conflict, format!("apply '{top}'"), why)
                 .hint("remove it in the sandbox, or apply other paths by naming them"));
         }
@@ -221,7 +229,8 @@ impl Timeline {
         self.was_rolled_back.store(false, Ordering::SeqCst);
         let history = self.applies.lock().clone();
         let epoch = Epoch(u32::try_from(history.len()).unwrap_or(u32::MAX).saturating_add(1));
-        let mut layer = self.store().create_layer(None, "", epoch, LayerKind::PreImage).map_err(during)?;
+        let mut layer =
+            self.store().create_layer(None, "", epoch, LayerKind::PreImage).map_err(during)?;
         let (touched, stages, images) = keep_images(&mut layer, plan)
             .map_err(|error| self.withdraw((layer.layer(), epoch), during(error)))?;
         let with_images: PreHistory =
@@ -233,29 +242,42 @@ impl Timeline {
         // From here on nobody reads the base at these paths but through the pre-images, whatever becomes of the apply.
         *self.applies.lock() = with_images.clone();
         self.fs().set_lower(lower(shown, &with_images));
-        let to =
-            State { tree: plan.to.tree.clone(), lower: Arc::new(lower(plan.to.lower.epoch(), &with_images)) };
+        let to = State {
+            tree: plan.to.tree.clone(),
+            lower: Arc::new(lower(plan.to.lower.epoch(), &with_images)),
+        };
         let mut claims = Claims::default();
         let mut claim = |path: &TreePath, print| claims.claim(&mut layer, path, print);
         let states = (&plan.from, &to);
-        let written = write_base(self.base(), states, &plan.changes, &touched, &stages, &mut claim, None)
-            .and_then(|written| self.without_shared_numbers(plan, written))
-            .and_then(|written| {
-                // What somebody else made of it meanwhile is a conflict for the next apply, and nothing that the tree may be put on.
-                let foreign =
-                    rollback::foreign(self.base(), &images, &claims, |path| written.stat(self.base(), path))?;
-                if !foreign.is_empty() {
-                    log::warn!("{}", rollback::told_of(&foreign));
-                }
-                plan.not_kept = not_kept(&written);
-                settle(self.store(), self.base(), &mut layer, images.clone(), &written, &foreign)
-            });
+        let written =
+            write_base(self.base(), states, &plan.changes, &touched, &stages, &mut claim, None)
+                .and_then(|written| self.without_shared_numbers(plan, written))
+                .and_then(|written| {
+                    // What somebody else made of it meanwhile is a conflict for the next apply, and nothing that the tree may be put on.
+                    let foreign = rollback::foreign(self.base(), &images, &claims, |path| {
+                        written.stat(self.base(), path)
+                    })?;
+                    if !foreign.is_empty() {
+                        log::warn!("{}", rollback::told_of(&foreign));
+                    }
+                    plan.not_kept = not_kept(&written);
+                    settle(
+                        self.store(),
+                        self.base(),
+                        &mut layer,
+                        images.clone(),
+                        &written,
+                        &foreign,
+                    )
+                });
         let (settled, failure) = match written {
             Ok(settled) => (settled, None),
-            Err(error) => match self.roll_back_now(&mut layer, epoch, images, &history, &mut claims) {
-                Ok((images, told)) => (images, Some((error, told))),
-                Err(rest) => return Err(self.leave_unfinished(rest, in_words(error))),
-            },
+            Err(error) => {
+                match self.roll_back_now(&mut layer, epoch, images, &history, &mut claims) {
+                    Ok((images, told)) => (images, Some((error, told))),
+                    Err(rest) => return Err(self.leave_unfinished(rest, in_words(error))),
+                }
+            }
         };
         let message = if failure.is_some() { TAKEN_BACK } else { "" };
         if let Err(why) = close(self.store(), &mut layer, message) {
@@ -288,7 +310,9 @@ impl Timeline {
     ) -> std::result::Result<(PreImages, Option<String>), Unfinished> {
         match roll_back(self.store(), self.base(), layer, images, before, claims) {
             Ok(Rollback::Ended(images, told)) => Ok((images, told)),
-            Ok(Rollback::Unfinished(remaining)) => Err(Unfinished::new(layer.layer(), epoch, remaining)),
+            Ok(Rollback::Unfinished(remaining)) => {
+                Err(Unfinished::new(layer.layer(), epoch, remaining))
+            }
             Err(why) => Err(Unfinished::whole(layer.layer(), epoch, &why)),
         }
     }
@@ -305,7 +329,9 @@ impl Timeline {
                 Some(Body::Dir { base }) => base.as_ref(),
                 _ => None,
             };
-            let stays = match origin.filter(|origin| *origin != path).map(|origin| (origin, inos.get(origin)))
+            let stays = match origin
+                .filter(|origin| *origin != path)
+                .map(|origin| (origin, inos.get(origin)))
             {
                 None => false,
                 Some((_, Some(now))) => now == ino,
@@ -356,9 +382,11 @@ fn after_writing(error: Error) -> Error {
 
 /// What the base did not keep.
 fn not_kept(written: &Written) -> Vec<(TreePath, NotKept)> {
-    let is_advertised = |wanted: Timestamp, kept: Timestamp| wanted.secs.abs_diff(kept.secs) >= COARSE;
+    let is_advertised =
+        |wanted: Timestamp, kept: Timestamp| wanted.secs.abs_diff(kept.secs) >= COARSE;
     let times = written.rounded.iter().filter(|(_, (wanted, kept))| is_advertised(*wanted, *kept));
-    let times = times.map(|(path, (wanted, kept))| (path, NotKept::Time { wanted: *wanted, kept: *kept }));
+    let times =
+        times.map(|(path, (wanted, kept))| (path, NotKept::Time { wanted: *wanted, kept: *kept }));
     let flags = written.lost_flags.iter().map(|(path, lost)| (path, NotKept::Flags(*lost)));
     times.chain(flags).map(|(path, what)| (path.clone(), what)).collect()
 }
@@ -392,9 +420,11 @@ pub(super) fn settle(
             ids.name(stat.dev, stat.ino, *ino)?;
         }
         // Of what somebody else made there, nothing is known: it is a conflict, and not the bytes that were there.
-        let is_known = !left_alone.contains(path) || stat.as_ref().is_some_and(|s| s.kind == FileKind::Dir);
+        let is_known =
+            !left_alone.contains(path) || stat.as_ref().is_some_and(|s| s.kind == FileKind::Dir);
         let print = if is_known { stat.map(|s| s.fingerprint()) } else { Some(UNKNOWN) };
-        let rounded = written.rounded.get(path).map(|(wanted, kept)| Some(lower::rounded(*wanted, *kept)));
+        let rounded =
+            written.rounded.get(path).map(|(wanted, kept)| Some(lower::rounded(*wanted, *kept)));
         for print in rounded.into_iter().chain([print]) {
             left.push((path.clone(), print));
             layer.record(&Record::Left(Left { path: path.clone(), print }))?;
@@ -402,11 +432,14 @@ pub(super) fn settle(
         // Bytes that were left in place are found by the print that the file has from now on.
         if let (
             Some(print),
-            Some(PreNode { node: Node { body: Body::File { origin: Some(origin), .. }, .. }, .. }),
+            Some(PreNode {
+                node: Node { body: Body::File { origin: Some(origin), .. }, .. }, ..
+            }),
         ) = (print, image.as_mut())
         {
             *origin = Arc::new(Origin { path: path.clone(), print });
-            layer.record(&Record::PreImage(PreImage { path: path.clone(), node: image.clone() }))?;
+            layer
+                .record(&Record::PreImage(PreImage { path: path.clone(), node: image.clone() }))?;
         }
     }
     Ok(collect(&images, &left))
@@ -448,7 +481,8 @@ pub(super) fn found<T>(result: FsResult<T>) -> FsResult<Option<T>> {
 fn select(changes: Vec<PathChange>, paths: &[TreePath]) -> Vec<PathChange> {
     let wanted = |change: &PathChange| {
         paths.iter().any(|path| {
-            let needs = matches!(change.what, What::Added | What::Type) && path.starts_with(&change.path);
+            let needs =
+                matches!(change.what, What::Added | What::Type) && path.starts_with(&change.path);
             change.path.starts_with(path) || needs
         })
     };
@@ -477,8 +511,11 @@ pub(super) fn linked_names(
     let several = |state: &State, found: &Found| {
         state.attr(found).filter(|a| a.kind != FileKind::Dir && a.meta.nlink > 1).map(|a| a.ino)
     };
-    let wanted =
-        changes.iter().flat_map(|c| [several(from, &c.old), several(to, &c.new)]).flatten().collect();
+    let wanted = changes
+        .iter()
+        .flat_map(|c| [several(from, &c.old), several(to, &c.new)])
+        .flatten()
+        .collect();
     from.lower.names_of(&wanted)
 }
 
@@ -492,13 +529,21 @@ pub(super) enum Keep {
 }
 
 /// Keeps what the base holds at all paths that a plan touches, so that it outlives a power cut.
-fn keep_images(layer: &mut Upper, plan: &Plan) -> Result<(BTreeMap<TreePath, Keep>, Stages, Images)> {
+fn keep_images(
+    layer: &mut Upper,
+    plan: &Plan,
+) -> Result<(BTreeMap<TreePath, Keep>, Stages, Images)> {
     let mut touched = touched_paths(&plan.changes);
     let renames = |change: &&PathChange| !matches!(change.what, What::Attributes | What::DirTimes);
-    let changed: Vec<&TreePath> = plan.changes.iter().filter(renames).map(|change| &change.path).collect();
+    let changed: Vec<&TreePath> =
+        plan.changes.iter().filter(renames).map(|change| &change.path).collect();
     // What is changed under one of its names has another change time, and perhaps count, under all others.
     let linked = linked_names(&plan.from, &plan.to, &plan.changes).attempt(|| "read the base")?;
-    let dirs = changed.into_iter().chain(linked.keys()).filter_map(|path| path.split()).map(|(dir, _)| dir);
+    let dirs = changed
+        .into_iter()
+        .chain(linked.keys())
+        .filter_map(|path| path.split())
+        .map(|(dir, _)| dir);
     let stages = Stages::choose(&plan.from, dirs.collect()).attempt(|| "read the base")?;
     for path in linked.into_keys().chain(stages.paths()) {
         touched.entry(path).or_insert(Keep::InPlace);
@@ -506,7 +551,8 @@ fn keep_images(layer: &mut Upper, plan: &Plan) -> Result<(BTreeMap<TreePath, Kee
     let found = touched.iter().map(|(path, keep)| Ok((path, plan.from.resolve(path)?, *keep)));
     let found: Vec<_> = found.collect::<FsResult<_>>().attempt(|| "read the base")?;
     if let Some((path, ..)) = found.iter().find(|(_, found, _)| is_mounted(found)) {
-        return Err(FsError::LeavesJail).attempt(|| format!("write '{path}', at which something is mounted"));
+        return Err(FsError::LeavesJail)
+            .attempt(|| format!("write '{path}', at which something is mounted"));
     }
     let images = record_images(layer, &plan.from, found).attempt(|| "keep what the base holds")?;
     layer.sync()?;
@@ -520,7 +566,11 @@ fn is_mounted(found: &Found) -> bool {
 
 /// Records what the base holds at the touched paths. The names of one file share the copy of its bytes, those under which it is
 /// left in place, too: it is the same file that is written anew.
-fn record_images(layer: &mut Upper, from: &State, found: Vec<(&TreePath, Found, Keep)>) -> FsResult<Images> {
+fn record_images(
+    layer: &mut Upper,
+    from: &State,
+    found: Vec<(&TreePath, Found, Keep)>,
+) -> FsResult<Images> {
     let copied: HashSet<Ino> = found
         .iter()
         .filter(|(.., keep)| *keep == Keep::Copy)
@@ -547,14 +597,22 @@ fn record_images(layer: &mut Upper, from: &State, found: Vec<(&TreePath, Found, 
     Ok(images)
 }
 
-fn image_of(layer: &mut Upper, from: &State, found: &Found, ino: Ino, keep: Keep) -> FsResult<PreNode> {
+fn image_of(
+    layer: &mut Upper,
+    from: &State,
+    found: &Found,
+    ino: Ino,
+    keep: Keep,
+) -> FsResult<PreNode> {
     let (node, extents) = from.record(found)?;
     let mut node = Arc::unwrap_or_clone(node);
     let host = match found {
         Found::Base(_, _, LowerNode::Base(stat)) => stat.ino,
         Found::Base(..) | Found::Upper(..) | Found::Nothing(_) => 0,
     };
-    let Body::File { origin, .. } = &mut node.body else { return Ok(PreNode { ino, host, node, extents }) };
+    let Body::File { origin, .. } = &mut node.body else {
+        return Ok(PreNode { ino, host, node, extents });
+    };
     if keep == Keep::InPlace {
         if let Some(origin) = origin {
             let print = Fingerprint { ctime: ANY_TIMES, ..origin.print };

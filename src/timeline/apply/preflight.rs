@@ -29,7 +29,10 @@ const MARGIN_BLOCKS: u64 = 16;
 pub(in crate::timeline) fn check(base: &Base, plan: &Plan) -> Result<()> {
     let attempt = || "apply: look at the base";
     let refused = |why: String, errno: Option<i32>| {
-        Err(Error { errno, ..Error::new(Kind::Failed, "apply", format!("{why}; nothing is written")) })
+        Err(Error {
+            errno,
+            ..Error::new(Kind::Failed, "apply", format!("{why}; nothing is written"))
+        })
     };
     if let Some(obstacle) = base.obstacle().attempt(attempt)? {
         let path = String::from_utf8_lossy(base.path()).into_owned();
@@ -40,15 +43,19 @@ pub(in crate::timeline) fn check(base: &Base, plan: &Plan) -> Result<()> {
         return refused(told(&obstacles), None);
     }
     match Quota::of(base).attempt(attempt)? {
-        Some(room) => {
-            room.check(plan).attempt(attempt)?.map_or(Ok(()), |why| refused(why, Some(libc::ENOSPC)))
-        }
+        Some(room) => room
+            .check(plan)
+            .attempt(attempt)?
+            .map_or(Ok(()), |why| refused(why, Some(libc::ENOSPC))),
         None => Ok(()),
     }
 }
 
 fn told(obstacles: &BTreeMap<TreePath, String>) -> String {
-    let named = obstacles.iter().take(NAMED).map(|(path, why)| format!("'{path}' cannot be written: {why}"));
+    let named = obstacles
+        .iter()
+        .take(NAMED)
+        .map(|(path, why)| format!("'{path}' cannot be written: {why}"));
     let named: Vec<String> = named.collect();
     match obstacles.len().saturating_sub(NAMED) {
         0 => named.join(", "),
@@ -76,8 +83,11 @@ fn obstacles(base: &Base, plan: &Plan) -> FsResult<BTreeMap<TreePath, String>> {
             found.extend(obstacle.map(|why| (dir, why.to_string())));
         }
         if let Found::Base(..) = change.old {
-            let obstacle =
-                if names_change { base.obstacle_to_remove(path)? } else { base.obstacle_to_set(path)? };
+            let obstacle = if names_change {
+                base.obstacle_to_remove(path)?
+            } else {
+                base.obstacle_to_set(path)?
+            };
             found.extend(obstacle.map(|why| (path.clone(), why.to_string())));
         }
         found.extend(obstacle_to_make(&plan.to, change).map(|why| (path.clone(), why)));
@@ -169,9 +179,9 @@ impl Quota {
             )));
         }
         Ok(match self.nodes {
-            Some(room) if nodes > room => {
-                Some(format!("the filesystem of the base has room for {room} files, and {nodes} are needed"))
-            }
+            Some(room) if nodes > room => Some(format!(
+                "the filesystem of the base has room for {room} files, and {nodes} are needed"
+            )),
             _ => None,
         })
     }
@@ -194,7 +204,8 @@ impl Quota {
         }
         let mut made: BTreeSet<Ino> = BTreeSet::new();
         for change in &plan.changes {
-            let is_made = matches!(change.what, What::Added | What::Type | What::Content | What::Links);
+            let is_made =
+                matches!(change.what, What::Added | What::Type | What::Content | What::Links);
             if !is_made || !change.new.ino().is_some_and(|ino| made.insert(ino)) {
                 continue;
             }

@@ -84,7 +84,8 @@ impl Protected {
             }
             let wrong = |why: &str| format!("line {}: {why}", at + 1);
             let removed = line.strip_prefix(b"!");
-            let path = TreePath::parse(removed.unwrap_or(line)).map_err(|_| wrong("it is not a path"))?;
+            let path =
+                TreePath::parse(removed.unwrap_or(line)).map_err(|_| wrong("it is not a path"))?;
             if path.is_root() {
                 return Err(wrong("it is not a path"));
             }
@@ -103,8 +104,9 @@ impl Protected {
 
     /// Whether a path is protected, or lies below one that is.
     pub fn has(&self, path: &TreePath) -> bool {
-        tails(path)
-            .any(|tail| self.0.iter().any(|listed| begins(tail, listed.as_bytes())) || is_of_submodule(tail))
+        tails(path).any(|tail| {
+            self.0.iter().any(|listed| begins(tail, listed.as_bytes())) || is_of_submodule(tail)
+        })
     }
 
     /// Whether a path can be a directory with protected paths in it.
@@ -215,8 +217,10 @@ fn privileges(from: &State, to: &State, change: &PathChange) -> FsResult<Option<
 
 fn gives(node: &Node) -> Vec<&'static str> {
     let mode = node.meta.mode;
-    let has_capability =
-        node.xattrs.as_ref().is_some_and(|all| all.iter().any(|(name, _)| name.as_slice() == CAPABILITY));
+    let has_capability = node
+        .xattrs
+        .as_ref()
+        .is_some_and(|all| all.iter().any(|(name, _)| name.as_slice() == CAPABILITY));
     let powers = [
         (mode & SETUID != 0, "the setuid bit"),
         (mode & SETGID != 0 && mode & GROUP_RUNS != 0, "the setgid bit"),
@@ -268,7 +272,8 @@ mod tests {
         let has = |path: &str| list.has(&TreePath::parse(path.as_bytes()).unwrap());
         assert!(has("scripts/deploy/now.sh") && has("sub/scripts/deploy") && has(".envrc"));
         assert!(!has(".husky/pre-commit") && !has("scripts/deployed") && !has("scripts"));
-        for (text, line) in [("a\n../b", "line 2"), ("!nothing", "line 1"), ("/", "line 1"), ("!", "line 1")]
+        for (text, line) in
+            [("a\n../b", "line 2"), ("!nothing", "line 1"), ("/", "line 1"), ("!", "line 1")]
         {
             assert!(Protected::parse(text.as_bytes()).unwrap_err().starts_with(line), "{text}");
         }
@@ -278,7 +283,10 @@ mod tests {
     fn the_list_is_what_is_documented() {
         let text = include_str!("../../../docs/CLI.md");
         for parts in PROTECTED {
-            assert!(text.contains(&format!("`{}`", parts.join("/"))), "docs/CLI.md does not list {parts:?}");
+            assert!(
+                text.contains(&format!("`{}`", parts.join("/"))),
+                "docs/CLI.md does not list {parts:?}"
+            );
         }
     }
 }

@@ -38,7 +38,8 @@ impl Twin {
         if diff.nodes.len() + diff.contents.len() + diff.names.len() > most {
             return Ok(false);
         }
-        let mut carry = Carry { was: &self.here, now, there: self.there.clone(), copied_up: BTreeSet::new() };
+        let mut carry =
+            Carry { was: &self.here, now, there: self.there.clone(), copied_up: BTreeSet::new() };
         let places = carry.places(&diff)?;
         for (ino, place) in &places {
             carry.copy_up(*ino, place)?;
@@ -119,7 +120,9 @@ impl Carry<'_> {
                     }
                     _ => None,
                 };
-                self.check_left(&path, Some(&node), || Some(origin.unwrap_or_else(|| *node.print(ino))))?;
+                self.check_left(&path, Some(&node), || {
+                    Some(origin.unwrap_or_else(|| *node.print(ino)))
+                })?;
                 for edit in self.there.copy_up_edits(ino, &path, &node)? {
                     if let Edit::Put { ino, .. } = &edit {
                         self.copied_up.insert(*ino);
@@ -157,7 +160,13 @@ impl Carry<'_> {
 
     /// The same for a file of `size` bytes over there. What was not written since is where it was before, and has another place there,
     /// which it keeps; what was written is in a pool, and a pool is the same in all epochs.
-    fn put_file(&mut self, ino: Ino, node: Node, place: Option<&TreePath>, size: u64) -> FsResult<()> {
+    fn put_file(
+        &mut self,
+        ino: Ino,
+        node: Node,
+        place: Option<&TreePath>,
+        size: u64,
+    ) -> FsResult<()> {
         let mut was = Tree::new();
         if let Some(place) = place {
             let (node, extents) = self.was.record(&self.was.resolve(place)?)?;
@@ -173,13 +182,17 @@ impl Carry<'_> {
         self.edit(&Edit::Put { ino, node: Box::new(node) })?;
         for now in self.now.tree.segments(ino, ByteRange::at(0, end)) {
             for was in was.segments(ino, now.range) {
-                let to = now.source.map(|source| source.advanced(was.range.start - now.range.start));
+                let to =
+                    now.source.map(|source| source.advanced(was.range.start - now.range.start));
                 if to != was.source {
                     self.map(ino, was.range, to)?;
                 }
             }
             // Behind the end that it had.
-            let grown = ByteRange { start: now.range.start.max(size.min(now.range.end)), end: now.range.end };
+            let grown = ByteRange {
+                start: now.range.start.max(size.min(now.range.end)),
+                end: now.range.end,
+            };
             let to = now.source.map(|source| source.advanced(grown.start - now.range.start));
             if to.is_some() && !grown.is_empty() {
                 self.map(ino, grown, to)?;
@@ -227,7 +240,8 @@ impl Carry<'_> {
         let mut hides: Hides = None;
         if let Some(path) = path {
             let found = self.there.lower.lookup(&path)?;
-            let is_same_path = self.now.lower_path(dir)?.map(|dir| dir.join(name)).as_ref() == Some(&path);
+            let is_same_path =
+                self.now.lower_path(dir)?.map(|dir| dir.join(name)).as_ref() == Some(&path);
             let hidden = || match dentry {
                 Some(Dentry::Child { hides, .. }) if is_same_path => hides.as_deref().copied(),
                 Some(Dentry::Whiteout(print)) if is_same_path => Some(**print),

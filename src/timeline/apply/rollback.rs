@@ -94,7 +94,8 @@ impl Claims {
         let ours = self.prints.get(&now.ino).map_or(&[][..], Vec::as_slice);
         // It was cut off while it was being written in place.
         let is_half_done = ours.last().is_some_and(|print| print.ctime == ANY_TIMES);
-        let is_ours = is_half_done || ours.iter().any(|print| same_content(print.size, print.mtime));
+        let is_ours =
+            is_half_done || ours.iter().any(|print| same_content(print.size, print.mtime));
         if is_image || is_ours {
             Whose::Known
         } else if self.lost_before.is_some_and(|boot| now.ctime < boot) {
@@ -187,12 +188,15 @@ pub(in crate::timeline) fn roll_back(
     paths.sort_unstable();
     staging::open(base, paths.into_iter(), true).attempt(|| "open directories of the base")?;
     let mut failed = unreadable(base, &images);
-    let readable: Vec<_> = images.iter().filter(|(path, _)| !failed.contains_key(path)).cloned().collect();
-    let with_images: PreHistory = before.iter().cloned().chain([Arc::new(collect(&readable, &[]))]).collect();
+    let readable: Vec<_> =
+        images.iter().filter(|(path, _)| !failed.contains_key(path)).cloned().collect();
+    let with_images: PreHistory =
+        before.iter().cloned().chain([Arc::new(collect(&readable, &[]))]).collect();
     let stages = Stages::of(&readable);
     // Before anything is touched: whoever takes one name from a file changes the times of all of them.
     let attempt = || "look at the base";
-    let (mut left_alone, doubtful) = claim_lost(layer, base, &readable, &stages, claims).attempt(attempt)?;
+    let (mut left_alone, doubtful) =
+        claim_lost(layer, base, &readable, &stages, claims).attempt(attempt)?;
     left_alone.extend(lost_in_place(base, &readable).attempt(attempt)?);
     failed.extend(stages.remove_left(base));
     let (written, unable) =
@@ -206,7 +210,8 @@ pub(in crate::timeline) fn roll_back(
         return Ok(Rollback::Unfinished(remaining));
     }
     let is_other = exceptions.left_alone.iter().chain(exceptions.unable.keys()).cloned().collect();
-    let images = settle(store, base, layer, images, &written, &is_other).attempt(|| "set the base back")?;
+    let images =
+        settle(store, base, layer, images, &written, &is_other).attempt(|| "set the base back")?;
     Ok(Rollback::Ended(images, exceptions.told()))
 }
 
@@ -227,7 +232,10 @@ fn remaining(base: &Base, failed: &Unable) -> Option<Remaining> {
         let is_drift = matches!(error, FsError::Drift(_));
         let obstacle = is_read_only.or_else(|| obstacle_at(base, path)).filter(|_| !is_drift);
         may_be_set_back |= obstacle.is_some() || !is_lasting(error);
-        remaining.push((path.clone(), obstacle.map_or_else(|| error.to_string(), |why| why.to_string())));
+        remaining.push((
+            path.clone(),
+            obstacle.map_or_else(|| error.to_string(), |why| why.to_string()),
+        ));
     }
     may_be_set_back.then_some(remaining)
 }
@@ -343,7 +351,8 @@ fn set_back(
     let mut changes = diff::changes(&from, &to).attempt(attempt)?;
     left_alone.extend(mounted(base, &touched_by_apply).attempt(attempt)?);
     // All that the apply made is in the images: what else is in a directory that it made, somebody put there.
-    let goes = changes.iter().filter(|c| matches!(c.what, What::Deleted | What::Type)).map(|c| &c.path);
+    let goes =
+        changes.iter().filter(|c| matches!(c.what, What::Deleted | What::Type)).map(|c| &c.path);
     let mut topmost: Option<&TreePath> = None;
     for path in goes.filter(|path| !touched_by_apply.contains(*path)) {
         // What is below it stays with it.
@@ -364,8 +373,9 @@ fn set_back(
     left_alone.extend(in_use);
     let mut claim = |path: &TreePath, print| claims.claim(layer, path, print);
     let mut unable = Unable::new();
-    let written = write_base(base, (&from, &to), &changes, &touched, stages, &mut claim, Some(&mut unable))
-        .attempt(attempt)?;
+    let written =
+        write_base(base, (&from, &to), &changes, &touched, stages, &mut claim, Some(&mut unable))
+            .attempt(attempt)?;
     Ok((written, unable))
 }
 
@@ -393,17 +403,23 @@ fn dirs_in_use(
     changes: &[PathChange],
     left_alone: &BTreeSet<TreePath>,
 ) -> FsResult<BTreeSet<TreePath>> {
-    let go: BTreeSet<&TreePath> =
-        changes.iter().filter(|c| matches!(c.what, What::Deleted | What::Type)).map(|c| &c.path).collect();
+    let go: BTreeSet<&TreePath> = changes
+        .iter()
+        .filter(|c| matches!(c.what, What::Deleted | What::Type))
+        .map(|c| &c.path)
+        .collect();
     let mut kept = BTreeSet::new();
     // Deepest first: a directory stays if anything in it does.
     for path in go.iter().rev() {
-        let Some(stat) = found(base.stat(path))?.filter(|stat| stat.kind == FileKind::Dir) else { continue };
+        let Some(stat) = found(base.stat(path))?.filter(|stat| stat.kind == FileKind::Dir) else {
+            continue;
+        };
         if stat.foreign {
             continue;
         }
-        let stays =
-            |inside: &TreePath| !go.contains(inside) || left_alone.contains(inside) || kept.contains(inside);
+        let stays = |inside: &TreePath| {
+            !go.contains(inside) || left_alone.contains(inside) || kept.contains(inside)
+        };
         let in_use = match base.list(path) {
             // Nobody can remove what is in it.
             Err(FsError::AccessDenied) => true,
@@ -481,7 +497,8 @@ pub(in crate::timeline) fn images_of(contents: &LayerContents) -> Result<Option<
     let Some(complete) = contents.position(|record| matches!(record, Record::Synced))? else {
         return Ok(None);
     };
-    let images = contents.records().take(complete).filter_map(|record| record.map(image_in).transpose());
+    let images =
+        contents.records().take(complete).filter_map(|record| record.map(image_in).transpose());
     images.collect::<Result<Images>>().map(Some)
 }
 

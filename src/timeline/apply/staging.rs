@@ -33,7 +33,8 @@ impl Stages {
 
     /// Those that an apply recorded.
     pub(in crate::timeline) fn of(images: &Images) -> Stages {
-        let staged = images.iter().filter(|(_, image)| image.is_none()).filter_map(|(path, _)| path.split());
+        let staged =
+            images.iter().filter(|(_, image)| image.is_none()).filter_map(|(path, _)| path.split());
         Stages(staged.filter(|(_, name)| WriteDir::is_stage_name(name)).collect())
     }
 
@@ -65,12 +66,19 @@ impl Stages {
                 None => Ok(()),
             }
         };
-        let failed = self.0.iter().filter_map(|(dir, name)| Some((dir.join(name), remove(dir, name).err()?)));
+        let failed = self
+            .0
+            .iter()
+            .filter_map(|(dir, name)| Some((dir.join(name), remove(dir, name).err()?)));
         failed.collect()
     }
 
     /// Removes what was staged for a path, if anything is.
-    pub(in crate::timeline) fn remove_in(&self, writer: &BaseWriter<'_>, path: &TreePath) -> FsResult<()> {
+    pub(in crate::timeline) fn remove_in(
+        &self,
+        writer: &BaseWriter<'_>,
+        path: &TreePath,
+    ) -> FsResult<()> {
         let staged = path.split().and_then(|(dir, _)| Some((self.0.get(&dir)?, dir)));
         let Some((name, dir)) = staged else { return Ok(()) };
         match writer.dir(&dir) {

@@ -36,7 +36,11 @@ pub(in crate::timeline) struct Unfinished {
 }
 
 impl Unfinished {
-    pub(in crate::timeline) fn new(layer: LayerId, epoch: Epoch, remaining: Remaining) -> Unfinished {
+    pub(in crate::timeline) fn new(
+        layer: LayerId,
+        epoch: Epoch,
+        remaining: Remaining,
+    ) -> Unfinished {
         Unfinished { layer, epoch, remaining }
     }
 
@@ -80,7 +84,10 @@ pub(in crate::timeline) fn roll_back_all(store: &Arc<Store>, base: &Arc<Base>) -
             Err(error) => whole(&error),
         };
         let unfinished_now = Unfinished::new(layer, epoch, remaining);
-        log::warn!("an apply that was cut off is not rolled back yet: {}", told(&unfinished_now.remaining));
+        log::warn!(
+            "an apply that was cut off is not rolled back yet: {}",
+            told(&unfinished_now.remaining)
+        );
         unfinished = Some((unfinished_now, images));
     }
     let mut applies = lower::read_history(store)?;
@@ -100,7 +107,11 @@ impl Timeline {
 
     /// Notes that a rollback did not come to its end. Returns the error of the apply, which also
     /// says that.
-    pub(in crate::timeline) fn leave_unfinished(&self, unfinished: Unfinished, error: Error) -> Error {
+    pub(in crate::timeline) fn leave_unfinished(
+        &self,
+        unfinished: Unfinished,
+        error: Error,
+    ) -> Error {
         let why = told(&unfinished.remaining);
         *self.unfinished.lock() = Some(unfinished);
         let reason = format!("{}; and the base could not be set back: {why}", error.reason);
@@ -121,7 +132,8 @@ impl Timeline {
     /// # Errors
     /// Those of reading the base.
     pub(in crate::timeline) fn plan_rollback(&self) -> Result<Option<Plan>> {
-        let Some((before, now)) = self.unfinished.lock().as_ref().map(|u| (u.before(), u.epoch)) else {
+        let Some((before, now)) = self.unfinished.lock().as_ref().map(|u| (u.before(), u.epoch))
+        else {
             let base = self.base_state()?;
             let was_rolled_back = self.was_rolled_back.load(Ordering::SeqCst);
             return Ok(was_rolled_back.then(|| rollback(base.clone(), base, Vec::new())));
@@ -130,8 +142,9 @@ impl Timeline {
         let (from, to) = (state(now)?, state(before)?);
         let changes = diff::changes(&from, &to);
         // What cannot be read is not listed, and is no reason not to try.
-        let changes =
-            changes.inspect_err(|error| log::warn!("compare with the base: {error}")).unwrap_or_default();
+        let changes = changes
+            .inspect_err(|error| log::warn!("compare with the base: {error}"))
+            .unwrap_or_default();
         Ok(Some(rollback(from, to, changes)))
     }
 
@@ -140,7 +153,8 @@ impl Timeline {
     /// # Errors
     /// [`Kind::Conflict`], with the paths that still could not be set back.
     pub(in crate::timeline) fn finish_rollback(&self) -> Result<()> {
-        let Some((layer, epoch)) = self.unfinished.lock().as_ref().map(|u| (u.layer, u.epoch)) else {
+        let Some((layer, epoch)) = self.unfinished.lock().as_ref().map(|u| (u.layer, u.epoch))
+        else {
             self.was_rolled_back.store(false, Ordering::SeqCst);
             return Ok(());
         };

@@ -44,7 +44,11 @@ pub(in crate::timeline) struct Written {
 
 impl Written {
     /// What stands at a path of the base now. In a directory that was closed since, also to us, it is what was left there.
-    pub(in crate::timeline) fn stat(&self, base: &Base, path: &TreePath) -> FsResult<Option<BaseStat>> {
+    pub(in crate::timeline) fn stat(
+        &self,
+        base: &Base,
+        path: &TreePath,
+    ) -> FsResult<Option<BaseStat>> {
         match (base.stat(path), self.seen.get(path)) {
             (Err(FsError::AccessDenied), Some(seen)) => Ok(*seen),
             (now, _) => found(now),
@@ -66,7 +70,8 @@ pub(in crate::timeline) fn write_base<'a>(
     // if another process was told before.
     let root = base.writer().dir(&TreePath::root())?;
     let goes_on = unable.is_some();
-    let opened = staging::open(base, touched.keys(), goes_on).attempt(|| "open directories of the base")?;
+    let opened =
+        staging::open(base, touched.keys(), goes_on).attempt(|| "open directories of the base")?;
     let linked = linked_names(from, to, changes)?;
     let (placed, written, changed) = (BTreeMap::new(), Written::default(), BTreeSet::new());
     let (writer, keeps_numbers) = (base.writer(), base.keeps_numbers());
@@ -191,7 +196,8 @@ impl<'a> Home<'a> {
     /// What a node is to have. Who sets the base back may not be able to give it its owner.
     fn attributes<'x>(&self, record: &Node, xattrs: &'x [(Vec<u8>, Vec<u8>)]) -> Attributes<'x> {
         let meta = &record.meta;
-        let (mode, uid, gid, atime, mtime) = (meta.mode, meta.uid, meta.gid, meta.atime, meta.mtime);
+        let (mode, uid, gid, atime, mtime) =
+            (meta.mode, meta.uid, meta.gid, meta.atime, meta.mtime);
         Attributes { mode, uid, gid, atime, mtime, xattrs, or_ours: self.unable.is_some() }
     }
 
@@ -247,7 +253,9 @@ impl<'a> Home<'a> {
         }
         let (dir, name, staged) = self.dir_to_stage_in(&change.path)?;
         match &record.body {
-            Body::File { .. } => return self.place_file(&dir, (&name, &staged), (change, &new), &record),
+            Body::File { .. } => {
+                return self.place_file(&dir, (&name, &staged), (change, &new), &record);
+            }
             Body::Symlink { target } => dir.symlink(&staged, target)?,
             Body::Special => dir.mknod(&staged, record.meta.mode, record.meta.rdev)?,
             Body::Dir { .. } => return Ok(()),
@@ -291,7 +299,12 @@ impl<'a> Home<'a> {
     }
 
     /// The further names that a file of the base has in the base just now, and whether it has others elsewhere.
-    fn further_names(&self, ino: Ino, path: &TreePath, stat: &BaseStat) -> FsResult<(Vec<TreePath>, bool)> {
+    fn further_names(
+        &self,
+        ino: Ino,
+        path: &TreePath,
+        stat: &BaseStat,
+    ) -> FsResult<(Vec<TreePath>, bool)> {
         let mut names = Vec::new();
         for (link, _) in self.linked.iter().filter(|(link, of)| **of == ino && *link != path) {
             let Some((above, name)) = link.split() else { continue };
@@ -317,7 +330,9 @@ impl<'a> Home<'a> {
         // A file with more links is written anew in place: a new file would leave the other links behind. Unless some are
         // outside of the base: what is there is not ours to write, so the names in the base become those of a new file.
         let (further, is_elsewhere) = match (old, dir.stat(name)?) {
-            (Found::Base(old_ino, _, LowerNode::Base(_)), Some(now)) if now.nlink > 1 && ino == *old_ino => {
+            (Found::Base(old_ino, _, LowerNode::Base(_)), Some(now))
+                if now.nlink > 1 && ino == *old_ino =>
+            {
                 self.further_names(ino, &change.path, &now)?
             }
             (Found::Base(..) | Found::Upper(..) | Found::Nothing(_), _) => (Vec::new(), false),
@@ -339,7 +354,8 @@ impl<'a> Home<'a> {
             failpoint::hit(Failpoint::BaseWrite)?;
             file.set_len(0)?;
             self.copy_content(new, record.size(), &file)?;
-            let stat = dir.set_attributes_of(file, &self.attributes(record, &xattr_list(record)))?;
+            let stat =
+                dir.set_attributes_of(file, &self.attributes(record, &xattr_list(record)))?;
             self.note_made(&change.path, record, &stat);
             self.placed.insert(ino, (change.path.clone(), stat));
             return (self.claim)(&change.path, stat.fingerprint());
@@ -352,7 +368,8 @@ impl<'a> Home<'a> {
         }
         self.copy_content(new, record.size(), &file)?;
         self.publish(dir, staged, name, (change, ino), record, Some(file))?;
-        let stays = |link: &TreePath| -> FsResult<bool> { Ok(self.to.resolve(link)?.ino() == Some(ino)) };
+        let stays =
+            |link: &TreePath| -> FsResult<bool> { Ok(self.to.resolve(link)?.ino() == Some(ino)) };
         for link in further {
             // Those that change, too, have their turn.
             if !self.changes.contains_key(&link) && stays(&link)? {
@@ -526,13 +543,20 @@ impl<'a> Home<'a> {
 /// The inode flags of the file that a plan found at a name; none if it is no file of the base.
 fn flags_of(dir: &WriteDir<'_>, name: &Name, planned: &Found) -> FsResult<Option<u32>> {
     match planned {
-        Found::Base(_, _, LowerNode::Base(stat)) if stat.kind == FileKind::File => found(dir.flags(name)),
+        Found::Base(_, _, LowerNode::Base(stat)) if stat.kind == FileKind::File => {
+            found(dir.flags(name))
+        }
         _ => Ok(None),
     }
 }
 
 fn xattr_list(record: &Node) -> Vec<(Vec<u8>, Vec<u8>)> {
-    record.xattrs.iter().flat_map(|x| x.iter()).map(|(name, value)| (name.clone(), value.clone())).collect()
+    record
+        .xattrs
+        .iter()
+        .flat_map(|x| x.iter())
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
 }
 
 /// Whether a failure is about the path, and not about a disk that may be better the next time, or a right that may be given.

@@ -34,7 +34,9 @@ pub(in crate::timeline) fn write(
 ) {
     let mode = mode.map(|mode| format!(" {mode:06o}")).unwrap_or_default();
     let name = |content: Option<&[u8]>| content.map_or_else(|| NO_BLOB.to_owned(), blob_name);
-    out.extend_from_slice(format!("index {}..{}{mode}\nGIT binary patch\n", name(old), name(new)).as_bytes());
+    out.extend_from_slice(
+        format!("index {}..{}{mode}\nGIT binary patch\n", name(old), name(new)).as_bytes(),
+    );
     for content in [new, old] {
         literal(content.unwrap_or_default(), out);
     }
@@ -69,8 +71,11 @@ fn length_letter(len: usize) -> u8 {
 
 /// Four bytes, the missing ones of the last word zero, as five digits.
 fn encode(word: &[u8], out: &mut Vec<u8>) {
-    let mut value =
-        word.iter().chain(&[0; 4]).take(4).fold(0_u32, |value, byte| (value << 8) | u32::from(*byte));
+    let mut value = word
+        .iter()
+        .chain(&[0; 4])
+        .take(4)
+        .fold(0_u32, |value, byte| (value << 8) | u32::from(*byte));
     let mut digits = [0; 5];
     for digit in digits.iter_mut().rev() {
         *digit = DIGITS.get((value % 85) as usize).copied().unwrap_or_default();

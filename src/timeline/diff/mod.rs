@@ -105,7 +105,8 @@ enum Look<'a> {
 }
 
 /// Finds the base paths at which some nodes of a state stand. This can mean a scan of the base.
-pub(super) type NamesOf<'a> = &'a dyn Fn(&State, &HashSet<Ino>) -> FsResult<BTreeMap<TreePath, Ino>>;
+pub(super) type NamesOf<'a> =
+    &'a dyn Fn(&State, &HashSet<Ino>) -> FsResult<BTreeMap<TreePath, Ino>>;
 
 fn read_names(state: &State, wanted: &HashSet<Ino>) -> FsResult<BTreeMap<TreePath, Ino>> {
     state.lower.names_of(wanted)
@@ -302,7 +303,8 @@ impl<'a> Comparison<'a> {
 
     fn enter(&mut self, name: Option<Name>, Below { old, new, tells }: Below) -> FsResult<()> {
         let names = self.names_below(old.as_ref(), new.as_ref())?;
-        let todo = names.into_iter().map(|name| (name.as_bytes().to_vec(), Todo::Look(name))).collect();
+        let todo =
+            names.into_iter().map(|name| (name.as_bytes().to_vec(), Todo::Look(name))).collect();
         self.frames.push(Frame { name, old, new, tells, todo });
         self.path = None;
         Ok(())
@@ -374,15 +376,22 @@ impl<'a> Comparison<'a> {
             return;
         }
         let path = if self.only_counts { TreePath::root() } else { self.path_of(name) };
-        let only_leads = matches!(self.look, Look::At(only) if !only.iter().any(|p| path.starts_with(p)));
+        let only_leads =
+            matches!(self.look, Look::At(only) if !only.iter().any(|p| path.starts_with(p)));
         if only_leads && !matches!(what, What::Added | What::Type) {
             return;
         }
-        self.ready = Some(PathChange { path, old_path: None, what, old: old.clone(), new: new.clone() });
+        self.ready =
+            Some(PathChange { path, old_path: None, what, old: old.clone(), new: new.clone() });
     }
 
     /// Compares what stands at a name of the current directory. Returns the directory to enter, if any.
-    fn compare(&mut self, name: Option<&Name>, old: &Found, new: &Found) -> FsResult<Option<Below>> {
+    fn compare(
+        &mut self,
+        name: Option<&Name>,
+        old: &Found,
+        new: &Found,
+    ) -> FsResult<Option<Below>> {
         if let (Found::Upper(a, _), Found::Upper(b, _)) = (old, new)
             && a == b
             && !self.hot.nodes.contains(a)
@@ -422,7 +431,12 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    fn deleted(&mut self, name: Option<&Name>, old: &Found, dir: Option<Dir>) -> FsResult<Option<Below>> {
+    fn deleted(
+        &mut self,
+        name: Option<&Name>,
+        old: &Found,
+        dir: Option<Dir>,
+    ) -> FsResult<Option<Below>> {
         let above = self.frames.last().and_then(|frame| frame.old.as_ref());
         let Some(((above, base), to)) = self.renames.leaves(above, name) else {
             self.push(name, What::Deleted, old, &Found::Nothing(None));
@@ -432,7 +446,12 @@ impl<'a> Comparison<'a> {
         Ok(both(dir, self.new.as_dir(&new), Tells::Deletions))
     }
 
-    fn added(&mut self, name: Option<&Name>, new: &Found, dir: Option<Dir>) -> FsResult<Option<Below>> {
+    fn added(
+        &mut self,
+        name: Option<&Name>,
+        new: &Found,
+        dir: Option<Dir>,
+    ) -> FsResult<Option<Below>> {
         let above = self.frames.last().and_then(|frame| frame.new.as_ref());
         let Some(from) = self.renames.arrives(above, name) else {
             self.push(name, What::Added, &Found::Nothing(None), new);
@@ -484,11 +503,19 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    fn same_times(&self, (old, old_node): (&Found, &Node), (new, new_node): (&Found, &Node)) -> bool {
+    fn same_times(
+        &self,
+        (old, old_node): (&Found, &Node),
+        (new, new_node): (&Found, &Node),
+    ) -> bool {
         let (was, is) = (old_node.meta.mtime, new_node.meta.mtime);
         let is_rounded = || match (old, new) {
-            (Found::Base(.., LowerNode::Base(_)), Found::Upper(..)) => self.old.lower.is_rounded(is, was),
-            (Found::Upper(..), Found::Base(.., LowerNode::Base(_))) => self.new.lower.is_rounded(was, is),
+            (Found::Base(.., LowerNode::Base(_)), Found::Upper(..)) => {
+                self.old.lower.is_rounded(is, was)
+            }
+            (Found::Upper(..), Found::Base(.., LowerNode::Base(_))) => {
+                self.new.lower.is_rounded(was, is)
+            }
             _ => false,
         };
         was == is || (self.is_with_base && is_rounded())
@@ -507,14 +534,17 @@ impl<'a> Comparison<'a> {
         // Files of one number whose content is stored in different places: only the bytes could tell
         // more.
         let is_written = |found: &Found| {
-            matches!(found, Found::Upper(ino, _) if self.contents.contains(ino)) && old.ino() == new.ino()
+            matches!(found, Found::Upper(ino, _) if self.contents.contains(ino))
+                && old.ino() == new.ino()
         };
         if !matches!(self.look, Look::Everywhere) && is_written(old) && is_written(new) {
             return Ok(false);
         }
         match self.look {
             Look::Everywhere => same_content(self.old, old, self.new, new),
-            Look::AtRecords | Look::At(_) => Ok(same_record(self.old, old, self.new, new)? == Some(true)),
+            Look::AtRecords | Look::At(_) => {
+                Ok(same_record(self.old, old, self.new, new)? == Some(true))
+            }
         }
     }
 }
@@ -528,11 +558,13 @@ fn unseen_links(
 ) -> FsResult<BTreeSet<TreePath>> {
     let is_unseen = |state: &State, ino: Ino| {
         state.tree.node(ino).is_some_and(|node| {
-            node.kind() != FileKind::Dir && node.meta.nlink as usize > state.tree.links_of(ino, node).count()
+            node.kind() != FileKind::Dir
+                && node.meta.nlink as usize > state.tree.links_of(ino, node).count()
         })
     };
     let changed = diff.nodes.union(&diff.contents).copied();
-    let wanted: HashSet<Ino> = changed.filter(|ino| is_unseen(old, *ino) || is_unseen(new, *ino)).collect();
+    let wanted: HashSet<Ino> =
+        changed.filter(|ino| is_unseen(old, *ino) || is_unseen(new, *ino)).collect();
     let mut paths: BTreeSet<TreePath> = names_of(old, &wanted)?.into_keys().collect();
     if old.lower.epoch() != new.lower.epoch() {
         paths.extend(names_of(new, &wanted)?.into_keys());
@@ -581,7 +613,8 @@ impl Hot {
         diff.nodes.iter().chain(&diff.contents).for_each(|ino| in_old.heat(*ino, &mut hot));
         // A node at a touched path shows its own difference; the directories above it must be entered.
         for (dir, names) in touched {
-            for path in std::iter::once(dir.clone()).chain(names.iter().map(|name| dir.join(name))) {
+            for path in std::iter::once(dir.clone()).chain(names.iter().map(|name| dir.join(name)))
+            {
                 for heater in &mut heaters {
                     if let Some((ino, _)) = heater.state.lower.lookup(&path)? {
                         heater.heat(ino, &mut hot);
@@ -650,7 +683,9 @@ impl Renames {
         let (mut in_new, mut in_old) = (SamePath::default(), SamePath::default());
         let mut moved_dirs: HashSet<Ino> = HashSet::new();
         for (dir, name) in &diff.names {
-            let Some(crate::tree::Dentry::Child { ino, .. }) = new.tree.dentry(*dir, name) else { continue };
+            let Some(crate::tree::Dentry::Child { ino, .. }) = new.tree.dentry(*dir, name) else {
+                continue;
+            };
             let Ok(base) = new.lower_path(*dir) else { continue };
             let came = in_old.is_free((new, old), (*dir, base.clone()), name)?;
             for (above, old_name) in old_places(old, new, *ino)? {
@@ -704,8 +739,9 @@ impl Renames {
         let Some(Trial { left, arrived }) = self.trial.take() else { return false };
         let before = self.new_places.len();
         self.new_places.retain(|old, _| left.contains(old) && arrived.contains(old));
-        self.old_places
-            .retain(|_, (dir, name)| self.new_places.contains_key(&Place { dir: dir.0, name: name.clone() }));
+        self.old_places.retain(|_, (dir, name)| {
+            self.new_places.contains_key(&Place { dir: dir.0, name: name.clone() })
+        });
         self.new_places.len() < before
     }
 }
@@ -725,7 +761,12 @@ enum AtPath {
 impl SamePath {
     /// Whether the state `there` has nothing at the path of `name` in the directory `dir` of `here`.
     /// False if the directory has no path.
-    fn is_free(&mut self, (here, there): (&State, &State), dir: Dir, name: &Name) -> FsResult<bool> {
+    fn is_free(
+        &mut self,
+        (here, there): (&State, &State),
+        dir: Dir,
+        name: &Name,
+    ) -> FsResult<bool> {
         let found = match self.0.entry(dir.0) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(unknown) => unknown.insert(match here.dir_path(dir.0, dir.1.as_ref()) {
@@ -756,7 +797,9 @@ fn old_places(old: &State, new: &State, ino: Ino) -> FsResult<Vec<(Dir, Name)>> 
         Body::File { origin, .. } => origin.as_ref().map(|o| o.path.clone()),
         Body::Symlink { .. } | Body::Special => None,
     });
-    let Some((above, name)) = base.as_ref().and_then(TreePath::split) else { return Ok(Vec::new()) };
+    let Some((above, name)) = base.as_ref().and_then(TreePath::split) else {
+        return Ok(Vec::new());
+    };
     let Some((dir, _)) = old.lower.lookup(&above)? else { return Ok(Vec::new()) };
     match old.dir_path(dir, Some(&above)) {
         Ok(path) => {
@@ -773,7 +816,12 @@ fn old_places(old: &State, new: &State, ino: Ino) -> FsResult<Vec<(Dir, Name)>> 
 ///
 /// # Errors
 /// What the base answers.
-pub fn same_content(old_state: &State, old: &Found, new_state: &State, new: &Found) -> FsResult<bool> {
+pub fn same_content(
+    old_state: &State,
+    old: &Found,
+    new_state: &State,
+    new: &Found,
+) -> FsResult<bool> {
     if let Some(told) = same_record(old_state, old, new_state, new)? {
         return Ok(told);
     }
@@ -790,7 +838,12 @@ pub fn same_content(old_state: &State, old: &Found, new_state: &State, new: &Fou
 }
 
 /// The same, as far as the records tell; none if only the bytes can.
-fn same_record(old_state: &State, old: &Found, new_state: &State, new: &Found) -> FsResult<Option<bool>> {
+fn same_record(
+    old_state: &State,
+    old: &Found,
+    new_state: &State,
+    new: &Found,
+) -> FsResult<Option<bool>> {
     let (a, a_extents) = old_state.record(old)?;
     let (b, b_extents) = new_state.record(new)?;
     Ok(match (&a.body, &b.body) {
@@ -802,7 +855,8 @@ fn same_record(old_state: &State, old: &Found, new_state: &State, new: &Found) -
             // The number of the device does not count: it may be another at each boot.
             let same_origin = match (from_x, from_y) {
                 (Some(x), Some(y)) => {
-                    x.path == y.path && (lower::fits(&x.print, &y.print) || lower::fits(&y.print, &x.print))
+                    x.path == y.path
+                        && (lower::fits(&x.print, &y.print) || lower::fits(&y.print, &x.print))
                 }
                 (x, y) => x.is_none() && y.is_none(),
             };
@@ -813,7 +867,13 @@ fn same_record(old_state: &State, old: &Found, new_state: &State, new: &Found) -
     })
 }
 
-fn same_bytes(old_state: &State, old: &Found, new_state: &State, new: &Found, size: u64) -> FsResult<bool> {
+fn same_bytes(
+    old_state: &State,
+    old: &Found,
+    new_state: &State,
+    new: &Found,
+    size: u64,
+) -> FsResult<bool> {
     let whole = ByteRange { start: 0, end: size };
     for range in DataRanges::unlike((old_state, old), (new_state, new), whole) {
         let range = range?;
@@ -825,5 +885,8 @@ fn same_bytes(old_state: &State, old: &Found, new_state: &State, new: &Found, si
 }
 
 fn same_attributes(a: &Node, b: &Node) -> bool {
-    a.meta.mode == b.meta.mode && a.meta.uid == b.meta.uid && a.meta.gid == b.meta.gid && a.xattrs == b.xattrs
+    a.meta.mode == b.meta.mode
+        && a.meta.uid == b.meta.uid
+        && a.meta.gid == b.meta.gid
+        && a.xattrs == b.xattrs
 }

@@ -113,7 +113,13 @@ fn side(state: &State, found: &Found, wanted: Wanted) -> FsResult<Side> {
     })
 }
 
-fn compose(old_path: &TreePath, old: &Side, new_path: &TreePath, new: &Side, wanted: Wanted) -> Text {
+fn compose(
+    old_path: &TreePath,
+    old: &Side,
+    new_path: &TreePath,
+    new: &Side,
+    wanted: Wanted,
+) -> Text {
     if wanted == Wanted::Lines {
         let is_text = ![old, new].into_iter().any(|side| side.binary || side.is_too_large);
         let lines = is_text.then(|| Lines::of(&old.content, &new.content).count());
@@ -131,7 +137,11 @@ fn compose(old_path: &TreePath, old: &Side, new_path: &TreePath, new: &Side, wan
                 say(format!("old mode {:06o}\nnew mode {:06o}\n", old.mode, new.mode));
             }
             if old_path != new_path {
-                say(format!("rename from {}\nrename to {}\n", quoted("", old_path), quoted("", new_path)));
+                say(format!(
+                    "rename from {}\nrename to {}\n",
+                    quoted("", old_path),
+                    quoted("", new_path)
+                ));
             }
         }
     }
@@ -152,7 +162,8 @@ fn compose(old_path: &TreePath, old: &Side, new_path: &TreePath, new: &Side, wan
         return Text { lines: None, patch };
     }
     if old.binary || new.binary {
-        let mode = if old.exists && new.exists && old.mode == new.mode { Some(new.mode) } else { None };
+        let mode =
+            if old.exists && new.exists && old.mode == new.mode { Some(new.mode) } else { None };
         binary::write(old.if_exists(), new.if_exists(), mode, &mut patch);
         return Text { lines: None, patch };
     }
@@ -179,8 +190,10 @@ struct Lines<'a> {
 
 impl<'a> Lines<'a> {
     fn of(old: &'a [u8], new: &'a [u8]) -> Lines<'a> {
-        let input =
-            InternedInput::new(imara_diff::sources::byte_lines(old), imara_diff::sources::byte_lines(new));
+        let input = InternedInput::new(
+            imara_diff::sources::byte_lines(old),
+            imara_diff::sources::byte_lines(new),
+        );
         let mut diff = Diff::compute(Algorithm::Histogram, &input);
         diff.postprocess_lines(&input);
         Lines { input, diff }
@@ -238,12 +251,16 @@ fn print_group(input: &InternedInput<&[u8]>, group: &[imara_diff::Hunk], out: &m
         for token in input.before.get(at..hunk.before.start as usize).unwrap_or_default() {
             line(b' ', token);
         }
-        for token in
-            input.before.get(hunk.before.start as usize..hunk.before.end as usize).unwrap_or_default()
+        for token in input
+            .before
+            .get(hunk.before.start as usize..hunk.before.end as usize)
+            .unwrap_or_default()
         {
             line(b'-', token);
         }
-        for token in input.after.get(hunk.after.start as usize..hunk.after.end as usize).unwrap_or_default() {
+        for token in
+            input.after.get(hunk.after.start as usize..hunk.after.end as usize).unwrap_or_default()
+        {
             line(b'+', token);
         }
         at = hunk.before.end as usize;
@@ -307,9 +324,17 @@ mod tests {
         let path = TreePath::parse(b"a").unwrap();
         let side = |content: &[u8]| {
             let binary = content.contains(&0);
-            Side { exists: true, mode: 0o100_644, content: content.to_vec(), binary, ..Side::nothing() }
+            Side {
+                exists: true,
+                mode: 0o100_644,
+                content: content.to_vec(),
+                binary,
+                ..Side::nothing()
+            }
         };
-        for (old, new) in [(&b"a\nb\n"[..], &b"a\nc\nd\n"[..]), (b"\0one", b"\0two"), (b"same", b"same")] {
+        for (old, new) in
+            [(&b"a\nb\n"[..], &b"a\nc\nd\n"[..]), (b"\0one", b"\0two"), (b"same", b"same")]
+        {
             let text = |wanted| compose(&path, &side(old), &path, &side(new), wanted);
             let (lines, whole) = (text(Wanted::Lines), text(Wanted::Patch));
             assert_eq!(lines.lines, whole.lines);

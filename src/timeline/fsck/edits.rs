@@ -110,13 +110,20 @@ impl Checker {
     }
 
     /// What is wrong with a version, if anything is.
-    fn fault_of(&self, content: &Content, pools: &BTreeMap<LayerId, Option<u64>>) -> Option<String> {
+    fn fault_of(
+        &self,
+        content: &Content,
+        pools: &BTreeMap<LayerId, Option<u64>>,
+    ) -> Option<String> {
         let Body::File { origin, .. } = &content.node.body else {
             return Some("is no regular file".to_owned());
         };
         debug_assert_eq!(content.node.kind(), FileKind::File);
         if content.epoch > self.epoch() {
-            return Some(format!("is of a base after {} applies, which were not made", content.epoch));
+            return Some(format!(
+                "is of a base after {} applies, which were not made",
+                content.epoch
+            ));
         }
         let mut end = 0;
         for (range, source) in &content.extents {
@@ -129,13 +136,16 @@ impl Checker {
                 Source::Base { .. } => origin.is_some(),
                 Source::Pool { layer, offset } => {
                     let pool_end = pools.get(&layer).copied().flatten();
-                    pool_end.is_some_and(|end| offset.checked_add(len).is_some_and(|last| last <= end))
+                    pool_end
+                        .is_some_and(|end| offset.checked_add(len).is_some_and(|last| last <= end))
                 }
             };
             if !is_there {
                 let place = match *source {
                     Source::Base { offset } => format!("offset {offset} of a file of the base"),
-                    Source::Pool { layer, offset } => format!("offset {offset} of the pool of layer {layer}"),
+                    Source::Pool { layer, offset } => {
+                        format!("offset {offset} of the pool of layer {layer}")
+                    }
                 };
                 return Some(format!("refers to {len} bytes at {place}, which are not there"));
             }
@@ -145,10 +155,9 @@ impl Checker {
 
     /// The epoch of the base as it is now.
     fn epoch(&self) -> Epoch {
-        let applies = self
-            .layers
-            .values()
-            .filter(|layer| layer.info.header.kind == LayerKind::PreImage && layer.info.seal.is_some());
+        let applies = self.layers.values().filter(|layer| {
+            layer.info.header.kind == LayerKind::PreImage && layer.info.seal.is_some()
+        });
         let last = applies.map(|layer| layer.info.header.epoch).max();
         last.unwrap_or_default()
     }
@@ -158,19 +167,30 @@ impl Checker {
             // What is wrong with the checksums themselves, or with reading, was told with the states.
             let Ok(Some(sums)) = self.store.sums(*layer) else { continue };
             let known = self.layers.get(layer);
-            let Ok(cells) = known.map_or(Ok(None), |known| self.store.cells(&known.info)) else { continue };
+            let Ok(cells) = known.map_or(Ok(None), |known| self.store.cells(&known.info)) else {
+                continue;
+            };
             // Of what is deflated every byte takes the whole cell.
             let whole = |range: ByteRange| cells.as_ref().map_or(range, |cells| cells.whole(range));
             let ranges: Vec<(ByteRange, usize)> =
                 ranges.iter().map(|(range, of)| (whole(*range), *of)).collect();
-            let Ok(damaged) = self.store.damaged_blocks(*layer, &sums, &joined(&ranges)) else { continue };
+            let Ok(damaged) = self.store.damaged_blocks(*layer, &sums, &joined(&ranges)) else {
+                continue;
+            };
             let pool = self.store.show(*layer, POOL);
             for block in damaged {
                 let block = ByteRange::at(block, crate::store::content::pool::BLOCK);
                 let meets = |range: &ByteRange| range.start < block.end && block.start < range.end;
-                let of = ranges.iter().find(|(range, _)| meets(range)).and_then(|(_, of)| places.get(*of));
+                let of = ranges
+                    .iter()
+                    .find(|(range, _)| meets(range))
+                    .and_then(|(_, of)| places.get(*of));
                 if let Some(place) = of {
-                    self.report.warnings.push(Warning::Content(place.clone(), pool.clone(), block.start));
+                    self.report.warnings.push(Warning::Content(
+                        place.clone(),
+                        pool.clone(),
+                        block.start,
+                    ));
                 }
             }
         }

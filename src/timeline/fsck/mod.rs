@@ -74,11 +74,15 @@ impl fmt::Display for Problem {
                 run.offset,
                 run.layer
             ),
-            Problem::Index(layer) => write!(f, "the index of layer {layer} is not what its journals say"),
+            Problem::Index(layer) => {
+                write!(f, "the index of layer {layer} is not what its journals say")
+            }
             Problem::Content(file, offset) => {
                 write!(f, "{file} at offset {offset}: content fails its checksum")
             }
-            Problem::Head(name, layer) => write!(f, "head '{name}' is on layer {layer}, which is not there"),
+            Problem::Head(name, layer) => {
+                write!(f, "head '{name}' is on layer {layer}, which is not there")
+            }
             Problem::Operation(op, layer) => {
                 write!(f, "operation {op} leads to layer {layer}, which has lost its seal")
             }
@@ -170,7 +174,8 @@ pub fn repair(path: &Path) -> Result<Repaired> {
     let _lock = inspect.lock()?;
     let mut repaired = Repaired::default();
     for layer in inspect.layers()? {
-        let index = inspect.index(layer).map(|found| found.is_none_or(|index| index.info.seal.is_some()));
+        let index =
+            inspect.index(layer).map(|found| found.is_none_or(|index| index.info.seal.is_some()));
         let what = format!("the index of layer {layer}");
         repaired.take(&inspect, (layer, INDEX), &what, index, "it is not needed");
         let what = format!("the checksums of layer {layer}");
@@ -317,7 +322,9 @@ impl Checker {
                 .diff(&tree)
                 .contents
                 .into_iter()
-                .flat_map(|ino| tree.extents(ino).map(move |(_, extent)| (ino, extent)).collect::<Vec<_>>())
+                .flat_map(|ino| {
+                    tree.extents(ino).map(move |(_, extent)| (ino, extent)).collect::<Vec<_>>()
+                })
                 .collect();
             for (ino, extent) in changed {
                 self.check_extent(layer, ino, extent.source, extent.len);
@@ -357,7 +364,9 @@ impl Checker {
         for record in contents.records() {
             match record {
                 Ok(Record::PreImage(PreImage { node: Some(node), .. })) => {
-                    extents.extend(node.extents.iter().map(|(range, source)| (node.ino, *range, *source)));
+                    extents.extend(
+                        node.extents.iter().map(|(range, source)| (node.ino, *range, *source)),
+                    );
                 }
                 Ok(_) => {}
                 Err(error) => unread = Some(error),
@@ -376,7 +385,8 @@ impl Checker {
             Ok(None) => {}
             Ok(Some(contents)) => {
                 let mut found = Tree::new();
-                let is_whole = contents.info.seal.is_some() && replay(&mut found, &contents, layer).is_ok();
+                let is_whole =
+                    contents.info.seal.is_some() && replay(&mut found, &contents, layer).is_ok();
                 if !is_whole || !tree.diff(&found).is_empty() {
                     self.problem(Problem::Index(layer));
                 }
@@ -402,7 +412,9 @@ impl Checker {
         }
         match self.store.ops() {
             Ok(ops) => {
-                for (number, layer) in ops.iter().filter_map(|(number, op)| Some((*number, op.tree?))) {
+                for (number, layer) in
+                    ops.iter().filter_map(|(number, op)| Some((*number, op.tree?)))
+                {
                     if self.layers.get(&layer).is_some_and(|l| l.info.seal.is_none()) {
                         self.problem(Problem::Operation(number, layer));
                     }
@@ -416,8 +428,10 @@ impl Checker {
         }
         match self.store.holds() {
             Ok(holds) => {
-                for layer in
-                    holds.into_iter().filter(|layer| !self.layers.contains_key(layer)).collect::<Vec<_>>()
+                for layer in holds
+                    .into_iter()
+                    .filter(|layer| !self.layers.contains_key(layer))
+                    .collect::<Vec<_>>()
                 {
                     self.problem(Problem::Hold(layer));
                 }
@@ -453,7 +467,10 @@ impl Checker {
                     continue;
                 }
             };
-            let cells = match self.layers.get(&layer).map_or(Ok(None), |known| self.store.cells(&known.info))
+            let cells = match self
+                .layers
+                .get(&layer)
+                .map_or(Ok(None), |known| self.store.cells(&known.info))
             {
                 Ok(cells) => cells,
                 Err(error) => {

@@ -65,7 +65,12 @@ impl Timeline {
     }
 
     /// The same, as long as `go` says so: what is not done then is done the next time.
-    pub(super) fn gc_while(&self, keep: &Keep, dry_run: bool, go: &dyn Fn() -> bool) -> Result<Collected> {
+    pub(super) fn gc_while(
+        &self,
+        keep: &Keep,
+        dry_run: bool,
+        go: &dyn Fn() -> bool,
+    ) -> Result<Collected> {
         let _turn = self.turn();
         let _tidying = self.compacting.lock();
         let before = self.store.disk_usage();
@@ -74,7 +79,8 @@ impl Timeline {
         while let Some(limit) = keep.store_bytes {
             // What a round gave back is gone for the next; one that only says so finds it again.
             let rest = if dry_run { before.saturating_sub(bytes) } else { self.store.disk_usage() };
-            let left = self.droppable(keep).into_iter().find(|info| !collected.dropped.contains(info));
+            let left =
+                self.droppable(keep).into_iter().find(|info| !collected.dropped.contains(info));
             let Some(oldest) = left.filter(|_| rest > limit && go()) else { break };
             collected.dropped.push(oldest);
             if dry_run {
@@ -83,9 +89,11 @@ impl Timeline {
             bytes = bytes.max(self.collect(keep, &mut collected, dry_run, go)?);
         }
         if !dry_run {
-            self.store.trim_ops(usize::try_from(keep.operations).unwrap_or(usize::MAX).max(OPERATIONS))?;
+            self.store
+                .trim_ops(usize::try_from(keep.operations).unwrap_or(usize::MAX).max(OPERATIONS))?;
         }
-        collected.bytes = if dry_run { bytes } else { before.saturating_sub(self.store.disk_usage()) };
+        collected.bytes =
+            if dry_run { bytes } else { before.saturating_sub(self.store.disk_usage()) };
         Ok(collected)
     }
 
@@ -164,7 +172,11 @@ impl Timeline {
         self.store.set_holds(&holds).map_err(|e| e.during(format!("{verb} checkpoint {layer}")))
     }
 
-    pub(super) fn with_parent(&self, parent: Option<LayerId>, layer: LayerId) -> Result<(Tree, Tree)> {
+    pub(super) fn with_parent(
+        &self,
+        parent: Option<LayerId>,
+        layer: LayerId,
+    ) -> Result<(Tree, Tree)> {
         let mut roots = self.roots.lock();
         let below = parent.map_or_else(|| Ok(Tree::new()), |parent| roots.load(parent))?;
         Ok((below, roots.load(layer)?))
@@ -224,8 +236,9 @@ impl Timeline {
                 self.give_up(&info)?;
             }
         }
-        let below =
-            |layer: LayerId| self.nearest(&needed, self.store.layer(layer).and_then(|l| l.header.parent));
+        let below = |layer: LayerId| {
+            self.nearest(&needed, self.store.layer(layer).and_then(|l| l.header.parent))
+        };
         if !dry_run {
             for layer in stale.iter().chain(&self.abandoned()?) {
                 self.store.remove_layer(*layer)?;
@@ -271,8 +284,12 @@ impl Timeline {
             self.clear_images(&images)?;
             self.thin_maps(&refs)?;
             if !self.store.wait_for_read_epochs() {
-                return Err(Error::new(Kind::InUse, "gc", "somebody does not come to an end of reading")
-                    .hint("what is not needed any more is still there; try again"));
+                return Err(Error::new(
+                    Kind::InUse,
+                    "gc",
+                    "somebody does not come to an end of reading",
+                )
+                .hint("what is not needed any more is still there; try again"));
             }
         }
         Ok(bytes + self.sweep(&refs, &reach, dry_run)?)
@@ -313,7 +330,8 @@ impl Timeline {
             }
         }
         // Of what has no content nothing can be used. A pool that cannot be looked at may have some.
-        let has_content = |layer: &&LayerId| self.store.pool_end(**layer).map_or(true, |end| end > 0);
+        let has_content =
+            |layer: &&LayerId| self.store.pool_end(**layer).map_or(true, |end| end > 0);
         let filled: BTreeSet<LayerId> = stale.iter().filter(has_content).copied().collect();
         if let Some(first) = filled.first() {
             let mut used = self.used_from(*first)?;
@@ -363,8 +381,15 @@ impl Timeline {
     }
 
     /// Puts a layer on another one below it.
-    fn lift(&self, lifted: &mut Rewriting<'_>, layer: LayerId, parent: Option<LayerId>) -> Result<()> {
-        let Some(LayerInfo { header, seal: Some(seal), .. }) = self.store.layer(layer) else { return Ok(()) };
+    fn lift(
+        &self,
+        lifted: &mut Rewriting<'_>,
+        layer: LayerId,
+        parent: Option<LayerId>,
+    ) -> Result<()> {
+        let Some(LayerInfo { header, seal: Some(seal), .. }) = self.store.layer(layer) else {
+            return Ok(());
+        };
         if header.parent == parent {
             return Ok(());
         }
@@ -377,7 +402,9 @@ impl Timeline {
     /// at the base.
     fn begun(&self, header: &Header, stays: Option<LayerId>) -> Timestamp {
         let (mut begun, mut at) = (header.time, header.parent);
-        while let Some(below) = at.filter(|below| Some(*below) != stays).and_then(|id| self.store.layer(id)) {
+        while let Some(below) =
+            at.filter(|below| Some(*below) != stays).and_then(|id| self.store.layer(id))
+        {
             begun = begun.min(below.header.time);
             at = below.header.parent;
         }
@@ -403,7 +430,8 @@ impl Timeline {
             add(&from, &to);
         }
         let parent = self.parent();
-        let from = parent.map_or_else(|| Ok(Tree::new()), |parent| self.roots.lock().load(parent))?;
+        let from =
+            parent.map_or_else(|| Ok(Tree::new()), |parent| self.roots.lock().load(parent))?;
         add(&from, &reach.state.tree);
         add(&Tree::new(), &reach.orphans);
         refs.add_versions(&reach.versions);
@@ -412,7 +440,9 @@ impl Timeline {
         }
         refs.add_range(reach.upper, ByteRange { start: reach.end, end: u64::MAX });
         let applies = self.applies.lock().clone();
-        for (place, layer) in self.image_layers().into_iter().filter(|(_, layer)| images.contains(layer)) {
+        for (place, layer) in
+            self.image_layers().into_iter().filter(|(_, layer)| images.contains(layer))
+        {
             // A new pool for each apply, and few of them: the whole of it stays.
             refs.add_range(layer, ByteRange { start: 0, end: u64::MAX });
             let image = applies.get(place).into_iter().flat_map(|image| image.extents());
@@ -430,9 +460,15 @@ impl Timeline {
 
     /// The layers of those applies through which a needed state or a held file sees the base, and of the last one, which can be
     /// undone.
-    fn needed_images(&self, keep: &Keep, needed: &BTreeSet<LayerId>, reach: &LiveSet) -> BTreeSet<LayerId> {
+    fn needed_images(
+        &self,
+        keep: &Keep,
+        needed: &BTreeSet<LayerId>,
+        reach: &LiveSet,
+    ) -> BTreeSet<LayerId> {
         let ops = self.store.ops();
-        let states = needed.iter().filter_map(|layer| self.store.layer(*layer)).map(|l| l.header.epoch);
+        let states =
+            needed.iter().filter_map(|layer| self.store.layer(*layer)).map(|l| l.header.epoch);
         let epochs = states
             .chain(recent(&ops, keep).map(|op| op.epoch))
             .chain([reach.state.lower.epoch()])
@@ -447,8 +483,11 @@ impl Timeline {
     /// Empties the pre-images that nobody needs; what refers to nothing of theirs goes with [`Timeline::sweep`].
     fn clear_images(&self, needed: &BTreeSet<LayerId>) -> Result<()> {
         let mut emptied = Vec::new();
-        for (place, layer) in self.image_layers().into_iter().filter(|(_, layer)| !needed.contains(layer)) {
-            if let Some(LayerInfo { header, seal: Some(seal), compact: false, .. }) = self.store.layer(layer)
+        for (place, layer) in
+            self.image_layers().into_iter().filter(|(_, layer)| !needed.contains(layer))
+        {
+            if let Some(LayerInfo { header, seal: Some(seal), compact: false, .. }) =
+                self.store.layer(layer)
             {
                 self.store.rewrite_layer(header, seal, std::iter::empty())?;
             }
@@ -482,8 +521,10 @@ impl Timeline {
                 continue;
             }
             // The last apply stays, emptied or not: its number counts the epochs.
-            let is_emptied = info.header.kind == LayerKind::PreImage && info.compact && layer != last_image;
-            let has_no_tree = matches!(info.header.kind, LayerKind::Collected | LayerKind::Gathered);
+            let is_emptied =
+                info.header.kind == LayerKind::PreImage && info.compact && layer != last_image;
+            let has_no_tree =
+                matches!(info.header.kind, LayerKind::Collected | LayerKind::Gathered);
             let is_given_up = is_emptied || has_no_tree;
             if is_given_up && !refs.is_used(layer) && !places.is_used(layer) {
                 removed.push(layer);

@@ -82,7 +82,9 @@ impl Timeline {
         let is_short = is_full || is_over || self.room_is_short();
         match (has_too_many || !unneeded.is_empty(), is_short) {
             (true, true) => Due::Now,
-            (true, false) if has_too_many || self.is_worth_it(&unneeded, needed.len()) => Due::WhenIdle,
+            (true, false) if has_too_many || self.is_worth_it(&unneeded, needed.len()) => {
+                Due::WhenIdle
+            }
             (true | false, _) => Due::Not,
         }
     }
@@ -116,7 +118,8 @@ impl Timeline {
             let names = may_go.iter().filter_map(name_of).map(|name| (NodeId::CHECKPOINTS, name));
             names.collect()
         } else {
-            let names = may_go.iter().map(|info| self.fs.names_looked_into(info.header.layer, MOST_NAMES));
+            let names =
+                may_go.iter().map(|info| self.fs.names_looked_into(info.header.layer, MOST_NAMES));
             names.filter_map(FsResult::ok).flatten().collect()
         };
         let what = Invalidations { names, ..Invalidations::default() };
@@ -128,7 +131,9 @@ impl Timeline {
     fn keep_by(&self, policy: &Policy, spared: &BTreeSet<LayerId>) -> Keep {
         let mut spared = spared.clone();
         // It takes no space of its own as long as the tree lies on it.
-        spared.extend(self.ancestry().iter().find(|info| is_checkpoint(info)).map(|info| info.header.layer));
+        spared.extend(
+            self.ancestry().iter().find(|info| is_checkpoint(info)).map(|info| info.header.layer),
+        );
         Keep {
             operations: policy.operations,
             checkpoints: policy.checkpoints,
@@ -169,7 +174,8 @@ mod tests {
         let base = Base::open(&base).unwrap();
         let path = base.path().to_owned();
         let store =
-            Store::create(&dir.join("store"), &path, base.root_id(), StoreOptions::default()).unwrap();
+            Store::create(&dir.join("store"), &path, base.root_id(), StoreOptions::default())
+                .unwrap();
         let (policy, allowed_targets) = (Links::Deny, Vec::new());
         let jail = Jail { policy, mount_point: path.clone(), base_path: path, allowed_targets };
         Timeline::open(Arc::new(store), Arc::new(base), "main", jail).unwrap()
@@ -192,16 +198,23 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let timeline = timeline(dir.path());
         let none = BTreeSet::new();
-        let made: Vec<LayerId> = (0..3).map(|_| timeline.checkpoint(None, String::new()).unwrap()).collect();
+        let made: Vec<LayerId> =
+            (0..3).map(|_| timeline.checkpoint(None, String::new()).unwrap()).collect();
         for is_full in [false, true] {
             assert_eq!(timeline.is_due(&Policy::default(), &none, is_full), Due::Not);
         }
         let one = Policy { checkpoints: Some(1), operations: 0, ..Policy::default() };
         assert_eq!(timeline.is_due(&one, &none, false), Due::WhenIdle);
         assert_eq!(timeline.is_due(&one, &none, true), Due::Now);
-        assert_eq!(timeline.is_due(&one, &made.iter().copied().collect(), true), Due::Not, "they are spared");
-        let collected = timeline.collect_by(&one, &made[..1].iter().copied().collect(), &|| true).unwrap();
-        let dropped: Vec<LayerId> = collected.dropped.iter().map(|info| info.header.layer).collect();
+        assert_eq!(
+            timeline.is_due(&one, &made.iter().copied().collect(), true),
+            Due::Not,
+            "they are spared"
+        );
+        let collected =
+            timeline.collect_by(&one, &made[..1].iter().copied().collect(), &|| true).unwrap();
+        let dropped: Vec<LayerId> =
+            collected.dropped.iter().map(|info| info.header.layer).collect();
         assert_eq!(dropped, made[1..2]);
         assert_eq!(timeline.is_due(&one, &made[..1].iter().copied().collect(), true), Due::Not);
     }

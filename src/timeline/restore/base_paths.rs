@@ -29,7 +29,11 @@ struct Names {
 
 impl BasePaths {
     /// Looks for all that is needed as the tree is now.
-    pub(in crate::timeline) fn of(now: &State, then: &State, paths: &[TreePath]) -> FsResult<BasePaths> {
+    pub(in crate::timeline) fn of(
+        now: &State,
+        then: &State,
+        paths: &[TreePath],
+    ) -> FsResult<BasePaths> {
         let sought = RefCell::new(BasePaths { now: Names::none(now), then: Names::none(then) });
         let find = |state: &State, wanted: &HashSet<Ino>| {
             let mut sought = sought.borrow_mut();
@@ -66,7 +70,8 @@ impl BasePaths {
         wanted: &HashSet<Ino>,
     ) -> FsResult<BTreeMap<TreePath, Ino>> {
         let names = self.in_epoch(state);
-        if !wanted.is_subset(&names.wanted) || !Arc::ptr_eq(&names.lower, &state.lower) && !wanted.is_empty()
+        if !wanted.is_subset(&names.wanted)
+            || !Arc::ptr_eq(&names.lower, &state.lower) && !wanted.is_empty()
         {
             return Err(FsError::Stale);
         }

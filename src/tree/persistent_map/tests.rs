@@ -27,9 +27,12 @@ impl<K: Ord, V> PersistentMap<K, V> {
 impl<K: Ord, V> Node<K, V> {
     /// `from` and `to` are the separators of this node and the next.
     fn verify(&self, height: usize, from: Option<&K>, to: Option<&K>) -> Result<(), String> {
-        let is_within = |key: &K| from.is_none_or(|from| from <= key) && to.is_none_or(|to| key < to);
+        let is_within =
+            |key: &K| from.is_none_or(|from| from <= key) && to.is_none_or(|to| key < to);
         match self {
-            _ if self.len() == 0 || self.len() > CAPACITY => Err(format!("a node of {}", self.len())),
+            _ if self.len() == 0 || self.len() > CAPACITY => {
+                Err(format!("a node of {}", self.len()))
+            }
             Node::Leaf(_) if height != 0 => Err("leaves are not equally deep".to_owned()),
             Node::Leaf(entries) if entries.iter().all(|(key, _)| is_within(key)) => Ok(()),
             Node::Leaf(_) => Err("a key is not in the node that should hold it".to_owned()),
@@ -81,7 +84,8 @@ impl WithModel {
     }
 
     fn check_diff(&self, other: &WithModel) {
-        let keys: std::collections::BTreeSet<_> = self.model.keys().chain(other.model.keys()).collect();
+        let keys: std::collections::BTreeSet<_> =
+            self.model.keys().chain(other.model.keys()).collect();
         let differs = |key: &&u16| self.model.get(key) != other.model.get(key);
         assert!(self.map.diff(&other.map).eq(keys.into_iter().filter(differs)));
         assert_eq!(self.map == other.map, self.model == other.model);
@@ -120,7 +124,11 @@ fn appending_in_order_fills_the_nodes() {
     let mut from = Some(0);
     while let Some(key) = from {
         let (leaf, behind) = map.leaf_by(&|at: &i32| at.cmp(&key));
-        assert!(leaf.len() == CAPACITY || behind.is_none(), "{} of {CAPACITY} in a leaf", leaf.len());
+        assert!(
+            leaf.len() == CAPACITY || behind.is_none(),
+            "{} of {CAPACITY} in a leaf",
+            leaf.len()
+        );
         (leaves, from) = (leaves + 1, behind.copied());
     }
     assert_eq!(leaves, 1_000usize.div_ceil(CAPACITY));

@@ -75,15 +75,22 @@ impl From<FsError> for NoStep {
 /// A version as a state of one file.
 pub(in crate::fs) fn state_of(fs: &Fs, content: &Content) -> (State, Found) {
     let current = fs.state().lower;
-    let lower =
-        if current.epoch() == content.epoch { current } else { Arc::new(current.in_epoch(content.epoch)) };
+    let lower = if current.epoch() == content.epoch {
+        current
+    } else {
+        Arc::new(current.in_epoch(content.epoch))
+    };
     let mut tree = Tree::new();
     let ino = content.ino;
     // Neither edit needs anything to be there before.
     let put = tree.apply(&Edit::Put { ino, node: Box::new(content.node.clone()) });
-    let maps =
-        content.extents.iter().map(|(range, source)| Edit::Map { ino, range: *range, to: Some(*source) });
-    for result in std::iter::once(put).chain(maps.map(|edit| tree.apply(&edit)).collect::<Vec<_>>()) {
+    let maps = content.extents.iter().map(|(range, source)| Edit::Map {
+        ino,
+        range: *range,
+        to: Some(*source),
+    });
+    for result in std::iter::once(put).chain(maps.map(|edit| tree.apply(&edit)).collect::<Vec<_>>())
+    {
         if let Err(error) = result {
             log::error!("a version does not fit an empty tree: {}", error.0);
         }
@@ -102,7 +109,11 @@ impl Fs {
             number: entry.number,
             time: entry.version.time,
             how: entry.version.how,
-            file: entry.version.content.as_ref().map(|content| (content.node.size(), content.node.meta)),
+            file: entry
+                .version
+                .content
+                .as_ref()
+                .map(|content| (content.node.size(), content.node.meta)),
             is_shown: list.at == Some(entry.number),
         };
         list.entries.iter().rev().map(info).collect()
@@ -136,12 +147,17 @@ impl Fs {
         let mut versions = EditHistory::open(self.store(), head);
         // Bytes of versions that were given up are written again from here on. After a power cut the log must not tell of these
         // versions any more, so what somebody wrote into it who was killed is brought to the disk first.
-        let is_safe = versions.log.settle_what_was_found().inspect_err(|error| log::warn!("{error}")).is_ok();
+        let is_safe =
+            versions.log.settle_what_was_found().inspect_err(|error| log::warn!("{error}")).is_ok();
         let contents: Vec<Arc<Content>> = versions.contents().collect();
         let mut core = self.core();
         let layer = core.upper.layer();
         if !is_safe {
-            versions.frozen.add(layer, Source::Pool { layer, offset: 0 }, core.upper.pool.reserved().1);
+            versions.frozen.add(
+                layer,
+                Source::Pool { layer, offset: 0 },
+                core.upper.pool.reserved().1,
+            );
         }
         // What an undo brought back may be in two files, and the version may be gone.
         for range in pinned_ranges::shared(&core.tree, layer) {
@@ -188,7 +204,8 @@ impl Fs {
     /// # Errors
     /// When that cannot be made sure; then nothing may go.
     pub fn secure_versions(&self) -> crate::error::Result<()> {
-        let Some(work) = self.core().versions.as_mut().map(EditHistory::begin_secure).transpose()?.flatten()
+        let Some(work) =
+            self.core().versions.as_mut().map(EditHistory::begin_secure).transpose()?.flatten()
         else {
             return Ok(());
         };
@@ -216,9 +233,10 @@ impl Fs {
     pub fn step(&self, path: &TreePath, step: Step) -> Result<Stepped, NoStep> {
         let wanted = self.core().destination(path, step)?;
         let wanted = match wanted.content {
-            Some(content) => {
-                Wanted { content: Some(self.in_this_epoch(path, wanted.number, content)?), ..wanted }
-            }
+            Some(content) => Wanted {
+                content: Some(self.in_this_epoch(path, wanted.number, content)?),
+                ..wanted
+            },
             None => wanted,
         };
         // What has nothing to do with room is an outcome, not to be tried again.
@@ -321,7 +339,8 @@ fn same_origin(a: &Node, b: &Node) -> bool {
 pub(super) fn same_bytes(a: Option<&Arc<Content>>, b: Option<&Arc<Content>>) -> bool {
     match (a, b) {
         (Some(a), Some(b)) => {
-            let in_base = |content: &Content| content.extents.iter().any(|(_, source)| source.is_base());
+            let in_base =
+                |content: &Content| content.extents.iter().any(|(_, source)| source.is_base());
             a.node.size() == b.node.size()
                 && a.extents == b.extents
                 && (a.epoch == b.epoch && same_origin(&a.node, &b.node) || !in_base(a))
@@ -368,7 +387,8 @@ impl Core {
             }
         };
         let Some(goal) = goal else {
-            let most = if matches!(step, Step::Undo(_)) { at } else { count.saturating_sub(at + 1) };
+            let most =
+                if matches!(step, Step::Undo(_)) { at } else { count.saturating_sub(at + 1) };
             return Err(NoStep::Only(u32::try_from(most).unwrap_or(u32::MAX)));
         };
         let Some(entry) = list.entries.get(goal) else { return Err(NoStep::Only(0)) };
@@ -416,18 +436,23 @@ impl Core {
         let sizes = (live.as_ref().map(|c| c.node.size()), content.as_ref().map(|c| c.node.size()));
         let edits = match (&found, &content) {
             (Found::Nothing(_), None) => Vec::new(),
-            (Found::Nothing(hides), Some(content)) => self.bring_back(path, hides.clone(), content)?,
+            (Found::Nothing(hides), Some(content)) => {
+                self.bring_back(path, hides.clone(), content)?
+            }
             (found, Some(content)) => {
                 let ino = match found {
                     Found::Base(ino, base, node) => self.copy_up_base(*ino, base, node)?,
                     Found::Upper(ino, _) => *ino,
                     Found::Nothing(_) => return Err(FsError::NotFound.into()),
                 };
-                let mut node = self.tree.node(ino).map(|node| Node::clone(node)).ok_or(FsError::NotFound)?;
+                let mut node =
+                    self.tree.node(ino).map(|node| Node::clone(node)).ok_or(FsError::NotFound)?;
                 node.body = content.node.body.clone();
                 node.meta.mtime = clock::now();
                 node.meta.ctime = node.meta.mtime;
-                std::iter::once(Edit::Resize { ino, size: 0 }).chain(put_file(ino, node, content)).collect()
+                std::iter::once(Edit::Resize { ino, size: 0 })
+                    .chain(put_file(ino, node, content))
+                    .collect()
             }
             (found, None) => self.take_away(path, found)?,
         };
@@ -485,7 +510,11 @@ impl Core {
             parent = Meta { nlink, atime: now, mtime: now, ctime: now, ..parent };
             let node = Node { meta: parent, xattrs: None, body: Body::Dir { base: None } };
             edits.push(Edit::Put { ino, node: Box::new(node) });
-            edits.push(Edit::Dentry { dir, name, to: Some(Dentry::Child { ino, hides: hides.take() }) });
+            edits.push(Edit::Dentry {
+                dir,
+                name,
+                to: Some(Dentry::Child { ino, hides: hides.take() }),
+            });
             dir = ino;
         }
         let ino = store.identities().lock().fresh()?;

@@ -57,7 +57,8 @@ impl Timeline {
             let detached = self.detached_mounts((&now, &then), paths, mounts)?;
             let epoch = self.epoch();
             let below = Some(self.fs.upper_layer());
-            let mut next = self.store.create_layer(below, &self.head, epoch, LayerKind::Continues)?;
+            let mut next =
+                self.store.create_layer(below, &self.head, epoch, LayerKind::Continues)?;
             let above = next.layer();
             let copies = Copies::make(&now, &then, paths, &mut next.pool).attempt(attempt)?;
             let sought = BasePaths::of(&now, &then, paths).attempt(attempt)?;
@@ -67,16 +68,22 @@ impl Timeline {
                 mix(now, &then, paths, (&copies, &sought), &mut fresh)
             })?;
             // First of all, and whatever fails then.
-            let told = changed.to.as_ref().map_or(Ok(()), |(_, forgotten)| self.kernel().forget(forgotten));
+            let told = changed
+                .to
+                .as_ref()
+                .map_or(Ok(()), |(_, forgotten)| self.kernel().forget(forgotten));
             let is_shown = changed.to.is_ok();
             let during = |error: Error| match is_shown {
                 true => error.after(format!("{} was done", attempt())),
                 false => error,
             };
             let secured = changed.sealed.and_then(|()| {
-                self.with_reserve(|| self.store.set_head(&self.head, &HeadRecord { layer: above }))?;
+                self.with_reserve(|| {
+                    self.store.set_head(&self.head, &HeadRecord { layer: above })
+                })?;
                 self.roots.lock().keep(changed.layer, changed.from.tree.clone());
-                self.log(OpVerb::Seal, before, Target { layer: Some(changed.layer), epoch }).map(drop)
+                self.log(OpVerb::Seal, before, Target { layer: Some(changed.layer), epoch })
+                    .map(drop)
             });
             let shown = match changed.to {
                 // Content of an older base is needed that was not there to be seen when it was copied, or the base must be read.
@@ -95,7 +102,9 @@ impl Timeline {
             let listed = self.list_restored(&changed.from, &shown, list);
             secured.map_err(during)?;
             let after = self.with_reserve(|| self.seal(automatic(attempt()))).map_err(during)?;
-            let op = self.log(verb, what.clone(), Target { layer: Some(after), epoch }).map_err(during)?;
+            let op = self
+                .log(verb, what.clone(), Target { layer: Some(after), epoch })
+                .map_err(during)?;
             told.map_err(during)?;
             let before = Some(changed.layer);
             let undo = self.op_before(op, before);
@@ -128,7 +137,12 @@ struct Copies(HashMap<TreePath, Extents>);
 
 impl Copies {
     /// Copies what will be needed into a pool.
-    fn make(now: &State, then: &State, paths: &[TreePath], pool: &mut PoolWriter) -> FsResult<Copies> {
+    fn make(
+        now: &State,
+        then: &State,
+        paths: &[TreePath],
+        pool: &mut PoolWriter,
+    ) -> FsResult<Copies> {
         let mut copies = Copies::default();
         if now.lower.epoch() == then.lower.epoch() {
             return Ok(copies);
@@ -201,7 +215,9 @@ impl Foreign {
         // A number of our own is in the base only if an apply brought it there.
         let may_be_there = |ino: Ino| ino < Ino::OWN_RANGE || now.lower.epoch() > Epoch(0);
         let is_unseen = |ino: Ino| {
-            now.tree.node(ino).is_none() && may_be_there(ino) && (!self.same_epoch || has_no_path(ino))
+            now.tree.node(ino).is_none()
+                && may_be_there(ino)
+                && (!self.same_epoch || has_no_path(ino))
         };
         changes.iter().filter_map(|change| change.new.ino()).filter(|ino| is_unseen(*ino)).collect()
     }
@@ -214,7 +230,8 @@ impl Foreign {
         let (node, extents) = then.record(found)?;
         let Body::File { size, origin } = &node.body else { return Ok(None) };
         let in_base = extents.iter().any(|(_, source)| matches!(source, Source::Base { .. }));
-        let is_same = origin.as_ref().is_some_and(|o| self.is_same(&o.path)) && node.meta.nlink == 1;
+        let is_same =
+            origin.as_ref().is_some_and(|o| self.is_same(&o.path)) && node.meta.nlink == 1;
         Ok((in_base && !is_same).then_some(*size))
     }
 }
@@ -290,7 +307,8 @@ impl Mixer<'_> {
 
     /// Covers a node of the base and the directories above it.
     fn copy_up(&mut self, path: &TreePath) -> FsResult<Ino> {
-        let (ino, node) = self.state.lower.lookup(path)?.ok_or_else(|| self.state.lower.drift(path))?;
+        let (ino, node) =
+            self.state.lower.lookup(path)?.ok_or_else(|| self.state.lower.drift(path))?;
         for edit in self.state.copy_up_edits(ino, path, &node)? {
             self.edit(edit)?;
         }
@@ -394,7 +412,13 @@ impl Mixer<'_> {
     }
 
     /// Whether a node of the base is seen again as soon as nothing hides it.
-    fn shows_through(&self, found: &Found, lower: Option<&TreePath>, name: &Name, nlink: u32) -> bool {
+    fn shows_through(
+        &self,
+        found: &Found,
+        lower: Option<&TreePath>,
+        name: &Name,
+        nlink: u32,
+    ) -> bool {
         let Found::Base(ino, path, node) = found else { return false };
         let is_dir = crate::fs::lower_kind(node) == FileKind::Dir;
         (is_dir || nlink == 1)
@@ -422,7 +446,12 @@ impl Mixer<'_> {
     }
 
     /// Whether a file was a hard link of a name outside, and is there what it was.
-    fn is_unchanged_link(&self, change: &PathChange, wanted: Ino, outside: &[TreePath]) -> FsResult<bool> {
+    fn is_unchanged_link(
+        &self,
+        change: &PathChange,
+        wanted: Ino,
+        outside: &[TreePath],
+    ) -> FsResult<bool> {
         for path in outside {
             let (old, new) = (self.now.resolve(path)?, self.then.resolve(path)?);
             if new.ino() != Some(wanted) {
@@ -430,7 +459,8 @@ impl Mixer<'_> {
             }
             let (a, a_extents) = self.now.record(&old)?;
             let (b, b_extents) = self.then.record(&change.new)?;
-            let same = |meta: Meta| Meta { nlink: 0, ctime: crate::types::Timestamp::default(), ..meta };
+            let same =
+                |meta: Meta| Meta { nlink: 0, ctime: crate::types::Timestamp::default(), ..meta };
             return Ok(a.body == b.body
                 && a_extents == b_extents
                 && a.xattrs == b.xattrs
@@ -487,7 +517,8 @@ impl Mixer<'_> {
             let Some(node) = self.state.tree.node(ino) else {
                 return Err(FsError::Damage("a link outside of a restore is not in the tree"));
             };
-            let meta = Meta { nlink: links.unwrap_or(node.meta.nlink), ctime: clock::now(), ..node.meta };
+            let meta =
+                Meta { nlink: links.unwrap_or(node.meta.nlink), ctime: clock::now(), ..node.meta };
             return self.edit(Edit::Meta { ino, meta });
         }
         let shown = self.state.resolve(&change.path)?;
@@ -531,8 +562,8 @@ impl Mixer<'_> {
         }
         let wanted = change.new.ino().ok_or(FsError::NotFound)?;
         let (dir, lower, name) = self.dir_of(&change.path)?;
-        let is_free =
-            self.state.tree.node(wanted).is_none() && self.names_outside(&change.new, wanted)?.is_empty();
+        let is_free = self.state.tree.node(wanted).is_none()
+            && self.names_outside(&change.new, wanted)?.is_empty();
         let ino = if is_free { wanted } else { fresh()? };
         self.touch(&change.path, 1);
         let mut node = Node::clone(&self.then.record(&change.new)?.0);

@@ -20,7 +20,8 @@ fn open(dir: &std::path::Path) -> Fs {
     }
     let name = base.as_os_str().as_bytes().to_vec();
     let base = Arc::new(Base::open(&base).unwrap());
-    let store = Arc::new(Store::create(&store, &name, base.root_id(), StoreOptions::default()).unwrap());
+    let store =
+        Arc::new(Store::create(&store, &name, base.root_id(), StoreOptions::default()).unwrap());
     let upper = store.create_layer(None, "main", Epoch(0), LayerKind::Continues).unwrap();
     let lower = Lower::new(base, Arc::clone(&store), Epoch(0), Vec::new());
     let jail = Jail {
@@ -45,7 +46,9 @@ fn the_base_is_not_searched_for_names_of_a_file_while_the_tree_is_locked() {
     let copies = Copies::default();
     let then = fs.state();
     let mixed = |now: &State, sought: &BasePaths| {
-        mix(now, &then, &paths, (&copies, sought), &mut || Ok(fs.store().identities().lock().fresh()?))
+        mix(now, &then, &paths, (&copies, sought), &mut || {
+            Ok(fs.store().identities().lock().fresh()?)
+        })
     };
     // Nothing was known yet of the file that has another name.
     let before = BasePaths::of(&then, &then, &paths).unwrap();

@@ -1,7 +1,7 @@
 //! What edits replaced: the log of the versions of files, `STORE/history/HEAD`.
 //!
 //! ```text
-//! history/main      log of VersionRecord: which content each path had before each edit, as references into pools and the base
+//! history/main      log of EditsLogRecord: which content each path had before each edit, as references into pools and the base
 //! history/main.bad  one that could not be read, set aside
 //! ```
 //!
@@ -22,8 +22,8 @@ use crate::error::{Attempt, Result};
 use crate::store::Store;
 use crate::store::io::dir::StoreDir;
 use crate::store::io::disk;
-use crate::store::io::log as frames;
-use crate::store::io::log::Log;
+use crate::store::io::frames::{self, Frames, LogBytes};
+use crate::store::io::log::{self, Log};
 use crate::store::io::writer::Writer;
 use crate::store::layer::Trust;
 use crate::store::record::{Node, Source};
@@ -170,16 +170,32 @@ pub enum EditsLogRecord {
 /// The records of a log, and what of them is to be believed.
 #[derive(Default)]
 pub struct Recorded {
-    /// In order.
-    pub records: Vec<EditsLogRecord>,
-    /// Where each begins in the file.
-    pub starts: Vec<u64>,
+    frames: Option<Frames<EditsLogRecord>>,
     /// The content of versions is whole whose records are among the first so many.
     pub believed: u64,
     /// Where the good frames end.
     end: u64,
     /// Whether the machine may have lost something of it.
     rebooted: bool,
+}
+
+impl Recorded {
+    /// The records, in order. Each is decoded when it is looked at: all of a long log at once would
+    /// take several times its bytes.
+    pub fn records(&self) -> impl Iterator<Item = EditsLogRecord> + '_ {
+        // Each was decoded when the log was read, and its bytes are in memory: none fails.
+        self.frames.iter().flat_map(|frames| frames.records_from(0)).map_while(Result::ok)
+    }
+
+    /// Where a record begins in the file.
+    pub fn start_of(&self, record: u64) -> u64 {
+        let record = usize::try_from(record).unwrap_or(usize::MAX);
+        self.frames.as_ref().map_or(0, |frames| frames.start_of(record))
+    }
+
+    fn count(&self) -> u64 {
+        self.frames.as_ref().map_or(0, |frames| frames.count() as u64)
+    }
 }
 
 /// The names of the heads that have a log, in the directory of a store.
@@ -204,27 +220,26 @@ pub(super) fn read(dir: &StoreDir, head: &str, trust: &Trust) -> Result<Option<R
     }
     let Some(bytes) = dir.dir(DIR)?.read(head)? else { return Ok(None) };
     let what = show(dir, head);
-    let frames::Torn { contents, behind } = frames::read_torn::<EditsLogRecord>(&bytes, &what)?;
-    let (end, count) = (contents.end, contents.records.len() as u64);
-    let mut starts = vec![0];
-    starts.extend(contents.records.iter().map(|(_, end)| *end));
-    let records: Vec<EditsLogRecord> =
-        contents.records.into_iter().map(|(record, _)| record).collect();
-    let last = records.iter().rev().find_map(|record| match record {
-        EditsLogRecord::Opened { writer } => Some(*writer),
-        _ => None,
-    });
-    let sync_failed = records.contains(&EditsLogRecord::SyncFailed) || !trust.failed.is_empty();
+    let is_empty = bytes.is_empty();
+    let (mut last, mut sync_failed, mut synced) = (None, !trust.failed.is_empty(), 0);
+    let see = |_, payload: &[u8], at| {
+        match log::decode(payload, &what, at)? {
+            EditsLogRecord::Opened { writer } => last = Some(writer),
+            EditsLogRecord::SyncFailed => sync_failed = true,
+            EditsLogRecord::SyncedTo(count) => synced = synced.max(count),
+            _ => {}
+        }
+        Ok(())
+    };
+    let (frames, behind) =
+        frames::scan_torn::<EditsLogRecord>(LogBytes::Memory(bytes), &what, see)?;
+    let (end, count) = (frames.end(), frames.count() as u64);
     let rebooted = sync_failed || last.is_some_and(|last| last != trust.writer);
-    if !rebooted && (!behind.is_empty() || (records.is_empty() && !bytes.is_empty())) {
-        return Err(frames::damage_at(&what, end));
+    if !rebooted && (!behind.is_empty() || (count == 0 && !is_empty)) {
+        return Err(log::damage_at(&what, end));
     }
-    let synced = records.iter().filter_map(|record| match record {
-        EditsLogRecord::SyncedTo(count) => Some(*count),
-        _ => None,
-    });
-    let believed = if rebooted { synced.max().unwrap_or(0) } else { count };
-    Ok(Some(Recorded { records, starts, believed, end, rebooted }))
+    let believed = if rebooted { synced } else { count };
+    Ok(Some(Recorded { frames: Some(frames), believed, end, rebooted }))
 }
 
 /// How the log stands.
@@ -266,11 +281,11 @@ impl EditsLog {
         match log.read() {
             Ok(recorded) => (log, recorded),
             Err(error) => {
-                log::warn!(
+                ::log::warn!(
                     "{error}; the history of single files begins anew, '{head}.bad' has what was there"
                 );
                 if let Err(error) = log.set_aside() {
-                    log::warn!("{error}");
+                    ::log::warn!("{error}");
                     log.standing = Standing::Stale;
                 }
                 (log, Recorded::default())
@@ -286,7 +301,7 @@ impl EditsLog {
         let Some(recorded) = read(&self.store.dir, &self.head, &self.store.trust)? else {
             return Ok(Recorded::default());
         };
-        let (end, count) = (recorded.end, recorded.records.len() as u64);
+        let (end, count) = (recorded.end, recorded.count());
         self.standing =
             if recorded.rebooted { Standing::Stale } else { Standing::Untouched(end, count) };
         self.synced = count == 0;
@@ -383,7 +398,7 @@ impl EditsLog {
 
     fn fail(&mut self, error: &crate::error::Error) {
         if !self.told {
-            log::warn!(
+            ::log::warn!(
                 "{error}; the history of single files is kept in memory only until that works again"
             );
         }

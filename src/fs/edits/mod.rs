@@ -19,7 +19,6 @@ mod rolling_match;
 mod sharing;
 mod undo;
 
-use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -171,9 +170,9 @@ impl Going {
 impl EditHistory {
     /// Reads the versions of a head from the store. Nothing is written yet.
     pub(super) fn open(store: &Arc<Store>, head: &str) -> EditHistory {
-        let (log, Recorded { records, believed, .. }) = EditsLog::open(store, head);
-        // Each record is freed when it was taken in: of a long log, all of them take much memory.
-        let mut known = Known::of(records, believed);
+        let (log, recorded) = EditsLog::open(store, head);
+        let mut known = Known::of(&recorded);
+        drop(recorded);
         let ends = pool_ends(store, known.contents());
         known.keep_only(|entry| is_there(&ends, &entry.version));
         known.garbage = 0;
@@ -257,13 +256,13 @@ impl EditHistory {
 
 impl Known {
     /// What the records of a log say, of which the first so many are believed.
-    pub fn of(records: impl IntoIterator<Item: Borrow<EditsLogRecord>>, believed: u64) -> Known {
+    pub fn of(recorded: &Recorded) -> Known {
         let mut known = Known::default();
-        for (number, record) in records.into_iter().enumerate() {
-            known.take(record.borrow(), number as u64);
+        for (number, record) in recorded.records().enumerate() {
+            known.take(&record, number as u64);
         }
         // The first record says who wrote; it stands for what was synced before the log was written anew.
-        let believed = believed.max(1);
+        let believed = recorded.believed.max(1);
         known.keep_only(|entry| entry.record < believed);
         known
     }

@@ -137,6 +137,11 @@ impl<T: DeserializeOwned> Frames<T> {
         self.ends.last().copied().unwrap_or(0)
     }
 
+    /// Where one of them begins in the log.
+    pub fn start_of(&self, number: usize) -> u64 {
+        number.checked_sub(1).and_then(|before| self.ends.get(before)).copied().unwrap_or(0)
+    }
+
     /// Keeps the first `len` of them.
     pub fn truncate(&mut self, len: usize) {
         self.ends.truncate(len);
@@ -148,9 +153,8 @@ impl<T: DeserializeOwned> Frames<T> {
     /// Damage, with file and offset: a good frame whose payload is not a record of this format. As
     /// pread(2), if the log is in a file.
     pub fn records_from(&self, first: usize) -> impl Iterator<Item = Result<T>> + '_ {
-        let before = first.checked_sub(1).and_then(|before| self.ends.get(before));
         let mut reader = Reader::new(self.bytes.view(), &self.what);
-        let mut at = before.copied().unwrap_or(0);
+        let mut at = self.start_of(first);
         (first..self.ends.len()).map(move |number| {
             let begin = at;
             at = self.ends.get(number).copied().unwrap_or(at);

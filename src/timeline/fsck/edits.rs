@@ -77,14 +77,13 @@ impl Checker {
     }
 
     fn check_log(&mut self, file: &str, recorded: &Recorded, read_data: bool) {
-        let known = KnownVersions::of(&recorded.records, recorded.believed);
+        let known = KnownVersions::of(recorded);
         let mut pools: BTreeMap<LayerId, Option<u64>> = BTreeMap::new();
         let (mut places, mut referred) = (Vec::new(), Referred::new());
         for (path, number, record, version) in known.all() {
             self.report.versions += 1;
             let Some(content) = &version.content else { continue };
-            let start = usize::try_from(record).ok().and_then(|record| recorded.starts.get(record));
-            let offset = start.copied().unwrap_or_default();
+            let offset = recorded.start_of(record);
             let place = Place { file: file.to_owned(), offset, path: path.clone(), number };
             for layer in content.extents.iter().filter_map(|(_, source)| layer_of(*source)) {
                 let store = &self.store;

@@ -221,7 +221,7 @@ pub(super) fn read(dir: &StoreDir, head: &str, trust: &Trust) -> Result<Option<R
     let Some(bytes) = dir.dir(DIR)?.read(head)? else { return Ok(None) };
     let what = show(dir, head);
     let is_empty = bytes.is_empty();
-    let (mut last, mut sync_failed, mut synced) = (None, !trust.failed.is_empty(), 0);
+    let (mut last, mut sync_failed, mut synced) = (None, !trust.failed.lock().is_empty(), 0);
     let see = |_, payload: &[u8], at| {
         match log::decode(payload, &what, at)? {
             EditsLogRecord::Opened { writer } => last = Some(writer),

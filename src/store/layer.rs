@@ -13,6 +13,8 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::content::pool::PoolWriter;
 use crate::store::io::dir::StoreDir;
@@ -137,12 +139,12 @@ impl LayerContents {
 }
 
 /// How far the journals of a store are believed.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Trust {
     /// The writer that this process is: a journal of another one is believed as far as it was synced.
     pub writer: Writer,
     /// Layers of which this writer noted a failed sync, and how many records of each were synced before.
-    pub failed: BTreeMap<LayerId, u64>,
+    pub failed: Mutex<BTreeMap<LayerId, u64>>,
     /// The oldest layer that is not known to have been synced to its end: the one that the head's record names. All that lies
     /// below it was, before that record was published.
     pub torn_from: LayerId,
@@ -167,9 +169,9 @@ pub(super) fn read_file(
     let missing = || Error::damage(format!("read {what}"), "the file is missing");
     let bytes = layers.open_log(layer, name)?.ok_or_else(missing)?;
     let (mut frames, marks) = read_frames(bytes, &what)?;
-    let noted = (name == JOURNAL).then(|| trust.failed.get(&layer)).flatten();
+    let noted = (name == JOURNAL).then(|| trust.failed.lock().get(&layer).copied()).flatten();
     let noted = noted
-        .and_then(|synced| usize::try_from(*synced).ok())
+        .and_then(|synced| usize::try_from(synced).ok())
         .map(|synced| synced.min(frames.count()));
     let failed = marks.sync_failed().or(noted);
     let is_cut_off = failed.is_some() || marks.is_of_another_writer(trust);
@@ -351,7 +353,7 @@ pub(super) fn was_cut_off(layers: &Layers, trust: &Trust) -> Result<bool> {
     let Some(bytes) = layers.open_log(trust.torn_from, JOURNAL)? else { return Ok(false) };
     let what = layers.show(trust.torn_from, JOURNAL);
     let (_, marks) = read_frames(bytes, &what)?;
-    let is_noted = trust.failed.contains_key(&trust.torn_from);
+    let is_noted = trust.failed.lock().contains_key(&trust.torn_from);
     Ok(marks.is_of_another_writer(trust) || marks.sync_failed().is_some() || is_noted)
 }
 
@@ -517,6 +519,7 @@ impl Upper {
         let pool_probe = Arc::new(FsyncProbe::of(&pool));
         let pool = PoolWriter::new(layer, pool).attempt(|| format!("stat {}", dir.show(POOL)))?;
         let (synced, changed) = (contents.synced as u64, contents.is_changed);
+        by.forget(layer);
         let (in_doubt, failed, notes) = (false, false, by.clone());
         Ok(Upper {
             layer,
@@ -719,7 +722,7 @@ mod tests {
     const TWO: Writer = Writer::new([2; 16], 1);
 
     fn trust(writer: Writer, torn_from: LayerId) -> Trust {
-        Trust { writer, failed: BTreeMap::new(), torn_from }
+        Trust { writer, failed: Mutex::default(), torn_from }
     }
 
     fn notes(layers: &Layers) -> FailedSyncs {
@@ -848,7 +851,7 @@ mod tests {
         let failing = "fail:store.sync:1+:EIO,fail:store.write:1+:EIO";
         assert!(crate::sys::failpoint::with(failing, || upper.sync()).is_err());
         let records_with = |failed| {
-            let trust = Trust { failed, ..trust(ONE, LayerId(0)) };
+            let trust = Trust { failed: Mutex::new(failed), ..trust(ONE, LayerId(0)) };
             records(&read(&layers, LayerId(1), &trust).unwrap()).len()
         };
         assert_eq!(records_with(BTreeMap::new()), 4, "the journal alone looks whole");
@@ -857,7 +860,7 @@ mod tests {
             3,
             "opened, the first change, the mark behind it"
         );
-        notes(&layers).forget();
+        notes(&layers).forget_all();
     }
 
     /// Somebody writes a frame that says that a sync failed into an attribute, and a power cut tears its record.

@@ -222,7 +222,7 @@ fn read_base(dir: &StoreDir) -> Result<BaseRecord> {
 /// What a power cut may have done to the store, from its heads. A head that cannot be read is told when it is asked for.
 fn read_trust(dir: &StoreDir) -> Result<Trust> {
     let writer = Writer::of(dir)?;
-    let failed = FailedSyncs::of(dir, writer)?.read();
+    let failed = Mutex::new(FailedSyncs::of(dir, writer)?.read());
     let torn_from = tops(&dir.make_dir("heads")?)?.first().copied().unwrap_or(LayerId(0));
     Ok(Trust { writer, failed, torn_from })
 }
@@ -432,7 +432,7 @@ impl Store {
         // Last: a directory without it is not a store, and making it may begin again.
         dir.publish("format", format_text(FORMAT).as_bytes(), durable)?;
         // Another store may have been in this directory before.
-        FailedSyncs::of(&dir, Writer::of(&dir)?)?.forget();
+        FailedSyncs::of(&dir, Writer::of(&dir)?)?.forget_all();
         Store::open_locked(dir, lock, root, options)
     }
 
@@ -610,11 +610,6 @@ impl Store {
         self.trust.writer
     }
 
-    /// Says that each layer is sealed, or was synced and is written to: a sync that failed before now says nothing more.
-    pub fn has_settled(&self) {
-        self.failed_syncs.forget();
-    }
-
     /// The numbers of nodes.
     pub fn identities(&self) -> &Mutex<Identities> {
         &self.identities
@@ -675,6 +670,7 @@ impl Store {
     /// As the calls it is made of.
     pub fn reopen_layer(&self, contents: &LayerContents) -> Result<Upper> {
         let upper = Upper::reopen(&self.layers.dir, contents, &self.failed_syncs, self.durable)?;
+        self.trust.failed.lock().remove(&upper.layer());
         let content = Content::of_upper(Arc::clone(upper.pool.file()));
         self.state.lock().contents.put(upper.layer(), Arc::new(content));
         Ok(upper)

@@ -174,7 +174,6 @@ impl Timeline {
             // So that it is known to be: there are no marks.
             fs.sync().attempt(|| "sync what was written with --volatile")?;
         }
-        store.has_settled();
         Ok(Timeline {
             store,
             base,

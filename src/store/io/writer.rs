@@ -6,7 +6,7 @@
 //!
 //! * A [`Writer`] names both. Two that are equal saw one page cache.
 //! * A failed sync is also written to `/dev/shm`, because the filesystem that failed may not take the record of it. The
-//!   note is read at the next start, and removed when that start has cut off what was not synced.
+//!   note is read at the next start, and removed when that start has cut the journal.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -149,13 +149,35 @@ impl FailedSyncs {
         )
     }
 
-    /// Removes the notes: no journal has anything more that was not synced.
-    pub(in crate::store) fn forget(&self) {
-        match std::fs::remove_file(&self.path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                log::warn!("remove '{}': {error}", self.path.display());
+    /// Removes the notes of a layer: its journal has nothing more that was not synced.
+    pub(in crate::store) fn forget(&self, layer: LayerId) {
+        let (mut kept, before) = (self.all(), self.all().len());
+        kept.retain(|note| note.writer == self.writer && note.layer != layer);
+        if kept.len() < before {
+            self.replace(&kept);
+        }
+    }
+
+    /// Removes all notes: another store may have been in this directory before.
+    pub(in crate::store) fn forget_all(&self) {
+        if !self.all().is_empty() {
+            self.replace(&[]);
+        }
+    }
+
+    fn replace(&self, notes: &[FailedSync]) {
+        let replaced = || -> Result<()> {
+            let attempt = || format!("write '{}'", self.path.display());
+            if notes.is_empty() {
+                return std::fs::remove_file(&self.path).attempt(attempt);
             }
-            _ => {}
+            let bytes = frames::frames(notes.iter())?;
+            let mut file = tempfile::NamedTempFile::new_in(NOTES).attempt(attempt)?;
+            file.write_all(&bytes).attempt(attempt)?;
+            file.persist(&self.path).map(drop).map_err(|error| error.error).attempt(attempt)
+        };
+        if let Err(error) = replaced() {
+            log::warn!("{error}");
         }
     }
 }
@@ -185,7 +207,9 @@ mod tests {
         assert_eq!(notes.read(), [(LayerId(4), 7), (LayerId(5), 2)].into());
         let later = FailedSyncs { writer: Writer::new([1; 16], 1), ..notes.clone() };
         assert!(later.read().is_empty(), "what another mount saw says nothing");
-        notes.forget();
+        notes.forget(LayerId(4));
+        assert_eq!(notes.read(), [(LayerId(5), 2)].into());
+        notes.forget(LayerId(5));
         assert!(notes.read().is_empty());
     }
 }

@@ -309,7 +309,7 @@ impl Timeline {
         claims: &mut Claims,
     ) -> std::result::Result<(PreImages, Option<String>), Unfinished> {
         match roll_back(self.store(), self.base(), layer, images, before, claims) {
-            Ok(Rollback::Ended(images, told)) => Ok((images, told)),
+            Ok(Rollback::Ended(images, told)) => Ok((*images, told)),
             Ok(Rollback::Unfinished(remaining)) => {
                 Err(Unfinished::new(layer.layer(), epoch, remaining))
             }

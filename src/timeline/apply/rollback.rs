@@ -125,7 +125,7 @@ pub(in crate::timeline) type Remaining = Vec<(TreePath, String)>;
 pub(in crate::timeline) enum Rollback {
     /// It has ended: the pre-images, with what is there since, and what is to be told of paths that
     /// are not what they were.
-    Ended(PreImages, Option<String>),
+    Ended(Box<PreImages>, Option<String>),
     /// It is to be tried again.
     Unfinished(Remaining),
 }
@@ -212,7 +212,7 @@ pub(in crate::timeline) fn roll_back(
     let is_other = exceptions.left_alone.iter().chain(exceptions.unable.keys()).cloned().collect();
     let images =
         settle(store, base, layer, images, &written, &is_other).attempt(|| "set the base back")?;
-    Ok(Rollback::Ended(images, exceptions.told()))
+    Ok(Rollback::Ended(Box::new(images), exceptions.told()))
 }
 
 /// The paths of the base that cannot be looked at.

@@ -675,7 +675,7 @@ fn not_kept_text(what: apply::NotKept) -> String {
 fn more_room(timeline: &Arc<Timeline>, collector: Option<Arc<collector::Shared>>) -> Arc<MoreRoom> {
     let weak = Arc::downgrade(timeline);
     Arc::new(move || {
-        let own = weak.upgrade().map_or(Some(0), |timeline| timeline.make_room());
+        let own = weak.upgrade().map_or(Some(0), |timeline| timeline.reclaim_now());
         match (own, &collector) {
             // Whoever tidies up may yet find something, so that there is nothing is known only if both say so.
             (Some(0) | None, Some(collector)) => {

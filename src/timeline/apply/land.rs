@@ -70,7 +70,9 @@ impl Timeline {
                     break;
                 }
                 Err(error) => {
-                    return Err(error).attempt(|| "apply").map_err(|e| self.put_back(&present, e));
+                    return Err(error)
+                        .attempt(|| "apply")
+                        .map_err(|e| self.rollback_head(&present, e));
                 }
             }
         }
@@ -83,11 +85,11 @@ impl Timeline {
         // First of all, and whatever fails then.
         let told = self.kernel().forget(&landed.forgotten);
         let noted = match landed.sealed {
-            Some((layer, Ok(()))) => self.note_rest(layer, &landed.from, DURING.to_owned()),
+            Some((layer, Ok(()))) => self.record_replaced(layer, &landed.from, DURING.to_owned()),
             Some((_, Err(error))) => Err(error),
             None => Ok(()),
         };
-        let logged = self.log(OpVerb::Apply, description.to_owned(), to);
+        let logged = self.log_operation(OpVerb::Apply, description.to_owned(), to);
         // What was carried over is in the new layer alone as soon as gc takes the one before.
         let synced = self.fs.sync().attempt(|| "apply: sync what was written meanwhile");
         logged.and(told).and(noted).and(synced).map_err(|e| e.after("apply was done"))

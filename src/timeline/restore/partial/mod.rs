@@ -26,7 +26,7 @@ use crate::timeline::diff;
 use crate::timeline::diff::{PathChange, What};
 use crate::timeline::mounts::Mounts;
 use crate::timeline::restore::base_paths::{BasePaths, places};
-use crate::timeline::{Listing, Replaced, Target, Timeline, verb_text};
+use crate::timeline::{ChangeSink, Replaced, Target, Timeline, verb_text};
 use crate::tree::Misfit;
 use crate::types::{Epoch, FileKind, Ino, Name, TreePath};
 
@@ -44,9 +44,9 @@ impl Timeline {
         to: Target,
         paths: &[TreePath],
         what: String,
-        (mounts, list): (Mounts, Listing<'_>),
+        (mounts, list): (Mounts, ChangeSink<'_>),
     ) -> Result<Replaced> {
-        let _turn = self.turn();
+        let _operation = self.lock_operation();
         let attempt = || format!("{} {what}", verb_text(verb));
         self.flush()?;
         let then = self.state_of(to)?;
@@ -81,9 +81,13 @@ impl Timeline {
                 self.with_reserve(|| {
                     self.store.set_head(&self.head, &HeadRecord { layer: above })
                 })?;
-                self.roots.lock().keep(changed.layer, changed.from.tree.clone());
-                self.log(OpVerb::Seal, before, Target { layer: Some(changed.layer), epoch })
-                    .map(drop)
+                self.trees.lock().keep(changed.layer, changed.from.tree.clone());
+                self.log_operation(
+                    OpVerb::Seal,
+                    before,
+                    Target { layer: Some(changed.layer), epoch },
+                )
+                .map(drop)
             });
             let shown = match changed.to {
                 // Content of an older base is needed that was not there to be seen when it was copied, or the base must be read.
@@ -103,7 +107,7 @@ impl Timeline {
             secured.map_err(during)?;
             let after = self.with_reserve(|| self.seal(automatic(attempt()))).map_err(during)?;
             let op = self
-                .log(verb, what.clone(), Target { layer: Some(after), epoch })
+                .log_operation(verb, what.clone(), Target { layer: Some(after), epoch })
                 .map_err(during)?;
             told.map_err(during)?;
             let before = Some(changed.layer);

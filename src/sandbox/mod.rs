@@ -46,7 +46,8 @@ use crate::timeline::diff::patch::Wanted;
 use crate::timeline::diff::{PathChange, What};
 use crate::timeline::gc::Keep;
 use crate::timeline::mounts::Mounts;
-use crate::timeline::{Replaced, Target, Timeline, apply, verb_text};
+use crate::timeline::restore::RestoreOutcome;
+use crate::timeline::{Target, Timeline, apply, verb_text};
 use crate::types::{FileKind, Ino, LayerId, TreePath};
 
 pub use crate::store::StoreOptions;
@@ -556,8 +557,8 @@ impl Sandbox {
         let mut lister = self.lister(Detail::NameStatus);
         let mut list =
             |from: &State, to: &State, change: PathChange| lister.take(from, to, &change);
-        let Replaced { before, undo, detached } =
-            self.timeline.replace(verb, target, description.clone(), (mounts, &mut list))?;
+        let RestoreOutcome { before, undo, detached } =
+            self.timeline.restore(verb, target, description.clone(), (mounts, &mut list))?;
         Ok(Restored { to: description, before, undo, detached, changes: lister.finish() })
     }
 
@@ -567,7 +568,7 @@ impl Sandbox {
     /// As a restore.
     pub fn go_back(&self, to: &Rev) -> Result<Before> {
         let target = self.target(to)?;
-        Ok(Before(self.timeline.go_back(target, self.describe(target))?))
+        Ok(Before(self.timeline.discard(target, self.describe(target))?))
     }
 
     /// Lists how the tree, as it is now, differed in a past state, from the present one to that one.
@@ -601,7 +602,7 @@ impl Sandbox {
         let mut lister = self.lister(Detail::NameStatus);
         let mut list =
             |from: &State, to: &State, change: PathChange| lister.take(from, to, &change);
-        let Replaced { before, undo, detached } = self.timeline.replace_at(
+        let RestoreOutcome { before, undo, detached } = self.timeline.restore_paths(
             OpVerb::Restore,
             target,
             paths,

@@ -10,7 +10,7 @@ use crate::store::Store;
 use crate::store::layer::{LayerInfo, Upper};
 use crate::store::record::{HeadRecord, LayerKind, OpVerb, Seal};
 use crate::sys::clock;
-use crate::timeline::{Target, Timeline, verb_text};
+use crate::timeline::{Target, Timeline};
 use crate::types::{LayerId, Name};
 
 impl Timeline {
@@ -78,7 +78,7 @@ impl Timeline {
 
     /// Seals the present state if it has unsealed changes. Returns the sealed state, and the layer
     /// if this call sealed one.
-    pub(super) fn seal_changes(&self, why: &str) -> Result<(Target, Option<LayerId>)> {
+    pub(super) fn seal_present(&self, why: &str) -> Result<(Target, Option<LayerId>)> {
         let epoch = self.epoch();
         if !self.fs.upper_is_changed() {
             return Ok((Target { layer: self.parent(), epoch }, None));
@@ -89,34 +89,17 @@ impl Timeline {
         Ok((sealed, Some(layer)))
     }
 
-    /// Seals what programs wrote between [`Timeline::seal_changes`] and the switch to another
-    /// state. `state` is the one that was replaced.
-    pub(super) fn seal_replaced(
-        &self,
-        mut layer: Upper,
-        state: &State,
-        verb: OpVerb,
-    ) -> Result<Option<LayerId>> {
-        if !layer.is_changed() {
-            return Ok(None);
-        }
-        let (id, message) = (layer.layer(), format!("during {}", verb_text(verb)));
-        self.with_reserve(|| seal_unused(&self.store, &mut layer, &message))
-            .map_err(|e| e.during("seal the tree"))?;
-        self.record_replaced(id, state, message)?;
-        Ok(Some(id))
-    }
-
-    /// Records the seal of a layer that was replaced, in memory and in the operation log.
-    pub(super) fn record_replaced(
+    /// Logs that `layer` seals the writes that arrived until the switch to another state, and caches
+    /// the tree of it.
+    pub(super) fn log_late_seal(
         &self,
         layer: LayerId,
         state: &State,
         message: String,
     ) -> Result<()> {
         self.trees.lock().keep(layer, state.tree.clone());
-        let replaced = Target { layer: Some(layer), epoch: state.lower.epoch() };
-        self.log_operation(OpVerb::Seal, message, replaced).map(drop)
+        let late = Target { layer: Some(layer), epoch: state.lower.epoch() };
+        self.log_operation(OpVerb::Seal, message, late).map(drop)
     }
 }
 

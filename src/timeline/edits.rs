@@ -2,10 +2,10 @@
 
 use crate::error::{Attempt, Error, FsError, Kind, Result};
 use crate::fs::{NoStep, State, Step, Stepped, Tended};
-use crate::timeline::ChangeSink;
 use crate::timeline::Timeline;
 use crate::timeline::diff;
 use crate::timeline::diff::What;
+use crate::timeline::restore::ChangeSink;
 use crate::types::TreePath;
 
 /// A restore that replaces more files adds nothing to the edit history; `jailfs op restore` undoes it.

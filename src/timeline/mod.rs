@@ -25,9 +25,8 @@ mod lineage;
 pub mod mounts;
 mod pack;
 mod reopen;
-mod restore;
+pub mod restore;
 mod rewind;
-mod switch;
 mod tree_cache;
 
 use std::collections::BTreeSet;
@@ -53,7 +52,6 @@ use base_identity::BaseIdentity;
 pub use compact::Effort;
 pub use gc::policy::{Due, Policy};
 pub use rewind::Savepoint;
-pub use switch::{ChangeSink, Replaced};
 pub use tree_cache::TreeCache;
 
 /// The kernel of a head that is not mounted: it has no caches and no dirty pages.

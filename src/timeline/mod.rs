@@ -58,7 +58,7 @@ impl Kernel for NoKernel {
         Ok(())
     }
 
-    fn forget(&self, _: &crate::fs::Invalidations) -> Result<()> {
+    fn invalidate(&self, _: &crate::fs::Invalidations) -> Result<()> {
         Ok(())
     }
 }
@@ -237,7 +237,7 @@ impl Timeline {
     pub fn checkpoint_names_changed(&self) {
         let listing = [NodeId::CHECKPOINTS];
         let what = Invalidations { listings: listing.into(), ..Invalidations::default() };
-        if let Err(error) = self.kernel().forget(&what) {
+        if let Err(error) = self.kernel().invalidate(&what) {
             log::warn!("the listing of the checkpoints in the mount may be old: {error}");
         }
     }
@@ -513,10 +513,10 @@ impl Timeline {
     ) -> Result<(State, Option<LayerId>, u64)> {
         let (upper, present) = self.publish(verb, to, LayerKind::Branches)?;
         let switched = self.fs.switch(state.clone(), upper).attempt(|| verb_text(verb));
-        let Switched { forgotten, layer, state: from } =
+        let Switched { invalidations, layer, state: from } =
             switched.map_err(|error| self.put_back(&present, error))?;
         // First of all, and whatever fails then: what the kernel remembers is of a state that is not shown any more.
-        let told = self.kernel().forget(&forgotten);
+        let told = self.kernel().invalidate(&invalidations);
         let rest = self.secure_rest(layer, &from, verb);
         let logged = self.log(verb, description, to);
         let done = logged.and_then(|op| told.and(rest).map(|rest| (from, rest, op)));

@@ -505,7 +505,7 @@ impl Timeline {
 
     /// Gives the unused blocks of all pools back, and removes collected layers that have none left and to which nothing refers.
     fn sweep(&self, refs: &LiveRanges, reach: &LiveSet, dry_run: bool) -> Result<u64> {
-        let places = self.store.locate(&refs)?;
+        let places = self.store.locate(refs)?;
         let (mut bytes, mut removed) = (0, Vec::new());
         let last_image = self.image_layers().last().map_or(LayerId(u32::MAX), |(_, layer)| *layer);
         for info in self.store.catalog() {

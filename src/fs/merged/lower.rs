@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use crate::base::{Base, BaseEntry, BaseStat, DirLookup};
 use crate::error::{FsError, FsResult, Result};
 use crate::fs::merged::extent_reader::Piece;
-use crate::store::content::file_cache::FileCache;
+use crate::store::io::lru_cache::LruCache;
 use crate::store::record::{Body, LayerKind, Meta, Node, Origin, PreNode, Record, Source};
 use crate::store::{ReadGuard, Store};
 use crate::sys;
@@ -167,14 +167,14 @@ pub struct Lower {
     epoch: Epoch,
     history: PreHistory,
     /// All that is made of one has one for all its epochs: an open file is held against the print that is wanted.
-    files: Arc<Mutex<FileCache<TreePath>>>,
+    files: Arc<Mutex<LruCache<TreePath>>>,
     problems: Mutex<BTreeMap<TreePath, String>>,
 }
 
 impl Lower {
     /// The base in `epoch`, given all applies.
     pub fn new(base: Arc<Base>, store: Arc<Store>, epoch: Epoch, history: PreHistory) -> Lower {
-        let files = Arc::new(Mutex::new(FileCache::new(OPEN_FILES)));
+        let files = Arc::new(Mutex::new(LruCache::new(OPEN_FILES)));
         Lower { base, store, epoch, history, files, problems: Mutex::default() }
     }
 
@@ -656,7 +656,7 @@ impl Lower {
 
     fn open_anew(&self, path: &TreePath, seen: &BaseStat) -> FsResult<Arc<File>> {
         let file = Arc::new(self.base.open_file_seen(path, seen)?);
-        self.files.lock().put(path.clone(), Arc::clone(&file));
+        self.files.lock().insert(path.clone(), Arc::clone(&file));
         Ok(file)
     }
 

@@ -22,7 +22,7 @@ use crate::fs::LiveSet;
 use crate::fs::merged::lower::{PreImages, place_in_history};
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
-use crate::store::pack::packing::Rewriting;
+use crate::store::placement::packing::Rewriting;
 use crate::store::record::{Edit, Header, LayerKind, OpRecord, Record, Seal};
 use crate::timeline::Timeline;
 use crate::tree::Tree;
@@ -226,7 +226,7 @@ impl Timeline {
         // What is sealed from here on was not looked at.
         let sealed = self.sealed();
         let needed = self.needed(keep, collected, &stale);
-        let reach = self.fs.reach();
+        let reach = self.fs.live_set();
         if !dry_run {
             self.store.require_no_doubt()?;
             self.store.note_sweep();
@@ -436,7 +436,7 @@ impl Timeline {
             parent.map_or_else(|| Ok(Tree::new()), |parent| self.trees.lock().load(parent))?;
         add(&from, &reach.state.tree);
         add(&Tree::new(), &reach.orphans);
-        refs.add_versions(&reach.versions);
+        refs.add_extents(reach.versions.iter().flat_map(|content| &content.extents));
         for range in &reach.reserved {
             refs.add_range(reach.upper, *range);
         }
@@ -507,7 +507,7 @@ impl Timeline {
 
     /// Gives the unused blocks of all pools back, and removes collected layers that have none left and to which nothing refers.
     fn sweep(&self, refs: &LiveRanges, reach: &LiveSet, dry_run: bool) -> Result<u64> {
-        let places = refs.places(&self.store)?;
+        let places = self.store.locate(refs)?;
         let (mut bytes, mut removed) = (0, Vec::new());
         let last_image =
             self.pre_image_layers().last().map_or(LayerId(u32::MAX), |(_, layer)| *layer);

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use jailfs::error::{Attempt, Error, Kind, Result};
 use jailfs::fuse::{self, MountOptions};
 use jailfs::jail::Policy;
-use jailfs::sandbox::verbs::{Reply, Request, Rev};
+use jailfs::sandbox::{Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions, View};
 
 fn main() -> ExitCode {

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use jailfs::error::{Attempt, Error, Kind, Result};
 use jailfs::fs::Caller;
-use jailfs::sandbox::verbs::{Detail, Reply, Request, Rev};
+use jailfs::sandbox::{Detail, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::types::{Name, NodeId};
 

@@ -42,7 +42,7 @@ use crate::fs::{Fs, Kernel, Limits};
 use crate::fuse;
 use crate::fuse::{Handed, Mounted, Unmounter};
 use crate::sandbox::Sandbox;
-use crate::sandbox::verbs::{Detail, Reply, Request};
+use crate::sandbox::{Detail, Reply, Request};
 use crate::store::io::codec;
 use crate::sys;
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use jailfs::error::Error;
 use jailfs::fs::{Caller, SetAttr, SetXattr};
-use jailfs::sandbox::verbs::{Reply, Request, Rev};
+use jailfs::sandbox::{Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::sys::{clock, failpoint};
 use jailfs::types::{Name, NodeId, Timestamp, TreePath};
@@ -149,7 +149,7 @@ impl Place {
             paths,
             dry_run: false,
             undo: false,
-            consent: jailfs::sandbox::verbs::Consent::ALL,
+            consent: jailfs::sandbox::Consent::ALL,
         })? {
             Reply::Applied(done) => {
                 Ok(done.conflicts.iter().map(|(path, _)| path.to_string()).collect())
@@ -236,7 +236,7 @@ fn an_apply_of_one_name_of_a_file_leaves_older_checkpoints_as_they_were() {
                 paths: Vec::new(),
                 dry_run: false,
                 undo: true,
-                consent: jailfs::sandbox::verbs::Consent::ALL,
+                consent: jailfs::sandbox::Consent::ALL,
             });
             assert_eq!(place.in_base(applied).as_deref(), Some("old!"), "{when}: undone");
             assert_eq!(place.in_base(other).as_deref(), Some("old!"), "{when}: undone");
@@ -592,7 +592,7 @@ fn an_apply_writes_nothing_under_names_outside_of_the_base() {
             paths: Vec::new(),
             dry_run: false,
             undo: true,
-            consent: jailfs::sandbox::verbs::Consent::ALL,
+            consent: jailfs::sandbox::Consent::ALL,
         });
         for path in ["a", "b", "d/e"] {
             assert_eq!(place.in_base(path).as_deref(), Some("shared"), "{path}");
@@ -752,7 +752,7 @@ fn a_file_that_somebody_removed_while_an_apply_was_cut_off_is_missing_and_nothin
             paths: Vec::new(),
             dry_run: false,
             undo: false,
-            consent: jailfs::sandbox::verbs::Consent::ALL,
+            consent: jailfs::sandbox::Consent::ALL,
         }) else {
             panic!("no apply")
         };

@@ -15,8 +15,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 use jailfs::fs::{Caller, Fs, Need, RenameMode};
-use jailfs::sandbox::verbs::{Reply, Request, Rev};
 use jailfs::sandbox::{Bounds, Sandbox, StoreOptions};
+use jailfs::sandbox::{Reply, Request, Rev};
 use jailfs::sys::failpoint;
 use jailfs::types::{Name, NodeId, TreePath};
 

@@ -23,7 +23,7 @@ mod place;
 
 use jailfs::error::Error;
 use jailfs::sandbox::Sandbox;
-use jailfs::sandbox::verbs::{Request, Rev};
+use jailfs::sandbox::{Request, Rev};
 use jailfs::sys::failpoint::{self, Failpoint};
 use jailfs::types::TreePath;
 

@@ -26,7 +26,7 @@ use std::time::Duration;
 use disk::{Disk, Random};
 use jailfs::error::Error;
 use jailfs::fs::{Caller, Fs, Invalidations, Kernel, RenameMode};
-use jailfs::sandbox::verbs::{Reply, Request, Rev};
+use jailfs::sandbox::{Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::sys::failpoint::{self, Change};
 use jailfs::types::{Name, NodeId};
@@ -136,7 +136,7 @@ fn apply(sandbox: &Sandbox, layers: usize, at: impl Fn(usize) + Send + Sync + 's
         paths: Vec::new(),
         dry_run: false,
         undo: false,
-        consent: jailfs::sandbox::verbs::Consent::ALL,
+        consent: jailfs::sandbox::Consent::ALL,
     });
     IS_OF_APPLY.set(false);
     failpoint::set_recorder(None);
@@ -350,7 +350,7 @@ fn what_somebody_did_to_the_base_meanwhile_is_a_conflict_of_the_next_apply() {
             paths: Vec::new(),
             dry_run: false,
             undo: false,
-            consent: jailfs::sandbox::verbs::Consent::ALL,
+            consent: jailfs::sandbox::Consent::ALL,
         };
         let Reply::Applied(done) = sandbox.handle(again).unwrap() else { panic!("not an apply") };
         let conflicts: Vec<String> =
@@ -468,7 +468,7 @@ fn a_power_cut_while_the_head_is_put_on_the_base_takes_nothing_that_was_synced()
             paths: Vec::new(),
             dry_run: false,
             undo: false,
-            consent: jailfs::sandbox::verbs::Consent::ALL,
+            consent: jailfs::sandbox::Consent::ALL,
         };
         let Reply::Applied(applied) = sandbox.handle(apply).unwrap() else {
             panic!("not an apply")

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use jailfs::error::{Error, FsError};
 use jailfs::fs::{Caller, RenameMode, SetAttr, SetXattr};
-use jailfs::sandbox::verbs::{ChangeKind, Detail, Reply, Request, Rev};
+use jailfs::sandbox::{ChangeKind, Detail, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::store::Store;
 use jailfs::store::record::{OpRecord, OpVerb};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use jailfs::fs::Caller;
-use jailfs::sandbox::verbs::{Operation, Reply, Request, Rev};
+use jailfs::sandbox::{Operation, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::store::Store;
 use jailfs::store::record::{HeadRecord, LayerKind};
@@ -98,7 +98,7 @@ fn apply(sandbox: &Sandbox, undo: bool) {
             paths: Vec::new(),
             dry_run: false,
             undo,
-            consent: jailfs::sandbox::verbs::Consent::ALL,
+            consent: jailfs::sandbox::Consent::ALL,
         },
     ) {
         Reply::Applied(applied) => assert!(applied.conflicts.is_empty(), "{:?}", applied.conflicts),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use jailfs::fs::{Caller, RenameMode};
-use jailfs::sandbox::verbs::{Reply, Request};
+use jailfs::sandbox::{Reply, Request};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::sys::failpoint;
 use jailfs::types::{Name, NodeId, TreePath};
@@ -115,7 +115,7 @@ fn what_somebody_writes_into_the_base_while_an_apply_is_under_way_is_never_lost(
                 paths: Vec::new(),
                 dry_run: false,
                 undo: false,
-                consent: jailfs::sandbox::verbs::Consent::ALL,
+                consent: jailfs::sandbox::Consent::ALL,
             });
             failpoint::set_recorder(None);
             let when = format!("{file}, in place: {in_place}, moment {moment}");
@@ -158,7 +158,7 @@ fn what_somebody_writes_into_the_base_while_an_apply_is_under_way_is_never_lost(
                 paths: Vec::new(),
                 dry_run: false,
                 undo: true,
-                consent: jailfs::sandbox::verbs::Consent::ALL,
+                consent: jailfs::sandbox::Consent::ALL,
             });
             let bytes = std::fs::read(base.join(file)).unwrap_or_default();
             assert!(bytes.ends_with(b"by hand"), "{when}, apply undone: {undone:?}");

@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 
 use harness::Live;
 use jailfs::fs::{Caller, SeekTo};
-use jailfs::sandbox::verbs::{Reply, Request, Rev};
 use jailfs::sandbox::{Bounds, Sandbox, StoreOptions};
+use jailfs::sandbox::{Reply, Request, Rev};
 use jailfs::types::{Name, NodeId};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };

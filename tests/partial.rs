@@ -13,7 +13,7 @@ use std::fs as host;
 use std::sync::Arc;
 
 use jailfs::fs::{Caller, Fs, RenameMode, SetAttr, SetXattr};
-use jailfs::sandbox::verbs::{Reply, Request, Restored, Rev};
+use jailfs::sandbox::{Reply, Request, Restored, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::types::{FileKind, Name, NodeId, TreePath};
 
@@ -148,7 +148,7 @@ impl Place {
             .collect()
     }
 
-    fn operations(&self) -> Vec<jailfs::sandbox::verbs::Operation> {
+    fn operations(&self) -> Vec<jailfs::sandbox::Operation> {
         match self.sandbox().handle(Request::OpLog).unwrap() {
             Reply::OpLog(log) => log,
             other => panic!("{other:?}"),
@@ -376,7 +376,7 @@ fn files_of_a_base_that_apply_has_changed_come_back_as_they_were() {
             paths: Vec::new(),
             dry_run: false,
             undo: false,
-            consent: jailfs::sandbox::verbs::Consent::ALL,
+            consent: jailfs::sandbox::Consent::ALL,
         })
         .unwrap();
     let before = place.picture();
@@ -489,7 +489,7 @@ fn whatever_happened_a_restore_of_paths_is_exact_and_touches_nothing_else() {
                         paths: Vec::new(),
                         dry_run: false,
                         undo: false,
-                        consent: jailfs::sandbox::verbs::Consent::ALL,
+                        consent: jailfs::sandbox::Consent::ALL,
                     })
                     .unwrap();
                 check_links(&place, &format!("seed {seed}, apply {step}"));
@@ -555,7 +555,7 @@ fn a_file_that_came_back_beside_its_former_self_is_another_one_after_an_apply_to
             paths: Vec::new(),
             dry_run: false,
             undo: false,
-            consent: jailfs::sandbox::verbs::Consent::ALL,
+            consent: jailfs::sandbox::Consent::ALL,
         })
         .unwrap();
     assert_eq!(numbers(), before);

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex};
 
 use disk::{Disk, Random};
 use jailfs::fs::{Caller, RenameMode};
-use jailfs::sandbox::verbs::{Detail, Reply, Request, Rev};
+use jailfs::sandbox::{Detail, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::sys::failpoint::{self, Change};
 use jailfs::types::{Name, NodeId, Timestamp, TreePath};

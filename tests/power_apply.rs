@@ -39,7 +39,7 @@ use disk::{Disk, Random};
 use harness::{Live, assert_same, shell};
 use host::host;
 use jailfs::sandbox::Sandbox;
-use jailfs::sandbox::verbs::{Change, Reply, Request};
+use jailfs::sandbox::{Change, Reply, Request};
 use jailfs::sys::failpoint;
 use states::{check, states};
 
@@ -384,7 +384,7 @@ fn run(seed: u64) -> usize {
             paths: Vec::new(),
             dry_run: false,
             undo,
-            consent: jailfs::sandbox::verbs::Consent::ALL,
+            consent: jailfs::sandbox::Consent::ALL,
         };
         let told = format!("JAILFS_POWER_SEED={seed}, {}", if undo { "undone" } else { "applied" });
         shell(&world.live.base, "sync -f .");
@@ -435,7 +435,7 @@ fn what_an_apply_made_goes_though_the_power_took_what_it_said_of_it() {
         paths: Vec::new(),
         dry_run: false,
         undo: false,
-        consent: jailfs::sandbox::verbs::Consent::ALL,
+        consent: jailfs::sandbox::Consent::ALL,
     };
     let mut random = Random(1);
     let mut boot = 0;

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use jailfs::fs::{Caller, DataRanges, SeekTo};
-use jailfs::sandbox::verbs::{Changes, Consent, Detail, Reply, Request, Rev};
+use jailfs::sandbox::{Changes, Consent, Detail, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::sys::file::{data_in, punch_hole};
 use jailfs::types::{ByteRange, Name, NodeId, TreePath};

@@ -21,7 +21,7 @@ use std::time::Duration;
 use jailfs::fs::SnapdirView;
 use jailfs::fuse::{self, Counters, MountOptions};
 use jailfs::jail::Policy;
-use jailfs::sandbox::verbs::{Reply, Request, Rev};
+use jailfs::sandbox::{Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions, View};
 
 use jailfs::types::Name;

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use jailfs::control::{Client, connect};
 use jailfs::daemon::{self, Choice, Plan};
 use jailfs::error::{Attempt, Error, Kind, Result};
-use jailfs::sandbox::verbs::{Reply, Request, Rev};
+use jailfs::sandbox::{Reply, Request, Rev};
 
 use load::{Load, Rng};
 use measure::{Figures, Times};
@@ -247,7 +247,7 @@ fn turn(
             paths: Vec::new(),
             dry_run: false,
             undo: false,
-            consent: jailfs::sandbox::verbs::Consent::ALL,
+            consent: jailfs::sandbox::Consent::ALL,
         };
         let Reply::Applied(applied) = times.apply.take(|| ask(apply))? else {
             return Err(Error::new(Kind::Failed, "apply", "an answer to something else"));

@@ -10,7 +10,7 @@ use super::out::{self, Out};
 use super::show;
 use super::target::{Target, wrong_answer};
 use crate::error::{Error, Kind, Result};
-use crate::sandbox::verbs::{Applied, Consent, Reply, Request};
+use crate::sandbox::{Applied, Consent, Reply, Request};
 
 /// Write the tree into the base
 ///

@@ -8,7 +8,7 @@ use super::out::Out;
 use super::show;
 use super::target::{Target, wrong_answer};
 use crate::error::Result;
-use crate::sandbox::verbs::{Reply, Request};
+use crate::sandbox::{Reply, Request};
 
 /// Save the tree as it is now; 'restore' goes back to it
 ///

@@ -13,7 +13,7 @@ use super::out::Out;
 use super::show;
 use super::target::{Target, wrong_answer};
 use crate::error::{Error, Kind, Result};
-use crate::sandbox::verbs::{Changes, Detail, FileRev, Reply, Request, Rev};
+use crate::sandbox::{Changes, Detail, FileRev, Reply, Request, Rev};
 
 /// Show the differences between two states
 ///

@@ -6,7 +6,7 @@ use super::Global;
 use super::restore;
 use super::target::{Target, wrong_answer};
 use crate::error::Result;
-use crate::sandbox::verbs::{Reply, Request};
+use crate::sandbox::{Reply, Request};
 
 /// Discard everything that 'apply' would write: the tree equals the base again
 ///

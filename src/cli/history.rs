@@ -11,7 +11,7 @@ use super::out::Out;
 use super::show;
 use super::target::{Target, wrong_answer};
 use crate::error::Result;
-use crate::sandbox::verbs::{EditKind, FileVersion, Reply, Request};
+use crate::sandbox::{EditKind, FileVersion, Reply, Request};
 use crate::types::TreePath;
 
 /// List the versions of a file before its last edits

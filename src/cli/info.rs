@@ -8,7 +8,7 @@ use super::out::Out;
 use super::show;
 use super::target::{Target, wrong_answer};
 use crate::error::Result;
-use crate::sandbox::verbs::{LayerSpace, Reply, Request};
+use crate::sandbox::{LayerSpace, Reply, Request};
 
 /// Show the size of the store, layer by layer
 ///
@@ -22,7 +22,7 @@ pub(super) struct Info {
     json: bool,
 }
 
-type Data = crate::sandbox::verbs::Info;
+type Data = crate::sandbox::Info;
 
 impl Info {
     pub(super) fn run(&self, global: &Global) -> Result<u8> {

@@ -9,7 +9,7 @@ use super::date;
 use super::show;
 use crate::error::{Error, Kind, Result};
 use crate::fs::{Refusal, Refused};
-use crate::sandbox::verbs::{
+use crate::sandbox::{
     Applied, Change, Checked, Checkpoint, Collected, FileVersion, Info, LayerSpace, Node,
     Operation, Restored, Status, Stepped,
 };
@@ -544,7 +544,7 @@ fn file_kind(kind: FileKind) -> &'static str {
 mod tests {
     use super::*;
     use crate::fs::{Refusal, Refused};
-    use crate::sandbox::verbs::ChangeKind;
+    use crate::sandbox::ChangeKind;
     use crate::types::{Epoch, Ino, LayerId, Timestamp};
 
     fn change(path: &[u8]) -> Change {

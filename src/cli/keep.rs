@@ -8,7 +8,7 @@ use super::out::Out;
 use super::show;
 use super::target::{Target, wrong_answer};
 use crate::error::Result;
-use crate::sandbox::verbs::{Reply, Request, Rev};
+use crate::sandbox::{Reply, Request, Rev};
 
 /// Drop a checkpoint
 ///

@@ -8,7 +8,7 @@ use super::out::Out;
 use super::target::{Target, wrong_answer};
 use super::{date, show};
 use crate::error::Result;
-use crate::sandbox::verbs::{Checkpoint, Reply, Request};
+use crate::sandbox::{Checkpoint, Reply, Request};
 
 /// List the checkpoints, newest first
 #[derive(Args)]

@@ -9,7 +9,7 @@ use super::restore;
 use super::target::{Target, wrong_answer};
 use super::{date, show};
 use crate::error::Result;
-use crate::sandbox::verbs::{Operation, Reply, Request};
+use crate::sandbox::{Operation, Reply, Request};
 
 /// List the operations on the tree as a whole, and go back to the state after one
 #[derive(Subcommand)]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::error::{Error, Kind, Result};
-use crate::sandbox::verbs::Protected;
+use crate::sandbox::Protected;
 
 /// The file that changes the list of protected paths.
 const PROTECTED: &str = "jailfs/protected";

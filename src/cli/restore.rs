@@ -10,7 +10,7 @@ use super::out::Out;
 use super::show;
 use super::target::{Target, wrong_answer};
 use crate::error::Result;
-use crate::sandbox::verbs::{Reply, Request, Restored, Rev};
+use crate::sandbox::{Reply, Request, Restored, Rev};
 
 /// Restore the tree, or single paths, to a checkpoint, exactly and in place
 ///

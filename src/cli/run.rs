@@ -27,7 +27,7 @@ use crate::run::{
     End, Group, NotStarted, Program, Share, Spec, Started, Waited, block_signals, hidden_inside,
     unblock_signals,
 };
-use crate::sandbox::verbs::{Applied, Changes, Consent, Detail, Reply, Request, Rev};
+use crate::sandbox::{Applied, Changes, Consent, Detail, Reply, Request, Rev};
 use crate::sandbox::{Sandbox, Savepoint, StoreOptions};
 
 /// The exit code if jailfs failed and not the command.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::out::Out;
 use crate::error::Result;
-use crate::sandbox::verbs::{Change, ChangeKind, Changes, Checkpoint, EditKind};
+use crate::sandbox::{Change, ChangeKind, Changes, Checkpoint, EditKind};
 use crate::types::{FileKind, is_unprintable};
 
 /// The maximum number of `+` and `-` in a line of `--stat`.

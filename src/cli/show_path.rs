@@ -11,7 +11,7 @@ use super::json::Line;
 use super::out::Out;
 use super::target::{Target, wrong_answer};
 use crate::error::{Error, Kind, Result};
-use crate::sandbox::verbs::{Node, Reply, Request, Rev, Shown};
+use crate::sandbox::{Node, Reply, Request, Rev, Shown};
 use crate::types::{FileKind, TreePath};
 
 /// Print a path of a state: the bytes of a file, the target of a symlink, the names in a directory

@@ -12,7 +12,7 @@ use super::target::{Target, wrong_answer};
 use super::{date, show};
 use crate::error::Result;
 use crate::fs::{Refusal, Refused};
-use crate::sandbox::verbs::{Reply, Request};
+use crate::sandbox::{Reply, Request};
 
 /// Show the state of the sandbox
 #[derive(Args)]
@@ -37,7 +37,7 @@ impl Status {
     }
 }
 
-type Data = crate::sandbox::verbs::Status;
+type Data = crate::sandbox::Status;
 
 fn json(status: &Data) -> Result<Vec<String>> {
     let problems =

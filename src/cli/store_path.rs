@@ -17,7 +17,7 @@ use crate::base::Base;
 use crate::control;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::sandbox::is_base_of;
-use crate::sandbox::verbs::{Reply, Request};
+use crate::sandbox::{Reply, Request};
 use crate::store;
 
 /// The maximum number of bytes of the base's name in the id.

@@ -25,7 +25,7 @@ use super::store_path::{self, Env};
 use crate::control;
 use crate::control::Client;
 use crate::error::{Error, Kind, Result};
-use crate::sandbox::verbs::{Checked, Reply, Request};
+use crate::sandbox::{Checked, Reply, Request};
 use crate::sandbox::{Sandbox, StoreOptions};
 use crate::store;
 use crate::types::TreePath;

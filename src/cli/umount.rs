@@ -12,7 +12,7 @@ use super::out;
 use crate::control;
 use crate::control::Client;
 use crate::error::{Error, Kind, Result};
-use crate::sandbox::verbs::Request;
+use crate::sandbox::Request;
 
 /// How long a daemon may take to close its store after the mount is gone.
 const END_LIMIT: Duration = Duration::from_secs(60);

@@ -14,7 +14,7 @@ use super::frame::{
 };
 use super::{SOCKET, StoreDir};
 use crate::error::{Error, Kind, Result};
-use crate::sandbox::verbs::{Reply, Request};
+use crate::sandbox::{Reply, Request};
 use crate::store::io::codec;
 
 /// How long a daemon may take to greet. The thread that greets does nothing else.

@@ -27,7 +27,7 @@ use super::frame::{
 };
 use super::{SOCKET, StoreDir};
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::sandbox::verbs::{Reply, Request};
+use crate::sandbox::{Reply, Request};
 use crate::store::io::codec;
 use crate::sys::proc::{Confines, comes_from};
 

@@ -9,7 +9,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fs::SnapdirView;
 use crate::fuse;
 use crate::jail::Policy;
-use crate::sandbox::verbs::Protected;
+use crate::sandbox::Protected;
 use crate::sandbox::{Bounds, KeepPolicy, StoreOptions, View};
 use crate::types::Name;
 

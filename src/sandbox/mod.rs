@@ -3,16 +3,16 @@
 //! With or without a mount it is the same [`Sandbox`]: the daemon holds one and serves it, a command without a daemon
 //! opens one for itself, and a program that embeds jailfs works on it directly.
 
-pub mod changes;
+mod base_location;
+pub(crate) mod changes;
 mod collector;
 pub(crate) mod date;
-mod home;
-
-mod past;
-mod paths;
+mod edits;
+mod reply;
+mod request;
+mod show;
+mod snapdir;
 mod upkeep;
-pub mod verbs;
-mod versions;
 
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
@@ -27,32 +27,35 @@ use crate::base::Base;
 use crate::error::{Attempt, Error, FsResult, Kind, Result};
 use crate::fs::{Found, Fs, Kernel, MOST_TRIES, MoreRoom, Need, SnapdirView, State, Step};
 use crate::jail::{Jail, Policy};
-use crate::sandbox::changes::{Change, ChangeKind, Changes};
 use crate::sandbox::collector::Terms;
 use crate::sandbox::upkeep::Housekeeper;
-use crate::sandbox::verbs::{
-    Applied, Checkpoint, Detail, MOST_TOLD, Operation, Reply, Request, Restored, Rev, Status,
-};
 use crate::store;
 use crate::store::Store;
 use crate::store::layer::LayerInfo;
 use crate::store::record::{Body, OpVerb};
 use crate::sys::flags;
 use crate::timeline::apply::protected;
-use crate::timeline::apply::protected::{Consent, Protected};
 use crate::timeline::diff;
 use crate::timeline::diff::patch;
 use crate::timeline::diff::patch::Wanted;
 use crate::timeline::diff::{PathChange, What};
 use crate::timeline::gc::Keep;
 use crate::timeline::mounts::Mounts;
-use crate::timeline::{Replaced, Target, Timeline, apply, verb_text};
+use crate::timeline::restore::RestoreOutcome;
+use crate::timeline::{Target, Timeline, apply, verb_text};
 use crate::types::{FileKind, Ino, LayerId, TreePath};
 
 pub use crate::store::StoreOptions;
 pub use crate::store::edits_log::Bounds;
+pub use crate::timeline::apply::protected::{Consent, Protected};
 pub use crate::timeline::{Policy as KeepPolicy, Savepoint};
-pub use home::is_base_of;
+pub use base_location::is_base_of;
+pub use changes::{Change, ChangeKind, Changes};
+pub use reply::{
+    Applied, Checked, Checkpoint, Collected, EditKind, FileVersion, Info, LayerSpace, MOST_TOLD,
+    Node, Operation, Reply, Restored, Shown, Status, Stepped,
+};
+pub use request::{Detail, FileRev, Request, Rev};
 
 /// What is said of a path of the base at which something else is mounted.
 const MOUNTED_UPON: &str = "something else is mounted there; it is shown empty";
@@ -108,7 +111,7 @@ impl Sandbox {
     ) -> Result<Arc<Sandbox>> {
         let base = Base::open(base)?;
         let store = if store::exists(store) {
-            let moved = home::is_elsewhere(store, &base, options)?;
+            let moved = base_location::is_elsewhere(store, &base, options)?;
             let mut store = Store::open(store, base.root_id(), *options)?;
             if moved {
                 store.set_base(base.path())?;
@@ -127,7 +130,8 @@ impl Sandbox {
     pub fn open(store: &Path) -> Result<Arc<Sandbox>> {
         let known = store::base_of(store)?;
         let path = Path::new(std::ffi::OsStr::from_bytes(&known.path));
-        let base = Base::open(path).map_err(|error| home::explain_missing(error, store))?;
+        let base =
+            Base::open(path).map_err(|error| base_location::explain_missing(error, store))?;
         Sandbox::new(Store::open(store, base.root_id(), StoreOptions::default())?, base)
     }
 
@@ -152,7 +156,7 @@ impl Sandbox {
             terms: Arc::default(),
             interrupts: AtomicU64::new(0),
         });
-        sandbox.fs().set_archive(Arc::new(past::Records::of(&sandbox)));
+        sandbox.fs().set_archive(Arc::new(snapdir::Records::of(&sandbox)));
         Ok(sandbox)
     }
 
@@ -556,8 +560,8 @@ impl Sandbox {
         let mut lister = self.lister(Detail::NameStatus);
         let mut list =
             |from: &State, to: &State, change: PathChange| lister.take(from, to, &change);
-        let Replaced { before, undo, detached } =
-            self.timeline.replace(verb, target, description.clone(), (mounts, &mut list))?;
+        let RestoreOutcome { before, undo, detached } =
+            self.timeline.restore(verb, target, description.clone(), (mounts, &mut list))?;
         Ok(Restored { to: description, before, undo, detached, changes: lister.finish() })
     }
 
@@ -567,7 +571,7 @@ impl Sandbox {
     /// As a restore.
     pub fn go_back(&self, to: &Rev) -> Result<Before> {
         let target = self.target(to)?;
-        Ok(Before(self.timeline.go_back(target, self.describe(target))?))
+        Ok(Before(self.timeline.discard(target, self.describe(target))?))
     }
 
     /// Lists how the tree, as it is now, differed in a past state, from the present one to that one.
@@ -586,7 +590,7 @@ impl Sandbox {
         dry_run: bool,
         mounts: Mounts,
     ) -> Result<Restored> {
-        let what = paths::description(&self.describe(target), paths);
+        let what = show::description(&self.describe(target), paths);
         if dry_run {
             self.timeline.flush()?;
             let (now, then) = (self.fs().state(), self.timeline.state_of(target)?);
@@ -601,7 +605,7 @@ impl Sandbox {
         let mut lister = self.lister(Detail::NameStatus);
         let mut list =
             |from: &State, to: &State, change: PathChange| lister.take(from, to, &change);
-        let Replaced { before, undo, detached } = self.timeline.replace_at(
+        let RestoreOutcome { before, undo, detached } = self.timeline.restore_paths(
             OpVerb::Restore,
             target,
             paths,

@@ -12,7 +12,7 @@ use crate::fs::{Fs, Tended};
 use crate::sandbox::Sandbox;
 use crate::sandbox::collector;
 use crate::sandbox::collector::{Collector, Terms};
-use crate::sandbox::verbs::{Checked, Checkpoint, Collected, Info, LayerSpace, Protected, Rev};
+use crate::sandbox::{Checked, Checkpoint, Collected, Info, LayerSpace, Protected, Rev};
 use crate::store::record::LayerKind;
 use crate::sys;
 use crate::timeline::gc::Keep;

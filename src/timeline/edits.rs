@@ -2,10 +2,10 @@
 
 use crate::error::{Attempt, Error, FsError, Kind, Result};
 use crate::fs::{NoStep, State, Step, Stepped, Tended};
-use crate::timeline::Listing;
 use crate::timeline::Timeline;
 use crate::timeline::diff;
 use crate::timeline::diff::What;
+use crate::timeline::restore::ChangeSink;
 use crate::types::TreePath;
 
 /// A restore that changes more files is no edit of each of them: `op restore` takes it back.
@@ -39,7 +39,12 @@ impl Timeline {
 
     /// Lists what a restore changed, and keeps in the edit history what it replaced, unless that is
     /// more than [`MOST_RESTORED`] files.
-    pub(super) fn list_restored(&self, from: &State, to: &State, list: Listing<'_>) -> Result<()> {
+    pub(super) fn list_restored(
+        &self,
+        from: &State,
+        to: &State,
+        list: ChangeSink<'_>,
+    ) -> Result<()> {
         let attempt = || "list what changed";
         let (mut kept, mut count) = (Vec::new(), 0);
         for change in diff::compare_records(from, to).attempt(attempt)? {

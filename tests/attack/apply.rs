@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use jailfs::fs::Caller;
-use jailfs::sandbox::verbs::{Reply, Request};
+use jailfs::sandbox::{Reply, Request};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::types::{Name, NodeId};
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use jailfs::sandbox::Sandbox;
-use jailfs::sandbox::verbs::{Change, Detail, Reply, Request, Rev};
+use jailfs::sandbox::{Change, Detail, Reply, Request, Rev};
 
 /// Everything that can be asked of a store: the tree as it is and every checkpoint, each against the base, with content.
 pub fn states(store: &Path) -> BTreeMap<String, Vec<Change>> {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use jailfs::sandbox::Sandbox;
-use jailfs::sandbox::verbs::{Request, Rev};
+use jailfs::sandbox::{Request, Rev};
 use jailfs::types::TreePath;
 
 use crate::cases::Case;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use jailfs::fs::{Caller, RenameMode, SetAttr, SetXattr};
-use jailfs::sandbox::verbs::{Checkpoint, Operation, Reply, Request, Rev};
+use jailfs::sandbox::{Checkpoint, Operation, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::store::Store;
 use jailfs::types::{FileKind, Name, NodeId, TreePath};

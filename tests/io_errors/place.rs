@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use jailfs::error::{Error, FsError};
 use jailfs::fs::{Caller, RenameMode, SetAttr, SetTime, SetXattr};
-use jailfs::sandbox::verbs::{Consent, Reply, Request, Rev};
+use jailfs::sandbox::{Consent, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::sys::failpoint;
 use jailfs::types::{ByteRange, FileKind, Name, NodeId, Timestamp};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use jailfs::sandbox::verbs::Request;
+use jailfs::sandbox::Request;
 
 use crate::harness::{Live, Shell, assert_same, shell, snapshot};
 

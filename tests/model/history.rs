@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use jailfs::fs::{Attr, Invalidations};
-use jailfs::sandbox::verbs::{
+use jailfs::sandbox::{
     Applied, Change, ChangeKind, Checkpoint, Detail, Operation, Reply, Request, Rev,
 };
 use jailfs::sys::failpoint;
@@ -243,7 +243,7 @@ impl World {
             paths,
             dry_run: false,
             undo,
-            consent: jailfs::sandbox::verbs::Consent::ALL,
+            consent: jailfs::sandbox::Consent::ALL,
         }) {
             Reply::Applied(applied) => {
                 assert!(applied.conflicts.is_empty(), "conflicts: {:?}", applied.conflicts);
@@ -310,7 +310,7 @@ impl World {
                 paths: Vec::new(),
                 dry_run: false,
                 undo: false,
-                consent: jailfs::sandbox::verbs::Consent::ALL,
+                consent: jailfs::sandbox::Consent::ALL,
             })
         });
         loop {
@@ -413,7 +413,7 @@ impl World {
                 paths: Vec::new(),
                 dry_run: false,
                 undo: true,
-                consent: jailfs::sandbox::verbs::Consent::ALL,
+                consent: jailfs::sandbox::Consent::ALL,
             };
             assert!(self.sandbox().handle(undo).is_err(), "nothing was applied");
             return;

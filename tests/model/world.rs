@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use jailfs::error::{FsError, FsResult};
 use jailfs::fs::{Attr, Entry, Fs, Invalidations, Kernel};
-use jailfs::sandbox::verbs::{Operation, Reply, Request};
+use jailfs::sandbox::{Operation, Reply, Request};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::types::{FileKind, Ino, LayerId, Name, NodeId};
 use parking_lot::Mutex;

@@ -6,7 +6,7 @@ use std::process::Command;
 use jailfs::error::FsError;
 use jailfs::fs::{RenameMode, SnapdirView};
 use jailfs::sandbox::Bounds;
-use jailfs::sandbox::verbs::{Reply, Request};
+use jailfs::sandbox::{Reply, Request};
 use jailfs::types::{FileKind, Name, NodeId, TreePath};
 
 use crate::common::{Bench, Stop};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use jailfs::fs::{Caller, Entry, LinkReply, SnapdirView};
 use jailfs::jail::Policy;
-use jailfs::sandbox::verbs::{Request, Rev};
+use jailfs::sandbox::{Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions, View};
 use jailfs::types::{FileKind, Name, NodeId};
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use jailfs::fs::Caller;
-use jailfs::sandbox::verbs::{Detail, Operation, Reply, Request, Rev};
+use jailfs::sandbox::{Detail, Operation, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::sys::clock;
 use jailfs::types::{Name, NodeId};

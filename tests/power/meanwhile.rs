@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use jailfs::fs::{Caller, RenameMode};
-use jailfs::sandbox::verbs::{Consent, Rev};
+use jailfs::sandbox::{Consent, Rev};
 use jailfs::types::{Name, NodeId, TreePath};
 
 use super::*;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use jailfs::fs::{Need, Tended};
 use jailfs::sandbox::Bounds;
-use jailfs::sandbox::verbs::Request;
+use jailfs::sandbox::Request;
 use jailfs::sys::failpoint;
 
 use crate::place::{Place, Work};

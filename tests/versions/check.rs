@@ -5,8 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::sync::Arc;
 
+use jailfs::sandbox::Checked;
 use jailfs::sandbox::Sandbox;
-use jailfs::sandbox::verbs::Checked;
 use jailfs::store::content::checksums::ChecksumsRecord;
 use jailfs::store::edits_log::{Content, EditsLogRecord};
 use jailfs::store::io::log;

@@ -1,7 +1,7 @@
 //! What is one edit, and under which path its version is found.
 
 use jailfs::fs::RenameMode;
-use jailfs::sandbox::verbs::EditKind::{Move, Remove, Replace, Truncate, Write};
+use jailfs::sandbox::EditKind::{Move, Remove, Replace, Truncate, Write};
 
 use crate::place::Place;
 

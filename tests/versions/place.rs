@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use jailfs::fs::{Caller, RenameMode};
-use jailfs::sandbox::verbs::{
-    Detail, EditKind, FileRev, FileVersion, Reply, Request, Rev, Stepped,
-};
+use jailfs::sandbox::{Detail, EditKind, FileRev, FileVersion, Reply, Request, Rev, Stepped};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::types::{Name, NodeId, Timestamp, TreePath};
 

@@ -1,7 +1,7 @@
 //! Undo and redo.
 
 use jailfs::error::Kind;
-use jailfs::sandbox::verbs::EditKind::Undo;
+use jailfs::sandbox::EditKind::Undo;
 use jailfs::sandbox::{Bounds, Sandbox};
 use jailfs::store::record::Source;
 use jailfs::sys::failpoint;

@@ -155,7 +155,7 @@ impl Timeline {
         let _turn = self.turn();
         self.check_finished()?;
         self.flush()?;
-        let (sealed, _) = self.secure("apply")?;
+        let (sealed, _) = self.seal_present("apply")?;
         let mut plan = self.plan(self.state_of(sealed)?, paths, consent)?;
         if !plan.conflicts.is_empty() || !plan.refused.is_empty() || plan.changes.is_empty() {
             return Ok(plan);
@@ -214,7 +214,7 @@ impl Timeline {
         }
         let mut plan = self.plan(self.before_last_apply()?, &[], Consent::ALL)?;
         if plan.conflicts.is_empty() && !plan.changes.is_empty() {
-            let (sealed, _) = self.secure("undo apply")?;
+            let (sealed, _) = self.seal_present("undo apply")?;
             self.write_home(&mut plan)?;
             let description = format!("{} paths", plan.changes.len());
             self.log(OpVerb::UndoApply, description, sealed).map_err(after_writing)?;

@@ -26,7 +26,8 @@ use crate::timeline::diff;
 use crate::timeline::diff::{PathChange, What};
 use crate::timeline::mounts::Mounts;
 use crate::timeline::restore::base_paths::{BasePaths, places};
-use crate::timeline::{Listing, Replaced, Target, Timeline, verb_text};
+use crate::timeline::restore::{ChangeSink, RestoreOutcome};
+use crate::timeline::{Target, Timeline, verb_text};
 use crate::tree::Misfit;
 use crate::types::{Epoch, FileKind, Ino, Name, TreePath};
 
@@ -37,15 +38,15 @@ impl Timeline {
     /// Makes the tree what `to` is at some paths; the rest of it stays.
     ///
     /// # Errors
-    /// A path that is in neither tree, or below what is no directory now; else as [`Timeline::replace`].
-    pub fn replace_at(
+    /// A path that is in neither tree, or below what is no directory now; else as [`Timeline::restore`].
+    pub fn restore_paths(
         &self,
         verb: OpVerb,
         to: Target,
         paths: &[TreePath],
         what: String,
-        (mounts, list): (Mounts, Listing<'_>),
-    ) -> Result<Replaced> {
+        (mounts, list): (Mounts, ChangeSink<'_>),
+    ) -> Result<RestoreOutcome> {
         let _turn = self.turn();
         let attempt = || format!("{} {what}", verb_text(verb));
         self.flush()?;
@@ -107,9 +108,9 @@ impl Timeline {
                 .map_err(during)?;
             told.map_err(during)?;
             let before = Some(changed.layer);
-            let undo = self.op_before(op, before);
+            let undo = self.operation_before(op, before);
             listed.map_err(during)?;
-            return Ok(Replaced { before, undo, detached });
+            return Ok(RestoreOutcome { before, undo, detached });
         }
         Err(Error::damage(attempt(), "the loop has no end"))
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use crate::error::{Error, Kind, Result};
 use crate::fs::{Archive, Text};
-use crate::sandbox::verbs::{Checkpoint, Reply, Request, Status};
+use crate::sandbox::{Checkpoint, Reply, Request, Status};
 use crate::sandbox::{Sandbox, date};
 use crate::tree::Tree;
 use crate::types::{Ino, LayerId, is_unprintable};

@@ -2,7 +2,7 @@
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::{Found, State, Step, VersionInfo};
-use crate::sandbox::verbs::{Changes, Detail, EditKind, FileRev, FileVersion, Stepped};
+use crate::sandbox::{Changes, Detail, EditKind, FileRev, FileVersion, Stepped};
 use crate::sandbox::{Sandbox, change_of};
 use crate::store::edits_log::How;
 use crate::timeline::diff::{PathChange, What, same_content};

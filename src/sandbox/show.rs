@@ -3,7 +3,7 @@
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::{Found, State};
 use crate::sandbox::Sandbox;
-use crate::sandbox::verbs::{Node, Rev, Shown};
+use crate::sandbox::{Node, Rev, Shown};
 use crate::store::record::Body;
 use crate::types::{ByteRange, FileKind, Ino, PERM_BITS, TreePath};
 

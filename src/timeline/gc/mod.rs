@@ -22,7 +22,7 @@ use crate::fs::LiveSet;
 use crate::fs::merged::pre_images::{PreImages, index_in_history};
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
-use crate::store::pack::packing::Rewriting;
+use crate::store::placement::packing::Rewriting;
 use crate::store::record::{Edit, Header, LayerKind, OpRecord, Record, Seal};
 use crate::timeline::Timeline;
 use crate::tree::Tree;
@@ -434,7 +434,7 @@ impl Timeline {
             parent.map_or_else(|| Ok(Tree::new()), |parent| self.roots.lock().load(parent))?;
         add(&from, &reach.state.tree);
         add(&Tree::new(), &reach.orphans);
-        refs.add_versions(&reach.versions);
+        refs.add_extents(reach.versions.iter().flat_map(|content| &content.extents));
         for range in &reach.reserved {
             refs.add_range(reach.upper, *range);
         }
@@ -505,7 +505,7 @@ impl Timeline {
 
     /// Gives the unused blocks of all pools back, and removes collected layers that have none left and to which nothing refers.
     fn sweep(&self, refs: &LiveRanges, reach: &LiveSet, dry_run: bool) -> Result<u64> {
-        let places = refs.places(&self.store)?;
+        let places = self.store.locate(refs)?;
         let (mut bytes, mut removed) = (0, Vec::new());
         let last_image = self.image_layers().last().map_or(LayerId(u32::MAX), |(_, layer)| *layer);
         for info in self.store.catalog() {

@@ -202,7 +202,7 @@ impl Lower {
 
     fn open_anew(&self, path: &TreePath, seen: &BaseStat) -> FsResult<Arc<File>> {
         let file = Arc::new(self.base.open_file_seen(path, seen)?);
-        self.files.lock().put(path.clone(), Arc::clone(&file));
+        self.files.lock().insert(path.clone(), Arc::clone(&file));
         Ok(file)
     }
 }

@@ -17,7 +17,7 @@ use crate::fs::merged::attr::{Attr, blocks};
 use crate::fs::merged::base_problems::BaseProblems;
 use crate::fs::merged::fingerprint;
 use crate::fs::merged::pre_images::PreHistory;
-use crate::store::content::file_cache::FileCache;
+use crate::store::io::lru_cache::LruCache;
 use crate::store::record::{Body, Meta, PreNode, Xattrs};
 use crate::store::{ReadGuard, Store};
 use crate::types::{Epoch, FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
@@ -107,14 +107,14 @@ pub struct Lower {
     epoch: Epoch,
     history: PreHistory,
     /// Shared by all epochs of a base: an open file is used only if its fingerprint matches.
-    files: Arc<Mutex<FileCache<TreePath>>>,
+    files: Arc<Mutex<LruCache<TreePath>>>,
     problems: BaseProblems,
 }
 
 impl Lower {
     /// The base in `epoch`, given all applies so far.
     pub fn new(base: Arc<Base>, store: Arc<Store>, epoch: Epoch, history: PreHistory) -> Lower {
-        let files = Arc::new(Mutex::new(FileCache::new(OPEN_FILES)));
+        let files = Arc::new(Mutex::new(LruCache::new(OPEN_FILES)));
         Lower { base, store, epoch, history, files, problems: BaseProblems::default() }
     }
 

@@ -124,30 +124,30 @@ pub(crate) struct Core {
     scratch: Option<PoolWriter>,
     listings: HashMap<NodeId, ops::readdir::Listing>,
     /// The directories through which each link that the kernel holds was handed out.
-    handed: HashMap<NodeId, BTreeSet<NodeId>>,
+    advertised_in: HashMap<NodeId, BTreeSet<NodeId>>,
     /// Where the kernel may be walking the text of a link.
-    walks: ClimbGuard<NodeId, NodeId>,
+    climb_guard: ClimbGuard<NodeId, NodeId>,
     /// The directory, or the two, that moved last, while the kernel may still see them where they were.
-    on_their_way: Vec<Move>,
+    moves_in_flight: Vec<Move>,
     /// Counts such moves.
     moves: u64,
     /// Names under which the kernel was given a file that the tree does not know by that name: further links of the base.
     aliases: HashMap<Ino, BTreeSet<(Ino, Name)>>,
     refused: VecDeque<Refusal>,
     refused_count: u64,
-    room: space::quota::Quota,
+    quota: space::quota::Quota,
     journal: journal::JournalWatch,
     pending: kernel::coherence::PendingInvalidations,
     /// Names that a switch gave to something else and of which the kernel is not told yet.
     names_to_invalidate: BTreeSet<(NodeId, Name)>,
     /// What edits replaced, if that is kept.
-    versions: Option<EditHistory>,
+    edits: Option<EditHistory>,
     /// A name in the root that is not the tree's: the past is shown there.
-    reserved: Option<Name>,
+    snapdir_name: Option<Name>,
 }
 
 /// Makes room on a full disk; gives the number of bytes, or none if that cannot be now. Called without any lock.
-pub type MoreRoom = dyn Fn() -> Option<u64> + Send + Sync;
+pub type Reclaimer = dyn Fn() -> Option<u64> + Send + Sync;
 
 /// What must be done before the next sync or seal succeeds.
 #[derive(Default)]
@@ -163,16 +163,16 @@ pub struct Fs {
     store: Arc<Store>,
     core: Mutex<Core>,
     /// Counts what was asked of it.
-    asked: AtomicU64,
+    requests: AtomicU64,
     jail: Mutex<Arc<Jail>>,
     /// Held while a layer is being synced or sealed, so that one sync serves all who wait.
     sync_gate: Mutex<Unfinished>,
     /// Held for reading by whoever looks at states, and for writing while space is given back.
-    looking: RwLock<()>,
+    guards: RwLock<()>,
     /// Whether something was removed or replaced since space was last given back.
-    given_up: AtomicBool,
-    past: snapdir::Past,
-    more_room: Mutex<Option<Arc<MoreRoom>>>,
+    has_garbage: AtomicBool,
+    snapdir: snapdir::Snapdir,
+    reclaimer: Mutex<Option<Arc<Reclaimer>>>,
 }
 
 impl Fs {
@@ -187,29 +187,29 @@ impl Fs {
             orphan_epochs: HashMap::new(),
             scratch: None,
             listings: HashMap::new(),
-            handed: HashMap::new(),
-            walks: ClimbGuard::default(),
-            on_their_way: Vec::new(),
+            advertised_in: HashMap::new(),
+            climb_guard: ClimbGuard::default(),
+            moves_in_flight: Vec::new(),
             moves: 0,
             aliases: HashMap::new(),
             refused: VecDeque::new(),
             refused_count: 0,
-            room: space::quota::Quota::default(),
+            quota: space::quota::Quota::default(),
             pending: kernel::coherence::PendingInvalidations::default(),
             names_to_invalidate: BTreeSet::new(),
-            versions: None,
-            reserved: None,
+            edits: None,
+            snapdir_name: None,
         };
         Fs {
             store,
             core: Mutex::new(core),
-            asked: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
             jail: Mutex::new(Arc::new(jail)),
             sync_gate: Mutex::default(),
-            looking: RwLock::new(()),
-            given_up: AtomicBool::new(true),
-            past: snapdir::Past::default(),
-            more_room: Mutex::default(),
+            guards: RwLock::new(()),
+            has_garbage: AtomicBool::new(true),
+            snapdir: snapdir::Snapdir::default(),
+            reclaimer: Mutex::default(),
         }
     }
 
@@ -224,55 +224,55 @@ impl Fs {
     }
 
     pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.requests.fetch_add(1, Ordering::Relaxed);
         self.core.lock()
     }
 
     /// A number that changes when anything is asked of it: for whoever wants to stay behind others.
-    pub fn asked(&self) -> u64 {
-        self.asked.load(Ordering::Relaxed)
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
     }
 
     /// The tree as it is now and the base below it. Whoever reads content by it while others change the tree holds
-    /// [`Fs::looking`] from before, or may find content that was given back.
+    /// [`Fs::read_guard`] from before, or may find content that was given back.
     pub fn state(&self) -> State {
         self.core().state.clone()
     }
 
     /// As long as it lives, no state loses its content: nothing is given back.
-    pub fn looking(&self) -> RwLockReadGuard<'_, ()> {
-        self.looking.read()
+    pub fn read_guard(&self) -> RwLockReadGuard<'_, ()> {
+        self.guards.read()
     }
 
     /// Waits until nobody looks at states, and keeps others from it: for whoever gives space back.
-    pub fn alone(&self) -> RwLockWriteGuard<'_, ()> {
-        self.looking.write()
+    pub fn exclusive(&self) -> RwLockWriteGuard<'_, ()> {
+        self.guards.write()
     }
 
     /// The same, if nobody looks at states right now.
-    pub fn try_alone(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        self.looking.try_write()
+    pub fn try_exclusive(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        self.guards.try_write()
     }
 
     /// The same, if nobody does in a moment. No longer: who looks may wait for whoever asks.
-    pub fn alone_in_a_moment(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        self.looking.try_write_for(std::time::Duration::from_millis(300))
+    pub fn exclusive_soon(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        self.guards.try_write_for(std::time::Duration::from_millis(300))
     }
 
     /// Says who can make more room on a full disk than the upper layer has to give; it gives the number of bytes.
-    pub fn set_more_room(&self, more_room: Arc<MoreRoom>) {
-        *self.more_room.lock() = Some(more_room);
+    pub fn set_reclaimer(&self, reclaimer: Arc<Reclaimer>) {
+        *self.reclaimer.lock() = Some(reclaimer);
     }
 
     /// What the head refers to, at one moment.
-    pub fn reach(&self) -> LiveSet {
+    pub fn live_set(&self) -> LiveSet {
         let core = self.core();
         let (reserved, end) = core.upper.pool.reserved();
         LiveSet {
             state: core.state.clone(),
             orphans: core.orphans.clone(),
             orphans_from: core.orphans_from(),
-            versions: core.versions.iter().flat_map(EditHistory::contents).collect(),
+            versions: core.edits.iter().flat_map(EditHistory::contents).collect(),
             upper: core.upper.layer(),
             reserved,
             end,
@@ -308,13 +308,13 @@ impl Fs {
         let mut core = self.core();
         if let Some(held) = core.table.forget(id, count) {
             core.listings.remove(&id);
-            core.handed.remove(&id);
-            core.walks.forget_link(id);
-            core.walks.forget_dir(id);
+            core.advertised_in.remove(&id);
+            core.climb_guard.forget_link(id);
+            core.climb_guard.forget_dir(id);
             core.pending.drop_node(id);
             match held.place {
                 Place::Orphan => {
-                    self.note_given_up();
+                    self.note_garbage();
                     core.release_orphan(Ino(id.0));
                 }
                 Place::Live { .. } => {
@@ -339,7 +339,7 @@ impl Fs {
         self.seal_unfinished(&mut gate)?;
         let (work, mark) = {
             let mut core = self.core();
-            let mark = core.versions.as_ref().map(EditHistory::mark);
+            let mark = core.edits.as_ref().map(EditHistory::mark);
             let Some(work) = core.upper.begin_sync() else {
                 if !core.upper.is_failed() {
                     core.note_versions_synced(mark);
@@ -448,7 +448,7 @@ impl Core {
     /// Says that something could not be synced: nothing can be changed any more, and what was not synced is not believed again.
     fn sync_failed(&mut self) {
         self.upper.sync_failed();
-        if let Some(versions) = &mut self.versions {
+        if let Some(versions) = &mut self.edits {
             versions.note_sync_failed();
         }
     }
@@ -461,7 +461,7 @@ impl Core {
 
     /// Says that everything was synced that was written before a mark was taken in the log of versions.
     fn note_versions_synced(&mut self, mark: Option<edits::Mark>) {
-        if let (Some(mark), Some(versions)) = (mark, &mut self.versions) {
+        if let (Some(mark), Some(versions)) = (mark, &mut self.edits) {
             versions.note_synced(mark);
         }
     }
@@ -621,7 +621,7 @@ impl Core {
             Some(node) => self.note_advertised(entry.id, &node),
             None => self.pending.let_go(entry.id),
         }
-        self.note_handed(dir, attr.ino, attr.kind);
+        self.note_advertised_in(dir, attr.ino, attr.kind);
         Ok(entry)
     }
 
@@ -656,7 +656,7 @@ impl Core {
     }
 
     /// What is left of a node for those who hold it: its record, and where its bytes are.
-    pub(crate) fn kept_of(&self, target: &Target) -> FsResult<(Arc<Node>, Extents)> {
+    pub(crate) fn what_is_left(&self, target: &Target) -> FsResult<(Arc<Node>, Extents)> {
         match target {
             Target::Base(_, path, node) => {
                 let (record, extents) = self.lower.record(path, node)?;
@@ -669,7 +669,7 @@ impl Core {
     }
 
     /// Makes the node behind an id an orphan: what is left of it, in a state of `epoch`, stays for those who hold it.
-    pub(crate) fn keep_record(
+    pub(crate) fn make_orphan(
         &mut self,
         id: NodeId,
         (mut node, extents): (Arc<Node>, Extents),
@@ -705,7 +705,7 @@ impl Core {
         }
         // Most are gone without having been written to: then nothing has changed for who looks for room.
         if !written.is_empty() {
-            self.room.look_soon();
+            self.quota.look_soon();
         }
         if self.orphan_epochs.is_empty() {
             self.scratch = None;
@@ -729,7 +729,7 @@ impl Core {
     /// Gives ranges of the scratch file back. Who reads there at this moment reads what is given up.
     fn give_back_scratch(&mut self, ranges: Vec<ByteRange>) {
         let Some(scratch) = self.scratch.as_mut().filter(|_| !ranges.is_empty()) else { return };
-        self.room.look_soon();
+        self.quota.look_soon();
         if let Err(error) = ranges.into_iter().try_for_each(|range| scratch.reclaim(range)) {
             log::warn!("space of a file that is gone is not given back yet: {error}");
         }
@@ -768,7 +768,7 @@ pub trait Kernel: Send + Sync {
     ///
     /// # Errors
     /// When the kernel could not be told; what it holds may then be stale.
-    fn forget(&self, what: &Invalidations) -> Result<()>;
+    fn invalidate(&self, what: &Invalidations) -> Result<()>;
 
     /// The paths of the tree at which something else is mounted.
     ///

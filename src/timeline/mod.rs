@@ -58,7 +58,7 @@ impl Kernel for NoKernel {
         Ok(())
     }
 
-    fn forget(&self, _: &crate::fs::Invalidations) -> Result<()> {
+    fn invalidate(&self, _: &crate::fs::Invalidations) -> Result<()> {
         Ok(())
     }
 }
@@ -224,7 +224,7 @@ impl Timeline {
     pub fn checkpoint_names_changed(&self) {
         let listing = [NodeId::CHECKPOINTS];
         let what = Invalidations { listings: listing.into(), ..Invalidations::default() };
-        if let Err(error) = self.kernel().forget(&what) {
+        if let Err(error) = self.kernel().invalidate(&what) {
             log::warn!("the listing of the checkpoints in the mount may be old: {error}");
         }
     }

@@ -19,7 +19,7 @@ impl Fs {
 
     /// The nodes that a number in `/proc/PID/maps` can mean: the kernel shows there the number that it heard last, which
     /// for a renumbered node is its id until its attributes were asked for.
-    pub fn meant_by(&self, number: u64) -> BTreeSet<Ino> {
+    pub fn nodes_numbered(&self, number: u64) -> BTreeSet<Ino> {
         let core = self.core();
         let by_id = core
             .table

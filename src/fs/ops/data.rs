@@ -303,7 +303,7 @@ impl Core {
         // With the writeback cache the kernel keeps mtime itself, and sends what it changes. By
         // truncate(2) to the same size it does not, so that the two would differ from then on.
         let size = self.tree_of(subject).size(subject.key);
-        let keeps_mtime = self.pending.kernel_keeps_times && touch == Touch::Resize(size);
+        let keeps_mtime = self.pending.writeback && touch == Touch::Resize(size);
         let mut edits = stage(self, store, subject)?;
         let node = self.tree_of(subject).node(subject.key).ok_or(FsError::NotFound)?;
         let mut meta = node.meta;

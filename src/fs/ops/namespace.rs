@@ -51,7 +51,7 @@ impl Fs {
             return Ok(entry);
         }
         let mut core = self.core();
-        core.is_asked(dir, name);
+        core.name_looked_up(dir, name);
         let place = core.place(dir, name)?;
         core.note_alias(place.dir, name, &place.found);
         core.hand_out(dir, place.found)
@@ -226,7 +226,7 @@ impl Fs {
         let removed = place.found.ino().and_then(|ino| core.table.id_of(ino));
         core.commit_after_orphaning(edits, &place.found)?;
         if let Some(removed) = removed {
-            core.walks.remove(removed, parent);
+            core.climb_guard.remove(removed, parent);
         }
         Ok(())
     }
@@ -260,7 +260,7 @@ impl Fs {
         core.need_record(&self.store)?;
         if from_dir != to_dir {
             // The kernel lets only one such rename at a time come to us: it is through with the one before.
-            core.on_their_way.clear();
+            core.moves_in_flight.clear();
         }
         core.check_name_is_current(from_dir, from)?;
         if mode == RenameMode::Exchange {
@@ -281,7 +281,7 @@ impl Fs {
 
 impl Core {
     fn place(&self, dir: NodeId, name: &Name) -> FsResult<Place> {
-        if dir == NodeId::ROOT && self.reserved.as_ref() == Some(name) {
+        if dir == NodeId::ROOT && self.snapdir_name.as_ref() == Some(name) {
             return Err(FsError::ReadOnly);
         }
         let (at, base) = (self.place_in_base(dir).cloned(), Arc::clone(self.lower.base()));
@@ -319,15 +319,15 @@ impl Core {
             lost_dir = lost.and_then(|ino| self.table.id_of(ino));
             self.replace(from_dir, to_dir, source, target)?;
         }
-        self.on_their_way.extend(moves.into_iter().flatten());
+        self.moves_in_flight.extend(moves.into_iter().flatten());
         if let Some(lost) = lost_dir {
-            self.walks.remove(lost, to_dir);
+            self.climb_guard.remove(lost, to_dir);
         }
         let came = lost.filter(|_| mode == RenameMode::Exchange);
         for (ino, dir) in [(Some(moved), to_dir), (came, from_dir)] {
             if let Some((ino, kind)) = ino.and_then(|ino| Some((ino, self.tree.node(ino)?.kind())))
             {
-                self.note_handed(dir, ino, kind);
+                self.note_advertised_in(dir, ino, kind);
             }
         }
         Ok(())
@@ -475,12 +475,12 @@ impl Core {
         // What is left must be taken while it is there, and kept only if the journal took the edits.
         let Some((ino, target)) = gone else { return self.commit(edits) };
         let Some(id) = self.table.id_of(ino) else { return self.commit(edits) };
-        let kept = self.kept_of(&target)?;
+        let kept = self.what_is_left(&target)?;
         self.commit(edits)?;
         if let Target::Base(_, _, node) = &target {
             self.note_recorded(id, node);
         }
-        self.keep_record(id, kept, self.lower.epoch(), |meta| {
+        self.make_orphan(id, kept, self.lower.epoch(), |meta| {
             meta.nlink = 0;
             meta.ctime = clock::now();
         })
@@ -520,7 +520,7 @@ impl Core {
                 None => break,
             }
         }
-        self.note_move(moved, from_dir, (to_dir, &target.name))
+        self.begin_move(moved, from_dir, (to_dir, &target.name))
     }
 
     fn replace(

@@ -232,7 +232,7 @@ impl Core {
                 },
             };
             // A tree of another mount may have had something of the name under which the past is seen here.
-            if self.reserved.as_ref() == Some(name) && id == NodeId::ROOT {
+            if self.snapdir_name.as_ref() == Some(name) && id == NodeId::ROOT {
                 continue;
             }
             let entry = DirEntry { ino, cookie: *cookie, kind, name: name.as_bytes().to_vec() };
@@ -260,7 +260,7 @@ impl Core {
         let found = found.ok().filter(|found| found.ino() == Some(ino))?;
         self.note_alias(dir, name, &found);
         let entry = self.hand_out(id, found).ok()?;
-        self.is_asked(id, name);
+        self.name_looked_up(id, name);
         Some(entry)
     }
 }

@@ -225,7 +225,7 @@ impl Timeline {
         // What is sealed from here on was not looked at.
         let sealed = self.sealed();
         let needed = self.needed(keep, collected, &stale);
-        let reach = self.fs.reach();
+        let reach = self.fs.live_set();
         if !dry_run {
             self.store.require_no_doubt()?;
             self.store.note_sweep();

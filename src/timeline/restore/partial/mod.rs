@@ -72,7 +72,7 @@ impl Timeline {
             let told = changed
                 .to
                 .as_ref()
-                .map_or(Ok(()), |(_, forgotten)| self.kernel().forget(forgotten));
+                .map_or(Ok(()), |(_, invalidations)| self.kernel().invalidate(invalidations));
             let is_shown = changed.to.is_ok();
             let during = |error: Error| match is_shown {
                 true => error.after(format!("{} was done", attempt())),

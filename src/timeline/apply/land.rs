@@ -83,7 +83,7 @@ impl Timeline {
 
     fn landed(&self, landed: Rebased, to: Target, description: &str) -> Result<()> {
         // First of all, and whatever fails then.
-        let told = self.kernel().forget(&landed.forgotten);
+        let told = self.kernel().invalidate(&landed.invalidations);
         let noted = match landed.sealed {
             Some((layer, Ok(()))) => self.log_late_seal(layer, &landed.from, DURING.to_owned()),
             Some((_, Err(error))) => Err(error),

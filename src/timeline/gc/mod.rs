@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::LiveSet;
-use crate::fs::merged::lower::{PreImages, place_in_history};
+use crate::fs::merged::pre_images::{PreImages, index_in_history};
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
 use crate::store::placement::packing::Rewriting;
@@ -457,7 +457,7 @@ impl Timeline {
     fn pre_image_layers(&self) -> Vec<(usize, LayerId)> {
         let mut all = self.store.catalog();
         all.retain(|l| l.header.kind == LayerKind::PreImage && l.seal.is_some());
-        all.iter().map(|l| (place_in_history(l.header.epoch), l.header.layer)).collect()
+        all.iter().map(|l| (index_in_history(l.header.epoch), l.header.layer)).collect()
     }
 
     /// The layers of those applies through which a needed state or a held file sees the base, and of the last one, which can be

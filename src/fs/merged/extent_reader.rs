@@ -8,8 +8,8 @@ use crate::fs::merged::lower::Lower;
 use crate::fs::ops::data::SeekTo;
 use crate::store::Store;
 use crate::store::content::Content;
-use crate::store::content::cells::Got;
-use crate::store::content::remap::Place;
+use crate::store::content::cells::ReadOutcome;
+use crate::store::content::remap::PoolRange;
 use crate::sys::failpoint;
 use crate::sys::failpoint::Failpoint;
 use crate::sys::file as sysfile;
@@ -74,16 +74,16 @@ impl Piece {
         let content = store.content(layer)?;
         let piece =
             |of: Arc<Content>, offset: u64, len: u64| Piece::new(len, Stored::Pool(of, offset));
-        if content.map.is_none() {
+        if content.remap.is_none() {
             return Ok(vec![piece(content, offset, len)]);
         }
-        let places = content.places(layer, ByteRange::at(offset, len));
-        let at = |place: Place| match place.layer == layer {
+        let places = content.locate(layer, ByteRange::at(offset, len));
+        let at = |place: PoolRange| match place.layer == layer {
             true => Ok(piece(Arc::clone(&content), place.offset, place.len)),
             false => {
                 let home = store.content(place.layer)?;
                 // Content is found equal where it is stored, and maps are changed before a pool goes.
-                match home.file {
+                match home.pool {
                     Some(_) => Ok(piece(home, place.offset, place.len)),
                     None => Err(FsError::Damage("a map leads to a pool that is gone")),
                 }
@@ -104,10 +104,12 @@ impl Piece {
                 Ok(true)
             }
             Stored::Pool(content, offset) => match content.read(*offset, bytes, nowait)? {
-                Got::Bytes(got) if got == bytes.len() => Ok(true),
-                Got::Bytes(_) => Err(FsError::Damage("a pool is shorter than the records say")),
-                Got::NotNow => Ok(false),
-                Got::Damaged(block) => {
+                ReadOutcome::Bytes(got) if got == bytes.len() => Ok(true),
+                ReadOutcome::Bytes(_) => {
+                    Err(FsError::Damage("a pool is shorter than the records say"))
+                }
+                ReadOutcome::WouldBlock => Ok(false),
+                ReadOutcome::Damaged(block) => {
                     log::error!(
                         "content fails its checksum at offset {block} of a pool; 'jailfs check --read-data' tells where"
                     );
@@ -200,7 +202,7 @@ impl Piece {
             (Stored::Zeros, SeekTo::Hole) => return Ok(Some(0)),
             (Stored::Zeros, SeekTo::Data) => return Ok(None),
             (Stored::File(file, offset), _) => (file, *offset),
-            (Stored::Pool(content, offset), _) => match (&content.file, &content.cells, to) {
+            (Stored::Pool(content, offset), _) => match (&content.pool, &content.cells, to) {
                 // Where it is deflated, what is a hole says nothing of what is in it.
                 (Some(_), Some(_), SeekTo::Data) | (None, _, SeekTo::Hole) => return Ok(Some(0)),
                 (Some(_), Some(_), SeekTo::Hole) | (None, _, SeekTo::Data) => return Ok(None),

@@ -15,8 +15,9 @@ use std::sync::Arc;
 use crate::base::{Base, BaseStat, Obstacle};
 use crate::error::{Attempt, Error, FsError, FsResult, Result};
 use crate::fs::State;
-use crate::fs::merged::lower;
-use crate::fs::merged::lower::{ANY_TIMES, Lower, PreHistory, PreImages};
+use crate::fs::merged::fingerprint::ANY_TIMES;
+use crate::fs::merged::lower::Lower;
+use crate::fs::merged::pre_images::{PreHistory, PreImages, read_history};
 use crate::store::Store;
 use crate::store::io::writer::Writer;
 use crate::store::layer::{LayerContents, Upper};
@@ -26,7 +27,7 @@ use crate::timeline::apply::staging;
 use crate::timeline::apply::staging::Stages;
 use crate::timeline::apply::write::{Unable, Written, is_lasting, write_base};
 use crate::timeline::apply::{Images, Keep, TAKEN_BACK, collect, found, settle, touched_paths};
-use crate::timeline::close;
+use crate::timeline::checkpoint::seal_unused;
 use crate::timeline::diff;
 use crate::timeline::diff::{PathChange, What};
 use crate::tree::Tree;
@@ -473,11 +474,11 @@ pub(in crate::timeline) fn resume(
         layer.record(lost).map_err(during)?;
     }
     drop(contents);
-    let before = lower::read_history(store).map_err(during)?;
+    let before = read_history(store).map_err(during)?;
     match roll_back(store, base, &mut layer, images, &before, &mut claims).map_err(during)? {
         Rollback::Unfinished(remaining) => Ok(Some(remaining)),
         Rollback::Ended(_, told) => {
-            close(store, &mut layer, TAKEN_BACK).map_err(during)?;
+            seal_unused(store, &mut layer, TAKEN_BACK).map_err(during)?;
             log::warn!("an apply that was cut off was taken back");
             if let Some(told) = told {
                 log::warn!("{told}");

@@ -218,8 +218,8 @@ pub(super) enum Line {
     },
 }
 
-/// A field whose value is bytes: a path, a link target, a patch. It is flattened into its line, as one
-/// field of text, and a second one in hexadecimal if the bytes are not UTF-8.
+/// A field whose value is bytes: a path, a link target, a patch. It is flattened into its line, as
+/// one field of text, and a second one in hexadecimal if the bytes are not UTF-8.
 pub(super) struct Bytes {
     name: &'static str,
     /// `None` is written as `null`.

@@ -3,7 +3,8 @@
 //!
 //! * No visible state changes.
 //! * A sealed journal is rewritten as the shortest list of edits from its parent's tree.
-//! * If many layers must be replayed since the last index, the whole tree is written as a new index.
+//! * If many layers must be replayed since the last index, the whole tree is written as a new
+//!   index.
 //! * A sealed pool is trimmed, and then gets its checksums.
 //! * Layers that were created and never written to are removed, and the identity log is compacted.
 
@@ -40,8 +41,8 @@ pub enum Effort {
 }
 
 impl Timeline {
-    /// Rewrites journals and writes indexes where that shortens the replay. If it is interrupted, the
-    /// part that is done stays.
+    /// Rewrites journals and writes indexes where that shortens the replay. If it is interrupted,
+    /// the part that is done stays.
     ///
     /// # Errors
     /// The store failed; nothing is lost then.
@@ -152,7 +153,7 @@ impl Timeline {
         // Their remaps may lead to other pools.
         let mut places: BTreeSet<LayerId> = layers.iter().copied().collect();
         for layer in &layers {
-            let map = self.store.map(*layer)?;
+            let map = self.store.remap(*layer)?;
             places.extend(map.iter().flat_map(|map| map.runs()).map(|run| run.layer));
         }
         let trimmed = self.trim(&places.into_iter().collect::<Vec<LayerId>>())?;
@@ -168,13 +169,14 @@ impl Timeline {
     /// finish in time.
     fn trim(&self, layers: &[LayerId]) -> Result<Option<u64>> {
         let Some(mut first) = layers.iter().min().copied() else { return Ok(Some(0)) };
-        // A layer without checksums was not deduplicated yet, so no other layer's remap leads to it.
+        // A layer without checksums was not deduplicated yet, so no other layer's remap leads to
+        // it.
         if layers.iter().any(|layer| self.store.layer(*layer).is_some_and(|info| info.summed)) {
-            self.store.require_no_doubt()?;
+            self.store.require_certain_remaps()?;
         }
         let mut is_home = false;
         for layer in layers {
-            is_home |= self.store.is_home(*layer)?;
+            is_home |= self.store.is_remap_target(*layer)?;
         }
         if is_home {
             // Any layer's remap may lead here, so references of all states count.
@@ -197,7 +199,7 @@ impl Timeline {
                 }
                 secured = true;
             }
-            self.store.settle_remap(*layer)?;
+            self.store.sync_remap(*layer)?;
             self.store.punch_pool(*layer, &unused)?;
             bytes += unused.iter().map(|range| range.len()).sum::<u64>();
         }
@@ -216,8 +218,9 @@ impl Timeline {
             layer.map_or_else(|| Ok(Tree::new()), |layer| self.trees.lock().load(layer))
         };
         // Read the parent first, then the live tree, then the sealed layers: a checkpoint can come
-        // between any two. In this order its layer is among the sealed ones, or above the parent. In
-        // the other order it would be neither, and content that only it refers to would be punched.
+        // between any two. In this order its layer is among the sealed ones, or above the parent.
+        // In the other order it would be neither, and content that only it refers to would be
+        // punched.
         let mut below = self.parent();
         let live = self.fs.live_set();
         // States above a layer can refer to content that the layer's own tree does not: an undo
@@ -225,7 +228,8 @@ impl Timeline {
         for info in self.sealed().into_iter().filter(|info| info.header.layer >= first) {
             add(&load(info.header.parent)?, &load(Some(info.header.layer))?);
         }
-        // What lies between the last seal and the live tree is in layers whose seal failed, on a full disk say.
+        // What lies between the last seal and the live tree is in layers whose seal failed, on a
+        // full disk say.
         while let Some(info) =
             below.and_then(|layer| self.store.layer(layer)).filter(|l| l.seal.is_none())
         {

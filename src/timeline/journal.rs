@@ -4,9 +4,9 @@
 //! * The journal is at most [`MAX_RATIO`] times as long as its shortest form plus [`SLACK`] bytes,
 //!   plus the records that arrive during a look or a rewrite.
 //!
-//! A look computes the length of the shortest form, which costs as much as what differs. So the next
-//! look comes only when the journal is too long even for an unchanged shortest form, or when the
-//! tree has lost an eighth of its entries.
+//! A look computes the length of the shortest form, which costs as much as what differs. So the
+//! next look comes only when the journal is too long even for an unchanged shortest form, or when
+//! the tree has lost an eighth of its entries.
 
 use crate::error::{Attempt, Result};
 use crate::fs::{NextLook, OpenJournal, SMALL_JOURNAL};
@@ -31,11 +31,12 @@ const MIN_LOST: u64 = 1 << 14;
 const OVERHEAD: u64 = 256;
 
 impl Timeline {
-    /// Rewrites the journal of the upper layer if it is several times longer than its shortest form;
-    /// with [`Effort::Everything`], if it is longer at all.
+    /// Rewrites the journal of the upper layer if it is several times longer than its shortest
+    /// form; with [`Effort::Everything`], if it is longer at all.
     ///
     /// # Errors
-    /// The store failed. The journal then stays as it is, and the next look comes when it has grown.
+    /// The store failed. The journal then stays as it is, and the next look comes when it has
+    /// grown.
     pub fn shorten_journal(&self, effort: Effort) -> Result<()> {
         let _compacting = self.compacting.lock();
         let open = self.fs.open_journal();
@@ -221,8 +222,8 @@ mod tests {
         assert!(is_same(&tree, &again.fs.state().tree) && read(&again, "file") == bytes);
     }
 
-    /// Each store call of a rewrite fails once. The sandbox goes on with the state that it had; if a
-    /// failed sync means that data may be lost, it refuses all further changes.
+    /// Each store call of a rewrite fails once. The sandbox goes on with the state that it had; if
+    /// a failed sync means that data may be lost, it refuses all further changes.
     #[test]
     fn a_rewrite_that_fails_at_any_failpoint_loses_nothing() {
         for rule in ["fail:any:#:EIO", "fail:any:#:ENOSPC", "fail:any:#+:ENOSPC"] {

@@ -40,8 +40,8 @@ const SMALL_POOL: u64 = 1 << 20;
 const SMALL_JOURNAL: u64 = 512;
 
 impl Timeline {
-    /// Packs older layers. Calls `go` now and then, which may block; when it returns false, the rest
-    /// is left for the next call.
+    /// Packs older layers. Calls `go` now and then, which may block; when it returns false, the
+    /// rest is left for the next call.
     ///
     /// # Errors
     /// The store failed; nothing is lost then.
@@ -82,7 +82,7 @@ impl Timeline {
         }
         let is_any = !packed.is_empty();
         if is_any {
-            self.store.put_in_packs(packed)?;
+            self.store.pack_layers(packed)?;
         }
         Ok(is_any)
     }
@@ -114,9 +114,9 @@ impl Timeline {
     fn gather_some(&self, effort: Effort) -> Result<bool> {
         let (mut sources, mut bytes, mut room, mut empty) = (Vec::new(), 0, 0, 0);
         let may_be_sparse = self.may_be_sparse.load(Ordering::Relaxed);
-        let sparse = if may_be_sparse { self.store.sparse()? } else { BTreeSet::new() };
-        // Deduplicate a layer before gathering it: afterwards it has a remap, and deduplication does
-        // not search the content of such a layer.
+        let sparse = if may_be_sparse { self.store.sparse_gathered()? } else { BTreeSet::new() };
+        // Deduplicate a layer before gathering it: afterwards it has a remap, and deduplication
+        // does not search the content of such a layer.
         let deduplicated = self.deduplicated.lock().clone();
         let is_done = |info: &LayerInfo| {
             !info.header.kind.is_of_head() || deduplicated.contains(&info.header.layer)

@@ -1,7 +1,7 @@
 //! Checks the edit history: its logs, and the content that its entries refer to.
 //!
-//! It reads the logs as a mount does. Dropped entries are not checked, nor are those that a power cut
-//! may have lost.
+//! It reads the logs as a mount does. Dropped entries are not checked, nor are those that a power
+//! cut may have lost.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,8 @@ use crate::types::{ByteRange, Epoch, FileKind, LayerId, TreePath};
 /// Each variant states a rule that must hold, and a value of it says where the rule is broken.
 #[derive(Debug)]
 pub enum Warning {
-    /// Every frame of a log is whole, has its checksum and its number, and holds a record of this format.
+    /// Every frame of a log is whole, has its checksum and its number, and holds a record of this
+    /// format.
     Log(Error),
     /// The content of an entry is there.
     Entry(EntryPlace, String),
@@ -169,7 +170,8 @@ impl Checker {
                 continue;
             };
             // Reading a byte of a deflated cell reads the whole cell.
-            let whole = |range: ByteRange| cells.as_ref().map_or(range, |cells| cells.whole(range));
+            let whole =
+                |range: ByteRange| cells.as_ref().map_or(range, |cells| cells.round_out(range));
             let ranges: Vec<(ByteRange, usize)> =
                 ranges.iter().map(|(range, of)| (whole(*range), *of)).collect();
             let Ok(damaged) = self.store.damaged_blocks(*layer, &sums, &joined(&ranges)) else {

@@ -1,8 +1,8 @@
 //! The consistency check of a store, and the repair of what can be rebuilt.
 //!
 //! A check changes nothing, and the store need not be open. [`Problem`] is the list of invariants:
-//! each variant is one of them, and how it was broken. [`Warning`] is the same for the edit history. A
-//! fault there does not make the store unsound.
+//! each variant is one of them, and how it was broken. [`Warning`] is the same for the edit
+//! history. A fault there does not make the store unsound.
 
 mod edits;
 
@@ -12,7 +12,7 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::store::content::live_ranges::LiveRanges;
-use crate::store::content::remap::{Map, Place, Run};
+use crate::store::content::remap::{PoolRange, Remap, Run};
 use crate::store::fsck_read::Inspect;
 use crate::store::io::log;
 use crate::store::layer::{INDEX, LayerContents, POOL, SUMS};
@@ -168,8 +168,8 @@ pub struct Repaired {
     pub left: Vec<String>,
 }
 
-/// Removes damaged files that can be rebuilt: indexes and checksums. A file that cannot be examined or
-/// removed stays, and the rest is repaired nevertheless.
+/// Removes damaged files that can be rebuilt: indexes and checksums. A file that cannot be examined
+/// or removed stays, and the rest is repaired nevertheless.
 ///
 /// # Errors
 /// The store is in use, or its layers cannot be listed.
@@ -221,7 +221,7 @@ struct Checker {
     unread: BTreeSet<LayerId>,
     /// The ranges of each pool, by place on disk, that something refers to.
     refs: BTreeMap<LayerId, Vec<ByteRange>>,
-    maps: BTreeMap<LayerId, Map>,
+    maps: BTreeMap<LayerId, Remap>,
 }
 
 impl Checker {
@@ -250,7 +250,7 @@ impl Checker {
 
     fn check_maps(&mut self) {
         for layer in self.layers.keys().copied().collect::<Vec<_>>() {
-            match self.store.map(layer) {
+            match self.store.remap(layer) {
                 Ok(None) => {}
                 Ok(Some(map)) => drop(self.maps.insert(layer, map)),
                 Err(error) => self.problem(Problem::Record(error)),
@@ -265,10 +265,10 @@ impl Checker {
         let mut wrong = Vec::new();
         for (layer, map) in &self.maps {
             for run in map.runs() {
-                let home = run.home();
+                let home = run.target();
                 let is_there = ends.get(&run.layer).is_some_and(|end| home.end <= *end);
                 let is_home = self.maps.get(&run.layer).is_none_or(|map| {
-                    matches!(map.places(run.layer, home).as_slice(), [place] if place.layer == run.layer && place.offset == home.start)
+                    matches!(map.locate(run.layer, home).as_slice(), [place] if place.layer == run.layer && place.offset == home.start)
                 });
                 if !is_there || !is_home {
                     wrong.push(Problem::Map(*layer, *run));
@@ -355,10 +355,10 @@ impl Checker {
     }
 
     /// The places on disk of a range of addresses.
-    fn places_of(&self, layer: LayerId, range: ByteRange) -> Vec<Place> {
+    fn places_of(&self, layer: LayerId, range: ByteRange) -> Vec<PoolRange> {
         match self.maps.get(&layer) {
-            None => vec![Place { layer, offset: range.start, len: range.len() }],
-            Some(map) => map.places(layer, range),
+            None => vec![PoolRange { layer, offset: range.start, len: range.len() }],
+            Some(map) => map.locate(layer, range),
         }
     }
 
@@ -486,7 +486,8 @@ impl Checker {
             // Read each cell once.
             let mut stored = LiveRanges::default();
             for range in ranges {
-                stored.add_range(layer, cells.as_ref().map_or(range, |cells| cells.whole(range)));
+                stored
+                    .add_range(layer, cells.as_ref().map_or(range, |cells| cells.round_out(range)));
             }
             let stored = stored.of(layer);
             let found = self.store.damaged_blocks(layer, &sums, &stored);

@@ -8,12 +8,12 @@
 //!
 //! An interrupted step is finished by the next collection. The steps:
 //!
-//! 1. Find the **needed** layers: checkpoints, held layers, the targets of recent operations, and the
-//!    layer below each upper layer.
+//! 1. Find the **needed** layers: checkpoints, held layers, the targets of recent operations, and
+//!    the layer below each upper layer.
 //! 2. Rewrite each needed layer whose parent is not needed, as edits from the nearest needed layer
 //!    below.
-//! 3. Remove the records of unneeded layers, from the top down. Their pools stay, in layers that are
-//!    **collected**.
+//! 3. Remove the records of unneeded layers, from the top down. Their pools stay, in layers that
+//!    are **collected**.
 //! 4. Punch the blocks of every pool that no needed state refers to. Remove collected layers that
 //!    have none left.
 
@@ -27,7 +27,7 @@ use crate::fs::LiveSet;
 use crate::fs::merged::pre_images::{PreImages, index_in_history};
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
-use crate::store::placement::packing::Rewriting;
+use crate::store::placement::packing::JournalRewriter;
 use crate::store::record::{Edit, Header, LayerKind, OpRecord, Record, Seal};
 use crate::timeline::Timeline;
 use crate::tree::Tree;
@@ -125,12 +125,12 @@ impl Timeline {
         old
     }
 
-    /// Drops a checkpoint. The next [`Timeline::gc`] frees its space, unless a recent operation needs
-    /// the layer.
+    /// Drops a checkpoint. The next [`Timeline::gc`] frees its space, unless a recent operation
+    /// needs the layer.
     ///
     /// # Errors
-    /// [`Kind::InUse`] if it is held, [`Kind::NoStore`] if there is no such checkpoint, or the store
-    /// failed.
+    /// [`Kind::InUse`] if it is held, [`Kind::NoStore`] if there is no such checkpoint, or the
+    /// store failed.
     pub fn drop_checkpoint(&self, layer: LayerId) -> Result<()> {
         let _operation = self.lock_operation();
         let _compacting = self.compacting.lock();
@@ -251,7 +251,7 @@ impl Timeline {
         }
         let refs = self.live_ranges_of(&needed, &live, &pre_images, below)?;
         let mut bytes = 0;
-        let mut rewriting = self.store.rewriting();
+        let mut rewriting = self.store.journal_rewriter();
         for info in sealed.into_iter().rev().filter(|l| !needed.contains(&l.header.layer)) {
             if !go() {
                 return Ok(bytes);
@@ -289,7 +289,7 @@ impl Timeline {
         unwritten: &BTreeSet<LayerId>,
         go: &dyn Fn() -> bool,
     ) -> Result<bool> {
-        self.store.require_no_doubt()?;
+        self.store.require_certain_remaps()?;
         self.store.note_sweep();
         // A dropped checkpoint that is still needed stays as an ordinary layer.
         let dropped = collected.dropped.iter().map(|info| info.header.layer);
@@ -301,7 +301,7 @@ impl Timeline {
             self.store.remove_layer(*layer)?;
         }
         self.store.remove_newborn()?;
-        let mut rewriting = self.store.rewriting();
+        let mut rewriting = self.store.journal_rewriter();
         for layer in needed {
             if !go() {
                 return Ok(false);
@@ -327,8 +327,8 @@ impl Timeline {
     fn thin_remaps(&self, refs: &LiveRanges) -> Result<()> {
         let mut maps = Vec::new();
         for layer in self.store.catalog().iter().filter(|l| l.mapped).map(|l| l.header.layer) {
-            let Some(map) = self.store.map(layer)? else { continue };
-            let thinner = map.only(&refs.of(layer));
+            let Some(map) = self.store.remap(layer)? else { continue };
+            let thinner = map.restricted_to(&refs.of(layer));
             if thinner != *map {
                 maps.push((layer, thinner));
             }
@@ -388,8 +388,8 @@ impl Timeline {
         Ok(())
     }
 
-    /// The pre-image layers of applies that ended before they changed the base. No epoch begins with
-    /// them, and nothing refers to them.
+    /// The pre-image layers of applies that ended before they changed the base. No epoch begins
+    /// with them, and nothing refers to them.
     fn abandoned(&self) -> Result<Vec<LayerId>> {
         let mut abandoned = Vec::new();
         let catalog = self.store.catalog();
@@ -415,7 +415,7 @@ impl Timeline {
     /// Rewrites a layer as edits from another layer below it.
     fn reparent(
         &self,
-        rewriting: &mut Rewriting<'_>,
+        rewriting: &mut JournalRewriter<'_>,
         layer: LayerId,
         parent: Option<LayerId>,
     ) -> Result<()> {
@@ -536,8 +536,8 @@ impl Timeline {
         Ok(())
     }
 
-    /// Punches the unused blocks of all pools, and removes layers without a tree that nothing refers
-    /// to. Returns the bytes.
+    /// Punches the unused blocks of all pools, and removes layers without a tree that nothing
+    /// refers to. Returns the bytes.
     fn sweep(&self, refs: &LiveRanges, live: &LiveSet, dry_run: bool) -> Result<u64> {
         let places = self.store.locate(refs)?;
         let (mut bytes, mut removed) = (0, Vec::new());
@@ -565,7 +565,7 @@ impl Timeline {
             if is_given_up && !refs.is_used(layer) && !places.is_used(layer) {
                 removed.push(layer);
             } else if !unused.is_empty() {
-                self.store.settle_remap(layer)?;
+                self.store.sync_remap(layer)?;
                 self.store.punch_pool(layer, &unused)?;
             }
         }

@@ -3,8 +3,8 @@
 //! Always true:
 //! * unless the user sets limits, it frees only what `jailfs gc` frees: states that no checkpoint,
 //!   hold or recent operation leads to;
-//! * the checkpoint below the present tree stays, and so does a state that a process has open, or has
-//!   as its working directory, under `.jailfs`.
+//! * the checkpoint below the present tree stays, and so does a state that a process has open, or
+//!   has as its working directory, under `.jailfs`.
 //!
 //! Deciding costs as much as listing the layers, collecting as much as reading all records that are
 //! kept. So a collection runs only if it frees enough, or if space is short.
@@ -22,7 +22,8 @@ use crate::types::{LayerId, Name, NodeId};
 const MIN_LAYERS: usize = 32;
 /// and so are unneeded states of so many bytes.
 const MIN_BYTES: u64 = 64 << 20;
-/// Space is short if less than this fraction (one in so many) of the disk, or of the limit, is free,
+/// Space is short if less than this fraction (one in so many) of the disk, or of the limit, is
+/// free,
 const SHORT_PART: u64 = 16;
 /// unless so many bytes are free.
 const PLENTY: u64 = 1 << 30;
@@ -104,7 +105,8 @@ impl Timeline {
     ) -> Result<Collected> {
         let mut keep = self.keep_by(policy, spared);
         keep.spared.extend(self.fs.layers_looked_into());
-        // Free a little more than the limit asks for, so that the next collection is not due at once.
+        // Free a little more than the limit asks for, so that the next collection is not due at
+        // once.
         keep.store_bytes = keep.store_bytes.map(|limit| limit - limit / SHORT_PART);
         // A collection writes before it frees; on a full disk it may use the reserve.
         self.with_reserve(|| self.gc_while(&keep, false, go))

@@ -31,6 +31,7 @@ use crate::error::{Error, FsError, FsResult, Result};
 use crate::fs::edits::EditHistory;
 use crate::fs::kernel::nodes::{NodeTable, Place};
 use crate::fs::merged::lower::{Lower, LowerNode};
+use crate::fs::merged::state::{SCRATCH, extents_in};
 use crate::jail::{ClimbGuard, Jail};
 use crate::store::Store;
 use crate::store::content::live_ranges::LiveRanges;
@@ -47,10 +48,13 @@ pub use edits::{
     Clock, Known as KnownVersions, NoStep, QUIET, Step, Stepped, Tended, VersionInfo, VersionMark,
 };
 pub use journal::{JournalNotice, NextLook, OpenJournal, SMALL_JOURNAL};
+pub use merged::attr::Attr;
 pub use merged::data_ranges::DataRanges;
+pub use merged::extent_reader::SeekTo;
+pub use merged::lower::Extents;
+pub use merged::read_plan::ReadPlan;
 pub use merged::state::{Found, State};
 pub use ops::attrs::{SetAttr, SetTime, SetXattr};
-pub use ops::data::{ReadPlan, SeekTo};
 pub use ops::namespace::RenameMode;
 pub use ops::readdir::{DirEntry, HandOut};
 pub use ops::symlink::{LinkReply, Move, Refusal, Refused};
@@ -59,25 +63,8 @@ pub use space::enospc::{MOST_TRIES, Need};
 pub use space::quota::{Limits, Space};
 pub use switch::{Changed, Invalidations, Rebased, Rebasing, Switched};
 
-/// The layer number that stands for the scratch file of orphans.
-const SCRATCH: LayerId = LayerId(0);
 /// The largest file, in bytes: what ext4 with 4 KiB blocks allows, so that offsets never overflow.
 pub const MAX_FILE_SIZE: u64 = (1 << 44) - 4096;
-
-/// What `stat` shows of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attr {
-    /// Its number.
-    pub ino: Ino,
-    /// What kind of node it is.
-    pub kind: FileKind,
-    /// The attributes.
-    pub meta: Meta,
-    /// Bytes.
-    pub size: u64,
-    /// Units of 512 bytes that content takes.
-    pub blocks: u64,
-}
 
 /// What a lookup found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,9 +94,6 @@ pub(crate) enum Target {
     /// Gone, and still held: its record is in the orphans under this key.
     Orphan(Ino),
 }
-
-/// Ranges of a file and where each is.
-pub type Extents = Vec<(ByteRange, Source)>;
 
 /// What the head refers to in pools.
 pub struct LiveSet {
@@ -538,7 +522,7 @@ impl Core {
     ) -> FsResult<(Ino, Option<TreePath>, Option<LowerNode>)> {
         match self.target_near(id, near)? {
             Target::Upper(ino) => Ok((ino, self.lower_path(ino)?, None)),
-            Target::Base(ino, path, node) => match lower_kind(&node) {
+            Target::Base(ino, path, node) => match node.kind() {
                 FileKind::Dir => Ok((ino, Some(path), Some(node))),
                 _ => Err(FsError::NotADirectory),
             },
@@ -595,7 +579,7 @@ impl Core {
                 Ok((*ino, hides.clone()))
             }
             Found::Base(ino, path, node) => {
-                Ok((self.copy_up_base(*ino, path, node)?, Some(node.print(*ino))))
+                Ok((self.copy_up_base(*ino, path, node)?, Some(node.fingerprint(*ino))))
             }
             Found::Nothing(_) => Err(FsError::NotFound),
         }
@@ -613,13 +597,11 @@ impl Core {
     /// What `stat` shows of a node.
     pub(crate) fn attr_of(&self, id: NodeId, target: &Target) -> FsResult<Attr> {
         let attr = match target {
-            Target::Upper(ino) => merged::state::attr_in(&self.tree, *ino, *ino),
-            Target::Orphan(key) => merged::state::attr_in(
-                &self.orphans,
-                *key,
-                self.table.get(id).map_or(*key, |h| h.ino),
-            ),
-            Target::Base(ino, _, node) => Some(merged::state::lower_attr(*ino, node)),
+            Target::Upper(ino) => Attr::in_tree(&self.tree, *ino, *ino),
+            Target::Orphan(key) => {
+                Attr::in_tree(&self.orphans, *key, self.table.get(id).map_or(*key, |h| h.ino))
+            }
+            Target::Base(ino, _, node) => Some(node.attr(*ino)),
         };
         attr.ok_or(FsError::NotFound)
     }
@@ -666,12 +648,9 @@ impl Core {
 
     /// Where the bytes of a file are, as the records say.
     pub(crate) fn target_extents(&self, target: &Target) -> FsResult<Extents> {
-        let of = |tree: &Tree, key| {
-            tree.extents(key).map(|(s, e)| (ByteRange::at(s, e.len), e.source)).collect()
-        };
         match target {
-            Target::Upper(ino) => Ok(of(&self.tree, *ino)),
-            Target::Orphan(key) => Ok(of(&self.orphans, *key)),
+            Target::Upper(ino) => Ok(extents_in(&self.tree, *ino)),
+            Target::Orphan(key) => Ok(extents_in(&self.orphans, *key)),
             Target::Base(_, path, node) => Ok(self.lower.record(path, node)?.1),
         }
     }
@@ -773,14 +752,6 @@ impl Core {
             self.scratch = Some(pool);
         }
         self.scratch.as_mut().ok_or_else(|| Error::damage("create a scratch file", "it is gone"))
-    }
-}
-
-/// What kind a node of the base is.
-pub(crate) fn lower_kind(node: &LowerNode) -> FileKind {
-    match node {
-        LowerNode::Base(stat) => stat.kind,
-        LowerNode::Pre(pre, _) => pre.node.kind(),
     }
 }
 

@@ -777,8 +777,8 @@ fn same_origin(
 ) -> bool {
     match (a, b) {
         (Some(a), Some(b)) => {
-            crate::fs::merged::lower::fits(&a.print, &b.print)
-                || crate::fs::merged::lower::fits(&b.print, &a.print)
+            crate::fs::merged::fingerprint::matches(&a.print, &b.print)
+                || crate::fs::merged::fingerprint::matches(&b.print, &a.print)
         }
         _ => false,
     }

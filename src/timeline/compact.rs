@@ -173,7 +173,7 @@ impl Timeline {
             first = LayerId(0);
         }
         let addresses = self.used_from(first)?;
-        let used = if is_home { addresses.places(&self.store)? } else { addresses };
+        let used = if is_home { self.store.locate(&addresses)? } else { addresses };
         let mut bytes = 0;
         let mut secured = false;
         for layer in layers {
@@ -227,7 +227,7 @@ impl Timeline {
         for (_, extent) in reach.orphans.all_extents() {
             used.add(extent.source, extent.len);
         }
-        used.add_versions(&reach.versions);
+        used.add_extents(reach.versions.iter().flat_map(|content| &content.extents));
         for (range, source) in self.applies.lock().iter().flat_map(|images| images.extents()) {
             used.add(source, range.len());
         }

@@ -33,7 +33,8 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::base::Base;
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fs::merged::lower::{Lower, PreHistory};
+use crate::fs::merged::lower::Lower;
+use crate::fs::merged::pre_images::PreHistory;
 use crate::fs::{Fs, Invalidations, Kernel, State};
 use crate::jail::Jail;
 use crate::store::Store;

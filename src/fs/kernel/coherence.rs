@@ -14,7 +14,8 @@ use parking_lot::Mutex;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::kernel::nodes::Place;
-use crate::fs::merged::lower::{ANY_TIMES, LowerNode};
+use crate::fs::merged::fingerprint::ANY_TIMES;
+use crate::fs::merged::lower::LowerNode;
 use crate::fs::{Core, Found, Fs, State, Target};
 use crate::store::record::Body;
 use crate::types::{FileKind, Ino, Name, NodeId, Timestamp, TreePath};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::fs::kernel::nodes::Place;
-use crate::fs::{Core, Fs, lower_kind};
+use crate::fs::{Core, Fs};
 use crate::types::{FileKind, Ino, NodeId, TreePath};
 
 impl Fs {
@@ -56,7 +56,7 @@ impl Fs {
             Some(node) => node.kind() == FileKind::File,
             None => base
                 .and_then(|path| core.lower.lookup(path).ok().flatten())
-                .is_some_and(|(_, node)| lower_kind(&node) == FileKind::File),
+                .is_some_and(|(_, node)| node.kind() == FileKind::File),
         };
         live.filter(|(ino, base)| is_file(*ino, *base)).map(|(ino, _)| ino).collect()
     }

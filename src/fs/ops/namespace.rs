@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::ops::acl;
-use crate::fs::{Caller, Core, Entry, Found, Fs, Move, Need, Refused, Target, lower_kind};
+use crate::fs::{Caller, Core, Entry, Found, Fs, Move, Need, Refused, Target};
 use crate::store::edits_log::How;
 use crate::store::record::{Body, Dentry, Edit, Meta, Node};
 use crate::sys::clock;
@@ -288,7 +288,7 @@ impl Core {
         let near = at.as_ref().map(|path| base.near(path));
         let (dir, lower, _) = self.live_dir(dir, near.as_ref())?;
         self.check_dir(lower.as_ref())?;
-        let found = self.find_near(dir, lower.as_ref(), name, near.as_ref())?;
+        let found = self.find_in(dir, lower.as_ref(), name, near.as_ref())?;
         Ok(Place { dir, lower, name: name.clone(), found })
     }
 
@@ -337,9 +337,7 @@ impl Core {
     pub(in crate::fs) fn note_alias(&mut self, dir: Ino, name: &Name, found: &Found) {
         let (ino, links) = match found {
             Found::Upper(ino, Some(_)) if self.tree.dentry(dir, name).is_none() => (*ino, 2),
-            Found::Base(ino, _, node) if lower_kind(node) != FileKind::Dir => {
-                (*ino, self.lower_links(node))
-            }
+            Found::Base(ino, _, node) if node.kind() != FileKind::Dir => (*ino, node.nlink()),
             _ => return,
         };
         if links > 1 {
@@ -350,7 +348,7 @@ impl Core {
     fn kind_of(&self, found: &Found) -> FsResult<FileKind> {
         match found {
             Found::Upper(ino, _) => self.tree.node(*ino).map(|n| n.kind()).ok_or(FsError::NotFound),
-            Found::Base(_, _, node) => Ok(lower_kind(node)),
+            Found::Base(_, _, node) => Ok(node.kind()),
             Found::Nothing(_) => Err(FsError::NotFound),
         }
     }
@@ -435,7 +433,7 @@ impl Core {
     fn what_remains(&self, found: &Found) -> Option<Dentry> {
         match found {
             Found::Upper(_, hides) | Found::Nothing(hides) => hides.clone().map(Dentry::Whiteout),
-            Found::Base(ino, _, node) => Some(Dentry::Whiteout(node.print(*ino))),
+            Found::Base(ino, _, node) => Some(Dentry::Whiteout(node.fingerprint(*ino))),
         }
     }
 
@@ -444,9 +442,7 @@ impl Core {
     fn take_name_off(&mut self, place: &Place) -> FsResult<Vec<Edit>> {
         // A base file with more links must keep count of them in the tree.
         let found = match &place.found {
-            Found::Base(_, _, node)
-                if lower_kind(node) != FileKind::Dir && self.lower_links(node) > 1 =>
-            {
+            Found::Base(_, _, node) if node.kind() != FileKind::Dir && node.nlink() > 1 => {
                 let (ino, hides) = self.copy_up_found(place.dir, &place.name, &place.found)?;
                 Found::Upper(ino, hides)
             }
@@ -463,13 +459,6 @@ impl Core {
         Ok(vec![Edit::Meta { ino, meta }])
     }
 
-    fn lower_links(&self, node: &crate::fs::merged::lower::LowerNode) -> u32 {
-        match node {
-            crate::fs::merged::lower::LowerNode::Base(stat) => stat.nlink,
-            crate::fs::merged::lower::LowerNode::Pre(pre, _) => pre.node.meta.nlink,
-        }
-    }
-
     /// Commits edits that may take the node of `found` out of the tree, and keeps what its holders need.
     fn commit_after_orphaning(&mut self, edits: Vec<Edit>, found: &Found) -> FsResult<()> {
         let gone = match found {
@@ -478,7 +467,7 @@ impl Core {
                 .any(|e| matches!(e, Edit::Remove { ino: gone } if gone == ino))
                 .then_some((*ino, Target::Upper(*ino))),
             Found::Base(ino, path, node) => {
-                let last = lower_kind(node) == FileKind::Dir || self.lower_links(node) <= 1;
+                let last = node.kind() == FileKind::Dir || node.nlink() <= 1;
                 last.then(|| (*ino, Target::Base(*ino, path.clone(), node.clone())))
             }
             Found::Nothing(_) => None,
@@ -560,7 +549,7 @@ impl Core {
         let (ino, hides) = self.copy_up_found(from, &source.name, &source.found)?;
         let hidden = match &target.found {
             Found::Upper(_, hides) | Found::Nothing(hides) => hides.clone(),
-            Found::Base(ino, _, node) => Some(node.print(*ino)),
+            Found::Base(ino, _, node) => Some(node.fingerprint(*ino)),
         };
         let after = Found::Upper(ino, hides);
         let mut edits = Vec::with_capacity(8);

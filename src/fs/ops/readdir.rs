@@ -196,7 +196,7 @@ impl Core {
             Some(seen) => self.lower.list_seen(path, seen),
             None => self.lower.list(path),
         });
-        let known = self.merged_over(dir, in_base.transpose()?);
+        let known = self.merge_names(dir, in_base.transpose()?);
         let mut listing = self.listings.remove(&id).unwrap_or_default();
         let names = known.into_iter().map(|(name, (ino, kind))| {
             let is_of_base = self.tree.dentry(dir, &name).is_none();
@@ -227,7 +227,7 @@ impl Core {
                 (Some(Dentry::Whiteout(_)), _) => continue,
                 (None, _) => match self.find(dir, lower, name)? {
                     Found::Upper(ino, _) => (ino, kind_of(ino)),
-                    Found::Base(ino, _, node) => (ino, crate::fs::lower_kind(&node)),
+                    Found::Base(ino, _, node) => (ino, node.kind()),
                     Found::Nothing(_) => continue,
                 },
             };
@@ -255,7 +255,7 @@ impl Core {
         if self.table.id_of(ino).is_some() {
             return None;
         }
-        let found = self.find_near(dir, lower, name, near);
+        let found = self.find_in(dir, lower, name, near);
         // Whoever looks the name up is told why not. And of another node than the one that was listed the kernel may hold something.
         let found = found.ok().filter(|found| found.ino() == Some(ino))?;
         self.note_alias(dir, name, &found);

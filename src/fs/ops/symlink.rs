@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{FsError, FsResult};
 use crate::fs::kernel::nodes::Place;
-use crate::fs::{Core, Found, Fs, State, Target, lower_kind};
+use crate::fs::{Core, Found, Fs, State, Target};
 use crate::jail::{Answer, Jail, NameTarget, Policy, Walk};
 use crate::store::record::Body;
 use crate::sys;
@@ -210,9 +210,7 @@ pub(in crate::fs) fn has_unseen_names(state: &State, link: &Found) -> bool {
             .tree
             .node(*ino)
             .is_some_and(|n| n.meta.nlink as usize > state.tree.links(*ino).count()),
-        Found::Base(_, _, node) => {
-            crate::fs::merged::state::lower_attr(Ino::ROOT, node).meta.nlink > 1
-        }
+        Found::Base(_, _, node) => node.nlink() > 1,
         Found::Nothing(_) => false,
     }
 }
@@ -408,7 +406,7 @@ impl Walk for Merged<'_> {
                 Some(_) => Some(NameTarget::Other),
                 None => None,
             },
-            Found::Base(_, path, node) => Some(match lower_kind(node) {
+            Found::Base(_, path, node) => Some(match node.kind() {
                 FileKind::Symlink => NameTarget::Symlink(self.state.lower.readlink(path, node)?),
                 _ => NameTarget::Other,
             }),

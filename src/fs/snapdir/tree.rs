@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
-use crate::fs::merged::data_ranges::next_data_in;
 use crate::fs::merged::extent_reader;
 use crate::fs::snapdir::table::number;
 use crate::fs::snapdir::{Node, What, dir_entry};
@@ -176,10 +175,10 @@ impl Fs {
     ) -> FsResult<(u64, Option<ByteRange>)> {
         match self.past_node(id)? {
             What::Node(node) => {
-                self.in_past(node.layer, |state| next_data_in(state, &node.find(state)?, range))
+                self.in_past(node.layer, |state| state.first_data(&node.find(state)?, range))
             }
             What::Version(version) => {
-                self.in_version(&version, |state, found| next_data_in(state, found, range))
+                self.in_version(&version, |state, found| state.first_data(found, range))
             }
             What::Text(text, _) => {
                 let range = crate::tree::within(range, text.len() as u64);

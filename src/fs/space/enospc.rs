@@ -125,7 +125,7 @@ impl Fs {
         for (_, extent) in reach.state.tree.all_extents().chain(reach.orphans.all_extents()) {
             used.add(extent.source, extent.len);
         }
-        used.add_versions(&reach.versions);
+        used.add_extents(reach.versions.iter().flat_map(|content| &content.extents));
         for range in &reach.reserved {
             used.add_range(reach.upper, *range);
         }

@@ -398,17 +398,10 @@ impl Timeline {
         self.with_reserve(|| self.store.append_op(op.clone()))
     }
 
-    /// Takes a step of an operation that is done but for its end, and is not begun anew for that: on a full disk the reserve is for
-    /// it.
-    fn with_reserve<T>(&self, mut step: impl FnMut() -> Result<T>) -> Result<T> {
-        match step() {
-            Err(error) if error.is_full() && self.store.release_reserve() => {
-                let again = step();
-                self.store.keep_reserve();
-                again
-            }
-            taken => taken,
-        }
+    /// Takes the last step of an operation, which is not repeated: on a full disk it may use the
+    /// store's reserve.
+    fn with_reserve<T>(&self, step: impl FnMut() -> Result<T>) -> Result<T> {
+        self.store.with_reserve(step)
     }
 
     /// Makes sure that the present state is sealed. Gives the sealed state, and the layer if it was sealed for this.

@@ -184,8 +184,8 @@ impl Links {
         (dir, from): (NodeId, NodeId),
         (into, name): (NodeId, &Name),
     ) -> FsResult<Move> {
-        // Without a depth the kernel sent FORGET for a directory above one that it still names. That
-        // should not happen, and must not open a way out.
+        // Without a depth the kernel sent FORGET for a directory above one that it still names.
+        // That should not happen, and must not open a way out.
         let [before, after] = [from, into].map(|above| nodes.depth(above).map(|depth| depth + 1));
         let rises = before.is_none() || after < before;
         let below = |marked| nodes.levels_below(marked, dir);

@@ -289,16 +289,16 @@ impl Core {
 /// The kernel side of a head: what happens there around a change of state. A head without a mount
 /// has none.
 pub trait Kernel: Send + Sync {
-    /// Flushes the kernel's dirty pages, which processes wrote through shared mappings. Returns when
-    /// every such byte has been written through [`Fs::write`]. The caller serves no request and
-    /// holds no lock.
+    /// Flushes the kernel's dirty pages, which processes wrote through shared mappings. Returns
+    /// when every such byte has been written through [`Fs::write`]. The caller serves no request
+    /// and holds no lock.
     ///
     /// # Errors
     /// When a file could not be flushed.
     fn flush(&self) -> Result<()>;
 
-    /// Invalidates what the kernel caches of what a switch changed. The caller serves no request and
-    /// holds no lock.
+    /// Invalidates what the kernel caches of what a switch changed. The caller serves no request
+    /// and holds no lock.
     ///
     /// # Errors
     /// When the kernel refuses; its caches may then be stale.

@@ -3,7 +3,8 @@
 //! Always true:
 //! * One sync, seal or journal rewrite runs at a time, behind the sync gate. Callers that wait for
 //!   the gate often find their work done by the sync before.
-//! * No sync succeeds while a layer below is not sealed, or the last journal exchange is not synced.
+//! * No sync succeeds while a layer below is not sealed, or the last journal exchange is not
+//!   synced.
 //! * After a failed fsync nothing can be changed any more, because the host may have dropped the
 //!   pages and would report success the next time. A full disk is no such failure: nothing is lost,
 //!   and a later sync tries again.
@@ -107,7 +108,8 @@ impl Core {
         }
     }
 
-    /// Everything is synced that was written before a mark was taken in the log of the edit history.
+    /// Everything is synced that was written before a mark was taken in the log of the edit
+    /// history.
     pub(super) fn note_edits_synced(&mut self, mark: Option<Mark>) {
         if let (Some(mark), Some(edits)) = (mark, &mut self.edits) {
             edits.note_synced(mark);

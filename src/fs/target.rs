@@ -27,14 +27,14 @@ impl Core {
     /// The node behind an id.
     ///
     /// # Errors
-    /// ENOENT for an id that the kernel does not hold; EROFS for one of the snapshot directory; those
-    /// of the base, and ESTALE if the base has another node in its place.
+    /// ENOENT for an id that the kernel does not hold; EROFS for one of the snapshot directory;
+    /// those of the base, and ESTALE if the base has another node in its place.
     pub(crate) fn target(&self, id: NodeId) -> FsResult<Target> {
         self.target_by(id, None)
     }
 
-    /// As [`Core::target`]; `dir` is the directory of the base at the node's path, if it is open for
-    /// lookups of its names.
+    /// As [`Core::target`]; `dir` is the directory of the base at the node's path, if it is open
+    /// for lookups of its names.
     fn target_by(&self, id: NodeId, dir: Option<&DirLookup<'_>>) -> FsResult<Target> {
         // An operation that looks for a node of the snapshot directory here is about to change it.
         if id.is_in_snapdir() {

@@ -51,7 +51,8 @@ pub(crate) struct Coherence {
     unasked: BTreeSet<NodeId>,
     /// Names that stand for another node since a switch, until their dentries are invalidated.
     switched_names: BTreeSet<(NodeId, Name)>,
-    /// Names by which the kernel knows a file and the tree does not: further hard links of the base.
+    /// Names by which the kernel knows a file and the tree does not: further hard links of the
+    /// base.
     aliases: HashMap<Ino, BTreeSet<(Ino, Name)>>,
 }
 

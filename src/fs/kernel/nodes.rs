@@ -24,7 +24,8 @@ pub struct Held {
     pub nlookup: u64,
     /// Whether it is live, and where.
     pub state: NodeState,
-    /// For a directory, the directory in which the kernel sees it or saw it last; none for the root.
+    /// For a directory, the directory in which the kernel sees it or saw it last; none for the
+    /// root.
     pub within: Option<NodeId>,
     /// The next lookup of its number returns another id. This happens only to symlinks: see
     /// [`crate::fs::ops::symlink`].

@@ -68,8 +68,8 @@ impl Fs {
         result
     }
 
-    /// Makes space on a full disk. Returns whether there may be some now. The caller makes the store
-    /// keep its reserve again after the operation.
+    /// Makes space on a full disk. Returns whether there may be some now. The caller makes the
+    /// store keep its reserve again after the operation.
     pub fn make_room(&self, need: Need) -> bool {
         let mut made = self.try_to_make_room();
         // The edit history goes before an operation fails, half of it first. But only if there is
@@ -93,8 +93,8 @@ impl Fs {
         }
     }
 
-    /// Punches what nothing needs of the pool of the upper layer. Returns the bytes, or none if that
-    /// cannot be done now, because a state is being read.
+    /// Punches what nothing needs of the pool of the upper layer. Returns the bytes, or none if
+    /// that cannot be done now, because a state is being read.
     pub(in crate::fs) fn reclaim_unused(&self) -> Option<u64> {
         let _exclusive = self.exclusive_soon()?;
         if !self.reclaim.take_garbage_note() {

@@ -5,8 +5,8 @@
 //!
 //! Always true:
 //! * New content, new nodes and larger attributes fail with ENOSPC at the limit.
-//! * A rename and a change of attributes take the bytes of a record. They are refused some way above
-//!   the limit, so that an editor can finish.
+//! * A rename and a change of attributes take the bytes of a record. They are refused some way
+//!   above the limit, so that an editor can finish.
 //! * A removal and a truncation never fail: the number of names bounds them.
 //!
 //! To measure the store takes time. So written bytes are added up, and the store is measured again
@@ -173,8 +173,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Sets a function that is called whenever `every` more bytes were written. The caller holds the
-    /// core lock, so it only wakes a thread.
+    /// Sets a function that is called whenever `every` more bytes were written. The caller holds
+    /// the core lock, so it only wakes a thread.
     pub fn set_growth_notice(&self, every: u64, call: Option<Box<dyn Fn() + Send + Sync>>) {
         self.core().quota.notice = call.map(|call| Notice { every, since: 0, call });
     }

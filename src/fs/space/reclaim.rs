@@ -18,7 +18,7 @@ const SOON: Duration = Duration::from_millis(300);
 /// now. The caller holds no lock.
 pub type Reclaimer = dyn Fn() -> Option<u64> + Send + Sync;
 
-/// Who reads states, and what there may be to free.
+/// The readers of states, and whether there is something to free.
 pub(in crate::fs) struct Reclaim {
     states: RwLock<()>,
     /// Whether content was removed or replaced since space was last freed. Only then is it worth a

@@ -208,8 +208,8 @@ impl<'a> Comparison<'a> {
                 return Ok(Found::Base(ino, path, node));
             }
         }
-        // In another epoch the base may have it elsewhere: where an apply put it, which is where the
-        // state before shows it.
+        // In another epoch the base may have it elsewhere: where an apply put it, which is where
+        // the state before shows it.
         if self.same_content || self.before.lower.epoch() != self.after.lower.epoch() {
             for path in paths_in(self.before, old)? {
                 match unless_denied(self.after.resolve(&path))? {
@@ -363,8 +363,8 @@ pub(super) fn attrs_differ(
     }
 }
 
-/// Whether the extents of two files in the base mean the same bytes: the same file of the base, with
-/// the same fingerprint.
+/// Whether the extents of two files in the base mean the same bytes: the same file of the base,
+/// with the same fingerprint.
 fn same_origin(a: Option<&Arc<Origin>>, b: Option<&Arc<Origin>>) -> bool {
     match (a, b) {
         (Some(a), Some(b)) => {

@@ -1,8 +1,8 @@
 //! Installs another state in place, while the kernel holds nodes of the present one.
 //!
-//! [`SwitchPlan`] works out from the diff of the two trees which held nodes are affected. A node that
-//! neither tree has can be affected only through a directory above it. So all held nodes are compared
-//! only if a directory did not keep its place, or if the base is in another epoch.
+//! [`SwitchPlan`] works out from the diff of the two trees which held nodes are affected. A node
+//! that neither tree has can be affected only through a directory above it. So all held nodes are
+//! compared only if a directory did not keep its place, or if the base is in another epoch.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -308,7 +308,10 @@ impl SwitchPlan {
 
 /// The names of a node that the tree before has and the tree after does not.
 fn names_without(before: &Tree, after: &Tree, ino: Ino) -> Vec<(Ino, Name)> {
-    let stays = |dir: Ino, name: &Name| matches!(after.dentry(dir, name), Some(Dentry::Child { ino: child, .. }) if *child == ino);
+    let stays = |dir: Ino, name: &Name| match after.dentry(dir, name) {
+        Some(Dentry::Child { ino: child, .. }) => *child == ino,
+        Some(Dentry::Whiteout(_)) | None => false,
+    };
     let gone = before.links(ino).filter(|(dir, name)| !stays(*dir, name));
     gone.map(|(dir, name)| (dir, name.clone())).collect()
 }

@@ -29,12 +29,13 @@ pub struct Rebased {
 }
 
 impl Fs {
-    /// Installs the same tree over another base. `rebase` converts the present state, or returns none
-    /// if that would take too long, because no request is served meanwhile. Every file has the same
-    /// content in the result, wherever that is stored.
+    /// Installs the same tree over another base. `rebase` converts the present state, or returns
+    /// none if that would take too long, because no request is served meanwhile. Every file has the
+    /// same content in the result, wherever that is stored.
     ///
-    /// If anything was written to the present upper layer, `next` begins with one record of all that
-    /// the result has. So what was written is in one of the two layers, whenever the process ends.
+    /// If anything was written to the present upper layer, `next` begins with one record of all
+    /// that the result has. So what was written is in one of the two layers, whenever the process
+    /// ends.
     ///
     /// # Errors
     /// Those of the base; then nothing has changed.

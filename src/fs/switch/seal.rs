@@ -1,8 +1,8 @@
 //! Seals layers. This is the only place that seals the upper layer of a head in use.
 //!
 //! Always true:
-//! * Changes go to the next layer before the seal of the present one begins, so programs do not wait
-//!   for it.
+//! * Changes go to the next layer before the seal of the present one begins, so programs do not
+//!   wait for it.
 //! * A layer whose seal failed is kept, and sealed before the next sync or seal succeeds. What lies
 //!   above it is worth nothing without it.
 
@@ -40,20 +40,20 @@ pub(super) struct Replaced {
 }
 
 impl Fs {
-    /// Seals the upper layer; all further changes go to `next` at once. Returns the sealed layer and
-    /// its state. A sync waits for the seal, because what it syncs lies above.
+    /// Seals the upper layer; all further changes go to `next` at once. Returns the sealed layer
+    /// and its state. A sync waits for the seal, because what it syncs lies above.
     ///
     /// # Errors
-    /// As [`Upper::seal`]. Changes go to `next` all the same, and the layer is sealed before the next
-    /// sync or seal succeeds.
+    /// As [`Upper::seal`]. Changes go to `next` all the same, and the layer is sealed before the
+    /// next sync or seal succeeds.
     pub fn seal(&self, next: Upper, seal: Seal) -> Result<(LayerId, State)> {
         let (layer, state, (), sealed) = self.seal_and(next, seal, |_| ())?;
         sealed.map(|()| (layer, state))
     }
 
-    /// Seals the upper layer and changes the state at the same moment, with nothing between the two.
-    /// `make` returns the edits and the state to which they lead. Whether the change succeeded is
-    /// returned beside the seal, which is made in any case.
+    /// Seals the upper layer and changes the state at the same moment, with nothing between the
+    /// two. `make` returns the edits and the state to which they lead. Whether the change succeeded
+    /// is returned beside the seal, which is made in any case.
     ///
     /// # Errors
     /// As [`Fs::seal`].

@@ -15,7 +15,7 @@ impl Core {
     ///
     /// # Errors
     /// ENOENT for an orphan; those of [`Core::target`] and [`Core::copy_up_base`].
-    pub(crate) fn copy_up(&mut self, id: NodeId) -> FsResult<Ino> {
+    pub(super) fn copy_up(&mut self, id: NodeId) -> FsResult<Ino> {
         match self.target(id)? {
             Target::Upper(ino) => Ok(ino),
             Target::Base(ino, path, node) => self.copy_up_base(ino, &path, &node),
@@ -27,7 +27,7 @@ impl Core {
     ///
     /// # Errors
     /// As [`Core::copy_up`]; ENOTDIR for another node.
-    pub(crate) fn copy_up_dir(&mut self, id: NodeId) -> FsResult<(Ino, Option<TreePath>)> {
+    pub(super) fn copy_up_dir(&mut self, id: NodeId) -> FsResult<(Ino, Option<TreePath>)> {
         let ino = self.copy_up(id)?;
         Ok((ino, self.lower_path(ino)?))
     }
@@ -36,7 +36,7 @@ impl Core {
     ///
     /// # Errors
     /// As [`State::copy_up_edits`](crate::fs::State::copy_up_edits), and those of the store.
-    pub(crate) fn copy_up_base(
+    pub(super) fn copy_up_base(
         &mut self,
         ino: Ino,
         path: &TreePath,
@@ -55,7 +55,7 @@ impl Core {
     ///
     /// # Errors
     /// ENOENT for nothing; those of [`Core::copy_up_base`].
-    pub(crate) fn copy_up_found(
+    pub(super) fn copy_up_found(
         &mut self,
         dir: Ino,
         name: &Name,

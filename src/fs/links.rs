@@ -96,7 +96,7 @@ enum Verdict {
 
 /// What is followed of links whose text was served.
 #[derive(Default)]
-pub(crate) struct Links {
+pub(super) struct Links {
     /// The directories through which each held link was advertised.
     advertised_in: HashMap<NodeId, BTreeSet<NodeId>>,
     climb_guard: ClimbGuard<NodeId, NodeId>,
@@ -109,14 +109,14 @@ pub(crate) struct Links {
 
 impl Links {
     /// The kernel no longer holds a node.
-    pub(in crate::fs) fn forget(&mut self, id: NodeId) {
+    pub(super) fn forget(&mut self, id: NodeId) {
         self.advertised_in.remove(&id);
         self.climb_guard.forget_link(id);
         self.climb_guard.forget_dir(id);
     }
 
     /// A held link was advertised through a directory.
-    pub(in crate::fs) fn note_advertised(&mut self, link: NodeId, dir: NodeId) {
+    pub(super) fn note_advertised(&mut self, link: NodeId, dir: NodeId) {
         self.advertised_in.entry(link).or_default().insert(dir);
     }
 
@@ -126,7 +126,7 @@ impl Links {
     /// # Errors
     /// ESTALE if it does not. The next lookup of the link returns another id, so the kernel walks
     /// its path again, and finds no link where it has none any more.
-    pub(in crate::fs) fn serve(
+    pub(super) fn serve(
         &mut self,
         nodes: &mut NodeTable,
         link: NodeId,
@@ -178,7 +178,7 @@ impl Links {
     ///
     /// # Errors
     /// [`FsError::LeavesJail`] if a walk that may be under way would lead out from the new place.
-    pub(in crate::fs) fn begin_move(
+    pub(super) fn begin_move(
         &mut self,
         nodes: &NodeTable,
         (dir, from): (NodeId, NodeId),
@@ -199,28 +199,28 @@ impl Links {
     }
 
     /// The moves of a rename were committed.
-    pub(in crate::fs) fn add_moves(&mut self, moves: impl IntoIterator<Item = Move>) {
+    pub(super) fn add_moves(&mut self, moves: impl IntoIterator<Item = Move>) {
         self.moves_in_flight.extend(moves);
     }
 
     /// Another rename between directories began, so the kernel has completed the one before.
-    pub(in crate::fs) fn finish_moves(&mut self) {
+    pub(super) fn finish_moves(&mut self) {
         self.moves_in_flight.clear();
     }
 
     /// The kernel has completed a rename.
-    pub(in crate::fs) fn finish_move(&mut self, rename: &Move) {
+    pub(super) fn finish_move(&mut self, rename: &Move) {
         self.moves_in_flight.retain(|other| other.number != rename.number);
     }
 
     /// A held directory was removed from `parent`.
-    pub(in crate::fs) fn dir_removed(&mut self, dir: NodeId, parent: NodeId) {
+    pub(super) fn dir_removed(&mut self, dir: NodeId, parent: NodeId) {
         self.climb_guard.remove(dir, parent);
     }
 
     /// Directories become orphans in a switch. A walk that may be under way in one of them is
     /// marked at the directory above instead.
-    pub(in crate::fs) fn cut_off(&mut self, nodes: &NodeTable, cut: &BTreeSet<NodeId>) {
+    pub(super) fn cut_off(&mut self, nodes: &NodeTable, cut: &BTreeSet<NodeId>) {
         let mut marked: Vec<NodeId> =
             self.climb_guard.dirs().filter(|dir| cut.contains(dir)).collect();
         // The directory above gets the marks, and may be cut off as well. Everything below a
@@ -235,7 +235,7 @@ impl Links {
     }
 
     /// Counts a refusal and keeps it. Returns whether it differs from all that are kept.
-    pub(in crate::fs) fn add_refusal(&mut self, refusal: Refusal) -> bool {
+    pub(super) fn add_refusal(&mut self, refusal: Refusal) -> bool {
         self.refusal_count += 1;
         let same = self.refusals.iter().position(|old| {
             (&old.path, &old.what, &old.process) == (&refusal.path, &refusal.what, &refusal.process)
@@ -251,7 +251,7 @@ impl Links {
     }
 
     /// The last distinct refusals, and how many there were in all.
-    pub(in crate::fs) fn refusals(&self) -> (Vec<Refusal>, u64) {
+    pub(super) fn refusals(&self) -> (Vec<Refusal>, u64) {
         (self.refusals.iter().cloned().collect(), self.refusal_count)
     }
 }

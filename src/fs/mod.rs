@@ -117,10 +117,10 @@ pub struct LiveSet {
 
 /// The state of a head, and what follows from it. The fields are its components. Derefs to the
 /// state.
-pub(crate) struct Core {
-    pub(crate) state: State,
-    pub(crate) upper: UpperLayer,
-    pub(crate) held: HeldNodes,
+struct Core {
+    state: State,
+    upper: UpperLayer,
+    held: HeldNodes,
     links: Links,
     coherence: Coherence,
     /// The edit history, if the head keeps one.
@@ -190,7 +190,7 @@ impl Fs {
     }
 
     /// Takes the core lock.
-    pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
+    fn core(&self) -> MutexGuard<'_, Core> {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.core.lock()
     }
@@ -262,7 +262,7 @@ impl Core {
     ///
     /// # Errors
     /// Those of the store; then nothing has changed.
-    pub(crate) fn commit(&mut self, edits: Vec<Edit>) -> FsResult<()> {
+    fn commit(&mut self, edits: Vec<Edit>) -> FsResult<()> {
         if edits.is_empty() {
             return Ok(());
         }

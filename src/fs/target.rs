@@ -14,7 +14,7 @@ use crate::types::{FileKind, Ino, NodeId, TreePath};
 
 /// A node as an operation finds it.
 #[derive(Clone, Debug)]
-pub(crate) enum Target {
+pub(super) enum Target {
     /// In the tree.
     Upper(Ino),
     /// Only in the base.
@@ -29,7 +29,7 @@ impl Core {
     /// # Errors
     /// ENOENT for an id that the kernel does not hold; EROFS for one of the snapshot directory;
     /// those of the base, and ESTALE if the base has another node in its place.
-    pub(crate) fn target(&self, id: NodeId) -> FsResult<Target> {
+    pub(super) fn target(&self, id: NodeId) -> FsResult<Target> {
         self.target_by(id, None)
     }
 
@@ -70,7 +70,7 @@ impl Core {
     }
 
     /// The path in the base of a held node that only the base has.
-    pub(crate) fn place_in_base(&self, id: NodeId) -> Option<&TreePath> {
+    pub(super) fn place_in_base(&self, id: NodeId) -> Option<&TreePath> {
         let held = self.held.get(id)?;
         if self.tree.node(held.ino).is_some() { None } else { self.held.base_path(id) }
     }
@@ -80,7 +80,7 @@ impl Core {
     ///
     /// # Errors
     /// As [`Core::target`]; ENOENT for an orphan, ENOTDIR for another node.
-    pub(crate) fn live_dir(
+    pub(super) fn live_dir(
         &self,
         id: NodeId,
         dir: Option<&DirLookup<'_>>,
@@ -96,7 +96,7 @@ impl Core {
     }
 
     /// The record of a node.
-    pub(crate) fn record_of(&self, target: &Target) -> FsResult<Arc<Node>> {
+    pub(super) fn record_of(&self, target: &Target) -> FsResult<Arc<Node>> {
         match target {
             Target::Upper(ino) => self.tree.node(*ino).cloned().ok_or(FsError::NotFound),
             Target::Orphan(key) => {
@@ -107,7 +107,7 @@ impl Core {
     }
 
     /// The attributes of a node that `stat` shows.
-    pub(crate) fn attr_of(&self, id: NodeId, target: &Target) -> FsResult<Attr> {
+    pub(super) fn attr_of(&self, id: NodeId, target: &Target) -> FsResult<Attr> {
         let attr = match target {
             Target::Upper(ino) => Attr::in_tree(&self.tree, *ino, *ino),
             Target::Orphan(key) => {
@@ -120,7 +120,7 @@ impl Core {
     }
 
     /// The extents of a file.
-    pub(crate) fn target_extents(&self, target: &Target) -> FsResult<Extents> {
+    pub(super) fn target_extents(&self, target: &Target) -> FsResult<Extents> {
         match target {
             Target::Upper(ino) => Ok(extents_in(&self.tree, *ino)),
             Target::Orphan(key) => Ok(extents_in(self.held.orphans().tree(), *key)),
@@ -129,7 +129,7 @@ impl Core {
     }
 
     /// The record and the extents of a node.
-    pub(crate) fn record_and_extents(&self, target: &Target) -> FsResult<(Arc<Node>, Extents)> {
+    pub(super) fn record_and_extents(&self, target: &Target) -> FsResult<(Arc<Node>, Extents)> {
         match target {
             Target::Base(_, path, node) => {
                 let (record, extents) = self.lower.record(path, node)?;
@@ -142,12 +142,12 @@ impl Core {
     }
 
     /// The attributes in the record of a node of the tree.
-    pub(crate) fn meta(&self, ino: Ino) -> FsResult<Meta> {
+    pub(super) fn meta(&self, ino: Ino) -> FsResult<Meta> {
         self.tree.node(ino).map(|node| node.meta).ok_or(FsError::NotFound)
     }
 
     /// The base in the epoch to which an orphan's extents refer.
-    pub(crate) fn lower_of_orphan(&self, key: Ino) -> Arc<Lower> {
+    pub(super) fn lower_of_orphan(&self, key: Ino) -> Arc<Lower> {
         match self.held.orphans().epoch_of(key) {
             Some(epoch) if epoch != self.lower.epoch() => Arc::new(self.lower.in_epoch(epoch)),
             Some(_) | None => Arc::clone(&self.lower),
@@ -156,7 +156,7 @@ impl Core {
 
     /// Counts a lookup of the node that was found under a name in `dir`, and advertises it to the
     /// kernel.
-    pub(crate) fn hand_out(&mut self, dir: NodeId, found: Found) -> FsResult<Entry> {
+    pub(super) fn hand_out(&mut self, dir: NodeId, found: Found) -> FsResult<Entry> {
         let attr = self.attr(&found).ok_or(FsError::NotFound)?;
         if let (Found::Base(ino, path, _), FileKind::Dir) = (&found, attr.kind) {
             self.cut_off_if_moved(*ino, path);

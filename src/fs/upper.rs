@@ -43,7 +43,7 @@ impl NextCheck {
 }
 
 /// The upper layer and the watch over its journal. Derefs to the layer.
-pub(crate) struct UpperLayer {
+pub(super) struct UpperLayer {
     layer: Upper,
     next_check: NextCheck,
     notice: Option<JournalNotice>,

@@ -36,7 +36,7 @@ const CHANGED: &str = "changed in the base while the kernel cached it; that read
 /// The component of [`Core`] that knows which of the kernel's caches are stale. It holds nothing
 /// without a kernel.
 #[derive(Default)]
-pub(crate) struct Coherence {
+pub(in crate::fs) struct Coherence {
     has_kernel: bool,
     /// Whether the kernel trusts its own size and times of every file that it holds
     /// (`-o writeback`).

@@ -26,7 +26,7 @@ pub(in crate::fs) struct ForgottenNode {
 }
 
 /// The nodes that the kernel holds. Derefs to the node table.
-pub(crate) struct HeldNodes {
+pub(in crate::fs) struct HeldNodes {
     nodes: NodeTable,
     orphans: Orphans,
     listings: HashMap<NodeId, Listing>,

@@ -24,7 +24,7 @@ use crate::tree::{Misfit, Tree};
 use crate::types::{ByteRange, Epoch, Ino};
 
 /// The records and content of the orphans.
-pub(crate) struct Orphans {
+pub(in crate::fs) struct Orphans {
     tree: Tree,
     /// The epoch of the base to which an orphan's extents refer. The head may move to another one.
     epochs: HashMap<Ino, Epoch>,

@@ -48,7 +48,7 @@ fn is_full(error: &FsError) -> bool {
 impl Fs {
     /// Runs an operation. If it fails for want of space, makes space and runs it again. A failed
     /// operation must have changed nothing.
-    pub(crate) fn with_room<T>(
+    pub(in crate::fs) fn with_room<T>(
         &self,
         need: Need,
         operation: impl Fn() -> FsResult<T>,

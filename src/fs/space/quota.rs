@@ -52,7 +52,7 @@ struct Notice {
 
 /// The limits, and how much is stored.
 #[derive(Default)]
-pub(crate) struct Quota {
+pub(in crate::fs) struct Quota {
     limits: Limits,
     /// Bytes that the store took when it was measured, and those written since.
     used: u64,

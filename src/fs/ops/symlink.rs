@@ -7,22 +7,17 @@
 //!   and the link gets another id. The kernel then walks the path again, and a process in the old
 //!   directory finds that there is no such link.
 //! * A text that depends on a rename in flight is served after the kernel has completed it.
-//!
-//! The jail resolves a link from its directory that is nearest to the root, through other links, by
-//! asking the merged tree alone.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::links::{LinkReply, Move, Refusal, Refused};
-use crate::fs::merged::state::Dir;
-use crate::fs::{Core, Found, Fs, State, Target};
-use crate::jail::{Answer, Jail, NameTarget, Policy, Walk};
+use crate::fs::merged::jail_walk::{self, Resolved};
+use crate::fs::{Core, Found, Fs, Target};
+use crate::jail::Jail;
 use crate::store::record::Body;
 use crate::sys;
-use crate::types::TreePath;
-use crate::types::{FileKind, Ino, Name, NodeId};
+use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
 
 impl Fs {
     /// The text of a link, as the kernel may follow it, for the thread `pid`.
@@ -89,44 +84,6 @@ enum Judged {
     Outside { path: TreePath, text: Vec<u8> },
 }
 
-/// The directory nearest to the root in which a link has a name. From there it can climb least.
-pub(in crate::fs) fn shallowest_dir(state: &State, link: &Found) -> FsResult<Option<Dir>> {
-    let mut dirs: Vec<Dir> = Vec::new();
-    match link {
-        Found::Upper(ino, _) => {
-            for (dir, _) in state.tree.links(*ino) {
-                dirs.push((dir, state.lower_path(dir)?));
-            }
-        }
-        Found::Base(_, path, _) => {
-            let Some((above, _)) = path.split() else { return Ok(None) };
-            let Some((ino, _)) = state.lower.lookup(&above)? else { return Ok(None) };
-            dirs.push((ino, Some(above)));
-        }
-        Found::Nothing(_) => {}
-    }
-    let mut best: Option<(usize, Dir)> = None;
-    for dir in dirs {
-        let depth = state.depth_of(dir.0, dir.1.as_ref())?;
-        if best.as_ref().is_none_or(|(least, _)| depth < *least) {
-            best = Some((depth, dir));
-        }
-    }
-    Ok(best.map(|(_, dir)| dir))
-}
-
-/// Whether a node has names in the base that the tree does not know.
-pub(in crate::fs) fn has_unseen_names(state: &State, link: &Found) -> bool {
-    match link {
-        Found::Upper(ino, _) => state
-            .tree
-            .node(*ino)
-            .is_some_and(|n| n.meta.nlink as usize > state.tree.links(*ino).count()),
-        Found::Base(_, _, node) => node.nlink() > 1,
-        Found::Nothing(_) => false,
-    }
-}
-
 impl Core {
     /// Judges a link by the jail, and serves its text if it stays inside.
     fn judge_link(&mut self, jail: &Jail, id: NodeId) -> FsResult<Judged> {
@@ -141,18 +98,12 @@ impl Core {
             Target::Base(ino, path, node) => Found::Base(*ino, path.clone(), node.clone()),
             Target::Orphan(_) => Found::Nothing(None),
         };
-        let Some(dir) = shallowest_dir(&self.state, &link)? else { return Err(FsError::NotFound) };
-        let merged = Merged::of(&self.state);
-        let handle = merged.handle(dir);
-        match jail.resolve(&merged, handle, text)? {
-            Answer::Text(served) if jail.policy == Policy::Literal || Jail::climb(&served) == 0 => {
-                Ok(Judged::Reply(LinkReply::Text(served)))
-            }
-            // An unseen name may stand in the root, from where every text that climbs leads out.
-            Answer::Text(served) if !has_unseen_names(&self.state, &link) => {
+        match jail_walk::resolve(jail, &self.state, &link, text)? {
+            Resolved::Inside(served) => Ok(Judged::Reply(LinkReply::Text(served))),
+            Resolved::Climbs(served) => {
                 self.links.serve(&mut self.held, id, served).map(Judged::Reply)
             }
-            Answer::Text(_) | Answer::Escapes { .. } => {
+            Resolved::Escapes => {
                 let (Target::Upper(ino) | Target::Base(ino, ..) | Target::Orphan(ino)) = &target;
                 let path = self.path_of(*ino).unwrap_or_default();
                 Ok(Judged::Outside { path, text: text.clone() })
@@ -188,65 +139,5 @@ impl Core {
     ) -> FsResult<Option<Move>> {
         let Some(dir) = self.held.id_of(moved).filter(|_| from != into) else { return Ok(None) };
         self.links.begin_move(&self.held, (dir, from), (into, name)).map(Some)
-    }
-}
-
-/// The merged tree, as the resolver of the jail walks it. The resolver uses small handles, so each
-/// directory gets a number when it is first met.
-pub(in crate::fs) struct Merged<'a> {
-    state: &'a State,
-    met: RefCell<Vec<Dir>>,
-}
-
-impl<'a> Merged<'a> {
-    pub(in crate::fs) fn of(state: &'a State) -> Merged<'a> {
-        Merged { state, met: RefCell::new(Vec::new()) }
-    }
-
-    pub(in crate::fs) fn handle(&self, dir: Dir) -> usize {
-        let mut met = self.met.borrow_mut();
-        if let Some(known) = met.iter().position(|m| m.0 == dir.0) {
-            return known;
-        }
-        met.push(dir);
-        met.len() - 1
-    }
-
-    fn dir(&self, handle: usize) -> FsResult<Dir> {
-        self.met.borrow().get(handle).cloned().ok_or(FsError::NotFound)
-    }
-}
-
-impl Walk for Merged<'_> {
-    type Dir = usize;
-
-    fn root(&self) -> usize {
-        self.handle(self.state.root())
-    }
-
-    fn parent(&self, dir: usize) -> Option<usize> {
-        let dir = self.dir(dir).ok()?;
-        let up = self.state.parent_of(dir.0, dir.1.as_ref()).ok()??;
-        Some(self.handle(up))
-    }
-
-    fn lookup(&self, dir: usize, name: &Name) -> FsResult<Option<NameTarget<usize>>> {
-        let dir = self.dir(dir)?;
-        let found = self.state.find(dir.0, dir.1.as_ref(), name)?;
-        if let Some(dir) = self.state.as_dir(&found) {
-            return Ok(Some(NameTarget::Dir(self.handle(dir))));
-        }
-        Ok(match &found {
-            Found::Nothing(_) => None,
-            Found::Upper(ino, _) => match self.state.tree.node(*ino).map(|n| &n.body) {
-                Some(Body::Symlink { target }) => Some(NameTarget::Symlink(target.clone())),
-                Some(_) => Some(NameTarget::Other),
-                None => None,
-            },
-            Found::Base(_, path, node) => Some(match node.kind() {
-                FileKind::Symlink => NameTarget::Symlink(self.state.lower.readlink(path, node)?),
-                _ => NameTarget::Other,
-            }),
-        })
     }
 }

@@ -158,9 +158,9 @@ impl CollectorHandle {
     fn wait_for_idle(&self, fs: &Fs, until: Instant) -> bool {
         let mut state = self.state.lock();
         while Instant::now() < until && !state.end {
-            let before = fs.asked();
+            let before = fs.requests();
             self.changed.wait_while_for(&mut state, |s| !s.end && s.asked == s.answered, IDLE);
-            if state.asked != state.answered || fs.asked() == before {
+            if state.asked != state.answered || fs.requests() == before {
                 return !state.end;
             }
         }
@@ -217,7 +217,7 @@ impl Thread {
                 self.handle.pause();
             }
         }
-        let _alone = self.wait_for_readers(due == Due::WhenIdle, is_full)?;
+        let _exclusive = self.wait_for_readers(due == Due::WhenIdle, is_full)?;
         match self.timeline.collect_by(policy, pinned, &|| !self.handle.is_at_end()) {
             Ok(collected) => Some(collected),
             Err(error) => {
@@ -236,8 +236,8 @@ impl Thread {
             if when_idle && !self.handle.wait_for_idle(fs, until) {
                 return None;
             }
-            match fs.alone_in_a_moment() {
-                Some(alone) => return Some(alone),
+            match fs.exclusive_soon() {
+                Some(guard) => return Some(guard),
                 None if is_full || Instant::now() >= until || self.handle.is_at_end() => {
                     return None;
                 }

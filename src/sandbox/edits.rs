@@ -70,7 +70,7 @@ impl Sandbox {
         let Some(number) = rev.edit else {
             self.timeline.flush()?;
             let state = self.fs().state();
-            let found = state.resolve_told(&rev.path).attempt(attempt)?;
+            let found = state.resolve_visible(&rev.path).attempt(attempt)?;
             return Ok((state, found));
         };
         self.fs().state().lower.check_not_hidden(&rev.path).attempt(attempt)?;

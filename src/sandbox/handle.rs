@@ -77,7 +77,7 @@ impl Sandbox {
         // Taken before the wait, so that an interrupt during the wait counts.
         let interrupts = self.interrupts.load(Ordering::SeqCst);
         let fs = Arc::clone(self.fs());
-        let _looking = fs.looking();
+        let _guard = fs.read_guard();
         match request {
             Request::Status => self.status().map(Reply::Status),
             Request::Log => Ok(Reply::Log(self.checkpoints())),

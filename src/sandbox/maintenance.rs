@@ -17,7 +17,7 @@ impl Sandbox {
     /// Drops a checkpoint. Waits for the readers of states.
     pub(super) fn drop_checkpoint(&self, rev: &Rev) -> Result<Checkpoint> {
         let fs = Arc::clone(self.fs());
-        let _alone = fs.alone();
+        let _exclusive = fs.exclusive();
         let layer = self.checkpoint_named(rev)?;
         let dropped = self.checkpoint_info(layer)?;
         self.timeline.drop_checkpoint(layer)?;
@@ -58,7 +58,7 @@ impl Sandbox {
     /// Checks the store. Nothing is rewritten meanwhile.
     pub(super) fn check(&self, read_data: bool) -> Result<Checked> {
         let fs = Arc::clone(self.fs());
-        let _alone = fs.alone();
+        let _exclusive = fs.exclusive();
         self.timeline.check(read_data).map(checked)
     }
 
@@ -140,7 +140,7 @@ impl Sandbox {
             return Ok(Vec::new());
         }
         let fs = Arc::clone(self.fs());
-        let _alone = fs.alone();
+        let _exclusive = fs.exclusive();
         let collected = self.timeline.collect_by(&policy, &terms.pinned, &|| true)?;
         Ok(self.dropped(&collected))
     }
@@ -158,14 +158,14 @@ impl Sandbox {
     /// records may then remain.
     pub fn rewind_to(&self, savepoint: &Savepoint) -> Result<()> {
         let fs = Arc::clone(self.fs());
-        let _alone = fs.alone();
+        let _exclusive = fs.exclusive();
         self.timeline.rewind_to(savepoint)
     }
 
     /// Collects garbage. Waits for the readers of states; programs in the mount go on.
     pub(super) fn gc(&self, keep: &Keep, dry_run: bool) -> Result<Collected> {
         let fs = Arc::clone(self.fs());
-        let _alone = fs.alone();
+        let _exclusive = fs.exclusive();
         let collected = self.timeline.gc(keep, dry_run)?;
         Ok(Collected {
             dropped: self.dropped(&collected),

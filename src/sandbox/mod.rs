@@ -119,7 +119,7 @@ use parking_lot::Mutex;
 
 use crate::base::Base;
 use crate::error::{Attempt, Result};
-use crate::fs::{Kernel, MoreRoom};
+use crate::fs::{Kernel, Reclaimer};
 use crate::jail::Jail;
 use crate::sandbox::collector::{CollectionTerms, CollectorHandle};
 use crate::sandbox::housekeeper::Housekeeper;
@@ -235,7 +235,7 @@ impl Sandbox {
         };
         let timeline = Timeline::open(Arc::new(store), Arc::new(base), HEAD, jail)?;
         let timeline = Arc::new(timeline);
-        timeline.fs().set_more_room(more_room(&timeline, None));
+        timeline.fs().set_reclaimer(reclaimer(&timeline, None));
         let sandbox = Arc::new(Sandbox {
             timeline,
             store_path,
@@ -297,7 +297,7 @@ impl Sandbox {
         self.timeline.set_kernel(Some(kernel));
         match Housekeeper::start(&self.timeline, Arc::clone(&self.terms)) {
             Ok(housekeeper) => {
-                self.fs().set_more_room(more_room(&self.timeline, Some(housekeeper.collector())));
+                self.fs().set_reclaimer(reclaimer(&self.timeline, Some(housekeeper.collector())));
                 *self.housekeeper.lock() = Some(housekeeper);
             }
             Err(error) => log::warn!("start the background threads of the store: {error}"),
@@ -310,7 +310,7 @@ impl Sandbox {
     /// The sync failed.
     pub fn detach(&self) -> Result<()> {
         self.timeline.set_kernel(None);
-        self.fs().set_more_room(more_room(&self.timeline, None));
+        self.fs().set_reclaimer(reclaimer(&self.timeline, None));
         // Dropping waits for the threads. The lock must be free by then.
         let housekeeper = self.housekeeper.lock().take();
         drop(housekeeper);
@@ -326,7 +326,7 @@ impl Sandbox {
 }
 
 /// Makes room on a full disk: first by trimming sealed layers, then by a garbage collection.
-fn more_room(timeline: &Arc<Timeline>, collector: Option<Arc<CollectorHandle>>) -> Arc<MoreRoom> {
+fn reclaimer(timeline: &Arc<Timeline>, collector: Option<Arc<CollectorHandle>>) -> Arc<Reclaimer> {
     let weak = Arc::downgrade(timeline);
     Arc::new(move || {
         let trimmed = weak.upgrade().map_or(Some(0), |timeline| timeline.make_room());

@@ -4,10 +4,11 @@ use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::State;
 use crate::sandbox::{Changes, Detail, Restored, Rev, Sandbox};
 use crate::store::record::OpVerb;
+use crate::timeline::Target;
 use crate::timeline::diff;
 use crate::timeline::diff::PathChange;
 use crate::timeline::mounts::Mounts;
-use crate::timeline::{Replaced, Target};
+use crate::timeline::restore::RestoreOutcome;
 use crate::types::TreePath;
 
 /// How many paths the operation log names.
@@ -65,8 +66,8 @@ impl Sandbox {
         }
         let mut lister = self.lister(Detail::NameStatus);
         let mut list = |from: &State, to: &State, change: PathChange| lister.add(from, to, &change);
-        let Replaced { before, undo, detached } =
-            self.timeline.replace(verb, target, description.clone(), (mounts, &mut list))?;
+        let RestoreOutcome { before, undo, detached } =
+            self.timeline.restore(verb, target, description.clone(), (mounts, &mut list))?;
         Ok(Restored { to: description, before, undo, detached, changes: lister.finish() })
     }
 
@@ -88,7 +89,7 @@ impl Sandbox {
             return self.would_restore((&now, &then), paths, description, lister.finish());
         }
         let mut list = |from: &State, to: &State, change: PathChange| lister.add(from, to, &change);
-        let Replaced { before, undo, detached } = self.timeline.replace_at(
+        let RestoreOutcome { before, undo, detached } = self.timeline.restore_paths(
             OpVerb::Restore,
             target,
             paths,
@@ -118,7 +119,7 @@ impl Sandbox {
     /// As for [`Request::Restore`](crate::sandbox::Request::Restore).
     pub fn reset_to(&self, to: &Rev) -> Result<ReplacedState> {
         let target = self.target(to)?;
-        Ok(ReplacedState(self.timeline.go_back(target, self.describe(target))?))
+        Ok(ReplacedState(self.timeline.discard(target, self.describe(target))?))
     }
 
     /// Lists how `state` differs from the tree as it is now.

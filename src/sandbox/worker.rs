@@ -120,10 +120,10 @@ impl Signals {
     /// Rests for [`REST`] if requests arrived since the last call. Returns false at the end.
     pub(super) fn rest(&self, fs: &Fs) -> bool {
         let mut state = self.state.lock();
-        if !state.end && state.requests != fs.asked() {
+        if !state.end && state.requests != fs.requests() {
             self.changed.wait_while_for(&mut state, |state| !state.end, REST);
         }
-        state.requests = fs.asked();
+        state.requests = fs.requests();
         !state.end
     }
 }

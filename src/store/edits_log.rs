@@ -356,6 +356,12 @@ impl EditsLog {
         self.len() > self.whole.saturating_mul(2).saturating_add(SMALL_LOG)
     }
 
+    /// Says that the log has records of versions that are not there. It is written anew before the
+    /// next record, and before any content is freed.
+    pub fn mark_stale(&mut self) {
+        self.standing = Standing::Stale;
+    }
+
     /// Whether it could not be written, so that what is on the disk is old.
     pub fn has_failed(&self) -> bool {
         matches!(self.standing, Standing::Failed)

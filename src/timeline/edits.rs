@@ -2,10 +2,10 @@
 
 use crate::error::{Attempt, Error, FsError, Kind, Result};
 use crate::fs::{NoStep, State, Step, Stepped, Tended};
-use crate::timeline::Listing;
 use crate::timeline::Timeline;
 use crate::timeline::diff;
 use crate::timeline::diff::What;
+use crate::timeline::restore::ChangeSink;
 use crate::types::TreePath;
 
 /// A restore that changes more files is no edit of each of them: `op restore` takes it back.
@@ -25,7 +25,7 @@ impl Timeline {
             return Err(Error::new(Kind::InUse, attempt(path, step), why).hint("unmount it first"));
         }
         let stepped = self.fs.step(path, step).map_err(|no| refusal(path, step, no))?;
-        let told = self.kernel().forget(&stepped.forgotten);
+        let told = self.kernel().invalidate(&stepped.invalidations);
         let synced = self.with_reserve(|| self.fs.sync().attempt(|| "sync the store"));
         let done = |error: Error| error.after(format!("{} was done", attempt(path, step)));
         synced.and(told).map_err(done)?;
@@ -39,7 +39,12 @@ impl Timeline {
 
     /// Lists what a restore changed, and keeps in the edit history what it replaced, unless that is
     /// more than [`MOST_RESTORED`] files.
-    pub(super) fn list_restored(&self, from: &State, to: &State, list: Listing<'_>) -> Result<()> {
+    pub(super) fn list_restored(
+        &self,
+        from: &State,
+        to: &State,
+        list: ChangeSink<'_>,
+    ) -> Result<()> {
         let attempt = || "list what changed";
         let (mut kept, mut count) = (Vec::new(), 0);
         for change in diff::compare_records(from, to).attempt(attempt)? {

@@ -21,7 +21,7 @@ pub mod gc;
 mod journal;
 pub mod mounts;
 mod pack;
-mod restore;
+pub mod restore;
 mod rewind;
 mod tree_cache;
 
@@ -33,15 +33,15 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::base::Base;
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fs::merged::lower::{Lower, PreHistory};
-use crate::fs::{Fs, Invalidations, Kernel, State, Switched};
+use crate::fs::merged::lower::Lower;
+use crate::fs::merged::pre_images::PreHistory;
+use crate::fs::{Fs, Invalidations, Kernel, State};
 use crate::jail::Jail;
 use crate::store::Store;
 use crate::store::layer::{LayerInfo, Upper};
 use crate::store::record::{HeadRecord, Header, LayerKind, OpRecord, OpVerb, Seal};
 use crate::sys::clock;
-use crate::timeline::mounts::Mounts;
-use crate::types::{Epoch, LayerId, Name, NodeId, TreePath};
+use crate::types::{Epoch, LayerId, Name, NodeId};
 
 use apply::unfinished::Unfinished;
 use base_identity::BaseIdentity;
@@ -58,7 +58,7 @@ impl Kernel for NoKernel {
         Ok(())
     }
 
-    fn forget(&self, _: &crate::fs::Invalidations) -> Result<()> {
+    fn invalidate(&self, _: &crate::fs::Invalidations) -> Result<()> {
         Ok(())
     }
 }
@@ -105,19 +105,6 @@ pub struct Target {
     /// The epoch of the base below it.
     pub epoch: Epoch,
 }
-
-/// What an operation that replaced the state did.
-pub struct Replaced {
-    /// The layer that holds the state before it, if that was sealed for it.
-    pub before: Option<LayerId>,
-    /// The number of the operation that led to the state before it; none if it is not known any more.
-    pub undo: Option<u64>,
-    /// Paths at which something was mounted, and is no longer.
-    pub detached: Vec<TreePath>,
-}
-
-/// Takes what an operation changed: the state before, the state since, and each path that differs.
-pub type Listing<'a> = &'a mut dyn FnMut(&State, &State, diff::PathChange) -> Result<()>;
 
 impl Timeline {
     /// Opens a head, or begins it on the base. An apply that did not come to its end is rolled back
@@ -237,7 +224,7 @@ impl Timeline {
     pub fn checkpoint_names_changed(&self) {
         let listing = [NodeId::CHECKPOINTS];
         let what = Invalidations { listings: listing.into(), ..Invalidations::default() };
-        if let Err(error) = self.kernel().forget(&what) {
+        if let Err(error) = self.kernel().invalidate(&what) {
             log::warn!("the listing of the checkpoints in the mount may be old: {error}");
         }
     }
@@ -425,7 +412,7 @@ impl Timeline {
     }
 
     /// Makes sure that the present state is sealed. Gives the sealed state, and the layer if it was sealed for this.
-    fn secure(&self, why: &str) -> Result<(Target, Option<LayerId>)> {
+    fn seal_present(&self, why: &str) -> Result<(Target, Option<LayerId>)> {
         let epoch = self.epoch();
         if !self.fs.upper_is_changed() {
             return Ok((Target { layer: self.parent(), epoch }, None));
@@ -442,44 +429,6 @@ impl Timeline {
         Ok((sealed, Some(layer)))
     }
 
-    /// Makes the tree what `to` is, in place, and lists what that changed.
-    ///
-    /// # Errors
-    /// What the store, the base or the kernel answers. Before the new state is shown, an error changes nothing. An error of the
-    /// list says that the restore was done.
-    pub fn replace(
-        &self,
-        verb: OpVerb,
-        to: Target,
-        description: String,
-        (mounts, list): (Mounts, Listing<'_>),
-    ) -> Result<Replaced> {
-        let _turn = self.turn();
-        self.flush()?;
-        let state = self.state_of(to)?;
-        let detached = self.detached_mounts((&self.fs.state(), &state), &[], mounts)?;
-        let (_, before) = self.secure(&format!("{} {description}", verb_text(verb)))?;
-        let done = format!("the tree is now {description}");
-        let (from, rest, op) = self.show(verb, to, &state, description)?;
-        self.list_restored(&from, &state, list).map_err(|error| error.after(done))?;
-        let before = rest.or(before);
-        Ok(Replaced { before, undo: self.op_before(op, before), detached })
-    }
-
-    /// As [`Timeline::replace`], without a comparison of the two states, which may be as long as a command likes. Returns the
-    /// state before.
-    ///
-    /// # Errors
-    /// As [`Timeline::replace`].
-    pub fn go_back(&self, to: Target, description: String) -> Result<State> {
-        let _turn = self.turn();
-        self.flush()?;
-        let state = self.state_of(to)?;
-        self.secure(&format!("{} {description}", verb_text(OpVerb::Discard)))?;
-        let (from, _, _) = self.show(OpVerb::Discard, to, &state, description)?;
-        Ok(from)
-    }
-
     /// Says which paths an apply writes only with consent, from now on.
     pub fn set_protected(&self, list: apply::protected::Protected) {
         *self.protected.write() = list;
@@ -490,90 +439,9 @@ impl Timeline {
         self.protected.read().clone()
     }
 
-    /// The operation that led to what was before operation `op`: the one that sealed it, or else the last of all.
-    fn op_before(&self, op: u64, sealed: Option<LayerId>) -> Option<u64> {
-        let ops = self.store.ops();
-        let mut older =
-            ops.iter().rev().filter(|(number, older)| *number < op && older.head == self.head);
-        let found = match sealed {
-            Some(layer) => older.find(|(_, older)| older.tree == Some(layer)),
-            None => older.next(),
-        };
-        found.map(|(number, _)| *number)
-    }
-
-    /// Shows a state as the head's. Gives the state before, the layer with what was written since the last seal, if anything was, and
-    /// the number of the operation.
-    fn show(
-        &self,
-        verb: OpVerb,
-        to: Target,
-        state: &State,
-        description: String,
-    ) -> Result<(State, Option<LayerId>, u64)> {
-        let (upper, present) = self.publish(verb, to, LayerKind::Branches)?;
-        let switched = self.fs.switch(state.clone(), upper).attempt(|| verb_text(verb));
-        let Switched { forgotten, layer, state: from } =
-            switched.map_err(|error| self.put_back(&present, error))?;
-        // First of all, and whatever fails then: what the kernel remembers is of a state that is not shown any more.
-        let told = self.kernel().forget(&forgotten);
-        let rest = self.secure_rest(layer, &from, verb);
-        let logged = self.log(verb, description, to);
-        let done = logged.and_then(|op| told.and(rest).map(|rest| (from, rest, op)));
-        done.map_err(|e| e.after(format!("{} was done", verb_text(verb))))
-    }
-
-    /// Begins a layer over a state that is about to be shown, and makes it the head's. Gives it, and the record to go back to.
-    fn publish(&self, verb: OpVerb, to: Target, kind: LayerKind) -> Result<(Upper, HeadRecord)> {
-        let during = |e: Error| e.during(verb_text(verb));
-        let present = HeadRecord { layer: self.fs.upper_layer() };
-        let upper =
-            self.store.create_layer(to.layer, &self.head, to.epoch, kind).map_err(during)?;
-        let published = self.store.set_head(&self.head, &HeadRecord { layer: upper.layer() });
-        published.map_err(|error| self.put_back(&present, during(error)))?;
-        Ok((upper, present))
-    }
-
-    /// After a failure before another state was shown: the tree is as it was, so the head must be, too, also if it was published and
-    /// only the sync of that failed. Gives the failure.
-    fn put_back(&self, present: &HeadRecord, error: Error) -> Error {
-        // By writing it anew: a directory whose sync failed is not to be believed before it was written and synced again.
-        match self.with_reserve(|| self.store.set_head(&self.head, present)) {
-            Ok(()) => error,
-            Err(why) => {
-                log::error!("{why}");
-                self.stop(error)
-            }
-        }
-    }
-
-    /// Takes no changes any more, because nobody knows which state the next start shows.
-    fn stop(&self, error: Error) -> Error {
-        self.fs.stop();
-        error.hint(
-            "nothing can be changed until it is unmounted and mounted again; then the tree is the one before this or the one after it",
-        )
-    }
-
-    /// Seals what was written between [`Timeline::secure`] and the moment in which the state was replaced.
-    fn secure_rest(
-        &self,
-        mut layer: Upper,
-        state: &State,
-        verb: OpVerb,
-    ) -> Result<Option<LayerId>> {
-        if !layer.is_changed() {
-            return Ok(None);
-        }
-        let (id, message) = (layer.layer(), format!("during {}", verb_text(verb)));
-        self.with_reserve(|| close(&self.store, &mut layer, &message))
-            .map_err(|e| e.during("seal the tree"))?;
-        self.note_rest(id, state, message)?;
-        Ok(Some(id))
-    }
-
-    /// Notes that what was written until another state was shown is sealed.
-    fn note_rest(&self, layer: LayerId, state: &State, message: String) -> Result<()> {
+    /// Logs that writes which arrived until the switch to another state are sealed in `layer`, and
+    /// caches their tree.
+    fn log_late_seal(&self, layer: LayerId, state: &State, message: String) -> Result<()> {
         self.roots.lock().keep(layer, state.tree.clone());
         let rest = Target { layer: Some(layer), epoch: state.lower.epoch() };
         self.log(OpVerb::Seal, message, rest).map(drop)

@@ -24,7 +24,8 @@ fn undo_walks_back_and_redo_forward_until_a_new_edit() {
     assert_eq!((none.kind, work.get("a").as_str()), (Kind::NoStore, "zero"));
     work.redo("a", 1).unwrap();
     assert_eq!(work.get("a"), "one");
-    let shown: Vec<u32> = work.history("a").iter().filter(|v| v.is_current).map(|v| v.number).collect();
+    let shown: Vec<u32> =
+        work.history("a").iter().filter(|v| v.is_current).map(|v| v.number).collect();
     assert_eq!(shown, [2]);
     assert_eq!(work.redo("a", 2).unwrap().number, None);
     assert_eq!(

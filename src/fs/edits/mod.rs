@@ -170,11 +170,13 @@ impl Going {
 impl EditHistory {
     /// Reads the versions of a head from the store. Nothing is written yet.
     pub(super) fn open(store: &Arc<Store>, head: &str) -> EditHistory {
-        let (log, recorded) = EditsLog::open(store, head);
+        let (mut log, recorded) = EditsLog::open(store, head);
         let mut known = Known::of(&recorded);
         drop(recorded);
         let ends = pool_ends(store, known.contents());
-        known.keep_only(|entry| is_there(&ends, &entry.version));
+        if known.keep_only(|entry| is_there(&ends, &entry.version)) {
+            log.mark_stale();
+        }
         known.garbage = 0;
         known.given_up.clear();
         EditHistory {
@@ -492,7 +494,8 @@ impl Known {
     }
 
     /// Gives up what is not to be believed; the log is not told, and says the same the next time.
-    fn keep_only(&mut self, keep: impl Fn(&Entry) -> bool) {
+    /// Removes the entries for which `keep` is false. Whether there were any.
+    fn keep_only(&mut self, keep: impl Fn(&Entry) -> bool) -> bool {
         let mut gone = Vec::new();
         for list in self.lists.values_mut() {
             let (kept, lost): (Vec<Entry>, Vec<Entry>) =
@@ -505,7 +508,9 @@ impl Known {
             gone.extend(lost);
         }
         self.lists.retain(|_, list| !list.entries.is_empty());
+        let found = !gone.is_empty();
         self.forget(gone);
+        found
     }
 }
 
@@ -548,12 +553,15 @@ fn pool_ends(store: &Store, contents: impl Iterator<Item = Arc<Content>>) -> Has
     let mut ends = HashMap::new();
     for (_, source) in contents.flat_map(|content| content.extents.clone()) {
         let Source::Pool { layer, .. } = source else { continue };
-        if !ends.contains_key(&layer)
-            && store.layer(layer).is_some()
-            && let Ok(end) = store.pool_end(layer)
-        {
-            ends.insert(layer, end);
+        if ends.contains_key(&layer) || store.layer(layer).is_none() {
+            continue;
         }
+        let end = store.pool_end(layer).unwrap_or_else(|error| {
+            // The content may be there. If it is dropped here, gc frees it, and the log still names it.
+            log::warn!("{error}");
+            u64::MAX
+        });
+        ends.insert(layer, end);
     }
     ends
 }

@@ -34,7 +34,7 @@ impl Timeline {
         let mut twin = Twin { here: self.state_of(sealed)?, there: self.state_of(to)? };
         // Whoever writes before the exchange writes to the layer that is shown, and keeps it there.
         let (mut next, present) =
-            self.publish(verb, to, LayerKind::Lands(self.fs.upper_layer()))?;
+            self.publish_layer(verb, to, LayerKind::Lands(self.fs.upper_layer()))?;
         let mut why = "programs write faster than that can be carried over".to_owned();
         for _ in 0..TRIES {
             let seal = Seal {
@@ -70,20 +70,22 @@ impl Timeline {
                     break;
                 }
                 Err(error) => {
-                    return Err(error).attempt(|| "apply").map_err(|e| self.put_back(&present, e));
+                    return Err(error)
+                        .attempt(|| "apply")
+                        .map_err(|e| self.unpublish_layer(&present, e));
                 }
             }
         }
         log::warn!("apply: the tree stays over the base as it was before: {why}");
         self.with_reserve(|| self.store.set_head(&self.head, &present))
-            .map_err(|error| self.stop(error))
+            .map_err(|error| self.refuse_changes(error))
     }
 
     fn landed(&self, landed: Rebased, to: Target, description: &str) -> Result<()> {
         // First of all, and whatever fails then.
-        let told = self.kernel().forget(&landed.forgotten);
+        let told = self.kernel().invalidate(&landed.invalidations);
         let noted = match landed.sealed {
-            Some((layer, Ok(()))) => self.note_rest(layer, &landed.from, DURING.to_owned()),
+            Some((layer, Ok(()))) => self.log_late_seal(layer, &landed.from, DURING.to_owned()),
             Some((_, Err(error))) => Err(error),
             None => Ok(()),
         };

@@ -33,8 +33,9 @@ use std::sync::atomic::Ordering;
 
 use crate::base::{Base, BaseStat};
 use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
-use crate::fs::merged::lower;
-use crate::fs::merged::lower::{ANY_TIMES, Lower, LowerNode, PreHistory, PreImages};
+use crate::fs::merged::fingerprint::{ANY_TIMES, rounded};
+use crate::fs::merged::lower::{Lower, LowerNode};
+use crate::fs::merged::pre_images::{PreHistory, PreImages};
 use crate::fs::{Found, State};
 use crate::timeline::apply::protected::Consent;
 use crate::timeline::apply::rollback::{Claims, Rollback, roll_back};
@@ -154,7 +155,7 @@ impl Timeline {
         let _turn = self.turn();
         self.check_finished()?;
         self.flush()?;
-        let (sealed, _) = self.secure("apply")?;
+        let (sealed, _) = self.seal_present("apply")?;
         let mut plan = self.plan(self.state_of(sealed)?, paths, consent)?;
         if !plan.conflicts.is_empty() || !plan.refused.is_empty() || plan.changes.is_empty() {
             return Ok(plan);
@@ -213,7 +214,7 @@ impl Timeline {
         }
         let mut plan = self.plan(self.before_last_apply()?, &[], Consent::ALL)?;
         if plan.conflicts.is_empty() && !plan.changes.is_empty() {
-            let (sealed, _) = self.secure("undo apply")?;
+            let (sealed, _) = self.seal_present("undo apply")?;
             self.write_home(&mut plan)?;
             let description = format!("{} paths", plan.changes.len());
             self.log(OpVerb::UndoApply, description, sealed).map_err(after_writing)?;
@@ -423,8 +424,7 @@ pub(super) fn settle(
         let is_known =
             !left_alone.contains(path) || stat.as_ref().is_some_and(|s| s.kind == FileKind::Dir);
         let print = if is_known { stat.map(|s| s.fingerprint()) } else { Some(UNKNOWN) };
-        let rounded =
-            written.rounded.get(path).map(|(wanted, kept)| Some(lower::rounded(*wanted, *kept)));
+        let rounded = written.rounded.get(path).map(|(wanted, kept)| Some(rounded(*wanted, *kept)));
         for print in rounded.into_iter().chain([print]) {
             left.push((path.clone(), print));
             layer.record(&Record::Left(Left { path: path.clone(), print }))?;

@@ -121,7 +121,7 @@ impl Carry<'_> {
                     _ => None,
                 };
                 self.check_left(&path, Some(&node), || {
-                    Some(origin.unwrap_or_else(|| *node.print(ino)))
+                    Some(origin.unwrap_or_else(|| *node.fingerprint(ino)))
                 })?;
                 for edit in self.there.copy_up_edits(ino, &path, &node)? {
                     if let Edit::Put { ino, .. } = &edit {
@@ -249,7 +249,7 @@ impl Carry<'_> {
                 _ => None,
             };
             self.check_left(&path, found.as_ref().map(|(_, node)| node), hidden)?;
-            hides = found.map(|(ino, node)| node.print(ino));
+            hides = found.map(|(ino, node)| node.fingerprint(ino));
         }
         let to = match dentry {
             Some(Dentry::Child { ino, .. }) => Some(Dentry::Child { ino: *ino, hides }),

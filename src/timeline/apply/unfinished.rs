@@ -13,8 +13,8 @@ use std::sync::atomic::Ordering;
 use crate::base::Base;
 use crate::error::{Error, Kind, Result};
 use crate::fs::State;
-use crate::fs::merged::lower;
-use crate::fs::merged::lower::{Lower, PreHistory};
+use crate::fs::merged::lower::Lower;
+use crate::fs::merged::pre_images::{PreHistory, read_history};
 use crate::store::Store;
 use crate::timeline::apply::rollback;
 use crate::timeline::apply::rollback::Remaining;
@@ -90,7 +90,7 @@ pub(in crate::timeline) fn roll_back_all(store: &Arc<Store>, base: &Arc<Base>) -
         );
         unfinished = Some((unfinished_now, images));
     }
-    let mut applies = lower::read_history(store)?;
+    let mut applies = read_history(store)?;
     let unfinished = unfinished.map(|(unfinished, images)| {
         applies.extend(images.map(|images| Arc::new(collect(&images, &[]))));
         unfinished
@@ -161,7 +161,7 @@ impl Timeline {
         let contents = self.store().read_layer(layer)?;
         let remaining = match rollback::resume(self.store(), self.base(), contents) {
             Ok(None) => {
-                let history = lower::read_history(self.store())?;
+                let history = read_history(self.store())?;
                 let shown = self.fs().state().lower.epoch();
                 let (base, store) = (Arc::clone(self.base()), Arc::clone(self.store()));
                 self.fs().set_lower(Lower::new(base, store, shown, history.clone()));

@@ -15,7 +15,8 @@ use std::os::unix::fs::FileExt;
 
 use crate::base::{Attributes, Base, BaseStat, BaseWriter, WriteDir};
 use crate::error::{Attempt, FsError, FsResult};
-use crate::fs::merged::lower::{ANY_TIMES, LowerNode};
+use crate::fs::merged::fingerprint::ANY_TIMES;
+use crate::fs::merged::lower::LowerNode;
 use crate::fs::{Found, State};
 use crate::store::record::{Body, Node};
 use crate::sys::failpoint;

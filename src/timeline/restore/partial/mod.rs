@@ -26,7 +26,8 @@ use crate::timeline::diff;
 use crate::timeline::diff::{PathChange, What};
 use crate::timeline::mounts::Mounts;
 use crate::timeline::restore::base_paths::{BasePaths, places};
-use crate::timeline::{Listing, Replaced, Target, Timeline, verb_text};
+use crate::timeline::restore::{ChangeSink, RestoreOutcome};
+use crate::timeline::{Target, Timeline, verb_text};
 use crate::tree::Misfit;
 use crate::types::{Epoch, FileKind, Ino, Name, TreePath};
 
@@ -37,15 +38,15 @@ impl Timeline {
     /// Makes the tree what `to` is at some paths; the rest of it stays.
     ///
     /// # Errors
-    /// A path that is in neither tree, or below what is no directory now; else as [`Timeline::replace`].
-    pub fn replace_at(
+    /// A path that is in neither tree, or below what is no directory now; else as [`Timeline::restore`].
+    pub fn restore_paths(
         &self,
         verb: OpVerb,
         to: Target,
         paths: &[TreePath],
         what: String,
-        (mounts, list): (Mounts, Listing<'_>),
-    ) -> Result<Replaced> {
+        (mounts, list): (Mounts, ChangeSink<'_>),
+    ) -> Result<RestoreOutcome> {
         let _turn = self.turn();
         let attempt = || format!("{} {what}", verb_text(verb));
         self.flush()?;
@@ -71,7 +72,7 @@ impl Timeline {
             let told = changed
                 .to
                 .as_ref()
-                .map_or(Ok(()), |(_, forgotten)| self.kernel().forget(forgotten));
+                .map_or(Ok(()), |(_, invalidations)| self.kernel().invalidate(invalidations));
             let is_shown = changed.to.is_ok();
             let during = |error: Error| match is_shown {
                 true => error.after(format!("{} was done", attempt())),
@@ -107,9 +108,9 @@ impl Timeline {
                 .map_err(during)?;
             told.map_err(during)?;
             let before = Some(changed.layer);
-            let undo = self.op_before(op, before);
+            let undo = self.operation_before(op, before);
             listed.map_err(during)?;
-            return Ok(Replaced { before, undo, detached });
+            return Ok(RestoreOutcome { before, undo, detached });
         }
         Err(Error::damage(attempt(), "the loop has no end"))
     }
@@ -359,7 +360,7 @@ impl Mixer<'_> {
         }
         let remains = match &found {
             Found::Upper(_, hides) | Found::Nothing(hides) => hides.clone(),
-            Found::Base(ino, _, node) => Some(node.print(*ino)),
+            Found::Base(ino, _, node) => Some(node.fingerprint(*ino)),
         };
         self.edit(Edit::Dentry { dir, name, to: remains.map(Dentry::Whiteout) })?;
         self.touch(path, -i32::from(is_dir));
@@ -407,7 +408,7 @@ impl Mixer<'_> {
     fn hidden(&self, dir: Ino, lower: Option<&TreePath>, name: &Name) -> FsResult<Hides> {
         Ok(match self.state.find(dir, lower, name)? {
             Found::Upper(_, hides) | Found::Nothing(hides) => hides,
-            Found::Base(ino, _, node) => Some(node.print(ino)),
+            Found::Base(ino, _, node) => Some(node.fingerprint(ino)),
         })
     }
 
@@ -420,7 +421,7 @@ impl Mixer<'_> {
         nlink: u32,
     ) -> bool {
         let Found::Base(ino, path, node) = found else { return false };
-        let is_dir = crate::fs::lower_kind(node) == FileKind::Dir;
+        let is_dir = node.kind() == FileKind::Dir;
         (is_dir || nlink == 1)
             && lower.is_some_and(|dir| dir.join(name) == *path)
             && self.state.tree.node(*ino).is_none()

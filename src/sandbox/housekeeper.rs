@@ -88,14 +88,14 @@ fn compaction_loop(
         {
             log::warn!("compact the journal of the upper layer: {error}");
         }
-        if operation && let Err(error) = timeline.tidy(Effort::WhereItPays) {
+        if operation && let Err(error) = timeline.compact(Effort::WhereItPays) {
             log::warn!("compact the sealed layers: {error}");
         }
         if operation {
             dedup.wake();
             collector.wake();
         }
-        if timeline.tend_versions(false) == Tended::Later {
+        if timeline.maintain_edit_history(false) == Tended::Later {
             signals.look_at_edits_later();
         }
     }

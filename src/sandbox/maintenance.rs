@@ -38,9 +38,9 @@ impl Sandbox {
     /// # Errors
     /// The store cannot be read or written. Nothing is lost.
     pub fn compact(&self) -> Result<()> {
-        self.timeline.tend_versions(true);
+        self.timeline.maintain_edit_history(true);
         self.timeline.shorten_journal(Effort::Everything)?;
-        self.timeline.tidy(Effort::Everything)?;
+        self.timeline.compact(Effort::Everything)?;
         self.timeline.dedup(&|| true)?;
         self.timeline.pack(Effort::Everything, &|| true)
     }
@@ -107,7 +107,11 @@ impl Sandbox {
                 shared,
             });
         }
-        Ok(Info { layers, store_bytes: store.disk_usage(), to_do: self.timeline.dedup_is_to_do() })
+        Ok(Info {
+            layers,
+            store_bytes: store.disk_usage(),
+            to_do: self.timeline.layers_to_deduplicate(),
+        })
     }
 
     /// Sets what the background collection of a mounted sandbox may drop; `None` turns it off.
@@ -147,7 +151,7 @@ impl Sandbox {
 
     /// Records which checkpoints, holds, operations and edits exist, for [`Sandbox::rewind_to`].
     pub fn savepoint(&self) -> Savepoint {
-        self.timeline.moment()
+        self.timeline.savepoint()
     }
 
     /// Removes the checkpoints, holds, operations and edits that were made after a savepoint. First

@@ -329,7 +329,7 @@ impl Sandbox {
 fn reclaimer(timeline: &Arc<Timeline>, collector: Option<Arc<CollectorHandle>>) -> Arc<Reclaimer> {
     let weak = Arc::downgrade(timeline);
     Arc::new(move || {
-        let trimmed = weak.upgrade().map_or(Some(0), |timeline| timeline.make_room());
+        let trimmed = weak.upgrade().map_or(Some(0), |timeline| timeline.reclaim_now());
         match (trimmed, &collector) {
             // `None` means unknown, because compaction is in progress and may free more. So the
             // answer is "nothing" only if both sides are sure of it.

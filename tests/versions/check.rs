@@ -11,7 +11,7 @@ use jailfs::store::content::checksums::ChecksumsRecord;
 use jailfs::store::edits_log::{Content, EditsLogRecord};
 use jailfs::store::io::log;
 use jailfs::store::io::log::Log;
-use jailfs::store::record::Source;
+use jailfs::tree::Source;
 use jailfs::types::{Epoch, LayerId};
 
 use crate::place::Place;

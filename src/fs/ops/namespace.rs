@@ -6,8 +6,8 @@ use crate::error::{FsError, FsResult};
 use crate::fs::ops::acl;
 use crate::fs::{Caller, Core, Entry, Found, Fs, Move, Need, Refused, Target};
 use crate::store::edits_log::How;
-use crate::store::record::{Body, Dentry, Edit, Meta, Node};
 use crate::sys::clock;
+use crate::tree::{Body, Dentry, Edit, Meta, Node};
 use crate::types::{FileKind, Ino, Name, NodeId, TYPE_BITS, TreePath};
 
 /// The largest number of links of a file, as on ext4.

@@ -11,8 +11,8 @@ use super::format;
 use crate::error::{Error, Kind, Result};
 use crate::fs::{Refusal, Refused};
 use crate::sandbox::{
-    Applied, Change, Checked, Checkpoint, Collected, FileVersion, Info, LayerSpace, Node,
-    Operation, Restored, Status, Stepped,
+    Applied, Change, Checked, Checkpoint, Collected, FileEdit, Info, LayerSpace, Node, Operation,
+    Restored, Status, Stepped,
 };
 use crate::types::{FileKind, TreePath, is_unprintable};
 
@@ -372,17 +372,17 @@ impl Line {
         }
     }
 
-    pub(super) fn version(path: &TreePath, version: &FileVersion) -> Line {
+    pub(super) fn version(path: &TreePath, version: &FileEdit) -> Line {
         Line::Version {
             path: Bytes::path(path),
             number: version.number,
             time: date::utc(version.time),
             secs: version.time.secs,
             nanos: version.time.nanos,
-            edit: format::edit(version.edit),
+            edit: format::edit(version.kind),
             size: version.size,
             mode: version.mode,
-            shown: version.shown,
+            shown: version.is_current,
         }
     }
 
@@ -445,7 +445,7 @@ impl Line {
             bytes_read: checked.bytes_read,
             bytes_without_sum: checked.bytes_without_sum,
             warnings: checked.warnings.len() as u64,
-            versions: checked.versions,
+            versions: checked.edits,
         }
     }
 

@@ -2,14 +2,14 @@
 //! differs from the base and not on how often programs changed it.
 //!
 //! * The journal is at most [`MAX_RATIO`] times as long as its shortest form plus [`SLACK`] bytes,
-//!   plus the records that arrive during a look or a rewrite.
+//!   plus the records that arrive during a check or a rewrite.
 //!
 //! A look computes the length of the shortest form, which costs as much as what differs. So the
 //! next look comes only when the journal is too long even for an unchanged shortest form, or when
 //! the tree has lost an eighth of its entries.
 
 use crate::error::{Attempt, Result};
-use crate::fs::{NextLook, OpenJournal, SMALL_JOURNAL};
+use crate::fs::{NextCheck, OpenJournal, SMALL_JOURNAL};
 use crate::store::layer::sealed::compact_len;
 use crate::sys::memory;
 use crate::timeline::{Effort, Timeline};
@@ -41,19 +41,19 @@ impl Timeline {
         let _compacting = self.compacting.lock();
         let open = self.fs.open_journal();
         if open.end.bytes() < SMALL_JOURNAL && effort == Effort::WhereItPays {
-            self.fs.look_at_journal(NextLook::first(open.end.layer));
+            self.fs.set_next_journal_check(NextCheck::first(open.end.layer));
             return Ok(());
         }
         let shortened = self.shorten(&open, effort);
         let next = shortened.as_ref().copied().unwrap_or_else(|_| later(&open));
         drop(open);
-        self.fs.look_at_journal(next);
+        self.fs.set_next_journal_check(next);
         memory::trim();
         shortened.map(drop)
     }
 
     /// Looks at the journal, rewrites it if it is long, and returns when the next look is due.
-    fn shorten(&self, open: &OpenJournal, effort: Effort) -> Result<NextLook> {
+    fn shorten(&self, open: &OpenJournal, effort: Effort) -> Result<NextCheck> {
         let layer = open.end.layer;
         let parent = self.store.layer(layer).and_then(|info| info.header.parent);
         let is_open = |parent| self.store.layer(parent).is_none_or(|info| info.seal.is_none());
@@ -77,13 +77,13 @@ impl Timeline {
         let bytes =
             if is_long { most } else { most.max(open.end.bytes().saturating_add(LOOK_INTERVAL)) };
         let lost = usize::try_from((edits / LOST_PART).max(MIN_LOST)).unwrap_or(usize::MAX);
-        Ok(NextLook { layer, bytes, entries: open.tree.entries().saturating_sub(lost) })
+        Ok(NextCheck { layer, bytes, entries: open.tree.entries().saturating_sub(lost) })
     }
 }
 
-fn later(open: &OpenJournal) -> NextLook {
+fn later(open: &OpenJournal) -> NextCheck {
     let bytes = open.end.bytes().saturating_add(LOOK_INTERVAL);
-    NextLook { layer: open.end.layer, bytes, entries: 0 }
+    NextCheck { layer: open.end.layer, bytes, entries: 0 }
 }
 
 #[cfg(test)]

@@ -127,18 +127,18 @@ impl Sandboxed {
     }
 
     /// Restores the tree first, whatever the command did to it. Then lists the discarded changes,
-    /// if they can be listed, and forgets the checkpoints, names and holds of the command.
+    /// if they can be listed, and drops the checkpoints, names and holds of the command.
     fn discard(&self, is_listed: bool) -> Result<()> {
-        let before = self.sandbox.go_back(&self.start)?;
+        let before = self.sandbox.reset_to(&self.start)?;
         let listed = self
             .sandbox
-            .changes_of(&before)
+            .changes_to(&before)
             .and_then(|changes| print_discarded(&changes, is_listed));
         if let Err(error) = listed {
             out::note(&format!("discarded; the changes cannot be listed: {error}"));
         }
         drop(before);
-        self.sandbox.rewind_to(&self.moment)
+        self.sandbox.rewind_to(&self.savepoint)
     }
 }
 

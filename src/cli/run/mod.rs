@@ -138,10 +138,10 @@ impl Run {
         let mut sandboxed = Sandboxed::begin(sandbox, &self.program(&spec, 1), consent)?;
         // However many checkpoints the command makes, no earlier state is dropped while it runs:
         // the caller may go back to it.
-        sandboxed.sandbox.spare_all_states();
+        sandboxed.sandbox.pin_states();
         let outcome = self.attempts(&mut sandboxed, &spec)?;
         sandboxed.finish(self.fate(outcome), outcome)?;
-        match sandboxed.sandbox.spare_nothing() {
+        match sandboxed.sandbox.unpin_states() {
             Ok(gone) => {
                 gone.iter().for_each(|one| {
                     out::note(&format!("dropped: checkpoint {}", format::checkpoint(one)))
@@ -188,7 +188,7 @@ impl Run {
                 other => format!("failed ({})", other.code()),
             };
             sandboxed.roll_back()?;
-            sandboxed.sandbox.rewind_to(&sandboxed.moment)?;
+            sandboxed.sandbox.rewind_to(&sandboxed.savepoint)?;
             out::note(&format!(
                 "attempt {attempt} of {} {how}, and was rolled back",
                 self.attempts
@@ -248,7 +248,7 @@ struct Sandboxed {
     /// The tree before the command: the last checkpoint, or the base.
     start: Rev,
     /// The checkpoints, names and holds before the command.
-    moment: Savepoint,
+    savepoint: Savepoint,
     /// The dangers that the caller of an apply accepts.
     consent: Consent,
 }
@@ -271,18 +271,18 @@ impl Sandboxed {
             };
             return Ok(Sandboxed {
                 start: Rev::Id(checkpoint.id),
-                moment: sandbox.moment(),
+                savepoint: sandbox.savepoint(),
                 sandbox,
                 consent,
             });
         }
         let start = status.checkpoint.map_or(Rev::Base, |checkpoint| Rev::Id(checkpoint.id));
-        Ok(Sandboxed { start, moment: sandbox.moment(), sandbox, consent })
+        Ok(Sandboxed { start, savepoint: sandbox.savepoint(), sandbox, consent })
     }
 
     /// Restores the tree to its state before the command.
     fn roll_back(&self) -> Result<()> {
-        self.sandbox.go_back(&self.start).map(drop)
+        self.sandbox.reset_to(&self.start).map(drop)
     }
 }
 

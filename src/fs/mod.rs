@@ -55,8 +55,9 @@ pub use merged::lower::Extents;
 pub use merged::read_plan::ReadPlan;
 pub use merged::state::{Found, State};
 pub use ops::attrs::{SetAttr, SetTime, SetXattr};
-pub use ops::namespace::RenameMode;
+pub use ops::privileges::{CallerRights, PrivilegeBits};
 pub use ops::readdir::{DirEntry, HandOut};
+pub use ops::rename::RenameMode;
 pub use ops::symlink::{LinkReply, Move, Refusal, Refused};
 pub use snapdir::{Archive, Origin, SnapdirView, Text};
 pub use space::enospc::{MOST_TRIES, Need};
@@ -528,21 +529,6 @@ impl Core {
             },
             Target::Orphan(_) => Err(FsError::NotFound),
         }
-    }
-
-    /// Covers a live node, so that it can change.
-    pub(crate) fn copy_up(&mut self, id: NodeId) -> FsResult<Ino> {
-        match self.target(id)? {
-            Target::Upper(ino) => Ok(ino),
-            Target::Base(ino, path, node) => self.copy_up_base(ino, &path, &node),
-            Target::Orphan(_) => Err(FsError::NotFound),
-        }
-    }
-
-    /// Covers a live directory.
-    pub(crate) fn copy_up_dir(&mut self, id: NodeId) -> FsResult<(Ino, Option<TreePath>)> {
-        let ino = self.copy_up(id)?;
-        Ok((ino, self.lower_path(ino)?))
     }
 
     /// Covers a node that was found at a path of the base, and the directories above it.

@@ -312,6 +312,26 @@ impl Core {
         self.lower.note(&path, CHANGED);
         Err(FsError::Drift(path))
     }
+
+    /// Refuses to append to a base file at another offset than its end, because the kernel chose
+    /// the offset by an old size. It asks for the size when the file is opened or looked up again.
+    ///
+    /// # Errors
+    /// [`FsError::Drift`].
+    pub(in crate::fs) fn check_append(
+        &mut self,
+        id: NodeId,
+        target: &Target,
+        offset: u64,
+    ) -> FsResult<()> {
+        let Target::Base(_, path, node) = target else { return Ok(()) };
+        if of(node).is_none_or(|now| now.size == offset) {
+            return Ok(());
+        }
+        self.pending.add(id, Change::Content);
+        self.lower.note(path, CHANGED);
+        Err(FsError::Drift(path.clone()))
+    }
 }
 
 impl Fs {
@@ -355,22 +375,6 @@ impl Fs {
     /// Whether the kernel must forget a node before it is told anything of it.
     pub fn needs_invalidation(&self, id: NodeId) -> bool {
         self.core().pending.nodes.contains_key(&id)
-    }
-
-    /// Refuses to append to a file of the base at another place than its end: the kernel chose it by a former size. It asks for
-    /// the size when the file is opened or looked at again.
-    ///
-    /// # Errors
-    /// [`FsError::Drift`].
-    pub fn check_append(&self, id: NodeId, offset: u64) -> FsResult<()> {
-        let mut core = self.core();
-        let Target::Base(_, path, node) = core.content_target(id)? else { return Ok(()) };
-        if of(&node).is_none_or(|now| now.size == offset) {
-            return Ok(());
-        }
-        core.pending.add(id, Change::Content);
-        core.lower.note(&path, CHANGED);
-        Err(FsError::Drift(path))
     }
 
     /// Says that the kernel has forgotten what it knew of a node.

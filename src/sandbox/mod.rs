@@ -682,7 +682,7 @@ fn more_room(
 ) -> Arc<Reclaimer> {
     let weak = Arc::downgrade(timeline);
     Arc::new(move || {
-        let own = weak.upgrade().map_or(Some(0), |timeline| timeline.make_room());
+        let own = weak.upgrade().map_or(Some(0), |timeline| timeline.reclaim_now());
         match (own, &collector) {
             // Whoever tidies up may yet find something, so that there is nothing is known only if both say so.
             (Some(0) | None, Some(collector)) => {

@@ -42,9 +42,9 @@ impl Sandbox {
     /// # Errors
     /// What the store answers; nothing is lost then.
     pub fn tidy(&self) -> Result<()> {
-        self.timeline.tend_versions(true);
+        self.timeline.maintain_edit_history(true);
         self.timeline.shorten_journal(Effort::Everything)?;
-        self.timeline.tidy(Effort::Everything)?;
+        self.timeline.compact(Effort::Everything)?;
         self.timeline.dedup(&|| true)?;
         self.timeline.pack(Effort::Everything, &|| true)
     }
@@ -110,7 +110,11 @@ impl Sandbox {
                 shared,
             });
         }
-        Ok(Info { layers, store_bytes: store.disk_usage(), to_do: self.timeline.dedup_is_to_do() })
+        Ok(Info {
+            layers,
+            store_bytes: store.disk_usage(),
+            to_do: self.timeline.layers_to_deduplicate(),
+        })
     }
 
     /// Says what goes without being asked for each time while it is mounted; none: nothing. `limit` is what it may store in
@@ -128,7 +132,7 @@ impl Sandbox {
 
     /// Remembers what there is now besides the tree, for [`Sandbox::rewind_to`].
     pub fn moment(&self) -> Savepoint {
-        self.timeline.moment()
+        self.timeline.savepoint()
     }
 
     /// Forgets the checkpoints, holds, operations and versions of files that there are since a moment. The tree must have been taken
@@ -255,14 +259,14 @@ impl Housekeeper {
                 {
                     log::warn!("a mount takes longer than it need: {error}");
                 }
-                if is_work && let Err(error) = of_thread.tidy(Effort::WhereItPays) {
+                if is_work && let Err(error) = of_thread.compact(Effort::WhereItPays) {
                     log::warn!("the store could not be tidied, and works on as it is: {error}");
                 }
                 if is_work {
                     behind.wake();
                     collecting.wake();
                 }
-                if of_thread.tend_versions(false) == Tended::Later {
+                if of_thread.maintain_edit_history(false) == Tended::Later {
                     shared.state.lock().edits = true;
                 }
             }

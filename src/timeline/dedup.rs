@@ -26,7 +26,7 @@ use crate::tree::Tree;
 use crate::types::{ByteRange, Ino, LayerId};
 
 /// How often a layer is begun anew because something was given back meanwhile, before others come first.
-const TRIES: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 
 /// What is known while a store is open.
 pub(super) struct Dedup {
@@ -62,7 +62,7 @@ impl Timeline {
             Some(dedup) => dedup,
             none => none.insert(self.begin_dedup()?),
         };
-        let is_done = |layer| self.looked_through.lock().contains(&layer);
+        let is_done = |layer| self.deduplicated.lock().contains(&layer);
         for info in self.sealed() {
             let layer = info.header.layer;
             // Before it has checksums, it may still be trimmed.
@@ -73,7 +73,7 @@ impl Timeline {
                 break;
             }
             match self.dedup_layer(table, &info, go)? {
-                Outcome::Done => drop(self.looked_through.lock().insert(layer)),
+                Outcome::Done => drop(self.deduplicated.lock().insert(layer)),
                 Outcome::Disturbed => {}
                 Outcome::Stopped => break,
             }
@@ -90,11 +90,11 @@ impl Timeline {
     }
 
     /// How many sealed layers are still to be looked through.
-    pub fn dedup_is_to_do(&self) -> u64 {
+    pub fn layers_to_deduplicate(&self) -> u64 {
         if !self.dedup_is_on.load(Ordering::Relaxed) {
             return 0;
         }
-        let done = self.looked_through.lock();
+        let done = self.deduplicated.lock();
         self.sealed().iter().filter(|info| !done.contains(&info.header.layer)).count() as u64
     }
 
@@ -102,12 +102,12 @@ impl Timeline {
         let table = self.store.chunks()?;
         let sealed = self.sealed();
         let done = sealed.iter().map(|l| l.header.layer).filter(|l| *l < table.done());
-        self.looked_through.lock().extend(done);
+        self.deduplicated.lock().extend(done);
         // Where the process ended between a map and what is done by it.
         for info in sealed.iter().filter(|info| info.mapped) {
             let layer = info.header.layer;
             let Some(map) = self.store.map(layer)? else { continue };
-            self.give_up_blocks(layer, &map.given_up())?;
+            self.free_blocks(layer, &map.given_up())?;
         }
         Ok(Dedup { table })
     }
@@ -118,7 +118,7 @@ impl Timeline {
         info: &LayerInfo,
         go: &dyn Fn() -> bool,
     ) -> Result<Outcome> {
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             match self.try_dedup_layer(table, info, go) {
                 Ok(Outcome::Disturbed) => {}
                 // It was given up by gc, or was punched while it was read.
@@ -140,7 +140,7 @@ impl Timeline {
     ) -> Result<Outcome> {
         let layer = info.header.layer;
         let (sweeps, search, parts) = {
-            let _tidying = self.compacting.lock();
+            let _compacting = self.compacting.lock();
             // As it is now: gc may have put it on another layer, or given it up.
             let Some(info) = self.sealed().into_iter().find(|l| l.header.layer == layer) else {
                 return Ok(Outcome::Done);
@@ -160,20 +160,20 @@ impl Timeline {
             return Ok(Outcome::Disturbed);
         }
         if !map.runs().is_empty() {
-            let _tidying = self.compacting.lock();
+            let _compacting = self.compacting.lock();
             if self.store.sweeps() != sweeps {
                 return Ok(Outcome::Disturbed);
             }
             self.store.require_no_doubt()?;
             self.store.publish_remap(layer, &map)?;
         }
-        self.give_up_blocks(layer, &map.given_up())?;
-        self.give_up_blocks(layer, &zeros)?;
+        self.free_blocks(layer, &map.given_up())?;
+        self.free_blocks(layer, &zeros)?;
         Ok(Outcome::Done)
     }
 
     /// Gives the blocks of ranges of a layer back, as far as they take space.
-    fn give_up_blocks(&self, layer: LayerId, blocks: &[ByteRange]) -> Result<()> {
+    fn free_blocks(&self, layer: LayerId, blocks: &[ByteRange]) -> Result<()> {
         if blocks.is_empty() {
             return Ok(());
         }
@@ -188,7 +188,7 @@ impl Timeline {
             );
             return Ok(());
         }
-        let _tidying = self.compacting.lock();
+        let _compacting = self.compacting.lock();
         if self.store.layer(layer).is_none() {
             return Ok(());
         }
@@ -199,7 +199,7 @@ impl Timeline {
     /// The parts of files and of their versions that lie in the pool of a layer, and where the content was that they took the place of.
     fn parts(&self, info: &LayerInfo) -> Result<Vec<Part>> {
         let layer = info.header.layer;
-        let (below, tree) = self.with_parent(info.header.parent, layer)?;
+        let (below, tree) = self.load_with_parent(info.header.parent, layer)?;
         let mut parts = Vec::new();
         for ino in below.diff(&tree).contents {
             let before = was(&below, &tree, ino);

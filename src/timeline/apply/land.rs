@@ -89,7 +89,7 @@ impl Timeline {
             Some((_, Err(error))) => Err(error),
             None => Ok(()),
         };
-        let logged = self.log(OpVerb::Apply, description.to_owned(), to);
+        let logged = self.log_operation(OpVerb::Apply, description.to_owned(), to);
         // What was carried over is in the new layer alone as soon as gc takes the one before.
         let synced = self.fs.sync().attempt(|| "apply: sync what was written meanwhile");
         logged.and(told).and(noted).and(synced).map_err(|e| e.after("apply was done"))

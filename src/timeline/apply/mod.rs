@@ -50,7 +50,8 @@ use crate::store::record::{
 };
 use crate::timeline::apply::staging::Stages;
 use crate::timeline::apply::unfinished::Unfinished;
-use crate::timeline::{Target, Timeline, close};
+use crate::timeline::checkpoint::seal_unused;
+use crate::timeline::{Target, Timeline};
 use crate::types::{Epoch, FileKind, Fingerprint, Ino, LayerId, Timestamp, TreePath};
 
 /// The message of the seal of an apply that was taken back.
@@ -130,7 +131,7 @@ impl Timeline {
     /// # Errors
     /// What the base or the store answers.
     pub fn plan_apply(&self, paths: &[TreePath], consent: Consent) -> Result<Plan> {
-        let _turn = self.turn();
+        let _operation = self.lock_operation();
         self.flush()?;
         self.plan(self.fs.state(), paths, consent)
     }
@@ -152,7 +153,7 @@ impl Timeline {
     /// # Errors
     /// What the base or the store answers; the base is then as it was.
     pub fn apply(&self, paths: &[TreePath], consent: Consent) -> Result<Plan> {
-        let _turn = self.turn();
+        let _operation = self.lock_operation();
         self.check_finished()?;
         self.flush()?;
         let (sealed, _) = self.seal_present("apply")?;
@@ -167,7 +168,8 @@ impl Timeline {
         let shown = if paths.is_empty() { self.land(sealed, epoch, &description) } else { Ok(()) };
         // What was shown has its record, and what was written has one, whatever came of the rest.
         let is_shown = self.fs().state().lower.epoch() == epoch;
-        let logged = if is_shown { Ok(0) } else { self.log(OpVerb::Apply, description, sealed) };
+        let logged =
+            if is_shown { Ok(0) } else { self.log_operation(OpVerb::Apply, description, sealed) };
         logged.and(shown).map_err(after_writing)?;
         Ok(plan)
     }
@@ -177,7 +179,7 @@ impl Timeline {
     /// # Errors
     /// When there was no apply, or what the base or the store answers.
     pub fn plan_undo(&self) -> Result<Plan> {
-        let _turn = self.turn();
+        let _operation = self.lock_operation();
         match self.plan_rollback()? {
             Some(rest) => Ok(rest),
             None => self.plan(self.before_last_apply()?, &[], Consent::ALL),
@@ -207,7 +209,7 @@ impl Timeline {
     /// # Errors
     /// As [`Timeline::apply`].
     pub fn undo_apply(&self) -> Result<Plan> {
-        let _turn = self.turn();
+        let _operation = self.lock_operation();
         self.flush()?;
         if let Some(rest) = self.plan_rollback()? {
             return self.finish_rollback().map(|()| rest);
@@ -217,7 +219,7 @@ impl Timeline {
             let (sealed, _) = self.seal_present("undo apply")?;
             self.write_home(&mut plan)?;
             let description = format!("{} paths", plan.changes.len());
-            self.log(OpVerb::UndoApply, description, sealed).map_err(after_writing)?;
+            self.log_operation(OpVerb::UndoApply, description, sealed).map_err(after_writing)?;
         }
         Ok(plan)
     }
@@ -281,7 +283,7 @@ impl Timeline {
             }
         };
         let message = if failure.is_some() { TAKEN_BACK } else { "" };
-        if let Err(why) = close(self.store(), &mut layer, message) {
+        if let Err(why) = seal_unused(self.store(), &mut layer, message) {
             let rest = Unfinished::whole(layer.layer(), epoch, &why);
             return Err(self.leave_unfinished(rest, during(why)));
         }

@@ -27,7 +27,7 @@ use crate::timeline::apply::staging;
 use crate::timeline::apply::staging::Stages;
 use crate::timeline::apply::write::{Unable, Written, is_lasting, write_base};
 use crate::timeline::apply::{Images, Keep, TAKEN_BACK, collect, found, settle, touched_paths};
-use crate::timeline::close;
+use crate::timeline::checkpoint::seal_unused;
 use crate::timeline::diff;
 use crate::timeline::diff::{PathChange, What};
 use crate::tree::Tree;
@@ -478,7 +478,7 @@ pub(in crate::timeline) fn resume(
     match roll_back(store, base, &mut layer, images, &before, &mut claims).map_err(during)? {
         Rollback::Unfinished(remaining) => Ok(Some(remaining)),
         Rollback::Ended(_, told) => {
-            close(store, &mut layer, TAKEN_BACK).map_err(during)?;
+            seal_unused(store, &mut layer, TAKEN_BACK).map_err(during)?;
             log::warn!("an apply that was cut off was taken back");
             if let Some(told) = told {
                 log::warn!("{told}");

@@ -149,8 +149,8 @@ impl Timeline {
     /// # Errors
     /// As [`check`].
     pub fn check(&self, read_data: bool) -> Result<Report> {
-        let _turn = self.turn();
-        let _tidying = self.compacting.lock();
+        let _operation = self.lock_operation();
+        let _compacting = self.compacting.lock();
         check(self.store.dir().path(), read_data)
     }
 }

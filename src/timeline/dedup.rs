@@ -20,9 +20,8 @@ use crate::error::Result;
 use crate::store::dedup::chunks::ChunkTable;
 use crate::store::dedup::matching::{Matcher, Matches, Part, Search};
 use crate::store::layer::LayerInfo;
-use crate::store::record::{Dentry, Source};
 use crate::timeline::Timeline;
-use crate::tree::Tree;
+use crate::tree::{Dentry, Source, Tree};
 use crate::types::{ByteRange, Ino, LayerId};
 
 /// How often a layer is begun anew because something was given back meanwhile, before others come first.

@@ -8,8 +8,8 @@ use crate::fs::ops::acl;
 use crate::fs::ops::privileges::{PrivilegeBits, SETGID, clear_capabilities, clear_privileges};
 use crate::fs::ops::writable::Writable;
 use crate::fs::{Attr, Core, Fs, Need, Target};
-use crate::store::record::{Edit, Meta, Node, Xattrs};
 use crate::sys::clock;
+use crate::tree::{Edit, Meta, Node, Xattrs};
 use crate::types::{FileKind, NodeId, PERM_BITS, TYPE_BITS, Timestamp};
 
 /// The largest value of an extended attribute, in bytes (`XATTR_SIZE_MAX`).

@@ -12,9 +12,8 @@ use crate::fs::ops::privileges::{PrivilegeBits, clear_capabilities};
 use crate::fs::ops::writable::Writable;
 use crate::fs::{Core, Fs, MAX_FILE_SIZE, Need, State, Target};
 use crate::store::Store;
-use crate::store::record::{Edit, Meta};
 use crate::sys::clock;
-use crate::tree::Tree;
+use crate::tree::{Edit, Meta, Tree};
 use crate::types::{ByteRange, FileKind, NodeId};
 
 /// Modes of fallocate(2).

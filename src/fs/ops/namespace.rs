@@ -9,8 +9,8 @@ use crate::fs::ops::slot::{LINK_MAX, whiteout};
 use crate::fs::{Caller, Core, Entry, Found, Fs, Need};
 use crate::store::Store;
 use crate::store::edits_log::How;
-use crate::store::record::{Body, Dentry, Edit, Meta, Node};
 use crate::sys::clock;
+use crate::tree::{Body, Dentry, Edit, Meta, Node};
 use crate::types::{FileKind, Ino, Name, NodeId, TYPE_BITS};
 
 /// The longest text of a symlink, in bytes.

@@ -13,7 +13,7 @@ use crate::fs::kernel::listing::{FIRST_COOKIE, Listed, Listing};
 use crate::fs::kernel::nodes::NodeState;
 use crate::fs::merged::lower::LowerNode;
 use crate::fs::{Core, Entry, Found, Fs};
-use crate::store::record::{Body, Dentry};
+use crate::tree::{Body, Dentry};
 use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
 
 /// A name of a directory.

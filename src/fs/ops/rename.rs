@@ -4,8 +4,8 @@ use crate::error::{FsError, FsResult};
 use crate::fs::ops::slot::Slot;
 use crate::fs::{Core, Found, Fs, Move, Need, Refused};
 use crate::store::edits_log::How;
-use crate::store::record::{Dentry, Edit};
 use crate::sys::clock;
+use crate::tree::{Dentry, Edit};
 use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
 
 /// What a rename does if the new name exists (rename(2)).

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::lower::LowerNode;
 use crate::fs::{Core, Found, Target};
-use crate::store::record::{Dentry, Edit};
 use crate::sys::clock;
+use crate::tree::{Dentry, Edit};
 use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
 
 /// The most links of a file or directory, as on ext4.

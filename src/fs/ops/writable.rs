@@ -3,8 +3,7 @@
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::state::SCRATCH;
 use crate::fs::{Core, Target};
-use crate::store::record::Edit;
-use crate::tree::Tree;
+use crate::tree::{Edit, Tree};
 use crate::types::{Ino, LayerId};
 
 /// The tree that holds a node's record, and the node's number there.

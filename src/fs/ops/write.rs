@@ -16,8 +16,7 @@ use crate::fs::merged::read_plan::ReadPlan;
 use crate::fs::ops::writable::Writable;
 use crate::store::Store;
 use crate::store::content::pool::{BLOCK, PoolWriter, block_ceil, block_floor};
-use crate::store::record::{Edit, Source};
-use crate::tree::Extent;
+use crate::tree::{Edit, Extent, Source};
 use crate::types::{ByteRange, LayerId};
 
 /// A part of a write.

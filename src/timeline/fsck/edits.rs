@@ -11,7 +11,8 @@ use crate::error::Error;
 use crate::fs::KnownVersions;
 use crate::store::edits_log::{Content, Recorded};
 use crate::store::layer::POOL;
-use crate::store::record::{Body, LayerKind, Source};
+use crate::store::record::LayerKind;
+use crate::tree::{Body, Source};
 use crate::types::{ByteRange, Epoch, FileKind, LayerId, TreePath};
 
 /// What is wrong with the history of single files. Whoever opens the store begins the log anew, or passes the version over.

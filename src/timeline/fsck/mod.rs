@@ -15,10 +15,10 @@ use crate::store::content::remap::{PoolRange, Remap, Run};
 use crate::store::fsck_read::Inspect;
 use crate::store::io::log;
 use crate::store::layer::{INDEX, LayerContents, POOL, SUMS};
-use crate::store::record::{LayerKind, PreImage, Record, Source};
+use crate::store::record::{LayerKind, PreImage, Record};
 use crate::timeline::Timeline;
 use crate::timeline::tree_cache::replay;
-use crate::tree::{Extent, Tree};
+use crate::tree::{Extent, Source, Tree};
 use crate::types::{ByteRange, Ino, LayerId};
 
 /// A way in which a store is not as it must be.

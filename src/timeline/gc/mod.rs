@@ -23,9 +23,9 @@ use crate::fs::merged::pre_images::{PreImages, index_in_history};
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
 use crate::store::placement::packing::JournalRewriter;
-use crate::store::record::{Edit, Header, LayerKind, OpRecord, Record, Seal};
+use crate::store::record::{Header, LayerKind, OpRecord, Record, Seal};
 use crate::timeline::Timeline;
-use crate::tree::Tree;
+use crate::tree::{Edit, Tree};
 use crate::types::{ByteRange, Epoch, LayerId, Timestamp};
 
 /// Records of the log of heads that are kept, also if nothing can go back to them.

@@ -1,8 +1,8 @@
-//! The command line, as a person or a script meets it: the real program, real daemons, real mounts.
+//! The command line, as a user or a script uses it: the real program, real daemons, real mounts.
 //!
-//! Each test has directories, a home and so a store of its own, and they run side by side. Every command is given
-//! [`PATIENCE`]; a test that hangs in the mount itself is ended by a watchdog, which takes its mounts away first. What
-//! docs/CLI.md says is what is tested here.
+//! Each test has its own directories, home and store, and tests run in parallel. Every command has
+//! a time limit of [`PATIENCE`]. If a test itself hangs in the mount, a watchdog unmounts
+//! everything and ends it. These tests check the statements of docs/CLI.md.
 
 #![expect(
     clippy::expect_used,

@@ -1,5 +1,5 @@
-//! The program is ended by SIGKILL before each change of the disk that a verb makes, and each such change is made to fail: what
-//! is found afterwards is the state before or the state after, whole, and every other checkpoint is what it was.
+//! Kills the program before each disk write of a verb, and makes each such write fail. Afterwards
+//! the state is the one before or the one after, complete, and every other checkpoint is unchanged.
 
 #![expect(
     clippy::unwrap_used,
@@ -32,7 +32,7 @@ const BASE: &str = "
     setfattr -n user.x -v y src/f1
 ";
 
-/// What was done before the verb, and what a verb can lead to.
+/// The state before a verb, and the states that it may lead to.
 const WORK: [&str; 4] = [
     "echo changed >> src/f1; rm src/f2; echo new > src/new",
     "mv docs manual; echo x >> README; truncate -s 100 big; mkdir -p a/b/c; echo deep > a/b/c/d",
@@ -40,7 +40,7 @@ const WORK: [&str; 4] = [
     "echo unsealed > src/unsealed; rm src/f4; mv src/f5 src/moved; ln src/moved src/linked; touch -d 2001-01-01 src/f6",
 ];
 
-/// Of the steps at which a call fails, every so many is tried; `JAILFS_CRASH_STRIDE=1` tries all.
+/// Tries only one in so many failing calls; `JAILFS_CRASH_STRIDE=1` tries all.
 fn stride() -> usize {
     std::env::var("JAILFS_CRASH_STRIDE").map_or(4, |stride| stride.parse().unwrap())
 }
@@ -76,7 +76,7 @@ fn copy(from: &Path, to: &Path) {
     assert!(done.success());
 }
 
-/// Runs a verb once for each of its steps, each time ended or failed there.
+/// Runs a verb once for each of its failpoints, killed or failed there.
 fn at_every_step(words: &[&str]) {
     at_every_step_of(&prepared(), words);
 }
@@ -96,7 +96,7 @@ fn at_every_step_of(live: &Live, words: &[&str]) {
             copy(&live.store, &copied);
             let output = jailfs(&copied, words, &rule);
             let when = format!("{words:?} with {rule}");
-            // What is there is sound before anybody mends it, and after.
+            // The store is sound before recovery, and after it.
             check(&copied, &when);
             let found = states(&copied);
             check(&copied, &format!("{when}, opened"));
@@ -120,7 +120,7 @@ fn at_every_step_of(live: &Live, words: &[&str]) {
                 assert_eq!(states(&copied), after, "{when}, and gc again");
             }
             if output.status.success() && action.starts_with("kill") {
-                // It came to its end: there are no more steps.
+                // It ran to its end: there are no more failpoints.
                 steps = step;
                 break;
             }
@@ -133,9 +133,9 @@ fn at_every_step_of(live: &Live, words: &[&str]) {
     );
 }
 
-/// The disk of the store has room, and that of the temporary files has none.
+/// The disk of the store has space, and that of the temporary files has none.
 #[test]
-fn what_is_published_needs_no_room_for_temporary_files() {
+fn publishing_a_file_needs_no_space_for_temporary_files() {
     let live = prepared();
     for words in [
         &["checkpoint", "green"][..],
@@ -152,61 +152,61 @@ fn what_is_published_needs_no_room_for_temporary_files() {
 }
 
 #[test]
-fn a_checkpoint_that_is_cut_off_at_any_step_is_there_or_not() {
+fn an_interrupted_checkpoint_exists_or_not() {
     at_every_step(&["checkpoint", "green"]);
 }
 
 #[test]
-fn a_restore_that_is_cut_off_at_any_step_was_done_or_not() {
+fn an_interrupted_restore_was_done_or_not() {
     at_every_step(&["restore", "c1"]);
 }
 
 #[test]
-fn a_restore_of_paths_that_is_cut_off_at_any_step_was_done_or_not() {
+fn an_interrupted_restore_of_paths_was_done_or_not() {
     at_every_step(&["restore", "c1", "src", "big"]);
 }
 
 #[test]
-fn a_discard_that_is_cut_off_at_any_step_was_done_or_not() {
+fn an_interrupted_discard_was_done_or_not() {
     at_every_step(&["discard"]);
 }
 
 #[test]
-fn going_back_to_an_operation_cut_off_at_any_step_was_done_or_not() {
+fn an_interrupted_op_restore_was_done_or_not() {
     at_every_step(&["op", "restore", "2"]);
 }
 
 #[test]
-fn an_undo_that_is_cut_off_at_any_step_was_done_or_not() {
+fn an_interrupted_undo_was_done_or_not() {
     at_every_step(&["undo", "src/f1"]);
 }
 
 #[test]
-fn an_undo_of_a_deletion_that_is_cut_off_at_any_step_was_done_or_not() {
+fn an_interrupted_undo_of_a_deletion_was_done_or_not() {
     at_every_step(&["undo", "src/f4"]);
 }
 
 #[test]
-fn a_drop_that_is_cut_off_at_any_step_was_done_or_not() {
+fn an_interrupted_drop_was_done_or_not() {
     at_every_step(&["drop", "c1"]);
 }
 
 #[test]
-fn a_hold_that_is_cut_off_at_any_step_was_done_or_not() {
+fn an_interrupted_hold_was_done_or_not() {
     at_every_step(&["hold", "c1"]);
 }
 
 #[test]
-fn a_gc_that_is_cut_off_at_any_step_loses_nothing() {
+fn an_interrupted_gc_loses_nothing() {
     at_every_step(&["gc", "--operations", "0"]);
 }
 
 #[test]
-fn a_gc_that_gives_up_checkpoints_and_is_cut_off_at_any_step_loses_no_other() {
+fn an_interrupted_gc_that_drops_checkpoints_loses_no_other() {
     at_every_step(&["gc", "--operations", "0", "--keep", "1"]);
 }
 
-/// The same store, with its layers in packs and their content put together.
+/// The same store, with its layers in packs and their content gathered.
 fn packed() -> Live {
     let live = prepared();
     let sandbox = Sandbox::open(&live.store).unwrap();
@@ -217,12 +217,12 @@ fn packed() -> Live {
 }
 
 #[test]
-fn a_drop_of_what_is_in_a_pack_that_is_cut_off_at_any_step_was_done_or_not() {
+fn an_interrupted_drop_of_a_packed_checkpoint_was_done_or_not() {
     at_every_step_of(&packed(), &["drop", "c1"]);
 }
 
 #[test]
-fn a_gc_over_packs_that_is_cut_off_at_any_step_loses_nothing() {
+fn an_interrupted_gc_over_packs_loses_nothing() {
     at_every_step_of(&packed(), &["gc", "--operations", "0", "--keep", "1"]);
 }
 
@@ -239,9 +239,10 @@ fn store_of_all_kinds() -> Live {
     live
 }
 
-/// Each of the store's files cut at a byte: what was cut off is told, or was written last and is gone, or was nothing that can be asked for.
+/// Truncates each of the store's files at some byte. The lost part is reported, or was written last
+/// and is gone, or is not readable by any request.
 #[test]
-fn a_file_that_is_cut_at_any_byte_is_told_or_is_what_it_was_before_its_end() {
+fn a_truncated_file_is_reported_or_has_an_earlier_end() {
     let mut live = store_of_all_kinds();
     live.mount();
     live.sh("echo 1 > last; echo 2 >> last; mkdir d; mv last d/; rm -r d; echo 3 > src/f3; chmod 700 src/f6");
@@ -258,7 +259,7 @@ fn a_file_that_is_cut_at_any_byte_is_told_or_is_what_it_was_before_its_end() {
     for file in files.lines() {
         let path = live.store.join(file);
         let whole = std::fs::read(&path).unwrap();
-        // Of content one byte is like the other, and `chunks` is a table of guesses.
+        // All bytes of content are alike, and `chunks` is a table of hints.
         let is_content = file.ends_with("pool") || file == "reserve";
         let every = match every {
             1 if is_content || file == "chunks" => 1.max(whole.len() / 200),
@@ -288,7 +289,7 @@ fn a_file_that_is_cut_at_any_byte_is_told_or_is_what_it_was_before_its_end() {
                             "{when}: a state cannot be read, and the check finds nothing"
                         ),
                         Ok(found) if found == before || problems > 0 => {}
-                        // The journal that is written to: what it was, so many records ago.
+                        // The upper layer's journal: the state some records ago.
                         Ok(found) if file == top => {
                             let same = found
                                 .iter()
@@ -296,7 +297,7 @@ fn a_file_that_is_cut_at_any_byte_is_told_or_is_what_it_was_before_its_end() {
                             assert!(same, "{when}: a checkpoint is another");
                             seen.insert(format!("{:?}", found["@"]));
                         }
-                        // The last operations are forgotten, and no state is another.
+                        // The last operations are lost, and no state changes.
                         Ok(found) => {
                             assert!(
                                 file == "identities" || file == "heads.log",
@@ -308,7 +309,7 @@ fn a_file_that_is_cut_at_any_byte_is_told_or_is_what_it_was_before_its_end() {
                 }
             }
             (cuts, told) = (cuts + 1, told + usize::from(problems > 0));
-            // What was opened may have changed more than this file.
+            // Opening the store may have changed more than this file.
             std::fs::write(&path, &whole).unwrap();
             copy(&live.outside().join("whole"), &live.store);
         }
@@ -317,10 +318,10 @@ fn a_file_that_is_cut_at_any_byte_is_told_or_is_what_it_was_before_its_end() {
     eprintln!("{cuts} cuts, {told} told, {} states before the last", seen.len());
 }
 
-/// A sealed layer whose journal was cut short must not pass for a shorter state. The store is refused, and the error
-/// names the journal and the checkpoints that do not need it.
+/// A sealed layer whose journal was truncated must not pass for an earlier state. The store is
+/// refused, and the error names the journal and the checkpoints that do not need it.
 #[test]
-fn a_sealed_journal_that_lost_its_end_is_refused_by_name() {
+fn a_truncated_sealed_journal_is_refused_by_name() {
     let mut live = Live::with_limit(BASE, &["-o", "gc=off"], Duration::from_secs(400));
     for at in 0..6 {
         live.sh(&format!("mkdir dir{at}; seq {at} 99 > dir{at}/f; echo {at} >> README"));
@@ -367,10 +368,10 @@ fn a_sealed_journal_that_lost_its_end_is_refused_by_name() {
     assert_eq!(states(&live.store).len(), 7);
 }
 
-/// Each of the store's files with one bit flipped: it is told, or it changes nothing that can be asked for. `JAILFS_FLIP_STRIDE=1` flips
-/// every bit of every record, and so many of content.
+/// Flips one bit in each of the store's files: it is reported, or no request returns anything else
+/// than before. `JAILFS_FLIP_STRIDE=1` flips every bit of every record, and so many of content.
 #[test]
-fn a_flipped_bit_is_told_or_harmless() {
+fn a_flipped_bit_is_reported_or_harmless() {
     let live = store_of_all_kinds();
     let before = states(&live.store);
     let files = shell(
@@ -382,13 +383,13 @@ fn a_flipped_bit_is_told_or_harmless() {
     let (mut flips, mut told, mut at) = (0, 0, 0);
     for file in files.lines().map(|file| live.store.join(file)) {
         let whole = std::fs::read(&file).unwrap();
-        // Of content one byte is like the other.
+        // All bytes of content are alike.
         let (every, all_bits) = match every {
             1 if file.ends_with("pool") => (1.max(whole.len() / 200), false),
             _ => (every, every == 1),
         };
         while at < whole.len() {
-            // What was a hole of a pool is nothing that anybody needs.
+            // A hole of a pool is not needed.
             let block = whole.get(at / 4096 * 4096..).unwrap_or_default().iter().take(4096);
             if file.ends_with("pool") && block.copied().all(|byte| byte == 0) {
                 at += every;
@@ -414,7 +415,7 @@ fn a_flipped_bit_is_told_or_harmless() {
                     }
                 }
                 (flips, told) = (flips + 1, told + usize::from(problems > 0));
-                // What was opened may have been changed: a torn tail is cut off.
+                // Opening the store may have changed it: it cuts a torn tail off.
                 std::fs::write(&file, &whole).unwrap();
             }
             at += every;
@@ -425,8 +426,9 @@ fn a_flipped_bit_is_told_or_harmless() {
     eprintln!("{flips} bits flipped, {told} told, the others changed nothing");
 }
 
-/// Ends a verb that writes the base at every step. The next start takes it back, and then it is done again, one step further; where
-/// it was done all the same, it goes on with another base.
+/// Interrupts a verb that writes the base at every failpoint. The next start rolls it back, and it
+/// runs again, up to the next failpoint. If it was done nevertheless, the test goes on with another
+/// base.
 fn write_the_base_at_every_step(
     words: &[&str],
     actions: &[(&str, usize)],
@@ -462,7 +464,7 @@ fn write_the_base_at_every_step(
                 assert!(is_done(&live), "{rule}: half of it");
                 done += 1;
                 if output.status.success() && action.starts_with("kill") {
-                    // It came to its end: there are no more steps.
+                    // It ran to its end: there are no more failpoints.
                     steps = step;
                     break;
                 }
@@ -479,8 +481,8 @@ fn write_the_base_at_every_step(
 }
 
 #[test]
-fn an_apply_that_is_cut_off_at_any_step_is_taken_back_or_done() {
-    // Done: the base has what the tree is, over whichever of its epochs that lies.
+fn an_interrupted_apply_is_rolled_back_or_done() {
+    // Done: the base equals the tree, whatever the epoch below the tree.
     let rarely = if stride() == 1 { 1 } else { 4 * stride() };
     let actions = [("kill:any:#", 1), ("fail:any:#:EIO", rarely)];
     write_the_base_at_every_step(
@@ -492,7 +494,7 @@ fn an_apply_that_is_cut_off_at_any_step_is_taken_back_or_done() {
 }
 
 #[test]
-fn an_undo_of_an_apply_that_is_cut_off_at_any_step_is_taken_back_or_done() {
+fn an_interrupted_undo_of_an_apply_is_rolled_back_or_done() {
     let begin = |live: &Live| {
         let first = host(&live.base);
         std::fs::write(live.outside().join("first"), first).unwrap();
@@ -506,9 +508,10 @@ fn an_undo_of_an_apply_that_is_cut_off_at_any_step_is_taken_back_or_done() {
     write_the_base_at_every_step(&["apply", "--undo"], &actions, begin, is_done);
 }
 
-/// What somebody makes of the base after an apply was cut off is not set back with it.
+/// A rollback does not revert changes that other programs made to the base after an apply was
+/// interrupted.
 #[test]
-fn what_somebody_changed_since_an_apply_was_cut_off_is_left_as_it_is() {
+fn changes_of_others_since_an_interrupted_apply_are_left_alone() {
     let every = 5 * stride();
     let mut step = 3;
     loop {
@@ -518,7 +521,8 @@ fn what_somebody_changed_since_an_apply_was_cut_off_is_left_as_it_is() {
         if output.status.success() {
             break;
         }
-        // Of each kind of change one: written, new, removed, renamed, attributes only; and something new beside it.
+        // One change of each kind: written, new, removed, renamed, attributes only; and a new file
+        // beside it.
         shell(
             &live.base,
             "for f in README big src/f1 src/f3 src/f6 src/new src/moved src/unsealed; do if [ -e $f ]; then echo hand >> $f; fi; done
@@ -530,12 +534,13 @@ fn what_somebody_changed_since_an_apply_was_cut_off_is_left_as_it_is() {
         assert!(opened.status.success(), "step {step}: {opened:?}");
         check(&live.store, &format!("step {step}"));
         assert_eq!(made, shell(&live.base, list), "step {step}: {opened:?}");
-        // Where the apply had begun, it says so.
+        // If the apply had begun, it says so.
         let told = String::from_utf8_lossy(&opened.stderr);
         if told.contains("was taken back") {
             assert!(told.contains("changed by somebody else") && told.contains("README"), "{told}");
         }
-        // It is a conflict for the next one; unless the tree came to lie over what was applied, and it is the base that was changed.
+        // It is a conflict for the next apply; unless the tree lies on the applied state, and then
+        // it is a change of the base.
         let differs = jailfs(&live.store, &["diff", "base", "@"], "");
         let is_done = differs.status.success() && differs.stdout.is_empty();
         assert!(!is_done || !told.contains("was taken back"), "step {step}: {told}");

@@ -1,4 +1,4 @@
-//! A mount that is dropped is over at once, also for those who are still inside.
+//! Dropping a mount ends it at once, also for processes inside.
 
 #![expect(clippy::expect_used, reason = "a failure is what a test is for")]
 
@@ -11,16 +11,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::Bench;
 
-/// What a program gets when nobody serves: at once, or for a request that was waiting.
+/// The errors that a program gets without a server: at once, or for a waiting request.
 const OVER: [i32; 2] = [libc::ENOTCONN, libc::ECONNABORTED];
 
 #[test]
-fn nothing_changes_the_tree_once_its_mount_is_dropped() {
+fn nothing_changes_the_tree_after_its_mount_is_dropped() {
     let bench = Bench::over(|base| fs::write(base.join("f"), "old").unwrap());
     let dir = OpenOptions::new().read(true).open(bench.at("")).unwrap();
     let mut held = OpenOptions::new().append(true).open(bench.at("f")).unwrap();
     held.write_all(b", new").unwrap();
-    // Somebody who writes as fast as the mount lets them.
+    // A program that writes as fast as the mount allows.
     let written = Arc::new(AtomicU64::new(0));
     let (mut writer, count) = (held.try_clone().unwrap(), Arc::clone(&written));
     let busy = std::thread::spawn(move || {

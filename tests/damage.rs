@@ -1,7 +1,8 @@
-//! Every file of a store is damaged in every way that a disk, a copy or a person can think of. Then the store is opened, shown,
-//! restored and checked. Each answer is an error that names the file, or the truth.
+//! Damages every file of a store in every way that a disk, a copy or a user can. Then the store is
+//! opened, read, restored and checked. Each answer is an error that names the file, or correct.
 //!
-//! * `JAILFS_DAMAGE_EVERY=1` tries all cases; the default tries one of so many that it takes some tens of seconds.
+//! * `JAILFS_DAMAGE_EVERY=1` tries all cases; the default tries one of so many that it takes some
+//!   tens of seconds.
 //! * `JAILFS_DAMAGE_SEED=N` chooses others.
 //! * `JAILFS_DAMAGE_CASE='layers/00000004/journal cut 123'` tries this one.
 //!
@@ -32,14 +33,14 @@ use cases::Case;
 use judge::Verdict;
 use world::World;
 
-/// Of the cases that there are, one in so many is tried.
+/// One in so many of the cases is tried.
 const EVERY: u64 = 30;
-/// A case that takes longer has no end.
+/// The time limit of a case.
 const LONGEST: Duration = Duration::from_secs(120);
-/// Addresses that the process may have: a length from a damaged file must not be believed.
+/// The limit of the process's address space: a length in a damaged file must not be trusted.
 const MOST_MEMORY: u64 = 6 << 30;
 
-/// Making it takes as long as a hundred cases.
+/// Creating it takes as long as a hundred cases.
 static WORLD: LazyLock<World> = LazyLock::new(|| {
     use nix::sys::resource::{Resource, setrlimit};
     setrlimit(Resource::RLIMIT_AS, MOST_MEMORY, MOST_MEMORY).unwrap();
@@ -50,7 +51,7 @@ fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |text| text.parse().unwrap())
 }
 
-/// Tries cases on two threads, and gives what is wrong with each that fails. `expect` is what must come of each.
+/// Tries cases on two threads. Returns the failures. `expect` is the expected outcome of each.
 fn try_all(cases: &[(Case, Option<Verdict>)]) -> Vec<String> {
     let next = AtomicUsize::new(0);
     let wrong = Mutex::new(Vec::new());
@@ -112,7 +113,7 @@ fn none_fails(cases: &[(Case, Option<Verdict>)], seed: u64) {
 }
 
 #[test]
-fn every_file_that_is_damaged_gives_an_error_or_the_truth() {
+fn every_damaged_file_gives_an_error_or_the_correct_answer() {
     let seed = number("JAILFS_DAMAGE_SEED", 20);
     let all = match std::env::var("JAILFS_DAMAGE_CASE") {
         Ok(text) => text.lines().map(|line| Case::parse(line, &WORLD).unwrap()).collect(),
@@ -122,9 +123,9 @@ fn every_file_that_is_damaged_gives_an_error_or_the_truth() {
     none_fails(&all, seed);
 }
 
-/// Lines of `corpus/*.txt`: a file, what is done to it, and what comes of it; see the file itself.
+/// Lines of `corpus/*.txt`: a file, the damage, and the expected outcome; see the file itself.
 #[test]
-fn what_was_found_once_is_told_for_ever() {
+fn cases_that_failed_once_are_reported() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/damage/corpus");
     let mut cases = Vec::new();
     for entry in std::fs::read_dir(dir).unwrap() {

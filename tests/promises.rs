@@ -1,4 +1,4 @@
-//! Every test that docs/SEMANTICS.md names as the holder of a promise is there.
+//! Every test that docs/SEMANTICS.md names for a promise exists.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -11,7 +11,7 @@ fn named_tests(text: &str) -> BTreeSet<String> {
     groups.flat_map(|group| group.split('`').skip(1).step_by(2).map(str::to_owned)).collect()
 }
 
-/// The names of all functions below a directory that have the attribute of a test, or stand in `proptest!`.
+/// The names of all test functions below a directory, those in `proptest!` included.
 fn tests_below(dir: &Path, found: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -28,20 +28,20 @@ fn tests_below(dir: &Path, found: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn every_promise_names_tests_that_are_there() {
+fn every_test_named_by_a_promise_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let named = named_tests(&std::fs::read_to_string(root.join("docs/SEMANTICS.md")).unwrap());
-    assert!(named.len() > 50, "the notation is `(test: ...)`");
-    let mut there = BTreeSet::new();
+    assert!(named.len() > 50, "tests are named as `(test: ...)`");
+    let mut existing = BTreeSet::new();
     for dir in ["src", "tests"] {
-        tests_below(&root.join(dir), &mut there);
+        tests_below(&root.join(dir), &mut existing);
     }
-    let missing: Vec<_> = named.difference(&there).collect();
-    assert!(missing.is_empty(), "docs/SEMANTICS.md names tests that are not there: {missing:?}");
+    let missing: Vec<_> = named.difference(&existing).collect();
+    assert!(missing.is_empty(), "docs/SEMANTICS.md names tests that do not exist: {missing:?}");
 }
 
 #[test]
-fn names_are_found_in_the_text() {
+fn test_names_are_found_in_the_text() {
     let text = "1. A promise. (test: `one`,\n   `two`) More `code`. (test: `three`)";
     let expected = ["one", "three", "two"].map(str::to_owned);
     assert_eq!(named_tests(text), BTreeSet::from(expected));

@@ -1,7 +1,7 @@
-//! Suites that others wrote for filesystems, run on real mounts: pjdfstest, fsx and stress-ng.
+//! Filesystem test suites of others, on real mounts: pjdfstest, fsx and stress-ng.
 //!
-//! pjdfstest and fsx are programs from crates.io. The README's test command installs them below `target/tools`; a test
-//! that does not find its program fails and says so.
+//! pjdfstest and fsx are programs from crates.io. The README's test command installs them below
+//! `target/tools`. A test that does not find its program fails with a message.
 
 #![expect(
     clippy::unwrap_used,

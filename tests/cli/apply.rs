@@ -1,4 +1,5 @@
-//! What reaches the base: apply, its plan and its undo; and patches, which other programs must understand.
+//! Writes to the base: apply, its plan and its undo; and patches, which other programs must
+//! understand.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -6,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use crate::place::{Place, said};
 
 #[test]
-fn nothing_reaches_the_base_before_apply_and_all_of_it_then() {
+fn nothing_reaches_the_base_before_apply_and_everything_does_then() {
     let place = Place::new();
     let before = place.sh("base", "find . -printf '%p %i %m %s %T@ %C@\\n' | sort").out;
     place.mount();
@@ -20,7 +21,7 @@ fn nothing_reaches_the_base_before_apply_and_all_of_it_then() {
         assert!(plan.contains(line), "{line:?} in {plan}");
     }
     assert_eq!(place.sh("base", "find . -printf '%p %i %m %s %T@ %C@\\n' | sort").out, before);
-    // One path, then the rest, with the deletions in full.
+    // One path, then the rest, with all deletions listed.
     assert_eq!(place.ok("mnt", "apply a"), "applied: 1 modified\nundo: jailfs apply --undo\n");
     assert_eq!((place.read("base/a").as_str(), place.exists("base/del")), ("one\ntwo\n", true));
     assert_eq!(
@@ -39,9 +40,10 @@ fn nothing_reaches_the_base_before_apply_and_all_of_it_then() {
     assert_eq!((place.read("base/del").as_str(), place.exists("base/n")), ("del\n", false));
 }
 
-/// 'status' counts from the base as it is now, and a discard goes back to that, over whichever of its epochs the tree lies.
+/// 'status' counts from the present base, and a discard goes back to it, whatever the epoch below
+/// the tree.
 #[test]
-fn a_discard_goes_back_to_what_status_counts_from() {
+fn a_discard_goes_back_to_the_base_that_status_counts_from() {
     let place = Place::new();
     place.mount();
     place.write("mnt/a", "mine\n");
@@ -54,7 +56,7 @@ fn a_discard_goes_back_to_what_status_counts_from() {
         (String::new(), "applied: nothing changed\n".into())
     );
     place.umount();
-    // So does what takes a command back.
+    // So does the rollback of a command.
     let place = Place::new();
     place.run("--keep", "echo mine > a; echo new > new");
     place.ok("base", "apply a");
@@ -80,7 +82,7 @@ fn a_discard_goes_back_to_what_status_counts_from() {
 }
 
 #[test]
-fn a_base_that_changed_is_a_conflict_and_nothing_is_written() {
+fn a_changed_base_is_a_conflict_and_nothing_is_written() {
     let place = Place::new();
     place.mount();
     place.write("mnt/a", "mine\n");
@@ -105,12 +107,12 @@ fn a_base_that_changed_is_a_conflict_and_nothing_is_written() {
     let conflicts: Vec<_> = lines.iter().filter(|line| line["type"] == "conflict").collect();
     assert_eq!((said.code, conflicts.len(), &conflicts[0]["path"]), (3, 1, &"a".into()));
     assert_eq!(lines.last().unwrap()["conflicts"], 1);
-    // The others can go.
+    // The other paths can be applied.
     place.ok("mnt", "apply sub");
     assert_eq!(place.read("base/sub/b"), "mine too\n");
 }
 
-/// Changes of every kind that a patch can tell.
+/// Changes of every kind that a patch can express.
 fn patched(place: &Place) {
     let sh = place.sh(
         "mnt",
@@ -146,7 +148,7 @@ fn patchable() -> Place {
     place
 }
 
-/// What a tree holds: names, modes of files, bytes and texts of links.
+/// The content of a tree: names, file modes, bytes and link texts.
 fn content(place: &Place, dir: &str) -> String {
     let listed = place.sh(
         dir,
@@ -157,7 +159,7 @@ fn content(place: &Place, dir: &str) -> String {
 }
 
 #[test]
-fn git_makes_the_same_tree_of_a_patch() {
+fn git_makes_the_same_tree_from_a_patch() {
     let place = patchable();
     place.mount();
     patched(&place);
@@ -166,7 +168,7 @@ fn git_makes_the_same_tree_of_a_patch() {
     let applied = place.sh("copy", "git init -q . && git apply --whitespace=nowarn ../patch");
     assert_eq!((applied.code, applied.err.as_str()), (0, ""), "{patch}");
     assert_eq!(content(&place, "copy"), content(&place, "mnt"), "{patch}");
-    // And back.
+    // And reversed.
     let back = place.ok("mnt", "diff @ base -p");
     place.write("back", &back);
     let applied = place.sh("copy", "git apply --whitespace=nowarn ../back");
@@ -175,11 +177,11 @@ fn git_makes_the_same_tree_of_a_patch() {
 }
 
 #[test]
-fn patch_makes_the_same_files_of_a_patch() {
+fn patch_makes_the_same_files_from_a_patch() {
     let place = patchable();
     place.mount();
     patched(&place);
-    // patch(1) knows no links, and its own rules for empty files.
+    // patch(1) does not support symlinks, and treats empty files in its own way.
     let sh = place.sh("mnt", "ln -sf first link; rm new-link");
     assert_eq!(sh.code, 0, "{sh:?}");
     place.write("patch", place.ok("mnt", "diff -p"));
@@ -189,7 +191,7 @@ fn patch_makes_the_same_files_of_a_patch() {
 }
 
 #[test]
-fn a_binary_patch_is_told_or_understood() {
+fn a_binary_patch_is_reported_or_understood() {
     let place = Place::new();
     place.write("base/bin", b"\0\x01\x02");
     place.mount();
@@ -203,7 +205,7 @@ fn a_binary_patch_is_told_or_understood() {
 }
 
 #[test]
-fn git_makes_the_same_binary_files_of_a_patch_and_takes_it_back() {
+fn git_makes_the_same_binary_files_from_a_patch_and_reverts_it() {
     let place = Place::new();
     let large: Vec<u8> =
         (0..300_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
@@ -220,7 +222,7 @@ fn git_makes_the_same_binary_files_of_a_patch_and_takes_it_back() {
     place.write("mnt/was-text", "text\n");
     place.ok("mnt", "checkpoint text");
     place.write("mnt/was-text", b"\0binary now");
-    // In one patch with text, over several states, and back.
+    // In one patch with text, over several states, and reversed.
     for (from, to) in [("base", "@"), ("base", "text"), ("text", "@")] {
         let patch = place
             .command("mnt", crate::place::JAILFS)
@@ -245,7 +247,7 @@ fn git_makes_the_same_binary_files_of_a_patch_and_takes_it_back() {
 }
 
 #[test]
-fn modes_and_links_are_applied() {
+fn modes_and_symlinks_are_applied() {
     let place = Place::new();
     fs::hard_link(place.at("base/a"), place.at("base/a2")).unwrap();
     place.mount();

@@ -1,11 +1,11 @@
-//! `jailfs run --timeout --attempts`: what an attempt leaves to the next, and what it does not.
+//! `jailfs run --timeout --attempts`: the effects of one attempt on the next.
 
 use std::time::{Duration, Instant};
 
 use crate::place::Place;
 
 #[test]
-fn a_failed_attempt_is_rolled_back_and_the_next_begins_where_it_began() {
+fn a_failed_attempt_is_rolled_back_and_the_next_starts_from_the_same_state() {
     let place = Place::new();
     place.make_out();
     place.run("--keep", "echo kept >> a");
@@ -29,7 +29,7 @@ fn a_failed_attempt_is_rolled_back_and_the_next_begins_where_it_began() {
     let all = place.run("--attempts 2 --keep", "echo $JAILFS_ATTEMPT > n; cat n; exit 7");
     assert_eq!((all.code, all.out.as_str()), (7, "1\n2\n"), "{}", all.err);
     assert!(!place.exists("out/alive"), "every process of an attempt is gone");
-    // What is kept of the last attempt is its own.
+    // Only the changes of the last attempt are kept.
     assert_eq!(place.run("--keep", "cat n").out, "2\n");
     let missing = place.say("base", "run --attempts 3 no-such-command");
     assert_eq!(
@@ -41,7 +41,7 @@ fn a_failed_attempt_is_rolled_back_and_the_next_begins_where_it_began() {
 }
 
 #[test]
-fn a_command_whose_time_is_over_is_ended_with_all_that_it_started() {
+fn a_command_that_times_out_is_ended_with_all_its_children() {
     let place = Place::new();
     place.make_out();
     let start = Instant::now();
@@ -50,14 +50,14 @@ fn a_command_whose_time_is_over_is_ended_with_all_that_it_started() {
     assert!(said.err.contains("jailfs: the time is over: the command is ended\n"), "{said:?}");
     assert!(start.elapsed() < Duration::from_secs(5));
     assert_eq!(place.ok("base", "diff base"), "A\tn\n");
-    // One that has something to finish may; it has run out of time all the same.
+    // A command that needs time to finish gets some; the outcome is still a timeout.
     let said = place.run(
         "--timeout 0.3 --keep",
         "trap 'echo late > n; exit 0' TERM; while :; do sleep 0.01; done",
     );
     assert_eq!(said.code, 124, "{said:?}");
     assert_eq!(place.run("--keep", "cat n").out, "late\n");
-    // One that does not want to has to, also if it has been stopped.
+    // A command that ignores the signal is killed, also if it is stopped.
     let stubborn =
         "trap '' TERM; echo x > ../out/alive; while :; do echo x > ../out/alive; sleep 0.01; done";
     let said = place.run("--timeout 0.3 --attempts 1 --discard --bind-rw ../out", stubborn);
@@ -73,7 +73,7 @@ fn a_command_whose_time_is_over_is_ended_with_all_that_it_started() {
 }
 
 #[test]
-fn an_attempt_finds_nothing_of_the_one_before_in_the_past_either() {
+fn an_attempt_finds_nothing_of_the_one_before_in_the_snapshot_directory_either() {
     let place = Place::new();
     let before = place.run(
         "--keep",
@@ -109,7 +109,7 @@ fn an_attempt_finds_nothing_of_the_one_before_in_the_past_either() {
     assert!(attempts[0].contains("secret") && attempts[0].contains("d/x"), "{}", said.out);
     assert_eq!(attempts[0], attempts[1], "{}", said.err);
     assert_eq!(attempts[0], attempts[2], "{}", said.err);
-    // What the caller had is there, and so is what the last attempt made.
+    // The caller's checkpoints are there, and those of the last attempt.
     let log = place.ok("base", "log");
     assert!(log.contains("mine") && log.contains("named3") && !log.contains("named2"), "{log}");
     assert_eq!(place.ok("base", "show mine:a"), "one\n1\n");

@@ -1,7 +1,8 @@
-//! The walls of `jailfs run`, as what runs behind them meets them: as root and as an ordinary user.
+//! The walls of `jailfs run`, tested from inside, as root and as an ordinary user.
 //!
-//! The scripts run in a mount namespace in which the place of the test is `/srv`, so that the base does not lie below `/tmp`,
-//! which a command never sees. Every line of a script must succeed; `no COMMAND` must fail.
+//! The scripts run in a mount namespace in which the place of the test is `/srv`. The base must not
+//! be below `/tmp`, which a command never sees. Every line of a script must succeed; `no COMMAND`
+//! must fail.
 
 use std::fs;
 use std::os::linux::net::SocketAddrExt;
@@ -18,7 +19,7 @@ pub enum Who {
 
 pub const EVERYBODY: [Who; 2] = [Who::Root, Who::Nobody];
 
-/// A place with a home that has secrets and other sandboxes in it.
+/// A place whose home has secrets and other sandboxes.
 pub fn place() -> Place {
     let place = Place::new();
     fs::set_permissions(place.root(), PermissionsExt::from_mode(0o755)).unwrap();
@@ -38,7 +39,7 @@ pub fn place() -> Place {
     ] {
         place.write(path, text);
     }
-    // A copy, because the directory of the build need not be open to others.
+    // A copy, because the build directory may be closed to other users.
     fs::copy(JAILFS, place.at("jailfs")).unwrap();
     place
 }
@@ -71,7 +72,7 @@ pub fn at_srv(place: &Place, who: Who, script: &str) -> Said {
     ]))
 }
 
-/// As [`at_srv`], for a script behind the walls, as everybody, each in a new place.
+/// As [`at_srv`], for a script inside the walls, as each kind of user, each in a new place.
 fn inside(options: &str, script: &str) {
     for who in EVERYBODY {
         let place = place();
@@ -81,7 +82,7 @@ fn inside(options: &str, script: &str) {
                 "no() {{ if \"$@\"; then echo \"it went well: $*\" >&2; exit 99; fi; }}\n{script}"
             ),
         );
-        // The script is read by the shell before it is behind the walls.
+        // The shell reads the script before it is inside the walls.
         let said = at_srv(
             &place,
             who,
@@ -92,7 +93,7 @@ fn inside(options: &str, script: &str) {
 }
 
 #[test]
-fn the_host_is_read_only_and_the_sandbox_and_private_directories_are_not() {
+fn the_host_is_read_only_and_the_sandbox_and_private_directories_are_writable() {
     inside(
         "",
         r#"
@@ -125,7 +126,7 @@ fn secrets_and_stores_are_hidden() {
 }
 
 #[test]
-fn what_is_shown_hidden_and_bound_is_the_callers_choice() {
+fn the_caller_chooses_what_is_shown_hidden_and_bound() {
     inside(
         "--show /srv/home/.config/gcloud --show /srv/home/.ssh/id --hide /srv/home/src --hide /srv/host-file --bind-rw /srv/out",
         r#"
@@ -151,7 +152,7 @@ fn what_is_shown_hidden_and_bound_is_the_callers_choice() {
         let said = at_srv(&place, Who::Root, &format!("exec $JAILFS run {options} true"));
         assert!(said.code == 125 && said.err.contains(reason), "{options}: {said:?}");
     }
-    // What is below /tmp is another's, and can be asked for. The program itself is seen wherever it lies.
+    // Other users' files below /tmp can be requested. The program itself is visible wherever it is.
     let script = "cat ../home/src/file; ls ..; ls /tmp";
     let said = place.run(&format!("--bind-ro {}", place.at("home").display()), script);
     let name = place.root().file_name().unwrap().to_str().unwrap().to_owned();
@@ -197,7 +198,7 @@ fn a_base_anywhere_works_and_shows_only_itself() {
 }
 
 #[test]
-fn nothing_can_be_mounted_uncovered_or_gained() {
+fn a_command_can_neither_mount_nor_uncover_nor_gain_anything() {
     inside(
         "",
         r#"
@@ -222,7 +223,7 @@ fn nothing_can_be_mounted_uncovered_or_gained() {
 }
 
 #[test]
-fn processes_outside_are_neither_seen_nor_reached() {
+fn processes_outside_are_neither_visible_nor_reachable() {
     inside(
         "",
         r#"
@@ -234,7 +235,7 @@ fn processes_outside_are_neither_seen_nor_reached() {
         no sh -c 'cat /proc/1/environ' 2>/dev/null
         "#,
     );
-    // The group of the caller is the command's too: nobody in it but the command is to be hit.
+    // The command is in the process group of its caller: only the command may be hit.
     let place = Place::new();
     let said =
         place.sh("base", "$JAILFS run --keep -- sh -c 'kill -TERM 0; sleep 5' || echo code $?");
@@ -242,7 +243,7 @@ fn processes_outside_are_neither_seen_nor_reached() {
 }
 
 #[test]
-fn sockets_of_the_host_are_out_of_reach() {
+fn sockets_of_the_host_are_unreachable() {
     let place = place();
     let _path = UnixListener::bind(place.at("socket")).unwrap();
     let name = format!("jailfs-test-{}", std::process::id());
@@ -256,7 +257,7 @@ fn sockets_of_the_host_are_out_of_reach() {
     place.write("base/connect.py", &connect);
     assert_eq!(place.sh("base", "python3 connect.py").out, "connected\nconnected\n");
     assert_eq!(place.run("", "python3 connect.py").out, "refused\nrefused\n");
-    // Also one that lies where the host is shown.
+    // Also one in a part of the host that is shown.
     place.write("base/connect.py", connect.replace(place.root().to_str().unwrap(), "/srv/out"));
     let listen = "import socket, time\nlistener = socket.socket(socket.AF_UNIX)\nlistener.bind('/srv/out/socket')\n\
                   listener.listen()\nopen('/srv/out/ready', 'w')\ntime.sleep(20)";
@@ -270,7 +271,7 @@ fn sockets_of_the_host_are_out_of_reach() {
 }
 
 #[test]
-fn what_is_open_is_no_way_out() {
+fn inherited_descriptors_are_no_way_out() {
     let place = place();
     place.write("host-file", "host\n");
     let said = place.sh(
@@ -290,7 +291,7 @@ fn what_is_open_is_no_way_out() {
 }
 
 #[test]
-fn links_are_what_they_are_in_the_view() {
+fn symlinks_in_the_view_keep_their_meaning() {
     let place = Place::new();
     for (link, target) in
         [("abs", "/etc/hostname"), ("up", "../../../../../../etc/hostname"), ("own", "sub/../a")]
@@ -301,7 +302,7 @@ fn links_are_what_they_are_in_the_view() {
     let said = place.run("--keep", "readlink abs up own; cat abs up own; git init -q . && git add -A && git status --short | grep -c 'A '");
     let texts = "/etc/hostname\n../../../../../../etc/hostname\nsub/../a\n";
     assert_eq!((said.code, said.out), (0, format!("{texts}{host}{host}one\n6\n")), "{}", said.err);
-    // Outside, in a mount that others see, they do not lead out.
+    // Outside, in a mount that other processes see, they do not lead out.
     place.mount();
     assert_ne!(place.sh("mnt", "cat abs").code, 0);
 }
@@ -327,7 +328,7 @@ except OSError:
 }
 
 #[test]
-fn the_command_is_told_where_it_is() {
+fn environment_variables_tell_the_command_where_it_is() {
     let place = Place::new();
     let mut command = place.command("base", JAILFS);
     command
@@ -380,7 +381,7 @@ fn root_is_root_over_files_and_owners_keep_their_numbers() {
 }
 
 #[test]
-fn one_line_says_which_walls_stand() {
+fn one_line_names_the_walls_that_stand() {
     for who in EVERYBODY {
         let said = at_srv(&place(), who, "exec $JAILFS run true");
         assert_eq!(said.code, 0, "{who:?}: {said:?}");
@@ -398,10 +399,11 @@ os.chroot('.')
 print(open('/media/marker').read())
 ";
 
-/// In a chroot root may not make a user namespace, and chroot(2) leads out of it. The command has a root of its own.
+/// In a chroot, root may not create a user namespace, and chroot(2) leads out of it. The command
+/// has a root of its own.
 #[test]
-fn in_a_chroot_all_walls_stand_and_nothing_lies_above_the_root() {
-    // The root directory of the chroot is a mount, or it is a plain directory.
+fn in_a_chroot_all_walls_stand_and_nothing_above_the_root_is_reachable() {
+    // The root directory of the chroot is a mount, or a plain directory.
     let of_mount = "mount --rbind / /mnt; root=/mnt";
     let plain = "mount -t tmpfs t /mnt; mkdir /mnt/root; root=/mnt/root; for dir in bin dev etc lib lib64 proc sys usr; do
                  [ ! -e /$dir ] || { mkdir $root/$dir; mount --rbind /$dir $root/$dir; }; done; mkdir -m 1777 $root/tmp $root/srv $root/var $root/run";
@@ -440,7 +442,7 @@ fn in_a_chroot_all_walls_stand_and_nothing_lies_above_the_root() {
     }
 }
 
-/// Plants a key in the keyring of the user, says its number, and waits.
+/// Adds a key to the user's keyring, prints its number, and waits.
 const PLANT: &str = "
 import ctypes, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -452,7 +454,7 @@ print(key, flush=True); sys.stdin.read()
 libc.syscall(250, 21, key)
 ";
 
-/// Reads a key by its number, which needs no way to it.
+/// Reads a key by its number; this needs no path.
 const READ_KEY: &str = "
 import ctypes, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -462,10 +464,10 @@ length = libc.syscall(250, 11, int(sys.argv[1]), buffer, 64)
 print(buffer.raw[:length].decode() if length > 0 else 'refused')
 ";
 
-/// Keyrings belong to the user and not to a namespace, so only the filter on system calls stands before them.
+/// Keyrings belong to the user and not to a namespace, so only the seccomp filter protects them.
 #[test]
 #[cfg(target_arch = "x86_64")]
-fn keys_of_the_host_are_out_of_reach() {
+fn keys_of_the_host_are_unreachable() {
     use std::io::BufRead;
     let place = Place::new();
     place.write("base/read.py", READ_KEY);
@@ -499,7 +501,7 @@ fn temporary_files_and_core_dumps_have_limits() {
         done
     "#;
     inside("--tmp-size 8M", script);
-    // By default the three hold less than the machine's memory.
+    // By default the three together hold less than the memory of the machine.
     inside(
         "",
         "[ $(($(df -B1K --output=size /tmp | tail -n1) * 3)) -lt $(sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo) ]",
@@ -507,7 +509,7 @@ fn temporary_files_and_core_dumps_have_limits() {
 }
 
 #[test]
-fn tools_of_developers_work_behind_the_filter() {
+fn developer_tools_work_behind_the_filter() {
     inside(
         "",
         r#"
@@ -526,8 +528,8 @@ sqlite3.connect("db").execute("create table t (a)")'
     inside("", "no unshare -U true 2>/dev/null");
 }
 
-/// Makes unshare(2) answer EPERM, as profiles of containers and kernels without user namespaces do, and executes the rest of
-/// the line.
+/// Makes unshare(2) fail with EPERM, as container profiles and kernels without user namespaces do,
+/// and executes the rest of the line.
 const REFUSE_NAMESPACES: &str = r#"
 import ctypes, os, struct, sys
 number = {'x86_64': 272, 'aarch64': 97}[os.uname().machine]
@@ -540,11 +542,11 @@ assert libc.prctl(22, 2, ctypes.byref(Program(len(lines), program)), 0, 0) == 0,
 os.execvp(sys.argv[1], sys.argv[1:])
 "#;
 
-/// Runs a script in `/srv/base` as [`at_srv`] does, where no namespaces are to be had.
+/// Runs a script in `/srv/base` as [`at_srv`] does, where namespaces are not allowed.
 pub fn without_namespaces(place: &Place, who: Who, script: &str) -> Said {
     place.write("refuse.py", REFUSE_NAMESPACES);
     place.write("script", script);
-    // With the filter of a privileged process, so that fusermount3 is what it is.
+    // Root installs the filter, so that fusermount3 keeps its privileges.
     let prepare = "mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse && rm fuse && mount --bind . /srv";
     let (user, given) = match who {
         Who::Root => ("", "0:0"),
@@ -561,7 +563,7 @@ pub fn without_namespaces(place: &Place, who: Who, script: &str) -> Said {
 }
 
 #[test]
-fn without_namespaces_the_second_wall_stands_alone_and_is_said_to() {
+fn without_namespaces_only_landlock_stands_and_a_message_says_so() {
     {
         let (who, place) = (Who::Nobody, place());
         let script = r#"
@@ -621,11 +623,11 @@ fn without_namespaces_a_command_is_refused_unless_the_caller_accepts_less() {
 }
 
 #[test]
-fn without_namespaces_a_command_that_stops_who_started_it_is_ended_in_time() {
+fn without_namespaces_a_command_that_stops_its_starter_is_ended_in_time() {
     {
         let (who, place) = (Who::Nobody, place());
         place.write("inside", "(setsid sleep 60 &); kill -STOP $PPID; echo > stopped; sleep 60");
-        // Who ends this for taking too long ends the shell first. Another test looks for what is left in /tmp.
+        // The timeout ends the shell first. Another test checks for leftovers in /tmp.
         let run = r#"export TMPDIR=/srv/out; code=0; $JAILFS run --walls=landlock --timeout 1 --keep -- sh -c "$(cat ../inside)" || code=$?; echo code $code"#;
         let said = without_namespaces(&place, who, run);
         assert_eq!(said.out, "code 124\n", "{who:?}: {}", said.err);
@@ -637,9 +639,9 @@ fn without_namespaces_a_command_that_stops_who_started_it_is_ended_in_time() {
     }
 }
 
-/// A command plants a link in a directory that it may write. The next run does not follow it.
+/// A command creates a symlink in a directory that it can write. The next run does not follow it.
 #[test]
-fn a_planted_link_leads_no_option_elsewhere() {
+fn a_planted_symlink_redirects_no_option() {
     for who in EVERYBODY {
         let place = place();
         let script = "

@@ -1,4 +1,4 @@
-//! Mounts and those who serve them: the daemon from its start to every one of its ends.
+//! Mounts and their daemons, from the start to every kind of end.
 
 use std::fs;
 use std::io::{BufRead, Write};
@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use crate::place::{JAILFS, Place, lives, said, signal, until};
 
 #[test]
-fn a_mount_stands_when_the_command_returns_and_is_gone_when_umount_does() {
+fn the_mount_exists_when_the_command_returns_and_is_gone_when_umount_does() {
     let place = Place::new();
     place.mount();
     assert!(place.is_mounted("mnt"));
@@ -35,7 +35,7 @@ fn a_mount_stands_when_the_command_returns_and_is_gone_when_umount_does() {
     assert!(!place.exists("mnt/only-here"));
     place.ok("", "umount mnt2");
     place.umount();
-    // The store is free, and the process has nothing left to do.
+    // The store is free, and the process has ended.
     assert!(!place.is_mounted("mnt"));
     assert_eq!(place.ok("base", "diff"), "");
     until("the daemon ends", || !lives(daemon));
@@ -45,7 +45,7 @@ fn a_mount_stands_when_the_command_returns_and_is_gone_when_umount_does() {
 }
 
 #[test]
-fn a_daemon_may_open_as_many_files_as_the_host_lets_it_and_a_command_no_more_than_before() {
+fn a_daemon_raises_its_file_limit_and_a_command_keeps_that_of_its_caller() {
     let place = Place::new();
     place.sh("", "ulimit -Sn 200; ulimit -Hn 3000; $JAILFS mount base mnt");
     let limits = place.read(format!("/proc/{}/limits", place.daemon()));
@@ -61,7 +61,7 @@ fn a_daemon_may_open_as_many_files_as_the_host_lets_it_and_a_command_no_more_tha
 }
 
 #[test]
-fn what_cannot_be_mounted_says_why() {
+fn a_refused_mount_says_why() {
     let place = Place::new();
     place.write("file", "x");
     fs::create_dir(place.at("base/inside")).unwrap();
@@ -108,7 +108,7 @@ fn what_cannot_be_mounted_says_why() {
 }
 
 #[test]
-fn options_do_what_they_say() {
+fn mount_options_have_their_effect() {
     let place = Place::new();
     let options = || {
         let all = jailfs::sys::mountinfo::read().unwrap();
@@ -172,7 +172,7 @@ fn mount_helpers_call_it_in_their_own_form() {
         .find(|e| e.mount_point == mnt.as_os_str().as_encoded_bytes());
     assert!(!entry.unwrap().has_option("nosuid"));
     place.umount();
-    // Only pretending.
+    // A dry run.
     let helper = said(place.command("", JAILFS).args([&base, &mnt]).arg("-f"));
     assert_eq!((helper.code, place.is_mounted("mnt")), (0, false), "{helper:?}");
     let mut command = Command::new(JAILFS);
@@ -212,7 +212,7 @@ fn a_busy_mount_is_refused_or_ends_with_its_last_user() {
     assert!(place.is_mounted("mnt"));
     place.ok("", "umount --lazy mnt");
     assert!(!place.is_mounted("mnt") && lives(daemon));
-    // The store is still held, and a command says so or asks the daemon.
+    // The store is still held; a command says so, or asks the daemon.
     assert!(place.fails("", "mount base mnt", 11).contains("hint: "));
     user.kill().unwrap();
     user.wait().unwrap();
@@ -231,7 +231,7 @@ fn a_busy_mount_is_refused_or_ends_with_its_last_user() {
 }
 
 #[test]
-fn what_a_killed_daemon_acknowledged_is_there_again() {
+fn acknowledged_changes_of_a_killed_daemon_are_there_again() {
     let place = Place::new();
     place.mount();
     place.ok("mnt", "checkpoint green");
@@ -244,7 +244,7 @@ fn what_a_killed_daemon_acknowledged_is_there_again() {
     assert!(matches!(gone, Some(nix::libc::ENOTCONN | nix::libc::ECONNABORTED)), "{gone:?}");
     let dead = place.fails("", "-C mnt log", 1);
     assert!(dead.contains("is dead\nhint: 'jailfs umount "), "{dead}");
-    // Without the mount the store can be asked, and a mount replaces the dead one.
+    // Without the mount, commands read the store themselves, and a mount replaces the dead one.
     assert_eq!(place.ok("base", "diff"), "M\ta\nA\tdir/\n");
     let again = place.say("", "mount base mnt");
     assert_eq!(again.code, 0, "{again:?}");
@@ -285,7 +285,7 @@ fn a_mount_over_its_own_base_hides_it() {
 }
 
 #[test]
-fn in_the_foreground_it_says_when_it_stands_and_ends_with_its_mount() {
+fn in_the_foreground_it_reports_the_mount_and_ends_with_it() {
     for by_signal in [true, false] {
         let place = Place::new();
         let mut command = Command::new(JAILFS);
@@ -310,7 +310,7 @@ fn in_the_foreground_it_says_when_it_stands_and_ends_with_its_mount() {
 }
 
 #[test]
-fn of_two_mounts_at_once_one_wins() {
+fn of_two_concurrent_mounts_one_succeeds() {
     let place = Place::new();
     fs::create_dir(place.at("mnt2")).unwrap();
     let said: Vec<_> = std::thread::scope(|scope| {
@@ -328,7 +328,7 @@ fn of_two_mounts_at_once_one_wins() {
 }
 
 #[test]
-fn a_command_in_the_middle_of_the_work_of_another_waits_or_is_refused() {
+fn a_command_waits_for_another_or_is_refused() {
     let place = Place::new();
     place.mount();
     place.umount();
@@ -350,14 +350,14 @@ fn a_command_in_the_middle_of_the_work_of_another_waits_or_is_refused() {
 }
 
 #[test]
-fn mount_of_the_system_finds_it() {
+fn mount_8_finds_the_helper() {
     let place = Place::new();
     fs::create_dir(place.at("bin")).unwrap();
     fs::copy(JAILFS, place.at("bin/jailfs")).unwrap();
     let fstab =
         format!("{0}/base {0}/mnt fuse.jailfs noauto,noexec,nofail 0 0\n", place.root().display());
     place.write("fstab", fstab);
-    // In a mount namespace of its own, so that no program of the system is changed.
+    // In a mount namespace of its own, so that the system's programs stay unchanged.
     let script = "
         mount --bind bin /usr/local/bin
         mount -t fuse.jailfs $PWD/base $PWD/mnt -o noexec; cat mnt/a; umount mnt
@@ -368,9 +368,9 @@ fn mount_of_the_system_finds_it() {
     assert_eq!((told.code, told.out.as_str()), (0, "one\nrw,noexec,relatime\n"), "{told:?}");
 }
 
-/// Every program with a mount namespace of its own has a copy of the mount.
+/// Every program in a mount namespace of its own has a copy of the mount.
 #[test]
-fn who_has_a_copy_of_the_mount_does_not_keep_it_from_ending() {
+fn a_copy_of_the_mount_in_another_namespace_does_not_keep_the_daemon() {
     let place = Place::new();
     place.mount();
     let daemon = place.daemon();
@@ -399,9 +399,9 @@ fn who_has_a_copy_of_the_mount_does_not_keep_it_from_ending() {
     assert!(other.wait().unwrap().success());
 }
 
-/// What is copied by a bind mount is the same tree, wherever it is seen.
+/// A bind mount shows the same tree at another place.
 #[test]
-fn who_stands_in_a_copy_of_the_mount_means_what_he_stands_in() {
+fn in_a_bind_mount_a_command_finds_the_sandbox() {
     let place = Place::new();
     place.mount();
     place.sh(
@@ -423,7 +423,7 @@ fn who_stands_in_a_copy_of_the_mount_means_what_he_stands_in() {
 }
 
 #[test]
-fn a_store_that_is_held_or_damaged_has_an_exit_code_of_its_own() {
+fn a_held_and_a_damaged_store_have_their_own_exit_codes() {
     let place = Place::new();
     place.mount();
     place.write("mnt/x", "some content\n");
@@ -449,7 +449,7 @@ fn a_store_that_is_held_or_damaged_has_an_exit_code_of_its_own() {
     assert!(!place.is_mounted("mnt"));
 }
 
-/// A command can cause lines of the log for as long as it likes.
+/// A command can cause log lines for as long as it likes.
 #[test]
 fn the_log_of_a_daemon_has_a_limit() {
     let place = Place::new();
@@ -465,7 +465,8 @@ fn the_log_of_a_daemon_has_a_limit() {
     assert!(place.read("store/daemon.log").contains("was emptied"));
 }
 
-/// Limits of the shell that mounts: soft ones are raised, and the caller is told of a hard one that is too low.
+/// Limits of the shell that mounts: the daemon raises soft ones, and reports a hard one that is too
+/// low.
 #[test]
 fn limits_of_the_shell_do_not_end_the_daemon() {
     let place = Place::new();
@@ -479,7 +480,7 @@ fn limits_of_the_shell_do_not_end_the_daemon() {
          $JAILFS -C mnt status > /dev/null",
     );
     assert_eq!(said.code, 0, "{said:?}");
-    // Another shell, without its limits, writes more than they allow.
+    // Another shell, without these limits, writes more than they allow.
     let said = place.sh(
         "mnt",
         "head -c 3000000 /dev/zero > large; sync large; wc -c < large; $JAILFS checkpoint",
@@ -503,10 +504,10 @@ fn limits_of_the_shell_do_not_end_the_daemon() {
     }
 }
 
-/// Options that mount(8) passes to every filesystem, the source in `df`, and set-id programs and devices
-/// by the defaults of mount(8).
+/// Options that mount(8) passes to every filesystem, the source in `df`, and set-id programs and
+/// devices by the defaults of mount(8).
 #[test]
-fn the_habits_of_mount_hold() {
+fn the_conventions_of_mount_are_kept() {
     let place = Place::new();
     fs::create_dir(place.at("bin")).unwrap();
     fs::copy(JAILFS, place.at("bin/jailfs")).unwrap();
@@ -544,7 +545,7 @@ fn the_habits_of_mount_hold() {
     );
 }
 
-/// After umount(8) the daemon may need a while. The next mount waits for it.
+/// After umount(8) the daemon may need some time. The next mount waits for it.
 #[test]
 fn a_mount_waits_for_a_daemon_that_ends_slowly() {
     let place = Place::new();
@@ -562,9 +563,9 @@ fn a_mount_waits_for_a_daemon_that_ends_slowly() {
     assert_eq!(place.read("mnt/x"), "kept");
 }
 
-/// With `dirsync` and `sync` each change of names and attributes is synced before it is answered.
+/// With `dirsync` and `sync`, each change of names and attributes is synced before the answer.
 #[test]
-fn a_change_of_names_is_synced_where_the_mount_asks_for_it() {
+fn a_change_of_names_is_synced_if_the_mount_asks_for_it() {
     for (option, is_synced) in [("async", false), ("dirsync", true), ("sync", true)] {
         let place = Place::new();
         let mount = format!(

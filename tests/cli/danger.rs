@@ -1,11 +1,12 @@
-//! What a command made that would run code, or give power, outside the sandbox: it is refused until the caller consents.
+//! Changes that would run code, or give privileges, outside the sandbox: apply refuses them until
+//! the caller consents.
 
 use std::os::unix::fs::PermissionsExt;
 
 use crate::confine::{EVERYBODY, Who, at_srv, place};
 use crate::place::Place;
 
-/// What the command of a run does, a path of it, and an option that lets it through.
+/// A change by the command of a run, a path of it, and an option that allows it.
 const ATTACKS: &[(&str, &str, &str)] = &[
     (
         "mkdir -p .git/hooks; echo evil > .git/hooks/pre-commit",
@@ -42,7 +43,7 @@ const ATTACKS: &[(&str, &str, &str)] = &[
 ];
 
 #[test]
-fn what_would_run_outside_is_refused_until_the_caller_consents() {
+fn dangerous_changes_are_refused_until_the_caller_consents() {
     for who in EVERYBODY {
         let place = place();
         for (attack, path, option) in ATTACKS {
@@ -73,7 +74,7 @@ fn what_would_run_outside_is_refused_until_the_caller_consents() {
 }
 
 #[test]
-fn a_protected_path_that_is_named_is_written_and_a_directory_above_does_not_name_it() {
+fn naming_a_protected_path_consents_but_naming_a_directory_above_does_not() {
     let place = Place::new();
     let made =
         "mkdir -p .git/hooks; echo evil > .git/hooks/x; echo fine > .git/index; echo fine > b";
@@ -84,20 +85,20 @@ fn a_protected_path_that_is_named_is_written_and_a_directory_above_does_not_name
     assert!(place.exists("base/.git/index") && !place.exists("base/.git/hooks/x"));
     place.ok("base", "apply .git/hooks");
     assert_eq!(place.read("base/.git/hooks/x"), "evil\n");
-    // It takes the same consent to change it again, and none to take the apply back.
+    // Changing it again needs the same consent; undoing the apply needs none.
     assert_eq!(place.run("--apply", "echo more >> .git/hooks/x").code, 125);
     place.ok("base", "apply --undo");
     assert!(!place.exists("base/.git/hooks/x"));
 }
 
 #[test]
-fn file_capabilities_and_set_id_bits_stay_out_of_the_base_and_those_that_it_has_stay_in_it() {
+fn apply_adds_no_capabilities_or_set_id_bits_and_keeps_those_of_the_base() {
     let place = Place::new();
     place.write("base/su", "old");
     std::fs::set_permissions(place.at("base/su"), PermissionsExt::from_mode(0o4755)).unwrap();
     // Other attributes of a program that has the bit already.
     assert_eq!(place.run("--apply", "chmod 4711 su").code, 0);
-    // Other content is another program.
+    // Other content makes it another program.
     assert_eq!(place.run("--apply", "echo new > x; chmod 4755 x; mv x su").code, 125);
     place.ok("base", "discard");
     let set = "cp /bin/true cap; python3 -c 'import os, struct; os.setxattr(\"cap\", \"security.capability\", struct.pack(\"<5I\", 0x02000001, 1 << 21, 0, 0, 0))'";
@@ -107,13 +108,13 @@ fn file_capabilities_and_set_id_bits_stay_out_of_the_base_and_those_that_it_has_
         "{said:?}"
     );
     assert!(!place.exists("base/cap"));
-    // The setgid bit of a directory gives no power.
+    // The setgid bit of a directory gives no privileges.
     place.ok("base", "discard");
     assert_eq!(place.run("--apply", "mkdir shared; chmod 2775 shared").code, 0);
 }
 
 #[test]
-fn links_are_listed_with_their_targets() {
+fn symlinks_are_listed_with_their_targets() {
     let place = Place::new();
     let said = place.run("--keep", "ln -s /root/.ssh out; ln -s \"$(printf 'a\\033[31mb')\" odd");
     assert!(said.err.contains("A\tout -> /root/.ssh\n"), "{}", said.err);
@@ -125,9 +126,9 @@ fn links_are_listed_with_their_targets() {
     );
 }
 
-/// A checkpoint of the command does not hide what it made from its caller.
+/// A checkpoint by the command does not hide its changes from the caller.
 #[test]
-fn a_checkpoint_of_the_command_hides_nothing_from_the_status() {
+fn a_checkpoint_by_the_command_hides_nothing_from_status() {
     let place = Place::new();
     place.run(
         "--keep",
@@ -146,7 +147,7 @@ fn a_checkpoint_of_the_command_hides_nothing_from_the_status() {
     assert!(!place.exists("base/.git"));
 }
 
-/// The checkpoints, names and holds that a command made are gone with its changes.
+/// The checkpoints, names and holds that a command made are removed with its changes.
 #[test]
 fn a_discard_leaves_nothing_of_the_command() {
     let place = Place::new();
@@ -165,7 +166,7 @@ fn a_discard_leaves_nothing_of_the_command() {
     assert_eq!((place.ok("base", "log --json"), place.ok("base", "diff base")), before);
     assert_eq!(place.say("base", "drop mine").code, 11, "the caller's hold is back");
     place.ok("base", "checkpoint done");
-    // A discard of the caller goes back to the base, past all checkpoints.
+    // A discard by the caller goes back to the base, past all checkpoints.
     place.ok("base", "discard");
     assert_eq!(place.json("base", "status")[0]["to_apply"], 0);
 }
@@ -176,8 +177,8 @@ for _ in range(450):
     os.mkdir('d' * 250); os.chdir('d' * 250)
 open('planted', 'w').close()";
 
-/// A command makes a tree whose paths take 25 MB. The caller lists it in little memory, counts it, is
-/// refused an apply, and discards it.
+/// A command creates a tree whose paths take 25 MB. The caller lists and counts it in little
+/// memory, is refused an apply, and discards it.
 #[test]
 fn a_tree_of_endless_paths_is_listed_in_bounded_memory() {
     let place = Place::new();
@@ -201,7 +202,7 @@ fn a_tree_of_endless_paths_is_listed_in_bounded_memory() {
     let said = limited("discard | head -c 100");
     assert_eq!(said.code, 0, "{}", said.err);
     assert_eq!(place.json("base", "status")[0]["to_apply"], 0);
-    // The same through a daemon, whose client is limited.
+    // The same through a daemon, with a memory limit for the client.
     place.mount();
     assert_eq!(place.sh("mnt", &format!("python3 -c \"{DEEP}\"")).code, 0);
     let said =
@@ -210,7 +211,7 @@ fn a_tree_of_endless_paths_is_listed_in_bounded_memory() {
     assert!(said.out.starts_with("/planted\nundo: jailfs op restore "), "{}", said.out);
 }
 
-/// The discard of a run does not need the list of what it discards.
+/// The discard of a run does not need the list of changes.
 #[test]
 fn a_discard_does_not_depend_on_the_list_of_changes() {
     let place = Place::new();
@@ -226,8 +227,8 @@ fn a_discard_does_not_depend_on_the_list_of_changes() {
     assert_eq!(place.json("base", "status")[0]["changed"], 0);
 }
 
-/// The caller's own file adds to the list of protected paths and removes from it, in a run, in a mount
-/// and without a daemon.
+/// The user's configuration file adds to the list of protected paths and removes from it: in a run,
+/// in a mount and without a daemon.
 #[test]
 fn the_list_of_protected_paths_can_be_changed() {
     let place = Place::new();

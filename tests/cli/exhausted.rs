@@ -1,12 +1,12 @@
-//! Memory and threads that a host does not give: limits of the shell that mounts (`ulimit -v`, `-d`, `-u`), and those that
-//! are met while the daemon runs. It raises what it can, says what it lacks, and loses nothing.
+//! Limits of memory and threads, set by the shell that mounts (`ulimit -v`, `-d`, `-u`) or while
+//! the daemon runs. The daemon raises what it can, reports what is too low, and loses nothing.
 
 use std::fs;
 
 use crate::place::Place;
 use crate::user;
 
-/// Soft limits of the shell end with it: the daemon raises them, and a command gets them back.
+/// The daemon raises soft limits of the shell, and a command gets them back.
 #[test]
 fn soft_limits_of_memory_and_processes_are_raised() {
     let place = Place::new();
@@ -35,10 +35,11 @@ fn soft_limits_of_memory_and_processes_are_raised() {
     assert_eq!((said.code, said.out.as_str()), (0, "600000\n500000\n300\n"), "{said:?}");
 }
 
-/// A user may not raise hard limits. What is too little for a daemon is said before anything is mounted, and whatever the
-/// number of threads that may be started: the daemon serves, or says which thread it could not start.
+/// An ordinary user cannot raise hard limits. If they are too low for a daemon, it says so before
+/// it mounts. Whatever the limit of threads, the daemon serves, or reports the thread that it could
+/// not start.
 #[test]
-fn hard_limits_of_memory_and_processes_are_told() {
+fn hard_limits_that_are_too_low_are_reported() {
     let place = user::place();
     let said = user::as_nobody(
         &place,
@@ -69,8 +70,8 @@ fn hard_limits_of_memory_and_processes_are_told() {
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
 }
 
-/// No thread can be started while the daemon runs: programs go on, a command of jailfs is told why it is not answered, and
-/// all is well when there are threads again.
+/// While no thread can be started, programs go on, and a jailfs command is told why it gets no
+/// answer. It works again once threads can be started.
 #[test]
 fn a_daemon_without_threads_goes_on_and_says_so() {
     let place = user::place();

@@ -1,27 +1,29 @@
-//! Ways by which a command of `jailfs run` could learn or change more than it is shown: each was open once.
+//! Former leaks of `jailfs run`: ways for a command to learn or change more than it is shown.
 
 use std::fs;
 
 use crate::confine::{EVERYBODY, Who, at_srv, place, without_namespaces};
 use crate::place::Place;
 
-/// What every script begins with: `silent COMMAND` must not say the secret, and `no COMMAND` must fail.
+/// The start of every script: `silent COMMAND` must not print the secret, and `no COMMAND` must
+/// fail.
 const WORDS: &str = r#"
 no() { if "$@" >/dev/null 2>&1; then echo "it went well: $*" >&2; exit 99; fi; }
 silent() { if "$@" 2>/dev/null | grep -aq SECRET; then echo "it was told: $*" >&2; exit 99; fi; }
 "#;
 
-/// A place whose home, the base of these tests, has secrets in files and directories, and one that was changed in a mount.
+/// A place whose home, the base of these tests, has secrets in files and directories, and one that
+/// was changed in a mount.
 fn home() -> Place {
     let place = place();
     fs::create_dir_all(place.at("home/.config/git")).unwrap();
     place.write("home/.config/git/credentials", "SECRET\n");
-    // Another name than the base of other tests has, which look whether anything of theirs is left in /tmp.
+    // Another name than the base of other tests, which check for leftovers in /tmp.
     fs::create_dir_all(place.at("repo")).unwrap();
     place
 }
 
-/// What a command tries in a home that is its sandbox.
+/// The attempts of a command whose sandbox is the home.
 const TRY_EVERYTHING: &str = r#"
 $JAILFS checkpoint x >/dev/null
 for way in . .jailfs/checkpoints/x .jailfs/checkpoints/1 .jailfs/history; do
@@ -60,7 +62,7 @@ $JAILFS restore x >/dev/null; mv .config .moved
 "#;
 
 #[test]
-fn what_is_hidden_in_the_sandbox_is_told_in_no_way() {
+fn hidden_files_in_the_sandbox_do_not_leak() {
     for who in EVERYBODY {
         let place = home();
         place.write("inside", format!("{WORDS}{TRY_EVERYTHING}"));
@@ -81,7 +83,7 @@ fn what_is_hidden_in_the_sandbox_is_told_in_no_way() {
 }
 
 #[test]
-fn what_is_hidden_in_the_sandbox_is_hidden_without_namespaces_too() {
+fn hidden_files_in_the_sandbox_do_not_leak_without_namespaces_either() {
     let place = home();
     place.write("inside", format!("{WORDS}{TRY_EVERYTHING}"));
     let script = r#"
@@ -94,7 +96,7 @@ fn what_is_hidden_in_the_sandbox_is_hidden_without_namespaces_too() {
 }
 
 #[test]
-fn what_was_written_into_a_hidden_file_before_is_hidden_with_it() {
+fn earlier_changes_of_a_hidden_file_are_hidden_with_it() {
     let place = home();
     fs::create_dir_all(place.at("mnt")).unwrap();
     let script = r#"
@@ -109,7 +111,7 @@ fn what_was_written_into_a_hidden_file_before_is_hidden_with_it() {
 }
 
 #[test]
-fn what_is_bound_shows_nothing_that_is_hidden_in_it() {
+fn a_bind_shows_nothing_that_is_hidden_in_it() {
     let hidden = r#"
         [ "$(cat $HOME/src/file)" = source ] || [ -z "$(ls -A $HOME/src)" ]; [ "$(cat $HOME/.config/plain)" = plain ]
         silent cat $HOME/.ssh/id; silent cat $HOME/.netrc; silent grep -rs SECRET $HOME
@@ -161,7 +163,7 @@ fn what_is_bound_shows_nothing_that_is_hidden_in_it() {
 }
 
 #[test]
-fn a_command_does_nothing_through_the_daemon_of_another_sandbox() {
+fn a_command_can_do_nothing_through_the_daemon_of_another_sandbox() {
     for (who, walls) in [(Who::Root, "all"), (Who::Nobody, "all"), (Who::Nobody, "landlock")] {
         let place = home();
         for dir in ["other", "mnt", "third"] {
@@ -179,7 +181,7 @@ fn a_command_does_nothing_through_the_daemon_of_another_sandbox() {
             $JAILFS status >/dev/null; $JAILFS checkpoint >/dev/null; (setsid $JAILFS status >/dev/null)"#
         );
         place.write("inside", inside);
-        // One that is mounted, and one that another command has.
+        // One that is mounted, and one of another run.
         let script = format!(
             r#"
             $JAILFS --store /srv/store2 mount /srv/other /srv/mnt; echo two > /srv/mnt/file
@@ -201,7 +203,7 @@ fn a_command_does_nothing_through_the_daemon_of_another_sandbox() {
 }
 
 #[test]
-fn no_standard_stream_is_a_directory_of_the_host() {
+fn no_standard_stream_can_be_a_directory_of_the_host() {
     let place = home();
     let inside = "for fd in 0 1 2; do ls /proc/self/fd/$fd/etc /proc/self/fd/$fd/srv >/srv/out/told 2>/dev/null && cat /srv/out/told >>/srv/out/leak; done; true";
     let script = format!(
@@ -214,7 +216,7 @@ fn no_standard_stream_is_a_directory_of_the_host() {
 }
 
 #[test]
-fn sockets_are_out_of_reach_however_they_were_bound() {
+fn sockets_are_unreachable_however_they_were_bound() {
     let place = home();
     let listen = "import os, socket, sys\nlistener = socket.socket(socket.AF_UNIX)\nlistener.bind(sys.argv[1])\nlistener.listen()\n\
                   print('bound', flush=True)\nlistener.accept()";

@@ -1,11 +1,11 @@
-//! What a sandbox may store, and what a command may take of the machine.
+//! The limits of a sandbox's store, and of a command's use of the machine.
 
 use std::fs;
 
 use crate::place::Place;
 
 #[test]
-fn a_sandbox_that_has_stored_its_share_has_a_full_disk() {
+fn a_sandbox_at_its_limit_has_a_full_disk() {
     let place = Place::new();
     place.write("base/large", vec![7; 3 << 20]);
     let script = r#"
@@ -27,15 +27,17 @@ fn a_sandbox_that_has_stored_its_share_has_a_full_disk() {
         place.read("out/error")
     );
     assert_eq!(fs::read(place.at("base/large")).unwrap(), vec![7; 3 << 20]);
-    // What was removed before a checkpoint comes back when the store is cleaned; nothing else stands in the way.
+    // Content that was removed before a checkpoint is freed by a compaction; nothing else is in the
+    // way.
     let next =
         place.run("--keep", "dd if=/dev/urandom of=f bs=64k count=100 2>/dev/null; stat -c %s f");
     assert_eq!((next.code, next.out.as_str()), (0, "6553600\n"), "{}", next.err);
 }
 
-/// Records of metadata count, too: a command that renames for ever makes no journal without an end.
+/// Records of metadata count, too: a command that renames for ever cannot grow the journal without
+/// end.
 #[test]
-fn renames_and_attributes_end_a_little_beyond_the_limit() {
+fn renames_and_attributes_stop_a_little_beyond_the_limit() {
     let place = Place::new();
     let attack = "import os, sys
 names = ['n' * 250 + str(n) for n in range(2)]
@@ -60,7 +62,7 @@ print(forever(lambda n: os.rename(names[n % 2], names[1 - n % 2])), forever(lamb
     assert!(place.json("base", "status")[0]["store_bytes"].as_u64().unwrap() > 7 << 20);
 }
 
-/// Connections that a command holds do not keep its caller out.
+/// Connections that a command holds do not lock its caller out.
 #[test]
 fn a_command_that_holds_connections_leaves_some_to_its_caller() {
     let place = Place::new();
@@ -79,7 +81,7 @@ time.sleep(0.5); open(os.environ['OUT'] + '/ready', 'w').close(); time.sleep(30)
 }
 
 #[test]
-fn a_sandbox_makes_no_more_files_than_it_may() {
+fn a_sandbox_makes_no_more_files_than_its_limit() {
     let place = Place::new();
     let script = r#"
         i=0; while touch n$i 2>/dev/null; do i=$((i+1)); done
@@ -88,7 +90,7 @@ fn a_sandbox_makes_no_more_files_than_it_may() {
         ls | grep -c ^n; rm n1 n2; mkdir d; touch d/e; ! touch d/f 2>/dev/null
     "#;
     let said = place.run("--max-files 20 --keep", script);
-    // The root itself is one that was changed.
+    // The root is one of the changed files.
     assert_eq!((said.code, said.out.as_str()), (0, "19\n"), "{}", said.err);
     assert_eq!(place.ok("base", "diff base").lines().count(), 19);
 }
@@ -116,10 +118,10 @@ fn mounts_have_limits_too() {
 }
 
 #[test]
-fn what_is_written_to_files_without_a_name_is_given_back_with_them() {
+fn space_of_unlinked_files_is_freed() {
     let place = Place::new();
     place.ok("", "mount base mnt -o max-bytes=8M");
-    // One that stays, so that it is not all given back at once in the end.
+    // One that stays, so that not everything is freed at once in the end.
     let said = place.sh(
         "mnt",
         "exec 8> stays; rm stays; echo stays >&8
@@ -131,7 +133,7 @@ fn what_is_written_to_files_without_a_name_is_given_back_with_them() {
 }
 
 #[test]
-fn memory_and_processes_have_limits_where_there_are_control_groups() {
+fn memory_and_processes_have_limits_if_there_are_control_groups() {
     let place = Place::new();
     let groups = || {
         let listed = fs::read_dir("/sys/fs/cgroup/pids")
@@ -162,7 +164,7 @@ for child in children:
     let script = "python3 fork.py; python3 -c 'x = bytearray(400 << 20); print(1)' 2>/dev/null || echo ended";
     let said = place.run("--processes 20 --memory 200M", script);
     if said.code == 125 {
-        // A machine whose groups are not ours to make says so, and what to do.
+        // Where control groups cannot be created, the message says so, and what to do.
         assert!(
             said.err.contains("limit memory or processes") && said.err.contains("hint: "),
             "{said:?}"
@@ -179,7 +181,7 @@ for child in children:
 }
 
 #[test]
-fn a_command_gives_up_its_own_checkpoints_and_never_those_of_its_caller() {
+fn a_command_can_drop_its_own_checkpoints_and_never_those_of_its_caller() {
     let place = Place::new();
     let made = place.run("--keep", "echo 0 > n; $JAILFS checkpoint mine > /dev/null");
     assert_eq!(made.code, 0, "{}", made.err);
@@ -196,7 +198,7 @@ fn a_command_gives_up_its_own_checkpoints_and_never_those_of_its_caller() {
 }
 
 #[test]
-fn checkpoints_count_as_what_they_take() {
+fn checkpoints_count_with_their_size_on_disk() {
     let script = r#"
         i=0; while [ $i -lt 200 ] && mkdir .jailfs/checkpoints/c$i 2> ../out/error; do i=$((i+1)); done
         grep -q 'No space left on device' ../out/error || exit 20

@@ -1,7 +1,7 @@
 //! `run --net`: a command reaches the hosts that its caller lists, and no other.
 //!
 //! The origins are servers on the loopback of the host. The command has another loopback, so each
-//! request that arrives there came through the proxy.
+//! request that arrives came through the proxy.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use crate::confine::{EVERYBODY, Who, at_srv, place};
 use crate::place::{Place, until};
 
-/// A server, ended when the test ends.
+/// A server; ended with the test.
 struct Origin {
     server: Child,
     port: String,
@@ -39,7 +39,7 @@ impl Drop for Origin {
     }
 }
 
-/// Each line connects to the origin past the list. `$1` is the port of the origin.
+/// Each line tries to connect to an origin that is not listed. `$1` is the port of the origin.
 const ATTACKS: &str = r#"
 import ctypes, os, socket, subprocess, sys
 port = int(sys.argv[1])
@@ -125,7 +125,7 @@ fn a_command_reaches_listed_hosts_and_no_others() {
         let said = at_srv(&place, who, &script);
         assert_eq!(said.code, 0, "{who:?}: {}\n{}", said.out, said.err);
         assert_eq!(place.read("out/attacks"), "", "{who:?}");
-        // The caller is told each refusal with its name.
+        // The caller gets each refusal with its name.
         let told = place.read("out/told");
         assert!(
             told.contains(&format!("refused 127.0.0.1:{port}: it is not in the list")),
@@ -137,12 +137,12 @@ fn a_command_reaches_listed_hosts_and_no_others() {
 }
 
 #[test]
-fn the_attacks_on_the_list_succeed_where_there_is_none() {
+fn without_a_list_the_same_attacks_succeed() {
     let place = place();
     let origin = Origin::start(&place, None);
     place.write("attacks.py", ATTACKS);
-    // With the network of the host the origin is reached, and with everything listed the proxy
-    // admits the addresses. So the attacks work, and what stops them above is the list.
+    // With the host's network the origin is reached, and with everything listed the proxy admits
+    // the addresses. So the attacks work, and the list is what stops them above.
     let script = format!(
         r#"
         $JAILFS run --discard -- python3 -c "$(cat ../attacks.py)" {0} | grep -q direct
@@ -184,7 +184,7 @@ fn programs_fetch_through_the_proxy() {
     std::fs::rename(place.at("web/port"), place.at("web/tls-port")).unwrap();
     let plain = Origin::start(&place, None);
     let port = &plain.port;
-    // A registry of npm and one of cargo, as files.
+    // An npm and a cargo registry, as files.
     let made = place.sh(
         "",
         &format!(
@@ -272,7 +272,7 @@ END
 }
 
 #[test]
-fn a_list_needs_a_network_namespace_and_sense() {
+fn a_list_needs_a_network_namespace_and_valid_entries() {
     let place = place();
     for (list, says) in [
         ("allow:", "'' is not HOST"),

@@ -1,4 +1,4 @@
-//! Where a test happens, and how it calls the program.
+//! The directories of a test, and how it runs the program.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// The program.
+/// The path of the program.
 pub const JAILFS: &str = env!("CARGO_BIN_EXE_jailfs");
-/// A command that takes longer hangs. In seconds, for timeout(1).
+/// The time limit of a command, in seconds for timeout(1).
 const PATIENCE: &str = "30";
-/// A test that takes longer hangs.
+/// The time limit of a test.
 const TEST_PATIENCE: Duration = Duration::from_secs(90);
 
 /// A base with some files, an empty mount point and a home.
@@ -24,7 +24,7 @@ pub struct Place {
     done: Arc<AtomicBool>,
 }
 
-/// How a command ended, and what it said.
+/// The exit status of a command, and its output.
 #[derive(Debug)]
 pub struct Said {
     pub code: i32,
@@ -65,7 +65,7 @@ impl Place {
         fs::read_to_string(self.at(path)).expect("read a file")
     }
 
-    /// A directory beside the base, for what a command in a sandbox may write on the host.
+    /// A directory beside the base that a command in a sandbox may write.
     pub fn make_out(&self) {
         fs::create_dir_all(self.at("out")).expect("make a directory");
     }
@@ -74,7 +74,8 @@ impl Place {
         self.at(path).symlink_metadata().is_ok()
     }
 
-    /// A program in the directory `dir` of the place, with its home and no other word of jailfs in its environment.
+    /// A program in the directory `dir` of the place, with its home and no other variable of jailfs
+    /// in its environment.
     pub fn command(&self, dir: &str, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("timeout");
         command
@@ -101,19 +102,19 @@ impl Place {
         said(self.command(dir, JAILFS).args(arguments))
     }
 
-    /// `jailfs LINE` in the directory `dir`; the words of the line are separated by spaces.
+    /// `jailfs LINE` in the directory `dir`; the arguments in the line are separated by spaces.
     pub fn say(&self, dir: &str, line: &str) -> Said {
         self.call(dir, line.split_whitespace())
     }
 
-    /// As [`Place::say`], for what must succeed; its standard output.
+    /// As [`Place::say`], for a command that must succeed. Returns its standard output.
     pub fn ok(&self, dir: &str, line: &str) -> String {
         let said = self.say(dir, line);
         assert_eq!(said.code, 0, "jailfs {line}: {said:?}");
         said.out
     }
 
-    /// As [`Place::say`], for what must fail with a code; its standard error.
+    /// As [`Place::say`], for a command that must fail with this code. Returns its standard error.
     pub fn fails(&self, dir: &str, line: &str, code: i32) -> String {
         let said = self.say(dir, line);
         assert_eq!(said.code, code, "jailfs {line}: {said:?}");
@@ -127,7 +128,7 @@ impl Place {
         parse(&self.ok(dir, &format!("{line} --json")))
     }
 
-    /// A shell script in the directory `dir`, which knows the program as `$JAILFS`.
+    /// A shell script in the directory `dir`, with the program as `$JAILFS`.
     pub fn sh(&self, dir: &str, script: &str) -> Said {
         said(self.command(dir, "sh").args(["-ec", script]))
     }
@@ -171,7 +172,8 @@ impl Drop for Place {
         let Some(dir) = self.dir.take() else { return };
         take_away(dir.path());
         if !mounts_below(dir.path()).is_empty() {
-            // Removing the directory would go through the mount.
+            // The directory cannot be removed while it is mounted: that would remove the content of
+            // the mount.
             let kept = dir.keep();
             eprintln!("a mount is left below {}", kept.display());
         }
@@ -198,7 +200,7 @@ pub fn parse(text: &str) -> Vec<Value> {
     objects
 }
 
-/// Waits until something is so.
+/// Waits for a condition.
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
@@ -217,7 +219,7 @@ pub fn signal(pid: i32, signal: nix::sys::signal::Signal) {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal).expect("send a signal");
 }
 
-/// A word of bytes that need not be text.
+/// An argument of bytes that need not be UTF-8.
 pub fn word(bytes: &[u8]) -> OsString {
     OsStr::from_bytes(bytes).to_owned()
 }
@@ -237,7 +239,7 @@ fn take_away(path: &Path) {
     }
 }
 
-/// Ends the process, and the mounts of the test, if it does not end.
+/// Ends the process, and the mounts of the test, if the test does not end in time.
 fn watch(root: PathBuf, done: Arc<AtomicBool>) {
     let name = std::thread::current().name().unwrap_or("a test").to_owned();
     std::thread::spawn(move || {

@@ -1,11 +1,11 @@
-//! Applies that cannot be made, and rollbacks that cannot end yet: the first write nothing, the
-//! second stop only the next apply.
+//! Applies that cannot be done write nothing. Rollbacks that cannot end yet block only the next
+//! apply.
 
 use std::fs;
 
 use crate::place::{Place, parse};
 
-/// What is compared of a base.
+/// The parts of a base that are compared.
 const LOOK: &str = "
     find . -mindepth 1 -path ./filler -prune -o -path ./lost+found -prune -o \
         -printf '%p %y %m %U:%G %s %T@ %l\\n' | sort
@@ -86,14 +86,14 @@ fn an_apply_to_a_read_only_base_writes_nothing() {
 }
 
 #[test]
-fn an_apply_without_room_for_it_writes_nothing() {
+fn an_apply_without_enough_space_writes_nothing() {
     for image in [EXT4, BTRFS] {
         let place = place_on(Some(image));
         let fill = "mkdir src; for n in $(seq 400); do head -c 20000 /dev/zero | tr '\\0' b > src/f$n; done";
         let work = "for n in $(seq 400); do head -c 20000 /dev/zero | tr '\\0' m > src/f$n; done
             for n in $(seq 100); do head -c 100000 /dev/zero | tr '\\0' m > src/g$n; done";
         prepare(&place, fill, work);
-        // What is left is less than the new files take.
+        // The free space is smaller than the new files.
         sh(
             &place,
             "base",
@@ -109,7 +109,7 @@ fn an_apply_without_room_for_it_writes_nothing() {
 }
 
 #[test]
-fn an_apply_to_what_is_append_only_or_immutable_writes_nothing() {
+fn an_apply_to_append_only_or_immutable_files_writes_nothing() {
     let place = place_on(Some(EXT4));
     prepare(&place, FILL, WORK);
     for (flag, why) in [("a", "it is append-only"), ("i", "it is immutable")] {
@@ -119,8 +119,8 @@ fn an_apply_to_what_is_append_only_or_immutable_writes_nothing() {
     }
     place.ok("base", "apply");
     assert_eq!(place.ok("base", "diff base"), "");
-    // Files that were so before the sandbox began: one to be replaced, one to be removed, one to
-    // get another mode.
+    // Files that had the flag before the sandbox began: one to be replaced, one to be removed, one
+    // to get another mode.
     for (file, flag, why) in
         [("f1", "i", "immutable"), ("f4", "a", "append-only"), ("f5", "i", "immutable")]
     {
@@ -131,7 +131,7 @@ fn an_apply_to_what_is_append_only_or_immutable_writes_nothing() {
     }
 }
 
-/// Ends an apply in the middle.
+/// Interrupts an apply in the middle.
 fn cut_off(place: &Place, step: &str) -> String {
     let before = look(place);
     sh(place, "base", &format!("! JAILFS_FAILPOINTS=kill:{step} $JAILFS apply"));
@@ -139,8 +139,8 @@ fn cut_off(place: &Place, step: &str) -> String {
     before
 }
 
-/// Everything but an apply works while a rollback cannot end, and shows what the base was before.
-/// `path` is not set back, `was` is what it held.
+/// While a rollback cannot end, everything but an apply works, and shows the base as it was before.
+/// `path` is not rolled back yet, `was` is its former content.
 fn everything_works(place: &Place, (path, why): (&str, &str), was: &str) {
     let status = place.ok("base", "status");
     assert!(status.contains("the base is not set back yet"), "{status}");
@@ -182,7 +182,7 @@ fn everything_works(place: &Place, (path, why): (&str, &str), was: &str) {
     assert_eq!(place.ok("base", &format!("show start:{path}")), was);
 }
 
-/// The rollback has ended: the base is what it was, and the next apply and its undo work.
+/// The rollback has ended: the base is as before, and the next apply and its undo work.
 fn has_ended(place: &Place, before: &str) {
     assert_eq!(look(place), before);
     assert!(!place.ok("base", "status").contains("not set back"));
@@ -196,8 +196,8 @@ fn has_ended(place: &Place, before: &str) {
 }
 
 #[test]
-fn on_a_base_that_became_read_only_a_rollback_stops_only_the_next_apply() {
-    // A person asks for it; or the next mount finishes it, or any other command.
+fn on_a_base_that_became_read_only_a_rollback_blocks_only_the_next_apply() {
+    // The user asks for it, or the next mount or any other command finishes it.
     for finish in ["undo", "undo in the mount", "mount", "status"] {
         let place = place_on(None);
         prepare(&place, FILL, WORK);
@@ -232,7 +232,7 @@ fn on_a_base_that_became_read_only_a_rollback_stops_only_the_next_apply() {
 }
 
 #[test]
-fn a_rollback_goes_on_past_what_cannot_be_set_back() {
+fn a_rollback_skips_paths_that_cannot_be_restored() {
     let place = place_on(Some(EXT4));
     prepare(&place, FILL, WORK);
     let was = place.read("base/docs/f1");
@@ -258,15 +258,15 @@ fn a_rollback_goes_on_past_what_cannot_be_set_back() {
 }
 
 #[test]
-fn a_rollback_on_a_full_disk_ends_when_there_is_room() {
+fn a_rollback_on_a_full_disk_ends_when_there_is_space() {
     for image in [EXT4, BTRFS] {
         let place = place_on(Some(image));
-        // Each larger than what is left beside the filler.
+        // Each is larger than the space that the filler leaves.
         let fill = "mkdir src; for n in 1 2 3 4 5 6; do seq 100000 > src/f$n; done";
         prepare(&place, fill, "for n in 1 2 3 4 5 6; do echo mine > src/f$n; done");
         let was = place.read("base/src/f1");
         let before = cut_off(&place, "base.rename:4");
-        // What was freed can come late.
+        // Freed space may become available late.
         let more = "head -c 200M /dev/urandom >> filler 2> /dev/null || :; sync -f .";
         sh(&place, "base", &format!("for n in 1 2 3; do {more}; done"));
         everything_works(&place, ("src/f1", "No space left on device"), &was);
@@ -277,9 +277,9 @@ fn a_rollback_on_a_full_disk_ends_when_there_is_room() {
     }
 }
 
-/// Half of an apply is done when the base fails for good, in the process that applies.
+/// The base fails permanently after half of an apply, in the process that applies.
 #[test]
-fn an_apply_whose_rollback_fails_says_so_and_is_set_back_when_asked() {
+fn an_apply_whose_rollback_fails_says_so_and_is_rolled_back_on_request() {
     let place = place_on(None);
     prepare(&place, FILL, WORK);
     let before = look(&place);
@@ -289,7 +289,7 @@ fn an_apply_whose_rollback_fails_says_so_and_is_set_back_when_asked() {
     assert!(said.err.contains("'jailfs apply --undo'"), "{said:?}");
     assert!(parse(&said.out).is_empty());
     assert_ne!(look(&place), before);
-    // It is tried again when the store is opened, and then there is nothing more to take back.
+    // Opening the store tries it again, and then there is nothing left to roll back.
     let done = place.ok("base", "apply --undo");
     assert!(done.contains("the base is set back to what it was before it"), "{done}");
     has_ended(&place, &before);

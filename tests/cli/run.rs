@@ -1,4 +1,4 @@
-//! `jailfs run`: what the command sees, how it ends, and what becomes of what it did.
+//! `jailfs run`: what the command sees, how it ends, and what happens to its changes.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -26,7 +26,7 @@ fn a_command_sees_the_repository_at_its_own_path_and_cannot_change_it() {
     );
     assert_eq!(place.sh("base", "find . -printf '%p %i %m %s %T@ %C@\\n' | sort").out, before);
     assert!(!place.is_mounted("base"));
-    // What was kept is there in the next run, and can be applied.
+    // Kept changes are visible in the next run, and can be applied.
     let next = place.run("--keep", "cat a; ls");
     assert_eq!((next.code, next.out.as_str()), (0, "one\ntwo\na\nsub\n"));
     assert!(next.err.contains("jailfs: kept from before, and in the sandbox: "), "{}", next.err);
@@ -35,7 +35,7 @@ fn a_command_sees_the_repository_at_its_own_path_and_cannot_change_it() {
 }
 
 #[test]
-fn what_becomes_of_the_changes_is_the_callers_choice() {
+fn the_caller_decides_about_the_changes() {
     let place = Place::new();
     let applied = place.run("--apply", "echo two >> a; rm del");
     assert_eq!(applied.code, 0, "{applied:?}");
@@ -56,7 +56,7 @@ fn what_becomes_of_the_changes_is_the_callers_choice() {
         "{failed:?}"
     );
     assert_eq!(place.ok("base", "diff base"), "M\ta\n");
-    // Discarding what this command did leaves what another has left.
+    // Discarding the changes of this command keeps those of an earlier one.
     let discarded = place
         .run("--discard", "$JAILFS checkpoint inside; echo >> sub/b; $JAILFS checkpoint; rm a");
     assert!(discarded.err.contains("jailfs: discarded: 1 modified, 1 deleted\n"), "{discarded:?}");
@@ -91,7 +91,7 @@ fn a_conflict_of_an_apply_is_a_failure_of_jailfs() {
 }
 
 #[test]
-fn the_exit_code_is_the_commands() {
+fn the_exit_code_is_that_of_the_command() {
     let place = Place::new();
     assert_eq!(place.run("", "exit 7").code, 7);
     assert_eq!(place.run("", "kill -9 $$").code, 137);
@@ -149,7 +149,7 @@ fn the_exit_code_is_the_commands() {
 }
 
 #[test]
-fn inside_it_can_travel_but_not_let_itself_out() {
+fn a_command_can_restore_but_not_apply_or_unmount() {
     let place = Place::new();
     let said = place.run(
         "--keep",
@@ -177,10 +177,11 @@ fn inside_it_can_travel_but_not_let_itself_out() {
 }
 
 #[test]
-fn who_stays_behind_is_ended_before_the_changes_are_judged() {
+fn remaining_processes_are_ended_before_the_changes_are_listed() {
     let place = Place::new();
     place.make_out();
-    // It holds an open file and a working directory, has left its session, and writes as fast as it can.
+    // It holds an open file and a working directory, has left its session, and writes as fast as it
+    // can.
     let stays = "setsid sh -c 'trap \"\" TERM HUP INT; exec 3>>log; i=0; while :; do i=$((i+1)); echo $i >&3; echo $i > n$((i % 50)); \
                  echo $i > ../out/alive; done' & until [ -e ../out/alive ]; do sleep 0.01; done";
     let said = place.run("--apply --bind-rw ../out", stays);
@@ -189,9 +190,9 @@ fn who_stays_behind_is_ended_before_the_changes_are_judged() {
         said.err.contains("jailfs: processes remain in the sandbox and are ended: "),
         "{said:?}"
     );
-    // When 'run' has ended, so has everything: nobody takes the file away from it and puts it back.
+    // When 'run' has ended, so has every process: none can change files afterwards.
     fs::remove_file(place.at("out/alive")).unwrap();
-    // What was applied is one moment: the tree and the base are the same, now and later.
+    // The apply used one state: tree and base are equal, now and later.
     assert_eq!(place.ok("base", "diff base"), "");
     assert!(place.exists("base/log") && !place.exists("out/alive"));
 }
@@ -199,7 +200,8 @@ fn who_stays_behind_is_ended_before_the_changes_are_judged() {
 /// Starts `jailfs run OPTIONS -- sh -c SCRIPT` in the base, with `out` beside it writable.
 fn start(place: &Place, options: &str, script: &str) -> std::process::Child {
     place.make_out();
-    // A shell cannot trap what was ignored when it began, as SIGINT is in what another shell starts in its background.
+    // A shell cannot trap a signal that was ignored when it started, as SIGINT is in a background
+    // job of another shell.
     let mut command = Command::new("env");
     place.environment(&mut command);
     command
@@ -215,7 +217,7 @@ fn start(place: &Place, options: &str, script: &str) -> std::process::Child {
 }
 
 #[test]
-fn signals_reach_the_command_and_what_it_did_is_kept() {
+fn signals_reach_the_command_and_its_changes_are_kept() {
     for (sent, script, code) in [
         (
             Signal::SIGTERM,
@@ -246,7 +248,7 @@ fn signals_reach_the_command_and_what_it_did_is_kept() {
 }
 
 #[test]
-fn a_killed_run_takes_its_command_along_and_leaves_what_it_acknowledged() {
+fn a_killed_run_ends_its_command_and_keeps_acknowledged_changes() {
     let place = Place::new();
     let script =
         "echo kept >> a; echo $$ > ../out/go; while echo x > ../out/alive; do sleep 0.01; done";
@@ -266,7 +268,7 @@ fn a_killed_run_takes_its_command_along_and_leaves_what_it_acknowledged() {
 }
 
 #[test]
-fn a_mapped_file_is_in_the_diff_when_the_command_has_ended() {
+fn writes_through_a_mapping_are_in_the_diff_when_the_command_has_ended() {
     let place = Place::new();
     place.write("base/big", vec![b'.'; 10_000]);
     let script = "python3 -c \"import mmap; f=open('big','r+b'); m=mmap.mmap(f.fileno(),0); m[0:5]=b'hello'\"";
@@ -276,9 +278,9 @@ fn a_mapped_file_is_in_the_diff_when_the_command_has_ended() {
 }
 
 #[test]
-fn the_end_waits_for_no_comparison_that_nobody_wants_any_more() {
+fn the_end_of_a_run_does_not_wait_for_a_comparison_whose_client_is_gone() {
     let place = Place::new();
-    // Each of them takes many times as long as anybody who looks at this test waits.
+    // Each takes many times longer than the time limit of this test.
     let script = r#"
         seq 1 300000 > 1; for n in $(seq 2 30); do shuf -n 100000 1 > $n; done; $JAILFS checkpoint > /dev/null
         for n in $(seq 2 30); do shuf -n 100000 1 > $n; done

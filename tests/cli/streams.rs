@@ -1,5 +1,5 @@
-//! Descriptors that the command of `jailfs run` inherits: no object of the host can be changed by one, and what goes through
-//! them arrives whole and in order.
+//! Descriptors that the command of `jailfs run` inherits: they change no object of the host, and
+//! data passes through them completely and in order.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -7,8 +7,8 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use crate::confine::{EVERYBODY, Who, at_srv, place};
 use crate::place::Place;
 
-/// Tries to change what stands behind the standard descriptors, in every way that needs no path. As root the command has
-/// all rights over the files that its user namespace knows.
+/// Tries to change the objects behind the standard descriptors in every way that needs no path. As
+/// root, the command has all rights over files of its user namespace.
 const ATTACK: &str = r#"
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -30,7 +30,8 @@ for fd in range(int(sys.argv[1]), int(sys.argv[2])):
             pass
 "#;
 
-/// What of a file an attack could change. A file that the command may write changes its times.
+/// The parts of a file that an attack could change. If the command may write a file, it changes its
+/// times.
 fn state(place: &Place, name: &str) -> String {
     let said = place.sh(
         "",
@@ -41,7 +42,7 @@ fn state(place: &Place, name: &str) -> String {
 }
 
 #[test]
-fn no_object_of_the_host_is_changed_by_a_descriptor() {
+fn no_object_of_the_host_can_be_changed_through_a_descriptor() {
     for who in EVERYBODY {
         let place = place();
         place.write("attack.py", ATTACK);
@@ -83,10 +84,10 @@ fn the_attack_on_descriptors_succeeds_without_run() {
 }
 
 #[test]
-fn what_a_command_writes_is_in_its_files_in_order() {
+fn output_of_a_command_is_in_its_files_in_order() {
     let place = Place::new();
     place.make_out();
-    // One file for both streams, which are written by turns, and what is there already stays.
+    // One file for both streams, which are written alternately; its earlier content stays.
     let turns = "for n in $(seq 500); do echo out$n; echo err$n >&2; done";
     place.write("out/log", "before\n");
     let said =
@@ -103,7 +104,7 @@ fn what_a_command_writes_is_in_its_files_in_order() {
         "{log}"
     );
     assert!(log.lines().last().unwrap().starts_with("jailfs: "), "jailfs speaks last: {log}");
-    // Many bytes, a command that is killed, and one whose time is over.
+    // Many bytes, a command that is killed, and one that times out.
     let many = "head -c 50000000 /dev/zero | tr '\\0' x";
     let script = format!(
         "$JAILFS run --discard -- sh -c \"{many}\" > ../out/many 2>/dev/null; [ $(wc -c < ../out/many) = 50000000 ]
@@ -118,7 +119,7 @@ fn what_a_command_writes_is_in_its_files_in_order() {
 }
 
 #[test]
-fn what_a_command_did_not_read_is_still_to_be_read() {
+fn input_that_a_command_did_not_read_stays_readable() {
     let place = Place::new();
     place.make_out();
     place.write("out/in", "abcdefghij");
@@ -132,7 +133,7 @@ fn what_a_command_did_not_read_is_still_to_be_read() {
 }
 
 #[test]
-fn a_full_disk_behind_the_output_ends_the_command_and_is_told() {
+fn a_full_disk_behind_the_output_ends_the_command_and_is_reported() {
     let place = Place::new();
     place.make_out();
     let script = "mount -t tmpfs -o size=64k t ../out; code=0

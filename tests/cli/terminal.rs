@@ -1,17 +1,19 @@
-//! `jailfs run` on a terminal: signals, job control, sizes and full-screen programs, as if the command were run directly.
+//! `jailfs run` on a terminal: signals, job control, sizes and full-screen programs work as if the
+//! command were run directly.
 //!
-//! A driver in Python makes the terminal and plays the person at it: it types, and waits for what it must see.
+//! A Python driver creates the terminal and plays the user: it types, and waits for output.
 
 use crate::place::{JAILFS, Place, said};
 
-/// Plays a script of `type`, `keys`, `key`, `see`, `size`, `settle` and `pause` lines to an interactive shell.
+/// Plays a script of `type`, `keys`, `key`, `see`, `size`, `settle` and `pause` lines to an
+/// interactive shell.
 const PERSON: &str = include_str!("person.py");
 
 fn play(place: &Place, script: &str) {
     play_to(place, script, &["bash", "--norc", "--noprofile", "-i"]);
 }
 
-/// Plays it to a program that has the terminal for itself, as one in a job of a CI has.
+/// Plays it to a program that has the terminal for itself, like a CI job.
 fn play_to(place: &Place, script: &str, program: &[&str]) {
     place.write("person.py", PERSON);
     place.write("play", script);
@@ -84,7 +86,7 @@ type exit
 }
 
 #[test]
-fn an_interactive_shell_has_job_control_and_gives_the_terminal_back() {
+fn an_interactive_shell_has_job_control_and_returns_the_terminal() {
     let place = Place::new();
     play(
         &place,
@@ -130,9 +132,9 @@ type exit
 }
 
 #[test]
-fn a_full_screen_program_works_is_told_of_new_sizes_and_leaves_the_terminal_as_it_was() {
+fn a_full_screen_program_works_gets_new_sizes_and_leaves_the_terminal_as_it_was() {
     let place = Place::new();
-    // It reads single keys without their being shown, and draws when the size changes: what an editor does.
+    // Like an editor, it reads single keys without echo, and redraws when the size changes.
     place.write(
         "base/editor.py",
         r#"
@@ -203,7 +205,7 @@ type exit
 }
 
 #[test]
-fn a_command_that_stops_itself_does_not_stop_the_clock() {
+fn a_command_that_stops_itself_does_not_stop_the_timeout() {
     let place = Place::new();
     let stops =
         "trap '' TERM; kill -STOP $$; echo woken > ../out/woken; while :; do kill -STOP $$; done";
@@ -224,7 +226,7 @@ see all gone
 type exit
 "#,
     );
-    // Nobody would let this one go on.
+    // No process would continue this one.
     let run = [
         JAILFS,
         "run",
@@ -242,7 +244,7 @@ type exit
 }
 
 #[test]
-fn a_command_that_holds_the_terminal_back_is_ended_in_time_all_the_same() {
+fn a_command_that_holds_the_terminal_is_ended_by_the_timeout_nevertheless() {
     let place = Place::new();
     let holds = r#"
 import os, signal, sys, termios, time
@@ -277,9 +279,10 @@ type exit
 }
 
 #[test]
-fn an_answer_is_given_after_the_question_and_a_patch_cannot_act_on_the_terminal() {
+fn an_answer_counts_only_after_the_question_and_a_patch_cannot_act_on_the_terminal() {
     let place = Place::new();
-    // Copies into the clipboard of whoever looks at it, and rings; and ends when somebody has typed a line, which it leaves unread.
+    // The patch would copy into the user's clipboard, and ring the bell. The command ends when a
+    // line was typed, which it does not read.
     place.write(
         "base/evil",
         r#"printf 'x\033]52;c;eA==\007\233y\n' > new; echo ready; python3 -c 'import select; select.select([0], [], [])'"#,

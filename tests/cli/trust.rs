@@ -1,5 +1,5 @@
-//! What a command made is neither believed nor printed as it is: names that act on a terminal, and attributes that name
-//! another store.
+//! Data from a command is neither trusted nor printed unescaped: names that act on a terminal, and
+//! attributes that name another store.
 
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::place::{Place, Said};
 
-/// A name that would colour, retitle and reorder what stands around it.
+/// A name that would colour, retitle and reorder the text around it.
 const HOSTILE: &str = "a\u{1b}[31m\u{1b}]0;x\u{7}\u{202e}gnp\u{2066}\u{200b}\u{85}\u{9b}2J\rb";
 
 fn check(said: &Said, what: &str) {
@@ -70,7 +70,7 @@ fn nothing_that_is_printed_acts_on_a_terminal() {
     ] {
         check(&place.call("mnt", &words), &format!("{words:?}"));
     }
-    // A busy mount point says where it is, and who is in it.
+    // For a busy mount point the message names the path and the processes.
     place.umount();
     let point = place.at(format!("p{HOSTILE}"));
     std::fs::create_dir(&point).unwrap();
@@ -92,10 +92,10 @@ fn nothing_that_is_printed_acts_on_a_terminal() {
     );
 }
 
-/// Any user can set the attribute on a directory of an ordinary filesystem. Root's client must not follow it to a socket of
-/// that user.
+/// Any user can set the attribute on a directory of an ordinary filesystem. Root's client must not
+/// connect to a socket of that user.
 #[test]
-fn the_attribute_of_a_store_is_believed_on_our_own_mounts_only() {
+fn the_store_attribute_is_trusted_on_our_own_mounts_only() {
     let place = Place::new();
     for dir in ["planted", "fake"] {
         std::fs::create_dir(place.at(dir)).unwrap();
@@ -124,7 +124,7 @@ fn the_attribute_of_a_store_is_believed_on_our_own_mounts_only() {
         "a base with the attribute is an ordinary directory"
     );
     assert_eq!(asked.load(Ordering::SeqCst), 0, "the socket of somebody else was asked");
-    // On a mount of ours it is believed.
+    // On our own mount it is trusted.
     place.mount();
     place.ok("mnt", "status");
 }

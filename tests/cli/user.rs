@@ -1,7 +1,7 @@
 //! Ordinary users: mounts by fusermount3, and `run` in a user namespace.
 //!
-//! Each test is a shell script of the user `nobody`, in a mount namespace in which `/dev/fuse` is open to all, as it is
-//! on most systems. Every line of the script must succeed.
+//! Each test is a shell script of the user `nobody`, in a mount namespace in which all users can
+//! open `/dev/fuse`, as on most systems. Every line of the script must succeed.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,7 @@ const NOBODY: u32 = 65534;
 pub fn place() -> Place {
     let place = Place::new();
     fs::set_permissions(place.root(), PermissionsExt::from_mode(0o755)).unwrap();
-    // A copy, because the directory of the build need not be open to others.
+    // A copy, because the build directory may be closed to other users.
     fs::copy(JAILFS, place.at("jailfs")).unwrap();
     let given = said(place.command("", "chown").args(["-R", "65534:65534", "base", "mnt", "home"]));
     assert_eq!(given.code, 0, "{given:?}");
@@ -26,7 +26,7 @@ pub fn as_nobody(place: &Place, script: &str) -> Said {
     as_nobody_after(place, "true", script)
 }
 
-/// The same, when root has prepared the mount namespace.
+/// The same, after root has prepared the mount namespace.
 fn as_nobody_after(place: &Place, prepared: &str, script: &str) -> Said {
     place.write("script", script);
     let device = "mknod ../fuse c 10 229 && chmod 666 ../fuse && mount --bind ../fuse /dev/fuse && rm ../fuse";
@@ -112,9 +112,10 @@ fn files_of_other_owners_keep_them_through_a_run() {
     assert_eq!(place.sh("base", "stat -c '%n %u:%g %a' roots roots-file shared").out, before);
 }
 
-/// A directory that is closed also to its owner, as a test makes one, and those that are closed to changes, as Go's module cache has.
+/// A directory without any permission, even for its owner, and read-only directories, like those of
+/// Go's module cache.
 #[test]
-fn what_an_ordinary_user_closed_is_applied_and_taken_back() {
+fn directories_that_an_ordinary_user_closed_are_applied_and_rolled_back() {
     let place = place();
     let said = as_nobody(
         &place,
@@ -136,9 +137,9 @@ fn what_an_ordinary_user_closed_is_applied_and_taken_back() {
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
 }
 
-/// Cut off when the base is written, and taken back by the next verb.
+/// Interrupted while the base is written, and rolled back by the next command.
 #[test]
-fn what_its_user_may_not_read_or_write_or_own_any_more_is_taken_back() {
+fn an_apply_is_rolled_back_although_its_user_may_no_longer_read_write_or_own_its_files() {
     let place = place();
     place.write("base/roots", "root's\n");
     let said = as_nobody(
@@ -165,8 +166,8 @@ fn what_its_user_may_not_read_or_write_or_own_any_more_is_taken_back() {
 }
 
 #[test]
-fn what_is_mapped_and_closed_to_its_own_user_is_in_the_checkpoint_all_the_same() {
-    // With the kernel's list of connections, and without.
+fn a_mapped_file_without_permissions_for_its_own_user_is_in_the_checkpoint() {
+    // With and without the kernel's list of FUSE connections.
     let list = "mount -t fusectl none /sys/fs/fuse/connections";
     for prepared in [
         list,
@@ -222,9 +223,9 @@ for line in sys.stdin:
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
 }
 
-/// In a directory of root's all may write, and only root can give it its times.
+/// All users may write in a directory of root, but only root can set its times.
 #[test]
-fn what_an_ordinary_user_may_not_write_is_refused_before_anything_is_written() {
+fn paths_that_an_ordinary_user_cannot_write_are_refused_before_anything_is_written() {
     let place = place();
     fs::create_dir(place.at("base/roots")).unwrap();
     fs::set_permissions(place.at("base/roots"), PermissionsExt::from_mode(0o777)).unwrap();
@@ -243,9 +244,9 @@ fn what_an_ordinary_user_may_not_write_is_refused_before_anything_is_written() {
     assert_eq!(said.code, 0, "{}\n{}", said.out, said.err);
 }
 
-/// Root takes a directory from its owner after an apply was cut off, and gives it back later.
+/// Root takes a directory from its owner after an interrupted apply, and gives it back later.
 #[test]
-fn a_directory_that_is_roots_now_stops_only_the_next_apply() {
+fn a_directory_that_root_took_blocks_only_the_next_apply() {
     let place = place();
     let said = as_nobody(
         &place,

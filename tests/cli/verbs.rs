@@ -1,5 +1,5 @@
-//! Reading and travelling: checkpoint, log, status, diff, restore, discard, op; where a command finds its sandbox; names
-//! that are no text; JSON.
+//! The commands checkpoint, log, status, diff, restore, discard and op; how a command finds its
+//! sandbox; names that are not UTF-8; JSON.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -40,7 +40,7 @@ fn sorted(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_command_finds_its_sandbox_from_wherever_it_is_asked() {
+fn a_command_finds_its_sandbox_from_everywhere_inside() {
     let place = worked();
     let store = place.json("mnt", "status")[0]["store"].as_str().unwrap().to_owned();
     let everywhere = |what: &str| {
@@ -68,14 +68,14 @@ fn a_command_finds_its_sandbox_from_wherever_it_is_asked() {
         }
     };
     everywhere("mounted");
-    // Paths count from where one stands.
+    // Paths are relative to the working directory.
     assert_eq!(place.ok("mnt/n", "diff f"), "A\tn/f\n");
     assert_eq!(place.ok("mnt/n", "diff ../a"), "M\ta\n");
     assert_eq!(place.ok("base/sub", "diff ../a"), "M\ta\n");
     assert_eq!(place.ok("home", &format!("--store {store} diff -- n")), "A\tn/\nA\tn/f\n");
     place.umount();
     everywhere("unmounted");
-    // And without a daemon a command changes the store by itself.
+    // Without a daemon, a command changes the store by itself.
     assert_eq!(place.ok("base", "checkpoint red"), "checkpoint 2 'red'\n");
     assert!(place.ok("base", "restore green").starts_with("restored checkpoint 1 'green': "));
     place.mount();
@@ -84,7 +84,7 @@ fn a_command_finds_its_sandbox_from_wherever_it_is_asked() {
 }
 
 #[test]
-fn diff_tells_every_kind_of_change() {
+fn diff_shows_every_kind_of_change() {
     let place = worked();
     assert_eq!(sorted(&place.ok("mnt", "diff")), sorted(WORK));
     assert_eq!(place.ok("mnt", "diff --name-status green @"), place.ok("mnt", "diff @-1"));
@@ -105,13 +105,13 @@ fn diff_tells_every_kind_of_change() {
         ),
         "{last}"
     );
-    // Back to front, what was added is deleted.
+    // In reverse, added files are deleted.
     let back = place.ok("mnt", "diff @ green");
     assert!(back.contains("A\tdel\n") && back.contains("D\tn/f\n"), "{back}");
 }
 
 #[test]
-fn a_restore_and_an_undo_go_back_exactly() {
+fn a_restore_and_an_undo_are_exact() {
     let place = worked();
     let dry = place.ok("mnt", "restore green --dry-run");
     assert!(dry.starts_with("would restore checkpoint 1 'green': "), "{dry}");
@@ -136,11 +136,11 @@ fn a_restore_and_an_undo_go_back_exactly() {
     assert_eq!(place.ok("mnt", "diff"), "");
     place.ok("mnt", told.lines().last().unwrap().strip_prefix("undo: jailfs ").unwrap());
     assert_eq!(sorted(&place.ok("mnt", "diff")), sorted(WORK));
-    // The seals that were made on the way are only in the full log.
+    // Automatic seals are only in the full log.
     assert_eq!(place.ok("mnt", "log").lines().count(), 1);
     let all = place.ok("mnt", "log --all");
     assert!(all.lines().count() > 1, "{all}");
-    // All the way back, also over a remount.
+    // All the way back, also across a remount.
     place.umount();
     place.mount();
     assert_eq!(sorted(&place.ok("mnt", "diff")), sorted(WORK));
@@ -150,7 +150,7 @@ fn a_restore_and_an_undo_go_back_exactly() {
 }
 
 #[test]
-fn the_log_and_the_status_count_what_there_is() {
+fn log_and_status_count_correctly() {
     let place = Place::new();
     place.mount();
     let status = place.ok("mnt", "status");
@@ -197,7 +197,7 @@ fn the_log_and_the_status_count_what_there_is() {
     );
 }
 
-/// That an object has exactly these fields, beside its type.
+/// Asserts that an object has exactly these fields, besides its type.
 fn has(object: &Value, kind: &str, fields: &str) {
     assert_eq!(object["type"], kind, "{object}");
     let mut names: Vec<&str> = object
@@ -224,7 +224,7 @@ fn changes(objects: &[Value]) -> Vec<&Value> {
 }
 
 #[test]
-fn every_reading_command_speaks_json() {
+fn every_reading_command_has_json_output() {
     let place = worked();
     has(&place.json("mnt", "checkpoint red -m x")[0], "checkpoint", CHECKPOINT);
     for object in place.json("mnt", "log").iter().chain(&place.json("mnt", "log --all")) {
@@ -247,7 +247,7 @@ fn every_reading_command_speaks_json() {
         let lines = place.json("mnt", &format!("diff green{detail}"));
         assert_eq!(lines.len(), WORK.lines().count());
         for object in &lines {
-            // A patch cannot tell an empty directory.
+            // A patch cannot express an empty directory.
             let told = detail == " -p" && object["path"] != "n";
             let patch = if told { "patch" } else { "" };
             let fields =
@@ -282,7 +282,7 @@ fn every_reading_command_speaks_json() {
     }
     let plan = place.json("mnt", "apply --dry-run");
     has(plan.last().unwrap(), "applied", APPLIED);
-    // In the base, a new name is a new file and the deletion of the old one.
+    // In the base, a rename appears as a new file and a deletion.
     assert_eq!(changes(&plan).len(), WORK.lines().count() + 1);
     let applied = place.json("mnt", "apply");
     assert_eq!(
@@ -294,7 +294,7 @@ fn every_reading_command_speaks_json() {
 }
 
 #[test]
-fn names_that_are_no_text_pass_through_every_verb() {
+fn names_that_are_not_utf8_pass_through_every_command() {
     let place = Place::new();
     let names: [&[u8]; 6] = [b"new\nline", b"\xff\xfe", b"@", b"-p", b"back\\slash", b" spaces  "];
     for name in names {
@@ -328,7 +328,7 @@ fn names_that_are_no_text_pass_through_every_verb() {
             Err(_) => assert_eq!(lines[0]["path_hex"], hex),
         }
     }
-    // A file called '@' is meant by './@', the word alone is the state.
+    // The file '@' is written './@'; '@' alone is the state.
     assert_eq!(place.ok("mnt", "diff start @"), diff);
     assert_eq!(place.ok("mnt", "diff ./@"), "M\t@\n");
     // Two at a time, then all.
@@ -354,7 +354,7 @@ fn names_that_are_no_text_pass_through_every_verb() {
 
 /// In many parts, and with a checkpoint between two of them.
 #[test]
-fn what_is_shown_of_a_checkpoint_is_of_one_checkpoint() {
+fn show_reads_all_parts_from_one_checkpoint() {
     let place = Place::new();
     place.mount();
     place.sh("mnt", "yes A | head -c 20000000 > big");
@@ -363,13 +363,13 @@ fn what_is_shown_of_a_checkpoint_is_of_one_checkpoint() {
     let shown = "$JAILFS show @-1:big | { head -c 2; $JAILFS checkpoint > /dev/null; cat; } | sort | uniq -c | tr -s ' '";
     assert_eq!(place.sh("mnt", shown).out, "10000000 A\n");
     assert_eq!(place.sh("mnt", "$JAILFS show @-1:big | head -c 2").out, "B\n");
-    // What is now can change, and then it says so.
+    // The present tree can change, and then show reports it.
     let now = "$JAILFS show @:big | { head -c 2; echo more >> big; cat; } | tail -c 2";
     let said = place.sh("mnt", now);
     assert!(said.err.contains("it was changed while it was read"), "{said:?}");
 }
 
-/// Signs before a number make a name of it.
+/// A number with a sign is a name.
 #[test]
 fn a_checkpoint_can_be_called_plus_one() {
     let place = Place::new();
@@ -390,7 +390,7 @@ fn a_checkpoint_can_be_called_plus_one() {
 }
 
 #[test]
-fn a_wrong_word_has_its_own_exit_code_and_a_hint() {
+fn a_usage_error_has_its_own_exit_code_and_a_hint() {
     let place = Place::new();
     place.mount();
     place.ok("mnt", "checkpoint green");
@@ -429,7 +429,7 @@ fn a_wrong_word_has_its_own_exit_code_and_a_hint() {
 }
 
 #[test]
-fn help_and_version_are_answers_and_a_closed_pipe_is_no_error() {
+fn help_and_version_succeed_and_a_closed_pipe_is_no_error() {
     let place = worked();
     let help = place.ok("", "--help");
     for verb in [
@@ -460,7 +460,7 @@ fn help_and_version_are_answers_and_a_closed_pipe_is_no_error() {
 }
 
 #[test]
-fn the_variable_of_a_run_names_the_sandbox_last() {
+fn the_environment_variable_of_a_run_is_the_last_way_to_find_the_sandbox() {
     let place = worked();
     let store = place.json("mnt", "status")[0]["store"].as_str().unwrap().to_owned();
     let mut command = place.command("home", JAILFS);
@@ -507,7 +507,8 @@ fn the_examples_of_the_manual_work() {
     }
 }
 
-/// The kernel detaches silently what is mounted on a directory that goes. So it is refused, or said.
+/// The kernel silently detaches a mount whose directory is removed. So such an operation is
+/// refused, or reports the mount.
 #[test]
 fn a_mount_inside_is_never_detached_silently() {
     let place = Place::new();

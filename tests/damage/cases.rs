@@ -48,8 +48,8 @@ impl fmt::Display for Case {
 }
 
 impl Case {
-    /// Reads a line. The file may be a pattern: `*` stands for any text, and the first file counts, or with `last:` before it
-    /// the last one.
+    /// Parses a line. The file may be a pattern: `*` stands for any text, and the first match
+    /// counts, or with `last:` before it the last one.
     pub fn parse(line: &str, world: &World) -> Result<Case, String> {
         let mut words = line.split_whitespace();
         let mut word = || words.next().ok_or_else(|| format!("too few words in '{line}'"));
@@ -75,7 +75,7 @@ impl Case {
         Ok(Case { file, damage })
     }
 
-    /// Damages the file in a copy of the store. False if that changes nothing.
+    /// Damages the file in a copy of the store. Returns false if that changes nothing.
     pub fn do_to(&self, world: &World, store: &Path) -> bool {
         let path = store.join(&self.file);
         let whole = &world.files[&self.file];
@@ -121,7 +121,7 @@ fn fits(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// Where the frames of a log begin; the last entry is where they end.
+/// The offsets of the frames of a log; the last entry is their end.
 fn frames(bytes: &[u8]) -> Vec<usize> {
     let mut starts = vec![0];
     while let Some(head) = starts.last().and_then(|at| bytes.get(*at..at + 4)) {
@@ -193,7 +193,7 @@ pub fn all(world: &World) -> Vec<Case> {
     cases.into_iter().collect()
 }
 
-/// One in so many, chosen by a seed; of files that are older or gone, all.
+/// One in so many, chosen by a seed; all of those for older and removed files.
 pub fn sample(cases: Vec<Case>, every: u64, seed: u64) -> Vec<Case> {
     let hash = |case: &Case| {
         let mut hash = 0xcbf2_9ce4_8422_2325_u64 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);

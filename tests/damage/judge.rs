@@ -1,4 +1,4 @@
-//! What may come of a damaged store, and what may not.
+//! The allowed outcomes of a damaged store.
 
 use std::path::Path;
 
@@ -9,23 +9,23 @@ use jailfs::types::TreePath;
 use crate::cases::Case;
 use crate::world::{World, live, log, operations, restore, state};
 
-/// What came of a case.
+/// The outcome of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
     /// The damage changes nothing in the file.
     Same,
-    /// Everything is what it was.
+    /// Everything is as before.
     Truth,
-    /// The store is not opened, and the error names the file.
+    /// The store does not open, and the error names the file.
     Refused,
-    /// The store is opened. Some of it gives errors, and the rest is what it was.
+    /// The store opens. Some reads give errors, and the others the former content.
     Told,
-    /// What docs/SEMANTICS.md says to be lost is lost, and the rest is what it was.
+    /// The losses that docs/SEMANTICS.md names; the rest is as before.
     Less,
 }
 
 impl Verdict {
-    /// Reads what a line of the corpus says; none for `any`.
+    /// Parses the outcome in a line of the corpus; `None` for `any`.
     pub fn parse(text: &str) -> Option<Verdict> {
         match text {
             "any" => None,
@@ -38,7 +38,7 @@ impl Verdict {
     }
 }
 
-/// Damages a copy of the store, and looks at everything that can be asked of it.
+/// Damages a copy of the store, and reads everything from it.
 pub fn judge(world: &World, place: &Path, case: &Case) -> Result<Verdict, String> {
     world.copy_to(place);
     let store = place.join("store");
@@ -70,7 +70,7 @@ pub fn judge(world: &World, place: &Path, case: &Case) -> Result<Verdict, String
     Ok(verdict)
 }
 
-/// Whether an error says which file is meant: by its path, its name, or its layer.
+/// Whether an error names the file: by path, name or layer.
 fn is_named(case: &Case, error: &str) -> bool {
     let mut parts = case.file.split('/');
     let layer = match (parts.next(), parts.next()) {
@@ -91,7 +91,7 @@ fn shown(
 ) -> Result<Verdict, String> {
     let truth = &world.truth;
     let in_open_layer = case.file.starts_with(&world.open_layer());
-    // What has no checksums cannot be told.
+    // Without checksums, damage cannot be noticed.
     let may_be_other = world.is_unsummed(&case.file);
     let (mut less, mut errors) = (false, Vec::new());
     let log = log(sandbox);
@@ -125,7 +125,7 @@ fn shown(
         hold(&id, state(sandbox, &Rev::Id(checkpoint.id)), &truth.states[&id], may_be_other)?;
     }
     let path = TreePath::parse(b"open").unwrap();
-    // It is a convenience: an error is an answer, and so is less than there was.
+    // It is a convenience: an error is allowed, and so is less content.
     drop(sandbox.handle(Request::History { path }));
     for name in World::RESTORED {
         match restore(sandbox, name) {

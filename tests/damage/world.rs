@@ -12,14 +12,14 @@ use jailfs::types::{FileKind, Name, NodeId, TreePath};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
 
-/// What a store shows.
+/// Everything that a store shows.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Truth {
     pub log: Vec<Checkpoint>,
     pub operations: Vec<Operation>,
     /// Each sealed state, by its number.
     pub states: BTreeMap<String, Vec<String>>,
-    /// The tree as it is.
+    /// The present tree.
     pub now: Vec<String>,
     /// The tree after a restore of each of [`World::RESTORED`].
     pub restored: BTreeMap<String, Vec<String>>,
@@ -27,7 +27,7 @@ pub struct Truth {
 
 pub struct World {
     dir: tempfile::TempDir,
-    /// The store as it was at earlier times, oldest first.
+    /// The store at earlier times, oldest first.
     pub ages: Vec<PathBuf>,
     pub whole: PathBuf,
     /// The files of the store that are damaged.
@@ -40,7 +40,7 @@ pub fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// Bytes that are nowhere else.
+/// Random bytes.
 fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -134,7 +134,7 @@ fn shell(script: &str) {
 }
 
 impl World {
-    /// The checkpoints to which each store is restored, one after the other.
+    /// The checkpoints to which each store is restored, in order.
     pub const RESTORED: [&str; 2] = ["c2", "s5"];
 
     pub fn new() -> World {
@@ -164,7 +164,7 @@ impl World {
         fourth(&open(), &whole);
         age(&whole);
         fifth(&open());
-        // The log of operations no longer names the older states.
+        // The operation log no longer names the older states.
         Store::open(&whole, (1, 1), StoreOptions::default()).unwrap().trim_ops(3).unwrap();
         age(&whole);
         sixth(&open());
@@ -205,12 +205,12 @@ impl World {
         copy(&self.whole, &to);
     }
 
-    /// Whether the base is what it was.
+    /// Whether the base is as it was.
     pub fn base_is_whole(&self) -> bool {
         seen_of_base(&self.dir.path().join("base")) == self.base
     }
 
-    /// The layer that is written to.
+    /// The upper layer.
     pub fn open_layer(&self) -> String {
         let last = self.files.keys().rfind(|file| file.starts_with("layers/")).unwrap();
         last.rsplit_once('/').unwrap().0.to_owned()
@@ -226,7 +226,7 @@ impl World {
         })
     }
 
-    /// The store has a file of every kind.
+    /// Asserts that the store has a file of every kind.
     fn assert_rich(&self) {
         let has = |part: &str| self.files.keys().any(|file| file.contains(part));
         for part in [
@@ -253,7 +253,7 @@ impl World {
     }
 }
 
-/// Content in several pieces, links, attributes.
+/// Content in several extents, links, attributes.
 fn first(work: &Work) {
     work.put("a", &noise(1, 20_000));
     work.mkdir("made");
@@ -289,7 +289,7 @@ fn second(work: &Work) {
     work.0.fs().sync().unwrap();
 }
 
-/// Many small checkpoints whose content is partly the same, put together.
+/// Many small checkpoints that share content, packed.
 fn third(work: &Work) {
     for step in 0..24_u64 {
         let mut content = noise(100, 9000);
@@ -303,7 +303,8 @@ fn third(work: &Work) {
     work.0.fs().sync().unwrap();
 }
 
-/// More of the same, some of which is given up. Its records stay files: a directory stands where the pack would be written.
+/// More of the same, some of which is dropped. Its records stay files: a directory blocks the path
+/// of the pack.
 fn fourth(work: &Work, store: &Path) {
     for step in 0..6_u64 {
         let mut content = noise(100, 9000);
@@ -324,7 +325,7 @@ fn fourth(work: &Work, store: &Path) {
     work.0.fs().sync().unwrap();
 }
 
-/// A leaf that nothing but the log of operations names, without checksums.
+/// A leaf that only the operation log names, without checksums.
 fn fifth(work: &Work) {
     work.put("leaf", &noise(400, 9000));
     work.checkpoint("leaf");
@@ -337,7 +338,7 @@ fn fifth(work: &Work) {
     work.0.fs().sync().unwrap();
 }
 
-/// What no checkpoint holds yet.
+/// Changes that are in no checkpoint yet.
 fn sixth(work: &Work) {
     for dropped in ["u1", "u2"] {
         work.ask(Request::Drop { rev: Rev::Name(dropped.to_owned()) });
@@ -364,7 +365,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Holes of pools stay holes: a layer has no checksums of what takes no space.
+/// Holes of pools stay holes: a layer has checksums only for allocated blocks.
 fn copy_with_holes(from: &Path, to: &Path) {
     write_with_holes(to, &std::fs::read(from).unwrap());
 }
@@ -381,7 +382,7 @@ pub fn write_with_holes(path: &Path, bytes: &[u8]) {
     }
 }
 
-/// The files of a store, but for those that say nothing.
+/// The files of a store, without those that have no effect.
 pub fn files(store: &Path) -> BTreeMap<String, Vec<u8>> {
     fn walk(dir: &Path, prefix: &str, found: &mut BTreeMap<String, Vec<u8>>) {
         for entry in std::fs::read_dir(dir).unwrap() {
@@ -454,7 +455,7 @@ pub fn restore(sandbox: &Sandbox, name: &str) -> Result<(), String> {
     sandbox.handle(request).map(drop).map_err(|error| error.to_string())
 }
 
-/// Everything that can be seen of a state.
+/// Everything that is visible in a state.
 pub fn state(sandbox: &Sandbox, rev: &Rev) -> Result<Vec<String>, String> {
     let mut lines = Vec::new();
     let mut dirs = vec![TreePath::parse(b"").unwrap()];
@@ -489,7 +490,7 @@ pub fn state(sandbox: &Sandbox, rev: &Rev) -> Result<Vec<String>, String> {
     Ok(lines)
 }
 
-/// Everything that can be seen of the tree as it is, but for what looking at it changes.
+/// Everything that is visible in the present tree, without what reading changes.
 pub fn live(sandbox: &Sandbox) -> Result<Vec<String>, String> {
     let fs = sandbox.fs();
     let told = |error: jailfs::error::FsError| error.to_string();

@@ -1,4 +1,5 @@
-//! CPython's own tests of what it does with files, here and on the disk: the same outcome for each of them.
+//! CPython's own tests of file operations, in the mount and on the disk: each has the same outcome
+//! in both.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
@@ -29,7 +30,7 @@ const MODULES: &[&str] = &[
     "test_tarfile",
 ];
 
-/// What became of each test, with `place` as the directory of all files.
+/// The outcome of each test, with all its files in `place`.
 fn outcomes(place: &Path, user: User, outside: &Path, name: &str) -> BTreeMap<String, String> {
     std::fs::create_dir(place).unwrap();
     user.owns(place);
@@ -43,12 +44,12 @@ fn outcomes(place: &Path, user: User, outside: &Path, name: &str) -> BTreeMap<St
     succeed(&mut command, "CPython's tests");
     let text = std::fs::read_to_string(&said).unwrap();
     let lines = text.lines().filter_map(|line| line.split_once('\t'));
-    // Names of files in the text of an outcome have the number of the process in them.
+    // File names in an outcome contain the pid.
     let plain = |text: &str| text.chars().filter(|c| !c.is_ascii_digit()).collect();
     lines.map(|(test, outcome)| (test.to_owned(), plain(outcome))).collect()
 }
 
-/// The tests whose outcome is not the same: name, on the disk, in the mount.
+/// The tests with different outcomes: name, outcome on the disk, outcome in the mount.
 fn differences(user: User, options: &[&'static str]) -> Vec<String> {
     let place = Place::new("cpython", user, options);
     let outside = place.live.outside();
@@ -67,11 +68,11 @@ fn differences(user: User, options: &[&'static str]) -> Vec<String> {
 }
 
 #[test]
-fn the_tests_of_cpython_end_as_they_do_on_the_disk() {
+fn cpython_tests_have_the_same_outcome_as_on_the_disk() {
     assert_eq!(differences(User::Root, &["-o", "allow-target=/usr"]), [""; 0]);
 }
 
 #[test]
-fn the_tests_of_cpython_end_as_they_do_on_the_disk_for_an_ordinary_user() {
+fn cpython_tests_have_the_same_outcome_for_an_ordinary_user() {
     assert_eq!(differences(User::Nobody, &["-o", "allow_other,allow-target=/usr"]), [""; 0]);
 }

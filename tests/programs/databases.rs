@@ -1,5 +1,5 @@
-//! Checkpoints of databases while they work: each is what a crash at that moment would have left, so the database recovers
-//! from it by itself, with all that it had acknowledged before.
+//! Checkpoints of databases while they write. Each is what a crash at that moment would have left,
+//! so the database recovers, with all transactions that it had acknowledged.
 
 use std::path::Path;
 use std::process::{Child, Command};
@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use crate::harness::shell;
 use crate::place::{Place, User};
 
-/// How many checkpoints are taken.
+/// The number of checkpoints.
 const ROUNDS: usize = 4;
 
-/// A step that goes on until it is told to end; killed with all that it started if it is not.
+/// A step that runs until it is told to end. It is killed, with all processes that it started, when
+/// it is dropped before.
 struct Begun(Child);
 
 impl Begun {
@@ -22,7 +23,7 @@ impl Begun {
         Begun(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap())
     }
 
-    /// Waits for its end, which must be a good one.
+    /// Waits for its end, which must be a success.
     fn end(mut self, place: &Place) {
         let status = self.0.wait().unwrap();
         let log =
@@ -33,7 +34,7 @@ impl Begun {
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        // timeout(1) hands SIGTERM on to all of its group.
+        // timeout(1) passes SIGTERM on to its group.
         if let (Ok(None), Ok(pid)) = (self.0.try_wait(), i32::try_from(self.0.id())) {
             let pid = nix::unistd::Pid::from_raw(pid);
             let _ended = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
@@ -42,7 +43,7 @@ impl Drop for Begun {
     }
 }
 
-/// Waits until a number has grown by so many.
+/// Waits until a number has grown by this much.
 #[track_caller]
 fn grown(by: u64, number: impl Fn() -> u64) {
     let (start, end) = (number(), Instant::now() + Duration::from_secs(60));
@@ -57,14 +58,14 @@ fn lines(dir: &Path) -> u64 {
 }
 
 #[test]
-fn every_checkpoint_of_a_writing_sqlite_is_a_whole_database() {
+fn every_checkpoint_of_a_writing_sqlite_is_a_consistent_database() {
     let place = Place::new("sqlite", User::Root, &[]);
     let out = place.out();
     place.step("begin");
     let begun = Begun::begin(&place, "live");
     for round in 0..ROUNDS {
         grown(40, || lines(&out));
-        // What is acknowledged here is committed before the checkpoint.
+        // A transaction that is acknowledged here is committed before the checkpoint.
         shell(&out, &format!("mkdir then{round}; cp *.told then{round}"));
         place.live.checkpoint(&format!("c{round}"));
     }
@@ -77,7 +78,7 @@ fn every_checkpoint_of_a_writing_sqlite_is_a_whole_database() {
     }
 }
 
-/// A server that is halted if the test does not come so far.
+/// A server that is stopped if the test fails before that.
 struct Server<'a>(&'a Place);
 
 impl Drop for Server<'_> {

@@ -1,11 +1,12 @@
-//! Programs that people use, with all that they do to files in the mount: they must not notice it.
+//! Programs that people use: they must not notice that they work in a mount.
 //!
-//! Each program is a shell script with steps, run by `step.sh`: `work` makes something, `holds` says whether all of it is as
-//! it should be, `more` changes and destroys it. [`program`] runs them and does in between what jailfs is for: after a
-//! restore, a remount, a kill of the daemon and an apply the tree is what it was, and `holds` still holds. `databases` takes
-//! checkpoints of servers at full speed; `cpython` compares what CPython's own tests say here and on the disk.
+//! Each program is a shell script with steps, run by `step.sh`: `work` makes something, `holds`
+//! checks it completely, `more` changes and destroys it. [`program`] runs them. In between it
+//! restores, remounts, kills the daemon and applies; then the tree is as it was, and `holds`
+//! succeeds. `databases` takes checkpoints of servers at full speed. `cpython` compares the
+//! outcomes of CPython's own tests with those on the disk.
 //!
-//! npm and pip need their registries, and a test fails if they cannot be reached.
+//! npm and pip need their registries, and a test fails if it cannot reach them.
 
 #![expect(
     clippy::unwrap_used,
@@ -26,7 +27,7 @@ mod venv;
 use harness::{assert_same, snapshot};
 use place::{Place, User};
 
-/// A program works, and goes on working whatever becomes of its tree meanwhile.
+/// A program works, and goes on working across all that happens to its tree meanwhile.
 fn program(name: &'static str, user: User, options: &[&'static str]) {
     let mut place = Place::new(name, user, options);
     place.step("work");
@@ -44,7 +45,7 @@ fn program(name: &'static str, user: User, options: &[&'static str]) {
     place.step("holds");
     place.restore("worked", &worked);
 
-    // Now the same on files that are the base's.
+    // Now the same with files of the base.
     let base = place.apply();
     place.step("moved");
     place.step("holds");
@@ -57,32 +58,32 @@ fn program(name: &'static str, user: User, options: &[&'static str]) {
 }
 
 #[test]
-fn git_repositories_stay_whole() {
+fn git_repositories_stay_sound() {
     program("git", User::Root, &[]);
 }
 
 #[test]
-fn cargo_builds_and_nothing_is_built_twice() {
+fn cargo_builds_nothing_twice() {
     program("cargo", User::Root, &[]);
 }
 
 #[test]
-fn npm_installs_and_what_it_installed_runs() {
+fn npm_installs_packages_that_run() {
     program("npm", User::Root, &[]);
 }
 
 #[test]
-fn make_builds_only_what_changed() {
+fn make_builds_only_changed_files() {
     program("make", User::Root, &[]);
 }
 
 #[test]
-fn tar_rsync_and_cp_carry_everything_both_ways() {
+fn tar_rsync_and_cp_copy_everything_both_ways() {
     program("archives", User::Root, &[]);
 }
 
 #[test]
-fn editors_save_and_find_sees_it() {
+fn editors_save_and_find_finds_the_files() {
     program("edit", User::Root, &[]);
 }
 

@@ -1,4 +1,5 @@
-//! Where a program works: a mount, a directory outside of it, and an environment without anything of ours.
+//! The place of a program: a mount, a directory outside of it, and an environment without our
+//! variables.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -9,18 +10,20 @@ use parking_lot::{RwLock, RwLockReadGuard};
 
 use crate::harness::{Live, assert_same, snapshot};
 
-/// How long a program with all its steps may take. Builds and installations on a busy machine take their time.
+/// How long a program with all its steps may take. Builds and installations are slow on a busy
+/// machine.
 const LIMIT: Duration = Duration::from_secs(400);
 /// How long one step may take, in seconds for timeout(1).
 const STEP: &str = "200";
-/// The user who is nobody.
+/// The user `nobody`.
 const NOBODY: u32 = 65534;
 
-/// Held for reading by all who have mounts. `jailfs run` makes a namespace of mounts, in which those that are there go on for
-/// as long as it runs, however they are unmounted elsewhere; so it must begin when there are none.
+/// Held for reading while a test has a mount. `jailfs run` creates a mount namespace, in which
+/// existing mounts stay while it runs, even if they are unmounted elsewhere. So it must start when
+/// there are none.
 pub static MOUNTS: RwLock<()> = RwLock::new(());
 
-/// Who runs a program. All mounts are root's.
+/// The user that runs a program. All mounts are root's.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum User {
     Root,
@@ -32,12 +35,12 @@ pub struct Place {
     name: &'static str,
     user: User,
     pub live: Live,
-    // Behind the mount, so that it is let go of after it.
+    // Declared after the mount, so that it is dropped after it.
     _mounts: RwLockReadGuard<'static, ()>,
 }
 
 impl Place {
-    /// A mount of an empty base, which belongs to the user.
+    /// A mount of an empty base that belongs to the user.
     pub fn new(name: &'static str, user: User, options: &[&'static str]) -> Place {
         let mounts = MOUNTS.read();
         let live = Live::with_limit("", options, LIMIT);
@@ -49,7 +52,7 @@ impl Place {
         place
     }
 
-    /// Where a program leaves what must not be in the mount.
+    /// A directory outside of the mount for the program.
     pub fn out(&self) -> PathBuf {
         self.live.outside().join("out")
     }
@@ -60,7 +63,7 @@ impl Place {
         succeed(&mut self.begin(step), &format!("{}: {step}", self.name))
     }
 
-    /// A step of the program that is yet to be started.
+    /// A step of the program that is not started yet.
     pub fn begin(&self, step: &str) -> Command {
         let mut command = self.user.command("timeout");
         command.args(["-k", "1", STEP, "bash"]).args(words(self.live.outside(), self.name, step));
@@ -69,13 +72,13 @@ impl Place {
         command
     }
 
-    /// Makes a checkpoint; gives all that can be seen of it.
+    /// Makes a checkpoint. Returns a snapshot of the tree.
     pub fn checkpoint(&self, name: &str) -> Vec<String> {
         self.live.checkpoint(name);
         self.live.snapshot()
     }
 
-    /// Restores a checkpoint, which must be what it was.
+    /// Restores a checkpoint and compares it with its snapshot.
     #[track_caller]
     pub fn restore(&self, name: &str, wanted: &[String]) {
         self.live.restore(name);
@@ -87,8 +90,8 @@ impl Place {
         assert_same(wanted, &self.live.snapshot(), &format!("{}: {what}", self.name));
     }
 
-    /// Writes the tree home, where it must be the same in all that an apply keeps; then the mount shows only the base.
-    /// Gives what the base is now.
+    /// Applies the tree to the base. They must be equal in all that an apply keeps, and the mount
+    /// then shows only the base. Returns a snapshot of the base.
     #[track_caller]
     pub fn apply(&mut self) -> Vec<String> {
         self.live.applied = true;
@@ -96,7 +99,8 @@ impl Place {
         let (wanted, base) = (self.live.snapshot(), snapshot(&self.live.base, true));
         assert_same(&portable(&wanted), &portable(&base), &format!("{}: the base", self.name));
         assert_eq!(self.live.jailfs(&["diff", "base", "@"]), "");
-        // A look at the base changes the times of access of its links, and a mount keeps what it remembers of them.
+        // Reading the base changes the access times of its links, and a mount keeps those that it
+        // cached.
         self.live.remount();
         base
     }
@@ -114,7 +118,7 @@ impl User {
         command
     }
 
-    /// Gives a path to this user.
+    /// Changes the owner of a path to this user.
     pub fn owns(self, path: &Path) {
         if self == User::Nobody {
             chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
@@ -122,7 +126,8 @@ impl User {
     }
 }
 
-/// Puts the scripts where every user can read them, and makes the directories `out` and `home`.
+/// Copies the scripts to where every user can read them, and creates the directories `out` and
+/// `home`.
 pub fn prepare(outside: &Path) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR"));
     let programs = outside.join("programs");
@@ -139,15 +144,16 @@ pub fn prepare(outside: &Path) {
     }
 }
 
-/// The words after `bash` for a step of a program.
+/// The arguments after `bash` for a step of a program.
 pub fn words(outside: &Path, name: &str, step: &str) -> [PathBuf; 3] {
     let programs = outside.join("programs");
     [programs.join("step.sh"), programs.join(format!("{name}.sh")), step.into()]
 }
 
-/// Takes what a test has from cargo and from us out of an environment, and puts in what the scripts know.
+/// Removes the variables of cargo, of the tests and of jailfs from an environment, and adds those
+/// that the scripts use.
 pub fn environment(command: &mut Command, outside: &Path) {
-    // cargo and rustup live in the real home of whoever runs the tests.
+    // cargo and rustup are in the home of the user who runs the tests.
     let real = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
     for (name, place) in [("CARGO_HOME", ".cargo"), ("RUSTUP_HOME", ".rustup")] {
         command
@@ -166,7 +172,7 @@ pub fn environment(command: &mut Command, outside: &Path) {
         .env("HOME", outside.join("home"));
 }
 
-/// Runs a command; it must succeed. Gives what it said on its standard output.
+/// Runs a command; it must succeed. Returns its standard output.
 #[track_caller]
 pub fn succeed(command: &mut Command, what: &str) -> String {
     let output = command.output().unwrap();
@@ -178,8 +184,8 @@ pub fn succeed(command: &mut Command, what: &str) -> String {
     out.into_owned()
 }
 
-/// What the lines of a snapshot say that another filesystem also keeps: no numbers of inodes, no times but that of the
-/// last modification, no sizes of directories.
+/// The parts of a snapshot that another filesystem keeps as well: no inode numbers, no times except
+/// mtime, no sizes of directories.
 fn portable(lines: &[String]) -> Vec<String> {
     let kept = |line: &String| {
         let mode = line.split(" uid=").next().and_then(|start| start.rsplit(' ').next());

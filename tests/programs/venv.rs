@@ -1,4 +1,4 @@
-//! The same virtual environment under `jailfs run`, where no option is needed: the sandbox is itself the wall.
+//! The same virtual environment under `jailfs run`, which needs no option.
 
 use std::process::{Command, Stdio};
 
@@ -12,7 +12,7 @@ fn a_virtual_environment_needs_no_option_under_run() {
     let dir = jailfs::sys::path::resolve(dir.path()).unwrap();
     let (base, store) = (dir.join("base"), dir.join("store"));
     std::fs::create_dir(&base).unwrap();
-    // In the base, because a command in the sandbox need not see what is beside it.
+    // In the base, because a command in the sandbox may not see the directories beside it.
     prepare(&base);
     let before = snapshot(&base, true);
     let jailfs = |verb: &[&str]| {
@@ -32,7 +32,7 @@ fn a_virtual_environment_needs_no_option_under_run() {
     run("--keep", "holds");
     assert_same(&before, &snapshot(&base, true), "the base before an apply");
     succeed(&mut jailfs(&["apply"]), "apply");
-    // It was made for this place, and works here without a sandbox.
+    // It was created for this path, and works here without a sandbox.
     let mut command = Command::new("bash");
     command.args(words(&base, "venv", "holds")).current_dir(&base).stdin(Stdio::null());
     environment(&mut command, &base);

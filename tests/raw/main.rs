@@ -1,7 +1,7 @@
-//! What no kernel sends: hand-made requests with names, numbers, sizes and lengths that make no sense.
+//! Hand-made requests that no kernel sends, with invalid names, node numbers, sizes and lengths.
 //!
-//! Each is answered with the errno that a local filesystem or the kernel itself gives in such a case, changes nothing that
-//! it must not, and leaves a server that serves.
+//! Each gets the errno that a local filesystem or the kernel itself gives in such a case. It
+//! changes nothing that it must not, and the server goes on.
 
 #![expect(
     clippy::unwrap_used,

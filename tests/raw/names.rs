@@ -1,4 +1,4 @@
-//! Names that are none, in every request that has a name.
+//! Invalid names, in every request that has a name.
 
 use nix::errno::Errno;
 
@@ -7,7 +7,7 @@ use crate::common::raw::{
     Raw, SETXATTR, SYMLINK, UNLINK,
 };
 
-/// Every request that has the name of a file in it, with `name` there. `node` is a file to be linked.
+/// Every request that names a file, with `name` in it. `node` is a file to be linked.
 fn with_name(name: &[u8], node: u64) -> Vec<(&'static str, u32, Body)> {
     let new = Body::new;
     vec![
@@ -39,7 +39,7 @@ fn listed(raw: &mut Raw) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn what_is_no_name_is_refused_in_every_request() {
+fn an_invalid_name_is_refused_in_every_request() {
     let (mut raw, file) = server();
     let long = [b'x'; 256];
     let longer = vec![b'y'; 100_000];
@@ -66,7 +66,7 @@ fn what_is_no_name_is_refused_in_every_request() {
 }
 
 #[test]
-fn a_name_of_255_bytes_of_any_kind_is_one() {
+fn any_255_bytes_are_a_valid_name() {
     let (mut raw, _) = server();
     let odd: Vec<u8> = (1..=255).filter(|byte| *byte != b'/').chain([b'x']).collect();
     assert_eq!(odd.len(), 255);
@@ -76,7 +76,7 @@ fn a_name_of_255_bytes_of_any_kind_is_one() {
     raw.end().unwrap();
 }
 
-/// The protocol ends a name at its first zero byte; what stands behind it is not looked at.
+/// In the protocol a name ends at its first zero byte; bytes after it are ignored.
 #[test]
 fn a_name_ends_at_its_first_zero_byte() {
     let (mut raw, _) = server();
@@ -86,9 +86,10 @@ fn a_name_ends_at_its_first_zero_byte() {
     raw.end().unwrap();
 }
 
-/// The kernel makes files by MKNOD, because CREATE is answered so once; whatever CREATE says changes nothing.
+/// The kernel creates files by MKNOD, because CREATE is answered with ENOSYS. A CREATE request
+/// changes nothing.
 #[test]
-fn create_is_not_served_whatever_its_name() {
+fn create_is_not_supported_for_any_name() {
     let (mut raw, _) = server();
     for name in [&b"new"[..], b"", b"..", b"a/b", &[b'x'; 300]] {
         let body = Body::new().u32(0o102).u32(0o644).u32(0).u32(0).name(name);
@@ -99,7 +100,7 @@ fn create_is_not_served_whatever_its_name() {
 }
 
 #[test]
-fn a_link_has_a_text_and_not_too_long_a_one() {
+fn a_symlink_needs_a_target_of_valid_length() {
     let (mut raw, _) = server();
     for (len, expected) in [
         (0, Err(Errno::ENOENT)),
@@ -115,11 +116,11 @@ fn a_link_has_a_text_and_not_too_long_a_one() {
 }
 
 #[test]
-fn a_name_of_an_attribute_has_1_to_255_bytes() {
+fn an_attribute_name_has_1_to_255_bytes() {
     let (mut raw, file) = server();
     let room = |name: &[u8]| Body::new().u32(100).u32(0).name(name);
     for name in [&b""[..], &[b'n'; 256], &[b'n'; 90_000]] {
-        // They are in no space that there is (xattr(7)).
+        // Their namespaces do not exist (xattr(7)).
         assert_eq!(
             raw.ask(GETXATTR, file, room(name)),
             Err(Errno::EOPNOTSUPP),

@@ -1,4 +1,4 @@
-//! Nodes that nobody was given, or that were given back.
+//! Requests about nodes that were not handed out, or that were forgotten.
 
 use nix::errno::Errno;
 
@@ -8,7 +8,7 @@ use crate::common::raw::{
     ROOT, Raw, SETATTR, SETXATTR, SYMLINK, UNLINK, WRITE,
 };
 
-/// A request of every kind that is about a node, well-formed but for the node.
+/// One request of each kind about a node, valid except for the node.
 fn every_request() -> Vec<(&'static str, u32, Body)> {
     let new = Body::new;
     let place = |size: u32| new().u64(0).u64(0).u32(size).u32(0).u64(0).u32(0).u32(0);
@@ -45,7 +45,7 @@ fn every_request() -> Vec<(&'static str, u32, Body)> {
 fn all_are_refused(raw: &mut Raw, node: u64) {
     for (what, opcode, body) in every_request() {
         let answer = match opcode {
-            // "No such name" has a form of its own there.
+            // A negative answer has a form of its own there.
             LOOKUP => raw.lookup(node, b"x").map(|_| Vec::new()),
             _ => raw.ask(opcode, node, body),
         };
@@ -54,7 +54,7 @@ fn all_are_refused(raw: &mut Raw, node: u64) {
 }
 
 #[test]
-fn a_node_that_nobody_was_given_is_not_there() {
+fn a_node_that_was_not_handed_out_is_stale() {
     let mut raw = Raw::over(|base| std::fs::write(base.join("file"), "x").unwrap());
     for node in [0, 2, 12_345, 1 << 48, (1 << 48) + 1, 1 << 62, u64::MAX - 1, u64::MAX] {
         all_are_refused(&mut raw, node);
@@ -67,7 +67,7 @@ fn a_node_that_nobody_was_given_is_not_there() {
 }
 
 #[test]
-fn a_node_that_was_given_back_is_not_there_until_it_is_looked_up_again() {
+fn a_forgotten_node_is_stale_until_it_is_looked_up_again() {
     let mut raw = Raw::over(|base| {
         std::fs::create_dir(base.join("dir")).unwrap();
         std::fs::write(base.join("dir/file"), "x").unwrap();
@@ -88,7 +88,7 @@ fn a_node_that_was_given_back_is_not_there_until_it_is_looked_up_again() {
 }
 
 #[test]
-fn giving_back_more_than_was_given_is_giving_back_all() {
+fn forgetting_more_lookups_than_there_were_forgets_all() {
     let mut raw = Raw::over(|base| std::fs::write(base.join("file"), "x").unwrap());
     let file = raw.lookup(ROOT, b"file").unwrap();
     raw.lookup(ROOT, b"file").unwrap();
@@ -106,7 +106,7 @@ fn giving_back_more_than_was_given_is_giving_back_all() {
 }
 
 #[test]
-fn many_are_given_back_at_once() {
+fn batch_forget_drops_many_nodes() {
     let mut raw = Raw::new();
     let nodes: Vec<u64> = (0..500)
         .map(|n| raw.mknod(ROOT, format!("f{n}").as_bytes(), 0o100_644).unwrap().node)
@@ -122,9 +122,9 @@ fn many_are_given_back_at_once() {
     raw.end().unwrap();
 }
 
-/// An open file that was removed: its node answers until it is given back, and keeps nothing then.
+/// An open file that was unlinked: its node answers until FORGET, and keeps nothing afterwards.
 #[test]
-fn a_removed_node_answers_until_it_is_given_back() {
+fn an_unlinked_node_answers_until_it_is_forgotten() {
     let mut raw = Raw::new();
     let file = raw.mknod(ROOT, b"file", 0o100_644).unwrap();
     raw.write(file.node, 0, b"bytes").unwrap();
@@ -139,7 +139,7 @@ fn a_removed_node_answers_until_it_is_given_back() {
 }
 
 #[test]
-fn requests_meet_the_wrong_kind_of_node() {
+fn requests_fail_on_the_wrong_kind_of_node() {
     let mut raw = Raw::new();
     let file = raw.mknod(ROOT, b"file", 0o100_644).unwrap().node;
     let fifo = raw.mknod(ROOT, b"fifo", 0o010_644).unwrap().node;

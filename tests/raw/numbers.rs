@@ -1,4 +1,4 @@
-//! Offsets, sizes and flags that make no sense.
+//! Invalid offsets, sizes and flags.
 
 use nix::errno::Errno;
 
@@ -7,7 +7,7 @@ use crate::common::raw::{
     Raw, SETATTR, SETXATTR, UNLINK, WRITE, u32_at, u64_at,
 };
 
-/// The largest file: as ext4 with blocks of 4 KiB has it.
+/// The largest file size, that of ext4 with blocks of 4 KiB.
 const LARGEST: u64 = (1 << 44) - 4096;
 const I64_MAX: u64 = i64::MAX as u64;
 
@@ -53,7 +53,7 @@ fn writes_and_sizes_end_at_the_largest_file() {
 }
 
 #[test]
-fn reads_behind_the_end_give_nothing_however_much_they_ask_for() {
+fn reads_beyond_the_end_return_nothing() {
     let mut raw = Raw::over(|base| std::fs::write(base.join("file"), "0123456789").unwrap());
     let file = raw.lookup(ROOT, b"file").unwrap().node;
     assert_eq!(raw.read(file, 8, u32::MAX).unwrap(), b"89");
@@ -62,7 +62,7 @@ fn reads_behind_the_end_give_nothing_however_much_they_ask_for() {
     }
     assert_eq!(raw.read(file, u64::MAX, 1), Err(Errno::EINVAL));
     assert_eq!(raw.read(file, 0, 0).unwrap(), b"");
-    // No request is answered with more than the kernel can have asked for.
+    // No answer is larger than a kernel's request allows.
     raw.ask(SETATTR, file, set_size(1 << 40)).unwrap();
     let zeros = raw.ask(READ, file, at(4096, u32::MAX)).unwrap();
     assert_eq!(zeros.len(), 1 << 20);
@@ -72,7 +72,7 @@ fn reads_behind_the_end_give_nothing_however_much_they_ask_for() {
 }
 
 #[test]
-fn room_has_a_place_and_a_length() {
+fn fallocate_checks_its_range_and_mode() {
     let mut raw = Raw::new();
     let file = raw.mknod(ROOT, b"file", 0o100_644).unwrap().node;
     let room =
@@ -86,7 +86,7 @@ fn room_has_a_place_and_a_length() {
         (I64_MAX, I64_MAX, PUNCH, Errno::EFBIG),
         (LARGEST, 1, 1, Errno::EFBIG),
         (0, LARGEST + 1, 16, Errno::EFBIG),
-        // Punching a hole without keeping the size, and modes that are none.
+        // Punching a hole without keeping the size, and modes that do not exist.
         (0, 1, 2, Errno::EOPNOTSUPP),
         (0, 4096, 8, Errno::EOPNOTSUPP),
         (0, 4096, 32, Errno::EOPNOTSUPP),
@@ -108,7 +108,7 @@ fn room_has_a_place_and_a_length() {
 }
 
 #[test]
-fn seeking_has_a_target_inside_the_file() {
+fn lseek_accepts_only_offsets_inside_the_file() {
     let mut raw = Raw::new();
     let file = raw.mknod(ROOT, b"file", 0o100_644).unwrap().node;
     raw.write(file, 0, b"data").unwrap();
@@ -130,7 +130,7 @@ fn seeking_has_a_target_inside_the_file() {
 }
 
 #[test]
-fn a_copy_ends_with_its_source_and_with_the_largest_file() {
+fn a_copy_ends_with_its_source_and_at_the_largest_file() {
     let mut raw = Raw::over(|base| std::fs::write(base.join("from"), vec![7; 10_000]).unwrap());
     let from = raw.lookup(ROOT, b"from").unwrap().node;
     let to = raw.mknod(ROOT, b"to", 0o100_644).unwrap().node;
@@ -166,7 +166,7 @@ fn a_copy_ends_with_its_source_and_with_the_largest_file() {
 }
 
 #[test]
-fn a_listing_goes_on_behind_any_number() {
+fn a_listing_continues_after_any_cookie() {
     let mut raw = Raw::new();
     for name in [&b"a"[..], b"b", b"c"] {
         raw.mknod(ROOT, name, 0o100_644).unwrap();
@@ -179,7 +179,7 @@ fn a_listing_goes_on_behind_any_number() {
     for after in [100, 1 << 32, I64_MAX, I64_MAX + 1, u64::MAX - 1, u64::MAX] {
         assert_eq!(raw.readdir(ROOT, after, 4096).unwrap(), [], "behind {after}");
     }
-    // Name by name, as a reader with the smallest room does.
+    // Name by name, as a reader with the smallest buffer does.
     let mut names = Vec::new();
     let mut after = 0;
     while let Some((cookie, name)) = raw.readdir(ROOT, after, 32).unwrap().pop() {
@@ -193,7 +193,7 @@ fn a_listing_goes_on_behind_any_number() {
 }
 
 #[test]
-fn a_listing_goes_on_through_what_came_and_went_meanwhile() {
+fn a_listing_continues_while_names_come_and_go() {
     let mut raw = Raw::over(|base| {
         for at in 10..60 {
             std::fs::write(base.join(format!("f{at}")), b"").unwrap();
@@ -203,7 +203,7 @@ fn a_listing_goes_on_through_what_came_and_went_meanwhile() {
     let first = raw.readdir(ROOT, 0, 640).unwrap();
     let (after, _) = *first.last().unwrap();
     assert!((3..52).contains(&first.len()), "a part: {} names", first.len());
-    // Of the base, of the tree, and one that comes back: none was read yet.
+    // A name of the base, one of the tree, and one that comes back: none was read yet.
     for name in [&b"f59"[..], b"new", b"f58"] {
         raw.ask(UNLINK, ROOT, Body::new().name(name)).unwrap();
     }
@@ -223,7 +223,7 @@ fn a_listing_goes_on_through_what_came_and_went_meanwhile() {
 }
 
 #[test]
-fn that_a_listing_is_at_its_end_is_said_without_the_base() {
+fn the_end_of_a_listing_is_reported_without_reading_the_base() {
     let mut base_dir = None;
     let mut raw = Raw::over(|base| {
         std::fs::create_dir(base.join("d")).unwrap();
@@ -244,7 +244,7 @@ fn that_a_listing_is_at_its_end_is_said_without_the_base() {
 }
 
 #[test]
-fn attributes_have_a_size_and_their_requests_flags() {
+fn attribute_requests_check_sizes_and_flags() {
     let mut raw = Raw::new();
     let file = raw.mknod(ROOT, b"file", 0o100_644).unwrap().node;
     let set = |name: &[u8], value: &[u8], flags: u32| {
@@ -264,7 +264,7 @@ fn attributes_have_a_size_and_their_requests_flags() {
     let list = |room: u32| Body::new().u32(room).u32(0);
     assert_eq!(raw.ask(LISTXATTR, file, list(1)), Err(Errno::ERANGE));
     assert_eq!(raw.ask(LISTXATTR, file, list(u32::MAX)).unwrap(), b"user.a\0");
-    // All names together have 64 KiB, or listxattr(2) could not tell them.
+    // All names together have at most 64 KiB, because listxattr(2) cannot return more.
     let mut names = 0;
     let refused = loop {
         let name = format!("user.{names:0>200}");
@@ -280,7 +280,7 @@ fn attributes_have_a_size_and_their_requests_flags() {
 }
 
 #[test]
-fn odd_flags_of_a_rename_are_refused() {
+fn unknown_rename_flags_are_refused() {
     let mut raw = Raw::new();
     raw.mknod(ROOT, b"a", 0o100_644).unwrap();
     raw.mknod(ROOT, b"b", 0o100_644).unwrap();
@@ -292,9 +292,9 @@ fn odd_flags_of_a_rename_are_refused() {
     raw.end().unwrap();
 }
 
-/// Bits that are no permissions do not get into a mode, and a file does not become something else by them.
+/// Bits that are not permissions do not get into a mode, and do not change the file type.
 #[test]
-fn a_mode_has_only_the_bits_of_one() {
+fn a_mode_has_only_permission_bits_and_one_type() {
     let mut raw = Raw::new();
     let file = raw.mknod(ROOT, b"file", 0o100_644).unwrap().node;
     let mut body = Body::new().u32(1).u32(0);

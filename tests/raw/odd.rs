@@ -1,4 +1,4 @@
-//! Requests that are cut off, unknown, or not expected at this time.
+//! Requests that are truncated, unknown, or not expected at this time.
 
 use nix::errno::Errno;
 
@@ -9,7 +9,7 @@ use crate::common::raw::{
 };
 
 #[test]
-fn unknown_operations_are_refused_as_unknown() {
+fn unknown_operations_get_enosys() {
     let mut raw = Raw::new();
     let unknown =
         [0, 7, 19, 48, 49, 50, TMPFILE, 52, 53, 61, 62, 100, 4095, 4097, 65_536, 1 << 31, u32::MAX];
@@ -22,9 +22,9 @@ fn unknown_operations_are_refused_as_unknown() {
     raw.end().unwrap();
 }
 
-/// What the kernel does by itself once it was told so, is answered so each time.
+/// Operations that the kernel does by itself after one ENOSYS get ENOSYS each time.
 #[test]
-fn what_the_kernel_need_not_ask_is_answered_all_the_same() {
+fn operations_that_the_kernel_need_not_send_are_answered_nevertheless() {
     let mut raw = Raw::new();
     let file = raw.mknod(ROOT, b"file", 0o100_644).unwrap().node;
     let open = || Body::new().u32(0o2).u32(0);
@@ -34,21 +34,21 @@ fn what_the_kernel_need_not_ask_is_answered_all_the_same() {
     assert_eq!(raw.ask(ACCESS, file, Body::new().u32(7).u32(0)), Err(Errno::ENOSYS));
     let ioctl = Body::new().u64(0).u32(0).u32(0x5401).u64(0).u32(0).u32(0);
     assert_eq!(raw.ask(IOCTL, file, ioctl), Err(Errno::ENOTTY));
-    // Handles that nobody was given are let go.
+    // A RELEASE of a handle that was not handed out succeeds.
     let release = || Body::new().u64(99).u32(0).u32(0).u64(0);
     raw.ask(RELEASE, file, release()).unwrap();
     raw.ask(RELEASEDIR, ROOT, release()).unwrap();
     raw.ask(FSYNC, file, Body::new().u64(99).u32(1).u32(0)).unwrap();
     raw.ask(FSYNCDIR, ROOT, Body::new().u64(99).u32(0).u32(0)).unwrap();
     assert_eq!(raw.ask(STATFS, ROOT, Body::new()).unwrap().len(), 80);
-    // Interrupts are not obeyed: nothing here takes long.
+    // INTERRUPT has no effect, because no request takes long.
     assert_eq!(raw.ask(INTERRUPT, 0, Body::new().u64(12_345)), Err(Errno::ENOSYS));
     raw.still_serves();
     raw.end().unwrap();
 }
 
 #[test]
-fn a_second_beginning_is_refused() {
+fn a_second_init_is_refused() {
     let mut raw = Raw::new();
     let mut body = Body::new().u32(7).u32(45).u32(0);
     for _ in 0..13 {
@@ -59,7 +59,7 @@ fn a_second_beginning_is_refused() {
     raw.end().unwrap();
 }
 
-/// A request of these kinds, complete.
+/// A complete request of each of these kinds.
 fn complete(file: u64) -> Vec<(&'static str, u32, u64, Body)> {
     let new = Body::new;
     let mut times = new().u32((1 << 4) | (1 << 5)).u32(0);
@@ -88,7 +88,7 @@ fn complete(file: u64) -> Vec<(&'static str, u32, u64, Body)> {
 }
 
 #[test]
-fn a_request_that_is_cut_off_is_refused_and_changes_nothing() {
+fn a_truncated_request_is_refused_and_changes_nothing() {
     let mut raw = Raw::new();
     let file = raw.mknod(ROOT, b"file", 0o100_644).unwrap().node;
     let before = raw.readdir(ROOT, 0, 1 << 16).unwrap();
@@ -106,7 +106,7 @@ fn a_request_that_is_cut_off_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn what_stands_behind_a_request_is_not_looked_at() {
+fn bytes_after_a_request_are_ignored() {
     let mut raw = Raw::new();
     let made = Body::new().u32(0o755).u32(0).name(b"dir").bytes(&[0xff; 100_000]);
     raw.ask(MKDIR, ROOT, made).unwrap();
@@ -115,10 +115,10 @@ fn what_stands_behind_a_request_is_not_looked_at() {
     raw.end().unwrap();
 }
 
-/// No kernel sends a message that is shorter than it says. If one comes, the line cannot be trusted any more: the session
-/// ends with an error, and what was acknowledged is there.
+/// No kernel sends a message that is shorter than its header says. After one, the connection cannot
+/// be trusted: the session ends with an error, and acknowledged changes stay.
 #[test]
-fn what_is_no_message_ends_the_session_and_loses_nothing() {
+fn an_invalid_message_ends_the_session_and_loses_nothing() {
     let header = |len: u32, opcode: u32| {
         Body::new().u32(len).u32(opcode).u64(1001).u64(ROOT).u64(0).u64(0).0
     };
@@ -144,7 +144,7 @@ fn what_is_no_message_ends_the_session_and_loses_nothing() {
 }
 
 #[test]
-fn the_end_ends_the_session() {
+fn destroy_ends_the_session() {
     let mut raw = Raw::new();
     raw.still_serves();
     raw.send(DESTROY, 0, &Body::new());

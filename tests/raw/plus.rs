@@ -1,4 +1,5 @@
-//! Names that come with their nodes (READDIRPLUS): as LOOKUP would answer, counted, and no others than the answer has.
+//! READDIRPLUS: nodes come as LOOKUP would answer them, are counted, and are only those that fit
+//! into the answer.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,7 +9,7 @@ use nix::errno::Errno;
 
 use crate::common::raw::{Body, FORGET, READDIRPLUS, ROOT, Raw, RawListed, UNLINK};
 
-/// One of everything that a base may have, and a directory within.
+/// One of everything that a base may have, and a directory inside.
 fn everything(base: &Path) {
     std::fs::write(base.join("file"), "of the base").unwrap();
     std::fs::write(base.join("pair"), "two names").unwrap();
@@ -35,7 +36,8 @@ fn everything(base: &Path) {
         .unwrap();
 }
 
-/// All names of a directory. One answer looks at nodes for a moment only, so they may come in several.
+/// All names of a directory. One answer instantiates nodes for a short time only, so there may be
+/// several.
 fn whole(raw: &mut Raw, node: u64) -> Vec<RawListed> {
     let mut all: Vec<RawListed> = Vec::new();
     loop {
@@ -52,7 +54,7 @@ fn by_name(listed: Vec<RawListed>) -> BTreeMap<Vec<u8>, RawListed> {
     listed.into_iter().map(|listed| (listed.name.clone(), listed)).collect()
 }
 
-/// Makes the server take the caller for somebody who looks at the files that it lists.
+/// Makes the server count the caller as a thread that stats the files that it lists.
 fn look(raw: &mut Raw) {
     raw.mknod(ROOT, b"lookedat", 0o100_644).unwrap();
     whole(raw, ROOT);
@@ -61,7 +63,7 @@ fn look(raw: &mut Raw) {
     raw.settle();
 }
 
-/// Takes back all nodes of a listing.
+/// Forgets all nodes of a listing.
 fn forget_all(raw: &mut Raw, listed: &[RawListed]) {
     for entry in listed.iter().filter_map(|listed| listed.entry) {
         raw.forget(entry.node, 1);
@@ -70,7 +72,7 @@ fn forget_all(raw: &mut Raw, listed: &[RawListed]) {
 }
 
 #[test]
-fn directories_come_with_their_nodes_and_files_with_those_who_look_at_them() {
+fn directories_come_with_attributes_and_files_for_threads_that_stat_them() {
     let mut raw = Raw::over(everything);
     let alone = by_name(whole(&mut raw, ROOT));
     let kinds = [
@@ -95,7 +97,7 @@ fn directories_come_with_their_nodes_and_files_with_those_who_look_at_them() {
     look(&mut raw);
     let listed = whole(&mut raw, ROOT);
     let all = by_name(listed.clone());
-    // The directory came to who listed it before; of two names of one node one is enough.
+    // The same caller got the directory before; of two names of one node one is enough.
     let came = |name: &str| all[name.as_bytes()].entry;
     assert_eq!(came("dir"), None);
     assert_ne!(came("pair").is_some(), came("twin").is_some());
@@ -121,7 +123,7 @@ fn directories_come_with_their_nodes_and_files_with_those_who_look_at_them() {
 }
 
 #[test]
-fn what_the_kernel_holds_comes_alone() {
+fn nodes_that_the_kernel_holds_come_without_attributes() {
     let mut raw = Raw::over(everything);
     look(&mut raw);
     let file = raw.lookup(ROOT, b"file").unwrap();
@@ -139,7 +141,7 @@ fn what_the_kernel_holds_comes_alone() {
 }
 
 #[test]
-fn a_node_comes_with_a_name_that_has_room() {
+fn a_node_comes_with_a_name_if_both_fit() {
     let mut raw = Raw::over(|base| {
         for at in 100..200 {
             std::fs::write(base.join(format!("file-{at}")), "x").unwrap();
@@ -150,7 +152,7 @@ fn a_node_comes_with_a_name_that_has_room() {
         assert_eq!(raw.readdirplus(ROOT, 0, room).unwrap(), [], "no name fits into {room} bytes");
     }
     assert_eq!(raw.fs.held_nodes(), 1);
-    // "." is in 160 bytes, a file in 160, too.
+    // "." takes 160 bytes, and so does a file.
     let (mut after, mut all) = (0, Vec::new());
     for room in [160, 161, 319, 320, 1000].into_iter().cycle() {
         let part = raw.readdirplus(ROOT, after, room).unwrap();
@@ -171,7 +173,7 @@ fn a_node_comes_with_a_name_that_has_room() {
 }
 
 #[test]
-fn a_changed_directory_comes_as_it_is() {
+fn a_changed_directory_is_listed_as_it_is() {
     let mut raw = Raw::over(everything);
     look(&mut raw);
     let file = raw.lookup(ROOT, b"file").unwrap();
@@ -194,15 +196,15 @@ fn a_changed_directory_comes_as_it_is() {
 }
 
 #[test]
-fn what_the_kernel_did_not_take_is_taken_back() {
+fn nodes_that_did_not_reach_the_kernel_are_forgotten() {
     let mut raw = Raw::over(everything);
     look(&mut raw);
-    // "dir" came with the names.
+    // "dir" came with its attributes.
     assert_eq!(raw.fs.held_nodes(), 2);
     raw.refuse_answers();
     let place = Body::new().u64(0).u64(0).u32(1 << 16).u32(0).u64(0).u32(0).u32(0);
     raw.send(READDIRPLUS, ROOT, &place);
-    // A request without an answer, behind it: it was served when this one is.
+    // A request without an answer was sent after it: it is done when this one is answered.
     let served = Instant::now() + Duration::from_secs(20);
     raw.send(FORGET, ROOT, &Body::new().u64(0));
     while raw.mounted_count("forget") < 2 {

@@ -1,4 +1,4 @@
-//! Requests at random, for a bounded time: whatever comes, each gets one answer, and the server serves on.
+//! Random requests for a bounded time: each gets one answer, and the server goes on.
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,12 @@ use crate::common::raw::{
     SETATTR, SETXATTR, SYMLINK, UNLINK, WRITE,
 };
 
-/// How long each property is tried.
+/// How long each property runs.
 const TIME: Duration = Duration::from_secs(5);
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A node: of those that are there, or any.
+/// A node: an existing one, or any number.
 fn node() -> impl Strategy<Value = usize> {
     0_usize..12
 }
@@ -41,7 +41,7 @@ fn name() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![8 => usual, 1 => any_bytes, 1 => Just(b"..".to_vec()), 1 => Just(b"a/b".to_vec())]
 }
 
-/// A request whose fields are there, with anything in them.
+/// A request with all its fields, with any content.
 #[derive(Clone, Debug)]
 struct Shaped {
     opcode: u32,
@@ -71,8 +71,8 @@ fn shaped() -> impl Strategy<Value = Shaped> {
     )
 }
 
-/// The body of a request. Two things are as every kernel has them, because fuser ends the session over them: the
-/// length of what follows, and times below 2^62 seconds.
+/// The body of a request. Two fields are always valid, because fuser ends the session over them:
+/// the length of the data, and times below 2^62 seconds.
 fn body_of(shaped: &Shaped, nodes: &[u64]) -> Body {
     let Shaped { numbers: [a, b, c], names: [name, other_name], bytes, .. } = shaped;
     let other = nodes.get(shaped.other).copied().unwrap_or(*c);
@@ -107,7 +107,7 @@ fn body_of(shaped: &Shaped, nodes: &[u64]) -> Body {
     }
 }
 
-/// Asks at random until the time is over; gives the number of requests.
+/// Sends random requests until the time is over. Returns their number.
 fn ask_at_random<T: std::fmt::Debug>(
     raw: &mut Raw,
     requests: impl Strategy<Value = T>,
@@ -124,7 +124,7 @@ fn ask_at_random<T: std::fmt::Debug>(
     asked
 }
 
-/// Sends a request; an answer there must be, but to FORGET.
+/// Sends a request; every request except FORGET must get an answer.
 fn exchange(raw: &mut Raw, opcode: u32, node: u64, body: &Body, nodes: &mut Vec<u64>) {
     let unique = raw.send(opcode, node, body);
     if opcode == FORGET {
@@ -137,7 +137,7 @@ fn exchange(raw: &mut Raw, opcode: u32, node: u64, body: &Body, nodes: &mut Vec<
     if opcode == READDIRPLUS && answer.errno == 0 {
         raw.receive_behind(unique, &answer.body);
     }
-    // Nodes that were handed out are asked for again.
+    // Later requests use the nodes that were handed out.
     let hands_out = matches!(opcode, LOOKUP | MKNOD | MKDIR | SYMLINK | LINK);
     if let (true, 0, Some(id)) = (hands_out, answer.errno, answer.body.first_chunk::<8>()) {
         let id = u64::from_ne_bytes(*id);
@@ -151,7 +151,7 @@ fn exchange(raw: &mut Raw, opcode: u32, node: u64, body: &Body, nodes: &mut Vec<
 }
 
 #[test]
-fn requests_with_anything_in_their_fields_are_answered_and_survived() {
+fn requests_with_random_fields_get_answers() {
     let mut raw = Raw::over(|base| {
         std::fs::create_dir(base.join("a")).unwrap();
         std::fs::write(base.join("a/b"), vec![3; 50_000]).unwrap();
@@ -167,9 +167,10 @@ fn requests_with_anything_in_their_fields_are_answered_and_survived() {
 }
 
 #[test]
-fn requests_of_random_bytes_are_answered_and_survived() {
+fn requests_of_random_bytes_get_answers() {
     let mut raw = Raw::over(|base| std::fs::write(base.join("a"), "of the base").unwrap());
-    // Without those that fuser ends the session over, and FORGET, which has no answer if it is complete.
+    // Without requests that make fuser end the session, and FORGET, which has no answer if it is
+    // complete.
     let excluded = [DESTROY, FORGET, BATCH_FORGET, WRITE, SETXATTR, SETATTR, IOCTL];
     let opcode = prop_oneof![9 => 0_u32..60, 1 => any::<u32>()]
         .prop_filter("no end", move |opcode| !excluded.contains(opcode));

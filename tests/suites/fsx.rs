@@ -1,8 +1,9 @@
-//! fsx: random operations on one file, each read compared with what must be there; across checkpoints, applies and restores.
+//! fsx: random operations on one file, each read compared with the expected content; across
+//! checkpoints, applies and restores.
 //!
-//! fsx is stopped where it is, with dirty pages and all, whenever it has done some thousand operations. What a read of
-//! its file gives then is what fsx itself would find, so that is what the checkpoint taken then must give back.
-//! `JAILFS_FSX_OPS` says how many operations each configuration runs; the seeds are fixed.
+//! fsx is stopped after some thousand operations, with dirty pages. The content of its file at that
+//! time is the expected content of the checkpoint that is taken then. `JAILFS_FSX_OPS` is the
+//! number of operations in each configuration; the seeds are fixed.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -20,14 +21,15 @@ const LIMIT: Duration = Duration::from_secs(600);
 /// Operations between two stops.
 const STRIDE: u64 = 3_000;
 
-/// How many operations each configuration runs.
+/// Operations in each configuration.
 fn operations() -> u64 {
     std::env::var("JAILFS_FSX_OPS").map_or(20_000, |ops| ops.parse().unwrap())
 }
 
 const EVERYTHING: &str = "close_open = 1\nread = 10\nwrite = 10\nmapread = 10\nmapwrite = 10\ninvalidate = 1\ntruncate = 3\n\
     fsync = 1\nfdatasync = 1\nposix_fallocate = 2\npunch_hole = 2\nsendfile = 2\nposix_fadvise = 2\ncopy_file_range = 3\n";
-/// Without posix_fallocate(3), which fsx calls for no bytes at all if operations are tiny or aligned: EINVAL everywhere.
+/// Without posix_fallocate(3), which fsx calls with a length of 0 if operations are tiny or
+/// aligned: that is EINVAL everywhere.
 const NO_FALLOCATE: &str = "close_open = 1\nread = 10\nwrite = 10\nmapread = 10\nmapwrite = 10\ninvalidate = 1\ntruncate = 3\n\
     fsync = 1\nfdatasync = 1\npunch_hole = 2\nsendfile = 2\nposix_fadvise = 2\ncopy_file_range = 3\n";
 const NO_MMAP: &str = "close_open = 1\nread = 10\nwrite = 10\nmapread = 0\nmapwrite = 0\ntruncate = 3\n\
@@ -38,16 +40,16 @@ const HOLES: &str =
     "read = 5\nwrite = 5\nmapread = 5\nmapwrite = 5\ntruncate = 1\npunch_hole = 20\n";
 const COPIES: &str = "read = 5\nwrite = 5\nmapread = 5\nmapwrite = 5\ntruncate = 1\ncopy_file_range = 20\nsendfile = 5\n";
 const SYNCS: &str = "close_open = 5\nread = 5\nwrite = 10\nmapwrite = 10\ntruncate = 2\nfsync = 3\nfdatasync = 3\ninvalidate = 3\n";
-/// Without what changes the size or needs another open of the file.
+/// Without operations that change the size or open the file again.
 const FIXED_SIZE: &str = "close_open = 0\nread = 10\nwrite = 10\nmapread = 10\nmapwrite = 10\ntruncate = 0\n\
     posix_fallocate = 0\npunch_hole = 5\nsendfile = 2\ncopy_file_range = 3\n";
 const FIXED_SIZE_NO_MMAP: &str = "close_open = 0\nread = 10\nwrite = 10\nmapread = 0\nmapwrite = 0\ntruncate = 0\n\
     posix_fallocate = 0\npunch_hole = 5\nsendfile = 2\ncopy_file_range = 3\n";
-/// One descriptor throughout, so that it goes on with its file when another comes to that name.
+/// One descriptor for all, so that fsx keeps its file when another file gets the name.
 const ONE_DESCRIPTOR: &str = "close_open = 0\nread = 10\nwrite = 10\nmapread = 10\nmapwrite = 10\ninvalidate = 1\ntruncate = 3\n\
     posix_fallocate = 2\npunch_hole = 2\nsendfile = 2\ncopy_file_range = 3\n";
 
-/// fsx at work.
+/// A running fsx.
 struct Fsx {
     child: Child,
     stderr: BufReader<std::process::ChildStderr>,
@@ -56,13 +58,13 @@ struct Fsx {
 }
 
 impl Fsx {
-    /// Starts it on a file, with the words of a configuration above `[weights]`, and the weights.
+    /// Starts it on a file, with a configuration (the lines above `[weights]`) and the weights.
     fn start(live: &Live, file: &Path, head: &str, weights: &str, seed: u64) -> Fsx {
         let name = file.file_name().unwrap().to_str().unwrap();
         let configuration = live.outside().join(format!("{name}.toml"));
         std::fs::write(&configuration, format!("{head}\n[weights]\n{weights}")).unwrap();
         let mut command = Command::new(tool("fsx"));
-        // With -v it says each operation.
+        // With -v it prints each operation.
         command.args(["-v", "-S", &seed.to_string(), "-N", &operations().to_string()]);
         command.arg("-f").arg(configuration).arg("-P").arg(live.outside()).arg(file);
         let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
@@ -74,7 +76,8 @@ impl Fsx {
         Pid::from_raw(self.child.id() as i32)
     }
 
-    /// Lets it do so many operations, and stops it wherever it is then. False if it has ended.
+    /// Lets it run this many operations, and stops it wherever it is then. Returns false if it has
+    /// ended.
     fn advance(&mut self) -> bool {
         let mut line = String::new();
         for _ in 0..STRIDE {
@@ -91,7 +94,7 @@ impl Fsx {
         kill(self.pid(), Signal::SIGSTOP).unwrap();
         match waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED)).unwrap() {
             WaitStatus::Stopped(..) => true,
-            // It had done its last operation before the signal came.
+            // It finished its last operation before the signal came.
             WaitStatus::Exited(_, 0) => {
                 self.over = true;
                 false
@@ -104,7 +107,7 @@ impl Fsx {
         kill(self.pid(), Signal::SIGCONT).unwrap();
     }
 
-    /// Lets it end; it must have found nothing wrong.
+    /// Lets it end; it must have found no fault.
     fn finish(mut self) {
         while !self.over && self.advance() {
             self.go_on();
@@ -120,7 +123,7 @@ fn runs_clean(live: &Live, name: &str, head: &str, weights: &str, seed: u64) {
     Fsx::start(live, &live.mnt.join(name), head, weights, seed).finish();
 }
 
-/// A checkpoint at each stop; afterwards each gives back what fsx had then.
+/// Takes a checkpoint at each stop; afterwards each has the content that fsx had then.
 fn keeps_every_checkpoint(live: &Live, name: &str, head: &str, weights: &str, seed: u64) {
     let file = live.mnt.join(name);
     let mut fsx = Fsx::start(live, &file, head, weights, seed);
@@ -193,19 +196,20 @@ fn fsx_finds_no_fault_in_a_file_of_the_base() {
 }
 
 #[test]
-fn checkpoints_are_what_fsx_had() {
+fn checkpoints_have_the_content_that_fsx_had() {
     let live = Live::with_limit("head -c 262144 /dev/urandom > base", &[], LIMIT);
     keeps_every_checkpoint(&live, "new", "", EVERYTHING, 16);
     keeps_every_checkpoint(&live, "base", "blockmode = true", FIXED_SIZE, 17);
 }
 
 #[test]
-fn checkpoints_are_what_fsx_had_with_a_writeback_cache() {
+fn checkpoints_have_the_content_that_fsx_had_with_a_writeback_cache() {
     let live = Live::with_limit("", &["-o", "writeback"], LIMIT);
     keeps_every_checkpoint(&live, "new", "", EVERYTHING, 18);
 }
 
-/// After an apply the file that fsx has open is one of the base, byte for byte, and it goes on with it.
+/// After an apply, the file that fsx has open is a base file with the same bytes, and fsx goes on
+/// with it.
 #[test]
 fn fsx_goes_on_while_its_file_is_applied() {
     let mut live = Live::with_limit("", &[], LIMIT);
@@ -232,9 +236,9 @@ fn fsx_goes_on_while_its_file_is_applied() {
     }
 }
 
-/// A restore takes the file away from fsx, which goes on with its own copy and finds nothing wrong in it.
+/// A restore orphans the file of fsx, which goes on with the orphan and finds no fault in it.
 #[test]
-fn fsx_goes_on_with_its_own_copy_after_a_restore() {
+fn fsx_goes_on_with_an_orphan_after_a_restore() {
     let live = Live::with_limit("", &[], LIMIT);
     let file = live.mnt.join("file");
     let mut fsx = Fsx::start(&live, &file, "", ONE_DESCRIPTOR, 20);

@@ -1,4 +1,4 @@
-//! pjdfstest: what POSIX says of every system call that takes a name, for several users.
+//! pjdfstest: POSIX tests of every system call that takes a name, for several users.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,9 +7,10 @@ use std::process::Command;
 use crate::harness::{Live, shell};
 use crate::tool;
 
-/// What is switched on: all that Linux has, so the same as one would for ext4.
+/// The features to test: all that Linux has, so the same as for ext4.
 ///
-/// The users exist on every Debian. `allow_remount` would have mount(8) change the mount under the other tests.
+/// The users exist on every Debian. `allow_remount` would make mount(8) change the mount under the
+/// other tests.
 const CONFIGURATION: &str = r#"
     [features]
     posix_fallocate = {}
@@ -24,11 +25,12 @@ const CONFIGURATION: &str = r#"
     entries = [["nobody", "nogroup"], ["games", "games"]]
 "#;
 
-/// The tests that jailfs fails, each with its reason.
+/// The tests that jailfs fails, each with the reason.
 const GAPS: &str = include_str!("pjdfstest.gaps");
 
-/// pathconf(3) knows the limits of filesystems by their type, and says 127 for FUSE as for all that it does not know, whereupon
-/// the test of the limit would be skipped. This tells it the number that docs/SEMANTICS.md names.
+/// pathconf(3) knows the limits of filesystems by their type. For FUSE, and all types that it does
+/// not know, it returns 127, and the test of the limit would be skipped. This returns the number
+/// that docs/SEMANTICS.md states.
 const PATHCONF: &str = r#"
     #define _GNU_SOURCE
     #include <dlfcn.h>
@@ -72,7 +74,7 @@ fn pjdfstest(dir: &Path, work: &Path, preload: &Path) -> Outcome {
 }
 
 #[test]
-fn pjdfstest_passes_whatever_ext4_passes() {
+fn pjdfstest_passes_all_tests_that_ext4_passes() {
     let live = Live::with_options("chmod 777 .", &["-o", "allow_other,suid,dev"]);
     let work = live.outside();
     std::fs::write(work.join("pathconf.c"), PATHCONF).unwrap();
@@ -87,6 +89,6 @@ fn pjdfstest_passes_whatever_ext4_passes() {
     let skipped: Vec<_> = outcome.skipped.iter().filter(|(_, reason)| *reason != remount).collect();
     assert!(skipped.is_empty(), "{skipped:?}");
     eprintln!("pjdfstest: {} passed, {} failed", outcome.passed.len(), outcome.failed.len());
-    // So many run on ext4 with this configuration.
+    // This many run on ext4 with this configuration.
     assert_eq!(outcome.passed.len() + gaps.len(), 385, "{}", outcome.log);
 }

@@ -1,16 +1,17 @@
-//! stress-ng: its filesystem stressors, which verify what they do. Afterwards nothing is left in the daemon.
+//! stress-ng: its filesystem stressors, which verify their operations. Afterwards nothing is left
+//! in the daemon.
 
 use std::process::Command;
 use std::time::Duration;
 
 use crate::harness::Live;
 
-/// Stressors of the class that are left out: those that do not go to the filesystem that they are pointed at (`getdent` reads
-/// all of /tmp, and so the base beneath the mount), and, the last two, those of calls that FUSE has no message for,
-/// which would skip themselves.
+/// Stressors of the class that are left out: those that do not use the given filesystem (`getdent`
+/// reads all of /tmp, and so the base beneath the mount), and, the last two, those of calls that
+/// FUSE has no message for, which would skip themselves.
 const LEFT_OUT: &str = "bind-mount,binderfs,eventfd,fanotify,getdent,procfs,fiemap,verity";
 
-/// KiB of memory that the daemon has, and the most that it had.
+/// The memory of the daemon in KiB, and its peak.
 fn memory(pid: u64) -> (u64, u64) {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let field = |name: &str| {
@@ -36,7 +37,7 @@ fn stress_ng_finds_no_fault_and_leaves_nothing_in_the_daemon() {
     assert!(output.status.success(), "{said}");
     assert!(!said.contains("fail:") && !said.contains("skipping"), "{said}");
 
-    // The kernel forgets what nobody uses, and then the daemon has nothing of it either.
+    // The kernel drops unused nodes, and then the daemon drops them too.
     live.sh("rm -rf work && mkdir work");
     let holds = |live: &Live| live.json(&["status"])[0]["kernel_nodes"].as_u64().unwrap();
     std::fs::write("/proc/sys/vm/drop_caches", "2").unwrap();

@@ -65,7 +65,7 @@ pub(super) enum Line {
         #[serde(skip_serializing_if = "Option::is_none")]
         process_hex: Option<String>,
     },
-    NotSetBack {
+    NotRolledBack {
         path: String,
         #[serde(skip_serializing_if = "Option::is_none")]
         path_hex: Option<String>,
@@ -296,9 +296,9 @@ impl Line {
         }
     }
 
-    pub(super) fn not_set_back(path: &TreePath, reason: &str) -> Line {
+    pub(super) fn not_rolled_back(path: &TreePath, reason: &str) -> Line {
         let (path, path_hex) = text(path.as_bytes());
-        Line::NotSetBack { path, path_hex, reason: reason.to_owned() }
+        Line::NotRolledBack { path, path_hex, reason: reason.to_owned() }
     }
 
     pub(super) fn base_problem(path: &TreePath, reason: &str) -> Line {

@@ -644,7 +644,7 @@ impl Sandbox {
         self.applied(plan, dry_run)
     }
 
-    fn applied(&self, plan: apply::Plan, is_review: bool) -> Result<Applied> {
+    fn applied(&self, plan: apply::plan::Plan, is_review: bool) -> Result<Applied> {
         let review = is_review.then(|| self.timeline.protected());
         let mut lister = Lister { review, ..self.lister(Detail::NameStatus) };
         plan.changes.iter().try_for_each(|change| lister.take(&plan.from, &plan.to, change))?;
@@ -663,13 +663,13 @@ fn compare<'a>(with_base: bool, old: &'a State, new: &'a State) -> FsResult<diff
     Ok(if with_base { walk.with_base() } else { walk })
 }
 
-fn not_kept_text(what: apply::NotKept) -> String {
+fn not_kept_text(what: apply::plan::NotKept) -> String {
     match what {
-        apply::NotKept::Time { wanted, kept } => {
+        apply::plan::NotKept::Time { wanted, kept } => {
             let (wanted, kept) = (date::utc(wanted), date::utc(kept));
             format!("the filesystem of the base cannot hold its time {wanted}, and has {kept}")
         }
-        apply::NotKept::Flags(lost) => {
+        apply::plan::NotKept::Flags(lost) => {
             format!("its flags '{}' of chattr(1) are lost", flags::letters(lost))
         }
     }
@@ -740,7 +740,7 @@ impl Lister {
         let attempt = || format!("list '{}'", change.path);
         let mut told = change_of(old, new, change, self.detail).attempt(attempt)?;
         if let Some(protected) = &self.review {
-            told.danger = protected::of(protected, (old, new), change).attempt(attempt)?;
+            told.danger = protected::dangers(protected, (old, new), change).attempt(attempt)?;
         }
         self.writer.push(told)
     }

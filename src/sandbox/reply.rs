@@ -245,7 +245,7 @@ pub struct Status {
     /// Whether a sync of the store failed: nothing can be changed until it is mounted again, and what was not synced before may
     /// be lost.
     pub sync_failed: bool,
-    /// The paths of the base that a failed apply changed and that are not set back yet, with the
+    /// The paths of the base that a failed apply changed and that are not rolled back yet, with the
     /// reason; the root, for what concerns no single path. None if there is no such apply.
     pub rollback: Option<Vec<(TreePath, String)>>,
 }

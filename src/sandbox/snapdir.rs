@@ -86,7 +86,7 @@ fn status_text(status: &Status) -> String {
     lines.push(format!("refused     {} ways out", status.refused_count));
     let rollback = status.rollback.iter().flatten();
     lines.extend(
-        rollback.map(|(path, reason)| format!("not set back {path}: {}", one_line(reason))),
+        rollback.map(|(path, reason)| format!("not rolled back {path}: {}", one_line(reason))),
     );
     let problems = status.base_problems.iter();
     lines

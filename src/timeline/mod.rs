@@ -42,7 +42,7 @@ use crate::store::record::{HeadRecord, Header, LayerKind, OpRecord, OpVerb, Seal
 use crate::sys::clock;
 use crate::types::{Epoch, LayerId, Name, NodeId};
 
-use apply::unfinished::Unfinished;
+use apply::unfinished::{RecoveredApplies, UnfinishedRollback};
 use base_identity::BaseIdentity;
 pub use compact::Effort;
 pub use gc::policy::{Due, Policy};
@@ -75,7 +75,7 @@ pub struct Timeline {
     /// What each apply so far found in the base.
     applies: Mutex<PreHistory>,
     /// The rollback that no other apply may come before.
-    unfinished: Mutex<Option<Unfinished>>,
+    unfinished: Mutex<Option<UnfinishedRollback>>,
     /// Whether an apply was rolled back when the store was opened: it was the last, and the next
     /// undo is meant for it.
     was_rolled_back: AtomicBool,
@@ -113,11 +113,11 @@ impl Timeline {
     /// Damage, or what the store and the base answer.
     pub fn open(store: Arc<Store>, base: Arc<Base>, head: &str, jail: Jail) -> Result<Timeline> {
         let base_is = base_identity::recognise(&store, &base);
-        if base_is == BaseIdentity::Other && !apply::rollback::unfinished(&store)?.is_empty() {
+        if base_is == BaseIdentity::Other && !apply::rollback::interrupted(&store)?.is_empty() {
             base_identity::refuse_other(&store, &base)?;
         }
-        let apply::unfinished::Found { applies, unfinished, was_rolled_back } =
-            apply::unfinished::roll_back_all(&store, &base)?;
+        let RecoveredApplies { applies, unfinished, was_rolled_back } =
+            apply::unfinished::recover(&store, &base)?;
         let epoch_now = epoch_of(&applies, unfinished.as_ref());
         let mut roots = TreeCache::new(Arc::clone(&store));
         let (upper, tree, epoch) = match store.head(head)? {
@@ -449,9 +449,9 @@ impl Timeline {
 
 /// The epoch of the base after some applies, of which the last may be one that is to be rolled
 /// back.
-fn epoch_of(applies: &PreHistory, unfinished: Option<&Unfinished>) -> Epoch {
+fn epoch_of(applies: &PreHistory, unfinished: Option<&UnfinishedRollback>) -> Epoch {
     let all = || Epoch(u32::try_from(applies.len()).unwrap_or(u32::MAX));
-    unfinished.map_or_else(all, Unfinished::before)
+    unfinished.map_or_else(all, UnfinishedRollback::before)
 }
 
 /// Seals a layer that nobody writes to any more. It is synced first: the seal says that all before it was, a power cut may leave the

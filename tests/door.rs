@@ -987,8 +987,8 @@ fn switch_to(bench: &Bench, state: jailfs::fs::State) -> jailfs::fs::Invalidatio
         .store()
         .create_layer(parent, "main", jailfs::types::Epoch(0), LayerKind::Branches)
         .unwrap();
-    let forgotten = bench.fs.switch(state, upper).unwrap().forgotten;
-    bench.mounted().kernel().forget(&forgotten).unwrap();
+    let forgotten = bench.fs.switch(state, upper).unwrap().invalidations;
+    bench.mounted().kernel().invalidate(&forgotten).unwrap();
     forgotten
 }
 

@@ -169,7 +169,7 @@ static RECORDING: Mutex<()> = Mutex::new(());
 
 #[test]
 fn a_kill_at_any_step_of_a_rewrite_loses_nothing_that_was_acknowledged() {
-    let _alone = RECORDING.lock().unwrap();
+    let _exclusive = RECORDING.lock().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let recorded = record(dir.path());
     let len = recorded.changes.len();
@@ -200,7 +200,7 @@ fn a_kill_at_any_step_of_a_rewrite_loses_nothing_that_was_acknowledged() {
 
 #[test]
 fn a_power_cut_at_any_step_of_a_rewrite_loses_nothing_that_was_synced() {
-    let _alone = RECORDING.lock().unwrap();
+    let _exclusive = RECORDING.lock().unwrap();
     let seeds = std::env::var("JAILFS_JOURNAL_SEEDS").map_or(3, |text| text.parse().unwrap());
     let mut after = 0;
     for seed in 1..=seeds {

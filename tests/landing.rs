@@ -186,7 +186,7 @@ fn copy(from: &Path, to: &Path) {
 
 #[test]
 fn what_is_written_while_an_apply_puts_the_head_on_the_base_outlives_a_kill() {
-    let _alone = LISTENER.lock();
+    let _exclusive = LISTENER.lock();
     let layers = layers_of_an_apply();
     let (mut kills, mut landed, mut moments, mut moment) = (0, 0, 1, 0);
     while moment < moments {
@@ -245,7 +245,7 @@ impl Kernel for Told {
         Ok(())
     }
 
-    fn forget(&self, what: &Invalidations) -> Result<(), Error> {
+    fn invalidate(&self, what: &Invalidations) -> Result<(), Error> {
         self.0.lock().unwrap().extend(what.names.iter().cloned());
         Ok(())
     }
@@ -254,7 +254,7 @@ impl Kernel for Told {
 /// The tree needs not know all names of a file that the base has, and the kernel does.
 #[test]
 fn all_names_of_a_file_are_forgotten_by_a_restore_after_an_apply() {
-    let _alone = LISTENER.lock();
+    let _exclusive = LISTENER.lock();
     let layers = layers_of_an_apply();
     for are_removed in [&[][..], &["further"], &["further", "new"], &["link", "new"]] {
         let dir = tempfile::tempdir().unwrap();
@@ -299,7 +299,7 @@ fn all_names_of_a_file_are_forgotten_by_a_restore_after_an_apply() {
 /// What the base has where an apply put it, and the tree has elsewhere by now, is one directory, not two.
 #[test]
 fn what_was_moved_out_of_a_directory_that_is_gone_can_be_changed_after_an_apply() {
-    let _alone = LISTENER.lock();
+    let _exclusive = LISTENER.lock();
     let layers = layers_of_an_apply();
     let dir = tempfile::tempdir().unwrap();
     let sandbox = prepare(dir.path());
@@ -327,7 +327,7 @@ fn what_was_moved_out_of_a_directory_that_is_gone_can_be_changed_after_an_apply(
 /// What somebody else does to the base between the apply and that moment is a conflict of the next one.
 #[test]
 fn what_somebody_did_to_the_base_meanwhile_is_a_conflict_of_the_next_apply() {
-    let _alone = LISTENER.lock();
+    let _exclusive = LISTENER.lock();
     let layers = layers_of_an_apply();
     for theirs in ["gone", "late", "dir/kept"] {
         let dir = tempfile::tempdir().unwrap();
@@ -363,7 +363,7 @@ fn what_somebody_did_to_the_base_meanwhile_is_a_conflict_of_the_next_apply() {
 /// Each step of the store fails once behind the moment at which something was written.
 #[test]
 fn an_error_while_the_head_is_put_on_the_base_loses_nothing() {
-    let _alone = LISTENER.lock();
+    let _exclusive = LISTENER.lock();
     let layers = layers_of_an_apply();
     let mut failures = 0;
     for what in ["store.write", "store.rename", "store.sync-dir", "store.sync", "store.open"] {
@@ -404,7 +404,7 @@ fn an_error_while_the_head_is_put_on_the_base_loses_nothing() {
 /// What is carried over is one record, and a journal takes none that is too long.
 #[test]
 fn what_is_too_much_for_one_record_leaves_the_head_over_the_base_as_it_was() {
-    let _alone = LISTENER.lock();
+    let _exclusive = LISTENER.lock();
     let layers = layers_of_an_apply();
     let mut stayed = 0;
     for at in 1.. {
@@ -435,7 +435,7 @@ fn what_is_too_much_for_one_record_leaves_the_head_over_the_base_as_it_was() {
 /// Power cuts after the base was written: what was synced is there, of the rest what was written first, and nothing else.
 #[test]
 fn a_power_cut_while_the_head_is_put_on_the_base_takes_nothing_that_was_synced() {
-    let _alone = LISTENER.lock();
+    let _exclusive = LISTENER.lock();
     let mut cuts = 0;
     for moment in 0..6 {
         let dir = tempfile::tempdir().unwrap();

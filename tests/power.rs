@@ -472,7 +472,7 @@ static RECORDING: Mutex<()> = Mutex::new(());
 
 #[test]
 fn what_was_written_without_syncs_is_not_believed_before_it_was_synced() {
-    let _alone = RECORDING.lock().unwrap();
+    let _exclusive = RECORDING.lock().unwrap();
     let seeds = 1..=std::env::var("JAILFS_POWER_SEEDS").map_or(2, |text| text.parse().unwrap());
     let refused: usize = seeds.map(run_volatile).sum();
     assert!(refused > CUTS / 4, "only {refused} cuts were between");
@@ -480,7 +480,7 @@ fn what_was_written_without_syncs_is_not_believed_before_it_was_synced() {
 
 #[test]
 fn whatever_a_power_cut_leaves_opens_and_holds_what_was_synced() {
-    let _alone = RECORDING.lock().unwrap();
+    let _exclusive = RECORDING.lock().unwrap();
     let number = |variable: &str| std::env::var(variable).ok().map(|text| text.parse().unwrap());
     let cuts: usize = match number("JAILFS_POWER_SEED") {
         Some(seed) => run(seed),

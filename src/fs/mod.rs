@@ -31,6 +31,7 @@ use crate::error::{Error, FsError, FsResult, Result};
 use crate::fs::edits::EditHistory;
 use crate::fs::kernel::nodes::{NodeTable, Place};
 use crate::fs::merged::lower::{Lower, LowerNode};
+use crate::fs::merged::state::{SCRATCH, extents_in};
 use crate::jail::{ClimbGuard, Jail};
 use crate::store::Store;
 use crate::store::content::live_ranges::LiveRanges;
@@ -47,10 +48,13 @@ pub use edits::{
     Clock, Known as KnownVersions, NoStep, QUIET, Step, Stepped, Tended, VersionInfo, VersionMark,
 };
 pub use journal::{JournalNotice, NextLook, OpenJournal, SMALL_JOURNAL};
+pub use merged::attr::Attr;
 pub use merged::data_ranges::DataRanges;
+pub use merged::extent_reader::SeekTo;
+pub use merged::lower::Extents;
+pub use merged::read_plan::ReadPlan;
 pub use merged::state::{Found, State};
 pub use ops::attrs::{SetAttr, SetTime, SetXattr};
-pub use ops::data::{ReadPlan, SeekTo};
 pub use ops::namespace::RenameMode;
 pub use ops::readdir::{DirEntry, HandOut};
 pub use ops::symlink::{LinkReply, Move, Refusal, Refused};
@@ -59,25 +63,8 @@ pub use space::enospc::{MOST_TRIES, Need};
 pub use space::quota::{Limits, Space};
 pub use switch::{Changed, Invalidations, Rebased, Rebasing, Switched};
 
-/// The layer number that stands for the scratch file of orphans.
-const SCRATCH: LayerId = LayerId(0);
 /// The largest file, in bytes: what ext4 with 4 KiB blocks allows, so that offsets never overflow.
 pub const MAX_FILE_SIZE: u64 = (1 << 44) - 4096;
-
-/// What `stat` shows of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Attr {
-    /// Its number.
-    pub ino: Ino,
-    /// What kind of node it is.
-    pub kind: FileKind,
-    /// The attributes.
-    pub meta: Meta,
-    /// Bytes.
-    pub size: u64,
-    /// Units of 512 bytes that content takes.
-    pub blocks: u64,
-}
 
 /// What a lookup found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,9 +95,6 @@ pub(crate) enum Target {
     Orphan(Ino),
 }
 
-/// Ranges of a file and where each is.
-pub type Extents = Vec<(ByteRange, Source)>;
-
 /// What the head refers to in pools.
 pub struct LiveSet {
     /// What is shown.
@@ -140,30 +124,30 @@ pub(crate) struct Core {
     scratch: Option<PoolWriter>,
     listings: HashMap<NodeId, ops::readdir::Listing>,
     /// The directories through which each link that the kernel holds was handed out.
-    handed: HashMap<NodeId, BTreeSet<NodeId>>,
+    advertised_in: HashMap<NodeId, BTreeSet<NodeId>>,
     /// Where the kernel may be walking the text of a link.
-    walks: ClimbGuard<NodeId, NodeId>,
+    climb_guard: ClimbGuard<NodeId, NodeId>,
     /// The directory, or the two, that moved last, while the kernel may still see them where they were.
-    on_their_way: Vec<Move>,
+    moves_in_flight: Vec<Move>,
     /// Counts such moves.
     moves: u64,
     /// Names under which the kernel was given a file that the tree does not know by that name: further links of the base.
     aliases: HashMap<Ino, BTreeSet<(Ino, Name)>>,
     refused: VecDeque<Refusal>,
     refused_count: u64,
-    room: space::quota::Quota,
+    quota: space::quota::Quota,
     journal: journal::JournalWatch,
     pending: kernel::coherence::PendingInvalidations,
     /// Names that a switch gave to something else and of which the kernel is not told yet.
     names_to_invalidate: BTreeSet<(NodeId, Name)>,
     /// What edits replaced, if that is kept.
-    versions: Option<EditHistory>,
+    edits: Option<EditHistory>,
     /// A name in the root that is not the tree's: the past is shown there.
-    reserved: Option<Name>,
+    snapdir_name: Option<Name>,
 }
 
 /// Makes room on a full disk; gives the number of bytes, or none if that cannot be now. Called without any lock.
-pub type MoreRoom = dyn Fn() -> Option<u64> + Send + Sync;
+pub type Reclaimer = dyn Fn() -> Option<u64> + Send + Sync;
 
 /// What must be done before the next sync or seal succeeds.
 #[derive(Default)]
@@ -179,16 +163,16 @@ pub struct Fs {
     store: Arc<Store>,
     core: Mutex<Core>,
     /// Counts what was asked of it.
-    asked: AtomicU64,
+    requests: AtomicU64,
     jail: Mutex<Arc<Jail>>,
     /// Held while a layer is being synced or sealed, so that one sync serves all who wait.
     sync_gate: Mutex<Unfinished>,
     /// Held for reading by whoever looks at states, and for writing while space is given back.
-    looking: RwLock<()>,
+    guards: RwLock<()>,
     /// Whether something was removed or replaced since space was last given back.
-    given_up: AtomicBool,
-    past: snapdir::Past,
-    more_room: Mutex<Option<Arc<MoreRoom>>>,
+    has_garbage: AtomicBool,
+    snapdir: snapdir::Snapdir,
+    reclaimer: Mutex<Option<Arc<Reclaimer>>>,
 }
 
 impl Fs {
@@ -203,29 +187,29 @@ impl Fs {
             orphan_epochs: HashMap::new(),
             scratch: None,
             listings: HashMap::new(),
-            handed: HashMap::new(),
-            walks: ClimbGuard::default(),
-            on_their_way: Vec::new(),
+            advertised_in: HashMap::new(),
+            climb_guard: ClimbGuard::default(),
+            moves_in_flight: Vec::new(),
             moves: 0,
             aliases: HashMap::new(),
             refused: VecDeque::new(),
             refused_count: 0,
-            room: space::quota::Quota::default(),
+            quota: space::quota::Quota::default(),
             pending: kernel::coherence::PendingInvalidations::default(),
             names_to_invalidate: BTreeSet::new(),
-            versions: None,
-            reserved: None,
+            edits: None,
+            snapdir_name: None,
         };
         Fs {
             store,
             core: Mutex::new(core),
-            asked: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
             jail: Mutex::new(Arc::new(jail)),
             sync_gate: Mutex::default(),
-            looking: RwLock::new(()),
-            given_up: AtomicBool::new(true),
-            past: snapdir::Past::default(),
-            more_room: Mutex::default(),
+            guards: RwLock::new(()),
+            has_garbage: AtomicBool::new(true),
+            snapdir: snapdir::Snapdir::default(),
+            reclaimer: Mutex::default(),
         }
     }
 
@@ -240,55 +224,55 @@ impl Fs {
     }
 
     pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.requests.fetch_add(1, Ordering::Relaxed);
         self.core.lock()
     }
 
     /// A number that changes when anything is asked of it: for whoever wants to stay behind others.
-    pub fn asked(&self) -> u64 {
-        self.asked.load(Ordering::Relaxed)
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
     }
 
     /// The tree as it is now and the base below it. Whoever reads content by it while others change the tree holds
-    /// [`Fs::looking`] from before, or may find content that was given back.
+    /// [`Fs::read_guard`] from before, or may find content that was given back.
     pub fn state(&self) -> State {
         self.core().state.clone()
     }
 
     /// As long as it lives, no state loses its content: nothing is given back.
-    pub fn looking(&self) -> RwLockReadGuard<'_, ()> {
-        self.looking.read()
+    pub fn read_guard(&self) -> RwLockReadGuard<'_, ()> {
+        self.guards.read()
     }
 
     /// Waits until nobody looks at states, and keeps others from it: for whoever gives space back.
-    pub fn alone(&self) -> RwLockWriteGuard<'_, ()> {
-        self.looking.write()
+    pub fn exclusive(&self) -> RwLockWriteGuard<'_, ()> {
+        self.guards.write()
     }
 
     /// The same, if nobody looks at states right now.
-    pub fn try_alone(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        self.looking.try_write()
+    pub fn try_exclusive(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        self.guards.try_write()
     }
 
     /// The same, if nobody does in a moment. No longer: who looks may wait for whoever asks.
-    pub fn alone_in_a_moment(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        self.looking.try_write_for(std::time::Duration::from_millis(300))
+    pub fn exclusive_soon(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        self.guards.try_write_for(std::time::Duration::from_millis(300))
     }
 
     /// Says who can make more room on a full disk than the upper layer has to give; it gives the number of bytes.
-    pub fn set_more_room(&self, more_room: Arc<MoreRoom>) {
-        *self.more_room.lock() = Some(more_room);
+    pub fn set_reclaimer(&self, reclaimer: Arc<Reclaimer>) {
+        *self.reclaimer.lock() = Some(reclaimer);
     }
 
     /// What the head refers to, at one moment.
-    pub fn reach(&self) -> LiveSet {
+    pub fn live_set(&self) -> LiveSet {
         let core = self.core();
         let (reserved, end) = core.upper.pool.reserved();
         LiveSet {
             state: core.state.clone(),
             orphans: core.orphans.clone(),
             orphans_from: core.orphans_from(),
-            versions: core.versions.iter().flat_map(EditHistory::contents).collect(),
+            versions: core.edits.iter().flat_map(EditHistory::contents).collect(),
             upper: core.upper.layer(),
             reserved,
             end,
@@ -324,13 +308,13 @@ impl Fs {
         let mut core = self.core();
         if let Some(held) = core.table.forget(id, count) {
             core.listings.remove(&id);
-            core.handed.remove(&id);
-            core.walks.forget_link(id);
-            core.walks.forget_dir(id);
+            core.advertised_in.remove(&id);
+            core.climb_guard.forget_link(id);
+            core.climb_guard.forget_dir(id);
             core.pending.drop_node(id);
             match held.place {
                 Place::Orphan => {
-                    self.note_given_up();
+                    self.note_garbage();
                     core.release_orphan(Ino(id.0));
                 }
                 Place::Live { .. } => {
@@ -355,7 +339,7 @@ impl Fs {
         self.seal_unfinished(&mut gate)?;
         let (work, mark) = {
             let mut core = self.core();
-            let mark = core.versions.as_ref().map(EditHistory::mark);
+            let mark = core.edits.as_ref().map(EditHistory::mark);
             let Some(work) = core.upper.begin_sync() else {
                 if !core.upper.is_failed() {
                     core.note_versions_synced(mark);
@@ -464,7 +448,7 @@ impl Core {
     /// Says that something could not be synced: nothing can be changed any more, and what was not synced is not believed again.
     fn sync_failed(&mut self) {
         self.upper.sync_failed();
-        if let Some(versions) = &mut self.versions {
+        if let Some(versions) = &mut self.edits {
             versions.note_sync_failed();
         }
     }
@@ -477,7 +461,7 @@ impl Core {
 
     /// Says that everything was synced that was written before a mark was taken in the log of versions.
     fn note_versions_synced(&mut self, mark: Option<edits::Mark>) {
-        if let (Some(mark), Some(versions)) = (mark, &mut self.versions) {
+        if let (Some(mark), Some(versions)) = (mark, &mut self.edits) {
             versions.note_synced(mark);
         }
     }
@@ -538,7 +522,7 @@ impl Core {
     ) -> FsResult<(Ino, Option<TreePath>, Option<LowerNode>)> {
         match self.target_near(id, near)? {
             Target::Upper(ino) => Ok((ino, self.lower_path(ino)?, None)),
-            Target::Base(ino, path, node) => match lower_kind(&node) {
+            Target::Base(ino, path, node) => match node.kind() {
                 FileKind::Dir => Ok((ino, Some(path), Some(node))),
                 _ => Err(FsError::NotADirectory),
             },
@@ -595,7 +579,7 @@ impl Core {
                 Ok((*ino, hides.clone()))
             }
             Found::Base(ino, path, node) => {
-                Ok((self.copy_up_base(*ino, path, node)?, Some(node.print(*ino))))
+                Ok((self.copy_up_base(*ino, path, node)?, Some(node.fingerprint(*ino))))
             }
             Found::Nothing(_) => Err(FsError::NotFound),
         }
@@ -613,13 +597,11 @@ impl Core {
     /// What `stat` shows of a node.
     pub(crate) fn attr_of(&self, id: NodeId, target: &Target) -> FsResult<Attr> {
         let attr = match target {
-            Target::Upper(ino) => merged::state::attr_in(&self.tree, *ino, *ino),
-            Target::Orphan(key) => merged::state::attr_in(
-                &self.orphans,
-                *key,
-                self.table.get(id).map_or(*key, |h| h.ino),
-            ),
-            Target::Base(ino, _, node) => Some(merged::state::lower_attr(*ino, node)),
+            Target::Upper(ino) => Attr::in_tree(&self.tree, *ino, *ino),
+            Target::Orphan(key) => {
+                Attr::in_tree(&self.orphans, *key, self.table.get(id).map_or(*key, |h| h.ino))
+            }
+            Target::Base(ino, _, node) => Some(node.attr(*ino)),
         };
         attr.ok_or(FsError::NotFound)
     }
@@ -639,7 +621,7 @@ impl Core {
             Some(node) => self.note_advertised(entry.id, &node),
             None => self.pending.let_go(entry.id),
         }
-        self.note_handed(dir, attr.ino, attr.kind);
+        self.note_advertised_in(dir, attr.ino, attr.kind);
         Ok(entry)
     }
 
@@ -666,18 +648,15 @@ impl Core {
 
     /// Where the bytes of a file are, as the records say.
     pub(crate) fn target_extents(&self, target: &Target) -> FsResult<Extents> {
-        let of = |tree: &Tree, key| {
-            tree.extents(key).map(|(s, e)| (ByteRange::at(s, e.len), e.source)).collect()
-        };
         match target {
-            Target::Upper(ino) => Ok(of(&self.tree, *ino)),
-            Target::Orphan(key) => Ok(of(&self.orphans, *key)),
+            Target::Upper(ino) => Ok(extents_in(&self.tree, *ino)),
+            Target::Orphan(key) => Ok(extents_in(&self.orphans, *key)),
             Target::Base(_, path, node) => Ok(self.lower.record(path, node)?.1),
         }
     }
 
     /// What is left of a node for those who hold it: its record, and where its bytes are.
-    pub(crate) fn kept_of(&self, target: &Target) -> FsResult<(Arc<Node>, Extents)> {
+    pub(crate) fn what_is_left(&self, target: &Target) -> FsResult<(Arc<Node>, Extents)> {
         match target {
             Target::Base(_, path, node) => {
                 let (record, extents) = self.lower.record(path, node)?;
@@ -690,7 +669,7 @@ impl Core {
     }
 
     /// Makes the node behind an id an orphan: what is left of it, in a state of `epoch`, stays for those who hold it.
-    pub(crate) fn keep_record(
+    pub(crate) fn make_orphan(
         &mut self,
         id: NodeId,
         (mut node, extents): (Arc<Node>, Extents),
@@ -726,7 +705,7 @@ impl Core {
         }
         // Most are gone without having been written to: then nothing has changed for who looks for room.
         if !written.is_empty() {
-            self.room.look_soon();
+            self.quota.look_soon();
         }
         if self.orphan_epochs.is_empty() {
             self.scratch = None;
@@ -750,7 +729,7 @@ impl Core {
     /// Gives ranges of the scratch file back. Who reads there at this moment reads what is given up.
     fn give_back_scratch(&mut self, ranges: Vec<ByteRange>) {
         let Some(scratch) = self.scratch.as_mut().filter(|_| !ranges.is_empty()) else { return };
-        self.room.look_soon();
+        self.quota.look_soon();
         if let Err(error) = ranges.into_iter().try_for_each(|range| scratch.reclaim(range)) {
             log::warn!("space of a file that is gone is not given back yet: {error}");
         }
@@ -776,14 +755,6 @@ impl Core {
     }
 }
 
-/// What kind a node of the base is.
-pub(crate) fn lower_kind(node: &LowerNode) -> FileKind {
-    match node {
-        LowerNode::Base(stat) => stat.kind,
-        LowerNode::Pre(pre, _) => pre.node.kind(),
-    }
-}
-
 /// The kernel side of a head: what must happen there around a change of state. A head without a mount has none.
 pub trait Kernel: Send + Sync {
     /// Brings home what the kernel holds dirty, that is what processes wrote through shared mappings. Returns when every
@@ -797,7 +768,7 @@ pub trait Kernel: Send + Sync {
     ///
     /// # Errors
     /// When the kernel could not be told; what it holds may then be stale.
-    fn forget(&self, what: &Invalidations) -> Result<()>;
+    fn invalidate(&self, what: &Invalidations) -> Result<()>;
 
     /// The paths of the tree at which something else is mounted.
     ///

@@ -37,7 +37,7 @@ pub enum Rebasing {
 /// The same tree is shown over another base.
 pub struct Rebased {
     /// What the kernel must forget.
-    pub forgotten: Invalidations,
+    pub invalidations: Invalidations,
     /// The state that was shown up to then.
     pub from: State,
     /// The layer that was written to up to then, if there is anything in it, and whether its seal is there.
@@ -60,7 +60,7 @@ pub struct Invalidations {
 /// What a switch left behind.
 pub struct Switched {
     /// What the kernel must forget.
-    pub forgotten: Invalidations,
+    pub invalidations: Invalidations,
     /// The layer that was written to up to it.
     pub layer: Upper,
     /// The state that this layer completes: the one that was shown up to the switch.
@@ -107,9 +107,9 @@ impl Fs {
                 return Ok((after, Invalidations::default()));
             }
             let record = Record::Edits(edits);
-            let forgotten =
+            let invalidations =
                 core.show(after.clone(), false, |core| Ok(core.upper.record(&record)?))?;
-            Ok((after, forgotten))
+            Ok((after, invalidations))
         })?;
         Ok(Changed { layer, from, to, sealed })
     }
@@ -127,7 +127,7 @@ impl Fs {
             let mut core = self.core();
             let layer = std::mem::replace(&mut core.upper, next);
             let state = core.state.clone();
-            let mark = core.versions.as_ref().map(EditHistory::mark);
+            let mark = core.edits.as_ref().map(EditHistory::mark);
             (layer, state, mark, then(&mut core))
         };
         let id = layer.layer();
@@ -195,11 +195,11 @@ impl Fs {
         let mut core = self.core();
         let before = core.state.clone();
         let mut layer = upper;
-        let forgotten = core.show(state, false, |core| {
+        let invalidations = core.show(state, false, |core| {
             std::mem::swap(&mut core.upper, &mut layer);
             Ok(())
         })?;
-        Ok(Switched { forgotten, layer, state: before })
+        Ok(Switched { invalidations, layer, state: before })
     }
 
     /// Shows the same tree over another base. `twin` gives what the present state is there, or none if that would take too long:
@@ -224,20 +224,20 @@ impl Fs {
         let is_changed = core.upper.is_changed();
         let edits = is_changed.then(|| Record::Edits(Tree::new().edits_to(&state.tree).collect()));
         let mut layer = next;
-        let forgotten = core.show(state, true, |core| {
+        let invalidations = core.show(state, true, |core| {
             if let Some(edits) = &edits {
                 layer.record(edits)?;
             }
             std::mem::swap(&mut core.upper, &mut layer);
             Ok(())
         })?;
-        let mark = core.versions.as_ref().map(EditHistory::mark);
+        let mark = core.edits.as_ref().map(EditHistory::mark);
         drop(core);
         let sealed = is_changed.then(|| {
             let (id, sealed) = (layer.layer(), self.seal_one(&mut layer, seal, true));
             (id, self.keep_unsealed(&mut gate, layer, mark, sealed))
         });
-        Ok(Rebasing::Rebased(Rebased { forgotten, from, sealed }))
+        Ok(Rebasing::Rebased(Rebased { invalidations, from, sealed }))
     }
 
     /// Looks at the base in another way from now on: with the pre-images of an apply that is about to change it, or without.
@@ -266,7 +266,7 @@ struct Comparison<'a> {
     after: &'a State,
     same_content: bool,
     /// Whether the kernel never takes the times of a file from us again.
-    kernel_keeps_times: bool,
+    writeback: bool,
     /// Files of which the extents differ in the two trees.
     contents: &'a BTreeSet<Ino>,
     kept_dirs: HashMap<Ino, bool>,
@@ -329,7 +329,7 @@ impl Core {
             before: &before,
             after: &after,
             same_content,
-            kernel_keeps_times: self.pending.kernel_keeps_times,
+            writeback: self.pending.writeback,
             contents: &diff.contents,
             kept_dirs: HashMap::new(),
             shown: HashMap::new(),
@@ -349,7 +349,7 @@ impl Core {
         }
         let all_are_affected = !same_epoch || compare.some_dir_moved(&affected)?;
         let plans = self.fates(&mut compare, (!all_are_affected).then_some(&affected))?;
-        let mut forgotten = Invalidations::default();
+        let mut invalidations = Invalidations::default();
         let compare_listings = !same_epoch && !same_content;
         let mut kept_bases = Vec::new();
         let mut recorded = Vec::new();
@@ -426,19 +426,19 @@ impl Core {
         listings.extend(dirs.values());
         let held = |(dir, name): (Ino, Name)| Some((*dirs.get(&dir)?, name));
         // Collected, not inserted: what is almost in order is put in place at once.
-        forgotten.names = changed_names.into_iter().filter_map(held).collect();
-        (forgotten.attrs, forgotten.within) = (attrs.into_iter().collect(), within);
-        forgotten.listings = listings.into_iter().collect();
+        invalidations.names = changed_names.into_iter().filter_map(held).collect();
+        (invalidations.attrs, invalidations.within) = (attrs.into_iter().collect(), within);
+        invalidations.listings = listings.into_iter().collect();
         at_last(self)?;
-        self.note_names_to_invalidate(&forgotten.names);
-        self.cut_walks(&cut.iter().map(|(id, ..)| *id).collect());
+        self.note_names_to_invalidate(&invalidations.names);
+        self.cut_climb_marks(&cut.iter().map(|(id, ..)| *id).collect());
         self.state = after;
         for (id, ino, record) in cut {
             match record {
                 // It is shown already, so there is no way back.
                 Some(record) => {
                     let kept =
-                        self.keep_record(id, record, before.lower.epoch(), |meta| meta.nlink = 0);
+                        self.make_orphan(id, record, before.lower.epoch(), |meta| meta.nlink = 0);
                     if let Err(error) = kept {
                         log::error!("cannot keep node {} for its holders: {error}", ino.0);
                         self.table.orphan(id);
@@ -456,7 +456,7 @@ impl Core {
                 self.note_left(id, told);
             }
         }
-        Ok(forgotten)
+        Ok(invalidations)
     }
 
     /// What becomes of the nodes that the kernel holds: of those that are affected, or of all.
@@ -639,7 +639,7 @@ impl Comparison<'_> {
             FileKind::Dir => self.dir_kept(ino, held),
             // An apply gives every file that it replaced another change time, and goes on with it all the same.
             FileKind::File
-                if self.kernel_keeps_times && !self.same_content && !self.same_times(old, new) =>
+                if self.writeback && !self.same_content && !self.same_times(old, new) =>
             {
                 Ok(false)
             }
@@ -777,8 +777,8 @@ fn same_origin(
 ) -> bool {
     match (a, b) {
         (Some(a), Some(b)) => {
-            crate::fs::merged::lower::fits(&a.print, &b.print)
-                || crate::fs::merged::lower::fits(&b.print, &a.print)
+            crate::fs::merged::fingerprint::matches(&a.print, &b.print)
+                || crate::fs::merged::fingerprint::matches(&b.print, &a.print)
         }
         _ => false,
     }

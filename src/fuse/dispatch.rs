@@ -105,7 +105,7 @@ impl Filesystem for Server {
         }
         let call = self.call(Op::Getattr, request, ino, None);
         let found = self.fs.getattr(node(ino));
-        if found.is_err() || !self.fs.is_pending(node(ino)) {
+        if found.is_err() || !self.fs.needs_invalidation(node(ino)) {
             call.reply_attr(found, reply);
             return self.invalidate_drifted();
         }
@@ -159,7 +159,7 @@ impl Filesystem for Server {
         }
         // Not after a truncation: until the reply, the kernel keeps dirty pages back that it must
         // write before it can invalidate.
-        if result.is_ok() && size.is_none() && self.fs.is_pending(node(ino)) {
+        if result.is_ok() && size.is_none() && self.fs.needs_invalidation(node(ino)) {
             let call: Call<'static> = Call { name: None, ..call };
             self.reply_after_invalidation(node(ino), move |attr| call.reply_attr(attr, reply));
         } else {

@@ -53,7 +53,7 @@ impl Mount {
         let scan = sys::proc::shared_maps(self.dev, self.all_users)
             .attempt(|| "look for processes that map files of the mount")?;
         let mut files: BTreeSet<Ino> =
-            scan.files.iter().flat_map(|(number, _)| self.fs.meant_by(*number)).collect();
+            scan.files.iter().flat_map(|(number, _)| self.fs.nodes_numbered(*number)).collect();
         let any_file = self.writeback || !scan.unreadable.is_empty();
         if files.is_empty() && !any_file {
             return Ok(());

@@ -58,7 +58,7 @@ impl Kernel for Mount {
         self.flush_dirty_pages()
     }
 
-    fn forget(&self, what: &Invalidations) -> Result<()> {
+    fn invalidate(&self, what: &Invalidations) -> Result<()> {
         let invalidated = self.invalidate(what);
         self.fs.names_were_invalidated(&what.names);
         invalidated
@@ -100,10 +100,10 @@ impl Mount {
             held.into_iter().for_each(|id| note(session.invalidate_attributes(id)));
         }
         // Files of the base that changed behind the sandbox, as the switch noticed.
-        let (nodes, names) = self.fs.pending();
+        let (nodes, names) = self.fs.take_invalidations();
         for id in nodes {
             self.channel.invalidate_pages(id);
-            self.fs.is_forgotten(id);
+            self.fs.node_was_invalidated(id);
         }
         names.iter().for_each(|(dir, name)| self.channel.invalidate_dentry(*dir, name));
         match first_failure {

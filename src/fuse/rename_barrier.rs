@@ -35,7 +35,7 @@ pub(super) fn readlink(
     let mut rename = first;
     for _ in 0..MAX_RENAMES {
         channel.wait_for_rename(rename.into, &rename.name);
-        fs.settled(&rename);
+        fs.move_finished(&rename);
         match fs.readlink(id, pid)? {
             LinkReply::Text(text) => return Ok(text),
             LinkReply::Wait(next) => rename = next,

@@ -57,7 +57,7 @@ pub(super) struct Server {
 impl Server {
     /// A server of `fs`; `store_path` is the value of `user.jailfs.store`.
     pub(super) fn new(fs: Arc<Fs>, store_path: &Path, writeback: bool, syncs: bool) -> Server {
-        fs.kernel_remembers(writeback);
+        fs.attach_kernel(writeback);
         Server {
             fs,
             store_path: store_path.as_os_str().as_bytes().to_vec(),
@@ -114,12 +114,12 @@ impl Server {
     /// Invalidates files of the base that changed behind the sandbox. To be called after every
     /// operation that reads attributes of base files or copies files up.
     pub(super) fn invalidate_drifted(&self) {
-        let (nodes, names) = self.fs.pending();
+        let (nodes, names) = self.fs.take_invalidations();
         for id in nodes {
             let (fs, channel) = (Arc::clone(&self.fs), Arc::clone(&self.channel));
             self.invalidation_workers.run(move || {
                 channel.invalidate_pages(id);
-                fs.is_forgotten(id);
+                fs.node_was_invalidated(id);
             });
         }
         for (dir, name) in names {
@@ -138,7 +138,7 @@ impl Server {
         let (fs, channel) = (Arc::clone(&self.fs), Arc::clone(&self.channel));
         self.invalidation_workers.run(move || {
             channel.invalidate_pages(id);
-            fs.is_forgotten(id);
+            fs.node_was_invalidated(id);
             reply(fs.getattr(id));
         });
     }
@@ -146,7 +146,7 @@ impl Server {
     /// Replies with an entry, after invalidating the node's pages if its file changed in the base.
     pub(super) fn reply_entry(&self, call: Call<'_>, result: FsResult<Entry>, reply: ReplyEntry) {
         match result {
-            Ok(entry) if self.fs.is_pending(entry.id) => {
+            Ok(entry) if self.fs.needs_invalidation(entry.id) => {
                 let call: Call<'static> = Call { name: None, ..call };
                 self.reply_after_invalidation(entry.id, move |attr| {
                     // The node was handed out, so the reply must carry it in any case.

@@ -153,9 +153,9 @@ impl Shared {
     fn is_quiet(&self, fs: &Fs, until: Instant) -> bool {
         let mut state = self.state.lock();
         while Instant::now() < until && !state.end {
-            let before = fs.asked();
+            let before = fs.requests();
             self.changed.wait_while_for(&mut state, |s| !s.end && s.asked == s.answered, QUIET);
-            if state.asked != state.answered || fs.asked() == before {
+            if state.asked != state.answered || fs.requests() == before {
                 return !state.end;
             }
         }
@@ -213,11 +213,11 @@ impl Work {
             }
         }
         let until = Instant::now() + LONGEST;
-        let _alone = loop {
+        let _exclusive = loop {
             if due == Due::WhenIdle && !self.shared.is_quiet(fs, until) {
                 return None;
             }
-            match fs.alone_in_a_moment() {
+            match fs.exclusive_soon() {
                 Some(alone) => break alone,
                 None if is_full || Instant::now() >= until || self.shared.is_at_end() => {
                     return None;

@@ -67,7 +67,7 @@ impl Sandbox {
         let Some(number) = rev.version else {
             self.timeline.flush()?;
             let state = self.fs().state();
-            let found = state.resolve_told(&rev.path).attempt(attempt)?;
+            let found = state.resolve_visible(&rev.path).attempt(attempt)?;
             return Ok((state, found));
         };
         self.fs().state().lower.check_not_hidden(&rev.path).attempt(attempt)?;

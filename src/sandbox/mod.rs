@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 
 use crate::base::Base;
 use crate::error::{Attempt, Error, FsResult, Kind, Result};
-use crate::fs::{Found, Fs, Kernel, MOST_TRIES, MoreRoom, Need, SnapdirView, State, Step};
+use crate::fs::{Found, Fs, Kernel, MOST_TRIES, Need, Reclaimer, SnapdirView, State, Step};
 use crate::jail::{Jail, Policy};
 use crate::sandbox::collector::Terms;
 use crate::sandbox::upkeep::Housekeeper;
@@ -146,7 +146,7 @@ impl Sandbox {
         };
         let timeline = Timeline::open(Arc::new(store), Arc::new(base), HEAD, jail)?;
         let timeline = Arc::new(timeline);
-        timeline.fs().set_more_room(more_room(&timeline, None));
+        timeline.fs().set_reclaimer(more_room(&timeline, None));
         let sandbox = Arc::new(Sandbox {
             timeline,
             store_path,
@@ -205,7 +205,7 @@ impl Sandbox {
         self.timeline.set_kernel(Some(kernel));
         match Housekeeper::start(&self.timeline, Arc::clone(&self.terms)) {
             Ok(housekeeper) => {
-                self.fs().set_more_room(more_room(&self.timeline, Some(housekeeper.collector())));
+                self.fs().set_reclaimer(more_room(&self.timeline, Some(housekeeper.collector())));
                 *self.housekeeper.lock() = Some(housekeeper);
             }
             Err(error) => log::warn!("nobody tidies the store up: {error}"),
@@ -218,7 +218,7 @@ impl Sandbox {
     /// When the sync fails.
     pub fn detach(&self) -> Result<()> {
         self.timeline.set_kernel(None);
-        self.fs().set_more_room(more_room(&self.timeline, None));
+        self.fs().set_reclaimer(more_room(&self.timeline, None));
         // It is waited for without its lock.
         let housekeeper = self.housekeeper.lock().take();
         drop(housekeeper);
@@ -290,7 +290,7 @@ impl Sandbox {
     fn handle_states(&self, request: Request) -> Result<Reply> {
         let fs = Arc::clone(self.fs());
         let interrupts = self.interrupts.load(Ordering::SeqCst);
-        let _looking = fs.looking();
+        let _guard = fs.read_guard();
         match request {
             Request::Status => self.status().map(Reply::Status),
             Request::Log => Ok(Reply::Log(self.checkpoints())),
@@ -676,7 +676,10 @@ fn not_kept_text(what: apply::plan::NotKept) -> String {
 }
 
 /// Who makes room on a full disk: what is not seen by anybody goes first, then what nothing needs.
-fn more_room(timeline: &Arc<Timeline>, collector: Option<Arc<collector::Shared>>) -> Arc<MoreRoom> {
+fn more_room(
+    timeline: &Arc<Timeline>,
+    collector: Option<Arc<collector::Shared>>,
+) -> Arc<Reclaimer> {
     let weak = Arc::downgrade(timeline);
     Arc::new(move || {
         let own = weak.upgrade().map_or(Some(0), |timeline| timeline.make_room());

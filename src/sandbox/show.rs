@@ -31,7 +31,7 @@ impl Sandbox {
         };
         let state = self.state(&pinned)?;
         let attempt = || format!("show '{path}' of {rev}");
-        let found = state.resolve_told(path).attempt(attempt)?;
+        let found = state.resolve_visible(path).attempt(attempt)?;
         let node = node_of(&state, path, &found).ok_or_else(|| {
             Error::new(Kind::NoStore, attempt(), "there is no such path")
                 .hint("the path of a directory shows what is in it")

@@ -22,7 +22,7 @@ impl Sandbox {
     /// Gives a checkpoint up.
     pub(super) fn drop_checkpoint(&self, rev: &Rev) -> Result<Checkpoint> {
         let fs = Arc::clone(self.fs());
-        let _alone = fs.alone();
+        let _exclusive = fs.exclusive();
         let layer = self.checkpoint_named(rev)?;
         let dropped = self.checkpoint_info(layer)?;
         self.timeline.drop_checkpoint(layer)?;
@@ -62,7 +62,7 @@ impl Sandbox {
     /// Holds the store against everything that must be true of it. Nothing is rewritten meanwhile.
     pub(super) fn check(&self, read_data: bool) -> Result<Checked> {
         let fs = Arc::clone(self.fs());
-        let _alone = fs.alone();
+        let _exclusive = fs.exclusive();
         self.timeline.check(read_data).map(checked)
     }
 
@@ -138,7 +138,7 @@ impl Sandbox {
     /// What the store answers; something of it may still be there then.
     pub fn rewind_to(&self, moment: &Savepoint) -> Result<()> {
         let fs = Arc::clone(self.fs());
-        let _alone = fs.alone();
+        let _exclusive = fs.exclusive();
         self.timeline.rewind_to(moment)
     }
 
@@ -157,7 +157,7 @@ impl Sandbox {
             return Ok(Vec::new());
         }
         let fs = Arc::clone(self.fs());
-        let _alone = fs.alone();
+        let _exclusive = fs.exclusive();
         let parent = self.timeline.parent();
         let collected = self.timeline.collect_by(&policy, &terms.spared, &|| true)?;
         Ok(collected.dropped.iter().filter_map(|info| super::checkpoint_of(info, parent)).collect())
@@ -166,7 +166,7 @@ impl Sandbox {
     /// Gives space back. Nobody else looks at states meanwhile; programs in the mount go on.
     pub(super) fn gc(&self, keep: &Keep, dry_run: bool) -> Result<Collected> {
         let fs = Arc::clone(self.fs());
-        let _alone = fs.alone();
+        let _exclusive = fs.exclusive();
         let parent = self.timeline.parent();
         let collected = self.timeline.gc(keep, dry_run)?;
         Ok(Collected {
@@ -387,10 +387,10 @@ impl Shared {
     /// Rests if anything was asked for since the last time; false at the end.
     fn rest(&self, fs: &Fs) -> bool {
         let mut state = self.state.lock();
-        if !state.end && state.asked != fs.asked() {
+        if !state.end && state.asked != fs.requests() {
             self.changed.wait_while_for(&mut state, |state| !state.end, REST);
         }
-        state.asked = fs.asked();
+        state.asked = fs.requests();
         !state.end
     }
 }

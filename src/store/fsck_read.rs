@@ -8,7 +8,6 @@ use crate::error::{Attempt, Error, Result};
 use crate::store::content::cells::Cells;
 use crate::store::content::checksums;
 use crate::store::content::checksums::Checksums;
-use crate::store::content::remap;
 use crate::store::content::remap::Map;
 use crate::store::edits_log;
 use crate::store::edits_log::Recorded;
@@ -22,7 +21,7 @@ use crate::store::ledger::Known;
 use crate::store::record::{HeadRecord, HoldsRecord, IdentityRecord, OpRecord};
 use crate::store::volatile;
 use crate::store::{
-    BaseRecord, HEADS_LOG, HOLDS, IDENTITIES, check_format, content, head_names, published,
+    BaseRecord, HEADS_LOG, HOLDS, IDENTITIES, check_format, head_names, placement, published,
     read_base, read_one, read_trust,
 };
 use crate::types::{ByteRange, LayerId};
@@ -111,7 +110,7 @@ impl Inspect {
     pub fn sums(&self, layer: LayerId) -> Result<Option<Checksums>> {
         let besides = self.layers.besides(layer)?;
         let has_sums = besides.summed && besides.hole.is_none();
-        has_sums.then(|| checksums::read_checksums(&self.layers, layer)).transpose()
+        has_sums.then(|| placement::read_checksums(&self.layers, layer)).transpose()
     }
 
     /// What of the content of a layer is elsewhere.
@@ -119,7 +118,7 @@ impl Inspect {
     /// # Errors
     /// Damage, with file and offset.
     pub fn map(&self, layer: LayerId) -> Result<Option<Map>> {
-        remap::read_remap(&self.layers, layer)
+        placement::read_remap(&self.layers, layer)
     }
 
     /// The pool of a layer, if any of its content is there, and where its addresses end.
@@ -141,7 +140,7 @@ impl Inspect {
     /// # Errors
     /// Damage, with file and offset.
     pub fn cells(&self, info: &LayerInfo) -> Result<Option<Cells>> {
-        content::read_cells(&self.layers, info)
+        placement::read_cells(&self.layers, info)
     }
 
     /// The blocks in `ranges` of a pool that are not as they were written.

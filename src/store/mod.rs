@@ -28,6 +28,7 @@ pub mod io;
 pub mod layer;
 mod ledger;
 pub mod pack;
+pub mod placement;
 pub mod record;
 mod reserve;
 pub mod volatile;
@@ -47,12 +48,12 @@ use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::content::Content;
 use crate::store::content::cells::Cells;
 use crate::store::content::checksums::Checksums;
-use crate::store::content::file_cache::FileCache;
 use crate::store::content::read_epochs::ReadEpochs;
 pub use crate::store::content::read_epochs::ReadGuard;
 use crate::store::identities::Identities;
 use crate::store::io::dir::StoreDir;
 use crate::store::io::log::Log;
+use crate::store::io::lru_cache::LruCache;
 use crate::store::io::writer::{FailedSyncs, Writer};
 use crate::store::layer::files::{Besides, Layers};
 use crate::store::layer::lost_seals::Evidence;
@@ -133,7 +134,7 @@ struct Ops {
 
 struct State {
     catalog: BTreeMap<LayerId, LayerInfo>,
-    contents: FileCache<LayerId, Content>,
+    contents: LruCache<LayerId, Content>,
     /// Layers to which a map leads; none before the maps were looked through.
     homes: Option<BTreeSet<LayerId>>,
     /// Layers of which it is not known whether their new map is on the disk.
@@ -541,7 +542,7 @@ impl Store {
             trust,
             state: Mutex::new(State {
                 catalog,
-                contents: FileCache::new(OPEN_POOLS),
+                contents: LruCache::new(OPEN_POOLS),
                 homes: None,
                 doubtful: BTreeSet::new(),
                 lingering: BTreeMap::new(),
@@ -660,7 +661,7 @@ impl Store {
         let besides =
             Besides { summed: false, mapped: false, index: None, packed: false, hole: None };
         state.catalog.insert(layer, LayerInfo::new(header, None, false, bytes, besides));
-        state.contents.put(layer, Arc::new(Content::of_upper(Arc::clone(upper.pool.file()))));
+        state.contents.insert(layer, Arc::new(Content::of_upper(Arc::clone(upper.pool.file()))));
         Ok(upper)
     }
 
@@ -672,7 +673,7 @@ impl Store {
         let upper = Upper::reopen(&self.layers.dir, contents, &self.failed_syncs, self.durable)?;
         self.trust.failed.lock().remove(&upper.layer());
         let content = Content::of_upper(Arc::clone(upper.pool.file()));
-        self.state.lock().contents.put(upper.layer(), Arc::new(content));
+        self.state.lock().contents.insert(upper.layer(), Arc::new(content));
         Ok(upper)
     }
 

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use crate::base::Base;
 use crate::error::{Error, FsError, Kind, Result};
-use crate::fs::merged::lower::{Lower, PreHistory};
+use crate::fs::merged::lower::Lower;
+use crate::fs::merged::pre_images::PreHistory;
 use crate::store::Store;
 use crate::timeline::TreeCache;
 use crate::tree::{Body, Tree};

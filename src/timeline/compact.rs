@@ -120,7 +120,7 @@ impl Timeline {
             new.iter().filter(has_tree).map(|info| info.header.layer).collect();
         let mut bytes = 0;
         if !to_trim.is_empty() {
-            let Some(_alone) = self.fs.try_alone() else { return Ok(None) };
+            let Some(_exclusive) = self.fs.try_exclusive() else { return Ok(None) };
             let Some(trimmed) = self.trim(&to_trim)? else { return Ok(None) };
             bytes = trimmed;
         }
@@ -135,7 +135,7 @@ impl Timeline {
 
     /// Trims sealed pools anew of which versions were given up; none if somebody looks at states.
     fn trim_again(&self) -> Result<Option<u64>> {
-        let Some(_alone) = self.fs.alone_in_a_moment() else { return Ok(None) };
+        let Some(_exclusive) = self.fs.exclusive_soon() else { return Ok(None) };
         let mut layers: Vec<LayerId> = self.fs.layers_given_up().into_iter().collect();
         layers.retain(|layer| {
             self.store
@@ -173,7 +173,7 @@ impl Timeline {
             first = LayerId(0);
         }
         let addresses = self.used_from(first)?;
-        let used = if is_home { addresses.places(&self.store)? } else { addresses };
+        let used = if is_home { self.store.locate(&addresses)? } else { addresses };
         let mut bytes = 0;
         let mut secured = false;
         for layer in layers {
@@ -211,7 +211,7 @@ impl Timeline {
         // any two of them. In this order its layer is among the sealed ones, or above the parent. In
         // the other order it is neither, and what only it refers to would be given back.
         let mut below = self.parent();
-        let reach = self.fs.reach();
+        let reach = self.fs.live_set();
         // States above also show what the tree of a layer does not know: an undo brings back what was replaced.
         for info in self.sealed().into_iter().filter(|info| info.header.layer >= first) {
             add(&load(info.header.parent)?, &load(Some(info.header.layer))?);
@@ -227,7 +227,7 @@ impl Timeline {
         for (_, extent) in reach.orphans.all_extents() {
             used.add(extent.source, extent.len);
         }
-        used.add_versions(&reach.versions);
+        used.add_extents(reach.versions.iter().flat_map(|content| &content.extents));
         for (range, source) in self.applies.lock().iter().flat_map(|images| images.extents()) {
             used.add(source, range.len());
         }

@@ -216,7 +216,8 @@ impl Timeline {
             }
         }
         // What files were before edits may be in no state.
-        for (range, source) in self.fs.reach().versions.iter().flat_map(|content| &content.extents)
+        for (range, source) in
+            self.fs.live_set().versions.iter().flat_map(|content| &content.extents)
         {
             if let Source::Pool { layer: of, offset } = *source
                 && of == layer

@@ -25,7 +25,7 @@ impl Timeline {
             return Err(Error::new(Kind::InUse, attempt(path, step), why).hint("unmount it first"));
         }
         let stepped = self.fs.step(path, step).map_err(|no| refusal(path, step, no))?;
-        let told = self.kernel().forget(&stepped.forgotten);
+        let told = self.kernel().invalidate(&stepped.invalidations);
         let synced = self.with_reserve(|| self.fs.sync().attempt(|| "sync the store"));
         let done = |error: Error| error.after(format!("{} was done", attempt(path, step)));
         synced.and(told).map_err(done)?;

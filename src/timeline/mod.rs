@@ -33,7 +33,8 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::base::Base;
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fs::merged::lower::{Lower, PreHistory};
+use crate::fs::merged::lower::Lower;
+use crate::fs::merged::pre_images::PreHistory;
 use crate::fs::{Fs, Invalidations, Kernel, State};
 use crate::jail::Jail;
 use crate::store::Store;
@@ -57,7 +58,7 @@ impl Kernel for NoKernel {
         Ok(())
     }
 
-    fn forget(&self, _: &crate::fs::Invalidations) -> Result<()> {
+    fn invalidate(&self, _: &crate::fs::Invalidations) -> Result<()> {
         Ok(())
     }
 }
@@ -223,7 +224,7 @@ impl Timeline {
     pub fn checkpoint_names_changed(&self) {
         let listing = [NodeId::CHECKPOINTS];
         let what = Invalidations { listings: listing.into(), ..Invalidations::default() };
-        if let Err(error) = self.kernel().forget(&what) {
+        if let Err(error) = self.kernel().invalidate(&what) {
             log::warn!("the listing of the checkpoints in the mount may be old: {error}");
         }
     }

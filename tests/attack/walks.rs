@@ -56,7 +56,7 @@ impl Tree {
         match self.sandbox.fs().readlink(id, 0)? {
             LinkReply::Text(text) => Ok(String::from_utf8(text).unwrap()),
             LinkReply::Wait(which) => {
-                self.sandbox.fs().settled(&which);
+                self.sandbox.fs().move_finished(&which);
                 self.read(id).map(|text| format!("later {text}"))
             }
         }

@@ -471,10 +471,11 @@ fn the_variable_of_a_run_names_the_sandbox_last() {
     assert_eq!(elsewhere.code, 10, "{elsewhere:?}");
 }
 
-/// The blocks of commands at the end of docs/CLI.md, as scripts.
+/// The blocks of commands below "Examples" in docs/CLI.md, as scripts.
 fn examples() -> Vec<String> {
     let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/CLI.md")).unwrap();
     let (_, examples) = text.split_once("\n## Examples\n").unwrap();
+    let (examples, _) = examples.split_once("\n## ").unwrap();
     let mut scripts = vec![String::new()];
     for line in examples.lines() {
         match (line.strip_prefix("    "), scripts.last_mut()) {

@@ -58,7 +58,7 @@ impl Kernel for Told {
         Ok(())
     }
 
-    fn forget(&self, what: &Invalidations) -> jailfs::error::Result<()> {
+    fn invalidate(&self, what: &Invalidations) -> jailfs::error::Result<()> {
         let mut all = self.0.lock();
         all.names.extend(what.names.iter().cloned());
         all.attrs.extend(what.attrs.iter().copied());

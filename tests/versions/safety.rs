@@ -271,7 +271,7 @@ fn what_no_room_can_be_made_for_costs_no_history() {
         .find_map(|n| fs.setxattr(file, format!("user.{n:0240}").as_bytes(), b"v", how).err());
     assert_eq!(refused, Some(jailfs::error::FsError::LimitReached));
     // And a disk that is full while somebody looks at states, as an undo does: nobody knows what else there is to give back.
-    let looking = fs.looking();
+    let looking = fs.read_guard();
     let full = failpoint::with("fail:store.write:1:ENOSPC", || fs.write(file, 0, b"more", false));
     drop(looking);
     assert!(full.is_err(), "no room could be made now");

@@ -20,11 +20,7 @@ impl Fs {
     pub fn mark_versions(&self) -> VersionMark {
         let core = self.core();
         VersionMark {
-            lists: core
-                .versions
-                .as_ref()
-                .map(|versions| versions.lists.clone())
-                .unwrap_or_default(),
+            lists: core.edits.as_ref().map(|versions| versions.lists.clone()).unwrap_or_default(),
         }
     }
 
@@ -32,7 +28,7 @@ impl Fs {
     pub fn go_back_to_versions(&self, mark: &VersionMark) {
         let mut core = self.core();
         core.give_up_away();
-        let Some(versions) = &mut core.versions else { return };
+        let Some(versions) = &mut core.edits else { return };
         let now = std::mem::take(&mut versions.known.lists);
         let mut there: HashMap<u64, Entry> = HashMap::new();
         let mut gone = Vec::new();

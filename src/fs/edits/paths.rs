@@ -160,6 +160,6 @@ impl Fs {
     /// The names in a directory, be it there or not, that have versions, or below which some have. Says of each whether it has
     /// versions itself, and whether something below it has.
     pub fn version_names(&self, dir: &TreePath) -> BTreeMap<Name, (bool, bool)> {
-        self.core().versions.as_ref().map(|versions| versions.names_in(dir)).unwrap_or_default()
+        self.core().edits.as_ref().map(|versions| versions.names_in(dir)).unwrap_or_default()
     }
 }

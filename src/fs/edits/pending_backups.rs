@@ -85,7 +85,7 @@ impl EditHistory {
 impl Core {
     /// Lets go of what waited long enough, or is too much.
     pub(super) fn let_go_of_pending(&mut self) {
-        let count = self.versions.as_ref().map_or(0, EditHistory::pending);
+        let count = self.edits.as_ref().map_or(0, EditHistory::pending);
         self.let_go_of_away(count);
     }
 
@@ -93,19 +93,19 @@ impl Core {
     /// be shared.
     pub(super) fn tend_away(&mut self) {
         self.let_go_of_pending();
-        let count = self.versions.as_ref().map_or(0, EditHistory::beyond_budget);
+        let count = self.edits.as_ref().map_or(0, EditHistory::beyond_budget);
         self.let_go_of_away(count);
     }
 
     /// Lets go of all of it. Whether there was any.
     pub(super) fn give_up_away(&mut self) -> bool {
-        let count = self.versions.as_ref().map_or(0, |versions| versions.away.len());
+        let count = self.edits.as_ref().map_or(0, |versions| versions.away.len());
         self.let_go_of_away(count);
         count > 0
     }
 
     fn let_go_of_away(&mut self, count: usize) {
-        let (state, Some(versions)) = (&self.state, &mut self.versions) else { return };
+        let (state, Some(versions)) = (&self.state, &mut self.edits) else { return };
         let live = |ino: Ino| {
             let node = state.tree.node(ino)?;
             let extents =

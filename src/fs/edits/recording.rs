@@ -96,7 +96,7 @@ impl Core {
     /// To be called before the content of a live file of the tree changes.
     pub(in crate::fs) fn before_change(&mut self, ino: Ino, touch: Touch) {
         let size = self.tree.size(ino);
-        let Some(versions) = self.versions.as_mut().filter(|versions| versions.is_on()) else {
+        let Some(versions) = self.edits.as_mut().filter(|versions| versions.is_on()) else {
             return;
         };
         let Some(how) = versions.begins(ino, touch, size) else { return };
@@ -118,7 +118,7 @@ impl Core {
 
     fn keep_content(&mut self, paths: Vec<TreePath>, how: How, content: Arc<Content>) {
         self.freeze(&content);
-        if let Some(versions) = self.versions.as_mut().filter(|_| !paths.is_empty()) {
+        if let Some(versions) = self.edits.as_mut().filter(|_| !paths.is_empty()) {
             versions.keep(paths, how, Some(content));
         }
     }
@@ -126,7 +126,7 @@ impl Core {
     /// Bytes to which a version refers are not written again.
     pub(super) fn freeze(&mut self, content: &Content) {
         let upper = self.upper.layer();
-        let Some(versions) = &mut self.versions else { return };
+        let Some(versions) = &mut self.edits else { return };
         for (range, source) in &content.extents {
             versions.frozen.add(upper, *source, range.len());
         }
@@ -134,12 +134,12 @@ impl Core {
 
     /// The first part of a range of a pool that is not written again, because a version refers to it.
     pub(in crate::fs) fn first_frozen(&self, layer: LayerId, part: ByteRange) -> Option<ByteRange> {
-        self.versions.as_ref()?.frozen.first(layer, part)
+        self.edits.as_ref()?.frozen.first(layer, part)
     }
 
     /// Whether edits are kept.
     pub(in crate::fs) fn keeps_versions(&self) -> bool {
-        self.versions.as_ref().is_some_and(|versions| versions.is_on())
+        self.edits.as_ref().is_some_and(|versions| versions.is_on())
     }
 
     /// What was found at a place, as content to be kept.
@@ -175,7 +175,7 @@ impl Core {
         to: &TreePath,
         is_over: bool,
     ) {
-        let (Some(ino), Some(versions)) = (found.ino(), self.versions.as_mut()) else { return };
+        let (Some(ino), Some(versions)) = (found.ino(), self.edits.as_mut()) else { return };
         let now = versions.now();
         let is_new =
             versions.going.get(&ino).is_some_and(|going| going.is_new && going.goes_on(now));
@@ -197,7 +197,7 @@ impl Core {
         // Nor if there was none yet. It may be a backup of what it is about to write, though: then somebody comes to the old
         // name.
         self.freeze(&content);
-        let Some(versions) = &mut self.versions else { return };
+        let Some(versions) = &mut self.edits else { return };
         let version = Version { time: now, how: How::Moved, content: Some(content) };
         versions.leave(from.clone(), version);
         self.let_go_of_pending();
@@ -206,7 +206,7 @@ impl Core {
     /// To be called when a directory was renamed.
     pub(in crate::fs) fn dir_moved(&mut self, from: TreePath, to: TreePath) {
         let Some(versions) =
-            self.versions.as_mut().filter(|v| v.is_on() && !v.below(&from).is_empty())
+            self.edits.as_mut().filter(|v| v.is_on() && !v.below(&from).is_empty())
         else {
             return;
         };
@@ -217,7 +217,7 @@ impl Core {
     pub(in crate::fs) fn dirs_exchanged(&mut self, a: TreePath, b: TreePath) {
         let knows =
             |v: &EditHistory| v.is_on() && !(v.below(&a).is_empty() && v.below(&b).is_empty());
-        if let Some(versions) = self.versions.as_mut().filter(|versions| knows(versions)) {
+        if let Some(versions) = self.edits.as_mut().filter(|versions| knows(versions)) {
             versions.note(&EditsLogRecord::Exchanged { a, b });
         }
     }
@@ -229,7 +229,7 @@ impl Core {
         (dir, lower): (Ino, Option<&TreePath>),
         name: &Name,
     ) {
-        let Some(versions) = self.versions.as_mut().filter(|versions| versions.is_on()) else {
+        let Some(versions) = self.edits.as_mut().filter(|versions| versions.is_on()) else {
             return;
         };
         let now = versions.now();
@@ -238,7 +238,7 @@ impl Core {
             return;
         }
         if let Ok(dir) = self.state.dir_path(dir, lower)
-            && let Some(versions) = &mut self.versions
+            && let Some(versions) = &mut self.edits
         {
             versions.claim(&dir.join(name));
         }
@@ -252,8 +252,7 @@ impl Fs {
         for (_, content) in &kept {
             core.freeze(content);
         }
-        let Some(versions) = core.versions.as_mut().filter(|v| v.is_on() && !kept.is_empty())
-        else {
+        let Some(versions) = core.edits.as_mut().filter(|v| v.is_on() && !kept.is_empty()) else {
             return;
         };
         let time = versions.now();

@@ -56,7 +56,7 @@ impl Fs {
         let (is_quiet, is_full, garbage) = {
             let mut core = self.core();
             core.tend_away();
-            let Some(versions) = &core.versions else { return Tended::Done };
+            let Some(versions) = &core.edits else { return Tended::Done };
             let quiet =
                 since(versions.now(), versions.last_edit).is_none_or(|quiet| quiet >= QUIET);
             (quiet || at_once, versions.excess().is_some(), versions.garbage)
@@ -71,16 +71,16 @@ impl Fs {
         if is_full {
             self.keep_to_budget();
         }
-        let garbage = self.core().versions.as_ref().map_or(garbage, |versions| versions.garbage);
+        let garbage = self.core().edits.as_ref().map_or(garbage, |versions| versions.garbage);
         let wanted = if is_quiet { SOME_GARBAGE } else { MUCH_GARBAGE };
         if garbage >= wanted {
-            self.note_given_up();
+            self.note_garbage();
             if self.reclaim().is_some() {
                 self.take_off_garbage(garbage);
             }
         }
         let mut core = self.core();
-        let Some(versions) = &mut core.versions else { return Tended::Done };
+        let Some(versions) = &mut core.edits else { return Tended::Done };
         versions.tidy_log();
         let is_left = !versions.unsettled.is_empty() || !versions.away.is_empty();
         let rest = is_left || versions.garbage >= SOME_GARBAGE;
@@ -88,11 +88,11 @@ impl Fs {
     }
 
     fn next_unsettled(&self) -> Option<TreePath> {
-        self.core().versions.as_mut()?.unsettled.pop_first()
+        self.core().edits.as_mut()?.unsettled.pop_first()
     }
 
     fn take_off_garbage(&self, bytes: u64) {
-        if let Some(versions) = &mut self.core().versions {
+        if let Some(versions) = &mut self.core().edits {
             versions.garbage = versions.garbage.saturating_sub(bytes);
         }
     }
@@ -101,7 +101,7 @@ impl Fs {
     fn keep_to_budget(&self) {
         let large: Vec<TreePath> = {
             let core = self.core();
-            let Some(versions) = &core.versions else { return };
+            let Some(versions) = &core.edits else { return };
             let is_large = |entry: &Entry| entry.cost > SOME_GARBAGE;
             let large = versions.lists.iter().filter(|(_, list)| list.entries.iter().any(is_large));
             large.map(|(path, _)| path.clone()).collect()
@@ -112,7 +112,7 @@ impl Fs {
         }
         let (costs, excess) = {
             let core = self.core();
-            let Some(versions) = &core.versions else { return };
+            let Some(versions) = &core.edits else { return };
             let Some(excess) = versions.excess() else { return };
             (versions.costs(), excess)
         };
@@ -121,7 +121,7 @@ impl Fs {
 
     fn give_up_versions(&self, costs: Vec<budget::Costs>, bytes: u64) {
         let chosen = budget::choose(costs, bytes);
-        if let Some(versions) = &mut self.core().versions {
+        if let Some(versions) = &mut self.core().edits {
             versions.give_up(chosen);
         }
     }
@@ -134,7 +134,7 @@ impl Fs {
             if core.give_up_away() {
                 return true;
             }
-            let Some(versions) = &core.versions else { return false };
+            let Some(versions) = &core.edits else { return false };
             (versions.costs(), versions.cost)
         };
         if all == 0 {
@@ -148,7 +148,7 @@ impl Fs {
     /// The versions of a path, and the file as it is, which is not written in place any more.
     fn line_of(&self, path: &TreePath) -> Option<(Vec<Entry>, Option<Arc<Content>>)> {
         let mut core = self.core();
-        let list = core.versions.as_ref()?.lists.get(path)?;
+        let list = core.edits.as_ref()?.lists.get(path)?;
         let entries: Vec<Entry> = list.entries.iter().cloned().collect();
         let live = match core.resolve(path) {
             Ok(found @ Found::Upper(..)) => core.content_found(&found),
@@ -161,7 +161,7 @@ impl Fs {
     }
 
     fn settle(&self, path: &TreePath) -> FsResult<()> {
-        let _looking = self.looking();
+        let _guard = self.read_guard();
         let Some((entries, live)) = self.line_of(path) else { return Ok(()) };
         let mut contents: Vec<Option<Arc<Content>>> =
             entries.iter().map(|entry| entry.version.content.clone()).chain([live]).collect();
@@ -190,7 +190,7 @@ impl Fs {
     /// Says where versions are now, if they are still there.
     fn publish(&self, path: &TreePath, entries: &[Entry], contents: &[Option<Arc<Content>>]) {
         let mut core = self.core();
-        let Some(versions) = &mut core.versions else { return };
+        let Some(versions) = &mut core.edits else { return };
         for (at, (entry, content)) in entries.iter().zip(contents).enumerate() {
             let next = contents.get(at + 1).and_then(Option::as_ref);
             versions.publish(path, entry, content.as_ref(), next);
@@ -203,7 +203,7 @@ impl Fs {
         let contents: Vec<Option<Arc<Content>>> =
             entries.iter().map(|entry| entry.version.content.clone()).chain([live]).collect();
         let mut core = self.core();
-        let Some(versions) = &mut core.versions else { return };
+        let Some(versions) = &mut core.edits else { return };
         for (at, entry) in entries.iter().enumerate() {
             let (Some(content), next) =
                 (contents.get(at).and_then(Option::as_ref), contents.get(at + 1))

@@ -14,7 +14,8 @@ use parking_lot::Mutex;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::kernel::nodes::Place;
-use crate::fs::merged::lower::{ANY_TIMES, LowerNode};
+use crate::fs::merged::fingerprint::ANY_TIMES;
+use crate::fs::merged::lower::LowerNode;
 use crate::fs::{Core, Found, Fs, State, Target};
 use crate::store::record::Body;
 use crate::types::{FileKind, Ino, Name, NodeId, Timestamp, TreePath};
@@ -101,9 +102,9 @@ pub(in crate::fs) fn left_to_base(
 #[derive(Default)]
 pub(crate) struct PendingInvalidations {
     /// Whether there is a kernel that remembers anything.
-    pub(in crate::fs) kernel_remembers: bool,
+    pub(in crate::fs) has_kernel: bool,
     /// Whether it goes by its own size and times of every file that it holds, whatever it is told (`-o writeback`).
-    pub(in crate::fs) kernel_keeps_times: bool,
+    pub(in crate::fs) writeback: bool,
     /// Names that lead to a node which the base does not have there any more. Behind a lock, since whoever only looks finds them.
     names: Mutex<BTreeSet<(NodeId, Name)>>,
     nodes: BTreeMap<NodeId, Forgetting>,
@@ -154,7 +155,7 @@ impl PendingInvalidations {
 impl Core {
     /// Notes names that stand for something else since a switch, until the kernel is told.
     pub(in crate::fs) fn note_names_to_invalidate(&mut self, names: &BTreeSet<(NodeId, Name)>) {
-        if self.pending.kernel_remembers {
+        if self.pending.has_kernel {
             self.names_to_invalidate.extend(names.iter().cloned());
         }
     }
@@ -171,7 +172,7 @@ impl Core {
     }
 
     /// Notes that the kernel asked for a name.
-    pub(in crate::fs) fn is_asked(&mut self, dir: NodeId, name: &Name) {
+    pub(in crate::fs) fn name_looked_up(&mut self, dir: NodeId, name: &Name) {
         if !self.names_to_invalidate.is_empty() {
             self.names_to_invalidate.remove(&(dir, name.clone()));
         }
@@ -179,14 +180,14 @@ impl Core {
 
     /// Notes what the kernel knows of a node that is the base's again.
     pub(in crate::fs) fn note_left(&mut self, id: NodeId, told: Told) {
-        if self.pending.kernel_remembers {
+        if self.pending.has_kernel {
             self.table.set_advertised(id, Some(told));
         }
     }
 
     /// Notes what the kernel is told of a node.
     pub(in crate::fs) fn note_advertised(&mut self, id: NodeId, node: &LowerNode) {
-        if !self.pending.kernel_remembers {
+        if !self.pending.has_kernel {
             return;
         }
         let Some(now) = of(node).filter(|_| self.table.get(id).is_some()) else { return };
@@ -224,7 +225,7 @@ impl Core {
     /// Says that the base has another node, or none, where the kernel sees one: whoever asked walks there again, and finds what is
     /// there now.
     pub(in crate::fs) fn replaced(&self, path: &TreePath) -> FsError {
-        if !self.pending.kernel_remembers {
+        if !self.pending.has_kernel {
             return self.lower.drift(path);
         }
         let mut at = path.clone();
@@ -246,16 +247,14 @@ impl Core {
             return;
         };
         let was = match self.table.get(id).map(|held| &held.place) {
-            Some(Place::Live { base: Some(was) })
-                if was != path && self.pending.kernel_remembers =>
-            {
+            Some(Place::Live { base: Some(was) }) if was != path && self.pending.has_kernel => {
                 was.clone()
             }
             _ => return,
         };
         let stale = self.replaced(&was);
         log::info!("somebody moved directory '{was}' of the base: {stale}");
-        self.cut_walks(&BTreeSet::from([id]));
+        self.cut_climb_marks(&BTreeSet::from([id]));
         self.table.orphan(id);
         self.listings.remove(&id);
     }
@@ -318,10 +317,10 @@ impl Core {
 impl Fs {
     /// Says that a kernel asks from now on, which remembers what it is told; and if it collects writes, goes by its own size and times of
     /// files.
-    pub fn kernel_remembers(&self, collects_writes: bool) {
+    pub fn attach_kernel(&self, collects_writes: bool) {
         let mut core = self.core();
-        core.pending.kernel_remembers = true;
-        core.pending.kernel_keeps_times = collects_writes;
+        core.pending.has_kernel = true;
+        core.pending.writeback = collects_writes;
     }
 
     /// Says that the kernel was told of these names. Others may be told it meanwhile.
@@ -339,9 +338,9 @@ impl Fs {
         }
     }
 
-    /// The nodes of which the kernel must forget everything because the base was changed, each once, and the names. [`Fs::is_forgotten`]
+    /// The nodes of which the kernel must forget everything because the base was changed, each once, and the names. [`Fs::node_was_invalidated`]
     /// is called when that is done for a node; until then its content cannot be read.
-    pub fn pending(&self) -> (Vec<NodeId>, BTreeSet<(NodeId, Name)>) {
+    pub fn take_invalidations(&self) -> (Vec<NodeId>, BTreeSet<(NodeId, Name)>) {
         let mut core = self.core();
         let names = std::mem::take(core.pending.names.get_mut());
         let names_to_invalidate =
@@ -354,7 +353,7 @@ impl Fs {
     }
 
     /// Whether the kernel must forget a node before it is told anything of it.
-    pub fn is_pending(&self, id: NodeId) -> bool {
+    pub fn needs_invalidation(&self, id: NodeId) -> bool {
         self.core().pending.nodes.contains_key(&id)
     }
 
@@ -375,7 +374,7 @@ impl Fs {
     }
 
     /// Says that the kernel has forgotten what it knew of a node.
-    pub fn is_forgotten(&self, id: NodeId) {
+    pub fn node_was_invalidated(&self, id: NodeId) {
         let mut core = self.core();
         let is_refused = core.pending.nodes.remove(&id).is_some_and(|known| known.refused);
         if is_refused && core.table.get(id).is_some() {

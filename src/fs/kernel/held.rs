@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::fs::kernel::nodes::Place;
-use crate::fs::{Core, Fs, lower_kind};
+use crate::fs::{Core, Fs};
 use crate::types::{FileKind, Ino, NodeId, TreePath};
 
 impl Fs {
@@ -19,7 +19,7 @@ impl Fs {
 
     /// The nodes that a number in `/proc/PID/maps` can mean: the kernel shows there the number that it heard last, which
     /// for a renumbered node is its id until its attributes were asked for.
-    pub fn meant_by(&self, number: u64) -> BTreeSet<Ino> {
+    pub fn nodes_numbered(&self, number: u64) -> BTreeSet<Ino> {
         let core = self.core();
         let by_id = core
             .table
@@ -56,7 +56,7 @@ impl Fs {
             Some(node) => node.kind() == FileKind::File,
             None => base
                 .and_then(|path| core.lower.lookup(path).ok().flatten())
-                .is_some_and(|(_, node)| lower_kind(&node) == FileKind::File),
+                .is_some_and(|(_, node)| node.kind() == FileKind::File),
         };
         live.filter(|(ino, base)| is_file(*ino, *base)).map(|(ino, _)| ino).collect()
     }

@@ -1,36 +1,39 @@
-//! Finds the data of files between their holes, so that work on content costs what the data costs.
+//! Finds the data of files between their holes, so that work on content costs only what the data
+//! costs.
 //!
-//! Always true of what a [`DataRanges`] does not yield:
-//! * In one file, it is a hole.
-//! * In two files, it is a hole in both, or both have the same bytes of the same file on the host. So
-//!   the two are equal there, and no byte has to be read to know it.
+//! A range that [`DataRanges`] does not yield is:
+//! * in one file, a hole;
+//! * in two files, a hole in both, or the same bytes of the same file on the host. So the files are
+//!   equal there, and nothing has to be read to know it.
 //!
-//! An extent in a pool is data. An extent in the base is asked for its holes with lseek(2), in the file
-//! that was opened beneath the base; a filesystem that cannot tell holes has none. A file of the base
-//! that changed behind the sandbox is an error, as when it is read.
+//! All of a pool is data. The holes of a base file come from lseek(2), on the file as it was opened
+//! beneath the base; a filesystem without SEEK_DATA reports none. A base file that changed behind
+//! the sandbox is an error, as when it is read.
 //!
-//! The extents are looked at in windows, and few ranges are kept at a time: so memory does not grow with
-//! the number of extents. A window doubles while it holds few extents, so a hole of terabytes costs some
-//! steps.
+//! The search looks at the extents in windows and keeps few ranges at a time, so its memory does not
+//! grow with the number of extents. A window doubles while it holds few extents, so a hole of
+//! terabytes takes few steps.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::error::FsResult;
-use crate::fs::merged::extent_reader::{FIRST_WINDOW, Piece};
+use crate::fs::merged::extent_reader::{FIRST_WINDOW, HostExtent};
 use crate::fs::merged::lower::Lower;
-use crate::fs::{Found, Fs, State};
-use crate::types::{ByteRange, NodeId};
+use crate::fs::merged::state::{Found, State};
+use crate::tree::within;
+use crate::types::ByteRange;
 
-/// The longest range, in bytes, so that a caller can read one at once. No range crosses a multiple of it.
+/// The longest range, in bytes, so that a caller can read one at once. No range crosses a multiple
+/// of it.
 pub const STEP: u64 = 1 << 20;
-/// With so many pieces in a window, the next window is shorter.
-const MANY_PIECES: usize = 1024;
-/// Ranges that are kept; then they are yielded before the search goes on.
-const MOST_READY: usize = 4096;
+/// With more extents than this in a window, the next window is shorter.
+const MANY_EXTENTS: usize = 1024;
+/// With this many ranges found, the search yields them before it goes on.
+const MAX_READY: usize = 4096;
 
-/// Finds where the bytes of a range of a file are, cut at its size.
-type Plan<'a> = Box<dyn Fn(ByteRange) -> FsResult<Vec<Piece>> + 'a>;
+/// Returns the extents of a range of a file, cut at its size.
+pub(in crate::fs) type Plan<'a> = Box<dyn Fn(ByteRange) -> FsResult<Vec<HostExtent>> + 'a>;
 
 /// A file that is searched.
 struct Side<'a> {
@@ -44,16 +47,16 @@ impl<'a> Side<'a> {
         Side { plan, lower: Arc::clone(&state.lower) }
     }
 
-    fn next_data(&self, piece: &Piece, from: u64) -> FsResult<Option<ByteRange>> {
-        piece.next_data(from, &self.lower)
+    fn next_data(&self, extent: &HostExtent, from: u64) -> FsResult<Option<ByteRange>> {
+        extent.next_data(from, self.lower.problem_log())
     }
 }
 
-/// The ranges of a file that hold data, or those in which two files can differ: in order, and at most
-/// [`STEP`] bytes each.
+/// Yields the ranges of a file that hold data, or those in which two files can differ: in order, and
+/// at most [`STEP`] bytes each.
 pub struct DataRanges<'a> {
     file: Side<'a>,
-    /// The other file; none for holes alone.
+    /// The file to compare with, if any.
     other: Option<Side<'a>>,
     at: u64,
     end: u64,
@@ -67,7 +70,8 @@ impl<'a> DataRanges<'a> {
         DataRanges::new(Side::of(state, found), None, range)
     }
 
-    /// The ranges in `range` in which two files can differ. Behind the end of the shorter file is a hole.
+    /// The ranges within `range` in which two files can differ. The shorter file counts as extended
+    /// by a hole.
     pub fn unlike(
         (a_state, a): (&'a State, &'a Found),
         (b_state, b): (&'a State, &'a Found),
@@ -81,35 +85,35 @@ impl<'a> DataRanges<'a> {
         DataRanges { file, other, at: range.start, end: range.end, window: FIRST_WINDOW, ready }
     }
 
-    /// Looks at one window.
-    fn look(&mut self) -> FsResult<()> {
-        let _readings =
+    /// Searches one window.
+    fn search(&mut self) -> FsResult<()> {
+        let _guards =
             (self.file.lower.reading(), self.other.as_ref().map(|other| other.lower.reading()));
         let window =
             ByteRange { start: self.at, end: self.at.saturating_add(self.window).min(self.end) };
         let ours = (self.file.plan)(window)?;
         let theirs = self.other.as_ref().map_or(Ok(Vec::new()), |other| (other.plan)(window))?;
-        self.window = match ours.len() + theirs.len() > MANY_PIECES {
+        self.window = match ours.len() + theirs.len() > MANY_EXTENTS {
             true => (self.window / 2).max(STEP),
             false => self.window.saturating_mul(2),
         };
-        let (mut ours, mut theirs) = (Parts::of(ours), Parts::of(theirs));
-        while self.at < window.end && self.ready.len() < MOST_READY {
+        let (mut ours, mut theirs) = (ExtentQueue::of(ours), ExtentQueue::of(theirs));
+        while self.at < window.end && self.ready.len() < MAX_READY {
             let rest = window.end - self.at;
             let len = rest.min(ours.len()).min(theirs.len());
-            self.look_at(&ours.take(len), &theirs.take(len))?;
+            self.compare(&ours.take(len), &theirs.take(len))?;
         }
         Ok(())
     }
 
-    /// Looks at what both files have at the present place: pieces of one length.
-    fn look_at(&mut self, ours: &Piece, theirs: &Piece) -> FsResult<()> {
+    /// Compares the extents of both files at the current offset. They have the same length.
+    fn compare(&mut self, ours: &HostExtent, theirs: &HostExtent) -> FsResult<()> {
         let start = self.at;
-        if ours.is_same_place(theirs)? {
+        if ours.is_same_storage(theirs)? {
             self.at = start + ours.len;
             return Ok(());
         }
-        while self.ready.len() < MOST_READY {
+        while self.ready.len() < MAX_READY {
             let from = self.at - start;
             let of_other = match &self.other {
                 Some(other) => other.next_data(theirs, from)?,
@@ -132,6 +136,12 @@ impl<'a> DataRanges<'a> {
             _ => self.ready.push_back(range),
         }
     }
+
+    /// Where the searched range ends, and the first range that would be yielded.
+    pub(in crate::fs) fn first(mut self) -> FsResult<(u64, Option<ByteRange>)> {
+        let end = self.end;
+        Ok((end, self.next().transpose()?))
+    }
 }
 
 impl Iterator for DataRanges<'_> {
@@ -139,7 +149,7 @@ impl Iterator for DataRanges<'_> {
 
     fn next(&mut self) -> Option<FsResult<ByteRange>> {
         while self.ready.is_empty() && self.at < self.end {
-            if let Err(error) = self.look() {
+            if let Err(error) = self.search() {
                 self.at = self.end;
                 self.ready.clear();
                 return Some(Err(error));
@@ -156,24 +166,24 @@ impl Iterator for DataRanges<'_> {
     }
 }
 
-/// Pieces that are taken in parts; behind the last one is a hole.
-struct Parts {
-    rest: VecDeque<Piece>,
+/// Extents that are taken in parts. After the last one comes a hole without end.
+struct ExtentQueue {
+    rest: VecDeque<HostExtent>,
 }
 
-impl Parts {
-    fn of(pieces: Vec<Piece>) -> Parts {
-        Parts { rest: pieces.into_iter().filter(|piece| piece.len > 0).collect() }
+impl ExtentQueue {
+    fn of(extents: Vec<HostExtent>) -> ExtentQueue {
+        ExtentQueue { rest: extents.into_iter().filter(|extent| extent.len > 0).collect() }
     }
 
-    /// Bytes up to the end of the first piece.
+    /// Bytes up to the end of the first extent.
     fn len(&self) -> u64 {
-        self.rest.front().map_or(u64::MAX, |piece| piece.len)
+        self.rest.front().map_or(u64::MAX, |extent| extent.len)
     }
 
-    /// Takes the next bytes, not more than [`Parts::len`].
-    fn take(&mut self, len: u64) -> Piece {
-        let Some(first) = self.rest.front_mut() else { return Piece::zeros(len) };
+    /// Takes the next bytes, at most [`ExtentQueue::len`].
+    fn take(&mut self, len: u64) -> HostExtent {
+        let Some(first) = self.rest.front_mut() else { return HostExtent::hole(len) };
         let part = first.part(0, len);
         *first = first.part(len, u64::MAX);
         if first.len == 0 {
@@ -183,47 +193,15 @@ impl Parts {
     }
 }
 
-impl Fs {
-    /// The first data in a range of a file, and where the range ends, cut at the size of the file. The
-    /// data is at most [`STEP`] bytes; none if the range is a hole.
-    ///
-    /// # Errors
-    /// As [`Fs::read`].
-    pub(in crate::fs) fn next_data(
-        &self,
-        id: NodeId,
-        range: ByteRange,
-    ) -> FsResult<(u64, Option<ByteRange>)> {
-        if id.is_in_snapdir() {
-            return self.past_data(id, range);
-        }
-        let (lower, size) = {
-            let mut core = self.core();
-            let target = core.content_target(id)?;
-            (Arc::clone(&core.lower), core.attr_of(id, &target)?.size)
-        };
-        let plan: Plan<'_> = Box::new(|range| {
-            let mut core = self.core();
-            let target = core.content_target(id)?;
-            core.plan_of(&target, range)
-        });
-        first_in(DataRanges::new(Side { plan, lower }, None, crate::tree::within(range, size)))
-    }
-}
-
-/// The same of a file of a state.
-pub(in crate::fs) fn next_data_in(
-    state: &State,
-    found: &Found,
+/// The first data in a range of a file that `plan` describes, and where the range ends, cut at
+/// `size`. The data is at most [`STEP`] bytes long; `None` if the range is a hole.
+pub(in crate::fs) fn first_data(
+    plan: Plan<'_>,
+    lower: Arc<Lower>,
     range: ByteRange,
+    size: u64,
 ) -> FsResult<(u64, Option<ByteRange>)> {
-    let size = state.kind_and_size(found).map_or(0, |(_, size)| size);
-    first_in(DataRanges::of(state, found, crate::tree::within(range, size)))
-}
-
-fn first_in(mut ranges: DataRanges<'_>) -> FsResult<(u64, Option<ByteRange>)> {
-    let end = ranges.end;
-    Ok((end, ranges.next().transpose()?))
+    DataRanges::new(Side { plan, lower }, None, within(range, size)).first()
 }
 
 impl State {
@@ -231,5 +209,15 @@ impl State {
     pub fn data<'a>(&'a self, found: &'a Found) -> DataRanges<'a> {
         let size = self.kind_and_size(found).map_or(0, |(_, size)| size);
         DataRanges::of(self, found, ByteRange { start: 0, end: size })
+    }
+
+    /// As [`first_data`], for a file of this state.
+    pub(in crate::fs) fn first_data(
+        &self,
+        found: &Found,
+        range: ByteRange,
+    ) -> FsResult<(u64, Option<ByteRange>)> {
+        let size = self.kind_and_size(found).map_or(0, |(_, size)| size);
+        DataRanges::of(self, found, within(range, size)).first()
     }
 }

@@ -1,11 +1,10 @@
-//! Where a run of bytes of a file is on the host, how it is read, and where in it holes are.
+//! Runs of file content on the host: reads them, and finds the holes in them.
 
 use std::fs::File;
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
-use crate::fs::merged::lower::Lower;
-use crate::fs::ops::data::SeekTo;
+use crate::fs::merged::base_problems::BaseProblems;
 use crate::store::Store;
 use crate::store::content::Content;
 use crate::store::content::cells::Got;
@@ -15,193 +14,218 @@ use crate::sys::failpoint::Failpoint;
 use crate::sys::file as sysfile;
 use crate::types::{ByteRange, Fingerprint, LayerId, Timestamp, TreePath};
 
-/// Bytes of a file of which the pieces are found first, when it is searched for data or holes. What follows
-/// is twice as long each time: so neither a long hole nor many pieces cost much.
+/// How many bytes of a file are searched for data or holes first. Each further window is twice as
+/// long, so neither a long hole nor many extents make a search slow.
 pub(in crate::fs) const FIRST_WINDOW: u64 = 1 << 20;
 
-/// Where bytes are.
+/// What lseek(2) looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeekTo {
+    /// The first byte of data: SEEK_DATA.
+    Data,
+    /// The first byte of a hole, or the end: SEEK_HOLE.
+    Hole,
+}
+
+/// Where bytes are stored.
 #[derive(Clone, Debug)]
-pub enum Stored {
-    /// Nowhere: they are zeros.
-    Zeros,
-    /// In a file, from this offset on.
+pub enum Storage {
+    /// Nowhere: the bytes are zeros.
+    Hole,
+    /// In a file, starting at this offset.
     File(Arc<File>, u64),
-    /// In the pool of a layer, from this address on.
+    /// In the pool of a layer, starting at this address.
     Pool(Arc<Content>, u64),
 }
 
-/// A run of bytes.
+/// A run of bytes of a file, and where the host stores them.
 #[derive(Clone, Debug)]
-pub struct Piece {
-    /// Bytes.
+pub struct HostExtent {
+    /// Length in bytes.
     pub len: u64,
-    /// Where the first of them is.
-    pub stored: Stored,
-    /// The base path that is to be reported if the file is shorter than that, or is not the same any more when it was read.
-    drift: Option<TreePath>,
-    /// Of a file of the base, its size and times when it was looked at.
-    looked: Option<(u64, Timestamp, Timestamp)>,
+    /// Where the first byte is.
+    pub storage: Storage,
+    /// Of bytes in the base, the path to report when the file has changed.
+    base_path: Option<TreePath>,
+    /// Of bytes in the base, the size and times that the file must still have after a read.
+    expected: Option<(u64, Timestamp, Timestamp)>,
 }
 
-impl Piece {
-    /// So many bytes that are there.
-    pub fn new(len: u64, stored: Stored) -> Piece {
-        Piece { len, stored, drift: None, looked: None }
+impl HostExtent {
+    /// An extent outside of the base.
+    pub fn new(len: u64, storage: Storage) -> HostExtent {
+        HostExtent { len, storage, base_path: None, expected: None }
     }
 
-    /// So many zeros.
-    pub fn zeros(len: u64) -> Piece {
-        Piece::new(len, Stored::Zeros)
+    /// A hole of `len` bytes.
+    pub fn hole(len: u64) -> HostExtent {
+        HostExtent::new(len, Storage::Hole)
     }
 
-    /// Bytes of a file of the base.
-    pub fn of_base(len: u64, file: Arc<File>, offset: u64, path: &TreePath) -> Piece {
-        Piece { drift: Some(path.clone()), ..Piece::new(len, Stored::File(file, offset)) }
+    /// Bytes of a base file.
+    pub fn in_base(len: u64, file: Arc<File>, offset: u64, path: &TreePath) -> HostExtent {
+        let base_path = Some(path.clone());
+        HostExtent { base_path, ..HostExtent::new(len, Storage::File(file, offset)) }
     }
 
-    /// The same piece, of a file that was looked at: what is read counts only if it is still like this then.
+    /// The same extent, which is read only if the file's size and times still match `print` after
+    /// the read.
     #[must_use]
-    pub fn looked_at(mut self, print: &Fingerprint) -> Piece {
-        self.looked = Some((print.size, print.mtime, print.ctime));
+    pub fn expecting(mut self, print: &Fingerprint) -> HostExtent {
+        self.expected = Some((print.size, print.mtime, print.ctime));
         self
     }
 
-    /// Bytes at addresses of the pool of a layer, wherever they are now. Take a [`crate::store::ReadGuard`] before.
+    /// The extents behind `len` bytes at an address of a layer's pool, which may have been remapped
+    /// to other pools. The caller holds a [`crate::store::ReadGuard`].
     ///
     /// # Errors
     /// As open(2), and damage of a map.
-    pub fn of_pool(len: u64, store: &Store, layer: LayerId, offset: u64) -> FsResult<Vec<Piece>> {
+    pub fn in_pool(
+        len: u64,
+        store: &Store,
+        layer: LayerId,
+        offset: u64,
+    ) -> FsResult<Vec<HostExtent>> {
         let content = store.content(layer)?;
-        let piece =
-            |of: Arc<Content>, offset: u64, len: u64| Piece::new(len, Stored::Pool(of, offset));
+        let extent = |content: Arc<Content>, offset: u64, len: u64| {
+            HostExtent::new(len, Storage::Pool(content, offset))
+        };
         if content.map.is_none() {
-            return Ok(vec![piece(content, offset, len)]);
+            return Ok(vec![extent(content, offset, len)]);
         }
         let places = content.places(layer, ByteRange::at(offset, len));
-        let at = |place: Place| match place.layer == layer {
-            true => Ok(piece(Arc::clone(&content), place.offset, place.len)),
-            false => {
-                let home = store.content(place.layer)?;
-                // Content is found equal where it is stored, and maps are changed before a pool goes.
-                match home.file {
-                    Some(_) => Ok(piece(home, place.offset, place.len)),
-                    None => Err(FsError::Damage("a map leads to a pool that is gone")),
-                }
+        let at = |place: Place| {
+            if place.layer == layer {
+                return Ok(extent(Arc::clone(&content), place.offset, place.len));
+            }
+            let target = store.content(place.layer)?;
+            // A map leads to the layer that stores the bytes. Before that layer's pool is removed,
+            // all maps that lead to it are rewritten.
+            match target.file {
+                Some(_) => Ok(extent(target, place.offset, place.len)),
+                None => Err(FsError::Damage("a map leads to a pool that is gone")),
             }
         };
         places.into_iter().map(at).collect()
     }
 
-    /// Reads its bytes; `lower` is told if the base changed behind our back. With `nowait`, gives false, and anything, if that would wait for a
-    /// disk.
+    /// Fills `bytes` from the extent. With `nowait`, returns false if that would wait for a disk;
+    /// then the content of `bytes` is undefined.
     ///
     /// # Errors
-    /// What the host answers; [`FsError::Drift`] if a file of the base is not what it was.
-    pub fn read(&self, bytes: &mut [u8], lower: &Lower, nowait: bool) -> FsResult<bool> {
-        match &self.stored {
-            Stored::Zeros => {
+    /// What the host answers; [`FsError::Drift`], recorded in `problems`, if a base file changed.
+    pub(super) fn read(
+        &self,
+        bytes: &mut [u8],
+        problems: &BaseProblems,
+        nowait: bool,
+    ) -> FsResult<bool> {
+        match &self.storage {
+            Storage::Hole => {
                 bytes.fill(0);
                 Ok(true)
             }
-            Stored::Pool(content, offset) => match content.read(*offset, bytes, nowait)? {
-                Got::Bytes(got) if got == bytes.len() => Ok(true),
-                Got::Bytes(_) => Err(FsError::Damage("a pool is shorter than the records say")),
-                Got::NotNow => Ok(false),
-                Got::Damaged(block) => {
-                    log::error!(
-                        "content fails its checksum at offset {block} of a pool; 'jailfs check --read-data' tells where"
-                    );
-                    Err(FsError::Damage("content that fails its checksum"))
-                }
-            },
-            Stored::File(file, offset) => {
-                if self.drift.is_some() {
-                    failpoint::hit(Failpoint::BaseRead)?;
-                }
-                let got = match nowait {
-                    true => match sysfile::pread_nowait(&**file, bytes, *offset)? {
-                        // A short answer may mean that the rest is not in memory.
-                        Some(got) if got == bytes.len() => got,
-                        _ => return Ok(false),
-                    },
-                    false => sysfile::pread_full(file, bytes, *offset)?,
-                };
-                match &self.drift {
-                    Some(path) if got < bytes.len() || !self.is_unchanged(file)? => {
-                        Err(lower.drift(path))
-                    }
-                    None if got < bytes.len() => {
-                        Err(FsError::Damage("a file is shorter than it was"))
-                    }
-                    _ => Ok(true),
-                }
-            }
+            Storage::Pool(content, offset) => read_pool(content, *offset, bytes, nowait),
+            Storage::File(file, offset) => self.read_file(file, *offset, bytes, problems, nowait),
         }
     }
 
-    /// The piece without its first `skip` bytes, `len` bytes long at most.
-    pub(in crate::fs) fn part(&self, skip: u64, len: u64) -> Piece {
-        let stored = match &self.stored {
-            Stored::Zeros => Stored::Zeros,
-            Stored::File(file, offset) => Stored::File(Arc::clone(file), offset + skip),
-            Stored::Pool(content, offset) => Stored::Pool(Arc::clone(content), offset + skip),
+    fn read_file(
+        &self,
+        file: &File,
+        offset: u64,
+        bytes: &mut [u8],
+        problems: &BaseProblems,
+        nowait: bool,
+    ) -> FsResult<bool> {
+        if self.base_path.is_some() {
+            failpoint::hit(Failpoint::BaseRead)?;
+        }
+        let got = match nowait {
+            true => match sysfile::pread_nowait(file, bytes, offset)? {
+                // A short result may mean that the rest is not in memory.
+                Some(got) if got == bytes.len() => got,
+                _ => return Ok(false),
+            },
+            false => sysfile::pread_full(file, bytes, offset)?,
         };
-        Piece { len: self.len.saturating_sub(skip).min(len), stored, ..self.clone() }
+        match &self.base_path {
+            Some(path) if got < bytes.len() || !self.is_unchanged(file)? => {
+                Err(problems.drift(path))
+            }
+            None if got < bytes.len() => Err(FsError::Damage("a file is shorter than it was")),
+            _ => Ok(true),
+        }
     }
 
-    /// Whether two pieces of the same length are the same bytes of the same file on the host, or both holes.
+    /// The extent without its first `skip` bytes, cut to `len` bytes.
+    pub(in crate::fs) fn part(&self, skip: u64, len: u64) -> HostExtent {
+        let storage = match &self.storage {
+            Storage::Hole => Storage::Hole,
+            Storage::File(file, offset) => Storage::File(Arc::clone(file), offset + skip),
+            Storage::Pool(content, offset) => Storage::Pool(Arc::clone(content), offset + skip),
+        };
+        HostExtent { len: self.len.saturating_sub(skip).min(len), storage, ..self.clone() }
+    }
+
+    /// Whether two extents of the same length are the same bytes on the host, or both holes.
     ///
     /// # Errors
     /// As fstat(2).
-    pub(in crate::fs) fn is_same_place(&self, other: &Piece) -> FsResult<bool> {
-        Ok(match (&self.stored, &other.stored) {
-            (Stored::Zeros, Stored::Zeros) => true,
-            (Stored::Pool(a, x), Stored::Pool(b, y)) => x == y && Arc::ptr_eq(a, b),
-            (Stored::File(a, x), Stored::File(b, y)) => {
+    pub(in crate::fs) fn is_same_storage(&self, other: &HostExtent) -> FsResult<bool> {
+        Ok(match (&self.storage, &other.storage) {
+            (Storage::Hole, Storage::Hole) => true,
+            (Storage::Pool(a, x), Storage::Pool(b, y)) => x == y && Arc::ptr_eq(a, b),
+            (Storage::File(a, x), Storage::File(b, y)) => {
                 x == y && (Arc::ptr_eq(a, b) || is_same_file(a, b)?)
             }
-            (Stored::Zeros | Stored::File(..) | Stored::Pool(..), _) => false,
+            (Storage::Hole | Storage::File(..) | Storage::Pool(..), _) => false,
         })
     }
 
-    /// The first run of data in the piece at or after `from`, in bytes from the beginning of the piece;
-    /// none if the rest is a hole. Only the base is asked where its holes are. All that is in a pool is
-    /// data: a read verifies its checksums, so a hole that damage left is an error and not zeros.
+    /// The first run of data in the extent at or after `from`, both in bytes from the beginning of
+    /// the extent; `None` if the rest is a hole. Only base files are asked for their holes. All of a
+    /// pool is data: a hole that damage left there must fail its checksum rather than read as zeros.
     ///
     /// # Errors
-    /// What the host answers; [`FsError::Drift`] if a file of the base is not what it was.
-    pub(in crate::fs) fn next_data(&self, from: u64, lower: &Lower) -> FsResult<Option<ByteRange>> {
+    /// What the host answers; [`FsError::Drift`], recorded in `problems`, if a base file changed.
+    pub(super) fn next_data(
+        &self,
+        from: u64,
+        problems: &BaseProblems,
+    ) -> FsResult<Option<ByteRange>> {
         let rest = ByteRange { start: from, end: self.len };
-        if rest.is_empty() || matches!(self.stored, Stored::Zeros) {
+        if rest.is_empty() || matches!(self.storage, Storage::Hole) {
             return Ok(None);
         }
-        let (Stored::File(file, offset), Some(path)) = (&self.stored, &self.drift) else {
+        let (Storage::File(file, offset), Some(path)) = (&self.storage, &self.base_path) else {
             return Ok(Some(rest));
         };
-        let there =
+        let range =
             ByteRange { start: offset.saturating_add(from), end: offset.saturating_add(self.len) };
-        let found = sysfile::next_data(&**file, there)?;
-        if Fingerprint::of(file)?.size < there.end || !self.is_unchanged(file)? {
-            return Err(lower.drift(path));
+        let found = sysfile::next_data(&**file, range)?;
+        if Fingerprint::of(file)?.size < range.end || !self.is_unchanged(file)? {
+            return Err(problems.drift(path));
         }
         Ok(found.map(|found| ByteRange { start: found.start - offset, end: found.end - offset }))
     }
 
-    /// Whether nobody changed the file since it was looked at; asked after it was read.
+    /// Whether the file still has the size and times that were expected. Asked after a read.
     fn is_unchanged(&self, file: &File) -> std::io::Result<bool> {
-        let Some(looked) = self.looked else { return Ok(true) };
+        let Some(expected) = self.expected else { return Ok(true) };
         let now = Fingerprint::of(file)?;
-        Ok((now.size, now.mtime, now.ctime) == looked)
+        Ok((now.size, now.mtime, now.ctime) == expected)
     }
 
-    /// How many bytes from its first there are data, or a hole; none if it has none.
+    /// How many bytes from its beginning the extent has data, or a hole; `None` if it has none.
     fn seek(&self, to: SeekTo) -> FsResult<Option<u64>> {
-        let (file, offset) = match (&self.stored, to) {
-            (Stored::Zeros, SeekTo::Hole) => return Ok(Some(0)),
-            (Stored::Zeros, SeekTo::Data) => return Ok(None),
-            (Stored::File(file, offset), _) => (file, *offset),
-            (Stored::Pool(content, offset), _) => match (&content.file, &content.cells, to) {
-                // Where it is deflated, what is a hole says nothing of what is in it.
+        let (file, offset) = match (&self.storage, to) {
+            (Storage::Hole, SeekTo::Hole) => return Ok(Some(0)),
+            (Storage::Hole, SeekTo::Data) => return Ok(None),
+            (Storage::File(file, offset), _) => (file, *offset),
+            (Storage::Pool(content, offset), _) => match (&content.file, &content.cells, to) {
+                // A hole in a deflated pool is only the space that deflating saved.
                 (Some(_), Some(_), SeekTo::Data) | (None, _, SeekTo::Hole) => return Ok(Some(0)),
                 (Some(_), Some(_), SeekTo::Hole) | (None, _, SeekTo::Data) => return Ok(None),
                 (Some(file), None, _) => (file, *offset),
@@ -215,18 +239,35 @@ impl Piece {
     }
 }
 
-/// Whether two open files are one. The number of an open file is not given to another one.
+fn read_pool(content: &Content, offset: u64, bytes: &mut [u8], nowait: bool) -> FsResult<bool> {
+    match content.read(offset, bytes, nowait)? {
+        Got::Bytes(got) if got == bytes.len() => Ok(true),
+        Got::Bytes(_) => Err(FsError::Damage("a pool is shorter than the records say")),
+        Got::NotNow => Ok(false),
+        Got::Damaged(block) => {
+            log::error!(
+                "content fails its checksum at offset {block} of a pool; \
+                 'jailfs check --read-data' finds the files"
+            );
+            Err(FsError::Damage("content that fails its checksum"))
+        }
+    }
+}
+
+/// Whether two open files are the same file. The host does not reuse the inode number of an open
+/// file.
 fn is_same_file(a: &File, b: &File) -> std::io::Result<bool> {
     let (a, b) = (Fingerprint::of(a)?, Fingerprint::of(b)?);
     Ok((a.dev, a.ino) == (b.dev, b.ino))
 }
 
-/// Data or a hole in a file from `offset` to its end. `plan` gives the pieces of a range.
+/// Finds data or a hole between `offset` and the end of a file; `plan` returns the extents of a
+/// range.
 ///
 /// # Errors
-/// ENXIO if there is no data any more, as lseek(2), and those of `plan`.
+/// ENXIO if there is no more data, as lseek(2); those of `plan`.
 pub(in crate::fs) fn seek(
-    mut plan: impl FnMut(ByteRange) -> FsResult<Vec<Piece>>,
+    mut plan: impl FnMut(ByteRange) -> FsResult<Vec<HostExtent>>,
     offset: u64,
     size: u64,
     to: SeekTo,
@@ -235,12 +276,11 @@ pub(in crate::fs) fn seek(
     while start < size {
         let end = start.saturating_add(window).min(size);
         let mut at = start;
-        // Pieces are cut at extents, so each is data, hole, or a run of a file that is asked in turn.
-        for piece in plan(ByteRange { start, end })? {
-            if let Some(found) = piece.seek(to)? {
+        for extent in plan(ByteRange { start, end })? {
+            if let Some(found) = extent.seek(to)? {
                 return Ok(at + found);
             }
-            at += piece.len;
+            at += extent.len;
         }
         (start, window) = (end, window.saturating_mul(2));
     }

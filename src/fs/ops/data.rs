@@ -8,12 +8,15 @@ use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::edits::Touch;
+use crate::fs::merged::data_ranges::{Plan, first_data};
 use crate::fs::merged::extent_reader;
-use crate::fs::merged::extent_reader::Piece;
-use crate::fs::{Core, Fs, MAX_FILE_SIZE, Need, SCRATCH, State, Target};
+use crate::fs::merged::extent_reader::{HostExtent, SeekTo};
+use crate::fs::merged::read_plan::ReadPlan;
+use crate::fs::merged::state::SCRATCH;
+use crate::fs::{Core, Fs, MAX_FILE_SIZE, Need, State, Target};
+use crate::store::Store;
 use crate::store::content::pool::{BLOCK, PoolWriter, block_ceil, block_floor};
 use crate::store::record::{Edit, Meta, Source};
-use crate::store::{ReadGuard, Store};
 use crate::sys::clock;
 use crate::tree::{Extent, Misfit, Tree};
 use crate::types::{ByteRange, FileKind, Ino, LayerId, NodeId};
@@ -25,77 +28,6 @@ const GROUP_EXEC: u32 = 0o010;
 const ZERO_RANGE: i32 = 16;
 /// The attribute that holds file capabilities (capabilities(7)).
 pub(in crate::fs) const CAPABILITY: &[u8] = b"security.capability";
-
-/// Where the bytes that a read asked for are.
-pub struct ReadPlan {
-    pieces: Vec<Piece>,
-    lower: Arc<crate::fs::merged::lower::Lower>,
-    _reading: ReadGuard,
-    /// What was read already.
-    ready: Option<Vec<u8>>,
-}
-
-/// What lseek(2) looks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SeekTo {
-    /// The first byte of data: SEEK_DATA.
-    Data,
-    /// The first byte of a hole, or the end: SEEK_HOLE.
-    Hole,
-}
-
-impl ReadPlan {
-    /// The plan to read `pieces`, of a state that cannot change meanwhile; drift is reported to `lower`. The reading is from
-    /// before it was found out where they are.
-    pub(crate) fn new(
-        pieces: Vec<Piece>,
-        lower: Arc<crate::fs::merged::lower::Lower>,
-        _reading: ReadGuard,
-    ) -> ReadPlan {
-        ReadPlan { pieces, lower, _reading, ready: None }
-    }
-
-    /// A plan of what was read already.
-    fn of_bytes(bytes: Vec<u8>, lower: Arc<crate::fs::merged::lower::Lower>) -> ReadPlan {
-        let reading = lower.reading();
-        ReadPlan { ready: Some(bytes), ..ReadPlan::new(Vec::new(), lower, reading) }
-    }
-
-    /// Bytes that the read gives.
-    pub fn len(&self) -> u64 {
-        self.ready
-            .as_ref()
-            .map_or_else(|| self.pieces.iter().map(|p| p.len).sum(), |bytes| bytes.len() as u64)
-    }
-
-    /// Whether the read is at the end of the file.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Reads the bytes. With `nowait`, gives none if that would wait for a disk.
-    ///
-    /// # Errors
-    /// What the host answers; [`FsError::Drift`] if a file of the base is shorter than it was.
-    pub fn read(&self, nowait: bool) -> FsResult<Option<Vec<u8>>> {
-        if let Some(bytes) = &self.ready {
-            return Ok(Some(bytes.clone()));
-        }
-        let len = usize::try_from(self.len()).map_err(|_| FsError::Invalid)?;
-        let mut bytes = vec![0; len];
-        let mut rest: &mut [u8] = &mut bytes;
-        for piece in &self.pieces {
-            let (part, behind) = rest
-                .split_at_mut_checked(usize::try_from(piece.len).map_err(|_| FsError::Invalid)?)
-                .ok_or(FsError::Damage("a read plan that is longer than itself"))?;
-            rest = behind;
-            if !piece.read(part, &self.lower, nowait)? {
-                return Ok(None);
-            }
-        }
-        Ok(Some(bytes))
-    }
-}
 
 impl Fs {
     /// Finds where the bytes of a file are; [`ReadPlan::read`] then reads them without the lock.
@@ -261,6 +193,29 @@ impl Fs {
         Ok(done)
     }
 
+    /// The first data in a range of a file, and where the range ends, cut at the size of the file.
+    /// The data is at most [`crate::fs::merged::data_ranges::STEP`] bytes; `None` if the range is a
+    /// hole.
+    ///
+    /// # Errors
+    /// As [`Fs::read`].
+    fn next_data(&self, id: NodeId, range: ByteRange) -> FsResult<(u64, Option<ByteRange>)> {
+        if id.is_in_snapdir() {
+            return self.past_data(id, range);
+        }
+        let (lower, size) = {
+            let mut core = self.core();
+            let target = core.content_target(id)?;
+            (Arc::clone(&core.lower), core.attr_of(id, &target)?.size)
+        };
+        let plan: Plan<'_> = Box::new(|range| {
+            let mut core = self.core();
+            let target = core.content_target(id)?;
+            core.plan_of(&target, range)
+        });
+        first_data(plan, lower, range, size)
+    }
+
     fn copy_step(
         &self,
         (from, at): (NodeId, u64),
@@ -305,7 +260,11 @@ impl Core {
     }
 
     /// Where the bytes of a range of a file are, cut at its size.
-    pub(in crate::fs) fn plan_of(&self, target: &Target, range: ByteRange) -> FsResult<Vec<Piece>> {
+    pub(in crate::fs) fn plan_of(
+        &self,
+        target: &Target,
+        range: ByteRange,
+    ) -> FsResult<Vec<HostExtent>> {
         let scratch = self.scratch.as_ref().map(PoolWriter::file);
         match target {
             Target::Upper(ino) => self.plan_in(&self.tree, *ino, range, None),
@@ -344,7 +303,7 @@ impl Core {
         // With the writeback cache the kernel keeps mtime itself, and sends what it changes. By
         // truncate(2) to the same size it does not, so that the two would differ from then on.
         let size = self.tree_of(subject).size(subject.key);
-        let keeps_mtime = self.pending.kernel_keeps_times && touch == Touch::Resize(size);
+        let keeps_mtime = self.pending.writeback && touch == Touch::Resize(size);
         let mut edits = stage(self, store, subject)?;
         let node = self.tree_of(subject).node(subject.key).ok_or(FsError::NotFound)?;
         let mut meta = node.meta;

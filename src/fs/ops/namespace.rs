@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::ops::acl;
-use crate::fs::{Caller, Core, Entry, Found, Fs, Move, Need, Refused, Target, lower_kind};
+use crate::fs::{Caller, Core, Entry, Found, Fs, Move, Need, Refused, Target};
 use crate::store::edits_log::How;
 use crate::store::record::{Body, Dentry, Edit, Meta, Node};
 use crate::sys::clock;
@@ -51,7 +51,7 @@ impl Fs {
             return Ok(entry);
         }
         let mut core = self.core();
-        core.is_asked(dir, name);
+        core.name_looked_up(dir, name);
         let place = core.place(dir, name)?;
         core.note_alias(place.dir, name, &place.found);
         core.hand_out(dir, place.found)
@@ -226,7 +226,7 @@ impl Fs {
         let removed = place.found.ino().and_then(|ino| core.table.id_of(ino));
         core.commit_after_orphaning(edits, &place.found)?;
         if let Some(removed) = removed {
-            core.walks.remove(removed, parent);
+            core.climb_guard.remove(removed, parent);
         }
         Ok(())
     }
@@ -260,7 +260,7 @@ impl Fs {
         core.need_record(&self.store)?;
         if from_dir != to_dir {
             // The kernel lets only one such rename at a time come to us: it is through with the one before.
-            core.on_their_way.clear();
+            core.moves_in_flight.clear();
         }
         core.check_name_is_current(from_dir, from)?;
         if mode == RenameMode::Exchange {
@@ -281,14 +281,14 @@ impl Fs {
 
 impl Core {
     fn place(&self, dir: NodeId, name: &Name) -> FsResult<Place> {
-        if dir == NodeId::ROOT && self.reserved.as_ref() == Some(name) {
+        if dir == NodeId::ROOT && self.snapdir_name.as_ref() == Some(name) {
             return Err(FsError::ReadOnly);
         }
         let (at, base) = (self.place_in_base(dir).cloned(), Arc::clone(self.lower.base()));
         let near = at.as_ref().map(|path| base.near(path));
         let (dir, lower, _) = self.live_dir(dir, near.as_ref())?;
         self.check_dir(lower.as_ref())?;
-        let found = self.find_near(dir, lower.as_ref(), name, near.as_ref())?;
+        let found = self.find_in(dir, lower.as_ref(), name, near.as_ref())?;
         Ok(Place { dir, lower, name: name.clone(), found })
     }
 
@@ -319,15 +319,15 @@ impl Core {
             lost_dir = lost.and_then(|ino| self.table.id_of(ino));
             self.replace(from_dir, to_dir, source, target)?;
         }
-        self.on_their_way.extend(moves.into_iter().flatten());
+        self.moves_in_flight.extend(moves.into_iter().flatten());
         if let Some(lost) = lost_dir {
-            self.walks.remove(lost, to_dir);
+            self.climb_guard.remove(lost, to_dir);
         }
         let came = lost.filter(|_| mode == RenameMode::Exchange);
         for (ino, dir) in [(Some(moved), to_dir), (came, from_dir)] {
             if let Some((ino, kind)) = ino.and_then(|ino| Some((ino, self.tree.node(ino)?.kind())))
             {
-                self.note_handed(dir, ino, kind);
+                self.note_advertised_in(dir, ino, kind);
             }
         }
         Ok(())
@@ -337,9 +337,7 @@ impl Core {
     pub(in crate::fs) fn note_alias(&mut self, dir: Ino, name: &Name, found: &Found) {
         let (ino, links) = match found {
             Found::Upper(ino, Some(_)) if self.tree.dentry(dir, name).is_none() => (*ino, 2),
-            Found::Base(ino, _, node) if lower_kind(node) != FileKind::Dir => {
-                (*ino, self.lower_links(node))
-            }
+            Found::Base(ino, _, node) if node.kind() != FileKind::Dir => (*ino, node.nlink()),
             _ => return,
         };
         if links > 1 {
@@ -350,7 +348,7 @@ impl Core {
     fn kind_of(&self, found: &Found) -> FsResult<FileKind> {
         match found {
             Found::Upper(ino, _) => self.tree.node(*ino).map(|n| n.kind()).ok_or(FsError::NotFound),
-            Found::Base(_, _, node) => Ok(lower_kind(node)),
+            Found::Base(_, _, node) => Ok(node.kind()),
             Found::Nothing(_) => Err(FsError::NotFound),
         }
     }
@@ -435,7 +433,7 @@ impl Core {
     fn what_remains(&self, found: &Found) -> Option<Dentry> {
         match found {
             Found::Upper(_, hides) | Found::Nothing(hides) => hides.clone().map(Dentry::Whiteout),
-            Found::Base(ino, _, node) => Some(Dentry::Whiteout(node.print(*ino))),
+            Found::Base(ino, _, node) => Some(Dentry::Whiteout(node.fingerprint(*ino))),
         }
     }
 
@@ -444,9 +442,7 @@ impl Core {
     fn take_name_off(&mut self, place: &Place) -> FsResult<Vec<Edit>> {
         // A base file with more links must keep count of them in the tree.
         let found = match &place.found {
-            Found::Base(_, _, node)
-                if lower_kind(node) != FileKind::Dir && self.lower_links(node) > 1 =>
-            {
+            Found::Base(_, _, node) if node.kind() != FileKind::Dir && node.nlink() > 1 => {
                 let (ino, hides) = self.copy_up_found(place.dir, &place.name, &place.found)?;
                 Found::Upper(ino, hides)
             }
@@ -463,13 +459,6 @@ impl Core {
         Ok(vec![Edit::Meta { ino, meta }])
     }
 
-    fn lower_links(&self, node: &crate::fs::merged::lower::LowerNode) -> u32 {
-        match node {
-            crate::fs::merged::lower::LowerNode::Base(stat) => stat.nlink,
-            crate::fs::merged::lower::LowerNode::Pre(pre, _) => pre.node.meta.nlink,
-        }
-    }
-
     /// Commits edits that may take the node of `found` out of the tree, and keeps what its holders need.
     fn commit_after_orphaning(&mut self, edits: Vec<Edit>, found: &Found) -> FsResult<()> {
         let gone = match found {
@@ -478,7 +467,7 @@ impl Core {
                 .any(|e| matches!(e, Edit::Remove { ino: gone } if gone == ino))
                 .then_some((*ino, Target::Upper(*ino))),
             Found::Base(ino, path, node) => {
-                let last = lower_kind(node) == FileKind::Dir || self.lower_links(node) <= 1;
+                let last = node.kind() == FileKind::Dir || node.nlink() <= 1;
                 last.then(|| (*ino, Target::Base(*ino, path.clone(), node.clone())))
             }
             Found::Nothing(_) => None,
@@ -486,12 +475,12 @@ impl Core {
         // What is left must be taken while it is there, and kept only if the journal took the edits.
         let Some((ino, target)) = gone else { return self.commit(edits) };
         let Some(id) = self.table.id_of(ino) else { return self.commit(edits) };
-        let kept = self.kept_of(&target)?;
+        let kept = self.what_is_left(&target)?;
         self.commit(edits)?;
         if let Target::Base(_, _, node) = &target {
             self.note_recorded(id, node);
         }
-        self.keep_record(id, kept, self.lower.epoch(), |meta| {
+        self.make_orphan(id, kept, self.lower.epoch(), |meta| {
             meta.nlink = 0;
             meta.ctime = clock::now();
         })
@@ -531,7 +520,7 @@ impl Core {
                 None => break,
             }
         }
-        self.note_move(moved, from_dir, (to_dir, &target.name))
+        self.begin_move(moved, from_dir, (to_dir, &target.name))
     }
 
     fn replace(
@@ -560,7 +549,7 @@ impl Core {
         let (ino, hides) = self.copy_up_found(from, &source.name, &source.found)?;
         let hidden = match &target.found {
             Found::Upper(_, hides) | Found::Nothing(hides) => hides.clone(),
-            Found::Base(ino, _, node) => Some(node.print(*ino)),
+            Found::Base(ino, _, node) => Some(node.fingerprint(*ino)),
         };
         let after = Found::Upper(ino, hides);
         let mut edits = Vec::with_capacity(8);

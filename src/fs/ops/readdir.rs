@@ -196,7 +196,7 @@ impl Core {
             Some(seen) => self.lower.list_seen(path, seen),
             None => self.lower.list(path),
         });
-        let known = self.merged_over(dir, in_base.transpose()?);
+        let known = self.merge_names(dir, in_base.transpose()?);
         let mut listing = self.listings.remove(&id).unwrap_or_default();
         let names = known.into_iter().map(|(name, (ino, kind))| {
             let is_of_base = self.tree.dentry(dir, &name).is_none();
@@ -227,12 +227,12 @@ impl Core {
                 (Some(Dentry::Whiteout(_)), _) => continue,
                 (None, _) => match self.find(dir, lower, name)? {
                     Found::Upper(ino, _) => (ino, kind_of(ino)),
-                    Found::Base(ino, _, node) => (ino, crate::fs::lower_kind(&node)),
+                    Found::Base(ino, _, node) => (ino, node.kind()),
                     Found::Nothing(_) => continue,
                 },
             };
             // A tree of another mount may have had something of the name under which the past is seen here.
-            if self.reserved.as_ref() == Some(name) && id == NodeId::ROOT {
+            if self.snapdir_name.as_ref() == Some(name) && id == NodeId::ROOT {
                 continue;
             }
             let entry = DirEntry { ino, cookie: *cookie, kind, name: name.as_bytes().to_vec() };
@@ -255,12 +255,12 @@ impl Core {
         if self.table.id_of(ino).is_some() {
             return None;
         }
-        let found = self.find_near(dir, lower, name, near);
+        let found = self.find_in(dir, lower, name, near);
         // Whoever looks the name up is told why not. And of another node than the one that was listed the kernel may hold something.
         let found = found.ok().filter(|found| found.ino() == Some(ino))?;
         self.note_alias(dir, name, &found);
         let entry = self.hand_out(id, found).ok()?;
-        self.is_asked(id, name);
+        self.name_looked_up(id, name);
         Some(entry)
     }
 }

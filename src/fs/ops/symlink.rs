@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{FsError, FsResult};
 use crate::fs::kernel::nodes::Place;
-use crate::fs::{Core, Found, Fs, State, Target, lower_kind};
+use crate::fs::{Core, Found, Fs, State, Target};
 use crate::jail::{Answer, Jail, NameTarget, Policy, Walk};
 use crate::store::record::Body;
 use crate::sys;
@@ -96,8 +96,8 @@ impl Fs {
     }
 
     /// Says that the kernel has taken a move in.
-    pub fn settled(&self, which: &Move) {
-        self.core().on_their_way.retain(|now| now.number != which.number);
+    pub fn move_finished(&self, which: &Move) {
+        self.core().moves_in_flight.retain(|now| now.number != which.number);
     }
 
     /// The text of a link as it is stored, for callers that do not follow it.
@@ -210,9 +210,7 @@ pub(in crate::fs) fn has_unseen_names(state: &State, link: &Found) -> bool {
             .tree
             .node(*ino)
             .is_some_and(|n| n.meta.nlink as usize > state.tree.links(*ino).count()),
-        Found::Base(_, _, node) => {
-            crate::fs::merged::state::lower_attr(Ino::ROOT, node).meta.nlink > 1
-        }
+        Found::Base(_, _, node) => node.nlink() > 1,
         Found::Nothing(_) => false,
     }
 }
@@ -250,7 +248,7 @@ impl Core {
     /// Serves a text that climbs, if it stays inside from every directory in which the kernel may have met the link.
     fn serve(&mut self, id: NodeId, text: Vec<u8>) -> FsResult<Judged> {
         let up = Jail::climb(&text);
-        let mut met = self.handed.get(&id).cloned().unwrap_or_default();
+        let mut met = self.advertised_in.get(&id).cloned().unwrap_or_default();
         met.retain(|dir| self.table.get(*dir).is_some());
         for dir in &met {
             match self.footing(*dir, up) {
@@ -258,15 +256,15 @@ impl Core {
                 Footing::Soon(which) => return Ok(Judged::Wait(which)),
                 Footing::None => {
                     self.table.retire(id);
-                    self.handed.remove(&id);
+                    self.advertised_in.remove(&id);
                     return Err(FsError::Stale);
                 }
             }
         }
         for dir in &met {
-            self.walks.serve(id, *dir, up);
+            self.climb_guard.serve(id, *dir, up);
         }
-        self.handed.insert(id, met);
+        self.advertised_in.insert(id, met);
         Ok(Judged::Text(text))
     }
 
@@ -284,17 +282,17 @@ impl Core {
             let levels = self.levels_below(dir, which.dir);
             levels.is_some_and(|levels| up > which.depth + levels || up > levels + 2)
         };
-        self.on_their_way
+        self.moves_in_flight
             .iter()
             .find(matters)
             .map_or(Footing::Firm, |which| Footing::Soon(which.clone()))
     }
 
     /// Notes that the kernel sees a node in a directory from now on.
-    pub(in crate::fs) fn note_handed(&mut self, dir: NodeId, ino: Ino, kind: FileKind) {
+    pub(in crate::fs) fn note_advertised_in(&mut self, dir: NodeId, ino: Ino, kind: FileKind) {
         let Some(id) = self.table.id_of(ino) else { return };
         match kind {
-            FileKind::Symlink => drop(self.handed.entry(id).or_default().insert(dir)),
+            FileKind::Symlink => drop(self.advertised_in.entry(id).or_default().insert(dir)),
             FileKind::Dir => self.table.set_within(id, dir),
             FileKind::File
             | FileKind::Fifo
@@ -305,7 +303,7 @@ impl Core {
     }
 
     /// Refuses a move of a directory from which walks in it would lead out, and notes that it leaves `from`. `name` is its new one.
-    pub(in crate::fs) fn note_move(
+    pub(in crate::fs) fn begin_move(
         &mut self,
         moved: Ino,
         from: NodeId,
@@ -318,13 +316,15 @@ impl Core {
             [from, into].map(|above| self.depth_seen(above).map(|depth| depth + 1));
         let rises = before.is_none() || after < before;
         if rises
-            && !self.walks.may_stand_at(after.unwrap_or(0), |marked| self.levels_below(marked, dir))
+            && !self
+                .climb_guard
+                .may_stand_at(after.unwrap_or(0), |marked| self.levels_below(marked, dir))
         {
             return Err(FsError::LeavesJail);
         }
-        let mut walks = std::mem::take(&mut self.walks);
+        let mut walks = std::mem::take(&mut self.climb_guard);
         walks.leave(from, |marked| self.levels_below(marked, dir));
-        self.walks = walks;
+        self.climb_guard = walks;
         self.moves += 1;
         let (name, depth) = (name.clone(), before.unwrap_or(0));
         Ok(Some(Move { into, name, dir, depth, number: self.moves }))
@@ -341,12 +341,13 @@ impl Core {
     }
 
     /// Of the directories that a switch cuts off, those in which a walk may be under way leave it to the one above.
-    pub(in crate::fs) fn cut_walks(&mut self, cut: &BTreeSet<NodeId>) {
-        let mut marked: Vec<NodeId> = self.walks.dirs().filter(|dir| cut.contains(dir)).collect();
+    pub(in crate::fs) fn cut_climb_marks(&mut self, cut: &BTreeSet<NodeId>) {
+        let mut marked: Vec<NodeId> =
+            self.climb_guard.dirs().filter(|dir| cut.contains(dir)).collect();
         // What is above gets the marks of what is below, and may be cut off, too. All that is below such a one is cut off.
         while let Some(dir) = marked.pop() {
             let Some(above) = self.table.get(dir).and_then(|held| held.within) else { continue };
-            self.walks.remove(dir, above);
+            self.climb_guard.remove(dir, above);
             if cut.contains(&above) {
                 marked.push(above);
             }
@@ -405,7 +406,7 @@ impl Walk for Merged<'_> {
                 Some(_) => Some(NameTarget::Other),
                 None => None,
             },
-            Found::Base(_, path, node) => Some(match lower_kind(node) {
+            Found::Base(_, path, node) => Some(match node.kind() {
                 FileKind::Symlink => NameTarget::Symlink(self.state.lower.readlink(path, node)?),
                 _ => NameTarget::Other,
             }),

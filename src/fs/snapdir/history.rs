@@ -5,7 +5,7 @@
 //!   counts only until the versions change. The time of change of every directory is that of the last change of any version,
 //!   so whoever remembers a listing sees by it that it is old.
 //! * A version is known by its serial number. One that was given up is ESTALE to whoever has it open, never another one; its
-//!   bytes are not given back while somebody reads them ([`Fs::looking`]).
+//!   bytes are not given back while somebody reads them ([`Fs::read_guard`]).
 //! * What is hidden of the base is not told by this way either, also if it has moved.
 //! * Nobody comes by this way to what the tree keeps from him: the directory of a path has mode, owner and ACL of the directory that
 //!   is there. Where there is none any more, only the owner of the nearest one above it may look into it.
@@ -43,7 +43,7 @@ impl Fs {
     /// Asks the versions, if any are kept.
     fn ask_versions<T>(&self, ask: impl FnOnce(&mut EditHistory) -> T) -> FsResult<T> {
         let mut core = self.core();
-        core.versions.as_mut().filter(|versions| versions.is_on()).map(ask).ok_or(FsError::NotFound)
+        core.edits.as_mut().filter(|versions| versions.is_on()).map(ask).ok_or(FsError::NotFound)
     }
 
     /// `.jailfs/history`.
@@ -70,7 +70,7 @@ impl Fs {
                 )
             }
         };
-        let id = self.past.table.lock().hold_at(first, what);
+        let id = self.snapdir.table.lock().hold_at(first, what);
         Ok(Entry { id, attr: self.past_attr(id, attr) })
     }
 
@@ -129,7 +129,7 @@ impl Fs {
     }
 
     fn listed_in_history(&self, path: &TreePath) -> FsResult<Arc<Vec<DirEntry>>> {
-        let last = self.past.shown.lock().clone().filter(|last| last.path == *path);
+        let last = self.snapdir.shown.lock().clone().filter(|last| last.path == *path);
         let (changed, shown) = self.ask_versions(|versions| {
             let changed = versions.changed();
             let is_old = last.as_ref().is_none_or(|last| last.changed != changed);
@@ -148,7 +148,7 @@ impl Fs {
                 next = entry.cookie + 1;
             }
             let names = Arc::new(names);
-            *self.past.shown.lock() =
+            *self.snapdir.shown.lock() =
                 Some(Listing { path: path.clone(), changed, names: Arc::clone(&names) });
             return Ok(names);
         };
@@ -161,7 +161,7 @@ impl Fs {
         version: &Version,
         look: impl Fn(&State, &Found) -> FsResult<T>,
     ) -> FsResult<T> {
-        let _looking = self.looking.read_recursive();
+        let _guard = self.guards.read_recursive();
         loop {
             let live = Arc::clone(&self.core().state.lower);
             let kept = self.kept(version)?;
@@ -175,7 +175,7 @@ impl Fs {
 
     /// The same about the tree as it is.
     pub(super) fn in_live<T>(&self, look: impl Fn(&State) -> FsResult<T>) -> FsResult<T> {
-        let _looking = self.looking.read_recursive();
+        let _guard = self.guards.read_recursive();
         loop {
             let state = self.state();
             let told = look(&state);

@@ -102,7 +102,7 @@ impl Fs {
                 Ok(layer.map_or(Origin::Base, Origin::Layer))
             });
         }
-        let _looking = self.looking.read_recursive();
+        let _guard = self.guards.read_recursive();
         let (state, found) = {
             let core = self.core();
             match core.target(id)? {

@@ -7,7 +7,7 @@
 //! * A node of a checkpoint is known by the checkpoint and its number there. Nothing of a state is kept for a node: what the
 //!   kernel holds costs some bytes each, and a few trees are kept, those that were used last.
 //! * What is told of a checkpoint is what it was. Nothing is given back to the disk while an operation is under way
-//!   ([`Fs::looking`]), and a checkpoint whose space has been given back is ESTALE. An apply changes the base below an older
+//!   ([`Fs::read_guard`]), and a checkpoint whose space has been given back is ESTALE. An apply changes the base below an older
 //!   checkpoint: whatever was found out while the base was exchanged is found out again ([`Fs::in_past`]).
 //! * A link of a checkpoint is judged as if the checkpoint's root were the root of the mount, so it leads neither out nor
 //!   into the live tree.
@@ -107,7 +107,7 @@ struct Below {
 
 /// The past of a head.
 #[derive(Default)]
-pub(super) struct Past {
+pub(super) struct Snapdir {
     archive: Mutex<Option<Arc<dyn Archive>>>,
     view: Mutex<Option<(SnapdirView, Timestamp)>>,
     table: Mutex<Table>,
@@ -119,7 +119,7 @@ pub(super) struct Past {
 impl Fs {
     /// Says who knows the past.
     pub fn set_archive(&self, archive: Arc<dyn Archive>) {
-        *self.past.archive.lock() = Some(archive);
+        *self.snapdir.archive.lock() = Some(archive);
     }
 
     /// Says how the past is shown from now on; none: not at all. Before the mount is seen by anybody.
@@ -140,26 +140,26 @@ impl Fs {
                     .hint("'-o snapname=NAME' ('--snapname NAME' of run) takes another name, 'snapdir=off' ('--snapdir off') none"));
             }
         }
-        core.reserved = view.as_ref().map(|view| view.name.clone());
-        *self.past.view.lock() = view.map(|view| (view, clock::now()));
+        core.snapdir_name = view.as_ref().map(|view| view.name.clone());
+        *self.snapdir.view.lock() = view.map(|view| (view, clock::now()));
         Ok(())
     }
 
     /// Whether the past is shown at all.
     pub fn shows_snapdir(&self) -> bool {
-        self.past.view.lock().is_some()
+        self.snapdir.view.lock().is_some()
     }
 
     pub(super) fn snapdir_view(&self) -> Option<SnapdirView> {
-        self.past.view.lock().as_ref().map(|(view, _)| view.clone())
+        self.snapdir.view.lock().as_ref().map(|(view, _)| view.clone())
     }
 
     fn past_since(&self) -> Timestamp {
-        self.past.view.lock().as_ref().map(|(_, since)| *since).unwrap_or_default()
+        self.snapdir.view.lock().as_ref().map(|(_, since)| *since).unwrap_or_default()
     }
 
     fn archive(&self) -> FsResult<Arc<dyn Archive>> {
-        self.past.archive.lock().clone().ok_or(FsError::NotFound)
+        self.snapdir.archive.lock().clone().ok_or(FsError::NotFound)
     }
 
     /// Whether an operation on a node of the past (with a name in it) needs to wait for nothing. As long as the guard lives
@@ -169,7 +169,7 @@ impl Fs {
         id: NodeId,
         name: Option<&Name>,
     ) -> Option<RwLockReadGuard<'_, ()>> {
-        let layer = match (self.past.table.lock().get(id)?, name) {
+        let layer = match (self.snapdir.table.lock().get(id)?, name) {
             (What::Node(node), _) => Some(node.layer),
             (What::Checkpoints, Some(name)) => {
                 self.checkpoint_called(name).map(|info| info.header.layer)
@@ -183,19 +183,19 @@ impl Fs {
             (What::Top | What::Checkpoints | What::Text(..) | What::Alias(..), _) => None,
             (What::Path(_) | What::Version(_), _) => None,
         };
-        let guard = self.looking.try_read()?;
-        let is_kept = |layer| self.past.trees.lock().iter().any(|kept| kept.layer == layer);
+        let guard = self.guards.try_read()?;
+        let is_kept = |layer| self.snapdir.trees.lock().iter().any(|kept| kept.layer == layer);
         layer.is_none_or(is_kept).then_some(guard)
     }
 
     /// Number of nodes of the past that the kernel holds.
     pub fn held_snapdir(&self) -> usize {
-        self.past.table.lock().count()
+        self.snapdir.table.lock().count()
     }
 
     /// The states of which the kernel holds nodes: somebody looks into them, or did lately.
     pub fn layers_looked_into(&self) -> BTreeSet<LayerId> {
-        self.past.table.lock().layers()
+        self.snapdir.table.lock().layers()
     }
 
     /// The names by which the kernel knows the nodes that it holds of a state; none if it holds more than `most`.
@@ -207,7 +207,7 @@ impl Fs {
         layer: LayerId,
         most: usize,
     ) -> FsResult<BTreeSet<(NodeId, Name)>> {
-        let held = self.past.table.lock().of_layer(layer);
+        let held = self.snapdir.table.lock().of_layer(layer);
         if held.len() > most {
             return Ok(BTreeSet::new());
         }
@@ -234,20 +234,20 @@ impl Fs {
     }
 
     pub(super) fn past_forget(&self, id: NodeId, count: u64) {
-        self.past.table.lock().forget(id, count);
+        self.snapdir.table.lock().forget(id, count);
     }
 
     fn past_node(&self, id: NodeId) -> FsResult<What> {
-        if self.past.view.lock().is_none() {
+        if self.snapdir.view.lock().is_none() {
             return Err(FsError::NotFound);
         }
-        self.past.table.lock().get(id).ok_or(FsError::NotFound)
+        self.snapdir.table.lock().get(id).ok_or(FsError::NotFound)
     }
 
     /// Finds something out about a checkpoint. What was found out while the base below was exchanged does not count.
     fn in_past<T>(&self, layer: LayerId, look: impl Fn(&State) -> FsResult<T>) -> FsResult<T> {
         // Recursively, because the caller may hold it already to know that nothing must be waited for.
-        let _looking = self.looking.read_recursive();
+        let _guard = self.guards.read_recursive();
         loop {
             let (state, live) = self.past_state(layer)?;
             let told = look(&state);
@@ -267,7 +267,7 @@ impl Fs {
             return Err(FsError::Stale);
         }
         let known = {
-            let mut trees = self.past.trees.lock();
+            let mut trees = self.snapdir.trees.lock();
             // Whatever lay below the live tree before keeps files open, and nobody looks at it again.
             let is_pending = |below: &mut Below| !Arc::ptr_eq(&below.live, &live);
             trees.iter_mut().for_each(|kept| drop(kept.below.take_if(is_pending)));
@@ -290,7 +290,7 @@ impl Fs {
             None => Arc::new(live.in_epoch(epoch)),
         };
         let state = State { tree: tree.clone(), lower: Arc::clone(&lower) };
-        let mut trees = self.past.trees.lock();
+        let mut trees = self.snapdir.trees.lock();
         trees.push_front(Kept {
             layer,
             tree,
@@ -324,7 +324,7 @@ impl Fs {
             state.attr(&found).ok_or(FsError::NotFound)
         })?;
         let node = Node { layer, ino: Ino::ROOT, base: Some(TreePath::root()) };
-        let id = self.past.table.lock().hold(node);
+        let id = self.snapdir.table.lock().hold(node);
         Ok(Entry { id, attr: self.past_attr(id, attr) })
     }
 }

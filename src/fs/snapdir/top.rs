@@ -78,7 +78,7 @@ impl Fs {
     }
 
     fn hold_made(&self, what: What) -> FsResult<Entry> {
-        let id = self.past.table.lock().hold_made(what);
+        let id = self.snapdir.table.lock().hold_made(what);
         Ok(Entry { id, attr: self.past_getattr(id)? })
     }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
-use crate::fs::merged::data_ranges::next_data_in;
 use crate::fs::merged::extent_reader;
 use crate::fs::snapdir::table::number;
 use crate::fs::snapdir::{Node, What, dir_entry};
@@ -46,7 +45,7 @@ impl Fs {
             Found::Base(_, path, _) => Some(path),
             Found::Upper(..) | Found::Nothing(_) => None,
         };
-        let id = self.past.table.lock().hold(Node { layer: dir.layer, ino: attr.ino, base });
+        let id = self.snapdir.table.lock().hold(Node { layer: dir.layer, ino: attr.ino, base });
         Ok(Entry { id, attr: self.past_attr(id, attr) })
     }
 
@@ -67,7 +66,8 @@ impl Fs {
             let (dir, lower) = state.as_dir(&node.find(state)?).ok_or(FsError::NotADirectory)?;
             state.check_dir(lower.as_ref())?;
             let up = state.parent_of(dir, lower.as_ref())?.map(|(ino, _)| ino);
-            let known = self.past.listing.lock().clone().filter(|(of, _)| *of == id && after > 0);
+            let known =
+                self.snapdir.listing.lock().clone().filter(|(of, _)| *of == id && after > 0);
             if let Some((_, names)) = known {
                 return Ok((names, up));
             }
@@ -76,7 +76,7 @@ impl Fs {
                 names.into_iter().map(|(name, (ino, kind))| (name, ino, kind)).collect();
             Ok((Arc::new(names), up))
         })?;
-        *self.past.listing.lock() = Some((id, Arc::clone(&names)));
+        *self.snapdir.listing.lock() = Some((id, Arc::clone(&names)));
         let up = up.map_or(NodeId::CHECKPOINTS, |ino| number(node.layer, ino));
         for (cookie, name, ino) in [(1, &b"."[..], id), (2, &b".."[..], up)] {
             if cookie > after && !take(dir_entry(ino, cookie, FileKind::Dir, name)) {
@@ -175,10 +175,10 @@ impl Fs {
     ) -> FsResult<(u64, Option<ByteRange>)> {
         match self.past_node(id)? {
             What::Node(node) => {
-                self.in_past(node.layer, |state| next_data_in(state, &node.find(state)?, range))
+                self.in_past(node.layer, |state| state.first_data(&node.find(state)?, range))
             }
             What::Version(version) => {
-                self.in_version(&version, |state, found| next_data_in(state, found, range))
+                self.in_version(&version, |state, found| state.first_data(found, range))
             }
             What::Text(text, _) => {
                 let range = crate::tree::within(range, text.len() as u64);

@@ -62,15 +62,15 @@ impl Fs {
             self.store.keep_reserve();
         }
         if need == Need::Less && result.is_ok() {
-            self.note_given_up();
+            self.note_garbage();
         }
         result
     }
 
     /// Says that something may have become unused. Only then is it worth to look for it, which costs a sync, and as much as the
     /// tree is large.
-    pub(in crate::fs) fn note_given_up(&self) {
-        self.given_up.store(true, Ordering::Relaxed);
+    pub(in crate::fs) fn note_garbage(&self) {
+        self.has_garbage.store(true, Ordering::Relaxed);
     }
 
     /// Makes room on a full disk. Whether there may be some now; then the store is to keep its reserve again after the operation.
@@ -79,7 +79,7 @@ impl Fs {
         // What single files were is given up before an operation fails: half of it, then the other half. But only if it is known
         // that there is nothing else, and as long as that gives room back.
         while made == Made::Nothing && self.give_up_history() {
-            self.note_given_up();
+            self.note_garbage();
             made = self.try_to_make_room();
         }
         made == Made::Quota || need == Need::Less && self.store.release_reserve()
@@ -90,7 +90,7 @@ impl Fs {
         if own.is_some_and(|bytes| bytes > 0) {
             return Made::Quota;
         }
-        let more_room = self.more_room.lock().clone();
+        let more_room = self.reclaimer.lock().clone();
         match more_room.map_or(Some(0), |more_room| more_room()) {
             Some(bytes) if bytes > 0 => Made::Quota,
             Some(_) if own.is_some() => Made::Nothing,
@@ -101,20 +101,20 @@ impl Fs {
     /// Gives back what of the upper layer nobody needs; bytes, or none if that cannot be now.
     pub(in crate::fs) fn reclaim(&self) -> Option<u64> {
         // Whoever looks at a state may still need what is gone from the tree.
-        let _alone = self.alone_in_a_moment()?;
-        if !self.given_up.swap(false, Ordering::Relaxed) {
+        let _exclusive = self.exclusive_soon()?;
+        if !self.has_garbage.swap(false, Ordering::Relaxed) {
             return Some(0);
         }
         let given = self.give_back_unused();
         if given.is_none() {
             // It is looked for again.
-            self.note_given_up();
+            self.note_garbage();
         }
         given
     }
 
     fn give_back_unused(&self) -> Option<u64> {
-        let reach = self.reach();
+        let reach = self.live_set();
         if self.sync().is_err()
             || self.secure_versions().is_err()
             || !self.store.wait_for_read_epochs()
@@ -125,7 +125,7 @@ impl Fs {
         for (_, extent) in reach.state.tree.all_extents().chain(reach.orphans.all_extents()) {
             used.add(extent.source, extent.len);
         }
-        used.add_versions(&reach.versions);
+        used.add_extents(reach.versions.iter().flat_map(|content| &content.extents));
         for range in &reach.reserved {
             used.add_range(reach.upper, *range);
         }

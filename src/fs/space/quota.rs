@@ -80,8 +80,8 @@ impl Fs {
     pub fn set_limits(&self, limits: Limits) {
         let layers = self.store.catalog().len() as u64;
         let mut core = self.core();
-        core.room.limits = limits;
-        core.room.layers_before = layers;
+        core.quota.limits = limits;
+        core.quota.layers_before = layers;
         core.look_at_store(&self.store);
     }
 
@@ -92,8 +92,8 @@ impl Fs {
     pub fn need_checkpoint(&self) -> FsResult<()> {
         let layers = self.store.catalog().len() as u64;
         let mut core = self.core();
-        if let Some(limit) = core.room.limits.files {
-            let since = layers.saturating_sub(core.room.layers_before).saturating_add(1);
+        if let Some(limit) = core.quota.limits.files {
+            let since = layers.saturating_sub(core.quota.layers_before).saturating_add(1);
             if core.stored_nodes().saturating_add(since.saturating_mul(LAYER_FILES)) > limit {
                 return Err(FsError::LimitReached);
             }
@@ -105,7 +105,7 @@ impl Fs {
 
     /// Says who is told whenever so many bytes more were stored. Called with the lock of the head: it only takes notice.
     pub fn set_growth_notice(&self, every: u64, tell: Option<Box<dyn Fn() + Send + Sync>>) {
-        self.core().room.notice = tell.map(|tell| Notice { every, since: 0, tell });
+        self.core().quota.notice = tell.map(|tell| Notice { every, since: 0, tell });
     }
 
     /// Counts anew what the store takes.
@@ -130,10 +130,10 @@ impl Fs {
         };
         let mut core = self.core();
         core.look_again(&self.store);
-        let Limits { bytes, files } = core.room.limits;
+        let Limits { bytes, files } = core.quota.limits;
         if let Some(bytes) = bytes {
             space = space.in_small_blocks();
-            let left = bytes.saturating_sub(core.room.used) / BLOCK;
+            let left = bytes.saturating_sub(core.quota.used) / BLOCK;
             space.blocks = bytes / BLOCK;
             space.free = space.free.min(left);
             space.available = space.available.min(left);
@@ -172,12 +172,12 @@ impl Core {
     /// # Errors
     /// ENOSPC.
     pub(in crate::fs) fn need_bytes(&mut self, store: &Store, bytes: u64) -> FsResult<()> {
-        let Some(limit) = self.room.limits.bytes else { return Ok(()) };
-        if self.room.used.saturating_add(bytes) <= limit {
+        let Some(limit) = self.quota.limits.bytes else { return Ok(()) };
+        if self.quota.used.saturating_add(bytes) <= limit {
             return Ok(());
         }
         self.look_again(store);
-        if self.room.used.saturating_add(bytes) <= limit { Ok(()) } else { Err(FsError::NoSpace) }
+        if self.quota.used.saturating_add(bytes) <= limit { Ok(()) } else { Err(FsError::NoSpace) }
     }
 
     /// Asks for room for one more record of something that is there.
@@ -185,12 +185,12 @@ impl Core {
     /// # Errors
     /// ENOSPC.
     pub(in crate::fs) fn need_record(&mut self, store: &Store) -> FsResult<()> {
-        let Some(limit) = self.room.limits.bytes else { return Ok(()) };
+        let Some(limit) = self.quota.limits.bytes else { return Ok(()) };
         let most = limit.saturating_add(limit / RECORDS_PART).saturating_add(RECORDS_BYTES);
-        if self.room.used > most {
+        if self.quota.used > most {
             self.look_again(store);
         }
-        if self.room.used > most { Err(FsError::LimitReached) } else { Ok(()) }
+        if self.quota.used > most { Err(FsError::LimitReached) } else { Ok(()) }
     }
 
     /// Asks for room for one more node.
@@ -198,7 +198,7 @@ impl Core {
     /// # Errors
     /// ENOSPC.
     pub(in crate::fs) fn need_node(&mut self, store: &Store) -> FsResult<()> {
-        match self.room.limits.files {
+        match self.quota.limits.files {
             Some(limit) if self.stored_nodes() >= limit => Err(FsError::LimitReached),
             // Its record, and the block in which it may begin.
             _ => self.need_bytes(store, BLOCK),
@@ -207,8 +207,8 @@ impl Core {
 
     /// Notes that so many bytes were stored.
     pub(in crate::fs) fn took(&mut self, bytes: u64) {
-        self.room.used = self.room.used.saturating_add(bytes);
-        if let Some(notice) = &mut self.room.notice {
+        self.quota.used = self.quota.used.saturating_add(bytes);
+        if let Some(notice) = &mut self.quota.notice {
             notice.since = notice.since.saturating_add(bytes);
             if notice.since >= notice.every {
                 notice.since = 0;
@@ -223,19 +223,19 @@ impl Core {
 
     /// Looks at the store, unless that was done just now.
     fn look_again(&mut self, store: &Store) {
-        if self.room.looked.is_none_or(|looked| looked.elapsed() >= LOOK_AGAIN) {
+        if self.quota.looked.is_none_or(|looked| looked.elapsed() >= LOOK_AGAIN) {
             self.look_at_store(store);
         }
     }
 
     fn look_at_store(&mut self, store: &Store) {
-        if self.room.limits == Limits::default() {
+        if self.quota.limits == Limits::default() {
             return;
         }
         let scratch = self.scratch.as_ref().map(PoolWriter::file);
         let scratch =
             scratch.and_then(|file| file.metadata().ok()).map_or(0, |about| about.blocks() * 512);
-        self.room.used = store.disk_usage().saturating_add(scratch);
-        self.room.looked = Some(Instant::now());
+        self.quota.used = store.disk_usage().saturating_add(scratch);
+        self.quota.looked = Some(Instant::now());
     }
 }

@@ -21,9 +21,9 @@ use flate2::write::DeflateEncoder;
 use parking_lot::Mutex;
 
 use crate::store::content::checksums::Checksums;
-use crate::store::content::file_cache::FileCache;
 use crate::store::content::pool::{BLOCK, block_ceil};
 use crate::store::io::disk;
+use crate::store::io::lru_cache::LruCache;
 use crate::sys::file::pread_nowait;
 use crate::types::ByteRange;
 
@@ -40,7 +40,7 @@ pub struct Cells {
     /// Bytes of each, deflated; 0 of one that is stored as it is.
     lens: Vec<u32>,
     /// Cells that were inflated.
-    inflated: Mutex<FileCache<u64, Vec<u8>>>,
+    inflated: Mutex<LruCache<u64, Vec<u8>>>,
 }
 
 /// What came of reading.
@@ -58,7 +58,7 @@ impl Cells {
     /// Cells that are stored like this: the bytes of each, deflated, and 0 of one that is stored as it is. None if that cannot be.
     pub(in crate::store) fn new(lens: Vec<u32>) -> Option<Cells> {
         let can_be = lens.iter().all(|len| u64::from(*len) <= CELL);
-        can_be.then(|| Cells { lens, inflated: Mutex::new(FileCache::new(KEPT)) })
+        can_be.then(|| Cells { lens, inflated: Mutex::new(LruCache::new(KEPT)) })
     }
 
     /// Bytes that they take in memory at most, about.
@@ -143,7 +143,7 @@ impl Cells {
                 }
                 let Some(whole) = inflate(&stored) else { return Ok(Got::Damaged(cell)) };
                 let whole = Arc::new(whole);
-                self.inflated.lock().put(cell, Arc::clone(&whole));
+                self.inflated.lock().insert(cell, Arc::clone(&whole));
                 whole
             }
         };

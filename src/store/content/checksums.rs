@@ -5,21 +5,16 @@
 //! that was sealed a moment ago) is read without.
 
 use std::fs::File;
-use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Attempt, Error, Result};
-use crate::store::Store;
+use crate::error::{Error, Result};
 use crate::store::content::pool::{BLOCK, block_ceil, block_floor};
 use crate::store::content::remap::Map;
 use crate::store::io::disk;
 use crate::store::io::log;
-use crate::store::io::log::Log;
-use crate::store::layer::SUMS;
-use crate::store::layer::files::Layers;
 use crate::sys::file::data_in;
-use crate::types::{ByteRange, LayerId};
+use crate::types::ByteRange;
 
 /// Blocks in one record.
 const RUN: usize = 4096;
@@ -43,7 +38,7 @@ pub enum ChecksumsRecord {
 }
 
 /// The checksums of a pool.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checksums {
     /// Runs by their first block, in order.
     runs: Vec<(u64, Vec<u32>)>,
@@ -53,6 +48,30 @@ pub struct Checksums {
 }
 
 impl Checksums {
+    /// Reads `ranges` of a pool and makes the checksums of their blocks. Bytes behind the end of the pool count as zeros.
+    ///
+    /// # Errors
+    /// As pread(2).
+    pub(in crate::store) fn of_pool(
+        pool: &File,
+        ranges: &[ByteRange],
+    ) -> std::io::Result<Checksums> {
+        let mut sums = Checksums::default();
+        for range in ranges {
+            let mut run: (u64, Vec<u32>) = (range.start / BLOCK, Vec::new());
+            for_each_block(pool, *range, |at, sum| {
+                if run.1.len() == RUN {
+                    sums.runs.push(std::mem::replace(&mut run, (at / BLOCK, Vec::new())));
+                }
+                run.1.push(sum);
+            })?;
+            if !run.1.is_empty() {
+                sums.runs.push(run);
+            }
+        }
+        Ok(sums)
+    }
+
     /// Number of blocks.
     pub fn len(&self) -> usize {
         self.runs.iter().map(|(_, sums)| sums.len()).sum()
@@ -219,87 +238,6 @@ fn read_block(pool: &File, at: u64) -> std::io::Result<[u8; BLOCK as usize]> {
     Ok(block)
 }
 
-impl Store {
-    /// Makes the checksums of a sealed pool, but for blocks that its map gave up.
-    ///
-    /// # Errors
-    /// As the calls it is made of; there are none then.
-    pub fn write_checksums(&self, layer: LayerId) -> Result<()> {
-        let attempt = || format!("write the checksums of layer {layer}");
-        let mut sums = Checksums::default();
-        let pool = self.pool(layer)?;
-        for range in self.pool_data(layer)? {
-            let Some(pool) = &pool else { break };
-            let mut run: (u64, Vec<u32>) = (range.start / BLOCK, Vec::new());
-            for_each_block(pool, range, |at, sum| {
-                if run.1.len() == RUN {
-                    sums.runs.push(std::mem::replace(&mut run, (at / BLOCK, Vec::new())));
-                }
-                run.1.push(sum);
-            })
-            .attempt(attempt)?;
-            if !run.1.is_empty() {
-                sums.runs.push(run);
-            }
-        }
-        if let Some(map) = self.map(layer)? {
-            sums = sums.without(&map.given_up()).with_remap(&map);
-        }
-        self.publish_sums(layer, sums)?;
-        if self.durable { self.layers.dir_of(layer)?.sync() } else { Ok(()) }
-    }
-
-    /// Takes the checksums of blocks that a map is about to give up out of those of a sealed pool, and notes in them what is elsewhere by
-    /// the map; for the next sync of its directory. Such as cannot be read stay as they are: nothing is held against them.
-    ///
-    /// # Errors
-    /// As the calls it is made of; they are as before then, or as they are to be.
-    pub(in crate::store) fn thin_checksums(&self, layer: LayerId, map: &Map) -> Result<()> {
-        if !self.layer(layer).is_some_and(|info| info.summed) {
-            return Ok(());
-        }
-        let Ok(sums) = read_checksums(&self.layers, layer) else { return Ok(()) };
-        let before = (sums.len(), sums.elsewhere.clone());
-        let rest = sums.without(&map.given_up()).with_remap(map);
-        if (rest.len(), &rest.elsewhere) == (before.0, &before.1) {
-            return Ok(());
-        }
-        self.publish_sums(layer, rest)
-    }
-
-    fn publish_sums(&self, layer: LayerId, sums: Checksums) -> Result<()> {
-        let attempt = || format!("write the checksums of layer {layer}");
-        let dir = self.layers.dir_of(layer)?;
-        let temp = format!("{SUMS}.new");
-        dir.remove(&temp)?;
-        let file = Arc::new(dir.file(&temp, true)?);
-        let mut log = Log::append_to(file, dir.show(&temp), 0, 0)?;
-        for record in sums.into_records() {
-            log.append(&record)?;
-        }
-        if self.durable {
-            log.sync()?;
-        }
-        disk::rename(&dir, &temp, SUMS).attempt(attempt)?;
-        let mut state = self.state.lock();
-        state.contents.drop_file(&layer);
-        if let Some(info) = state.catalog.get_mut(&layer) {
-            info.summed = true;
-        }
-        Ok(())
-    }
-}
-
-/// Reads the checksums of a layer.
-///
-/// # Errors
-/// Damage, with file and offset.
-pub(in crate::store) fn read_checksums(layers: &Layers, layer: LayerId) -> Result<Checksums> {
-    let what = layers.show(layer, SUMS);
-    let missing = || Error::damage(format!("read {what}"), "the file is missing");
-    parse(&layers.read(layer, SUMS)?.ok_or_else(missing)?, &what)
-}
-
 /// Reads checksums from the bytes of their file.
 ///
 /// # Errors
@@ -376,6 +314,7 @@ pub(in crate::store) fn unknown(
 mod tests {
     use super::*;
     use crate::store::content::remap::Run;
+    use crate::types::LayerId;
     use std::os::unix::fs::FileExt;
 
     #[test]

@@ -4,13 +4,9 @@
 //! the layers. Space is given back by places.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use crate::error::Result;
-use crate::store::Store;
 use crate::store::content::cells::Cells;
 use crate::store::content::pool::{block_ceil, block_floor};
-use crate::store::edits_log::Content;
 use crate::store::record::Source;
 use crate::types::{ByteRange, LayerId};
 
@@ -28,37 +24,21 @@ impl LiveRanges {
         }
     }
 
-    /// Versions refer to their content.
-    pub fn add_versions(&mut self, versions: &[Arc<Content>]) {
-        for (range, source) in versions.iter().flat_map(|content| &content.extents) {
+    /// Adds extents: each refers to a range of its source.
+    pub fn add_extents<'e>(&mut self, extents: impl Iterator<Item = &'e (ByteRange, Source)>) {
+        for (range, source) in extents {
             self.add(*source, range.len());
         }
+    }
+
+    /// The ranges by layer, as they were added.
+    pub(in crate::store) fn pools(&self) -> &BTreeMap<LayerId, Vec<ByteRange>> {
+        &self.pools
     }
 
     /// Something refers to a range of the pool of a layer.
     pub fn add_range(&mut self, layer: LayerId, range: ByteRange) {
         self.pools.entry(layer).or_default().push(range);
-    }
-
-    /// Where all of it is on disk.
-    ///
-    /// # Errors
-    /// Damage of a map.
-    pub fn places(&self, store: &Store) -> Result<LiveRanges> {
-        let mut places = LiveRanges::default();
-        for (layer, ranges) in &self.pools {
-            match store.map(*layer)? {
-                None => places.pools.entry(*layer).or_default().extend(ranges),
-                // As much as stays of a map.
-                Some(map) => {
-                    let ranges = ranges.iter().copied().map(in_blocks);
-                    for place in ranges.flat_map(|range| map.places(*layer, range)) {
-                        places.add_range(place.layer, ByteRange::at(place.offset, place.len));
-                    }
-                }
-            }
-        }
-        Ok(places)
     }
 
     /// What of a layer something refers to: in order, none overlapping another.
@@ -111,22 +91,8 @@ impl LiveRanges {
     }
 }
 
-impl Store {
-    /// What of the pool of a layer takes space and is not used.
-    ///
-    /// # Errors
-    /// As lseek(2), and damage of what says how it is stored.
-    pub fn unused(&self, layer: LayerId, used: &LiveRanges) -> Result<Vec<ByteRange>> {
-        let data = self.pool_data(layer)?;
-        if data.is_empty() {
-            return Ok(data);
-        }
-        Ok(used.unused(layer, &data, self.content(layer)?.cells.as_deref()))
-    }
-}
-
 /// The blocks in which a range has a byte.
-fn in_blocks(range: ByteRange) -> ByteRange {
+pub(in crate::store) fn in_blocks(range: ByteRange) -> ByteRange {
     ByteRange { start: block_floor(range.start), end: block_ceil(range.end) }
 }
 

@@ -6,4 +6,5 @@ pub(in crate::store) mod disk;
 pub(in crate::store) mod frames;
 pub mod fsync_probe;
 pub mod log;
+pub mod lru_cache;
 pub mod writer;

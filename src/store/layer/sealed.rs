@@ -172,7 +172,7 @@ impl Store {
         {
             let mut state = self.state.lock();
             state.catalog.remove(&layer);
-            state.contents.drop_file(&layer);
+            state.contents.remove(&layer);
         }
         let what = || format!("remove {}", self.layers.dir.show(&name));
         if is_there { disk::remove_dir(&self.layers.dir, &name).attempt(what) } else { Ok(()) }

@@ -18,9 +18,6 @@
 //! Each change is a new pack, and takes in the newer ones of those before as far as they are not much larger than what comes to lie on
 //! them. So there are few, and what is written again and again stays within a logarithm of what there is.
 
-pub(in crate::store) mod gather;
-pub mod packing;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{Read, Write};
@@ -33,15 +30,15 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Attempt, Error, Result};
-use crate::store::content::file_cache::FileCache;
 use crate::store::io::dir::StoreDir;
 use crate::store::io::log;
 use crate::store::io::log::Log;
+use crate::store::io::lru_cache::LruCache;
 use crate::store::io::{codec, disk};
 use crate::types::LayerId;
 
 /// The directory of the packs in a store.
-pub(super) const PACKS: &str = "packs";
+pub(in crate::store) const PACKS: &str = "packs";
 /// A block takes no more in once it holds so many bytes.
 const BLOCK_BYTES: usize = 256 << 10;
 /// Blocks that are kept in memory.
@@ -189,13 +186,13 @@ pub struct Packs {
     /// Held by the one that publishes.
     publishing: Mutex<()>,
     state: Mutex<State>,
-    blocks: Mutex<FileCache<(u32, u64), Block>>,
+    blocks: Mutex<LruCache<(u32, u64), Block>>,
     next_layer: u32,
     damaged: Vec<Error>,
 }
 
 /// A pack that is on the disk and not used yet.
-pub(super) struct Published {
+pub(in crate::store) struct Published {
     pack: Pack,
     places: BTreeMap<LayerId, Place>,
     gone: BTreeSet<LayerId>,
@@ -222,12 +219,12 @@ impl Packs {
     ///
     /// # Errors
     /// As open(2) and readdir(3).
-    pub(super) fn open(store: &StoreDir, each: &mut dyn FnMut(&Packed)) -> Result<Packs> {
+    pub(in crate::store) fn open(store: &StoreDir, each: &mut dyn FnMut(&Packed)) -> Result<Packs> {
         let mut packs = Packs {
             dir: OnceLock::new(),
             publishing: Mutex::new(()),
             state: Mutex::default(),
-            blocks: Mutex::new(FileCache::new(OPEN_BLOCKS)),
+            blocks: Mutex::new(LruCache::new(OPEN_BLOCKS)),
             next_layer: 0,
             damaged: Vec::new(),
         };
@@ -401,7 +398,7 @@ impl Packs {
                 };
                 let block = inflate(len, &deflated).map_err(|why| Error::damage(attempt(), why))?;
                 let block = Arc::new(block);
-                self.blocks.lock().put(key, Arc::clone(&block));
+                self.blocks.lock().insert(key, Arc::clone(&block));
                 block
             }
         };
@@ -414,7 +411,7 @@ impl Packs {
     ///
     /// # Errors
     /// As the calls it is made of; nothing has changed then.
-    pub(super) fn publish(
+    pub(in crate::store) fn publish(
         &self,
         store: &StoreDir,
         changes: &[Change],
@@ -549,7 +546,7 @@ impl Packs {
     }
 
     /// Uses a pack from now on: whoever asks next finds what it says.
-    pub(super) fn adopt(&self, published: &mut Published) {
+    pub(in crate::store) fn adopt(&self, published: &mut Published) {
         let mut state = self.state.lock();
         let Published { pack, places, gone, replaced, .. } = published;
         let Pack { number, since, ref file, bytes, layers } = *pack;
@@ -563,7 +560,7 @@ impl Packs {
     }
 
     /// Removes the packs whose place another took. It does not matter if they come back.
-    pub(super) fn remove_replaced(&self, published: &Published) {
+    pub(in crate::store) fn remove_replaced(&self, published: &Published) {
         for number in &published.replaced {
             if let Some(Err(error)) = self.dir.get().map(|dir| dir.remove(&file_name(*number))) {
                 ::log::warn!("{error}; it is not needed");
@@ -572,7 +569,7 @@ impl Packs {
     }
 
     /// Removes packs whose place others took before this process began.
-    pub(super) fn remove_old(&self) -> Result<()> {
+    pub(in crate::store) fn remove_old(&self) -> Result<()> {
         let Some(dir) = self.dir.get() else { return Ok(()) };
         let state = self.state.lock();
         let is_old = |number: &u32| state.packs.iter().all(|pack| pack.number != *number);
@@ -583,7 +580,7 @@ impl Packs {
 
 /// How a pack is published.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Publishing {
+pub(in crate::store) struct Publishing {
     /// Numbers of layers below this are not given out again.
     pub next_layer: u32,
     /// Whether it is synced.
@@ -656,7 +653,7 @@ mod tests {
     use super::*;
     use crate::store::layer::files::Layers;
     use crate::store::layer::{LayerInfo, packed_info};
-    use crate::store::pack::packing::gathered_journal;
+    use crate::store::placement::packing::gathered_journal;
     use crate::store::record::{Header, LayerKind};
     use crate::types::{Epoch, Timestamp};
 

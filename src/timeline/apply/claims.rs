@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::base::{Base, BaseStat};
 use crate::error::{FsResult, Result, if_exists};
-use crate::fs::merged::lower::ANY_TIMES;
+use crate::fs::merged::fingerprint::ANY_TIMES;
 use crate::store::io::writer::Writer;
 use crate::store::layer::{LayerContents, Upper};
 use crate::store::record::{Left, PreNode, Record};

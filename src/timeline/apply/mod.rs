@@ -41,7 +41,8 @@ use std::sync::Arc;
 
 use crate::error::{Error, Kind, Result};
 use crate::fs::State;
-use crate::fs::merged::lower::{Lower, PreHistory};
+use crate::fs::merged::lower::Lower;
+use crate::fs::merged::pre_images::PreHistory;
 use crate::store::layer::LayerInfo;
 use crate::store::record::{LayerKind, OpVerb};
 use crate::timeline::apply::plan::Plan;

@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use crate::base::{Base, BaseStat};
 use crate::error::FsResult;
-use crate::fs::merged::lower;
-use crate::fs::merged::lower::PreImages;
+use crate::fs::merged::fingerprint::rounded;
+use crate::fs::merged::pre_images::PreImages;
 use crate::store::Store;
 use crate::store::identities::Identities;
 use crate::store::layer::Upper;
@@ -61,8 +61,7 @@ pub(in crate::timeline) fn record(
         let is_known =
             !foreign.contains(path) || stat.as_ref().is_some_and(|s| s.kind == FileKind::Dir);
         let print = if is_known { stat.map(|s| s.fingerprint()) } else { Some(UNKNOWN) };
-        let rounded =
-            written.rounded.get(path).map(|(wanted, kept)| Some(lower::rounded(*wanted, *kept)));
+        let rounded = written.rounded.get(path).map(|(wanted, kept)| Some(rounded(*wanted, *kept)));
         for print in rounded.into_iter().chain([print]) {
             left.push((path.clone(), print));
             layer.record(&Record::Left(Left { path: path.clone(), print }))?;

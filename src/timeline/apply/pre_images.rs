@@ -9,7 +9,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::error::FsResult;
-use crate::fs::merged::lower::{ANY_TIMES, LowerNode, PreImages};
+use crate::fs::merged::fingerprint::ANY_TIMES;
+use crate::fs::merged::lower::LowerNode;
+use crate::fs::merged::pre_images::PreImages;
 use crate::fs::{Found, State};
 use crate::store::layer::Upper;
 use crate::store::record::{Body, Origin, PreImage, PreNode, Record, Source};

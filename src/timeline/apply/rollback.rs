@@ -14,8 +14,8 @@ use std::sync::Arc;
 use crate::base::{Base, BaseStat, Obstacle};
 use crate::error::{Attempt, Error, FsError, FsResult, Result, if_exists};
 use crate::fs::State;
-use crate::fs::merged::lower;
-use crate::fs::merged::lower::{Lower, PreHistory, PreImages};
+use crate::fs::merged::lower::Lower;
+use crate::fs::merged::pre_images::{PreHistory, PreImages, read_history};
 use crate::store::Store;
 use crate::store::layer::{LayerContents, Upper};
 use crate::store::record::{Body, LayerKind, PreNode, Record};
@@ -378,7 +378,7 @@ pub(in crate::timeline) fn resume(
         layer.record(lost).map_err(during)?;
     }
     drop(contents);
-    let before = lower::read_history(store).map_err(during)?;
+    let before = read_history(store).map_err(during)?;
     match roll_back(store, base, &mut layer, images, &before, &mut claims).map_err(during)? {
         Rollback::Unfinished(remaining) => Ok(Some(remaining)),
         Rollback::Ended(_, exceptions) => {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
-use crate::fs::merged::lower::{PreHistory, PreImages};
+use crate::fs::merged::pre_images::{PreHistory, PreImages};
 use crate::fs::{Found, State};
 use crate::store::layer::Upper;
 use crate::store::record::LayerKind;

@@ -13,8 +13,7 @@ use std::sync::atomic::Ordering;
 use crate::base::Base;
 use crate::error::{Error, Kind, Result};
 use crate::fs::State;
-use crate::fs::merged::lower;
-use crate::fs::merged::lower::PreHistory;
+use crate::fs::merged::pre_images::{PreHistory, read_history};
 use crate::store::Store;
 use crate::timeline::apply::plan::Plan;
 use crate::timeline::apply::pre_images::collect;
@@ -99,7 +98,7 @@ pub(in crate::timeline) fn recover(
         );
         unfinished = Some((unfinished_now, images));
     }
-    let mut applies = lower::read_history(store)?;
+    let mut applies = read_history(store)?;
     let unfinished = unfinished.map(|(unfinished, images)| {
         applies.extend(images.map(|images| Arc::new(collect(&images, &[]))));
         unfinished
@@ -173,7 +172,7 @@ impl Timeline {
         let contents = self.store().read_layer(layer)?;
         let remaining = match rollback::resume(self.store(), self.base(), contents) {
             Ok(None) => {
-                let history = lower::read_history(self.store())?;
+                let history = read_history(self.store())?;
                 self.install_history(self.fs().state().lower.epoch(), &history);
                 *self.unfinished.lock() = None;
                 return Ok(());

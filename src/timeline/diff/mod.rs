@@ -15,7 +15,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use crate::error::{FsError, FsResult};
-use crate::fs::merged::lower;
+use crate::fs::merged::fingerprint;
 use crate::fs::merged::lower::LowerNode;
 use crate::fs::{DataRanges, Found, State};
 use crate::store::record::{Body, Node, Source};
@@ -856,7 +856,8 @@ fn same_record(
             let same_origin = match (from_x, from_y) {
                 (Some(x), Some(y)) => {
                     x.path == y.path
-                        && (lower::fits(&x.print, &y.print) || lower::fits(&y.print, &x.print))
+                        && (fingerprint::matches(&x.print, &y.print)
+                            || fingerprint::matches(&y.print, &x.print))
                 }
                 (x, y) => x.is_none() && y.is_none(),
             };

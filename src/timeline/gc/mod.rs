@@ -19,10 +19,10 @@ use std::sync::atomic::Ordering;
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::LiveSet;
-use crate::fs::merged::lower::{PreImages, place_in_history};
+use crate::fs::merged::pre_images::{PreImages, index_in_history};
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
-use crate::store::pack::packing::Rewriting;
+use crate::store::placement::packing::Rewriting;
 use crate::store::record::{Edit, Header, LayerKind, OpRecord, Record, Seal};
 use crate::timeline::Timeline;
 use crate::tree::Tree;
@@ -225,7 +225,7 @@ impl Timeline {
         // What is sealed from here on was not looked at.
         let sealed = self.sealed();
         let needed = self.needed(keep, collected, &stale);
-        let reach = self.fs.reach();
+        let reach = self.fs.live_set();
         if !dry_run {
             self.store.require_no_doubt()?;
             self.store.note_sweep();
@@ -434,7 +434,7 @@ impl Timeline {
             parent.map_or_else(|| Ok(Tree::new()), |parent| self.roots.lock().load(parent))?;
         add(&from, &reach.state.tree);
         add(&Tree::new(), &reach.orphans);
-        refs.add_versions(&reach.versions);
+        refs.add_extents(reach.versions.iter().flat_map(|content| &content.extents));
         for range in &reach.reserved {
             refs.add_range(reach.upper, *range);
         }
@@ -455,7 +455,7 @@ impl Timeline {
     fn image_layers(&self) -> Vec<(usize, LayerId)> {
         let mut all = self.store.catalog();
         all.retain(|l| l.header.kind == LayerKind::PreImage && l.seal.is_some());
-        all.iter().map(|l| (place_in_history(l.header.epoch), l.header.layer)).collect()
+        all.iter().map(|l| (index_in_history(l.header.epoch), l.header.layer)).collect()
     }
 
     /// The layers of those applies through which a needed state or a held file sees the base, and of the last one, which can be
@@ -505,7 +505,7 @@ impl Timeline {
 
     /// Gives the unused blocks of all pools back, and removes collected layers that have none left and to which nothing refers.
     fn sweep(&self, refs: &LiveRanges, reach: &LiveSet, dry_run: bool) -> Result<u64> {
-        let places = refs.places(&self.store)?;
+        let places = self.store.locate(refs)?;
         let (mut bytes, mut removed) = (0, Vec::new());
         let last_image = self.image_layers().last().map_or(LayerId(u32::MAX), |(_, layer)| *layer);
         for info in self.store.catalog() {

@@ -123,7 +123,7 @@ impl Timeline {
             names.filter_map(FsResult::ok).flatten().collect()
         };
         let what = Invalidations { names, ..Invalidations::default() };
-        if let Err(error) = self.kernel().forget(&what) {
+        if let Err(error) = self.kernel().invalidate(&what) {
             log::debug!("{error}");
         }
     }

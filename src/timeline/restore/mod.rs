@@ -117,9 +117,9 @@ impl Timeline {
     ) -> Result<HeadSwitch> {
         let (upper, previous) = self.publish_layer(verb, to, LayerKind::Branches)?;
         let switched = self.fs.switch(state.clone(), upper).attempt(|| verb_text(verb));
-        let Switched { forgotten, layer, state: from } =
+        let Switched { invalidations, layer, state: from } =
             switched.map_err(|error| self.unpublish_layer(&previous, error))?;
-        let invalidated = self.kernel().forget(&forgotten);
+        let invalidated = self.kernel().invalidate(&invalidations);
         let late = self.seal_late_writes(layer, &from, verb);
         let logged = self.log(verb, description, to);
         let done = logged.and_then(|operation| {

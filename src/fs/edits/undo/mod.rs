@@ -48,7 +48,7 @@ pub enum Step {
 /// What a step did.
 pub struct Stepped {
     /// What the kernel must forget.
-    pub forgotten: Invalidations,
+    pub invalidations: Invalidations,
     /// The version that is shown now; none if it is what was before the first undo.
     pub number: Option<u32>,
     /// What stood at the path, and what stands there now: bytes, if there is a file.
@@ -102,7 +102,7 @@ impl Fs {
     /// The versions of a path, newest first.
     pub fn versions(&self, path: &TreePath) -> Vec<VersionInfo> {
         let mut core = self.core();
-        let Some(versions) = &mut core.versions else { return Vec::new() };
+        let Some(versions) = &mut core.edits else { return Vec::new() };
         versions.claim(path);
         let Some(list) = versions.lists.get(path) else { return Vec::new() };
         let info = |entry: &super::Entry| VersionInfo {
@@ -120,11 +120,11 @@ impl Fs {
     }
 
     /// A version of a path as a state in which there is only its file, and the file in it; none if there is no such version,
-    /// or it is that there was no file. Whoever reads it holds [`Fs::looking`] from before.
+    /// or it is that there was no file. Whoever reads it holds [`Fs::read_guard`] from before.
     pub fn version(&self, path: &TreePath, number: u32) -> Option<(State, Found)> {
         let content = {
             let core = self.core();
-            let list = core.versions.as_ref()?.lists.get(path)?;
+            let list = core.edits.as_ref()?.lists.get(path)?;
             list.entries.iter().find(|entry| entry.number == number)?.version.content.clone()?
         };
         Some(state_of(self, &content))
@@ -133,7 +133,7 @@ impl Fs {
     /// Keeps versions from now on, or no more than before. What is beyond the bounds goes with the next edit.
     pub fn set_history(&self, bounds: Bounds) {
         let mut core = self.core();
-        let Some(versions) = &mut core.versions else { return };
+        let Some(versions) = &mut core.edits else { return };
         if versions.bounds != bounds {
             versions.note(&EditsLogRecord::Bounds(bounds));
         }
@@ -163,7 +163,7 @@ impl Fs {
         for range in pinned_ranges::shared(&core.tree, layer) {
             versions.frozen.add(layer, Source::Pool { layer, offset: range.start }, range.len());
         }
-        core.versions = Some(versions);
+        core.edits = Some(versions);
         for content in contents {
             core.freeze(&content);
         }
@@ -171,14 +171,14 @@ impl Fs {
 
     /// Tells the time of edits by another clock.
     pub fn set_edit_clock(&self, clock: super::Clock) {
-        if let Some(versions) = &mut self.core().versions {
+        if let Some(versions) = &mut self.core().edits {
             versions.clock = clock;
         }
     }
 
     /// Says who is told when an edit begins. Called with the lock of the head: it only takes notice.
     pub fn set_edit_notice(&self, notice: Option<Box<dyn Fn() + Send + Sync>>) {
-        if let Some(versions) = &mut self.core().versions {
+        if let Some(versions) = &mut self.core().edits {
             versions.notice = notice;
         }
     }
@@ -186,7 +186,7 @@ impl Fs {
     /// The layers of whose content versions were given up since this was last asked.
     pub fn layers_given_up(&self) -> std::collections::BTreeSet<crate::types::LayerId> {
         self.core()
-            .versions
+            .edits
             .as_mut()
             .map(|versions| std::mem::take(&mut versions.given_up))
             .unwrap_or_default()
@@ -194,7 +194,7 @@ impl Fs {
 
     /// Says that these are to be looked at again.
     pub fn note_layers_given_up(&self, layers: Vec<crate::types::LayerId>) {
-        if let Some(versions) = self.core().versions.as_mut() {
+        if let Some(versions) = self.core().edits.as_mut() {
             versions.given_up.extend(layers);
         }
     }
@@ -205,12 +205,12 @@ impl Fs {
     /// When that cannot be made sure; then nothing may go.
     pub fn secure_versions(&self) -> crate::error::Result<()> {
         let Some(work) =
-            self.core().versions.as_mut().map(EditHistory::begin_secure).transpose()?.flatten()
+            self.core().edits.as_mut().map(EditHistory::begin_secure).transpose()?.flatten()
         else {
             return Ok(());
         };
         work.sync().inspect_err(|_| {
-            if let Some(versions) = &mut self.core().versions {
+            if let Some(versions) = &mut self.core().edits {
                 versions.log.not_secured();
             }
         })
@@ -219,14 +219,14 @@ impl Fs {
     /// Forgets the versions that refer to the base before an epoch: what it was then was given up.
     pub fn forget_versions_before(&self, epoch: crate::types::Epoch) {
         let mut core = self.core();
-        let Some(versions) = &mut core.versions else { return };
+        let Some(versions) = &mut core.edits else { return };
         for (path, upto) in versions.before(epoch) {
             versions.note(&EditsLogRecord::Dropped { path, upto });
         }
     }
 
     /// Makes a file what it was, by versions. Without the mount being told: what the kernel must forget is given back. No state is
-    /// replaced meanwhile, and the caller holds [`Fs::looking`].
+    /// replaced meanwhile, and the caller holds [`Fs::read_guard`].
     ///
     /// # Errors
     /// [`NoStep`]; then nothing has changed.
@@ -282,7 +282,7 @@ impl Fs {
         let content = Arc::new(Content { extents, epoch, ..Content::clone(&content) });
         let mut core = self.core();
         core.freeze(&content);
-        if let (Some(number), Some(versions)) = (number, &mut core.versions) {
+        if let (Some(number), Some(versions)) = (number, &mut core.edits) {
             let extents = content.extents.clone();
             versions.note(&EditsLogRecord::Remapped { path: path.clone(), number, extents });
         }
@@ -365,7 +365,7 @@ impl Core {
     /// Where a step leads. What stands there is kept first, if it is not a version already.
     fn destination(&mut self, path: &TreePath, step: Step) -> Result<Wanted, NoStep> {
         let (_, live) = self.file_at(path)?;
-        let Some(versions) = self.versions.as_mut() else { return Err(NoStep::Only(0)) };
+        let Some(versions) = self.edits.as_mut() else { return Err(NoStep::Only(0)) };
         versions.claim(path);
         let Some(list) = versions.lists.get(path) else { return Err(NoStep::Only(0)) };
         let place = |number: u32| list.entries.iter().position(|entry| entry.number == number);
@@ -406,7 +406,7 @@ impl Core {
         if let Some(content) = &live {
             self.freeze(content);
         }
-        let Some(versions) = &mut self.versions else { return };
+        let Some(versions) = &mut self.edits else { return };
         let edited = versions.lists.get(path).is_some_and(|list| list.at.is_some());
         // Edited since an undo, behind the back of this path.
         let how = if edited { How::Written } else { How::Undone };
@@ -417,7 +417,7 @@ impl Core {
     /// [`crate::fs::edits::sharing`] has found.
     fn present_content(&self, path: &TreePath, wanted: &Wanted) -> Option<Arc<Content>> {
         let content = wanted.content.as_ref()?;
-        let entries = self.versions.as_ref().and_then(|versions| versions.lists.get(path));
+        let entries = self.edits.as_ref().and_then(|versions| versions.lists.get(path));
         let mut entries = entries.into_iter().flat_map(|list| &list.entries);
         let entry = entries.find(|entry| Some(entry.number) == wanted.number);
         let is_it = |now: &&Arc<Content>| now.node == content.node;
@@ -457,14 +457,14 @@ impl Core {
             (found, None) => self.take_away(path, found)?,
         };
         let ino = found.ino();
-        let forgotten = self.commit_in_place(edits)?;
-        if let Some(versions) = &mut self.versions {
+        let invalidations = self.commit_in_place(edits)?;
+        if let Some(versions) = &mut self.edits {
             if let Some(ino) = ino {
                 versions.end_edit(ino);
             }
             versions.note(&EditsLogRecord::At { path: path.clone(), number: wanted.number });
         }
-        Ok(Stepped { forgotten, number: wanted.number, sizes })
+        Ok(Stepped { invalidations, number: wanted.number, sizes })
     }
 
     /// The edits that make a file anew which is gone, and the directories that are gone above it.

@@ -87,7 +87,7 @@ impl Timeline {
 
     /// Invalidates the kernel's caches, logs the apply, and syncs the rebased state.
     fn finish_rebase(&self, switched: Rebased, onto: Target, description: &str) -> Result<()> {
-        let invalidated = self.kernel().forget(&switched.forgotten);
+        let invalidated = self.kernel().invalidate(&switched.invalidations);
         let sealed = match switched.sealed {
             Some((layer, Ok(()))) => self.log_late_seal(layer, &switched.from, DURING.to_owned()),
             Some((_, Err(error))) => Err(error),

@@ -134,7 +134,7 @@ impl Step<'_> {
                     _ => None,
                 };
                 self.check_unchanged(&path, Some(&node), || {
-                    Some(origin.unwrap_or_else(|| *node.print(ino)))
+                    Some(origin.unwrap_or_else(|| *node.fingerprint(ino)))
                 })?;
                 for edit in self.onto.copy_up_edits(ino, &path, &node)? {
                     if let Edit::Put { ino, .. } = &edit {
@@ -268,7 +268,7 @@ impl Step<'_> {
                 _ => None,
             };
             self.check_unchanged(&path, found.as_ref().map(|(_, node)| node), hidden)?;
-            hides = found.map(|(ino, node)| node.print(ino));
+            hides = found.map(|(ino, node)| node.fingerprint(ino));
         }
         let to = match dentry {
             Some(Dentry::Child { ino, .. }) => Some(Dentry::Child { ino: *ino, hides }),

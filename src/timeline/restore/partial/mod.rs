@@ -72,7 +72,7 @@ impl Timeline {
             let told = changed
                 .to
                 .as_ref()
-                .map_or(Ok(()), |(_, forgotten)| self.kernel().forget(forgotten));
+                .map_or(Ok(()), |(_, invalidations)| self.kernel().invalidate(invalidations));
             let is_shown = changed.to.is_ok();
             let during = |error: Error| match is_shown {
                 true => error.after(format!("{} was done", attempt())),
@@ -360,7 +360,7 @@ impl Mixer<'_> {
         }
         let remains = match &found {
             Found::Upper(_, hides) | Found::Nothing(hides) => hides.clone(),
-            Found::Base(ino, _, node) => Some(node.print(*ino)),
+            Found::Base(ino, _, node) => Some(node.fingerprint(*ino)),
         };
         self.edit(Edit::Dentry { dir, name, to: remains.map(Dentry::Whiteout) })?;
         self.touch(path, -i32::from(is_dir));
@@ -408,7 +408,7 @@ impl Mixer<'_> {
     fn hidden(&self, dir: Ino, lower: Option<&TreePath>, name: &Name) -> FsResult<Hides> {
         Ok(match self.state.find(dir, lower, name)? {
             Found::Upper(_, hides) | Found::Nothing(hides) => hides,
-            Found::Base(ino, _, node) => Some(node.print(ino)),
+            Found::Base(ino, _, node) => Some(node.fingerprint(ino)),
         })
     }
 
@@ -421,7 +421,7 @@ impl Mixer<'_> {
         nlink: u32,
     ) -> bool {
         let Found::Base(ino, path, node) = found else { return false };
-        let is_dir = crate::fs::lower_kind(node) == FileKind::Dir;
+        let is_dir = node.kind() == FileKind::Dir;
         (is_dir || nlink == 1)
             && lower.is_some_and(|dir| dir.join(name) == *path)
             && self.state.tree.node(*ino).is_none()

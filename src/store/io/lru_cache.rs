@@ -11,16 +11,16 @@ use std::sync::Arc;
 
 /// Open files by what they are known as, the recently used ones.
 #[derive(Debug)]
-pub struct FileCache<K, V = File> {
+pub struct LruCache<K, V = File> {
     files: HashMap<K, (Arc<V>, u64)>,
     limit: usize,
     clock: u64,
 }
 
-impl<K: Clone + Eq + Hash, V> FileCache<K, V> {
+impl<K: Clone + Eq + Hash, V> LruCache<K, V> {
     /// Keeps at most `limit` files.
-    pub fn new(limit: usize) -> FileCache<K, V> {
-        FileCache { files: HashMap::new(), limit, clock: 0 }
+    pub fn new(limit: usize) -> LruCache<K, V> {
+        LruCache { files: HashMap::new(), limit, clock: 0 }
     }
 
     /// The file known as `key`, if it is kept.
@@ -35,7 +35,7 @@ impl<K: Clone + Eq + Hash, V> FileCache<K, V> {
     }
 
     /// What is kept.
-    pub fn kept(&self) -> impl Iterator<Item = &V> {
+    pub fn values(&self) -> impl Iterator<Item = &V> {
         self.files.values().map(|(file, _)| &**file)
     }
 
@@ -45,12 +45,12 @@ impl<K: Clone + Eq + Hash, V> FileCache<K, V> {
     }
 
     /// Keeps a file no longer.
-    pub fn drop_file(&mut self, key: &K) {
+    pub fn remove(&mut self, key: &K) {
         self.files.remove(key);
     }
 
     /// Keeps a file; the one that was not used for longest may go.
-    pub fn put(&mut self, key: K, file: Arc<V>) {
+    pub fn insert(&mut self, key: K, file: Arc<V>) {
         self.clock += 1;
         self.files.insert(key, (file, self.clock));
         if self.files.len() > self.limit {
@@ -67,12 +67,12 @@ mod tests {
 
     #[test]
     fn what_was_used_last_is_kept_and_no_more_than_the_limit() {
-        let mut recent = FileCache::new(2);
+        let mut recent = LruCache::new(2);
         let file = Arc::new(tempfile::tempfile().unwrap());
-        recent.put(1, Arc::clone(&file));
-        recent.put(2, Arc::clone(&file));
+        recent.insert(1, Arc::clone(&file));
+        recent.insert(2, Arc::clone(&file));
         assert!(recent.get(&1).is_some());
-        recent.put(3, Arc::clone(&file));
+        recent.insert(3, Arc::clone(&file));
         assert_eq!([1, 2, 3].map(|key| recent.get(&key).is_some()), [true, false, true]);
         assert_eq!(Arc::strong_count(&file), 3);
     }

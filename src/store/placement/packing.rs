@@ -156,7 +156,7 @@ impl Store {
             }
             self.layers.packs.adopt(&mut published);
             for (layer, info) in infos {
-                state.contents.drop_file(&layer);
+                state.contents.remove(&layer);
                 match info {
                     Some(mut info) => {
                         if state.lingering.contains_key(&layer) {

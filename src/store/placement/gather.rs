@@ -16,13 +16,13 @@ use crate::error::{Attempt, Result};
 use crate::store::content::cells::{CellWriter, Got};
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::content::pool::{block_ceil, block_floor};
-use crate::store::content::remap;
 use crate::store::content::remap::{Map, Run};
 use crate::store::io::{disk, log};
 use crate::store::layer;
 use crate::store::layer::{LayerInfo, POOL};
-use crate::store::pack::packing::gathered_journal;
 use crate::store::pack::{Change, Packed};
+use crate::store::placement::packing::gathered_journal;
+use crate::store::placement::read_remap;
 use crate::store::record::LayerKind;
 use crate::store::{FORMAT_WITH_CELLS, Lingering, Store};
 use crate::types::{ByteRange, LayerId};
@@ -319,7 +319,7 @@ impl Store {
     }
 
     fn map_of(&self, layer: LayerId) -> Result<Map> {
-        Ok(remap::read_remap(&self.layers, layer)?.unwrap_or_default())
+        Ok(read_remap(&self.layers, layer)?.unwrap_or_default())
     }
 
     /// Removes the pool of a layer whose content is elsewhere, when nobody reads by the maps from before.
@@ -334,7 +334,7 @@ impl Store {
         {
             let mut state = self.state.lock();
             state.lingering.remove(&layer);
-            state.contents.drop_file(&layer);
+            state.contents.remove(&layer);
             if let Some(info) = state.catalog.get_mut(&layer) {
                 info.hole = Some(hole);
             }

@@ -1,8 +1,10 @@
-//! Whether a base is the directory that its store was made for, and what is done if it is not.
+//! Detects whether the base is the directory that the store was made for, and adopts another one if
+//! the user allows that.
 //!
-//! The numbers of nodes are those of the directory that they were first seen in. In another one, a copy for instance, the host gave
-//! others: all that was known of numbers is forgotten, and the directories that some state covers are made known again by their paths, so
-//! that a node of the base is found in them wherever they are shown; so are files that are met under names that nothing covers.
+//! The store identifies base nodes by the host's inode numbers. In another directory, such as a copy
+//! of the base, those numbers mean nothing. So all recorded identities are dropped, and nodes that
+//! were copied up are looked up again by path: directories, and files that still have hard links in
+//! the base that were not copied up.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -19,15 +21,16 @@ use crate::types::{Epoch, FileKind, Ino, TreePath};
 /// Whether a base is the directory that its store was made for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum BaseIdentity {
-    /// It is.
+    /// It is the same directory.
     Same,
-    /// Another one took its place.
+    /// It is another directory.
     Other,
-    /// The store does not know, or the filesystem does not say.
+    /// The store has no mark of its base, or the host filesystem gives none.
     Unknown,
 }
 
-pub(super) fn recognise(store: &Store, base: &Base) -> BaseIdentity {
+/// Compares the mark of the base with the one in the store.
+pub(super) fn identify(store: &Store, base: &Base) -> BaseIdentity {
     match (store.identities().lock().mark(), base.mark()) {
         (Some(known), Some(mark)) if known == mark => BaseIdentity::Same,
         (Some(_), Some(_)) => BaseIdentity::Other,
@@ -35,7 +38,8 @@ pub(super) fn recognise(store: &Store, base: &Base) -> BaseIdentity {
     }
 }
 
-/// Changes of one directory are not shown over another, nor written into it, unless somebody said so.
+/// Fails unless the user allowed another base (`--other-base`): the changes of one directory must
+/// not be shown over, or applied to, another one by accident.
 pub(super) fn refuse_other(store: &Store, base: &Base) -> Result<()> {
     if store.takes_other_base() {
         return Ok(());
@@ -44,7 +48,7 @@ pub(super) fn refuse_other(store: &Store, base: &Base) -> Result<()> {
     Err(Error::new(
         Kind::Conflict,
         format!("open base '{path}'"),
-        "it is another directory than the one whose changes the store holds",
+        "the store holds the changes of another directory",
     )
     .hint(format!(
         "put that one back; or 'jailfs mount --other-base --store {} {path} MNT' shows the changes over this one; \
@@ -53,58 +57,62 @@ pub(super) fn refuse_other(store: &Store, base: &Base) -> Result<()> {
     )))
 }
 
-/// Records what the base is known by. `shown` is the state of the head.
-pub(super) fn remember(
+/// Records the mark of the base. If the base is another directory, also looks up the nodes that were
+/// copied up. `shown` is the present state of the head.
+pub(super) fn record_base(
     (store, base): (&Arc<Store>, &Arc<Base>),
     recognised: BaseIdentity,
-    roots: &mut TreeCache,
+    trees: &mut TreeCache,
     shown: (&Tree, Epoch),
     applies: &PreHistory,
 ) -> Result<()> {
     let Some(mark) = base.mark() else { return Ok(()) };
-    let during = |e: Error| e.during("remember the base");
+    let during = |e: Error| e.during("record the base");
     if recognised != BaseIdentity::Other {
         return store.identities().lock().set_mark(mark).map_err(during);
     }
     log::warn!(
-        "the base is another directory than before: what older states show of it may not be what it was"
+        "the base is another directory than before: older states may show other content of it"
     );
-    let mut known = Known::default();
+    let mut known = KnownNodes::default();
     known.copied_up.extend(applies.iter().flat_map(|images| images.inos()));
     let lower = |epoch| Lower::new(Arc::clone(base), Arc::clone(store), epoch, applies.clone());
-    // What the newest states say counts: the base may have been changed since the older ones.
+    // The newest states come first and win: the base may have changed since the older ones.
     known.add(shown.0, &lower(shown.1));
     let mut states = store.catalog();
     states.retain(|info| info.seal.is_some() && info.header.kind.is_of_head());
     for info in states.into_iter().rev() {
-        match roots.load(info.header.layer) {
+        match trees.load(info.header.layer) {
             Ok(tree) => known.add(&tree, &lower(info.header.epoch)),
             Err(error) => {
-                log::warn!("what layer {} covers is not recognised: {error}", info.header.layer)
+                let layer = info.header.layer;
+                log::warn!("the nodes of layer {layer} are not found in the new base: {error}")
             }
         }
     }
     store.begin_identities(mark, &known.nodes, known.copied_up).map_err(during)
 }
 
-/// What is known of numbers over another base.
+/// The nodes of some states, looked up in another base.
 #[derive(Default)]
-struct Known {
-    /// Where nodes that are covered, and are met under other names, are: device, and number in the host.
+struct KnownNodes {
+    /// The host's device and inode number of the nodes that were found.
     nodes: BTreeMap<Ino, (u64, u64)>,
+    /// The values of `nodes`: no two nodes are found in one place.
     hosts: HashSet<(u64, u64)>,
     looked_at: HashSet<(Ino, TreePath)>,
-    /// All that is covered or kept: nothing in the base has such a number for its own.
+    /// All nodes that were copied up or that a pre-image holds. No other base node may get one of
+    /// these numbers.
     copied_up: BTreeSet<Ino>,
 }
 
-impl Known {
+impl KnownNodes {
     fn add(&mut self, tree: &Tree, lower: &Lower) {
         for (ino, node) in tree.nodes().filter(|(ino, _)| *ino != Ino::ROOT) {
             self.copied_up.insert(ino);
             let path = match &node.body {
                 Body::Dir { base: Some(path) } => path,
-                // It has names that nothing covers.
+                // It has hard links in the base that were not copied up.
                 Body::File { origin: Some(origin), .. }
                     if tree.links(ino).count() < node.meta.nlink as usize =>
                 {
@@ -114,9 +122,9 @@ impl Known {
                     continue;
                 }
             };
-            // What an apply touched since is looked for in what was kept of it.
-            let is_kept = lower.left_since(path).is_some();
-            if is_kept
+            // A path that a later apply changed is answered by the pre-images, not by the base.
+            let is_in_pre_image = lower.left_since(path).is_some();
+            if is_in_pre_image
                 || self.nodes.contains_key(&ino)
                 || !self.looked_at.insert((ino, path.clone()))
             {
@@ -131,7 +139,7 @@ impl Known {
                     }
                 }
                 Err(FsError::NotFound | FsError::NotADirectory) => {}
-                Err(error) => log::warn!("'{path}' of the base is not recognised: {error}"),
+                Err(error) => log::warn!("'{path}' is not found in the new base: {error}"),
             }
         }
     }

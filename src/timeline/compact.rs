@@ -20,13 +20,13 @@ use crate::types::LayerId;
 /// A journal of fewer bytes is left as it is.
 const SMALL_JOURNAL: u64 = 16 << 10;
 /// Layers that are replayed over an index, at most.
-const LONGEST_WAY: usize = 128;
+const MAX_REPLAYED_LAYERS: usize = 128;
 /// Bytes of journals that are replayed, without an index or in addition to half of its size.
-const FREE_BYTES: u64 = 256 << 10;
+const MAX_REPLAYED_BYTES: u64 = 256 << 10;
 /// Indexes that are kept, the newest.
-const INDEXES: usize = 4;
+const KEPT_INDEXES: usize = 4;
 /// How long a full disk waits for somebody who tidies up.
-const A_MOMENT: Duration = Duration::from_millis(300);
+const COMPACTION_WAIT: Duration = Duration::from_millis(300);
 
 /// What is rewritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,43 +43,43 @@ impl Timeline {
     ///
     /// # Errors
     /// What the store answers; nothing is lost then.
-    pub fn tidy(&self, effort: Effort) -> Result<()> {
-        let _tidying = self.compacting.lock();
+    pub fn compact(&self, effort: Effort) -> Result<()> {
+        let _compacting = self.compacting.lock();
         for info in self.sealed() {
             if self.is_stopping() {
                 return Ok(());
             }
             if !info.compact && (info.bytes > SMALL_JOURNAL || effort == Effort::Everything) {
-                self.compact(&info)?;
+                self.compact_layer(&info)?;
             }
         }
-        self.trim_and_sum()?;
+        self.trim_and_checksum()?;
         if self.is_stopping() {
             return Ok(());
         }
         if let Some(top) = self.parent()
-            && (self.way_is_long(top) || effort == Effort::Everything)
+            && (self.replay_is_long(top) || effort == Effort::Everything)
         {
-            let tree = self.roots.lock().load(top)?;
+            let tree = self.trees.lock().load(top)?;
             self.store.write_index(top, Tree::new().edits_to(&tree))?;
             let mut indexed: Vec<LayerId> =
                 self.store.catalog().iter().filter_map(has_index).collect();
             indexed.reverse();
-            for old in indexed.into_iter().skip(INDEXES) {
+            for old in indexed.into_iter().skip(KEPT_INDEXES) {
                 self.store.remove_index(old)?;
             }
         }
         self.store.compact_identities()?;
         // Not while an operation is under way: what it has begun looks the same.
-        if let Some(_turn) = self.turn.try_lock() {
-            for layer in self.stale()? {
+        if let Some(_operation) = self.operation.try_lock() {
+            for layer in self.unwritten_layers()? {
                 self.store.remove_layer(layer)?;
             }
         }
         Ok(())
     }
 
-    /// Ends a [`Timeline::tidy`] that is under way, soon, and all that come: what is not done is done after the next start.
+    /// Ends a [`Timeline::compact`] that is under way, soon, and all that come: what is not done is done after the next start.
     pub fn stop_compacting(&self) {
         self.stopping.store(true, Ordering::Relaxed);
     }
@@ -94,11 +94,12 @@ impl Timeline {
     }
 
     /// Gives back what sealed layers hold of content that was replaced or removed before their seal; bytes. For a full disk,
-    /// when somebody cannot wait for [`Timeline::tidy`]; none if somebody else is at it, or looks at states.
-    pub fn make_room(&self) -> Option<u64> {
+    /// when somebody cannot wait for [`Timeline::compact`]; none if somebody else is at it, or looks at states.
+    pub fn reclaim_now(&self) -> Option<u64> {
         // Whoever asks may be the thread that answers the kernel.
-        let _tidying = self.compacting.try_lock_for(A_MOMENT)?;
-        let made: Result<_> = self.trim_and_sum().and_then(|first| Ok((first, self.trim_again()?)));
+        let _compacting = self.compacting.try_lock_for(COMPACTION_WAIT)?;
+        let made: Result<_> =
+            self.trim_and_checksum().and_then(|first| Ok((first, self.trim_again()?)));
         match made {
             Ok((first, again)) => match first.unwrap_or(0) + again.unwrap_or(0) {
                 0 => first.and(again),
@@ -112,7 +113,7 @@ impl Timeline {
     }
 
     /// Trims newly sealed pools, then makes the checksums of what is left; none, and neither, if somebody looks at states.
-    fn trim_and_sum(&self) -> Result<Option<u64>> {
+    fn trim_and_checksum(&self) -> Result<Option<u64>> {
         let mut new = self.store.catalog();
         new.retain(|info| info.seal.is_some() && !info.summed);
         let has_tree = |info: &&LayerInfo| info.header.kind.is_of_head();
@@ -145,7 +146,7 @@ impl Timeline {
         // What was at their addresses may be in others.
         let mut places: BTreeSet<LayerId> = layers.iter().copied().collect();
         for layer in &layers {
-            let map = self.store.map(*layer)?;
+            let map = self.store.remap(*layer)?;
             places.extend(map.iter().flat_map(|map| map.runs()).map(|run| run.layer));
         }
         let trimmed = self.trim(&places.into_iter().collect::<Vec<LayerId>>())?;
@@ -162,17 +163,17 @@ impl Timeline {
         let Some(mut first) = layers.iter().min().copied() else { return Ok(Some(0)) };
         // Before it has checksums, nobody looks for equal content in it.
         if layers.iter().any(|layer| self.store.layer(*layer).is_some_and(|info| info.summed)) {
-            self.store.require_no_doubt()?;
+            self.store.require_certain_remaps()?;
         }
         let mut is_home = false;
         for layer in layers {
-            is_home |= self.store.is_home(*layer)?;
+            is_home |= self.store.is_remap_target(*layer)?;
         }
         if is_home {
             // Any layer may lead to it, and so any state.
             first = LayerId(0);
         }
-        let addresses = self.used_from(first)?;
+        let addresses = self.live_ranges_from(first)?;
         let used = if is_home { self.store.locate(&addresses)? } else { addresses };
         let mut bytes = 0;
         let mut secured = false;
@@ -189,7 +190,7 @@ impl Timeline {
                 }
                 secured = true;
             }
-            self.store.settle_remap(*layer)?;
+            self.store.sync_remap(*layer)?;
             self.store.punch_pool(*layer, &unused)?;
             bytes += unused.iter().map(|range| range.len()).sum::<u64>();
         }
@@ -197,7 +198,7 @@ impl Timeline {
     }
 
     /// What anything refers to, of the content that was written to a layer or one above it.
-    pub(super) fn used_from(&self, first: LayerId) -> Result<LiveRanges> {
+    pub(super) fn live_ranges_from(&self, first: LayerId) -> Result<LiveRanges> {
         let mut used = LiveRanges::default();
         let mut add = |from: &Tree, to: &Tree| {
             for ino in from.diff(to).contents {
@@ -205,7 +206,7 @@ impl Timeline {
             }
         };
         let load = |layer: Option<LayerId>| {
-            layer.map_or_else(|| Ok(Tree::new()), |layer| self.roots.lock().load(layer))
+            layer.map_or_else(|| Ok(Tree::new()), |layer| self.trees.lock().load(layer))
         };
         // The parent first, then the live tree, then the sealed layers: a checkpoint can come between
         // any two of them. In this order its layer is among the sealed ones, or above the parent. In
@@ -235,30 +236,30 @@ impl Timeline {
     }
 
     /// Rewrites a journal as what leads from the parent's tree to the layer's.
-    fn compact(&self, info: &LayerInfo) -> Result<()> {
+    fn compact_layer(&self, info: &LayerInfo) -> Result<()> {
         let Some(seal) = info.seal.clone() else { return Ok(()) };
         let (below, tree) = {
-            let mut roots = self.roots.lock();
+            let mut trees = self.trees.lock();
             let below =
-                info.header.parent.map_or_else(|| Ok(Tree::new()), |parent| roots.load(parent))?;
-            (below, roots.load(info.header.layer)?)
+                info.header.parent.map_or_else(|| Ok(Tree::new()), |parent| trees.load(parent))?;
+            (below, trees.load(info.header.layer)?)
         };
         self.store.rewrite_layer(info.header.clone(), seal, below.edits_to(&tree))
     }
 
     /// Whether more is replayed to rebuild the tree of a layer than its size is worth.
-    fn way_is_long(&self, top: LayerId) -> bool {
+    fn replay_is_long(&self, top: LayerId) -> bool {
         let (mut layers, mut bytes) = (0, 0);
         let mut at = Some(top);
         while let Some(info) = at.and_then(|id| self.store.layer(id)) {
             if let Some(index) = info.index {
-                return layers > LONGEST_WAY || bytes > FREE_BYTES + index / 2;
+                return layers > MAX_REPLAYED_LAYERS || bytes > MAX_REPLAYED_BYTES + index / 2;
             }
             layers += 1;
             bytes += info.bytes;
             at = info.header.parent;
         }
-        layers > LONGEST_WAY || bytes > FREE_BYTES
+        layers > MAX_REPLAYED_LAYERS || bytes > MAX_REPLAYED_BYTES
     }
 }
 
@@ -314,13 +315,13 @@ mod tests {
         timeline.seal(seal()).unwrap();
         write(&timeline, "second");
         let layer = timeline.fs().upper_layer();
-        let roots = timeline.roots.lock();
+        let trees = timeline.trees.lock();
         let used = std::thread::scope(|scope| {
             let (tell, told) = std::sync::mpsc::channel();
             let timeline = &timeline;
             let other = scope.spawn(move || {
                 tell.send(nix::unistd::gettid()).unwrap();
-                timeline.used_from(LayerId(0)).unwrap()
+                timeline.live_ranges_from(LayerId(0)).unwrap()
             });
             let stat = format!("/proc/self/task/{}/stat", told.recv().unwrap());
             while !std::fs::read_to_string(&stat).unwrap().contains(") S ") {
@@ -330,7 +331,7 @@ mod tests {
             let next =
                 timeline.store.create_layer(Some(layer), "main", timeline.epoch(), kind).unwrap();
             timeline.fs().seal(next, seal()).unwrap();
-            drop(roots);
+            drop(trees);
             other.join().unwrap()
         });
         let bytes: u64 = used.of(layer).iter().map(|range| range.len()).sum();

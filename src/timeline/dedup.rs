@@ -17,20 +17,19 @@
 use std::sync::atomic::Ordering;
 
 use crate::error::Result;
-use crate::store::dedup::chunks::Chunks;
-use crate::store::dedup::matching::{Finder, Found, Part, Search};
+use crate::store::dedup::chunks::ChunkTable;
+use crate::store::dedup::matching::{Matcher, Matches, Part, Search};
 use crate::store::layer::LayerInfo;
-use crate::store::record::{Dentry, Source};
 use crate::timeline::Timeline;
-use crate::tree::Tree;
+use crate::tree::{Dentry, Source, Tree};
 use crate::types::{ByteRange, Ino, LayerId};
 
 /// How often a layer is begun anew because something was given back meanwhile, before others come first.
-const TRIES: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 
 /// What is known while a store is open.
 pub(super) struct Dedup {
-    table: Chunks,
+    table: ChunkTable,
 }
 
 /// What became of a layer.
@@ -62,7 +61,7 @@ impl Timeline {
             Some(dedup) => dedup,
             none => none.insert(self.begin_dedup()?),
         };
-        let is_done = |layer| self.looked_through.lock().contains(&layer);
+        let is_done = |layer| self.deduplicated.lock().contains(&layer);
         for info in self.sealed() {
             let layer = info.header.layer;
             // Before it has checksums, it may still be trimmed.
@@ -73,7 +72,7 @@ impl Timeline {
                 break;
             }
             match self.dedup_layer(table, &info, go)? {
-                Outcome::Done => drop(self.looked_through.lock().insert(layer)),
+                Outcome::Done => drop(self.deduplicated.lock().insert(layer)),
                 Outcome::Disturbed => {}
                 Outcome::Stopped => break,
             }
@@ -82,43 +81,43 @@ impl Timeline {
         let rest =
             self.store.catalog().into_iter().filter(|l| l.header.kind.is_of_head() && open(l));
         if let Some(first) = rest.map(|l| l.header.layer).min()
-            && first != table.done()
+            && first != table.searched_below()
         {
-            table.set_done(first)?;
+            table.set_searched_below(first)?;
         }
         Ok(())
     }
 
     /// How many sealed layers are still to be looked through.
-    pub fn dedup_is_to_do(&self) -> u64 {
+    pub fn layers_to_deduplicate(&self) -> u64 {
         if !self.dedup_is_on.load(Ordering::Relaxed) {
             return 0;
         }
-        let done = self.looked_through.lock();
+        let done = self.deduplicated.lock();
         self.sealed().iter().filter(|info| !done.contains(&info.header.layer)).count() as u64
     }
 
     fn begin_dedup(&self) -> Result<Dedup> {
-        let table = self.store.chunks()?;
+        let table = self.store.chunk_table()?;
         let sealed = self.sealed();
-        let done = sealed.iter().map(|l| l.header.layer).filter(|l| *l < table.done());
-        self.looked_through.lock().extend(done);
+        let done = sealed.iter().map(|l| l.header.layer).filter(|l| *l < table.searched_below());
+        self.deduplicated.lock().extend(done);
         // Where the process ended between a map and what is done by it.
         for info in sealed.iter().filter(|info| info.mapped) {
             let layer = info.header.layer;
-            let Some(map) = self.store.map(layer)? else { continue };
-            self.give_up_blocks(layer, &map.given_up())?;
+            let Some(map) = self.store.remap(layer)? else { continue };
+            self.free_blocks(layer, &map.freed_blocks())?;
         }
         Ok(Dedup { table })
     }
 
     fn dedup_layer(
         &self,
-        table: &mut Chunks,
+        table: &mut ChunkTable,
         info: &LayerInfo,
         go: &dyn Fn() -> bool,
     ) -> Result<Outcome> {
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             match self.try_dedup_layer(table, info, go) {
                 Ok(Outcome::Disturbed) => {}
                 // It was given up by gc, or was punched while it was read.
@@ -134,46 +133,46 @@ impl Timeline {
 
     fn try_dedup_layer(
         &self,
-        table: &mut Chunks,
+        table: &mut ChunkTable,
         info: &LayerInfo,
         go: &dyn Fn() -> bool,
     ) -> Result<Outcome> {
         let layer = info.header.layer;
         let (sweeps, search, parts) = {
-            let _tidying = self.compacting.lock();
+            let _compacting = self.compacting.lock();
             // As it is now: gc may have put it on another layer, or given it up.
             let Some(info) = self.sealed().into_iter().find(|l| l.header.layer == layer) else {
                 return Ok(Outcome::Done);
             };
-            let settled = info.mapped || self.store.is_home(layer)?;
-            let search = if settled { Search::Chunks } else { Search::Everything };
+            let settled = info.mapped || self.store.is_remap_target(layer)?;
+            let search = if settled { Search::IndexOnly } else { Search::Matches };
             (self.store.sweeps(), search, self.parts(&info)?)
         };
-        let mut finder = Finder::new(&self.store, table, layer, search)?;
+        let mut matcher = Matcher::new(&self.store, table, layer, search)?;
         for part in &parts {
-            if !finder.look_at(part, go)? {
+            if !matcher.search_part(part, go)? {
                 return Ok(Outcome::Stopped);
             }
         }
-        let Found { map, zeros, .. } = finder.finish()?;
+        let Matches { remap: map, zeros, .. } = matcher.finish()?;
         if self.store.sweeps() != sweeps {
             return Ok(Outcome::Disturbed);
         }
         if !map.runs().is_empty() {
-            let _tidying = self.compacting.lock();
+            let _compacting = self.compacting.lock();
             if self.store.sweeps() != sweeps {
                 return Ok(Outcome::Disturbed);
             }
-            self.store.require_no_doubt()?;
+            self.store.require_certain_remaps()?;
             self.store.publish_remap(layer, &map)?;
         }
-        self.give_up_blocks(layer, &map.given_up())?;
-        self.give_up_blocks(layer, &zeros)?;
+        self.free_blocks(layer, &map.freed_blocks())?;
+        self.free_blocks(layer, &zeros)?;
         Ok(Outcome::Done)
     }
 
     /// Gives the blocks of ranges of a layer back, as far as they take space.
-    fn give_up_blocks(&self, layer: LayerId, blocks: &[ByteRange]) -> Result<()> {
+    fn free_blocks(&self, layer: LayerId, blocks: &[ByteRange]) -> Result<()> {
         if blocks.is_empty() {
             return Ok(());
         }
@@ -188,18 +187,18 @@ impl Timeline {
             );
             return Ok(());
         }
-        let _tidying = self.compacting.lock();
+        let _compacting = self.compacting.lock();
         if self.store.layer(layer).is_none() {
             return Ok(());
         }
-        self.store.settle_remap(layer)?;
+        self.store.sync_remap(layer)?;
         self.store.punch_pool(layer, &taken)
     }
 
     /// The parts of files and of their versions that lie in the pool of a layer, and where the content was that they took the place of.
     fn parts(&self, info: &LayerInfo) -> Result<Vec<Part>> {
         let layer = info.header.layer;
-        let (below, tree) = self.with_parent(info.header.parent, layer)?;
+        let (below, tree) = self.load_with_parent(info.header.parent, layer)?;
         let mut parts = Vec::new();
         for ino in below.diff(&tree).contents {
             let before = was(&below, &tree, ino);

@@ -1,4 +1,4 @@
-//! Undo and redo of single files, and what a restore leaves for them.
+//! Undo and redo of single files, and the entries that a restore adds to the edit history.
 
 use crate::error::{Attempt, Error, FsError, Kind, Result};
 use crate::fs::{NoStep, State, Step, Stepped, Tended};
@@ -8,37 +8,39 @@ use crate::timeline::diff::What;
 use crate::timeline::restore::ChangeSink;
 use crate::types::TreePath;
 
-/// A restore that changes more files is no edit of each of them: `op restore` takes it back.
-const MOST_RESTORED: usize = 10_000;
+/// A restore that replaces more files adds nothing to the edit history; `jailfs op restore` undoes it.
+const MAX_RESTORED: usize = 10_000;
 
 impl Timeline {
-    /// Makes a file what it was, by versions, in place.
+    /// Undoes or redoes edits of one file, in place.
     ///
     /// # Errors
-    /// [`Kind::NoStore`] if there are not so many versions, or what the store answers. Before the version is shown, an error
-    /// changes nothing.
+    /// [`Kind::NoStore`] if the history has fewer edits, [`Kind::InUse`] if something is mounted on
+    /// the file, or a failure of the store. An error before the switch changes nothing; a later one
+    /// says that the step was done.
     pub fn step(&self, path: &TreePath, step: Step) -> Result<Stepped> {
-        let _turn = self.turn();
+        let _operation = self.lock_operation();
         self.flush()?;
         if self.kernel().mounts_inside()?.contains(path) {
             let why = "something is mounted on it";
             return Err(Error::new(Kind::InUse, attempt(path, step), why).hint("unmount it first"));
         }
         let stepped = self.fs.step(path, step).map_err(|no| refusal(path, step, no))?;
-        let told = self.kernel().invalidate(&stepped.invalidations);
+        let invalidated = self.kernel().invalidate(&stepped.invalidations);
         let synced = self.with_reserve(|| self.fs.sync().attempt(|| "sync the store"));
         let done = |error: Error| error.after(format!("{} was done", attempt(path, step)));
-        synced.and(told).map_err(done)?;
+        synced.and(invalidated).map_err(done)?;
         Ok(stepped)
     }
 
-    /// Keeps the versions of files small. While files are being edited only what cannot wait is done, unless `at_once`.
-    pub fn tend_versions(&self, at_once: bool) -> Tended {
+    /// Shrinks the edit history. While files are being edited it does only what cannot wait, unless
+    /// `at_once`.
+    pub fn maintain_edit_history(&self, at_once: bool) -> Tended {
         self.fs.tend_versions(at_once, &|| self.is_stopping())
     }
 
-    /// Lists what a restore changed, and keeps in the edit history what it replaced, unless that is
-    /// more than [`MOST_RESTORED`] files.
+    /// Lists the changes of a restore, and adds the files that it replaced to the edit history,
+    /// unless there are more than [`MAX_RESTORED`].
     pub(super) fn list_restored(
         &self,
         from: &State,
@@ -51,7 +53,7 @@ impl Timeline {
             let change = change.attempt(attempt)?;
             if is_lost(change.what) {
                 count += 1;
-                if count > MOST_RESTORED {
+                if count > MAX_RESTORED {
                     kept = Vec::new();
                 } else if let Some(content) = from.content(&change.old).ok().flatten() {
                     kept.push((change.old_path.as_ref().unwrap_or(&change.path).clone(), content));
@@ -64,7 +66,7 @@ impl Timeline {
     }
 }
 
-/// Whether a change replaced what stood at the path.
+/// Whether a change replaced or removed the file at the path.
 fn is_lost(what: What) -> bool {
     match what {
         What::Deleted | What::Content | What::Type | What::Renamed | What::Links => true,
@@ -101,15 +103,13 @@ fn refusal(path: &TreePath, step: Step, no: NoStep) -> Error {
         (NoStep::NotAFile(_), _) => Error::new(
             Kind::Failed,
             attempt(path, step),
-            "what stands there now is not a regular file",
+            "there is something else than a regular file at this path now",
         )
         .hint("move it away first"),
-        (NoStep::Failed(FsError::NotADirectory), _) => Error::new(
-            Kind::Failed,
-            attempt(path, step),
-            "what stands above it now is not a directory",
-        )
-        .hint("move it away first"),
+        (NoStep::Failed(FsError::NotADirectory), _) => {
+            Error::new(Kind::Failed, attempt(path, step), "a path above it is not a directory now")
+                .hint("move it away first")
+        }
         (NoStep::Failed(error), _) => {
             match Err::<(), FsError>(error).attempt(|| attempt(path, step)) {
                 Err(error) => error,

@@ -2,31 +2,31 @@
 //! the time and the memory of a mount depend on what differs from the base and not on how often
 //! programs changed it.
 //!
-//! The journal is at most [`RATIO`] times as long as its shortest form plus [`FREE`] bytes, and what
+//! The journal is at most [`MAX_RATIO`] times as long as its shortest form plus [`SLACK`] bytes, and what
 //! comes while it is looked at or rewritten. A look costs as much as what differs. So the next one
 //! comes when the journal is too long even if its shortest form has not changed, or when the tree
 //! has lost an eighth of what made it so long.
 
 use crate::error::{Attempt, Result};
-use crate::fs::{NextLook, OpenJournal, SMALL_JOURNAL};
+use crate::fs::{NextCheck, OpenJournal, SMALL_JOURNAL};
 use crate::store::layer::sealed::compact_len;
 use crate::sys::memory;
 use crate::timeline::{Effort, Timeline};
 use crate::tree::Tree;
 
 /// How many times longer than its shortest form the journal may be.
-const RATIO: u64 = 3;
+const MAX_RATIO: u64 = 3;
 /// Bytes that it may have besides.
-const FREE: u64 = SMALL_JOURNAL;
+const SLACK: u64 = SMALL_JOURNAL;
 /// Bytes that come at least between two looks.
-const STEP: u64 = 4 << 20;
+const LOOK_INTERVAL: u64 = 4 << 20;
 /// Of the edits of the shortest form, this part has to go before the next look.
-const PART: u64 = 8;
+const LOST_PART: u64 = 8;
 /// And at least so many.
-const FEW: u64 = 1 << 14;
+const MIN_LOST: u64 = 1 << 14;
 
 /// What a rewritten journal has besides edits, in bytes.
-const ALWAYS_THERE: u64 = 256;
+const OVERHEAD: u64 = 256;
 
 impl Timeline {
     /// Rewrites the journal of the layer that is written to, if it is several times longer than
@@ -36,22 +36,22 @@ impl Timeline {
     /// What the store answers; the journal then stays as it is, and is looked at again when it has
     /// grown.
     pub fn shorten_journal(&self, effort: Effort) -> Result<()> {
-        let _tidying = self.compacting.lock();
+        let _compacting = self.compacting.lock();
         let open = self.fs.open_journal();
         if open.end.bytes() < SMALL_JOURNAL && effort == Effort::WhereItPays {
-            self.fs.look_at_journal(NextLook::first(open.end.layer));
+            self.fs.set_next_journal_check(NextCheck::first(open.end.layer));
             return Ok(());
         }
         let shortened = self.shorten(&open, effort);
         let next = shortened.as_ref().copied().unwrap_or_else(|_| later(&open));
         drop(open);
-        self.fs.look_at_journal(next);
+        self.fs.set_next_journal_check(next);
         memory::trim();
         shortened.map(drop)
     }
 
     /// Says when the next look is.
-    fn shorten(&self, open: &OpenJournal, effort: Effort) -> Result<NextLook> {
+    fn shorten(&self, open: &OpenJournal, effort: Effort) -> Result<NextCheck> {
         let layer = open.end.layer;
         let parent = self.store.layer(layer).and_then(|info| info.header.parent);
         let is_open = |parent| self.store.layer(parent).is_none_or(|info| info.seal.is_none());
@@ -60,27 +60,28 @@ impl Timeline {
             return Ok(later(open));
         }
         let below =
-            parent.map_or_else(|| Ok(Tree::new()), |parent| self.roots.lock().load(parent))?;
+            parent.map_or_else(|| Ok(Tree::new()), |parent| self.trees.lock().load(parent))?;
         let (shortest, edits) = compact_len(below.edits_to(&open.tree))?;
-        let most = shortest.saturating_mul(RATIO).saturating_add(FREE);
+        let most = shortest.saturating_mul(MAX_RATIO).saturating_add(SLACK);
         let is_long = match effort {
             Effort::WhereItPays => open.end.bytes() > most,
-            Effort::Everything => open.end.bytes() > shortest.saturating_add(ALWAYS_THERE),
+            Effort::Everything => open.end.bytes() > shortest.saturating_add(OVERHEAD),
         };
         if is_long {
             let rewritten = self.fs.rewrite_journal(open, &below);
             rewritten.attempt(|| format!("rewrite the journal of layer {layer}"))?;
             log::debug!("the journal of layer {layer}: {} bytes of {shortest}", open.end.bytes());
         }
-        let bytes = if is_long { most } else { most.max(open.end.bytes().saturating_add(STEP)) };
-        let lost = usize::try_from((edits / PART).max(FEW)).unwrap_or(usize::MAX);
-        Ok(NextLook { layer, bytes, entries: open.tree.entries().saturating_sub(lost) })
+        let bytes =
+            if is_long { most } else { most.max(open.end.bytes().saturating_add(LOOK_INTERVAL)) };
+        let lost = usize::try_from((edits / LOST_PART).max(MIN_LOST)).unwrap_or(usize::MAX);
+        Ok(NextCheck { layer, bytes, entries: open.tree.entries().saturating_sub(lost) })
     }
 }
 
-fn later(open: &OpenJournal) -> NextLook {
-    let bytes = open.end.bytes().saturating_add(STEP);
-    NextLook { layer: open.end.layer, bytes, entries: 0 }
+fn later(open: &OpenJournal) -> NextCheck {
+    let bytes = open.end.bytes().saturating_add(LOOK_INTERVAL);
+    NextCheck { layer: open.end.layer, bytes, entries: 0 }
 }
 
 #[cfg(test)]

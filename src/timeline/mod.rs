@@ -1,17 +1,19 @@
-//! What happens to states over time: sealing, going back, comparing, applying.
-//!
-//! A [`Timeline`] is a head of a store with its filesystem. One operation runs at a time; programs in the mount go on
-//! meanwhile and wait microseconds at most, when the upper layer or the state is exchanged.
+//! A head of a store with its filesystem, and the operations on its states: seal, restore, compare,
+//! apply, collect.
 //!
 //! Always true:
-//! * the head's record names a layer from which the present state can be rebuilt, or one that this head continued;
+//! * the head's record names a layer from which the present state can be rebuilt, or one that this
+//!   head continued;
 //! * a checkpoint exists if and only if its layer ends with a durable seal;
-//! * before an operation replaces the state, the state before it was sealed, so every operation can be undone; what was
-//!   written while it did so is sealed right after it.
+//! * before an operation replaces the state, the state before it is sealed, so every operation can be
+//!   undone; what programs write meanwhile is sealed right after it.
+//!
+//! One operation runs at a time. Programs in the mount go on meanwhile: they wait for microseconds at
+//! most, while the upper layer or the state is exchanged.
 
 pub mod apply;
 mod base_identity;
-mod blame;
+mod checkpoint;
 mod compact;
 mod dedup;
 pub mod diff;
@@ -19,8 +21,10 @@ mod edits;
 pub mod fsck;
 pub mod gc;
 mod journal;
+mod lineage;
 pub mod mounts;
 mod pack;
+mod reopen;
 pub mod restore;
 mod rewind;
 mod tree_cache;
@@ -38,10 +42,11 @@ use crate::fs::merged::pre_images::PreHistory;
 use crate::fs::{Fs, Invalidations, Kernel, State};
 use crate::jail::Jail;
 use crate::store::Store;
-use crate::store::layer::{LayerInfo, Upper};
-use crate::store::record::{HeadRecord, Header, LayerKind, OpRecord, OpVerb, Seal};
+use crate::store::layer::Upper;
+use crate::store::record::{HeadRecord, LayerKind, OpRecord, OpVerb};
 use crate::sys::clock;
-use crate::types::{Epoch, LayerId, Name, NodeId};
+use crate::tree::Tree;
+use crate::types::{Epoch, LayerId, NodeId};
 
 use apply::unfinished::{RecoveredApplies, UnfinishedRollback};
 use base_identity::BaseIdentity;
@@ -50,7 +55,7 @@ pub use gc::policy::{Due, Policy};
 pub use rewind::Savepoint;
 pub use tree_cache::TreeCache;
 
-/// A head without a mount: nothing is held, nothing is dirty.
+/// The kernel of a head that is not mounted: it has no caches and no dirty pages.
 struct NoKernel;
 
 impl Kernel for NoKernel {
@@ -70,95 +75,69 @@ pub struct Timeline {
     fs: Arc<Fs>,
     head: String,
     kernel: Mutex<Arc<dyn Kernel>>,
-    roots: Mutex<TreeCache>,
-    /// Whether it comes to its end, so that nothing long is begun any more.
+    trees: Mutex<TreeCache>,
+    /// Set while the daemon shuts down: long background work ends and is not started again.
     stopping: AtomicBool,
-    /// What each apply so far found in the base.
+    /// The pre-images of each apply so far.
     applies: Mutex<PreHistory>,
-    /// The rollback that no other apply may come before.
+    /// A rollback that could not end. No other apply runs before it has.
     unfinished: Mutex<Option<UnfinishedRollback>>,
-    /// Whether an apply was rolled back when the store was opened: it was the last, and the next
-    /// undo is meant for it.
+    /// Whether opening the store rolled back an apply. Then that apply was the last one, and the
+    /// next `apply --undo` has nothing left to do.
     was_rolled_back: AtomicBool,
-    /// One operation at a time.
-    turn: Mutex<()>,
-    /// Sealed layers are rewritten by one thread at a time.
+    /// Held for one operation at a time.
+    operation: Mutex<()>,
+    /// Held while sealed layers are rewritten.
     compacting: Mutex<()>,
-    /// What is known for storing content once; one thread at a time.
+    /// The chunk table of deduplication, held by one thread at a time.
     dedup: Mutex<Option<dedup::Dedup>>,
-    /// Layers in which equal content was looked for.
-    looked_through: Mutex<BTreeSet<LayerId>>,
-    /// Layers that take too much for a pack.
-    not_for_packs: Mutex<BTreeSet<LayerId>>,
-    /// Whether more of what was deflated may be given up than when that was looked at.
+    /// Layers that were already searched for equal content.
+    deduplicated: Mutex<BTreeSet<LayerId>>,
+    too_large_to_pack: Mutex<BTreeSet<LayerId>>,
+    /// Whether gathered content may have become sparse since it was last looked at.
     may_be_sparse: AtomicBool,
     dedup_is_on: AtomicBool,
     /// Paths that an apply writes only with consent.
     protected: RwLock<apply::protected::Protected>,
 }
 
-/// Which state an operation leads to: a sealed layer, or the base in an epoch.
+/// A state that an operation can lead to: a sealed layer, or the base in an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// The sealed layer; none is the base itself.
+    /// The sealed layer; `None` is the base itself.
     pub layer: Option<LayerId>,
     /// The epoch of the base below it.
     pub epoch: Epoch,
 }
 
 impl Timeline {
-    /// Opens a head, or begins it on the base. An apply that did not come to its end is rolled back
-    /// first, as far as that can be; see [`Timeline::unfinished_rollback`].
+    /// Opens a head, or creates it on the base. An interrupted apply is rolled back first, as far
+    /// as possible; see [`Timeline::unfinished_rollback`].
     ///
     /// # Errors
-    /// Damage, or what the store and the base answer.
+    /// Damage, another base than the store was made for, or a failure of the store or the base.
     pub fn open(store: Arc<Store>, base: Arc<Base>, head: &str, jail: Jail) -> Result<Timeline> {
-        let base_is = base_identity::recognise(&store, &base);
+        let base_is = base_identity::identify(&store, &base);
         if base_is == BaseIdentity::Other && !apply::rollback::interrupted(&store)?.is_empty() {
             base_identity::refuse_other(&store, &base)?;
         }
         let RecoveredApplies { applies, unfinished, was_rolled_back } =
             apply::unfinished::recover(&store, &base)?;
-        let epoch_now = epoch_of(&applies, unfinished.as_ref());
-        let mut roots = TreeCache::new(Arc::clone(&store));
+        let mut trees = TreeCache::new(Arc::clone(&store));
         let (upper, tree, epoch) = match store.head(head)? {
-            None => {
-                let epoch = epoch_now;
-                let upper = store.create_layer(None, head, epoch, LayerKind::Continues)?;
-                store.set_head(head, &HeadRecord { layer: upper.layer() })?;
-                let description = String::from_utf8_lossy(base.path()).into_owned();
-                let op = OpRecord {
-                    head: head.to_owned(),
-                    time: clock::now(),
-                    verb: OpVerb::Create,
-                    description,
-                    tree: None,
-                    epoch,
-                };
-                store.append_op(op)?;
-                (upper, crate::tree::Tree::new(), epoch)
-            }
-            Some(record) => tree_cache::reopen(&store, &mut roots, head, record.layer)?,
+            None => create_head(&store, &base, head, epoch_of(&applies, unfinished.as_ref()))?,
+            Some(record) => reopen::reopen(&store, &mut trees, head, record.layer)?,
         };
         if base_is == BaseIdentity::Other && !tree.is_empty() {
             base_identity::refuse_other(&store, &base)?;
         }
-        for (layer, epoch) in tree_cache::seal_strays(&store, &mut roots, head, upper.layer())? {
-            store.append_op(OpRecord {
-                head: head.to_owned(),
-                time: clock::now(),
-                verb: OpVerb::Seal,
-                description: tree_cache::CUT_OFF.to_owned(),
-                tree: Some(layer),
-                epoch,
-            })?;
-        }
-        base_identity::remember((&store, &base), base_is, &mut roots, (&tree, epoch), &applies)?;
+        reopen::seal_strays(&store, &mut trees, head, upper.layer())?;
+        base_identity::record_base((&store, &base), base_is, &mut trees, (&tree, epoch), &applies)?;
         let lower = Lower::new(Arc::clone(&base), Arc::clone(&store), epoch, applies.clone());
         let fs = Arc::new(Fs::new(Arc::clone(&store), tree, lower, upper, jail));
         fs.open_history(head);
         if store.was_volatile() {
-            // So that it is known to be: there are no marks.
+            // The journal has no marks that say what was synced, so sync everything.
             fs.sync().attempt(|| "sync what was written with --volatile")?;
         }
         Ok(Timeline {
@@ -167,16 +146,16 @@ impl Timeline {
             fs,
             head: head.to_owned(),
             kernel: Mutex::new(Arc::new(NoKernel)),
-            roots: Mutex::new(roots),
+            trees: Mutex::new(trees),
             stopping: AtomicBool::new(false),
             applies: Mutex::new(applies),
             unfinished: Mutex::new(unfinished),
             was_rolled_back: AtomicBool::new(was_rolled_back),
-            turn: Mutex::new(()),
+            operation: Mutex::new(()),
             compacting: Mutex::new(()),
             dedup: Mutex::new(None),
-            looked_through: Mutex::default(),
-            not_for_packs: Mutex::default(),
+            deduplicated: Mutex::default(),
+            too_large_to_pack: Mutex::default(),
             may_be_sparse: AtomicBool::new(true),
             dedup_is_on: AtomicBool::new(true),
             protected: RwLock::default(),
@@ -198,7 +177,7 @@ impl Timeline {
         &self.base
     }
 
-    /// Says that a kernel looks at the head from now on; none takes it away.
+    /// Sets the kernel that has the head mounted; `None` after an unmount.
     pub fn set_kernel(&self, kernel: Option<Arc<dyn Kernel>>) {
         *self.kernel.lock() = kernel.unwrap_or_else(|| Arc::new(NoKernel));
     }
@@ -207,20 +186,20 @@ impl Timeline {
         Arc::clone(&self.kernel.lock())
     }
 
-    /// Waits for the operation before.
-    fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock()
+    /// Waits for the operation that is running, and keeps others out.
+    fn lock_operation(&self) -> MutexGuard<'_, ()> {
+        self.operation.lock()
     }
 
-    /// Brings home what programs wrote through shared mappings, so that the state is as they see it.
+    /// Flushes the dirty pages of shared mappings, so that the state is what programs see.
     ///
     /// # Errors
-    /// When some file could not be flushed.
+    /// A file could not be flushed.
     pub fn flush(&self) -> Result<()> {
         self.kernel().flush()
     }
 
-    /// Makes the kernel forget which checkpoints there are.
+    /// Invalidates the kernel's listing of the checkpoints.
     pub fn checkpoint_names_changed(&self) {
         let listing = [NodeId::CHECKPOINTS];
         let what = Invalidations { listings: listing.into(), ..Invalidations::default() };
@@ -229,24 +208,25 @@ impl Timeline {
         }
     }
 
-    /// The epoch of the base as it is now; before an apply that is to be rolled back.
+    /// The present epoch of the base. While a rollback is unfinished, it is the epoch before that
+    /// apply.
     pub fn base_epoch(&self) -> Epoch {
         epoch_of(&self.applies.lock(), self.unfinished.lock().as_ref())
     }
 
-    /// The sealed layer right below the one that is written to.
-    pub fn parent(&self) -> Option<LayerId> {
-        self.store.layer(self.fs.upper_layer()).and_then(|l| l.header.parent)
+    /// The epoch of the base below the present state.
+    fn epoch(&self) -> Epoch {
+        self.fs.state().lower.epoch()
     }
 
-    /// The state that a target names.
+    /// Loads the state that a target names.
     ///
     /// # Errors
-    /// Damage, or a layer that does not exist.
+    /// Damage, a layer that does not exist, or an epoch whose pre-images gc removed.
     pub fn state_of(&self, target: Target) -> Result<State> {
         let since = usize::try_from(target.epoch.0).unwrap_or(usize::MAX);
         if self.applies.lock().iter().skip(since).any(|images| images.is_collected()) {
-            let why = "what the base was before the applies since was collected by gc";
+            let why = "gc removed the pre-images of a later apply";
             return Err(Error::new(
                 Kind::NoStore,
                 format!("go back to epoch {} of the base", target.epoch.0),
@@ -254,8 +234,8 @@ impl Timeline {
             ));
         }
         let tree = match target.layer {
-            Some(layer) => self.roots.lock().load(layer)?,
-            None => crate::tree::Tree::new(),
+            Some(layer) => self.trees.lock().load(layer)?,
+            None => Tree::new(),
         };
         let current = self.fs.state().lower;
         let applies = self.applies.lock().clone();
@@ -272,7 +252,7 @@ impl Timeline {
         Ok(State { tree, lower })
     }
 
-    /// The base as it is now, without any tree.
+    /// The present base, without any changes.
     ///
     /// # Errors
     /// As [`Timeline::state_of`].
@@ -280,156 +260,20 @@ impl Timeline {
         self.state_of(Target { layer: None, epoch: self.base_epoch() })
     }
 
-    /// The sealed layers below the one that is written to, newest first.
-    pub fn ancestry(&self) -> Vec<LayerInfo> {
-        self.down_from(self.parent())
-    }
-
-    /// The sealed states that the present one came of, newest first: those below it, and those before each apply that put the head
-    /// on the base.
-    pub fn lineage(&self) -> Vec<LayerInfo> {
-        let mut line = self.ancestry();
-        let mut bottom = line.last().cloned().or_else(|| self.store.layer(self.fs.upper_layer()));
-        while let Some(LayerInfo {
-            header: Header { layer, kind: LayerKind::Lands(before), .. },
-            ..
-        }) = bottom
-        {
-            let newest =
-                |all: Vec<LayerInfo>| all.into_iter().rfind(|info| info.header.layer < layer);
-            let before = match self.store.layer(before).filter(|info| info.header.kind.is_of_head())
-            {
-                Some(info) if info.seal.is_none() => info.header.parent,
-                Some(info) => Some(info.header.layer),
-                // gc took it: what was sealed last before the apply, that is.
-                None => newest(self.sealed()).map(|info| info.header.layer),
-            };
-            let earlier = self.down_from(before.filter(|before| *before < layer));
-            bottom = earlier.last().cloned();
-            line.extend(earlier);
-        }
-        line
-    }
-
-    fn down_from(&self, mut at: Option<LayerId>) -> Vec<LayerInfo> {
-        let mut line = Vec::new();
-        while let Some(info) = at.and_then(|id| self.store.layer(id)) {
-            at = info.header.parent;
-            line.push(info);
-        }
-        line
-    }
-
-    /// All sealed states, oldest first.
-    pub fn sealed(&self) -> Vec<LayerInfo> {
-        let mut all = self.store.catalog();
-        all.retain(|l| l.seal.is_some() && l.header.kind.is_of_head());
-        all
-    }
-
-    /// Seals the state as it is now and makes it a checkpoint.
-    ///
-    /// # Errors
-    /// A name that is taken or not a name, or what the store answers.
-    pub fn checkpoint(&self, name: Option<String>, message: String) -> Result<LayerId> {
-        let _turn = self.turn();
-        if let Some(name) = &name {
-            self.check_name(name)?;
-        }
-        self.flush()?;
-        let told = name.as_ref().map(|name| format!(" '{name}'")).unwrap_or_default();
-        let seal = Seal { name, message, time: clock::now(), automatic: false };
-        let layer = self.fs.upper_layer();
-        let is_made =
-            || self.store.layer(layer).is_some_and(|info| info.seal.as_ref() == Some(&seal));
-        let description = format!("{layer}{told}");
-        let made = |error: Error| error.after(format!("checkpoint {description} was made"));
-        self.seal(seal.clone()).map_err(|error| if is_made() { made(error) } else { error })?;
-        let to = Target { layer: Some(layer), epoch: self.epoch() };
-        self.log(OpVerb::Checkpoint, description.clone(), to).map_err(made)?;
-        Ok(layer)
-    }
-
-    fn check_name(&self, name: &str) -> Result<()> {
-        let attempt = || format!("checkpoint '{name}'");
-        let special =
-            name.starts_with('@') || name == "base" || name.bytes().all(|b| b.is_ascii_digit());
-        if special || Name::new(name.as_bytes()).is_err() {
-            return Err(Error::new(Kind::Usage, attempt(), "not a name for a checkpoint").hint(
-                "a name is not a number, not 'base', does not begin with '@' and has no '/'",
-            ));
-        }
-        let taken =
-            |l: &LayerInfo| l.seal.as_ref().is_some_and(|s| s.name.as_deref() == Some(name));
-        match self.sealed().into_iter().find(taken) {
-            Some(other) => Err(Error::new(
-                Kind::Failed,
-                attempt(),
-                format!("checkpoint {} has this name", other.header.layer),
-            )
-            .hint("choose another name, or none")),
-            None => Ok(()),
-        }
-    }
-
-    fn epoch(&self) -> Epoch {
-        self.fs.state().lower.epoch()
-    }
-
-    /// Seals the upper layer under one that continues it.
-    fn seal(&self, seal: Seal) -> Result<LayerId> {
-        let during = |e: Error| e.during("seal the tree");
-        let below = self.fs.upper_layer();
-        let next = self
-            .store
-            .create_layer(Some(below), &self.head, self.epoch(), LayerKind::Continues)
-            .map_err(during)?;
-        let above = next.layer();
-        let (layer, state) = self.fs.seal(next, seal).map_err(during)?;
-        self.roots.lock().keep(layer, state.tree);
-        let record = HeadRecord { layer: above };
-        self.with_reserve(|| self.store.set_head(&self.head, &record)).map_err(during)?;
-        Ok(layer)
-    }
-
-    fn log(&self, verb: OpVerb, description: String, to: Target) -> Result<u64> {
+    /// Appends to the operation log. Returns the number of the operation.
+    fn log_operation(&self, verb: OpVerb, description: String, to: Target) -> Result<u64> {
         let (head, time) = (self.head.clone(), clock::now());
         let op = OpRecord { head, time, verb, description, tree: to.layer, epoch: to.epoch };
         self.with_reserve(|| self.store.append_op(op.clone()))
     }
 
-    /// Takes a step of an operation that is done but for its end, and is not begun anew for that: on a full disk the reserve is for
-    /// it.
-    fn with_reserve<T>(&self, mut step: impl FnMut() -> Result<T>) -> Result<T> {
-        match step() {
-            Err(error) if error.is_full() && self.store.release_reserve() => {
-                let again = step();
-                self.store.keep_reserve();
-                again
-            }
-            taken => taken,
-        }
+    /// Runs a step that an operation needs to finish. If the disk is full, the step is tried once
+    /// more with the space of the reserve.
+    fn with_reserve<T>(&self, step: impl FnMut() -> Result<T>) -> Result<T> {
+        self.store.with_reserve(step)
     }
 
-    /// Makes sure that the present state is sealed. Gives the sealed state, and the layer if it was sealed for this.
-    fn seal_present(&self, why: &str) -> Result<(Target, Option<LayerId>)> {
-        let epoch = self.epoch();
-        if !self.fs.upper_is_changed() {
-            return Ok((Target { layer: self.parent(), epoch }, None));
-        }
-        let seal = Seal {
-            name: None,
-            message: format!("before {why}"),
-            time: clock::now(),
-            automatic: true,
-        };
-        let layer = self.seal(seal)?;
-        let sealed = Target { layer: Some(layer), epoch };
-        self.log(OpVerb::Seal, format!("before {why}"), sealed)?;
-        Ok((sealed, Some(layer)))
-    }
-
-    /// Says which paths an apply writes only with consent, from now on.
+    /// Sets the paths that an apply writes only with consent.
     pub fn set_protected(&self, list: apply::protected::Protected) {
         *self.protected.write() = list;
     }
@@ -438,34 +282,36 @@ impl Timeline {
     pub fn protected(&self) -> apply::protected::Protected {
         self.protected.read().clone()
     }
-
-    /// Logs that writes which arrived until the switch to another state are sealed in `layer`, and
-    /// caches their tree.
-    fn log_late_seal(&self, layer: LayerId, state: &State, message: String) -> Result<()> {
-        self.roots.lock().keep(layer, state.tree.clone());
-        let rest = Target { layer: Some(layer), epoch: state.lower.epoch() };
-        self.log(OpVerb::Seal, message, rest).map(drop)
-    }
 }
 
-/// The epoch of the base after some applies, of which the last may be one that is to be rolled
+/// Creates a head with an empty tree over the base, and logs that.
+fn create_head(
+    store: &Arc<Store>,
+    base: &Base,
+    head: &str,
+    epoch: Epoch,
+) -> Result<(Upper, Tree, Epoch)> {
+    let upper = store.create_layer(None, head, epoch, LayerKind::Continues)?;
+    store.set_head(head, &HeadRecord { layer: upper.layer() })?;
+    store.append_op(OpRecord {
+        head: head.to_owned(),
+        time: clock::now(),
+        verb: OpVerb::Create,
+        description: String::from_utf8_lossy(base.path()).into_owned(),
+        tree: None,
+        epoch,
+    })?;
+    Ok((upper, Tree::new(), epoch))
+}
+
+/// The epoch of the base after all applies, or before the last one if that is still to be rolled
 /// back.
 fn epoch_of(applies: &PreHistory, unfinished: Option<&UnfinishedRollback>) -> Epoch {
     let all = || Epoch(u32::try_from(applies.len()).unwrap_or(u32::MAX));
     unfinished.map_or_else(all, UnfinishedRollback::before)
 }
 
-/// Seals a layer that nobody writes to any more. It is synced first: the seal says that all before it was, a power cut may leave the
-/// seal and tear what is synced with it, and the head's record names another layer already.
-fn close(store: &Store, layer: &mut Upper, message: &str) -> Result<()> {
-    store.identities().lock().sync()?;
-    layer.sync()?;
-    let seal =
-        Seal { name: None, message: message.to_owned(), time: clock::now(), automatic: true };
-    store.seal_layer(layer, seal)
-}
-
-/// What an operation is called.
+/// The name of an operation, as the log and the messages have it.
 pub fn verb_text(verb: OpVerb) -> &'static str {
     match verb {
         OpVerb::Create => "create",

@@ -1,30 +1,31 @@
-//! Mounts of others inside the mount, such as a tmpfs on a directory of the tree.
+//! Finds mounts inside the mount, such as a tmpfs on a directory, that an operation would detach.
 //!
-//! The kernel detaches such a mount silently when the directory under it is removed or becomes another
-//! one, and with the last user of a tmpfs its files are gone. So an operation that replaces the tree
-//! looks for mounts that it would detach before it changes anything.
+//! The kernel detaches such a mount silently when its mount point is removed or becomes another
+//! node, and the files of a tmpfs are then lost. So an operation that replaces the tree looks for
+//! such mounts before it changes anything.
 
 use crate::error::{Attempt, Error, FsResult, Kind, Result};
 use crate::fs::State;
 use crate::timeline::Timeline;
 use crate::types::{FileKind, TreePath};
 
-/// What to do with a mount whose directory does not stay.
+/// What to do with a mount whose mount point does not stay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mounts {
-    /// Change nothing, and name it.
+    /// Change nothing, and fail with its path.
     #[default]
     Refuse,
-    /// Let the kernel detach it, and name it.
+    /// Let the kernel detach it, and report its path.
     Detach,
 }
 
 impl Timeline {
-    /// The mounts inside that going from one state to the other detaches; with paths, only those at and
-    /// below them.
+    /// The mounts that switching from one state to the other detaches. If `paths` is not empty, only
+    /// those at and below them.
     ///
     /// # Errors
-    /// `InUse`: there are some, and they are to be refused. Those of reading the mounts or the base.
+    /// [`Kind::InUse`] if there are some and [`Mounts::Refuse`] is given. Reading the mount table or
+    /// the base failed.
     pub fn detached_mounts(
         &self,
         (from, to): (&State, &State),
@@ -49,8 +50,8 @@ impl Timeline {
     }
 }
 
-/// Whether a path is the same node in both states, and each directory above it: then the kernel keeps
-/// what is mounted on it. A file that a file is mounted on must also have the same content.
+/// Whether the kernel keeps a mount at `point`: the mount point and each directory above it must be
+/// the same node in both states. A mount point that is a file must also have the same content.
 fn stays(from: &State, to: &State, point: &TreePath) -> FsResult<bool> {
     for path in point.upwards() {
         let (old, new) = (from.resolve(&path)?, to.resolve(&path)?);

@@ -21,19 +21,19 @@ use crate::timeline::{Effort, Timeline};
 use crate::types::LayerId;
 
 /// The newest layers, so many, are left as they are.
-const NEWEST: usize = 4;
+const UNPACKED_NEWEST: usize = 4;
 /// It pays for so many layers.
-const ENOUGH: usize = 16;
+const MIN_LAYERS: usize = 16;
 /// Layers of one step, at most.
-const MOST: usize = 256;
+const MAX_LAYERS: usize = 256;
 /// Bytes of records in one step, about.
-const MOST_RECORDS: usize = 4 << 20;
+const MAX_RECORD_BYTES: usize = 4 << 20;
 /// Bytes of content in one step, about.
-const MOST_CONTENT: u64 = 16 << 20;
+const MAX_CONTENT_BYTES: u64 = 16 << 20;
 /// Content is copied where so many times its bytes are free.
-const ROOM: u64 = 8;
+const FREE_FACTOR: u64 = 8;
 /// A layer with more content of its own keeps its pool.
-const LITTLE: u64 = 1 << 20;
+const SMALL_POOL: u64 = 1 << 20;
 /// A journal of fewer bytes is not rewritten for it.
 const SMALL_JOURNAL: u64 = 512;
 
@@ -48,7 +48,7 @@ impl Timeline {
         let _dedup = self.dedup.lock();
         let mut is_more = true;
         while is_more && !self.is_stopping() && go() {
-            let _tidying = self.compacting.lock();
+            let _compacting = self.compacting.lock();
             is_more = self.pack_some(effort)?;
             is_more |= self.gather_some(effort)?;
         }
@@ -58,29 +58,29 @@ impl Timeline {
     /// Puts the records of some layers in a pack, if there are enough. Whether it did.
     fn pack_some(&self, effort: Effort) -> Result<bool> {
         let cold = self.cold(effort)?;
-        let enough = if effort == Effort::Everything { 1 } else { ENOUGH };
+        let enough = if effort == Effort::Everything { 1 } else { MIN_LAYERS };
         let (mut packed, mut bytes) = (Vec::new(), 0);
-        for info in cold.iter().filter(|_| cold.len() >= enough).take(MOST) {
+        for info in cold.iter().filter(|_| cold.len() >= enough).take(MAX_LAYERS) {
             let layer = info.header.layer;
             let form = if info.compact || info.bytes < SMALL_JOURNAL {
                 self.store.packed_form(layer, None::<std::iter::Empty<_>>)?
             } else {
-                let (below, tree) = self.with_parent(info.header.parent, layer)?;
+                let (below, tree) = self.load_with_parent(info.header.parent, layer)?;
                 self.store.packed_form(layer, Some(below.edits_to(&tree)))?
             };
             let Some(form) = form else {
-                self.not_for_packs.lock().insert(layer);
+                self.too_large_to_pack.lock().insert(layer);
                 continue;
             };
             bytes += form.weight();
             packed.push(form);
-            if bytes > MOST_RECORDS || self.is_stopping() {
+            if bytes > MAX_RECORD_BYTES || self.is_stopping() {
                 break;
             }
         }
         let is_any = !packed.is_empty();
         if is_any {
-            self.store.put_in_packs(packed)?;
+            self.store.pack_layers(packed)?;
         }
         Ok(is_any)
     }
@@ -95,10 +95,10 @@ impl Timeline {
             info.seal.is_some() && (has_tree(info) || info.header.kind == LayerKind::Collected)
         });
         if effort == Effort::WhereItPays {
-            all.truncate(all.len().saturating_sub(NEWEST));
+            all.truncate(all.len().saturating_sub(UNPACKED_NEWEST));
         }
         let dedup_is_on = self.dedup_is_on.load(Ordering::Relaxed);
-        let (looked, not) = (self.looked_through.lock(), self.not_for_packs.lock());
+        let (looked, not) = (self.deduplicated.lock(), self.too_large_to_pack.lock());
         all.retain(|info| {
             let layer = info.header.layer;
             let is_done = !dedup_is_on || !has_tree(info) || looked.contains(&layer);
@@ -111,9 +111,9 @@ impl Timeline {
     fn gather_some(&self, effort: Effort) -> Result<bool> {
         let (mut sources, mut bytes, mut room, mut empty) = (Vec::new(), 0, 0, 0);
         let may_be_sparse = self.may_be_sparse.load(Ordering::Relaxed);
-        let sparse = if may_be_sparse { self.store.sparse()? } else { BTreeSet::new() };
+        let sparse = if may_be_sparse { self.store.sparse_gathered()? } else { BTreeSet::new() };
         // In what has a map, equal content is not looked for.
-        let looked = self.looked_through.lock().clone();
+        let looked = self.deduplicated.lock().clone();
         let is_done = |info: &LayerInfo| {
             !info.header.kind.is_of_head() || looked.contains(&info.header.layer)
         };
@@ -121,7 +121,7 @@ impl Timeline {
             let layer = info.header.layer;
             let Some(pool) = self.store.pool(layer)? else { continue };
             let about = pool.metadata().attempt(|| format!("look at the pool of layer {layer}"))?;
-            if about.blocks() * 512 > LITTLE && !sparse.contains(&layer) {
+            if about.blocks() * 512 > SMALL_POOL && !sparse.contains(&layer) {
                 continue;
             }
             let own: u64 = self.store.own_content(layer)?.iter().map(|range| range.len()).sum();
@@ -130,19 +130,19 @@ impl Timeline {
             room += if info.header.kind == LayerKind::Gathered { about.len() } else { own };
             empty += usize::from(own == 0);
             sources.push(info);
-            if bytes > MOST_CONTENT || sources.len() == MOST {
+            if bytes > MAX_CONTENT_BYTES || sources.len() == MAX_LAYERS {
                 break;
             }
         }
         let is_worth_it = match effort {
-            Effort::WhereItPays => sources.len() >= ENOUGH,
+            Effort::WhereItPays => sources.len() >= MIN_LAYERS,
             Effort::Everything => sources.len() > 1 || empty > 0,
         };
         if !is_worth_it {
             sources.retain(|info| sparse.contains(&info.header.layer));
         }
         // Nobody else may find the disk full for it.
-        let has_room = self.store.free_bytes() / ROOM >= room;
+        let has_room = self.store.free_bytes() / FREE_FACTOR >= room;
         let is_thin = sources.iter().any(|info| sparse.contains(&info.header.layer));
         if sparse.is_empty() {
             self.may_be_sparse.store(false, Ordering::Relaxed);

@@ -1,8 +1,9 @@
-//! Forgetting what happened since a moment: an attempt that failed leaves the next one nothing, neither to find nor in its way.
+//! Rolls a sandbox back to a savepoint, so that a failed attempt leaves nothing for the next one.
 //!
-//! Checkpoints, holds, operations and versions of single files are what they were; only numbers go on. Cut off anywhere, what is
-//! left to forget are checkpoints and operations like any other. The tree must have been taken back before: it lies on a state
-//! that was there at the moment.
+//! * Checkpoints, holds, operations and the edit history are as they were at the savepoint. Only the
+//!   numbers of new layers and operations go on.
+//! * The tree itself must be rolled back before, to a state that existed at the savepoint.
+//! * If a rewind is interrupted, the rest are ordinary checkpoints and operations.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +13,7 @@ use crate::timeline::gc::{Keep, is_checkpoint};
 use crate::timeline::{Policy, Timeline};
 use crate::types::LayerId;
 
-/// What there was at a moment, besides the tree.
+/// The checkpoints, holds, operations and edits that existed at one time.
 pub struct Savepoint {
     /// The sealed states.
     states: BTreeSet<LayerId>,
@@ -23,9 +24,9 @@ pub struct Savepoint {
 }
 
 impl Timeline {
-    /// Remembers what there is now.
-    pub fn moment(&self) -> Savepoint {
-        let _turn = self.turn();
+    /// Takes a savepoint.
+    pub fn savepoint(&self) -> Savepoint {
+        let _operation = self.lock_operation();
         Savepoint {
             states: self.states(),
             holds: self.store.holds(),
@@ -38,38 +39,42 @@ impl Timeline {
         self.sealed().iter().map(|info| info.header.layer).collect()
     }
 
-    /// Forgets what happened since a moment. Nobody looks at states meanwhile.
+    /// Drops what was made since a savepoint. The caller keeps readers of states out meanwhile.
     ///
     /// # Errors
-    /// When the tree lies on a state that is to be forgotten, or what the store answers: then something of it may still be there.
-    pub fn rewind_to(&self, moment: &Savepoint) -> Result<()> {
-        let attempt = "forget what happened since";
+    /// The tree lies on a state that would be dropped, or the store failed. After a failure of the
+    /// store, a part may still be there.
+    pub fn rewind_to(&self, savepoint: &Savepoint) -> Result<()> {
+        let attempt = "roll back to the savepoint";
         {
-            let _turn = self.turn();
-            if self.parent().is_some_and(|layer| !moment.states.contains(&layer)) {
+            let _operation = self.lock_operation();
+            if self.parent().is_some_and(|layer| !savepoint.states.contains(&layer)) {
                 return Err(Error::new(
                     Kind::Failed,
                     attempt,
-                    "the tree lies on a state that was made since",
+                    "the tree lies on a state that is newer",
                 ));
             }
-            let _tidying = self.compacting.lock();
-            self.with_reserve(|| self.store.set_holds(&moment.holds))
+            let _compacting = self.compacting.lock();
+            self.with_reserve(|| self.store.set_holds(&savepoint.holds))
                 .map_err(|e| e.during(attempt))?;
-            self.with_reserve(|| self.store.cut_ops(moment.operation))
+            self.with_reserve(|| self.store.cut_ops(savepoint.operation))
                 .map_err(|e| e.during(attempt))?;
-            self.fs.go_back_to_versions(&moment.versions);
+            self.fs.go_back_to_versions(&savepoint.versions);
             let mut made = self.sealed();
-            made.retain(|info| is_checkpoint(info) && !moment.states.contains(&info.header.layer));
+            made.retain(|info| {
+                is_checkpoint(info) && !savepoint.states.contains(&info.header.layer)
+            });
             for info in made {
-                self.with_reserve(|| self.give_up(&info)).map_err(|e| e.during(attempt))?;
+                self.with_reserve(|| self.unmark_checkpoint(&info))
+                    .map_err(|e| e.during(attempt))?;
             }
         }
         let keep = Keep {
             operations: Policy::OPERATIONS,
             checkpoints: None,
             store_bytes: None,
-            spared: moment.states.clone(),
+            spared: savepoint.states.clone(),
         };
         self.with_reserve(|| self.gc(&keep, false)).map_err(|e| e.during(attempt))?;
         Ok(())

@@ -1,77 +1,79 @@
-//! Rebuilding trees from layers: the tree of a layer is the tree of the one below with its own records applied.
+//! A cache of the trees of sealed layers. The tree of a layer is the tree of the layer below with
+//! the layer's own records applied.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::error::{Error, Kind, Result};
 use crate::store::Store;
-use crate::store::layer::{LayerContents, LayerInfo, Upper};
-use crate::store::record::{HeadRecord, Header, LayerKind, Record, Seal};
-use crate::sys::{clock, memory};
+use crate::store::layer::{LayerContents, LayerInfo};
+use crate::store::record::{LayerKind, Record};
 use crate::tree::{Misfit, Tree};
-use crate::types::{Epoch, LayerId};
+use crate::types::LayerId;
 
-/// Trees of sealed layers that are kept in memory.
-const KEPT: usize = 32;
-/// Nodes of kept trees, about; what a tree shares with the one that it came from counts once.
-const KEPT_NODES: usize = 250_000;
-/// Trees that are kept however large they are, those that were used last: a restore goes from one to the other.
-const LEAST_KEPT: usize = 2;
-/// Bytes of a journal that stand for one node that a tree does not share with the one below: few, so that too many are counted
-/// rather than too few.
-const BYTES_A_NODE: u64 = 64;
-/// The message of the seal of what was written during a restore that was cut off.
-pub(super) const CUT_OFF: &str = "during a restore that was cut off";
+/// Trees in the cache, at most.
+const MAX_TREES: usize = 32;
+/// Nodes in the cache, about, at most. Nodes that a tree shares with the one it was derived from
+/// count once.
+const MAX_NODES: usize = 250_000;
+/// Trees that stay however large they are, the most recently used: a restore goes from one to the
+/// other.
+const MIN_TREES: usize = 2;
+/// The estimated bytes of journal for each node that a tree does not share with the one below. The
+/// estimate is low, so that nodes are overcounted rather than undercounted.
+const BYTES_PER_NODE: u64 = 64;
 
-/// The trees of sealed layers, rebuilt as they are asked for.
+/// The trees of sealed layers, rebuilt on demand; the least recently used are dropped.
 pub struct TreeCache {
     store: Arc<Store>,
-    kept: BTreeMap<LayerId, Kept>,
+    entries: BTreeMap<LayerId, Entry>,
+    /// Counts the uses of all entries.
     uses: u64,
-    /// Nodes that are kept at most, about.
-    most: usize,
+    max_nodes: usize,
 }
 
-struct Kept {
+struct Entry {
     tree: Tree,
-    /// When it was used last.
-    used: u64,
-    /// Nodes that it did not share, when it came, with the tree that it was derived from.
-    own: usize,
+    /// The value of [`TreeCache::uses`] at its last use.
+    last_use: u64,
+    /// Nodes that it did not share, when it was inserted, with the tree that it was derived from.
+    own_nodes: usize,
 }
 
 impl TreeCache {
-    /// Nothing is kept yet.
+    /// An empty cache.
     pub fn new(store: Arc<Store>) -> TreeCache {
-        TreeCache { store, kept: BTreeMap::new(), uses: 0, most: KEPT_NODES }
+        TreeCache { store, entries: BTreeMap::new(), uses: 0, max_nodes: MAX_NODES }
     }
 
-    /// Keeps the tree of a layer, which the head shows or showed; those that were not used for long may go.
+    /// Inserts the tree of a layer that was just sealed. May drop others.
     pub fn keep(&mut self, layer: LayerId, tree: Tree) {
         let info = self.store.layer(layer);
         let parent = info.as_ref().and_then(|info| info.header.parent);
-        let is_derived = parent.is_some_and(|parent| self.kept.contains_key(&parent));
+        let is_derived = parent.is_some_and(|parent| self.entries.contains_key(&parent));
         let own = if is_derived { changed_by(info.as_ref(), &tree) } else { tree.len() };
         self.insert(layer, tree, own);
     }
 
-    fn insert(&mut self, layer: LayerId, tree: Tree, own: usize) {
+    fn insert(&mut self, layer: LayerId, tree: Tree, own_nodes: usize) {
         self.uses += 1;
-        self.kept.insert(layer, Kept { tree, used: self.uses, own });
-        while self.kept.len() > LEAST_KEPT && (self.kept.len() > KEPT || self.nodes() > self.most) {
-            let oldest =
-                self.kept.iter().min_by_key(|(_, kept)| kept.used).map(|(layer, _)| *layer);
-            oldest.and_then(|layer| self.kept.remove(&layer));
+        self.entries.insert(layer, Entry { tree, last_use: self.uses, own_nodes });
+        while self.entries.len() > MIN_TREES
+            && (self.entries.len() > MAX_TREES || self.nodes() > self.max_nodes)
+        {
+            let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.last_use);
+            let oldest = oldest.map(|(layer, _)| *layer);
+            oldest.and_then(|layer| self.entries.remove(&layer));
         }
     }
 
     fn nodes(&self) -> usize {
-        self.kept.values().map(|kept| kept.own).sum()
+        self.entries.values().map(|entry| entry.own_nodes).sum()
     }
 
-    /// Keeps the tree of a layer no longer.
+    /// Drops the tree of a layer.
     pub fn forget(&mut self, layer: LayerId) {
-        self.kept.remove(&layer);
+        self.entries.remove(&layer);
     }
 
     /// The tree of a sealed layer.
@@ -83,10 +85,10 @@ impl TreeCache {
         let mut at = Some(layer);
         let mut tree = Tree::new();
         while let Some(id) = at {
-            if let Some(known) = self.kept.get_mut(&id) {
+            if let Some(entry) = self.entries.get_mut(&id) {
                 self.uses += 1;
-                known.used = self.uses;
-                tree = known.tree.clone();
+                entry.last_use = self.uses;
+                tree = entry.tree.clone();
                 break;
             }
             let info = self.store.layer(id).ok_or_else(|| {
@@ -96,7 +98,7 @@ impl TreeCache {
                 return Err(Error::new(
                     Kind::NoStore,
                     format!("load layer {id}"),
-                    "it was collected by gc",
+                    "gc collected it",
                 ));
             }
             above.push(id);
@@ -108,7 +110,7 @@ impl TreeCache {
                 ));
             }
         }
-        // An index on the way is as good as all that is below it.
+        // An index holds the whole tree of its layer, so nothing below it is replayed.
         let indexed =
             above.iter().position(|id| self.store.layer(*id).is_some_and(|l| l.index.is_some()));
         if let Some(at) = indexed
@@ -132,10 +134,10 @@ impl TreeCache {
     }
 }
 
-/// How many nodes of the tree of a layer its own records made, at most.
+/// Estimates how many nodes of a layer's tree its own records changed.
 fn changed_by(info: Option<&LayerInfo>, tree: &Tree) -> usize {
     let bytes = info.map_or(u64::MAX, |info| info.bytes);
-    usize::try_from(bytes / BYTES_A_NODE).unwrap_or(usize::MAX).min(tree.len())
+    usize::try_from(bytes / BYTES_PER_NODE).unwrap_or(usize::MAX).min(tree.len())
 }
 
 /// Applies the records of a layer to a tree.
@@ -149,130 +151,14 @@ pub(super) fn replay(tree: &mut Tree, contents: &LayerContents, layer: LayerId) 
     Ok(())
 }
 
-/// Finds the layer that a head writes to, rebuilds its tree and goes on with it.
-pub(super) fn reopen(
-    store: &Arc<Store>,
-    roots: &mut TreeCache,
-    head: &str,
-    recorded: LayerId,
-) -> Result<(Upper, Tree, Epoch)> {
-    let mut top = written_last(store, head, recorded)?;
-    let mut contents = store.read_layer(top)?;
-    while let Some(above) = store.continued(head, top) {
-        if contents.info.seal.is_none() {
-            seal_late(store, &contents)?;
-            if contents.is_cut {
-                // What lies above was written on top of what is lost. A new layer takes its place.
-                contents = store.read_layer(top)?;
-                break;
-            }
-        } else {
-            // The end may have come between the seal and its sync.
-            store.sync_layer(top)?;
-        }
-        top = above;
-        contents = store.read_layer(top)?;
-    }
-    let epoch = contents.info.header.epoch;
-    let upper = if contents.info.seal.is_some() {
-        store.create_layer(Some(top), head, epoch, LayerKind::Continues)?
-    } else {
-        store.reopen_layer(&contents)?
-    };
-    let tree = match (contents.info.seal.is_some(), contents.info.header.parent) {
-        (true, _) => roots.load(top)?,
-        (false, below) => {
-            let mut tree = below.map_or_else(|| Ok(Tree::new()), |below| roots.load(below))?;
-            replay(&mut tree, &contents, top)?;
-            tree
-        }
-    };
-    if upper.layer() != recorded {
-        store.set_head(head, &HeadRecord { layer: upper.layer() })?;
-    }
-    // Its journal was held as a whole.
-    drop(contents);
-    memory::trim();
-    Ok((upper, tree, epoch))
-}
-
-/// The layer that a head writes to, as far as its record tells. An apply publishes the layer on the new base before that takes
-/// the place of the one that is shown. What was written to the latter is in both as soon as they are exchanged; if it is in the latter alone,
-/// they never were, or a power cut took the record before it was synced.
-fn written_last(store: &Store, head: &str, recorded: LayerId) -> Result<LayerId> {
-    let (before, is_sealed) = match store.layer(recorded) {
-        Some(LayerInfo { header: Header { kind: LayerKind::Lands(before), .. }, seal, .. }) => {
-            (before, seal.is_some())
-        }
-        _ => return Ok(recorded),
-    };
-    // Only one that took its place was sealed.
-    if is_sealed {
-        return Ok(recorded);
-    }
-    let is_state = |l: &LayerInfo| l.header.kind.is_of_head() && l.header.head == head;
-    if !store.layer(before).is_some_and(|l| is_state(&l)) || is_changed(store, recorded)? {
-        return Ok(recorded);
-    }
-    Ok(if is_changed(store, before)? { before } else { recorded })
-}
-
-fn is_changed(store: &Store, layer: LayerId) -> Result<bool> {
-    Ok(store.read_layer(layer)?.is_changed)
-}
-
-/// Seals what was written while a restore replaced the state and was cut off before that was sealed: the head was on another
-/// layer already, and programs were still answered. Gives the layers, which nothing else leads to.
-pub(super) fn seal_strays(
-    store: &Arc<Store>,
-    roots: &mut TreeCache,
-    head: &str,
-    upper: LayerId,
-) -> Result<Vec<(LayerId, Epoch)>> {
-    let catalog = store.catalog();
-    let parents: BTreeSet<LayerId> = catalog.iter().filter_map(|l| l.header.parent).collect();
-    let is_stray = |l: &&LayerInfo| {
-        let layer = l.header.layer;
-        let is_of_head = l.header.head == head && l.header.kind != LayerKind::PreImage;
-        is_of_head && l.seal.is_none() && layer != upper && !parents.contains(&layer)
-    };
-    let mut sealed = Vec::new();
-    for info in catalog.iter().filter(is_stray) {
-        let (layer, parent) = (info.header.layer, info.header.parent);
-        let contents = store.read_layer(layer)?;
-        let below = match parent
-            .map(|parent| store.layer(parent).filter(|l| l.seal.is_some()).ok_or(parent))
-        {
-            // It was written on top of what a power cut took.
-            Some(Err(_)) => continue,
-            Some(Ok(below)) => roots.load(below.header.layer),
-            None => Ok(Tree::new()),
-        };
-        if !contents.is_changed
-            || below.and_then(|mut tree| replay(&mut tree, &contents, layer)).is_err()
-        {
-            continue;
-        }
-        super::close(store, &mut store.reopen_layer(&contents)?, CUT_OFF)?;
-        sealed.push((layer, info.header.epoch));
-    }
-    Ok(sealed)
-}
-
-/// Seals a layer under one that continues it: a crash came in between. Unsealed, its bytes would never be synced, although
-/// those above it are.
-fn seal_late(store: &Store, contents: &LayerContents) -> Result<()> {
-    let message = "cut off".to_owned();
-    let seal = Seal { name: None, message, time: clock::now(), automatic: true };
-    store.seal_layer(&mut store.reopen_layer(contents)?, seal)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::store::StoreOptions;
-    use crate::store::record::{Body, Edit, Meta, Node};
-    use crate::types::{FileKind, Ino, Timestamp};
+    use crate::store::record::Seal;
+    use crate::sys::clock;
+    use crate::tree::{Body, Edit, Meta, Node};
+    use crate::types::{Epoch, FileKind, Ino, Timestamp};
 
     fn fifo() -> Box<Node> {
         let time = Timestamp::default();
@@ -282,7 +168,7 @@ mod tests {
         Box::new(Node { meta, xattrs: None, body: Body::Special })
     }
 
-    /// A store of sealed layers, each on the one before, with a file more in each.
+    /// A store of sealed layers. Each adds one file to the layer below.
     fn store(path: &std::path::Path, layers: u32) -> Arc<Store> {
         let store = Store::create(
             path,
@@ -305,9 +191,9 @@ mod tests {
         Arc::new(store)
     }
 
-    /// Each layer gives up all that the one before has, and no two trees share anything.
+    /// Each layer removes everything that the layer below has, so no two trees share anything.
     #[test]
-    fn trees_that_share_nothing_count_each_for_itself() {
+    fn trees_that_share_nothing_count_in_full() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::create(
             &dir.path().join("store"),
@@ -331,26 +217,27 @@ mod tests {
             store.seal_layer(&mut layer, seal).unwrap();
             parent = Some(layer.layer());
         }
-        let mut roots = TreeCache { most: 10 * files as usize, ..TreeCache::new(Arc::new(store)) };
-        let top = roots.load(parent.unwrap()).unwrap();
+        let mut trees =
+            TreeCache { max_nodes: 10 * files as usize, ..TreeCache::new(Arc::new(store)) };
+        let top = trees.load(parent.unwrap()).unwrap();
         assert_eq!(top.len(), files as usize);
-        let nodes: usize = roots.kept.values().map(|kept| kept.tree.len()).sum();
-        // By the size of their records, so only about: these are small.
-        assert!(roots.kept.len() > 1 && nodes <= 3 * roots.most, "{nodes} nodes are kept");
+        let nodes: usize = trees.entries.values().map(|entry| entry.tree.len()).sum();
+        // The limit uses an estimate from the size of the records, and these records are small.
+        assert!(trees.entries.len() > 1 && nodes <= 3 * trees.max_nodes, "{nodes} nodes are kept");
     }
 
     #[test]
-    fn what_was_used_last_is_kept_however_old_it_is() {
+    fn the_cache_keeps_the_most_recently_used_trees_however_old_they_are() {
         let dir = tempfile::tempdir().unwrap();
-        let layers = KEPT as u32 + 40;
-        let mut roots = TreeCache::new(store(&dir.path().join("store"), layers));
-        let top = roots.load(LayerId(layers)).unwrap();
-        assert_eq!((top.len(), roots.kept.len()), (layers as usize, KEPT));
-        // One after the other from the oldest on, as housekeeping does: each is one step from the one before.
+        let layers = MAX_TREES as u32 + 40;
+        let mut trees = TreeCache::new(store(&dir.path().join("store"), layers));
+        let top = trees.load(LayerId(layers)).unwrap();
+        assert_eq!((top.len(), trees.entries.len()), (layers as usize, MAX_TREES));
+        // In order from the oldest, as housekeeping does: each load replays one layer.
         for layer in 1..30 {
-            assert_eq!(roots.load(LayerId(layer)).unwrap().len(), layer as usize);
-            assert!(roots.kept.contains_key(&LayerId(layer)), "layer {layer}");
-            assert!(roots.kept.len() <= KEPT);
+            assert_eq!(trees.load(LayerId(layer)).unwrap().len(), layer as usize);
+            assert!(trees.entries.contains_key(&LayerId(layer)), "layer {layer}");
+            assert!(trees.entries.len() <= MAX_TREES);
         }
     }
 }

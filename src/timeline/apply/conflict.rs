@@ -9,9 +9,10 @@
 use crate::base::BaseStat;
 use crate::error::{Attempt, FsResult, Result, if_exists};
 use crate::fs::State;
-use crate::store::record::{Body, Dentry, LayerKind};
+use crate::store::record::LayerKind;
 use crate::timeline::Timeline;
 use crate::timeline::diff::{PathChange, What};
+use crate::tree::{Body, Dentry};
 use crate::types::{Epoch, FileKind, Fingerprint, Timestamp, TreePath};
 
 impl Timeline {

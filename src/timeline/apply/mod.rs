@@ -57,7 +57,7 @@ impl Timeline {
     /// # Errors
     /// Those of the base and the store.
     pub fn plan_apply(&self, paths: &[TreePath], consent: Consent) -> Result<Plan> {
-        let _turn = self.turn();
+        let _operation = self.lock_operation();
         self.flush()?;
         self.plan(self.fs.state(), paths, consent)
     }
@@ -70,7 +70,7 @@ impl Timeline {
     /// Those of the base and the store. The base is then as it was before, unless the error says
     /// that the base was written or could not be rolled back.
     pub fn apply(&self, paths: &[TreePath], consent: Consent) -> Result<Plan> {
-        let _turn = self.turn();
+        let _operation = self.lock_operation();
         self.check_no_unfinished_rollback()?;
         self.flush()?;
         let (sealed, _) = self.seal_present("apply")?;
@@ -94,7 +94,7 @@ impl Timeline {
     /// # Errors
     /// [`Kind::NoStore`] if there was no apply; those of the base and the store.
     pub fn plan_undo(&self) -> Result<Plan> {
-        let _turn = self.turn();
+        let _operation = self.lock_operation();
         match self.plan_rollback()? {
             Some(rollback) => Ok(rollback),
             None => self.plan(self.before_last_apply()?, &[], Consent::ALL),
@@ -107,7 +107,7 @@ impl Timeline {
     /// # Errors
     /// As [`Timeline::apply`].
     pub fn undo_apply(&self) -> Result<Plan> {
-        let _turn = self.turn();
+        let _operation = self.lock_operation();
         self.flush()?;
         if let Some(rollback) = self.plan_rollback()? {
             return self.finish_rollback().map(|()| rollback);
@@ -116,7 +116,8 @@ impl Timeline {
         if plan.is_writable() {
             let (sealed, _) = self.seal_present("undo apply")?;
             self.write_plan(&mut plan)?;
-            self.log(OpVerb::UndoApply, plan.describe(), sealed).map_err(after_writing)?;
+            self.log_operation(OpVerb::UndoApply, plan.describe(), sealed)
+                .map_err(after_writing)?;
         }
         Ok(plan)
     }
@@ -127,7 +128,7 @@ impl Timeline {
         if is_rebased {
             return Ok(());
         }
-        self.log(OpVerb::Apply, plan.describe(), sealed).map(drop)
+        self.log_operation(OpVerb::Apply, plan.describe(), sealed).map(drop)
     }
 
     /// Makes the shown state, and all states from now on, read the base through `history`.

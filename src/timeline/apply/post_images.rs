@@ -15,10 +15,11 @@ use crate::fs::merged::pre_images::PreImages;
 use crate::store::Store;
 use crate::store::identities::Identities;
 use crate::store::layer::Upper;
-use crate::store::record::{Body, Left, Node, Origin, PreImage, PreNode, Record};
+use crate::store::record::{Left, PreImage, PreNode, Record};
 use crate::timeline::apply::plan::{NotKept, Plan};
 use crate::timeline::apply::pre_images::{Images, collect};
 use crate::timeline::apply::write::WriteOutcome;
+use crate::tree::{Body, Node, Origin};
 use crate::types::{FileKind, Fingerprint, Timestamp, TreePath};
 
 /// Times that differ by less than this are not reported: some filesystems (VFAT) keep times to two

@@ -14,8 +14,9 @@ use crate::fs::merged::lower::LowerNode;
 use crate::fs::merged::pre_images::PreImages;
 use crate::fs::{Found, State};
 use crate::store::layer::Upper;
-use crate::store::record::{Body, Origin, PreImage, PreNode, Record, Source};
+use crate::store::record::{PreImage, PreNode, Record};
 use crate::timeline::diff::{PathChange, What};
+use crate::tree::{Body, Origin, Source};
 use crate::types::{FileKind, Fingerprint, Ino, TreePath};
 
 /// What the base has at each touched path; none where it has nothing.

@@ -11,10 +11,10 @@ use crate::base::Base;
 use crate::error::{Attempt, Error, FsResult, Kind, Result, if_exists};
 use crate::fs::merged::lower::LowerNode;
 use crate::fs::{Found, State};
-use crate::store::record::{Body, Node};
 use crate::timeline::apply::plan::Plan;
 use crate::timeline::apply::pre_images::replaces_name;
 use crate::timeline::diff::{PathChange, What};
+use crate::tree::{Body, Node};
 use crate::types::{FileKind, Ino, TreePath};
 
 /// The number of paths that one error names.

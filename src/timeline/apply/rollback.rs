@@ -18,16 +18,16 @@ use crate::fs::merged::lower::Lower;
 use crate::fs::merged::pre_images::{PreHistory, PreImages, read_history};
 use crate::store::Store;
 use crate::store::layer::{LayerContents, Upper};
-use crate::store::record::{Body, LayerKind, PreNode, Record};
+use crate::store::record::{LayerKind, PreNode, Record};
 use crate::timeline::apply::claims::{Claims, DoubtfulPaths};
 use crate::timeline::apply::pre_images::{Images, Keep, TouchedPaths, collect, touched_paths};
 use crate::timeline::apply::staging::Stages;
 use crate::timeline::apply::write::{Failures, WriteOutcome, is_final, write_base};
 use crate::timeline::apply::{post_images, staging};
-use crate::timeline::close;
+use crate::timeline::checkpoint::seal_unused;
 use crate::timeline::diff;
 use crate::timeline::diff::{PathChange, What};
-use crate::tree::Tree;
+use crate::tree::{Body, Tree};
 use crate::types::{Epoch, FileKind, TreePath};
 
 /// The message in the seal of an apply that was rolled back. It is part of the store format.
@@ -382,7 +382,7 @@ pub(in crate::timeline) fn resume(
     match roll_back(store, base, &mut layer, images, &before, &mut claims).map_err(during)? {
         Rollback::Unfinished(remaining) => Ok(Some(remaining)),
         Rollback::Ended(_, exceptions) => {
-            close(store, &mut layer, ROLLED_BACK).map_err(during)?;
+            seal_unused(store, &mut layer, ROLLED_BACK).map_err(during)?;
             log::warn!("an interrupted apply was rolled back");
             exceptions.iter().for_each(|exceptions| log::warn!("{exceptions}"));
             Ok(None)

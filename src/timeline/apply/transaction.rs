@@ -13,6 +13,7 @@ use crate::fs::merged::pre_images::{PreHistory, PreImages};
 use crate::fs::{Found, State};
 use crate::store::layer::Upper;
 use crate::store::record::LayerKind;
+use crate::timeline::Timeline;
 use crate::timeline::apply::claims::Claims;
 use crate::timeline::apply::plan::Plan;
 use crate::timeline::apply::pre_images::{Images, Keep, TouchedPaths};
@@ -21,7 +22,7 @@ use crate::timeline::apply::staging::Stages;
 use crate::timeline::apply::unfinished::UnfinishedRollback;
 use crate::timeline::apply::write::write_base;
 use crate::timeline::apply::{post_images, pre_images, preflight, rollback};
-use crate::timeline::{Timeline, close};
+use crate::timeline::checkpoint::seal_unused;
 use crate::types::{Epoch, LayerId, TreePath};
 
 /// An apply or an undo whose pre-images are recorded and whose layer is not sealed.
@@ -110,7 +111,7 @@ impl Timeline {
     /// Seals the transaction with `message`. `images` are what earlier states read from now on.
     fn commit(&self, transaction: Transaction, images: PreImages, message: &str) -> Result<Epoch> {
         let Transaction { mut layer, epoch, head_epoch, earlier, .. } = transaction;
-        if let Err(why) = close(self.store(), &mut layer, message) {
+        if let Err(why) = seal_unused(self.store(), &mut layer, message) {
             let unfinished = UnfinishedRollback::of_all(layer.layer(), epoch, &why);
             return Err(self.leave_unfinished(unfinished, why.during("apply")));
         }

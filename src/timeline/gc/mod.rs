@@ -22,10 +22,10 @@ use crate::fs::LiveSet;
 use crate::fs::merged::pre_images::{PreImages, index_in_history};
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
-use crate::store::placement::packing::Rewriting;
-use crate::store::record::{Edit, Header, LayerKind, OpRecord, Record, Seal};
+use crate::store::placement::packing::JournalRewriter;
+use crate::store::record::{Header, LayerKind, OpRecord, Record, Seal};
 use crate::timeline::Timeline;
-use crate::tree::Tree;
+use crate::tree::{Edit, Tree};
 use crate::types::{ByteRange, Epoch, LayerId, Timestamp};
 
 /// Records of the log of heads that are kept, also if nothing can go back to them.
@@ -71,10 +71,11 @@ impl Timeline {
         dry_run: bool,
         go: &dyn Fn() -> bool,
     ) -> Result<Collected> {
-        let _turn = self.turn();
-        let _tidying = self.compacting.lock();
+        let _operation = self.lock_operation();
+        let _compacting = self.compacting.lock();
         let before = self.store.disk_usage();
-        let mut collected = Collected { dropped: self.beyond(keep), ..Collected::default() };
+        let mut collected =
+            Collected { dropped: self.excess_checkpoints(keep), ..Collected::default() };
         let mut bytes = self.collect(keep, &mut collected, dry_run, go)?;
         while let Some(limit) = keep.store_bytes {
             // What a round gave back is gone for the next; one that only says so finds it again.
@@ -107,7 +108,7 @@ impl Timeline {
     }
 
     /// The checkpoints before the newest so many that may be given up.
-    pub(super) fn beyond(&self, keep: &Keep) -> Vec<LayerInfo> {
+    pub(super) fn excess_checkpoints(&self, keep: &Keep) -> Vec<LayerInfo> {
         let Some(kept) = keep.checkpoints.and_then(|kept| usize::try_from(kept).ok()) else {
             return Vec::new();
         };
@@ -125,25 +126,25 @@ impl Timeline {
     /// # Errors
     /// One that is held, or what the store answers.
     pub fn drop_checkpoint(&self, layer: LayerId) -> Result<()> {
-        let _turn = self.turn();
-        let _tidying = self.compacting.lock();
+        let _operation = self.lock_operation();
+        let _compacting = self.compacting.lock();
         let attempt = || format!("drop checkpoint {layer}");
         if self.store.holds().contains(&layer) {
             return Err(Error::new(Kind::InUse, attempt(), "it is held")
                 .hint(format!("'jailfs release {layer}' lets it go")));
         }
         match self.store.layer(layer) {
-            Some(info) if is_checkpoint(&info) => self.give_up(&info),
+            Some(info) if is_checkpoint(&info) => self.unmark_checkpoint(&info),
             _ => Err(Error::new(Kind::NoStore, attempt(), "there is no such checkpoint")
                 .hint("'jailfs log' lists them")),
         }
     }
 
-    pub(super) fn give_up(&self, info: &LayerInfo) -> Result<()> {
+    pub(super) fn unmark_checkpoint(&self, info: &LayerInfo) -> Result<()> {
         let layer = info.header.layer;
         let Some(seal) = info.seal.clone() else { return Ok(()) };
         let told = seal.name.as_ref().map(|name| format!(" '{name}'")).unwrap_or_default();
-        let (below, tree) = self.with_parent(info.header.parent, layer)?;
+        let (below, tree) = self.load_with_parent(info.header.parent, layer)?;
         let seal = Seal { name: None, automatic: true, message: format!("dropped{told}"), ..seal };
         self.store.rewrite_layer(info.header.clone(), seal, below.edits_to(&tree))
     }
@@ -153,7 +154,7 @@ impl Timeline {
     /// # Errors
     /// When there is no such checkpoint, or what the store answers.
     pub fn hold(&self, layer: LayerId, held: bool) -> Result<()> {
-        let _turn = self.turn();
+        let _operation = self.lock_operation();
         let mut holds = self.store.holds();
         let verb = if held { "hold" } else { "release" };
         if held && !self.sealed().iter().any(|l| l.header.layer == layer) {
@@ -172,14 +173,14 @@ impl Timeline {
         self.store.set_holds(&holds).map_err(|e| e.during(format!("{verb} checkpoint {layer}")))
     }
 
-    pub(super) fn with_parent(
+    pub(super) fn load_with_parent(
         &self,
         parent: Option<LayerId>,
         layer: LayerId,
     ) -> Result<(Tree, Tree)> {
-        let mut roots = self.roots.lock();
-        let below = parent.map_or_else(|| Ok(Tree::new()), |parent| roots.load(parent))?;
-        Ok((below, roots.load(layer)?))
+        let mut trees = self.trees.lock();
+        let below = parent.map_or_else(|| Ok(Tree::new()), |parent| trees.load(parent))?;
+        Ok((below, trees.load(layer)?))
     }
 
     /// The sealed layers that something needs, apart from those that `collected` gives up.
@@ -221,19 +222,19 @@ impl Timeline {
             // and then that is needed like any other.
             self.fs.sync().attempt(|| "gc: sync")?;
         }
-        let stale = self.stale()?;
+        let stale = self.unwritten_layers()?;
         // What is sealed from here on was not looked at.
         let sealed = self.sealed();
         let needed = self.needed(keep, collected, &stale);
         let reach = self.fs.live_set();
         if !dry_run {
-            self.store.require_no_doubt()?;
+            self.store.require_certain_remaps()?;
             self.store.note_sweep();
             // A checkpoint that is given up and on which the tree lies is a layer like any other from now on.
             let dropped = collected.dropped.iter().map(|info| info.header.layer);
             let kept = dropped.filter(|layer| needed.contains(layer));
             for info in kept.filter_map(|layer| self.store.layer(layer)).filter(is_checkpoint) {
-                self.give_up(&info)?;
+                self.unmark_checkpoint(&info)?;
             }
         }
         let below = |layer: LayerId| {
@@ -244,19 +245,20 @@ impl Timeline {
                 self.store.remove_layer(*layer)?;
             }
             self.store.remove_newborn()?;
-            let mut lifted = self.store.rewriting();
+            let mut rewriting = self.store.journal_rewriter();
             for layer in &needed {
                 if !go() {
                     return Ok(0);
                 }
-                self.lift(&mut lifted, *layer, below(*layer))?;
+                self.reparent(&mut rewriting, *layer, below(*layer))?;
             }
-            lifted.finish()?;
+            rewriting.finish()?;
         }
-        let images = self.needed_images(keep, &needed, &reach);
+        let images = self.needed_pre_images(keep, &needed, &reach);
         if !dry_run {
             // What of single files nobody can see any more when these go.
-            let gone = self.image_layers().into_iter().filter(|(_, layer)| !images.contains(layer));
+            let gone =
+                self.pre_image_layers().into_iter().filter(|(_, layer)| !images.contains(layer));
             let first = gone.map(|(place, _)| place + 1).max().unwrap_or(0);
             self.fs.forget_versions_before(Epoch(u32::try_from(first).unwrap_or(u32::MAX)));
             self.fs.secure_versions().map_err(|e| e.during("gc"))?;
@@ -264,10 +266,10 @@ impl Timeline {
         if !go() {
             return Ok(0);
         }
-        let refs = self.references(&needed, &reach, &images, below)?;
+        let refs = self.live_ranges_of(&needed, &reach, &images, below)?;
         let unneeded = sealed.into_iter().rev().filter(|l| !needed.contains(&l.header.layer));
         let mut bytes = 0;
-        let mut given_up = self.store.rewriting();
+        let mut given_up = self.store.journal_rewriter();
         for info in unneeded {
             if !go() {
                 return Ok(bytes);
@@ -275,14 +277,14 @@ impl Timeline {
             bytes += info.bytes + info.index.unwrap_or(0);
             collected.layers.push(info.header.layer);
             if !dry_run {
-                self.roots.lock().forget(info.header.layer);
+                self.trees.lock().forget(info.header.layer);
                 given_up.collect(info.header.layer)?;
             }
         }
         given_up.finish()?;
         if !dry_run {
-            self.clear_images(&images)?;
-            self.thin_maps(&refs)?;
+            self.empty_pre_images(&images)?;
+            self.thin_remaps(&refs)?;
             if !self.store.wait_for_read_epochs() {
                 return Err(Error::new(
                     Kind::InUse,
@@ -296,11 +298,11 @@ impl Timeline {
     }
 
     /// Takes out of the maps what nothing refers to, so that no map leads to what is given back.
-    fn thin_maps(&self, refs: &LiveRanges) -> Result<()> {
+    fn thin_remaps(&self, refs: &LiveRanges) -> Result<()> {
         let mut maps = Vec::new();
         for layer in self.store.catalog().iter().filter(|l| l.mapped).map(|l| l.header.layer) {
-            let Some(map) = self.store.map(layer)? else { continue };
-            let thinner = map.only(&refs.of(layer));
+            let Some(map) = self.store.remap(layer)? else { continue };
+            let thinner = map.restricted_to(&refs.of(layer));
             if thinner != *map {
                 maps.push((layer, thinner));
             }
@@ -312,7 +314,7 @@ impl Timeline {
     /// Layers that were begun for a head and never written to: every restore leaves one behind, and so does one that was cut
     /// off. Nothing refers to them: an undo that failed can leave content in one that has no record, for a version, and that may be brought
     /// back later. Only in turn: an operation that is under way begins such a layer, too.
-    pub(super) fn stale(&self) -> Result<BTreeSet<LayerId>> {
+    pub(super) fn unwritten_layers(&self) -> Result<BTreeSet<LayerId>> {
         let catalog = self.store.catalog();
         let parents: BTreeSet<LayerId> = catalog.iter().filter_map(|l| l.header.parent).collect();
         let top = self.store.head(&self.head)?.map(|head| head.layer);
@@ -334,7 +336,7 @@ impl Timeline {
             |layer: &&LayerId| self.store.pool_end(**layer).map_or(true, |end| end > 0);
         let filled: BTreeSet<LayerId> = stale.iter().filter(has_content).copied().collect();
         if let Some(first) = filled.first() {
-            let mut used = self.used_from(*first)?;
+            let mut used = self.live_ranges_from(*first)?;
             self.add_unsealed(&catalog, &mut used)?;
             stale.retain(|layer| !filled.contains(layer) || !used.is_used(*layer));
         }
@@ -381,9 +383,9 @@ impl Timeline {
     }
 
     /// Puts a layer on another one below it.
-    fn lift(
+    fn reparent(
         &self,
-        lifted: &mut Rewriting<'_>,
+        rewriting: &mut JournalRewriter<'_>,
         layer: LayerId,
         parent: Option<LayerId>,
     ) -> Result<()> {
@@ -393,14 +395,14 @@ impl Timeline {
         if header.parent == parent {
             return Ok(());
         }
-        let (below, tree) = self.with_parent(parent, layer)?;
-        let time = self.begun(&header, parent);
-        lifted.rewrite(Header { parent, time, ..header }, seal, below.edits_to(&tree))
+        let (below, tree) = self.load_with_parent(parent, layer)?;
+        let time = self.created_first(&header, parent);
+        rewriting.rewrite(Header { parent, time, ..header }, seal, below.edits_to(&tree))
     }
 
     /// When the first of the layers was begun that a layer takes the place of, down to one that stays: since then the tree looks
     /// at the base.
-    fn begun(&self, header: &Header, stays: Option<LayerId>) -> Timestamp {
+    fn created_first(&self, header: &Header, stays: Option<LayerId>) -> Timestamp {
         let (mut begun, mut at) = (header.time, header.parent);
         while let Some(below) =
             at.filter(|below| Some(*below) != stays).and_then(|id| self.store.layer(id))
@@ -412,7 +414,7 @@ impl Timeline {
     }
 
     /// What the needed states refer to.
-    fn references(
+    fn live_ranges_of(
         &self,
         needed: &BTreeSet<LayerId>,
         reach: &LiveSet,
@@ -426,12 +428,12 @@ impl Timeline {
             }
         };
         for layer in needed {
-            let (from, to) = self.with_parent(below(*layer), *layer)?;
+            let (from, to) = self.load_with_parent(below(*layer), *layer)?;
             add(&from, &to);
         }
         let parent = self.parent();
         let from =
-            parent.map_or_else(|| Ok(Tree::new()), |parent| self.roots.lock().load(parent))?;
+            parent.map_or_else(|| Ok(Tree::new()), |parent| self.trees.lock().load(parent))?;
         add(&from, &reach.state.tree);
         add(&Tree::new(), &reach.orphans);
         refs.add_extents(reach.versions.iter().flat_map(|content| &content.extents));
@@ -441,7 +443,7 @@ impl Timeline {
         refs.add_range(reach.upper, ByteRange { start: reach.end, end: u64::MAX });
         let applies = self.applies.lock().clone();
         for (place, layer) in
-            self.image_layers().into_iter().filter(|(_, layer)| images.contains(layer))
+            self.pre_image_layers().into_iter().filter(|(_, layer)| images.contains(layer))
         {
             // A new pool for each apply, and few of them: the whole of it stays.
             refs.add_range(layer, ByteRange { start: 0, end: u64::MAX });
@@ -452,7 +454,7 @@ impl Timeline {
     }
 
     /// The layers of the applies, oldest first, with their places in the history.
-    fn image_layers(&self) -> Vec<(usize, LayerId)> {
+    fn pre_image_layers(&self) -> Vec<(usize, LayerId)> {
         let mut all = self.store.catalog();
         all.retain(|l| l.header.kind == LayerKind::PreImage && l.seal.is_some());
         all.iter().map(|l| (index_in_history(l.header.epoch), l.header.layer)).collect()
@@ -460,7 +462,7 @@ impl Timeline {
 
     /// The layers of those applies through which a needed state or a held file sees the base, and of the last one, which can be
     /// undone.
-    fn needed_images(
+    fn needed_pre_images(
         &self,
         keep: &Keep,
         needed: &BTreeSet<LayerId>,
@@ -476,15 +478,15 @@ impl Timeline {
         let oldest = epochs.min().unwrap_or(Epoch(0)).0;
         let undoable = self.last_undoable().unwrap_or(u32::MAX);
         let from = usize::try_from(oldest.min(undoable)).unwrap_or(usize::MAX);
-        let images = self.image_layers().into_iter().filter(|(place, _)| *place >= from);
+        let images = self.pre_image_layers().into_iter().filter(|(place, _)| *place >= from);
         images.map(|(_, layer)| layer).collect()
     }
 
     /// Empties the pre-images that nobody needs; what refers to nothing of theirs goes with [`Timeline::sweep`].
-    fn clear_images(&self, needed: &BTreeSet<LayerId>) -> Result<()> {
+    fn empty_pre_images(&self, needed: &BTreeSet<LayerId>) -> Result<()> {
         let mut emptied = Vec::new();
         for (place, layer) in
-            self.image_layers().into_iter().filter(|(_, layer)| !needed.contains(layer))
+            self.pre_image_layers().into_iter().filter(|(_, layer)| !needed.contains(layer))
         {
             if let Some(LayerInfo { header, seal: Some(seal), compact: false, .. }) =
                 self.store.layer(layer)
@@ -507,7 +509,8 @@ impl Timeline {
     fn sweep(&self, refs: &LiveRanges, reach: &LiveSet, dry_run: bool) -> Result<u64> {
         let places = self.store.locate(refs)?;
         let (mut bytes, mut removed) = (0, Vec::new());
-        let last_image = self.image_layers().last().map_or(LayerId(u32::MAX), |(_, layer)| *layer);
+        let last_image =
+            self.pre_image_layers().last().map_or(LayerId(u32::MAX), |(_, layer)| *layer);
         for info in self.store.catalog() {
             let layer = info.header.layer;
             // Layers that were begun since, and those of an operation that was cut off, are looked at the next time.
@@ -529,7 +532,7 @@ impl Timeline {
             if is_given_up && !refs.is_used(layer) && !places.is_used(layer) {
                 removed.push(layer);
             } else if !unused.is_empty() {
-                self.store.settle_remap(layer)?;
+                self.store.sync_remap(layer)?;
                 self.store.punch_pool(layer, &unused)?;
             }
         }

@@ -18,15 +18,15 @@ use crate::timeline::gc::{Collected, Keep, is_checkpoint};
 use crate::types::{LayerId, Name, NodeId};
 
 /// So many states that nothing needs are worth a collection.
-const MANY: usize = 32;
+const MIN_LAYERS: usize = 32;
 /// As are so many bytes of them.
-const MUCH: u64 = 64 << 20;
+const MIN_BYTES: u64 = 64 << 20;
 /// Room is short when less than this part of the disk, or of the limit, is left.
-const PART: u64 = 16;
+const SHORT_PART: u64 = 16;
 /// It never is with so many bytes.
-const ENOUGH: u64 = 1 << 30;
+const PLENTY: u64 = 1 << 30;
 /// Of a state of which the kernel holds more nodes than these, it is not asked for single ones.
-const MOST_NAMES: usize = 2000;
+const MAX_NAMES: usize = 2000;
 
 /// What may go without being asked for each time.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl Timeline {
         if is_over && !self.droppable(&keep).is_empty() {
             return Due::Now;
         }
-        let has_too_many = !self.beyond(&keep).is_empty();
+        let has_too_many = !self.excess_checkpoints(&keep).is_empty();
         let needed = self.needed(&keep, &Collected::default(), &BTreeSet::new());
         let mut unneeded = self.sealed();
         unneeded.retain(|info| !needed.contains(&info.header.layer));
@@ -102,7 +102,7 @@ impl Timeline {
         let mut keep = self.keep_by(policy, spared);
         keep.spared.extend(self.fs.layers_looked_into());
         // A little more than is asked for, so that it is not asked for again at once.
-        keep.store_bytes = keep.store_bytes.map(|limit| limit - limit / PART);
+        keep.store_bytes = keep.store_bytes.map(|limit| limit - limit / SHORT_PART);
         // What gives space back takes some first; on a full disk the reserve is for it.
         self.with_reserve(|| self.gc_while(&keep, false, go))
     }
@@ -119,7 +119,7 @@ impl Timeline {
             names.collect()
         } else {
             let names =
-                may_go.iter().map(|info| self.fs.names_looked_into(info.header.layer, MOST_NAMES));
+                may_go.iter().map(|info| self.fs.names_looked_into(info.header.layer, MAX_NAMES));
             names.filter_map(FsResult::ok).flatten().collect()
         };
         let what = Invalidations { names, ..Invalidations::default() };
@@ -143,17 +143,18 @@ impl Timeline {
     }
 
     fn is_worth_it(&self, unneeded: &[LayerInfo], needed: usize) -> bool {
-        if unneeded.len() >= MANY.max(needed / 8) {
+        if unneeded.len() >= MIN_LAYERS.max(needed / 8) {
             return true;
         }
-        unneeded.iter().map(|info| self.store.layer_usage(info.header.layer)).sum::<u64>() >= MUCH
+        unneeded.iter().map(|info| self.store.layer_usage(info.header.layer)).sum::<u64>()
+            >= MIN_BYTES
     }
 
     /// Whether the disk of the store, or what the sandbox may store, is nearly full.
     fn room_is_short(&self) -> bool {
         self.fs.statfs().is_ok_and(|space| {
             let bytes = |blocks: u64| blocks.saturating_mul(u64::from(space.block_size));
-            bytes(space.available) < ENOUGH.min(bytes(space.blocks) / PART)
+            bytes(space.available) < PLENTY.min(bytes(space.blocks) / SHORT_PART)
         })
     }
 }
@@ -186,10 +187,10 @@ mod tests {
     fn who_needs_room_does_not_wait_for_who_tidies_up() {
         let dir = tempfile::tempdir().unwrap();
         let timeline = Arc::new(timeline(dir.path()));
-        let _tidying = timeline.compacting.lock();
+        let _compacting = timeline.compacting.lock();
         let (tell, told) = mpsc::channel();
         let asking = Arc::clone(&timeline);
-        std::thread::spawn(move || tell.send(asking.make_room()));
+        std::thread::spawn(move || tell.send(asking.reclaim_now()));
         assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(None));
     }
 

@@ -18,9 +18,10 @@ use crate::error::{Attempt, Error, Result};
 use crate::fs::{State, Switched};
 use crate::store::layer::Upper;
 use crate::store::record::{HeadRecord, LayerKind, OpVerb};
+use crate::timeline::checkpoint::seal_unused;
 use crate::timeline::diff::PathChange;
 use crate::timeline::mounts::Mounts;
-use crate::timeline::{Target, Timeline, close, verb_text};
+use crate::timeline::{Target, Timeline, verb_text};
 use crate::types::{LayerId, TreePath};
 
 /// What a restore did.
@@ -61,7 +62,7 @@ impl Timeline {
         description: String,
         (mounts, changes): (Mounts, ChangeSink<'_>),
     ) -> Result<RestoreOutcome> {
-        let _turn = self.turn();
+        let _operation = self.lock_operation();
         self.flush()?;
         let state = self.state_of(to)?;
         let detached = self.detached_mounts((&self.fs.state(), &state), &[], mounts)?;
@@ -80,7 +81,7 @@ impl Timeline {
     /// # Errors
     /// As [`Timeline::restore`].
     pub fn discard(&self, to: Target, description: String) -> Result<State> {
-        let _turn = self.turn();
+        let _operation = self.lock_operation();
         self.flush()?;
         let state = self.state_of(to)?;
         self.seal_present(&format!("{} {description}", verb_text(OpVerb::Discard)))?;
@@ -121,7 +122,7 @@ impl Timeline {
             switched.map_err(|error| self.unpublish_layer(&previous, error))?;
         let invalidated = self.kernel().invalidate(&invalidations);
         let late = self.seal_late_writes(layer, &from, verb);
-        let logged = self.log(verb, description, to);
+        let logged = self.log_operation(verb, description, to);
         let done = logged.and_then(|operation| {
             invalidated.and(late).map(|late| HeadSwitch { from, late, operation })
         });
@@ -185,7 +186,7 @@ impl Timeline {
             return Ok(None);
         }
         let (id, message) = (layer.layer(), format!("during {}", verb_text(verb)));
-        self.with_reserve(|| close(&self.store, &mut layer, &message))
+        self.with_reserve(|| seal_unused(&self.store, &mut layer, &message))
             .map_err(|error| error.during("seal the tree"))?;
         self.log_late_seal(id, state, message)?;
         Ok(Some(id))

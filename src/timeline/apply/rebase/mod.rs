@@ -80,7 +80,7 @@ impl Timeline {
         rebased.advance(&self.fs.state(), usize::MAX)?;
         let seal =
             Seal { name: None, message: DURING.to_owned(), time: clock::now(), automatic: true };
-        self.fs.land(next, seal, |now: &State| {
+        self.fs.rebase(next, seal, |now: &State| {
             Ok(rebased.advance(now, MOST_UNDER_LOCK)?.then(|| rebased.onto.clone()))
         })
     }
@@ -93,7 +93,7 @@ impl Timeline {
             Some((_, Err(error))) => Err(error),
             None => Ok(()),
         };
-        let logged = self.log(OpVerb::Apply, description.to_owned(), onto);
+        let logged = self.log_operation(OpVerb::Apply, description.to_owned(), onto);
         // As soon as gc takes the old layer, the new layer alone has these writes.
         let synced = self.fs.sync().attempt(|| "apply: sync what was written meanwhile");
         logged

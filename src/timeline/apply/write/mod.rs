@@ -20,12 +20,12 @@ use crate::base::{Attributes, Base, BaseStat, BaseWriter, WriteDir};
 use crate::error::{Attempt, FsError, FsResult, if_exists};
 use crate::fs::merged::lower::LowerNode;
 use crate::fs::{Found, State};
-use crate::store::record::Node;
 use crate::sys::flags;
 use crate::timeline::apply::pre_images::{TouchedPaths, linked_names};
 use crate::timeline::apply::staging;
 use crate::timeline::apply::staging::Stages;
 use crate::timeline::diff::{PathChange, What};
+use crate::tree::Node;
 use crate::types::{FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
 
 /// What writing the base resulted in.

@@ -9,13 +9,13 @@ use crate::error::{FsError, FsResult};
 use crate::fs::Found;
 use crate::fs::merged::fingerprint::ANY_TIMES;
 use crate::fs::merged::lower::LowerNode;
-use crate::store::record::{Body, Node};
 use crate::sys::failpoint;
 use crate::sys::failpoint::Failpoint;
 use crate::sys::file::Rename;
 use crate::sys::flags;
 use crate::timeline::diff;
 use crate::timeline::diff::{PathChange, What};
+use crate::tree::{Body, Node};
 use crate::types::{Fingerprint, Ino, Name, TreePath};
 
 /// The names that a file of the base has beside the one that is written.

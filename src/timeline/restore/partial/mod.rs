@@ -18,9 +18,7 @@ use std::sync::Arc;
 use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
 use crate::fs::{Extents, Found, State};
 use crate::store::content::pool::PoolWriter;
-use crate::store::record::{
-    Body, Dentry, Edit, HeadRecord, Hides, LayerKind, Meta, Node, OpVerb, Seal, Source,
-};
+use crate::store::record::{HeadRecord, LayerKind, OpVerb, Seal};
 use crate::sys::clock;
 use crate::timeline::diff;
 use crate::timeline::diff::{PathChange, What};
@@ -28,7 +26,7 @@ use crate::timeline::mounts::Mounts;
 use crate::timeline::restore::base_paths::{BasePaths, places};
 use crate::timeline::restore::{ChangeSink, RestoreOutcome};
 use crate::timeline::{Target, Timeline, verb_text};
-use crate::tree::Misfit;
+use crate::tree::{Body, Dentry, Edit, Hides, Meta, Misfit, Node, Source};
 use crate::types::{Epoch, FileKind, Ino, Name, TreePath};
 
 /// How often a restore of single paths is begun anew because the tree has changed meanwhile.
@@ -47,7 +45,7 @@ impl Timeline {
         what: String,
         (mounts, list): (Mounts, ChangeSink<'_>),
     ) -> Result<RestoreOutcome> {
-        let _turn = self.turn();
+        let _operation = self.lock_operation();
         let attempt = || format!("{} {what}", verb_text(verb));
         self.flush()?;
         let then = self.state_of(to)?;
@@ -82,9 +80,13 @@ impl Timeline {
                 self.with_reserve(|| {
                     self.store.set_head(&self.head, &HeadRecord { layer: above })
                 })?;
-                self.roots.lock().keep(changed.layer, changed.from.tree.clone());
-                self.log(OpVerb::Seal, before, Target { layer: Some(changed.layer), epoch })
-                    .map(drop)
+                self.trees.lock().keep(changed.layer, changed.from.tree.clone());
+                self.log_operation(
+                    OpVerb::Seal,
+                    before,
+                    Target { layer: Some(changed.layer), epoch },
+                )
+                .map(drop)
             });
             let shown = match changed.to {
                 // Content of an older base is needed that was not there to be seen when it was copied, or the base must be read.
@@ -104,7 +106,7 @@ impl Timeline {
             secured.map_err(during)?;
             let after = self.with_reserve(|| self.seal(automatic(attempt()))).map_err(during)?;
             let op = self
-                .log(verb, what.clone(), Target { layer: Some(after), epoch })
+                .log_operation(verb, what.clone(), Target { layer: Some(after), epoch })
                 .map_err(during)?;
             told.map_err(during)?;
             let before = Some(changed.layer);

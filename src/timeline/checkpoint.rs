@@ -1,0 +1,120 @@
+//! Sealing layers, and making sealed states checkpoints.
+//!
+//! Always true:
+//! * a layer is sealed only after everything in it was synced;
+//! * a checkpoint is a sealed layer whose seal is not automatic.
+
+use crate::error::{Error, Kind, Result};
+use crate::fs::State;
+use crate::store::Store;
+use crate::store::layer::{LayerInfo, Upper};
+use crate::store::record::{HeadRecord, LayerKind, OpVerb, Seal};
+use crate::sys::clock;
+use crate::timeline::{Target, Timeline};
+use crate::types::{LayerId, Name};
+
+impl Timeline {
+    /// Seals the present state and makes it a checkpoint.
+    ///
+    /// # Errors
+    /// The name is taken or not valid, or the store failed. An error after the seal says that the
+    /// checkpoint was made.
+    pub fn checkpoint(&self, name: Option<String>, message: String) -> Result<LayerId> {
+        let _operation = self.lock_operation();
+        if let Some(name) = &name {
+            self.check_name(name)?;
+        }
+        self.flush()?;
+        let quoted = name.as_ref().map(|name| format!(" '{name}'")).unwrap_or_default();
+        let seal = Seal { name, message, time: clock::now(), automatic: false };
+        let layer = self.fs.upper_layer();
+        let is_made =
+            || self.store.layer(layer).is_some_and(|info| info.seal.as_ref() == Some(&seal));
+        let description = format!("{layer}{quoted}");
+        let made = |error: Error| error.after(format!("checkpoint {description} was made"));
+        self.seal(seal.clone()).map_err(|error| if is_made() { made(error) } else { error })?;
+        let to = Target { layer: Some(layer), epoch: self.epoch() };
+        self.log_operation(OpVerb::Checkpoint, description.clone(), to).map_err(made)?;
+        Ok(layer)
+    }
+
+    fn check_name(&self, name: &str) -> Result<()> {
+        let attempt = || format!("checkpoint '{name}'");
+        let special =
+            name.starts_with('@') || name == "base" || name.bytes().all(|b| b.is_ascii_digit());
+        if special || Name::new(name.as_bytes()).is_err() {
+            return Err(Error::new(Kind::Usage, attempt(), "not a valid checkpoint name").hint(
+                "a name is not a number, not 'base', does not begin with '@' and has no '/'",
+            ));
+        }
+        let taken =
+            |l: &LayerInfo| l.seal.as_ref().is_some_and(|s| s.name.as_deref() == Some(name));
+        match self.sealed().into_iter().find(taken) {
+            Some(other) => Err(Error::new(
+                Kind::Failed,
+                attempt(),
+                format!("checkpoint {} has this name", other.header.layer),
+            )
+            .hint("choose another name, or none")),
+            None => Ok(()),
+        }
+    }
+
+    /// Seals the upper layer and continues in a new one on top of it.
+    pub(super) fn seal(&self, seal: Seal) -> Result<LayerId> {
+        let during = |e: Error| e.during("seal the tree");
+        let below = self.fs.upper_layer();
+        let next = self
+            .store
+            .create_layer(Some(below), &self.head, self.epoch(), LayerKind::Continues)
+            .map_err(during)?;
+        let above = next.layer();
+        let (layer, state) = self.fs.seal(next, seal).map_err(during)?;
+        self.trees.lock().keep(layer, state.tree);
+        let record = HeadRecord { layer: above };
+        self.with_reserve(|| self.store.set_head(&self.head, &record)).map_err(during)?;
+        Ok(layer)
+    }
+
+    /// Seals the present state if it has unsealed changes. Returns the sealed state, and the layer
+    /// if this call sealed one.
+    pub(super) fn seal_present(&self, why: &str) -> Result<(Target, Option<LayerId>)> {
+        let epoch = self.epoch();
+        if !self.fs.upper_is_changed() {
+            return Ok((Target { layer: self.parent(), epoch }, None));
+        }
+        let layer = self.seal(automatic(format!("before {why}")))?;
+        let sealed = Target { layer: Some(layer), epoch };
+        self.log_operation(OpVerb::Seal, format!("before {why}"), sealed)?;
+        Ok((sealed, Some(layer)))
+    }
+
+    /// Logs that `layer` seals the writes that arrived until the switch to another state, and caches
+    /// the tree of it.
+    pub(super) fn log_late_seal(
+        &self,
+        layer: LayerId,
+        state: &State,
+        message: String,
+    ) -> Result<()> {
+        self.trees.lock().keep(layer, state.tree.clone());
+        let late = Target { layer: Some(layer), epoch: state.lower.epoch() };
+        self.log_operation(OpVerb::Seal, message, late).map(drop)
+    }
+}
+
+/// Seals a layer that is no longer the upper layer of a head.
+///
+/// It is synced first. The seal asserts that all records before it were synced. A power cut may keep
+/// the seal and tear what is synced together with it, and the head's record already names another
+/// layer.
+pub(super) fn seal_unused(store: &Store, layer: &mut Upper, message: &str) -> Result<()> {
+    store.identities().lock().sync()?;
+    layer.sync()?;
+    store.seal_layer(layer, automatic(message.to_owned()))
+}
+
+/// A seal that does not make its layer a checkpoint.
+pub(super) fn automatic(message: String) -> Seal {
+    Seal { name: None, message, time: clock::now(), automatic: true }
+}

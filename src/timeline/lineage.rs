@@ -1,0 +1,104 @@
+//! The sealed layers that the present state and its nodes came from.
+
+use crate::error::Result;
+use crate::store::layer::LayerInfo;
+use crate::store::record::{Header, LayerKind, Record};
+use crate::timeline::Timeline;
+use crate::tree::{Edit, Tree};
+use crate::types::{Ino, LayerId};
+
+impl Timeline {
+    /// The sealed layer right below the upper layer.
+    pub fn parent(&self) -> Option<LayerId> {
+        self.store.layer(self.fs.upper_layer()).and_then(|l| l.header.parent)
+    }
+
+    /// The sealed layers below the upper layer, newest first.
+    pub fn ancestry(&self) -> Vec<LayerInfo> {
+        self.down_from(self.parent())
+    }
+
+    /// The sealed states that the present one came from, newest first. Each apply that rebased the
+    /// head onto the new base starts a new stack of layers. The lineage continues there with the
+    /// stack before that apply.
+    pub fn lineage(&self) -> Vec<LayerInfo> {
+        let mut line = self.ancestry();
+        let mut bottom = line.last().cloned().or_else(|| self.store.layer(self.fs.upper_layer()));
+        while let Some(LayerInfo {
+            header: Header { layer, kind: LayerKind::Lands(before), .. },
+            ..
+        }) = bottom
+        {
+            let newest =
+                |all: Vec<LayerInfo>| all.into_iter().rfind(|info| info.header.layer < layer);
+            let before = match self.store.layer(before).filter(|info| info.header.kind.is_of_head())
+            {
+                Some(info) if info.seal.is_none() => info.header.parent,
+                Some(info) => Some(info.header.layer),
+                // gc removed it: continue with the last layer that was sealed before the apply.
+                None => newest(self.sealed()).map(|info| info.header.layer),
+            };
+            let earlier = self.down_from(before.filter(|before| *before < layer));
+            bottom = earlier.last().cloned();
+            line.extend(earlier);
+        }
+        line
+    }
+
+    fn down_from(&self, mut at: Option<LayerId>) -> Vec<LayerInfo> {
+        let mut line = Vec::new();
+        while let Some(info) = at.and_then(|id| self.store.layer(id)) {
+            at = info.header.parent;
+            line.push(info);
+        }
+        line
+    }
+
+    /// All sealed states, oldest first.
+    pub fn sealed(&self) -> Vec<LayerInfo> {
+        let mut all = self.store.catalog();
+        all.retain(|l| l.seal.is_some() && l.header.kind.is_of_head());
+        all
+    }
+
+    /// The tree of a sealed layer.
+    ///
+    /// # Errors
+    /// Damage, or a layer that does not exist.
+    pub fn tree_of(&self, layer: LayerId) -> Result<Tree> {
+        self.trees.lock().load(layer)
+    }
+
+    /// The newest layer at or below `from` with a record about `ino`; `None` if there is none.
+    /// Reads the journals from the newest to the oldest.
+    ///
+    /// # Errors
+    /// As [`Timeline::tree_of`].
+    pub fn last_change(&self, ino: Ino, from: Option<LayerId>) -> Result<Option<LayerId>> {
+        let mut at = from;
+        while let Some(info) = at.and_then(|layer| self.store.layer(layer)) {
+            let layer = info.header.layer;
+            if info.header.kind == LayerKind::Collected {
+                break;
+            }
+            if self.store.read_layer(layer)?.has(|record| changes_node(record, ino))? {
+                return Ok(Some(layer));
+            }
+            at = info.header.parent;
+        }
+        Ok(None)
+    }
+}
+
+fn changes_node(record: &Record, node: Ino) -> bool {
+    let Record::Edits(edits) = record else { return false };
+    edits.iter().any(|edit| match edit {
+        Edit::Put { ino, .. }
+        | Edit::Meta { ino, .. }
+        | Edit::Xattr { ino, .. }
+        | Edit::Resize { ino, .. }
+        | Edit::Map { ino, .. }
+        | Edit::Remove { ino } => *ino == node,
+        Edit::Dentry { .. } => false,
+    })
+}

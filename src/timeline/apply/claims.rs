@@ -171,7 +171,7 @@ fn standing<'i>(
     stat: impl Fn(&TreePath) -> FsResult<Option<BaseStat>>,
 ) -> FsResult<Vec<(&'i TreePath, Option<&'i PreNode>, BaseStat)>> {
     let mut standing = Vec::new();
-    for (path, image) in images.iter().filter(|_| base.keeps_numbers()) {
+    for (path, image) in images.iter().filter(|_| base.has_stable_inodes()) {
         if let Some(now) = stat(path)? {
             standing.push((path, image.as_ref(), now));
         }

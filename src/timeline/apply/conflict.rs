@@ -75,7 +75,7 @@ impl Timeline {
             (Expected::Print(_), None) => Some("it was removed from the base"),
             // A directory whose names changed is no conflict, unless the directory is to be removed.
             (Expected::Print(print), Some(stat)) if is_dir(stat) && !is_to_go => {
-                let is_same = print.ino == stat.ino || !self.base().keeps_numbers();
+                let is_same = print.ino == stat.ino || !self.base().has_stable_inodes();
                 (!is_same).then_some("it was replaced in the base")
             }
             (Expected::Print(print), Some(stat)) => {

@@ -177,7 +177,7 @@ fn lost_in_place(base: &Base, images: &Images) -> FsResult<BTreeSet<TreePath>> {
         let Some(image) = image else { continue };
         let Body::File { size, origin: Some(_) } = image.node.body else { continue };
         let is_it = |stat: &BaseStat| {
-            let is_node = stat.ino == image.host || !base.keeps_numbers();
+            let is_node = stat.ino == image.host || !base.has_stable_inodes();
             stat.kind == FileKind::File && stat.size == size && is_node
         };
         if size > 0 && !if_exists(base.stat(path))?.is_some_and(|stat| is_it(&stat)) {
@@ -185,7 +185,7 @@ fn lost_in_place(base: &Base, images: &Images) -> FsResult<BTreeSet<TreePath>> {
             nodes.insert((image.host, size));
         }
     }
-    for (path, _) in images.iter().filter(|_| base.keeps_numbers() && !nodes.is_empty()) {
+    for (path, _) in images.iter().filter(|_| base.has_stable_inodes() && !nodes.is_empty()) {
         // The host may have given the inode to another file of the same size. Leaving that file is
         // better than to lose the bytes.
         if if_exists(base.stat(path))?.is_some_and(|stat| nodes.contains(&(stat.ino, stat.size))) {

@@ -253,7 +253,7 @@ impl<'a> StateWriter<'a> {
         let meta = &record.meta;
         let (mode, uid, gid, atime, mtime) =
             (meta.mode, meta.uid, meta.gid, meta.atime, meta.mtime);
-        Attributes { mode, uid, gid, atime, mtime, xattrs, or_ours: self.failures.is_some() }
+        Attributes { mode, uid, gid, atime, mtime, xattrs, may_keep_owner: self.failures.is_some() }
     }
 
     /// Notes which attributes the base did not take: the time, and in a rollback the owner.
@@ -304,7 +304,7 @@ impl<'a> StateWriter<'a> {
             self.rewritten.insert(now.ino);
             (self.claim)(path, Fingerprint { mtime: record.meta.mtime, ..now.fingerprint() })?;
         }
-        let is = dir.set_owner_mode_times_xattrs(&name, &attributes)?;
+        let is = dir.set_attributes(&name, &attributes)?;
         self.note_rounding(path, &record, &is);
         // The filesystem may have rounded the time, so the claim before does not match.
         if is.mtime != record.meta.mtime && self.rewritten.contains(&is.ino) {
@@ -351,7 +351,7 @@ impl<'a> StateWriter<'a> {
     }
 
     fn is_same_node(&self, planned: &BaseStat, now: &BaseStat) -> bool {
-        (planned.ino == now.ino || !self.base.keeps_numbers()) && planned.kind == now.kind
+        (planned.ino == now.ino || !self.base.has_stable_inodes()) && planned.kind == now.kind
     }
 }
 

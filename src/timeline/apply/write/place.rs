@@ -182,7 +182,7 @@ impl<'a> StateWriter<'a> {
         failpoint::hit(Failpoint::BaseWrite)?;
         file.set_len(0)?;
         self.copy_content(new, record.size(), &file)?;
-        let stat = dir.set_attributes_of(file, &self.attributes(record, &xattr_list(record)))?;
+        let stat = dir.set_file_attributes(file, &self.attributes(record, &xattr_list(record)))?;
         self.note_rounding(path, record, &stat);
         self.placed.insert(ino, (path.clone(), stat));
         (self.claim)(path, stat.fingerprint())
@@ -237,8 +237,8 @@ impl<'a> StateWriter<'a> {
         let xattrs = xattr_list(record);
         let attributes = self.attributes(record, &xattrs);
         let made = match file {
-            Some(file) => dir.set_attributes_of(file, &attributes)?,
-            None => dir.set_owner_mode_times_xattrs(staged, &attributes)?,
+            Some(file) => dir.set_file_attributes(file, &attributes)?,
+            None => dir.set_attributes(staged, &attributes)?,
         };
         self.note_rounding(&change.path, record, &made);
         self.rename_staged(dir, staged, (&change.path, name), planned(change), &made)?;

@@ -454,7 +454,10 @@ fn write_the_base_at_every_step(
             let opened = jailfs(&live.store, &["status"], "");
             assert!(opened.status.success(), "{rule}: {opened:?}");
             let told = String::from_utf8_lossy(&opened.stderr);
-            assert!(!told.contains("somebody else"), "{rule}: nobody else was there: {told}");
+            assert!(
+                !told.contains("another program"),
+                "{rule}: no other program was there: {told}"
+            );
             check(&live.store, &format!("{rule}, opened"));
             let left = shell(&live.base, "find . -name '.jailfs-*'");
             assert_eq!(left, "", "{rule}: staged files are left");
@@ -536,14 +539,17 @@ fn changes_of_others_since_an_interrupted_apply_are_left_alone() {
         assert_eq!(made, shell(&live.base, list), "step {step}: {opened:?}");
         // If the apply had begun, it says so.
         let told = String::from_utf8_lossy(&opened.stderr);
-        if told.contains("was taken back") {
-            assert!(told.contains("changed by somebody else") && told.contains("README"), "{told}");
+        if told.contains("was rolled back") {
+            assert!(
+                told.contains("changed by another program") && told.contains("README"),
+                "{told}"
+            );
         }
         // It is a conflict for the next apply; unless the tree lies on the applied state, and then
         // it is a change of the base.
         let differs = jailfs(&live.store, &["diff", "base", "@"], "");
         let is_done = differs.status.success() && differs.stdout.is_empty();
-        assert!(!is_done || !told.contains("was taken back"), "step {step}: {told}");
+        assert!(!is_done || !told.contains("was rolled back"), "step {step}: {told}");
         let again = jailfs(&live.store, &["apply"], "");
         assert_eq!(
             again.status.code(),

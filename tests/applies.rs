@@ -1,4 +1,5 @@
-//! Applies without a mount: what older states show, what somebody else did to the base and what processes hold outlives them.
+//! Applies without a mount: older states, changes to the base by other programs, and open files
+//! survive them.
 
 #![expect(
     clippy::unwrap_used,
@@ -36,7 +37,7 @@ impl Place {
         Place::with_links(files, &[])
     }
 
-    /// Over a base with these files, and further names of them, also outside of it.
+    /// Over a base with these files and more hard links to them, also outside of it.
     fn with_links(files: &[(&str, &str)], links: &[(&str, &str)]) -> Place {
         let mut place = Place { dir: tempfile::tempdir().unwrap(), sandbox: None };
         host::create_dir(place.base("")).unwrap();
@@ -51,7 +52,7 @@ impl Place {
         place
     }
 
-    /// Over a base in which the file `a` has the name `b`, too.
+    /// Over a base in which the file `a` has the second name `b`.
     fn of_links(text: &str) -> Place {
         let mut place = Place::new(&[("a", text)]);
         host::hard_link(place.base("a"), place.base("b")).unwrap();
@@ -118,7 +119,7 @@ impl Place {
         self.sandbox().fs().unlink(dir, &name(last)).unwrap();
     }
 
-    /// Removes a directory of one file.
+    /// Removes a directory with one file.
     fn rm_dir_of(&self, path: &str) {
         self.rm(path);
         let (dir, last) = self.dir_of(path.rsplit_once('/').unwrap().0);
@@ -158,7 +159,7 @@ impl Place {
         }
     }
 
-    /// How many of them there were.
+    /// Returns the number of changes.
     fn applies(&self) -> u32 {
         match self.ask(Request::Status) {
             Reply::Status(status) => status.epoch.0,
@@ -170,7 +171,7 @@ impl Place {
         self.ask(Request::Gc { operations: 0, keep: None, max_store: None, dry_run: false });
     }
 
-    /// Waits until what is changed in the base has a later time than all that was done before.
+    /// Waits until changes of the base get a later time than all earlier ones.
     fn wait_for_later(&self) {
         let (now, probe) = (clock::now(), self.dir.path().join("probe"));
         loop {
@@ -186,7 +187,7 @@ impl Place {
         }
     }
 
-    /// Appends to a file of the base, as somebody else does.
+    /// Appends to a file of the base, as another program does.
     fn somebody_appends(&self, path: &str) {
         self.wait_for_later();
         let text = format!("{}theirs", self.in_base(path).unwrap());
@@ -194,7 +195,7 @@ impl Place {
         self.wait_for_later();
     }
 
-    /// The store keeps its own rules, to the last byte.
+    /// The store passes the full consistency check.
     fn check(&self, when: &str) {
         match self.ask(Request::Check { read_data: true }) {
             Reply::Checked(checked) => {
@@ -210,7 +211,7 @@ fn name(text: &str) -> Name {
 }
 
 #[test]
-fn an_apply_of_one_name_of_a_file_leaves_older_checkpoints_as_they_were() {
+fn an_apply_of_one_hard_link_leaves_older_checkpoints_as_they_were() {
     for (applied, other) in [("a", "b"), ("b", "a")] {
         for text in ["new!", "n", "longer than before"] {
             let when = format!("{applied}: {text}");
@@ -244,9 +245,10 @@ fn an_apply_of_one_name_of_a_file_leaves_older_checkpoints_as_they_were() {
     }
 }
 
-/// The other name is something else in the tree: that reaches the base when it is applied, and not before.
+/// In the tree the other name is another file. The base gets that when the other name is applied,
+/// and not before.
 #[test]
-fn an_apply_of_one_name_of_a_file_takes_nothing_from_what_took_its_other_name() {
+fn an_apply_of_one_hard_link_takes_nothing_from_the_file_that_replaced_the_other() {
     for is_dir in [false, true] {
         let place = Place::of_links("old!");
         place.checkpoint("start").unwrap();
@@ -279,7 +281,7 @@ fn an_apply_of_one_name_of_a_file_takes_nothing_from_what_took_its_other_name() 
 }
 
 #[test]
-fn a_link_in_the_place_of_the_directory_of_another_name_is_no_hindrance() {
+fn a_symlink_in_the_place_of_the_other_links_directory_does_not_hinder_an_apply() {
     let place =
         Place::with_links(&[("e/a", "old!"), ("c/y", "")], &[("e/a", "e/b"), ("e/a", "c/x")]);
     place.put("e/a", "new!");
@@ -295,7 +297,7 @@ fn a_link_in_the_place_of_the_directory_of_another_name_is_no_hindrance() {
 }
 
 #[test]
-fn what_somebody_changed_in_the_base_is_a_conflict_also_after_a_part_was_applied() {
+fn a_change_of_the_base_is_a_conflict_also_after_a_partial_apply() {
     let place = Place::new(&[("dir/f", "base "), ("y", "base ")]);
     place.rm_dir_of("dir/f");
     place.put("y", "mine");
@@ -307,7 +309,7 @@ fn what_somebody_changed_in_the_base_is_a_conflict_also_after_a_part_was_applied
 }
 
 #[test]
-fn what_somebody_changed_in_the_base_is_a_conflict_also_after_a_gc() {
+fn a_change_of_the_base_is_a_conflict_also_after_a_gc() {
     let mut place = Place::new(&[("dir/f", "base ")]);
     place.rm_dir_of("dir/f");
     place.somebody_appends("dir/f");
@@ -325,9 +327,9 @@ fn what_somebody_changed_in_the_base_is_a_conflict_also_after_a_gc() {
     assert_eq!(place.in_base("dir/f").as_deref(), Some("base theirs"));
 }
 
-/// An apply gives all names of a file another change time, and nobody else did that.
+/// An apply changes the ctime of all hard links of a file. That is no change by another program.
 #[test]
-fn what_an_apply_of_one_name_of_a_file_does_to_the_others_is_no_conflict() {
+fn the_effect_of_an_apply_on_other_hard_links_is_no_conflict() {
     for is_removed_first in [false, true] {
         let place = Place::of_links("old!");
         place.chmod("a", 0o640);
@@ -344,9 +346,10 @@ fn what_an_apply_of_one_name_of_a_file_does_to_the_others_is_no_conflict() {
     }
 }
 
-/// An apply fails half way, and so does taking it back. States from before it are what they were until somebody opens the store anew.
+/// An apply fails half way, and so does its rollback. Older states are exact until the store is
+/// opened again.
 #[test]
-fn while_an_apply_is_stuck_half_way_older_states_are_what_they_were() {
+fn while_an_apply_is_half_done_older_states_are_exact() {
     let files: Vec<String> = (0..20).map(|n| format!("f{n}")).collect();
     let mut place = Place::new(&files.iter().map(|f| (f.as_str(), "base")).collect::<Vec<_>>());
     place.checkpoint("start").unwrap();
@@ -376,17 +379,17 @@ fn while_an_apply_is_stuck_half_way_older_states_are_what_they_were() {
     place.check("after all");
 }
 
-/// A sync of an apply fails. What another apply does after that is not taken back with it at the next start.
+/// A sync of an apply fails. The next start must not roll back a later apply with it.
 #[test]
-fn an_apply_that_failed_before_it_began_is_not_taken_back_after_another_one() {
-    // What is left of it can be removed; or not, and then no other may come before the next start.
+fn an_apply_that_failed_before_it_began_is_not_rolled_back_after_a_later_one() {
+    // Its leftovers can be removed; if not, no other apply may run before the next start.
     for also in ["", ",fail:store.remove:1+:EIO"] {
         let (mut failed, mut went_on, mut refused) = (0, 0, 0);
         for at in 1..100 {
             let mut place = Place::new(&[("gone", "base"), ("kept", "base")]);
             place.rm("gone");
             place.put("kept", "mine");
-            // The seal of the tree before it is not what this is about.
+            // The seal of the tree before it does not matter here.
             place.checkpoint("start").unwrap();
             let rules = format!("fail:store.sync:{at}:EIO{also}");
             let first = failpoint::with(&rules, || place.apply(&[]));
@@ -406,7 +409,7 @@ fn an_apply_that_failed_before_it_began_is_not_taken_back_after_another_one() {
             let now = (place.in_base("gone"), place.in_base("kept"));
             let (base, mine) =
                 ((Some("base".into()), Some("base".into())), (None, Some("mine".into())));
-            // If it was the sync of the seal, the apply is done or taken back.
+            // If the sync of the seal failed, the apply is done or rolled back.
             assert!(
                 now == mine || again.is_err() && now == base,
                 "{rules}: after a start: {now:?}"
@@ -421,9 +424,9 @@ fn an_apply_that_failed_before_it_began_is_not_taken_back_after_another_one() {
     }
 }
 
-/// A process holds a file that is gone, and reads on.
+/// A process holds an unlinked file, and reads on.
 #[test]
-fn a_held_file_of_an_older_base_keeps_its_bytes_through_a_gc() {
+fn an_open_file_of_an_older_base_keeps_its_bytes_through_a_gc() {
     let place = Place::new(&[("held", "bytes of the base"), ("other", "base")]);
     let held = place.find("held").unwrap();
     place.rm("held");
@@ -434,15 +437,15 @@ fn a_held_file_of_an_older_base_keeps_its_bytes_through_a_gc() {
     }
     place.gc();
     assert_eq!(place.read(held), "bytes of the base");
-    // When it is let go, so is what it needed.
+    // When it is closed, its content is freed.
     place.sandbox().fs().forget(held, u64::MAX);
     place.gc();
     place.check("at the end");
 }
 
-/// After the base was written something fails that belongs to it: the apply was made, is said to be, and is in the log.
+/// Something fails after the base was written: the apply was done, says so, and is in the log.
 #[test]
-fn an_apply_that_fails_after_its_moment_was_made_and_says_so() {
+fn an_apply_that_fails_after_it_was_done_says_so() {
     let (mut before, mut after) = (0, 0);
     for what in ["store.mkdir", "store.rename", "store.sync-dir", "base.sync"] {
         for at in 1..100 {
@@ -475,10 +478,10 @@ fn an_apply_that_fails_after_its_moment_was_made_and_says_so() {
     assert!(before > 2 && after > 2, "{before} before, {after} after");
 }
 
-/// Steps of the store at which a full disk is told once.
+/// The failpoints at which a full disk is reported once.
 const FULL: [&str; 4] = ["store.write", "store.rename", "store.open", "store.mkdir"];
 
-/// Does something with a disk that is full for one step, once for each of its steps.
+/// Runs something on a disk that is full at one failpoint, once for each failpoint.
 fn with_a_full_disk(
     prepare: impl Fn() -> Place,
     verb: impl Fn(&Place),
@@ -553,7 +556,7 @@ fn on_a_full_disk_an_undo_goes_one_step() {
 }
 
 #[test]
-fn on_a_full_disk_a_restore_goes_to_what_was_named() {
+fn on_a_full_disk_a_restore_goes_to_the_named_state() {
     let prepare = || {
         let place = Place::new(&[]);
         for text in ["one", "two", "three", "four"] {
@@ -571,7 +574,7 @@ fn on_a_full_disk_a_restore_goes_to_what_was_named() {
 
 /// pnpm, uv and nix link equal files of a tree to one in their store.
 #[test]
-fn an_apply_writes_nothing_under_names_outside_of_the_base() {
+fn an_apply_does_not_write_to_hard_links_outside_of_the_base() {
     for removed in [None, Some("a")] {
         let links = [("a", "b"), ("a", "d/e"), ("a", "../outside")];
         let place = Place::with_links(&[("a", "shared"), ("d/c", "other")], &links);
@@ -601,7 +604,7 @@ fn an_apply_writes_nothing_under_names_outside_of_the_base() {
     }
 }
 
-/// An apply that cannot be: no host takes an attribute of this size.
+/// An apply that must fail: no host accepts an attribute of this size.
 fn spoil(place: &Place) {
     place.put("z", "z");
     let id = place.find("z").unwrap();
@@ -609,7 +612,7 @@ fn spoil(place: &Place) {
 }
 
 #[test]
-fn what_looks_like_staged_content_is_whose_it_is() {
+fn files_named_like_staged_content_belong_to_their_owner() {
     let (users, agents) = (".jailfs-stage-aaaaaaaaaaaaaaaa", ".jailfs-stage-0123456789abcdef");
     let mut place = Place::new(&[("a", "old"), (users, "precious")]);
     place.put("a", "new");
@@ -633,7 +636,7 @@ fn what_looks_like_staged_content_is_whose_it_is() {
 }
 
 #[test]
-fn what_an_apply_stages_is_not_seen_in_the_mount() {
+fn staged_content_is_not_visible_in_the_mount() {
     let place = Place::new(&[("here/f", "old")]);
     let dir = place.find("here").unwrap();
     let stop = Stop::default();
@@ -643,7 +646,7 @@ fn what_an_apply_stages_is_not_seen_in_the_mount() {
             let mut seen = BTreeSet::new();
             while !stop.is_said() {
                 let fs = place.sandbox().fs();
-                // From the start each time: then what is in the base is looked at anew.
+                // From a fresh start each time, so that the base is read again.
                 fs.readdir(dir, 0, |entry| {
                     seen.extend(Some(entry.name).filter(|name| name.starts_with(b".jailfs-stage")));
                     true
@@ -664,9 +667,9 @@ fn what_an_apply_stages_is_not_seen_in_the_mount() {
     assert!(seen.is_empty(), "{seen:?}");
 }
 
-/// The states before an apply are those that came before the present one, also when the head lies on the base that it wrote.
+/// The states before an apply come before the present one, also when the head lies on the new base.
 #[test]
-fn the_last_checkpoint_is_the_last_one_also_after_an_apply() {
+fn the_last_checkpoint_is_found_also_after_an_apply() {
     let mut place = Place::new(&[("file", "0")]);
     let back = |place: &Place, n: &str| {
         let restored = place.restore(n).map(drop);
@@ -680,14 +683,14 @@ fn the_last_checkpoint_is_the_last_one_also_after_an_apply() {
     place.put("file", "later");
     assert_eq!(place.get("file").as_deref(), Some("later"));
     assert_eq!(back(&place, "@-1").as_deref(), Ok("3"));
-    // From there on it is counted from the state that was restored.
+    // From there on it is counted from the restored state.
     assert_eq!(back(&place, "@-2").as_deref(), Ok("2"));
     place.reopen();
     assert_eq!(back(&place, "@-2").as_deref(), Ok("1"));
     assert!(back(&place, "@-2").unwrap_err().contains("no such checkpoint"));
 }
 
-/// An apply that was cut off as soon as something can be seen of it.
+/// An apply that was interrupted as soon as it had a visible effect.
 fn cut_off(make: impl Fn() -> Place, is_reached: impl Fn(&Place) -> bool) -> Place {
     for moment in 1..400 {
         let place = make();
@@ -701,7 +704,7 @@ fn cut_off(make: impl Fn() -> Place, is_reached: impl Fn(&Place) -> bool) -> Pla
 }
 
 #[test]
-fn what_somebody_put_into_a_directory_that_a_cut_off_apply_made_stays() {
+fn files_put_into_a_directory_of_an_interrupted_apply_stay() {
     let make = || {
         let place = Place::new(&[("file", "file")]);
         let fs = place.sandbox().fs();
@@ -727,7 +730,7 @@ fn what_somebody_put_into_a_directory_that_a_cut_off_apply_made_stays() {
 }
 
 #[test]
-fn a_file_that_somebody_removed_while_an_apply_was_cut_off_is_missing_and_nothing_else_is() {
+fn a_file_removed_while_an_apply_was_interrupted_is_missing_and_nothing_else() {
     let make = || {
         let place = Place::new(&[("f", "text"), ("other", "other")]);
         place.chmod("f", 0o600);
@@ -765,7 +768,7 @@ fn a_file_that_somebody_removed_while_an_apply_was_cut_off_is_missing_and_nothin
 }
 
 #[test]
-fn the_last_name_of_bytes_is_not_removed_to_take_an_apply_back() {
+fn a_rollback_does_not_remove_the_last_hard_link_of_content() {
     let make = || {
         let place = Place::new(&[("a", "the only copy")]);
         let file = place.find("a").unwrap();
@@ -781,7 +784,7 @@ fn the_last_name_of_bytes_is_not_removed_to_take_an_apply_back() {
 }
 
 #[test]
-fn a_link_that_has_the_number_of_one_that_an_apply_removed_is_another() {
+fn a_hard_link_with_the_reused_number_of_a_removed_file_is_another_file() {
     use std::os::unix::fs::symlink;
     let number = std::cell::Cell::new(0);
     let make = || {
@@ -793,7 +796,7 @@ fn a_link_that_has_the_number_of_one_that_an_apply_removed_is_another() {
         place
     };
     let mut place = cut_off(make, |place| place.base("link").symlink_metadata().is_err());
-    // The host gives the number out again, sooner or later.
+    // The host uses the number again, sooner or later.
     for number_of in 0..500 {
         let new = place.base(&format!("new{number_of}"));
         symlink("theirs", &new).unwrap();
@@ -801,7 +804,7 @@ fn a_link_that_has_the_number_of_one_that_an_apply_removed_is_another() {
         if place.base("link").symlink_metadata().unwrap().ino() == number.get() {
             break;
         }
-        // Held, so that the next one has another.
+        // Kept open, so that the next one has another number.
         host::rename(place.base("link"), new).unwrap();
     }
     if place.base("link").symlink_metadata().is_err() {
@@ -812,7 +815,7 @@ fn a_link_that_has_the_number_of_one_that_an_apply_removed_is_another() {
 }
 
 #[test]
-fn what_somebody_writes_while_an_apply_is_taken_back_keeps_its_bytes_and_its_mode() {
+fn writes_during_a_rollback_keep_their_bytes_and_mode() {
     let make = || {
         let place = Place::new(&[("a", "a"), ("b", "b"), ("f", "before")]);
         for (path, text) in [("a", "new a"), ("b", "new b"), ("f", "applied")] {

@@ -1,10 +1,12 @@
-//! Power cuts of a whole disk, while everything runs: programs, checkpoints, applies and garbage collection.
+//! Power cuts of a whole disk while everything runs: programs, checkpoints, applies and garbage
+//! collection.
 //!
-//! Base and store lie on an ext4 in a file. Each cut is a reflink clone of that file (ioctl_ficlone(2)), which shows the
-//! disk as it was at one moment. The clone is mounted, which replays its journal, and jailfs opens the store on it. Then
-//! everything that was synced or answered before the clone began must be there, and everything that is there must be whole.
+//! Base and store are on an ext4 in a file. Each cut is a reflink clone of that file
+//! (ioctl_ficlone(2)): the disk as it was at one moment. Mounting the clone replays the ext4
+//! journal, and jailfs opens the store on it. Then everything that was synced or acknowledged
+//! before the clone began must be there, and everything that is there must be whole.
 //!
-//! `JAILFS_CUTS=N` cuts that many times.
+//! `JAILFS_CUTS=N` makes N cuts.
 
 #![expect(
     clippy::unwrap_used,
@@ -29,7 +31,7 @@ use std::time::Duration;
 
 use harness::{Live, shell, text};
 
-/// So many that the test takes some twenty seconds in a debug build.
+/// The number of cuts that take about twenty seconds in a debug build.
 const CUTS: u64 = 6;
 /// The outer filesystem can clone files. The inner one has base and store.
 const DISK: &str = "
@@ -40,7 +42,7 @@ const DISK: &str = "
     mount --bind ../disk/base $PWD; mount --bind ../disk/store ../store
     cd ../base; mkdir promises blocks; seq 50000 > blocks/of-the-base";
 
-/// Mounts that are taken away at the end, whatever happens; the last one first.
+/// Mounts that are unmounted at the end in any case, the last one first.
 struct Mounts(Vec<PathBuf>);
 
 impl Drop for Mounts {
@@ -51,16 +53,17 @@ impl Drop for Mounts {
     }
 }
 
-/// What was promised so far, shared by all who work.
+/// The promises so far, shared by all threads.
 #[derive(Default)]
 struct Promises {
     stop: AtomicBool,
-    /// Files that were begun, and files of which an fsync was answered.
+    /// Files that were begun, and files whose fsync was acknowledged.
     begun: AtomicU64,
     synced: AtomicU64,
-    /// Checkpoints that were answered: name, and how many files were synced before it was asked for, and begun after it.
+    /// Checkpoints that were acknowledged: name, the number of files synced before the request, and
+    /// begun after it.
     checkpoints: Mutex<Vec<(String, u64, u64)>>,
-    /// Files that the base surely has, because an apply of them was answered.
+    /// Files that the base has for certain, because their apply was acknowledged.
     applied: AtomicU64,
     failures: Mutex<Vec<String>>,
 }
@@ -75,7 +78,7 @@ impl Promises {
         !self.stop.load(Ordering::SeqCst)
     }
 
-    /// Makes one file after the other and syncs each.
+    /// Creates one file after the other and syncs each.
     fn promise(&self, mnt: &Path) {
         while self.goes_on() {
             let number = self.begun.fetch_add(1, Ordering::SeqCst);
@@ -116,7 +119,7 @@ impl Promises {
         }
     }
 
-    /// Checkpoints, applies and gives up, one after the other.
+    /// Makes checkpoints, applies and drops, one after the other.
     fn govern(&self, mnt: &Path) {
         for round in 0_u64.. {
             if !self.goes_on() {
@@ -161,8 +164,8 @@ impl Promises {
     }
 }
 
-/// The files of a directory of promises: their numbers begin at 0 and have no gap, and each is whole. How many there are.
-/// The file that was being written in that moment, behind all that were synced, may be there in part.
+/// The files of a promise directory: their numbers start at 0 without gaps, and each is whole.
+/// Returns their number. The file that was being written, after all synced ones, may be incomplete.
 fn count(dir: &Path, synced: u64, begun: u64) -> u64 {
     let found = std::fs::read_dir(dir).unwrap().count() as u64;
     assert!(
@@ -179,10 +182,10 @@ fn count(dir: &Path, synced: u64, begun: u64) -> u64 {
     found
 }
 
-/// Cuts the power once, and looks at what there is.
+/// Cuts the power once, and checks the result.
 fn cut(live: &Live, promises: &Promises, number: u64) {
     let outside = live.outside();
-    // Taken before: all of this must be there.
+    // Recorded before the cut: all of this must be there.
     let synced = promises.synced.load(Ordering::SeqCst);
     let applied = promises.applied.load(Ordering::SeqCst);
     let checkpoints = promises.checkpoints.lock().unwrap().clone();
@@ -190,7 +193,7 @@ fn cut(live: &Live, promises: &Promises, number: u64) {
     let begun = promises.begun.load(Ordering::SeqCst);
     shell(outside, "mount -o loop outer/cut.img cut");
     let _cut = Mounts(vec![outside.join("cut"), outside.join("seen")]);
-    // The store says which base it is for; this is the same base at another place.
+    // The store records its base; this is the same base at another path.
     shell(
         outside,
         &format!("{} mount cut/base seen --store cut/store", env!("CARGO_BIN_EXE_jailfs")),
@@ -213,7 +216,7 @@ fn cut(live: &Live, promises: &Promises, number: u64) {
         .output()
         .unwrap();
     assert!(check.status.success(), "cut {number}: {}", text(&check));
-    // The daemon may be ending still.
+    // The daemon may still be ending.
     shell(
         outside,
         "for n in $(seq 100); do umount cut && break; sleep 0.1; done; rm outer/cut.img",
@@ -221,7 +224,7 @@ fn cut(live: &Live, promises: &Promises, number: u64) {
 }
 
 #[test]
-fn a_clone_of_the_disk_at_any_moment_has_everything_that_was_promised() {
+fn a_clone_of_the_disk_at_any_moment_keeps_every_promise() {
     let cuts = std::env::var("JAILFS_CUTS")
         .map_or(CUTS, |text| text.parse().expect("JAILFS_CUTS is a number"));
     let mut live = Live::with_limit(DISK, &[], Duration::from_secs(100 + 20 * cuts));
@@ -251,7 +254,7 @@ fn a_clone_of_the_disk_at_any_moment_has_everything_that_was_promised() {
     live.umount();
 }
 
-/// Ends the work, also in a panic.
+/// Stops the work, also by a panic.
 struct Stop<'a>(&'a Promises);
 
 impl Drop for Stop<'_> {

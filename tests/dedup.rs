@@ -1,4 +1,4 @@
-//! Content that is there already is stored once, and nobody can see it but by the space that it takes.
+//! Deduplication: equal content is stored once, and only the space on disk shows it.
 
 #![expect(
     clippy::unwrap_used,
@@ -49,7 +49,7 @@ impl Random {
 
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// What the versions of files hold, by path and number; nothing where there was no file.
+/// The content of the edit history, by path and number; `None` if there was no file.
 type Past = BTreeMap<(String, u32), Option<Vec<u8>>>;
 
 struct Place {
@@ -65,7 +65,7 @@ impl Place {
         Place { dir, store }
     }
 
-    /// Without a history of single files, so that space is what states need.
+    /// Without an edit history, so that only states need space.
     fn open(&self) -> Work {
         let work = self.open_with_history(&self.store, &StoreOptions::default());
         work.0.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
@@ -76,7 +76,7 @@ impl Place {
         Work(Sandbox::create_or_open(&self.dir.path().join("base"), store, options).unwrap())
     }
 
-    /// Bytes on disk of all pools.
+    /// Bytes of all pools on disk.
     fn pools(&self) -> u64 {
         layers(&self.store)
             .filter_map(|layer| Some(layer.join("pool").metadata().ok()?.blocks() * 512))
@@ -101,7 +101,7 @@ fn name(text: &str) -> Name {
 }
 
 impl Work {
-    /// Does something with a file, which is made if it is not there, and does not hold it longer.
+    /// Does something with a file, which is created if it does not exist, and forgets it.
     fn with<T>(&self, file: &str, work: impl FnOnce(&Fs, NodeId) -> T) -> T {
         let fs = self.0.fs();
         let entry = fs.lookup(NodeId::ROOT, &name(file));
@@ -174,7 +174,7 @@ impl Work {
         self.0.handle(Request::Drop { rev: Rev::Name(label.to_owned()) }).unwrap();
     }
 
-    /// What the files were.
+    /// The former contents of files.
     fn past(&self) -> Past {
         let mut past = Past::new();
         let fs = self.0.fs();
@@ -193,7 +193,7 @@ impl Work {
         past
     }
 
-    /// Holds what is left of the history of files against what it was.
+    /// Compares the rest of the edit history with the recorded contents.
     #[track_caller]
     fn past_is_as(&self, before: &Past, told: &str) {
         for ((file, number), bytes) in self.past() {
@@ -202,7 +202,7 @@ impl Work {
         }
     }
 
-    /// Goes to every checkpoint and back.
+    /// Restores every checkpoint, and goes back.
     #[track_caller]
     fn holds(&self, checkpoints: &BTreeMap<String, Files>, told: &str) {
         for (label, files) in checkpoints {
@@ -217,7 +217,7 @@ impl Work {
 }
 
 #[test]
-fn content_that_moved_is_stored_once() {
+fn moved_content_is_stored_once() {
     let place = Place::new();
     let mut random = Random(1);
     let mut content = random.bytes(4 << 20);
@@ -240,7 +240,7 @@ fn content_that_moved_is_stored_once() {
 }
 
 #[test]
-fn small_changes_that_pile_up_cost_a_block_or_two_each() {
+fn accumulating_small_changes_cost_a_block_or_two_each() {
     for how in [Work::put, Work::save] {
         let place = Place::new();
         let mut random = Random(2);
@@ -265,7 +265,7 @@ fn small_changes_that_pile_up_cost_a_block_or_two_each() {
 }
 
 #[test]
-fn small_files_that_are_equal_are_stored_once_and_zeros_not_at_all() {
+fn equal_small_files_are_stored_once_and_zeros_not_at_all() {
     let place = Place::new();
     let mut random = Random(3);
     let contents: Vec<Vec<u8>> = (0..50).map(|n| random.bytes(100 + n * 300)).collect();
@@ -283,7 +283,7 @@ fn small_files_that_are_equal_are_stored_once_and_zeros_not_at_all() {
     work.checkpoint("two");
     work.0.compact().unwrap();
     let once: u64 = contents.iter().map(|c| (c.len() as u64).next_multiple_of(BLOCK)).sum();
-    // What the host needs to note the holes is counted, too.
+    // The host's own metadata for the holes is counted, too.
     let pools = place.pools();
     assert!(
         (once..=once + BLOCK).contains(&pools),
@@ -299,7 +299,7 @@ fn small_files_that_are_equal_are_stored_once_and_zeros_not_at_all() {
 }
 
 #[test]
-fn what_others_lead_to_stays_when_its_checkpoint_goes() {
+fn shared_content_stays_when_its_checkpoint_is_dropped() {
     let place = Place::new();
     let mut random = Random(4);
     let (first, second) = (random.bytes(300_000), random.bytes(200_000));
@@ -307,7 +307,7 @@ fn what_others_lead_to_stays_when_its_checkpoint_goes() {
     work.put("f", &first);
     work.put("g", &second);
     work.checkpoint("one");
-    // A copy, so that only equal content leads to the first layer.
+    // A copy, so that only equal content refers to the first layer.
     work.save("f", &first);
     work.remove("g");
     work.checkpoint("two");
@@ -321,7 +321,7 @@ fn what_others_lead_to_stays_when_its_checkpoint_goes() {
     drop(work);
     let work = place.open();
     assert!(work.get("f") == first);
-    // And once more equal to what is left, and then that goes, too.
+    // Once more equal to the rest; then that is dropped, too.
     work.save("f", &first);
     work.checkpoint("three");
     work.0.compact().unwrap();
@@ -357,7 +357,7 @@ fn switched_off_it_does_nothing_and_shared_content_stays_shared() {
 }
 
 #[test]
-fn versions_of_files_are_stored_once_and_their_space_comes_back() {
+fn the_edit_history_shares_content_and_its_space_is_freed() {
     let place = Place::new();
     let mut random = Random(8);
     let work = place.open_with_history(&place.store, &StoreOptions::default());
@@ -365,19 +365,19 @@ fn versions_of_files_are_stored_once_and_their_space_comes_back() {
     work.put("f", &first);
     work.checkpoint("one");
     work.0.compact().unwrap();
-    // In no state, only before an edit: what is in a state already, and what is nowhere else.
+    // Content that is in no state, only in the history: some is equal to a state, some is not.
     work.put("g", &first);
     work.put("g", &second);
     work.put("g", b"short");
     work.checkpoint("two");
-    // Before anybody looks after the versions.
+    // Before the history is compacted.
     let past = work.past();
     assert_eq!(past.values().flatten().map(Vec::len).sum::<usize>(), 700_000);
     work.0.compact().unwrap();
     let pools = place.pools();
     assert!(pools < 720_000, "{pools}");
     work.past_is_as(&past, "shared");
-    // Files that lead to what only a version has: that stays as long as they do.
+    // Files whose content is shared with an entry of the history only: it stays as long as they do.
     work.put("h", &second);
     work.checkpoint("three");
     work.0.compact().unwrap();
@@ -399,7 +399,7 @@ fn versions_of_files_are_stored_once_and_their_space_comes_back() {
 }
 
 #[test]
-fn a_full_disk_gets_back_what_versions_had_beside_content_that_others_lead_to() {
+fn a_full_disk_frees_history_content_beside_shared_content() {
     let place = Place::new();
     let mut random = Random(9);
     let work = place.open_with_history(&place.store, &StoreOptions::default());
@@ -422,7 +422,8 @@ fn a_full_disk_gets_back_what_versions_had_beside_content_that_others_lead_to() 
     place.check();
 }
 
-/// Random files that share much, checkpoints, drops, gc, restores and restarts, against what they should be.
+/// Random files that share much, with checkpoints, drops, gc, restores and restarts, compared with
+/// their expected content.
 fn random_work(seed: u64) {
     let place = Place::new();
     let mut random = Random(seed);
@@ -513,9 +514,9 @@ fn random_work(seed: u64) {
     place.check();
 }
 
-/// `JAILFS_DEDUP_SEEDS=N` runs that many.
+/// `JAILFS_DEDUP_SEEDS=N` runs N seeds.
 #[test]
-fn whatever_is_done_every_state_shows_what_it_showed() {
+fn random_operations_change_no_state() {
     let seeds = std::env::var("JAILFS_DEDUP_SEEDS").map_or(2, |seeds| seeds.parse().unwrap());
     (1..=seeds).for_each(random_work);
 }
@@ -526,8 +527,8 @@ fn copy(from: &Path, to: &Path) {
     assert!(gone.success() && copied.success());
 }
 
-/// Runs `verb` on copies of a store, each time with nothing done from some step on, as if the process had been killed there, or
-/// with this one step failing.
+/// Runs `verb` on copies of a store. In each run one failpoint fails, or nothing happens from it
+/// on, as if the process had been killed there.
 fn at_every_step(place: &Place, all: &BTreeMap<String, Files>, verb: fn(&Work) -> bool) {
     let copied = place.dir.path().join("copy");
     let mut steps = 300;
@@ -540,7 +541,7 @@ fn at_every_step(place: &Place, all: &BTreeMap<String, Files>, verb: fn(&Work) -
             let past = work.past();
             let done = failpoint::with(&rule, || verb(&work));
             if onwards.is_empty() {
-                // It goes on after a failure, and must not give back what it is not sure of.
+                // After a failure it goes on, and must not free blocks that may be needed.
                 drop(work.0.handle(Request::Gc {
                     operations: 0,
                     keep: None,
@@ -588,13 +589,13 @@ fn prepared(random: &mut Random) -> (Place, BTreeMap<String, Files>) {
 }
 
 #[test]
-fn cut_off_at_any_step_it_leaves_what_was_there() {
+fn an_interrupted_deduplication_changes_no_state() {
     let (place, all) = prepared(&mut Random(6));
     at_every_step(&place, &all, |work| work.0.compact().is_ok());
 }
 
 #[test]
-fn a_gc_over_shared_content_that_is_cut_off_at_any_step_loses_nothing() {
+fn an_interrupted_gc_over_shared_content_loses_nothing() {
     let (place, mut all) = prepared(&mut Random(7));
     let work = place.open_with_history(&place.store, &StoreOptions::default());
     work.0.compact().unwrap();

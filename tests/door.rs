@@ -1,5 +1,5 @@
-//! The view of programs in a real mount: that the door passes on what `fs` promises, and that the kernel makes of it what
-//! a local filesystem shows.
+//! What programs see in a real mount: the FUSE server passes on what `fs` promises, and the kernel
+//! shows it as a local filesystem would.
 
 #![expect(
     clippy::unwrap_used,
@@ -59,7 +59,7 @@ fn rename(dir: &Path, from: &str, to: &str, how: Rename) -> std::io::Result<()> 
 }
 
 #[test]
-fn a_mount_begins_and_ends() {
+fn a_mount_starts_and_ends() {
     let mut bench = Bench::over(|base| write(base.join("a"), "from the base"));
     assert!(is_mounted(&bench.at("")));
     assert_eq!(read(bench.at("a")), b"from the base");
@@ -80,7 +80,7 @@ fn dropping_a_mount_detaches_it() {
     assert!(!is_mounted(&place));
 }
 
-/// The kernel gives the number of a mount that is gone to the next one at once.
+/// The kernel reuses the number of a mount that is gone at once.
 #[test]
 fn mounts_that_come_and_go_do_not_end_each_other() {
     std::thread::scope(|scope| {
@@ -97,7 +97,7 @@ fn mounts_that_come_and_go_do_not_end_each_other() {
 }
 
 #[test]
-fn what_cannot_be_mounted_is_said_with_a_hint() {
+fn a_failed_mount_has_an_error_with_a_hint() {
     let bench = Bench::new();
     let missing = bench.base("nowhere");
     let error =
@@ -122,9 +122,9 @@ fn options_reach_the_kernel() {
     assert_eq!((&ours.fs_type[..], &ours.source[..]), (&b"fuse.jailfs"[..], base));
 }
 
-/// The kernel asks for a sync after each write of a mount with `sync`.
+/// The kernel sends a sync after each write in a mount with `sync`.
 #[test]
-fn a_write_is_synced_where_the_mount_asks_for_it() {
+fn a_write_is_synced_if_the_mount_asks_for_it() {
     for (vfs, syncs) in [(vec![], 0), (vec!["sync".to_owned()], 3)] {
         let options = MountOptions { vfs, source: b"a source".to_vec(), ..MountOptions::default() };
         let bench = Bench::with(&options, |base| write(base.join("a"), "x"));
@@ -140,7 +140,7 @@ fn a_write_is_synced_where_the_mount_asks_for_it() {
 }
 
 #[test]
-fn who_keeps_a_cpu_awake_answers_all_requests_and_ends() {
+fn a_server_that_keeps_a_cpu_awake_answers_all_requests_and_ends() {
     let spin = Some(std::time::Duration::from_millis(1));
     let bench = Bench::with(&MountOptions { spin, ..MountOptions::default() }, |base| {
         write(base.join("a"), "x")
@@ -165,7 +165,7 @@ fn who_keeps_a_cpu_awake_answers_all_requests_and_ends() {
 }
 
 #[test]
-fn files_are_created_written_read_and_cut() {
+fn files_are_created_written_read_and_truncated() {
     let bench = Bench::over(|base| write(base.join("old"), "0123456789"));
     write(bench.at("new"), "hello");
     assert_eq!(read(bench.at("new")), b"hello");
@@ -197,11 +197,11 @@ fn files_are_created_written_read_and_cut() {
 }
 
 #[test]
-fn opening_reading_again_and_closing_costs_no_message() {
+fn opening_rereading_and_closing_send_no_request() {
     let bench = Bench::over(|base| write(base.join("a"), vec![7; 100_000]));
     read(bench.at("a"));
     names(bench.at(""));
-    // A READ and a READDIR make the kernel ask for the access time once.
+    // A READ and a READDIR make the kernel request the access time once.
     fs::metadata(bench.at("a")).unwrap();
     fs::metadata(bench.at("")).unwrap();
     let before = bench.mounted().counters().snapshot();
@@ -216,7 +216,7 @@ fn opening_reading_again_and_closing_costs_no_message() {
 }
 
 #[test]
-fn a_name_that_is_not_there_is_asked_for_once_and_can_be_made() {
+fn a_missing_name_is_looked_up_once_and_can_be_created() {
     let bench = Bench::new();
     for _ in 0..5 {
         assert_eq!(fs::metadata(bench.at("x")).unwrap_err().kind(), ErrorKind::NotFound);
@@ -231,7 +231,7 @@ fn a_name_that_is_not_there_is_asked_for_once_and_can_be_made() {
 }
 
 #[test]
-fn names_are_moved_replaced_kept_and_exchanged() {
+fn names_are_renamed_replaced_kept_and_exchanged() {
     let bench = Bench::over(|base| {
         for (name, bytes) in [("a", "1"), ("b", "2"), ("c", "3")] {
             write(base.join(name), bytes);
@@ -258,7 +258,7 @@ fn names_are_moved_replaced_kept_and_exchanged() {
 }
 
 #[test]
-fn a_directory_of_the_base_moves_and_its_old_name_is_made_anew() {
+fn a_directory_of_the_base_is_renamed_and_its_old_name_is_created_again() {
     let bench = Bench::over(|base| {
         fs::create_dir_all(base.join("src/deep")).unwrap();
         write(base.join("src/deep/f"), "base");
@@ -328,7 +328,7 @@ fn hard_links_are_one_file_also_those_of_the_base() {
 }
 
 #[test]
-fn links_are_followed_inside_and_refused_outside() {
+fn symlinks_are_followed_inside_and_refused_outside() {
     let bench = Bench::over(|base| {
         fs::create_dir(base.join("d")).unwrap();
         write(base.join("d/f"), "inside");
@@ -355,7 +355,7 @@ fn links_are_followed_inside_and_refused_outside() {
 }
 
 #[test]
-fn fifos_sockets_and_devices_are_shown_as_what_they_are() {
+fn fifos_sockets_and_devices_keep_their_type() {
     let null = makedev(1, 3);
     let large = makedev(259, 70_000);
     let bench = Bench::over(|base| {
@@ -402,7 +402,7 @@ fn modes_and_owners_are_kept() {
     assert_eq!(fs::metadata(bench.base("a")).unwrap().uid(), nix::unistd::getuid().as_raw());
 }
 
-/// As an ordinary user: root is asked for nothing.
+/// As an ordinary user: for root the kernel checks nothing.
 #[test]
 fn the_kernel_checks_permissions_and_ordinary_writers_lose_setuid() {
     let bench = Bench::over(|base| {
@@ -462,7 +462,7 @@ fn times_are_kept_to_the_nanosecond_also_before_1970() {
 }
 
 #[test]
-fn extended_attributes_are_kept_and_the_store_is_named() {
+fn extended_attributes_are_kept_and_name_the_store() {
     let bench = Bench::over(|base| {
         write(base.join("a"), "x");
         xattr::set(File::open(base.join("a")).unwrap(), b"user.base", b"from below").unwrap();
@@ -491,7 +491,7 @@ fn extended_attributes_are_kept_and_the_store_is_named() {
 }
 
 #[test]
-fn a_label_that_is_not_there_is_asked_for_once() {
+fn a_missing_label_is_requested_once() {
     const LABEL: &[u8] = b"security.selinux";
     let bench = Bench::over(|base| (0..50).for_each(|n| write(base.join(format!("f{n}")), "x")));
     let list = || {
@@ -503,20 +503,21 @@ fn a_label_that_is_not_there_is_asked_for_once() {
     let has_labels = jailfs::sys::proc::has_filesystem(b"selinuxfs").unwrap();
     let (none, most) = if has_labels { (Errno::ENODATA, 60) } else { (Errno::EOPNOTSUPP, 5) };
     assert_eq!(code(&xattr::get(&file, LABEL).unwrap_err()), none);
-    // ACLs are asked for the first time, and remembered.
+    // ACLs are requested the first time, and cached.
     list();
     assert!(list() <= most, "{}", list());
     assert_eq!(code(&xattr::get(&file, b"security.capability").unwrap_err()), Errno::ENODATA);
-    // Where one file has a label, the others have none, and that is another answer.
+    // If one file has a label, the others have none, and that is another answer.
     xattr::set(&file, LABEL, b"system_u:object_r:tmp_t:s0").unwrap();
     assert_eq!(xattr::get(&file, LABEL).unwrap(), b"system_u:object_r:tmp_t:s0");
     let other = File::open(bench.at("f2")).unwrap();
     assert_eq!(code(&xattr::get(&other, LABEL).unwrap_err()), Errno::ENODATA);
 }
 
-/// A program that looks at what it lists asks for some files, and then gets them with the names; one that does not look gets names.
+/// A program that stats the files that it lists looks some up, and then gets the others with the
+/// listing. A program that does not gets only names.
 #[test]
-fn looking_at_what_was_listed_costs_few_messages() {
+fn statting_listed_files_costs_few_requests() {
     let bench = Bench::over(|base| {
         for dir in 0..20 {
             fs::create_dir(base.join(format!("d{dir}"))).unwrap();
@@ -531,12 +532,12 @@ fn looking_at_what_was_listed_costs_few_messages() {
         let after = messages();
         [0, 1, 2].map(|at| after[at] - before[at])
     };
-    // Each directory is read twice: the second time there is no more.
+    // Each directory is read twice: the second answer is empty.
     let [lookups, listed, plain] = cost("find", &["-type", "f"], 400);
     assert!(lookups <= 1 && listed <= 60 && plain == 0, "names: {lookups} {listed} {plain}");
     assert!(bench.fs.held_nodes() <= 21, "nobody looked at files");
     assert_eq!(cost("find", &["-type", "f"], 400)[0], 0);
-    // The names are remembered, so all files are asked for.
+    // The names are cached, so each file gets a request.
     assert_eq!(cost("find", &["-size", "-9"], 421)[0], 400);
     let bench_again = Bench::over(|base| {
         for dir in 0..20 {
@@ -553,7 +554,7 @@ fn looking_at_what_was_listed_costs_few_messages() {
 }
 
 #[test]
-fn room_is_made_holes_are_punched_and_found() {
+fn space_is_allocated_and_holes_are_punched_and_found() {
     let bench = Bench::new();
     let mut file =
         OpenOptions::new().read(true).write(true).create_new(true).open(bench.at("f")).unwrap();
@@ -718,7 +719,7 @@ fn mappings_and_descriptors_see_each_other() {
 }
 
 #[test]
-fn what_mappings_hold_is_brought_home() {
+fn dirty_pages_of_mappings_are_flushed() {
     for options in
         [MountOptions::default(), MountOptions { writeback: true, ..MountOptions::default() }]
     {
@@ -760,7 +761,7 @@ fn what_mappings_hold_is_brought_home() {
 }
 
 #[test]
-fn locks_work_without_messages() {
+fn locks_work_without_requests() {
     let bench = Bench::over(|base| write(base.join("a"), "x"));
     let (one, two) = (File::open(bench.at("a")).unwrap(), File::open(bench.at("a")).unwrap());
     one.lock().unwrap();
@@ -848,7 +849,7 @@ fn a_directory_can_be_emptied_while_it_is_read() {
     }
     assert_eq!(met.len(), 6000);
     assert!(names(bench.at("")).is_empty());
-    // rewinddir shows what came since.
+    // rewinddir shows the names that were added since.
     let mut dir =
         nix::dir::Dir::open(&bench.at(""), nix::fcntl::OFlag::O_CLOEXEC, Mode::empty()).unwrap();
     assert_eq!(dir.iter().count(), 2);
@@ -857,7 +858,7 @@ fn a_directory_can_be_emptied_while_it_is_read() {
 }
 
 #[test]
-fn the_parent_of_the_root_is_not_the_host() {
+fn the_parent_of_the_root_is_not_a_directory_of_the_host() {
     let bench = Bench::over(|base| fs::create_dir(base.join("d")).unwrap());
     let root = fs::metadata(bench.at("")).unwrap().ino();
     assert_eq!(root, 1);
@@ -871,7 +872,7 @@ fn the_parent_of_the_root_is_not_the_host() {
 }
 
 #[test]
-fn nothing_that_is_done_in_the_mount_changes_the_base() {
+fn no_operation_in_the_mount_changes_the_base() {
     let bench = Bench::over(|base| {
         fs::create_dir_all(base.join("d/e")).unwrap();
         for name in ["a", "d/b", "d/e/c"] {
@@ -880,7 +881,7 @@ fn nothing_that_is_done_in_the_mount_changes_the_base() {
         fs::hard_link(base.join("a"), base.join("d/linked")).unwrap();
         symlink("a", base.join("link")).unwrap();
         nix::unistd::mkfifo(&base.join("fifo"), Mode::S_IRWXU).unwrap();
-        // Old access times, which any reading through an ordinary mount would renew.
+        // Old access times, which reading through an ordinary mount would change.
         for name in ["d/e/c", "d/b", "a", "d/e", "d", "link", ""] {
             let path = base.join(name);
             let path = if name.is_empty() { base } else { &path };
@@ -977,7 +978,7 @@ fn acls_work_and_defaults_are_inherited() {
     assert_eq!(changed[4 + 3 * 8 + 2], 4, "chmod of the group sets the mask");
 }
 
-/// Shows `state` again, as a restore does.
+/// Installs `state` again, as a restore does.
 fn switch_to(bench: &Bench, state: jailfs::fs::State) -> jailfs::fs::Invalidations {
     use jailfs::store::record::LayerKind;
     bench.mounted().kernel().flush().unwrap();
@@ -993,7 +994,7 @@ fn switch_to(bench: &Bench, state: jailfs::fs::State) -> jailfs::fs::Invalidatio
 }
 
 #[test]
-fn another_state_is_shown_in_place() {
+fn a_switch_shows_another_state_in_place() {
     let bench = Bench::over(|base| {
         fs::create_dir_all(base.join("kept/deep")).unwrap();
         fs::create_dir(base.join("moved")).unwrap();
@@ -1042,7 +1043,7 @@ fn another_state_is_shown_in_place() {
     let mut bytes = String::new();
     (&same).read_to_string(&mut bytes).unwrap();
     assert_eq!((bytes.as_str(), same.metadata().unwrap().nlink()), ("before", 1));
-    // The number is the same although the kernel knows another node, at once and after a while.
+    // The inode number stays although the kernel has another node, at once and later.
     assert_eq!(fs::metadata(bench.at("changed")).unwrap().ino(), mapped.metadata().unwrap().ino());
     let again = OpenOptions::new().read(true).write(true).open(bench.at("changed")).unwrap();
     let mapping = Mapping::of(&again, 6);
@@ -1059,7 +1060,7 @@ fn another_state_is_shown_in_place() {
 }
 
 #[test]
-fn very_many_names_are_forgotten_at_once_but_never_below_a_mount() {
+fn very_many_names_are_invalidated_at_once_but_never_below_a_mount() {
     const MANY: usize = 20_500;
     for mount_inside in [false, true] {
         let bench = Bench::over(|base| fs::create_dir(base.join("inner")).unwrap());
@@ -1089,26 +1090,26 @@ fn very_many_names_are_forgotten_at_once_but_never_below_a_mount() {
 /// Set in the process that runs tests again as an ordinary user.
 const ORDINARY: &str = "JAILFS_TEST_ORDINARY_USER";
 
-/// Through fusermount3, and without a look into other users' processes.
+/// Through fusermount3, and without access to other users' processes.
 #[test]
-fn an_ordinary_user_mounts_and_all_of_it_works() {
+fn an_ordinary_user_can_mount_and_everything_works() {
     if std::env::var_os(ORDINARY).is_some() || !nix::unistd::geteuid().is_root() {
         return;
     }
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "--test-threads=1"]).env(ORDINARY, "1").current_dir("/");
     let tests = [
-        "a_mount_begins_and_ends",
+        "a_mount_starts_and_ends",
         "dropping_a_mount_detaches_it",
         "options_reach_the_kernel",
-        "files_are_created_written_read_and_cut",
-        "opening_reading_again_and_closing_costs_no_message",
-        "names_are_moved_replaced_kept_and_exchanged",
-        "links_are_followed_inside_and_refused_outside",
-        "extended_attributes_are_kept_and_the_store_is_named",
+        "files_are_created_written_read_and_truncated",
+        "opening_rereading_and_closing_send_no_request",
+        "names_are_renamed_replaced_kept_and_exchanged",
+        "symlinks_are_followed_inside_and_refused_outside",
+        "extended_attributes_are_kept_and_name_the_store",
         "an_unlinked_file_lives_as_long_as_it_is_open",
-        "what_mappings_hold_is_brought_home",
-        "another_state_is_shown_in_place",
+        "dirty_pages_of_mappings_are_flushed",
+        "a_switch_shows_another_state_in_place",
     ];
     command.args(tests);
     std::os::unix::process::CommandExt::uid(&mut command, 65534);
@@ -1123,9 +1124,9 @@ fn an_ordinary_user_mounts_and_all_of_it_works() {
     assert!(text.contains(&format!("{} passed", tests.len())), "{text}");
 }
 
-/// As in containers whose seccomp profile knows no openat2(2), or forbids it.
+/// As in containers whose seccomp profile does not know openat2(2), or forbids it.
 #[test]
-fn without_openat2_all_of_it_works() {
+fn without_openat2_everything_works() {
     const MASK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/mask.py");
     for errno in ["ENOSYS", "EPERM"] {
         let mut command = Command::new("python3");
@@ -1147,8 +1148,8 @@ fn without_openat2_all_of_it_works() {
     }
 }
 
-/// Gives this thread, and what it starts, a mount namespace in which everybody may use `/dev/fuse`, as on a usual host;
-/// containers often keep it for root.
+/// Gives this thread and its children a mount namespace in which all users can use `/dev/fuse`, as
+/// on a usual host; containers often reserve it for root.
 fn open_device_to_all() {
     use nix::mount::{MsFlags, mount};
     let none = None::<&str>;

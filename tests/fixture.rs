@@ -1,11 +1,12 @@
-//! A store that was written once, in this format, and must open for ever: `tests/fixtures/format-N.tar.gz` holds it with its base, and
-//! `format-N.txt` what each of its states shows.
+//! Stores of every format must open for ever: `tests/fixtures/format-N.tar.gz` holds one with its
+//! base, and `format-N.txt` the content of each of its states.
 //!
-//! The base is a copy wherever it is unpacked, with other numbers and change times. So nothing that the tree covers has bytes in it: all
-//! content is in the store, or in files of the base that are not covered.
+//! Wherever it is unpacked, the base is a copy, with other inode numbers and change times. So no
+//! file that was copied up has bytes in the base: all content is in the store, or in base files
+//! that were not copied up.
 //!
-//! As long as the last format is not released, its fixture is made anew by
-//! `cargo test --test fixture -- --ignored --exact make_the_fixture_anew`; afterwards never again.
+//! Until the last format is released, `cargo test --test fixture -- --ignored --exact
+//! make_the_fixture_anew` creates its fixture again; afterwards never again.
 
 #![expect(
     clippy::unwrap_used,
@@ -24,22 +25,22 @@ use std::path::{Path, PathBuf};
 use harness::{Live, shell};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 
-/// What there is a fixture of. The last is the one that this program writes.
+/// The formats that have a fixture. The last is the one that this program writes.
 const FORMATS: [u32; 3] = [1, 2, 3];
-/// So many checkpoints that their records are put together.
+/// Enough checkpoints for their records to be packed.
 const MANY: u32 = 40;
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
 }
 
-/// What can be seen of a tree, but for numbers and change times.
+/// Everything visible in a tree, except inode numbers and change times.
 const LIST: &str = "LC_ALL=C; export LC_ALL
     find . -printf '%p %y %m %U %G %T@ %s %n %l\\n' | sort | cat -v
     find . -type f -print0 | sort -z | xargs -0 md5sum | cat -v
     getfattr -R -h -d -m '^user' . 2>/dev/null | cat -v";
 
-/// What checkpoints of a mounted store of a format show, and the tree as it is, as one text.
+/// The checkpoints of a mounted store of a format, and its present tree, as one text.
 fn all_states(live: &Live, format: u32) -> String {
     let mut all = format!("== @\n{}", live.sh(LIST));
     let of_packs = ["small-1", "small-20", "small-39"].into_iter().filter(|_| format >= 2);
@@ -64,7 +65,8 @@ const THIRD: &str =
 const FOURTH: &str = "echo after > after-apply; rm branch; echo all > dir/n3; mkdir x/empty";
 const LAST: &str = "echo unsealed > unsealed; mv unsealed renamed; rm 'a name with  spaces'";
 
-/// Small changes, some of which are undone by later ones, so that layers have content that is shared, replaced and gone.
+/// Small changes, some of which are reverted later, so that layers have content that is shared,
+/// replaced and removed.
 fn small_checkpoints(live: &Live) {
     for n in 0..MANY {
         live.sh(&format!(
@@ -125,7 +127,7 @@ fn make_the_fixture_anew() {
 }
 
 #[test]
-fn a_store_that_was_written_in_an_earlier_format_or_this_one_opens_for_ever() {
+fn a_store_in_this_or_an_earlier_format_opens() {
     FORMATS.into_iter().for_each(opens);
 }
 
@@ -142,7 +144,7 @@ fn opens(format: u32) {
     assert_eq!(format_of(&live.store), format);
     let checked = Sandbox::check_store(&live.store, true).unwrap();
     assert!(checked.problems.is_empty(), "{:#?}", checked.problems);
-    // Once it must be said that the copy stands for the base.
+    // The user must accept once that the copy stands for the base.
     let options = StoreOptions { other_base: true, ..StoreOptions::default() };
     drop(Sandbox::create_or_open(&live.base, &live.store, &options).unwrap());
     live.mount();
@@ -157,7 +159,7 @@ fn opens(format: u32) {
     let found = all_states(&live, format);
     let differing = expected.lines().zip(found.lines()).find(|(a, b)| a != b);
     assert!(expected == found, "first difference: {differing:?}");
-    // And it goes on: it is written to, compacted and collected.
+    // Work goes on: it is written to, compacted and collected.
     live.sh("echo go on > go-on");
     live.checkpoint("five");
     live.jailfs(&["release", "two"]);

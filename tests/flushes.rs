@@ -1,11 +1,11 @@
-//! A disk that records every write and flush, and what a power cut may leave of them.
+//! Records every write and flush of a disk, and replays what a power cut may leave.
 //!
-//! The store lies on an ext4 on a loop device whose file is served by this test (FUSE, in memory). The test replays the
-//! record up to each flush, adds a random part of the writes that came behind it, in no order, and opens the store on what
-//! that gives. Everything that was promised before the flush must be there. So nothing between jailfs and the disk, the
-//! filesystem included, is taken on trust.
+//! The store is on an ext4 on a loop device whose file is served by this test (FUSE, in memory).
+//! The test replays the record up to each flush, adds a random subset of the later writes in any
+//! order, and opens the store on the result. Every promise from before the flush must hold. So the
+//! test trusts nothing between jailfs and the disk, not even the filesystem.
 //!
-//! `JAILFS_FLUSHES=N` looks at so many flushes.
+//! `JAILFS_FLUSHES=N` checks N flushes.
 
 #![expect(
     clippy::unwrap_used,
@@ -37,20 +37,20 @@ use fuser::{
 use harness::{Live, shell, text};
 use rng::Rng;
 
-/// So many that the test takes some twenty seconds in a debug build.
+/// The number of flushes that take about twenty seconds in a debug build.
 const FLUSHES: usize = 8;
 const SIZE: usize = 48 << 20;
 const FILE: INodeNo = INodeNo(2);
 const NAME: &str = "disk";
 
-/// What the disk was told.
+/// The requests to the disk.
 #[derive(Clone)]
 enum Event {
     Write {
         offset: usize,
         bytes: Vec<u8>,
     },
-    /// All writes before are on the disk.
+    /// All earlier writes are on the disk.
     Flush,
 }
 
@@ -138,7 +138,7 @@ impl Filesystem for Disk {
     }
 }
 
-/// Mounts that are taken away at the end, whatever happens; the last one first.
+/// Mounts that are unmounted at the end in any case, the last one first.
 struct Mounts(Vec<PathBuf>);
 
 impl Drop for Mounts {
@@ -149,7 +149,7 @@ impl Drop for Mounts {
     }
 }
 
-/// What holds from some event on.
+/// A promise, from some event on.
 struct Promise {
     events: usize,
     what: What,
@@ -158,18 +158,18 @@ struct Promise {
 enum What {
     /// A file has this content.
     File(String, Vec<u8>),
-    /// There is a checkpoint, and this file in it has this content.
+    /// A checkpoint exists, and this file in it has this content.
     Checkpoint(String, String, Vec<u8>),
 }
 
-/// Works in the mount, and says what was promised when.
+/// Works in the mount, and returns each promise with its time.
 fn work(live: &Live, recorded: &Mutex<Recorded>) -> Vec<Promise> {
     let mut promises = Vec::new();
     let mut promise =
         |what| promises.push(Promise { events: recorded.lock().unwrap().events.len(), what });
     for round in 0..12_u32 {
         let content = format!("round {round} ").repeat(700).into_bytes();
-        // Unsynced, in place, behind each other, and gone again.
+        // Unsynced: in place, appended, and removed again.
         live.sh(&format!(
             "echo {round} >> log; head -c 30000 /dev/urandom > scratch; seq 3000 > over; mv over under; ln -f log also
              dd if=/dev/urandom of=base bs=1k seek={round} count=3 conv=notrunc status=none; rm -f scratch"
@@ -184,7 +184,7 @@ fn work(live: &Live, recorded: &Mutex<Recorded>) -> Vec<Promise> {
             promise(What::Checkpoint(checkpoint, name, content));
         }
         if round == 7 {
-            // Nothing that was promised changes meanwhile.
+            // No promise changes meanwhile.
             live.checkpoint("now");
             live.sh("rm under; echo gone > log; mkdir new");
             live.restore("now");
@@ -196,7 +196,8 @@ fn work(live: &Live, recorded: &Mutex<Recorded>) -> Vec<Promise> {
     promises
 }
 
-/// The disk after a power cut behind `flush`: with all writes before it, and some of those up to the next one.
+/// The disk after a power cut behind `flush`: all earlier writes, and some of those before the next
+/// flush.
 fn after_cut(begin: &[u8], events: &[Event], flush: usize, some: Option<&mut Rng>) -> Vec<u8> {
     let mut image = begin.to_vec();
     let mut write = |event: &Event| {
@@ -213,7 +214,7 @@ fn after_cut(begin: &[u8], events: &[Event], flush: usize, some: Option<&mut Rng
     image
 }
 
-/// Opens the store on a disk, and holds what it shows against what was promised.
+/// Opens the store on a disk, and compares it with the promises.
 fn look(live: &Live, image: &[u8], promises: &[&Promise], when: &str) {
     let outside = live.outside();
     std::fs::write(outside.join("cut.img"), image).unwrap();
@@ -268,7 +269,7 @@ fn shared_disk(dir: &Path) -> (fuser::BackgroundSession, Arc<Mutex<Recorded>>) {
 }
 
 #[test]
-fn what_was_promised_before_a_flush_survives_every_order_of_the_writes_behind_it() {
+fn a_promise_before_a_flush_survives_every_order_of_the_later_writes() {
     let flushes = std::env::var("JAILFS_FLUSHES").map_or(FLUSHES, |text| text.parse().unwrap());
     let disk_dir = tempfile::tempdir().unwrap();
     let (session, recorded) = shared_disk(disk_dir.path());
@@ -289,11 +290,11 @@ fn what_was_promised_before_a_flush_survives_every_order_of_the_writes_behind_it
     eprintln!("{} writes and {} flushes", events.len() - all.len(), all.len());
     assert!(all.len() > 2 * promises.len(), "each promise is flushed");
     let mut rng = Rng::new(20);
-    // Spread evenly, and the last one.
+    // Evenly spread, and the last one.
     let chosen =
         (1..=flushes.min(all.len())).map(|n| all[n * all.len() / flushes.min(all.len()) - 1]);
     for flush in chosen {
-        // What was answered before the flush was asked for was on the disk by then.
+        // An operation that was acknowledged before the flush request was on the disk then.
         let held: Vec<&Promise> =
             promises.iter().filter(|promise| promise.events <= flush + 1).collect();
         for with_some in [false, true] {

@@ -1,9 +1,10 @@
-//! I/O errors at every call: each call of the store and of the base that an operation makes fails once, or from there on, with
-//! each errno that a host may answer. Each time the store must open afterwards, show the state before the operation or the one
-//! after it, and work: a write, a sync, a checkpoint, and a restore of every checkpoint.
+//! I/O errors at every call: each store and base call of an operation fails once, or from there on,
+//! with each errno that a host may return. Afterwards the store must open, show the state before or
+//! after the operation, and work: a write, a sync, a checkpoint, and a restore of every checkpoint.
 //!
-//! A second rule then fails a call of the recovery as well: of what the operation does after the first failure, and of the
-//! next start. Every state is made by the same calls from nothing, so the calls of an operation are the same at every run.
+//! A second rule also fails a call of the recovery: in the rest of the operation, or in the next
+//! start. Every state is created by the same calls, so the calls of an operation are the same at
+//! every run.
 //!
 //! `JAILFS_IO_STRIDE=1` tries every call with every errno.
 
@@ -29,7 +30,7 @@ use jailfs::types::TreePath;
 
 use place::{Place, Seen, apply, bytes, checkpoint, sync};
 
-/// What a host answers, and how often it is tried: once in so many calls.
+/// The errno of a host, and how often it is tried: for one in so many calls.
 const ERRNOS: [(&str, usize); 7] = [
     ("EIO", 1),
     ("ENOSPC", 17),
@@ -42,13 +43,14 @@ const ERRNOS: [(&str, usize); 7] = [
 
 type Act = fn(&Sandbox) -> Result<(), Error>;
 
-/// Something that is done to a sandbox.
+/// An operation on a sandbox.
 struct Operation {
-    /// Makes what there is before.
+    /// Creates the state before.
     begin: fn(&Place),
-    /// What is done, each acknowledged for itself. If it is nothing, opening the store is the operation.
+    /// The acts, each acknowledged on its own. If there are none, opening the store is the
+    /// operation.
     acts: &'static [Act],
-    /// Whether the base is written, so that each attempt needs a base of its own.
+    /// Whether the base is written, so that each attempt needs its own base.
     writes_base: bool,
 }
 
@@ -64,16 +66,16 @@ fn mixed(seed: usize) -> usize {
     (z ^ (z >> 31)) as usize
 }
 
-/// What came of an operation under rules.
+/// The result of an operation under rules.
 struct Outcome {
-    /// How many acts were acknowledged.
+    /// The number of acts that were acknowledged.
     done: usize,
     error: Option<Error>,
     calls: Vec<(Failpoint, bool)>,
 }
 
 impl Operation {
-    /// What there is before. Where the base stays as it is, only the store is made anew, by a copy.
+    /// Creates the state before. If the base does not change, only the store is copied.
     fn beginning(&self) -> Box<dyn Fn() -> Place> {
         let begin = self.begin;
         if self.writes_base {
@@ -83,7 +85,7 @@ impl Operation {
         Box::new(move || first.copy())
     }
 
-    /// Does it under rules, the next start included if that is wanted.
+    /// Runs the operation under rules, on request with the next start.
     fn attempt(&self, place: &Place, rules: &str, and_open: bool) -> Outcome {
         let early = (!self.acts.is_empty()).then(|| place.open().unwrap());
         let ((done, error), calls) = failpoint::trace(|| {
@@ -113,7 +115,7 @@ impl Operation {
         Outcome { done, error, calls }
     }
 
-    /// The state before, and after each act.
+    /// The state before, and the states after each act.
     fn states(&self, place: &Place) -> Vec<Seen> {
         let mut states = vec![place.seen()];
         for act in self.acts {
@@ -123,7 +125,7 @@ impl Operation {
         states
     }
 
-    /// Fails calls and holds what is left against the states.
+    /// Fails calls and compares the result with the states.
     fn under(&self, rules: &str, place: &Place, states: &[Seen], and_open: bool) -> Outcome {
         let _said = Said(rules);
         let outcome = self.attempt(place, rules, and_open);
@@ -134,15 +136,16 @@ impl Operation {
             .map(|(step, _)| step.name())
             .collect();
         let told = format!("{rules} ({}): {:?}", failed.join(", "), outcome.error);
-        // What was not synced may go where a sync failed.
+        // Changes that were not synced may be lost if a sync failed.
         let is_sync =
             |step: &Failpoint| matches!(step, Failpoint::StoreSync | Failpoint::StoreSyncDir);
         let mut all_failed = outcome.calls.iter().filter(|(_, failed)| *failed);
         let first_is_sync =
             all_failed.next().is_some_and(|(step, _)| *step == Failpoint::StoreSync);
         if self.writes_base && first_is_sync && all_failed.next().is_some() {
-            // A limit that docs/SEMANTICS.md names: a sync of the journal of an apply failed, and then the start that takes
-            // it back. What the apply wrote may be taken for somebody else's.
+            // A limit that docs/SEMANTICS.md names: a sync of the journal of an apply failed, and
+            // then the start that rolls it back. The changes of the apply may then look like those
+            // of another program.
             place.is_sound(&told);
             return outcome;
         }
@@ -154,7 +157,7 @@ impl Operation {
     }
 }
 
-/// Says which rules hold where a test fails.
+/// Prints the rules when a test fails.
 struct Said<'a>(&'a str);
 
 impl Drop for Said<'_> {
@@ -191,7 +194,7 @@ fn with_errnos(operation: &Operation, errnos: &[(&str, usize)]) {
             let errno = ["EIO", "ENOSPC", "EROFS", "EDQUOT"][at / stride(9) % 4];
             try_one(&format!("fail:all:{at}+:{errno}"), false);
         }
-        // A call of the recovery fails as well: of those behind the first failure, the start included.
+        // A call of the recovery fails as well: one after the first failure, the start included.
         if at.is_multiple_of(stride(11)) {
             let first = format!("fail:all:{at}:EIO");
             let recovery = operation.attempt(&begin(), &first, true).calls.len() - at;
@@ -225,17 +228,17 @@ fn gc(sandbox: &Sandbox, keep: Option<u64>) -> Result<(), Error> {
 }
 
 #[test]
-fn a_store_is_made_or_can_be_made() {
+fn a_store_is_created_or_can_be_created_again() {
     at_every_call(&Operation { writes_base: true, begin: Place::fill_base, acts: &[] });
 }
 
 #[test]
-fn a_store_is_opened_or_can_be_opened() {
+fn a_store_opens_or_can_be_opened_again() {
     at_every_call(&Operation { writes_base: false, begin: Place::work, acts: &[] });
 }
 
 #[test]
-fn what_is_written_and_synced_stays() {
+fn synced_writes_stay() {
     at_every_call(&Operation {
         writes_base: false,
         begin: Place::work,
@@ -252,7 +255,7 @@ fn what_is_written_and_synced_stays() {
 }
 
 #[test]
-fn a_checkpoint_is_there_or_not() {
+fn a_checkpoint_exists_or_not() {
     at_every_call(&Operation {
         writes_base: false,
         begin: Place::work,
@@ -261,7 +264,7 @@ fn a_checkpoint_is_there_or_not() {
 }
 
 #[test]
-fn a_restore_was_done_or_not() {
+fn a_failed_restore_was_done_or_not() {
     at_every_call(&Operation {
         writes_base: false,
         begin: Place::work,
@@ -270,7 +273,7 @@ fn a_restore_was_done_or_not() {
 }
 
 #[test]
-fn a_restore_of_paths_was_done_or_not() {
+fn a_failed_restore_of_paths_was_done_or_not() {
     at_every_call(&Operation {
         writes_base: false,
         begin: Place::work,
@@ -279,14 +282,14 @@ fn a_restore_of_paths_was_done_or_not() {
 }
 
 #[test]
-fn a_discard_was_done_or_not() {
+fn a_failed_discard_was_done_or_not() {
     let acts: &[Act] =
         &[|sandbox| sandbox.handle(Request::Discard { detach_mounts: false }).map(drop)];
     at_every_call(&Operation { writes_base: false, begin: Place::work, acts });
 }
 
 #[test]
-fn an_undo_was_done_or_not() {
+fn a_failed_undo_was_done_or_not() {
     at_every_call(&Operation {
         writes_base: false,
         begin: Place::work,
@@ -295,7 +298,7 @@ fn an_undo_was_done_or_not() {
 }
 
 #[test]
-fn an_apply_is_taken_back_or_done() {
+fn a_failed_apply_is_rolled_back_or_done() {
     at_every_call(&Operation {
         writes_base: true,
         begin: Place::work,
@@ -304,7 +307,7 @@ fn an_apply_is_taken_back_or_done() {
 }
 
 #[test]
-fn an_undo_of_an_apply_is_taken_back_or_done() {
+fn a_failed_undo_of_an_apply_is_rolled_back_or_done() {
     at_every_call(&Operation {
         writes_base: true,
         begin: Place::applied,
@@ -313,14 +316,14 @@ fn an_undo_of_an_apply_is_taken_back_or_done() {
 }
 
 #[test]
-fn a_start_takes_a_cut_off_apply_back_or_can_be_made_again() {
+fn a_start_rolls_an_interrupted_apply_back_or_can_be_repeated() {
     let operation = Operation { writes_base: true, begin: Place::cut_off, acts: &[] };
     let errnos: Vec<_> = ERRNOS.into_iter().filter(|(errno, _)| *errno != "EPERM").collect();
     with_errnos(&operation, &errnos);
 }
 
 #[test]
-fn a_drop_and_a_gc_lose_no_other_checkpoint() {
+fn a_failed_drop_or_gc_loses_no_other_checkpoint() {
     at_every_call(&Operation {
         writes_base: false,
         begin: Place::work,
@@ -333,7 +336,7 @@ fn a_drop_and_a_gc_lose_no_other_checkpoint() {
 }
 
 #[test]
-fn housekeeping_changes_no_state() {
+fn failed_housekeeping_changes_no_state() {
     at_every_call(&Operation {
         writes_base: false,
         begin: Place::many_layers,
@@ -342,7 +345,7 @@ fn housekeeping_changes_no_state() {
 }
 
 #[test]
-fn a_gc_over_packs_loses_no_other_checkpoint() {
+fn a_failed_gc_over_packs_loses_no_other_checkpoint() {
     at_every_call(&Operation {
         writes_base: false,
         begin: Place::packed,

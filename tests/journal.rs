@@ -1,8 +1,8 @@
-//! The journal of the layer that is written to is rewritten while programs write: it stays near the
-//! size of what it describes, and neither a kill nor a power cut in the middle of it loses anything.
+//! Rewrites of the upper layer's journal while programs write: it stays near the size of its
+//! shortest form, and neither a kill nor a power cut loses anything.
 //!
-//! `JAILFS_JOURNAL_SEEDS=N` runs the power cuts of so many seeds. `JAILFS_JOURNAL_SCALE=N` does N
-//! times as much in the mount.
+//! `JAILFS_JOURNAL_SEEDS=N` runs the power cuts of N seeds. `JAILFS_JOURNAL_SCALE=N` does N times
+//! as much in the mount.
 
 #![expect(
     clippy::unwrap_used,
@@ -33,15 +33,14 @@ use jailfs::types::{Name, NodeId};
 const ME: Caller = Caller { uid: 0, gid: 0 };
 /// Power cuts of one seed.
 const CUTS: usize = 60;
-/// A kill before each so many changes of the disk, and before each change of names.
+/// A kill before one in so many disk changes, and before each change of names.
 const KILL_STRIDE: usize = 7;
 
 fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// A file that gets a line at each turn and another name after it: how far the writer came can be
-/// told from both.
+/// A file that gets a line in each turn, and then another name: both show how far the writer came.
 struct Writer {
     fs: Arc<Fs>,
     file: NodeId,
@@ -68,7 +67,7 @@ impl Writer {
     }
 }
 
-/// How many half turns a sandbox shows.
+/// The number of half turns that a sandbox shows.
 fn done(sandbox: &Sandbox, told: &str) -> u64 {
     let found = ["even", "odd"].map(|text| sandbox.fs().lookup(NodeId::ROOT, &name(text)).ok());
     let (at, file) = match found {
@@ -88,19 +87,20 @@ fn done(sandbox: &Sandbox, told: &str) -> u64 {
     if turns % 2 == at { 2 * turns } else { 2 * turns - 1 }
 }
 
-/// What was done when so many changes of the disk were made.
+/// The acknowledged half turns after each number of disk changes.
 type Story = Vec<(usize, u64)>;
 
 struct Recorded {
     changes: Vec<Change>,
     root: u64,
-    /// Before the first change of which a rewrite was under way.
+    /// Before the first change during a rewrite.
     begun: usize,
     acknowledged: Story,
     synced: Story,
 }
 
-/// Records all changes of a store while its journal is rewritten several times and a writer goes on.
+/// Records all changes of a store while its journal is rewritten several times and a writer goes
+/// on.
 fn record(dir: &Path) -> Recorded {
     let (base, store) = (dir.join("base"), dir.join("store"));
     std::fs::create_dir(&base).unwrap();
@@ -137,7 +137,7 @@ fn record(dir: &Path) -> Recorded {
 }
 
 impl Recorded {
-    /// What a story says of the first `at` changes.
+    /// The part of the record before change `at`.
     fn last(story: &Story, at: usize) -> u64 {
         story.iter().rev().find(|(changes, _)| *changes <= at).map_or(0, |(_, done)| *done)
     }
@@ -152,7 +152,7 @@ impl Recorded {
         matches!(&self.changes[at], Change::Rename { from, .. } if from == "journal.new")
     }
 
-    /// Opens what is left and gives how far the writer was.
+    /// Opens the remaining store and returns how far the writer was.
     fn open(store: &Path, told: &str) -> u64 {
         let sandbox = Sandbox::open(store).unwrap_or_else(|error| panic!("{told}: {error}"));
         let found = done(&sandbox, told);
@@ -164,11 +164,11 @@ impl Recorded {
     }
 }
 
-/// Held while changes are recorded: that is for the whole process.
+/// Held while changes are recorded, because that is global to the process.
 static RECORDING: Mutex<()> = Mutex::new(());
 
 #[test]
-fn a_kill_at_any_step_of_a_rewrite_loses_nothing_that_was_acknowledged() {
+fn a_kill_at_any_failpoint_of_a_rewrite_loses_no_acknowledged_change() {
     let _exclusive = RECORDING.lock().unwrap();
     let dir = tempfile::tempdir().unwrap();
     let recorded = record(dir.path());
@@ -182,7 +182,7 @@ fn a_kill_at_any_step_of_a_rewrite_loses_nothing_that_was_acknowledged() {
     for at in (recorded.begun..=len).filter(|at| at % KILL_STRIDE == 0 || is_near(*at)) {
         let told = format!("killed after {at} of {len} changes");
         let mut disk = recorded.disk(at);
-        // The host goes on: it has all that was written.
+        // The host goes on: it has all writes.
         disk.apply(&Change::SyncAll {});
         let place = tempfile::tempdir().unwrap();
         let store = place.path().join("killed");
@@ -199,7 +199,7 @@ fn a_kill_at_any_step_of_a_rewrite_loses_nothing_that_was_acknowledged() {
 }
 
 #[test]
-fn a_power_cut_at_any_step_of_a_rewrite_loses_nothing_that_was_synced() {
+fn a_power_cut_at_any_failpoint_of_a_rewrite_loses_no_synced_change() {
     let _exclusive = RECORDING.lock().unwrap();
     let seeds = std::env::var("JAILFS_JOURNAL_SEEDS").map_or(3, |text| text.parse().unwrap());
     let mut after = 0;
@@ -212,7 +212,7 @@ fn a_power_cut_at_any_step_of_a_rewrite_loses_nothing_that_was_synced() {
             (recorded.begun..len).filter(|at| recorded.is_exchange(*at)).collect();
         failpoint::set_boot(Some(([2; 16], jailfs::sys::clock::now())));
         for cut in 0..CUTS {
-            // Each second one is near an exchange.
+            // Every second one is near an exchange.
             let at = match exchanges.get(random.below(exchanges.len() as u64) as usize) {
                 Some(at) if cut % 2 == 0 => {
                     (at + random.below(14) as usize).saturating_sub(5).min(len)
@@ -242,8 +242,8 @@ fn journal_len(live: &Live) -> u64 {
     layers.map(|layer| layer.path().join("journal").metadata().unwrap().len()).max().unwrap()
 }
 
-/// Small writes over the same file, and renames of one file under long names, without a checkpoint.
-/// By hand with the figures of the issue: 300,000 and 150,000 of them.
+/// Small overwrites of one file, and renames of one file with long names, without a checkpoint. The
+/// original report had 300,000 and 150,000 of them.
 #[test]
 fn a_mount_without_checkpoints_keeps_its_journal_short() {
     let scale: u32 = std::env::var("JAILFS_JOURNAL_SCALE").map_or(1, |text| text.parse().unwrap());

@@ -1,8 +1,8 @@
-//! An apply puts the head on the base that it has written while programs write: nothing of that is lost, the head lies on the new
-//! base all the same, and a kill or an error at any moment leaves what was acknowledged.
+//! An apply rebases the head onto the new base while programs write. No write is lost, the head
+//! ends on the new base, and a kill or an error at any moment keeps acknowledged changes.
 //!
-//! At each change that an apply makes of the store after the base was written, something is written through the filesystem, and from
-//! then on the store is copied after each change: what a kill leaves.
+//! At each change of the store after the base was written, the test writes through the filesystem.
+//! From then on it copies the store after each change: that is what a kill would leave.
 
 #![expect(
     clippy::unwrap_used,
@@ -32,11 +32,11 @@ use jailfs::sys::failpoint::{self, Change};
 use jailfs::types::{Name, NodeId};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
-/// How long is waited for what is written meanwhile. The filesystem may be busy with the very change at which it is written; then it is
-/// acknowledged later.
+/// How long the test waits for its write. The filesystem may be busy with the change at which it is
+/// made; then it is acknowledged later.
 const BUSY: Duration = Duration::from_millis(100);
 
-/// What a process does to stores is told to one listener.
+/// The changes of all stores of a process go to one listener.
 static LISTENER: Mutex<()> = Mutex::new(());
 
 fn name(text: &str) -> Name {
@@ -77,7 +77,7 @@ fn prepare_with(dir: &Path, volatile: bool) -> Arc<Sandbox> {
     sandbox
 }
 
-/// What programs do meanwhile.
+/// The writes of programs meanwhile.
 fn meanwhile(fs: &Fs) {
     put(fs, "late", b"acknowledged");
     put(fs, "new", b"NEW");
@@ -87,7 +87,7 @@ fn meanwhile(fs: &Fs) {
     fs.write(find(fs, "moved/kept").unwrap(), 0, b"IN", false).unwrap();
 }
 
-/// All that can be seen after that.
+/// Everything visible after that.
 fn check(fs: &Fs, when: &str) {
     let wanted = [
         ("old", Some("OF THE base")),
@@ -104,19 +104,20 @@ fn check(fs: &Fs, when: &str) {
     fs.state().tree.verify().unwrap_or_else(|why| panic!("{when}: {why}"));
 }
 
-/// What an apply did, and at how many changes of the store.
+/// The changes that an apply made to the store.
 struct Applied {
     result: Result<Reply, Error>,
-    /// Layers that were made.
+    /// Layers that were created.
     layers: usize,
-    /// Changes since the last of them was made: the one that lies on the new base.
+    /// Changes since the last of them was created: the one on the new base.
     since: usize,
 }
 
-/// Applies, and calls `at` with the number of each change of the store since so many layers were made.
+/// Applies, and calls `at` with the number of each change of the store since so many layers were
+/// created.
 fn apply(sandbox: &Sandbox, layers: usize, at: impl Fn(usize) + Send + Sync + 'static) -> Applied {
     thread_local! {
-        /// What is done meanwhile changes the store, too.
+        /// Writes meanwhile change the store, too.
         static IS_OF_APPLY: Cell<bool> = const { Cell::new(false) };
     }
     let (made, since) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -143,7 +144,7 @@ fn apply(sandbox: &Sandbox, layers: usize, at: impl Fn(usize) + Send + Sync + 's
     Applied { result, layers: made.load(Ordering::SeqCst), since: since.load(Ordering::SeqCst) }
 }
 
-/// How many layers an apply makes.
+/// The number of layers that an apply creates.
 fn layers_of_an_apply() -> usize {
     let dir = tempfile::tempdir().unwrap();
     let applied = apply(&prepare(dir.path()), usize::MAX, |_| ());
@@ -151,20 +152,21 @@ fn layers_of_an_apply() -> usize {
     applied.layers
 }
 
-/// Writes something meanwhile, in a thread of its own. Gives where it is told that it was acknowledged.
+/// Writes meanwhile, in a thread of its own. Returns the channel on which the acknowledgement
+/// arrives.
 fn write_meanwhile(fs: &Arc<Fs>, more_files: usize) -> mpsc::Receiver<()> {
     let (fs, (done, acknowledged)) = (Arc::clone(fs), mpsc::channel());
     std::thread::spawn(move || {
         meanwhile(&fs);
         (0..more_files).for_each(|n| put(&fs, &format!("more{n}"), b"more"));
-        // Whoever is told may open the store anew.
+        // The receiver may open the store again.
         drop(fs);
         done.send(()).unwrap();
     });
     acknowledged
 }
 
-/// What is being written meanwhile, if it was begun, and whether it was acknowledged.
+/// A write that is in flight, if there is one, and whether it was acknowledged.
 #[derive(Default)]
 struct Meanwhile {
     begun: Option<mpsc::Receiver<()>>,
@@ -185,7 +187,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
-fn what_is_written_while_an_apply_puts_the_head_on_the_base_outlives_a_kill() {
+fn writes_while_an_apply_rebases_the_head_survive_a_kill() {
     let _exclusive = LISTENER.lock();
     let layers = layers_of_an_apply();
     let (mut kills, mut landed, mut moments, mut moment) = (0, 0, 1, 0);
@@ -236,7 +238,7 @@ fn what_is_written_while_an_apply_puts_the_head_on_the_base_outlives_a_kill() {
     eprintln!("{kills} kills at {moments} moments, landed {landed} times");
 }
 
-/// A kernel that notes which names it is told to forget.
+/// A kernel that records the names that are invalidated.
 #[derive(Default)]
 struct Told(Mutex<BTreeSet<(NodeId, Name)>>);
 
@@ -251,9 +253,9 @@ impl Kernel for Told {
     }
 }
 
-/// The tree needs not know all names of a file that the base has, and the kernel does.
+/// The tree need not know all hard links of a base file; the kernel does.
 #[test]
-fn all_names_of_a_file_are_forgotten_by_a_restore_after_an_apply() {
+fn a_restore_after_an_apply_invalidates_all_hard_links_of_a_file() {
     let _exclusive = LISTENER.lock();
     let layers = layers_of_an_apply();
     for are_removed in [&[][..], &["further"], &["further", "new"], &["link", "new"]] {
@@ -296,9 +298,10 @@ fn all_names_of_a_file_are_forgotten_by_a_restore_after_an_apply() {
     }
 }
 
-/// What the base has where an apply put it, and the tree has elsewhere by now, is one directory, not two.
+/// A directory that the base has where an apply put it, and the tree has elsewhere by now, is one
+/// directory, not two.
 #[test]
-fn what_was_moved_out_of_a_directory_that_is_gone_can_be_changed_after_an_apply() {
+fn content_moved_out_of_a_removed_directory_can_be_changed_after_an_apply() {
     let _exclusive = LISTENER.lock();
     let layers = layers_of_an_apply();
     let dir = tempfile::tempdir().unwrap();
@@ -324,9 +327,10 @@ fn what_was_moved_out_of_a_directory_that_is_gone_can_be_changed_after_an_apply(
     assert_eq!(numbers, [inner.attr.ino, file.attr.ino]);
 }
 
-/// What somebody else does to the base between the apply and that moment is a conflict of the next one.
+/// Changes of the base by other programs between the apply and the rebase are conflicts of the next
+/// apply.
 #[test]
-fn what_somebody_did_to_the_base_meanwhile_is_a_conflict_of_the_next_apply() {
+fn changes_of_the_base_before_the_rebase_are_conflicts_of_the_next_apply() {
     let _exclusive = LISTENER.lock();
     let layers = layers_of_an_apply();
     for theirs in ["gone", "late", "dir/kept"] {
@@ -339,7 +343,7 @@ fn what_somebody_did_to_the_base_meanwhile_is_a_conflict_of_the_next_apply() {
                 fs.write(kept, 0, b"IN", false).unwrap();
                 fs.unlink(NodeId::ROOT, &name("gone")).unwrap();
                 put(&fs, "late", b"acknowledged");
-                // As long as what it was, and later.
+                // For as long as the first apply took, and longer.
                 std::thread::sleep(Duration::from_millis(20));
                 std::fs::write(&file, "OF THE BASE").unwrap();
             }
@@ -360,9 +364,9 @@ fn what_somebody_did_to_the_base_meanwhile_is_a_conflict_of_the_next_apply() {
     }
 }
 
-/// Each step of the store fails once behind the moment at which something was written.
+/// Each failpoint of the store fails once after the moment of the write.
 #[test]
-fn an_error_while_the_head_is_put_on_the_base_loses_nothing() {
+fn an_error_during_the_rebase_loses_nothing() {
     let _exclusive = LISTENER.lock();
     let layers = layers_of_an_apply();
     let mut failures = 0;
@@ -401,9 +405,9 @@ fn an_error_while_the_head_is_put_on_the_base_loses_nothing() {
     assert!(failures > 5, "only {failures} failures");
 }
 
-/// What is carried over is one record, and a journal takes none that is too long.
+/// The rebase writes one record, and a journal accepts no record that is too long.
 #[test]
-fn what_is_too_much_for_one_record_leaves_the_head_over_the_base_as_it_was() {
+fn a_rebase_that_exceeds_one_record_leaves_the_head_on_the_old_base() {
     let _exclusive = LISTENER.lock();
     let layers = layers_of_an_apply();
     let mut stayed = 0;
@@ -432,9 +436,9 @@ fn what_is_too_much_for_one_record_leaves_the_head_over_the_base_as_it_was() {
     assert_eq!(stayed, 1, "the record of the new tree, and nothing else");
 }
 
-/// Power cuts after the base was written: what was synced is there, of the rest what was written first, and nothing else.
+/// Power cuts after the base was written: synced changes are there, and of the others a prefix.
 #[test]
-fn a_power_cut_while_the_head_is_put_on_the_base_takes_nothing_that_was_synced() {
+fn a_power_cut_during_the_rebase_loses_no_synced_change() {
     let _exclusive = LISTENER.lock();
     let mut cuts = 0;
     for moment in 0..6 {
@@ -453,10 +457,10 @@ fn a_power_cut_while_the_head_is_put_on_the_base_takes_nothing_that_was_synced()
             into.lock().unwrap().push(change);
             let count = layers_now.fetch_add(usize::from(is_layer), Ordering::SeqCst)
                 + usize::from(is_layer);
-            // The upper layer, the one on its seal, the pre-images, and that on the new base.
+            // The upper layer, the one on its seal, the pre-images, and the one on the new base.
             if count == 4 && since.fetch_add(1, Ordering::SeqCst) == moment {
                 let fs = fs_then.lock().unwrap().take();
-                // So many that the journal has pages, of which a power cut can take any.
+                // So many that the journal has several pages, any of which a power cut can lose.
                 fs.map(|fs| write_meanwhile(&fs, 150).recv_timeout(10 * BUSY));
             }
         })));

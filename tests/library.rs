@@ -1,4 +1,4 @@
-//! The library without a mount: checkpoints, restores, applies, on small trees.
+//! The library without a mount: checkpoints, restores and applies on small trees.
 
 #![expect(
     clippy::unwrap_used,
@@ -132,7 +132,7 @@ fn apply(sandbox: &Sandbox, paths: &[&str], undo: bool) -> (usize, Vec<String>) 
     }
 }
 
-/// Everything that can be seen of a tree, without change times.
+/// Everything visible in a tree, without change times.
 fn picture(sandbox: &Sandbox) -> Vec<String> {
     fn walk(sandbox: &Sandbox, dir: NodeId, path: &str, lines: &mut Vec<String>) {
         let attr = sandbox.fs().getattr(dir).unwrap();
@@ -170,7 +170,7 @@ fn picture(sandbox: &Sandbox) -> Vec<String> {
 }
 
 #[test]
-fn what_is_written_stays_out_of_the_base_and_in_the_store() {
+fn writes_go_to_the_store_and_not_to_the_base() {
     let place = Place::new();
     place.write("a/b", "base");
     let ino = host::metadata(place.base.join("a/b")).unwrap().ino();
@@ -188,7 +188,7 @@ fn what_is_written_stays_out_of_the_base_and_in_the_store() {
 }
 
 #[test]
-fn a_restore_brings_back_exactly_what_was() {
+fn a_restore_is_exact() {
     let place = Place::new();
     place.write("dir/one", "1");
     place.write("dir/sub/two", "2");
@@ -224,7 +224,7 @@ fn a_restore_brings_back_exactly_what_was() {
 }
 
 #[test]
-fn holders_of_a_changed_file_are_cut_off_and_those_of_an_unchanged_one_are_not() {
+fn holders_of_a_changed_file_get_an_orphan_and_those_of_an_unchanged_one_keep_it() {
     let place = Place::new();
     place.write("same", "same");
     place.write("other", "base");
@@ -249,7 +249,7 @@ fn holders_of_a_changed_file_are_cut_off_and_those_of_an_unchanged_one_are_not()
 }
 
 #[test]
-fn a_directory_that_moved_is_gone_for_those_who_stand_in_it() {
+fn a_moved_directory_is_gone_for_processes_inside() {
     let place = Place::new();
     place.write("d/f", "f");
     place.write("stays/f", "f");
@@ -269,7 +269,7 @@ fn a_directory_that_moved_is_gone_for_those_who_stand_in_it() {
 }
 
 #[test]
-fn apply_writes_the_tree_home_and_older_checkpoints_stay_exact() {
+fn apply_writes_the_tree_to_the_base_and_older_checkpoints_stay_exact() {
     let place = Place::new();
     for n in 0..5 {
         place.write(&format!("d/f{n}"), &format!("base {n}"));
@@ -307,7 +307,8 @@ fn apply_writes_the_tree_home_and_older_checkpoints_stay_exact() {
     );
     assert_eq!(host::read_link(place.base.join("link")).unwrap(), Path::new("d/f2"));
     let strip = |lines: Vec<String>| -> Vec<String> {
-        // The host gives change times, looking at the base above changed access times, blocks depend on where bytes are.
+        // The host sets change times, reading the base above changed access times, and blocks
+        // depend on the place of bytes.
         let part = |l: &str, from: &str, to: &str| {
             l.split(from).nth(1).map(|r| r.split(to).next().unwrap().to_owned())
         };
@@ -344,7 +345,7 @@ fn apply_writes_the_tree_home_and_older_checkpoints_stay_exact() {
 }
 
 #[test]
-fn a_base_that_somebody_changed_is_a_conflict_and_nothing_is_written() {
+fn a_changed_base_is_a_conflict_and_stays_untouched() {
     let place = Place::new();
     place.write("f", "base");
     place.write("g", "base");
@@ -383,7 +384,7 @@ fn the_first_byte_written_to_a_large_file_costs_a_block() {
 }
 
 #[test]
-fn a_diff_tells_what_was_done() {
+fn a_diff_lists_the_changes() {
     let place = Place::new();
     place.write("d/edit", "a\nb\n");
     place.write("d/gone", "x");
@@ -426,7 +427,8 @@ fn two_files_of_the_base_never_share_a_number_after_an_apply_by_path() {
     assert_eq!((get(&sandbox, "a"), get(&sandbox, "b")), ("text".into(), "other".into()));
 }
 
-/// The longest value of an attribute that the mount takes, and more than a host's filesystem does.
+/// The longest attribute value that the mount accepts, which is more than a host's filesystem
+/// accepts.
 fn make_unappliable(sandbox: &Sandbox, path: &str) {
     sandbox
         .fs()
@@ -457,7 +459,7 @@ fn an_apply_that_fails_leaves_base_and_tree_as_they_were() {
     let sandbox = place.open();
     checkpoint(&sandbox, "start");
     let start = picture(&sandbox);
-    // Most of these files is still in the base.
+    // Most of each file is still in the base.
     for path in ["a", "b", "twin"] {
         sandbox.fs().write(id(&sandbox, path), 5, b"mine", false).unwrap();
     }
@@ -500,7 +502,7 @@ fn fails_to_undo_nothing(sandbox: &Sandbox, place: &Place, long: &str) {
     assert_eq!(undone, long, "undo is for the last apply that did something");
 }
 
-/// Cuts the last frame off a log: 16 bytes of head, the first four of which are the length of the rest.
+/// Cuts the last frame off a log: 16 bytes of header, whose first four are the length of the rest.
 fn cut_last_frame(log: &Path) {
     let bytes = host::read(log).unwrap();
     let (mut at, mut last) = (0, 0);
@@ -512,7 +514,7 @@ fn cut_last_frame(log: &Path) {
 }
 
 #[test]
-fn an_apply_that_is_cut_off_is_taken_back_at_the_next_start() {
+fn an_interrupted_apply_is_rolled_back_at_the_next_start() {
     let place = Place::new();
     let long = "0123456789abcdef".repeat(1000);
     place.write("a", &long);
@@ -525,7 +527,7 @@ fn an_apply_that_is_cut_off_is_taken_back_at_the_next_start() {
     assert_eq!(apply(&sandbox, &["a", "new", "d"], false).1, Vec::<String>::new());
     assert!(place.base.join("new").exists() && !place.base.join("d/gone").exists());
     drop(sandbox);
-    // As if it had been killed right before the seal, which is the moment of the apply.
+    // As if it had been killed right before the seal, which commits the apply.
     let layers = host::read_dir(place.store.join("layers")).unwrap();
     let last = layers.map(|entry| entry.unwrap().path()).max().unwrap();
     cut_last_frame(&last.join("journal"));
@@ -549,7 +551,7 @@ fn an_apply_that_is_cut_off_is_taken_back_at_the_next_start() {
 }
 
 #[test]
-fn a_base_file_that_somebody_replaced_is_never_shown_as_the_old_one() {
+fn a_replaced_base_file_is_never_shown_as_the_old_one() {
     let place = Place::new();
     place.write("seen", "old");
     place.write("covered", "old");
@@ -569,19 +571,19 @@ fn a_base_file_that_somebody_replaced_is_never_shown_as_the_old_one() {
     }
     let copied_up = id(&sandbox, "covered");
     assert!(sandbox.fs().read(copied_up, 0, 9).is_err(), "the bytes that were covered are gone");
-    // A kernel that forgot it asks for it anew.
+    // A kernel that has dropped it looks it up again.
     let old = id(&sandbox, "seen");
     sandbox.fs().forget(old, 9);
     assert_eq!(get(&sandbox, "seen"), "new", "what was never covered is shown as it is now");
     let Reply::Status(status) = sandbox.handle(Request::Status).unwrap() else { panic!() };
     assert!(status.base_problems.iter().any(|(path, _)| path.to_string() == "covered"));
-    // Written anew in place, while we have it open.
+    // Rewritten in place, while it is open here.
     host::write(place.base.join("seen"), "now").unwrap();
     assert_eq!(get(&sandbox, "seen"), "now");
 }
 
 #[test]
-fn attributes_that_only_a_host_can_give_meaning_are_refused() {
+fn attributes_that_only_the_host_can_interpret_are_refused() {
     let place = Place::new();
     place.write("f", "");
     let sandbox = place.open();
@@ -592,7 +594,7 @@ fn attributes_that_only_a_host_can_give_meaning_are_refused() {
 }
 
 #[test]
-fn very_many_checkpoints_hold_few_files_open() {
+fn very_many_checkpoints_keep_few_files_open() {
     let place = Place::new();
     let sandbox = place.open();
     for n in 0..300 {
@@ -610,7 +612,8 @@ fn very_many_checkpoints_hold_few_files_open() {
     assert!(ours.count() < 150, "a process may hold only so many");
 }
 
-/// A checkpoint that was killed before its seal: `main` still names the layer that was to be sealed.
+/// A checkpoint that was killed before its seal: `main` still names the layer that was to be
+/// sealed.
 fn checkpoint_without_seal(place: &Place) {
     let published = ["heads/main", "heads.log", "ledger"].map(|name| place.store.join(name));
     let sandbox = place.open();
@@ -626,7 +629,7 @@ fn checkpoint_without_seal(place: &Place) {
 }
 
 #[test]
-fn a_checkpoint_that_is_cut_off_loses_nothing_and_is_none() {
+fn an_interrupted_checkpoint_loses_nothing_and_does_not_exist() {
     let place = Place::new();
     checkpoint_without_seal(&place);
     for _ in 0..2 {
@@ -642,7 +645,7 @@ fn a_checkpoint_that_is_cut_off_loses_nothing_and_is_none() {
 }
 
 #[test]
-fn a_gc_after_a_seal_that_failed_keeps_what_that_layer_has() {
+fn a_gc_after_a_failed_seal_keeps_the_content_of_that_layer() {
     let mut failed = 0;
     for step in 1..=8 {
         let place = Place::new();
@@ -668,7 +671,8 @@ fn a_gc_after_a_seal_that_failed_keeps_what_that_layer_has() {
     assert!(failed > 1);
 }
 
-/// The new log stands in the place of the old one from the rename on: what is appended to the old one nobody reads.
+/// After the rename, the new log is at the place of the old one: records appended to the old one
+/// would never be read.
 #[test]
 fn nothing_is_acknowledged_into_a_log_that_has_been_replaced() {
     let dir = tempfile::tempdir().unwrap();
@@ -695,9 +699,10 @@ fn nothing_is_acknowledged_into_a_log_that_has_been_replaced() {
     assert_eq!(store.append_op(op(11)).unwrap(), 11);
 }
 
-/// The head is published by a rename and a sync of its directory; either can fail, and what puts the old one back, too.
+/// The head is published by a rename and a sync of its directory. Either can fail, and so can the
+/// rollback.
 #[test]
-fn a_restore_whose_publishing_fails_was_done_or_not_and_says_which() {
+fn a_restore_whose_publishing_fails_says_whether_it_was_done() {
     let restore = || Request::Restore {
         detach_mounts: false,
         to: Rev::Back(1),
@@ -721,7 +726,7 @@ fn a_restore_whose_publishing_fails_was_done_or_not_and_says_which() {
             let was_done = told.as_ref().map_or_else(|error| error.is_done, |_| true);
             assert_eq!(seen, if was_done { "then" } else { "now" }, "{rule}: {told:?}");
             kept += usize::from(!was_done);
-            // Where it is not known what the disk has, nothing that could be lost by it is taken.
+            // If the content of the disk is unknown, no change that could be lost is accepted.
             let file = id(&sandbox, "f");
             match sandbox.fs().write(file, 0, b"THE", false) {
                 Ok(()) => assert!(get(&sandbox, "f").starts_with("THE"), "{rule}"),
@@ -755,9 +760,9 @@ fn a_restore_whose_publishing_fails_was_done_or_not_and_says_which() {
     }
 }
 
-/// Of a sync there are three steps: the content, the numbers, the records.
+/// A sync has three steps: the content, the identities, the records.
 #[test]
-fn a_sync_without_room_is_told_and_the_next_one_makes_up_for_it() {
+fn a_sync_without_space_is_reported_and_the_next_one_makes_up_for_it() {
     let place = Place::new();
     let sandbox = place.open();
     for errno in ["EDQUOT", "ENOSPC"] {
@@ -772,7 +777,7 @@ fn a_sync_without_room_is_told_and_the_next_one_makes_up_for_it() {
                 Err(error) => assert_eq!(error.errno, Some(wanted), "{name}"),
                 Ok(()) => assert!(first > 2, "{name}: there are fewer steps"),
             }
-            // The reserve is for it, so once is never too much.
+            // The reserve is for it, so one failure is never too much.
             let file = id(&sandbox, &name);
             sandbox.fs().write(file, 0, b"more of it", false).unwrap();
             failpoint::with(&format!("fail:store.sync:{first}:{errno}"), || sandbox.fs().sync())
@@ -790,7 +795,7 @@ fn a_sync_without_room_is_told_and_the_next_one_makes_up_for_it() {
 }
 
 #[test]
-fn after_a_sync_that_failed_nothing_is_promised_and_the_next_start_shows_what_was_synced() {
+fn after_a_failed_sync_nothing_is_promised_and_the_next_start_shows_what_was_synced() {
     for failing in ["fail:store.sync:1:EIO", "fail:store.sync:2:EIO"] {
         let place = Place::new();
         let sandbox = place.open();
@@ -799,7 +804,7 @@ fn after_a_sync_that_failed_nothing_is_promised_and_the_next_start_shows_what_wa
         put(&sandbox, "f", "written");
         let told = failpoint::with(failing, || sandbox.fs().sync());
         assert!(told.is_err(), "{failing}");
-        // The host would answer by now that all is well.
+        // By now the host would report success.
         assert!(sandbox.fs().sync().is_err(), "{failing}");
         let file = id(&sandbox, "f");
         match sandbox.fs().write(file, 0, b"more", false) {
@@ -834,7 +839,7 @@ fn after_a_sync_that_failed_nothing_is_promised_and_the_next_start_shows_what_wa
 }
 
 #[test]
-fn a_layer_that_was_never_synced_is_there_after_a_sync_of_it_failed() {
+fn a_layer_that_was_never_synced_is_there_after_its_sync_failed() {
     let place = Place::new();
     drop(place.open());
     let sandbox = place.open();

@@ -1,4 +1,4 @@
-//! What is done again and again does not make a store grow: only what is in the tree, and what is kept of what was, takes
+//! Repeating the same work does not grow a store: only the tree, and the history that is kept, take
 //! space. `examples/long_life` shows the same over an hour.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a failure is what a test is for")]
@@ -14,7 +14,7 @@ use jailfs::store::record::{HeadRecord, LayerKind};
 use jailfs::types::{Epoch, LayerId, Name, NodeId};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
-/// What is not synced is the same, and many times quicker.
+/// Without syncs the work is the same, and much quicker.
 const QUICK: StoreOptions = StoreOptions { volatile: true, other_base: false };
 
 struct Place(tempfile::TempDir);
@@ -122,13 +122,13 @@ fn check(store: &Path) {
     assert!(checked.problems.is_empty(), "{:?}", checked.problems);
 }
 
-/// How many layers a store has.
+/// The number of layers in a store.
 fn layers(store: &Path) -> usize {
     std::fs::read_dir(store.join("layers")).unwrap().count()
 }
 
 #[test]
-fn a_store_in_which_the_same_is_done_for_ever_does_not_grow() {
+fn a_store_in_which_the_same_is_repeated_does_not_grow() {
     let place = Place::new();
     let mut sandbox = place.open();
     let (mut turns, mut seen) = (0, Vec::new());
@@ -172,10 +172,10 @@ fn a_store_in_which_the_same_is_done_for_ever_does_not_grow() {
 }
 
 #[test]
-fn operations_keep_their_numbers_when_older_ones_are_given_up() {
+fn operations_keep_their_numbers_when_older_ones_are_dropped() {
     let place = Place::new();
     let mut sandbox = place.open();
-    // The log is shortened when it has twice as many as are kept.
+    // The log is trimmed when it has twice as many records as are kept.
     for turn in 0..2010 {
         put(&sandbox, "f0", &turn.to_string());
         checkpoint(&sandbox);
@@ -201,9 +201,9 @@ fn operations_keep_their_numbers_when_older_ones_are_given_up() {
     assert_eq!(gone.kind.exit_code(), 10, "{gone}");
 }
 
-/// The head was on another layer already, and what was written to the one before was still answered.
+/// The head was on another layer already, and writes to the one before were still answered.
 #[test]
-fn what_was_written_while_a_restore_was_cut_off_can_be_gone_back_to() {
+fn writes_during_an_interrupted_restore_can_be_restored() {
     let place = Place::new();
     let sandbox = place.open();
     put(&sandbox, "f0", "first");

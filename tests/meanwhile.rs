@@ -1,5 +1,5 @@
-//! A base that somebody changes while an apply is under way: at each moment at which the apply writes to the store, something is
-//! written into the base by hand. It is never lost, and the apply is done or not done.
+//! Changes to the base while an apply runs: at each moment at which the apply writes to the store,
+//! the test writes to the base. That write is never lost, and the apply is done or not done.
 
 #![expect(clippy::unwrap_used, reason = "a failure is what a test is for")]
 
@@ -29,7 +29,7 @@ fn put(sandbox: &Sandbox, file: &str, bytes: &[u8]) {
     fs.write(id, 0, bytes, false).unwrap();
 }
 
-/// Bases of this kind, and a tree in which of each kind of change there is one.
+/// Bases of this kind, and a tree with one change of each kind.
 fn prepare(dir: &Path) -> Arc<Sandbox> {
     let base = dir.join("base");
     std::fs::create_dir(&base).unwrap();
@@ -56,10 +56,10 @@ fn prepare(dir: &Path) -> Arc<Sandbox> {
     sandbox
 }
 
-/// Of the moments every so many is tried; `JAILFS_MOMENT_STRIDE=1` tries all.
+/// One in so many moments is tried; `JAILFS_MOMENT_STRIDE=1` tries all.
 const EVERY: usize = 4;
 
-/// What the base holds under all names, but for these.
+/// The content of the base under all names, except for these.
 fn seen(base: &Path, but: &[&str]) -> Vec<(String, Vec<u8>)> {
     let names =
         std::fs::read_dir(base).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
@@ -70,12 +70,12 @@ fn seen(base: &Path, but: &[&str]) -> Vec<(String, Vec<u8>)> {
 
 fn change(file: &Path, in_place: bool) {
     match std::fs::read(file) {
-        // The size stays, if that can be.
+        // The size stays, if possible.
         Ok(bytes) if in_place => {
             let file = std::fs::OpenOptions::new().write(true).open(file).unwrap();
             file.write_all_at(b"by hand", bytes.len().saturating_sub(7) as u64).unwrap();
         }
-        // As an editor does it: beside it, and over it.
+        // As an editor does: a new file, and a rename over the old one.
         Ok(mut bytes) => {
             bytes.extend(b" by hand");
             let temp = file.with_extension("by-hand");
@@ -87,7 +87,7 @@ fn change(file: &Path, in_place: bool) {
 }
 
 #[test]
-fn what_somebody_writes_into_the_base_while_an_apply_is_under_way_is_never_lost() {
+fn writes_to_the_base_while_an_apply_runs_are_never_lost() {
     let before = {
         let dir = tempfile::tempdir().unwrap();
         drop(prepare(dir.path()));
@@ -97,7 +97,7 @@ fn what_somebody_writes_into_the_base_while_an_apply_is_under_way_is_never_lost(
     let (mut conflicts, mut failures, mut done) = (0, 0, 0);
     let files = ["written", "removed", "now", "mode", "linked", "new", "pair", "other"];
     for (file, in_place) in files.into_iter().flat_map(|file| [(file, false), (file, true)]) {
-        // Both names of a file that is written in place.
+        // Both hard links of a file that is written in place.
         let written = [file, if in_place && file == "linked" { "link" } else { file }];
         let every: usize =
             std::env::var("JAILFS_MOMENT_STRIDE").map_or(EVERY, |every| every.parse().unwrap());
@@ -121,7 +121,7 @@ fn what_somebody_writes_into_the_base_while_an_apply_is_under_way_is_never_lost(
             failpoint::set_recorder(None);
             let when = format!("{file}, in place: {in_place}, moment {moment}");
             if moments.load(Ordering::SeqCst) < moment {
-                // It was over before.
+                // The apply was over before.
                 assert!(moment > 10);
                 break;
             }
@@ -143,7 +143,8 @@ fn what_somebody_writes_into_the_base_while_an_apply_is_under_way_is_never_lost(
                     conflicts += 1;
                 }
                 Err(error) => {
-                    // Links are one file: with the content of one of them that of the other was kept as well.
+                    // Hard links are one file: the pre-image of one of them also kept the content
+                    // of the other.
                     assert_eq!(now, before(&written), "{when}: {error}");
                     assert!(error.hint.is_some(), "{when}: {error:?}");
                     failures += 1;
@@ -151,10 +152,10 @@ fn what_somebody_writes_into_the_base_while_an_apply_is_under_way_is_never_lost(
                 other => panic!("{when}: {other:?}"),
             }
             drop(sandbox);
-            // It can be opened, and what was made by hand stays a conflict or is the base's.
+            // The store opens, and the manual change stays a conflict or is part of the base.
             let again = Sandbox::open(&dir.path().join("store")).unwrap();
             assert!(std::fs::read(base.join(file)).unwrap().ends_with(b"by hand"), "{when}");
-            // Nor does the undo of an apply that was done take it for its own.
+            // The undo of a completed apply does not treat it as its own change either.
             let undone = again.handle(Request::Apply {
                 paths: Vec::new(),
                 dry_run: false,

@@ -1,4 +1,4 @@
-//! What older layers have is put together: a checkpoint costs what it holds, and nobody sees it but by the space.
+//! Packs of older layers: a checkpoint costs its content, and only the space shows it.
 
 #![expect(
     clippy::unwrap_used,
@@ -27,7 +27,7 @@ use jailfs::types::{Name, NodeId};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
 const KIB: u64 = 1 << 10;
-/// What is not synced is the same, and many times quicker.
+/// Without syncs the work is the same, and much quicker.
 const QUICK: StoreOptions = StoreOptions { volatile: true, other_base: false };
 
 struct Place {
@@ -43,7 +43,7 @@ impl Place {
         Place { dir, store }
     }
 
-    /// Without a history of single files, so that space is what states need.
+    /// Without an edit history, so that only states need space.
     fn open(&self) -> Work {
         let sandbox =
             Sandbox::create_or_open(&self.dir.path().join("base"), &self.store, &QUICK).unwrap();
@@ -51,7 +51,7 @@ impl Place {
         Work(sandbox)
     }
 
-    /// Bytes on disk of layers and packs, with their directories.
+    /// Bytes of layers and packs on disk, with their directories.
     fn layers_and_packs(&self) -> u64 {
         on_disk(&self.store.join("layers")) + on_disk(&self.store.join("packs"))
     }
@@ -80,7 +80,7 @@ fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// So many bytes that are nowhere else: noise, or digits, which can be deflated, as seeds are even or odd.
+/// This many unique bytes: noise for even seeds, digits, which can be deflated, for odd ones.
 fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let noise = noise(seed, len);
     if seed.is_multiple_of(2) { noise } else { noise.iter().map(|byte| b'0' + byte % 10).collect() }
@@ -150,7 +150,7 @@ impl Work {
 }
 
 #[test]
-fn a_checkpoint_costs_what_it_holds() {
+fn a_checkpoint_costs_its_content() {
     let place = Place::new();
     let work = place.open();
     let mut content = Vec::new();
@@ -161,7 +161,7 @@ fn a_checkpoint_costs_what_it_holds() {
         content.extend(bytes(step, 3000));
         let at = (step as usize * 7919) % content.len();
         content[at] ^= 1;
-        // The blocks in which a byte is new.
+        // The blocks with a new byte.
         differs += (end + 3000).next_multiple_of(4 * KIB) - end / (4 * KIB) * (4 * KIB);
         differs += if (at as u64) < end / (4 * KIB) * (4 * KIB) { 4 * KIB } else { 0 };
         work.put("f", &content);
@@ -171,7 +171,7 @@ fn a_checkpoint_costs_what_it_holds() {
             work.0.compact().unwrap();
         }
     }
-    // If every layer were on its own, each would take 16 KiB more.
+    // With a directory of its own, each layer would take 16 KiB more.
     let taken = place.layers_and_packs();
     assert!(taken < differs + 120 * KIB, "{taken} bytes for {differs}");
     assert!(place.count("layers") < 6 && place.count("packs") < 4);
@@ -189,7 +189,7 @@ fn a_checkpoint_costs_what_it_holds() {
 }
 
 #[test]
-fn layers_that_were_given_up_and_are_still_read_from_do_not_pile_up() {
+fn dropped_layers_that_are_still_read_do_not_accumulate() {
     let place = Place::new();
     let work = place.open();
     let file = |n: u64| format!("f{n}");
@@ -211,7 +211,7 @@ fn layers_that_were_given_up_and_are_still_read_from_do_not_pile_up() {
     for n in 0..160 {
         assert!(work.get(&file(n)) == bytes(n, 5000), "{n}");
     }
-    // When little of what was put together is still needed, that is put together anew.
+    // When little of the gathered content is still needed, it is gathered again.
     (0..160).filter(|n| n % 8 > 0).for_each(|n| work.remove(&file(n)));
     work.checkpoint("few");
     work.gc(1);
@@ -226,7 +226,7 @@ fn layers_that_were_given_up_and_are_still_read_from_do_not_pile_up() {
 }
 
 #[test]
-fn who_reads_while_content_is_put_together_reads_what_was_there() {
+fn readers_read_the_same_while_content_is_gathered() {
     let place = Place::new();
     let work = place.open();
     let over = AtomicBool::new(false);
@@ -262,7 +262,7 @@ fn who_reads_while_content_is_put_together_reads_what_was_there() {
     place.check();
 }
 
-/// Says at its end that it is over, also if that is a failure.
+/// Signals its end, also by a panic.
 struct Ended<'a>(&'a AtomicBool);
 
 impl Drop for Ended<'_> {
@@ -272,7 +272,7 @@ impl Drop for Ended<'_> {
 }
 
 #[test]
-fn a_layer_of_a_pack_whose_records_grow_large_has_a_directory_again() {
+fn a_packed_layer_whose_records_grow_large_gets_a_directory_again() {
     let place = Place::new();
     let work = place.open();
     (0..6000).for_each(|n| work.0.fs().forget(work.id(&format!("a file with a name {n}")), 1));
@@ -283,7 +283,7 @@ fn a_layer_of_a_pack_whose_records_grow_large_has_a_directory_again() {
     work.put("h", &bytes(3, 10_000));
     work.0.compact().unwrap();
     let before = place.count("layers");
-    // The smaller one says now what both said.
+    // The smaller one now has the records of both.
     work.0.handle(Request::Drop { rev: Rev::Name("many".to_owned()) }).unwrap();
     work.gc(5);
     place.check();
@@ -307,7 +307,7 @@ fn a_layer_of_a_pack_whose_records_grow_large_has_a_directory_again() {
 }
 
 #[test]
-fn a_flipped_bit_is_not_copied_to_where_it_would_be_right() {
+fn a_flipped_bit_is_not_copied_to_a_place_where_it_would_pass_as_correct() {
     let place = Place::new();
     let work = place.open();
     for n in 0..4 {
@@ -334,7 +334,7 @@ fn a_flipped_bit_is_not_copied_to_where_it_would_be_right() {
 }
 
 #[test]
-fn a_store_without_packs_is_one_that_older_programs_read_and_a_newer_one_is_refused() {
+fn older_programs_read_a_store_without_packs_and_refuse_a_newer_one() {
     let place = Place::new();
     let work = place.open();
     work.put("f", b"content");
@@ -349,7 +349,7 @@ fn a_store_without_packs_is_one_that_older_programs_read_and_a_newer_one_is_refu
     assert!(refused.to_string().contains("format 4"), "{refused}");
 }
 
-/// So many lines of text, no two of them the same, in which there is much to be left out.
+/// So many different lines of text that compress well.
 fn text(seed: u64, lines: u64) -> Vec<u8> {
     let line =
         |n: u64| format!("let value_{n:06} = compute_the_value_of({seed}, {});\n", n * 7919 % 1009);
@@ -357,7 +357,7 @@ fn text(seed: u64, lines: u64) -> Vec<u8> {
 }
 
 #[test]
-fn text_that_was_put_together_takes_a_part_of_what_it_was_and_is_what_it_was() {
+fn gathered_text_takes_less_space_and_reads_the_same() {
     let place = Place::new();
     let work = place.open();
     let file = |n: u64| format!("f{n}");
@@ -379,7 +379,7 @@ fn text_that_was_put_together_takes_a_part_of_what_it_was_and_is_what_it_was() {
     for n in 0..40u64 {
         let wanted = text(n, 300 + n * 37);
         assert!(work.get(&file(n)) == wanted, "{n}");
-        // From the middle of a cell on, over its end, and where there are holes between cells on the host.
+        // From the middle of a cell, across its end, and where the host has holes between cells.
         let id = work.id(&file(n));
         for (at, len) in [(1, 1), (wanted.len() / 2, 5000), (wanted.len() - 1, 4096)] {
             let read = fs.read(id, at as u64, len).unwrap().read(false).unwrap().unwrap();
@@ -389,13 +389,13 @@ fn text_that_was_put_together_takes_a_part_of_what_it_was_and_is_what_it_was() {
         assert_eq!(fs.seek(id, 100, SeekTo::Hole).unwrap(), wanted.len() as u64);
         fs.forget(id, 1);
     }
-    // A block of it is filled from below.
+    // One of its blocks is filled from below.
     let id = work.id("f7");
     fs.write(id, 6001, b"!", false).unwrap();
     let mut wanted = text(7, 300 + 7 * 37);
     wanted[6001] = b'!';
     assert!(work.get("f7") == wanted);
-    // What is the same as what was deflated is found to be.
+    // Content that equals deflated content is found.
     work.put("again", &text(9, 300 + 9 * 37));
     work.checkpoint("again");
     let before = on_disk(&place.store.join("layers"));
@@ -407,10 +407,10 @@ fn text_that_was_put_together_takes_a_part_of_what_it_was_and_is_what_it_was() {
 }
 
 #[test]
-fn what_was_put_together_and_is_needed_in_part_is_put_together_again_once() {
+fn partly_needed_gathered_content_is_gathered_again_once() {
     let place = Place::new();
     let work = place.open();
-    // Noise, text, and what is written over the middle of both.
+    // Noise, text, and writes over the middle of both.
     let contents = [bytes(2, 160_000), text(1, 3000)];
     for (file, content) in ["noise", "text"].iter().zip(&contents) {
         work.put(file, content);
@@ -446,7 +446,7 @@ fn what_was_put_together_and_is_needed_in_part_is_put_together_again_once() {
 }
 
 #[test]
-fn a_flipped_bit_of_deflated_content_is_told_and_costs_no_more_than_its_cell() {
+fn a_flipped_bit_of_deflated_content_is_reported_and_costs_only_its_cell() {
     let place = Place::new();
     let work = place.open();
     for n in 0..4 {
@@ -478,7 +478,7 @@ fn a_flipped_bit_of_deflated_content_is_told_and_costs_no_more_than_its_cell() {
         work.0.fs().forget(id, 1);
     }
     assert!((48 << 10..80 << 10).contains(&failed), "{failed} bytes cannot be read");
-    // It stays where it is, and nothing that is right is lost with it.
+    // It stays where it is, and nothing that is correct is lost with it.
     work.put("more", &text(99, 100));
     work.checkpoint("more");
     work.0.compact().unwrap();
@@ -489,9 +489,10 @@ fn a_flipped_bit_of_deflated_content_is_told_and_costs_no_more_than_its_cell() {
     );
 }
 
-/// A version needs the whole cell in which it is, also where the cell begins with what others need.
+/// An entry of the history needs the whole cell that it is in, even if other content needs the
+/// start of the cell.
 #[test]
-fn a_flipped_bit_of_deflated_content_is_told_of_the_version_that_is_deep_in_its_cell() {
+fn a_flipped_bit_of_deflated_content_is_reported_for_the_entry_deep_in_its_cell() {
     let place = Place::new();
     let work = place.open();
     work.0.fs().set_history(Bounds::default());
@@ -530,7 +531,7 @@ fn a_flipped_bit_of_deflated_content_is_told_of_the_version_that_is_deep_in_its_
 }
 
 #[test]
-fn a_repair_takes_what_is_damaged_and_leaves_what_is_not_whatever_else_is_wrong() {
+fn a_repair_removes_damaged_files_and_leaves_others_whatever_else_is_wrong() {
     for is_pack_damaged in [true, false] {
         let place = Place::new();
         let work = place.open();
@@ -544,10 +545,11 @@ fn a_repair_takes_what_is_damaged_and_leaves_what_is_not_whatever_else_is_wrong(
         let mut dirs: Vec<PathBuf> = dirs.map(|layer| layer.unwrap().path()).collect();
         dirs.sort();
         let (first, last) = (dirs.first().unwrap(), dirs.last().unwrap());
-        // What is written to is in no pack.
+        // The upper layer is in no pack.
         let open = dirs.iter().find(|dir| dir.join("journal").exists()).unwrap();
         assert!(first != last && open != last);
-        // What is no file cannot be read, and is not damaged; nor is a whole record that nobody knows here.
+        // A directory in the place of a file cannot be read, and is not damage; nor is a whole
+        // record of an unknown kind.
         if first.join("index").exists() {
             std::fs::remove_file(first.join("index")).unwrap();
         }
@@ -585,7 +587,7 @@ fn a_repair_takes_what_is_damaged_and_leaves_what_is_not_whatever_else_is_wrong(
 }
 
 #[test]
-fn a_mount_puts_older_layers_together_by_itself() {
+fn a_mount_packs_older_layers_in_the_background() {
     let live = Live::with_options("echo base > base", &["-o", "history=0"]);
     for n in 0..60 {
         live.sh(&format!("echo {n} > f{}; echo {n} > g", n % 30));
@@ -593,7 +595,7 @@ fn a_mount_puts_older_layers_together_by_itself() {
     }
     let count = |dir: &str| std::fs::read_dir(live.store.join(dir)).map_or(0, Iterator::count);
     let until = Instant::now() + Duration::from_secs(100);
-    // It is woken by what is done, and comes behind it.
+    // Operations wake it, and it runs after them.
     while count("layers") > 45 {
         assert!(
             Instant::now() < until,
@@ -609,9 +611,9 @@ fn a_mount_puts_older_layers_together_by_itself() {
     assert_eq!((live.read("f20"), live.read("g")), ("20\n".to_owned(), "20\n".to_owned()));
 }
 
-/// The host keeps the block in which a file ends, as zeros, unless all of it is given back.
+/// The host keeps the block with the end of a file, as zeros, unless the whole block is punched.
 #[test]
-fn layers_whose_end_was_given_up_after_they_had_checksums_are_put_together() {
+fn layers_whose_end_was_punched_after_their_checksums_are_packed() {
     let live = Live::with_options("echo base > base", &["-o", "history=0"]);
     let count = |dir: &str| std::fs::read_dir(live.store.join(dir)).map_or(0, Iterator::count);
     let until = Instant::now() + Duration::from_secs(100);

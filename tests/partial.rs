@@ -1,4 +1,5 @@
-//! Restores of single files and directories, without a mount: what is named is as it was, all else as it is.
+//! Restores of single files and directories, without a mount: named paths are as they were, all
+//! others stay.
 
 #![expect(
     clippy::unwrap_used,
@@ -155,7 +156,8 @@ impl Place {
         }
     }
 
-    /// What is seen of every node, by path. Of directories above restored names, times and links may differ: `mask`.
+    /// Everything visible of each node, by path. In directories above restored paths, the names,
+    /// times and links may differ: `mask`.
     fn picture(&self) -> BTreeMap<String, String> {
         let mut all = BTreeMap::new();
         self.look("", &mut all);
@@ -199,7 +201,7 @@ fn is_below(path: &str, of: &str) -> bool {
     path == of || path.starts_with(&format!("{of}/"))
 }
 
-/// Every file is counted as often as it has names.
+/// Every file counts as often as it has names.
 fn check_links(place: &Place, when: &str) {
     let mut seen: BTreeMap<u64, (u32, Vec<String>)> = BTreeMap::new();
     for path in place.picture().into_keys() {
@@ -223,7 +225,7 @@ fn check_links(place: &Place, when: &str) {
     }
 }
 
-/// Holds a tree against what it must be: at the paths as `then`, elsewhere as `before`.
+/// Compares a tree with its expected content: at the paths as `then`, elsewhere as `before`.
 fn check(
     now: &BTreeMap<String, String>,
     then: &BTreeMap<String, String>,
@@ -262,19 +264,19 @@ fn a_restore_of_paths_leaves_the_rest_of_the_tree_alone() {
     assert_eq!((place.get("d/f").as_str(), place.ino("d/f")), ("one\n", ino));
     assert_eq!((place.get("d/g"), place.get("b")), ("d/g of the base\n".into(), "two\n".into()));
     assert!(place.find("d/new").is_none());
-    // One that is not there any more, with the directories that lead to it.
+    // A path that no longer exists, with the directories that lead to it.
     place.rm_tree("src");
     place.restore("one", &["src/deep/y"]);
     assert_eq!(place.fs().names(place.id("src")).unwrap(), [name("deep")]);
     assert_eq!(place.get("src/deep/y"), "src/deep/y of the base\n");
-    // One that the checkpoint does not have goes.
+    // A path that the checkpoint does not have is removed.
     place.put("later", "x");
     assert_eq!(place.restore("one", &["later"]), ["Deleted later"]);
     assert!(place.find("later").is_none());
 }
 
 #[test]
-fn a_restore_of_paths_can_be_undone_and_redone_by_operations() {
+fn a_restore_of_paths_can_be_undone_and_redone_by_op_restore() {
     let mut place = Place::new();
     place.put("d/f", "one\n");
     place.checkpoint("one");
@@ -300,7 +302,7 @@ fn a_restore_of_paths_can_be_undone_and_redone_by_operations() {
 }
 
 #[test]
-fn a_file_that_was_moved_away_stays_there_and_comes_back_as_another() {
+fn a_moved_file_stays_and_comes_back_as_another_file() {
     let place = Place::new();
     place.put("b", "one\n");
     place.checkpoint("one");
@@ -322,7 +324,7 @@ fn a_file_that_was_moved_away_stays_there_and_comes_back_as_another() {
 }
 
 #[test]
-fn a_hard_link_of_a_name_outside_is_cut_or_joined_and_never_changed() {
+fn a_hard_link_outside_the_paths_is_cut_or_joined_and_never_changed() {
     let place = Place::new();
     assert_eq!(place.ino("a"), place.ino("src/a-too"));
     place.checkpoint("one");
@@ -333,7 +335,7 @@ fn a_hard_link_of_a_name_outside_is_cut_or_joined_and_never_changed() {
         ("both\n", "a of the base\n")
     );
     assert_eq!((place.links("a"), place.links("src/a-too")), (1, 1));
-    // Removed, and the other end is what it was: they are one file again.
+    // Removed, and the other link is as it was: they are one file again.
     place.restore("one", &["a", "src/a-too"]);
     assert_eq!(place.ino("a"), place.ino("src/a-too"));
     place.checkpoint("two");
@@ -343,7 +345,7 @@ fn a_hard_link_of_a_name_outside_is_cut_or_joined_and_never_changed() {
 }
 
 #[test]
-fn what_cannot_be_restored_says_so_and_changes_nothing() {
+fn a_restore_of_paths_that_fails_says_why_and_changes_nothing() {
     let place = Place::new();
     place.checkpoint("one");
     place.rm_tree("d");
@@ -362,7 +364,7 @@ fn what_cannot_be_restored_says_so_and_changes_nothing() {
 }
 
 #[test]
-fn files_of_a_base_that_apply_has_changed_come_back_as_they_were() {
+fn base_files_that_an_apply_changed_are_restored() {
     let mut place = Place::new();
     place.checkpoint("one");
     let then = place.picture();
@@ -461,9 +463,9 @@ fn some_change(place: &Place, dice: &mut Dice, step: usize) {
     }
 }
 
-/// `JAILFS_PARTIAL_SEEDS` asks for more histories than the few of every run, `JAILFS_PARTIAL_FIRST` for others.
+/// `JAILFS_PARTIAL_SEEDS` runs more histories than the default, `JAILFS_PARTIAL_FIRST` others.
 #[test]
-fn whatever_happened_a_restore_of_paths_is_exact_and_touches_nothing_else() {
+fn after_random_histories_a_restore_of_paths_is_exact_and_changes_nothing_else() {
     let seeds =
         std::env::var("JAILFS_PARTIAL_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(12);
     let first =
@@ -541,7 +543,7 @@ fn whatever_happened_a_restore_of_paths_is_exact_and_touches_nothing_else() {
 }
 
 #[test]
-fn a_file_that_came_back_beside_its_former_self_is_another_one_after_an_apply_too() {
+fn a_restored_file_beside_its_moved_self_is_another_file_also_after_an_apply() {
     let place = Place::new();
     place.checkpoint("one");
     place.rename("b", "moved");

@@ -1,9 +1,10 @@
-//! Power cuts: every change of a store's files is recorded while random work goes on, and then a disk is made up from it as a
-//! power cut may leave it: up to some moment everything that was synced, and of the rest whatever the host happened to have
-//! written, page by page and in any order. Each such store must open, be sound to the last byte, and hold at least
-//! what was synced. Of the versions of single files it may have lost any, and tells none that there never was.
+//! Power cuts: every change of a store's files is recorded during random work. Then the test builds
+//! a disk as a power cut may leave it: everything that was synced up to some moment, and of the
+//! rest whatever the host happened to have written, page by page and in any order. Each such store
+//! must open, be completely sound, and hold at least what was synced. It may have lost any entry of
+//! the edit history, and must not invent one.
 //!
-//! `JAILFS_POWER_SEED=N` runs one seed, `JAILFS_POWER_SEEDS=N` that many from 1 on.
+//! `JAILFS_POWER_SEED=N` runs one seed, `JAILFS_POWER_SEEDS=N` runs the first N.
 
 #![expect(
     clippy::unwrap_used,
@@ -35,22 +36,22 @@ const OPERATIONS: usize = 120;
 const CUTS: usize = 60;
 const ME: Caller = Caller { uid: 0, gid: 0 };
 
-/// What the tree shows: the content of each file by its name.
+/// The visible tree: the content of each file by name.
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// What is known at a moment of the record.
+/// The knowledge at one moment of the record.
 #[derive(Clone, Default)]
 struct Known {
     files: Files,
     checkpoints: BTreeMap<String, Files>,
 }
 
-/// The states after each operation, and where in the record each was acknowledged.
+/// The states after each operation, and the place in the record at which each was acknowledged.
 #[derive(Default)]
 struct Story {
-    /// After how many changes, and what then.
+    /// After how many changes, and the state then.
     states: Vec<(usize, Known)>,
-    /// The state that was synced at the latest after so many changes: an index of `states`.
+    /// The last synced state after so many changes: an index of `states`.
     synced: Vec<(usize, usize)>,
 }
 
@@ -58,14 +59,14 @@ struct Work {
     base: PathBuf,
     /// Whether it is opened without syncs.
     volatile: bool,
-    /// None while it is opened anew.
+    /// `None` while it is opened again.
     sandbox: Option<Arc<Sandbox>>,
     store: PathBuf,
     random: Random,
     now: Known,
     story: Story,
     record: Arc<Mutex<Vec<Change>>>,
-    /// The clock of edits: each operation is one of its own.
+    /// The edit clock: each operation is one edit.
     seconds: Arc<AtomicI64>,
 }
 
@@ -74,7 +75,7 @@ fn name(text: &str) -> Name {
 }
 
 impl Work {
-    /// Gives the recorded changes and what they are held against; from here on it is another boot.
+    /// Returns the recorded changes and the knowledge about them; from here on it is another boot.
     fn end(self) -> (Vec<Change>, Story, Random) {
         failpoint::set_recorder(None);
         let changes = self.record.lock().unwrap().clone();
@@ -87,7 +88,7 @@ impl Work {
         self.sandbox.as_ref().unwrap()
     }
 
-    /// Edits are told apart by the clock of the test.
+    /// The test's clock separates edits.
     fn open(&mut self) {
         let options = StoreOptions { volatile: self.volatile, ..StoreOptions::default() };
         let sandbox = Sandbox::create_or_open(&self.base, &self.store, &options).unwrap();
@@ -161,8 +162,8 @@ impl Work {
         self.note(synced);
     }
 
-    /// Writes into a file, over what it has or behind it. What others see of it is its own file, so it is never over bytes that
-    /// were synced: those may be old or new after a power cut.
+    /// Writes into a file, over its content or behind it. It never overwrites synced bytes, which
+    /// may be old or new after a power cut.
     fn write(&mut self) -> bool {
         let (file, bytes) = (self.file(), self.bytes());
         let id = self.make(&file);
@@ -236,7 +237,7 @@ impl Work {
         true
     }
 
-    /// Goes back by a version of a file, if there is one, or forward.
+    /// Undoes an edit, if there is one, or redoes one.
     fn undo(&mut self) -> bool {
         let (file, forward) = (self.file(), self.random.below(3) == 0);
         let path = TreePath::parse(file.as_bytes()).unwrap();
@@ -318,11 +319,11 @@ fn read_known(sandbox: &Sandbox) -> Known {
     known
 }
 
-/// Holds what a power cut after `at` changes left against what was known.
+/// Compares the result of a power cut after `at` changes with the knowledge.
 fn judge(story: &Story, at: usize, found: &Known, told: &str) {
     let synced =
         story.synced.iter().rev().find(|(done, _)| *done <= at).map_or(0, |(_, state)| *state);
-    // The operation that was under way may be there.
+    // The operation in flight may be there.
     let last =
         story.states.iter().position(|(done, _)| *done > at).unwrap_or(story.states.len() - 1);
     let possible = &story.states[synced..=last];
@@ -345,7 +346,7 @@ fn judge(story: &Story, at: usize, found: &Known, told: &str) {
     }
 }
 
-/// Reads all versions of all files: each is something that a file was. Gives their number.
+/// Reads the whole edit history: each entry is a former content. Returns their number.
 fn judge_versions(sandbox: &Sandbox, ever: &BTreeSet<Vec<u8>>, told: &str) -> usize {
     let names = (0..8).map(|n| format!("f{n}")).chain(["staged".to_owned()]);
     let mut count = 0;
@@ -365,7 +366,8 @@ fn judge_versions(sandbox: &Sandbox, ever: &BTreeSet<Vec<u8>>, told: &str) -> us
     count
 }
 
-/// A new store, with the number of its directory, and of the changes that made it. From then on each is recorded.
+/// A new store, with the number of its directory, and of the changes that created it. Later changes
+/// are recorded.
 fn begin(seed: u64, dir: &Path) -> (Work, u64, usize) {
     let (base, store) = (dir.join("base"), dir.join("store"));
     std::fs::create_dir(&base).unwrap();
@@ -419,7 +421,8 @@ fn run(seed: u64) -> usize {
     CUTS
 }
 
-/// A store that is written with syncs, without, and with them again. Gives how many power cuts left one that is not opened.
+/// A store that is written with syncs, then without, then with syncs again. Returns how many power
+/// cuts left a store that does not open.
 fn run_volatile(seed: u64) -> usize {
     let dir = tempfile::tempdir().unwrap();
     let (mut work, root, made) = begin(seed, dir.path());
@@ -430,7 +433,7 @@ fn run_volatile(seed: u64) -> usize {
         let begun = now(&work);
         work.reopen();
         reopened.push((begun, now(&work)));
-        // What was written without syncs is synced when it is opened with them.
+        // Unsynced changes are synced when the store is opened with syncs.
         work.note(reopened.len() == 3);
         for _ in 0..OPERATIONS / 4 {
             work.operation();
@@ -467,11 +470,11 @@ fn run_volatile(seed: u64) -> usize {
     refused
 }
 
-/// Held while changes are recorded: that is for the whole process.
+/// Held while changes are recorded, because that is global to the process.
 static RECORDING: Mutex<()> = Mutex::new(());
 
 #[test]
-fn what_was_written_without_syncs_is_not_believed_before_it_was_synced() {
+fn unsynced_changes_are_not_trusted_before_they_are_synced() {
     let _exclusive = RECORDING.lock().unwrap();
     let seeds = 1..=std::env::var("JAILFS_POWER_SEEDS").map_or(2, |text| text.parse().unwrap());
     let refused: usize = seeds.map(run_volatile).sum();
@@ -479,7 +482,7 @@ fn what_was_written_without_syncs_is_not_believed_before_it_was_synced() {
 }
 
 #[test]
-fn whatever_a_power_cut_leaves_opens_and_holds_what_was_synced() {
+fn after_any_power_cut_the_store_opens_and_holds_what_was_synced() {
     let _exclusive = RECORDING.lock().unwrap();
     let number = |variable: &str| std::env::var(variable).ok().map(|text| text.parse().unwrap());
     let cuts: usize = match number("JAILFS_POWER_SEED") {

@@ -1,11 +1,13 @@
-//! Power cuts of `apply` and of `apply --undo`, and of the start that takes them back: these write the base, too.
+//! Power cuts of `apply`, of `apply --undo`, and of the start that rolls them back: these write the
+//! base, too.
 //!
-//! The base is an ext4 of its own. After each change of a store's files, the host is made to write this or that of the base, or
-//! nothing, and now and then the disk below it is copied as it is at this moment: that is what a power cut leaves of it. What one
-//! leaves of the store is made up as in `tests/power.rs`. The store must then open over that base and make it whole: what it
-//! was or what it was to become, with every checkpoint what it was, and the verb can be done again.
+//! The base is an ext4 of its own. After each change of a store's files, the host is made to write
+//! some part of the base, or nothing, and now and then the disk below it is copied: that is what a
+//! power cut leaves of it. The store is built as in `tests/power.rs`. It must then open over that
+//! base and make it whole: in the state before or after, with every checkpoint unchanged, and the
+//! verb can be done again.
 //!
-//! `JAILFS_POWER_SEED=N` runs one seed, `JAILFS_POWER_SEEDS=N` that many from 1 on.
+//! `JAILFS_POWER_SEED=N` runs one seed, `JAILFS_POWER_SEEDS=N` runs the first N.
 
 #![expect(
     clippy::unwrap_used,
@@ -44,11 +46,11 @@ use jailfs::sys::failpoint;
 use states::{check, states};
 
 const SEEDS: u64 = 1;
-/// What is done to the tree by one seed.
+/// The changes to the tree by one seed.
 const OPERATIONS: usize = 40;
-/// One change of the store in so many is followed by a power cut.
+/// One in so many changes of the store is followed by a power cut.
 const RARELY: u64 = 24;
-/// And of those that a start makes, which was to mend what a power cut left.
+/// And of the changes by a start that recovers from a power cut.
 const MORE_RARELY: u64 = 60;
 
 const FILL: &str = "
@@ -56,10 +58,10 @@ const FILL: &str = "
     echo readme > README; ln README docs/also; ln -s ../README docs/link; seq 9000 > big; mkfifo src/pipe
     setfattr -n user.x -v y src/f1; chmod 640 src/f2; touch -d 2001-01-01 src/f3; rmdir lost+found; sync -f .";
 
-/// How many steps a start takes, or more.
+/// The number of failpoints of a start, or more.
 const LONGEST_START: u64 = 600;
 
-/// A script that changes this and that.
+/// A script with random changes.
 fn work(random: &mut Random) -> String {
     let files = [
         "src/f1",
@@ -95,46 +97,47 @@ fn work(random: &mut Random) -> String {
             13 => format!("[ ! -e docs ] || mv -T docs moved{}", at % 2),
             _ => format!("mkdir -p docs; mv -T d{0} docs/d{0}", at % 3),
         };
-        // What cannot be done, because of what was done before, is left.
+        // A change that is impossible after earlier ones is skipped.
         script.push_str(&format!("({line}) 2> /dev/null || :\n"));
     }
     script
 }
 
-/// What there is at a moment.
+/// The content at one moment.
 #[derive(Clone, PartialEq, Eq)]
 struct Seen {
     base: String,
-    /// The tree and every checkpoint, as they differ from the base.
+    /// The tree and every checkpoint, compared with the base.
     states: BTreeMap<String, Vec<Change>>,
 }
 
-/// What a power cut leaves.
+/// The result of a power cut.
 struct Left {
     /// The disk of the base.
     base: PathBuf,
     store: PathBuf,
-    /// After how many changes of the store.
+    /// The number of changes of the store.
     at: usize,
     told: String,
-    /// Whether what was asked was done, and acknowledged.
+    /// Whether the verb was done and acknowledged.
     acknowledged: bool,
 }
 
 struct World {
     live: Live,
     random: Random,
-    /// How many boots there were.
+    /// The number of boots.
     boots: u8,
     cuts: usize,
 }
 
-/// Unmounts the base, whatever happens.
+/// Unmounts the base in any case.
 struct Mounted(PathBuf);
 
 impl Mounted {
     fn new(image: &Path, at: &Path) -> Mounted {
-        // Not the mercy of ext4, which writes the content of what is renamed over something.
+        // Without ext4's protection, which writes the content of a file that is renamed over
+        // another.
         let options = "loop,noatime,noauto_da_alloc";
         shell(Path::new("/"), &format!("mount -o {options} {} {}", image.display(), at.display()));
         Mounted(at.to_owned())
@@ -157,7 +160,7 @@ impl World {
         Seen { base: host(&self.live.base), states: states(store) }
     }
 
-    /// Does something with a store, and cuts the power now and then: what that leaves, the end included.
+    /// Works with a store, and cuts the power now and then. Returns the results, the end included.
     fn cut<T>(
         &mut self,
         (image, store): (&Path, &Path),
@@ -168,7 +171,7 @@ impl World {
         self.cut_while((image, store), rarely, told, false, work)
     }
 
-    /// The same for work in several threads: the base is kept still while its disk is copied.
+    /// The same for work in several threads: the base is frozen while its disk is copied.
     fn cut_while<T>(
         &mut self,
         (image, store): (&Path, &Path),
@@ -214,13 +217,13 @@ impl World {
         (done, left)
     }
 
-    /// Opens what a power cut left, and cuts that off as well.
+    /// Opens the result of a power cut, and cuts the power of that as well.
     fn recover(&mut self, left: Left, verb: &Request, before: &Seen, after: &Seen, depth: usize) {
         let Left { base, store, told, acknowledged, .. } = left;
-        // What the recovery of this is cut off in, is another.
+        // A power cut of this recovery belongs to another test.
         let mounted = Mounted::new(&base, &self.live.base);
         self.boot();
-        // The start that is to mend it may be cut off without another boot.
+        // The recovering start may be interrupted without another boot.
         let step = 1 + self.random.below(LONGEST_START);
         failpoint::with(&format!("fail:any:{step}+:EIO"), || drop(Sandbox::open(&store)));
         let open = || drop(Sandbox::open(&store).unwrap_or_else(|error| panic!("{told}: {error}")));
@@ -235,12 +238,12 @@ impl World {
         std::fs::remove_file(&base).unwrap();
         std::fs::remove_dir_all(&store).unwrap();
         for left in further {
-            // Being opened is no promise: the verb was acknowledged, or was not.
+            // Opening is no promise: the verb was acknowledged, or was not.
             self.recover(Left { acknowledged, ..left }, verb, before, after, depth - 1);
         }
     }
 
-    /// What was opened is whole: as it was before, or as it was to become.
+    /// The opened base is whole: as before, or as planned.
     fn judge(
         &self,
         store: &Path,
@@ -275,7 +278,7 @@ fn lines(text: &str) -> Vec<String> {
     text.lines().map(str::to_owned).collect()
 }
 
-/// Holds two moments against each other, and shows only what differs.
+/// Compares two moments, and shows only the differences.
 #[track_caller]
 fn same(found: &Seen, wanted: &Seen, told: &str) {
     assert_same(&lines(&wanted.base), &lines(&found.base), &format!("{told}: the base"));
@@ -287,7 +290,7 @@ fn same(found: &Seen, wanted: &Seen, told: &str) {
     }
 }
 
-/// A store while it is written to, and what power cuts leave.
+/// A store while it is written to, and the results of power cuts.
 struct Recording {
     disk: Disk,
     base: PathBuf,
@@ -296,7 +299,7 @@ struct Recording {
     first: usize,
     random: Random,
     rarely: u64,
-    /// Whether others write the base meanwhile.
+    /// Whether other threads write the base meanwhile.
     freezes: bool,
     changes: usize,
     moments: Vec<(usize, Disk, PathBuf)>,
@@ -326,10 +329,11 @@ impl Recording {
         self.moments.push((self.changes, self.disk.clone(), copy));
     }
 
-    /// The host writes something of the base, as it may at any time: all names so far, or the content of a file, or nothing.
+    /// The host writes a part of the base, as it may at any time: all names so far, or the content
+    /// of a file, or nothing.
     fn write_some(&mut self) {
         let what = self.random.below(8);
-        // What is listed may be gone at once if others write the base.
+        // A listed name may be gone at once if other threads write the base.
         if what > 2 || self.freezes && what > 0 {
             return;
         }
@@ -360,7 +364,7 @@ impl Recording {
     }
 }
 
-/// One base and store: an apply, an apply that is taken back out, and all that power cuts leave of them.
+/// One base and store: an apply, its undo, and the results of all power cuts.
 fn run(seed: u64) -> usize {
     let mut random = Random(seed);
     let make = "truncate -s 24M ../image; mkfs.ext4 -q -b 4096 -J size=4 ../image; mount -o loop,noatime,noauto_da_alloc ../image $PWD";
@@ -412,16 +416,17 @@ fn run(seed: u64) -> usize {
     world.cuts
 }
 
-/// How many changes of the store were recorded.
+/// The number of recorded changes of the store.
 static CHANGES: AtomicUsize = AtomicUsize::new(0);
 
-/// Boots and what is recorded are those of the process.
+/// Boots and records are global to the process.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// The claims of a cut-off apply are lost with the power, but what it had done is in the base: names of one file among it, of which
-/// one was staged. Taking one name back gives all of them other times, and that may be cut off as well.
+/// The claims of an interrupted apply are lost with the power, but its changes are in the base.
+/// Among them are hard links of one file, one of which was staged. Rolling one link back changes
+/// the times of all, and that may be interrupted as well.
 #[test]
-fn what_an_apply_made_goes_though_the_power_took_what_it_said_of_it() {
+fn an_interrupted_apply_is_rolled_back_although_the_power_cut_lost_its_claims() {
     let _turn = TURN.lock();
     let mut live =
         Live::with_limit("mkdir old; echo old > old/file", &[], Duration::from_secs(200));
@@ -457,7 +462,7 @@ fn what_an_apply_made_goes_though_the_power_took_what_it_said_of_it() {
         let Err(error) = applied else { break };
         disk.lock().unwrap().clone().cut(&mut random, root, &cut);
         boots();
-        // The start that takes it back is cut off as well, each time a little later.
+        // The start that rolls it back is interrupted as well, each time a little later.
         for step in (1 + random.below(6)..90).step_by(6) {
             failpoint::with(&format!("fail:any:{step}+:EIO"), || drop(Sandbox::open(&cut)));
         }
@@ -465,7 +470,7 @@ fn what_an_apply_made_goes_though_the_power_took_what_it_said_of_it() {
             Sandbox::open(&cut).unwrap_or_else(|error| panic!("cut off at step {moment}: {error}")),
         );
         let found = host(&base);
-        // The seal may have come through, whatever was answered.
+        // The seal may have reached the disk, whatever was answered.
         if found == after {
             break;
         }
@@ -484,7 +489,7 @@ fn what_an_apply_made_goes_though_the_power_took_what_it_said_of_it() {
 }
 
 #[test]
-fn an_apply_and_its_undo_that_a_power_cut_ends_are_taken_back_or_done() {
+fn an_apply_and_its_undo_interrupted_by_a_power_cut_are_rolled_back_or_done() {
     let _turn = TURN.lock();
     let number = |variable: &str| std::env::var(variable).ok().map(|text| text.parse().unwrap());
     let cuts: usize = match number("JAILFS_POWER_SEED") {

@@ -1,5 +1,6 @@
-//! A real repository of 20,000 files in a real mount: git, cargo, tar, rsync and sed work in it; it is checkpointed, half of
-//! it is destroyed while a shell sits inside, restored and compared in every attribute, applied and compared with the base.
+//! A real repository of 20,000 files in a real mount. git, cargo, tar, rsync and sed work in it; it
+//! is checkpointed, and half of it is destroyed while a shell is inside. Then it is restored and
+//! compared in every attribute, applied, and compared with the base.
 
 #![expect(clippy::unwrap_used, reason = "a failure is what a test is for")]
 
@@ -12,7 +13,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 const DIRS: usize = 200;
 const FILES: usize = 100;
 
-/// The mount of the test; taken away however the test ends.
+/// The mount of the test; unmounted however the test ends.
 struct Mount {
     dir: tempfile::TempDir,
 }
@@ -68,7 +69,7 @@ impl Mount {
         std::fs::create_dir_all(&home).unwrap();
         let mut command = Command::new("timeout");
         command.args(["300", "bash", "-euo", "pipefail", "-c", script]).current_dir(self.mnt());
-        // cargo and rustup live in the real home of whoever runs the tests.
+        // cargo and rustup are in the home of the user who runs the tests.
         let real = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
         let keep = |name: &str, place: &str| {
             std::env::var_os(name).unwrap_or_else(|| real.join(place).into_os_string())
@@ -92,12 +93,12 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // Fine if it is gone already; on a panic nothing else takes it away.
+        // It may be unmounted already; after a panic this is the only unmount.
         drop(Command::new("umount").arg("-l").arg(self.mnt()).stderr(Stdio::null()).status());
     }
 }
 
-/// A shell that stands in the mount and answers.
+/// A shell in the mount that answers.
 struct Shell {
     child: Child,
     input: ChildStdin,
@@ -135,7 +136,8 @@ impl Drop for Shell {
     }
 }
 
-/// All that lstat and read tell of a tree. `host` leaves out what the host decides when files are written home.
+/// Everything that lstat and read show of a tree. `host` leaves out what the host decides in an
+/// apply.
 fn picture(root: &Path, host: bool) -> BTreeMap<PathBuf, String> {
     let mut all = BTreeMap::new();
     let mut dirs = vec![root.to_path_buf()];
@@ -225,7 +227,7 @@ fn generate(base: &Path) {
         )
     };
     git(&["init", "-q", "-b", "main"]);
-    // No background job of git may change the tree while it is compared.
+    // No background job of git may change the tree during the comparison.
     git(&["config", "gc.auto", "0"]);
     git(&["config", "maintenance.auto", "false"]);
     git(&["add", "-A"]);
@@ -233,7 +235,7 @@ fn generate(base: &Path) {
 }
 
 #[test]
-fn a_real_repository_survives_everything_and_goes_home() {
+fn a_real_repository_survives_everything_and_is_applied() {
     let mount = Mount { dir: tempfile::tempdir().unwrap() };
     std::fs::create_dir(mount.base()).unwrap();
     std::fs::create_dir(mount.mnt()).unwrap();
@@ -255,7 +257,7 @@ fn a_real_repository_survives_everything_and_goes_home() {
     let green = picture(&mount.mnt(), false);
     assert!(green.len() > 20_000);
 
-    // Destroy half of it while shells sit inside.
+    // Destroy half of it while shells are inside.
     let mut stays = Shell::at(&mount.mnt().join("pkg0/mod0"));
     let mut goes = Shell::at(&mount.mnt().join("pkg15/mod15"));
     assert_eq!(stays.ask("pwd -P").trim(), mount.mnt().join("pkg0/mod0").to_str().unwrap());
@@ -289,7 +291,7 @@ fn a_real_repository_survives_everything_and_goes_home() {
     mount.mount();
     assert_same(&green, &picture(&mount.mnt(), false), "after a remount");
 
-    // Home.
+    // Apply.
     let told = mount.verb(&["apply", "--protected"]);
     assert!(told.contains("D\t.git/refs/heads/main"), "deletions are listed in full: {told}");
     let shown = picture(&mount.mnt(), true);

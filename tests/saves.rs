@@ -1,4 +1,5 @@
-//! What is one edit, with the programs that people save files with, in a mount; and undo while the kernel remembers the file.
+//! Edits, with the programs that people save files with, in a mount; and undo while the kernel has
+//! the file cached.
 
 #![expect(
     clippy::unwrap_used,
@@ -18,7 +19,7 @@ use harness::Live;
 
 const TEXT: &str = "one\ntwo\nthree\n";
 
-/// How a program saves: what it is called, and a script that changes the file `f`.
+/// How a program saves: its name, and a script that changes the file `f`.
 const SAVES: &[(&str, &str)] = &[
     ("a redirection", "printf 'new\\n' > f"),
     ("an appending redirection", "printf 'four\\n' >> f"),
@@ -71,7 +72,7 @@ fn each_way_to_save_a_file_is_one_edit() {
     );
     let live = Live::new(&base);
     for (at, (way, script)) in SAVES.iter().enumerate() {
-        // A file of its own, of the base, for each.
+        // A separate base file for each.
         let dir = format!("d{at}");
         live.sh(&format!("cd {dir} && {{ {script}; }}"));
         let path = format!("{dir}/f");
@@ -150,7 +151,7 @@ fn history_undo_redo_and_diff_are_as_documented() {
 }
 
 #[test]
-fn an_undo_is_seen_at_once_and_holders_keep_what_they_have() {
+fn an_undo_is_visible_at_once_and_holders_keep_their_content() {
     let live = Live::new("echo one > a; echo one > b");
     live.sh("cat a b; echo two > a; cat a");
     let mut holder = live.puppet("");
@@ -162,13 +163,13 @@ fn an_undo_is_seen_at_once_and_holders_keep_what_they_have() {
     holder.run("assert os.stat('a').st_ino == os.fstat(f).st_ino and os.fstat(f).st_nlink == 0");
     holder.run("m[0:3] = b'own'; m.flush(); os.write(f, b'x')");
     holder.run("assert open('a').read() == 'one\\n'");
-    // What was written through a mapping and not synced is what is undone, and comes back with redo.
+    // The undo covers unsynced writes through a mapping, and redo restores them.
     holder.run("g = os.open('b', os.O_RDWR); n = mmap.mmap(g, 4); n[0:3] = b'map'");
     live.jailfs(&["undo", "b"]);
     assert_eq!(live.read("b"), "one\n");
     live.jailfs(&["redo", "b"]);
     assert_eq!(live.read("b"), "map\n");
-    // A name that the kernel knows to be gone.
+    // A name that the kernel has as a negative dentry.
     live.sh("mkdir d; echo deep > d/f; rm -r d; ! stat d/f 2>/dev/null; ! stat d 2>/dev/null");
     live.jailfs(&["undo", "d/f"]);
     assert_eq!(live.sh("ls; ls d; cat d/f"), "a\nb\nd\nf\ndeep\n");
@@ -177,7 +178,7 @@ fn an_undo_is_seen_at_once_and_holders_keep_what_they_have() {
 }
 
 #[test]
-fn a_directory_that_is_made_anew_finds_the_history_of_its_files() {
+fn a_recreated_directory_finds_the_history_of_its_files() {
     let live = Live::new("mkdir -p build/deep; echo 1 > build/deep/out");
     live.sh("rm -rf build; mkdir -p build/deep; echo 2 > build/deep/out");
     live.jailfs(&["undo", "build/deep/out"]);
@@ -188,7 +189,7 @@ fn a_directory_that_is_made_anew_finds_the_history_of_its_files() {
 }
 
 #[test]
-fn a_mount_says_how_much_history_is_kept() {
+fn a_mount_option_sets_how_much_history_is_kept() {
     let mut live = Live::with_options("echo 0 > f", &["-o", "history=2,history-bytes=1M"]);
     live.sh("for n in 1 2 3 4; do echo $n > f; done");
     assert_eq!(live.json(&["history", "f"]).len(), 2);
@@ -200,9 +201,9 @@ fn a_mount_says_how_much_history_is_kept() {
     assert_eq!(live.try_jailfs(&["undo", "f"]).status.code(), Some(10));
 }
 
-/// `JAILFS_REWRITES=873` does all that the promise is about; fewer make the same point.
+/// `JAILFS_REWRITES=873` does as many as the promise names; fewer make the same point.
 #[test]
-fn a_file_that_is_rewritten_again_and_again_is_kept_ten_times_and_stored_once() {
+fn a_file_that_is_rewritten_often_has_ten_entries_that_share_content() {
     let rewrites: usize = std::env::var("JAILFS_REWRITES").map_or(60, |n| n.parse().unwrap());
     let live = Live::new("true");
     let before = live.json(&["status"])[0]["store_bytes"].as_u64().unwrap();
@@ -220,7 +221,7 @@ for n in range({rewrites}):
     );
     live.sh(&script);
     assert_eq!(live.json(&["history", "f"]).len(), 10);
-    // In the background, when it is quiet.
+    // In the background, when no file is being edited.
     let most = 8_000_000;
     let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
     loop {

@@ -1,7 +1,7 @@
 //! Sparse files: work on content costs what the data costs, however long the holes are.
 //!
-//! The holes here are of terabytes, so work that walks them would not end within the time that a test
-//! has. Where holes are not enough to tell, the bytes that the thread reads are counted.
+//! The holes are terabytes long, so work that walks them would not end in time. Where that is not
+//! enough, the test counts the bytes that the thread reads.
 
 #![expect(
     clippy::unwrap_used,
@@ -51,7 +51,7 @@ impl Drop for Place {
 }
 
 impl Place {
-    /// A sandbox over a base that `fill` makes.
+    /// A sandbox over a base that `fill` creates.
     fn over(fill: impl FnOnce(&Path)) -> Place {
         let done = Arc::new(AtomicBool::new(false));
         common::watch(Arc::clone(&done));
@@ -123,7 +123,7 @@ impl Place {
         });
     }
 
-    /// What differs from one state to another, a line each.
+    /// The differences between two states, one line each.
     fn diff(&self, from: &str, to: &str, detail: Detail) -> Vec<String> {
         let paths = Vec::new();
         match self.ask(Request::Diff { from: Rev::parse(from), to: Rev::parse(to), paths, detail })
@@ -142,7 +142,7 @@ impl Place {
         }
     }
 
-    /// The store keeps its own rules, to the last byte.
+    /// The store passes the full consistency check.
     fn check(&self) {
         match self.ask(Request::Check { read_data: true }) {
             Reply::Checked(checked) => {
@@ -176,12 +176,12 @@ fn bytes_at(path: &Path, at: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Bytes that a file takes on disk.
+/// Bytes of a file on disk.
 fn taken(path: &Path) -> u64 {
     host::metadata(path).unwrap().blocks() * 512
 }
 
-/// Bytes that `work` reads from files, in this thread.
+/// The bytes that `work` reads from files, in this thread.
 fn bytes_read(work: impl FnOnce()) -> u64 {
     let so_far = || {
         let io = host::read_to_string("/proc/thread-self/io").unwrap();
@@ -203,7 +203,8 @@ fn copy_file_range(from: &File, mut at: u64, to: &File, mut into: u64, len: usiz
     u64::try_from(copied).unwrap_or_else(|_| panic!("{}", std::io::Error::last_os_error()))
 }
 
-/// Checks what is found in the live tree at `path` against its bytes, and what differs from `before` against those.
+/// Compares the data ranges of `path` in the live tree with its bytes, and the ranges that differ
+/// from `before` with the differing bytes.
 fn check_ranges(place: &Place, path: &str, before: &jailfs::fs::State) {
     let now = place.sandbox().fs().state();
     let path = tree_path(path);
@@ -232,9 +233,9 @@ fn check_ranges(place: &Place, path: &str, before: &jailfs::fs::State) {
 }
 
 #[test]
-fn data_between_holes_is_found_wherever_it_lies() {
+fn data_between_holes_is_found_wherever_it_is() {
     let place = Place::over(|base| {
-        // Data and holes alternate, at the blocks of the host; the last block is cut.
+        // Data and holes alternate in blocks of the host; the last block is cut.
         let bytes = vec![7; 4 * KIB as usize];
         let runs: Vec<(u64, &[u8])> = (0..100).map(|n| (n * 24 * KIB, &bytes[..])).collect();
         sparse(&base.join("f"), 3 * MIB, &runs);
@@ -287,7 +288,7 @@ fn a_huge_sparse_base_file_costs_what_its_data_costs() {
         place.diff("c1", "@", Detail::Patch);
     });
     assert!(read < 4 * MIB, "{read} bytes are read to compare");
-    // The same bytes, written anew: only reading tells, and the holes are not read.
+    // The same bytes, rewritten: only reading can show that, and the holes are not read.
     place.write("f", odd, b"odd");
     place.write("f", 14 * TIB + 1, &[0; 3]);
     assert_eq!(
@@ -307,7 +308,7 @@ fn a_huge_sparse_base_file_costs_what_its_data_costs() {
     assert_eq!(bytes_at(&applied, 0, 6), b"start\0");
     assert_eq!(bytes_at(&applied, HUGE - 4, 4), b"\0end");
 
-    // One path goes back over an apply, so the bytes of the older base are copied.
+    // One path is restored across an apply, so the bytes of the older base are copied.
     place.restore("c1", &["f"]);
     assert_eq!(place.read("f", 14 * TIB, 5), [0; 5]);
     assert_eq!(place.read("f", odd, 4), b"odd\0");
@@ -349,7 +350,7 @@ fn a_huge_file_of_the_sandbox_costs_what_its_data_costs() {
     assert_eq!(place.read("f", 14 * TIB + 5, 4), b"data");
     place.ask(Request::Redo { path, steps: 1 });
     assert_eq!(place.read("f", 14 * TIB + 5, 4), b"more");
-    // It becomes shorter, so older versions are compared from the end.
+    // It becomes shorter, so older entries are compared from the end.
     write_anew(14 * TIB + 100 * MIB, b"more");
     write_anew(HUGE - 1, b"most");
     place.sandbox().fs().tend_versions(true, &|| false);
@@ -369,7 +370,7 @@ fn a_huge_file_of_the_sandbox_costs_what_its_data_costs() {
 }
 
 #[test]
-fn a_version_of_a_huge_base_file_outlives_an_apply() {
+fn a_history_entry_of_a_huge_base_file_survives_an_apply() {
     let place = Place::over(|base| sparse(&base.join("f"), HUGE, &[(9 * TIB, b"old")]));
     place.write("f", TIB, b"one");
     place.apply(false);
@@ -381,7 +382,7 @@ fn a_version_of_a_huge_base_file_outlives_an_apply() {
 }
 
 #[test]
-fn what_an_apply_writes_has_the_holes_of_the_tree() {
+fn an_apply_writes_the_holes_of_the_tree() {
     let place = Place::over(|base| {
         let bytes = vec![7; 64 * KIB as usize];
         let runs: Vec<(u64, &[u8])> = (0..40).map(|n| (n * 256 * KIB, &bytes[..])).collect();
@@ -418,7 +419,7 @@ fn what_an_apply_writes_has_the_holes_of_the_tree() {
 }
 
 #[test]
-fn bytes_that_both_states_have_in_one_place_are_not_read() {
+fn bytes_that_both_states_share_are_not_read() {
     let size = 64 * MIB;
     let place = Place::over(|base| {
         let bytes: Vec<u8> = (0..size).map(|n| (n % 251) as u8 + 1).collect();
@@ -434,7 +435,7 @@ fn bytes_that_both_states_have_in_one_place_are_not_read() {
     assert!(read < MIB, "{read} bytes are read of {size}");
 }
 
-/// Checksums tell that content was lost: its holes must not pass for those of the file.
+/// Checksums show that content was lost: the holes of damage must not pass for those of the file.
 #[test]
 fn a_hole_that_damage_left_is_an_error_and_not_zeros() {
     let mut place = Place::over(|base| host::write(base.join("a"), "a").unwrap());

@@ -1,10 +1,12 @@
-//! A base that takes no changes for a while: an apply fails in its middle, and so does setting the base back.
+//! A base that accepts no changes for a while: an apply fails in its middle, and so does its
+//! rollback.
 
 use super::*;
 
-/// The store opens, shows the tree of before and works meanwhile; and the first start after that sets the base back.
+/// Meanwhile the store opens, shows the earlier tree and works; the first start afterwards rolls
+/// the base back.
 #[test]
-fn a_store_opens_and_works_while_its_base_takes_no_changes() {
+fn a_store_opens_and_works_while_its_base_accepts_no_changes() {
     let before = [Place::new(Place::work).seen()];
     let mut cases = 0;
     for (number, errno) in
@@ -34,9 +36,10 @@ fn a_store_opens_and_works_while_its_base_takes_no_changes() {
     assert!(cases > 20);
 }
 
-/// A start that is refused a change of the base, as by a flag of a file, leaves the rest set back, and the next start does that.
+/// If one change of the base is refused in a rollback, for example by a file flag, the rest is
+/// rolled back, and the next start does that one.
 #[test]
-fn a_start_that_may_not_set_all_back_is_made_up_for_by_the_next() {
+fn an_incomplete_rollback_is_finished_by_the_next_start() {
     let operation = Operation { writes_base: true, begin: Place::cut_off, acts: &[] };
     with_errnos(&operation, &[("EPERM", 1)]);
 }

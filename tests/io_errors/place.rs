@@ -1,7 +1,8 @@
-//! A base and a store that are made by the same calls each time, and all that can be seen of them.
+//! A base and a store that are created by the same calls each time, and everything that is visible
+//! in them.
 //!
-//! Times that nobody set are not compared: they are those of the run. Where a filesystem in memory is at hand, both are on
-//! one, because a sync of it costs nothing.
+//! Times that were not set explicitly are not compared, because they are those of the run. If
+//! possible, both are on a filesystem in memory, where a sync costs nothing.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
@@ -18,15 +19,15 @@ use jailfs::sys::failpoint;
 use jailfs::types::{ByteRange, FileKind, Name, NodeId, Timestamp};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
-/// When everything of which the time was set was changed.
+/// The time given to everything whose time is set.
 const OLD: i64 = 1_000_000_000;
-/// Times before this were set.
+/// Earlier times were set.
 const NEW: i64 = 1_500_000_000;
 
-/// All that can be seen of a tree, a line for each node.
+/// Everything visible in a tree, one line for each node.
 type Picture = Vec<String>;
 
-/// What there is at a moment.
+/// The content at one moment.
 #[derive(PartialEq, Eq)]
 pub struct Seen {
     base: Picture,
@@ -102,7 +103,7 @@ impl Place {
         }
     }
 
-    /// A store with two checkpoints, and what was done since.
+    /// A store with two checkpoints, and later changes.
     pub fn work(&self) {
         self.fill_base();
         let sandbox = self.open().unwrap();
@@ -134,7 +135,7 @@ impl Place {
         sync(&sandbox).unwrap();
     }
 
-    /// An apply that failed in its middle, as all that followed.
+    /// An apply that failed in its middle, as did all later calls.
     pub fn cut_off(&self) {
         self.work();
         let sandbox = self.open().unwrap();
@@ -146,7 +147,7 @@ impl Place {
         assert!(applied.is_err());
     }
 
-    /// A store with many small checkpoints, and content that is there already.
+    /// A store with many small checkpoints, and duplicate content.
     pub fn many_layers(&self) {
         self.fill_base();
         let sandbox = self.open().unwrap();
@@ -174,7 +175,7 @@ impl Place {
         assert!(self.store.join("packs").exists());
     }
 
-    /// All that there is. To look at a checkpoint is to restore it, so that is done with a copy.
+    /// Everything. A checkpoint is read by restoring it, so this works on a copy.
     pub fn seen(&self) -> Seen {
         let sandbox = self.open().unwrap();
         let (tree, names) = (picture(&sandbox), names(&sandbox));
@@ -189,7 +190,7 @@ impl Place {
         Seen { base: host(&self.base), tree, checkpoints }
     }
 
-    /// Opens the store, which must show one of the states that are possible now, and work.
+    /// Opens the store, which must show one of the possible states, and work.
     #[track_caller]
     pub fn judge(&self, possible: &[Seen], ever: &[Seen], told: &str) {
         let sandbox =
@@ -206,7 +207,8 @@ impl Place {
         assert_eq!(host(&self.base), base, "{told}: the base changed without an apply");
     }
 
-    /// A write, a sync, a checkpoint, and a restore of every checkpoint are done, and all of the store is sound then.
+    /// A write, a sync, a checkpoint, and a restore of every checkpoint succeed, and then the whole
+    /// store is sound.
     #[track_caller]
     fn works(&self, sandbox: Arc<Sandbox>, tree: &Picture, ever: &[Seen], told: &str) {
         must(put(&sandbox, "probe", &bytes(99, 5000)), "write", told);
@@ -225,7 +227,7 @@ impl Place {
         self.is_whole(told);
     }
 
-    /// The store can be opened, shows this tree, and works, whatever the base has.
+    /// The store opens, shows this tree, and works, whatever is in the base.
     #[track_caller]
     pub fn works_with(&self, state: &Seen, told: &str) {
         let sandbox = must(self.open(), "open", told);
@@ -233,7 +235,7 @@ impl Place {
         self.works(sandbox, &state.tree, std::slice::from_ref(state), told);
     }
 
-    /// The store can be opened, and all of it is sound.
+    /// The store opens, and all of it is sound.
     #[track_caller]
     pub fn is_sound(&self, told: &str) {
         drop(must(self.open(), "open", told));
@@ -299,7 +301,7 @@ fn copy_file(from: &Path, to: &Path) {
     }
 }
 
-/// Bytes that are no others.
+/// Unique bytes.
 pub fn bytes(seed: u64, len: u64) -> Vec<u8> {
     let mut state = seed + 1;
     let next = |_| {
@@ -313,14 +315,14 @@ fn time(secs: i64) -> String {
     if secs < NEW { secs.to_string() } else { "now".to_owned() }
 }
 
-/// What the host shows of a directory.
+/// Everything that the host shows of a directory.
 fn host(base: &Path) -> Picture {
     fn walk(path: &Path, shown: &str, lines: &mut Picture) {
         let about = path.symlink_metadata().unwrap();
         let (mode, owner) = (about.mode(), (about.uid(), about.gid()));
         let mut line = format!("{shown} {mode:o} {owner:?} {}", time(about.mtime()));
         if about.is_symlink() {
-            // Nobody set its times.
+            // Its times were not set.
             line = format!("{shown} {:?}", std::fs::read_link(path).unwrap());
         } else {
             let open = std::fs::File::open(path).unwrap();
@@ -349,7 +351,7 @@ fn host(base: &Path) -> Picture {
     lines
 }
 
-/// What the tree shows.
+/// Everything that the tree shows.
 fn picture(sandbox: &Sandbox) -> Picture {
     fn walk(sandbox: &Sandbox, id: NodeId, path: &str, lines: &mut Picture) {
         let fs = sandbox.fs();
@@ -388,7 +390,7 @@ fn picture(sandbox: &Sandbox) -> Picture {
     lines
 }
 
-/// Stands for content.
+/// A digest of content.
 fn blake(bytes: &[u8]) -> (usize, String) {
     (bytes.len(), blake3::hash(bytes).to_hex().as_str()[..16].to_owned())
 }
@@ -423,14 +425,14 @@ fn parent(sandbox: &Sandbox, path: &str) -> Result<(NodeId, Name), FsError> {
     Ok((id(sandbox, dir)?, name(last)))
 }
 
-/// Makes an empty file.
+/// Creates an empty file.
 pub fn create(sandbox: &Sandbox, path: &str) -> Result<(), Error> {
     let made = parent(sandbox, path)
         .and_then(|(dir, last)| sandbox.fs().mknod(dir, &last, 0o100_644, 0, 0, ME));
     attempt("create", made.map(drop))
 }
 
-/// Makes a file what it is to be.
+/// Gives a file its content.
 pub fn put(sandbox: &Sandbox, path: &str, bytes: &[u8]) -> Result<(), Error> {
     let put = || {
         let (dir, last) = parent(sandbox, path)?;

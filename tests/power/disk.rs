@@ -1,5 +1,5 @@
-//! A disk that is made up from what was done to it: up to some moment everything that was synced, and of the rest whatever the host
-//! happened to have written, page by page and in any order.
+//! Builds a disk from recorded changes: everything that was synced up to some moment, and of the
+//! rest whatever the host happened to have written, page by page and in any order.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -26,11 +26,11 @@ impl Random {
     }
 }
 
-/// A file as the host has it, and what of it might be lost.
+/// A file as the host has it, and the part of it that may be lost.
 #[derive(Clone, Default)]
 struct HostFile {
     bytes: Vec<u8>,
-    /// Since the last sync: pages that were written, each as it became, and lengths.
+    /// Since the last sync: pages that were written, with their content, and lengths.
     pending: Vec<Pending>,
 }
 
@@ -40,7 +40,7 @@ enum Pending {
     Length(u64),
 }
 
-/// A directory entry that is not on the disk for certain.
+/// A directory entry that may not be on the disk.
 #[derive(Clone)]
 enum Entry {
     Link(u64, String, u64),
@@ -54,17 +54,17 @@ pub struct Disk {
     files: HashMap<u64, HostFile>,
     /// Directory and name of everything that is on the disk for certain.
     names: BTreeMap<(u64, String), u64>,
-    /// The same with what is pending.
+    /// The same with pending changes.
     seen: BTreeMap<(u64, String), u64>,
     pending: Vec<Entry>,
     dirs: BTreeSet<u64>,
-    /// The host gives the number of a file that is gone to another: what each number stands for now.
+    /// The host reuses inode numbers: the file that each number stands for now.
     stands_for: HashMap<u64, u64>,
     made: u64,
 }
 
 impl Disk {
-    /// A directory of the host as it is, all of it certain, and what its number is.
+    /// A directory of the host in its present state, all of it certain, and its number.
     pub fn of_dir(dir: &Path) -> (Disk, u64) {
         let mut disk = Disk::default();
         let root = dir.metadata().unwrap().ino();
@@ -93,7 +93,7 @@ impl Disk {
         self.stands_for.get(&number).copied().unwrap_or(number)
     }
 
-    /// A name of a directory, and what it stands for: something new, if it was not known to.
+    /// The file behind a name of a directory; a new one if the name is unknown.
     fn name(&mut self, dir: u64, name: &str, number: u64) -> u64 {
         let known = self.seen.get(&(dir, name.to_owned())).copied();
         if let Some(known) = known.filter(|known| *known == self.of(number)) {
@@ -107,7 +107,7 @@ impl Disk {
         new
     }
 
-    /// Makes a change.
+    /// Applies a change.
     pub fn apply(&mut self, change: &Change) {
         match change {
             Change::Open { dir, name, ino } => {
@@ -184,7 +184,7 @@ impl Disk {
         }
     }
 
-    /// What a power cut leaves: of the names that are not certain a first part, of the pages any.
+    /// The result of a power cut: a prefix of the uncertain names, and any subset of the pages.
     pub fn cut(mut self, random: &mut Random, root: u64, to: &Path) {
         let kept = random.below(self.pending.len() as u64 + 1) as usize;
         for entry in &self.pending[..kept] {
@@ -201,7 +201,7 @@ impl Disk {
                     _ => random.below(2) == 0,
                 })
                 .collect();
-            // The host writes pages: with a part of one goes what was written to it before.
+            // The host writes whole pages: earlier writes to the same page go with it.
             let mut whole = BTreeSet::new();
             for (at, kept) in kept.iter_mut().enumerate().rev() {
                 if let Pending::Page { at: start, .. } = &pending[at] {

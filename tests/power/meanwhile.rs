@@ -1,8 +1,8 @@
-//! Power cuts while everything runs at once: programs write and sync, and checkpoints, restores, undos, gc, housekeeping and
-//! applies go on beside them, each in a thread of its own.
+//! Power cuts while everything runs at once: programs write and sync, beside checkpoints, restores,
+//! undos, gc, housekeeping and applies, each in a thread of its own.
 //!
-//! Each thread has files of its own, so it is known what they may be after a power cut: at least what was promised before the
-//! cut, and never anything that they never were.
+//! Each thread has its own files, so the possible results are known: at least what was promised
+//! before the cut, and never a content that did not exist.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,17 +14,17 @@ use jailfs::types::{Name, NodeId, TreePath};
 use super::*;
 
 const SEED: u64 = 11;
-/// One change of the store in so many is followed by a power cut.
+/// One in so many changes of the store is followed by a power cut.
 const ONE_IN: u64 = 48;
 const MOST_CUTS: usize = 40;
 const ROUNDS: u64 = 8;
 const LINES: u64 = 60;
 const WRITERS: usize = 2;
 
-/// What must be there from then on.
+/// A promise, from one moment on.
 #[derive(Debug)]
 enum Promise {
-    /// So many lines of the file of a writer.
+    /// So many lines of a writer's file.
     Lines(usize, u64),
     /// A checkpoint, with at least so many lines of each writer.
     Checkpoint(String, Vec<u64>),
@@ -32,11 +32,11 @@ enum Promise {
     Applied(u64),
 }
 
-/// What was promised, each after how many changes of the store.
+/// The promises, each with its number of changes of the store.
 #[derive(Default)]
 struct Promises {
     made: Mutex<Vec<(usize, Promise)>>,
-    /// How many lines of each writer are promised.
+    /// The promised number of lines of each writer.
     lines: [AtomicU64; WRITERS],
 }
 
@@ -62,7 +62,7 @@ fn path(text: &str) -> TreePath {
     TreePath::parse(text.as_bytes()).unwrap()
 }
 
-/// Makes a file what it is to be, at once, as editors do.
+/// Replaces a file's content atomically, as editors do.
 fn replace(sandbox: &Sandbox, dir: &str, file: &str, text: &str) {
     let fs = sandbox.fs();
     let dir = fs.lookup(NodeId::ROOT, &name(dir)).unwrap().id;
@@ -90,7 +90,7 @@ fn restore(sandbox: &Sandbox, to: &str, paths: Vec<TreePath>) {
     sandbox.handle(request).unwrap();
 }
 
-/// Long enough that content is found that is there already.
+/// Long enough that duplicate content is found.
 fn text(round: u64) -> String {
     let line = format!("round {round}, {}\n", "of the same length ".repeat(20));
     line.repeat(30)
@@ -173,7 +173,7 @@ fn round_of(text: &str) -> u64 {
     round
 }
 
-/// How many lines there are, if there is nothing else.
+/// The number of lines, if there is nothing else.
 fn lines_in(sandbox: &Sandbox, writer: usize, told: &str) -> u64 {
     let found = read(sandbox, &format!("written/w{writer}"));
     let count = found.lines().count() as u64;
@@ -181,7 +181,7 @@ fn lines_in(sandbox: &Sandbox, writer: usize, told: &str) -> u64 {
     count
 }
 
-/// Opens what a power cut left and holds it against what was promised.
+/// Opens the result of a power cut and compares it with the promises.
 fn judge(left: &Left, base: &Path, promises: &[(usize, Promise)]) {
     let told = &left.told;
     let sandbox = Sandbox::open(&left.store).unwrap_or_else(|error| panic!("{told}: {error}"));
@@ -239,7 +239,7 @@ fn judge(left: &Left, base: &Path, promises: &[(usize, Promise)]) {
 }
 
 #[test]
-fn a_power_cut_while_everything_runs_loses_nothing_that_was_promised() {
+fn a_power_cut_while_everything_runs_keeps_every_promise() {
     let _turn = TURN.lock();
     let make = "truncate -s 24M ../image; mkfs.ext4 -q -b 4096 -J size=4 ../image; mount -o loop,noatime,noauto_da_alloc ../image $PWD";
     let fill = "rmdir lost+found; mkdir written restored undone applied; sync -f .";

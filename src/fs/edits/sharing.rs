@@ -74,8 +74,8 @@ impl Fs {
         let garbage = self.core().edits.as_ref().map_or(garbage, |versions| versions.garbage);
         let wanted = if is_quiet { SOME_GARBAGE } else { MUCH_GARBAGE };
         if garbage >= wanted {
-            self.note_garbage();
-            if self.reclaim().is_some() {
+            self.reclaim.note_garbage();
+            if self.reclaim_unused().is_some() {
                 self.take_off_garbage(garbage);
             }
         }

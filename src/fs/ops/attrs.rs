@@ -8,8 +8,8 @@ use crate::fs::ops::acl;
 use crate::fs::ops::privileges::{PrivilegeBits, SETGID, clear_capabilities, clear_privileges};
 use crate::fs::ops::writable::Writable;
 use crate::fs::{Attr, Core, Fs, Need, Target};
-use crate::store::record::{Edit, Meta, Node, Xattrs};
 use crate::sys::clock;
+use crate::tree::{Edit, Meta, Node, Xattrs};
 use crate::types::{FileKind, NodeId, PERM_BITS, TYPE_BITS, Timestamp};
 
 /// The largest value of an extended attribute, in bytes (`XATTR_SIZE_MAX`).
@@ -89,7 +89,7 @@ impl Fs {
         let listed = u32::from(self.listed_past(id).is_some());
         let mut core = self.core();
         let target = core.target(id)?;
-        core.note_asked(id, &target);
+        core.note_getattr(id, &target);
         let mut attr = core.attr_of(id, &target)?;
         // The snapshot directory, if listed, is one more subdirectory of the root.
         if attr.meta.nlink >= 2 {
@@ -121,7 +121,7 @@ impl Fs {
         let mut core = self.core();
         let target = core.target(id)?;
         if set.changes_privileges() {
-            core.note_asked(id, &target);
+            core.note_getattr(id, &target);
         }
         if let Some(size) = set.size {
             core.check_truncate(id, &target, size)?;

@@ -12,10 +12,8 @@ use crate::fs::ops::privileges::{PrivilegeBits, clear_capabilities};
 use crate::fs::ops::writable::Writable;
 use crate::fs::{Core, Fs, MAX_FILE_SIZE, Need, State, Target};
 use crate::store::Store;
-use crate::store::content::pool::PoolWriter;
-use crate::store::record::{Edit, Meta};
 use crate::sys::clock;
-use crate::tree::Tree;
+use crate::tree::{Edit, Meta, Tree};
 use crate::types::{ByteRange, FileKind, NodeId};
 
 /// Modes of fallocate(2).
@@ -302,8 +300,8 @@ impl Core {
             Target::Upper(ino) => self.plan_in(&self.tree, *ino, range, None),
             Target::Orphan(key) => {
                 let state = State { tree: Tree::new(), lower: self.lower_of_orphan(*key) };
-                let scratch = self.scratch.as_ref().map(PoolWriter::file);
-                state.plan_in(&self.orphans, *key, range, scratch)
+                let scratch = self.held.orphans().scratch_file();
+                state.plan_in(self.held.orphans().tree(), *key, range, scratch)
             }
             Target::Base(_, path, node) => self.plan_lower(path, node, range),
         }
@@ -323,7 +321,7 @@ impl Core {
         if size > MAX_FILE_SIZE {
             return Err(FsError::FileTooBig);
         }
-        if size > 0 { self.check_advertised(id, target) } else { Ok(()) }
+        if size > 0 { self.check_coherent(id, target) } else { Ok(()) }
     }
 
     /// Changes the content of a file by the edits that `stage` returns, and its times and privilege
@@ -384,7 +382,8 @@ impl Core {
         meta.ctime = clock::now();
         // With a writeback cache the kernel keeps mtime itself and sends its changes. It does not
         // change mtime when truncate(2) sets the same size, so mtime must stay here too.
-        let keeps_mtime = self.pending.writeback && touch == Touch::Resize(tree.size(file.key));
+        let keeps_mtime =
+            self.coherence.is_writeback() && touch == Touch::Resize(tree.size(file.key));
         if !keeps_mtime {
             meta.mtime = meta.ctime;
         }

@@ -9,12 +9,12 @@ use crate::fs::ops::slot::whiteout;
 use crate::fs::{Caller, Core, Entry, Found, Fs, Need};
 use crate::store::Store;
 use crate::store::edits_log::How;
-use crate::store::record::{Body, Dentry, Edit, Meta, Node};
 use crate::sys::clock;
+use crate::tree::{Body, Dentry, Edit, Meta, Node};
 use crate::types::{FileKind, Ino, Name, NodeId, TYPE_BITS};
 
 /// The largest number of hard links of a file, as on ext4.
-pub(in crate::fs) const LINK_MAX: u32 = 65_000;
+const LINK_MAX: u32 = 65_000;
 /// The longest text of a symlink, in bytes.
 const SYMLINK_MAX: usize = 4095;
 
@@ -37,7 +37,7 @@ impl Fs {
             return Ok(entry);
         }
         let mut core = self.core();
-        core.name_looked_up(dir, name);
+        core.coherence.name_looked_up(dir, name);
         let slot = core.slot(dir, name)?;
         core.note_alias(slot.dir, name, &slot.found);
         core.hand_out(dir, slot.found)
@@ -195,10 +195,10 @@ impl Fs {
         let mut edits = vec![whiteout(slot.dir, name.clone(), &slot.found)];
         edits.extend(core.stage_loss_of_name(slot.dir, name, &slot.found)?);
         edits.push(core.touch_dir(slot.dir, -1)?);
-        let removed = slot.found.ino().and_then(|ino| core.table.id_of(ino));
+        let removed = slot.found.ino().and_then(|ino| core.held.id_of(ino));
         core.commit_with_orphan(edits, &slot.found)?;
         if let Some(removed) = removed {
-            core.climb_guard.remove(removed, dir);
+            core.links.dir_removed(removed, dir);
         }
         Ok(())
     }
@@ -232,6 +232,23 @@ impl Core {
             self.file_made(ino, slot.dir(), name);
         }
         self.hand_out(parent, Found::Upper(ino, hides.clone()))
+    }
+
+    /// The edit of a directory in which a name was added or removed; `links` is the change of its
+    /// number of subdirectories.
+    pub(in crate::fs) fn touch_dir(&self, dir: Ino, links: i32) -> FsResult<Edit> {
+        let mut meta = self.meta(dir)?;
+        meta.mtime = clock::now();
+        meta.ctime = meta.mtime;
+        // A filesystem that does not count subdirectories shows 1 for every directory.
+        if meta.nlink >= 2 {
+            meta.nlink = meta.nlink.saturating_add_signed(links).max(2);
+        }
+        // As on ext4: a directory with too many subdirectories is no longer counted.
+        if meta.nlink > LINK_MAX {
+            meta.nlink = 1;
+        }
+        Ok(Edit::Meta { ino: dir, meta })
     }
 
     /// The record of a new node in a directory of the tree, which passes on its default ACL and,

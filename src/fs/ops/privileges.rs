@@ -6,7 +6,7 @@
 //! * Setgid without group execution is cleared unless the caller is in the file's group or has
 //!   CAP_FSETID (`setattr_should_drop_sgid` in the kernel).
 
-use crate::store::record::{Edit, Meta, Node};
+use crate::tree::{Edit, Meta, Node};
 use crate::types::{FileKind, Ino, TYPE_BITS};
 
 const SETUID: u32 = 0o4000;

@@ -4,8 +4,8 @@ use crate::error::{FsError, FsResult};
 use crate::fs::ops::slot::Slot;
 use crate::fs::{Core, Found, Fs, Move, Need, Refused};
 use crate::store::edits_log::How;
-use crate::store::record::{Dentry, Edit};
 use crate::sys::clock;
+use crate::tree::{Dentry, Edit};
 use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
 
 /// What a rename does if the new name exists (rename(2)).
@@ -49,11 +49,11 @@ impl Fs {
         if from_dir != to_dir {
             // The kernel sends one rename between directories at a time, so it has completed the
             // one before.
-            core.moves_in_flight.clear();
+            core.links.finish_moves();
         }
-        core.check_name_is_current(from_dir, from)?;
+        core.coherence.check_name_is_current(from_dir, from)?;
         if mode == RenameMode::Exchange {
-            core.check_name_is_current(to_dir, to)?;
+            core.coherence.check_name_is_current(to_dir, to)?;
         }
         let source = core.slot(from_dir, from)?;
         let target = core.slot(to_dir, to)?;
@@ -86,13 +86,13 @@ impl Core {
             moves.push(self.check_move(target, source)?);
             self.exchange(source, target)?;
         } else {
-            let replaced = replaced.and_then(|ino| self.table.id_of(ino));
+            let replaced = replaced.and_then(|ino| self.held.id_of(ino));
             self.replace(source, target)?;
             if let Some(replaced) = replaced {
-                self.climb_guard.remove(replaced, target.parent);
+                self.links.dir_removed(replaced, target.parent);
             }
         }
-        self.moves_in_flight.extend(moves.into_iter().flatten());
+        self.links.add_moves(moves.into_iter().flatten());
         self.note_renamed(moved, target.parent);
         if let Some(exchanged) = replaced.filter(|_| mode == RenameMode::Exchange) {
             self.note_renamed(exchanged, source.parent);

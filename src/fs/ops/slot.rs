@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::lower::LowerNode;
 use crate::fs::{Core, Found, Target};
-use crate::store::record::{Dentry, Edit};
 use crate::sys::clock;
+use crate::tree::{Dentry, Edit};
 use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
 
 /// A name in a live directory, and the node that it has.
@@ -159,16 +159,16 @@ impl Core {
             }
             Found::Nothing(_) => None,
         };
-        let held = removed.and_then(|(ino, target)| Some((self.table.id_of(ino)?, target)));
+        let held = removed.and_then(|(ino, target)| Some((self.held.id_of(ino)?, target)));
         let Some((id, target)) = held else { return self.commit(edits) };
         // The record must be read before the edits remove it. The node becomes an orphan only if
         // the journal took the edits.
-        let record = self.what_is_left(&target)?;
+        let record = self.record_and_extents(&target)?;
         self.commit(edits)?;
         if let Target::Base(_, _, node) = &target {
-            self.note_recorded(id, node);
+            self.coherence.note_recorded(&mut self.held, id, node);
         }
-        self.make_orphan(id, record, self.lower.epoch(), |meta| {
+        self.held.make_orphan(id, record, self.state.lower.epoch(), |meta| {
             meta.nlink = 0;
             meta.ctime = clock::now();
         })
@@ -182,7 +182,7 @@ impl Core {
             _ => return,
         };
         if links > 1 {
-            self.aliases.entry(ino).or_default().insert((dir, name.clone()));
+            self.coherence.add_aliases(ino, [(dir, name.clone())]);
         }
     }
 }

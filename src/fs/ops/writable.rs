@@ -3,8 +3,7 @@
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::state::SCRATCH;
 use crate::fs::{Core, Target};
-use crate::store::record::Edit;
-use crate::tree::{Misfit, Tree};
+use crate::tree::{Edit, Tree};
 use crate::types::{Ino, LayerId};
 
 /// The tree that holds a node's record, and the node's number there.
@@ -33,21 +32,9 @@ impl Core {
         }
     }
 
-    /// Copies up a node that was resolved, unless the tree has it. Returns its number.
-    ///
-    /// # Errors
-    /// ENOENT for an orphan; as [`Core::copy_up_base`].
-    pub(super) fn copy_up_target(&mut self, target: Target) -> FsResult<Ino> {
-        match target {
-            Target::Upper(ino) => Ok(ino),
-            Target::Base(ino, path, node) => self.copy_up_base(ino, &path, &node),
-            Target::Orphan(_) => Err(FsError::NotFound),
-        }
-    }
-
     /// The tree that holds a node's record.
     pub(super) fn tree_of(&self, node: Writable) -> &Tree {
-        if node.is_orphan { &self.orphans } else { &self.tree }
+        if node.is_orphan { self.held.orphans().tree() } else { &self.tree }
     }
 
     /// The layer to which the content of a node is written.
@@ -64,19 +51,8 @@ impl Core {
         if !node.is_orphan {
             return self.commit(edits);
         }
-        let (key, size) = (node.key, self.orphans.size(node.key));
-        let frees = |edit: &Edit| match edit {
-            Edit::Resize { size: to, .. } => *to < size,
-            Edit::Map { to, .. } => to.is_none(),
-            _ => false,
-        };
-        let before = edits.iter().any(frees).then(|| self.scratch_of(key));
-        edits
-            .iter()
-            .try_for_each(|edit| self.orphans.apply(edit))
-            .map_err(|Misfit(what)| FsError::Damage(what))?;
-        if let Some(before) = before {
-            self.give_back_scratch(self.scratch_of(key).unused(SCRATCH, &before.of(SCRATCH), None));
+        if self.held.orphans_mut().apply(node.key, &edits)? {
+            self.quota.measure_soon();
         }
         Ok(())
     }

@@ -16,8 +16,7 @@ use crate::fs::merged::read_plan::ReadPlan;
 use crate::fs::ops::writable::Writable;
 use crate::store::Store;
 use crate::store::content::pool::{BLOCK, PoolWriter, block_ceil, block_floor};
-use crate::store::record::{Edit, Source};
-use crate::tree::Extent;
+use crate::tree::{Edit, Extent, Source};
 use crate::types::{ByteRange, LayerId};
 
 /// A part of a write.
@@ -49,7 +48,7 @@ impl Core {
         bytes: &[u8],
     ) -> FsResult<Vec<Edit>> {
         if file.is_orphan {
-            self.scratch(store)?;
+            self.held.orphans_mut().scratch(store)?;
         }
         let range = ByteRange::at(offset, bytes.len() as u64);
         let size = self.tree_of(file).size(file.key);
@@ -88,7 +87,7 @@ impl Core {
     ) -> FsResult<Edit> {
         let left = self.current_bytes(file, ByteRange { start: blocks.start, end: part.start })?;
         let right = self.current_bytes(file, ByteRange { start: part.end, end: blocks.end })?;
-        self.took(blocks.len());
+        self.quota.add(blocks.len());
         let layer = self.layer_of(file);
         let pool = self.pool_of(file)?;
         let at = pool.allocate(file.key, blocks, blocks.end >= size);
@@ -105,7 +104,10 @@ impl Core {
         if !file.is_orphan {
             return Ok(&mut self.upper.pool);
         }
-        self.scratch.as_mut().ok_or(FsError::Damage("an orphan is written without a scratch file"))
+        self.held
+            .orphans_mut()
+            .open_scratch()
+            .ok_or(FsError::Damage("an orphan is written without a scratch file"))
     }
 
     /// Cuts a write into runs in place and fresh runs.

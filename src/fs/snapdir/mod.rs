@@ -183,7 +183,7 @@ impl Fs {
             (What::Top | What::Checkpoints | What::Text(..) | What::Alias(..), _) => None,
             (What::Path(_) | What::Version(_), _) => None,
         };
-        let guard = self.guards.try_read()?;
+        let guard = self.reclaim.try_read()?;
         let is_kept = |layer| self.snapdir.trees.lock().iter().any(|kept| kept.layer == layer);
         layer.is_none_or(is_kept).then_some(guard)
     }
@@ -247,7 +247,7 @@ impl Fs {
     /// Finds something out about a checkpoint. What was found out while the base below was exchanged does not count.
     fn in_past<T>(&self, layer: LayerId, look: impl Fn(&State) -> FsResult<T>) -> FsResult<T> {
         // Recursively, because the caller may hold it already to know that nothing must be waited for.
-        let _guard = self.guards.read_recursive();
+        let _guard = self.reclaim.read_again();
         loop {
             let (state, live) = self.past_state(layer)?;
             let told = look(&state);

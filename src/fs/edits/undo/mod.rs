@@ -269,7 +269,7 @@ impl Fs {
                 let bytes = state.read_range(&found, part)?;
                 let mut core = self.core();
                 core.need_bytes(self.store(), part.len())?;
-                core.took(part.len());
+                core.quota.add(part.len());
                 let layer = core.upper.layer();
                 let offset = core.upper.pool.allocate(content.ino, part, false);
                 core.upper.pool.write(offset, &bytes)?;
@@ -534,12 +534,8 @@ impl Core {
         for edit in &edits {
             after.tree.apply(edit).map_err(|misfit| FsError::Damage(misfit.0))?;
         }
-        self.show(after, false, |core| {
-            let before = core.upper.journal_len();
-            core.upper.record(&Record::Edits(edits))?;
-            core.took(core.upper.journal_len().saturating_sub(before));
-            Ok(())
-        })
+        let record = Record::Edits(edits);
+        Ok(self.install(after, false, |core| core.append(&record))?.0)
     }
 }
 

@@ -7,7 +7,7 @@ use crate::error::{FsError, FsResult};
 use crate::fs::merged::lower::LowerNode;
 use crate::fs::target::Target;
 use crate::fs::{Core, Found};
-use crate::store::record::{Dentry, Edit, Hides};
+use crate::tree::{Dentry, Edit, Hides};
 use crate::types::{Ino, Name, TreePath};
 
 impl Core {
@@ -15,7 +15,7 @@ impl Core {
     ///
     /// # Errors
     /// ENOENT for an orphan; as [`Core::copy_up_base`].
-    pub(crate) fn copy_up_target(&mut self, target: Target) -> FsResult<Ino> {
+    pub(super) fn copy_up_target(&mut self, target: Target) -> FsResult<Ino> {
         match target {
             Target::Upper(ino) => Ok(ino),
             Target::Base(ino, path, node) => self.copy_up_base(ino, &path, &node),

@@ -3,8 +3,8 @@
 use jailfs::error::Kind;
 use jailfs::sandbox::EditKind::Undo;
 use jailfs::sandbox::{Bounds, Sandbox};
-use jailfs::store::record::Source;
 use jailfs::sys::failpoint;
+use jailfs::tree::Source;
 use jailfs::types::NodeId;
 
 use crate::place::Place;

@@ -18,7 +18,7 @@ use crate::fs::edits::undo::state_of;
 use crate::fs::{Found, Fs};
 use crate::store::content::pool::BLOCK;
 use crate::store::edits_log::{Content, EditsLogRecord};
-use crate::store::record::Source;
+use crate::tree::Source;
 use crate::types::{ByteRange, LayerId, TreePath};
 
 /// Bytes that are read at once.

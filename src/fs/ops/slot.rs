@@ -41,7 +41,7 @@ impl Core {
             return Err(FsError::ReadOnly);
         }
         let (path, base) = (self.place_in_base(parent).cloned(), Arc::clone(self.lower.base()));
-        let opened = path.as_ref().map(|path| base.near(path));
+        let opened = path.as_ref().map(|path| base.lookup_in(path));
         let (dir, lower, dir_node) = self.live_dir(parent, opened.as_ref())?;
         self.check_dir(lower.as_ref())?;
         let found = self.find_in(dir, lower.as_ref(), name, opened.as_ref())?;

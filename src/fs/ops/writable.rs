@@ -1,6 +1,6 @@
 //! A node that is about to change: in the tree, or among the orphans.
 
-use crate::error::{FsError, FsResult};
+use crate::error::FsResult;
 use crate::fs::merged::state::SCRATCH;
 use crate::fs::{Core, Target};
 use crate::tree::{Edit, Tree};

@@ -18,7 +18,7 @@ use crate::fs::edits::{EditHistory, Kept, Shown, state_of};
 use crate::fs::snapdir::dir_entry;
 use crate::fs::snapdir::table::{Version, What, number_of_path, number_of_version};
 use crate::fs::{Attr, DirEntry, Entry, Found, Fs, State};
-use crate::store::record::Meta;
+use crate::tree::Meta;
 use crate::types::{FileKind, Ino, Name, NodeId, Timestamp, TreePath};
 
 /// Cookies 1 and 2 are `.` and `..`.

@@ -11,7 +11,7 @@ use crate::fs::merged::jail_walk::{self, Resolved};
 use crate::fs::snapdir::{Node, What};
 use crate::fs::{Found, Fs, LinkReply, Refused, State, Target};
 use crate::jail::{Jail, Policy};
-use crate::store::record::Body;
+use crate::tree::Body;
 use crate::types::{LayerId, Name, NodeId, TreePath};
 
 /// What of a file was last changed by whom.

@@ -16,9 +16,9 @@ use crate::fs::edits::pinned_ranges;
 use crate::fs::edits::sharing::push;
 use crate::fs::{Core, DataRanges, Found, Fs, Invalidations, Need, State};
 use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How};
-use crate::store::record::{Body, Dentry, Edit, Meta, Node, Record, Source};
+use crate::store::record::Record;
 use crate::sys::clock;
-use crate::tree::Tree;
+use crate::tree::{Body, Dentry, Edit, Meta, Node, Source, Tree};
 use crate::types::{FileKind, Ino, Name, Timestamp, TreePath};
 
 /// A version of a path.
@@ -471,7 +471,7 @@ impl Core {
     fn bring_back(
         &mut self,
         path: &TreePath,
-        mut hides: crate::store::record::Hides,
+        mut hides: crate::tree::Hides,
         content: &Content,
     ) -> FsResult<Vec<Edit>> {
         let (above, name) = path.split().ok_or(FsError::IsADirectory)?;

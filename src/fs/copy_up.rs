@@ -5,24 +5,11 @@
 
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::lower::LowerNode;
-use crate::fs::target::Target;
 use crate::fs::{Core, Found};
 use crate::tree::{Dentry, Edit, Hides};
 use crate::types::{Ino, Name, TreePath};
 
 impl Core {
-    /// Copies up a node that was resolved, unless the tree has it. Returns its number.
-    ///
-    /// # Errors
-    /// ENOENT for an orphan; as [`Core::copy_up_base`].
-    pub(super) fn copy_up_target(&mut self, target: Target) -> FsResult<Ino> {
-        match target {
-            Target::Upper(ino) => Ok(ino),
-            Target::Base(ino, path, node) => self.copy_up_base(ino, &path, &node),
-            Target::Orphan(_) => Err(FsError::NotFound),
-        }
-    }
-
     /// Copies up a node that was found at a path of the base, and the directories above it.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::error::{FsError, FsResult};
 use crate::fs::ops::acl;
 use crate::fs::ops::privileges::SETGID;
-use crate::fs::ops::slot::whiteout;
+use crate::fs::ops::slot::{LINK_MAX, whiteout};
 use crate::fs::{Caller, Core, Entry, Found, Fs, Need};
 use crate::store::Store;
 use crate::store::edits_log::How;
@@ -13,8 +13,6 @@ use crate::sys::clock;
 use crate::tree::{Body, Dentry, Edit, Meta, Node};
 use crate::types::{FileKind, Ino, Name, NodeId, TYPE_BITS};
 
-/// The largest number of hard links of a file, as on ext4.
-const LINK_MAX: u32 = 65_000;
 /// The longest text of a symlink, in bytes.
 const SYMLINK_MAX: usize = 4095;
 
@@ -232,23 +230,6 @@ impl Core {
             self.file_made(ino, slot.dir(), name);
         }
         self.hand_out(parent, Found::Upper(ino, hides.clone()))
-    }
-
-    /// The edit of a directory in which a name was added or removed; `links` is the change of its
-    /// number of subdirectories.
-    pub(in crate::fs) fn touch_dir(&self, dir: Ino, links: i32) -> FsResult<Edit> {
-        let mut meta = self.meta(dir)?;
-        meta.mtime = clock::now();
-        meta.ctime = meta.mtime;
-        // A filesystem that does not count subdirectories shows 1 for every directory.
-        if meta.nlink >= 2 {
-            meta.nlink = meta.nlink.saturating_add_signed(links).max(2);
-        }
-        // As on ext4: a directory with too many subdirectories is no longer counted.
-        if meta.nlink > LINK_MAX {
-            meta.nlink = 1;
-        }
-        Ok(Edit::Meta { ino: dir, meta })
     }
 
     /// The record of a new node in a directory of the tree, which passes on its default ACL and,

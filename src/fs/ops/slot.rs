@@ -9,6 +9,9 @@ use crate::sys::clock;
 use crate::tree::{Dentry, Edit};
 use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
 
+/// The most links of a file or directory, as on ext4.
+pub(super) const LINK_MAX: u32 = 65_000;
+
 /// A name in a live directory, and the node that it has.
 pub(super) struct Slot {
     /// The directory, as the kernel knows it.
@@ -119,6 +122,23 @@ impl Core {
         meta.nlink -= 1;
         meta.ctime = clock::now();
         Ok(vec![Edit::Meta { ino, meta }])
+    }
+
+    /// The edit of a directory in which a name was added or removed; `links` is the change of its
+    /// number of subdirectories.
+    pub(in crate::fs) fn touch_dir(&self, dir: Ino, links: i32) -> FsResult<Edit> {
+        let mut meta = self.meta(dir)?;
+        meta.mtime = clock::now();
+        meta.ctime = meta.mtime;
+        // A filesystem that does not count subdirectories shows 1 for every directory.
+        if meta.nlink >= 2 {
+            meta.nlink = meta.nlink.saturating_add_signed(links).max(2);
+        }
+        // As on ext4: from here on it is not counted any more.
+        if meta.nlink > LINK_MAX {
+            meta.nlink = 1;
+        }
+        Ok(Edit::Meta { ino: dir, meta })
     }
 
     /// The edits that remove the file at a path, for an operation that the kernel did not ask for.

@@ -80,7 +80,7 @@ fn an_operation_takes_the_core_lock_once_and_resolves_its_node_once() {
     assert_eq!(
         place.served(dir, |fs| fs.lookup(dir, &name("a")).unwrap()),
         (1, 2),
-        "and directory"
+        "directory and name"
     );
     let [a, b, c] = ["a", "b", "c"].map(|file| place.file(file));
     assert_eq!(place.served(a, |fs| fs.getattr(a).unwrap()), (1, 1));

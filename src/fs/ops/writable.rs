@@ -1,6 +1,6 @@
 //! A node that is about to change: in the tree, or among the orphans.
 
-use crate::error::FsResult;
+use crate::error::{FsError, FsResult};
 use crate::fs::merged::state::SCRATCH;
 use crate::fs::{Core, Target};
 use crate::tree::{Edit, Tree};
@@ -29,6 +29,18 @@ impl Core {
         match target {
             Target::Orphan(key) => Ok(Writable { key, is_orphan: true }),
             target => Ok(Writable { key: self.copy_up_target(target)?, is_orphan: false }),
+        }
+    }
+
+    /// Copies up a node that was resolved, unless the tree has it. Returns its number.
+    ///
+    /// # Errors
+    /// ENOENT for an orphan; as [`Core::copy_up_base`].
+    pub(super) fn copy_up_target(&mut self, target: Target) -> FsResult<Ino> {
+        match target {
+            Target::Upper(ino) => Ok(ino),
+            Target::Base(ino, path, node) => self.copy_up_base(ino, &path, &node),
+            Target::Orphan(_) => Err(FsError::NotFound),
         }
     }
 

@@ -67,8 +67,8 @@ def write(path, flags=os.O_WRONLY, data=b"attacked"):
     os.close(fd)
 
 
-# The shapes of links. Each makes a link `l` to the file `secret` outside and a link `d` to the directory outside, and says
-# the directory in which they are, relative to the row's own.
+# The shapes of links. Each makes a link `l` to the file `secret` outside and a link `d` to the
+# directory outside, and returns their directory, relative to the row's own.
 
 def links(c, at, file, dir_):
     os.makedirs(c.at(at), exist_ok=True)
@@ -151,7 +151,7 @@ def shape_hard_link(c):
     for name, to in (("l", "../out/secret"), ("d", "../out")):
         os.symlink("../" + to, c.at("a/" + name))
         os.link(c.at("a/" + name), c.at("a/b/c/" + name), follow_symlinks=False)
-        # From the deeper name it would stay in the tree.
+        # From a deeper directory it would stay in the tree.
         os.rename(c.at("a/" + name), c.at(name))
 
 
@@ -159,7 +159,7 @@ def shape_renamed(c):
     os.makedirs(c.at("a/b"))
     os.symlink(c.up(0) + "out/secret", c.at("a/b/l"))
     os.symlink(c.up(0) + "out", c.at("a/b/d"))
-    # In a/b they lead to names of the tree, in the row's directory out.
+    # In a/b they lead to names of the tree; in the row's directory, out.
     os.rename(c.at("a/b/l"), c.at("l"))
     os.rename(c.at("a/b/d"), c.at("d"))
 
@@ -189,7 +189,8 @@ def shape_into_link(c):
 
 
 SHAPES = {name[len("shape_"):]: shape for name, shape in list(globals().items()) if name.startswith("shape_")}
-# Those that lead out already when they lie in the base; the base's own path is the tree's on a plain directory.
+# Links that lead out while they are in the base. On a plain directory the base's own path is the
+# tree's.
 for name, shape in SHAPES.items():
     for old in (False, True):
         age = "old" if old else "new"
@@ -198,7 +199,7 @@ for name, shape in SHAPES.items():
     add("ESCAPE", f"create-in-{name}", shape, lambda c: write(c.at("d/created"), os.O_CREAT | os.O_WRONLY), True)
 
 
-# What can be done through a link to a file (l) or a directory (d) outside.
+# Actions through a link to a file (l) or a directory (d) outside.
 
 def exec_(path, *words):
     done = subprocess.run([path, *words], capture_output=True, timeout=20)
@@ -383,7 +384,7 @@ for name, act in OPS.items():
     add("ESCAPE", f"op-{name}", setup_for_ops, act, one_disk=name in ONE_DISK)
 
 
-# Attacks that need no link, or more than one step.
+# Attacks that need no link, or several steps.
 
 def standing_dir_moves_up(c):
     """A link that was good is no more when its directory was moved up."""
@@ -545,7 +546,7 @@ add("ESCAPE", "device-node-made-inside", setup_device, open_device, False, root_
 add("ESCAPE", "open-by-handle", lambda c: None, handle_of, root_only=True, one_disk=True)
 
 
-# What must go on to work: the mount is no wall within itself.
+# Operations that must still work: a mount is no wall inside itself.
 
 def inside(c):
     os.makedirs(c.at("a/b/c"))
@@ -594,7 +595,7 @@ works("names-that-look-odd", "..a/...", "l", lambda c: (os.mkdir(c.at("..a")),
       write(c.at("..a/..."), os.O_CREAT | os.O_WRONLY, b"odd"), read(c.at("l"))))
 
 
-# A mount cannot stop these: the process does not go through the tree.
+# Attacks that a mount cannot stop: the process does not go through the tree.
 
 def chroot_out(c):
     os.chroot("/proc/self/root")
@@ -669,7 +670,8 @@ for name, act in PROCESS.items():
         root_only=name in ROOT_ONLY)
 
 
-# Attacks on a checkpoint in the mount: on what it holds, and by its links on what is outside or in the live tree.
+# Attacks on a checkpoint in the mount: on its content, and through its links on the outside and the
+# live tree.
 
 def past(c):
     """A checkpoint of the tree as it is, made by mkdir; where the row's own directory is in it."""
@@ -707,7 +709,8 @@ def past_link(shape, levels):
 
 for name, shape in SHAPES.items():
     for levels in (0, 3):
-        # How deep a name may be is for the shapes that count levels; the others are the same at each depth.
+        # The depth of a name matters only to shapes that count levels; the others are the same at
+        # each depth.
         if levels == 0 or name in ("relative", "deep", "up_after_name", "chain", "into_link", "slashes"):
             add_past(f"link-{name}-{levels}", *past_link(shape, levels))
 
@@ -782,7 +785,7 @@ for name, act in PAST.items():
     add_past(name, past_setup, whole)
 
 
-# The same on a version of a file.
+# The same on an entry of the edit history.
 
 def history(c):
     """The directory in which the versions of the row's file are: one, as it was."""
@@ -807,7 +810,7 @@ HISTORY = {
 
 
 def history_dots(c):
-    # One level further up than the tree is whatever is above the mount, as from its root.
+    # One level above the tree is the directory above the mount, as from the tree's root.
     assert os.path.samefile("../../../..", c.tree) and os.path.samefile("../../..", c.tree + "/.jailfs")
     return "refused"
 
@@ -901,7 +904,7 @@ def attack(base, tree, out):
             answer = ("error", errno.errorcode.get(error.errno, str(error)))
         except Exception as error:
             answer = ("odd", repr(error))
-        # So that nothing stands in a mount that is to end.
+        # So that no process has its working directory in a mount that is to end.
         os.chdir("/")
         print(json.dumps(answer), flush=True)
 

@@ -33,7 +33,7 @@ def see(text):
     global new
     end = time.monotonic() + PATIENCE
     while True:
-        # What the terminal shows of what was typed is not what was waited for.
+        # The echo of the typed input does not count as the awaited output.
         at = new.find(text)
         if at >= 0:
             new = new[at + len(text):]
@@ -47,7 +47,7 @@ for line in open(script):
     if verb == "type":
         front = os.tcgetpgrp(terminal)
         os.write(terminal, rest.encode() + b"\r")
-        # The echo is passed over: it ends with the line.
+        # Skip the echo: it ends with the line.
         if "$?" in rest or "echo" in rest:
             see(b"\n")
     elif verb == "keys":
@@ -58,13 +58,15 @@ for line in open(script):
         rows, columns = map(int, rest.split())
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     elif verb == "settle":
-        # What was typed last is a job; it gets what is typed now when the shell has given it the terminal.
+        # The input that was typed last started a job; it gets later input once the shell has given
+        # it the terminal.
         end = time.monotonic() + PATIENCE
         while os.tcgetpgrp(terminal) == front and time.monotonic() < end:
             look(0.02)
         time.sleep(0.1)
     elif verb == "pause":
-        # For what nothing tells: that a shell waits for its child, or has noticed a signal.
+        # For events that cannot be observed: that a shell waits for its child, or has noticed a
+        # signal.
         time.sleep(0.5)
     elif verb == "see" and not see(rest.encode()):
         fail(line)

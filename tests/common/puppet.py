@@ -1,5 +1,5 @@
-# Does what it is told: each line of its input is python (as JSON text). Says whether it went well, and the value of an
-# expression, or the name of the error.
+# Runs each line of its input as python (as JSON text). Prints whether it succeeded, and the value
+# of an expression, or the name of the error.
 import ctypes, errno, fcntl, json, mmap, os, stat, sys, time
 
 libc = ctypes.CDLL(None, use_errno=True)

@@ -1,5 +1,5 @@
-# Says everything that can be seen of a tree, a line for each node, sorted. With "quietly", without changing the time of
-# access of anything; links, of which that cannot be said, then keep theirs to themselves.
+# Prints everything visible in a tree, one line for each node, sorted. With "quietly", no access
+# time changes; the access times of links, which cannot be read without a change, are then left out.
 import os, stat, sys, zlib
 
 root, quietly = os.fsencode(sys.argv[1]), sys.argv[2] == "quietly"

@@ -1,4 +1,4 @@
-# A table of which each transaction adds a row and takes the oldest away, and what must hold for it.
+# A table in which each transaction adds a row and removes the oldest one, and the check of it.
 import select, sqlite3, sys
 
 ROWS = 60

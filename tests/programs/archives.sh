@@ -1,5 +1,6 @@
-# tar, rsync and cp -a, out of the tree, into it and within it: with hard links, ACLs, extended attributes, file
-# capabilities, owners, modes, holes, fifos, sockets, devices, odd names and old times. $OUT is a directory elsewhere.
+# tar, rsync and cp -a: out of the tree, into it and within it, with hard links, ACLs, extended
+# attributes, file capabilities, owners, modes, holes, fifos, sockets, devices, odd names and old
+# times. $OUT is a directory elsewhere.
 
 tree() { # all that a copy must keep
     python3 -I -S "$SNAPSHOT" "$1" quietly | sed -E 's/ (ino|ctime|atime)=-?[0-9]+//g'
@@ -73,7 +74,7 @@ work() {
     make_tree "$OUT/tree"
     cp -a tree/dir/blob "$OUT/tree/dir/blob"
     for made in tree "$OUT/tree"; do
-        # What the clock decided is made equal.
+        # Set the times that came from the clock to equal values.
         find $made ! -newermt 2025-01-01 -o -newermt 2037-01-01 -o -exec touch -h -d '2020-01-01 00:00:00.5' {} +
     done
     same "$OUT/tree" tree
@@ -84,13 +85,13 @@ work() {
     for copy in tree within-tar within-rsync within-cp in-tar in-rsync in-cp; do
         test "$(stat -c %b $copy/sparse)" -lt 1000
     done
-    # An update in place, with deletions and a file that grew; and one from the other side.
+    # An update in place, with deletions and a file that grew; and one in the other direction.
     echo more >> in-rsync/dir/inherits/file
     rm in-rsync/link
     mkdir in-rsync/extra
     rsync -aHAX --numeric-ids --delete --inplace "$OUT/tree/" in-rsync/
     same "$OUT/tree" in-rsync
-    # Two backups that share what did not change.
+    # Two backups that share unchanged files.
     cp -a tree backup1
     rsync -aHAX --numeric-ids --link-dest="$PWD/backup1" tree/ backup2
     test backup1/dir/blob -ef backup2/dir/blob

@@ -1,5 +1,5 @@
-# cargo: a crate with a build script, a procedural macro and dependencies that are vendored in the tree. Their versions are
-# those of the lock file $LOCK, so that whoever could build the tests has them.
+# cargo: a crate with a build script, a procedural macro and dependencies that are vendored in the
+# tree. Their versions are those of the lock file $LOCK, so a machine that built the tests has them.
 export CARGO_NET_OFFLINE=true CARGO_TERM_COLOR=never
 
 build() { # how many units were fresh, and how many were built
@@ -40,7 +40,7 @@ work() {
     build > built
     grep -qx 'fresh 0 built [1-9][0-9]*' built
     units=$(sed 's/.* //' built)
-    # Nothing is built when nothing changed; what changed is.
+    # Only changed crates are built again.
     test "$(build)" = "fresh $units built 0"
     echo 'pub fn other() -> u32 { 8 }' > src/other.rs
     test "$(build)" = "fresh $((units - 1)) built 1"

@@ -1,8 +1,8 @@
-# Runs modules of CPython's own test suite with the current directory as their place for files, and says what became of
-# each test: a line with its name and its outcome.
-#
-# Called with a path for the lines (it must lie outside of the place that is tested) and the names of the modules. The
-# modules' own names for files begin with "@test_" in the current directory or come from TMPDIR, so both are the place.
+# Runs modules of CPython's own test suite with the current directory as the place for their files,
+# and prints a line for each test: its name and its outcome.
+# Arguments: a path for the lines (outside of the tested directory) and the names of the modules.
+# The modules' own file names begin with "@test_" in the current directory or come from TMPDIR, so
+# both are in that directory.
 import os, sys, tempfile, unittest
 
 lines = open(sys.argv[1], "w")

@@ -1,4 +1,5 @@
-# Editors and what is used as one: vim in all its ways to save, sed and perl in place, patch; and find, which must see it.
+# Editors and similar programs: vim in all its ways to save, sed and perl in place, and patch; and
+# find, which must find the results.
 later_than() { # waits until a file that is written now is newer than this one, on a filesystem with a coarse clock too
     until touch "$1.probe" && test "$1.probe" -nt "$1"; do :; done
     rm "$1.probe"
@@ -17,7 +18,8 @@ work() {
     touch reference
     later_than reference
 
-    # vim renames the file away and writes a new one, or writes it in place; with a swap file, a backup, an undo file.
+    # vim renames the file and writes a new one, or writes it in place; with a swap file, a backup
+    # and an undo file.
     vim -c 'set backup backupskip= backupcopy=no' -c '%s/line/Line/' -c wq file1
     grep -qx 'Line 1 100' file1
     grep -qx 'line 1 100' file1~
@@ -32,14 +34,14 @@ work() {
     vim -c 'set backupcopy=auto' -c '$d' -c wq file4
     test "$(stat -c %h file4)" = 2
     cmp file4 file4.twin
-    # As a person does it, on a terminal; the swap file is there meanwhile.
+    # On a terminal, as a user does; the swap file exists meanwhile.
     printf 'iterminal\n\033:w\r:!ls -a > during\r\r:q\r' > keys
     TERM=xterm script -qec 'command vim -Nu NONE -i NONE file3' /dev/null < keys > said
     test "$(head -n 1 file3)" = terminal
     grep -qx '.file3.swp' during
     test ! -e .file3.swp
 
-    # sed -i replaces the file; a link is replaced unless it is told to follow.
+    # sed -i replaces the file; it replaces a link unless it is told to follow it.
     sed -i.bak 's/Line 1 50$/FIFTY/' file1
     grep -qx FIFTY file1
     grep -qx 'Line 1 50' file1.bak
@@ -49,7 +51,8 @@ work() {
     perl -i -pe 's/line 3 9$/NINE/' file3
     grep -qx NINE file3
 
-    # A patch that applies, with a file that it makes and one that it removes; it can be taken back; one that does not apply.
+    # A patch that applies, with a file that it creates and one that it removes; its reversal; and a
+    # patch that does not apply.
     mkdir old new
     seq 50 > old/a
     seq 50 | sed 's/^25$/changed/' > new/a
@@ -65,7 +68,7 @@ work() {
     fails patch -s -d patched -p1 < all.patch > said
     test -s patched/a.rej
 
-    # What was changed since the reference, and nothing else.
+    # Exactly the changes since the reference.
     find . -type f -newer reference ! -path './old/*' ! -path './new/*' ! -path './patched/*' ! -name said ! -name newer | sort > newer
     printf '%s\n' ./.file2.un~ ./all.patch ./during ./file1 ./file1.bak ./file2 ./file3 ./file4 ./file4.twin ./keys ./sub/script |
         sort | diff - newer

@@ -74,7 +74,7 @@ work() {
     git clone -q "file://$PWD/origin.git" far
     git -C near worktree add -q ../tree topic
     (cd tree && commit tree 3 && git reset -q --hard HEAD~1 && git clean -qfdx)
-    # Loose objects become packs, and what nobody needs goes.
+    # Loose objects become packs, and unreachable ones are removed.
     git -C near reflog expire --expire=now --all
     git -C near gc -q --prune=now --aggressive
     git -C far repack -adq
@@ -90,7 +90,8 @@ work() {
 holds() {
     heads | diff heads -
     for repository in near far tree; do
-        # What the index knows of each file (number, times, size) is still so: diff-files reads no file again.
+        # The index still matches each file (inode number, times, size): diff-files reads no file
+        # again.
         git -C $repository diff-files --quiet
         test -z "$(git -C $repository status --porcelain)"
     done

@@ -1,4 +1,4 @@
-# make: objects, a library and programs; only what changed is built again.
+# make: objects, a library and programs; only changed files are built again.
 said_lines() { # what make does now, by number of commands
     make > said 2>&1 || { cat said; return 1; }
     grep -cE '^(cc|ar)' said || true
@@ -27,7 +27,8 @@ work() {
     test "$(said_lines)" = 23
     test "$(./main)" = 46
     make -q
-    # One source: its object, the archive, the program. The header: all.
+    # After a change of one source: its object, the archive and the program. After a change of the
+    # header: all.
     echo 'int g(void) { return 0; }' >> src/f3.c
     fails make -q
     test "$(said_lines)" = 3

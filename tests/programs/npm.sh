@@ -1,4 +1,4 @@
-# npm: a tool with about a hundred packages, its cache in the tree as well.
+# npm: a tool with about a hundred packages, with its cache in the tree.
 export npm_config_cache=$PWD/cache npm_config_audit=false npm_config_fund=false npm_config_update_notifier=false
 
 work() {

@@ -1,5 +1,5 @@
-# PostgreSQL: a cluster with checksums and a tablespace; pgbench at full speed; all its processes killed with -9, and its
-# own recovery. It must not run as root. $OUT is a directory elsewhere.
+# PostgreSQL: a cluster with checksums and a tablespace; pgbench at full speed; all its processes
+# killed with -9, and its own recovery. It must not run as root. $OUT is a directory elsewhere.
 PATH=$(ls -d /usr/lib/postgresql/*/bin | sort -V | tail -n 1):$PATH
 export PGDATA=$PWD/data PGHOST=$PWD PGDATABASE=postgres PGUSER=bench PGOPTIONS='-c client_min_messages=warning'
 
@@ -45,7 +45,7 @@ work() {
     begin
     pgbench -n -c 4 -j 2 -T 2 > "$OUT/bench"
     consistent
-    # Killed at full speed, it recovers what it acknowledged.
+    # Killed at full speed, it recovers all acknowledged transactions.
     pgbench -n -c 4 -j 2 -T 60 > "$OUT/bench" 2>&1 & bench=$!
     before=$(count)
     enough=$((before + 500))
@@ -77,12 +77,13 @@ more() {
     rm -r data/base/1 space
 }
 
-# Goes on until the server is halted.
+# Runs until the server is stopped.
 live() { pgbench -n -c 4 -j 2 -T 100 > "$OUT/bench" 2>&1 || true; }
 
 halt() { stop immediate; }
 
-# A state that was taken while it ran is one after a crash: nothing that was committed before is lost.
+# A checkpoint that was taken while it ran equals a crash at that time: no earlier committed
+# transaction is lost.
 lived() {
     : > "$OUT/log"
     start

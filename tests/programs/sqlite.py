@@ -1,5 +1,5 @@
-# Bank accounts in SQLite: writers that move money and say in a file of their own, elsewhere, which transfers were
-# committed; readers that count the money meanwhile; and a check of what must hold for such a database.
+# Bank accounts in SQLite: writers that move money and record committed transfers in a file
+# elsewhere; readers that sum up the money meanwhile; and a check of the database.
 import os, sqlite3, sys
 
 ACCOUNTS, MONEY = 200, 1000

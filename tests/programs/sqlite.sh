@@ -1,5 +1,6 @@
-# SQLite with a write-ahead log, and with a rollback journal: four writers and two readers at a time, one writer killed.
-# $OUT is a directory elsewhere, where the writers acknowledge.
+# SQLite with a write-ahead log, and with a rollback journal: four writers and two readers at a
+# time, one writer killed. $OUT is a directory elsewhere, where the writers record acknowledged
+# transfers.
 bank() { PYTHONHASHSEED=0 /usr/bin/python3 -I "$PROGRAMS/sqlite.py" "$@"; }
 
 together() { # DATABASE LIMIT: until each writer made that many transfers, or $OUT/stop is there
@@ -20,7 +21,7 @@ work() {
     for mode in wal delete; do
         bank make $mode $mode
         together $mode 150
-        # A writer that is killed loses nothing that it acknowledged.
+        # A writer that is killed loses no acknowledged transfer.
         /usr/bin/python3 -I "$PROGRAMS/sqlite.py" write $mode ${mode}5 "$OUT/${mode}5.told" 1000000 "$OUT/stop" & killed=$!
         until test "$(cat "$OUT/${mode}5.told" 2> /dev/null | wc -l)" -ge 20; do :; done
         kill -9 $killed
@@ -46,8 +47,8 @@ more() {
 
 begin() { bank make live wal; }
 
-# Goes on until $OUT/stop is there.
+# Runs until $OUT/stop exists.
 live() { together live 1000000; }
 
-# Checks what was acknowledged when $OUT/then was written.
+# Checks the transfers that were acknowledged when $OUT/then was written.
 lived() { bank check live "$OUT/then"/live?.told; }

@@ -4,9 +4,9 @@ shopt -s inherit_errexit
 export LC_ALL=C.UTF-8
 # The command must fail. (`! command` does not end a script under `set -e`.)
 fails() { ! "$@"; }
-# What a program must be told when its files were written to another disk.
+# After its files were written to another disk, a program must be told this.
 moved() { :; }
-# What must not outlive a step that failed.
+# Processes that must not outlive a failed step.
 failed() { :; }
 . "$1"
 trap 'test $? = 0 || { set +e; kill $(jobs -p); failed; } 2> /dev/null' EXIT

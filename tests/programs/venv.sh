@@ -1,4 +1,4 @@
-# python: a virtual environment with what pip installs, and pytest that runs in it.
+# python: a virtual environment with packages from pip, and pytest that runs in it.
 export PYTHONDONTWRITEBYTECODE= PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 
 work() {
@@ -29,7 +29,7 @@ holds() {
     mkdir -p temporary
     venv/bin/pytest -q --basetemp=temporary/t > said 2>&1 || { cat said; return 1; }
     grep -q '3 passed' said
-    # What activate says of the place is so.
+    # The paths in `activate` are right.
     test "$(. venv/bin/activate && command -v pytest)" = "$PWD/venv/bin/pytest"
 }
 

@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use jailfs::fs::{Caller, Fs, Need, RenameMode};
+use jailfs::internals::fs::{Caller, Fs, Need, RenameMode};
+use jailfs::internals::sys::failpoint;
 use jailfs::sandbox::{Bounds, Sandbox, StoreOptions};
 use jailfs::sandbox::{Reply, Request, Rev};
-use jailfs::sys::failpoint;
 use jailfs::types::{Name, NodeId, TreePath};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };

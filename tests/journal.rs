@@ -25,9 +25,9 @@ use std::time::Duration;
 
 use disk::{Disk, Random};
 use harness::Live;
-use jailfs::fs::{Caller, Fs, RenameMode};
+use jailfs::internals::fs::{Caller, Fs, RenameMode};
+use jailfs::internals::sys::failpoint::{self, Change};
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::sys::failpoint::{self, Change};
 use jailfs::types::{Name, NodeId};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };

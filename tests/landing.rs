@@ -25,10 +25,10 @@ use std::time::Duration;
 
 use disk::{Disk, Random};
 use jailfs::error::Error;
-use jailfs::fs::{Caller, Fs, Invalidations, Kernel, RenameMode};
+use jailfs::internals::fs::{Caller, Fs, Invalidations, Kernel, RenameMode};
+use jailfs::internals::sys::failpoint::{self, Change};
 use jailfs::sandbox::{Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::sys::failpoint::{self, Change};
 use jailfs::types::{Name, NodeId};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };

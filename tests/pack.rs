@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use harness::Live;
-use jailfs::fs::{Caller, SeekTo};
+use jailfs::internals::fs::{Caller, SeekTo};
 use jailfs::sandbox::{Bounds, Sandbox, StoreOptions};
 use jailfs::sandbox::{Reply, Request, Rev};
 use jailfs::types::{Name, NodeId};

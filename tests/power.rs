@@ -22,10 +22,10 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use disk::{Disk, Random};
-use jailfs::fs::{Caller, RenameMode};
+use jailfs::internals::fs::{Caller, RenameMode};
+use jailfs::internals::sys::failpoint::{self, Change};
 use jailfs::sandbox::{Detail, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::sys::failpoint::{self, Change};
 use jailfs::types::{Name, NodeId, Timestamp, TreePath};
 
 const SEEDS: u64 = 5;

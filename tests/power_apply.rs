@@ -38,9 +38,9 @@ use std::time::Duration;
 use disk::{Disk, Random};
 use harness::{Live, assert_same, shell};
 use host::host;
+use jailfs::internals::sys::failpoint;
 use jailfs::sandbox::Sandbox;
 use jailfs::sandbox::{Change, Reply, Request};
-use jailfs::sys::failpoint;
 use states::{check, states};
 
 const SEEDS: u64 = 1;
@@ -353,7 +353,7 @@ impl Recording {
                 if what == 1 {
                     file.sync_all().unwrap()
                 } else {
-                    jailfs::sys::file::sync_file_range_all(&file).unwrap()
+                    jailfs::internals::sys::file::sync_file_range_all(&file).unwrap()
                 }
             }
         }

@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 use jailfs::error::FsError;
-use jailfs::fs::{RenameMode, SnapdirView};
+use jailfs::internals::fs::{RenameMode, SnapdirView};
 use jailfs::sandbox::Bounds;
 use jailfs::sandbox::{Reply, Request};
 use jailfs::types::{FileKind, Name, NodeId, TreePath};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use jailfs::fs::{Caller, Entry, LinkReply, SnapdirView};
-use jailfs::jail::Policy;
+use jailfs::internals::fs::{Caller, Entry, LinkReply, SnapdirView};
+use jailfs::internals::jail::Policy;
 use jailfs::sandbox::{Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions, View};
 use jailfs::types::{FileKind, Name, NodeId};

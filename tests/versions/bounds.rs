@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use jailfs::fs::{Need, Tended};
+use jailfs::internals::fs::{Need, Tended};
+use jailfs::internals::sys::failpoint;
 use jailfs::sandbox::Bounds;
 use jailfs::sandbox::Request;
-use jailfs::sys::failpoint;
 
 use crate::place::{Place, Work};
 

@@ -1,6 +1,6 @@
 //! What is one edit, and under which path its version is found.
 
-use jailfs::fs::RenameMode;
+use jailfs::internals::fs::RenameMode;
 use jailfs::sandbox::EditKind::{Move, Remove, Replace, Truncate, Write};
 
 use crate::place::Place;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use jailfs::fs::{Caller, RenameMode};
+use jailfs::internals::fs::{Caller, RenameMode};
 use jailfs::sandbox::{Detail, EditKind, FileEdit, FileRev, Reply, Request, Rev, Stepped};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::types::{Name, NodeId, Timestamp, TreePath};

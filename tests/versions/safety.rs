@@ -2,9 +2,9 @@
 
 use std::fs as host;
 
-use jailfs::fs::Tended;
+use jailfs::internals::fs::Tended;
+use jailfs::internals::sys::failpoint;
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::sys::failpoint;
 
 use crate::place::{Place, Work};
 
@@ -266,7 +266,8 @@ fn what_no_room_can_be_made_for_costs_no_history() {
     let texts = work.texts("a");
     // More names of attributes than a list of them can tell.
     let (fs, file) = (work.sandbox.fs(), work.id("a"));
-    let how = jailfs::fs::SetXattr { create: false, replace: false, takes_setgid: false };
+    let how =
+        jailfs::internals::fs::SetXattr { create: false, replace: false, takes_setgid: false };
     let refused = (0..300)
         .find_map(|n| fs.setxattr(file, format!("user.{n:0240}").as_bytes(), b"v", how).err());
     assert_eq!(refused, Some(jailfs::error::FsError::LimitReached));

@@ -1,10 +1,10 @@
 //! Undo and redo.
 
 use jailfs::error::Kind;
+use jailfs::internals::store::record::Source;
+use jailfs::internals::sys::failpoint;
 use jailfs::sandbox::EditKind::Undo;
 use jailfs::sandbox::{Bounds, Sandbox};
-use jailfs::store::record::Source;
-use jailfs::sys::failpoint;
 use jailfs::types::NodeId;
 
 use crate::place::Place;

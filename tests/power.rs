@@ -351,8 +351,8 @@ fn judge_versions(sandbox: &Sandbox, ever: &BTreeSet<Vec<u8>>, told: &str) -> us
     let mut count = 0;
     for file in names {
         let path = TreePath::parse(file.as_bytes()).unwrap();
-        for version in sandbox.fs().versions(&path) {
-            let Some((state, found)) = sandbox.fs().version(&path, version.number) else {
+        for version in sandbox.fs().history(&path) {
+            let Some((state, found)) = sandbox.fs().before_edit(&path, version.number) else {
                 continue;
             };
             let read = state.read_all(&found);

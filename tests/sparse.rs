@@ -352,7 +352,7 @@ fn a_huge_file_of_the_sandbox_costs_what_its_data_costs() {
     // It becomes shorter, so older versions are compared from the end.
     write_anew(14 * TIB + 100 * MIB, b"more");
     write_anew(HUGE - 1, b"most");
-    place.sandbox().fs().tend_versions(true, &|| false);
+    place.sandbox().fs().maintain_edits(true, &|| false);
     place.restore("c1", &[]);
     assert_eq!(place.size("f"), HUGE);
     place.apply(false);

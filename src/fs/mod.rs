@@ -45,7 +45,8 @@ use crate::tree::{Misfit, Tree};
 use crate::types::{ByteRange, Epoch, FileKind, Ino, LayerId, Name, NodeId, TreePath};
 
 pub use edits::{
-    Clock, Known as KnownVersions, NoStep, QUIET, Step, Stepped, Tended, VersionInfo, VersionMark,
+    Clock, EditInfo, EditsSavepoint, Histories as EditHistories, QUIET, Step, StepError, Stepped,
+    Tended,
 };
 pub use journal::{JournalNotice, NextLook, OpenJournal, SMALL_JOURNAL};
 pub use merged::attr::Attr;
@@ -303,7 +304,7 @@ impl Fs {
     /// Takes back `count` of what was handed out for a node.
     pub fn forget(&self, id: NodeId, count: u64) {
         if id.is_in_snapdir() {
-            return self.past_forget(id, count);
+            return self.snapdir_forget(id, count);
         }
         let mut core = self.core();
         if let Some(held) = core.table.forget(id, count) {
@@ -339,10 +340,10 @@ impl Fs {
         self.seal_unfinished(&mut gate)?;
         let (work, mark) = {
             let mut core = self.core();
-            let mark = core.edits.as_ref().map(EditHistory::mark);
+            let mark = core.edits.as_ref().map(EditHistory::log_mark);
             let Some(work) = core.upper.begin_sync() else {
                 if !core.upper.is_failed() {
-                    core.note_versions_synced(mark);
+                    core.note_edits_synced(mark);
                 }
                 return Ok(());
             };
@@ -367,7 +368,7 @@ impl Fs {
         self.sync_step(|| work.sync_journal())?;
         let mut core = self.core();
         core.upper.journal_synced(&work);
-        core.note_versions_synced(mark);
+        core.note_edits_synced(mark);
         Ok(())
     }
 
@@ -460,7 +461,7 @@ impl Core {
     }
 
     /// Says that everything was synced that was written before a mark was taken in the log of versions.
-    fn note_versions_synced(&mut self, mark: Option<edits::Mark>) {
+    fn note_edits_synced(&mut self, mark: Option<edits::LogMark>) {
         if let (Some(mark), Some(versions)) = (mark, &mut self.edits) {
             versions.note_synced(mark);
         }

@@ -127,7 +127,7 @@ impl Fs {
             let mut core = self.core();
             let layer = std::mem::replace(&mut core.upper, next);
             let state = core.state.clone();
-            let mark = core.edits.as_ref().map(EditHistory::mark);
+            let mark = core.edits.as_ref().map(EditHistory::log_mark);
             (layer, state, mark, then(&mut core))
         };
         let id = layer.layer();
@@ -147,7 +147,7 @@ impl Fs {
         if sealed.is_err() {
             unfinished.layers.push(layer);
         } else if self.store.durable() {
-            self.core().note_versions_synced(mark);
+            self.core().note_edits_synced(mark);
         }
         sealed
     }
@@ -231,7 +231,7 @@ impl Fs {
             std::mem::swap(&mut core.upper, &mut layer);
             Ok(())
         })?;
-        let mark = core.edits.as_ref().map(EditHistory::mark);
+        let mark = core.edits.as_ref().map(EditHistory::log_mark);
         drop(core);
         let sealed = is_changed.then(|| {
             let (id, sealed) = (layer.layer(), self.seal_one(&mut layer, seal, true));

@@ -137,7 +137,7 @@ impl Timeline {
     /// Trims sealed pools anew of which versions were given up; none if somebody looks at states.
     fn trim_again(&self) -> Result<Option<u64>> {
         let Some(_exclusive) = self.fs.exclusive_soon() else { return Ok(None) };
-        let mut layers: Vec<LayerId> = self.fs.layers_given_up().into_iter().collect();
+        let mut layers: Vec<LayerId> = self.fs.layers_with_dropped_edits().into_iter().collect();
         layers.retain(|layer| {
             self.store
                 .layer(*layer)
@@ -151,7 +151,7 @@ impl Timeline {
         }
         let trimmed = self.trim(&places.into_iter().collect::<Vec<LayerId>>())?;
         if trimmed.is_none() {
-            self.fs.note_layers_given_up(layers);
+            self.fs.note_layers_with_dropped_edits(layers);
         }
         Ok(trimmed)
     }
@@ -184,7 +184,7 @@ impl Timeline {
             }
             if !secured {
                 self.store.note_sweep();
-                self.fs.secure_versions()?;
+                self.fs.secure_edits()?;
                 if !self.store.wait_for_read_epochs() {
                     return Ok(None);
                 }

@@ -287,7 +287,7 @@ fn a_base_with_the_name_is_refused_or_shown_beside_another_name() {
     let (mounted, said) = mount(dir, "snapdir=hidden");
     assert!(
         !mounted
-            && said.contains("the tree has something of this name")
+            && said.contains("the tree has an entry with this name")
             && said.contains("snapname=NAME"),
         "{said}"
     );

@@ -140,7 +140,7 @@ fn a_version_is_not_changed_by_what_is_written_then() {
     }
     let fs = work.sandbox.fs();
     let read = |number| {
-        let (state, found) = fs.version(&crate::place::path("a"), number).unwrap();
+        let (state, found) = fs.before_edit(&crate::place::path("a"), number).unwrap();
         state.read_all(&found).unwrap()
     };
     assert_eq!(read(1), first);

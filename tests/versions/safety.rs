@@ -114,7 +114,7 @@ fn no_edit_fails_because_its_version_cannot_be_recorded() {
         work.undo("a", 2).unwrap();
         assert_eq!(work.get("a"), "four");
         // When it can be written again, it is, as a whole.
-        assert_eq!(work.sandbox.fs().tend_versions(true, &|| false), Tended::Done);
+        assert_eq!(work.sandbox.fs().maintain_edits(true, &|| false), Tended::Done);
         let texts = work.texts("a");
         drop(work);
         let work = place.open();
@@ -135,8 +135,8 @@ fn what_the_disk_does_not_know_to_be_given_up_is_not_given_back() {
     failpoint::with(
         "fail:store.write:1+:EIO,fail:store.remove:1+:EIO,fail:store.open:1+:EIO",
         || {
-            work.sandbox.fs().set_history(jailfs::sandbox::Bounds { versions: 0, bytes: 0 });
-            work.sandbox.fs().tend_versions(true, &|| false);
+            work.sandbox.fs().set_edit_bounds(jailfs::sandbox::Bounds { versions: 0, bytes: 0 });
+            work.sandbox.fs().maintain_edits(true, &|| false);
         },
     );
     drop(work);
@@ -159,7 +159,7 @@ fn bytes_of_a_version_that_the_disk_may_still_know_are_not_written_again_after_a
     assert_eq!(work.texts("a"), [text.as_str()]);
     let before = host::read(&log).unwrap();
     // The version is given up, and shares bytes with the file.
-    work.sandbox.fs().set_history(jailfs::sandbox::Bounds { versions: 0, bytes: 0 });
+    work.sandbox.fs().set_edit_bounds(jailfs::sandbox::Bounds { versions: 0, bytes: 0 });
     drop(work);
     // The log cannot be brought to the disk at the next start, so a power cut could take its end away.
     let open = |n: u32| {
@@ -201,7 +201,7 @@ fn the_log_is_written_anew_only_when_much_of_it_is_of_no_use() {
     work.rest();
     failpoint::with("fail:store.write:1:EIO", || work.write("f19", 0, b"z"));
     let tend = || {
-        work.sandbox.fs().tend_versions(false, &|| false);
+        work.sandbox.fs().maintain_edits(false, &|| false);
         host::metadata(&log).unwrap().ino()
     };
     let whole = tend();
@@ -316,7 +316,7 @@ fn history_cut_off_at_any_step_of_its_writing_tells_no_wrong_bytes() {
                 && work.sandbox.fs().write(entry.id, 0, b"four", false).is_ok()
                 && work.undo("a", 2).is_ok()
                 && work.undo("d/b", 1).is_ok();
-            work.sandbox.fs().tend_versions(true, &|| false);
+            work.sandbox.fs().maintain_edits(true, &|| false);
             edited && work.sandbox.compact().is_ok() && work.sandbox.fs().sync().is_ok()
         });
         let work = place.around(

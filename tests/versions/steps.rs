@@ -243,7 +243,7 @@ fn content_that_a_failed_undo_wrote_stays_once_it_is_brought_back_and_its_versio
             work.checkpoint("brought back");
             work.put("a", "three");
         }
-        work.sandbox.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
+        work.sandbox.fs().set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
         work.sandbox.compact().unwrap();
         work.gc(0);
         drop(work);
@@ -273,7 +273,7 @@ fn what_an_undo_brought_back_is_not_written_through_another_file_once_no_version
         drop(work);
         for round in 0..3 {
             let work = place.open();
-            work.sandbox.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
+            work.sandbox.fs().set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
             if round > 0 {
                 work.write(written, 4096 * round, new.as_bytes());
             }

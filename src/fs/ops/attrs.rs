@@ -75,9 +75,9 @@ impl Fs {
     /// ENOENT for an id that was never given out, or what the base answers.
     pub fn getattr(&self, id: NodeId) -> FsResult<Attr> {
         if id.is_in_snapdir() {
-            return self.past_getattr(id);
+            return self.snapdir_getattr(id);
         }
-        let listed = u32::from(self.listed_past(id).is_some());
+        let listed = u32::from(self.snapdir_entry(id).is_some());
         let mut core = self.core();
         let target = core.target(id)?;
         core.note_asked(id, &target);
@@ -195,7 +195,7 @@ impl Fs {
 
     fn xattrs(&self, id: NodeId) -> FsResult<Xattrs> {
         if id.is_in_snapdir() {
-            return self.past_xattrs(id);
+            return self.snapdir_xattrs(id);
         }
         let core = self.core();
         match core.target(id)? {

@@ -37,7 +37,7 @@ impl Fs {
     pub fn read(&self, id: NodeId, offset: u64, len: u64) -> FsResult<ReadPlan> {
         if id.is_in_snapdir() {
             // At once: what a checkpoint was is known for sure only as long as nobody exchanges the base below it.
-            let bytes = self.past_read(id, offset, len, false)?.unwrap_or_default();
+            let bytes = self.snapdir_read(id, offset, len, false)?.unwrap_or_default();
             return Ok(ReadPlan::of_bytes(bytes, Arc::clone(&self.core().lower)));
         }
         let mut core = self.core();
@@ -155,7 +155,7 @@ impl Fs {
     /// ENXIO behind the end, or what the base answers.
     pub fn seek(&self, id: NodeId, offset: u64, to: SeekTo) -> FsResult<u64> {
         if id.is_in_snapdir() {
-            return self.past_seek(id, offset, to);
+            return self.snapdir_seek(id, offset, to);
         }
         let mut core = self.core();
         let target = core.content_target(id)?;
@@ -201,7 +201,7 @@ impl Fs {
     /// As [`Fs::read`].
     fn next_data(&self, id: NodeId, range: ByteRange) -> FsResult<(u64, Option<ByteRange>)> {
         if id.is_in_snapdir() {
-            return self.past_data(id, range);
+            return self.snapdir_data(id, range);
         }
         let (lower, size) = {
             let mut core = self.core();
@@ -447,7 +447,7 @@ impl Core {
             end: range.start + (to - offset),
         };
         let mut at = offset;
-        while let Some(frozen) = self.first_frozen(layer, ByteRange { start: at, end }) {
+        while let Some(frozen) = self.first_pinned(layer, ByteRange { start: at, end }) {
             if at < frozen.start {
                 runs.push(Run::Owned(place(at, frozen.start), at));
             }
@@ -477,7 +477,7 @@ impl Core {
                     if owner == layer =>
                 {
                     let at = ByteRange::at(offset + (part.start - start), part.len());
-                    core.first_frozen(layer, at).is_none()
+                    core.first_pinned(layer, at).is_none()
                 }
                 _ => false,
             };

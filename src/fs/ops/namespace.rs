@@ -47,7 +47,7 @@ impl Fs {
     /// # Errors
     /// ENOENT, ENOTDIR, or what the base answers.
     pub fn lookup(&self, dir: NodeId, name: &Name) -> FsResult<Entry> {
-        if let Some(entry) = self.enter_past(dir, name)? {
+        if let Some(entry) = self.lookup_snapdir(dir, name)? {
             return Ok(entry);
         }
         let mut core = self.core();
@@ -585,7 +585,7 @@ impl Core {
             }
             return Ok(());
         }
-        if self.keeps_versions()
+        if self.records_edits()
             && let Some((from, to)) = self.paths_of_move(source, target)
         {
             self.before_loss(
@@ -605,7 +605,7 @@ impl Core {
         let path = |place: &Place| {
             Some(self.dir_path(place.dir, place.lower.as_ref()).ok()?.join(&place.name))
         };
-        self.keeps_versions().then(|| Some((path(source)?, path(target)?))).flatten()
+        self.records_edits().then(|| Some((path(source)?, path(target)?))).flatten()
     }
 
     fn exchange(

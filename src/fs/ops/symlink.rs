@@ -81,7 +81,7 @@ impl Fs {
     /// EINVAL for what is not a link.
     pub fn readlink(&self, id: NodeId, pid: u32) -> FsResult<LinkReply> {
         if id.is_in_snapdir() {
-            return self.past_readlink(id, pid);
+            return self.snapdir_readlink(id, pid);
         }
         let jail = Arc::clone(&self.jail.lock());
         let answer = self.core().answer_link(&jail, id)?;
@@ -106,7 +106,7 @@ impl Fs {
     /// EINVAL for what is not a link, or what the base answers.
     pub fn link_text(&self, id: NodeId) -> FsResult<Vec<u8>> {
         if id.is_in_snapdir() {
-            return self.past_link_text(id);
+            return self.snapdir_link_text(id);
         }
         let core = self.core();
         match &core.record_of(&core.target(id)?)?.body {

@@ -78,7 +78,7 @@ impl Fs {
         let mut made = self.try_to_make_room();
         // What single files were is given up before an operation fails: half of it, then the other half. But only if it is known
         // that there is nothing else, and as long as that gives room back.
-        while made == Made::Nothing && self.give_up_history() {
+        while made == Made::Nothing && self.drop_edits_for_space() {
             self.note_garbage();
             made = self.try_to_make_room();
         }
@@ -116,7 +116,7 @@ impl Fs {
     fn give_back_unused(&self) -> Option<u64> {
         let reach = self.live_set();
         if self.sync().is_err()
-            || self.secure_versions().is_err()
+            || self.secure_edits().is_err()
             || !self.store.wait_for_read_epochs()
         {
             return None;

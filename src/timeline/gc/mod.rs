@@ -260,8 +260,8 @@ impl Timeline {
             let gone =
                 self.pre_image_layers().into_iter().filter(|(_, layer)| !images.contains(layer));
             let first = gone.map(|(place, _)| place + 1).max().unwrap_or(0);
-            self.fs.forget_versions_before(Epoch(u32::try_from(first).unwrap_or(u32::MAX)));
-            self.fs.secure_versions().map_err(|e| e.during("gc"))?;
+            self.fs.forget_edits_before(Epoch(u32::try_from(first).unwrap_or(u32::MAX)));
+            self.fs.secure_edits().map_err(|e| e.during("gc"))?;
         }
         if !go() {
             return Ok(0);

@@ -100,7 +100,7 @@ impl Timeline {
         go: &dyn Fn() -> bool,
     ) -> Result<Collected> {
         let mut keep = self.keep_by(policy, spared);
-        keep.spared.extend(self.fs.layers_looked_into());
+        keep.spared.extend(self.fs.layers_in_use());
         // A little more than is asked for, so that it is not asked for again at once.
         keep.store_bytes = keep.store_bytes.map(|limit| limit - limit / SHORT_PART);
         // What gives space back takes some first; on a full disk the reserve is for it.
@@ -110,7 +110,7 @@ impl Timeline {
     /// Makes the kernel let go of what it remembers of states that may go, but for what somebody stands in or has open. First whole
     /// states; what it still holds of them then is asked for node by node, because who had it open kept it from going with the rest.
     pub fn ask_kernel_for_states(&self, policy: &Policy, spared: &BTreeSet<LayerId>, whole: bool) {
-        let held = self.fs.layers_looked_into();
+        let held = self.fs.layers_in_use();
         let keep = self.keep_by(policy, spared);
         let mut may_go = self.sealed();
         may_go.retain(|l| held.contains(&l.header.layer) && !keep.spared.contains(&l.header.layer));
@@ -119,7 +119,7 @@ impl Timeline {
             names.collect()
         } else {
             let names =
-                may_go.iter().map(|info| self.fs.names_looked_into(info.header.layer, MAX_NAMES));
+                may_go.iter().map(|info| self.fs.names_in_use(info.header.layer, MAX_NAMES));
             names.filter_map(FsResult::ok).flatten().collect()
         };
         let what = Invalidations { names, ..Invalidations::default() };

@@ -1,8 +1,8 @@
 //! The two error types of the library.
 //!
-//! * [`Error`] is for people. It says what was attempted, on which object, and why it failed, and it
-//!   may have a hint. Its [`Kind`] is for programs, and decides the exit code of the command. All
-//!   methods of [`Sandbox`](crate::sandbox::Sandbox) return it.
+//! * [`Error`] is for people. It says what was attempted, on which object, and why it failed, and
+//!   it may have a hint. Its [`Kind`] is for programs, and decides the exit code of the command.
+//!   All methods of [`Sandbox`](crate::sandbox::Sandbox) return it.
 //! * [`FsError`] is for programs in the mount. It has one variant per reason to refuse a file
 //!   operation, and `fuse` maps it to an errno in one exhaustive match. All file operations of
 //!   [`Fs`](crate::sandbox::Fs) return it.
@@ -89,11 +89,11 @@ impl Kind {
 pub struct Error {
     /// Decides the exit code.
     pub kind: Kind,
-    /// What was attempted, on which object: `seal checkpoint 7: write layers/00000007/journal`.
+    /// The attempted action and its object: `seal checkpoint 7: write layers/00000007/journal`.
     pub attempt: String,
     /// Why it failed: `No space left on device`.
     pub reason: String,
-    /// What the user can do about it.
+    /// A hint for the user.
     pub hint: Option<String>,
     /// The errno of the host, if one was the reason.
     pub errno: Option<i32>,

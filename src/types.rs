@@ -1,11 +1,11 @@
 //! The basic types of the library.
 //!
 //! * Different things have different types: an [`Ino`] is the inode number that `stat` shows, a
-//!   [`NodeId`] is the number by which file operations and the kernel name a node, and a [`LayerId`]
-//!   identifies a layer of the store.
-//! * Names and paths are bytes, never text. A [`Name`] is one component of a path and a [`TreePath`]
-//!   is a path in the tree. Both are checked when they are created, so no other code looks for `/`,
-//!   `.` or `..`.
+//!   [`NodeId`] is the number by which file operations and the kernel name a node, and a
+//!   [`LayerId`] identifies a layer of the store.
+//! * Names and paths are bytes, never text. A [`Name`] is one component of a path and a
+//!   [`TreePath`] is a path in the tree. Both are checked when they are created, so no other code
+//!   looks for `/`, `.` or `..`.
 //! * [`Display`](std::fmt::Display) of a name or path is safe to print on a terminal.
 //!
 //! # Example
@@ -116,8 +116,8 @@ pub struct Timestamp {
 }
 
 /// Detects changes of a base node: values that change with the node, as they were at copy-up. ctime
-/// cannot be set, so a rewrite that keeps size and mtime is detected too, unless it falls within the
-/// timestamp granularity of the filesystem.
+/// cannot be set, so a rewrite that keeps size and mtime is detected too, unless it falls within
+/// the timestamp granularity of the filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Fingerprint {
     /// `st_dev`.

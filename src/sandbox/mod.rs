@@ -86,9 +86,9 @@
 //!
 //! # Why requests are data
 //!
-//! A mounted sandbox is held by its daemon. A command sends it the same [`Request`] over the control
-//! socket that it would handle itself without a daemon. So each operation exists once, and the
-//! command line, the socket and an embedding program cannot differ.
+//! A mounted sandbox is held by its daemon. A command sends it the same [`Request`] over the
+//! control socket that it would handle itself without a daemon. So each operation exists once, and
+//! the command line, the socket and an embedding program cannot differ.
 
 mod apply;
 mod base_location;

@@ -1,9 +1,9 @@
 //! Chooses which edits to drop when all histories together exceed the budget.
 //!
-//! The largest subtree gives first: from the root down, the directory or file with the highest cost,
-//! and in that file the oldest edit. So a build that rewrites files below `target` loses its edits
-//! before a source file beside it, however many files it writes, because directories are compared. A
-//! large file loses its edits before the small files beside it.
+//! The largest subtree gives first: from the root down, the directory or file with the highest
+//! cost, and in that file the oldest edit. So a build that rewrites files below `target` loses its
+//! edits before a source file beside it, however many files it writes, because directories are
+//! compared. A large file loses its edits before the small files beside it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -68,8 +68,8 @@ struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    /// Compares from the end if the sizes differ: an insertion moves all bytes after it. Returns how
-    /// many bytes are equal.
+    /// Compares from the end if the sizes differ: an insertion moves all bytes after it. Returns
+    /// how many bytes are equal.
     fn compare_tails(&mut self) -> FsResult<u64> {
         let (old_size, new_size) = (self.old.size(), self.new.size());
         if old_size == new_size {
@@ -235,7 +235,8 @@ pub(super) struct EqualRuns {
 }
 
 impl EqualRuns {
-    /// Adds a run: the bytes at `from` are also at `to`. A run that overlaps a known one is ignored.
+    /// Adds a run: the bytes at `from` are also at `to`. A run that overlaps a known one is
+    /// ignored.
     fn add(&mut self, from: Source, to: Source, len: u64) {
         let Source::Pool { layer, offset } = from else { return };
         let before = self
@@ -262,8 +263,8 @@ impl EqualRuns {
         }
     }
 
-    /// Rewrites extents to the other addresses; `None` if no run applies. A run shorter than a block
-    /// is ignored, because its block could not be freed.
+    /// Rewrites extents to the other addresses; `None` if no run applies. A run shorter than a
+    /// block is ignored, because its block could not be freed.
     pub(super) fn applied(
         &self,
         extents: &[(ByteRange, Source)],

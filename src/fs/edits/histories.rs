@@ -100,8 +100,8 @@ impl Histories {
         match record {
             EditsLogRecord::Opened { .. } | EditsLogRecord::SyncFailed => {}
             EditsLogRecord::Bounds(bounds) => self.set_bounds(*bounds),
-            EditsLogRecord::Kept(saved_file) => {
-                for (path, version) in saved_file {
+            EditsLogRecord::Kept(saved) => {
+                for (path, version) in saved {
                     self.push(path, Arc::new(version.clone()), number);
                 }
             }
@@ -283,8 +283,8 @@ impl Histories {
         while list.entries.front().is_some_and(|first| first.number <= upto) {
             gone.extend(list.entries.pop_front());
         }
-        let saved_file = |number: &u32| list.entries.iter().any(|entry| entry.number == *number);
-        list.undone_to = list.undone_to.filter(saved_file);
+        let exists = |number: &u32| list.entries.iter().any(|entry| entry.number == *number);
+        list.undone_to = list.undone_to.filter(exists);
         if list.entries.is_empty() {
             self.by_path.remove(path);
             self.uncompared.remove(path);
@@ -306,13 +306,13 @@ impl Histories {
     pub(super) fn retain_entries(&mut self, keep: impl Fn(&Entry) -> bool) -> bool {
         let mut gone = Vec::new();
         for list in self.by_path.values_mut() {
-            let (saved_file, lost): (Vec<Entry>, Vec<Entry>) =
+            let (kept, lost): (Vec<Entry>, Vec<Entry>) =
                 std::mem::take(&mut list.entries).into_iter().partition(|entry| keep(entry));
             if !lost.is_empty() {
                 // Whether the last entry is the file before an undo is not known any more.
                 list.undone_to = None;
             }
-            list.entries = saved_file.into();
+            list.entries = kept.into();
             gone.extend(lost);
         }
         self.by_path.retain(|_, list| !list.entries.is_empty());

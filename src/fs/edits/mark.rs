@@ -1,7 +1,7 @@
 //! Rewinds the edit histories to a savepoint, for an attempt that is discarded.
 //!
-//! Edits since the savepoint are dropped, and moves of older edits are undone. Edits that were dropped
-//! meanwhile to save space stay dropped.
+//! Edits since the savepoint are dropped, and moves of older edits are undone. Edits that were
+//! dropped meanwhile to save space stay dropped.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -43,11 +43,11 @@ impl Fs {
         for list in by_path.values_mut() {
             let before = list.entries.len();
             // The extents may have changed since; the number at this path has not.
-            let saved_file = |old: &Entry| {
+            let present = |old: &Entry| {
                 let now = there.get(&old.serial)?;
                 Some(Entry { number: old.number, compared: false, ..now.clone() })
             };
-            list.entries = list.entries.iter().filter_map(saved_file).collect();
+            list.entries = list.entries.iter().filter_map(present).collect();
             if list.entries.len() != before {
                 // Whether the last entry is the file before an undo is not known any more.
                 list.undone_to = None;

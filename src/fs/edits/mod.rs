@@ -1,18 +1,18 @@
 //! Keeps the edit history of single files: for each edit, the file as it was before.
 //!
-//! * A history belongs to a **path**, not to a file. It has what the path had before it was written,
-//!   replaced, removed or moved away, whatever the path is now. After a rename of a file, the history
-//!   is found by the new path too; after a rename of a directory, the histories below it are found by
-//!   the new paths only.
-//! * The edits of a path are numbered. A later edit has a larger number, and no number is reused while
-//!   the path has a history.
-//! * The log in the store has the same content as the memory: each change is one record, and a replay
-//!   runs the same code ([`Histories`]).
+//! * A history belongs to a **path**, not to a file. It has what the path had before it was
+//!   written, replaced, removed or moved away, whatever the path is now. After a rename of a file,
+//!   the history is found by the new path too; after a rename of a directory, the histories below
+//!   it are found by the new paths only.
+//! * The edits of a path are numbered. A later edit has a larger number, and no number is reused
+//!   while the path has a history.
+//! * The log in the store has the same content as the memory: each change is one record, and a
+//!   replay runs the same code ([`Histories`]).
 //! * The edit history never makes an operation fail. Without edits it costs no system call.
 //!
-//! An edit ends when its file was not changed for [`QUIET`], so a program that writes a file in many
-//! steps makes one edit. An edit keeps no copy of the bytes: it refers to their addresses, which are
-//! pinned ([`PinnedRanges`]) so that they are not overwritten.
+//! An edit ends when its file was not changed for [`QUIET`], so a program that writes a file in
+//! many steps makes one edit. An edit keeps no copy of the bytes: it refers to their addresses,
+//! which are pinned ([`PinnedRanges`]) so that they are not overwritten.
 
 mod budget;
 mod compare;
@@ -80,7 +80,8 @@ pub struct EditHistory {
     active: HashMap<Ino, ActiveEdit>,
     /// The size of `active` at which ended edits are removed from it.
     prune_active_at: usize,
-    /// Names that new files lost by a rename. If a file comes to such a name again, it was a backup.
+    /// Names that new files lost by a rename. If a file comes to such a name again, it was a
+    /// backup.
     pending: PendingBackups,
     pinned: PinnedRanges,
     log: EditsLog,
@@ -89,7 +90,8 @@ pub struct EditHistory {
     clock: Clock,
     /// When the last edit began.
     last_edit: Timestamp,
-    /// Changes with each change of which edits exist: the mtime of the directories in `.jailfs/history`.
+    /// Changes with each change of which edits exist: the mtime of the directories in
+    /// `.jailfs/history`.
     changed: Timestamp,
     /// Called at the beginning of an edit.
     notice: Option<Box<dyn Fn() + Send + Sync>>,
@@ -123,8 +125,8 @@ impl ActiveEdit {
 }
 
 impl EditHistory {
-    /// Reads the histories of a head from the store. Writes nothing yet. Edits whose pools are missing
-    /// or too short are dropped.
+    /// Reads the histories of a head from the store. Writes nothing yet. Edits whose pools are
+    /// missing or too short are dropped.
     pub(super) fn open(store: &Arc<Store>, head: &str) -> EditHistory {
         let (mut log, recorded) = EditsLog::open(store, head);
         let mut histories = Histories::of(&recorded);

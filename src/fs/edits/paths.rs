@@ -2,8 +2,8 @@
 //!
 //! A path with a history is a directory of its edits, by number. The same path may also be, or have
 //! been, a directory with histories below it, and then shows both. If such a name equals the number
-//! of an edit, the name wins, so that every path of the tree is found. The edit then gets an `@` before
-//! its number, or several.
+//! of an edit, the name wins, so that every path of the tree is found. The edit then gets an `@`
+//! before its number, or several.
 //!
 //! An edit before which there was no file has no name, because there is nothing to show.
 
@@ -31,7 +31,7 @@ pub(in crate::fs) struct SavedFile {
     pub(in crate::fs) content: Arc<Content>,
 }
 
-/// What a name in `.jailfs/history` is.
+/// The meaning of a name in `.jailfs/history`.
 pub(in crate::fs) enum HistoryName {
     /// A path with a history, or with histories below it.
     Path(TreePath),
@@ -140,14 +140,14 @@ impl EditHistory {
         }
         let number: u32 =
             std::str::from_utf8(name.as_bytes()).ok()?.trim_start_matches('@').parse().ok()?;
-        let saved_file = self
+        let saved = self
             .by_path
             .get(dir)?
             .entries
             .iter()
             .find(|entry| entry.number == number)?
             .saved_file()?;
-        (self.edit_name(dir, number)? == *name).then_some(HistoryName::Edit(saved_file))
+        (self.edit_name(dir, number)? == *name).then_some(HistoryName::Edit(saved))
     }
 
     /// All names in the directory of a path.
@@ -159,13 +159,13 @@ impl EditHistory {
         let list = self.by_path.get(dir).into_iter().flat_map(|list| &list.entries);
         let own = list.filter_map(Entry::saved_file);
         let own = own.filter_map(|saved_file| {
-            Some((self.edit_name(dir, saved_file.number)?, HistoryName::Edit(saved_file)))
+            Some((self.edit_name(dir, saved_file.number)?, HistoryName::Edit(saved)))
         });
         below.chain(own).collect()
     }
 
-    /// The file before the edit of `path` with this serial; `None` if the edit was dropped, or belongs to
-    /// another path.
+    /// The file before the edit of `path` with this serial; `None` if the edit was dropped, or
+    /// belongs to another path.
     pub(in crate::fs) fn saved_file(&self, path: &TreePath, serial: u64) -> Option<SavedFile> {
         self.by_path.get(path)?.entries.iter().find(|entry| entry.serial == serial)?.saved_file()
     }

@@ -45,8 +45,8 @@ impl EditHistory {
         }
     }
 
-    /// Drops the oldest. `live` returns the present content of a file: bytes that it still refers to
-    /// are not garbage.
+    /// Drops the oldest. `live` returns the present content of a file: bytes that it still refers
+    /// to are not garbage.
     pub(super) fn drop_oldest_pending(
         &mut self,
         count: usize,
@@ -102,8 +102,8 @@ impl Core {
         self.drop_pending(count);
     }
 
-    /// Also drops what is beyond the budget. Not called for each edit: comparing contents may show that
-    /// they share their bytes.
+    /// Also drops what is beyond the budget. Not called for each edit: comparing contents may show
+    /// that they share their bytes.
     pub(super) fn drop_unneeded_pending(&mut self) {
         self.drop_expired_pending();
         let count = self.edits.as_ref().map_or(0, EditHistory::beyond_budget);

@@ -1,5 +1,5 @@
-//! The ranges of the upper layer's pool that must not be overwritten, because an edit refers to them, or
-//! because a file refers to them twice.
+//! The ranges of the upper layer's pool that must not be overwritten, because an edit refers to
+//! them, or because a file refers to them twice.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,8 @@ use crate::store::record::Source;
 use crate::tree::Tree;
 use crate::types::{ByteRange, LayerId};
 
-/// Pinned ranges of one layer. Other layers need none: they are sealed, or no edit refers to them yet.
+/// Pinned ranges of one layer. Other layers need none: they are sealed, or no edit refers to them
+/// yet.
 pub(super) struct PinnedRanges {
     layer: LayerId,
     /// Start and end. Ranges neither overlap nor touch.

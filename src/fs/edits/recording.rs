@@ -1,7 +1,7 @@
 //! Detects the beginning of an edit and keeps the file before it.
 //!
-//! The operations of `fs` call the `before_*` methods under the lock of the head, before they change
-//! the tree.
+//! The operations of `fs` call the `before_*` methods under the lock of the head, before they
+//! change the tree.
 
 use std::sync::Arc;
 
@@ -33,8 +33,8 @@ fn content_of(state: &State, ino: Ino, node: &Node, extents: Extents) -> Option<
 }
 
 impl State {
-    /// The content of a file, to be kept as an edit; `None` for other nodes, and for a file with too many
-    /// extents.
+    /// The content of a file, to be kept as an edit; `None` for other nodes, and for a file with
+    /// too many extents.
     ///
     /// # Errors
     /// The base cannot be read.
@@ -204,8 +204,8 @@ impl Core {
             self.save(vec![from.clone()], How::Moved, content);
             return;
         }
-        // A new file that is renamed to a free name may be a backup: then the program writes the old
-        // name again soon.
+        // A new file that is renamed to a free name may be a backup: then the program writes the
+        // old name again soon.
         self.pin(&content);
         let Some(history) = &mut self.edits else { return };
         let version = Version { time: now, how: How::Moved, content: Some(content) };
@@ -256,20 +256,19 @@ impl Core {
 
 impl Fs {
     /// Keeps the files that a restore replaced, as edits of their paths.
-    pub fn record_restored_edits(&self, saved_file: Vec<(TreePath, Arc<Content>)>) {
+    pub fn record_restored_edits(&self, saved: Vec<(TreePath, Arc<Content>)>) {
         let mut core = self.core();
-        for (_, content) in &saved_file {
+        for (_, content) in &saved {
             core.pin(content);
         }
-        let Some(history) = core.edits.as_mut().filter(|v| v.is_on() && !saved_file.is_empty())
-        else {
+        let Some(history) = core.edits.as_mut().filter(|v| v.is_on() && !saved.is_empty()) else {
             return;
         };
         let time = history.now();
         let of =
             |(path, content)| (path, Version { time, how: How::Restored, content: Some(content) });
-        let saved_file: Vec<(TreePath, Version)> = saved_file.into_iter().map(of).collect();
-        history.append(&EditsLogRecord::Kept(saved_file));
+        let saved: Vec<(TreePath, Version)> = saved.into_iter().map(of).collect();
+        history.append(&EditsLogRecord::Kept(saved));
         history.last_edit = time;
         if let Some(notice) = &history.notice {
             notice();

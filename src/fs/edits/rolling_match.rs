@@ -1,7 +1,7 @@
 //! Finds bytes of an old content that moved in a new one, as rsync does.
 //!
-//! The blocks of the old content are known by a hash that can be rolled over the new content byte by
-//! byte. A window with the hash of a block is then compared with it.
+//! The blocks of the old content are known by a hash that can be rolled over the new content byte
+//! by byte. A window with the hash of a block is then compared with it.
 
 use std::collections::HashMap;
 
@@ -24,8 +24,8 @@ fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |hash, byte| hash.wrapping_mul(FACTOR).wrapping_add(u64::from(*byte)))
 }
 
-/// Finds bytes of `parts` in `new`. A part has its offset in the old content. The runs are in the order
-/// of `new`, and overlap neither in `parts` nor in `new`.
+/// Finds bytes of `parts` in `new`. A part has its offset in the old content. The runs are in the
+/// order of `new`, and overlap neither in `parts` nor in `new`.
 pub(super) fn find(parts: &[(u64, Vec<u8>)], new: &[u8]) -> Vec<Run> {
     let mut blocks: HashMap<u64, (usize, usize)> = HashMap::new();
     for (number, (_, bytes)) in parts.iter().enumerate() {

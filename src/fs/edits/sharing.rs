@@ -1,13 +1,13 @@
 //! Maintains the edit histories in the background: stores equal bytes once and keeps to the budget.
 //!
-//! A tool that rewrites a whole file leaves a whole copy behind with each edit. When no file was edited
-//! for a moment, the content before an edit is compared with that before the next one, and the newest
-//! with the file. Where bytes are equal, the *older* content then refers to the bytes of the newer one.
-//! Only the edit log refers to the old bytes, so they are garbage afterwards.
+//! A tool that rewrites a whole file leaves a whole copy behind with each edit. When no file was
+//! edited for a moment, the content before an edit is compared with that before the next one, and
+//! the newest with the file. Where bytes are equal, the *older* content then refers to the bytes of
+//! the newer one. Only the edit log refers to the old bytes, so they are garbage afterwards.
 //!
 //! * Bytes are compared, never only their hashes.
-//! * Bytes that an edit is changed to refer to are never overwritten: they belong to another edit, or
-//!   are pinned before they are read.
+//! * Bytes that an edit is changed to refer to are never overwritten: they belong to another edit,
+//!   or are pinned before they are read.
 
 use std::sync::Arc;
 
@@ -38,8 +38,9 @@ pub enum Tended {
 }
 
 impl Fs {
-    /// Stores equal bytes once, drops edits beyond the budget, and reclaims their space. While files are
-    /// edited it does only the urgent part, unless `at_once`. Stops early when `is_stopping`.
+    /// Stores equal bytes once, drops edits beyond the budget, and reclaims their space. While
+    /// files are edited it does only the urgent part, unless `at_once`. Stops early when
+    /// `is_stopping`.
     pub fn maintain_edits(&self, at_once: bool, is_stopping: &dyn Fn() -> bool) -> Tended {
         let (is_quiet, is_over, garbage) = {
             let mut core = self.core();
@@ -61,8 +62,8 @@ impl Fs {
         let garbage = self.core().edits.as_ref().map_or(garbage, |history| history.garbage);
         let wanted = if is_quiet { SOME_GARBAGE } else { MUCH_GARBAGE };
         if garbage >= wanted {
-            self.note_garbage();
-            if self.reclaim().is_some() {
+            self.reclaim.note_garbage();
+            if self.reclaim_unused().is_some() {
                 self.subtract_garbage(garbage);
             }
         }
@@ -114,8 +115,8 @@ impl Fs {
         }
     }
 
-    /// Makes room on a full disk: drops all pending backups; if there are none, half of the histories by
-    /// cost, or all if that is little. Returns whether there was anything.
+    /// Makes room on a full disk: drops all pending backups; if there are none, half of the
+    /// histories by cost, or all if that is little. Returns whether there was anything.
     pub(in crate::fs) fn drop_edits_for_space(&self) -> bool {
         let (costs, all) = {
             let mut core = self.core();

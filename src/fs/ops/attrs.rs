@@ -80,7 +80,7 @@ impl Fs {
         let listed = u32::from(self.snapdir_entry(id).is_some());
         let mut core = self.core();
         let target = core.target(id)?;
-        core.note_asked(id, &target);
+        core.note_getattr(id, &target);
         let mut attr = core.attr_of(id, &target)?;
         if attr.meta.nlink >= 2 {
             attr.meta.nlink += listed;

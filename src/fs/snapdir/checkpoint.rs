@@ -120,8 +120,8 @@ impl Fs {
         })
     }
 
-    /// Reads a file in the snapshot directory. With `nowait`, returns `None` if the read would wait for
-    /// the disk.
+    /// Reads a file in the snapshot directory. With `nowait`, returns `None` if the read would wait
+    /// for the disk.
     ///
     /// # Errors
     /// As [`Fs::read`]. ESTALE for a checkpoint that was freed.

@@ -6,8 +6,9 @@
 //! * An edit is identified by its serial. A process that has a dropped edit open gets ESTALE, never
 //!   another edit. No bytes are freed while a request reads them ([`Fs::read_guard`]).
 //! * A path that is hidden in the base is not shown here either, also after it was moved.
-//! * The permissions of the tree hold: the directory of a path has the mode, owner and ACL of the live
-//!   directory. If that does not exist, only the owner of the nearest existing one above may enter.
+//! * The permissions of the tree hold: the directory of a path has the mode, owner and ACL of the
+//!   live directory. If that does not exist, only the owner of the nearest existing one above may
+//!   enter.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
@@ -101,8 +102,8 @@ impl Fs {
 
     /// Lists the directory of a path, as [`Fs::readdir`] does.
     ///
-    /// The hash of a name is its cookie. So a reader that continues neither misses nor repeats a name
-    /// that existed all the time, and no position is stored for it.
+    /// The hash of a name is its cookie. So a reader that continues neither misses nor repeats a
+    /// name that existed all the time, and no position is stored for it.
     pub(super) fn readdir_in_history(
         &self,
         id: NodeId,
@@ -154,13 +155,14 @@ impl Fs {
         Ok(last.names)
     }
 
-    /// Calls `look` with the file before an edit. Calls it again if an apply replaced the base meanwhile.
+    /// Calls `look` with the file before an edit. Calls it again if an apply replaced the base
+    /// meanwhile.
     pub(super) fn in_edit<T>(
         &self,
         edit: &EditRef,
         look: impl Fn(&State, &Found) -> FsResult<T>,
     ) -> FsResult<T> {
-        let _guard = self.guards.read_recursive();
+        let _guard = self.reclaim.read_again();
         loop {
             let live = Arc::clone(&self.core().state.lower);
             let saved = self.saved_file(edit)?;
@@ -174,7 +176,7 @@ impl Fs {
 
     /// Calls `look` with the live tree. Calls it again if an apply replaced the base meanwhile.
     pub(super) fn in_live<T>(&self, look: impl Fn(&State) -> FsResult<T>) -> FsResult<T> {
-        let _guard = self.guards.read_recursive();
+        let _guard = self.reclaim.read_again();
         loop {
             let state = self.state();
             let result = look(&state);
@@ -185,8 +187,8 @@ impl Fs {
     }
 }
 
-/// The attributes of the directory at a path, or of the nearest existing one above it, and whether it
-/// is at the path.
+/// The attributes of the directory at a path, or of the nearest existing one above it, and whether
+/// it is at the path.
 fn nearest_dir(state: &State, path: &TreePath) -> FsResult<(Meta, bool)> {
     let mut at = path.clone();
     loop {

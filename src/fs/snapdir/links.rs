@@ -1,16 +1,18 @@
-//! READLINK in a checkpoint, jailed to the tree of the checkpoint; and which layer last changed a node.
+//! READLINK in a checkpoint, jailed to the tree of the checkpoint; and which layer last changed a
+//! node.
 //!
-//! No directory of a checkpoint ever moves. So a link is resolved from its own directory, and nothing
-//! need be tracked as in [`crate::fs::ops::symlink`]. For a link with several names, the name nearest to
-//! the root decides. If some of its names are not known, a text that climbs is refused.
+//! No directory of a checkpoint ever moves. So a link is resolved from its own directory, and
+//! nothing need be tracked as in [`crate::fs::ops::symlink`]. For a link with several names, the
+//! name nearest to the root decides. If some of its names are not known, a text that climbs is
+//! refused.
 
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
-use crate::fs::ops::symlink::{Merged, has_unseen_names, shallowest_dir};
+use crate::fs::merged::jail_walk::{self, Resolved};
 use crate::fs::snapdir::{CheckpointNode, Item};
 use crate::fs::{Found, Fs, LinkReply, Refused, State, Target};
-use crate::jail::{Answer, Jail, Policy};
+use crate::jail::{Jail, Policy};
 use crate::store::record::Body;
 use crate::types::{LayerId, Name, NodeId, TreePath};
 
@@ -79,8 +81,9 @@ impl Fs {
         }
     }
 
-    /// Whether readlink(2) returns the stored text of a link to callers that do not follow it. With the
-    /// literal policy the view is the jail, but a link of a checkpoint must still stay in its tree.
+    /// Whether readlink(2) returns the stored text of a link to callers that do not follow it. With
+    /// the literal policy the view is the jail, but a link of a checkpoint must still stay in its
+    /// tree.
     pub fn tells_stored_text_of(&self, id: NodeId) -> bool {
         let policy = self.jail.lock().policy;
         policy == Policy::Show || (id.is_in_snapdir() && policy == Policy::Literal)
@@ -89,8 +92,8 @@ impl Fs {
     /// Which layer last changed a node. May read the records of many layers.
     ///
     /// # Errors
-    /// ENODATA for a removed node, and for nodes of `.jailfs` outside a checkpoint. The store cannot be
-    /// read.
+    /// ENODATA for a removed node, and for nodes of `.jailfs` outside a checkpoint. The store
+    /// cannot be read.
     pub fn origin(&self, id: NodeId) -> FsResult<Origin> {
         if id.is_in_snapdir() {
             let Item::Node(node) = self.snapdir_node(id)? else { return Err(FsError::NoAttribute) };
@@ -103,7 +106,7 @@ impl Fs {
                 Ok(layer.map_or(Origin::Base, Origin::Layer))
             });
         }
-        let _guard = self.guards.read_recursive();
+        let _guard = self.reclaim.read_again();
         let (state, found) = {
             let core = self.core();
             match core.target(id)? {
@@ -132,7 +135,8 @@ impl Fs {
     }
 }
 
-/// Whether a node equals the base, although it may be in the tree because its directory was changed.
+/// Whether a node equals the base, although it may be in the tree because its directory was
+/// changed.
 fn is_as_in_base(state: &State, found: &Found) -> FsResult<bool> {
     let Found::Upper(ino, _) = found else { return Ok(true) };
     let Some(node) = state.tree.node(*ino) else { return Ok(true) };
@@ -163,22 +167,17 @@ fn text_of(state: &State, found: &Found) -> FsResult<Vec<u8>> {
 fn judge(jail: &Jail, state: &State, node: &CheckpointNode) -> FsResult<Judged> {
     let found = node.find(state)?;
     let text = text_of(state, &found)?;
-    let dir = shallowest_dir(state, &found)?.ok_or(FsError::NotFound)?;
-    // An absolute text leads to the live tree or the host. Make it relative, so that it leads to the
-    // same path of this checkpoint.
+    // An absolute text leads to the live tree or the host. Make it relative, so that it leads to
+    // the same path of this checkpoint.
     let policy = match jail.policy {
         Policy::Rewrite => Policy::Rewrite,
         _ if text.starts_with(b"/") => Policy::Rewrite,
         Policy::Deny | Policy::Show | Policy::Literal => Policy::Deny,
     };
     let jail = Jail { policy, ..jail.clone() };
-    let merged = Merged::of(state);
-    let handle = merged.handle(dir);
-    match jail.resolve(&merged, handle, &text)? {
-        Answer::Text(served) if Jail::climb(&served) == 0 || !has_unseen_names(state, &found) => {
-            Ok(Judged::Text(served))
-        }
-        Answer::Text(_) | Answer::Escapes { .. } => {
+    match jail_walk::resolve(&jail, state, &found, &text)? {
+        Resolved::Inside(served) | Resolved::Climbs(served) => Ok(Judged::Text(served)),
+        Resolved::Escapes => {
             let path = found.ino().and_then(|ino| match &found {
                 Found::Base(_, path, _) => visible_path(state, path),
                 _ => state.tree.path(ino),

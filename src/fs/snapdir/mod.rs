@@ -1,18 +1,19 @@
-//! The snapshot directory, `.jailfs` in the root of a mount: checkpoints as trees, edit histories of
-//! files, and texts about the sandbox.
+//! The snapshot directory, `.jailfs` in the root of a mount: checkpoints as trees, edit histories
+//! of files, and texts about the sandbox.
 //!
 //! * It is read-only. Its nodes have a range of ids of their own. Operations that change something
 //!   look for a live node, and answer an id of this range with EROFS.
 //! * A node of a checkpoint is identified by the checkpoint and its inode number there. A held node
 //!   costs some bytes. Only a few trees, the last used ones, are kept in memory.
-//! * No content is freed while an operation reads it ([`Fs::read_guard`]). A checkpoint that was freed
-//!   answers ESTALE. An apply replaces the base below older checkpoints: what an operation found out
-//!   meanwhile is discarded, and it starts again ([`Fs::in_checkpoint`]).
+//! * No content is freed while an operation reads it ([`Fs::read_guard`]). A checkpoint that was
+//!   freed answers ESTALE. An apply replaces the base below older checkpoints: what an operation
+//!   found out meanwhile is discarded, and it starts again ([`Fs::in_checkpoint`]).
 //! * A link of a checkpoint is resolved as if the checkpoint's root were the root of the mount. It
 //!   leads neither out nor into the live tree.
 //!
 //! Loading the tree of a checkpoint may take long, and everything waits while space is reclaimed.
-//! [`Fs::snapdir_is_ready`] tells the thread that serves the kernel whether an operation would wait.
+//! [`Fs::snapdir_is_ready`] tells the thread that serves the kernel whether an operation would
+//! wait.
 
 mod checkpoint;
 mod history;
@@ -121,8 +122,8 @@ impl Fs {
         *self.snapdir.archive.lock() = Some(archive);
     }
 
-    /// Sets how the snapshot directory is shown; `None` hides it completely. Call it before the mount
-    /// is visible.
+    /// Sets how the snapshot directory is shown; `None` hides it completely. Call it before the
+    /// mount is visible.
     ///
     /// # Errors
     /// [`Kind::CannotMount`] if the root already has the name.
@@ -131,8 +132,8 @@ impl Fs {
         if let Some(view) = &view {
             let attempt = || format!("show the checkpoints as '{}'", view.name);
             let (root, lower) = core.state.root();
-            // A listing, not a lookup: the base may be a mount of jailfs, whose own snapshot directory
-            // answers a lookup without being listed.
+            // A listing, not a lookup: the base may be a mount of jailfs, whose own snapshot
+            // directory answers a lookup without being listed.
             let names = core.state.merged_names(root, lower.as_ref());
             let names = names
                 .map_err(|error| Error::new(Kind::CannotMount, attempt(), error.to_string()))?;
@@ -166,8 +167,8 @@ impl Fs {
         self.snapdir.archive.lock().clone().ok_or(FsError::NotFound)
     }
 
-    /// Returns a guard if an operation on a node of the snapshot directory (with a name in it) would not
-    /// wait. This stays true while the guard lives.
+    /// Returns a guard if an operation on a node of the snapshot directory (with a name in it)
+    /// would not wait. This stays true while the guard lives.
     pub fn snapdir_is_ready(
         &self,
         id: NodeId,
@@ -187,7 +188,7 @@ impl Fs {
             (Item::Top | Item::Checkpoints | Item::Text(..) | Item::Alias(..), _) => None,
             (Item::History(_) | Item::Edit(_), _) => None,
         };
-        let guard = self.guards.try_read()?;
+        let guard = self.reclaim.try_read()?;
         let is_kept = |layer| self.snapdir.trees.lock().iter().any(|kept| kept.layer == layer);
         layer.is_none_or(is_kept).then_some(guard)
     }
@@ -202,7 +203,8 @@ impl Fs {
         self.snapdir.table.lock().layers()
     }
 
-    /// The dentries of a checkpoint that the kernel may hold; empty if it holds more than `most` nodes.
+    /// The dentries of a checkpoint that the kernel may hold; empty if it holds more than `most`
+    /// nodes.
     ///
     /// # Errors
     /// The checkpoint was dropped, or the store cannot be read.
@@ -253,7 +255,7 @@ impl Fs {
         look: impl Fn(&State) -> FsResult<T>,
     ) -> FsResult<T> {
         // Recursive, because the caller may hold the guard of `snapdir_is_ready`.
-        let _guard = self.guards.read_recursive();
+        let _guard = self.reclaim.read_again();
         loop {
             let (state, live) = self.checkpoint_state(layer)?;
             let result = look(&state);

@@ -1,10 +1,10 @@
 //! The nodes of the snapshot directory that the kernel holds.
 //!
-//! A node of a checkpoint has an id that is a hash of the checkpoint and the inode number there. So it
-//! is the same each time, and programs that walk a tree recognize hard links and directories, also
-//! after the kernel sent FORGET. If two held nodes have the same hash, the second gets the next free
-//! id. The file before an edit has an id from the path, the number and the time of the edit. If an
-//! edit was dropped and a new one has its path and number, that is another node.
+//! A node of a checkpoint has an id that is a hash of the checkpoint and the inode number there. So
+//! it is the same each time, and programs that walk a tree recognize hard links and directories,
+//! also after the kernel sent FORGET. If two held nodes have the same hash, the second gets the
+//! next free id. The file before an edit has an id from the path, the number and the time of the
+//! edit. If an edit was dropped and a new one has its path and number, that is another node.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -49,7 +49,7 @@ impl Item {
     }
 }
 
-/// What identifies a node.
+/// The identity of a node.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Key {
     /// Nothing but its id.

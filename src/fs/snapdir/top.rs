@@ -1,7 +1,7 @@
 //! The directories `.jailfs` and `.jailfs/checkpoints`, and the texts.
 //!
-//! A text is generated at its lookup and is then a node of its own. So a process that has it open reads
-//! it to the end, and its size is right. The kernel is told to look the name up each time.
+//! A text is generated at its lookup and is then a node of its own. So a process that has it open
+//! reads it to the end, and its size is right. The kernel is told to look the name up each time.
 
 use std::sync::Arc;
 
@@ -20,7 +20,8 @@ const LOG: &[u8] = b"log";
 const FIRST_COOKIE: u64 = 3;
 
 impl Fs {
-    /// Looks up a name in the snapshot directory, or its own name in the root. `None` if neither applies.
+    /// Looks up a name in the snapshot directory, or its own name in the root. `None` if neither
+    /// applies.
     pub(in crate::fs) fn lookup_snapdir(
         &self,
         dir: NodeId,
@@ -34,8 +35,8 @@ impl Fs {
         Ok(is_it.then(|| Entry { id: NodeId::SNAPDIR, attr: self.top_attr(NodeId::SNAPDIR) }))
     }
 
-    /// The entry of the snapshot directory in a listing of `dir`, if it is listed there. Its cookie is the
-    /// largest.
+    /// The entry of the snapshot directory in a listing of `dir`, if it is listed there. Its cookie
+    /// is the largest.
     pub(in crate::fs) fn snapdir_entry(&self, dir: NodeId) -> Option<DirEntry> {
         let view = self.snapdir_view().filter(|view| view.entry_of && dir == NodeId::ROOT)?;
         Some(dir_entry(
@@ -61,10 +62,11 @@ impl Fs {
                 let info = self.checkpoint_named(name).ok_or(FsError::NotFound)?;
                 let layer = info.header.layer;
                 match name_of(&info).filter(|called| called.as_bytes() != name.as_bytes()) {
-                    // The number is a link to the name. A directory with two names would be moved from
-                    // one to the other by the kernel.
+                    // The number is a link to the name. A directory with two names would be moved
+                    // from one to the other by the kernel.
                     Some(called) => {
-                        // The time of the seal, because gc may give the layer the time of one below.
+                        // The time of the seal, because gc may give the layer the time of one
+                        // below.
                         let time = info.seal.as_ref().map_or(info.header.time, |seal| seal.time);
                         let what = Item::Alias(Arc::from(called.as_bytes()), time);
                         self.hold_made(what)
@@ -188,7 +190,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Makes a checkpoint for mkdir(2) in `checkpoints`. Called from a thread that serves no request.
+    /// Makes a checkpoint for mkdir(2) in `checkpoints`. Called from a thread that serves no
+    /// request.
     pub(in crate::fs) fn make_checkpoint(&self, name: &Name) -> FsResult<Entry> {
         if !self.snapdir_view().is_some_and(|view| view.makes) {
             return Err(FsError::ReadOnly);

@@ -39,7 +39,7 @@ impl Store {
         seal: Seal,
         edits: impl Iterator<Item = Edit>,
     ) -> Result<()> {
-        let mut rewriting = self.rewriting();
+        let mut rewriting = self.journal_rewriter();
         rewriting.rewrite(header, seal, edits)?;
         rewriting.finish()
     }
@@ -153,7 +153,7 @@ impl Store {
     /// As [`Store::remove_layer`].
     pub fn remove_layers(&self, layers: &[LayerId]) -> Result<()> {
         self.note_gone(layers)?;
-        self.forget_packed(layers)?;
+        self.remove_from_packs(layers)?;
         layers.iter().try_for_each(|layer| self.remove_directory(*layer))
     }
 

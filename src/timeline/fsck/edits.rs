@@ -170,7 +170,8 @@ impl Checker {
                 continue;
             };
             // Of what is deflated every byte takes the whole cell.
-            let whole = |range: ByteRange| cells.as_ref().map_or(range, |cells| cells.whole(range));
+            let whole =
+                |range: ByteRange| cells.as_ref().map_or(range, |cells| cells.round_out(range));
             let ranges: Vec<(ByteRange, usize)> =
                 ranges.iter().map(|(range, of)| (whole(*range), *of)).collect();
             let Ok(damaged) = self.store.damaged_blocks(*layer, &sums, &joined(&ranges)) else {

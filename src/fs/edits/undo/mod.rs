@@ -1,9 +1,9 @@
 //! Undo and redo of the edits of one file, in place.
 //!
-//! An undo is an edit itself: the file before it is kept, so the undo can be undone. It is installed
-//! like a restore: a process that has the file open keeps the content that it had. Repeated undos go
-//! further back until the file is edited. Redo goes forward, at most to the file before the first
-//! undo.
+//! An undo is an edit itself: the file before it is kept, so the undo can be undone. It is
+//! installed like a restore: a process that has the file open keeps the content that it had.
+//! Repeated undos go further back until the file is edited. Redo goes forward, at most to the file
+//! before the first undo.
 
 #[cfg(test)]
 mod tests;
@@ -45,9 +45,9 @@ pub enum Step {
     Redo(u32),
 }
 
-/// What a step did.
+/// The result of a step.
 pub struct Stepped {
-    /// What the kernel must invalidate.
+    /// The invalidations to send to the kernel.
     pub invalidations: Invalidations,
     /// The file is now as before this edit; `None` if it is as before the first undo.
     pub number: Option<u32>,
@@ -93,9 +93,9 @@ impl Fs {
         list.entries.iter().rev().map(info).collect()
     }
 
-    /// The file before an edit: a state with this single file, and the file in it. `None` if there is no
-    /// such edit, or there was no file before it. To read it, hold [`Fs::read_guard`] from before this
-    /// call.
+    /// The file before an edit: a state with this single file, and the file in it. `None` if there
+    /// is no such edit, or there was no file before it. To read it, hold [`Fs::read_guard`] from
+    /// before this call.
     pub fn before_edit(&self, path: &TreePath, number: u32) -> Option<(State, Found)> {
         let content = {
             let core = self.core();
@@ -105,9 +105,9 @@ impl Fs {
         Some(state_of(self, &content))
     }
 
-    /// Sets how much is kept. With 0 edits, all histories are dropped at once. Otherwise a new bound on
-    /// their number takes effect with the next edit of a path, and one on bytes with the next
-    /// maintenance.
+    /// Sets how much is kept. With 0 edits, all histories are dropped at once. Otherwise a new
+    /// bound on their number takes effect with the next edit of a path, and one on bytes with the
+    /// next maintenance.
     pub fn set_edit_bounds(&self, bounds: Bounds) {
         let mut core = self.core();
         let Some(history) = &mut core.edits else { return };
@@ -122,8 +122,9 @@ impl Fs {
     /// Reads the histories of a head, and records edits from now on.
     pub fn open_edits(&self, head: &str) {
         let mut history = EditHistory::open(self.store(), head);
-        // From here on, the bytes of dropped edits may be overwritten. After a power cut the log must
-        // not name those edits again. So records that a killed process appended are synced first.
+        // From here on, the bytes of dropped edits may be overwritten. After a power cut the log
+        // must not name those edits again. So records that a killed process appended are synced
+        // first.
         let is_safe =
             history.log.settle_what_was_found().inspect_err(|error| log::warn!("{error}")).is_ok();
         let contents: Vec<Arc<Content>> = history.contents().collect();
@@ -153,8 +154,8 @@ impl Fs {
         }
     }
 
-    /// Sets a function that is called when an edit begins. It is called under the lock of the head and
-    /// must return at once.
+    /// Sets a function that is called when an edit begins. It is called under the lock of the head
+    /// and must return at once.
     pub fn set_edit_notice(&self, notice: Option<Box<dyn Fn() + Send + Sync>>) {
         if let Some(history) = &mut self.core().edits {
             history.notice = notice;
@@ -203,8 +204,8 @@ impl Fs {
         }
     }
 
-    /// Undoes or redoes edits of a file. The caller sends the returned invalidations to the kernel, holds
-    /// [`Fs::read_guard`], and keeps the state from being replaced meanwhile.
+    /// Undoes or redoes edits of a file. The caller sends the returned invalidations to the kernel,
+    /// holds [`Fs::read_guard`], and keeps the state from being replaced meanwhile.
     ///
     /// # Errors
     /// [`StepError`]. Nothing has changed then.
@@ -224,8 +225,8 @@ impl Fs {
         })?
     }
 
-    /// A content that can be installed over the present base. If an apply replaced its bytes in the base,
-    /// they are copied into the upper layer.
+    /// A content that can be installed over the present base. If an apply replaced its bytes in the
+    /// base, they are copied into the upper layer.
     fn in_current_epoch(
         &self,
         path: &TreePath,
@@ -248,7 +249,7 @@ impl Fs {
                 let bytes = state.read_range(&found, part)?;
                 let mut core = self.core();
                 core.need_bytes(self.store(), part.len())?;
-                core.took(part.len());
+                core.quota.add(part.len());
                 let layer = core.upper.layer();
                 let offset = core.upper.pool.allocate(content.ino, part, false);
                 core.upper.pool.write(offset, &bytes)?;
@@ -256,7 +257,8 @@ impl Fs {
                 push_extent(&mut extents, part, Source::Pool { layer, offset });
             }
         }
-        // Perhaps no journal record ever refers to these bytes, and then no other sync includes them.
+        // Perhaps no journal record ever refers to these bytes, and then no other sync includes
+        // them.
         written_to.into_iter().try_for_each(|layer| self.store().sync_layer(layer))?;
         let content = Arc::new(Content { extents, epoch, ..Content::clone(&content) });
         let mut core = self.core();
@@ -371,8 +373,8 @@ impl Core {
         history.record_edit(vec![path.clone()], how, live);
     }
 
-    /// The wanted content with its present extents, which [`super::sharing`] may have changed since the
-    /// step was resolved.
+    /// The wanted content with its present extents, which [`super::sharing`] may have changed since
+    /// the step was resolved.
     fn current_content(&self, path: &TreePath, wanted: &Wanted) -> Option<Arc<Content>> {
         let content = wanted.content.as_ref()?;
         let entries = self.edits.as_ref().and_then(|history| history.by_path.get(path));
@@ -492,12 +494,8 @@ impl Core {
         for edit in &edits {
             after.tree.apply(edit).map_err(|misfit| FsError::Damage(misfit.0))?;
         }
-        self.show(after, false, |core| {
-            let before = core.upper.journal_len();
-            core.upper.record(&Record::Edits(edits))?;
-            core.took(core.upper.journal_len().saturating_sub(before));
-            Ok(())
-        })
+        let record = Record::Edits(edits);
+        Ok(self.install(after, false, |core| core.append(&record))?.0)
     }
 }
 

@@ -10,7 +10,7 @@
 //!   and a later sync tries again.
 
 use crate::error::{FsResult, Result};
-use crate::fs::edits::{EditHistory, Mark};
+use crate::fs::edits::{EditHistory, LogMark};
 use crate::fs::{Core, Fs};
 use crate::store::io::fsync_probe::Unsynced;
 use crate::store::layer::{JournalExchange, Upper};
@@ -110,7 +110,7 @@ impl Core {
 
     /// Everything is synced that was written before a mark was taken in the log of the edit
     /// history.
-    pub(super) fn note_edits_synced(&mut self, mark: Option<Mark>) {
+    pub(super) fn note_edits_synced(&mut self, mark: Option<LogMark>) {
         if let (Some(mark), Some(edits)) = (mark, &mut self.edits) {
             edits.note_synced(mark);
         }

@@ -288,7 +288,7 @@ impl EqualRuns {
                 .map_or((layer, at), |(key, _)| *key);
             let near =
                 self.by_address.range(first..(layer, end)).filter(|(_, (len, _))| *len >= BLOCK);
-            for ((l, start), (len, to)) in near.filter(|((l, _), _)| *l == layer) {
+            for ((_, start), (len, to)) in near.filter(|((l, _), _)| *l == layer) {
                 let (from, upto) = ((*start).max(at), (start + len).min(end));
                 if from >= upto {
                     continue;

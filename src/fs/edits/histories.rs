@@ -114,10 +114,10 @@ impl Histories {
             }
             EditsLogRecord::Dropped { path, upto } => self.drop_upto(path, *upto),
             EditsLogRecord::SyncedTo(count) => self.synced = self.synced.max(*count),
-            EditsLogRecord::List { path, next, at, history } => {
+            EditsLogRecord::List { path, next, at, versions } => {
                 let first = self.next_serial;
-                self.next_serial += history.len() as u64;
-                let entries = history.iter().zip(first..).map(
+                self.next_serial += versions.len() as u64;
+                let entries = versions.iter().zip(first..).map(
                     |((version_number, version, synced), serial)| Entry {
                         number: *version_number,
                         serial,
@@ -339,7 +339,7 @@ pub(super) fn all_records(
         path: path.clone(),
         next: list.next,
         at: list.undone_to,
-        history: list
+        versions: list
             .entries
             .iter()
             .map(|entry| (entry.number, Version::clone(&entry.version), entry.record < synced))

@@ -159,7 +159,7 @@ impl EditHistory {
         let list = self.by_path.get(dir).into_iter().flat_map(|list| &list.entries);
         let own = list.filter_map(Entry::saved_file);
         let own = own.filter_map(|saved_file| {
-            Some((self.edit_name(dir, saved_file.number)?, HistoryName::Edit(saved)))
+            Some((self.edit_name(dir, saved_file.number)?, HistoryName::Edit(saved_file)))
         });
         below.chain(own).collect()
     }

@@ -47,7 +47,7 @@ pub struct SnapdirView {
     /// Its name in the root of the mount.
     pub name: Name,
     /// Whether the root lists it. A lookup finds it in any case.
-    pub entry_of: bool,
+    pub listed: bool,
     /// Whether mkdir(2) in `checkpoints` makes a checkpoint.
     pub makes: bool,
 }

@@ -31,11 +31,11 @@ pub(super) enum Item {
     /// A symbolic link from the number of a checkpoint to its name.
     Alias(Arc<[u8]>, Timestamp),
     /// A node of a checkpoint.
-    CheckpointNode(CheckpointNode),
+    Node(CheckpointNode),
     /// The directory of a path with an edit history, or with histories below it.
-    Path(TreePath),
+    History(TreePath),
     /// A file before an edit.
-    EditRef(EditRef),
+    Edit(EditRef),
 }
 
 impl Item {
@@ -54,9 +54,9 @@ impl Item {
 enum Key {
     /// Nothing but its id.
     None,
-    CheckpointNode(LayerId, Ino),
-    Path(TreePath),
-    EditRef(EditRef),
+    Node(LayerId, Ino),
+    History(TreePath),
+    Edit(EditRef),
 }
 
 /// An edit of a path.

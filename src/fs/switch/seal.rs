@@ -7,7 +7,7 @@
 //!   above it is worth nothing without it.
 
 use crate::error::{FsResult, Result};
-use crate::fs::edits::{EditHistory, Mark};
+use crate::fs::edits::{EditHistory, LogMark};
 use crate::fs::sync::SyncGate;
 use crate::fs::{Core, Fs, Invalidations, State};
 use crate::store::layer::Upper;
@@ -32,7 +32,7 @@ pub(super) struct Replaced {
     pub(super) layer: Upper,
     pub(super) seal: Seal,
     /// The end of the log of the edit history when the layer was replaced.
-    pub(super) mark: Option<Mark>,
+    pub(super) mark: Option<LogMark>,
     /// Whether the head's record names a layer above it. Then it is synced before the seal is
     /// written, because the seal says that all records before it are synced, and a power cut could
     /// leave the seal and tear a record.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use super::content::{push_extent, same_bytes, state_of};
 use super::histories::{Entry, Histories, PathHistory};
 use super::{Clock, EditHistory, all_records, pinned_ranges};
-use crate::error::{FsError, FsResult, Result};
+use crate::error::{FsError, FsResult};
 use crate::fs::{Core, DataRanges, Found, Fs, Invalidations, Need, State};
 use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, LogSync};
 use crate::store::record::{Body, Dentry, Edit, Hides, Meta, Node, Record, Source};
@@ -182,7 +182,7 @@ impl Fs {
     ///
     /// # Errors
     /// The sync failed. Then nothing may be freed.
-    pub fn secure_edits(&self) -> Result<()> {
+    pub fn secure_edits(&self) -> crate::error::Result<()> {
         let Some(work) =
             self.core().edits.as_mut().map(EditHistory::begin_secure).transpose()?.flatten()
         else {
@@ -219,7 +219,7 @@ impl Fs {
             None => wanted,
         };
         // Only a failed file operation can be tried again after making room.
-        self.with_room(Need::Less, || match self.core().install(path, &wanted) {
+        self.with_room(Need::Less, || match self.core().install_content(path, &wanted) {
             Err(StepError::Failed(error)) => Err(error),
             outcome => Ok(outcome),
         })?
@@ -281,7 +281,7 @@ struct Wanted {
 }
 
 impl EditHistory {
-    fn begin_secure(&mut self) -> Result<Option<LogSync>> {
+    fn begin_secure(&mut self) -> crate::error::Result<Option<LogSync>> {
         let EditHistory { log, histories: Histories { by_path, bounds, synced, .. }, .. } = self;
         let was_whole = log.next_number() != u64::MAX;
         let work = log.begin_secure(|| all_records(by_path, *bounds, *synced))?;
@@ -386,7 +386,7 @@ impl Core {
     }
 
     /// Installs the wanted content at its path.
-    fn install(&mut self, path: &TreePath, wanted: &Wanted) -> Result<Stepped, StepError> {
+    fn install_content(&mut self, path: &TreePath, wanted: &Wanted) -> Result<Stepped, StepError> {
         let (found, live) = self.file_at(path)?;
         // The lock was released since the step was resolved, so the file may have changed.
         if !same_bytes(live.as_ref(), wanted.from.as_ref()) {

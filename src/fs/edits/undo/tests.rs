@@ -9,6 +9,7 @@ use crate::fs::merged::lower::Lower;
 use crate::jail::{Jail, Policy};
 use crate::store::record::LayerKind;
 use crate::store::{Store, StoreOptions};
+use crate::tree::Tree;
 use crate::types::{ByteRange, Epoch, NodeId};
 
 struct Place {
@@ -73,7 +74,7 @@ fn a_write_during_an_undo_is_kept() {
     }
     let wanted = place.fs.core().resolve_step(&path(), Step::Undo(1)).unwrap();
     place.fs.write(place.file, 5, b" and more", false).unwrap();
-    place.fs.core().install(&path(), &wanted).unwrap_or_else(|_| panic!("not undone"));
+    place.fs.core().install_content(&path(), &wanted).unwrap_or_else(|_| panic!("not undone"));
     assert_eq!(place.live(), "two");
     assert_eq!(place.texts()[0], "three and more", "{:?}", place.texts());
     // A redo leads to it.
@@ -94,7 +95,7 @@ fn a_write_during_a_redo_is_kept() {
     let entry = place.fs.lookup(NodeId::ROOT, &Name::new(b"a").unwrap()).unwrap();
     let wanted = place.fs.core().resolve_step(&path(), Step::Redo(1)).unwrap();
     place.fs.write(entry.id, 0, b"ONE", false).unwrap();
-    place.fs.core().install(&path(), &wanted).unwrap_or_else(|_| panic!("not redone"));
+    place.fs.core().install_content(&path(), &wanted).unwrap_or_else(|_| panic!("not redone"));
     assert_eq!(place.live(), "two");
     assert!(place.texts().contains(&"ONE".to_owned()), "{:?}", place.texts());
 }
@@ -108,7 +109,7 @@ fn an_undo_installs_an_edit_whose_extents_changed_meanwhile() {
     }
     let wanted = place.fs.core().resolve_step(&path(), Step::Undo(1)).unwrap();
     place.fs.maintain_edits(true, &|| false);
-    place.fs.core().install(&path(), &wanted).unwrap_or_else(|_| panic!("not undone"));
+    place.fs.core().install_content(&path(), &wanted).unwrap_or_else(|_| panic!("not undone"));
     assert!(place.live() == text("two"));
     place.fs.step(&path(), Step::Undo(1)).unwrap_or_else(|_| panic!("not undone"));
     assert!(place.live() == text("one"), "one edit further back");

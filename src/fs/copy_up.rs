@@ -7,7 +7,7 @@ use crate::error::{FsError, FsResult};
 use crate::fs::merged::lower::LowerNode;
 use crate::fs::target::Target;
 use crate::fs::{Core, Found};
-use crate::store::record::{Dentry, Edit, Hides};
+use crate::tree::{Dentry, Edit, Hides};
 use crate::types::{Ino, Name, NodeId, TreePath};
 
 impl Core {

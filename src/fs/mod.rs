@@ -49,8 +49,8 @@ use crate::jail::Jail;
 use crate::store::Store;
 use crate::store::edits_log::Content;
 use crate::store::layer::Upper;
-use crate::store::record::{Edit, Record};
-use crate::tree::{Misfit, Tree};
+use crate::store::record::Record;
+use crate::tree::{Edit, Misfit, Tree};
 use crate::types::{ByteRange, Epoch, LayerId, Name, NodeId, TreePath};
 
 pub use edits::{

@@ -9,7 +9,7 @@ use crate::fs::kernel::nodes::NodeState;
 use crate::fs::merged::lower::{Extents, Lower, LowerNode};
 use crate::fs::merged::state::{Found, extents_in};
 use crate::fs::{Attr, Core, Entry};
-use crate::store::record::{Meta, Node};
+use crate::tree::{Meta, Node};
 use crate::types::{FileKind, Ino, NodeId, TreePath};
 
 /// A node as an operation finds it.

@@ -7,12 +7,12 @@ use crate::error::{Attempt, Error, FsResult, Kind, Result};
 use crate::fs::State;
 use crate::sandbox::changes::{Change, ChangeKind, Changes, Writer};
 use crate::sandbox::{Detail, Protected, Rev, Sandbox};
-use crate::store::record::Body;
 use crate::timeline::apply::protected;
 use crate::timeline::diff;
 use crate::timeline::diff::patch;
 use crate::timeline::diff::patch::Wanted;
 use crate::timeline::diff::{PathChange, What};
+use crate::tree::Body;
 use crate::types::{FileKind, Ino, TreePath};
 
 impl Sandbox {

@@ -3,7 +3,7 @@
 use crate::error::{Attempt, Error, FsResult, Kind, Result};
 use crate::fs::{Found, State};
 use crate::sandbox::{Node, Rev, Sandbox, Shown};
-use crate::store::record::Body;
+use crate::tree::Body;
 use crate::types::{ByteRange, FileKind, Ino, PERM_BITS, TreePath};
 
 /// The largest part of a file in one answer, in bytes.

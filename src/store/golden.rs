@@ -17,6 +17,7 @@ use crate::store::content::remap::{PackedRun, RemapRecord};
 use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, Version};
 use crate::store::io::codec::{decode, encode};
 use crate::store::io::writer::Writer;
+use crate::tree::{Body, Dentry, Edit, Meta, Node, Origin, Source};
 use crate::types::{
     BaseMark, ByteRange, Epoch, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath,
 };

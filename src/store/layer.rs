@@ -27,7 +27,8 @@ use crate::store::io::writer::{FailedSyncs, Writer};
 use crate::store::io::{codec, disk};
 use crate::store::layer::files::{Besides, Layers};
 use crate::store::pack::PackedLayer;
-use crate::store::record::{Edit, Header, Record, Seal, Source};
+use crate::store::record::{Header, Record, Seal};
+use crate::tree::{Edit, Source};
 use crate::types::LayerId;
 
 pub use rewrite::{JournalEnd, JournalExchange, JournalRewrite};

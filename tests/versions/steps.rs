@@ -1,8 +1,8 @@
 //! Undo and redo.
 
 use jailfs::error::Kind;
-use jailfs::internals::store::record::Source;
 use jailfs::internals::sys::failpoint;
+use jailfs::internals::tree::Source;
 use jailfs::sandbox::EditKind::Undo;
 use jailfs::sandbox::{Bounds, Sandbox};
 use jailfs::types::NodeId;

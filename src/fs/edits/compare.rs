@@ -11,7 +11,7 @@ use crate::error::FsResult;
 use crate::fs::{Found, Fs, State};
 use crate::store::content::pool::BLOCK;
 use crate::store::edits_log::Content;
-use crate::store::record::Source;
+use crate::tree::Source;
 use crate::types::{ByteRange, LayerId};
 
 /// Bytes of one read.

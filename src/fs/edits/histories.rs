@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::content::{cost_of, pool_bytes, same_bytes};
 use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, Recorded, Version};
-use crate::store::record::Source;
+use crate::tree::Source;
 use crate::types::{ByteRange, LayerId, TreePath};
 
 /// An edit in the history of its path.

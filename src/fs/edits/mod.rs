@@ -34,8 +34,8 @@ use std::time::Duration;
 
 use crate::store::Store;
 use crate::store::edits_log::{Content, EditsLog, EditsLogRecord, Version};
-use crate::store::record::Source;
 use crate::sys::clock;
+use crate::tree::Source;
 use crate::types::{Ino, LayerId, Timestamp};
 
 pub(super) use content::state_of;

@@ -13,7 +13,7 @@ use super::content::{cost_of, unshared_bytes};
 use super::{EditHistory, MAX_EXTENTS, since};
 use crate::fs::Core;
 use crate::store::edits_log::{Content, EditsLogRecord, Version};
-use crate::store::record::Source;
+use crate::tree::Source;
 use crate::types::{ByteRange, Ino, TreePath};
 
 /// The most pending backups.

@@ -3,8 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::store::record::Source;
-use crate::tree::Tree;
+use crate::tree::{Source, Tree};
 use crate::types::{ByteRange, LayerId};
 
 /// Pinned ranges of one layer. Other layers need none: they are sealed, or no edit refers to them

@@ -9,7 +9,7 @@ use super::{ActiveEdit, EditHistory, MAX_EXTENTS, PRUNE_ACTIVE};
 use crate::error::FsResult;
 use crate::fs::{Core, Extents, Found, Fs, State};
 use crate::store::edits_log::{Content, EditsLogRecord, How, Version};
-use crate::store::record::Node;
+use crate::tree::Node;
 use crate::types::{ByteRange, FileKind, Ino, LayerId, Name, Timestamp, TreePath};
 
 /// An edit of a file with several names is kept for at most this many of them.

@@ -3,7 +3,7 @@
 use crate::fs::merged::fingerprint::ANY_TIMES;
 use crate::fs::merged::lower::LowerNode;
 use crate::fs::{Found, State};
-use crate::store::record::Body;
+use crate::tree::Body;
 use crate::types::{FileKind, Timestamp, TreePath};
 
 /// The attributes of a base file that change when its content does: its size and modification time.

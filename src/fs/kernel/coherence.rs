@@ -24,7 +24,7 @@ use crate::fs::kernel::cached_attrs::{CachedAttrs, Change};
 use crate::fs::kernel::nodes::{NodeState, NodeTable};
 use crate::fs::merged::lower::LowerNode;
 use crate::fs::{Core, Fs, Target};
-use crate::store::record::Body;
+use crate::tree::Body;
 use crate::types::{Ino, Name, NodeId, TreePath};
 
 /// The number of names that [`Fs::names_were_invalidated`] removes under one lock.

@@ -15,7 +15,7 @@ use crate::fs::Extents;
 use crate::fs::kernel::listing::Listing;
 use crate::fs::kernel::nodes::{Held, NodeTable};
 use crate::fs::kernel::orphans::Orphans;
-use crate::store::record::{Meta, Node};
+use crate::tree::{Meta, Node};
 use crate::types::{Epoch, Ino, NodeId};
 
 /// A node that the kernel has forgotten.

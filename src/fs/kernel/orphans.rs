@@ -19,8 +19,7 @@ use crate::fs::merged::state::SCRATCH;
 use crate::store::Store;
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::content::pool::PoolWriter;
-use crate::store::record::{Edit, Node, Source};
-use crate::tree::{Misfit, Tree};
+use crate::tree::{Edit, Misfit, Node, Source, Tree};
 use crate::types::{ByteRange, Epoch, Ino};
 
 /// The records and content of the orphans.

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::state::{Dir, Found, State};
 use crate::jail::{Answer, Jail, NameTarget, Policy, Walk};
-use crate::store::record::Body;
+use crate::tree::Body;
 use crate::types::{FileKind, Name};
 
 /// Where a link leads.

@@ -6,8 +6,8 @@ use crate::error::{FsError, FsResult};
 use crate::fs::ops::acl;
 use crate::fs::ops::data::{CAPABILITY, kill_privileges};
 use crate::fs::{Attr, Fs, Need, Target};
-use crate::store::record::{Edit, Xattrs};
 use crate::sys::clock;
+use crate::tree::{Edit, Xattrs};
 use crate::types::{FileKind, NodeId, PERM_BITS, TYPE_BITS, Timestamp};
 
 /// Largest value of an extended attribute, in bytes (`XATTR_SIZE_MAX`).

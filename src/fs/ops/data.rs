@@ -16,9 +16,8 @@ use crate::fs::merged::state::SCRATCH;
 use crate::fs::{Core, Fs, MAX_FILE_SIZE, Need, State, Target};
 use crate::store::Store;
 use crate::store::content::pool::{BLOCK, PoolWriter, block_ceil, block_floor};
-use crate::store::record::{Edit, Meta, Source};
 use crate::sys::clock;
-use crate::tree::{Extent, Tree};
+use crate::tree::{Edit, Extent, Meta, Source, Tree};
 use crate::types::{ByteRange, FileKind, Ino, LayerId, NodeId};
 
 const SETUID: u32 = 0o4000;

@@ -13,7 +13,7 @@ use crate::fs::kernel::listing::{FIRST_COOKIE, Listed, Listing};
 use crate::fs::kernel::nodes::NodeState;
 use crate::fs::merged::lower::LowerNode;
 use crate::fs::{Core, Entry, Found, Fs};
-use crate::store::record::{Body, Dentry};
+use crate::tree::{Body, Dentry};
 use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
 
 /// A name of a directory.
@@ -71,9 +71,9 @@ impl Fs {
             return Ok(());
         }
         let (at, base) = (core.place_in_base(id).cloned(), Arc::clone(core.lower.base()));
-        let near = at.as_ref().map(|path| base.near(path));
+        let near = at.as_ref().map(|path| base.lookup_in(path));
         let (dir, lower, seen) = core.live_dir(id, near.as_ref())?;
-        let near = near.or_else(|| lower.as_ref().map(|path| base.near(path)));
+        let near = near.or_else(|| lower.as_ref().map(|path| base.lookup_in(path)));
         core.check_dir(lower.as_ref())?;
         if after == 0 || core.held.listing(id).is_none() {
             core.list_anew(id, dir, (lower.as_ref(), seen.as_ref()))?;

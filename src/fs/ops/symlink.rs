@@ -15,8 +15,8 @@ use crate::fs::links::{LinkReply, Move, Refusal, Refused};
 use crate::fs::merged::jail_walk::{self, Resolved};
 use crate::fs::{Core, Found, Fs, Target};
 use crate::jail::Jail;
-use crate::store::record::Body;
 use crate::sys;
+use crate::tree::Body;
 use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
 
 impl Fs {

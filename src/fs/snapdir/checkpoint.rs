@@ -7,7 +7,7 @@ use crate::fs::merged::extent_reader;
 use crate::fs::snapdir::table::node_id;
 use crate::fs::snapdir::{CheckpointNode, Item, dir_entry};
 use crate::fs::{Attr, DirEntry, Entry, Found, Fs, ReadPlan, SeekTo, State};
-use crate::store::record::Xattrs;
+use crate::tree::Xattrs;
 use crate::types::{ByteRange, FileKind, Ino, Name, NodeId};
 
 /// The names of a directory, sorted. A checkpoint does not change, so the position of a name is its

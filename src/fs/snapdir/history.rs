@@ -18,7 +18,7 @@ use crate::fs::edits::{EditHistory, HistoryName, SavedFile, state_of};
 use crate::fs::snapdir::dir_entry;
 use crate::fs::snapdir::table::{EditRef, Item, edit_id, history_id};
 use crate::fs::{Attr, DirEntry, Entry, Found, Fs, State};
-use crate::store::record::Meta;
+use crate::tree::Meta;
 use crate::types::{FileKind, Ino, Name, NodeId, Timestamp, TreePath};
 
 /// Cookies 1 and 2 are `.` and `..`.

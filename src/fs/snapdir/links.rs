@@ -13,7 +13,7 @@ use crate::fs::merged::jail_walk::{self, Resolved};
 use crate::fs::snapdir::{CheckpointNode, Item};
 use crate::fs::{Found, Fs, LinkReply, Refused, State, Target};
 use crate::jail::{Jail, Policy};
-use crate::store::record::Body;
+use crate::tree::Body;
 use crate::types::{LayerId, Name, NodeId, TreePath};
 
 /// Which layer last changed a node.

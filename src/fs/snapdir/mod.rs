@@ -30,9 +30,8 @@ use crate::error::{Error, FsError, FsResult, Kind, Result};
 use crate::fs::merged::lower::Lower;
 use crate::fs::{Attr, Entry, Fs, State};
 use crate::store::layer::LayerInfo;
-use crate::store::record::Body;
 use crate::sys::clock;
-use crate::tree::Tree;
+use crate::tree::{Body, Tree};
 use crate::types::{FileKind, Ino, LayerId, Name, NodeId, Timestamp, TreePath, digits};
 
 pub use links::Origin;

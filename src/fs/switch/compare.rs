@@ -7,8 +7,7 @@ use crate::error::{FsError, FsResult};
 use crate::fs::merged::fingerprint;
 use crate::fs::merged::state::Dir;
 use crate::fs::{Attr, Found, State};
-use crate::store::record::{Body, Dentry, Origin, Source};
-use crate::tree::Tree;
+use crate::tree::{Body, Dentry, Origin, Source, Tree};
 use crate::types::{FileKind, Ino, Name, TreePath};
 
 /// What a switch makes of a held node.

@@ -16,8 +16,7 @@ use crate::fs::switch::compare::{
     Comparison, Fate, attrs_differ, names_that_differ, unless_denied,
 };
 use crate::fs::{Attr, Core, Found, State};
-use crate::store::record::{Dentry, Node};
-use crate::tree::Tree;
+use crate::tree::{Dentry, Node, Tree};
 use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
 
 /// A held node, where it was, and what becomes of it.

@@ -11,8 +11,9 @@ use crate::fs::edits::{EditHistory, LogMark};
 use crate::fs::sync::SyncGate;
 use crate::fs::{Core, Fs, Invalidations, State};
 use crate::store::layer::Upper;
-use crate::store::record::{Edit, Record, Seal};
+use crate::store::record::{Record, Seal};
 use crate::sys::clock;
+use crate::tree::Edit;
 use crate::types::LayerId;
 
 /// The result of a seal with a change directly after it.

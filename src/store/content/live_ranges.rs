@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::store::content::cells::Cells;
 use crate::store::content::pool::{block_ceil, block_floor};
-use crate::store::record::Source;
+use crate::tree::Source;
 use crate::types::{ByteRange, LayerId};
 
 /// Ranges of pools that are referenced.

@@ -21,7 +21,8 @@ use crate::store::io::log::{Log, frame};
 use crate::store::layer;
 use crate::store::layer::{INDEX, JOURNAL, LayerContents, LayerInfo, MAP, POOL, SUMS};
 use crate::store::ledger::{LedgerRecord, Lowered};
-use crate::store::record::{Edit, Header, Record, Seal};
+use crate::store::record::{Header, Record, Seal};
+use crate::tree::Edit;
 use crate::types::{ByteRange, LayerId};
 
 /// Edits in one frame of a rewritten journal: few enough to be read one after the other, enough to make frames cheap.

@@ -464,7 +464,7 @@ mod tests {
             layer.pool.write(at, &text).unwrap();
             store.seal_layer(&mut layer, seal()).unwrap();
             store.write_checksums(layer.layer()).unwrap();
-            let none = None::<std::iter::Empty<crate::store::record::Edit>>;
+            let none = None::<std::iter::Empty<crate::tree::Edit>>;
             let packed = store.packed_form(layer.layer(), none).unwrap().unwrap();
             store.pack_layers(vec![packed]).unwrap();
         }

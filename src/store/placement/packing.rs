@@ -21,8 +21,9 @@ use crate::store::layer::{INDEX, JOURNAL, LayerInfo, MAP, POOL, SUMS};
 use crate::store::ledger;
 use crate::store::ledger::LedgerRecord;
 use crate::store::pack::{Change, PackOptions, PackedLayer};
-use crate::store::record::{Edit, Header, LayerKind, Record, Seal};
+use crate::store::record::{Header, LayerKind, Record, Seal};
 use crate::store::{FORMAT_WITH_PACKS, Store, format_text};
+use crate::tree::Edit;
 use crate::types::{ByteRange, LayerId};
 
 /// A layer whose journal, checksums or remap take more bytes keeps its directory.

@@ -21,7 +21,7 @@ use crate::fs::merged::pre_images::{PreHistory, PreImages, read_history};
 use crate::store::Store;
 use crate::store::io::writer::Writer;
 use crate::store::layer::{LayerContents, Upper};
-use crate::store::record::{Body, LayerKind, Left, PreNode, Record};
+use crate::store::record::{LayerKind, Left, PreNode, Record};
 use crate::sys::clock;
 use crate::timeline::apply::staging;
 use crate::timeline::apply::staging::Stages;
@@ -30,7 +30,7 @@ use crate::timeline::apply::{Images, Keep, TAKEN_BACK, collect, found, settle, t
 use crate::timeline::checkpoint::seal_unused;
 use crate::timeline::diff;
 use crate::timeline::diff::{PathChange, What};
-use crate::tree::Tree;
+use crate::tree::{Body, Tree};
 use crate::types::{Epoch, FileKind, Fingerprint, Timestamp, TreePath};
 
 /// What an apply said it would put into the base.
@@ -255,7 +255,7 @@ fn lost_in_place(base: &Base, images: &Images) -> FsResult<BTreeSet<TreePath>> {
         let Some(image) = image else { continue };
         let Body::File { size, origin: Some(_) } = image.node.body else { continue };
         let is_it = |stat: &BaseStat| {
-            let is_node = stat.ino == image.host || !base.keeps_numbers();
+            let is_node = stat.ino == image.host || !base.has_stable_inodes();
             stat.kind == FileKind::File && stat.size == size && is_node
         };
         if size > 0 && !found(base.stat(path))?.is_some_and(|stat| is_it(&stat)) {
@@ -263,7 +263,7 @@ fn lost_in_place(base: &Base, images: &Images) -> FsResult<BTreeSet<TreePath>> {
             nodes.insert((image.host, size));
         }
     }
-    for (path, _) in images.iter().filter(|_| base.keeps_numbers() && !nodes.is_empty()) {
+    for (path, _) in images.iter().filter(|_| base.has_stable_inodes() && !nodes.is_empty()) {
         // The host may have given the number to another file by now; one of the same size is left, rather than the last bytes lost.
         if found(base.stat(path))?.is_some_and(|stat| nodes.contains(&(stat.ino, stat.size))) {
             lost.insert(path.clone());
@@ -322,7 +322,7 @@ fn judge(
     stat: impl Fn(&TreePath) -> FsResult<Option<BaseStat>>,
     mut each: impl FnMut(&TreePath, Option<&PreNode>, &BaseStat) -> FsResult<()>,
 ) -> FsResult<()> {
-    for (path, image) in images.iter().filter(|_| base.keeps_numbers()) {
+    for (path, image) in images.iter().filter(|_| base.has_stable_inodes()) {
         if let Some(now) = stat(path)? {
             each(path, image.as_ref(), &now)?;
         }

@@ -17,8 +17,9 @@ use super::{Clock, EditHistory, all_records, pinned_ranges};
 use crate::error::{FsError, FsResult};
 use crate::fs::{Core, DataRanges, Found, Fs, Invalidations, Need, State};
 use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, LogSync};
-use crate::store::record::{Body, Dentry, Edit, Hides, Meta, Node, Record, Source};
+use crate::store::record::Record;
 use crate::sys::clock;
+use crate::tree::{Body, Dentry, Edit, Hides, Meta, Node, Source};
 use crate::types::{Epoch, FileKind, Ino, LayerId, Name, Timestamp, TreePath};
 
 /// An edit of a path.

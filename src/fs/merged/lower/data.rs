@@ -8,8 +8,9 @@ use crate::error::{FsError, FsResult};
 use crate::fs::merged::extent_reader::HostExtent;
 use crate::fs::merged::fingerprint::ANY_TIMES;
 use crate::fs::merged::lower::{Lower, LowerNode, meta_of};
-use crate::store::record::{Body, Node, Origin, PreNode, Source};
+use crate::store::record::PreNode;
 use crate::sys;
+use crate::tree::{Body, Node, Origin, Source};
 use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, TreePath};
 
 /// The most runs of data that copy-up records for one base file. The last one extends to the end.
@@ -35,7 +36,7 @@ impl Lower {
                     }
                     FileKind::Dir => Body::Dir { base: Some(path.clone()) },
                     FileKind::Symlink => {
-                        Body::Symlink { target: self.base.readlink_seen(path, stat)? }
+                        Body::Symlink { target: self.base.readlink_with_stat(path, stat)? }
                     }
                     FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => {
                         Body::Special
@@ -201,7 +202,7 @@ impl Lower {
     }
 
     fn open_anew(&self, path: &TreePath, seen: &BaseStat) -> FsResult<Arc<File>> {
-        let file = Arc::new(self.base.open_file_seen(path, seen)?);
+        let file = Arc::new(self.base.open_file_with_stat(path, seen)?);
         self.files.lock().insert(path.clone(), Arc::clone(&file));
         Ok(file)
     }

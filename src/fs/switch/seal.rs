@@ -45,7 +45,7 @@ impl Fs {
     /// and its state. A sync waits for the seal, because what it syncs lies above.
     ///
     /// # Errors
-    /// As [`Upper::seal`]. Changes go to `next` all the same, and the layer is sealed before the
+    /// As `Upper::seal`. Changes go to `next` all the same, and the layer is sealed before the
     /// next sync or seal succeeds.
     pub fn seal(&self, next: Upper, seal: Seal) -> Result<(LayerId, State)> {
         let (layer, state, (), sealed) = self.seal_and(next, seal, |_| ())?;

@@ -209,7 +209,7 @@ impl Fs {
     /// holds [`Fs::read_guard`], and keeps the state from being replaced meanwhile.
     ///
     /// # Errors
-    /// [`StepError`]. Nothing has changed then.
+    /// `StepError`. Nothing has changed then.
     pub fn step(&self, path: &TreePath, step: Step) -> Result<Stepped, StepError> {
         let wanted = self.core().resolve_step(path, step)?;
         let wanted = match wanted.content {

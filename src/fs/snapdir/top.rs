@@ -38,7 +38,10 @@ impl Fs {
     /// The entry of the snapshot directory in a listing of `dir`, if it is listed there. Its cookie
     /// is the largest.
     pub(in crate::fs) fn snapdir_entry(&self, dir: NodeId) -> Option<DirEntry> {
-        let view = self.snapdir_view().filter(|view| view.listed && dir == NodeId::ROOT)?;
+        if dir != NodeId::ROOT {
+            return None;
+        }
+        let view = self.snapdir_view().filter(|view| view.listed)?;
         Some(dir_entry(
             NodeId::SNAPDIR,
             i64::MAX.unsigned_abs(),

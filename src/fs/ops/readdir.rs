@@ -57,9 +57,9 @@ impl Fs {
         mut take: impl FnMut(DirEntry, &mut HandOut<'_>) -> bool,
     ) -> FsResult<()> {
         if id.is_in_snapdir() {
-            return self.past_readdir(id, after, &mut |entry| take(entry, &mut || None));
+            return self.snapdir_readdir(id, after, &mut |entry| take(entry, &mut || None));
         }
-        let past = self.listed_past(id).filter(|entry| entry.cookie > after);
+        let past = self.snapdir_entry(id).filter(|entry| entry.cookie > after);
         let mut core = self.core();
         // After the last name the kernel asks once more, to learn that it was the last.
         if after != 0

@@ -264,7 +264,7 @@ impl Known {
             known.take(&record, number as u64);
         }
         // The first record says who wrote; it stands for what was synced before the log was written anew.
-        let believed = recorded.believed.max(1);
+        let believed = recorded.valid.max(1);
         known.keep_only(|entry| entry.record < believed);
         known
     }

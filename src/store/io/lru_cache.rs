@@ -1,7 +1,8 @@
-//! Open files, and what is known of them, that are kept for the next use.
+//! A cache of the most recently used values, such as open files.
 //!
-//! Always true: no more are kept than the limit says, whatever the number of layers or of files of a base; a process may
-//! hold only so many (RLIMIT_NOFILE, often 1,024). Whoever uses a file holds it open for as long as it needs it.
+//! Always true: the cache holds at most `limit` values. So the store does not reach RLIMIT_NOFILE
+//! (often 1,024), whatever the number of layers. A value that is removed from the cache lives on
+//! until its last user drops it.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -9,54 +10,54 @@ use std::fs::File;
 use std::hash::Hash;
 use std::sync::Arc;
 
-/// Open files by what they are known as, the recently used ones.
+/// The most recently used values by key.
 #[derive(Debug)]
 pub struct LruCache<K, V = File> {
-    files: HashMap<K, (Arc<V>, u64)>,
+    values: HashMap<K, (Arc<V>, u64)>,
     limit: usize,
     clock: u64,
 }
 
 impl<K: Clone + Eq + Hash, V> LruCache<K, V> {
-    /// Keeps at most `limit` files.
+    /// A cache of at most `limit` values.
     pub fn new(limit: usize) -> LruCache<K, V> {
-        LruCache { files: HashMap::new(), limit, clock: 0 }
+        LruCache { values: HashMap::new(), limit, clock: 0 }
     }
 
-    /// The file known as `key`, if it is kept.
+    /// The value for `key`, if the cache has it.
     pub fn get<Q: Eq + Hash + ?Sized>(&mut self, key: &Q) -> Option<Arc<V>>
     where
         K: Borrow<Q>,
     {
         self.clock += 1;
-        let (file, used) = self.files.get_mut(key)?;
+        let (value, used) = self.values.get_mut(key)?;
         *used = self.clock;
-        Some(Arc::clone(file))
+        Some(Arc::clone(value))
     }
 
-    /// What is kept.
+    /// All values.
     pub fn values(&self) -> impl Iterator<Item = &V> {
-        self.files.values().map(|(file, _)| &**file)
+        self.values.values().map(|(value, _)| &**value)
     }
 
-    /// Keeps nothing of what is kept now.
+    /// Removes all values.
     pub fn clear(&mut self) {
-        self.files.clear();
+        self.values.clear();
     }
 
-    /// Keeps a file no longer.
+    /// Removes the value for `key`.
     pub fn remove(&mut self, key: &K) {
-        self.files.remove(key);
+        self.values.remove(key);
     }
 
-    /// Keeps a file; the one that was not used for longest may go.
-    pub fn insert(&mut self, key: K, file: Arc<V>) {
+    /// Inserts a value. If the cache is full, the least recently used one is removed.
+    pub fn insert(&mut self, key: K, value: Arc<V>) {
         self.clock += 1;
-        self.files.insert(key, (file, self.clock));
-        if self.files.len() > self.limit {
+        self.values.insert(key, (value, self.clock));
+        if self.values.len() > self.limit {
             let oldest =
-                self.files.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone());
-            oldest.and_then(|key| self.files.remove(&key));
+                self.values.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone());
+            oldest.and_then(|key| self.values.remove(&key));
         }
     }
 }
@@ -66,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_used_last_is_kept_and_no_more_than_the_limit() {
+    fn the_most_recently_used_entries_are_kept_up_to_the_limit() {
         let mut recent = LruCache::new(2);
         let file = Arc::new(tempfile::tempfile().unwrap());
         recent.insert(1, Arc::clone(&file));

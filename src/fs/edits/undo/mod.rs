@@ -147,8 +147,7 @@ impl Fs {
         let mut versions = EditHistory::open(self.store(), head);
         // Bytes of versions that were given up are written again from here on. After a power cut the log must not tell of these
         // versions any more, so what somebody wrote into it who was killed is brought to the disk first.
-        let is_safe =
-            versions.log.settle_what_was_found().inspect_err(|error| log::warn!("{error}")).is_ok();
+        let is_safe = versions.log.sync_found().inspect_err(|error| log::warn!("{error}")).is_ok();
         let contents: Vec<Arc<Content>> = versions.contents().collect();
         let mut core = self.core();
         let layer = core.upper.layer();
@@ -211,7 +210,7 @@ impl Fs {
         };
         work.sync().inspect_err(|_| {
             if let Some(versions) = &mut self.core().edits {
-                versions.log.not_secured();
+                versions.log.secure_failed();
             }
         })
     }

@@ -2,7 +2,12 @@
 //! `sys` is unsafe, one file knows bincode, and the files of a folder do not import each other in
 //! circles.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a failure is what a test is for")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a failure is what a test is for"
+)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The layers of an open store: what is known about each, and how new ones are made and sealed.
+//! The layers of an open store: the catalog, and how layers are created, reopened and sealed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::types::{Epoch, LayerId};
 /// Layers whose pools are kept open.
 const OPEN_POOLS: usize = 128;
 
-/// What is known about the layers of an open store.
+/// The layers of an open store.
 pub(in crate::store) struct State {
     pub catalog: BTreeMap<LayerId, LayerInfo>,
     pub contents: LruCache<LayerId, Content>,
@@ -56,7 +56,7 @@ impl State {
 }
 
 impl Store {
-    /// What is known about a layer.
+    /// The catalog entry of a layer.
     pub fn layer(&self, id: LayerId) -> Option<LayerInfo> {
         self.state.lock().catalog.get(&id).cloned()
     }

@@ -1,14 +1,14 @@
 //! The edit history of single files on disk: the log `history/HEAD`.
 //!
 //! ```text
-//! history/main      log of EditsLogRecord: the content of each path before each edit, as references
-//!                   into pools and the base
+//! history/main      log of EditsLogRecord: the content of each path before each edit, as
+//!                   references into pools and the base
 //! history/main.bad  a log that could not be read
 //! ```
 //!
 //! The edit history is a convenience, so nothing here makes an operation fail. A log that cannot be
-//! read is renamed, with one warning. If the log cannot be written, jailfs warns once, and writes it
-//! anew when that works again.
+//! read is renamed, with one warning. If the log cannot be written, jailfs warns once, and writes
+//! it anew when that works again.
 //!
 //! Always true:
 //! * After a power cut, a version is valid only if a later [`EditsLogRecord::SyncedTo`] covers its
@@ -37,7 +37,7 @@ const DIR: &str = "history";
 /// A log of fewer bytes is never rewritten.
 const SMALL_LOG: u64 = 1 << 20;
 
-/// What kind of operation began an edit.
+/// The kind of operation that began an edit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum How {
     /// A write.
@@ -74,7 +74,7 @@ pub struct Content {
 pub struct Version {
     /// When the edit began.
     pub time: Timestamp,
-    /// What began it.
+    /// The operation that began it.
     pub how: How,
     /// The content; `None` if there was no file.
     pub content: Option<Arc<Content>>,
@@ -185,8 +185,8 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// The records, in order. Each is decoded when the iterator reaches it, because all records of a
-    /// long log would take several times its bytes.
+    /// The records, in order. Each is decoded when the iterator reaches it, because all records of
+    /// a long log would take several times its bytes.
     pub fn records(&self) -> impl Iterator<Item = EditsLogRecord> + '_ {
         // None fails: each was decoded when the log was read, and its bytes are in memory.
         self.frames.iter().flat_map(|frames| frames.records_from(0)).map_while(Result::ok)
@@ -367,8 +367,8 @@ impl EditsLog {
         self.len() > self.rewritten_len.saturating_mul(2).saturating_add(SMALL_LOG)
     }
 
-    /// Notes that the log has versions that do not exist. It is rewritten before the next record, and
-    /// before any content is freed.
+    /// Notes that the log has versions that do not exist. It is rewritten before the next record,
+    /// and before any content is freed.
     pub fn mark_stale(&mut self) {
         self.standing = Standing::Stale;
     }
@@ -379,8 +379,8 @@ impl EditsLog {
     }
 
     /// Appends a record with one write. If the log must be rewritten, it is, with the records of
-    /// `all`, which include this one. Returns whether the log was rewritten, so that its records have
-    /// new numbers.
+    /// `all`, which include this one. Returns whether the log was rewritten, so that its records
+    /// have new numbers.
     pub fn append(
         &mut self,
         record: &EditsLogRecord,
@@ -457,9 +457,9 @@ impl EditsLog {
         Ok(())
     }
 
-    /// Begins to make sure that the log on disk has no version that is dropped, before the content of
-    /// such versions is freed. `all` are the current records. Returns the sync that the caller must do,
-    /// without holding a lock.
+    /// Begins to make sure that the log on disk has no version that is dropped, before the content
+    /// of such versions is freed. `all` are the current records. Returns the sync that the caller
+    /// must do, without holding a lock.
     ///
     /// # Errors
     /// If the log can neither be written nor removed. Then no content may be freed.

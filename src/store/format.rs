@@ -1,4 +1,4 @@
-//! Says what a store is: the files `format` and `base`.
+//! The identity of a store: the files `format` and `base`.
 //!
 //! | format | has besides the one before |
 //! |---|---|
@@ -7,7 +7,8 @@
 //! | 3 | deflated content (cells) |
 //!
 //! A store gets a higher format when it is about to use what came with it. An older jailfs then
-//! refuses the store: it would report layers in packs as lost, and return deflated bytes as content.
+//! refuses the store: it would report layers in packs as lost, and return deflated bytes as
+//! content.
 
 use std::path::Path;
 use std::sync::atomic::Ordering;

@@ -1,5 +1,5 @@
-//! Reads a store for a consistency check, without opening it: nothing is written, nothing is locked,
-//! and damage is reported file by file.
+//! Reads a store for a consistency check, without opening it: nothing is written, nothing is
+//! locked, and damage is reported file by file.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -34,8 +34,8 @@ pub struct Inspect {
     dir: StoreDir,
     layers: Layers,
     trust: Trust,
-    /// The ledger. It is read first: what another process does meanwhile only adds to the files that
-    /// are read later.
+    /// The ledger. It is read first: what another process does meanwhile only adds to the files
+    /// that are read later.
     ledger: Option<Known>,
     /// The base of the store.
     pub base: BaseRecord,
@@ -239,8 +239,8 @@ impl Inspect {
         Ok(heads.iter().map(|head| (edits_log::show(&self.dir, head), read(head))).collect())
     }
 
-    /// What is missing according to the ledger. `layers` are the layers that can be read, `unread` the
-    /// others.
+    /// Errors for everything that is missing according to the ledger. `layers` are the layers that
+    /// can be read, `unread` the others.
     ///
     /// # Errors
     /// As open(2).

@@ -43,7 +43,7 @@ pub(super) fn tops(heads: &StoreDir) -> Result<BTreeSet<LayerId>> {
     Ok(records.map(|head| head.layer).collect())
 }
 
-/// What decides how far the journals of a store are valid.
+/// Reads the facts that decide how far the journals of a store are valid.
 ///
 /// # Errors
 /// As readdir(3), and if `/proc` cannot be read.

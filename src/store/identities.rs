@@ -49,8 +49,8 @@ pub struct Identities {
 /// Opens the log, and reads its records.
 ///
 /// Records are appended without a sync, so a power cut may tear the log anywhere behind the last
-/// sync. The operations that needed those records are lost as well. `was_cut_off` says whether there
-/// may have been a power cut.
+/// sync. The operations that needed those records are lost as well. `was_cut_off` says whether
+/// there may have been a power cut.
 ///
 /// # Errors
 /// As open(2), and damage.

@@ -6,8 +6,8 @@
 //! Always true:
 //! * A record is appended after its subject is on disk. It is not synced, so a power cut can take
 //!   it. Then the ledger proves less than it could, and never more than is true.
-//! * Before a file gets less, the ledger records that, synced. If it cannot be synced, the ledger is
-//!   removed.
+//! * Before a file gets less, the ledger records that, synced. If it cannot be synced, the ledger
+//!   is removed.
 //! * The ledger is evidence and nothing else. A start begins a new one if it is missing or damaged.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,7 +48,7 @@ pub enum LedgerRecord {
     Lowered(LayerId, Lowered),
 }
 
-/// What a rewritten journal claims about its layer. Each rewrite claims the same or less, so an
+/// The claims of a rewritten journal about its layer. Each rewrite claims the same or less, so an
 /// older copy of the journal claims more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lowered {
@@ -61,7 +61,7 @@ pub struct Lowered {
 }
 
 impl Lowered {
-    /// What the journal of a layer claims.
+    /// The claims of the journal of a layer.
     pub(super) fn of(header: &Header, seal: &Seal) -> Lowered {
         let collected = header.kind == LayerKind::Collected;
         Lowered { parent: header.parent, automatic: seal.automatic, collected }
@@ -75,7 +75,7 @@ impl Lowered {
     }
 }
 
-/// What the records of a ledger say together; or what a store has.
+/// The outcome of all records of a ledger; or the same facts about a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Known {
     pub sealed: BTreeSet<LayerId>,
@@ -142,7 +142,8 @@ impl Known {
         is_older.then(|| lost(show, &journal(header.layer), why))
     }
 
-    /// What is missing in a store that has `found`. `show` gives the path of a file.
+    /// Errors for everything that is missing in a store that has `found`. `show` gives the path of
+    /// a file.
     pub fn missing(&self, found: &Known, show: &dyn Fn(&str) -> String) -> Vec<Error> {
         let mut errors = Vec::new();
         for (name, number) in &self.published {
@@ -216,7 +217,7 @@ pub(super) fn read(dir: &StoreDir) -> Result<Option<Found>> {
 pub(super) struct Ledger {
     /// `None` after it could not be written.
     log: Option<Log<LedgerRecord>>,
-    /// What its records say.
+    /// The outcome of its records.
     known: Known,
     /// The number of the last frame of each file that is published whole.
     last: BTreeMap<String, u64>,

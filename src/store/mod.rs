@@ -152,8 +152,8 @@ impl Store {
         &self.identities
     }
 
-    /// Begins to read content. The caller takes the guard before it looks up where bytes are stored;
-    /// those places stay valid while the guard lives.
+    /// Begins to read content. The caller takes the guard before it looks up where bytes are
+    /// stored; those places stay valid while the guard lives.
     pub fn reading(&self) -> ReadGuard {
         self.readers.enter()
     }

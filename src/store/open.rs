@@ -39,7 +39,7 @@ Do not edit it. 'jailfs log --store DIR' lists what is in it.
 ";
 /// Files and directories that a directory may hold before it becomes a store.
 const IGNORED: [&str; 5] = [".", "..", LOCK, "daemon.log", "lost+found"];
-/// What an interrupted `create` can leave behind.
+/// Files that an interrupted `create` can leave behind.
 const UNFINISHED: [&str; 11] = [
     "README", "base", HEADS, "layers", "tmp", HEADS_LOG, IDENTITIES, HOLDS, CHUNKS, LEDGER,
     VOLATILE,
@@ -112,11 +112,7 @@ impl Store {
         let was_volatile = volatile::begin(&dir, trust.writer, !options.volatile)?;
         let base = format::read_base(&dir)?;
         let format = format::check_format(&dir)?;
-        let mut packed = Vec::new();
-        let mut layers = Layers::open(&dir, &mut |found| packed.push(found.clone()))?;
-        if let Some(error) = layers.packs.damaged().pop() {
-            return Err(error.hint("'jailfs check' tells what else is damaged"));
-        }
+        let (layers, packed) = open_layers(&dir)?;
         let ledger = ledger::read(&dir)?;
         if let Some(error) = ledger.as_ref().and_then(|ledger| {
             ledger.known.missing_pack(layers.packs.newest(), &|name| dir.show(name))
@@ -139,15 +135,8 @@ impl Store {
             published: heads::published(&dir, &heads, &layers.packs)?,
             ..Known::default()
         };
-        if let Some(ledger::Found { known, .. }) = &ledger {
-            let show = |name: &str| dir.show(name);
-            let older = found
-                .catalog
-                .values()
-                .filter_map(|info| known.is_older(&info.header, info.seal.as_ref(), &show));
-            if let Some(error) = known.missing(&counts, &show).into_iter().chain(older).next() {
-                return Err(error);
-            }
+        if let Some(ledger) = &ledger {
+            found.check_against(&ledger.known, &counts, &dir)?;
         }
         let next_layer = found.next_layer.max(layers.packs.next_layer());
         let store = Store {
@@ -175,6 +164,16 @@ impl Store {
         store.keep_ledger(ledger, counts);
         store.begin_reserve();
         Ok(store)
+    }
+}
+
+/// Opens the layers, and reads those that are in packs.
+fn open_layers(dir: &StoreDir) -> Result<(Layers, Vec<PackedLayer>)> {
+    let mut packed = Vec::new();
+    let mut layers = Layers::open(dir, &mut |found| packed.push(found.clone()))?;
+    match layers.packs.damaged().pop() {
+        Some(error) => Err(error.hint("'jailfs check' tells what else is damaged")),
+        None => Ok((layers, packed)),
     }
 }
 
@@ -237,5 +236,18 @@ impl FoundLayers {
         }
         let named = named.into_iter().chain(sealed).collect();
         Evidence { tops, named }.check(&self.catalog, |layer| layers.show(layer, JOURNAL))
+    }
+
+    /// Checks that the store has everything that the ledger says. `counts` is what it has.
+    fn check_against(&self, known: &Known, counts: &Known, dir: &StoreDir) -> Result<()> {
+        let show = |name: &str| dir.show(name);
+        let older = self
+            .catalog
+            .values()
+            .filter_map(|info| known.is_older(&info.header, info.seal.as_ref(), &show));
+        match known.missing(counts, &show).into_iter().chain(older).next() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
     }
 }

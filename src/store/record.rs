@@ -133,8 +133,8 @@ pub enum Record {
     Compact,
     /// A sync failed. Only this many of the first records were synced before.
     SyncFailed(u64),
-    /// In a gathered layer: the deflated bytes of each cell of 64 KiB of the pool; 0 for a cell that
-    /// is stored as it is.
+    /// In a gathered layer: the deflated bytes of each cell of 64 KiB of the pool; 0 for a cell
+    /// that is stored as it is.
     Cells(Vec<u32>),
 }
 

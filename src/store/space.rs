@@ -1,4 +1,4 @@
-//! What a store takes on disk, and how blocks of its pools are freed.
+//! The space that a store takes on disk, and how blocks of its pools are freed.
 
 use std::os::unix::fs::MetadataExt;
 

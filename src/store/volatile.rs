@@ -3,9 +3,9 @@
 //! A process that opens a store with `--volatile` writes the file, synced, before anything else.
 //! From then on a `Synced` or a `Seal` in any file proves nothing.
 //!
-//! Always true: the store is complete under the boot and in the mount that the file names. The first
-//! process that opens it with syncs syncs all of it, and removes the file. Under another boot, or in
-//! another mount, the store is refused.
+//! Always true: the store is complete under the boot and in the mount that the file names. The
+//! first process that opens it with syncs syncs all of it, and removes the file. Under another
+//! boot, or in another mount, the store is refused.
 
 use serde::{Deserialize, Serialize};
 

@@ -110,12 +110,12 @@ impl StoreDir {
         Ok(Some(bytes))
     }
 
-    /// Publishes `bytes` as a file. After a crash the file has its old content or the new one, never
-    /// a mix.
+    /// Publishes `bytes` as a file. After a crash the file has its old content or the new one,
+    /// never a mix.
     ///
     /// # Errors
-    /// As open(2), pwrite(2), fdatasync(2), rename(2) and fsync(2). The old content then stays, except
-    /// after a failed fsync(2) of the directory.
+    /// As open(2), pwrite(2), fdatasync(2), rename(2) and fsync(2). The old content then stays,
+    /// except after a failed fsync(2) of the directory.
     pub fn publish(&self, name: &str, bytes: &[u8], durable: bool) -> Result<()> {
         let temp = format!("{name}.new");
         let what = || format!("publish {}", self.show(name));

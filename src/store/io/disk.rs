@@ -1,8 +1,8 @@
 //! The system calls that change a store's files. The store changes them in no other way.
 //!
 //! Each call names its failpoint. So a test can end the process before each call, make each fail,
-//! and record all of them to see what a power cut could leave (`sys::failpoint`). Nothing is decided
-//! here.
+//! and record all of them to see what a power cut could leave (`sys::failpoint`). Nothing is
+//! decided here.
 
 use std::fs::File;
 use std::io;

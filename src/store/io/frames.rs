@@ -168,8 +168,8 @@ impl<T: DeserializeOwned> Frames<T> {
 }
 
 /// Scans a log that a power cut may have torn, as [`log::read_torn`] does. Returns its good frames,
-/// and the records of good frames behind a bad one. Calls `see` with the number, the payload and the
-/// offset of each good frame.
+/// and the records of good frames behind a bad one. Calls `see` with the number, the payload and
+/// the offset of each good frame.
 ///
 /// # Errors
 /// As pread(2) and `see`, and damage: a good frame behind a bad one whose payload is not a

@@ -31,7 +31,7 @@ pub struct FsyncProbe(Option<File>);
 pub enum Unsynced {
     /// The disk was full. Nothing is lost, and the sync can be tried again.
     Full(io::Error),
-    /// What was not synced before may be lost.
+    /// Everything that was not synced before may be lost.
     Lost(io::Error),
 }
 

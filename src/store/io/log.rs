@@ -8,8 +8,8 @@
 //! Always true:
 //! * Frames follow each other without a gap, and `seq` counts from 0. In `heads.log`, whose first
 //!   records can be trimmed, it counts from any number.
-//! * A frame that a crash tore is the last one, and can be cut off. A bad frame with a good one behind
-//!   it is damage, and is never skipped.
+//! * A frame that a crash tore is the last one, and can be cut off. A bad frame with a good one
+//!   behind it is damage, and is never skipped.
 //! * After a failed append the file ends where it ended before.
 
 use std::fs::File;
@@ -27,8 +27,8 @@ use crate::store::io::{codec, disk};
 /// Bytes before the payload of a frame.
 pub const FRAME_HEAD: usize = 16;
 
-/// The check whether a record hides a frame computes checksums of at most this many times its bytes,
-/// plus [`codec::MAX_LEN`].
+/// The check whether a record hides a frame computes checksums of at most this many times its
+/// bytes, plus [`codec::MAX_LEN`].
 const MOST_SUMMED: usize = 64;
 
 /// The hint of an error that is no damage, but a record of a later format.
@@ -70,13 +70,14 @@ pub struct Torn<T> {
 /// Reads all records of a log. `what` names the file in errors.
 ///
 /// # Errors
-/// Damage, with file and offset: a bad frame with good ones behind it, or a good frame whose payload
-/// is not a record of this format.
+/// Damage, with file and offset: a bad frame with good ones behind it, or a good frame whose
+/// payload is not a record of this format.
 pub fn read<T: DeserializeOwned>(bytes: &[u8], what: &str) -> Result<Contents<T>> {
     read_whole(bytes, what, 0)
 }
 
-/// Reads a log whose first records may have been trimmed. Returns the number of its first frame, too.
+/// Reads a log whose first records may have been trimmed. Returns the number of its first frame,
+/// too.
 ///
 /// # Errors
 /// As [`read`].
@@ -114,9 +115,9 @@ fn read_whole<T: DeserializeOwned>(bytes: &[u8], what: &str, first: u64) -> Resu
     }
 }
 
-/// Reads a log that a power cut may have torn. Of the pages that were not synced, the disk may have a
-/// later one and lack an earlier one. The caller decides by the records behind a bad frame whether a
-/// power cut can have caused it.
+/// Reads a log that a power cut may have torn. Of the pages that were not synced, the disk may have
+/// a later one and lack an earlier one. The caller decides by the records behind a bad frame
+/// whether a power cut can have caused it.
 ///
 /// # Errors
 /// Damage: a good frame whose payload is not a record of this format.
@@ -230,9 +231,9 @@ fn next_good(bytes: &[u8], at: usize, seq: u64) -> Option<(&[u8], u64, usize)> {
     starts.filter(|start| can_be(*start)).find_map(|start| any_frame_at(bytes, start))
 }
 
-/// Whether the payload of a frame, to be written with the number `seq` at `end`, holds a whole frame
-/// that [`next_good`] could return. Also true if so many bytes look like frames that the check would
-/// take too long.
+/// Whether the payload of a frame, to be written with the number `seq` at `end`, holds a whole
+/// frame that [`next_good`] could return. Also true if so many bytes look like frames that the
+/// check would take too long.
 fn hides_a_frame(bytes: &[u8], seq: u64, end: u64) -> bool {
     let mut to_sum = bytes.len().saturating_mul(MOST_SUMMED).saturating_add(codec::MAX_LEN);
     for at in 1..bytes.len() {
@@ -349,8 +350,8 @@ impl<T: Serialize> Log<T> {
             log.sync()?;
         }
         disk::rename(dir, &temp, name).attempt(|| format!("publish {}", dir.show(name)))?;
-        // From here on this is the log, whatever fails. No reader would see a record that went to the
-        // old one.
+        // From here on this is the log, whatever fails. No reader would see a record that went to
+        // the old one.
         if durable && let Err(error) = dir.sync() {
             ::log::warn!("{error}");
             log.mark_sync_failed();
@@ -371,8 +372,8 @@ impl<T: Serialize> Log<T> {
 
     /// Appends one record that holds bytes chosen by a user or a program.
     ///
-    /// A record with a whole frame in it is refused. If a power cut tore the record, that frame would
-    /// read as a later record of the log.
+    /// A record with a whole frame in it is refused. If a power cut tore the record, that frame
+    /// would read as a later record of the log.
     ///
     /// # Errors
     /// As [`Log::append`], and EINVAL.
@@ -402,8 +403,8 @@ impl<T: Serialize> Log<T> {
         Ok(())
     }
 
-    /// Cuts off what a failed write left. If it left nothing, the file is not touched, because a full
-    /// quota can refuse even that (btrfs).
+    /// Cuts off what a failed write left. If it left nothing, the file is not touched, because a
+    /// full quota can refuse even that (btrfs).
     fn roll_back(&self) -> std::io::Result<()> {
         if self.file.metadata()?.len() <= self.end {
             Ok(())
@@ -425,9 +426,9 @@ impl<T: Serialize> Log<T> {
     /// Makes all records survive a power cut.
     ///
     /// # Errors
-    /// As fdatasync(2). If the disk was full, the caller can try again. After any other error nothing
-    /// can be appended any more: the kernel may have dropped what was not synced, and would report
-    /// success to the next sync.
+    /// As fdatasync(2). If the disk was full, the caller can try again. After any other error
+    /// nothing can be appended any more: the kernel may have dropped what was not synced, and would
+    /// report success to the next sync.
     pub fn sync(&mut self) -> Result<()> {
         let synced = self.probe.sync(&self.file);
         if matches!(synced, Err(Unsynced::Lost(_))) {

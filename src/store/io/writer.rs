@@ -124,8 +124,8 @@ impl FailedSyncs {
         }
     }
 
-    /// The layers for which this writer noted a failed sync, and how many records of each were synced
-    /// before.
+    /// The layers for which this writer noted a failed sync, and how many records of each were
+    /// synced before.
     pub(in crate::store) fn read(&self) -> BTreeMap<LayerId, u64> {
         let mut failed = BTreeMap::new();
         for note in self.all().into_iter().filter(|note| note.writer == self.writer) {

@@ -1,8 +1,8 @@
-//! What the catalog keeps in memory about each layer.
+//! The catalog entry of a layer.
 
 use crate::store::record::{Header, Seal};
 
-/// What the catalog of a store knows about a layer.
+/// The catalog entry of a layer: what its files say, kept in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerInfo {
     /// The first record of its journal.

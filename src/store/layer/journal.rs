@@ -2,10 +2,10 @@
 //!
 //! * The same process reads its own journal, or one that an earlier process wrote under the same
 //!   boot and mount: all of it is valid, because the kernel still has every write.
-//! * Another [`Writer`] wrote the journal: the machine was booted, or the filesystem mounted, since.
-//!   A power cut may have lost what was not synced, a journal page or a pool page alike. The journal
-//!   is then valid up to the last synced record, and beyond it up to the first record that refers
-//!   to pool bytes.
+//! * Another [`Writer`] wrote the journal: the machine was booted, or the filesystem mounted,
+//!   since. A power cut may have lost what was not synced, a journal page or a pool page alike. The
+//!   journal is then valid up to the last synced record, and beyond it up to the first record that
+//!   refers to pool bytes.
 //! * A sync failed: the journal is valid up to the last synced record. The kernel may have dropped
 //!   the pages that it could not write.
 //!
@@ -35,7 +35,7 @@ const EDITS: u8 = 2;
 
 /// The valid records of a layer, as read from disk.
 pub struct LayerContents {
-    /// What the catalog keeps about the layer.
+    /// The catalog entry of the layer.
     pub info: LayerInfo,
     /// The valid frames of the journal, with its header.
     pub(super) frames: Frames<Record>,
@@ -85,7 +85,7 @@ impl LayerContents {
     }
 }
 
-/// What decides how far the journals of a store are valid.
+/// The facts that decide how far the journals of a store are valid.
 #[derive(Debug)]
 pub struct Trust {
     /// This process as a writer. A journal of another writer is valid as far as it was synced.
@@ -195,8 +195,8 @@ fn read_frames(bytes: LogBytes, what: &str) -> Result<(Frames<Record>, Marks)> {
     Ok((frames, Marks { behind, ..marks }))
 }
 
-/// What a scan collects about a journal. A journal can have a mark for every sync, so the scan
-/// keeps the outcome and not the marks.
+/// The facts that a scan collects about a journal. A journal can have a mark for every sync, so the
+/// scan keeps the outcome and not the marks.
 #[derive(Default)]
 struct Marks {
     /// The last writer.
@@ -261,7 +261,7 @@ fn failed_at(record: &Record) -> Option<usize> {
     }
 }
 
-/// Reads what the catalog keeps about a layer. Of a sealed journal it decodes only both ends; a
+/// Reads the catalog entry of a layer. Of a sealed journal it decodes only both ends; a
 /// replay checks what is between.
 ///
 /// # Errors
@@ -286,7 +286,7 @@ pub(in crate::store) fn read_info(
     }
 }
 
-/// Reads what the catalog keeps about a layer that is in a pack.
+/// Reads the catalog entry of a layer that is in a pack.
 ///
 /// # Errors
 /// Damage: a pack holds sealed layers only.

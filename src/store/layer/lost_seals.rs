@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::store::layer::info::LayerInfo;
 use crate::types::LayerId;
 
-/// What proves that layers were sealed.
+/// The evidence that layers were sealed.
 pub(in crate::store) struct Evidence<'a> {
     /// The layers on top of a head.
     pub tops: &'a BTreeSet<LayerId>,

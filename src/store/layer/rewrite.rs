@@ -5,10 +5,10 @@
 //! Edits ...                                     what was appended since
 //! ```
 //!
-//! * The new journal stands beside the old one until one rename publishes it. So a process that ends
-//!   leaves one of the two, and each of them has every acknowledged record.
-//! * When it is published, everything before its second `Opened` is synced, with the pool bytes that
-//!   it refers to. So it proves at least as much as the old one.
+//! * The new journal stands beside the old one until one rename publishes it. So a process that
+//!   ends leaves one of the two, and each of them has every acknowledged record.
+//! * When it is published, everything before its second `Opened` is synced, with the pool bytes
+//!   that it refers to. So it proves at least as much as the old one.
 //! * No mark is copied: a mark counts the records of its own journal.
 //!
 //! docs/FORMAT.md has the argument why no power cut can lose a synced record.
@@ -139,8 +139,8 @@ impl JournalRewrite {
     /// As pwrite(2) and fdatasync(2).
     pub fn mark_synced(&mut self) -> Result<()> {
         self.log.append(&Record::Synced)?;
-        // Everything before `Opened` is synced, as always. So a bad frame there is damage, and never
-        // reads as torn by a power cut.
+        // Everything before `Opened` is synced, as always. So a bad frame there is damage, and
+        // never reads as torn by a power cut.
         self.log.append(&Record::Opened { writer: self.writer })?;
         if self.durable {
             self.log.sync()?;

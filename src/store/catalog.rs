@@ -28,7 +28,7 @@ pub(in crate::store) struct State {
     pub remap_targets: Option<BTreeSet<LayerId>>,
     /// Layers of which it is unknown whether the old or the new remap is on disk.
     pub uncertain_remaps: BTreeSet<LayerId>,
-    /// Layers whose content was gathered. Readers with earlier remaps may still open their pools.
+    /// Sources of gathered layers. Readers with earlier remaps may still open their pools.
     pub retiring: BTreeMap<LayerId, RetiringPool>,
     /// The number of the next new layer.
     pub next_layer: u32,

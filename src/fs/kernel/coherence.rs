@@ -293,6 +293,26 @@ impl Core {
         self.lower.note(&path, CHANGED);
         Err(FsError::Drift(path))
     }
+
+    /// Refuses to append to a base file at another offset than its end, because the kernel chose
+    /// the offset by an old size. It asks for the size when the file is opened or looked up again.
+    ///
+    /// # Errors
+    /// [`FsError::Drift`].
+    pub(in crate::fs) fn check_append(
+        &mut self,
+        id: NodeId,
+        target: &Target,
+        offset: u64,
+    ) -> FsResult<()> {
+        let Target::Base(_, path, node) = target else { return Ok(()) };
+        if CachedAttrs::of(node).is_none_or(|now| now.ends_at(offset)) {
+            return Ok(());
+        }
+        self.coherence.mark_stale(id, Change::Content);
+        self.lower.note(path, CHANGED);
+        Err(FsError::Drift(path.clone()))
+    }
 }
 
 impl Fs {
@@ -335,22 +355,6 @@ impl Fs {
     /// Whether a node must be invalidated before the kernel gets a reply about it.
     pub fn needs_invalidation(&self, id: NodeId) -> bool {
         self.core().coherence.stale_nodes.contains_key(&id)
-    }
-
-    /// Refuses to append to a base file at another offset than its end, because the kernel chose
-    /// the offset by an old size. It asks for the size when the file is opened or looked up again.
-    ///
-    /// # Errors
-    /// [`FsError::Drift`].
-    pub fn check_append(&self, id: NodeId, offset: u64) -> FsResult<()> {
-        let mut core = self.core();
-        let Target::Base(_, path, node) = core.content_target(id)? else { return Ok(()) };
-        if CachedAttrs::of(&node).is_none_or(|now| now.ends_at(offset)) {
-            return Ok(());
-        }
-        core.coherence.mark_stale(id, Change::Content);
-        core.lower.note(&path, CHANGED);
-        Err(FsError::Drift(path))
     }
 
     /// The kernel's caches of a node were invalidated.

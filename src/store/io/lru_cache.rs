@@ -1,8 +1,9 @@
-//! A cache of the most recently used values, such as open files.
+//! A cache of the values that were used most recently, for open files and data about them.
 //!
-//! Always true: the cache holds at most `limit` values. So the store does not reach RLIMIT_NOFILE
-//! (often 1,024), whatever the number of layers. A value that is removed from the cache lives on
-//! until its last user drops it.
+//! * It holds at most as many values as its limit, because a process may only have so many open
+//!   files (RLIMIT_NOFILE, often 1,024).
+//! * A user of a value holds its own reference. So a file stays open while it is used, also after
+//!   it has left the cache.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -10,7 +11,7 @@ use std::fs::File;
 use std::hash::Hash;
 use std::sync::Arc;
 
-/// The most recently used values by key.
+/// The values that were used most recently, by key.
 #[derive(Debug)]
 pub struct LruCache<K, V = File> {
     values: HashMap<K, (Arc<V>, u64)>,
@@ -19,12 +20,12 @@ pub struct LruCache<K, V = File> {
 }
 
 impl<K: Clone + Eq + Hash, V> LruCache<K, V> {
-    /// A cache of at most `limit` values.
+    /// An empty cache that holds at most `limit` values.
     pub fn new(limit: usize) -> LruCache<K, V> {
         LruCache { values: HashMap::new(), limit, clock: 0 }
     }
 
-    /// The value for `key`, if the cache has it.
+    /// The value of `key`, if it is cached.
     pub fn get<Q: Eq + Hash + ?Sized>(&mut self, key: &Q) -> Option<Arc<V>>
     where
         K: Borrow<Q>,
@@ -35,7 +36,7 @@ impl<K: Clone + Eq + Hash, V> LruCache<K, V> {
         Some(Arc::clone(value))
     }
 
-    /// All values.
+    /// All cached values.
     pub fn values(&self) -> impl Iterator<Item = &V> {
         self.values.values().map(|(value, _)| &**value)
     }
@@ -45,12 +46,12 @@ impl<K: Clone + Eq + Hash, V> LruCache<K, V> {
         self.values.clear();
     }
 
-    /// Removes the value for `key`.
+    /// Removes the value of `key`.
     pub fn remove(&mut self, key: &K) {
         self.values.remove(key);
     }
 
-    /// Inserts a value. If the cache is full, the least recently used one is removed.
+    /// Adds a value. If the cache is full, removes the one that was not used for longest.
     pub fn insert(&mut self, key: K, value: Arc<V>) {
         self.clock += 1;
         self.values.insert(key, (value, self.clock));
@@ -67,14 +68,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_recently_used_entries_are_kept_up_to_the_limit() {
-        let mut recent = LruCache::new(2);
+    fn the_value_that_was_not_used_for_longest_leaves_a_full_cache() {
+        let mut cache = LruCache::new(2);
         let file = Arc::new(tempfile::tempfile().unwrap());
-        recent.insert(1, Arc::clone(&file));
-        recent.insert(2, Arc::clone(&file));
-        assert!(recent.get(&1).is_some());
-        recent.insert(3, Arc::clone(&file));
-        assert_eq!([1, 2, 3].map(|key| recent.get(&key).is_some()), [true, false, true]);
+        cache.insert(1, Arc::clone(&file));
+        cache.insert(2, Arc::clone(&file));
+        assert!(cache.get(&1).is_some());
+        cache.insert(3, Arc::clone(&file));
+        assert_eq!([1, 2, 3].map(|key| cache.get(&key).is_some()), [true, false, true]);
         assert_eq!(Arc::strong_count(&file), 3);
     }
 }

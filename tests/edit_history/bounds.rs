@@ -1,0 +1,328 @@
+//! Bounds of the edit history: how much it keeps, what it drops first, and that the space is freed.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use jailfs::fs::{Need, Tended};
+use jailfs::sandbox::Bounds;
+use jailfs::sandbox::Request;
+use jailfs::sys::failpoint;
+
+use crate::place::{Place, Work};
+
+/// Random bytes without zeros.
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % 255) as u8 + 1
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+fn rewrite(work: &Work, path: &str, bytes: &[u8]) {
+    work.truncate(path, 0);
+    for (at, part) in bytes.chunks(128 << 10).enumerate() {
+        work.write(path, (at * (128 << 10)) as u64, part);
+    }
+}
+
+#[test]
+fn the_last_ten_edits_of_a_file_are_kept() {
+    let place = Place::new(&[]);
+    let work = place.open();
+    for n in 0..15 {
+        work.put("a", &format!("text {n}"));
+    }
+    let numbers: Vec<u32> = work.history("a").iter().map(|version| version.number).collect();
+    assert_eq!(
+        numbers,
+        (5..=14).rev().collect::<Vec<u32>>(),
+        "the newest, and numbers stay what they are"
+    );
+    assert_eq!(work.texts("a")[0], "text 4");
+    // An undo does not drop the oldest.
+    work.undo("a", 10).unwrap();
+    assert_eq!(work.get("a"), "text 4");
+    drop(work);
+    let work = place.open();
+    assert_eq!(work.history("a").len(), 11);
+    work.redo("a", 10).unwrap();
+    assert_eq!((work.get("a").as_str(), work.history("a").len()), ("text 14", 10));
+    work.sandbox.fs().set_history(Bounds { versions: 3, ..Bounds::default() });
+    work.put("a", "text 15");
+    assert_eq!(work.texts("a"), ["text 12", "text 13", "text 14"]);
+}
+
+#[test]
+fn the_edit_history_stores_equal_content_once_also_during_an_undo() {
+    let place = Place::new(&[]);
+    let work = place.open();
+    work.make("a");
+    let text = noise(1, 400_000);
+    let edited = |n: u8| {
+        let mut bytes = text.clone();
+        bytes[usize::from(n) * 20_000] = n + 1;
+        bytes
+    };
+    for n in 0..12 {
+        work.rest();
+        rewrite(&work, "a", &edited(n));
+    }
+    assert!(place.pools() > 4 << 20, "each is a whole copy");
+    work.undo("a", 4).unwrap();
+    assert_eq!(work.sandbox.fs().tend_versions(true, &|| false), Tended::Done);
+    // One copy, its differences, and the entry that the undo added.
+    let bytes = place.pools();
+    assert!(bytes < 5 << 18, "{bytes}");
+    // The position of the undo is known in both directions, also after a remount.
+    assert_eq!(work.bytes("a"), edited(7));
+    work.undo("a", 3).unwrap();
+    assert_eq!(work.bytes("a"), edited(4));
+    work.sandbox.fs().tend_versions(true, &|| false);
+    drop(work);
+    let work = place.open();
+    for (steps, n) in [(1, 5), (2, 7), (3, 10)] {
+        work.redo("a", steps).unwrap();
+        assert_eq!(work.bytes("a"), edited(n));
+        work.sandbox.fs().tend_versions(true, &|| false);
+    }
+    assert_eq!(work.redo("a", 1).unwrap().number, None);
+    assert_eq!(work.bytes("a"), edited(11));
+    // The content that the undo restored is compared again when the file is edited.
+    work.undo("a", 6).unwrap();
+    work.sandbox.fs().tend_versions(true, &|| false);
+    work.rest();
+    work.write("a", 5, b"an edit");
+    work.sandbox.fs().tend_versions(true, &|| false);
+    work.sandbox.compact().unwrap();
+    let bytes = place.pools();
+    assert!(bytes < 5 << 18, "{bytes}");
+    let checked = jailfs::sandbox::Sandbox::check_store(&place.store, true).unwrap();
+    assert_eq!(checked.problems, Vec::<String>::new());
+}
+
+#[test]
+fn with_the_history_off_nothing_is_kept_and_nothing_is_written() {
+    let place = Place::new(&[("a", "one")]);
+    let work = place.open();
+    work.sandbox.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
+    work.put("a", "two");
+    work.rm("a");
+    assert!(work.history("a").is_empty() && work.undo("a", 1).is_err());
+    drop(work);
+    // It also stays off for commands without a mount.
+    let work = place.open();
+    work.put("b", "1");
+    work.put("b", "2");
+    assert!(work.history("b").is_empty());
+    // Bytes are overwritten in place again.
+    work.sandbox.fs().set_history(Bounds::default());
+    work.put("b", "3");
+    assert_eq!(work.texts("b"), ["2"]);
+    work.sandbox.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
+    assert!(work.history("b").is_empty(), "switching it off gives up what there is");
+}
+
+#[test]
+fn a_tool_that_rewrites_a_file_for_each_small_change_costs_only_the_differences() {
+    let place = Place::new(&[]);
+    let work = place.open();
+    let mut bytes = noise(1, 1 << 20);
+    work.make("a");
+    rewrite(&work, "a", &bytes);
+    let mut texts = Vec::new();
+    for n in 0..40u64 {
+        work.rest();
+        texts.push(bytes.clone());
+        // A change in the middle, one that moves all that follows, and a growing end.
+        let at = 200_000 + (n as usize * 17_000);
+        bytes[at..at + 10].copy_from_slice(&noise(n + 100, 10));
+        if n % 3 == 0 {
+            bytes.splice(at + 5000..at + 5000, noise(n + 200, 7));
+        }
+        bytes.extend(noise(n + 300, 500));
+        rewrite(&work, "a", &bytes);
+    }
+    work.rest();
+    assert_eq!(work.sandbox.fs().tend_versions(false, &|| false), Tended::Done);
+    let stored = place.pools();
+    assert!(stored < (1 << 20) + (1 << 20) / 2, "{stored} bytes for a file of {}", bytes.len());
+    let versions = work.history("a");
+    assert_eq!(versions.len(), 10);
+    for (version, text) in versions.iter().rev().zip(&texts[30..]) {
+        let (state, found) =
+            work.sandbox.fs().version(&crate::place::path("a"), version.number).unwrap();
+        assert!(state.read_all(&found).unwrap() == *text, "version {}", version.number);
+    }
+    assert!(work.bytes("a") == bytes);
+    // Shared content is still there when the file goes on, is undone and sealed, and after a
+    // remount.
+    work.write("a", 300_000, b"in place");
+    work.undo("a", 5).unwrap();
+    assert!(work.bytes("a") == texts[36]);
+    work.checkpoint("c");
+    work.sandbox.compact().unwrap();
+    work.gc(0);
+    drop(work);
+    let work = place.open();
+    assert!(work.bytes("a") == texts[36]);
+    work.redo("a", 1).unwrap();
+    assert!(work.bytes("a") == texts[37]);
+    let checked = jailfs::sandbox::Sandbox::check_store(&place.store, true).unwrap();
+    assert_eq!(checked.problems, Vec::<String>::new());
+}
+
+#[test]
+fn build_output_does_not_displace_the_history_of_sources() {
+    let place = Place::new(&[]);
+    let work = place.open();
+    work.sandbox.fs().set_history(Bounds { bytes: 4 << 20, ..Bounds::default() });
+    work.mkdir("src");
+    work.mkdir("target");
+    work.make("src/main.rs");
+    for n in 0..50 {
+        work.make(&format!("target/o{n}"));
+    }
+    for round in 0..12u64 {
+        work.put("src/main.rs", &format!("{round} {}", "source ".repeat(3000)));
+        for n in 0..50u64 {
+            rewrite(&work, &format!("target/o{n}"), &noise(round * 50 + n, 20_000));
+        }
+        work.rest();
+        work.sandbox.fs().tend_versions(false, &|| false);
+    }
+    assert_eq!(work.history("src/main.rs").len(), 10, "the sources keep all");
+    let left: usize = (0..50).map(|n| work.history(&format!("target/o{n}")).len()).sum();
+    assert!(left > 50 && left < 250, "{left} versions of what was built");
+    assert!(place.pools() < (4 << 20) + 2_000_000 + 500_000, "{}", place.pools());
+}
+
+#[test]
+fn the_space_of_dropped_entries_is_freed() {
+    let place = Place::new(&[]);
+    let work = place.open();
+    work.make("a");
+    for n in 0..3 {
+        rewrite(&work, "a", &noise(n, 2 << 20));
+    }
+    work.checkpoint("c");
+    rewrite(&work, "a", b"small");
+    work.sandbox.compact().unwrap();
+    assert!(place.pools() > 6 << 20, "versions of before the seal stay");
+    work.sandbox.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
+    work.gc(0);
+    let left = place.pools();
+    assert!(left < (2 << 20) + 100_000, "{left}: the checkpoint has one of them");
+}
+
+/// Writes a temporary file and renames it. It leaves 4 MiB under the temporary name, which nothing
+/// but the history refers to.
+fn download(work: &Work, path: &str) {
+    let part = format!("{path}.part");
+    work.make(&part);
+    work.write(&part, 0, &noise(7, 4 << 20));
+    work.mv(&part, path);
+    // Under its present name the file has one small entry.
+    work.put(path, "small");
+    work.put(path, "too");
+}
+
+#[test]
+fn content_left_behind_by_a_rename_counts_and_is_dropped_first() {
+    const MOST: u64 = 1 << 20;
+    let keep_one = |bytes| Bounds { versions: 1, bytes };
+    let place = Place::new(&[]);
+    let work = place.open();
+    let fs = work.sandbox.fs();
+    let tend = || fs.tend_versions(true, &|| false);
+    // It is kept for a few seconds.
+    fs.set_history(keep_one(64 << 20));
+    download(&work, "waits");
+    assert_eq!(tend(), Tended::Later);
+    assert!(place.pools() > 4 << 20);
+    (0..6).for_each(|_| work.rest());
+    assert_eq!(tend(), Tended::Done);
+    assert!(place.pools() < MOST, "nobody came to its name: {}", place.pools());
+    // For less time if there is too much.
+    fs.set_history(keep_one(MOST));
+    download(&work, "large");
+    tend();
+    assert!(place.pools() < MOST, "it is beyond the budget: {}", place.pools());
+    // And not at all if the disk is full, or nothing is to be kept.
+    fs.set_history(keep_one(64 << 20));
+    download(&work, "full");
+    while place.pools() > MOST {
+        assert!(fs.make_room(Need::More), "the disk is full: {}", place.pools());
+    }
+    for path in ["waits", "large", "full"] {
+        assert_eq!(work.texts(path), ["small"], "no version of '{path}' went");
+    }
+    download(&work, "off");
+    fs.set_history(Bounds { versions: 0, ..Bounds::default() });
+    tend();
+    assert!(place.pools() < MOST, "nothing is to be kept: {}", place.pools());
+}
+
+#[test]
+fn content_left_behind_by_a_rename_is_not_garbage_while_the_file_has_it() {
+    let place = Place::new(&[]);
+    let work = place.open();
+    work.make("x.part");
+    work.write("x.part", 0, &noise(7, 4 << 20));
+    work.mv("x.part", "x");
+    (0..6).for_each(|_| work.rest());
+    assert_eq!(work.sandbox.fs().tend_versions(false, &|| false), Tended::Done);
+    assert!(work.bytes("x") == noise(7, 4 << 20));
+}
+
+#[test]
+fn an_edit_gives_one_notice_when_it_begins() {
+    let place = Place::new(&[("a", "one")]);
+    let work = place.open();
+    let noticed = std::sync::Arc::new(AtomicBool::new(false));
+    let notice = std::sync::Arc::clone(&noticed);
+    work.sandbox.fs().set_edit_notice(Some(Box::new(move || notice.store(true, Ordering::SeqCst))));
+    work.write("a", 0, b"x");
+    assert!(noticed.swap(false, Ordering::SeqCst));
+    work.write("a", 1, b"y");
+    assert!(!noticed.load(Ordering::SeqCst), "and not with every write");
+}
+
+/// A checkpoint whose seal failed lies between the last seal and the tree. Only that layer has the
+/// content that an undo restored.
+#[test]
+fn content_that_an_undo_restored_survives_a_failed_seal_on_a_full_disk() {
+    let first = noise(1, 1 << 20);
+    let mut failed = 0;
+    for write in 1.. {
+        let place = Place::new(&[]);
+        let work = place.open();
+        let fs = work.sandbox.fs();
+        work.make("a");
+        rewrite(&work, "a", &first);
+        work.rest();
+        rewrite(&work, "a", &noise(2, 1 << 20));
+        work.checkpoint("c");
+        work.undo("a", 1).unwrap();
+        fs.set_history(Bounds { versions: 0, ..Bounds::default() });
+        let request = Request::Checkpoint { name: None, message: String::new() };
+        let told = failpoint::with(&format!("fail:store.write:{write}+:ENOSPC"), || {
+            let told = work.sandbox.handle(request);
+            // An operation on the full disk asks for space.
+            for _ in 0..3 {
+                fs.make_room(Need::More);
+            }
+            told
+        });
+        assert!(work.bytes("a") == first, "write {write} failed: {told:?}");
+        drop(work);
+        assert!(place.open().bytes("a") == first, "write {write} failed, the next start: {told:?}");
+        if told.is_ok() {
+            break;
+        }
+        failed += 1;
+    }
+    assert!(failed > 1);
+}

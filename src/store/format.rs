@@ -151,8 +151,8 @@ impl Store {
     /// As [`StoreDir::publish`].
     pub(in crate::store) fn require_format(&self, format: u32) -> Result<()> {
         if self.format.load(Ordering::Relaxed) < format {
-            // Synced even if nothing else is: after a power cut, a store with the old format would
-            // look damaged instead of new.
+            // Synced even in a volatile store: after a power cut, the format must tell why the
+            // store is not trusted.
             publish_format(&self.dir, format, true)?;
             self.format.store(format, Ordering::Relaxed);
         }

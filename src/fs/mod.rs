@@ -30,7 +30,7 @@ mod upper;
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -54,7 +54,8 @@ use crate::tree::{Edit, Misfit, Tree};
 use crate::types::{ByteRange, Epoch, LayerId, Name, NodeId, TreePath};
 
 pub use edits::{
-    Clock, Known as KnownVersions, NoStep, QUIET, Step, Stepped, Tended, VersionInfo, VersionMark,
+    Clock, EditInfo, EditsSavepoint, Histories as EditHistories, QUIET, Step, StepError, Stepped,
+    Tended,
 };
 pub use journal::OpenJournal;
 pub use links::{LinkReply, Move, Refusal, Refused};
@@ -107,7 +108,7 @@ pub struct LiveSet {
     /// The oldest epoch of the base that has content of an orphan.
     pub orphans_from: Option<Epoch>,
     /// The content of the edit history.
-    pub versions: Vec<Arc<Content>>,
+    pub edits: Vec<Arc<Content>>,
     /// The upper layer.
     pub upper: LayerId,
     /// Addresses of its pool that were allocated and may still be written.
@@ -150,6 +151,8 @@ pub struct Fs {
     core: Mutex<Core>,
     /// The number of times that the core lock was taken.
     requests: AtomicU64,
+    /// Whether the kernel caches something that is stale: see [`Coherence`].
+    has_stale: Arc<AtomicBool>,
     jail: Mutex<Arc<Jail>>,
     sync_gate: Mutex<SyncGate>,
     reclaim: Reclaim,
@@ -159,12 +162,14 @@ pub struct Fs {
 impl Fs {
     /// The filesystem of a head: `tree` over `lower`, writing to `upper`.
     pub fn new(store: Arc<Store>, tree: Tree, lower: Lower, upper: Upper, jail: Jail) -> Fs {
+        let coherence = Coherence::default();
+        let has_stale = coherence.stale_flag();
         let core = Core {
             state: State { tree, lower: Arc::new(lower) },
             upper: UpperLayer::new(upper),
             held: HeldNodes::new(),
             links: Links::default(),
-            coherence: Coherence::default(),
+            coherence,
             edits: None,
             quota: Quota::default(),
             snapdir_name: None,
@@ -173,6 +178,7 @@ impl Fs {
             store,
             core: Mutex::new(core),
             requests: AtomicU64::new(0),
+            has_stale,
             jail: Mutex::new(Arc::new(jail)),
             sync_gate: Mutex::default(),
             reclaim: Reclaim::new(),
@@ -215,7 +221,7 @@ impl Fs {
             state: core.state.clone(),
             orphans: core.held.orphans().tree().clone(),
             orphans_from: core.held.orphans().oldest_epoch(),
-            versions: core.edits.iter().flat_map(EditHistory::contents).collect(),
+            edits: core.edits.iter().flat_map(EditHistory::contents).collect(),
             upper: core.upper.layer(),
             reserved,
             end,
@@ -241,7 +247,7 @@ impl Fs {
     /// Takes back `count` lookups of a node: the FORGET of the kernel.
     pub fn forget(&self, id: NodeId, count: u64) {
         if id.is_in_snapdir() {
-            return self.past_forget(id, count);
+            return self.snapdir_forget(id, count);
         }
         let mut core = self.core();
         let Some(forgotten) = core.held.forget(id, count) else { return };

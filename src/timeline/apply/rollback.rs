@@ -22,6 +22,7 @@ use crate::store::Store;
 use crate::store::io::writer::Writer;
 use crate::store::layer::{LayerContents, Upper};
 use crate::store::record::{Body, LayerKind, Left, PreNode, Record};
+use crate::sys::capabilities;
 use crate::sys::clock;
 use crate::timeline::apply::staging;
 use crate::timeline::apply::staging::Stages;
@@ -226,19 +227,28 @@ fn unreadable(base: &Base, images: &Images) -> Unable {
 /// rollback has not ended.
 fn remaining(base: &Base, failed: &Unable) -> Option<Remaining> {
     let is_read_only = base.obstacle().ok().flatten();
+    let has_rights = may_change_owners();
     let mut may_be_set_back = false;
     let mut remaining = Remaining::new();
     for (path, error) in failed {
         // What somebody else changed stays, whatever else is in the way.
         let is_drift = matches!(error, FsError::Drift(_));
         let obstacle = is_read_only.or_else(|| obstacle_at(base, path)).filter(|_| !is_drift);
-        may_be_set_back |= obstacle.is_some() || !is_lasting(error);
+        let is_refused = matches!(error, FsError::NotPermitted) && has_rights;
+        may_be_set_back |= obstacle.is_some() || is_refused || !is_lasting(error);
         remaining.push((
             path.clone(),
             obstacle.map_or_else(|| error.to_string(), |why| why.to_string()),
         ));
     }
     may_be_set_back.then_some(remaining)
+}
+
+/// Whether this process may change files of other users, and give them away. An EPERM then comes
+/// from a flag or a security module, so it may not come again.
+fn may_change_owners() -> bool {
+    const NEEDED: u64 = capabilities::CHOWN | capabilities::FOWNER;
+    capabilities::effective().is_ok_and(|have| have & NEEDED == NEEDED)
 }
 
 /// What is in the way of a change at a path, and can be taken out of it.

@@ -58,7 +58,7 @@ fn mount(sandbox: &Arc<Sandbox>, store: &Path, mount_point: &Path) -> Result<fus
         mount_point: mount_point.to_owned(),
         policy: Policy::Deny,
         allowed_targets: vec![b"/usr".to_vec()],
-        past: None,
+        snapdir: None,
     };
     sandbox.set_view(view)?;
     let mounted =

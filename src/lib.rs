@@ -5,7 +5,7 @@
 //! `apply` writes the result into the base. `docs/ARCHITECTURE.md` has the map.
 //!
 //! Modules have ranks, and each imports only from lower ranks (tested by `tests/ranks.rs`):
-//! `error`, `types` | `sys` | `store`, `base`, `jail` | `tree` | `fs` | `history` | `sandbox` |
+//! `types` | `error` | `sys` | `tree` | `store`, `base`, `jail` | `fs` | `timeline` | `sandbox` |
 //! `fuse`, `control` | `daemon`, `run` | `cli`.
 //!
 //! A logger should drop the records for which [`fuse::is_expected`] is true: fuser logs an error

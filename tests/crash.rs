@@ -210,7 +210,7 @@ fn a_gc_that_gives_up_checkpoints_and_is_cut_off_at_any_step_loses_no_other() {
 fn packed() -> Live {
     let live = prepared();
     let sandbox = Sandbox::open(&live.store).unwrap();
-    sandbox.tidy().unwrap();
+    sandbox.compact().unwrap();
     drop(sandbox);
     assert!(live.store.join("packs").exists());
     live
@@ -234,7 +234,7 @@ fn store_of_all_kinds() -> Live {
     live.checkpoint("all");
     live.umount();
     let sandbox = Sandbox::open(&live.store).unwrap();
-    sandbox.tidy().unwrap();
+    sandbox.compact().unwrap();
     drop(sandbox);
     live
 }

@@ -230,7 +230,7 @@ fn content_that_moved_is_stored_once() {
         content.splice(0..0, random.bytes(10));
     }
     assert!(place.pools() > 8 * (4 << 20));
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     let pools = place.pools();
     assert!(pools <= (4 << 20) + 8 * 2 * BLOCK, "the pools take {pools} bytes");
     work.holds(&all, "after it");
@@ -251,7 +251,7 @@ fn small_changes_that_pile_up_cost_a_block_or_two_each() {
             how(&work, "f", &content);
             work.checkpoint(&format!("c{step:02}"));
             all.insert(format!("c{step:02}"), Files::from([("f".to_owned(), content.clone())]));
-            work.0.tidy().unwrap();
+            work.0.compact().unwrap();
             let (at, more) = (random.below(content.len()), random.below(30));
             let end = (at + random.below(30)).min(content.len());
             content.splice(at..end, random.bytes(more));
@@ -281,7 +281,7 @@ fn small_files_that_are_equal_are_stored_once_and_zeros_not_at_all() {
         work.save(&format!("c{n}"), content);
     }
     work.checkpoint("two");
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     let once: u64 = contents.iter().map(|c| (c.len() as u64).next_multiple_of(BLOCK)).sum();
     // What the host needs to note the holes is counted, too.
     let pools = place.pools();
@@ -311,7 +311,7 @@ fn what_others_lead_to_stays_when_its_checkpoint_goes() {
     work.save("f", &first);
     work.remove("g");
     work.checkpoint("two");
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     assert!(place.pools() < 520_000);
     work.drop_checkpoint("one");
     work.gc(None);
@@ -324,7 +324,7 @@ fn what_others_lead_to_stays_when_its_checkpoint_goes() {
     // And once more equal to what is left, and then that goes, too.
     work.save("f", &first);
     work.checkpoint("three");
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     work.drop_checkpoint("two");
     work.gc(None);
     assert!(work.get("f") == first && place.pools() < 320_000);
@@ -346,10 +346,10 @@ fn switched_off_it_does_nothing_and_shared_content_stays_shared() {
     work.save("f", &content);
     work.checkpoint("two");
     work.0.set_dedup(false);
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     assert!(place.pools() > 200_000);
     work.0.set_dedup(true);
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     assert!(place.pools() < 110_000);
     work.0.set_dedup(false);
     work.gc(None);
@@ -364,7 +364,7 @@ fn versions_of_files_are_stored_once_and_their_space_comes_back() {
     let (first, second) = (random.bytes(400_000), random.bytes(300_000));
     work.put("f", &first);
     work.checkpoint("one");
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     // In no state, only before an edit: what is in a state already, and what is nowhere else.
     work.put("g", &first);
     work.put("g", &second);
@@ -373,14 +373,14 @@ fn versions_of_files_are_stored_once_and_their_space_comes_back() {
     // Before anybody looks after the versions.
     let past = work.past();
     assert_eq!(past.values().flatten().map(Vec::len).sum::<usize>(), 700_000);
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     let pools = place.pools();
     assert!(pools < 720_000, "{pools}");
     work.past_is_as(&past, "shared");
     // Files that lead to what only a version has: that stays as long as they do.
     work.put("h", &second);
     work.checkpoint("three");
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     assert!(place.pools() < pools + 2 * BLOCK, "{}", place.pools());
     work.0.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
     assert!(work.past().is_empty());
@@ -408,10 +408,10 @@ fn a_full_disk_gets_back_what_versions_had_beside_content_that_others_lead_to() 
     work.put("g", b"short");
     work.put("f", &shared);
     work.checkpoint("one");
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     work.put("h", &shared);
     work.checkpoint("two");
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     let pools = place.pools();
     assert!((500_000..530_000).contains(&pools), "{pools}");
     work.0.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
@@ -473,7 +473,7 @@ fn random_work(seed: u64) {
             }
             11 | 12 => {
                 let past = work.past();
-                work.0.tidy().unwrap();
+                work.0.compact().unwrap();
                 work.past_is_as(&past, &format!("seed {seed}, step {step}, tidy"));
             }
             13 => {
@@ -507,7 +507,7 @@ fn random_work(seed: u64) {
         }
         assert!(work.files() == now, "seed {seed}, step {step}");
     }
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     work.holds(&all, &format!("seed {seed}"));
     drop(work);
     place.check();
@@ -554,7 +554,7 @@ fn at_every_step(place: &Place, all: &BTreeMap<String, Files>, verb: fn(&Work) -
             assert!(checked.problems.is_empty(), "{rule}: {:#?}", checked.problems);
             let work = place.open_with_history(&copied, &StoreOptions::default());
             work.past_is_as(&past, &rule);
-            work.0.tidy().unwrap();
+            work.0.compact().unwrap();
             work.gc(None);
             work.past_is_as(&past, &rule);
             work.holds(all, &rule);
@@ -590,14 +590,14 @@ fn prepared(random: &mut Random) -> (Place, BTreeMap<String, Files>) {
 #[test]
 fn cut_off_at_any_step_it_leaves_what_was_there() {
     let (place, all) = prepared(&mut Random(6));
-    at_every_step(&place, &all, |work| work.0.tidy().is_ok());
+    at_every_step(&place, &all, |work| work.0.compact().is_ok());
 }
 
 #[test]
 fn a_gc_over_shared_content_that_is_cut_off_at_any_step_loses_nothing() {
     let (place, mut all) = prepared(&mut Random(7));
     let work = place.open_with_history(&place.store, &StoreOptions::default());
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     work.drop_checkpoint("first");
     drop(work);
     all.remove("first");

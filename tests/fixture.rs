@@ -76,7 +76,7 @@ fn small_checkpoints(live: &Live) {
 }
 
 fn tidy(store: &Path) {
-    Sandbox::open(store).unwrap().tidy().unwrap();
+    Sandbox::open(store).unwrap().compact().unwrap();
 }
 
 fn format_of(store: &Path) -> u32 {

@@ -337,7 +337,7 @@ fn housekeeping_changes_no_state() {
     at_every_call(&Operation {
         writes_base: false,
         begin: Place::many_layers,
-        acts: &[Sandbox::tidy],
+        acts: &[Sandbox::compact],
     });
 }
 
@@ -346,6 +346,6 @@ fn a_gc_over_packs_loses_no_other_checkpoint() {
     at_every_call(&Operation {
         writes_base: false,
         begin: Place::packed,
-        acts: &[|sandbox| gc(sandbox, Some(2)), Sandbox::tidy],
+        acts: &[|sandbox| gc(sandbox, Some(2)), Sandbox::compact],
     });
 }

@@ -120,7 +120,7 @@ fn record(dir: &Path) -> Recorded {
     acknowledged.push((begun, writer.done));
     synced.push((begun, writer.done));
     std::thread::scope(|scope| {
-        let rewriting = scope.spawn(|| (0..4).for_each(|_| sandbox.tidy().unwrap()));
+        let rewriting = scope.spawn(|| (0..4).for_each(|_| sandbox.compact().unwrap()));
         while !rewriting.is_finished() {
             writer.half_turn();
             acknowledged.push((now(), writer.done));

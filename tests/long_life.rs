@@ -156,7 +156,7 @@ fn a_store_in_which_the_same_is_done_for_ever_does_not_grow() {
         drop(sandbox);
         check(&place.store());
         sandbox = place.open();
-        sandbox.tidy().unwrap();
+        sandbox.compact().unwrap();
         gc(&sandbox, 10, 3);
         assert_eq!(
             numbers,

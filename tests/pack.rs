@@ -168,7 +168,7 @@ fn a_checkpoint_costs_what_it_holds() {
         work.checkpoint(&format!("c{step}"));
         all.insert(format!("c{step}"), content.clone());
         if step % 40 == 39 {
-            work.0.tidy().unwrap();
+            work.0.compact().unwrap();
         }
     }
     // If every layer were on its own, each would take 16 KiB more.
@@ -201,7 +201,7 @@ fn layers_that_were_given_up_and_are_still_read_from_do_not_pile_up() {
             work.checkpoint(&format!("c{n}"));
         }
         work.gc(3);
-        work.0.tidy().unwrap();
+        work.0.compact().unwrap();
         work.gc(3);
         assert!(place.count("layers") < 8, "{} directories", place.count("layers"));
         place.check();
@@ -215,7 +215,7 @@ fn layers_that_were_given_up_and_are_still_read_from_do_not_pile_up() {
     (0..160).filter(|n| n % 8 > 0).for_each(|n| work.remove(&file(n)));
     work.checkpoint("few");
     work.gc(1);
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     work.gc(1);
     assert!(place.layers_and_packs() < 300 * KIB, "{}", place.layers_and_packs());
     (0..160)
@@ -253,7 +253,7 @@ fn who_reads_while_content_is_put_together_reads_what_was_there() {
                 put(24 + round * 6 + step);
                 work.checkpoint(&format!("c{round}-{step}"));
             }
-            work.0.tidy().unwrap();
+            work.0.compact().unwrap();
             work.gc(5);
         }
         drop(end);
@@ -281,7 +281,7 @@ fn a_layer_of_a_pack_whose_records_grow_large_has_a_directory_again() {
     work.put("g", &bytes(2, 10_000));
     work.checkpoint("small");
     work.put("h", &bytes(3, 10_000));
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     let before = place.count("layers");
     // The smaller one says now what both said.
     work.0.handle(Request::Drop { rev: Rev::Name("many".to_owned()) }).unwrap();
@@ -295,7 +295,7 @@ fn a_layer_of_a_pack_whose_records_grow_large_has_a_directory_again() {
     for _ in 0..2 {
         work.restore("small");
         assert!(work.get("f") == bytes(1, 10_000) && work.get("g") == bytes(2, 10_000));
-        work.0.tidy().unwrap();
+        work.0.compact().unwrap();
         place.check();
     }
     drop(work);
@@ -315,7 +315,7 @@ fn a_flipped_bit_is_not_copied_to_where_it_would_be_right() {
         work.checkpoint(&format!("c{n}"));
     }
     work.0.set_dedup(false);
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     drop(work);
     let pool = std::fs::File::options()
         .write(true)
@@ -323,7 +323,7 @@ fn a_flipped_bit_is_not_copied_to_where_it_would_be_right() {
         .unwrap();
     pool.write_all_at(&[!bytes(1, 9000)[100]], 100).unwrap();
     let work = place.open();
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     let told = Sandbox::check_store(&place.store, true).unwrap().problems;
     assert!(told.len() == 1 && told[0].contains("layers/00000002/pool at offset 0"), "{told:?}");
     for n in [0, 2, 3] {
@@ -342,7 +342,7 @@ fn a_store_without_packs_is_one_that_older_programs_read_and_a_newer_one_is_refu
     drop(work);
     let format = place.store.join("format");
     assert_eq!(std::fs::read(&format).unwrap(), b"jailfs-store 1\n");
-    place.open().0.tidy().unwrap();
+    place.open().0.compact().unwrap();
     assert_eq!(std::fs::read(&format).unwrap(), b"jailfs-store 2\n");
     std::fs::write(&format, "jailfs-store 4\n").unwrap();
     let refused = Sandbox::open(&place.store).err().unwrap();
@@ -367,7 +367,7 @@ fn text_that_was_put_together_takes_a_part_of_what_it_was_and_is_what_it_was() {
     }
     let whole: usize = (0..40).map(|n| text(n, 300 + n * 37).len()).sum();
     let own = on_disk(&place.store.join("layers"));
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     assert!(
         own > whole as u64 && place.layers_and_packs() < whole as u64 / 3,
         "{}",
@@ -399,7 +399,7 @@ fn text_that_was_put_together_takes_a_part_of_what_it_was_and_is_what_it_was() {
     work.put("again", &text(9, 300 + 9 * 37));
     work.checkpoint("again");
     let before = on_disk(&place.store.join("layers"));
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     assert!(work.get("again") == text(9, 300 + 9 * 37));
     assert!(on_disk(&place.store.join("layers")) < before, "it is stored twice");
     drop(work);
@@ -416,7 +416,7 @@ fn what_was_put_together_and_is_needed_in_part_is_put_together_again_once() {
         work.put(file, content);
         work.checkpoint(file);
     }
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     let layers = place.store.join("layers");
     let pools = || {
         let dirs = layers.read_dir().unwrap().map(|layer| layer.unwrap().path().join("pool"));
@@ -435,7 +435,7 @@ fn what_was_put_together_and_is_needed_in_part_is_put_together_again_once() {
     for round in 0..3 {
         let before = pools();
         work.gc(1);
-        work.0.tidy().unwrap();
+        work.0.compact().unwrap();
         assert_eq!(pools().len(), 2, "round {round}");
         assert!(round == 0 || pools() == before, "round {round}: it is written anew");
         for (file, wanted) in ["noise", "text"].iter().zip(&wanted) {
@@ -453,7 +453,7 @@ fn a_flipped_bit_of_deflated_content_is_told_and_costs_no_more_than_its_cell() {
         work.put(&format!("f{n}"), &text(n, 2000));
         work.checkpoint(&format!("c{n}"));
     }
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     let pools = std::fs::read_dir(place.store.join("layers"))
         .unwrap()
         .map(|layer| layer.unwrap().path().join("pool"));
@@ -481,7 +481,7 @@ fn a_flipped_bit_of_deflated_content_is_told_and_costs_no_more_than_its_cell() {
     // It stays where it is, and nothing that is right is lost with it.
     work.put("more", &text(99, 100));
     work.checkpoint("more");
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     work.gc(50);
     assert!(
         work.0.fs().read(work.id("f0"), 0, 8192).unwrap().read(false).unwrap().unwrap()
@@ -503,7 +503,7 @@ fn a_flipped_bit_of_deflated_content_is_told_of_the_version_that_is_deep_in_its_
         work.put(&format!("f{n}"), &text(n + 10, 2000));
         work.checkpoint(&format!("c{n}"));
     }
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     drop(work);
     let clean = Sandbox::check_store(&place.store, true).unwrap();
     assert_eq!((clean.problems, clean.warnings), (Vec::new(), Vec::new()));
@@ -538,7 +538,7 @@ fn a_repair_takes_what_is_damaged_and_leaves_what_is_not_whatever_else_is_wrong(
             work.put(&format!("f{n}"), &text(n, 2000));
             work.checkpoint(&format!("c{n}"));
         }
-        work.0.tidy().unwrap();
+        work.0.compact().unwrap();
         drop(work);
         let dirs = std::fs::read_dir(place.store.join("layers")).unwrap();
         let mut dirs: Vec<PathBuf> = dirs.map(|layer| layer.unwrap().path()).collect();

@@ -213,7 +213,7 @@ fn check_links(place: &Place, when: &str) {
     let state = place.fs().state();
     let mut copied_up = BTreeMap::new();
     for (ino, node) in state.tree.nodes() {
-        if let jailfs::store::record::Body::Dir { base: Some(path) } = &node.body {
+        if let jailfs::tree::Body::Dir { base: Some(path) } = &node.body {
             let other = copied_up.insert(path.clone(), ino);
             assert_eq!(other, None, "{when}: two directories cover '{path}'");
         }

@@ -154,7 +154,7 @@ impl Work {
             23..=25 => self.undo(),
             26 | 27 => self.reopen(),
             _ => {
-                self.sandbox().tidy().unwrap();
+                self.sandbox().compact().unwrap();
                 false
             }
         };

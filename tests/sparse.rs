@@ -441,7 +441,7 @@ fn a_hole_that_damage_left_is_an_error_and_not_zeros() {
     place.make("f");
     place.write("f", 0, &[9; 64 * KIB as usize]);
     place.checkpoint("c1");
-    place.sandbox().tidy().unwrap();
+    place.sandbox().compact().unwrap();
     place.reopen();
     let pools = host::read_dir(place.dir.path().join("store/layers")).unwrap();
     for layer in pools {

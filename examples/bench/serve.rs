@@ -49,7 +49,7 @@ pub fn main(words: &[OsString]) -> Res<()> {
             .map(<[u8]>::to_vec)
             .collect(),
         // As 'jailfs mount' does it.
-        past: Some(SnapdirView {
+        snapdir: Some(SnapdirView {
             name: Name::new(b".jailfs").map_err(|_| "no name")?,
             listed: false,
             makes: true,

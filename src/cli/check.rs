@@ -50,7 +50,7 @@ impl Check {
             }
             let (layers, records, extents) = (checked.layers, checked.records, checked.extents);
             let mut text = format!("checked {layers} layers, {records} records, {extents} extents");
-            text += &format!(", {} versions of files", checked.versions);
+            text += &format!(", {} versions of files", checked.edits);
             if self.read_data {
                 let (read, without) =
                     (show::size(checked.bytes_read), show::size(checked.bytes_without_sum));

@@ -100,13 +100,13 @@ impl Diff {
                 _ => (PathBuf::from(word), None),
             };
             let path = target.paths(&[path])?.pop().ok_or_else(wrong_answer)?;
-            Ok(FileRev { path, version })
+            Ok(FileRev { path, edit: version })
         };
         match self.words.as_slice() {
             [first, rest @ ..] if version_of(first).is_some() && !is_there(first) => {
                 let from = rev(first)?;
                 let to = match rest {
-                    [] => FileRev { version: None, ..from.clone() },
+                    [] => FileRev { edit: None, ..from.clone() },
                     [to] if self.paths.is_empty() => rev(to)?,
                     [_, other, ..] => return Err(one_file(other)),
                     [to] => return Err(one_file(to)),

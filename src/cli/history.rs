@@ -11,7 +11,7 @@ use super::out::Out;
 use super::show;
 use super::target::{Target, wrong_answer};
 use crate::error::Result;
-use crate::sandbox::{EditKind, FileVersion, Reply, Request};
+use crate::sandbox::{EditKind, FileEdit, Reply, Request};
 use crate::types::TreePath;
 
 /// List the versions of a file before its last edits
@@ -125,8 +125,8 @@ fn one_path(target: &Target, path: &std::path::Path) -> Result<TreePath> {
 }
 
 /// `   3  2026-11-22 00:38:36Z    1.2 KiB  before a write`
-fn line(version: &FileVersion) -> String {
-    let what = match version.edit {
+fn line(version: &FileEdit) -> String {
+    let what = match version.kind {
         EditKind::Write => "before a write",
         EditKind::Truncate => "before it was truncated",
         EditKind::Replace => "before another was renamed over it",
@@ -136,6 +136,6 @@ fn line(version: &FileVersion) -> String {
         EditKind::Undo => "before an undo",
     };
     let size = version.size.map_or_else(|| "no file".to_owned(), show::size);
-    let shown = if version.shown { "  (as it is now)" } else { "" };
+    let shown = if version.is_current { "  (as it is now)" } else { "" };
     format!("{:>4}  {}  {size:>11}  {what}{shown}", version.number, date::utc(version.time))
 }

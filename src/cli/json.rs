@@ -10,8 +10,8 @@ use super::show;
 use crate::error::{Error, Kind, Result};
 use crate::fs::{Refusal, Refused};
 use crate::sandbox::{
-    Applied, Change, Checked, Checkpoint, Collected, FileVersion, Info, LayerSpace, Node,
-    Operation, Restored, Status, Stepped,
+    Applied, Change, Checked, Checkpoint, Collected, FileEdit, Info, LayerSpace, Node, Operation,
+    Restored, Status, Stepped,
 };
 use crate::types::{FileKind, TreePath, is_unprintable};
 
@@ -376,7 +376,7 @@ impl Line {
         }
     }
 
-    pub(super) fn version(path: &TreePath, version: &FileVersion) -> Line {
+    pub(super) fn version(path: &TreePath, version: &FileEdit) -> Line {
         let (path, path_hex) = text(path.as_bytes());
         Line::Version {
             path,
@@ -385,10 +385,10 @@ impl Line {
             time: date::utc(version.time),
             secs: version.time.secs,
             nanos: version.time.nanos,
-            edit: show::edit(version.edit),
+            edit: show::edit(version.kind),
             size: version.size,
             mode: version.mode,
-            shown: version.shown,
+            shown: version.is_current,
         }
     }
 
@@ -452,7 +452,7 @@ impl Line {
             bytes_read: checked.bytes_read,
             bytes_without_sum: checked.bytes_without_sum,
             warnings: checked.warnings.len() as u64,
-            versions: checked.versions,
+            versions: checked.edits,
         }
     }
 

@@ -176,10 +176,10 @@ impl Run {
         let mut sandboxed = Sandboxed::begin(sandbox, &self.program(&spec, 1), consent)?;
         // However many checkpoints the command makes, no earlier state is dropped while it runs:
         // the caller may go back to it.
-        sandboxed.sandbox.spare_all_states();
+        sandboxed.sandbox.pin_states();
         let outcome = self.attempts(&mut sandboxed, &spec)?;
         sandboxed.finish(self.fate(outcome), outcome)?;
-        match sandboxed.sandbox.spare_nothing() {
+        match sandboxed.sandbox.unpin_states() {
             Ok(gone) => {
                 gone.iter().for_each(|one| {
                     out::note(&format!("given up: checkpoint {}", show::checkpoint(one)))
@@ -309,13 +309,13 @@ impl Sandboxed {
             };
             return Ok(Sandboxed {
                 start: Rev::Id(checkpoint.id),
-                moment: sandbox.moment(),
+                moment: sandbox.savepoint(),
                 sandbox,
                 consent,
             });
         }
         let start = status.checkpoint.map_or(Rev::Base, |checkpoint| Rev::Id(checkpoint.id));
-        Ok(Sandboxed { start, moment: sandbox.moment(), sandbox, consent })
+        Ok(Sandboxed { start, moment: sandbox.savepoint(), sandbox, consent })
     }
 
     /// Runs the command once. Also returns whether a signal has asked for an end.
@@ -377,7 +377,7 @@ impl Sandboxed {
 
     /// Restores the tree to its state before the command.
     fn roll_back(&self) -> Result<()> {
-        self.sandbox.go_back(&self.start).map(drop)
+        self.sandbox.reset_to(&self.start).map(drop)
     }
 
     fn finish(&self, fate: Fate, outcome: Outcome) -> Result<()> {
@@ -492,10 +492,10 @@ impl Sandboxed {
     /// Restores the tree first, whatever the command did to it. Then lists the discarded changes,
     /// if they can be listed, and forgets the checkpoints, names and holds of the command.
     fn discard(&self, is_listed: bool) -> Result<()> {
-        let before = self.sandbox.go_back(&self.start)?;
+        let before = self.sandbox.reset_to(&self.start)?;
         let listed = self
             .sandbox
-            .changes_of(&before)
+            .changes_to(&before)
             .and_then(|changes| print_discarded(&changes, is_listed));
         if let Err(error) = listed {
             out::note(&format!("discarded; the changes cannot be listed: {error}"));

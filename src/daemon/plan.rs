@@ -160,7 +160,7 @@ impl Choice {
                 Links::Show => Policy::Show,
             },
             allowed_targets: self.allowed_targets.clone(),
-            past: self.past()?,
+            snapdir: self.past()?,
         })
     }
 

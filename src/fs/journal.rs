@@ -1,25 +1,18 @@
-//! Watches how long the journal of the upper layer gets, and exchanges it for a shorter one while
-//! programs write.
+//! Replaces the journal of the upper layer by a shorter one while programs write.
 //!
-//! The journal grows with each change, also when a program overwrites the same bytes or renames the
-//! same file. [`crate::timeline`] knows what it would be at its shortest, and when that pays.
+//! [`crate::fs::upper`] says when that is to be considered.
 
-use crate::error::{Error, FsResult, Result};
-use crate::fs::{Core, Fs, Unfinished};
-use crate::store::layer::{JournalEnd, Upper};
+use crate::error::{FsResult, Result};
+use crate::fs::Fs;
+use crate::fs::sync::SyncGate;
+use crate::fs::upper::{JournalNotice, NextCheck};
+use crate::store::layer::JournalEnd;
 use crate::tree::Tree;
-use crate::types::LayerId;
 
-/// A journal of fewer bytes is never looked at.
-pub const SMALL_JOURNAL: u64 = 8 << 20;
-/// Bytes of records that may be copied while nothing else is answered: some milliseconds.
-const MOST_AT_LAST: u64 = 64 << 10;
-/// How often the rewrite copies what came meanwhile, before it copies the rest in any case.
-const TRIES: u32 = 8;
-
-/// Is told that the journal is to be looked at. Called with the lock of the head: it only takes
-/// notice.
-pub type JournalNotice = Box<dyn Fn() + Send + Sync>;
+/// Bytes of records that may be copied under the core lock, which takes some milliseconds.
+const MAX_COPY_UNDER_LOCK: u64 = 64 << 10;
+/// The number of passes over new records before the rest is copied under the core lock in any case.
+const PASSES: u32 = 8;
 
 /// The journal and the tree of the upper layer at one moment.
 pub struct OpenJournal {
@@ -29,48 +22,16 @@ pub struct OpenJournal {
     pub tree: Tree,
 }
 
-/// When the journal of a layer is looked at next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NextLook {
-    /// Which layer.
-    pub layer: LayerId,
-    /// When the journal has so many bytes.
-    pub bytes: u64,
-    /// Or when the tree has fewer entries.
-    pub entries: usize,
-}
-
-impl NextLook {
-    /// The first look at a layer.
-    pub fn first(layer: LayerId) -> NextLook {
-        NextLook { layer, bytes: SMALL_JOURNAL, entries: 0 }
-    }
-}
-
-/// Who is told, and when.
-pub(super) struct JournalWatch {
-    next: NextLook,
-    notice: Option<JournalNotice>,
-}
-
-impl JournalWatch {
-    pub(super) fn of(upper: &Upper) -> JournalWatch {
-        JournalWatch { next: NextLook::first(upper.layer()), notice: None }
-    }
-}
-
 impl Fs {
-    /// Says who is told that the journal is to be looked at.
+    /// Sets the function that is called when the length of the journal is to be checked.
     pub fn set_journal_notice(&self, notice: Option<JournalNotice>) {
-        self.core().journal.notice = notice;
+        self.core().upper.set_notice(notice);
     }
 
-    /// Says when the journal is to be looked at next. Says nothing of another layer than the upper.
-    pub fn look_at_journal(&self, next: NextLook) {
-        let mut core = self.core();
-        if core.upper.layer() == next.layer {
-            core.journal.next = next;
-        }
+    /// Sets the next check of the journal's length. Does nothing if its layer is no longer the
+    /// upper one.
+    pub fn set_next_journal_check(&self, next: NextCheck) {
+        self.core().upper.set_next_check(next);
     }
 
     /// The journal of the upper layer as it is now.
@@ -79,36 +40,36 @@ impl Fs {
         OpenJournal { end: core.upper.journal_end(), tree: core.tree.clone() }
     }
 
-    /// Exchanges the journal of the upper layer for one that says only what came of it since
-    /// `below`, the tree of the layer below. Programs go on writing meanwhile. They wait for the
-    /// last step only, which is a rename; whoever syncs waits for a sync more.
+    /// Replaces the journal of the upper layer by the edits that lead from `below`, the tree of the
+    /// layer below, to the present tree. Programs write meanwhile. They wait for the last step
+    /// only, which is a rename; a sync waits for one more sync.
     ///
     /// # Errors
-    /// As the calls it is made of, and when another layer is the upper one by now; then the journal
-    /// is what it was.
+    /// Those of the store, and if `from` is no longer the upper layer; then the journal is
+    /// unchanged.
     pub fn rewrite_journal(&self, from: &OpenJournal, below: &Tree) -> FsResult<()> {
-        // First, as the rest of it is done while those who sync wait.
+        // The syncs that follow are then short. Other syncs wait for them.
         self.sync()?;
         let mut rewrite =
             self.store.begin_journal_rewrite(&from.end, below.edits_to(&from.tree))?;
-        // No sync, seal or exchange of the layer is under way from here on.
+        // From here on no sync, seal or rewrite of the layer is under way.
         let mut gate = self.sync_gate.lock();
-        self.seal_unfinished(&mut gate)?;
+        self.finish_pending(&mut gate)?;
         rewrite.follow(&self.core().upper.journal_end())?;
         self.sync_all_but_journal()?;
         rewrite.mark_synced()?;
-        for _ in 0..TRIES {
+        for _ in 0..PASSES {
             let end = self.core().upper.journal_end();
-            if rewrite.follow(&end)? <= MOST_AT_LAST {
+            if rewrite.follow(&end)? <= MAX_COPY_UNDER_LOCK {
                 break;
             }
         }
         self.core().upper.go_on_in(&mut rewrite)?;
         gate.exchange = Some(rewrite.exchange());
-        Ok(self.finish_exchange(&mut gate)?)
+        Ok(self.sync_exchange(&mut gate)?)
     }
 
-    /// Syncs what the records of the upper layer refer to.
+    /// Syncs the content and the inode numbers to which the records of the upper layer refer.
     fn sync_all_but_journal(&self) -> FsResult<()> {
         if !self.store.durable() {
             return Ok(());
@@ -120,42 +81,21 @@ impl Fs {
         Ok(self.sync_identities()?)
     }
 
-    /// Makes the last exchange of the journal survive a power cut. Before that, a power cut brings the
-    /// old journal back, with no more than was synced until then: so no sync and no seal is
-    /// acknowledged before. If there is no room for it, the next sync tries it again.
-    pub(super) fn finish_exchange(&self, unfinished: &mut Unfinished) -> Result<()> {
-        let Some(exchange) = &unfinished.exchange else { return Ok(()) };
-        let mut synced = exchange.sync();
-        if synced.as_ref().is_err_and(Error::is_full) && self.store.release_reserve() {
-            synced = exchange.sync();
-            self.store.keep_reserve();
-        }
+    /// Makes the last exchange of the journal durable. Before that, a power cut brings back the old
+    /// journal, as far as it was synced at the exchange. So no sync and no seal succeeds earlier.
+    /// If the disk is full, the next sync tries again.
+    pub(super) fn sync_exchange(&self, gate: &mut SyncGate) -> Result<()> {
+        let Some(exchange) = &gate.exchange else { return Ok(()) };
+        let synced = self.store.with_reserve(|| exchange.sync());
         match &synced {
-            Ok(()) => unfinished.exchange = None,
+            Ok(()) => gate.exchange = None,
             Err(error) if error.is_full() => {}
-            Err(_) => self.core().exchange_failed(),
+            Err(_) => {
+                let mut core = self.core();
+                core.sync_failed();
+                core.upper.exchange_failed();
+            }
         }
         synced
-    }
-}
-
-impl Core {
-    /// Tells that the journal is to be looked at, if so; once, until the next look is said.
-    pub(super) fn watch_journal(&mut self) {
-        let len = self.upper.journal_len();
-        if len < SMALL_JOURNAL {
-            return;
-        }
-        if self.journal.next.layer != self.upper.layer() {
-            self.journal.next = NextLook::first(self.upper.layer());
-        }
-        let NextLook { layer, bytes, entries } = self.journal.next;
-        if len < bytes && self.tree.entries() >= entries {
-            return;
-        }
-        self.journal.next = NextLook { layer, bytes: u64::MAX, entries: 0 };
-        if let Some(notice) = &self.journal.notice {
-            notice();
-        }
     }
 }

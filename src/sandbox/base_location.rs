@@ -1,7 +1,7 @@
-//! A store and a base that may not be where they were.
+//! Finds out whether a store and a base belong together, also after one of them was moved.
 //!
-//! A store names its base by path, and knows it by a mark: so a base that was moved is found again by whoever names it, and
-//! another directory at the same path is not taken for it.
+//! A store records the path and a mark (inode number and creation time) of its base. The mark
+//! recognizes a base that was moved, and a different directory that is now at the recorded path.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -12,11 +12,11 @@ use crate::error::{Error, Kind, Result};
 use crate::sandbox::StoreOptions;
 use crate::store;
 
-/// Whether the base of a store is not at the path that the store knows, but is the same directory or may be another.
+/// Whether `base` is at another path than the one that the store records, and may be used with it.
 ///
 /// # Errors
-/// [`Kind::Failed`] if the store belongs to another base, else what reading it answers.
-pub(super) fn is_elsewhere(path: &Path, base: &Base, options: &StoreOptions) -> Result<bool> {
+/// [`Kind::Failed`] if the store belongs to another base, or the store cannot be read.
+pub(super) fn has_moved(path: &Path, base: &Base, options: &StoreOptions) -> Result<bool> {
     let known = store::base_of(path)?;
     if known.path == base.path() {
         return Ok(false);
@@ -25,29 +25,31 @@ pub(super) fn is_elsewhere(path: &Path, base: &Base, options: &StoreOptions) -> 
         return Ok(true);
     }
     let was = Path::new(OsStr::from_bytes(&known.path)).display();
-    Err(Error::new(Kind::Failed, format!("open store '{}'", path.display()), format!("it belongs to the base '{was}'"))
-        .hint(
-            "name another store with --store; if this base is a copy of that one, or took its place, 'jailfs mount --other-base' \
-             shows the changes over it",
-        ))
+    let attempt = format!("open store '{}'", path.display());
+    Err(Error::new(Kind::Failed, attempt, format!("it belongs to the base '{was}'")).hint(
+        "name another store with --store; if this base is a copy of that one, or took its place, \
+         'jailfs mount --other-base' shows the changes over it",
+    ))
 }
 
-/// Whether the store at `path` was made for this very directory, wherever that was then.
+/// Whether the store at `path` was created for this very directory, whatever its path was then.
+/// False if the filesystem of the base does not keep its inode numbers.
 ///
 /// # Errors
-/// What reading the store answers.
+/// The store cannot be read.
 pub fn is_base_of(path: &Path, base: &Base) -> Result<bool> {
     let mark = base.mark();
     Ok(mark.is_some() && store::mark_of(path)? == mark)
 }
 
-/// Adds to the error of a base that is not there what a person can do.
+/// Adds a hint to the error of a base that does not exist.
 pub(super) fn explain_missing(error: Error, store: &Path) -> Error {
     if error.errno != Some(libc::ENOENT) && error.errno != Some(libc::ENOTDIR) {
         return error;
     }
     error.hint(format!(
-        "put it back, or mount the disk that it is on; if it was moved, 'jailfs mount --store {} DIR MNT' goes on with it there",
+        "put it back, or mount the disk that it is on; if it was moved, \
+         'jailfs mount --store {} DIR MNT' goes on with it there",
         store.display()
     ))
 }

@@ -1,53 +1,56 @@
-//! The thread that gives space back by itself, while the sandbox is mounted.
+//! The background thread that collects garbage while the sandbox is mounted.
 //!
-//! It is woken behind every operation and whenever the store has grown; what it does then is for [`crate::timeline`] to say. It
-//! works when nobody asks for anything, or at once where room is short. Whoever meets a full disk asks it to, and waits no longer than
-//! [`PATIENCE`].
+//! * It holds no lock while it waits.
+//! * It ends after the current layer when the sandbox is unmounted.
+//! * An operation that met a full disk waits for it at most [`ASK_LIMIT`].
 //!
-//! Always true: it holds no lock while it waits, and the mount ends without waiting for more than one layer to be collected.
+//! The thread wakes after each operation and whenever the store has grown by a certain amount. The
+//! policy in [`crate::timeline`] decides whether a collection pays. If it does, the thread waits
+//! until the mount is idle, except when space is short.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, RwLockWriteGuard};
 
 use crate::fs::Fs;
 use crate::timeline::gc::Collected;
 use crate::timeline::{Due, Policy, Timeline};
 use crate::types::LayerId;
 
-/// How long nobody may have asked for anything.
-const QUIET: Duration = Duration::from_millis(300);
-/// How long it is waited for that.
-const LONGEST: Duration = Duration::from_secs(5);
-/// How long the kernel gets to let go of what nobody looks at.
-const MOMENT: Duration = Duration::from_millis(100);
-/// How long a full disk waits.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// After so many bytes it is looked whether there is something to do.
+/// The mount is idle after this long without a request.
+const IDLE: Duration = Duration::from_millis(300);
+/// How long a round waits for an idle mount. Then it collects anyway, unless a request reads a
+/// state.
+const IDLE_LIMIT: Duration = Duration::from_secs(5);
+/// How long the kernel gets to FORGET nodes of states that no process uses.
+const FORGET_DELAY: Duration = Duration::from_millis(100);
+/// How long an operation that met a full disk waits for a collection.
+const ASK_LIMIT: Duration = Duration::from_secs(2);
+/// The thread wakes when the store has grown by this many bytes. Less with a small limit.
 const GROWTH: u64 = 16 << 20;
 
-/// What it goes by.
+/// The rules of the collection.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Terms {
-    /// None: nothing goes by itself.
+pub(super) struct CollectionTerms {
+    /// What may be dropped; `None` turns the collection off.
     pub(super) policy: Option<Policy>,
-    /// States that stay.
-    pub(super) spared: BTreeSet<LayerId>,
-    /// What the sandbox may store in all.
+    /// States that are kept in any case.
+    pub(super) pinned: BTreeSet<LayerId>,
+    /// The most that the sandbox may store, in bytes.
     pub(super) limit: Option<u64>,
 }
 
-/// The thread. It ends, and is waited for, when this is dropped.
+/// The running thread. Dropping it ends the thread and waits for it.
 pub(super) struct Collector {
-    shared: Arc<Shared>,
+    handle: Arc<CollectorHandle>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What others say to it.
-pub(super) struct Shared {
+/// Wakes, asks and ends the thread.
+pub(super) struct CollectorHandle {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -56,67 +59,67 @@ pub(super) struct Shared {
 struct State {
     work: bool,
     end: bool,
-    /// How often somebody asked who met a full disk, and how many of these were answered.
+    /// How many operations have asked for space, and how many of these were answered.
     asked: u64,
     answered: u64,
-    /// Whether the last answer was that it cannot be known now.
-    not_now: bool,
-    /// Bytes that were given back so far.
-    given_back: u64,
+    /// Whether the last round could not run, so it is unknown how much it would have freed.
+    is_unknown: bool,
+    /// Bytes that were freed so far.
+    freed: u64,
 }
 
 impl Collector {
     pub(super) fn start(
         timeline: &Arc<Timeline>,
-        terms: Arc<Mutex<Terms>>,
+        terms: Arc<Mutex<CollectionTerms>>,
     ) -> std::io::Result<Collector> {
-        let shared = Arc::new(Shared { state: Mutex::default(), changed: Condvar::new() });
+        let handle = Arc::new(CollectorHandle { state: Mutex::default(), changed: Condvar::new() });
         let fs = timeline.fs();
-        let all = {
-            let Terms { policy, limit, .. } = &*terms.lock();
+        let limit = {
+            let CollectionTerms { policy, limit, .. } = &*terms.lock();
             policy.as_ref().and_then(|policy| policy.store_bytes).into_iter().chain(*limit).min()
         };
-        let every = all.map_or(GROWTH, |bytes| GROWTH.min(bytes / 16).max(64 << 10));
-        let grown = Arc::clone(&shared);
+        let every = limit.map_or(GROWTH, |bytes| GROWTH.min(bytes / 16).max(64 << 10));
+        let grown = Arc::clone(&handle);
         fs.set_growth_notice(every, Some(Box::new(move || grown.wake())));
-        let work = Work { timeline: Arc::clone(timeline), terms, shared: Arc::clone(&shared) };
-        let thread = std::thread::Builder::new()
-            .name("collector".to_owned())
-            .spawn(move || work.until_the_end())?;
-        Ok(Collector { shared, thread: Some(thread) })
+        let thread = Thread { timeline: Arc::clone(timeline), terms, handle: Arc::clone(&handle) };
+        let thread =
+            std::thread::Builder::new().name("collector".to_owned()).spawn(move || thread.run())?;
+        Ok(Collector { handle, thread: Some(thread) })
     }
 
-    pub(super) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
+    pub(super) fn handle(&self) -> &Arc<CollectorHandle> {
+        &self.handle
     }
 }
 
 impl Drop for Collector {
     fn drop(&mut self) {
-        self.shared.end();
+        self.handle.end();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            log::error!("the thread that gives space back panicked");
+            log::error!("the garbage collection thread panicked");
         }
     }
 }
 
-impl Shared {
-    /// Says that there may be something to do.
+impl CollectorHandle {
+    /// Reports that there may be something to collect.
     pub(super) fn wake(&self) {
         self.state.lock().work = true;
         self.changed.notify_all();
     }
 
-    /// Says that nothing new is to be begun.
+    /// Ends the thread after the current layer.
     pub(super) fn end(&self) {
         self.state.lock().end = true;
         self.changed.notify_all();
     }
 
-    /// For whoever met a full disk: has space given back. Gives the bytes, or none if it is not known in time.
+    /// Asks for space, for an operation that met a full disk. Returns the freed bytes, or `None` if
+    /// the answer is not known within [`ASK_LIMIT`].
     pub(super) fn ask(&self) -> Option<u64> {
         let mut state = self.state.lock();
-        let (before, until) = (state.given_back, Instant::now() + PATIENCE);
+        let (before, until) = (state.freed, Instant::now() + ASK_LIMIT);
         state.asked += 1;
         let ticket = state.asked;
         self.changed.notify_all();
@@ -125,11 +128,12 @@ impl Shared {
                 return None;
             }
         }
-        let given_back = state.given_back - before;
-        (given_back > 0 || !state.not_now).then_some(given_back)
+        let freed = state.freed - before;
+        (freed > 0 || !state.is_unknown).then_some(freed)
     }
 
-    /// Waits for work. Gives the number of the last question, and whether that is still to be answered; none at the end.
+    /// Waits for work. Returns the number of the last question and whether it is still open; `None`
+    /// at the end.
     fn wait(&self) -> Option<(u64, bool)> {
         let mut state = self.state.lock();
         self.changed.wait_while(&mut state, |s| !s.work && !s.end && s.asked == s.answered);
@@ -137,11 +141,11 @@ impl Shared {
         (!state.end).then_some((state.asked, state.asked != state.answered))
     }
 
-    fn answer(&self, ticket: u64, given_back: Option<u64>) {
+    fn answer(&self, ticket: u64, freed: Option<u64>) {
         let mut state = self.state.lock();
         state.answered = ticket;
-        state.not_now = given_back.is_none();
-        state.given_back += given_back.unwrap_or(0);
+        state.is_unknown = freed.is_none();
+        state.freed += freed.unwrap_or(0);
         self.changed.notify_all();
     }
 
@@ -149,12 +153,13 @@ impl Shared {
         self.state.lock().end
     }
 
-    /// Waits until nobody has asked for anything for a while, or somebody waits for us; false if that does not come.
-    fn is_quiet(&self, fs: &Fs, until: Instant) -> bool {
+    /// Waits until the mount is idle, an operation asks for space, or `until`. Returns false at the
+    /// end.
+    fn wait_for_idle(&self, fs: &Fs, until: Instant) -> bool {
         let mut state = self.state.lock();
         while Instant::now() < until && !state.end {
             let before = fs.requests();
-            self.changed.wait_while_for(&mut state, |s| !s.end && s.asked == s.answered, QUIET);
+            self.changed.wait_while_for(&mut state, |s| !s.end && s.asked == s.answered, IDLE);
             if state.asked != state.answered || fs.requests() == before {
                 return !state.end;
             }
@@ -162,84 +167,92 @@ impl Shared {
         !state.end
     }
 
-    /// Waits for a moment, unless somebody waits for us.
+    /// Waits for [`FORGET_DELAY`], or until an operation asks for space.
     fn pause(&self) {
         let mut state = self.state.lock();
-        self.changed.wait_while_for(&mut state, |s| !s.end && s.asked == s.answered, MOMENT);
+        self.changed.wait_while_for(&mut state, |s| !s.end && s.asked == s.answered, FORGET_DELAY);
     }
 }
 
-/// What the thread works on.
-struct Work {
+/// What the thread owns.
+struct Thread {
     timeline: Arc<Timeline>,
-    terms: Arc<Mutex<Terms>>,
-    shared: Arc<Shared>,
+    terms: Arc<Mutex<CollectionTerms>>,
+    handle: Arc<CollectorHandle>,
 }
 
-impl Work {
-    fn until_the_end(self) {
-        while let Some((ticket, is_full)) = self.shared.wait() {
+impl Thread {
+    fn run(self) {
+        while let Some((ticket, is_full)) = self.handle.wait() {
             let terms = self.terms.lock().clone();
             let Some(policy) = terms.policy else {
-                self.shared.answer(ticket, Some(0));
+                self.handle.answer(ticket, Some(0));
                 continue;
             };
-            let collected = self.round(&policy, &terms.spared, is_full);
-            // First: who waits may be the thread that answers the kernel.
-            self.shared.answer(ticket, collected.as_ref().map(|collected| collected.bytes));
+            let collected = self.round(&policy, &terms.pinned, is_full);
+            // Answer before the notifications below: the asking thread may be the one that serves
+            // the kernel, and those wait for the kernel.
+            self.handle.answer(ticket, collected.as_ref().map(|collected| collected.bytes));
             if let Some(collected) = collected {
-                self.tell(&collected);
+                self.report(&collected);
             }
         }
         self.timeline.fs().set_growth_notice(0, None);
     }
 
-    /// Collects if it is time to; none if that cannot be now.
+    /// Collects garbage if it is due. Returns `None` if that is not possible now.
     fn round(
         &self,
         policy: &Policy,
-        spared: &BTreeSet<LayerId>,
+        pinned: &BTreeSet<LayerId>,
         is_full: bool,
     ) -> Option<Collected> {
-        let fs = self.timeline.fs();
-        let due = self.timeline.is_due(policy, spared, is_full);
+        let due = self.timeline.is_due(policy, pinned, is_full);
         if due == Due::Not {
             return Some(Collected::default());
         }
         if !is_full {
             for whole in [true, false] {
-                self.timeline.ask_kernel_for_states(policy, spared, whole);
-                self.shared.pause();
+                self.timeline.ask_kernel_for_states(policy, pinned, whole);
+                self.handle.pause();
             }
         }
-        let until = Instant::now() + LONGEST;
-        let _exclusive = loop {
-            if due == Due::WhenIdle && !self.shared.is_quiet(fs, until) {
-                return None;
-            }
-            match fs.exclusive_soon() {
-                Some(alone) => break alone,
-                None if is_full || Instant::now() >= until || self.shared.is_at_end() => {
-                    return None;
-                }
-                None => self.shared.pause(),
-            }
-        };
-        match self.timeline.collect_by(policy, spared, &|| !self.shared.is_at_end()) {
+        let _exclusive = self.wait_for_readers(due == Due::WhenIdle, is_full)?;
+        match self.timeline.collect_by(policy, pinned, &|| !self.handle.is_at_end()) {
             Ok(collected) => Some(collected),
             Err(error) => {
-                log::warn!("space that nothing needs is not given back: {error}");
+                log::warn!("collect garbage: {error}");
                 None
             }
         }
     }
 
-    fn tell(&self, collected: &Collected) {
+    /// Waits until no request reads a state, and keeps new ones out. Returns `None` if that takes too
+    /// long, for a full disk after the first try.
+    fn wait_for_readers(&self, when_idle: bool, is_full: bool) -> Option<RwLockWriteGuard<'_, ()>> {
+        let fs = self.timeline.fs();
+        let until = Instant::now() + IDLE_LIMIT;
+        loop {
+            if when_idle && !self.handle.wait_for_idle(fs, until) {
+                return None;
+            }
+            match fs.exclusive_soon() {
+                Some(guard) => return Some(guard),
+                None if is_full || Instant::now() >= until || self.handle.is_at_end() => {
+                    return None;
+                }
+                None => self.handle.pause(),
+            }
+        }
+    }
+
+    /// Logs a collection, and invalidates the names of dropped checkpoints.
+    fn report(&self, collected: &Collected) {
         for info in &collected.dropped {
             let name = info.seal.as_ref().and_then(|seal| seal.name.as_ref());
             let name = name.map(|name| format!(" '{name}'")).unwrap_or_default();
             log::warn!(
-                "checkpoint {}{name} was given up, as the options of the mount say",
+                "dropped checkpoint {}{name}, as the options of the mount allow",
                 info.header.layer
             );
         }
@@ -247,7 +260,7 @@ impl Work {
             self.timeline.checkpoint_names_changed();
         }
         if collected.bytes > 0 {
-            log::info!("{} bytes that nothing needs were given back", collected.bytes);
+            log::info!("the garbage collection freed {} bytes", collected.bytes);
         }
     }
 }

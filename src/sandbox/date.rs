@@ -1,10 +1,11 @@
-//! Times for people: UTC, in the proleptic Gregorian calendar.
+//! Formats times for people: UTC, in the proleptic Gregorian calendar.
 
 use crate::types::Timestamp;
 
 const SECS_PER_DAY: i64 = 86_400;
 
-/// `2026-01-02 03:04:05Z`. Years beyond 9999 have more digits, years before 0 a sign.
+/// Formats a time as `2026-01-02 03:04:05Z`, without its nanoseconds. A year above 9999 has more
+/// digits, a year below 0 has a sign.
 pub(crate) fn utc(time: Timestamp) -> String {
     let (year, month, day) = civil(time.secs.div_euclid(SECS_PER_DAY));
     let secs = time.secs.rem_euclid(SECS_PER_DAY);
@@ -12,8 +13,9 @@ pub(crate) fn utc(time: Timestamp) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// The year, month and day of a day counted from 1970-01-01. Counts from 1 March of year 0, so that the leap day is
-/// the last of its year (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
+/// The year, month and day of a day that is counted from 1970-01-01. The calculation starts years
+/// on 1 March, so that the leap day is the last day of its year (Howard Hinnant,
+/// "chrono-Compatible Low-Level Date Algorithms").
 fn civil(day: i64) -> (i64, i64, i64) {
     let day = day + 719_468;
     let era = day.div_euclid(146_097);
@@ -36,7 +38,7 @@ mod tests {
     }
 
     #[test]
-    fn known_moments_have_their_names() {
+    fn known_times_have_their_usual_text() {
         let table = [
             (0, "1970-01-01 00:00:00Z"),
             (-1, "1969-12-31 23:59:59Z"),
@@ -55,14 +57,14 @@ mod tests {
     }
 
     #[test]
-    fn no_moment_is_too_far() {
+    fn every_time_has_a_text() {
         for secs in [i64::MIN, i64::MAX, i64::MIN + 1, i64::MAX - 1] {
             assert!(at(secs).ends_with('Z'));
         }
     }
 
     #[test]
-    fn days_follow_each_other() {
+    fn later_days_have_later_dates() {
         let mut before = civil(-200_000);
         for day in -199_999..200_000 {
             let now = civil(day);

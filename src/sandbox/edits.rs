@@ -1,25 +1,26 @@
-//! The history of single files: what they were, how that differs, and going back to it.
+//! Answers requests about the edit history of single files: list, compare, undo and redo.
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fs::{Found, State, Step, VersionInfo};
-use crate::sandbox::{Changes, Detail, EditKind, FileRev, FileVersion, Stepped};
-use crate::sandbox::{Sandbox, change_of};
+use crate::sandbox::changes::Writer;
+use crate::sandbox::diff::change_of;
+use crate::sandbox::{Changes, Detail, EditKind, FileEdit, FileRev, Sandbox, Stepped};
 use crate::store::edits_log::How;
 use crate::timeline::diff::{PathChange, What, same_content};
 use crate::types::TreePath;
 
 impl Sandbox {
-    /// The versions of a path, newest first.
-    pub(super) fn file_history(&self, path: &TreePath) -> Result<Vec<FileVersion>> {
+    /// The edits of a path, newest first.
+    pub(super) fn edit_history(&self, path: &TreePath) -> Result<Vec<FileEdit>> {
         self.fs()
             .state()
             .lower
             .check_not_hidden(path)
-            .attempt(|| format!("list the versions of '{path}'"))?;
-        Ok(self.fs().versions(path).into_iter().map(told).collect())
+            .attempt(|| format!("list the edits of '{path}'"))?;
+        Ok(self.fs().versions(path).into_iter().map(file_edit).collect())
     }
 
-    /// Goes back or forward by versions.
+    /// Undoes or redoes edits of a path.
     pub(super) fn step(&self, path: &TreePath, step: Step) -> Result<Stepped> {
         self.fs().state().lower.check_not_hidden(path).attempt(|| format!("change '{path}'"))?;
         let stepped = self.timeline.step(path, step)?;
@@ -31,7 +32,8 @@ impl Sandbox {
         })
     }
 
-    /// What differs between two versions of files, or between one and a file as it is.
+    /// Compares a file before an edit with the file as it is, before another edit, or with another
+    /// file.
     pub(super) fn file_diff(
         &self,
         from: &FileRev,
@@ -57,39 +59,38 @@ impl Sandbox {
         };
         let old_path = (from.path != to.path).then(|| from.path.clone());
         let change = PathChange { path: to.path.clone(), old_path, what, old, new };
-        let mut list = self.lister(detail).writer;
+        let mut list = Writer::new(self.store_path());
         list.push(change_of(&old_state, &new_state, &change, detail).attempt(attempt)?)?;
         Ok(list.finish())
     }
 
+    /// The state in which to read a file, and the file in it.
     fn file_state(&self, rev: &FileRev) -> Result<(State, Found)> {
         let attempt = || format!("find {rev}");
-        let Some(number) = rev.version else {
+        let Some(number) = rev.edit else {
             self.timeline.flush()?;
             let state = self.fs().state();
             let found = state.resolve_visible(&rev.path).attempt(attempt)?;
             return Ok((state, found));
         };
         self.fs().state().lower.check_not_hidden(&rev.path).attempt(attempt)?;
-        if let Some(version) = self.fs().version(&rev.path, number) {
-            return Ok(version);
+        if let Some(before) = self.fs().version(&rev.path, number) {
+            return Ok(before);
         }
-        let known =
-            self.fs().versions(&rev.path).into_iter().any(|version| version.number == number);
-        // A version of it is that there was no file.
-        if known {
+        // Before an edit there may have been no file.
+        if self.fs().versions(&rev.path).into_iter().any(|edit| edit.number == number) {
             return Ok((self.fs().state(), Found::Nothing(None)));
         }
-        Err(Error::new(Kind::NoStore, attempt(), "there is no such version")
+        Err(Error::new(Kind::NoStore, attempt(), "there is no such edit")
             .hint(format!("'jailfs history {}' lists them", rev.path)))
     }
 }
 
-fn told(version: VersionInfo) -> FileVersion {
-    FileVersion {
-        number: version.number,
-        time: version.time,
-        edit: match version.how {
+fn file_edit(info: VersionInfo) -> FileEdit {
+    FileEdit {
+        number: info.number,
+        time: info.time,
+        kind: match info.how {
             How::Written => EditKind::Write,
             How::Truncated => EditKind::Truncate,
             How::Replaced => EditKind::Replace,
@@ -98,9 +99,9 @@ fn told(version: VersionInfo) -> FileVersion {
             How::Restored => EditKind::Restore,
             How::Undone => EditKind::Undo,
         },
-        size: version.file.map(|(size, _)| size),
-        mode: version.file.map(|(_, meta)| meta.mode),
-        mtime: version.file.map(|(_, meta)| meta.mtime),
-        shown: version.is_shown,
+        size: info.file.map(|(size, _)| size),
+        mode: info.file.map(|(_, meta)| meta.mode),
+        mtime: info.file.map(|(_, meta)| meta.mtime),
+        is_current: info.is_shown,
     }
 }

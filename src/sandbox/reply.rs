@@ -7,41 +7,41 @@ use super::request::Rev;
 use crate::fs::Refusal;
 use crate::types::{Epoch, FileKind, Ino, LayerId, Timestamp, TreePath};
 
-/// The answer to a [`Request`].
+/// The answer to a [`Request`](crate::sandbox::Request).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
-    /// To [`Request::Show`].
+    /// To `Show`.
     Shown(Shown),
-    /// To [`Request::Status`].
+    /// To `Status`.
     Status(Status),
-    /// To [`Request::Log`].
+    /// To `Log`, newest first.
     Log(Vec<Checkpoint>),
-    /// To [`Request::OpLog`].
+    /// To `OpLog`, newest first.
     OpLog(Vec<Operation>),
-    /// To [`Request::Checkpoint`], [`Request::Drop`] and [`Request::Hold`].
+    /// To `Checkpoint`, `Drop` and `Hold`.
     Checkpoint(Checkpoint),
-    /// To [`Request::Diff`], sorted by path, and [`Request::FileDiff`].
+    /// To `Diff`, sorted by path, and to `FileDiff`.
     Diff(Changes),
-    /// To [`Request::Restore`], [`Request::Discard`] and [`Request::OpRestore`].
+    /// To `Restore`, `Discard` and `OpRestore`.
     Restored(Restored),
-    /// To [`Request::Apply`].
+    /// To `Apply`.
     Applied(Applied),
-    /// To [`Request::History`], newest first.
-    History(Vec<FileVersion>),
-    /// To [`Request::Undo`] and [`Request::Redo`].
+    /// To `History`, newest first.
+    History(Vec<FileEdit>),
+    /// To `Undo` and `Redo`.
     Stepped(Stepped),
-    /// To [`Request::Gc`].
+    /// To `Gc`.
     Collected(Collected),
-    /// To [`Request::Check`].
+    /// To `Check`.
     Checked(Checked),
-    /// To [`Request::Unmount`].
+    /// To `Unmount`.
     Done,
-    /// To [`Request::Info`].
+    /// To `Info`.
     Info(Info),
 }
 
 impl Reply {
-    /// The list of changes in it.
+    /// The list of changes in the reply.
     pub(crate) fn changes(&mut self) -> Option<&mut Changes> {
         match self {
             Reply::Diff(changes) => Some(changes),
@@ -62,96 +62,96 @@ impl Reply {
     }
 }
 
-/// What a store takes.
+/// The disk space of a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Info {
     /// Its layers, oldest first.
     pub layers: Vec<LayerSpace>,
-    /// Bytes on disk, of everything.
+    /// Bytes on disk of the whole store.
     pub store_bytes: u64,
-    /// Sealed layers in which equal content is still to be looked for.
+    /// Sealed layers that are not deduplicated yet.
     pub to_do: u64,
 }
 
-/// What a layer takes.
+/// The disk space of a layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerSpace {
-    /// Its number; of a sealed one, that of the checkpoint.
+    /// Its number. A sealed layer has the number of its checkpoint.
     pub layer: LayerId,
     /// The name of the checkpoint.
     pub name: Option<String>,
-    /// Whether it is the one that is written to, or was to be.
+    /// Whether it is not sealed.
     pub open: bool,
-    /// Bytes of content that were written to it and are still there, wherever.
+    /// Bytes of content that were written to it and still exist, wherever they are stored.
     pub logical: u64,
-    /// Bytes that it takes on disk, records and all.
+    /// Bytes on disk, including its records.
     pub stored: u64,
-    /// Bytes of its content that are stored with an equal one.
+    /// Bytes of its content that share the storage of equal content.
     pub shared: u64,
 }
 
-/// How an edit began.
+/// How an edit changed a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EditKind {
-    /// The file was written.
+    /// It was written.
     Write,
     /// It was truncated.
     Truncate,
-    /// Another one was renamed over it.
+    /// Another file was renamed over it.
     Replace,
     /// It was removed.
     Remove,
     /// It was renamed.
     Move,
-    /// A restore, a discard or an op restore changed it.
+    /// A restore, discard or op restore changed it.
     Restore,
-    /// An undo or a redo changed it.
+    /// An undo or redo changed it.
     Undo,
 }
 
-/// What a file was before an edit.
+/// An edit of a file, and the file before it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileVersion {
-    /// Its number: the versions of a path count from 1.
+pub struct FileEdit {
+    /// The number of the edit: those of a path count from 1.
     pub number: u32,
-    /// When the edit began that replaced it.
+    /// When the edit began.
     pub time: Timestamp,
-    /// How that edit began.
-    pub edit: EditKind,
-    /// Bytes; none if there was no file.
+    /// How it began.
+    pub kind: EditKind,
+    /// Size before it, in bytes; `None` if there was no file.
     pub size: Option<u64>,
-    /// Mode.
+    /// Mode before it.
     pub mode: Option<u32>,
-    /// When it was last changed.
+    /// Last change of the content before it.
     pub mtime: Option<Timestamp>,
-    /// Whether an undo or a redo put it there, and nothing was edited since.
-    pub shown: bool,
+    /// Whether an undo or redo made this the current content, and no edit followed.
+    pub is_current: bool,
 }
 
-/// What an undo or a redo of a file did.
+/// What an undo or a redo did.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stepped {
     /// The path.
     pub path: TreePath,
-    /// The version that stands there now; none if it is what was before the first undo.
+    /// The file is now as it was before this edit; `None` if it is as before the first undo.
     pub number: Option<u32>,
-    /// Bytes before; none if there was no file.
+    /// Size before, in bytes; `None` if there was no file.
     pub old_size: Option<u64>,
-    /// Bytes now; none if there is no file.
+    /// Size now, in bytes; `None` if there is no file.
     pub new_size: Option<u64>,
 }
 
-/// What stands at a path in a state.
+/// A path of a state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shown {
-    /// The state that it is in: to ask for more of the same whatever is done meanwhile. A checkpoint is one by its number; '@' and 'base'
-    /// are what they are at the time.
+    /// The state, to ask for the next part of the same file. A checkpoint is named by its number. `@`
+    /// and `base` may have changed by then.
     pub rev: Rev,
     /// The node.
     pub node: Node,
-    /// Of a file, its bytes from the offset on that was asked for: none at its end. Of a link, its text.
+    /// For a file, its bytes from the requested offset; empty at its end. For a link, its target.
     pub bytes: Vec<u8>,
-    /// Of a directory, what is in it, sorted by name.
+    /// For a directory, its entries, sorted by name.
     pub entries: Vec<Node>,
 }
 
@@ -160,7 +160,7 @@ pub struct Shown {
 pub struct Node {
     /// Its path.
     pub path: TreePath,
-    /// What kind of node it is.
+    /// Its type.
     pub file: FileKind,
     /// Its inode number.
     pub ino: Ino,
@@ -170,64 +170,64 @@ pub struct Node {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Last change of the content.
     pub mtime: Timestamp,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checked {
-    /// What is not as it must be, one line each.
+    /// The problems, one line each.
     pub problems: Vec<String>,
-    /// What was mended, one line each.
+    /// The repairs, one line each.
     pub repaired: Vec<String>,
     /// Layers that were read.
     pub layers: u64,
-    /// Records of journals that were read.
+    /// Journal records that were read.
     pub records: u64,
     /// Extents that were followed.
     pub extents: u64,
-    /// Bytes of content that were read and held against their checksums.
+    /// Bytes of content whose checksums were verified.
     pub bytes_read: u64,
     /// Bytes of content that have no checksums yet: those of the upper layer.
     pub bytes_without_sum: u64,
-    /// What is wrong with the history of single files, one line each. The store is sound all the same.
+    /// Problems with edit histories, one line each. They do not make the store unsound.
     pub warnings: Vec<String>,
-    /// Versions of single files that were followed.
-    pub versions: u64,
+    /// Edits that were followed.
+    pub edits: u64,
 }
 
-/// What a gc gave back, or would.
+/// The result of a garbage collection or its dry run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Collected {
-    /// The checkpoints that were given up for it, oldest first.
+    /// The dropped checkpoints, oldest first.
     pub dropped: Vec<Checkpoint>,
     /// The sealed layers whose records nothing needs.
     pub layers: Vec<LayerId>,
-    /// Bytes on disk.
+    /// Freed bytes on disk.
     pub bytes: u64,
     /// Bytes that the store takes on disk now.
     pub store_bytes: u64,
 }
 
-/// How a sandbox stands.
+/// The status of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// The base, as bytes of its path on the host.
+    /// The host path of the base, as bytes.
     pub base: Vec<u8>,
-    /// The store, as bytes of its path on the host.
+    /// The host path of the store, as bytes.
     pub store: Vec<u8>,
-    /// The mount point, as bytes of its path, if it is mounted.
+    /// The host path of the mount point, as bytes, if it is mounted.
     pub mount: Option<Vec<u8>>,
-    /// The process that serves it, if it is mounted.
+    /// The process that serves the mount.
     pub pid: Option<u32>,
     /// The last checkpoint below the head.
     pub checkpoint: Option<Checkpoint>,
-    /// Number of paths that differ from the last checkpoint (from the base, if there is none).
+    /// Number of paths that differ from the last checkpoint, or from the base without one.
     pub changed: u64,
-    /// Number of paths that an apply would write: those that differ from the base, whatever checkpoints there are.
+    /// Number of paths that an apply would write. Checkpoints do not change this number.
     pub to_apply: u64,
     /// Number of applies so far.
     pub epoch: Epoch,
@@ -235,18 +235,19 @@ pub struct Status {
     pub store_bytes: u64,
     /// Nodes that the kernel holds now.
     pub kernel_nodes: u64,
-    /// Ways out that were blocked, each once for a program, newest last, at most 100.
+    /// Refused links and renames that would have led out of the mount: one per program and path,
+    /// newest last, at most 100.
     pub refusals: Vec<Refusal>,
-    /// How many times one was blocked.
+    /// Number of all refusals.
     pub refused_count: u64,
-    /// Paths of the base that could not be read, or that changed behind our back, with the reason; at most 100. First, with the
-    /// root, why `changed` may not count what was written through mappings.
+    /// Paths of the base that could not be read or that drifted, with the reason; at most 100. If the
+    /// first path is the root, `changed` may lack writes through mappings.
     pub base_problems: Vec<(TreePath, String)>,
-    /// Whether a sync of the store failed: nothing can be changed until it is mounted again, and what was not synced before may
-    /// be lost.
+    /// Whether a sync of the store failed. Then the tree is read-only until the next mount, and
+    /// changes that were not synced before may be lost.
     pub sync_failed: bool,
-    /// The paths of the base that a failed apply changed and that are not set back yet, with the
-    /// reason; the root, for what concerns no single path. None if there is no such apply.
+    /// `Some` if an apply failed and its rollback is not finished: the paths of the base that are not
+    /// rolled back, with the reason. The root stands for a reason without a path.
     pub rollback: Option<Vec<(TreePath, String)>>,
 }
 
@@ -263,65 +264,67 @@ pub struct Checkpoint {
     pub time: Timestamp,
     /// The checkpoint or automatic seal below it.
     pub parent: Option<LayerId>,
-    /// The epoch of the base that it lies over.
+    /// The epoch of the base below it.
     pub epoch: Epoch,
-    /// Whether jailfs made it itself, before a restore, discard or apply.
+    /// Whether it is an automatic seal, made before a restore, discard or apply.
     pub automatic: bool,
-    /// Whether the head lies on it.
+    /// Whether the head lies directly on it.
     pub current: bool,
 }
 
-/// An operation that changed which state the tree shows.
+/// An operation that changed which state the tree is in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Operation {
     /// Its number, from 1.
     pub op: u64,
     /// When it was done.
     pub time: Timestamp,
-    /// What was done: `create`, `checkpoint`, `seal`, `restore`, `discard`, `apply`, `op restore`.
+    /// Its kind: `create`, `checkpoint`, `seal`, `restore`, `discard`, `apply` or `op restore`.
     pub verb: String,
-    /// On what, for people.
+    /// Its object, for people.
     pub description: String,
-    /// The sealed layer that holds the tree as it was right after it; none for the base itself.
+    /// The sealed layer with the tree right after it; `None` for the base itself.
     pub tree: Option<LayerId>,
-    /// The epoch of the base that the tree lies over.
+    /// The epoch of the base below that tree.
     pub epoch: Epoch,
 }
 
-/// What a restore did, or would do.
+/// The result of a restore or its dry run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restored {
-    /// The state that the tree shows now.
+    /// The state that the tree is in now, for people.
     pub to: String,
-    /// The automatic seal that holds the tree as it was before; none if nothing had changed since a checkpoint.
+    /// The automatic seal with the tree as it was before; `None` if that was a checkpoint already.
     pub before: Option<LayerId>,
-    /// The operation to go back to for the tree as it was before; none if nothing was done, or if it is not known any more.
+    /// An `OpRestore` of this operation restores the tree as it was before. `None` if nothing was
+    /// done, or the operation is not in the log any more.
     pub undo: Option<u64>,
-    /// Paths at which something was mounted, and is no longer.
+    /// Paths at which mounts were detached.
     pub detached: Vec<TreePath>,
-    /// The paths that changed, as from the tree before to the tree now. A file that was written counts as modified, also where
-    /// its bytes are the same again.
+    /// The changed paths, from the tree before to the tree now. A rewritten file counts as modified,
+    /// even if its bytes are equal.
     pub changes: Changes,
 }
 
-/// What an apply did, or would do.
+/// The result of an apply or its dry run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Applied {
-    /// The paths written, created or removed in the base.
+    /// The paths that were written, created or removed in the base.
     pub changes: Changes,
     /// The epoch of the base after it.
     pub epoch: Epoch,
-    /// Paths of the base that changed behind our back. If there are any, nothing was written.
+    /// Paths of the base that drifted, with the reason. If there are any, nothing was written.
     pub conflicts: Vec<(TreePath, String)>,
-    /// Paths that need the consent of the caller, and why. If there are any, nothing was written.
+    /// Paths that need the consent of the caller, with the reason. If there are any, nothing was
+    /// written.
     pub refused: Vec<(TreePath, String)>,
-    /// Paths of which the base did not keep everything, and what; at most [`MOST_TOLD`].
+    /// Paths of which the base cannot store everything, and what it lacks; at most [`MAX_NOT_KEPT`].
     pub not_kept: Vec<(TreePath, String)>,
-    /// How many there are in all.
+    /// Number of all such paths.
     pub not_kept_count: u64,
-    /// Whether it only ended the rollback of an apply that failed or was cut off.
+    /// Whether it only finished the rollback of an earlier apply that failed or was interrupted.
     pub is_rollback: bool,
 }
 
-/// Paths of which it is told what the base did not keep.
-pub const MOST_TOLD: usize = 20;
+/// The largest number of paths in [`Applied::not_kept`].
+pub const MAX_NOT_KEPT: usize = 20;

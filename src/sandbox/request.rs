@@ -1,30 +1,37 @@
-//! What can be asked of a sandbox, as data.
-//!
-//! The command line, the control socket and embedding programs all say the same [`Request`] and get the same
-//! [`Reply`]: with a daemon they travel over the socket, without one the command holds the store itself.
+//! What a caller can ask of a sandbox, as data.
+
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::timeline::apply::protected::Consent;
 use crate::types::{LayerId, TreePath, digits};
 
-/// Names a state of the tree: `@`, `@-N`, `base`, a checkpoint's number or its name.
+/// Names a state of the tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Rev {
     /// `@`: the tree as it is now.
     Now,
-    /// `@-N`, N from 1: the N-th last checkpoint below the head.
+    /// `@-N`: the N-th last checkpoint below the head, from 1. Automatic seals do not count.
     Back(u32),
     /// `base`: the base as it is now.
     Base,
-    /// A checkpoint's number.
+    /// A checkpoint by its number.
     Id(LayerId),
-    /// A checkpoint's name.
+    /// A checkpoint by its name.
     Name(String),
 }
 
 impl Rev {
-    /// Reads what a person typed. Digits are a number; all else that is not special is a name.
+    /// Parses a rev. Digits are a number; any other text that is not special is a name.
+    ///
+    /// ```
+    /// use jailfs::sandbox::Rev;
+    ///
+    /// assert_eq!(Rev::parse("@"), Rev::Now);
+    /// assert_eq!(Rev::parse("@-2"), Rev::Back(2));
+    /// assert_eq!(Rev::parse("before-lunch"), Rev::Name("before-lunch".into()));
+    /// ```
     pub fn parse(text: &str) -> Rev {
         if let Some(back) = text.strip_prefix("@-").and_then(digits).filter(|n| *n > 0) {
             return Rev::Back(back);
@@ -37,8 +44,8 @@ impl Rev {
     }
 }
 
-impl std::fmt::Display for Rev {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Rev {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Rev::Now => f.write_str("@"),
             Rev::Back(n) => write!(f, "@-{n}"),
@@ -49,146 +56,166 @@ impl std::fmt::Display for Rev {
     }
 }
 
-/// How much a diff tells of each changed path.
+/// Names a file as it is now, or as it was before an edit.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRev {
+    /// The path.
+    pub path: TreePath,
+    /// The number of the edit; `None` for the file as it is now.
+    pub edit: Option<u32>,
+}
+
+impl fmt::Display for FileRev {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.edit {
+            Some(number) => write!(f, "'{}@{number}'", self.path),
+            None => write!(f, "'{}'", self.path),
+        }
+    }
+}
+
+/// How much a diff says about each changed path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Detail {
-    /// Which paths changed, and how.
+    /// The path, and how it changed.
     NameStatus,
-    /// With the number of lines added and removed.
+    /// Also the numbers of added and removed lines.
     Stat,
-    /// With a patch that `git apply` and `patch` accept.
+    /// Also a patch that `git apply` and `patch` accept.
     Patch,
 }
 
-/// Something asked of a sandbox.
+/// A request to a sandbox. [`Sandbox::handle`](crate::sandbox::Sandbox::handle) answers it with the
+/// [`Reply`](crate::sandbox::Reply) variant that names it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// How the sandbox stands.
+    /// Describes the sandbox: paths, counts of changes, problems.
     Status,
-    /// The checkpoints, newest first.
+    /// Lists the checkpoints, newest first.
     Log,
-    /// The operations, newest first.
+    /// Lists the operations, newest first.
     OpLog,
-    /// Seals the tree as it is now.
+    /// Makes a checkpoint: seals the tree as it is now.
     Checkpoint {
-        /// A name to find it by; must be new, and neither a number nor special (`@...`, `base`).
+        /// A name to find it by. It must be new, and not a number or special (`@...`, `base`).
         name: Option<String>,
         /// A message for people.
         message: String,
     },
-    /// What differs between two states.
+    /// Lists what differs between two states.
     Diff {
         /// The older state.
         from: Rev,
         /// The newer state.
         to: Rev,
-        /// Only at or below these paths; all if empty.
+        /// Lists only changes at and below these paths; all if empty.
         paths: Vec<TreePath>,
-        /// How much to tell.
+        /// How much to say about each path.
         detail: Detail,
     },
-    /// Makes the tree what it was at a checkpoint.
+    /// Makes the tree equal to a checkpoint or the base.
     Restore {
-        /// Which.
+        /// The state to restore.
         to: Rev,
-        /// Only at and below these paths, and the rest stays; all if empty.
+        /// Restores only these paths and all below them; everything if empty.
         paths: Vec<TreePath>,
-        /// Only say what would change.
+        /// Only lists what would change.
         dry_run: bool,
-        /// Detach what is mounted inside on directories that do not stay, instead of refusing.
+        /// Detaches mounts on directories that the restore removes, instead of refusing.
         detach_mounts: bool,
     },
-    /// What stands at a path in a state.
+    /// Reads one path of a state.
     Show {
-        /// Which state.
+        /// The state.
         rev: Rev,
         /// The path.
         path: TreePath,
-        /// Of a file, the content from this byte on, as much as an answer takes.
+        /// Where to start in a file, in bytes. A reply holds a part of it of limited size.
         offset: u64,
     },
-    /// Makes the tree what the base is now: throws away everything that an apply would write.
+    /// Makes the tree equal to the base as it is now: discards all that an apply would write.
     Discard {
         /// As for [`Request::Restore`].
         detach_mounts: bool,
     },
     /// Writes the tree into the base.
     Apply {
-        /// Only at or below these paths; all if empty.
+        /// Writes only these paths and all below them; everything if empty.
         paths: Vec<TreePath>,
-        /// Only say what would be written.
+        /// Only lists what would be written.
         dry_run: bool,
-        /// Instead, take the last apply back out of the base.
+        /// Undoes the last apply in the base instead.
         undo: bool,
-        /// Which dangers the caller takes.
+        /// Which dangerous changes the caller consents to.
         consent: Consent,
     },
-    /// Makes the tree what it was right after an operation of the log.
+    /// Makes the tree what it was right after an operation.
     OpRestore {
-        /// Its number.
+        /// The number of the operation.
         op: u64,
         /// As for [`Request::Restore`].
         detach_mounts: bool,
     },
-    /// The versions of a file: what edits replaced.
+    /// Lists the edits of a file, newest first.
     History {
-        /// Its path; it need not be there any more.
+        /// The path of the file. It may have been removed.
         path: TreePath,
     },
-    /// What differs between two versions of files.
+    /// Compares two files, each as it is now or as it was before an edit.
     FileDiff {
         /// The older one.
         from: FileRev,
         /// The newer one.
         to: FileRev,
-        /// How much to tell.
+        /// How much to say.
         detail: Detail,
     },
-    /// Makes a file what it was before its last edits.
+    /// Undoes the last edits of a file.
     Undo {
-        /// Its path; it need not be there any more.
+        /// The path of the file. It may have been removed.
         path: TreePath,
-        /// How many edits.
+        /// The number of edits.
         steps: u32,
     },
-    /// Takes undos of a file back.
+    /// Reverts the last undos of a file.
     Redo {
-        /// Its path.
+        /// The path of the file.
         path: TreePath,
-        /// How many.
+        /// The number of edits.
         steps: u32,
     },
-    /// Gives a checkpoint up; [`Request::Gc`] gives its space back.
+    /// Drops a checkpoint. [`Request::Gc`] frees its space.
     Drop {
-        /// Which.
+        /// The checkpoint.
         rev: Rev,
     },
-    /// Keeps a checkpoint from being dropped, by a person or by [`Request::Gc`].
+    /// Sets or removes a hold on a checkpoint. A held checkpoint cannot be dropped, also not by
+    /// [`Request::Gc`].
     Hold {
-        /// Which.
+        /// The checkpoint.
         rev: Rev,
-        /// Or not any more.
+        /// Whether it is to be held.
         held: bool,
     },
-    /// Gives back the space of what nothing needs.
+    /// Collects garbage: frees the space of states that nothing needs.
     Gc {
-        /// What so many of the last operations can go back to stays.
+        /// Keeps the states that this many of the last operations can go back to.
         operations: u64,
-        /// Give up all but the newest checkpoints, so many, and those that are held.
+        /// Drops all but this many of the newest checkpoints, and the held ones.
         keep: Option<u64>,
-        /// Give up the oldest checkpoints until the store takes no more than this many bytes.
+        /// Drops the oldest checkpoints until the store takes at most this many bytes.
         max_store: Option<u64>,
-        /// Only say what would be given back.
+        /// Only lists what would be freed.
         dry_run: bool,
     },
-    /// Holds the store against everything that must be true of it.
+    /// Checks the consistency of the store.
     Check {
-        /// Read every byte of content, too.
+        /// Also reads all content and verifies its checksums.
         read_data: bool,
     },
     /// Unmounts and ends the daemon.
     Unmount,
-    /// What the store takes, layer by layer.
+    /// Lists the disk space of each layer.
     Info,
 }
 
@@ -216,24 +243,6 @@ impl Request {
             | Request::Check { .. }
             | Request::Unmount
             | Request::Info => false,
-        }
-    }
-}
-
-/// A file as it is, or a version of it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct FileRev {
-    /// The path.
-    pub path: TreePath,
-    /// The number of the version; none is the file as it is.
-    pub version: Option<u32>,
-}
-
-impl std::fmt::Display for FileRev {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.version {
-            Some(number) => write!(f, "'{}@{number}'", self.path),
-            None => write!(f, "'{}'", self.path),
         }
     }
 }

@@ -1,30 +1,18 @@
-//! What stands at single paths of a state.
+//! Reads single paths of a state, without a mount.
 
-use crate::error::{Attempt, Error, Kind, Result};
+use crate::error::{Attempt, Error, FsResult, Kind, Result};
 use crate::fs::{Found, State};
-use crate::sandbox::Sandbox;
-use crate::sandbox::{Node, Rev, Shown};
-use crate::store::record::Body;
+use crate::sandbox::{Node, Rev, Sandbox, Shown};
+use crate::tree::Body;
 use crate::types::{ByteRange, FileKind, Ino, PERM_BITS, TreePath};
 
-/// How much of a file one answer takes, in bytes.
-const PART: u64 = 4 << 20;
-/// Paths that the log of operations names.
-const NAMED: usize = 3;
-
-/// What was restored, for the log of operations.
-pub(super) fn description(state: &str, paths: &[TreePath]) -> String {
-    let named: Vec<String> = paths.iter().take(NAMED).map(|path| format!("'{path}'")).collect();
-    let more = match paths.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    format!("{} of {state}{more}", named.join(", "))
-}
+/// The largest part of a file in one answer, in bytes.
+const MAX_PART: u64 = 4 << 20;
 
 impl Sandbox {
-    /// What stands at a path; of a file, the content from `offset` on.
+    /// Reads a node: a file's content from `offset`, a link's target, or a directory's entries.
     pub(super) fn show(&self, rev: &Rev, path: &TreePath, offset: u64) -> Result<Shown> {
+        // Later parts of a file must come from the same state, so a relative rev is resolved once.
         let pinned = match rev {
             Rev::Now | Rev::Base => rev.clone(),
             Rev::Back(_) | Rev::Id(_) | Rev::Name(_) => Rev::Id(self.checkpoint_named(rev)?),
@@ -39,7 +27,7 @@ impl Sandbox {
         let mut shown = Shown { rev: pinned, node, bytes: Vec::new(), entries: Vec::new() };
         match shown.node.file {
             FileKind::File => {
-                let range = ByteRange::at(offset, PART);
+                let range = ByteRange::at(offset, MAX_PART);
                 shown.bytes = state.read_range(&found, range).attempt(attempt)?;
             }
             FileKind::Symlink => {
@@ -47,18 +35,23 @@ impl Sandbox {
                     shown.bytes = target.clone();
                 }
             }
-            FileKind::Dir => {
-                let (dir, lower) = state.as_dir(&found).unwrap_or((Ino::ROOT, None));
-                state.check_dir(lower.as_ref()).attempt(attempt)?;
-                for name in state.merged_names(dir, lower.as_ref()).attempt(attempt)?.into_keys() {
-                    let found = state.find(dir, lower.as_ref(), &name).attempt(attempt)?;
-                    shown.entries.extend(node_of(&state, &path.join(&name), &found));
-                }
-            }
+            FileKind::Dir => shown.entries = entries_of(&state, path, &found).attempt(attempt)?,
             FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => {}
         }
         Ok(shown)
     }
+}
+
+/// The entries of a directory, sorted by name.
+fn entries_of(state: &State, path: &TreePath, found: &Found) -> FsResult<Vec<Node>> {
+    let (dir, lower) = state.as_dir(found).unwrap_or((Ino::ROOT, None));
+    state.check_dir(lower.as_ref())?;
+    let mut entries = Vec::new();
+    for name in state.merged_names(dir, lower.as_ref())?.into_keys() {
+        let found = state.find(dir, lower.as_ref(), &name)?;
+        entries.extend(node_of(state, &path.join(&name), &found));
+    }
+    Ok(entries)
 }
 
 fn node_of(state: &State, path: &TreePath, found: &Found) -> Option<Node> {

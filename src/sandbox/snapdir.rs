@@ -1,4 +1,7 @@
-//! What the mount shows of the past, for whoever stands in it: the checkpoints for [`crate::fs`], and texts.
+//! Supplies the snapshot directory (`.jailfs`) of the mount with checkpoints and texts.
+//!
+//! `fs` serves the directory but ranks below the timeline, so it asks through the trait
+//! [`Archive`], which [`Records`] implements.
 
 use std::ffi::OsStr;
 use std::fmt::Write;
@@ -7,12 +10,14 @@ use std::sync::{Arc, Weak};
 
 use crate::error::{Error, Kind, Result};
 use crate::fs::{Archive, Text};
-use crate::sandbox::{Checkpoint, Reply, Request, Status};
-use crate::sandbox::{Sandbox, date};
+use crate::sandbox::{Checkpoint, Reply, Request, Sandbox, Status, date};
 use crate::tree::Tree;
 use crate::types::{Ino, LayerId, is_unprintable};
 
-/// The sandbox, as its own files ask it. It must not keep it alive.
+/// What was attempted when an error of this file occurs.
+const ATTEMPT: &str = "read the snapshot directory";
+
+/// The sandbox, for its own filesystem. A weak reference, because the sandbox owns the filesystem.
 pub(super) struct Records(Weak<Sandbox>);
 
 impl Records {
@@ -21,9 +26,7 @@ impl Records {
     }
 
     fn sandbox(&self) -> Result<Arc<Sandbox>> {
-        self.0
-            .upgrade()
-            .ok_or_else(|| Error::new(Kind::NoStore, "look at the past", "the sandbox is closed"))
+        self.0.upgrade().ok_or_else(|| Error::new(Kind::NoStore, ATTEMPT, "the sandbox is closed"))
     }
 
     fn ask(&self, request: Request) -> Result<Reply> {
@@ -31,8 +34,8 @@ impl Records {
     }
 }
 
-fn wrong_answer() -> Error {
-    Error::new(Kind::Failed, "look at the past", "the answer belongs to another question")
+fn wrong_reply() -> Error {
+    Error::new(Kind::Failed, ATTEMPT, "the reply does not match the request")
 }
 
 impl Archive for Records {
@@ -43,16 +46,19 @@ impl Archive for Records {
     fn checkpoint(&self, name: String) -> Result<LayerId> {
         match self.ask(Request::Checkpoint { name: Some(name), message: String::new() })? {
             Reply::Checkpoint(checkpoint) => Ok(checkpoint.id),
-            _ => Err(wrong_answer()),
+            _ => Err(wrong_reply()),
         }
     }
 
     fn text(&self, which: Text) -> Result<String> {
-        match (which, self.ask(if which == Text::Status { Request::Status } else { Request::Log })?)
-        {
-            (Text::Status, Reply::Status(status)) => Ok(status_text(&status)),
-            (Text::Log, Reply::Log(log)) => Ok(log_text(&log)),
-            _ => Err(wrong_answer()),
+        let request = match which {
+            Text::Status => Request::Status,
+            Text::Log => Request::Log,
+        };
+        match self.ask(request)? {
+            Reply::Status(status) => Ok(status_text(&status)),
+            Reply::Log(log) => Ok(log_text(&log)),
+            _ => Err(wrong_reply()),
         }
     }
 
@@ -65,7 +71,7 @@ impl Archive for Records {
     }
 }
 
-/// One line per fact.
+/// The status for people, one fact per line.
 fn status_text(status: &Status) -> String {
     let path = |bytes: &[u8]| one_line(&OsStr::from_bytes(bytes).display().to_string());
     let mut lines = vec![format!("base        {}", path(&status.base))];
@@ -86,7 +92,7 @@ fn status_text(status: &Status) -> String {
     lines.push(format!("refused     {} ways out", status.refused_count));
     let rollback = status.rollback.iter().flatten();
     lines.extend(
-        rollback.map(|(path, reason)| format!("not set back {path}: {}", one_line(reason))),
+        rollback.map(|(path, reason)| format!("not rolled back {path}: {}", one_line(reason))),
     );
     let problems = status.base_problems.iter();
     lines
@@ -94,13 +100,14 @@ fn status_text(status: &Status) -> String {
     lines.join("\n") + "\n"
 }
 
-/// One line per checkpoint that a person made, newest first: number, name, time and message, with tabs between them.
+/// The checkpoints that are not automatic seals, newest first. A line has number, name, time and
+/// message, separated by tabs.
 fn log_text(log: &[Checkpoint]) -> String {
     let mut text = String::new();
     for checkpoint in log.iter().filter(|checkpoint| !checkpoint.automatic) {
         let name = checkpoint.name.as_deref().map_or_else(|| "-".to_owned(), one_line);
         let (time, message) = (date::utc(checkpoint.time), one_line(&checkpoint.message));
-        // Writing into a string does not fail.
+        // A write to a string cannot fail.
         let _written = writeln!(text, "{}\t{name}\t{time}\t{message}", checkpoint.id);
     }
     text
@@ -112,7 +119,7 @@ fn checkpoint_line(checkpoint: &Checkpoint) -> String {
     format!("{}{name}, {}", checkpoint.id, date::utc(checkpoint.time))
 }
 
-/// Control characters escaped: a name must not move the cursor of whoever reads it.
+/// Escapes characters that would affect the terminal of a reader.
 fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for c in text.chars() {

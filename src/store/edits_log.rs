@@ -26,7 +26,7 @@ use crate::store::io::frames::{self, Frames, LogBytes};
 use crate::store::io::log::{self, Log};
 use crate::store::io::writer::Writer;
 use crate::store::layer::Trust;
-use crate::store::record::{Node, Source};
+use crate::tree::{Node, Source};
 use crate::types::{ByteRange, Epoch, Ino, Timestamp, TreePath};
 
 const DIR: &str = "history";

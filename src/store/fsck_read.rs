@@ -8,7 +8,7 @@ use crate::error::{Attempt, Error, Result};
 use crate::store::content::cells::Cells;
 use crate::store::content::checksums;
 use crate::store::content::checksums::Checksums;
-use crate::store::content::remap::Map;
+use crate::store::content::remap::Remap;
 use crate::store::edits_log;
 use crate::store::edits_log::Recorded;
 use crate::store::io::dir::StoreDir;
@@ -117,7 +117,7 @@ impl Inspect {
     ///
     /// # Errors
     /// Damage, with file and offset.
-    pub fn map(&self, layer: LayerId) -> Result<Option<Map>> {
+    pub fn remap(&self, layer: LayerId) -> Result<Option<Remap>> {
         placement::read_remap(&self.layers, layer)
     }
 
@@ -154,7 +154,7 @@ impl Inspect {
         ranges: &[ByteRange],
     ) -> Result<Vec<u64>> {
         let (Some(pool), _) = self.pool(layer)? else { return Ok(Vec::new()) };
-        checksums::damaged(&pool, sums, ranges)
+        checksums::damaged_blocks(&pool, sums, ranges)
             .attempt(|| format!("read {}", self.show(layer, POOL)))
     }
 
@@ -169,7 +169,7 @@ impl Inspect {
         ranges: &[ByteRange],
     ) -> Result<u64> {
         let (Some(pool), _) = self.pool(layer)? else { return Ok(0) };
-        checksums::unknown(&pool, sums, ranges)
+        checksums::bytes_without_checksum(&pool, sums, ranges)
             .attempt(|| format!("read {}", self.show(layer, POOL)))
     }
 

@@ -17,6 +17,7 @@ use crate::store::content::remap::{PackedRun, RemapRecord};
 use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, Version};
 use crate::store::io::codec::{decode, encode};
 use crate::store::io::writer::Writer;
+use crate::tree::{Body, Dentry, Edit, Meta, Node, Origin, Source};
 use crate::types::{
     BaseMark, ByteRange, Epoch, Fingerprint, Ino, LayerId, Name, Timestamp, TreePath,
 };
@@ -195,7 +196,7 @@ fn records_of_the_other_files() {
     hold(&[
         (ChecksumsRecord::Blocks { first: 300, sums: vec![1, 70_000] }, "00fb2c010201fc70110100"),
         (ChecksumsRecord::End, "01"),
-        (ChecksumsRecord::Elsewhere(vec![ByteRange { start: 5, end: 300 }]), "020105fb2c01"),
+        (ChecksumsRecord::Remapped(vec![ByteRange { start: 5, end: 300 }]), "020105fb2c01"),
     ]);
     let run = PackedRun { gap: 4096, len: 300, layer: LayerId(7), shift: -3 };
     hold(&[(RemapRecord::Runs(vec![run]), "0001fb0010fb2c010705"), (RemapRecord::End, "01")]);

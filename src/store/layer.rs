@@ -26,8 +26,9 @@ use crate::store::io::log::Log;
 use crate::store::io::writer::{FailedSyncs, Writer};
 use crate::store::io::{codec, disk};
 use crate::store::layer::files::{Besides, Layers};
-use crate::store::pack::Packed;
-use crate::store::record::{Edit, Header, Record, Seal, Source};
+use crate::store::pack::PackedLayer;
+use crate::store::record::{Header, Record, Seal};
+use crate::tree::{Edit, Source};
 use crate::types::LayerId;
 
 pub use rewrite::{JournalEnd, JournalExchange, JournalRewrite};
@@ -320,7 +321,7 @@ pub(super) fn read_info(layers: &Layers, layer: LayerId, trust: &Trust) -> Resul
 ///
 /// # Errors
 /// Damage: only a sealed layer can be in one.
-pub(super) fn packed_info(layers: &Layers, packed: &Packed) -> Result<LayerInfo> {
+pub(super) fn packed_info(layers: &Layers, packed: &PackedLayer) -> Result<LayerInfo> {
     let layer = packed.layer;
     let found = frames::outline_of(&packed.journal)?;
     let Some((header, compact, seal)) = found.and_then(|found| sealed(layer, found)) else {

@@ -135,18 +135,19 @@ struct Ops {
 struct State {
     catalog: BTreeMap<LayerId, LayerInfo>,
     contents: LruCache<LayerId, Content>,
-    /// Layers to which a map leads; none before the maps were looked through.
-    homes: Option<BTreeSet<LayerId>>,
-    /// Layers of which it is not known whether their new map is on the disk.
-    doubtful: BTreeSet<LayerId>,
-    /// Layers whose content was put together with that of others, and whose pools are still read.
-    lingering: BTreeMap<LayerId, Lingering>,
+    /// Layers whose pools remaps point to. `None` before the first use.
+    remap_targets: Option<BTreeSet<LayerId>>,
+    /// Layers of which it is unknown whether the old or the new remap is on disk.
+    uncertain_remaps: BTreeSet<LayerId>,
+    /// Gathered layers' sources: readers with earlier remaps may still open their pools.
+    retiring: BTreeMap<LayerId, RetiringPool>,
     next_layer: u32,
 }
 
-/// How to read a pool of which no file says it any more.
-struct Lingering {
-    sums: Arc<Checksums>,
+/// How a pool is stored whose content was gathered. No file says it any more, but readers with an
+/// earlier remap still need it.
+struct RetiringPool {
+    checksums: Arc<Checksums>,
     cells: Option<Arc<Cells>>,
 }
 
@@ -543,9 +544,9 @@ impl Store {
             state: Mutex::new(State {
                 catalog,
                 contents: LruCache::new(OPEN_POOLS),
-                homes: None,
-                doubtful: BTreeSet::new(),
-                lingering: BTreeMap::new(),
+                remap_targets: None,
+                uncertain_remaps: BTreeSet::new(),
+                retiring: BTreeMap::new(),
                 next_layer,
             }),
             identities: Mutex::new(Identities::new(id_log, id_records, root)),
@@ -938,7 +939,7 @@ impl Store {
         let state = self.state.lock();
         let has_dir = |info: &&LayerInfo| {
             // What is only there for those who still read from it is gone in a moment.
-            let lingers = state.lingering.contains_key(&info.header.layer);
+            let lingers = state.retiring.contains_key(&info.header.layer);
             !lingers && (info.hole.is_none() || info.index.is_some())
         };
         state.catalog.values().filter(has_dir).map(|info| info.header.layer).collect()

@@ -60,6 +60,21 @@ impl Store {
         had && reserve.kept == 0
     }
 
+    /// Runs a step, and once more without the reserve if the disk is full.
+    ///
+    /// # Errors
+    /// Those of the step.
+    pub fn with_reserve<T>(&self, mut step: impl FnMut() -> Result<T>) -> Result<T> {
+        match step() {
+            Err(error) if error.is_full() && self.release_reserve() => {
+                let again = step();
+                self.keep_reserve();
+                again
+            }
+            done => done,
+        }
+    }
+
     /// Takes the reserve again, or as much of it as there is room for.
     pub fn keep_reserve(&self) {
         let mut reserve = self.reserve.lock();

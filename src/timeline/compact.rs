@@ -146,7 +146,7 @@ impl Timeline {
         // What was at their addresses may be in others.
         let mut places: BTreeSet<LayerId> = layers.iter().copied().collect();
         for layer in &layers {
-            let map = self.store.map(*layer)?;
+            let map = self.store.remap(*layer)?;
             places.extend(map.iter().flat_map(|map| map.runs()).map(|run| run.layer));
         }
         let trimmed = self.trim(&places.into_iter().collect::<Vec<LayerId>>())?;
@@ -163,11 +163,11 @@ impl Timeline {
         let Some(mut first) = layers.iter().min().copied() else { return Ok(Some(0)) };
         // Before it has checksums, nobody looks for equal content in it.
         if layers.iter().any(|layer| self.store.layer(*layer).is_some_and(|info| info.summed)) {
-            self.store.require_no_doubt()?;
+            self.store.require_certain_remaps()?;
         }
         let mut is_home = false;
         for layer in layers {
-            is_home |= self.store.is_home(*layer)?;
+            is_home |= self.store.is_remap_target(*layer)?;
         }
         if is_home {
             // Any layer may lead to it, and so any state.
@@ -190,7 +190,7 @@ impl Timeline {
                 }
                 secured = true;
             }
-            self.store.settle_remap(*layer)?;
+            self.store.sync_remap(*layer)?;
             self.store.punch_pool(*layer, &unused)?;
             bytes += unused.iter().map(|range| range.len()).sum::<u64>();
         }

@@ -17,12 +17,11 @@
 use std::sync::atomic::Ordering;
 
 use crate::error::Result;
-use crate::store::dedup::chunks::Chunks;
-use crate::store::dedup::matching::{Finder, Found, Part, Search};
+use crate::store::dedup::chunks::ChunkTable;
+use crate::store::dedup::matching::{Matcher, Matches, Part, Search};
 use crate::store::layer::LayerInfo;
-use crate::store::record::{Dentry, Source};
 use crate::timeline::Timeline;
-use crate::tree::Tree;
+use crate::tree::{Dentry, Source, Tree};
 use crate::types::{ByteRange, Ino, LayerId};
 
 /// How often a layer is begun anew because something was given back meanwhile, before others come first.
@@ -30,7 +29,7 @@ const MAX_ATTEMPTS: usize = 3;
 
 /// What is known while a store is open.
 pub(super) struct Dedup {
-    table: Chunks,
+    table: ChunkTable,
 }
 
 /// What became of a layer.
@@ -82,9 +81,9 @@ impl Timeline {
         let rest =
             self.store.catalog().into_iter().filter(|l| l.header.kind.is_of_head() && open(l));
         if let Some(first) = rest.map(|l| l.header.layer).min()
-            && first != table.done()
+            && first != table.searched_below()
         {
-            table.set_done(first)?;
+            table.set_searched_below(first)?;
         }
         Ok(())
     }
@@ -99,22 +98,22 @@ impl Timeline {
     }
 
     fn begin_dedup(&self) -> Result<Dedup> {
-        let table = self.store.chunks()?;
+        let table = self.store.chunk_table()?;
         let sealed = self.sealed();
-        let done = sealed.iter().map(|l| l.header.layer).filter(|l| *l < table.done());
+        let done = sealed.iter().map(|l| l.header.layer).filter(|l| *l < table.searched_below());
         self.deduplicated.lock().extend(done);
         // Where the process ended between a map and what is done by it.
         for info in sealed.iter().filter(|info| info.mapped) {
             let layer = info.header.layer;
-            let Some(map) = self.store.map(layer)? else { continue };
-            self.free_blocks(layer, &map.given_up())?;
+            let Some(map) = self.store.remap(layer)? else { continue };
+            self.free_blocks(layer, &map.freed_blocks())?;
         }
         Ok(Dedup { table })
     }
 
     fn dedup_layer(
         &self,
-        table: &mut Chunks,
+        table: &mut ChunkTable,
         info: &LayerInfo,
         go: &dyn Fn() -> bool,
     ) -> Result<Outcome> {
@@ -134,7 +133,7 @@ impl Timeline {
 
     fn try_dedup_layer(
         &self,
-        table: &mut Chunks,
+        table: &mut ChunkTable,
         info: &LayerInfo,
         go: &dyn Fn() -> bool,
     ) -> Result<Outcome> {
@@ -145,17 +144,17 @@ impl Timeline {
             let Some(info) = self.sealed().into_iter().find(|l| l.header.layer == layer) else {
                 return Ok(Outcome::Done);
             };
-            let settled = info.mapped || self.store.is_home(layer)?;
-            let search = if settled { Search::Chunks } else { Search::Everything };
+            let settled = info.mapped || self.store.is_remap_target(layer)?;
+            let search = if settled { Search::IndexOnly } else { Search::Matches };
             (self.store.sweeps(), search, self.parts(&info)?)
         };
-        let mut finder = Finder::new(&self.store, table, layer, search)?;
+        let mut matcher = Matcher::new(&self.store, table, layer, search)?;
         for part in &parts {
-            if !finder.look_at(part, go)? {
+            if !matcher.search_part(part, go)? {
                 return Ok(Outcome::Stopped);
             }
         }
-        let Found { map, zeros, .. } = finder.finish()?;
+        let Matches { remap: map, zeros, .. } = matcher.finish()?;
         if self.store.sweeps() != sweeps {
             return Ok(Outcome::Disturbed);
         }
@@ -164,10 +163,10 @@ impl Timeline {
             if self.store.sweeps() != sweeps {
                 return Ok(Outcome::Disturbed);
             }
-            self.store.require_no_doubt()?;
+            self.store.require_certain_remaps()?;
             self.store.publish_remap(layer, &map)?;
         }
-        self.free_blocks(layer, &map.given_up())?;
+        self.free_blocks(layer, &map.freed_blocks())?;
         self.free_blocks(layer, &zeros)?;
         Ok(Outcome::Done)
     }
@@ -192,7 +191,7 @@ impl Timeline {
         if self.store.layer(layer).is_none() {
             return Ok(());
         }
-        self.store.settle_remap(layer)?;
+        self.store.sync_remap(layer)?;
         self.store.punch_pool(layer, &taken)
     }
 

@@ -8,7 +8,7 @@
 //! has lost an eighth of what made it so long.
 
 use crate::error::{Attempt, Result};
-use crate::fs::{NextLook, OpenJournal, SMALL_JOURNAL};
+use crate::fs::{NextCheck, OpenJournal, SMALL_JOURNAL};
 use crate::store::layer::sealed::compact_len;
 use crate::sys::memory;
 use crate::timeline::{Effort, Timeline};
@@ -39,19 +39,19 @@ impl Timeline {
         let _compacting = self.compacting.lock();
         let open = self.fs.open_journal();
         if open.end.bytes() < SMALL_JOURNAL && effort == Effort::WhereItPays {
-            self.fs.look_at_journal(NextLook::first(open.end.layer));
+            self.fs.set_next_journal_check(NextCheck::first(open.end.layer));
             return Ok(());
         }
         let shortened = self.shorten(&open, effort);
         let next = shortened.as_ref().copied().unwrap_or_else(|_| later(&open));
         drop(open);
-        self.fs.look_at_journal(next);
+        self.fs.set_next_journal_check(next);
         memory::trim();
         shortened.map(drop)
     }
 
     /// Says when the next look is.
-    fn shorten(&self, open: &OpenJournal, effort: Effort) -> Result<NextLook> {
+    fn shorten(&self, open: &OpenJournal, effort: Effort) -> Result<NextCheck> {
         let layer = open.end.layer;
         let parent = self.store.layer(layer).and_then(|info| info.header.parent);
         let is_open = |parent| self.store.layer(parent).is_none_or(|info| info.seal.is_none());
@@ -75,13 +75,13 @@ impl Timeline {
         let bytes =
             if is_long { most } else { most.max(open.end.bytes().saturating_add(LOOK_INTERVAL)) };
         let lost = usize::try_from((edits / LOST_PART).max(MIN_LOST)).unwrap_or(usize::MAX);
-        Ok(NextLook { layer, bytes, entries: open.tree.entries().saturating_sub(lost) })
+        Ok(NextCheck { layer, bytes, entries: open.tree.entries().saturating_sub(lost) })
     }
 }
 
-fn later(open: &OpenJournal) -> NextLook {
+fn later(open: &OpenJournal) -> NextCheck {
     let bytes = open.end.bytes().saturating_add(LOOK_INTERVAL);
-    NextLook { layer: open.end.layer, bytes, entries: 0 }
+    NextCheck { layer: open.end.layer, bytes, entries: 0 }
 }
 
 #[cfg(test)]

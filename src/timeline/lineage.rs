@@ -2,9 +2,9 @@
 
 use crate::error::Result;
 use crate::store::layer::LayerInfo;
-use crate::store::record::{Edit, Header, LayerKind, Record};
+use crate::store::record::{Header, LayerKind, Record};
 use crate::timeline::Timeline;
-use crate::tree::Tree;
+use crate::tree::{Edit, Tree};
 use crate::types::{Ino, LayerId};
 
 impl Timeline {

@@ -269,15 +269,8 @@ impl Timeline {
 
     /// Runs a step that an operation needs to finish. If the disk is full, the step is tried once
     /// more with the space of the reserve.
-    fn with_reserve<T>(&self, mut step: impl FnMut() -> Result<T>) -> Result<T> {
-        match step() {
-            Err(error) if error.is_full() && self.store.release_reserve() => {
-                let again = step();
-                self.store.keep_reserve();
-                again
-            }
-            done => done,
-        }
+    fn with_reserve<T>(&self, step: impl FnMut() -> Result<T>) -> Result<T> {
+        self.store.with_reserve(step)
     }
 
     /// Sets the paths that an apply writes only with consent.

@@ -80,7 +80,7 @@ impl Timeline {
         }
         let is_any = !packed.is_empty();
         if is_any {
-            self.store.put_in_packs(packed)?;
+            self.store.pack_layers(packed)?;
         }
         Ok(is_any)
     }
@@ -111,7 +111,7 @@ impl Timeline {
     fn gather_some(&self, effort: Effort) -> Result<bool> {
         let (mut sources, mut bytes, mut room, mut empty) = (Vec::new(), 0, 0, 0);
         let may_be_sparse = self.may_be_sparse.load(Ordering::Relaxed);
-        let sparse = if may_be_sparse { self.store.sparse()? } else { BTreeSet::new() };
+        let sparse = if may_be_sparse { self.store.sparse_gathered()? } else { BTreeSet::new() };
         // In what has a map, equal content is not looked for.
         let looked = self.deduplicated.lock().clone();
         let is_done = |info: &LayerInfo| {

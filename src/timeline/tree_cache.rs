@@ -155,8 +155,9 @@ pub(super) fn replay(tree: &mut Tree, contents: &LayerContents, layer: LayerId) 
 mod tests {
     use super::*;
     use crate::store::StoreOptions;
-    use crate::store::record::{Body, Edit, Meta, Node, Seal};
+    use crate::store::record::Seal;
     use crate::sys::clock;
+    use crate::tree::{Body, Edit, Meta, Node};
     use crate::types::{Epoch, FileKind, Ino, Timestamp};
 
     fn fifo() -> Box<Node> {

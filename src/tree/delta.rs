@@ -64,7 +64,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::store::record::{Dentry, Meta, Node, Source};
+    use crate::tree::{Dentry, Meta, Node, Source};
     use crate::types::{Fingerprint, LayerId, Name, Timestamp};
 
     const T: Timestamp = Timestamp { secs: 0, nanos: 0 };

@@ -1,7 +1,53 @@
 //! The content of files as extents: runs of bytes in a pool or in the base. Gaps read as zeros.
 
-use super::{Body, Extent, Misfit, Source, Tree};
-use crate::types::{ByteRange, Ino};
+use serde::{Deserialize, Serialize};
+
+use super::{Misfit, Tree};
+use crate::tree::node::Body;
+use crate::types::{ByteRange, Ino, LayerId};
+
+/// Where bytes of a file are stored. The journal encodes this: the enum grows only at its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Source {
+    /// In the pool of a layer.
+    Pool {
+        /// The layer.
+        layer: LayerId,
+        /// The logical address of the first byte.
+        offset: u64,
+    },
+    /// In the base file that is the node's origin.
+    Base {
+        /// The offset of the first byte in that file.
+        offset: u64,
+    },
+}
+
+impl Source {
+    /// Whether the bytes are in the base.
+    pub fn is_base(self) -> bool {
+        matches!(self, Source::Base { .. })
+    }
+
+    /// The source of the bytes `by` bytes further on.
+    #[must_use]
+    pub fn advanced(self, by: u64) -> Source {
+        match self {
+            Source::Pool { layer, offset } => Source::Pool { layer, offset: offset + by },
+            Source::Base { offset } => Source::Base { offset: offset + by },
+        }
+    }
+}
+
+/// A run of bytes of a file that are adjacent in their source. The tree's map of extents holds the
+/// offset in the file as its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Length in bytes.
+    pub len: u64,
+    /// Where the first byte is stored.
+    pub source: Source,
+}
 
 /// A piece of a file: a run of bytes or a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -188,7 +234,7 @@ impl Tree {
 mod tests {
     use super::*;
     use crate::tree::{Edit, Meta, Node};
-    use crate::types::{LayerId, Timestamp};
+    use crate::types::Timestamp;
     use proptest::prelude::*;
 
     const FILE: Ino = Ino(42);

@@ -18,7 +18,9 @@
 //! The tree makes no system call and knows neither the kernel nor disks.
 
 mod delta;
+mod edit;
 mod extents;
+mod node;
 mod persistent_map;
 mod validate;
 
@@ -26,19 +28,11 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-pub use crate::store::record::{Body, Dentry, Edit, Hides, Meta, Node, Origin, Source, Xattrs};
 use crate::types::{ByteRange, FileKind, Ino, Name, TreePath};
-pub use extents::Segment;
+pub use edit::Edit;
+pub use extents::{Extent, Segment, Source};
+pub use node::{Body, Dentry, Hides, Meta, Node, Origin, Xattrs};
 use persistent_map::PersistentMap;
-
-/// A run of bytes of a file; the key of the map is its offset in the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// Length in bytes.
-    pub len: u64,
-    /// Where the first byte is.
-    pub source: Source,
-}
 
 /// One state of the tree.
 #[derive(Clone, Default)]

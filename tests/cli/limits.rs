@@ -203,7 +203,7 @@ fn checkpoints_count_as_what_they_take() {
         [ $i -ge 5 ] || exit 21
         # The store may have turned out to take less than was thought.
         while $JAILFS checkpoint > /dev/null 2> ../out/error; do i=$((i+1)); [ $i -lt 200 ] || exit 22; done
-        grep -q 'the sandbox has stored what it may' ../out/error && grep -q '^hint: ' ../out/error || exit 23
+        grep -q 'the sandbox is at its storage limit' ../out/error && grep -q '^hint: ' ../out/error || exit 23
         rm del; $JAILFS restore c1 > /dev/null; cat del; echo $i
     "#;
     for (limit, most) in [("--max-bytes 256K", 256 << 10), ("--max-files 28", 28 * 4096)] {

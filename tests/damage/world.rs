@@ -299,7 +299,7 @@ fn third(work: &Work) {
         work.checkpoint(&format!("s{step}"));
     }
     work.ask(Request::Drop { rev: Rev::Name("s3".to_owned()) });
-    work.0.tidy().unwrap();
+    work.0.compact().unwrap();
     work.0.fs().sync().unwrap();
 }
 
@@ -319,7 +319,7 @@ fn fourth(work: &Work, store: &Path) {
     let newest = packs.map(|pack| pack.unwrap().file_name().into_string().unwrap()).max().unwrap();
     let next = store.join(format!("packs/{:08}.new", newest.parse::<u32>().unwrap() + 1));
     std::fs::create_dir(&next).unwrap();
-    work.0.tidy().unwrap_err();
+    work.0.compact().unwrap_err();
     std::fs::remove_dir(&next).unwrap();
     work.0.fs().sync().unwrap();
 }

@@ -168,7 +168,7 @@ impl Place {
     pub fn packed(&self) {
         self.many_layers();
         let sandbox = self.open().unwrap();
-        sandbox.tidy().unwrap();
+        sandbox.compact().unwrap();
         put(&sandbox, "src/f1", &bytes(80, 3000)).unwrap();
         checkpoint(&sandbox, "later").unwrap();
         assert!(self.store.join("packs").exists());

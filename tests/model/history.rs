@@ -56,7 +56,7 @@ impl World {
             16 => self.undo_apply(),
             17 => self.drop_checkpoint(),
             18 | 19 => self.gc(),
-            20 => self.tidy(),
+            20 => self.compact(),
             _ => self.diff(),
         }
         if self.rng.one_in(3) {
@@ -205,9 +205,9 @@ impl World {
         self.check(Times::All);
     }
 
-    fn tidy(&mut self) {
+    fn compact(&mut self) {
         self.say("tidy".to_owned());
-        self.sandbox().tidy().unwrap();
+        self.sandbox().compact().unwrap();
         self.check(Times::All);
     }
 

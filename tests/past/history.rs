@@ -519,7 +519,7 @@ fn readers_of_versions_meet_no_wrong_byte_while_files_are_edited_and_space_is_gi
             place.put("d/new", &letter.to_string().repeat(20_000 + usize::from(round) * 100));
             match round % 12 {
                 3 => place.checkpoint(&format!("c{round}")),
-                6 => place.sandbox.tidy().unwrap(),
+                6 => place.sandbox.compact().unwrap(),
                 9 => {
                     let gc = Request::Gc {
                         operations: 0,

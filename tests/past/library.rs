@@ -37,7 +37,12 @@ impl Place {
         let past = Some(SnapdirView { name: name(".jailfs"), listed: false, makes: true });
         let mount_point = dir.path().join("mnt");
         sandbox
-            .set_view(View { mount_point, policy: Policy::Deny, allowed_targets: Vec::new(), past })
+            .set_view(View {
+                mount_point,
+                policy: Policy::Deny,
+                allowed_targets: Vec::new(),
+                snapdir: past,
+            })
             .unwrap();
         Place { dir, sandbox }
     }

@@ -119,7 +119,7 @@ fn a_file_of_the_base_that_nobody_covers_is_refused_when_it_changed_and_then_sho
     let refused = held.read_at(&mut bytes, 0).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EIO));
     until("it is shown as it is", || read(&seen).is_some_and(|now| now == vec![b'b'; 200_000]));
-    assert!(live.jailfs(&["status"]).contains("changed in the base while the mount remembered it"));
+    assert!(live.jailfs(&["status"]).contains("changed in the base while the kernel cached it"));
 }
 
 #[test]

@@ -24,7 +24,7 @@ fn worked() -> Live {
     live.sh("echo unsealed > unsealed");
     live.umount();
     // So that there are checksums and an index.
-    Sandbox::open(&live.store).unwrap().tidy().unwrap();
+    Sandbox::open(&live.store).unwrap().compact().unwrap();
     live
 }
 

@@ -162,7 +162,7 @@ fn everything(sandbox: &Sandbox, promises: &Promises) {
                 sandbox.handle(request).unwrap();
             });
         });
-        scope.spawn(|| rounds(&|_| sandbox.tidy().unwrap()));
+        scope.spawn(|| rounds(&|_| sandbox.compact().unwrap()));
     });
 }
 

@@ -96,7 +96,7 @@ fn versions_are_stored_once_also_in_the_middle_of_an_undo() {
     work.rest();
     work.write("a", 5, b"an edit");
     work.sandbox.fs().tend_versions(true, &|| false);
-    work.sandbox.tidy().unwrap();
+    work.sandbox.compact().unwrap();
     let bytes = place.pools();
     assert!(bytes < 5 << 18, "{bytes}");
     let checked = jailfs::sandbox::Sandbox::check_store(&place.store, true).unwrap();
@@ -162,7 +162,7 @@ fn a_tool_that_rewrites_a_file_for_each_small_change_costs_what_really_changed()
     work.undo("a", 5).unwrap();
     assert!(work.bytes("a") == texts[36]);
     work.checkpoint("c");
-    work.sandbox.tidy().unwrap();
+    work.sandbox.compact().unwrap();
     work.gc(0);
     drop(work);
     let work = place.open();
@@ -208,7 +208,7 @@ fn the_space_of_versions_that_are_given_up_comes_back() {
     }
     work.checkpoint("c");
     rewrite(&work, "a", b"small");
-    work.sandbox.tidy().unwrap();
+    work.sandbox.compact().unwrap();
     assert!(place.pools() > 6 << 20, "versions of before the seal stay");
     work.sandbox.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
     work.gc(0);

@@ -11,7 +11,7 @@ use jailfs::store::content::checksums::ChecksumsRecord;
 use jailfs::store::edits_log::{Content, EditsLogRecord};
 use jailfs::store::io::log;
 use jailfs::store::io::log::Log;
-use jailfs::store::record::Source;
+use jailfs::tree::Source;
 use jailfs::types::{Epoch, LayerId};
 
 use crate::place::Place;
@@ -40,7 +40,7 @@ fn check(place: &Place, read_data: bool) -> Checked {
 fn a_history_that_is_whole_is_followed_and_there_is_nothing_to_say() {
     let place = worked();
     let checked = check(&place, true);
-    assert_eq!((checked.warnings, checked.versions), (Vec::new(), 5));
+    assert_eq!((checked.warnings, checked.edits), (Vec::new(), 5));
     // A record that a kill cut off is no damage; nor is what gc, an apply and a log that was written anew leave.
     let log = place.store.join("history/main");
     let whole = host::read(&log).unwrap();
@@ -53,14 +53,14 @@ fn a_history_that_is_whole_is_followed_and_there_is_nothing_to_say() {
     work.rest();
     work.put("a", "four");
     work.gc(0);
-    work.sandbox.tidy().unwrap();
+    work.sandbox.compact().unwrap();
     drop(work);
     let checked = check(&place, true);
     assert_eq!(checked.warnings, Vec::<String>::new());
-    assert!(checked.versions >= 5);
+    assert!(checked.edits >= 5);
     // One that was never begun, too.
     host::remove_dir_all(place.store.join("history")).unwrap();
-    assert_eq!((check(&place, true).warnings.len(), check(&place, true).versions), (0, 0));
+    assert_eq!((check(&place, true).warnings.len(), check(&place, true).edits), (0, 0));
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn check_reads_the_content_of_versions_that_nothing_else_needs() {
     let place = worked();
     let work = place.open();
     work.checkpoint("x");
-    work.sandbox.tidy().unwrap();
+    work.sandbox.compact().unwrap();
     let content = work.version("d/c", 1);
     drop(work);
     assert!(check(&place, true).warnings.is_empty());

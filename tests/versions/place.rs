@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use jailfs::fs::{Caller, RenameMode};
-use jailfs::sandbox::{Detail, EditKind, FileRev, FileVersion, Reply, Request, Rev, Stepped};
+use jailfs::sandbox::{Detail, EditKind, FileEdit, FileRev, Reply, Request, Rev, Stepped};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::types::{Name, NodeId, Timestamp, TreePath};
 
@@ -147,7 +147,7 @@ impl Work {
         self.sandbox.fs().rename(a, &name(from), b, &name(to), mode, 0).unwrap();
     }
 
-    pub fn history(&self, of: &str) -> Vec<FileVersion> {
+    pub fn history(&self, of: &str) -> Vec<FileEdit> {
         match self.sandbox.handle(Request::History { path: path(of) }).unwrap() {
             Reply::History(versions) => versions,
             other => panic!("{other:?}"),
@@ -171,7 +171,7 @@ impl Work {
     pub fn edits(&self, of: &str) -> Vec<EditKind> {
         let mut versions = self.history(of);
         versions.reverse();
-        versions.iter().map(|version| version.edit).collect()
+        versions.iter().map(|version| version.kind).collect()
     }
 
     pub fn undo(&self, of: &str, steps: u32) -> Result<Stepped, jailfs::error::Error> {
@@ -190,8 +190,8 @@ impl Work {
     }
 
     pub fn patch(&self, of: &str, number: u32) -> String {
-        let from = FileRev { path: path(of), version: Some(number) };
-        let to = FileRev { version: None, ..from.clone() };
+        let from = FileRev { path: path(of), edit: Some(number) };
+        let to = FileRev { edit: None, ..from.clone() };
         match self.sandbox.handle(Request::FileDiff { from, to, detail: Detail::Patch }).unwrap() {
             Reply::Diff(changes) => {
                 let patches =

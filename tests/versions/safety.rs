@@ -316,7 +316,7 @@ fn history_cut_off_at_any_step_of_its_writing_tells_no_wrong_bytes() {
                 && work.undo("a", 2).is_ok()
                 && work.undo("d/b", 1).is_ok();
             work.sandbox.fs().tend_versions(true, &|| false);
-            edited && work.sandbox.tidy().is_ok() && work.sandbox.fs().sync().is_ok()
+            edited && work.sandbox.compact().is_ok() && work.sandbox.fs().sync().is_ok()
         });
         let work = place.around(
             Sandbox::create_or_open(&place.base, &copy, &StoreOptions::default())

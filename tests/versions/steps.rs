@@ -3,8 +3,8 @@
 use jailfs::error::Kind;
 use jailfs::sandbox::EditKind::Undo;
 use jailfs::sandbox::{Bounds, Sandbox};
-use jailfs::store::record::Source;
 use jailfs::sys::failpoint;
+use jailfs::tree::Source;
 use jailfs::types::NodeId;
 
 use crate::place::Place;
@@ -24,7 +24,8 @@ fn undo_walks_back_and_redo_forward_until_a_new_edit() {
     assert_eq!((none.kind, work.get("a").as_str()), (Kind::NoStore, "zero"));
     work.redo("a", 1).unwrap();
     assert_eq!(work.get("a"), "one");
-    let shown: Vec<u32> = work.history("a").iter().filter(|v| v.shown).map(|v| v.number).collect();
+    let shown: Vec<u32> =
+        work.history("a").iter().filter(|v| v.is_current).map(|v| v.number).collect();
     assert_eq!(shown, [2]);
     assert_eq!(work.redo("a", 2).unwrap().number, None);
     assert_eq!(
@@ -42,7 +43,7 @@ fn undo_walks_back_and_redo_forward_until_a_new_edit() {
     assert_eq!(work.get("a"), "zero");
     work.undo("a", 1).unwrap();
     assert_eq!(work.get("a"), "three", "the undo itself is undone");
-    assert!(work.history("a").iter().any(|version| version.edit == Undo));
+    assert!(work.history("a").iter().any(|version| version.kind == Undo));
     // Also after a start.
     drop(work);
     let work = place.open();
@@ -71,7 +72,7 @@ fn what_was_removed_comes_back_with_the_directories_above_it() {
     work.undo("d/e/f", 1).unwrap();
     work.put("d/e/f", "edited");
     assert_eq!(work.texts("d/e/f"), ["base"], "that it was gone is no version");
-    work.sandbox.tidy().unwrap();
+    work.sandbox.compact().unwrap();
     drop(work);
     let work = place.open();
     assert_eq!((work.get("d/e/f"), work.get("d/e/n")), ("edited".to_owned(), "new".to_owned()));
@@ -163,7 +164,7 @@ fn versions_are_the_same_after_an_apply() {
     assert_eq!(work.get("a"), "zero", "although the base has another");
     work.undo("big", 1).unwrap();
     assert_eq!(work.get("big"), "0123456789abcdef".repeat(4096));
-    work.sandbox.tidy().unwrap();
+    work.sandbox.compact().unwrap();
     work.redo("big", 1).unwrap();
     assert_eq!(&work.get("big")[20_000..20_007], "changed");
     let checked = jailfs::sandbox::Sandbox::check_store(&place.store, true).unwrap();
@@ -204,7 +205,7 @@ fn content_that_a_failed_undo_wrote_for_a_version_stays() {
         // What was begun for the head is left behind.
         work.restore("start");
         work.rest();
-        work.sandbox.tidy().unwrap();
+        work.sandbox.compact().unwrap();
         assert!(work.texts("a").contains(&"zero".repeat(5000)), "step {step}");
         work.gc(0);
         drop(work);
@@ -243,7 +244,7 @@ fn content_that_a_failed_undo_wrote_stays_once_it_is_brought_back_and_its_versio
             work.put("a", "three");
         }
         work.sandbox.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
-        work.sandbox.tidy().unwrap();
+        work.sandbox.compact().unwrap();
         work.gc(0);
         drop(work);
         let work = place.open();

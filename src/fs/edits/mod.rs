@@ -26,8 +26,8 @@ use std::time::Duration;
 
 use crate::store::Store;
 use crate::store::edits_log::{Bounds, Content, EditsLog, EditsLogRecord, How, Recorded, Version};
-use crate::store::record::Source;
 use crate::sys::clock;
+use crate::tree::Source;
 use crate::types::{ByteRange, Ino, LayerId, Timestamp, TreePath};
 
 pub use mark::VersionMark;

@@ -12,7 +12,7 @@ use super::{EditHistory, MOST_PIECES, cost_of, since};
 use crate::fs::Core;
 use crate::fs::edits::sharing::unshared_bytes;
 use crate::store::edits_log::{Content, EditsLogRecord, Version};
-use crate::store::record::Source;
+use crate::tree::Source;
 use crate::types::{ByteRange, Ino, TreePath};
 
 /// Names are remembered that new files lost by being renamed, so many.

@@ -3,8 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::store::record::Source;
-use crate::tree::Tree;
+use crate::tree::{Source, Tree};
 use crate::types::{ByteRange, LayerId};
 
 /// Ranges of the pool of one layer. Of another layer nothing is frozen: it is sealed, or no version refers to it yet.

@@ -6,7 +6,7 @@ use super::{EditHistory, Going, MANY_EDITS, MOST_PIECES};
 use crate::error::FsResult;
 use crate::fs::{Core, Extents, Found, Fs, State};
 use crate::store::edits_log::{Content, EditsLogRecord, How, Version};
-use crate::store::record::Node;
+use crate::tree::Node;
 use crate::types::{ByteRange, FileKind, Ino, LayerId, Name, Timestamp, TreePath};
 
 /// Names of a file with several under which a version is kept.

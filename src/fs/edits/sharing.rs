@@ -18,7 +18,7 @@ use crate::fs::edits::undo::state_of;
 use crate::fs::{Found, Fs};
 use crate::store::content::pool::BLOCK;
 use crate::store::edits_log::{Content, EditsLogRecord};
-use crate::store::record::Source;
+use crate::tree::Source;
 use crate::types::{ByteRange, LayerId, TreePath};
 
 /// Bytes that are read at once.
@@ -74,8 +74,8 @@ impl Fs {
         let garbage = self.core().edits.as_ref().map_or(garbage, |versions| versions.garbage);
         let wanted = if is_quiet { SOME_GARBAGE } else { MUCH_GARBAGE };
         if garbage >= wanted {
-            self.note_garbage();
-            if self.reclaim().is_some() {
+            self.reclaim.note_garbage();
+            if self.reclaim_unused().is_some() {
                 self.take_off_garbage(garbage);
             }
         }

@@ -1,237 +1,221 @@
-//! What the kernel was told of files that only the base has.
+//! Keeps the kernel's caches coherent with base files that have not been copied up.
 //!
-//! It remembers their size, and what was read of them, for ever. If somebody changes such a file in the base, its new bytes
-//! must not be read into what is left of the old ones, nor cut at the old size, nor must a program write to a place that it chose by
-//! the old content. So a read or a write that meets the change is refused (EIO, and a line in `status`), and the kernel is made
-//! to forget the file: what is asked then is answered by the file as it now is.
+//! The kernel caches the attributes, pages and names of base files without a time limit. If such a
+//! file changes in the base, new bytes must not be read into what is left of the old pages, nor be
+//! cut at the old size, and a program must not write at an offset that it chose by the old content.
 //!
-//! A switch changes nothing of what the kernel has read of the files that it keeps. So what it was told stays, and of a file that
-//! a switch gives back to the base it is what the record said, or what the apply left.
+//! Always true:
+//! * The node table has the attributes that the kernel caches of each held file that only the base
+//!   has ([`CachedAttrs`]).
+//! * A read or write that finds other attributes fails with EIO and is noted for `status`. So does
+//!   every later one until the kernel's caches of the file are invalidated and the kernel has asked
+//!   for it again.
+//! * A switch to another state leaves the page cache of the files that it keeps valid, so their
+//!   cached attributes stay. For a file that a switch gives back to the base, they are those of the
+//!   record or those that an apply left.
+//! * A name that a switch gave to another node cannot be renamed until its dentry is invalidated.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use parking_lot::Mutex;
 
 use crate::error::{FsError, FsResult};
-use crate::fs::kernel::nodes::Place;
-use crate::fs::merged::fingerprint::ANY_TIMES;
+use crate::fs::kernel::cached_attrs::{CachedAttrs, Change};
+use crate::fs::kernel::nodes::{NodeState, NodeTable};
 use crate::fs::merged::lower::LowerNode;
-use crate::fs::{Core, Found, Fs, State, Target};
-use crate::store::record::Body;
-use crate::types::{FileKind, Ino, Name, NodeId, Timestamp, TreePath};
+use crate::fs::{Core, Fs, Target};
+use crate::tree::Body;
+use crate::types::{Ino, Name, NodeId, TreePath};
 
-/// What changes when the content of a file does: its size, and when that was; and, if somebody sets the time back, when anything
-/// of it was changed last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Told {
-    size: u64,
-    mtime: Timestamp,
-    ctime: Timestamp,
-    /// What also changes that: links, mode, owner and group.
-    others: [u32; 4],
-}
+/// The number of names that [`Fs::names_were_invalidated`] removes under one lock.
+const NAMES_PER_LOCK: usize = 256;
 
-/// What became of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Change {
-    Nothing,
-    /// What else was changed says why the change time is another one: a clone that links the files of the base is not a reason to
-    /// refuse a read.
-    Attributes,
-    Content,
-}
+/// The text in `status` for a file that changed while the kernel cached it.
+const CHANGED: &str = "changed in the base while the kernel cached it; that read or write failed";
 
-impl Told {
-    fn change_to(self, now: Told) -> Change {
-        if self == now {
-            Change::Nothing
-        } else if (self.size, self.mtime) == (now.size, now.mtime) && self.others != now.others {
-            Change::Attributes
-        } else {
-            Change::Content
-        }
-    }
-}
-
-/// Names that are let go of at once.
-const NAMES_AT_ONCE: usize = 256;
-
-/// What `status` says of such a file.
-const CHANGED: &str =
-    "changed in the base while the mount remembered it: what was read or written then failed";
-
-fn of(node: &LowerNode) -> Option<Told> {
-    match node {
-        LowerNode::Base(stat) if stat.kind == FileKind::File => {
-            let others = [stat.nlink, stat.mode, stat.uid, stat.gid];
-            Some(Told { size: stat.size, mtime: stat.mtime, ctime: stat.ctime, others })
-        }
-        // A pre-image is in the store, and nobody changes it.
-        LowerNode::Base(_) | LowerNode::Pre(..) => None,
-    }
-}
-
-/// What the kernel knows of a file that a switch leaves to the base, where it is at `path`: it goes on with what it has read of
-/// `old`. None if it was told already what that is. The file may be another one by now, so what it is now says nothing.
-pub(in crate::fs) fn left_to_base(
-    (before, old): (&State, &Found),
-    after: &State,
-    (path, node): (&TreePath, &LowerNode),
-) -> Option<Told> {
-    let now = of(node)?;
-    let origin = match old {
-        Found::Base(_, _, LowerNode::Base(_)) => return None,
-        Found::Upper(ino, _) => match before.tree.node(*ino).map(|node| &node.body) {
-            Some(Body::File { origin: Some(origin), .. }) => Some(origin.print),
-            Some(_) | None => None,
-        },
-        Found::Base(_, _, LowerNode::Pre(..)) | Found::Nothing(_) => None,
-    };
-    // What was covered may be what an apply has put there since.
-    let left = after.lower.left_after(before.lower.epoch(), path).flatten();
-    let print = left.or(origin).filter(|print| print.ctime != ANY_TIMES);
-    Some(print.map_or(now, |print| Told {
-        size: print.size,
-        mtime: print.mtime,
-        ctime: print.ctime,
-        ..now
-    }))
-}
-
-/// What the kernel remembers as it is not any more.
+/// The component of [`Core`] that knows which of the kernel's caches are stale. It holds nothing
+/// without a kernel.
 #[derive(Default)]
-pub(crate) struct PendingInvalidations {
-    /// Whether there is a kernel that remembers anything.
-    pub(in crate::fs) has_kernel: bool,
-    /// Whether it goes by its own size and times of every file that it holds, whatever it is told (`-o writeback`).
-    pub(in crate::fs) writeback: bool,
-    /// Names that lead to a node which the base does not have there any more. Behind a lock, since whoever only looks finds them.
-    names: Mutex<BTreeSet<(NodeId, Name)>>,
-    nodes: BTreeMap<NodeId, Forgetting>,
-    /// Nodes that it has forgotten and not asked for since. Who began to read before it forgot has former bytes already.
+pub(in crate::fs) struct Coherence {
+    has_kernel: bool,
+    /// Whether the kernel trusts its own size and times of every file that it holds
+    /// (`-o writeback`).
+    writeback: bool,
+    /// The dentries of nodes that the base no longer has at that path. A lookup adds to them with a
+    /// shared reference.
+    stale_dentries: Mutex<BTreeSet<(NodeId, Name)>>,
+    /// The nodes whose caches are to be invalidated.
+    stale_nodes: BTreeMap<NodeId, Invalidation>,
+    /// Nodes that were invalidated and that the kernel has not asked for since. A read that began
+    /// before the invalidation can still bring old pages.
     unasked: BTreeSet<NodeId>,
+    /// Names that stand for another node since a switch, until their dentries are invalidated.
+    switched_names: BTreeSet<(NodeId, Name)>,
+    /// Names by which the kernel knows a file and the tree does not: further hard links of the
+    /// base.
+    aliases: HashMap<Ino, BTreeSet<(Ino, Name)>>,
 }
 
-/// What the kernel must forget of a node.
+/// An invalidation of a node that has not ended.
 #[derive(Clone, Copy)]
-struct Forgetting {
-    /// Whether somebody is telling it already.
-    is_advertised: bool,
-    /// Whether its content cannot be read until then.
-    refused: bool,
+struct Invalidation {
+    /// Whether a thread has begun it.
+    has_begun: bool,
+    /// Whether reads and writes fail until it ends.
+    refuses: bool,
 }
 
-impl PendingInvalidations {
-    /// The kernel must forget a node.
-    fn add(&mut self, id: NodeId, change: Change) {
-        let refused = match change {
+impl Coherence {
+    /// Whether the kernel trusts its own size and times of files.
+    pub(in crate::fs) fn is_writeback(&self) -> bool {
+        self.writeback
+    }
+
+    /// Marks a node as stale after a change in the base.
+    fn mark_stale(&mut self, id: NodeId, change: Change) {
+        let refuses = match change {
             Change::Nothing => return,
             Change::Attributes => false,
             Change::Content => true,
         };
-        let known = self.nodes.entry(id).or_insert(Forgetting { is_advertised: false, refused });
-        if refused && !known.refused {
-            // What it forgets just now may be read again by the time that this is noted.
-            *known = Forgetting { is_advertised: false, refused };
+        let known =
+            self.stale_nodes.entry(id).or_insert(Invalidation { has_begun: false, refuses });
+        if refuses && !known.refuses {
+            // The kernel may read old pages again while the invalidation under way ends.
+            *known = Invalidation { has_begun: false, refuses };
         }
     }
 
-    fn is_refused(&self, id: NodeId) -> bool {
-        self.unasked.contains(&id) || self.nodes.get(&id).is_some_and(|known| known.refused)
+    fn refuses(&self, id: NodeId) -> bool {
+        self.unasked.contains(&id) || self.stale_nodes.get(&id).is_some_and(|known| known.refuses)
     }
 
-    /// The kernel asks for a node that nobody else can change.
-    pub(in crate::fs) fn let_go(&mut self, id: NodeId) {
+    /// The kernel asks for a node that nothing outside the daemon can change.
+    pub(in crate::fs) fn note_asked(&mut self, id: NodeId) {
         self.unasked.remove(&id);
     }
 
-    /// The kernel holds a node no longer: there is nothing to forget.
-    pub(in crate::fs) fn drop_node(&mut self, id: NodeId) {
+    /// The kernel no longer holds a node, so it caches nothing of it.
+    pub(in crate::fs) fn forget(&mut self, id: NodeId) {
         self.unasked.remove(&id);
-        self.nodes.remove(&id);
+        self.stale_nodes.remove(&id);
     }
-}
 
-impl Core {
-    /// Notes names that stand for something else since a switch, until the kernel is told.
-    pub(in crate::fs) fn note_names_to_invalidate(&mut self, names: &BTreeSet<(NodeId, Name)>) {
-        if self.pending.has_kernel {
-            self.names_to_invalidate.extend(names.iter().cloned());
+    /// Notes the names that a switch gave to another node.
+    pub(in crate::fs) fn note_switched_names(&mut self, names: &BTreeSet<(NodeId, Name)>) {
+        if self.has_kernel {
+            self.switched_names.extend(names.iter().cloned());
         }
     }
 
-    /// Refuses to move what stands at a name since a switch as long as the kernel may hold what stood there before: it moves that, and
-    /// would then have it under a name of which nobody tells it anything. It asks for the name and comes again.
+    /// Refuses to rename what a name stands for since a switch while the kernel may cache the node
+    /// before. The kernel would move that dentry to the new name, where nothing invalidates it.
     ///
     /// # Errors
-    /// ESTALE.
+    /// ESTALE: the kernel looks the name up and tries again.
     pub(in crate::fs) fn check_name_is_current(&self, dir: NodeId, name: &Name) -> FsResult<()> {
-        let is_untold = !self.names_to_invalidate.is_empty()
-            && self.names_to_invalidate.contains(&(dir, name.clone()));
-        if is_untold { Err(FsError::Stale) } else { Ok(()) }
+        let is_stale =
+            !self.switched_names.is_empty() && self.switched_names.contains(&(dir, name.clone()));
+        if is_stale { Err(FsError::Stale) } else { Ok(()) }
     }
 
-    /// Notes that the kernel asked for a name.
+    /// The kernel looks a name up, so its dentry is current again.
     pub(in crate::fs) fn name_looked_up(&mut self, dir: NodeId, name: &Name) {
-        if !self.names_to_invalidate.is_empty() {
-            self.names_to_invalidate.remove(&(dir, name.clone()));
+        if !self.switched_names.is_empty() {
+            self.switched_names.remove(&(dir, name.clone()));
         }
     }
 
-    /// Notes what the kernel knows of a node that is the base's again.
-    pub(in crate::fs) fn note_left(&mut self, id: NodeId, told: Told) {
-        if self.pending.has_kernel {
-            self.table.set_advertised(id, Some(told));
+    /// Remembers names by which the kernel knows a file and the tree does not.
+    pub(in crate::fs) fn add_aliases(
+        &mut self,
+        ino: Ino,
+        names: impl IntoIterator<Item = (Ino, Name)>,
+    ) {
+        self.aliases.entry(ino).or_default().extend(names);
+    }
+
+    /// The names by which the kernel knows a file and the tree does not, as (directory, name).
+    pub(in crate::fs) fn aliases(&self, ino: Ino) -> impl Iterator<Item = &(Ino, Name)> {
+        self.aliases.get(&ino).into_iter().flatten()
+    }
+
+    /// The kernel no longer holds a file, so it knows it by no name.
+    pub(in crate::fs) fn forget_aliases(&mut self, ino: Ino) {
+        self.aliases.remove(&ino);
+    }
+
+    /// Notes the attributes of a node that a switch left to the base.
+    pub(in crate::fs) fn note_left_to_base(
+        &self,
+        nodes: &mut NodeTable,
+        id: NodeId,
+        attrs: CachedAttrs,
+    ) {
+        if self.has_kernel {
+            nodes.set_cached_attrs(id, Some(attrs));
         }
     }
 
-    /// Notes what the kernel is told of a node.
-    pub(in crate::fs) fn note_advertised(&mut self, id: NodeId, node: &LowerNode) {
-        if !self.pending.has_kernel {
+    /// Notes the attributes of a base node that the next reply tells the kernel.
+    pub(in crate::fs) fn note_advertised(
+        &mut self,
+        nodes: &mut NodeTable,
+        id: NodeId,
+        node: &LowerNode,
+    ) {
+        if !self.has_kernel {
             return;
         }
-        let Some(now) = of(node).filter(|_| self.table.get(id).is_some()) else { return };
-        self.pending.unasked.remove(&id);
-        match self.table.told(id) {
-            None => self.table.set_advertised(id, Some(now)),
-            Some(told) => {
-                let change = told.change_to(now);
-                // It keeps what it has read until it is made to forget it.
-                self.pending.add(id, change);
+        let Some(now) = CachedAttrs::of(node).filter(|_| nodes.get(id).is_some()) else { return };
+        self.unasked.remove(&id);
+        match nodes.cached_attrs(id) {
+            None => nodes.set_cached_attrs(id, Some(now)),
+            Some(cached) => {
+                let change = cached.change_to(now);
+                // The kernel keeps its pages until they are invalidated.
+                self.mark_stale(id, change);
                 if change == Change::Attributes {
-                    self.table.set_advertised(id, Some(now));
+                    nodes.set_cached_attrs(id, Some(now));
                 }
             }
         }
     }
 
-    /// Notes that a node of the base has a record from now on, or what is left of it has, made of `node` as it is now. What the
-    /// kernel has read of another content must not stand beside that.
-    pub(in crate::fs) fn note_recorded(&mut self, id: NodeId, node: &LowerNode) {
-        if let (Some(told), Some(now)) = (self.table.told(id), of(node)) {
-            self.pending.add(id, told.change_to(now));
+    /// Notes that a base node gets a record, made of `node` as it is now: a copy-up, or what its
+    /// holders keep of it. Pages that the kernel read of another content must not stay beside it.
+    pub(in crate::fs) fn note_recorded(
+        &mut self,
+        nodes: &mut NodeTable,
+        id: NodeId,
+        node: &LowerNode,
+    ) {
+        if let (Some(cached), Some(now)) = (nodes.cached_attrs(id), CachedAttrs::of(node)) {
+            self.mark_stale(id, cached.change_to(now));
         }
-        self.table.set_advertised(id, None);
+        nodes.set_cached_attrs(id, None);
     }
+}
 
-    /// Notes that the kernel asked for the attributes of a node, whatever it is.
-    pub(in crate::fs) fn note_asked(&mut self, id: NodeId, target: &Target) {
+impl Core {
+    /// Notes that the kernel asked for the attributes of a node.
+    pub(in crate::fs) fn note_getattr(&mut self, id: NodeId, target: &Target) {
         match target {
-            Target::Base(_, _, node) => self.note_advertised(id, node),
-            Target::Upper(_) | Target::Orphan(_) => self.pending.let_go(id),
+            Target::Base(_, _, node) => self.coherence.note_advertised(&mut self.held, id, node),
+            Target::Upper(_) | Target::Orphan(_) => self.coherence.note_asked(id),
         }
     }
 
-    /// Says that the base has another node, or none, where the kernel sees one: whoever asked walks there again, and finds what is
-    /// there now.
+    /// The error for a node that the base no longer has at the path where the kernel sees it:
+    /// ESTALE, and the kernel walks the path again.
     pub(in crate::fs) fn replaced(&self, path: &TreePath) -> FsError {
-        if !self.pending.has_kernel {
+        if !self.coherence.has_kernel {
             return self.lower.drift(path);
         }
         let mut at = path.clone();
         while let Some((above, name)) = at.split() {
             if let Some(dir) = self.dir_seen_at(&above) {
-                self.pending.names.lock().insert((dir, name));
+                self.coherence.stale_dentries.lock().insert((dir, name));
                 break;
             }
             // That directory was replaced itself.
@@ -240,67 +224,64 @@ impl Core {
         FsError::Stale
     }
 
-    /// A directory that somebody moved in the base comes to light at its new path. The kernel would move what it has of it there, with
-    /// all that is below it; as in a switch no live dentry moves, and who stands in it stands in none.
+    /// Makes a base directory an orphan if it was moved in the base and is now looked up at its new
+    /// path. Otherwise the kernel would move its dentry there, with all dentries below it. As in a
+    /// switch, no live dentry moves, and a process that stands in the directory gets ENOENT.
     pub(in crate::fs) fn cut_off_if_moved(&mut self, ino: Ino, path: &TreePath) {
-        let Some(id) = self.table.id_of(ino).filter(|_| self.tree.node(ino).is_none()) else {
+        let Some(id) = self.held.id_of(ino).filter(|_| self.tree.node(ino).is_none()) else {
             return;
         };
-        let was = match self.table.get(id).map(|held| &held.place) {
-            Some(Place::Live { base: Some(was) }) if was != path && self.pending.has_kernel => {
-                was.clone()
-            }
-            _ => return,
-        };
+        let Some(was) = self.held.base_path(id).filter(|was| *was != path).cloned() else { return };
+        if !self.coherence.has_kernel {
+            return;
+        }
         let stale = self.replaced(&was);
-        log::info!("somebody moved directory '{was}' of the base: {stale}");
-        self.cut_climb_marks(&BTreeSet::from([id]));
-        self.table.orphan(id);
-        self.listings.remove(&id);
+        log::info!("directory '{was}' was moved in the base: {stale}");
+        self.links.cut_off(&self.held, &BTreeSet::from([id]));
+        self.held.make_orphan_without_record(id);
     }
 
-    /// The directory that the kernel sees at a path of the base, if it is the one that is there.
+    /// The directory that the kernel sees at a path of the base, if the base still has it there.
     fn dir_seen_at(&self, path: &TreePath) -> Option<NodeId> {
         let (ino, _) = self.lower.lookup(path).ok()??;
-        let id = self.table.id_of(ino)?;
+        let id = self.held.id_of(ino)?;
         let seen = match self.tree.node(ino).map(|node| &node.body) {
             Some(Body::Dir { base }) => base.as_ref(),
             Some(_) => None,
-            None => match &self.table.get(id)?.place {
-                Place::Live { base } => base.as_ref(),
-                Place::Orphan => None,
-            },
+            None => self.held.base_path(id),
         };
         (seen == Some(path)).then_some(id)
     }
 
-    /// The node behind a descriptor, whose content is to be read or changed. That is not walked to again.
+    /// The node behind an open file, whose content is about to be read or changed. The kernel does
+    /// not walk to it again, so ESTALE would not help.
     ///
     /// # Errors
-    /// As [`Core::target`] and [`Core::check_advertised`]; [`FsError::Drift`] if the base has another one in its place.
+    /// As [`Core::target`] and [`Core::check_coherent`]; [`FsError::Drift`] if the base has another
+    /// node in its place.
     pub(in crate::fs) fn content_target(&mut self, id: NodeId) -> FsResult<Target> {
-        let target = match (self.target(id), self.table.get(id).map(|held| &held.place)) {
-            (Err(FsError::Stale), Some(Place::Live { base: Some(path) })) => {
+        let target = match (self.target(id), self.held.get(id).map(|held| &held.state)) {
+            (Err(FsError::Stale), Some(NodeState::Live { base: Some(path) })) => {
                 self.lower.note(path, CHANGED);
                 return Err(FsError::Drift(path.clone()));
             }
             (target, _) => target?,
         };
-        self.check_advertised(id, &target)?;
+        self.check_coherent(id, &target)?;
         Ok(target)
     }
 
-    /// Refuses what a program does with the content of a file if the kernel showed it another one.
+    /// Refuses to read or change the content of a file of which the kernel caches another content.
     ///
     /// # Errors
     /// [`FsError::Drift`].
-    pub(in crate::fs) fn check_advertised(&mut self, id: NodeId, target: &Target) -> FsResult<()> {
+    pub(in crate::fs) fn check_coherent(&mut self, id: NodeId, target: &Target) -> FsResult<()> {
         if let Target::Base(_, _, node) = target
-            && !self.pending.unasked.contains(&id)
+            && !self.coherence.unasked.contains(&id)
         {
-            self.note_advertised(id, node);
+            self.coherence.note_advertised(&mut self.held, id, node);
         }
-        if !self.pending.is_refused(id) {
+        if !self.coherence.refuses(id) {
             return Ok(());
         }
         let path = match target {
@@ -315,71 +296,71 @@ impl Core {
 }
 
 impl Fs {
-    /// Says that a kernel asks from now on, which remembers what it is told; and if it collects writes, goes by its own size and times of
-    /// files.
-    pub fn attach_kernel(&self, collects_writes: bool) {
+    /// A kernel sends requests from now on and caches the replies. With `writeback` it trusts its
+    /// own size and times of files.
+    pub fn attach_kernel(&self, writeback: bool) {
         let mut core = self.core();
-        core.pending.has_kernel = true;
-        core.pending.writeback = collects_writes;
+        core.coherence.has_kernel = true;
+        core.coherence.writeback = writeback;
     }
 
-    /// Says that the kernel was told of these names. Others may be told it meanwhile.
+    /// The dentries of these names were invalidated. Several threads may invalidate the same names.
     pub fn names_were_invalidated(&self, names: &BTreeSet<(NodeId, Name)>) {
         let mut names = names.iter().peekable();
         while names.peek().is_some() {
-            // Not all under one lock.
+            // Requests must not wait for all of them.
             let mut core = self.core();
-            if core.names_to_invalidate.is_empty() {
+            if core.coherence.switched_names.is_empty() {
                 return;
             }
-            names.by_ref().take(NAMES_AT_ONCE).for_each(|name| {
-                core.names_to_invalidate.remove(name);
+            names.by_ref().take(NAMES_PER_LOCK).for_each(|name| {
+                core.coherence.switched_names.remove(name);
             });
         }
     }
 
-    /// The nodes of which the kernel must forget everything because the base was changed, each once, and the names. [`Fs::node_was_invalidated`]
-    /// is called when that is done for a node; until then its content cannot be read.
+    /// Takes the nodes and dentries that changes of the base made stale, each once. The caller
+    /// invalidates them, and calls [`Fs::node_was_invalidated`] after each node.
     pub fn take_invalidations(&self) -> (Vec<NodeId>, BTreeSet<(NodeId, Name)>) {
         let mut core = self.core();
-        let names = std::mem::take(core.pending.names.get_mut());
-        let names_to_invalidate =
-            core.pending.nodes.iter_mut().filter(|(_, known)| !known.is_advertised);
-        let tell = |(id, known): (&NodeId, &mut Forgetting)| {
-            known.is_advertised = true;
+        let names = std::mem::take(core.coherence.stale_dentries.get_mut());
+        let waiting = core.coherence.stale_nodes.iter_mut().filter(|(_, known)| !known.has_begun);
+        let begin = |(id, known): (&NodeId, &mut Invalidation)| {
+            known.has_begun = true;
             *id
         };
-        (names_to_invalidate.map(tell).collect(), names)
+        (waiting.map(begin).collect(), names)
     }
 
-    /// Whether the kernel must forget a node before it is told anything of it.
+    /// Whether a node must be invalidated before the kernel gets a reply about it.
     pub fn needs_invalidation(&self, id: NodeId) -> bool {
-        self.core().pending.nodes.contains_key(&id)
+        self.core().coherence.stale_nodes.contains_key(&id)
     }
 
-    /// Refuses to append to a file of the base at another place than its end: the kernel chose it by a former size. It asks for
-    /// the size when the file is opened or looked at again.
+    /// Refuses to append to a base file at another offset than its end, because the kernel chose
+    /// the offset by an old size. It asks for the size when the file is opened or looked up again.
     ///
     /// # Errors
     /// [`FsError::Drift`].
     pub fn check_append(&self, id: NodeId, offset: u64) -> FsResult<()> {
         let mut core = self.core();
         let Target::Base(_, path, node) = core.content_target(id)? else { return Ok(()) };
-        if of(&node).is_none_or(|now| now.size == offset) {
+        if CachedAttrs::of(&node).is_none_or(|now| now.ends_at(offset)) {
             return Ok(());
         }
-        core.pending.add(id, Change::Content);
+        core.coherence.mark_stale(id, Change::Content);
         core.lower.note(&path, CHANGED);
         Err(FsError::Drift(path))
     }
 
-    /// Says that the kernel has forgotten what it knew of a node.
+    /// The kernel's caches of a node were invalidated.
     pub fn node_was_invalidated(&self, id: NodeId) {
-        let mut core = self.core();
-        let is_refused = core.pending.nodes.remove(&id).is_some_and(|known| known.refused);
-        if is_refused && core.table.get(id).is_some() {
-            core.pending.unasked.insert(id);
-            core.table.set_advertised(id, None);
+        let mut guard = self.core();
+        let core = &mut *guard;
+        let refused = core.coherence.stale_nodes.remove(&id).is_some_and(|known| known.refuses);
+        if refused && core.held.get(id).is_some() {
+            core.coherence.unasked.insert(id);
+            core.held.set_cached_attrs(id, None);
         }
     }
 }

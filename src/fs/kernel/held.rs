@@ -1,92 +1,104 @@
-//! What the kernel holds, seen from outside of it: which file a number means, and by which path it is reached.
+//! The component of [`crate::fs::Core`] that owns what exists only because the kernel holds it: the
+//! node table, the orphans and the listings of directories that are being read.
+//!
+//! Always true:
+//! * A listing belongs to a held, live node.
+//! * An orphan has a record, unless the base lost the record before it could be read.
+//! * A record is freed when the kernel forgets its node.
 
-use std::collections::BTreeSet;
+use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
-use crate::fs::kernel::nodes::Place;
-use crate::fs::{Core, Fs};
-use crate::types::{FileKind, Ino, NodeId, TreePath};
+use crate::error::FsResult;
+use crate::fs::Extents;
+use crate::fs::kernel::listing::Listing;
+use crate::fs::kernel::nodes::{Held, NodeTable};
+use crate::fs::kernel::orphans::Orphans;
+use crate::tree::{Meta, Node};
+use crate::types::{Epoch, Ino, NodeId};
 
-impl Fs {
-    /// A path by which a live node is seen now; none for one that is gone, or of which no name is known.
-    pub fn path_of(&self, ino: Ino) -> Option<TreePath> {
-        self.core().path_of(ino)
-    }
+/// A node that the kernel has forgotten.
+pub(in crate::fs) struct ForgottenNode {
+    pub(in crate::fs) node: Held,
+    /// Whether its removal freed space on the disk.
+    pub(in crate::fs) frees_space: bool,
+}
 
-    /// By which number the kernel knows a live node, if it does.
-    pub fn id_of(&self, ino: Ino) -> Option<NodeId> {
-        self.core().table.id_of(ino)
-    }
+/// The nodes that the kernel holds. Derefs to the node table.
+pub(in crate::fs) struct HeldNodes {
+    nodes: NodeTable,
+    orphans: Orphans,
+    listings: HashMap<NodeId, Listing>,
+}
 
-    /// The nodes that a number in `/proc/PID/maps` can mean: the kernel shows there the number that it heard last, which
-    /// for a renumbered node is its id until its attributes were asked for.
-    pub fn nodes_numbered(&self, number: u64) -> BTreeSet<Ino> {
-        let core = self.core();
-        let by_id = core
-            .table
-            .get(NodeId(number))
-            .filter(|held| held.place != Place::Orphan)
-            .map(|held| held.ino);
-        by_id.into_iter().chain(core.table.id_of(Ino(number)).map(|_| Ino(number))).collect()
-    }
-
-    /// Those of the nodes that are not gone.
-    pub fn live_files(&self, ids: &[NodeId]) -> Vec<Ino> {
-        let core = self.core();
-        let live = ids
-            .iter()
-            .filter_map(|id| core.table.get(*id))
-            .filter(|held| held.place != Place::Orphan);
-        live.map(|held| held.ino).collect()
-    }
-
-    /// Those of the nodes that the kernel has not let go of.
-    pub fn still_held(&self, ids: &[NodeId]) -> Vec<NodeId> {
-        let core = self.core();
-        ids.iter().filter(|id| core.table.get(**id).is_some()).copied().collect()
-    }
-
-    /// The regular files that the kernel holds and that are not gone.
-    pub fn held_files(&self) -> Vec<Ino> {
-        let core = self.core();
-        let live = core.table.iter().filter_map(|(_, held)| match &held.place {
-            Place::Live { base } => Some((held.ino, base.as_ref())),
-            Place::Orphan => None,
-        });
-        let is_file = |ino: Ino, base: Option<&TreePath>| match core.tree.node(ino) {
-            Some(node) => node.kind() == FileKind::File,
-            None => base
-                .and_then(|path| core.lower.lookup(path).ok().flatten())
-                .is_some_and(|(_, node)| node.kind() == FileKind::File),
-        };
-        live.filter(|(ino, base)| is_file(*ino, *base)).map(|(ino, _)| ino).collect()
+impl Deref for HeldNodes {
+    type Target = NodeTable;
+    fn deref(&self) -> &NodeTable {
+        &self.nodes
     }
 }
 
-impl Core {
-    pub(in crate::fs) fn path_of(&self, ino: Ino) -> Option<TreePath> {
-        if ino == Ino::ROOT {
-            return Some(TreePath::root());
-        }
-        let copied_up = self.tree.path(ino);
-        let known = self.aliases.get(&ino).into_iter().flatten().filter_map(|(dir, name)| {
-            let base = self.table.id_of(*dir).and_then(|id| self.base_path(id));
-            Some(self.dir_path(*dir, base.as_ref()).ok()?.join(name))
-        });
-        let in_base = self.table.id_of(ino).and_then(|id| self.base_path(id)).and_then(|path| {
-            let (above, name) = path.split()?;
-            let (dir, _) = self.lower.lookup(&above).ok()??;
-            Some(self.dir_path(dir, Some(&above)).ok()?.join(&name))
-        });
-        // Of a file with several names some may have been removed.
-        let mut candidates = copied_up.into_iter().chain(in_base).chain(known);
-        candidates.find(|path| self.resolve(path).is_ok_and(|found| found.ino() == Some(ino)))
+impl DerefMut for HeldNodes {
+    fn deref_mut(&mut self) -> &mut NodeTable {
+        &mut self.nodes
+    }
+}
+
+impl HeldNodes {
+    pub(in crate::fs) fn new() -> HeldNodes {
+        HeldNodes { nodes: NodeTable::new(), orphans: Orphans::new(), listings: HashMap::new() }
     }
 
-    /// Where a live held node is in the base.
-    fn base_path(&self, id: NodeId) -> Option<TreePath> {
-        match &self.table.get(id)?.place {
-            Place::Live { base } => base.clone(),
-            Place::Orphan => None,
-        }
+    pub(in crate::fs) fn orphans(&self) -> &Orphans {
+        &self.orphans
+    }
+
+    pub(in crate::fs) fn orphans_mut(&mut self) -> &mut Orphans {
+        &mut self.orphans
+    }
+
+    /// Takes back `count` lookups of a node. Returns the node if the kernel no longer holds it.
+    pub(in crate::fs) fn forget(&mut self, id: NodeId, count: u64) -> Option<ForgottenNode> {
+        let node = self.nodes.forget(id, count)?;
+        self.listings.remove(&id);
+        let frees_space = !node.is_live() && self.orphans.remove(Ino(id.0));
+        Some(ForgottenNode { node, frees_space })
+    }
+
+    /// Makes a live node an orphan, and keeps its record and where its bytes were in a state of
+    /// `epoch`. `change` sets the attributes that its holders see.
+    pub(in crate::fs) fn make_orphan(
+        &mut self,
+        id: NodeId,
+        (mut node, extents): (Arc<Node>, Extents),
+        epoch: Epoch,
+        change: impl FnOnce(&mut Meta),
+    ) -> FsResult<()> {
+        change(&mut Arc::make_mut(&mut node).meta);
+        self.orphans.insert(Ino(id.0), (node, extents), epoch)?;
+        self.make_orphan_without_record(id);
+        Ok(())
+    }
+
+    /// Makes a live node an orphan of which nothing is left: its holders get ENOENT.
+    pub(in crate::fs) fn make_orphan_without_record(&mut self, id: NodeId) {
+        self.nodes.orphan(id);
+        self.listings.remove(&id);
+    }
+
+    /// The listing of a directory that is being read.
+    pub(in crate::fs) fn listing(&self, id: NodeId) -> Option<&Listing> {
+        self.listings.get(&id)
+    }
+
+    /// Takes the listing of a directory out, to read or refresh it while the rest changes.
+    pub(in crate::fs) fn take_listing(&mut self, id: NodeId) -> Option<Listing> {
+        self.listings.remove(&id)
+    }
+
+    /// Puts the listing of a directory back.
+    pub(in crate::fs) fn set_listing(&mut self, id: NodeId, listing: Listing) {
+        self.listings.insert(id, listing);
     }
 }

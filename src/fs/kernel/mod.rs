@@ -1,5 +1,9 @@
-//! What the kernel holds of a head: nodes, and what it was told of them.
+//! What the kernel holds and caches of a head: nodes, orphans, listings and attributes.
 
+pub(in crate::fs) mod cached_attrs;
 pub(in crate::fs) mod coherence;
 pub(in crate::fs) mod held;
+pub(in crate::fs) mod listing;
 pub(in crate::fs) mod nodes;
+pub(in crate::fs) mod orphans;
+pub(in crate::fs) mod query;

@@ -1,13 +1,18 @@
-//! The nodes that the kernel holds.
+//! The node table: every node that the kernel holds, by [`NodeId`].
 //!
-//! The kernel asks by [`NodeId`] and forgets when it has counted down what LOOKUP and its kin handed out. A node is
-//! live, that is in the tree or the base below it, or an orphan: gone from the tree and still held. A node's id is its
-//! number, until a restore cuts the holders of the old content off: then the id becomes an orphan's, and the number
-//! gets a new id, which never was another node's.
+//! Always true:
+//! * A held node is *live*, which means that the tree or the base has it, or an *orphan*: removed
+//!   or replaced, and still held.
+//! * An id belongs to one node as long as the kernel holds it. No other node ever gets it in that
+//!   time.
+//! * The root is always held.
+//!
+//! An id equals the node's number at first. A restore makes the holders of the old content orphans,
+//! and these keep the id. The number then gets a new id, from a range that no number is in.
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::fs::kernel::coherence::Told;
+use crate::fs::kernel::cached_attrs::CachedAttrs;
 use crate::types::{Ino, NodeId, TreePath};
 
 /// A node that the kernel holds.
@@ -15,41 +20,49 @@ use crate::types::{Ino, NodeId, TreePath};
 pub struct Held {
     /// Its number.
     pub ino: Ino,
-    /// How many times it was handed out and not forgotten.
+    /// How many lookups the kernel has not taken back by FORGET.
     pub nlookup: u64,
-    /// What it is.
-    pub place: Place,
-    /// Of a directory, the one in which the kernel sees it, or last saw it; none for the root.
+    /// Whether it is live, and where.
+    pub state: NodeState,
+    /// For a directory, the directory in which the kernel sees it or saw it last; none for the
+    /// root.
     pub within: Option<NodeId>,
-    /// Its number is handed out under another id from now on. Only links are: see `fs/jailed.rs`.
+    /// The next lookup of its number returns another id. This happens only to symlinks: see
+    /// [`crate::fs::ops::symlink`].
     pub retired: bool,
-    /// What the kernel was told of it while only the base had it: see `fs/told.rs`.
-    told: Option<Told>,
+    /// The attributes that the kernel caches, of a node that only the base has: see
+    /// [`crate::fs::kernel::coherence`].
+    cached: Option<CachedAttrs>,
 }
 
 impl Held {
-    /// A live node that was handed out once.
+    /// A live node after its first lookup.
     fn new(ino: Ino, base: Option<TreePath>) -> Held {
         Held {
             ino,
             nlookup: 1,
-            place: Place::Live { base },
+            state: NodeState::Live { base },
             within: None,
             retired: false,
-            told: None,
+            cached: None,
         }
+    }
+
+    /// Whether the node is in the tree or in the base.
+    pub fn is_live(&self) -> bool {
+        self.state != NodeState::Orphan
     }
 }
 
-/// Where a held node is.
+/// Whether a held node is live, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// In the tree, or in the base at this path and not covered.
+pub enum NodeState {
+    /// In the tree, or in the base at this path without a copy-up.
     Live {
-        /// Its path in the base; none if it is in no base and so must be in the tree.
+        /// Its path in the base; none if no base has it, and then the tree must.
         base: Option<TreePath>,
     },
-    /// Gone from the tree; what is left of it is found under its id.
+    /// Neither in the tree nor in the base. Its record is stored under its id.
     Orphan,
 }
 
@@ -57,15 +70,15 @@ pub enum Place {
 #[derive(Default)]
 pub struct NodeTable {
     held: HashMap<NodeId, Held>,
-    /// Only of numbers whose id is another number.
+    /// The ids of numbers that are held under another id than the number itself.
     renumbered: HashMap<Ino, NodeId>,
-    /// The ids that are retired, by their number.
+    /// The retired ids, by number.
     retired: BTreeSet<(Ino, NodeId)>,
     next: u64,
 }
 
 impl NodeTable {
-    /// The table of a new mount: the root is always held.
+    /// The table of a new mount, which holds the root alone.
     pub fn new() -> NodeTable {
         let mut table = NodeTable { next: NodeId::RENUMBERED.0, ..NodeTable::default() };
         table.held.insert(NodeId::ROOT, Held::new(Ino::ROOT, Some(TreePath::root())));
@@ -77,41 +90,40 @@ impl NodeTable {
         self.held.get(&id)
     }
 
-    /// What the kernel was told of a held node.
-    pub(in crate::fs) fn told(&self, id: NodeId) -> Option<Told> {
-        self.held.get(&id)?.told
+    /// The attributes of a held node that the kernel caches.
+    pub(in crate::fs) fn cached_attrs(&self, id: NodeId) -> Option<CachedAttrs> {
+        self.held.get(&id)?.cached
     }
 
-    /// Notes what the kernel was told of a held node; none if that does not count any more.
-    pub(in crate::fs) fn set_advertised(&mut self, id: NodeId, told: Option<Told>) {
+    /// Sets the attributes that the kernel caches of a held node; none if they no longer count.
+    pub(in crate::fs) fn set_cached_attrs(&mut self, id: NodeId, cached: Option<CachedAttrs>) {
         if let Some(held) = self.held.get_mut(&id) {
-            held.told = told;
+            held.cached = cached;
         }
     }
 
-    /// The id under which a live node is held; none if the kernel does not hold it.
+    /// The id that the next lookup of a live node returns, if the kernel holds it.
     pub fn id_of(&self, ino: Ino) -> Option<NodeId> {
         let id = self.renumbered.get(&ino).copied().unwrap_or(NodeId(ino.0));
-        let current = |h: &&Held| h.place != Place::Orphan && h.ino == ino && !h.retired;
+        let current = |h: &&Held| h.is_live() && h.ino == ino && !h.retired;
         self.held.get(&id).filter(current).map(|_| id)
     }
 
-    /// All ids under which a live node is held: that, and those that are retired.
+    /// All ids under which the kernel holds a live node, the retired ones included.
     pub fn ids_of(&self, ino: Ino) -> impl Iterator<Item = NodeId> {
         let retired =
             self.retired.range((ino, NodeId(0))..=(ino, NodeId(u64::MAX))).map(|(_, id)| *id);
-        let is_live =
-            |id: &NodeId| self.held.get(id).is_some_and(|held| held.place != Place::Orphan);
+        let is_live = |id: &NodeId| self.held.get(id).is_some_and(Held::is_live);
         self.id_of(ino).into_iter().chain(retired.filter(is_live))
     }
 
-    /// Hands a live node out once more.
+    /// Counts one more lookup of a live node. Returns its id.
     pub fn hold(&mut self, ino: Ino, base: Option<TreePath>) -> NodeId {
         if let Some(id) = self.id_of(ino) {
             if let Some(held) = self.held.get_mut(&id) {
                 held.nlookup += 1;
                 if base.is_some() {
-                    held.place = Place::Live { base };
+                    held.state = NodeState::Live { base };
                 }
             }
             return id;
@@ -133,8 +145,8 @@ impl NodeTable {
         id
     }
 
-    /// Counts down; gives the node back when the kernel holds it no longer.
-    pub fn forget(&mut self, id: NodeId, count: u64) -> Option<Held> {
+    /// Takes back `count` lookups. Returns the node if that were all.
+    pub(super) fn forget(&mut self, id: NodeId, count: u64) -> Option<Held> {
         let held = self.held.get_mut(&id)?;
         held.nlookup = held.nlookup.saturating_sub(count);
         if held.nlookup > 0 || id == NodeId::ROOT {
@@ -144,43 +156,46 @@ impl NodeTable {
         if held.retired {
             self.retired.remove(&(held.ino, id));
         }
-        if self.renumbered.get(&held.ino) == Some(&id) {
-            self.renumbered.remove(&held.ino);
-        }
+        self.free_number(held.ino, id);
         Some(held)
     }
 
-    /// Makes a live node an orphan. Its number gets another id when it is handed out again.
-    pub fn orphan(&mut self, id: NodeId) {
+    /// Makes a live node an orphan. The next lookup of its number returns another id.
+    pub(super) fn orphan(&mut self, id: NodeId) {
         if let Some(held) = self.held.get_mut(&id) {
-            held.place = Place::Orphan;
-            if self.renumbered.get(&held.ino) == Some(&id) {
-                self.renumbered.remove(&held.ino);
-            }
+            held.state = NodeState::Orphan;
+            let ino = held.ino;
+            self.free_number(ino, id);
         }
     }
 
-    /// Gives the number of a live node another id when it is handed out again; this one stays what it is.
+    /// Keeps a live node under its id, and makes the next lookup of its number return another id.
     pub fn retire(&mut self, id: NodeId) {
         if let Some(held) = self.held.get_mut(&id) {
             held.retired = true;
-            self.retired.insert((held.ino, id));
-            if self.renumbered.get(&held.ino) == Some(&id) {
-                self.renumbered.remove(&held.ino);
-            }
+            let ino = held.ino;
+            self.retired.insert((ino, id));
+            self.free_number(ino, id);
         }
     }
 
-    /// Says in which directory the kernel sees a directory.
+    /// `id` is no longer the id that a lookup of `ino` returns.
+    fn free_number(&mut self, ino: Ino, id: NodeId) {
+        if self.renumbered.get(&ino) == Some(&id) {
+            self.renumbered.remove(&ino);
+        }
+    }
+
+    /// Sets the directory in which the kernel sees a directory.
     pub fn set_within(&mut self, id: NodeId, above: NodeId) {
         if let Some(held) = self.held.get_mut(&id) {
             held.within = Some(above);
         }
     }
 
-    /// A held directory and those above it, as the kernel sees them. The last one is the root, or the kernel has let go of
-    /// the next one, and of everybody who stood below it.
-    pub fn line(&self, dir: NodeId) -> impl Iterator<Item = (NodeId, &Held)> {
+    /// A held directory and those above it, as the kernel sees them. The last one is the root,
+    /// unless the kernel sent FORGET for the next one and so for all that stood below it.
+    pub fn ancestors(&self, dir: NodeId) -> impl Iterator<Item = (NodeId, &Held)> {
         let mut next = Some(dir);
         std::iter::from_fn(move || {
             let id = next?;
@@ -190,12 +205,30 @@ impl NodeTable {
         })
     }
 
-    /// Says where a live node is in the base.
-    pub fn set_base(&mut self, id: NodeId, base: Option<TreePath>) {
+    /// How many levels below the root the kernel sees a directory.
+    pub fn depth(&self, dir: NodeId) -> Option<usize> {
+        self.levels_below(dir, NodeId::ROOT)
+    }
+
+    /// How many levels below `top` the kernel sees a directory; none if it is elsewhere.
+    pub fn levels_below(&self, dir: NodeId, top: NodeId) -> Option<usize> {
+        self.ancestors(dir).position(|(id, _)| id == top)
+    }
+
+    /// The path of a live node in the base, if it is known.
+    pub fn base_path(&self, id: NodeId) -> Option<&TreePath> {
+        match &self.get(id)?.state {
+            NodeState::Live { base } => base.as_ref(),
+            NodeState::Orphan => None,
+        }
+    }
+
+    /// Sets the path of a live node in the base.
+    pub fn set_base_path(&mut self, id: NodeId, base: Option<TreePath>) {
         if let Some(held) = self.held.get_mut(&id)
-            && held.place != Place::Orphan
+            && held.is_live()
         {
-            held.place = Place::Live { base };
+            held.state = NodeState::Live { base };
         }
     }
 
@@ -204,7 +237,7 @@ impl NodeTable {
         self.held.iter().map(|(id, held)| (*id, held))
     }
 
-    /// Number of held nodes, the root included.
+    /// The number of held nodes, the root included.
     pub fn count(&self) -> usize {
         self.held.len()
     }
@@ -238,26 +271,24 @@ mod tests {
     }
 
     #[test]
-    fn a_retired_id_stays_live_and_is_not_handed_out_again() {
+    fn a_retired_id_stays_live_and_no_lookup_returns_it_again() {
         let mut table = NodeTable::new();
         let first = table.hold(Ino(9), None);
         table.retire(first);
         assert_eq!(table.id_of(Ino(9)), None);
         let second = table.hold(Ino(9), None);
-        assert!(
-            second != first && table.get(first).is_some_and(|held| held.place != Place::Orphan)
-        );
+        assert!(second != first && table.get(first).is_some_and(|held| held.is_live()));
         table.retire(second);
         let third = table.hold(Ino(9), None);
         assert!(third != first && third != second);
         let mut ids: Vec<NodeId> = table.ids_of(Ino(9)).collect();
         ids.sort_unstable();
-        assert_eq!(ids, [first, second, third], "all of them are the file");
+        assert_eq!(ids, [first, second, third], "each of them is the file");
         table.orphan(second);
         assert_eq!(
             table.ids_of(Ino(9)).collect::<Vec<_>>(),
             [third, first],
-            "but not what is gone"
+            "but an orphan is not"
         );
         assert!(table.forget(second, 1).is_some() && table.forget(first, 1).is_some());
         assert_eq!(table.ids_of(Ino(9)).collect::<Vec<_>>(), [third]);
@@ -265,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_counts_lookups_down() {
+    fn the_kernel_takes_lookups_back_by_count() {
         let mut table = NodeTable::new();
         let id = table.hold(Ino(9), None);
         table.hold(Ino(9), None);

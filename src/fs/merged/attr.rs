@@ -1,7 +1,6 @@
 //! The attributes that `stat` reports for a node.
 
-use crate::store::record::{Body, Meta};
-use crate::tree::Tree;
+use crate::tree::{Body, Meta, Tree};
 use crate::types::{FileKind, Ino};
 
 /// What stat(2) reports for a node.

@@ -7,8 +7,8 @@ use crate::error::{FsError, FsResult};
 use crate::fs::merged::base_problems::BaseProblems;
 use crate::store::Store;
 use crate::store::content::Content;
-use crate::store::content::cells::Got;
-use crate::store::content::remap::Place;
+use crate::store::content::cells::ReadOutcome;
+use crate::store::content::remap::PoolRange;
 use crate::sys::failpoint;
 use crate::sys::failpoint::Failpoint;
 use crate::sys::file as sysfile;
@@ -91,18 +91,18 @@ impl HostExtent {
         let extent = |content: Arc<Content>, offset: u64, len: u64| {
             HostExtent::new(len, Storage::Pool(content, offset))
         };
-        if content.map.is_none() {
+        if content.remap.is_none() {
             return Ok(vec![extent(content, offset, len)]);
         }
-        let places = content.places(layer, ByteRange::at(offset, len));
-        let at = |place: Place| {
+        let places = content.locate(layer, ByteRange::at(offset, len));
+        let at = |place: PoolRange| {
             if place.layer == layer {
                 return Ok(extent(Arc::clone(&content), place.offset, place.len));
             }
             let target = store.content(place.layer)?;
             // A map leads to the layer that stores the bytes. Before that layer's pool is removed,
             // all maps that lead to it are rewritten.
-            match target.file {
+            match target.pool {
                 Some(_) => Ok(extent(target, place.offset, place.len)),
                 None => Err(FsError::Damage("a map leads to a pool that is gone")),
             }
@@ -224,7 +224,7 @@ impl HostExtent {
             (Storage::Hole, SeekTo::Hole) => return Ok(Some(0)),
             (Storage::Hole, SeekTo::Data) => return Ok(None),
             (Storage::File(file, offset), _) => (file, *offset),
-            (Storage::Pool(content, offset), _) => match (&content.file, &content.cells, to) {
+            (Storage::Pool(content, offset), _) => match (&content.pool, &content.cells, to) {
                 // A hole in a deflated pool is only the space that deflating saved.
                 (Some(_), Some(_), SeekTo::Data) | (None, _, SeekTo::Hole) => return Ok(Some(0)),
                 (Some(_), Some(_), SeekTo::Hole) | (None, _, SeekTo::Data) => return Ok(None),
@@ -241,10 +241,10 @@ impl HostExtent {
 
 fn read_pool(content: &Content, offset: u64, bytes: &mut [u8], nowait: bool) -> FsResult<bool> {
     match content.read(offset, bytes, nowait)? {
-        Got::Bytes(got) if got == bytes.len() => Ok(true),
-        Got::Bytes(_) => Err(FsError::Damage("a pool is shorter than the records say")),
-        Got::NotNow => Ok(false),
-        Got::Damaged(block) => {
+        ReadOutcome::Bytes(got) if got == bytes.len() => Ok(true),
+        ReadOutcome::Bytes(_) => Err(FsError::Damage("a pool is shorter than the records say")),
+        ReadOutcome::WouldBlock => Ok(false),
+        ReadOutcome::Damaged(block) => {
             log::error!(
                 "content fails its checksum at offset {block} of a pool; \
                  'jailfs check --read-data' finds the files"

@@ -8,6 +8,7 @@ pub(in crate::fs) mod base_problems;
 pub(in crate::fs) mod data_ranges;
 pub(in crate::fs) mod extent_reader;
 pub mod fingerprint;
+pub(in crate::fs) mod jail_walk;
 pub mod lower;
 pub mod pre_images;
 pub(in crate::fs) mod read_plan;

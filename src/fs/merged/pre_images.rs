@@ -13,7 +13,8 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::fs::merged::fingerprint;
 use crate::store::Store;
-use crate::store::record::{LayerKind, PreNode, Record, Source};
+use crate::store::record::{LayerKind, PreNode, Record};
+use crate::tree::Source;
 use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
 
 /// All applies of a store, oldest first.

@@ -12,8 +12,7 @@ use crate::fs::merged::attr::Attr;
 use crate::fs::merged::extent_reader::{HostExtent, Storage};
 use crate::fs::merged::lower::{Extents, Lower, LowerNode, Names};
 use crate::fs::merged::read_plan::ReadPlan;
-use crate::store::record::{Body, Dentry, Edit, Hides, Node, Source};
-use crate::tree::{Tree, within};
+use crate::tree::{Body, Dentry, Edit, Hides, Node, Source, Tree, within};
 use crate::types::{ByteRange, FileKind, Ino, LayerId, Name, TreePath};
 
 /// The layer id that stands for the scratch file of orphans.

@@ -6,7 +6,7 @@
 //! ```
 
 use crate::error::{FsError, FsResult};
-use crate::store::record::Xattrs;
+use crate::tree::Xattrs;
 
 /// The attribute of the access ACL.
 pub(in crate::fs) const ACCESS: &[u8] = b"system.posix_acl_access";

@@ -6,8 +6,8 @@ use crate::error::{FsError, FsResult};
 use crate::fs::ops::acl;
 use crate::fs::ops::data::{CAPABILITY, kill_privileges};
 use crate::fs::{Attr, Fs, Need, Target};
-use crate::store::record::{Edit, Xattrs};
 use crate::sys::clock;
+use crate::tree::{Edit, Xattrs};
 use crate::types::{FileKind, NodeId, PERM_BITS, TYPE_BITS, Timestamp};
 
 /// Largest value of an extended attribute, in bytes (`XATTR_SIZE_MAX`).
@@ -80,7 +80,7 @@ impl Fs {
         let listed = u32::from(self.listed_past(id).is_some());
         let mut core = self.core();
         let target = core.target(id)?;
-        core.note_asked(id, &target);
+        core.note_getattr(id, &target);
         let mut attr = core.attr_of(id, &target)?;
         if attr.meta.nlink >= 2 {
             attr.meta.nlink += listed;

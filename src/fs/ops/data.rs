@@ -16,9 +16,8 @@ use crate::fs::merged::state::SCRATCH;
 use crate::fs::{Core, Fs, MAX_FILE_SIZE, Need, State, Target};
 use crate::store::Store;
 use crate::store::content::pool::{BLOCK, PoolWriter, block_ceil, block_floor};
-use crate::store::record::{Edit, Meta, Source};
 use crate::sys::clock;
-use crate::tree::{Extent, Misfit, Tree};
+use crate::tree::{Edit, Extent, Meta, Source, Tree};
 use crate::types::{ByteRange, FileKind, Ino, LayerId, NodeId};
 
 const SETUID: u32 = 0o4000;
@@ -86,7 +85,7 @@ impl Fs {
         // Who empties it does not care what it was.
         if size > 0 {
             let target = core.target(id)?;
-            core.check_advertised(id, &target)?;
+            core.check_coherent(id, &target)?;
         }
         core.change_file(&self.store, id, kill, Touch::Resize(size), |_, _, file| {
             Ok(vec![Edit::Resize { ino: file.key, size }])
@@ -256,7 +255,7 @@ enum Run {
 
 impl Core {
     pub(in crate::fs) fn tree_of(&self, subject: Subject) -> &Tree {
-        if subject.orphan { &self.orphans } else { &self.tree }
+        if subject.orphan { self.held.orphans().tree() } else { &self.tree }
     }
 
     /// Where the bytes of a range of a file are, cut at its size.
@@ -265,12 +264,12 @@ impl Core {
         target: &Target,
         range: ByteRange,
     ) -> FsResult<Vec<HostExtent>> {
-        let scratch = self.scratch.as_ref().map(PoolWriter::file);
+        let scratch = self.held.orphans().scratch_file();
         match target {
             Target::Upper(ino) => self.plan_in(&self.tree, *ino, range, None),
             Target::Orphan(key) => {
                 let known = State { tree: Tree::new(), lower: self.lower_of_orphan(*key) };
-                known.plan_in(&self.orphans, *key, range, scratch)
+                known.plan_in(self.held.orphans().tree(), *key, range, scratch)
             }
             Target::Base(_, path, node) => self.plan_lower(path, node, range),
         }
@@ -303,7 +302,7 @@ impl Core {
         // With the writeback cache the kernel keeps mtime itself, and sends what it changes. By
         // truncate(2) to the same size it does not, so that the two would differ from then on.
         let size = self.tree_of(subject).size(subject.key);
-        let keeps_mtime = self.pending.writeback && touch == Touch::Resize(size);
+        let keeps_mtime = self.coherence.is_writeback() && touch == Touch::Resize(size);
         let mut edits = stage(self, store, subject)?;
         let node = self.tree_of(subject).node(subject.key).ok_or(FsError::NotFound)?;
         let mut meta = node.meta;
@@ -336,19 +335,8 @@ impl Core {
         if !subject.orphan {
             return self.commit(edits);
         }
-        let (key, size) = (subject.key, self.orphans.size(subject.key));
-        let gives_up = |edit: &Edit| match edit {
-            Edit::Resize { size: to, .. } => *to < size,
-            Edit::Map { to, .. } => to.is_none(),
-            _ => false,
-        };
-        let before = edits.iter().any(gives_up).then(|| self.scratch_of(key));
-        edits
-            .iter()
-            .try_for_each(|e| self.orphans.apply(e))
-            .map_err(|Misfit(what)| FsError::Damage(what))?;
-        if let Some(before) = before {
-            self.give_back_scratch(self.scratch_of(key).unused(SCRATCH, &before.of(SCRATCH), None));
+        if self.held.orphans_mut().apply(subject.key, &edits)? {
+            self.quota.measure_soon();
         }
         Ok(())
     }
@@ -362,7 +350,7 @@ impl Core {
         bytes: &[u8],
     ) -> FsResult<Vec<Edit>> {
         if file.orphan {
-            self.scratch(store)?;
+            self.held.orphans_mut().scratch(store)?;
         }
         let layer = if file.orphan { SCRATCH } else { self.upper.layer() };
         let range = ByteRange::at(offset, bytes.len() as u64);
@@ -386,7 +374,7 @@ impl Core {
                         .current_bytes(file, ByteRange { start: whole.start, end: part.start })?;
                     let right =
                         self.current_bytes(file, ByteRange { start: part.end, end: whole.end })?;
-                    self.took(whole.len());
+                    self.quota.add(whole.len());
                     let pool = self.pool(file)?;
                     let at = pool.allocate(file.key, whole, whole.end >= size);
                     let middle = slice(bytes, offset, part)?;
@@ -407,7 +395,10 @@ impl Core {
         if !file.orphan {
             return Ok(&mut self.upper.pool);
         }
-        self.scratch.as_mut().ok_or(FsError::Damage("an orphan is written without a scratch file"))
+        self.held
+            .orphans_mut()
+            .open_scratch()
+            .ok_or(FsError::Damage("an orphan is written without a scratch file"))
     }
 
     /// Cuts a write into runs that are owned and runs that are not.

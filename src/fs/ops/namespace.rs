@@ -6,8 +6,8 @@ use crate::error::{FsError, FsResult};
 use crate::fs::ops::acl;
 use crate::fs::{Caller, Core, Entry, Found, Fs, Move, Need, Refused, Target};
 use crate::store::edits_log::How;
-use crate::store::record::{Body, Dentry, Edit, Meta, Node};
 use crate::sys::clock;
+use crate::tree::{Body, Dentry, Edit, Meta, Node};
 use crate::types::{FileKind, Ino, Name, NodeId, TYPE_BITS, TreePath};
 
 /// The largest number of links of a file, as on ext4.
@@ -51,7 +51,7 @@ impl Fs {
             return Ok(entry);
         }
         let mut core = self.core();
-        core.name_looked_up(dir, name);
+        core.coherence.name_looked_up(dir, name);
         let place = core.place(dir, name)?;
         core.note_alias(place.dir, name, &place.found);
         core.hand_out(dir, place.found)
@@ -223,10 +223,10 @@ impl Fs {
             Edit::Dentry { dir, name: name.clone(), to: core.what_remains(&place.found) },
         );
         edits.push(core.touch_dir(dir, -1)?);
-        let removed = place.found.ino().and_then(|ino| core.table.id_of(ino));
+        let removed = place.found.ino().and_then(|ino| core.held.id_of(ino));
         core.commit_after_orphaning(edits, &place.found)?;
         if let Some(removed) = removed {
-            core.climb_guard.remove(removed, parent);
+            core.links.dir_removed(removed, parent);
         }
         Ok(())
     }
@@ -260,11 +260,11 @@ impl Fs {
         core.need_record(&self.store)?;
         if from_dir != to_dir {
             // The kernel lets only one such rename at a time come to us: it is through with the one before.
-            core.moves_in_flight.clear();
+            core.links.finish_moves();
         }
-        core.check_name_is_current(from_dir, from)?;
+        core.coherence.check_name_is_current(from_dir, from)?;
         if mode == RenameMode::Exchange {
-            core.check_name_is_current(to_dir, to)?;
+            core.coherence.check_name_is_current(to_dir, to)?;
         }
         let source = core.place(from_dir, from)?;
         let target = core.place(to_dir, to)?;
@@ -316,12 +316,12 @@ impl Core {
             moves.push(self.check_move((to_dir, target), (from_dir, source))?);
             self.exchange(from_dir, to_dir, source, target)?;
         } else {
-            lost_dir = lost.and_then(|ino| self.table.id_of(ino));
+            lost_dir = lost.and_then(|ino| self.held.id_of(ino));
             self.replace(from_dir, to_dir, source, target)?;
         }
-        self.moves_in_flight.extend(moves.into_iter().flatten());
+        self.links.add_moves(moves.into_iter().flatten());
         if let Some(lost) = lost_dir {
-            self.climb_guard.remove(lost, to_dir);
+            self.links.dir_removed(lost, to_dir);
         }
         let came = lost.filter(|_| mode == RenameMode::Exchange);
         for (ino, dir) in [(Some(moved), to_dir), (came, from_dir)] {
@@ -341,7 +341,7 @@ impl Core {
             _ => return,
         };
         if links > 1 {
-            self.aliases.entry(ino).or_default().insert((dir, name.clone()));
+            self.coherence.add_aliases(ino, [(dir, name.clone())]);
         }
     }
 
@@ -459,6 +459,23 @@ impl Core {
         Ok(vec![Edit::Meta { ino, meta }])
     }
 
+    /// The edit of a directory in which a name was added or removed; `links` is the change of its
+    /// number of subdirectories.
+    pub(in crate::fs) fn touch_dir(&self, dir: Ino, links: i32) -> FsResult<Edit> {
+        let mut meta = self.meta(dir)?;
+        meta.mtime = clock::now();
+        meta.ctime = meta.mtime;
+        // A filesystem that does not count subdirectories shows 1 for every directory.
+        if meta.nlink >= 2 {
+            meta.nlink = meta.nlink.saturating_add_signed(links).max(2);
+        }
+        // As on ext4: from here on it is not counted any more.
+        if meta.nlink > LINK_MAX {
+            meta.nlink = 1;
+        }
+        Ok(Edit::Meta { ino: dir, meta })
+    }
+
     /// Commits edits that may take the node of `found` out of the tree, and keeps what its holders need.
     fn commit_after_orphaning(&mut self, edits: Vec<Edit>, found: &Found) -> FsResult<()> {
         let gone = match found {
@@ -474,13 +491,13 @@ impl Core {
         };
         // What is left must be taken while it is there, and kept only if the journal took the edits.
         let Some((ino, target)) = gone else { return self.commit(edits) };
-        let Some(id) = self.table.id_of(ino) else { return self.commit(edits) };
-        let kept = self.what_is_left(&target)?;
+        let Some(id) = self.held.id_of(ino) else { return self.commit(edits) };
+        let kept = self.record_and_extents(&target)?;
         self.commit(edits)?;
         if let Target::Base(_, _, node) = &target {
-            self.note_recorded(id, node);
+            self.coherence.note_recorded(&mut self.held, id, node);
         }
-        self.make_orphan(id, kept, self.lower.epoch(), |meta| {
+        self.held.make_orphan(id, kept, self.state.lower.epoch(), |meta| {
             meta.nlink = 0;
             meta.ctime = clock::now();
         })

@@ -5,37 +5,16 @@
 //! went meanwhile. A listing is made when a directory is read from its beginning; names that are new then get new
 //! cookies behind the others.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::base::DirLookup;
 use crate::error::{FsError, FsResult};
-use crate::fs::kernel::nodes::Place;
+use crate::fs::kernel::listing::{FIRST_COOKIE, Listed, Listing};
+use crate::fs::kernel::nodes::NodeState;
 use crate::fs::merged::lower::LowerNode;
 use crate::fs::{Core, Entry, Found, Fs};
-use crate::store::record::{Body, Dentry};
-use crate::types::{Epoch, FileKind, Ino, Name, NodeId, TreePath};
-
-/// Cookies 1 and 2 are `.` and `..`.
-const FIRST_COOKIE: u64 = 3;
-
-/// The names of a directory in use, in the order of their cookies.
-#[derive(Default)]
-pub(in crate::fs) struct Listing {
-    names: Vec<Listed>,
-    next: u64,
-    /// Of which base its names tell.
-    epoch: Epoch,
-}
-
-/// A name with its cookie.
-struct Listed {
-    cookie: u64,
-    name: Name,
-    /// What the base said of a name that the tree said nothing about. It needs not be asked again while that is so: a
-    /// large directory is read in many parts.
-    in_base: Option<(Ino, FileKind)>,
-}
+use crate::tree::{Body, Dentry};
+use crate::types::{FileKind, Ino, Name, NodeId, TreePath};
 
 /// A name of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,41 +27,6 @@ pub struct DirEntry {
     pub kind: FileKind,
     /// The name; `.` and `..` are given as such.
     pub name: Vec<u8>,
-}
-
-impl Listing {
-    /// Takes in the names that there are now, and what the base said of those that are its own.
-    fn refresh(
-        &mut self,
-        now: impl Iterator<Item = (Name, Option<(Ino, FileKind)>)>,
-        epoch: Epoch,
-    ) {
-        let old: HashMap<Name, u64> = std::mem::take(&mut self.names)
-            .into_iter()
-            .map(|listed| (listed.name, listed.cookie))
-            .collect();
-        (self.next, self.epoch) = (self.next.max(FIRST_COOKIE), epoch);
-        for (name, in_base) in now {
-            let cookie = old.get(&name).copied().unwrap_or_else(|| {
-                self.next += 1;
-                self.next - 1
-            });
-            self.names.push(Listed { cookie, name, in_base });
-        }
-        self.names.sort_unstable_by_key(|listed| listed.cookie);
-        self.names.shrink_to_fit();
-    }
-
-    /// Whether there is nothing behind a cookie.
-    fn is_end(&self, cookie: u64) -> bool {
-        cookie >= FIRST_COOKIE - 1 && self.behind(cookie).next().is_none()
-    }
-
-    /// The names behind a cookie.
-    fn behind(&self, cookie: u64) -> impl Iterator<Item = &Listed> {
-        let begin = self.names.partition_point(|listed| listed.cookie <= cookie);
-        self.names.iter().skip(begin)
-    }
 }
 
 /// Hands out the node of the name that is being given, if the kernel does not hold it. None also where that cannot be done: the kernel
@@ -122,7 +66,7 @@ impl Fs {
         // Who is told all asks once more, and so learns that it was all.
         if after != 0
             && past.is_none()
-            && core.listings.get(&id).is_some_and(|known| known.is_end(after))
+            && core.held.listing(id).is_some_and(|known| known.is_end(after))
         {
             return Ok(());
         }
@@ -131,7 +75,7 @@ impl Fs {
         let (dir, lower, seen) = core.live_dir(id, near.as_ref())?;
         let near = near.or_else(|| lower.as_ref().map(|path| base.near(path)));
         core.check_dir(lower.as_ref())?;
-        if after == 0 || !core.listings.contains_key(&id) {
+        if after == 0 || core.held.listing(id).is_none() {
             core.list_anew(id, dir, (lower.as_ref(), seen.as_ref()))?;
         }
         if after < FIRST_COOKIE - 1 {
@@ -143,10 +87,10 @@ impl Fs {
                 }
             }
         }
-        let listing = core.listings.remove(&id).ok_or(FsError::NotFound)?;
+        let listing = core.held.take_listing(id).ok_or(FsError::NotFound)?;
         let is_given =
             core.give(id, (dir, lower.as_ref(), near.as_ref()), &listing, after, &mut take);
-        core.listings.insert(id, listing);
+        core.held.set_listing(id, listing);
         if is_given? && let Some(entry) = past {
             take(entry, &mut || None);
         }
@@ -177,9 +121,9 @@ impl Core {
     /// The same for one of the base alone, if it is where the kernel sees it: then the base needs not be asked.
     fn seen_above(&self, id: NodeId, lower: Option<&TreePath>) -> Option<Ino> {
         let (above, _) = lower?.split()?;
-        let held = self.table.get(self.table.get(id)?.within?)?;
-        let base = match (self.tree.node(held.ino).map(|node| &node.body), &held.place) {
-            (Some(Body::Dir { base }), _) | (None, Place::Live { base }) => base.as_ref(),
+        let held = self.held.get(self.held.get(id)?.within?)?;
+        let base = match (self.tree.node(held.ino).map(|node| &node.body), &held.state) {
+            (Some(Body::Dir { base }), _) | (None, NodeState::Live { base }) => base.as_ref(),
             _ => None,
         };
         (base == Some(&above)).then_some(held.ino)
@@ -197,13 +141,13 @@ impl Core {
             None => self.lower.list(path),
         });
         let known = self.merge_names(dir, in_base.transpose()?);
-        let mut listing = self.listings.remove(&id).unwrap_or_default();
+        let mut listing = self.held.take_listing(id).unwrap_or_default();
         let names = known.into_iter().map(|(name, (ino, kind))| {
             let is_of_base = self.tree.dentry(dir, &name).is_none();
             (name, kind.filter(|_| is_of_base).map(|kind| (ino, kind)))
         });
         listing.refresh(names, self.lower.epoch());
-        self.listings.insert(id, listing);
+        self.held.set_listing(id, listing);
         Ok(())
     }
 
@@ -217,7 +161,7 @@ impl Core {
         take: &mut impl FnMut(DirEntry, &mut HandOut<'_>) -> bool,
     ) -> FsResult<bool> {
         let is_of_this_base = listing.epoch == self.lower.epoch();
-        for Listed { cookie, name, in_base } in listing.behind(after) {
+        for Listed { cookie, name, in_base } in listing.after(after) {
             let said = self.tree.dentry(dir, name);
             let kind_of = |ino: Ino| self.tree.node(ino).map_or(FileKind::File, |node| node.kind());
             let (ino, kind) = match (said, in_base) {
@@ -252,7 +196,7 @@ impl Core {
         near: Option<&DirLookup<'_>>,
         (name, ino): (&Name, Ino),
     ) -> Option<Entry> {
-        if self.table.id_of(ino).is_some() {
+        if self.held.id_of(ino).is_some() {
             return None;
         }
         let found = self.find_in(dir, lower, name, near);
@@ -260,7 +204,7 @@ impl Core {
         let found = found.ok().filter(|found| found.ino() == Some(ino))?;
         self.note_alias(dir, name, &found);
         let entry = self.hand_out(id, found).ok()?;
-        self.name_looked_up(id, name);
+        self.coherence.name_looked_up(id, name);
         Some(entry)
     }
 }

@@ -18,7 +18,7 @@ use crate::fs::edits::{EditHistory, Kept, Shown, state_of};
 use crate::fs::snapdir::dir_entry;
 use crate::fs::snapdir::table::{Version, What, number_of_path, number_of_version};
 use crate::fs::{Attr, DirEntry, Entry, Found, Fs, State};
-use crate::store::record::Meta;
+use crate::tree::Meta;
 use crate::types::{FileKind, Ino, Name, NodeId, Timestamp, TreePath};
 
 /// Cookies 1 and 2 are `.` and `..`.
@@ -161,7 +161,7 @@ impl Fs {
         version: &Version,
         look: impl Fn(&State, &Found) -> FsResult<T>,
     ) -> FsResult<T> {
-        let _guard = self.guards.read_recursive();
+        let _guard = self.reclaim.read_again();
         loop {
             let live = Arc::clone(&self.core().state.lower);
             let kept = self.kept(version)?;
@@ -175,7 +175,7 @@ impl Fs {
 
     /// The same about the tree as it is.
     pub(super) fn in_live<T>(&self, look: impl Fn(&State) -> FsResult<T>) -> FsResult<T> {
-        let _guard = self.guards.read_recursive();
+        let _guard = self.reclaim.read_again();
         loop {
             let state = self.state();
             let told = look(&state);

@@ -7,11 +7,11 @@
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
-use crate::fs::ops::symlink::{Merged, has_unseen_names, shallowest_dir};
+use crate::fs::merged::jail_walk::{self, Resolved};
 use crate::fs::snapdir::{Node, What};
 use crate::fs::{Found, Fs, LinkReply, Refused, State, Target};
-use crate::jail::{Answer, Jail, Policy};
-use crate::store::record::Body;
+use crate::jail::{Jail, Policy};
+use crate::tree::Body;
 use crate::types::{LayerId, Name, NodeId, TreePath};
 
 /// What of a file was last changed by whom.
@@ -102,7 +102,7 @@ impl Fs {
                 Ok(layer.map_or(Origin::Base, Origin::Layer))
             });
         }
-        let _guard = self.guards.read_recursive();
+        let _guard = self.reclaim.read_again();
         let (state, found) = {
             let core = self.core();
             match core.target(id)? {
@@ -162,7 +162,6 @@ fn text_of(state: &State, found: &Found) -> FsResult<Vec<u8>> {
 fn judge(jail: &Jail, state: &State, node: &Node) -> FsResult<Judged> {
     let found = node.find(state)?;
     let text = text_of(state, &found)?;
-    let dir = shallowest_dir(state, &found)?.ok_or(FsError::NotFound)?;
     // An absolute text names the live tree, or the host. What is meant is the same place of this tree: a relative text, then.
     let policy = match jail.policy {
         Policy::Rewrite => Policy::Rewrite,
@@ -170,13 +169,9 @@ fn judge(jail: &Jail, state: &State, node: &Node) -> FsResult<Judged> {
         Policy::Deny | Policy::Show | Policy::Literal => Policy::Deny,
     };
     let jail = Jail { policy, ..jail.clone() };
-    let merged = Merged::of(state);
-    let handle = merged.handle(dir);
-    match jail.resolve(&merged, handle, &text)? {
-        Answer::Text(served) if Jail::climb(&served) == 0 || !has_unseen_names(state, &found) => {
-            Ok(Judged::Text(served))
-        }
-        Answer::Text(_) | Answer::Escapes { .. } => {
+    match jail_walk::resolve(&jail, state, &found, &text)? {
+        Resolved::Inside(served) | Resolved::Climbs(served) => Ok(Judged::Text(served)),
+        Resolved::Escapes => {
             let path = found.ino().and_then(|ino| match &found {
                 Found::Base(_, path, _) => shown_path(state, path),
                 _ => state.tree.path(ino),

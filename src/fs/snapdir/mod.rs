@@ -30,9 +30,8 @@ use crate::error::{Error, FsError, FsResult, Kind, Result};
 use crate::fs::merged::lower::Lower;
 use crate::fs::{Attr, Entry, Fs, State};
 use crate::store::layer::LayerInfo;
-use crate::store::record::Body;
 use crate::sys::clock;
-use crate::tree::Tree;
+use crate::tree::{Body, Tree};
 use crate::types::{FileKind, Ino, LayerId, Name, NodeId, Timestamp, TreePath, digits};
 
 pub use links::Origin;
@@ -183,7 +182,7 @@ impl Fs {
             (What::Top | What::Checkpoints | What::Text(..) | What::Alias(..), _) => None,
             (What::Path(_) | What::Version(_), _) => None,
         };
-        let guard = self.guards.try_read()?;
+        let guard = self.reclaim.try_read()?;
         let is_kept = |layer| self.snapdir.trees.lock().iter().any(|kept| kept.layer == layer);
         layer.is_none_or(is_kept).then_some(guard)
     }
@@ -247,7 +246,7 @@ impl Fs {
     /// Finds something out about a checkpoint. What was found out while the base below was exchanged does not count.
     fn in_past<T>(&self, layer: LayerId, look: impl Fn(&State) -> FsResult<T>) -> FsResult<T> {
         // Recursively, because the caller may hold it already to know that nothing must be waited for.
-        let _guard = self.guards.read_recursive();
+        let _guard = self.reclaim.read_again();
         loop {
             let (state, live) = self.past_state(layer)?;
             let told = look(&state);

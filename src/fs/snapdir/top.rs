@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::error::{FsError, FsResult, Kind};
 use crate::fs::snapdir::{SnapdirView, Text, What, dir_entry, is_state, name_of};
 use crate::fs::{Attr, DirEntry, Entry, Fs};
-use crate::store::record::Meta;
+use crate::tree::Meta;
 use crate::types::{FileKind, Ino, LayerId, Name, NodeId, Timestamp};
 
 /// The names in `.jailfs`.

@@ -7,7 +7,7 @@ use crate::fs::merged::extent_reader;
 use crate::fs::snapdir::table::number;
 use crate::fs::snapdir::{Node, What, dir_entry};
 use crate::fs::{Attr, DirEntry, Entry, Found, Fs, ReadPlan, SeekTo, State};
-use crate::store::record::Xattrs;
+use crate::tree::Xattrs;
 use crate::types::{ByteRange, FileKind, Ino, Name, NodeId};
 
 /// The names of a directory that is being read, sorted. A checkpoint does not change, so their order is where a reader goes on.

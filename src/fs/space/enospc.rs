@@ -1,41 +1,41 @@
-//! What is done when the disk is full: what the upper layer holds and nobody needs any more is given back, and the operation is
-//! tried once more. What gives space back may use the store's reserve besides.
+//! Makes space on a full disk: reclaims what the upper layer holds and nothing needs, then runs the
+//! operation again.
 //!
-//! Content that was written and replaced or removed since the last seal lies only in the pool of the upper layer, to which no
-//! sealed state can refer. So what the tree and the held files do not refer to can go, once the records that gave it up
-//! are synced and whoever was reading is done.
-
-use std::sync::atomic::Ordering;
+//! Content that was replaced or removed since the last seal lies only in the pool of the upper
+//! layer, and no sealed state refers to it. So whatever neither the tree nor a held file refers to
+//! can be punched, after the records that dropped it are synced and the reads under way have ended.
+//! An operation that itself frees space may also use the store's reserve.
 
 use nix::errno::Errno;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::Fs;
 use crate::store::content::live_ranges::LiveRanges;
+use crate::types::ByteRange;
 
-/// What an operation needs room for.
+/// Why an operation needs space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// Something new.
+    /// For something new.
     More,
-    /// The record of something that gives space back, or leaves it as it is.
+    /// For the record of a change that frees space, or leaves it as it is.
     Less,
 }
 
-/// What came of making room.
+/// What came of an attempt to make space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Made {
-    Quota,
-    /// There was nothing to give back.
+enum Reclaimed {
+    Space,
+    /// There is nothing to reclaim.
     Nothing,
-    /// It cannot be known now: somebody looks at states, or the store is being tidied up.
+    /// That cannot be known now: states are being read, or the store is being compacted.
     NotNow,
 }
 
-/// How many times room is made for one operation.
+/// How many times space is made for one operation.
 pub const MOST_TRIES: usize = 8;
 
-/// Whether an operation failed because there is no room.
+/// Whether an operation failed for want of space.
 fn is_full(error: &FsError) -> bool {
     match error {
         FsError::NoSpace => true,
@@ -46,14 +46,15 @@ fn is_full(error: &FsError) -> bool {
 }
 
 impl Fs {
-    /// Does something; if there is no room for it, makes room and does it again. It must have done nothing if it fails.
-    pub(crate) fn with_room<T>(
+    /// Runs an operation. If it fails for want of space, makes space and runs it again. A failed
+    /// operation must have changed nothing.
+    pub(in crate::fs) fn with_room<T>(
         &self,
         need: Need,
         operation: impl Fn() -> FsResult<T>,
     ) -> FsResult<T> {
         let mut result = operation();
-        // What is given back first may be too little; then history goes, and so on, until there is nothing left to go.
+        // The first reclaimed space may be too little.
         for _ in 0..MOST_TRIES {
             if !result.as_ref().is_err_and(is_full) || !self.make_room(need) {
                 break;
@@ -62,77 +63,71 @@ impl Fs {
             self.store.keep_reserve();
         }
         if need == Need::Less && result.is_ok() {
-            self.note_garbage();
+            self.reclaim.note_garbage();
         }
         result
     }
 
-    /// Says that something may have become unused. Only then is it worth to look for it, which costs a sync, and as much as the
-    /// tree is large.
-    pub(in crate::fs) fn note_garbage(&self) {
-        self.has_garbage.store(true, Ordering::Relaxed);
-    }
-
-    /// Makes room on a full disk. Whether there may be some now; then the store is to keep its reserve again after the operation.
+    /// Makes space on a full disk. Returns whether there may be some now. The caller makes the
+    /// store keep its reserve again after the operation.
     pub fn make_room(&self, need: Need) -> bool {
         let mut made = self.try_to_make_room();
-        // What single files were is given up before an operation fails: half of it, then the other half. But only if it is known
-        // that there is nothing else, and as long as that gives room back.
-        while made == Made::Nothing && self.give_up_history() {
-            self.note_garbage();
+        // The edit history goes before an operation fails, half of it first. But only if there is
+        // certainly nothing else, and as long as that frees space.
+        while made == Reclaimed::Nothing && self.give_up_history() {
+            self.reclaim.note_garbage();
             made = self.try_to_make_room();
         }
-        made == Made::Quota || need == Need::Less && self.store.release_reserve()
+        made == Reclaimed::Space || need == Need::Less && self.store.release_reserve()
     }
 
-    fn try_to_make_room(&self) -> Made {
-        let own = self.reclaim();
+    fn try_to_make_room(&self) -> Reclaimed {
+        let own = self.reclaim_unused();
         if own.is_some_and(|bytes| bytes > 0) {
-            return Made::Quota;
+            return Reclaimed::Space;
         }
-        let more_room = self.reclaimer.lock().clone();
-        match more_room.map_or(Some(0), |more_room| more_room()) {
-            Some(bytes) if bytes > 0 => Made::Quota,
-            Some(_) if own.is_some() => Made::Nothing,
-            _ => Made::NotNow,
+        match self.reclaim.ask_reclaimer() {
+            Some(bytes) if bytes > 0 => Reclaimed::Space,
+            Some(_) if own.is_some() => Reclaimed::Nothing,
+            _ => Reclaimed::NotNow,
         }
     }
 
-    /// Gives back what of the upper layer nobody needs; bytes, or none if that cannot be now.
-    pub(in crate::fs) fn reclaim(&self) -> Option<u64> {
-        // Whoever looks at a state may still need what is gone from the tree.
+    /// Punches what nothing needs of the pool of the upper layer. Returns the bytes, or none if
+    /// that cannot be done now, because a state is being read.
+    pub(in crate::fs) fn reclaim_unused(&self) -> Option<u64> {
         let _exclusive = self.exclusive_soon()?;
-        if !self.has_garbage.swap(false, Ordering::Relaxed) {
+        if !self.reclaim.take_garbage_note() {
             return Some(0);
         }
-        let given = self.give_back_unused();
-        if given.is_none() {
-            // It is looked for again.
-            self.note_garbage();
+        let punched = self.punch_unused();
+        if punched.is_none() {
+            // The next call tries again.
+            self.reclaim.note_garbage();
         }
-        given
+        punched
     }
 
-    fn give_back_unused(&self) -> Option<u64> {
-        let reach = self.live_set();
+    fn punch_unused(&self) -> Option<u64> {
+        let live = self.live_set();
         if self.sync().is_err()
             || self.secure_versions().is_err()
             || !self.store.wait_for_read_epochs()
         {
             return None;
         }
-        let mut used = LiveRanges::default();
-        for (_, extent) in reach.state.tree.all_extents().chain(reach.orphans.all_extents()) {
-            used.add(extent.source, extent.len);
+        let mut ranges = LiveRanges::default();
+        for (_, extent) in live.state.tree.all_extents().chain(live.orphans.all_extents()) {
+            ranges.add(extent.source, extent.len);
         }
-        used.add_extents(reach.versions.iter().flat_map(|content| &content.extents));
-        for range in &reach.reserved {
-            used.add_range(reach.upper, *range);
+        ranges.add_extents(live.versions.iter().flat_map(|content| &content.extents));
+        for range in &live.reserved {
+            ranges.add_range(live.upper, *range);
         }
-        used.add_range(reach.upper, crate::types::ByteRange { start: reach.end, end: u64::MAX });
-        let unused = self.store.unused(reach.upper, &used).ok()?;
-        self.store.punch_pool(reach.upper, &unused).ok()?;
-        self.look_at_store();
+        ranges.add_range(live.upper, ByteRange { start: live.end, end: u64::MAX });
+        let unused = self.store.unused(live.upper, &ranges).ok()?;
+        self.store.punch_pool(live.upper, &unused).ok()?;
+        self.measure_store();
         Some(unused.iter().map(|range| range.len()).sum())
     }
 }

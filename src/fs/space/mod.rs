@@ -1,4 +1,5 @@
-//! Space: quotas, and what happens on a full disk.
+//! Quotas, and how space is freed on a full disk.
 
 pub(in crate::fs) mod enospc;
 pub(in crate::fs) mod quota;
+pub(in crate::fs) mod reclaim;

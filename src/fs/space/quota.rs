@@ -1,64 +1,120 @@
-//! How much a sandbox may store.
+//! The component of [`crate::fs::Core`] that limits how much a sandbox stores.
 //!
-//! What counts is what the store takes on the disk of the host: content and records, of all its states. So a limit protects the
-//! host, and what a sandbox removes comes back when the store gives it back (`gc`), not before. Between two looks at the
-//! store what is written is added up; a look is taken when the sum reaches the limit, and not more often than once in a
-//! while.
+//! The limit counts what the store takes on the disk of the host: content and records of all its
+//! states. So it protects the host, and removed files count until the store frees them (`gc`).
 //!
-//! What needs room is refused (ENOSPC) at the limit: new content, new nodes, larger attributes. Renaming and setting attributes
-//! take the bytes of a record each. They go on a little further, so that an editor can finish, and are refused then. Removing
-//! and truncating always go on: there are only so many names to remove.
+//! Always true:
+//! * New content, new nodes and larger attributes fail with ENOSPC at the limit.
+//! * A rename and a change of attributes take the bytes of a record. They are refused some way
+//!   above the limit, so that an editor can finish.
+//! * A removal and a truncation never fail: the number of names bounds them.
+//!
+//! To measure the store takes time. So written bytes are added up, and the store is measured again
+//! when the sum reaches the limit, at most once a second.
 
-use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use crate::error::{FsError, FsResult};
 use crate::fs::{Core, Fs};
 use crate::store::Store;
-use crate::store::content::pool::PoolWriter;
 
-/// How long a look at the store is believed.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// The unit of space that is told.
+/// How long a measurement of the store counts.
+const MEASURE_INTERVAL: Duration = Duration::from_secs(1);
+/// The block size in bytes that statvfs(3) reports with a limit.
 const BLOCK: u64 = 4096;
 
-/// How far records go beyond the limit: this part of it, and these bytes.
+/// Records go beyond the limit by one in this many bytes of it,
 const RECORDS_PART: u64 = 8;
+/// and by this many bytes.
 const RECORDS_BYTES: u64 = 1 << 20;
 
-/// What a checkpoint takes of the disk of the host besides content: the files of its layer, and their bytes.
+/// The files of a layer: what a checkpoint takes on the host without content.
 const LAYER_FILES: u64 = 4;
+/// The bytes of these files.
 const LAYER_BYTES: u64 = 12 << 10;
 
-/// What a sandbox may store; none for no limit.
+/// How much a sandbox may store; none for no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes on the disk of the host.
     pub bytes: Option<u64>,
-    /// Files, directories and links that were made or changed; to a checkpoint, those on the host, too, that it and others
-    /// since the limit was set take there.
+    /// Files, directories and links that were created or changed. For a checkpoint, the files that
+    /// checkpoints have taken on the host since the limit was set count as well.
     pub files: Option<u64>,
 }
 
-/// Who is told that so many bytes were stored.
+/// A function that is called after each `every` bytes.
 struct Notice {
     every: u64,
     since: u64,
-    tell: Box<dyn Fn() + Send + Sync>,
+    call: Box<dyn Fn() + Send + Sync>,
 }
 
-/// The limits, and what is stored.
+/// The limits, and how much is stored.
 #[derive(Default)]
-pub(crate) struct Quota {
+pub(in crate::fs) struct Quota {
     limits: Limits,
+    /// Bytes that the store took when it was measured, and those written since.
     used: u64,
-    /// Layers that there were when the limits were set.
+    /// The number of layers when the limits were set.
     layers_before: u64,
-    looked: Option<Instant>,
+    measured: Option<Instant>,
     notice: Option<Notice>,
 }
 
-/// Space and nodes of a filesystem, as statvfs(3) tells them; space in blocks.
+impl Quota {
+    /// Space was freed: the next operation that needs some measures the store.
+    pub(in crate::fs) fn measure_soon(&mut self) {
+        self.measured = None;
+    }
+
+    /// Adds bytes that were written.
+    pub(in crate::fs) fn add(&mut self, bytes: u64) {
+        self.used = self.used.saturating_add(bytes);
+        if let Some(notice) = &mut self.notice {
+            notice.since = notice.since.saturating_add(bytes);
+            if notice.since >= notice.every {
+                notice.since = 0;
+                (notice.call)();
+            }
+        }
+    }
+
+    /// Measures the store if there is a limit and the last measurement is too old.
+    fn refresh(&mut self, usage: impl FnOnce() -> u64) {
+        if self.measured.is_none_or(|measured| measured.elapsed() >= MEASURE_INTERVAL) {
+            self.measure(usage);
+        }
+    }
+
+    /// Measures the store if there is a limit.
+    fn measure(&mut self, usage: impl FnOnce() -> u64) {
+        if self.limits != Limits::default() {
+            self.used = usage();
+            self.measured = Some(Instant::now());
+        }
+    }
+
+    fn check_bytes(&mut self, bytes: u64, usage: impl FnOnce() -> u64) -> FsResult<()> {
+        let Some(limit) = self.limits.bytes else { return Ok(()) };
+        if self.used.saturating_add(bytes) <= limit {
+            return Ok(());
+        }
+        self.refresh(usage);
+        if self.used.saturating_add(bytes) <= limit { Ok(()) } else { Err(FsError::NoSpace) }
+    }
+
+    fn check_record(&mut self, usage: impl FnOnce() -> u64) -> FsResult<()> {
+        let Some(limit) = self.limits.bytes else { return Ok(()) };
+        let most = limit.saturating_add(limit / RECORDS_PART).saturating_add(RECORDS_BYTES);
+        if self.used > most {
+            self.refresh(usage);
+        }
+        if self.used > most { Err(FsError::LimitReached) } else { Ok(()) }
+    }
+}
+
+/// Space and nodes of a filesystem, as statvfs(3) reports them; space in blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
     /// Bytes of a block.
@@ -71,21 +127,35 @@ pub struct Space {
     pub available: u64,
     /// All nodes.
     pub files: u64,
-    /// Nodes that can still be made.
+    /// Nodes that can still be created.
     pub files_free: u64,
 }
 
+impl Space {
+    /// The same space in blocks of [`BLOCK`] bytes.
+    fn in_small_blocks(self) -> Space {
+        let in_blocks = |blocks: u64| blocks.saturating_mul(u64::from(self.block_size)) / BLOCK;
+        Space {
+            block_size: 4096,
+            blocks: in_blocks(self.blocks),
+            free: in_blocks(self.free),
+            available: in_blocks(self.available),
+            ..self
+        }
+    }
+}
+
 impl Fs {
-    /// Says how much may be stored from now on.
+    /// Sets how much may be stored from now on.
     pub fn set_limits(&self, limits: Limits) {
         let layers = self.store.catalog().len() as u64;
         let mut core = self.core();
         core.quota.limits = limits;
         core.quota.layers_before = layers;
-        core.look_at_store(&self.store);
+        core.measure_store(&self.store);
     }
 
-    /// Takes room for a checkpoint.
+    /// Checks that a checkpoint fits, and counts it.
     ///
     /// # Errors
     /// ENOSPC.
@@ -99,21 +169,22 @@ impl Fs {
             }
         }
         core.need_bytes(&self.store, LAYER_BYTES)?;
-        core.took(LAYER_BYTES);
+        core.quota.add(LAYER_BYTES);
         Ok(())
     }
 
-    /// Says who is told whenever so many bytes more were stored. Called with the lock of the head: it only takes notice.
-    pub fn set_growth_notice(&self, every: u64, tell: Option<Box<dyn Fn() + Send + Sync>>) {
-        self.core().quota.notice = tell.map(|tell| Notice { every, since: 0, tell });
+    /// Sets a function that is called whenever `every` more bytes were written. The caller holds
+    /// the core lock, so it only wakes a thread.
+    pub fn set_growth_notice(&self, every: u64, call: Option<Box<dyn Fn() + Send + Sync>>) {
+        self.core().quota.notice = call.map(|call| Notice { every, since: 0, call });
     }
 
-    /// Counts anew what the store takes.
-    pub(in crate::fs) fn look_at_store(&self) {
-        self.core().look_at_store(&self.store);
+    /// Measures how much the store takes.
+    pub(in crate::fs) fn measure_store(&self) {
+        self.core().measure_store(&self.store);
     }
 
-    /// The space that there is: of the filesystem that holds the store, or less where there is a limit.
+    /// The space of the filesystem that holds the store, or less where there is a limit.
     ///
     /// # Errors
     /// As fstatvfs(3).
@@ -128,8 +199,9 @@ impl Fs {
             files: host.files(),
             files_free: host.files_free(),
         };
-        let mut core = self.core();
-        core.look_again(&self.store);
+        let mut guard = self.core();
+        let core = &mut *guard;
+        core.quota.refresh(|| usage(&self.store, core.held.orphans().scratch_usage()));
         let Limits { bytes, files } = core.quota.limits;
         if let Some(bytes) = bytes {
             space = space.in_small_blocks();
@@ -146,96 +218,48 @@ impl Fs {
     }
 }
 
-impl Quota {
-    /// Says that there is room again: whoever needs some looks.
-    pub(in crate::fs) fn look_soon(&mut self) {
-        self.looked = None;
-    }
-}
-
-impl Space {
-    fn in_small_blocks(self) -> Space {
-        let in_blocks = |blocks: u64| blocks.saturating_mul(u64::from(self.block_size)) / BLOCK;
-        Space {
-            block_size: 4096,
-            blocks: in_blocks(self.blocks),
-            free: in_blocks(self.free),
-            available: in_blocks(self.available),
-            ..self
-        }
-    }
+/// Bytes on the disk of the host that count.
+fn usage(store: &Store, scratch: u64) -> u64 {
+    store.disk_usage().saturating_add(scratch)
 }
 
 impl Core {
-    /// Asks for room for so many bytes.
+    /// Checks that `bytes` more fit.
     ///
     /// # Errors
     /// ENOSPC.
     pub(in crate::fs) fn need_bytes(&mut self, store: &Store, bytes: u64) -> FsResult<()> {
-        let Some(limit) = self.quota.limits.bytes else { return Ok(()) };
-        if self.quota.used.saturating_add(bytes) <= limit {
-            return Ok(());
-        }
-        self.look_again(store);
-        if self.quota.used.saturating_add(bytes) <= limit { Ok(()) } else { Err(FsError::NoSpace) }
+        let orphans = self.held.orphans();
+        self.quota.check_bytes(bytes, || usage(store, orphans.scratch_usage()))
     }
 
-    /// Asks for room for one more record of something that is there.
+    /// Checks that one more record about an existing node fits.
     ///
     /// # Errors
     /// ENOSPC.
     pub(in crate::fs) fn need_record(&mut self, store: &Store) -> FsResult<()> {
-        let Some(limit) = self.quota.limits.bytes else { return Ok(()) };
-        let most = limit.saturating_add(limit / RECORDS_PART).saturating_add(RECORDS_BYTES);
-        if self.quota.used > most {
-            self.look_again(store);
-        }
-        if self.quota.used > most { Err(FsError::LimitReached) } else { Ok(()) }
+        let orphans = self.held.orphans();
+        self.quota.check_record(|| usage(store, orphans.scratch_usage()))
     }
 
-    /// Asks for room for one more node.
+    /// Checks that one more node fits.
     ///
     /// # Errors
     /// ENOSPC.
     pub(in crate::fs) fn need_node(&mut self, store: &Store) -> FsResult<()> {
         match self.quota.limits.files {
             Some(limit) if self.stored_nodes() >= limit => Err(FsError::LimitReached),
-            // Its record, and the block in which it may begin.
+            // Its record, and the block in which that may begin.
             _ => self.need_bytes(store, BLOCK),
         }
     }
 
-    /// Notes that so many bytes were stored.
-    pub(in crate::fs) fn took(&mut self, bytes: u64) {
-        self.quota.used = self.quota.used.saturating_add(bytes);
-        if let Some(notice) = &mut self.quota.notice {
-            notice.since = notice.since.saturating_add(bytes);
-            if notice.since >= notice.every {
-                notice.since = 0;
-                (notice.tell)();
-            }
-        }
+    fn measure_store(&mut self, store: &Store) {
+        let orphans = self.held.orphans();
+        self.quota.measure(|| usage(store, orphans.scratch_usage()));
     }
 
     fn stored_nodes(&self) -> u64 {
-        (self.tree.len() + self.orphans.len()) as u64
-    }
-
-    /// Looks at the store, unless that was done just now.
-    fn look_again(&mut self, store: &Store) {
-        if self.quota.looked.is_none_or(|looked| looked.elapsed() >= LOOK_AGAIN) {
-            self.look_at_store(store);
-        }
-    }
-
-    fn look_at_store(&mut self, store: &Store) {
-        if self.quota.limits == Limits::default() {
-            return;
-        }
-        let scratch = self.scratch.as_ref().map(PoolWriter::file);
-        let scratch =
-            scratch.and_then(|file| file.metadata().ok()).map_or(0, |about| about.blocks() * 512);
-        self.quota.used = store.disk_usage().saturating_add(scratch);
-        self.quota.looked = Some(Instant::now());
+        (self.tree.len() + self.held.orphans().tree().len()) as u64
     }
 }

@@ -1,8 +1,12 @@
-//! Checksums of the content of sealed pools: CRC-32C of every block of 4 KiB that takes space, in `layers/00000007/sums`.
+//! Checksums of sealed pools: the CRC-32C of each 4 KiB block that takes space, in
+//! `layers/00000007/sums`.
 //!
-//! They are made once, after the seal, when nobody writes to the pool any more, and are held against the bytes at every
-//! read. A block at the end of a pool counts with zeros behind it. A layer that has none yet (the head's upper layer, and one
-//! that was sealed a moment ago) is read without.
+//! * Checksums are computed once, after the seal, when the pool is no longer written. Each read is
+//!   verified against them.
+//! * A block at the end of a pool counts as padded with zeros.
+//! * The upper layer and a layer that was just sealed have no checksums yet and are read without.
+//! * The file also lists the remapped addresses, whose blocks may be punched. If the remap is lost
+//!   or an older copy of it comes back, reading such a block is an error rather than zeros.
 
 use std::fs::File;
 
@@ -10,45 +14,45 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::store::content::pool::{BLOCK, block_ceil, block_floor};
-use crate::store::content::remap::Map;
+use crate::store::content::remap::Remap;
 use crate::store::io::disk;
 use crate::store::io::log;
 use crate::sys::file::data_in;
 use crate::types::ByteRange;
 
-/// Blocks in one record.
+/// Most blocks in one record.
 const RUN: usize = 4096;
-/// Bytes that are read at once; whole blocks.
-const PIECE: u64 = 64 * BLOCK;
+/// Bytes per pread(2); a multiple of the block size.
+const READ_LEN: u64 = 64 * BLOCK;
 
 /// A record of `sums`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChecksumsRecord {
-    /// Blocks that follow each other.
+    /// Consecutive blocks.
     Blocks {
-        /// The number of the first: its address, divided by 4096.
+        /// The number of the first block: its address divided by 4096.
         first: u64,
-        /// The CRC-32C of each.
+        /// The CRC-32C of each block.
         sums: Vec<u32>,
     },
     /// The last record.
     End,
-    /// A map said that the bytes of these addresses are elsewhere, in order: their blocks may have been given back.
-    Elsewhere(Vec<ByteRange>),
+    /// Addresses that are remapped, in order: their blocks may have been punched.
+    Remapped(Vec<ByteRange>),
 }
 
 /// The checksums of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checksums {
-    /// Runs by their first block, in order.
+    /// Runs of consecutive blocks, in order: the number of the first block, and the checksums.
     runs: Vec<(u64, Vec<u32>)>,
-    /// Addresses whose bytes are elsewhere by a map, in order, and none next to another. Without that map they would be read as
-    /// zeros.
-    elsewhere: Vec<ByteRange>,
+    /// Remapped addresses, sorted and merged.
+    remapped: Vec<ByteRange>,
 }
 
 impl Checksums {
-    /// Reads `ranges` of a pool and makes the checksums of their blocks. Bytes behind the end of the pool count as zeros.
+    /// Computes the checksums of the blocks in `ranges` of a pool. Bytes behind the end of the pool
+    /// count as zeros.
     ///
     /// # Errors
     /// As pread(2).
@@ -56,35 +60,35 @@ impl Checksums {
         pool: &File,
         ranges: &[ByteRange],
     ) -> std::io::Result<Checksums> {
-        let mut sums = Checksums::default();
+        let mut checksums = Checksums::default();
         for range in ranges {
             let mut run: (u64, Vec<u32>) = (range.start / BLOCK, Vec::new());
             for_each_block(pool, *range, |at, sum| {
                 if run.1.len() == RUN {
-                    sums.runs.push(std::mem::replace(&mut run, (at / BLOCK, Vec::new())));
+                    checksums.runs.push(std::mem::replace(&mut run, (at / BLOCK, Vec::new())));
                 }
                 run.1.push(sum);
             })?;
             if !run.1.is_empty() {
-                sums.runs.push(run);
+                checksums.runs.push(run);
             }
         }
-        Ok(sums)
+        Ok(checksums)
     }
 
-    /// Number of blocks.
+    /// The number of blocks that have a checksum.
     pub fn len(&self) -> usize {
         self.runs.iter().map(|(_, sums)| sums.len()).sum()
     }
 
-    /// Whether there are none.
+    /// Whether no block has a checksum.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
-    /// The checksums of other blocks than those in `ranges`, which are in order.
+    /// Removes the checksums of the blocks in `ranges`, which are sorted.
     #[must_use]
-    pub fn without(self, ranges: &[ByteRange]) -> Checksums {
+    pub fn without_blocks(self, ranges: &[ByteRange]) -> Checksums {
         let mut runs = Vec::new();
         for (first, sums) in self.runs {
             let mut rest = sums.as_slice();
@@ -107,16 +111,16 @@ impl Checksums {
                 runs.push((at, rest.to_vec()));
             }
         }
-        Checksums { runs, elsewhere: self.elsewhere }
+        Checksums { runs, remapped: self.remapped }
     }
 
-    /// The same with what a map says to be elsewhere.
+    /// Adds the addresses of a remap to the list of remapped addresses.
     #[must_use]
-    pub(in crate::store) fn with_remap(mut self, map: &Map) -> Checksums {
-        let ranges = map.runs().iter().map(|run| ByteRange { start: run.start, end: run.end });
-        self.elsewhere.extend(ranges);
-        self.elsewhere.sort_unstable_by_key(|range| range.start);
-        self.elsewhere.dedup_by(|next, before| {
+    pub(in crate::store) fn with_remapped(mut self, remap: &Remap) -> Checksums {
+        let ranges = remap.runs().iter().map(|run| ByteRange { start: run.start, end: run.end });
+        self.remapped.extend(ranges);
+        self.remapped.sort_unstable_by_key(|range| range.start);
+        self.remapped.dedup_by(|next, before| {
             let joins = next.start <= before.end;
             before.end = if joins { before.end.max(next.end) } else { before.end };
             joins
@@ -124,20 +128,22 @@ impl Checksums {
         self
     }
 
-    /// The same for a place where they never part from their map.
+    /// Removes the list of remapped addresses. A pack needs none: it holds checksums and remap
+    /// together, so neither can be lost alone.
     #[must_use]
-    pub(in crate::store) fn beside_map(self) -> Checksums {
-        Checksums { elsewhere: Vec::new(), ..self }
+    pub(in crate::store) fn without_remapped(self) -> Checksums {
+        Checksums { remapped: Vec::new(), ..self }
     }
 
-    /// The first block in a range of a pool that was given back because of a map, which is not there any more.
-    fn given_back(&self, pool: &File, range: ByteRange) -> std::io::Result<Option<u64>> {
-        let begin = self.elsewhere.partition_point(|known| known.end <= range.start);
-        let known = self.elsewhere.get(begin..).unwrap_or_default().iter();
+    /// The first block in a range that was remapped and is punched. A caller that reads it from
+    /// this pool has lost the remap.
+    fn first_punched(&self, pool: &File, range: ByteRange) -> std::io::Result<Option<u64>> {
+        let begin = self.remapped.partition_point(|known| known.end <= range.start);
+        let known = self.remapped.get(begin..).unwrap_or_default().iter();
         for part in known.take_while(|known| known.start < range.end) {
             let mut at = block_floor(part.start.max(range.start));
             while at < part.end.min(range.end) {
-                if self.of(at / BLOCK).is_none()
+                if self.get(at / BLOCK).is_none()
                     && data_in(pool, ByteRange::at(at, BLOCK))?.is_empty()
                 {
                     return Ok(Some(at));
@@ -148,8 +154,8 @@ impl Checksums {
         Ok(None)
     }
 
-    /// The parts of a range, in whole blocks, of which there are checksums.
-    fn known_in(&self, range: ByteRange) -> impl Iterator<Item = ByteRange> + '_ {
+    /// The parts of a range, extended to whole blocks, that have checksums.
+    fn covered(&self, range: ByteRange) -> impl Iterator<Item = ByteRange> + '_ {
         let (from, to) = (range.start / BLOCK, range.end.div_ceil(BLOCK));
         let begin = self.runs.partition_point(|(first, sums)| first + sums.len() as u64 <= from);
         let runs = self.runs.get(begin..).unwrap_or_default().iter();
@@ -159,38 +165,39 @@ impl Checksums {
         })
     }
 
-    /// Adds the checksums of the blocks from number `first` on, behind all others.
+    /// Appends the checksums of consecutive blocks from number `first` on. They come after all
+    /// blocks that are already there.
     pub fn push(&mut self, first: u64, sums: Vec<u32>) {
         self.runs.push((first, sums));
     }
 
-    /// What is written of them.
+    /// The records of the file.
     pub fn into_records(self) -> impl Iterator<Item = ChecksumsRecord> {
         let blocks =
             self.runs.into_iter().map(|(first, sums)| ChecksumsRecord::Blocks { first, sums });
-        let elsewhere =
-            (!self.elsewhere.is_empty()).then_some(ChecksumsRecord::Elsewhere(self.elsewhere));
-        blocks.chain(elsewhere).chain([ChecksumsRecord::End])
+        let remapped =
+            (!self.remapped.is_empty()).then_some(ChecksumsRecord::Remapped(self.remapped));
+        blocks.chain(remapped).chain([ChecksumsRecord::End])
     }
 
-    fn of(&self, block: u64) -> Option<u32> {
+    fn get(&self, block: u64) -> Option<u32> {
         let at = self.runs.partition_point(|(first, _)| *first <= block).checked_sub(1)?;
         let (first, sums) = self.runs.get(at)?;
         sums.get(usize::try_from(block - first).ok()?).copied()
     }
 
-    /// Holds the bytes that were read from `offset` of a pool on against their checksums. Gives the address of the first
-    /// block that is not as it was written.
+    /// Verifies bytes that were read at `offset` of a pool. Returns the address of the first block
+    /// that does not match its checksum, or that was remapped and punched.
     ///
     /// # Errors
-    /// As pread(2): of blocks that were read in part, the rest is read.
-    pub fn check(&self, pool: &File, offset: u64, bytes: &[u8]) -> std::io::Result<Option<u64>> {
+    /// As pread(2): the rest of a block of which `bytes` has only a part is read.
+    pub fn verify(&self, pool: &File, offset: u64, bytes: &[u8]) -> std::io::Result<Option<u64>> {
         let end = offset + bytes.len() as u64;
         let mut at = offset;
         while at < end {
             let block = block_floor(at);
             let next = (block + BLOCK).min(end);
-            if let Some(wanted) = self.of(block / BLOCK) {
+            if let Some(wanted) = self.get(block / BLOCK) {
                 let whole = (at == block && next == block + BLOCK)
                     .then(|| bytes.get((at - offset) as usize..(next - offset) as usize))
                     .flatten();
@@ -204,26 +211,26 @@ impl Checksums {
             }
             at = next;
         }
-        self.given_back(pool, ByteRange { start: offset, end })
+        self.first_punched(pool, ByteRange { start: offset, end })
     }
 }
 
-/// Gives address and checksum of each block that lies in a range, also in part. Read in large pieces: a call for each block
-/// costs more than its checksum.
+/// Calls `then` with the address and the checksum of each block that overlaps a range. Reads many
+/// blocks at once: a system call per block costs more than its checksum.
 fn for_each_block(
     pool: &File,
     range: ByteRange,
     mut then: impl FnMut(u64, u32),
 ) -> std::io::Result<()> {
     let (mut at, end) = (block_floor(range.start), block_ceil(range.end));
-    let mut piece = vec![0; end.saturating_sub(at).min(PIECE) as usize];
+    let mut buffer = vec![0; end.saturating_sub(at).min(READ_LEN) as usize];
     while at < end {
-        let len = (end - at).min(PIECE) as usize;
-        let piece = piece.get_mut(..len).unwrap_or_default();
-        let filled = disk::read_at(pool, piece, at)?;
+        let len = (end - at).min(READ_LEN) as usize;
+        let bytes = buffer.get_mut(..len).unwrap_or_default();
+        let filled = disk::read_at(pool, bytes, at)?;
         // Behind the end of a pool are zeros.
-        piece.get_mut(filled..).unwrap_or_default().fill(0);
-        for block in piece.chunks(BLOCK as usize) {
+        bytes.get_mut(filled..).unwrap_or_default().fill(0);
+        for block in bytes.chunks(BLOCK as usize) {
             then(at, crc32c::crc32c(block));
             at += BLOCK;
         }
@@ -231,14 +238,14 @@ fn for_each_block(
     Ok(())
 }
 
-/// A block of a pool, with zeros behind its end.
+/// Reads a block of a pool; bytes behind its end are zeros.
 fn read_block(pool: &File, at: u64) -> std::io::Result<[u8; BLOCK as usize]> {
     let mut block = [0; BLOCK as usize];
     disk::read_at(pool, &mut block, at)?;
     Ok(block)
 }
 
-/// Reads checksums from the bytes of their file.
+/// Parses the bytes of a file of checksums. `what` names the file in errors.
 ///
 /// # Errors
 /// Damage, with file and offset.
@@ -251,63 +258,63 @@ pub(in crate::store) fn parse(bytes: &[u8], what: &str) -> Result<Checksums> {
             "its end is missing",
         ));
     }
-    let mut sums = Checksums::default();
+    let mut checksums = Checksums::default();
     for record in records {
         match record {
-            ChecksumsRecord::Blocks { first, sums: run } => sums.runs.push((first, run)),
-            ChecksumsRecord::Elsewhere(ranges) => sums.elsewhere.extend(ranges),
+            ChecksumsRecord::Blocks { first, sums } => checksums.runs.push((first, sums)),
+            ChecksumsRecord::Remapped(ranges) => checksums.remapped.extend(ranges),
             ChecksumsRecord::End => {
-                return Err(Error::damage(format!("read {what}"), "it ends twice"));
+                return Err(Error::damage(format!("read {what}"), "it has two end records"));
             }
         }
     }
-    Ok(sums)
+    Ok(checksums)
 }
 
-/// The blocks of `ranges` of a pool that are not as they were written.
+/// The addresses of the blocks in `ranges` of a pool that fail verification.
 ///
 /// # Errors
 /// As pread(2).
-pub(in crate::store) fn damaged(
+pub(in crate::store) fn damaged_blocks(
     pool: &File,
-    sums: &Checksums,
+    checksums: &Checksums,
     ranges: &[ByteRange],
 ) -> std::io::Result<Vec<u64>> {
-    let mut found = Vec::new();
-    for part in ranges.iter().flat_map(|range| sums.known_in(*range)) {
+    let mut damaged = Vec::new();
+    for part in ranges.iter().flat_map(|range| checksums.covered(*range)) {
         for_each_block(pool, part, |at, sum| {
-            if sums.of(at / BLOCK).is_some_and(|wanted| wanted != sum) {
-                found.push(at);
+            if checksums.get(at / BLOCK).is_some_and(|wanted| wanted != sum) {
+                damaged.push(at);
             }
         })?;
     }
     for range in ranges {
-        found.extend(sums.given_back(pool, *range)?);
+        damaged.extend(checksums.first_punched(pool, *range)?);
     }
-    found.dedup();
-    Ok(found)
+    damaged.dedup();
+    Ok(damaged)
 }
 
-/// Bytes in `ranges` of a pool that take space and have no checksums.
+/// How many bytes in `ranges` of a pool take space but have no checksum.
 ///
 /// # Errors
 /// As lseek(2).
-pub(in crate::store) fn unknown(
+pub(in crate::store) fn bytes_without_checksum(
     pool: &File,
-    sums: &Checksums,
+    checksums: &Checksums,
     ranges: &[ByteRange],
 ) -> std::io::Result<u64> {
-    let mut unknown = 0;
+    let mut bytes = 0;
     for range in ranges {
         let mut at = range.start;
         let end = ByteRange { start: range.end, end: range.end };
-        for known in sums.known_in(*range).chain([end]) {
-            let data = data_in(pool, ByteRange { start: at, end: known.start })?;
-            unknown += data.iter().map(|range| range.len()).sum::<u64>();
-            at = at.max(known.end);
+        for covered in checksums.covered(*range).chain([end]) {
+            let data = data_in(pool, ByteRange { start: at, end: covered.start })?;
+            bytes += data.iter().map(|range| range.len()).sum::<u64>();
+            at = at.max(covered.end);
         }
     }
-    Ok(unknown)
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -318,15 +325,15 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     #[test]
-    fn blocks_that_were_given_up_have_no_checksums() {
+    fn freed_blocks_have_no_checksums() {
         let sums = || Checksums {
             runs: vec![(2, vec![2, 3, 4, 5]), (6, vec![6]), (9, vec![9, 10])],
             ..Checksums::default()
         };
         let blocks = |start: u64, end: u64| ByteRange { start: start * BLOCK, end: end * BLOCK };
         let left = |ranges: &[ByteRange]| -> Vec<u64> {
-            let left = sums().without(ranges);
-            (0..20).filter(|block| left.of(*block) == Some(*block as u32)).collect()
+            let left = sums().without_blocks(ranges);
+            (0..20).filter(|block| left.get(*block) == Some(*block as u32)).collect()
         };
         assert_eq!(left(&[]), [2, 3, 4, 5, 6, 9, 10]);
         assert_eq!(left(&[blocks(0, 2), blocks(7, 9), blocks(11, 20)]), [2, 3, 4, 5, 6, 9, 10]);
@@ -335,13 +342,16 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_are_read_together_have_the_checksums_that_each_has_alone() {
+    fn blocks_that_are_read_together_have_the_same_checksums_as_blocks_that_are_read_alone() {
         let pool = tempfile::tempfile().unwrap();
-        let bytes: Vec<u8> = (0..3 * PIECE + 5000).map(|n| (n % 253) as u8).collect();
+        let bytes: Vec<u8> = (0..3 * READ_LEN + 5000).map(|n| (n % 253) as u8).collect();
         pool.write_all_at(&bytes, 0).unwrap();
-        for (start, end) in
-            [(0, bytes.len() as u64), (4097, PIECE + 1), (3 * PIECE, 4 * PIECE), (8192, 8192)]
-        {
+        for (start, end) in [
+            (0, bytes.len() as u64),
+            (4097, READ_LEN + 1),
+            (3 * READ_LEN, 4 * READ_LEN),
+            (8192, 8192),
+        ] {
             let mut found = Vec::new();
             for_each_block(&pool, ByteRange { start, end }, |at, sum| found.push((at, sum)))
                 .unwrap();
@@ -352,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_space_and_has_no_checksum_is_counted() {
+    fn bytes_that_take_space_without_a_checksum_are_counted() {
         let pool = tempfile::tempfile().unwrap();
         let blocks = |start: u64, end: u64| ByteRange { start: start * BLOCK, end: end * BLOCK };
         // A hole from block 16 on, and bytes behind it.
@@ -360,7 +370,7 @@ mod tests {
         pool.write_all_at(&[7; 4 * BLOCK as usize], 64 * BLOCK).unwrap();
         let runs = vec![(2, vec![0; 4]), (8, vec![0; 2]), (65, vec![0; 8])];
         let sums = Checksums { runs, ..Checksums::default() };
-        let count = |ranges: &[ByteRange]| unknown(&pool, &sums, ranges).unwrap();
+        let count = |ranges: &[ByteRange]| bytes_without_checksum(&pool, &sums, ranges).unwrap();
         assert_eq!(count(&[blocks(2, 6), blocks(8, 10), blocks(65, 68)]), 0);
         assert_eq!(count(&[blocks(0, 80)]), (2 + 2 + 6 + 1) * BLOCK);
         assert_eq!(count(&[blocks(20, 40)]), 0, "it is a hole");
@@ -368,28 +378,28 @@ mod tests {
         assert_eq!(count(&[part, blocks(6, 7)]), BLOCK - 100 + BLOCK);
     }
 
-    /// The map that said where the bytes are is missing, or an older copy.
+    /// The remap is missing, or an older copy came back.
     #[test]
-    fn what_was_given_back_because_of_a_map_is_never_read_as_zeros() {
+    fn a_punched_block_whose_remap_is_lost_is_reported_and_not_read_as_zeros() {
         let pool = tempfile::tempfile().unwrap();
         pool.set_len(8 * BLOCK).unwrap();
         pool.write_all_at(&[7; BLOCK as usize], BLOCK).unwrap();
-        let mut map = Map::default();
-        // The first block is a hole, and the second one was not given back yet.
+        let mut remap = Remap::default();
+        // The first block is punched, the second one not yet.
         for (start, end) in [(0, 100), (BLOCK, BLOCK + 100), (4 * BLOCK + 10, 5 * BLOCK)] {
-            map.push(Run { start, end, layer: LayerId(9), offset: start });
+            remap.push(Run { start, end, layer: LayerId(9), offset: start });
         }
-        let sums = Checksums::default().with_remap(&map);
-        let read = |start: u64, len: usize| sums.check(&pool, start, &vec![0; len]).unwrap();
+        let sums = Checksums::default().with_remapped(&remap);
+        let read = |start: u64, len: usize| sums.verify(&pool, start, &vec![0; len]).unwrap();
         assert_eq!(read(50, 10), Some(0));
-        assert_eq!(read(100, 10), None, "what is beside it in a block was zero before");
+        assert_eq!(read(100, 10), None, "the rest of that block was never stored");
         assert_eq!(read(BLOCK, 10), None);
         assert_eq!((read(BLOCK, 4 * BLOCK as usize), read(4 * BLOCK, 10)), (Some(4 * BLOCK), None));
         let bytes = log::frames(sums.into_records()).unwrap();
         let again = parse(&bytes, "sums").unwrap();
         let ranges = [ByteRange { start: 0, end: 8 * BLOCK }];
-        assert_eq!(damaged(&pool, &again, &ranges).unwrap(), [0]);
-        assert!(damaged(&pool, &again.beside_map(), &ranges).unwrap().is_empty());
+        assert_eq!(damaged_blocks(&pool, &again, &ranges).unwrap(), [0]);
+        assert!(damaged_blocks(&pool, &again.without_remapped(), &ranges).unwrap().is_empty());
     }
 
     #[test]
@@ -404,14 +414,14 @@ mod tests {
         let read = |from: usize, to: usize| {
             let mut part = vec![0; to - from];
             pool.read_exact_at(&mut part, 8192 + from as u64).unwrap();
-            sums.check(&pool, 8192 + from as u64, &part).unwrap()
+            sums.verify(&pool, 8192 + from as u64, &part).unwrap()
         };
         assert_eq!((read(0, 10_000), read(5, 9), read(4000, 4100)), (None, None, None));
         pool.write_all_at(&[bytes[5000] ^ 1], 8192 + 5000).unwrap();
         assert_eq!((read(0, 10_000), read(4990, 5010)), (Some(12_288), Some(12_288)));
-        assert_eq!(read(0, 4096), None, "other blocks are as they were");
-        assert_eq!(read(4096, 4097), Some(12_288), "a byte is as good as its block");
-        let found = |start, end| damaged(&pool, &sums, &[ByteRange { start, end }]).unwrap();
+        assert_eq!(read(0, 4096), None, "other blocks match");
+        assert_eq!(read(4096, 4097), Some(12_288), "one byte is verified with its whole block");
+        let found = |start, end| damaged_blocks(&pool, &sums, &[ByteRange { start, end }]).unwrap();
         assert_eq!((found(0, 1 << 40), found(12_300, 12_301)), (vec![12_288], vec![12_288]));
         assert_eq!(
             (found(0, 12_288), found(16_384, 1 << 40), found(12_288, 12_288)),

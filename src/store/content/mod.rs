@@ -1,8 +1,10 @@
-//! The content of a layer, as whoever reads it needs it: the pool, the checksums of what is in it, and where the rest is.
+//! The content of one layer: its pool, the checksums of the pool, and the remap.
 //!
-//! Always true: what is kept in memory of a layer is what its files say. It is loaded under the lock of the catalog, and
-//! dropped under it when one of the files was replaced, so nobody finds a new map with old checksums, or an old map after
-//! [`Store::publish_remap`] has returned.
+//! * A [`Content`] says what the files of its layer say. [`crate::store::Store::content`] loads it
+//!   under the lock of the catalog and drops it under that lock when one of the files is replaced.
+//!   So no reader combines a new remap with old checksums.
+//! * This folder only knows bytes and addresses. Files of layers and packs are read and published
+//!   by [`crate::store::placement`].
 
 pub mod cells;
 pub mod checksums;
@@ -14,92 +16,103 @@ pub mod remap;
 use std::fs::File;
 use std::sync::Arc;
 
-use crate::store::content::cells::{Cells, Got};
+use crate::store::content::cells::{Cells, ReadOutcome};
 use crate::store::content::checksums::Checksums;
-use crate::store::content::remap::{Map, Place};
+use crate::store::content::remap::{PoolRange, Remap};
 use crate::sys;
 use crate::types::{ByteRange, LayerId};
 
 /// The content of a layer.
 #[derive(Debug)]
 pub struct Content {
-    /// Its pool; none if all of its content is elsewhere, and then the rest of its addresses are zeros.
-    pub file: Option<Arc<File>>,
-    /// What the bytes in the pool are held against, once the layer is sealed.
-    pub sums: Option<Arc<Checksums>>,
-    /// What of it is kept elsewhere, if anything is.
-    pub map: Option<Arc<Map>>,
-    /// How it is deflated, if it is.
+    /// The pool of the layer. `None` if the pool was removed because all content is in other pools;
+    /// addresses that are not remapped then read as zeros.
+    pub pool: Option<Arc<File>>,
+    /// Checksums of the pool. `None` before the layer is sealed, and where they cannot be read.
+    pub checksums: Option<Arc<Checksums>>,
+    /// Which addresses are stored in other pools. `None` if none are.
+    pub remap: Option<Arc<Remap>>,
+    /// How the pool is deflated. `None` if it is not.
     pub cells: Option<Arc<Cells>>,
 }
 
 impl Content {
-    /// The content of a layer that is being written.
-    pub(in crate::store) fn of_upper(file: Arc<File>) -> Content {
-        Content { file: Some(file), sums: None, map: None, cells: None }
+    /// The content of the upper layer, which has neither checksums nor a remap yet.
+    pub(in crate::store) fn of_upper(pool: Arc<File>) -> Content {
+        Content { pool: Some(pool), checksums: None, remap: None, cells: None }
     }
 
-    /// Bytes that it takes in memory, about.
-    pub(in crate::store) fn weight(&self) -> usize {
-        self.sums.as_ref().map_or(0, |sums| sums.len() * 4)
-            + self.map.as_ref().map_or(0, |map| size_of_val(map.runs()))
-            + self.cells.as_ref().map_or(0, |cells| cells.weight())
+    /// Approximate size in memory, in bytes.
+    pub(in crate::store) fn memory(&self) -> usize {
+        self.checksums.as_ref().map_or(0, |checksums| checksums.len() * 4)
+            + self.remap.as_ref().map_or(0, |remap| size_of_val(remap.runs()))
+            + self.cells.as_ref().map_or(0, |cells| cells.memory())
     }
 
-    /// Where a range of the pool's addresses is.
-    pub fn places(&self, layer: LayerId, range: ByteRange) -> Vec<Place> {
-        match &self.map {
-            None => vec![Place { layer, offset: range.start, len: range.len() }],
-            Some(map) => map.places(layer, range),
+    /// Translates a range of addresses into ranges of pools, in order and without gaps. `layer` is
+    /// the layer of this content.
+    pub fn locate(&self, layer: LayerId, range: ByteRange) -> Vec<PoolRange> {
+        match &self.remap {
+            None => vec![PoolRange { layer, offset: range.start, len: range.len() }],
+            Some(remap) => remap.locate(layer, range),
         }
     }
 
-    /// Reads bytes of its own pool, and holds them against the checksums, if it has any. With `nowait`, gives none for which it would have to be
-    /// waited.
+    /// Reads bytes of its own pool and verifies them against the checksums, if there are any. With
+    /// `nowait`, returns [`ReadOutcome::WouldBlock`] instead of waiting for a disk.
     ///
     /// # Errors
     /// As pread(2).
-    pub fn read(&self, offset: u64, bytes: &mut [u8], nowait: bool) -> std::io::Result<Got> {
-        self.read_checked(self.sums.as_deref(), offset, bytes, nowait)
+    pub fn read(
+        &self,
+        offset: u64,
+        bytes: &mut [u8],
+        nowait: bool,
+    ) -> std::io::Result<ReadOutcome> {
+        self.read_checked(self.checksums.as_deref(), offset, bytes, nowait)
     }
 
-    /// The same for who holds the bytes against others: checksums say no more, but of what has to be inflated.
+    /// Reads bytes that the caller compares with other bytes. A comparison finds damage by itself,
+    /// so checksums are verified only for deflated pools, where damage could break inflating.
     pub(in crate::store) fn read_to_compare(
         &self,
         offset: u64,
         bytes: &mut [u8],
-    ) -> std::io::Result<Got> {
-        let sums = self.sums.as_deref().filter(|_| self.cells.is_some());
-        self.read_checked(sums, offset, bytes, false)
+    ) -> std::io::Result<ReadOutcome> {
+        let checksums = self.checksums.as_deref().filter(|_| self.cells.is_some());
+        self.read_checked(checksums, offset, bytes, false)
     }
 
     fn read_checked(
         &self,
-        sums: Option<&Checksums>,
+        checksums: Option<&Checksums>,
         offset: u64,
         bytes: &mut [u8],
         nowait: bool,
-    ) -> std::io::Result<Got> {
-        match &self.file {
-            Some(pool) => cells::read((pool, self.cells.as_deref(), sums), offset, bytes, nowait),
+    ) -> std::io::Result<ReadOutcome> {
+        match &self.pool {
+            Some(pool) => {
+                cells::read((pool, self.cells.as_deref(), checksums), offset, bytes, nowait)
+            }
             None => {
                 bytes.fill(0);
-                Ok(Got::Bytes(bytes.len()))
+                Ok(ReadOutcome::Bytes(bytes.len()))
             }
         }
     }
 
-    /// How many bytes from the first on of a range of its own pool are stored. A hole in a pool reads as zeros, but may be what was given back of
-    /// something else.
+    /// How many bytes at the start of a range of its own pool are stored: the bytes before the
+    /// first hole. A hole reads as zeros, but may be space that was punched, so deduplication must
+    /// not refer to it.
     ///
     /// # Errors
     /// As lseek(2).
-    pub(in crate::store) fn stored(&self, range: ByteRange) -> std::io::Result<u64> {
-        let Some(pool) = &self.file else { return Ok(0) };
+    pub(in crate::store) fn stored_len(&self, range: ByteRange) -> std::io::Result<u64> {
+        let Some(pool) = &self.pool else { return Ok(0) };
         let mut at = range.start;
         while at < range.end {
-            let cell = self.cells.as_ref().map(|cells| cells.cell_of(at));
-            let (end, probe) = match cell {
+            // A deflated cell is stored at its first address, whatever part of it is asked for.
+            let (end, probe) = match self.cells.as_ref().map(|cells| cells.cell_at(at)) {
                 Some((end, Some(deflated))) => (end, deflated.start),
                 Some((end, None)) => (end, at),
                 None => (range.end, at),

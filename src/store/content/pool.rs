@@ -1,9 +1,12 @@
-//! Pools: the files that hold content bytes.
+//! Pools: the files that hold content, and the allocator of their addresses.
 //!
-//! A pool is sparse and its addresses are logical: space that nothing was written to costs nothing. Addresses are given
-//! out once and never again, so an extent that a sealed state holds cannot change under it. The first bytes of a file get
-//! the blocks that they need, so that small files lie side by side; a file that goes on growing gets windows of
-//! addresses that double from 64 KiB to 4 MiB, so that sequential writes stay few extents also between other writers.
+//! * A pool is a sparse file. An address is an offset in it; a range that was never written takes
+//!   no space.
+//! * An address is allocated once and never again. So the extents of a sealed state never change.
+//!
+//! The first write to a file gets only the blocks that it needs, so small files lie side by side. A
+//! file that keeps growing gets windows of addresses that double from 64 KiB to 4 MiB. Sequential
+//! writes then become few extents, even while other files are written.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -12,14 +15,14 @@ use std::sync::Arc;
 use crate::store::io::disk;
 use crate::types::{ByteRange, Ino, LayerId};
 
-/// Content is recorded in blocks of this many bytes.
+/// Content is allocated, punched and checksummed in blocks of this many bytes.
 pub const BLOCK: u64 = 4096;
 const SMALLEST_WINDOW: u64 = 64 << 10;
 const LARGEST_WINDOW: u64 = 4 << 20;
-/// Files that can have a window at a time. One that has none any more, and grows all the same, gets a new one.
+/// How many files can have a window at a time. A growing file that lost its window gets a new one.
 const MOST_WINDOWS: usize = 4096;
 
-/// The block that holds `offset` begins here.
+/// The start of the block that holds `offset`.
 pub fn block_floor(offset: u64) -> u64 {
     offset & !(BLOCK - 1)
 }
@@ -29,29 +32,29 @@ pub fn block_ceil(offset: u64) -> u64 {
     offset.checked_add(BLOCK - 1).map_or(!(BLOCK - 1), block_floor)
 }
 
-/// Addresses set aside for the file that grows.
+/// Addresses that are reserved for one growing file.
 struct Window {
-    /// Offset in the file that `pool_next` is for.
+    /// The offset in the file whose byte goes to `pool_next`.
     file_next: u64,
     pool_next: u64,
     pool_end: u64,
     size: u64,
-    /// When it was used last.
+    /// The value of [`PoolWriter::uses`] at the last use.
     used: u64,
 }
 
-/// The pool of the writable layer.
+/// Allocates addresses in the pool of the upper layer and writes to it.
 pub struct PoolWriter {
     layer: LayerId,
     file: Arc<File>,
     next: u64,
     windows: HashMap<Ino, Window>,
-    /// Counts their uses.
+    /// Counts allocations, to find the windows that were not used for long.
     uses: u64,
 }
 
 impl PoolWriter {
-    /// Takes `file` as the pool of `layer`; addresses are given out behind what it holds.
+    /// Writes to `file`, the pool of `layer`. New addresses begin after its end.
     ///
     /// # Errors
     /// As fstat(2).
@@ -60,18 +63,19 @@ impl PoolWriter {
         Ok(PoolWriter { layer, file, next, windows: HashMap::new(), uses: 0 })
     }
 
-    /// Whose pool it is.
+    /// The layer of the pool.
     pub fn layer(&self) -> LayerId {
         self.layer
     }
 
-    /// The file.
+    /// The pool.
     pub fn file(&self) -> &Arc<File> {
         &self.file
     }
 
-    /// Gives out addresses for `range` of the file `ino`. `growing` says that the range reaches the end of the file, so
-    /// that more is likely to follow. Addresses continue those of the bytes before, where the window allows.
+    /// Allocates addresses for `range` of the file `ino`. `growing` says that the range reaches the
+    /// end of the file, so that more writes are likely to follow. The addresses continue those of
+    /// the bytes before `range` where the window of the file allows it.
     pub fn allocate(&mut self, ino: Ino, range: ByteRange, growing: bool) -> u64 {
         self.uses += 1;
         if let Some(window) = self.windows.get_mut(&ino)
@@ -103,7 +107,7 @@ impl PoolWriter {
         at
     }
 
-    /// Forgets the windows of files that were not written for long, if there are many.
+    /// Drops windows that were not used for long, if there are too many.
     fn close_oldest(&mut self) {
         if self.windows.len() >= MOST_WINDOWS {
             let since = self.uses.saturating_sub(MOST_WINDOWS as u64 / 2);
@@ -111,26 +115,26 @@ impl PoolWriter {
         }
     }
 
-    /// Whether the bytes from `file_offset` on would continue the window of `ino`.
+    /// Whether a write at `file_offset` would continue the window of `ino`.
     pub fn continues(&self, ino: Ino, file_offset: u64) -> bool {
         self.windows
             .get(&ino)
             .is_some_and(|w| w.file_next == file_offset && w.pool_next < w.pool_end)
     }
 
-    /// The addresses that were given out and are still to be written, and where those begin that were never given out.
+    /// The rest of each window, and the first address that was never allocated.
     pub fn reserved(&self) -> (Vec<ByteRange>, u64) {
         let windows =
             self.windows.values().map(|w| ByteRange { start: w.pool_next, end: w.pool_end });
         (windows.filter(|range| !range.is_empty()).collect(), self.next)
     }
 
-    /// Forgets the window of a file that is gone or was cut.
+    /// Drops the window of a file that was removed or truncated.
     pub fn close_window(&mut self, ino: Ino) {
         self.windows.remove(&ino);
     }
 
-    /// Gives the space of addresses back that nobody reads any more; they read as zeros from then on.
+    /// Punches addresses that no reader needs any more, in whole blocks. They then read as zeros.
     ///
     /// # Errors
     /// As fallocate(2).
@@ -139,7 +143,7 @@ impl PoolWriter {
         disk::punch(&self.file, whole)
     }
 
-    /// Writes bytes at a logical address.
+    /// Writes bytes at an address.
     ///
     /// # Errors
     /// As pwrite(2).
@@ -157,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn sequential_writes_get_consecutive_addresses_also_across_other_files() {
+    fn sequential_writes_get_consecutive_addresses_between_writes_to_other_files() {
         let mut pool = writer();
         let a = pool.allocate(Ino(1), ByteRange::at(0, 1000), true);
         let other = pool.allocate(Ino(2), ByteRange::at(0, 1000), true);
@@ -171,14 +175,14 @@ mod tests {
     }
 
     #[test]
-    fn however_many_files_are_written_few_have_a_window_and_who_goes_on_keeps_it() {
+    fn windows_are_bounded_and_a_file_in_steady_use_keeps_its_window() {
         let mut pool = writer();
         let mut next = pool.allocate(Ino(1), ByteRange::at(0, 10), true);
         for step in 1..20_000u64 {
             let at = pool.allocate(Ino(1), ByteRange::at(10 * step, 10), true);
             assert!(
                 at == next + 10 || at.is_multiple_of(BLOCK),
-                "its addresses go on, or a window begins"
+                "its addresses continue, or a new window begins"
             );
             next = at;
             pool.allocate(Ino(1 + step), ByteRange::at(0, 10), true);
@@ -190,9 +194,9 @@ mod tests {
     }
 
     #[test]
-    fn no_address_is_given_out_twice() {
+    fn no_address_is_allocated_twice() {
         let mut pool = writer();
-        let mut given: Vec<ByteRange> = Vec::new();
+        let mut allocated: Vec<ByteRange> = Vec::new();
         let mut at = 0;
         for step in 0..200u64 {
             let len = 1 + (step * 7919) % 90_000;
@@ -200,10 +204,10 @@ mod tests {
             let start = if step % 5 == 0 { 0 } else { at };
             let offset = pool.allocate(ino, ByteRange::at(start, len), step % 2 == 0);
             assert!(
-                given.iter().all(|g| offset >= g.end || offset + len <= g.start),
+                allocated.iter().all(|g| offset >= g.end || offset + len <= g.start),
                 "step {step}"
             );
-            given.push(ByteRange::at(offset, len));
+            allocated.push(ByteRange::at(offset, len));
             at = start + len;
         }
     }

@@ -1,48 +1,53 @@
-//! Who reads from pools right now, so that a range is given back only when nobody is still reading what it was.
+//! Tracks readers of pools, so that space is punched only after every reader that may still need it
+//! is done.
 //!
-//! Always true: whoever finds out where bytes are takes a [`ReadGuard`] before that knowledge can grow old, and keeps it until
-//! the bytes are read. [`ReadEpochs::wait_for_all`] returns when all that were taken before it are gone; new ones do not wait.
+//! * A reader takes a [`ReadGuard`] before it looks up where bytes are, and holds it until the
+//!   bytes are read.
+//! * [`ReadEpochs::wait_for_all`] ends the current epoch and waits for the guards of all earlier
+//!   epochs. It does not wait for guards that are taken later: those readers see the new remaps.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// As long as it lives, what was found out before stays true of the pools.
+/// While it lives, ranges of pools that were looked up after it was taken stay readable.
 #[derive(Clone)]
 pub struct ReadGuard {
-    _generation: Arc<()>,
+    _epoch: Arc<()>,
 }
 
-/// The readings of a store.
+/// The read epochs of a store.
 #[derive(Default)]
 pub(in crate::store) struct ReadEpochs {
-    generations: Mutex<Generations>,
+    epochs: Mutex<Epochs>,
 }
 
 #[derive(Default)]
-struct Generations {
+struct Epochs {
+    /// Each guard holds a reference to the epoch in which it was taken.
     current: Arc<()>,
-    /// Those before, of which somebody was still reading when it was waited for last.
-    before: Vec<Weak<()>>,
+    /// Earlier epochs that still had guards at the last wait.
+    ended: Vec<Weak<()>>,
 }
 
 impl ReadEpochs {
     pub(in crate::store) fn enter(&self) -> ReadGuard {
-        ReadGuard { _generation: Arc::clone(&self.generations.lock().current) }
+        ReadGuard { _epoch: Arc::clone(&self.epochs.lock().current) }
     }
 
-    /// Waits until everybody who read before is done; false if that takes longer than `patience`. Then the next one waits for them, too.
+    /// Waits until every guard that exists now is dropped. Returns false if that takes longer than
+    /// `patience`; the next wait then also waits for these guards.
     pub(in crate::store) fn wait_for_all(&self, patience: Duration) -> bool {
-        let before = {
-            let mut generations = self.generations.lock();
-            let ended = Arc::downgrade(&std::mem::take(&mut generations.current));
-            generations.before.push(ended);
-            generations.before.retain(|generation| generation.strong_count() > 0);
-            generations.before.clone()
+        let ended = {
+            let mut epochs = self.epochs.lock();
+            let last = Arc::downgrade(&std::mem::take(&mut epochs.current));
+            epochs.ended.push(last);
+            epochs.ended.retain(|epoch| epoch.strong_count() > 0);
+            epochs.ended.clone()
         };
         let end = Instant::now() + patience;
-        while before.iter().any(|generation| generation.strong_count() > 0) {
+        while ended.iter().any(|epoch| epoch.strong_count() > 0) {
             if Instant::now() > end {
                 return false;
             }
@@ -57,18 +62,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_waited_for_those_before_and_not_for_those_after() {
+    fn a_wait_covers_guards_taken_before_it_and_none_taken_after() {
         let readers = Arc::new(ReadEpochs::default());
         let before = readers.enter();
-        assert!(!readers.wait_for_all(Duration::from_millis(5)), "somebody reads");
-        assert!(!readers.wait_for_all(Duration::from_millis(5)), "and goes on reading");
+        assert!(!readers.wait_for_all(Duration::from_millis(5)), "a guard is held");
+        assert!(!readers.wait_for_all(Duration::from_millis(5)), "and it is still held");
         drop(before);
-        assert!(readers.wait_for_all(Duration::from_millis(5)), "until it is done");
+        assert!(readers.wait_for_all(Duration::from_millis(5)), "no guard is left");
         let before = readers.enter();
         let (begun, waiting) = (Instant::now(), Arc::clone(&readers));
         let waiter = std::thread::spawn(move || waiting.wait_for_all(Duration::from_secs(60)));
-        // Somebody who comes while it is waited is in the next generation.
-        while Arc::ptr_eq(&readers.generations.lock().current, &before._generation) {
+        // Wait until the other thread has ended the epoch of `before`.
+        while Arc::ptr_eq(&readers.epochs.lock().current, &before._epoch) {
             assert!(begun.elapsed() < Duration::from_secs(60));
             std::thread::yield_now();
         }

@@ -1,14 +1,17 @@
-//! Where the content of a sealed pool is, as far as it is not in the pool itself: `layers/00000007/map`.
+//! The remap of a sealed layer: which of its addresses are stored in other pools, in
+//! `layers/00000007/map`.
 //!
-//! Extents hold addresses of a pool and never change; the same extent stands in many states. When content turns out to be
-//! equal to older content, the map of its layer says where that is, and the blocks in the layer's own pool are given back.
+//! Extents hold addresses and never change, and the same extent is part of many states. When
+//! content turns out to equal older content, the remap of its layer points there, and the blocks in
+//! the layer's own pool are punched.
 //!
-//! Always true:
-//! * a map leads to where bytes are, never to a range that is itself mapped away: one step from an address to a disk;
-//! * the bytes that it leads to are those that were at the address, so whoever reads finds the same before and after;
-//! * blocks that a map gives up are punched only after it is on the disk, and when nobody reads by the one before.
-//!
-//! What is not in the map is at home: at the same offset of the layer's own pool.
+//! * A remap points to stored bytes, never to addresses that are themselves remapped. So a read
+//!   takes one translation.
+//! * The bytes at the target equal those that were at the address. A reader sees the same bytes
+//!   before and after the remap is published.
+//! * Blocks that a remap frees are punched only after the remap is on disk and after every reader
+//!   that may use an earlier one is done.
+//! * An address that is not remapped is stored at the same offset of the layer's own pool.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +20,7 @@ use crate::store::content::pool::{block_ceil, block_floor};
 use crate::store::io::log;
 use crate::types::{ByteRange, LayerId};
 
-/// Runs in one record.
+/// Most runs in one record.
 const RUNS: usize = 4096;
 
 /// A record of `map`.
@@ -29,64 +32,64 @@ pub enum RemapRecord {
     End,
 }
 
-/// A run as it is written: what is likely to be small is what is written.
+/// A run as it is written: differences, because small numbers take fewer bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackedRun {
-    /// Bytes from the end of the run before (of the first one, from 0) to its first.
+    /// Bytes from the end of the run before, or from address 0, to the start of this one.
     pub gap: u64,
-    /// Bytes of the run.
+    /// Length in bytes.
     pub len: u64,
-    /// In whose pool it is.
+    /// The layer whose pool holds the bytes.
     pub layer: LayerId,
-    /// Its offset there, less its own address.
+    /// The offset in that pool minus the address.
     pub shift: i64,
 }
 
-/// A range of a pool's addresses whose bytes are elsewhere.
+/// A range of addresses whose bytes are stored in another pool, or elsewhere in the same one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// First address.
+    /// The first address.
     pub start: u64,
-    /// First address behind it.
+    /// The address after the last one.
     pub end: u64,
-    /// In whose pool the bytes are.
+    /// The layer whose pool holds the bytes.
     pub layer: LayerId,
-    /// Where in that pool the first one is.
+    /// The offset of the first byte in that pool.
     pub offset: u64,
 }
 
 impl Run {
-    /// Where its bytes are.
-    pub fn home(&self) -> ByteRange {
+    /// The range of the pool that holds the bytes.
+    pub fn target(&self) -> ByteRange {
         ByteRange::at(self.offset, self.end - self.start)
     }
 }
 
-/// Where a run of bytes is on disk.
+/// A range of the pool of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// In whose pool.
+pub struct PoolRange {
+    /// The layer of the pool.
     pub layer: LayerId,
-    /// From which offset on.
+    /// The offset in the pool.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
-/// What of a pool is elsewhere.
+/// Which addresses of a layer are stored in other pools.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Map {
-    /// In order, none empty, none overlapping another.
+pub struct Remap {
+    /// Sorted; none is empty and none overlap.
     runs: Vec<Run>,
 }
 
-impl Map {
-    /// Adds a run behind all others; it becomes part of the last one where it continues that.
+impl Remap {
+    /// Appends a run after all others. Merges it with the last one if it continues that.
     pub fn push(&mut self, run: Run) {
         if let Some(last) = self.runs.last_mut()
             && last.end == run.start
             && last.layer == run.layer
-            && last.home().end == run.offset
+            && last.target().end == run.offset
         {
             last.end = run.end;
             return;
@@ -102,13 +105,14 @@ impl Map {
         &self.runs
     }
 
-    /// Bytes that are elsewhere.
+    /// How many bytes are remapped.
     pub fn bytes(&self) -> u64 {
         self.runs.iter().map(|run| run.end - run.start).sum()
     }
 
-    /// The blocks of the layer's own pool that hold nothing any more: what is in them and not in the map are zeros.
-    pub fn given_up(&self) -> Vec<ByteRange> {
+    /// The blocks of the layer's own pool that are no longer needed. Bytes of these blocks that are
+    /// not remapped are zeros.
+    pub fn freed_blocks(&self) -> Vec<ByteRange> {
         let mut ranges: Vec<ByteRange> = Vec::new();
         for run in &self.runs {
             let range = ByteRange { start: block_floor(run.start), end: block_ceil(run.end) };
@@ -120,19 +124,20 @@ impl Map {
         ranges
     }
 
-    /// Where a range of addresses of the pool of `own` is, in order and without gaps.
-    pub fn places(&self, own: LayerId, range: ByteRange) -> Vec<Place> {
-        let mut places = Vec::new();
+    /// Translates a range of addresses of the layer `own` into ranges of pools, in order and
+    /// without gaps.
+    pub fn locate(&self, own: LayerId, range: ByteRange) -> Vec<PoolRange> {
+        let mut located = Vec::new();
         let mut at = range.start;
-        let home = |from: u64, to: u64| Place { layer: own, offset: from, len: to - from };
+        let in_own = |from: u64, to: u64| PoolRange { layer: own, offset: from, len: to - from };
         let first = self.runs.partition_point(|run| run.end <= range.start);
         for run in self.runs.iter().skip(first).take_while(|run| run.start < range.end) {
             if run.start > at {
-                places.push(home(at, run.start));
+                located.push(in_own(at, run.start));
                 at = run.start;
             }
             let end = run.end.min(range.end);
-            places.push(Place {
+            located.push(PoolRange {
                 layer: run.layer,
                 offset: run.offset + (at - run.start),
                 len: end - at,
@@ -140,20 +145,20 @@ impl Map {
             at = end;
         }
         if at < range.end {
-            places.push(home(at, range.end));
+            located.push(in_own(at, range.end));
         }
-        places
+        located
     }
 
-    /// The part of it that speaks of blocks in which one of `ranges` has a byte; they are in order and do not overlap. In whole
-    /// blocks: what is left is about as long as what is needed.
-    pub fn only(&self, ranges: &[ByteRange]) -> Map {
-        let mut rest = Map::default();
+    /// Drops the parts that no block with a byte in `ranges` needs. `ranges` is sorted and does not
+    /// overlap. Of each run, one contiguous part stays, from the first needed block to the last: a
+    /// run that was cut into many would make the file larger.
+    pub fn restricted_to(&self, ranges: &[ByteRange]) -> Remap {
+        let mut rest = Remap::default();
         let mut ranges = ranges.iter().peekable();
         for run in &self.runs {
             while ranges.next_if(|range| block_ceil(range.end) <= run.start).is_some() {}
             let mut of_run = ranges.clone().take_while(|range| block_floor(range.start) < run.end);
-            // From the first to the last that is needed: a run is never cut into many.
             let Some(first) = of_run.next().copied() else { continue };
             let last = of_run.last().copied().unwrap_or(first);
             let start = block_floor(first.start).max(run.start);
@@ -163,7 +168,7 @@ impl Map {
         rest
     }
 
-    fn pack(&self) -> Vec<PackedRun> {
+    fn packed_runs(&self) -> Vec<PackedRun> {
         let mut before = 0;
         let pack = |run: &Run| {
             let gap = run.start - before;
@@ -174,16 +179,16 @@ impl Map {
         self.runs.iter().map(pack).collect()
     }
 
-    /// What is written of it.
+    /// The records of the file.
     pub(in crate::store) fn records(&self) -> impl Iterator<Item = RemapRecord> + use<> {
-        let packed = self.pack();
+        let packed = self.packed_runs();
         let runs: Vec<RemapRecord> =
             packed.chunks(RUNS).map(|runs| RemapRecord::Runs(runs.to_vec())).collect();
         runs.into_iter().chain([RemapRecord::End])
     }
 
-    /// Adds a run that was read; none if it cannot be one.
-    fn unpack(&mut self, run: &PackedRun) -> Option<()> {
+    /// Appends a run that was read from disk. `None` if it is not valid after those before.
+    fn push_packed(&mut self, run: &PackedRun) -> Option<()> {
         let before = self.runs.last().map_or(0, |run| run.end);
         let start = before.checked_add(run.gap)?;
         let end = start.checked_add(run.len).filter(|end| *end > start)?;
@@ -194,25 +199,24 @@ impl Map {
     }
 }
 
-/// Reads a map from the bytes of its file.
+/// Parses the bytes of a remap file. `what` names the file in errors.
 ///
 /// # Errors
 /// Damage, with file and offset.
-pub(in crate::store) fn parse(bytes: &[u8], what: &str) -> Result<Map> {
+pub(in crate::store) fn parse(bytes: &[u8], what: &str) -> Result<Remap> {
     let contents = log::read::<RemapRecord>(bytes, what)?;
     let mut records = contents.records;
     if contents.torn > 0 || records.pop().map(|(record, _)| record) != Some(RemapRecord::End) {
         let at = contents.end;
         return Err(Error::damage(format!("read {what} at offset {at}"), "its end is missing"));
     }
-    let mut map = Map::default();
+    let mut remap = Remap::default();
     for (record, end) in &records {
-        let bad =
-            || Error::damage(format!("read {what} before offset {end}"), "not a run of a map");
+        let bad = || Error::damage(format!("read {what} before offset {end}"), "not a valid run");
         let RemapRecord::Runs(runs) = record else { return Err(bad()) };
-        runs.iter().try_for_each(|run| map.unpack(run)).ok_or_else(bad)?;
+        runs.iter().try_for_each(|run| remap.push_packed(run)).ok_or_else(bad)?;
     }
-    Ok(map)
+    Ok(remap)
 }
 
 #[cfg(test)]
@@ -223,59 +227,62 @@ mod tests {
         Run { start, end, layer: LayerId(layer), offset }
     }
 
-    fn map() -> Map {
-        let mut map = Map::default();
-        map.push(run(4096, 8192, 3, 77));
-        map.push(run(8192, 12_288, 3, 77 + 4096));
-        map.push(run(12_288, 13_000, 2, 0));
-        map.push(run(20_480, 24_576, 3, 20_480));
-        map
+    fn remap() -> Remap {
+        let mut remap = Remap::default();
+        remap.push(run(4096, 8192, 3, 77));
+        remap.push(run(8192, 12_288, 3, 77 + 4096));
+        remap.push(run(12_288, 13_000, 2, 0));
+        remap.push(run(20_480, 24_576, 3, 20_480));
+        remap
     }
 
     #[test]
-    fn every_address_is_in_one_place() {
-        let map = map();
-        assert_eq!(map.runs().len(), 3, "what continues a run is part of it");
-        let place = |layer, offset, len| Place { layer: LayerId(layer), offset, len };
-        assert_eq!(map.places(LayerId(9), ByteRange { start: 0, end: 4096 }), [place(9, 0, 4096)]);
+    fn every_address_is_located_exactly_once() {
+        let remap = remap();
+        assert_eq!(remap.runs().len(), 3, "a run that continues another is merged");
+        let in_pool = |layer, offset, len| PoolRange { layer: LayerId(layer), offset, len };
         assert_eq!(
-            map.places(LayerId(9), ByteRange { start: 4000, end: 30_000 }),
+            remap.locate(LayerId(9), ByteRange { start: 0, end: 4096 }),
+            [in_pool(9, 0, 4096)]
+        );
+        assert_eq!(
+            remap.locate(LayerId(9), ByteRange { start: 4000, end: 30_000 }),
             [
-                place(9, 4000, 96),
-                place(3, 77, 8192),
-                place(2, 0, 712),
-                place(9, 13_000, 7480),
-                place(3, 20_480, 4096),
-                place(9, 24_576, 5424)
+                in_pool(9, 4000, 96),
+                in_pool(3, 77, 8192),
+                in_pool(2, 0, 712),
+                in_pool(9, 13_000, 7480),
+                in_pool(3, 20_480, 4096),
+                in_pool(9, 24_576, 5424)
             ]
         );
         assert_eq!(
-            map.places(LayerId(9), ByteRange { start: 5000, end: 5001 }),
-            [place(3, 981, 1)]
+            remap.locate(LayerId(9), ByteRange { start: 5000, end: 5001 }),
+            [in_pool(3, 981, 1)]
         );
         let blocks = |start: u64, end: u64| ByteRange { start: start * 4096, end: end * 4096 };
-        assert_eq!(map.given_up(), [blocks(1, 4), blocks(5, 6)]);
+        assert_eq!(remap.freed_blocks(), [blocks(1, 4), blocks(5, 6)]);
     }
 
     #[test]
-    fn what_is_not_needed_is_left_out() {
+    fn a_restricted_remap_drops_what_no_range_needs() {
         let range = |start, end| ByteRange { start, end };
-        let only = map().only(&[
+        let rest = remap().restricted_to(&[
             range(0, 100),
             range(9000, 9001),
             range(12_300, 12_301),
             range(30_000, 40_000),
         ]);
-        assert_eq!(only.runs(), [run(8192, 12_288, 3, 77 + 4096), run(12_288, 13_000, 2, 0)]);
-        assert_eq!(map().only(&[range(0, u64::MAX)]), map());
-        assert!(map().only(&[]).runs().is_empty());
+        assert_eq!(rest.runs(), [run(8192, 12_288, 3, 77 + 4096), run(12_288, 13_000, 2, 0)]);
+        assert_eq!(remap().restricted_to(&[range(0, u64::MAX)]), remap());
+        assert!(remap().restricted_to(&[]).runs().is_empty());
     }
 
     #[test]
-    fn a_map_is_read_as_it_was_written() {
-        let mut read = Map::default();
-        map().pack().iter().try_for_each(|run| read.unpack(run)).unwrap();
-        assert_eq!(read, map());
+    fn a_remap_is_read_back_as_it_was_written() {
+        let mut read = Remap::default();
+        remap().packed_runs().iter().try_for_each(|run| read.push_packed(run)).unwrap();
+        assert_eq!(read, remap());
         for wrong in [
             PackedRun { gap: 0, len: 0, layer: LayerId(1), shift: 0 },
             PackedRun { gap: 0, len: 1, layer: LayerId(0), shift: 0 },
@@ -283,7 +290,7 @@ mod tests {
             PackedRun { gap: u64::MAX, len: 1, layer: LayerId(1), shift: 0 },
             PackedRun { gap: 1, len: u64::MAX, layer: LayerId(1), shift: 0 },
         ] {
-            assert_eq!(Map::default().unpack(&wrong), None, "{wrong:?}");
+            assert_eq!(Remap::default().push_packed(&wrong), None, "{wrong:?}");
         }
     }
 }

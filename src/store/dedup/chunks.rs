@@ -1,18 +1,22 @@
-//! Which content there is, by its hash: `chunks`, one table for all layers of a store.
+//! The chunk table: an index from the hash of a chunk to addresses that may hold it, in the file
+//! `chunks`. One table serves all layers of a store.
 //!
 //! ```text
-//! 0       "jailfs-chunks 1\n" | bits u32 | done u32 | count u64 | crc u32      CRC-32C over what is before it
+//! 0       "jailfs-chunks 1\n" | bits u32 | done u32 | count u64 | crc u32
+//!         crc: CRC-32C of what is before it
 //! 4096    2^bits buckets of 4096 bytes, each 256 entries of 16 bytes:
-//!         tag, 6 bytes | layer u32 | address, 6 bytes                          integers little-endian; layer 0: free
+//!         tag, 6 bytes | layer u32 | address, 6 bytes      little-endian; layer 0: free entry
 //! ```
 //!
-//! The first `bits` bits of a tag are the number of its bucket, so the table doubles by cutting every bucket in two. In a
-//! full bucket a new entry takes the place of another.
+//! * The table only proposes. A caller compares the bytes that are at an address now. So an entry
+//!   that is stale, torn by a power cut or forged costs one comparison, and a lost entry costs
+//!   space.
+//! * The table is therefore never synced, and an invalid table is started anew.
+//! * The first `bits` bits of a tag are the number of its bucket, so doubling the table splits each
+//!   bucket in two. In a full bucket, a new entry replaces another one.
 //!
-//! Always true: the table only proposes. Whoever finds an address in it compares the bytes that are there now, so an
-//! entry that is out of date, torn by a power cut or made up costs a comparison and nothing else, and a lost one costs space. So it is
-//! never synced, and a table that is not one begins anew. It lies on disk and not in memory: a look-up is one read of 4 KiB,
-//! from the page cache of the host, and what the process itself holds does not grow with the store.
+//! The table is on disk, so the memory of the process does not grow with the store. A lookup is one
+//! read of 4 KiB, usually from the page cache.
 
 use std::fs::File;
 use std::io;
@@ -28,57 +32,59 @@ const MAGIC: &[u8; 16] = b"jailfs-chunks 1\n";
 const HEAD: usize = 36;
 const BUCKET: usize = 4096;
 const ENTRY: usize = 16;
-/// Entries of a bucket, on the average, from which on the table doubles.
+/// The table doubles when its buckets hold more entries than this on average.
 const FULL: u64 = 192;
-/// The table grows to 4 GiB at most: 200 million chunks.
+/// Limits the table to 4 GiB, which is about 200 million chunks.
 const MOST_BITS: u32 = 20;
 /// Bits of a tag.
 const TAG_BITS: u32 = 48;
 
-/// Content that has this hash.
+/// An entry of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// 48 bits of the hash.
+    /// The first 48 bits of the hash.
     pub tag: u64,
-    /// In which layer.
+    /// The layer that has the chunk.
     pub layer: LayerId,
-    /// At which address of its pool it begins.
+    /// The address of its first byte.
     pub offset: u64,
 }
 
-/// The table. One thread at a time.
-pub struct Chunks {
+/// The chunk table. One thread uses it at a time.
+pub struct ChunkTable {
     file: File,
     bits: u32,
     count: u64,
-    done: LayerId,
+    searched_below: LayerId,
 }
 
-/// The 48 bits by which a hash is known.
+/// The tag of a hash: its first 48 bits.
 pub fn tag_of(hash: &blake3::Hash) -> u64 {
     let first = hash.as_bytes().first_chunk::<8>().copied().unwrap_or_default();
     u64::from_be_bytes(first) >> (64 - TAG_BITS)
 }
 
 impl Store {
-    /// Opens the table, or begins one.
+    /// Opens the chunk table, or starts one if there is no valid table.
     ///
     /// # Errors
-    /// As the calls it is made of.
-    pub fn chunks(&self) -> Result<Chunks> {
+    /// As open(2), pread(2) and pwrite(2).
+    pub fn chunk_table(&self) -> Result<ChunkTable> {
         let attempt = || format!("open {}", self.dir.show(CHUNKS));
         let file = self.dir.file(CHUNKS, true)?;
         match read_head(&file).attempt(attempt)? {
-            Some((bits, done, count)) => Ok(Chunks { file, bits, count, done }),
-            None => Chunks::begin(file).attempt(attempt),
+            Some((bits, searched_below, count)) => {
+                Ok(ChunkTable { file, bits, count, searched_below })
+            }
+            None => ChunkTable::start(file).attempt(attempt),
         }
     }
 
-    /// Adds chunks to the table. It grows where it must.
+    /// Adds chunks to the table, which doubles if it gets too full.
     ///
     /// # Errors
-    /// As the calls it is made of; some may be missing then.
-    pub fn add_chunks(&self, table: &mut Chunks, mut new: Vec<Chunk>) -> Result<()> {
+    /// As pread(2), pwrite(2) and rename(2); some chunks may be missing then.
+    pub fn add_chunks(&self, table: &mut ChunkTable, mut new: Vec<Chunk>) -> Result<()> {
         let attempt = || format!("write {}", self.dir.show(CHUNKS));
         while table.bits < MOST_BITS && table.count + new.len() as u64 > FULL << table.bits {
             self.double(table)?;
@@ -91,15 +97,15 @@ impl Store {
         table.write_head().attempt(attempt)
     }
 
-    fn double(&self, table: &mut Chunks) -> Result<()> {
+    fn double(&self, table: &mut ChunkTable) -> Result<()> {
         let attempt = || format!("write {}", self.dir.show(CHUNKS));
         let temp = format!("{CHUNKS}.new");
         self.dir.remove(&temp)?;
-        let mut larger = Chunks {
+        let mut larger = ChunkTable {
             file: self.dir.file(&temp, true)?,
             bits: table.bits + 1,
             count: 0,
-            done: table.done,
+            searched_below: table.searched_below,
         };
         let bits = larger.bits;
         for number in 0..1u64 << table.bits {
@@ -116,29 +122,29 @@ impl Store {
     }
 }
 
-impl Chunks {
-    fn begin(file: File) -> io::Result<Chunks> {
+impl ChunkTable {
+    fn start(file: File) -> io::Result<ChunkTable> {
         disk::cut(&file, 0)?;
-        let table = Chunks { file, bits: 0, count: 0, done: LayerId(0) };
+        let table = ChunkTable { file, bits: 0, count: 0, searched_below: LayerId(0) };
         table.write_head()?;
         Ok(table)
     }
 
-    /// The layers before this one need not be looked at again.
-    pub fn done(&self) -> LayerId {
-        self.done
+    /// Layers below this one were searched and need no search again.
+    pub fn searched_below(&self) -> LayerId {
+        self.searched_below
     }
 
-    /// Says which layers need not be looked at again.
+    /// Records that the layers below `layer` were searched.
     ///
     /// # Errors
     /// As pwrite(2).
-    pub fn set_done(&mut self, before: LayerId) -> Result<()> {
-        self.done = before;
+    pub fn set_searched_below(&mut self, layer: LayerId) -> Result<()> {
+        self.searched_below = layer;
         self.write_head().map_err(|e| Error::io(format!("write {CHUNKS}"), &e))
     }
 
-    /// Where content with this hash may be.
+    /// The layers and addresses that may hold a chunk with this tag, oldest entry first.
     ///
     /// # Errors
     /// As pread(2).
@@ -150,7 +156,7 @@ impl Chunks {
 
     fn read_bucket(&self, bucket: u64) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; BUCKET];
-        disk::read_at(&self.file, &mut bytes, place(bucket))?;
+        disk::read_at(&self.file, &mut bytes, bucket_start(bucket))?;
         Ok(bytes)
     }
 
@@ -164,24 +170,24 @@ impl Chunks {
         let mut bytes = self.read_bucket(number)?;
         for chunk in new {
             let entry = encode(chunk);
-            let same = bytes.chunks_exact(ENTRY).any(|old| old == entry);
+            let is_known = bytes.chunks_exact(ENTRY).any(|old| old == entry);
             let free = bytes.chunks_exact(ENTRY).position(|old| decode(old).is_none());
-            let is_new = free.is_some();
-            // Any other may go: what is found again is added again.
+            let is_free = free.is_some();
+            // Any entry may be replaced: a chunk that is met again is added again.
             let slot = free.unwrap_or((chunk.tag % (BUCKET / ENTRY) as u64) as usize) * ENTRY;
-            if let Some(slot) = bytes.get_mut(slot..slot + ENTRY).filter(|_| !same) {
+            if let Some(slot) = bytes.get_mut(slot..slot + ENTRY).filter(|_| !is_known) {
                 slot.copy_from_slice(&entry);
-                self.count += u64::from(is_new);
+                self.count += u64::from(is_free);
             }
         }
-        disk::write_at(&self.file, &bytes, place(number))
+        disk::write_at(&self.file, &bytes, bucket_start(number))
     }
 
     fn write_head(&self) -> io::Result<()> {
         let mut head = Vec::with_capacity(HEAD);
         head.extend_from_slice(MAGIC);
         head.extend_from_slice(&self.bits.to_le_bytes());
-        head.extend_from_slice(&self.done.0.to_le_bytes());
+        head.extend_from_slice(&self.searched_below.0.to_le_bytes());
         head.extend_from_slice(&self.count.to_le_bytes());
         let crc = crc32c::crc32c(&head);
         head.extend_from_slice(&crc.to_le_bytes());
@@ -189,7 +195,7 @@ impl Chunks {
     }
 }
 
-/// What a table says of itself; none if it is not one.
+/// Reads bits, `searched_below` and count from the head of a table. `None` if it is not valid.
 fn read_head(file: &File) -> io::Result<Option<(u32, LayerId, u64)>> {
     let mut head = [0; HEAD];
     if disk::read_at(file, &mut head, 0)? < HEAD {
@@ -199,14 +205,14 @@ fn read_head(file: &File) -> io::Result<Option<(u32, LayerId, u64)>> {
 }
 
 fn parse_head(head: &[u8; HEAD]) -> Option<(u32, LayerId, u64)> {
-    let (told, crc) = head.split_last_chunk::<4>()?;
-    let (magic, rest) = told.split_first_chunk::<16>()?;
+    let (checked, crc) = head.split_last_chunk::<4>()?;
+    let (magic, rest) = checked.split_first_chunk::<16>()?;
     let (bits, rest) = rest.split_first_chunk::<4>()?;
-    let (done, rest) = rest.split_first_chunk::<4>()?;
+    let (searched, rest) = rest.split_first_chunk::<4>()?;
     let count = rest.first_chunk::<8>()?;
-    let is_whole = magic == MAGIC && crc32c::crc32c(told) == u32::from_le_bytes(*crc);
-    let done = LayerId(u32::from_le_bytes(*done));
-    is_whole.then_some((u32::from_le_bytes(*bits), done, u64::from_le_bytes(*count)))
+    let is_valid = magic == MAGIC && crc32c::crc32c(checked) == u32::from_le_bytes(*crc);
+    let searched = LayerId(u32::from_le_bytes(*searched));
+    is_valid.then_some((u32::from_le_bytes(*bits), searched, u64::from_le_bytes(*count)))
 }
 
 /// The number of the bucket of a tag.
@@ -214,8 +220,8 @@ fn bucket(bits: u32, tag: u64) -> u64 {
     tag >> (TAG_BITS - bits)
 }
 
-/// Where a bucket begins in the file.
-fn place(bucket: u64) -> u64 {
+/// The offset of a bucket in the file.
+fn bucket_start(bucket: u64) -> u64 {
     (bucket + 1) * BUCKET as u64
 }
 
@@ -248,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_added_is_found_also_when_the_table_has_grown() {
+    fn an_added_chunk_is_still_found_after_the_table_has_grown() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::create(
             dir.path(),
@@ -257,17 +263,17 @@ mod tests {
             StoreOptions { volatile: true, ..StoreOptions::default() },
         )
         .unwrap();
-        let mut table = store.chunks().unwrap();
+        let mut table = store.chunk_table().unwrap();
         assert_eq!(table.find(5).unwrap(), []);
         for part in 0..10 {
             store
                 .add_chunks(&mut table, (part * 1000..part * 1000 + 1000).map(chunk).collect())
                 .unwrap();
         }
-        table.set_done(LayerId(7)).unwrap();
+        table.set_searched_below(LayerId(7)).unwrap();
         assert_eq!((table.bits, table.count), (6, 10_000));
-        let again = store.chunks().unwrap();
-        assert_eq!(again.done(), LayerId(7));
+        let again = store.chunk_table().unwrap();
+        assert_eq!(again.searched_below(), LayerId(7));
         for n in 0..10_000 {
             let Chunk { tag, layer, offset } = chunk(n);
             assert!(again.find(tag).unwrap().contains(&(layer, offset)), "{n}");
@@ -276,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_bucket_gives_up_others_and_a_table_that_is_none_begins_anew() {
+    fn a_full_bucket_replaces_entries_and_an_invalid_table_is_started_anew() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::create(
             dir.path(),
@@ -285,15 +291,15 @@ mod tests {
             StoreOptions { volatile: true, ..StoreOptions::default() },
         )
         .unwrap();
-        let mut table = store.chunks().unwrap();
+        let mut table = store.chunk_table().unwrap();
         let same = |n: u64| Chunk { tag: 77, layer: LayerId(1), offset: n };
         store.add_chunks(&mut table, (0..190).map(same).collect()).unwrap();
         store.add_chunks(&mut table, (0..190).map(same).collect()).unwrap();
-        assert_eq!(table.find(77).unwrap().len(), 190, "none is there twice");
+        assert_eq!(table.find(77).unwrap().len(), 190, "no entry is added twice");
         store.add_chunks(&mut table, (200..500).map(same).collect()).unwrap();
         assert_eq!(table.find(77).unwrap().len(), 256);
         table.file.write_all_at(b"x", 20).unwrap();
-        let anew = store.chunks().unwrap();
-        assert_eq!((anew.done(), anew.find(77).unwrap()), (LayerId(0), vec![]));
+        let anew = store.chunk_table().unwrap();
+        assert_eq!((anew.searched_below(), anew.find(77).unwrap()), (LayerId(0), vec![]));
     }
 }

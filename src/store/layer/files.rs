@@ -7,7 +7,7 @@ use crate::store::io::dir::StoreDir;
 use crate::store::io::disk;
 use crate::store::io::frames::LogBytes;
 use crate::store::layer::{INDEX, JOURNAL, MAP, POOL, SUMS, dir_name};
-use crate::store::pack::{Packed, Packs};
+use crate::store::pack::{PackedLayer, Packs};
 use crate::types::LayerId;
 
 /// Bytes of a file that is held in memory as a whole, at most.
@@ -43,7 +43,7 @@ impl Layers {
     /// As [`Packs::open`].
     pub(in crate::store) fn open(
         store: &StoreDir,
-        each: &mut dyn FnMut(&Packed),
+        each: &mut dyn FnMut(&PackedLayer),
     ) -> Result<Layers> {
         Ok(Layers { dir: store.dir("layers")?, packs: Packs::open(store, each)? })
     }
@@ -129,7 +129,7 @@ impl Layers {
     ///
     /// # Errors
     /// As fstatat(2).
-    pub(in crate::store) fn besides_packed(&self, packed: &Packed) -> Result<Besides> {
+    pub(in crate::store) fn besides_packed(&self, packed: &PackedLayer) -> Result<Besides> {
         // Most have no directory.
         let index = match self.dir.size(&dir_name(packed.layer))? {
             Some(_) => self.dir_of(packed.layer)?.size(INDEX)?,
@@ -207,7 +207,7 @@ impl Layers {
 }
 
 /// A file of a layer that is in a pack.
-fn of_packed(packed: Packed, name: &str) -> Option<Vec<u8>> {
+fn of_packed(packed: PackedLayer, name: &str) -> Option<Vec<u8>> {
     match name {
         JOURNAL => Some(packed.journal),
         SUMS => packed.sums,

@@ -28,7 +28,8 @@ use crate::store::io::log::Log;
 use crate::store::io::writer::Writer;
 use crate::store::layer::sealed::edits_in_records;
 use crate::store::layer::{JOURNAL, Upper};
-use crate::store::record::{Edit, Header, Record};
+use crate::store::record::{Header, Record};
+use crate::tree::Edit;
 use crate::types::LayerId;
 
 /// The new journal, until it is published.

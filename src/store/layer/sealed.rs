@@ -21,7 +21,8 @@ use crate::store::io::log::{Log, frame};
 use crate::store::layer;
 use crate::store::layer::{INDEX, JOURNAL, LayerContents, LayerInfo, MAP, POOL, SUMS};
 use crate::store::ledger::{LedgerRecord, Lowered};
-use crate::store::record::{Edit, Header, Record, Seal};
+use crate::store::record::{Header, Record, Seal};
+use crate::tree::Edit;
 use crate::types::{ByteRange, LayerId};
 
 /// Edits in one frame of a rewritten journal: few enough to be read one after the other, enough to make frames cheap.
@@ -39,7 +40,7 @@ impl Store {
         seal: Seal,
         edits: impl Iterator<Item = Edit>,
     ) -> Result<()> {
-        let mut rewriting = self.rewriting();
+        let mut rewriting = self.journal_rewriter();
         rewriting.rewrite(header, seal, edits)?;
         rewriting.finish()
     }
@@ -153,7 +154,7 @@ impl Store {
     /// As [`Store::remove_layer`].
     pub fn remove_layers(&self, layers: &[LayerId]) -> Result<()> {
         self.note_gone(layers)?;
-        self.forget_packed(layers)?;
+        self.remove_from_packs(layers)?;
         layers.iter().try_for_each(|layer| self.remove_directory(*layer))
     }
 

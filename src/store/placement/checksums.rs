@@ -6,7 +6,7 @@ use crate::error::{Attempt, Error, Result};
 use crate::store::Store;
 use crate::store::content::checksums;
 use crate::store::content::checksums::Checksums;
-use crate::store::content::remap::Map;
+use crate::store::content::remap::Remap;
 use crate::store::io::disk;
 use crate::store::io::log::Log;
 use crate::store::layer::SUMS;
@@ -14,48 +14,50 @@ use crate::store::layer::files::Layers;
 use crate::types::LayerId;
 
 impl Store {
-    /// Makes the checksums of a sealed pool, but for blocks that its map gave up.
+    /// Computes and publishes the checksums of a sealed pool, without the blocks that its remap
+    /// freed.
     ///
     /// # Errors
-    /// As the calls it is made of; there are none then.
+    /// As pread(2) and the calls that publish a file; the layer then has no checksums.
     pub fn write_checksums(&self, layer: LayerId) -> Result<()> {
         let attempt = || format!("write the checksums of layer {layer}");
-        let mut sums = match self.pool(layer)? {
+        let mut checksums = match self.pool(layer)? {
             Some(pool) => Checksums::of_pool(&pool, &self.pool_data(layer)?).attempt(attempt)?,
             None => Checksums::default(),
         };
-        if let Some(map) = self.map(layer)? {
-            sums = sums.without(&map.given_up()).with_remap(&map);
+        if let Some(remap) = self.remap(layer)? {
+            checksums = checksums.without_blocks(&remap.freed_blocks()).with_remapped(&remap);
         }
-        self.publish_sums(layer, sums)?;
+        self.publish_checksums(layer, checksums)?;
         if self.durable { self.layers.dir_of(layer)?.sync() } else { Ok(()) }
     }
 
-    /// Takes the checksums of blocks that a map is about to give up out of those of a sealed pool, and notes in them what is elsewhere by
-    /// the map; for the next sync of its directory. Such as cannot be read stay as they are: nothing is held against them.
+    /// Adapts the checksums of a sealed layer to a remap that is about to be published: drops those
+    /// of freed blocks and lists the remapped addresses. The caller syncs the directory. Checksums
+    /// that cannot be read stay as they are; no read is verified against them.
     ///
     /// # Errors
-    /// As the calls it is made of; they are as before then, or as they are to be.
-    pub(in crate::store) fn thin_checksums(&self, layer: LayerId, map: &Map) -> Result<()> {
+    /// As the calls that publish a file; the checksums are then the old or the new ones.
+    pub(in crate::store) fn trim_checksums(&self, layer: LayerId, remap: &Remap) -> Result<()> {
         if !self.layer(layer).is_some_and(|info| info.summed) {
             return Ok(());
         }
-        let Ok(sums) = read_checksums(&self.layers, layer) else { return Ok(()) };
-        let rest = sums.clone().without(&map.given_up()).with_remap(map);
-        if rest == sums {
+        let Ok(checksums) = read_checksums(&self.layers, layer) else { return Ok(()) };
+        let trimmed = checksums.clone().without_blocks(&remap.freed_blocks()).with_remapped(remap);
+        if trimmed == checksums {
             return Ok(());
         }
-        self.publish_sums(layer, rest)
+        self.publish_checksums(layer, trimmed)
     }
 
-    fn publish_sums(&self, layer: LayerId, sums: Checksums) -> Result<()> {
+    fn publish_checksums(&self, layer: LayerId, checksums: Checksums) -> Result<()> {
         let attempt = || format!("write the checksums of layer {layer}");
         let dir = self.layers.dir_of(layer)?;
         let temp = format!("{SUMS}.new");
         dir.remove(&temp)?;
         let file = Arc::new(dir.file(&temp, true)?);
         let mut log = Log::append_to(file, dir.show(&temp), 0, 0)?;
-        for record in sums.into_records() {
+        for record in checksums.into_records() {
             log.append(&record)?;
         }
         if self.durable {
@@ -74,7 +76,7 @@ impl Store {
 /// Reads the checksums of a layer.
 ///
 /// # Errors
-/// Damage, with file and offset.
+/// Damage, with file and offset; also if the file is missing.
 pub(in crate::store) fn read_checksums(layers: &Layers, layer: LayerId) -> Result<Checksums> {
     let what = layers.show(layer, SUMS);
     let missing = || Error::damage(format!("read {what}"), "the file is missing");

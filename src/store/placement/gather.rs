@@ -1,110 +1,125 @@
-//! Content of layers that have little of their own, put together in one pool: a layer that is **gathered**.
+//! Gathers: copies the content of packed layers that have little of their own into the deflated
+//! pool of one new layer, a *gathered* layer.
 //!
-//! Extents never change; the maps of the layers lead to the new place, and so do the maps of all that led to the old one. In this
-//! order: the copy, synced — the new layer — the maps of layers that are not in packs — one pack with all other maps, so that
-//! no map ever leads to what is mapped away itself — wait for those who read by the maps before — the old pools go. Cut off before the
-//! last pack, it leaves copies beside what they were made of: gc gives back what no map leads to.
+//! Extents never change; the remaps of the source layers point to the copy, and so do the remaps
+//! that pointed into a source. The order of the steps:
 //!
-//! Always true: what is copied is held against its checksums before, and those of the copy are of the bytes that were, so a flipped bit
-//! stays where it is and is told; a layer in which there is one keeps its pool.
+//! 1. write and sync the pool of the copy;
+//! 2. publish the gathered layer, then the remaps of layers that have directories, if there are
+//!    any;
+//! 3. publish one pack with all other remaps, so no remap ever points to remapped addresses;
+//! 4. wait for readers that use earlier remaps;
+//! 5. remove the pools of the sources.
+//!
+//! A crash before step 3 leaves copies beside their sources. gc frees the copies that no remap
+//! points to.
+//!
+//! * The source is verified while it is copied, and the copy gets checksums of the verified bytes.
+//!   A flipped bit is never copied: a layer with a damaged block keeps its pool, and a warning
+//!   names it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::sync::Arc;
 
 use crate::error::{Attempt, Result};
-use crate::store::content::cells::{CellWriter, Got};
-use crate::store::content::live_ranges::LiveRanges;
-use crate::store::content::pool::{block_ceil, block_floor};
-use crate::store::content::remap::{Map, Run};
+use crate::store::content::cells::{CellWriter, ReadOutcome};
+use crate::store::content::live_ranges::{LiveRanges, in_blocks};
+use crate::store::content::pool::block_ceil;
+use crate::store::content::remap::{Remap, Run};
 use crate::store::io::{disk, log};
 use crate::store::layer;
 use crate::store::layer::{LayerInfo, POOL};
-use crate::store::pack::{Change, Packed};
+use crate::store::pack::{Change, PackedLayer};
 use crate::store::placement::packing::gathered_journal;
 use crate::store::placement::read_remap;
 use crate::store::record::LayerKind;
-use crate::store::{FORMAT_WITH_CELLS, Lingering, Store};
+use crate::store::{FORMAT_WITH_CELLS, RetiringPool, Store};
 use crate::types::{ByteRange, LayerId};
 
 /// Bytes that are copied at once.
-const STEP: u64 = 1 << 20;
+const COPY_LEN: u64 = 1 << 20;
 
-/// What is copied of a layer, and where the copy is.
-type Moved = BTreeMap<LayerId, Map>;
+/// By source layer: which of its addresses were copied, and where the copies are.
+type Moves = BTreeMap<LayerId, Remap>;
 
-/// The layer that takes content in.
+/// The gathered layer while it is filled.
 struct Gathered {
     layer: LayerId,
     pool: Arc<File>,
     cells: CellWriter,
 }
 
-/// What came of copying what a layer has of its own.
+/// The outcome of copying the own content of one layer.
 enum Copied {
-    /// Where it is in the copy.
-    Whole(Map),
-    /// It has no checksums to be held against.
-    NoSums,
-    /// The block at this address is not as it was written.
+    /// All of it is in the copy, at these places.
+    Whole(Remap),
+    /// Nothing was copied: without checksums the bytes cannot be verified.
+    NoChecksums,
+    /// Nothing was copied: the block at this address is damaged.
     Damaged(u64),
 }
 
 impl Store {
-    /// Puts the content together that these layers have of their own; they are in packs. Nobody may give content of theirs back meanwhile. Gives
-    /// how many there were whose content could be moved.
+    /// Gathers the content that these packed layers have of their own. No other thread may free
+    /// their content meanwhile. Returns how many layers could be moved.
     ///
     /// # Errors
-    /// As the calls it is made of; the content is then where it was, or where it was and in the new place. If it is not known what is on the disk, nothing is
-    /// given back any more, see [`Store::require_no_doubt`].
+    /// As the calls that write, publish and remove files; the content is then where it was, and
+    /// maybe also in the new place. If it is unknown which remaps are on disk, no space is freed
+    /// any more, see [`Store::require_certain_remaps`].
     pub fn gather(&self, sources: &[LayerInfo]) -> Result<usize> {
-        self.require_no_doubt()?;
+        self.require_certain_remaps()?;
         let Some(newest) = sources.last() else { return Ok(0) };
-        let gathered = self.begin_gathered()?;
+        let gathered = self.create_gathered()?;
         let layer = gathered.layer;
-        let begun = self.copy_and_publish(gathered, sources, newest);
-        if !matches!(begun, Ok(Some(_))) {
+        let copied = self.copy_and_publish(gathered, sources, newest);
+        if !matches!(copied, Ok(Some(_))) {
             self.abandon(layer);
-            // They keep their pools.
-            if self.require_no_doubt().is_ok() {
+            // The sources keep their pools.
+            if self.require_certain_remaps().is_ok() {
                 let mut state = self.state.lock();
-                sources.iter().for_each(|info| drop(state.lingering.remove(&info.header.layer)));
+                sources.iter().for_each(|info| drop(state.retiring.remove(&info.header.layer)));
             }
         }
-        let Some(moved) = begun? else { return Ok(0) };
+        let Some(moves) = copied? else { return Ok(0) };
         if !self.wait_for_read_epochs() {
             ::log::warn!(
-                "somebody does not come to an end of reading; content that was gathered is there twice for now"
+                "timed out waiting for readers; gathered content takes space twice for now"
             );
-            return Ok(moved.len());
+            return Ok(moves.len());
         }
-        for info in sources.iter().filter(|info| moved.contains_key(&info.header.layer)) {
-            self.drop_pool(info)?;
+        for info in sources.iter().filter(|info| moves.contains_key(&info.header.layer)) {
+            self.remove_source_pool(info)?;
         }
-        Ok(moved.len())
+        Ok(moves.len())
     }
 
-    /// Layers that were gathered and of whose content at most half is needed: cells that are deflated take space as long as a byte of them is.
+    /// Gathered layers of whose stored bytes at most half are needed. They are worth gathering
+    /// again, because a deflated cell takes space while one byte of it is needed.
     ///
     /// # Errors
-    /// Damage of a map, and as lseek(2).
-    pub fn sparse(&self) -> Result<BTreeSet<LayerId>> {
+    /// Damage of a remap, and as lseek(2).
+    pub fn sparse_gathered(&self) -> Result<BTreeSet<LayerId>> {
         let mut gathered = self.catalog();
         gathered.retain(|info| info.header.kind == LayerKind::Gathered);
-        let homes = self.homes_in(&gathered)?;
+        let targets = self.targets_in_gathered(&gathered)?;
         let bytes = |ranges: Vec<ByteRange>| ranges.iter().map(ByteRange::len).sum::<u64>();
         let mut sparse = BTreeSet::new();
         for info in gathered {
             let layer = info.header.layer;
             let is_deflated = self.content(layer)?.cells.is_some();
-            if is_deflated && bytes(self.wanted(&info, &homes)?) <= bytes(self.held(layer)?) / 2 {
+            if is_deflated
+                && bytes(self.ranges_to_copy(&info, &targets)?)
+                    <= bytes(self.stored_ranges(layer)?) / 2
+            {
                 sparse.insert(layer);
             }
         }
         Ok(sparse)
     }
 
-    fn begin_gathered(&self) -> Result<Gathered> {
+    fn create_gathered(&self) -> Result<Gathered> {
         let layer = {
             let mut state = self.state.lock();
             let number = state.next_layer;
@@ -115,12 +130,13 @@ impl Store {
         Ok(Gathered { layer, pool: Arc::new(dir.file(POOL, true)?), cells: CellWriter::default() })
     }
 
-    /// Removes what was begun and came to nothing, unless a map leads to it.
+    /// Removes a gathered layer that could not be published, unless a remap points to it.
     fn abandon(&self, layer: LayerId) {
-        let is_home = self.state.lock().homes.as_ref().is_none_or(|homes| homes.contains(&layer));
-        let is_doubtful = self.require_no_doubt().is_err();
-        if !is_home
-            && !is_doubtful
+        let is_target =
+            self.state.lock().remap_targets.as_ref().is_none_or(|known| known.contains(&layer));
+        let is_certain = self.require_certain_remaps().is_ok();
+        if !is_target
+            && is_certain
             && let Err(error) = self.remove_layer(layer)
         {
             ::log::warn!("{error}; gc removes it");
@@ -132,37 +148,22 @@ impl Store {
         mut gathered: Gathered,
         sources: &[LayerInfo],
         like: &LayerInfo,
-    ) -> Result<Option<Moved>> {
+    ) -> Result<Option<Moves>> {
         let layer = gathered.layer;
-        // So that it is known whether a map leads to the new pool, should something fail.
-        self.is_home(layer)?;
-        let mut moved = Moved::new();
-        let homes = self.homes_in(sources)?;
-        for info in sources {
-            let source = info.header.layer;
-            match self.copy(info, &mut gathered, &homes)? {
-                Copied::Whole(map) => drop(moved.insert(source, map)),
-                Copied::NoSums => {
-                    ::log::warn!(
-                        "content of layer {source} has no checksums, and stays where it is"
-                    )
-                }
-                Copied::Damaged(at) => ::log::warn!(
-                    "content of layer {source} is not as it was written at {at}; 'jailfs check --read-data' tells more"
-                ),
-            }
-        }
-        if moved.is_empty() {
+        // Loads the set of targets: `abandon` needs it if a later step fails.
+        self.is_remap_target(layer)?;
+        let moves = self.copy_sources(&mut gathered, sources)?;
+        if moves.is_empty() {
             return Ok(None);
         }
-        // They have nothing of their own.
+        // The sources have no content of their own.
         if gathered.cells.end() == 0 {
-            self.publish_moved(None, sources, &moved)?;
+            self.publish_moves(None, sources, &moves)?;
             self.remove_directory(layer)?;
-            return Ok(Some(moved));
+            return Ok(Some(moves));
         }
         let Gathered { pool, cells, .. } = gathered;
-        let (cells, sums) =
+        let (cells, checksums) =
             cells.finish(&pool).attempt(|| format!("write the pool of layer {layer}"))?;
         if self.durable {
             disk::sync(&pool).attempt(|| format!("sync the pool of layer {layer}"))?;
@@ -171,137 +172,158 @@ impl Store {
         }
         self.require_format(FORMAT_WITH_CELLS)?;
         let journal = gathered_journal(layer, &like.header, cells)?;
-        let sums = Some(log::frames(sums.into_records())?);
-        let new = Packed { layer, hole: None, journal, map: None, sums };
-        self.publish_moved(Some(new), sources, &moved)?;
-        Ok(Some(moved))
+        let sums = Some(log::frames(checksums.into_records())?);
+        let new = PackedLayer { layer, hole: None, journal, map: None, sums };
+        self.publish_moves(Some(new), sources, &moves)?;
+        Ok(Some(moves))
     }
 
-    /// Where maps lead to in those of the layers to which only maps lead.
-    fn homes_in(&self, sources: &[LayerInfo]) -> Result<LiveRanges> {
-        let mut homes = LiveRanges::default();
+    fn copy_sources(&self, gathered: &mut Gathered, sources: &[LayerInfo]) -> Result<Moves> {
+        let mut moves = Moves::new();
+        let targets = self.targets_in_gathered(sources)?;
+        for info in sources {
+            let source = info.header.layer;
+            match self.copy(info, gathered, &targets)? {
+                Copied::Whole(remap) => drop(moves.insert(source, remap)),
+                Copied::NoChecksums => {
+                    ::log::warn!("layer {source} has no checksums; its content is not gathered");
+                }
+                Copied::Damaged(at) => ::log::warn!(
+                    "the pool of layer {source} is damaged at offset {at}; its content is not \
+                     gathered; 'jailfs check --read-data' tells more"
+                ),
+            }
+        }
+        Ok(moves)
+    }
+
+    /// The ranges that remaps point to, if a gathered layer is among `sources`: only remaps refer
+    /// to content of a gathered layer.
+    fn targets_in_gathered(&self, sources: &[LayerInfo]) -> Result<LiveRanges> {
+        let mut targets = LiveRanges::default();
         if sources.iter().any(|info| info.header.kind == LayerKind::Gathered) {
             for info in self.catalog().iter().filter(|info| info.mapped) {
-                for run in self.map_of(info.header.layer)?.runs() {
-                    homes.add_range(run.layer, run.home());
+                for run in self.remap_or_empty(info.header.layer)?.runs() {
+                    targets.add_range(run.layer, run.target());
                 }
             }
         }
-        Ok(homes)
+        Ok(targets)
     }
 
-    /// What of the pool of a layer is to be copied, in whole blocks.
-    fn wanted(&self, info: &LayerInfo, homes: &LiveRanges) -> Result<Vec<ByteRange>> {
+    /// The ranges of the pool of a layer that have to be copied, in whole blocks.
+    fn ranges_to_copy(&self, info: &LayerInfo, targets: &LiveRanges) -> Result<Vec<ByteRange>> {
         let layer = info.header.layer;
         if info.header.kind != LayerKind::Gathered {
             return self.own_content(layer);
         }
-        // What else is in its cells went with states that were given up; and of a run that is needed in part, the middle may be gone.
-        let held = self.held(layer)?;
-        let mut wanted: Vec<ByteRange> = Vec::new();
-        for home in homes.of(layer) {
-            let (start, end) = (block_floor(home.start), block_ceil(home.end));
-            let first = held.partition_point(|data| data.end <= start);
-            for data in held.iter().skip(first).take_while(|data| data.start < end) {
-                let range = ByteRange { start: start.max(data.start), end: end.min(data.end) };
-                match wanted.last_mut() {
+        // Of a gathered layer, only targets that are still stored: the rest of its cells belonged
+        // to states that are gone, and a partly needed run may have a hole in the middle.
+        let stored = self.stored_ranges(layer)?;
+        let mut to_copy: Vec<ByteRange> = Vec::new();
+        for target in targets.of(layer).into_iter().map(in_blocks) {
+            let first = stored.partition_point(|data| data.end <= target.start);
+            for data in stored.iter().skip(first).take_while(|data| data.start < target.end) {
+                let range = ByteRange {
+                    start: target.start.max(data.start),
+                    end: target.end.min(data.end),
+                };
+                match to_copy.last_mut() {
                     Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
-                    _ => wanted.push(range),
+                    _ => to_copy.push(range),
                 }
             }
         }
-        Ok(wanted)
+        Ok(to_copy)
     }
 
-    /// The addresses whose bytes are in the pool of a layer, in order: of a cell that is deflated all.
-    fn held(&self, layer: LayerId) -> Result<Vec<ByteRange>> {
+    /// The addresses whose bytes are in the pool of a layer, in order; whole cells if it is
+    /// deflated.
+    fn stored_ranges(&self, layer: LayerId) -> Result<Vec<ByteRange>> {
         let (content, end) = (self.content(layer)?, self.pool_end(layer)?);
-        let mut held = LiveRanges::default();
+        let mut stored = LiveRanges::default();
         for data in self.pool_data(layer)? {
-            let whole = content.cells.as_ref().map_or(data, |cells| cells.whole(data));
+            let whole = content.cells.as_ref().map_or(data, |cells| cells.round_out(data));
             let range = ByteRange { start: whole.start, end: block_ceil(whole.end.min(end)) };
-            held.add_range(layer, range);
+            stored.add_range(layer, range);
         }
-        Ok(held.of(layer))
+        Ok(stored.of(layer))
     }
 
-    /// Copies what a layer has of its own.
-    fn copy(&self, info: &LayerInfo, to: &mut Gathered, homes: &LiveRanges) -> Result<Copied> {
+    /// Copies the own content of one layer. Rolls the copy back if a block is damaged.
+    fn copy(&self, info: &LayerInfo, to: &mut Gathered, targets: &LiveRanges) -> Result<Copied> {
         let source = info.header.layer;
         let attempt = || format!("gather the content of layer {source}");
         let content = self.content(source)?;
-        let mut map = Map::default();
-        if content.file.is_none() {
-            return Ok(Copied::Whole(map));
+        let mut remap = Remap::default();
+        if content.pool.is_none() {
+            return Ok(Copied::Whole(remap));
         }
-        if content.sums.is_none() {
-            return Ok(Copied::NoSums);
+        if content.checksums.is_none() {
+            return Ok(Copied::NoChecksums);
         }
-        let before = to.cells.clone();
-        for range in self.wanted(info, homes)? {
+        let savepoint = to.cells.clone();
+        for range in self.ranges_to_copy(info, targets)? {
             let mut at = range.start;
             while at < range.end {
-                let end = range.end.min(at + STEP);
-                // Behind the end of a pool are zeros.
+                let end = range.end.min(at + COPY_LEN);
+                // Behind the end of the pool are zeros.
                 let mut bytes = vec![0; usize::try_from(end - at).unwrap_or(0)];
-                if let Got::Damaged(wrong) = content.read(at, &mut bytes, false).attempt(attempt)? {
-                    to.cells.back_to(&to.pool, before).attempt(attempt)?;
-                    return Ok(Copied::Damaged(wrong));
+                let got = content.read(at, &mut bytes, false).attempt(attempt)?;
+                if let ReadOutcome::Damaged(block) = got {
+                    to.cells.roll_back(&to.pool, savepoint).attempt(attempt)?;
+                    return Ok(Copied::Damaged(block));
                 }
-                map.push(Run { start: at, end, layer: to.layer, offset: to.cells.end() });
+                remap.push(Run { start: at, end, layer: to.layer, offset: to.cells.end() });
                 to.cells.push(&to.pool, &bytes).attempt(attempt)?;
                 at = end;
             }
         }
-        Ok(Copied::Whole(map))
+        Ok(Copied::Whole(remap))
     }
 
-    /// Publishes where the content is now.
-    fn publish_moved(
+    /// Publishes the gathered layer, if there is one, and every remap that changes.
+    fn publish_moves(
         &self,
-        new: Option<Packed>,
+        new: Option<PackedLayer>,
         sources: &[LayerInfo],
-        moved: &Moved,
+        moves: &Moves,
     ) -> Result<()> {
-        let (mut files, mut changes, mut maps) = (Vec::new(), Vec::new(), Vec::new());
-        // Whoever reads by a map from before still opens the pools, and holds what is in them against what it was.
-        for layer in moved.keys() {
-            let content = self.content(*layer)?;
-            let sums = content.sums.clone().unwrap_or_default();
-            let lingering = Lingering { sums, cells: content.cells.clone() };
-            self.state.lock().lingering.insert(*layer, lingering);
-        }
+        self.retire_pools(moves)?;
+        let (mut changes, mut remaps) = (Vec::new(), Vec::new());
         let mut catalog = BTreeMap::new();
-        for info in sources.iter().filter(|info| moved.contains_key(&info.header.layer)) {
+        for info in sources.iter().filter(|info| moves.contains_key(&info.header.layer)) {
             let layer = info.header.layer;
             if info.header.kind == LayerKind::Gathered {
-                // Only maps lead to it, and they lead elsewhere now.
+                // Only remaps point to it, and from now on they point elsewhere. The catalog keeps
+                // it for earlier readers.
                 self.note_gone(&[layer])?;
                 changes.push(Change::Gone(layer));
                 catalog.insert(layer, info.clone());
             } else if let Some(packed) = self.layers.packs.get(layer)? {
-                let map = self.map_of(layer)?.with_moved(moved, moved.get(&layer));
+                let remap = redirect(&self.remap_or_empty(layer)?, moves, moves.get(&layer));
                 let hole = Some(self.pool_end(layer)?);
-                changes.push(Change::Put(Packed {
+                changes.push(Change::Put(PackedLayer {
                     hole,
                     sums: None,
-                    ..self.with_remap(packed, &map)?
+                    ..self.packed_with_remap(packed, &remap)?
                 }));
-                maps.push(map);
+                remaps.push(remap);
             }
         }
+        let mut files = Vec::new();
         for layer in self.catalog().iter().filter(|info| info.mapped).map(|info| info.header.layer)
         {
-            let before = self.map_of(layer)?;
-            let map = before.with_moved(moved, None);
-            if map == before || moved.contains_key(&layer) {
+            let before = self.remap_or_empty(layer)?;
+            let remap = redirect(&before, moves, None);
+            if remap == before || moves.contains_key(&layer) {
                 continue;
             }
             match self.layers.packs.get(layer)? {
-                None => files.push((layer, map)),
+                None => files.push((layer, remap)),
                 Some(packed) => {
-                    changes.push(Change::Put(self.with_remap(packed, &map)?));
-                    maps.push(map);
+                    changes.push(Change::Put(self.packed_with_remap(packed, &remap)?));
+                    remaps.push(remap);
                 }
             }
         }
@@ -309,31 +331,43 @@ impl Store {
         if files.is_empty() {
             changes.extend(new);
         } else {
-            // A map that is published leads to a layer that every start finds.
-            self.publish_packed(new.into_iter().collect(), BTreeMap::new())?;
-            self.note_homes(files.iter().map(|(_, map)| map));
+            // Before a remap points to the gathered layer, every mount must find that layer.
+            self.publish_pack(new.into_iter().collect(), BTreeMap::new())?;
+            self.note_remap_targets(files.iter().map(|(_, remap)| remap));
             self.publish_remaps(&files)?;
         }
-        self.note_homes(maps.iter());
-        self.publish_packed(changes, catalog)
+        self.note_remap_targets(remaps.iter());
+        self.publish_pack(changes, catalog)
     }
 
-    fn map_of(&self, layer: LayerId) -> Result<Map> {
+    /// Remembers how the pools of the sources are stored. A reader that uses an earlier remap opens
+    /// and verifies them after the packs no longer say it.
+    fn retire_pools(&self, moves: &Moves) -> Result<()> {
+        for layer in moves.keys() {
+            let content = self.content(*layer)?;
+            let checksums = content.checksums.clone().unwrap_or_default();
+            let retiring = RetiringPool { checksums, cells: content.cells.clone() };
+            self.state.lock().retiring.insert(*layer, retiring);
+        }
+        Ok(())
+    }
+
+    fn remap_or_empty(&self, layer: LayerId) -> Result<Remap> {
         Ok(read_remap(&self.layers, layer)?.unwrap_or_default())
     }
 
-    /// Removes the pool of a layer whose content is elsewhere, when nobody reads by the maps from before.
-    fn drop_pool(&self, info: &LayerInfo) -> Result<()> {
+    /// Removes the pool of a source. No reader uses an earlier remap any more.
+    fn remove_source_pool(&self, info: &LayerInfo) -> Result<()> {
         let layer = info.header.layer;
         if info.header.kind == LayerKind::Gathered {
             let removed = self.remove_directory(layer);
-            self.state.lock().lingering.remove(&layer);
+            self.state.lock().retiring.remove(&layer);
             return removed;
         }
         let hole = self.pool_end(layer)?;
         {
             let mut state = self.state.lock();
-            state.lingering.remove(&layer);
+            state.retiring.remove(&layer);
             state.contents.remove(&layer);
             if let Some(info) = state.catalog.get_mut(&layer) {
                 info.hole = Some(hole);
@@ -343,32 +377,31 @@ impl Store {
     }
 }
 
-impl Map {
-    /// The map when content was moved: it leads to the new place where it led to the old one, and `own`, of the layer's own content,
-    /// is part of it.
-    fn with_moved(&self, moved: &Moved, own: Option<&Map>) -> Map {
-        let mut runs = Vec::new();
-        for run in self.runs() {
-            let Some(to) = moved.get(&run.layer) else {
-                runs.push(*run);
-                continue;
-            };
-            let mut at = run.start;
-            for place in to.places(run.layer, run.home()) {
-                // What was a hole of the old place is nothing that anybody needs, and zeros at home, too.
-                if place.layer != run.layer {
-                    let (layer, offset) = (place.layer, place.offset);
-                    runs.push(Run { start: at, end: at + place.len, layer, offset });
-                }
-                at += place.len;
+/// The remap after `moves`: runs that pointed to moved bytes point to their copies. `own` is added,
+/// the copies of the layer's own content.
+fn redirect(remap: &Remap, moves: &Moves, own: Option<&Remap>) -> Remap {
+    let mut runs = Vec::new();
+    for run in remap.runs() {
+        let Some(copies) = moves.get(&run.layer) else {
+            runs.push(*run);
+            continue;
+        };
+        let mut at = run.start;
+        for range in copies.locate(run.layer, run.target()) {
+            // What was not copied was a hole in the source. No state needs it, and it reads as
+            // zeros without a run, too.
+            if range.layer != run.layer {
+                let (layer, offset) = (range.layer, range.offset);
+                runs.push(Run { start: at, end: at + range.len, layer, offset });
             }
+            at += range.len;
         }
-        runs.extend(own.map(Map::runs).unwrap_or_default());
-        runs.sort_unstable_by_key(|run| run.start);
-        let mut map = Map::default();
-        runs.into_iter().for_each(|run| map.push(run));
-        map
     }
+    runs.extend(own.map(Remap::runs).unwrap_or_default());
+    runs.sort_unstable_by_key(|run| run.start);
+    let mut redirected = Remap::default();
+    runs.into_iter().for_each(|run| redirected.push(run));
+    redirected
 }
 
 #[cfg(test)]
@@ -382,23 +415,23 @@ mod tests {
         Run { start, end, layer: LayerId(layer), offset }
     }
 
-    fn map(runs: &[Run]) -> Map {
-        let mut map = Map::default();
-        runs.iter().for_each(|run| map.push(*run));
-        map
+    fn remap(runs: &[Run]) -> Remap {
+        let mut remap = Remap::default();
+        runs.iter().for_each(|run| remap.push(*run));
+        remap
     }
 
     #[test]
-    fn maps_lead_to_where_content_was_moved() {
-        let moved = Moved::from([
-            (LayerId(1), map(&[run(0, 4096, 9, 0), run(8192, 12_288, 9, 4096)])),
-            (LayerId(2), map(&[run(0, 4096, 9, 8192)])),
+    fn remaps_point_to_the_copies_of_moved_content() {
+        let moves = Moves::from([
+            (LayerId(1), remap(&[run(0, 4096, 9, 0), run(8192, 12_288, 9, 4096)])),
+            (LayerId(2), remap(&[run(0, 4096, 9, 8192)])),
         ]);
-        // Over a hole of the old place, to another layer, and with content of its own.
+        // A run over a hole in the source, one to another layer, and own content.
         let before =
-            map(&[run(0, 9000, 1, 100), run(12_288, 12_300, 3, 7), run(16_384, 16_484, 2, 50)]);
-        let own = map(&[run(20_480, 24_576, 9, 12_288)]);
-        let after = before.with_moved(&moved, Some(&own));
+            remap(&[run(0, 9000, 1, 100), run(12_288, 12_300, 3, 7), run(16_384, 16_484, 2, 50)]);
+        let own = remap(&[run(20_480, 24_576, 9, 12_288)]);
+        let after = redirect(&before, &moves, Some(&own));
         let wanted = [
             run(0, 3996, 9, 100),
             run(8092, 9000, 9, 4096),
@@ -407,12 +440,13 @@ mod tests {
             run(20_480, 24_576, 9, 12_288),
         ];
         assert_eq!(after.runs(), wanted);
-        assert_eq!(before.with_moved(&Moved::new(), None), before);
+        assert_eq!(redirect(&before, &Moves::new(), None), before);
     }
 
-    /// Whoever found out by an older map where bytes are opens the pool later, when no file says any more how it is stored.
+    /// A reader that uses an earlier remap opens the pool when no file says any more how it is
+    /// stored.
     #[test]
-    fn who_began_before_reads_what_was_deflated_as_it_was() {
+    fn a_reader_with_an_earlier_remap_still_reads_a_deflated_pool() {
         let dir = tempfile::tempdir().unwrap();
         let options = StoreOptions { volatile: true, ..StoreOptions::default() };
         let store = Store::create(&dir.path().join("store"), b"/base", (1, 2), options).unwrap();
@@ -430,26 +464,26 @@ mod tests {
             layer.pool.write(at, &text).unwrap();
             store.seal_layer(&mut layer, seal()).unwrap();
             store.write_checksums(layer.layer()).unwrap();
-            let none = None::<std::iter::Empty<crate::store::record::Edit>>;
+            let none = None::<std::iter::Empty<crate::tree::Edit>>;
             let packed = store.packed_form(layer.layer(), none).unwrap().unwrap();
-            store.put_in_packs(vec![packed]).unwrap();
+            store.pack_layers(vec![packed]).unwrap();
         }
         let read = |layer| {
             let mut bytes = vec![0; text.len()];
             let got = store.content(layer).unwrap().read(0, &mut bytes, false).unwrap();
-            assert_eq!(got, Got::Bytes(text.len()));
+            assert_eq!(got, ReadOutcome::Bytes(text.len()));
             bytes == text
         };
         assert_eq!(store.gather(&store.packed_with_pools()).unwrap(), 2);
         let [first] =
-            store.packed_with_pools().try_into().unwrap_or_else(|_| panic!("one is gathered"));
+            store.packed_with_pools().try_into().unwrap_or_else(|_| panic!("one layer has a pool"));
         let first: LayerInfo = first;
         assert!(
             store.content(first.header.layer).unwrap().cells.is_some() && read(first.header.layer)
         );
         let reading = store.reading();
         assert_eq!(store.gather(std::slice::from_ref(&first)).unwrap(), 1);
-        assert!(read(first.header.layer), "it is read as it is stored");
+        assert!(read(first.header.layer), "an earlier reader still reads it");
         drop(reading);
         let all = store.packed_with_pools();
         assert!(

@@ -1,4 +1,14 @@
-//! Where the content and the records of sealed layers are, and how they move.
+//! Places the content and the records of sealed layers: reads content wherever it is, publishes
+//! checksums and remaps, moves small layers into packs, and gathers their content.
+//!
+//! * The cached [`Content`] of a layer says what the files of the layer say. It is loaded under the
+//!   lock of the catalog and dropped under that lock when one of the files is replaced. So after
+//!   [`Store::publish_remap`] returned, no reader finds an older remap.
+//! * Moving content changes remaps, never extents. A state, an edit history and a reader all see
+//!   the move at once.
+//!
+//! `content` and `pack` define the data. This folder is above `layer`, because publishing a remap
+//! changes both the directory of a layer and the catalog.
 
 mod checksums;
 mod gather;
@@ -11,10 +21,10 @@ use std::sync::atomic::Ordering;
 
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::content::Content;
-use crate::store::content::cells::{Cells, Got};
+use crate::store::content::cells::{Cells, ReadOutcome};
 use crate::store::content::checksums::Checksums;
 use crate::store::content::live_ranges::{LiveRanges, in_blocks};
-use crate::store::content::remap::Map;
+use crate::store::content::remap::Remap;
 use crate::store::io::log;
 use crate::store::layer::files::Layers;
 use crate::store::layer::{JOURNAL, LayerInfo, POOL};
@@ -25,54 +35,54 @@ use crate::types::{ByteRange, LayerId};
 pub(in crate::store) use checksums::read_checksums;
 pub(in crate::store) use remap::read_remap;
 
-/// Bytes of checksums and maps that are kept in memory; then it begins anew.
-const KEPT: usize = 64 << 20;
+/// Cached checksums and remaps may take this many bytes. Beyond that the cache is emptied.
+const CACHE_BYTES: usize = 64 << 20;
 
 impl Store {
-    /// Where all of it is on disk.
+    /// Translates ranges of addresses into ranges of pools.
     ///
     /// # Errors
-    /// Damage of a map.
-    pub fn locate(&self, ranges: &LiveRanges) -> Result<LiveRanges> {
-        let mut places = LiveRanges::default();
-        for (layer, ranges) in ranges.pools() {
-            match self.map(*layer)? {
-                None => ranges.iter().for_each(|range| places.add_range(*layer, *range)),
-                // As much as stays of a map.
-                Some(map) => {
+    /// Damage of a remap.
+    pub fn locate(&self, addresses: &LiveRanges) -> Result<LiveRanges> {
+        let mut located = LiveRanges::default();
+        for (layer, ranges) in addresses.by_layer() {
+            match self.remap(*layer)? {
+                None => ranges.iter().for_each(|range| located.add_range(*layer, *range)),
+                // In whole blocks, as `Remap::restricted_to` keeps them.
+                Some(remap) => {
                     let ranges = ranges.iter().copied().map(in_blocks);
-                    for place in ranges.flat_map(|range| map.places(*layer, range)) {
-                        places.add_range(place.layer, ByteRange::at(place.offset, place.len));
+                    for range in ranges.flat_map(|range| remap.locate(*layer, range)) {
+                        located.add_range(range.layer, ByteRange::at(range.offset, range.len));
                     }
                 }
             }
         }
-        Ok(places)
+        Ok(located)
     }
 
-    /// What of the pool of a layer takes space and is not used.
+    /// The ranges of the pool of a layer that take space and are not live.
     ///
     /// # Errors
-    /// As lseek(2), and damage of what says how it is stored.
-    pub fn unused(&self, layer: LayerId, used: &LiveRanges) -> Result<Vec<ByteRange>> {
+    /// As lseek(2), and damage of the journal of a gathered layer.
+    pub fn unused(&self, layer: LayerId, live: &LiveRanges) -> Result<Vec<ByteRange>> {
         let data = self.pool_data(layer)?;
         if data.is_empty() {
             return Ok(data);
         }
-        Ok(used.unused(layer, &data, self.content(layer)?.cells.as_deref()))
+        Ok(live.unused(layer, &data, self.content(layer)?.cells.as_deref()))
     }
 
-    /// The content of a layer. Checksums that cannot be read are none, and the log says so.
+    /// The content of a layer. If its checksums cannot be read, logs a warning and leaves them out.
     ///
     /// # Errors
-    /// As open(2), and damage of the map.
+    /// As open(2), and damage of the remap.
     pub fn content(&self, layer: LayerId) -> Result<Arc<Content>> {
         let mut state = self.state.lock();
-        if let Some(known) = state.contents.get(&layer) {
-            return Ok(known);
+        if let Some(cached) = state.contents.get(&layer) {
+            return Ok(cached);
         }
         let content = Arc::new(self.load_content(&state, layer)?);
-        if state.contents.values().map(Content::weight).sum::<usize>() > KEPT {
+        if state.contents.values().map(Content::memory).sum::<usize>() > CACHE_BYTES {
             state.contents.clear();
         }
         state.contents.insert(layer, Arc::clone(&content));
@@ -87,45 +97,43 @@ impl Store {
                 "there is no such layer",
             )
         })?;
-        let file = match info.hole {
+        let pool = match info.hole {
             None => Some(Arc::new(self.layers.dir_of(layer)?.file(POOL, false)?)),
             Some(_) => None,
         };
-        let map: Option<Arc<Map>> =
-            if info.mapped { read_remap(&self.layers, layer)?.map(Arc::new) } else { None };
-        let has_sums = info.summed && file.is_some();
-        // Of what lingers no file says any more how it is stored.
-        let (sums, cells) = match state.lingering.get(&layer) {
-            Some(known) => (Some(Arc::clone(&known.sums)), known.cells.clone()),
+        let remap = if info.mapped { read_remap(&self.layers, layer)?.map(Arc::new) } else { None };
+        let has_checksums = info.summed && pool.is_some();
+        // No file says any more how the pool of a retiring layer is stored.
+        let (checksums, cells) = match state.retiring.get(&layer) {
+            Some(known) => (Some(Arc::clone(&known.checksums)), known.cells.clone()),
             None => {
-                let cells = if file.is_some() { read_cells(&self.layers, info)? } else { None };
-                (has_sums.then(|| self.load_sums(layer)).flatten(), cells.map(Arc::new))
+                let cells = if pool.is_some() { read_cells(&self.layers, info)? } else { None };
+                let checksums = has_checksums.then(|| self.load_checksums(layer)).flatten();
+                (checksums, cells.map(Arc::new))
             }
         };
-        Ok(Content { file, sums, map, cells })
+        Ok(Content { pool, checksums, remap, cells })
     }
 
-    fn load_sums(&self, layer: LayerId) -> Option<Arc<Checksums>> {
+    fn load_checksums(&self, layer: LayerId) -> Option<Arc<Checksums>> {
         match read_checksums(&self.layers, layer) {
-            Ok(sums) => Some(Arc::new(sums)),
+            Ok(checksums) => Some(Arc::new(checksums)),
             Err(error) => {
-                ::log::warn!(
-                    "{error}; the content of layer {layer} is served without being checked"
-                );
+                ::log::warn!("{error}; reads of layer {layer} are not verified");
                 None
             }
         }
     }
 
-    /// The pool of a layer; none if it has none because all of its content is elsewhere.
+    /// The pool of a layer. `None` if the pool was removed because all content is in other pools.
     ///
     /// # Errors
     /// As [`Store::content`].
     pub fn pool(&self, layer: LayerId) -> Result<Option<Arc<File>>> {
-        Ok(self.content(layer)?.file.clone())
+        Ok(self.content(layer)?.pool.clone())
     }
 
-    /// Where the addresses of a layer end.
+    /// The end of the addresses of a layer.
     ///
     /// # Errors
     /// As [`Store::content`] and fstat(2).
@@ -138,19 +146,21 @@ impl Store {
         }
     }
 
-    /// What of the content of a layer is elsewhere; none also for a layer that is not there.
+    /// The remap of a layer. `None` if it has none, or if there is no such layer.
     ///
     /// # Errors
     /// As [`Store::content`].
-    pub fn map(&self, layer: LayerId) -> Result<Option<Arc<Map>>> {
+    pub fn remap(&self, layer: LayerId) -> Result<Option<Arc<Remap>>> {
         match self.layer(layer) {
-            Some(info) if info.mapped => Ok(self.content(layer)?.map.clone()),
+            Some(info) if info.mapped => Ok(self.content(layer)?.remap.clone()),
             _ => Ok(None),
         }
     }
 
-    /// Reads bytes at addresses of a layer, wherever they are; fewer at the end of a pool, and before a block that is not as it was written.
-    /// Hold a [`super::ReadGuard`], or see afterwards whether [`Store::sweeps`] is what it was.
+    /// Reads bytes at addresses of a layer, through its remap, for comparison with other bytes.
+    /// Returns how many bytes were read: less than asked for at the end of a pool, and before a
+    /// damaged block. The caller holds a [`super::ReadGuard`], or checks afterwards that
+    /// [`Store::sweeps`] has not changed.
     ///
     /// # Errors
     /// As [`Store::content`] and pread(2).
@@ -158,18 +168,18 @@ impl Store {
         let attempt = || format!("read the content of layer {layer}");
         let content = self.content(layer)?;
         let mut done = 0;
-        for place in content.places(layer, ByteRange::at(offset, bytes.len() as u64)) {
-            let other = if place.layer == layer { None } else { Some(self.content(place.layer)?) };
-            let of = other.as_ref().unwrap_or(&content);
-            let end = done + usize::try_from(place.len).unwrap_or(usize::MAX);
+        for range in content.locate(layer, ByteRange::at(offset, bytes.len() as u64)) {
+            let other = if range.layer == layer { None } else { Some(self.content(range.layer)?) };
+            let source = other.as_ref().unwrap_or(&content);
+            let end = done + usize::try_from(range.len).unwrap_or(usize::MAX);
             let Some(part) = bytes.get_mut(done..end) else { break };
-            let got = match of.file {
-                Some(_) => match of.read_to_compare(place.offset, part).attempt(attempt)? {
-                    Got::Bytes(got) => got,
-                    Got::NotNow | Got::Damaged(_) => 0,
+            let got = match source.pool {
+                Some(_) => match source.read_to_compare(range.offset, part).attempt(attempt)? {
+                    ReadOutcome::Bytes(got) => got,
+                    ReadOutcome::WouldBlock | ReadOutcome::Damaged(_) => 0,
                 },
                 None => {
-                    let left = self.pool_end(place.layer)?.saturating_sub(place.offset);
+                    let left = self.pool_end(range.layer)?.saturating_sub(range.offset);
                     let zeros = usize::try_from(left).unwrap_or(usize::MAX).min(part.len());
                     part.iter_mut().take(zeros).for_each(|byte| *byte = 0);
                     zeros
@@ -183,34 +193,35 @@ impl Store {
         Ok(done)
     }
 
-    /// How many bytes of content of a layer are in its own pool, and how many elsewhere; none for a layer that is not there.
+    /// How many bytes of content of a layer are in its own pool, and how many are remapped. `None`
+    /// if there is no such layer.
     ///
     /// # Errors
     /// As [`Store::content`] and lseek(2).
     pub fn content_space(&self, layer: LayerId) -> Result<Option<(u64, u64)>> {
         let Some(info) = self.layer(layer) else { return Ok(None) };
-        let shared = read_remap(&self.layers, layer)?.map_or(0, |map| map.bytes());
+        let remapped = read_remap(&self.layers, layer)?.map_or(0, |remap| remap.bytes());
         match self.pool_data(layer) {
-            Ok(data) => Ok(Some((data.iter().map(ByteRange::len).sum(), shared))),
-            // It may have gone meanwhile.
+            Ok(data) => Ok(Some((data.iter().map(ByteRange::len).sum(), remapped))),
+            // gc may have removed the layer meanwhile.
             Err(_) if self.layer(info.header.layer).is_none() => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Notes that content to which a state may have referred is about to be given back: what was found equal before may not be
-    /// there any more.
+    /// Counts a sweep: content that a state may have referred to is about to be punched. Matches
+    /// that were found before may then be gone.
     pub fn note_sweep(&self) {
         self.sweeps.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// How often something was given back.
+    /// How many sweeps there were since the store was opened.
     pub fn sweeps(&self) -> u64 {
         self.sweeps.load(Ordering::SeqCst)
     }
 }
 
-/// How the content of a layer is deflated, if it is.
+/// How the pool of a gathered layer is deflated. `None` for other layers.
 ///
 /// # Errors
 /// Damage, with file and offset.
@@ -223,12 +234,12 @@ pub(in crate::store) fn read_cells(layers: &Layers, info: &LayerInfo) -> Result<
     let damage = |why: &str| Error::damage(format!("read {what}"), why);
     let bytes = layers
         .read(layer, JOURNAL)?
-        .ok_or_else(|| damage("nothing says how its pool is stored"))?;
+        .ok_or_else(|| damage("the journal, which says how the pool is deflated, is missing"))?;
     let records = log::read::<Record>(&bytes, &what)?.records;
     let lens = records.into_iter().find_map(|(record, _)| match record {
         Record::Cells(lens) => Some(lens),
         _ => None,
     });
-    let too_long = || damage("a cell takes more than it holds");
+    let too_long = || damage("a deflated cell is longer than a cell");
     lens.map(|lens| Cells::new(lens).ok_or_else(too_long)).transpose()
 }

@@ -1,7 +1,8 @@
-//! Layers in packs: how they come there, how what is said of them changes, and how they leave.
+//! Moves sealed layers into packs, changes them there, and moves them back into directories.
 //!
-//! Always true: a pack is on the disk before anything that it takes the place of is removed, and the catalog says what the newest pack
-//! says. Which layers are put in packs, and when, is not decided here.
+//! * A new pack is on disk before anything that it replaces is removed.
+//! * The catalog says what the newest pack says.
+//! * Policy is elsewhere: `timeline::pack` decides which layers are packed and when.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -9,8 +10,7 @@ use std::sync::atomic::Ordering;
 use crate::error::{Error, Result};
 use crate::store::content::checksums;
 use crate::store::content::checksums::ChecksumsRecord;
-use crate::store::content::live_ranges::LiveRanges;
-use crate::store::content::pool::{block_ceil, block_floor};
+use crate::store::content::live_ranges::{LiveRanges, in_blocks};
 use crate::store::io::disk;
 use crate::store::io::frames;
 use crate::store::io::log;
@@ -20,17 +20,18 @@ use crate::store::layer::sealed::compact_records;
 use crate::store::layer::{INDEX, JOURNAL, LayerInfo, MAP, POOL, SUMS};
 use crate::store::ledger;
 use crate::store::ledger::LedgerRecord;
-use crate::store::pack::{Change, Packed, Publishing};
-use crate::store::record::{Edit, Header, LayerKind, Record, Seal};
+use crate::store::pack::{Change, PackOptions, PackedLayer};
+use crate::store::record::{Header, LayerKind, Record, Seal};
 use crate::store::{FORMAT_WITH_PACKS, Store, format_text};
+use crate::tree::Edit;
 use crate::types::{ByteRange, LayerId};
 
-/// What is larger, without its content, has a directory of its own.
-const LARGEST: usize = 256 << 10;
+/// A layer whose journal, checksums or remap take more bytes keeps its directory.
+const LARGEST_FILE: usize = 256 << 10;
 
 impl Store {
-    /// What a sealed layer is in a pack; none if it is in one, or takes so much that it does not pay. With `edits`, its
-    /// journal says only these.
+    /// The packed form of a sealed layer. `None` if it is in a pack already, has no checksums yet,
+    /// or is too large. With `edits`, the packed journal consists of these edits.
     ///
     /// # Errors
     /// As open(2), and damage.
@@ -38,24 +39,25 @@ impl Store {
         &self,
         layer: LayerId,
         edits: Option<impl Iterator<Item = Edit>>,
-    ) -> Result<Option<Packed>> {
+    ) -> Result<Option<PackedLayer>> {
         let Some(LayerInfo { header, seal: Some(seal), bytes, packed: false, .. }) =
             self.layer(layer)
         else {
             return Ok(None);
         };
         let read = |name: &str| self.layers.read(layer, name);
-        let large =
-            |bytes: &Option<Vec<u8>>| bytes.as_ref().is_some_and(|bytes| bytes.len() > LARGEST);
+        let is_large = |bytes: &Option<Vec<u8>>| {
+            bytes.as_ref().is_some_and(|bytes| bytes.len() > LARGEST_FILE)
+        };
         let (map, sums) = (read(MAP)?, read(SUMS)?);
-        if large(&map) || large(&sums) || sums.is_none() || bytes > 16 * LARGEST as u64 {
+        if is_large(&map) || is_large(&sums) || sums.is_none() || bytes > 16 * LARGEST_FILE as u64 {
             return Ok(None);
         }
         let journal = match edits {
             Some(edits) => log::frames(compact_records(&header, &seal, edits))?,
             None => read(JOURNAL)?.unwrap_or_default(),
         };
-        if journal.len() > LARGEST {
+        if journal.len() > LARGEST_FILE {
             return Ok(None);
         }
         let hole =
@@ -63,49 +65,49 @@ impl Store {
         let what = self.layers.show(layer, SUMS);
         let sums = match sums.filter(|_| hole.is_none()) {
             Some(bytes) => {
-                Some(log::frames(checksums::parse(&bytes, &what)?.beside_map().into_records())?)
+                let checksums = checksums::parse(&bytes, &what)?.without_remapped();
+                Some(log::frames(checksums.into_records())?)
             }
             None => None,
         };
-        Ok(Some(Packed { layer, hole, journal, map, sums }))
+        Ok(Some(PackedLayer { layer, hole, journal, map, sums }))
     }
 
-    /// Puts layers in a pack. What it takes the place of goes.
+    /// Writes layers into a new pack, then removes the files that this replaces.
     ///
     /// # Errors
-    /// As the calls it is made of; the layers are then where they were. If it is not known what is on the disk, nothing is given
-    /// back any more, see [`Store::require_no_doubt`].
-    pub fn put_in_packs(&self, layers: Vec<Packed>) -> Result<()> {
-        let left: Vec<(LayerId, bool)> =
+    /// As the calls that publish a file; the layers are then where they were. If it is unknown what
+    /// is on disk, no space is freed any more, see [`Store::require_certain_remaps`].
+    pub fn pack_layers(&self, layers: Vec<PackedLayer>) -> Result<()> {
+        let replaced: Vec<(LayerId, bool)> =
             layers.iter().map(|packed| (packed.layer, packed.hole.is_some())).collect();
-        self.publish_packed(layers.into_iter().map(Change::Put).collect(), BTreeMap::new())?;
-        for (layer, with_pool) in left {
+        self.publish_pack(layers.into_iter().map(Change::Put).collect(), BTreeMap::new())?;
+        for (layer, with_pool) in replaced {
             if let Err(error) = self.layers.clear(layer, with_pool) {
-                ::log::warn!("{error}; the next start removes what is left of layer {layer}");
+                ::log::warn!("{error}; the next mount removes the old files of layer {layer}");
             }
         }
         Ok(())
     }
 
-    /// Layers in packs that have pools of their own, oldest first.
+    /// Layers in packs that have a pool, oldest first.
     pub fn packed_with_pools(&self) -> Vec<LayerInfo> {
         let mut all = self.catalog();
         all.retain(|info| info.hole.is_none() && self.layers.packs.has(info.header.layer));
         all
     }
 
-    /// What of the pool of a layer takes space and is content of it, in whole blocks.
+    /// The ranges of the pool of a layer that take space and are not remapped, in whole blocks.
     ///
     /// # Errors
-    /// As lseek(2), and damage of a map.
+    /// As lseek(2), and damage of a remap.
     pub fn own_content(&self, layer: LayerId) -> Result<Vec<ByteRange>> {
-        let mut elsewhere = LiveRanges::default();
-        for range in self.map(layer)?.map(|map| map.given_up()).unwrap_or_default() {
-            elsewhere.add_range(layer, range);
+        let mut remapped = LiveRanges::default();
+        for range in self.remap(layer)?.map(|remap| remap.freed_blocks()).unwrap_or_default() {
+            remapped.add_range(layer, range);
         }
         let mut blocks: Vec<ByteRange> = Vec::new();
-        for range in self.unused(layer, &elsewhere)? {
-            let range = ByteRange { start: block_floor(range.start), end: block_ceil(range.end) };
+        for range in self.unused(layer, &remapped)?.into_iter().map(in_blocks) {
             match blocks.last_mut() {
                 Some(last) if last.end >= range.start => last.end = range.end,
                 _ => blocks.push(range),
@@ -114,8 +116,9 @@ impl Store {
         Ok(blocks)
     }
 
-    /// Publishes a pack that says these changes, and with it what the catalog says of the layers; something else where `catalog` says so.
-    pub(in crate::store) fn publish_packed(
+    /// Publishes a pack with these changes and updates the catalog with it. A layer in `catalog`
+    /// gets that entry; any other gets the entry that follows from its change.
+    pub(in crate::store) fn publish_pack(
         &self,
         changes: Vec<Change>,
         mut catalog: BTreeMap<LayerId, LayerInfo>,
@@ -137,12 +140,13 @@ impl Store {
         }
         self.require_format(FORMAT_WITH_PACKS)?;
         let next_layer = self.state.lock().next_layer;
-        let how = Publishing { next_layer, durable: self.durable, takes_in: true };
-        let mut published = match self.layers.packs.publish(&self.dir, &changes, how) {
-            // It may be the way to give space back.
+        let options = PackOptions { next_layer, durable: self.durable, merge: true };
+        let mut published = match self.layers.packs.publish(&self.dir, &changes, options) {
+            // The changes may be what frees space: use the reserve, and write as little as
+            // possible.
             Err(error) if error.is_full() && self.release_reserve() => {
-                let how = Publishing { takes_in: false, ..how };
-                let again = self.layers.packs.publish(&self.dir, &changes, how);
+                let options = PackOptions { merge: false, ..options };
+                let again = self.layers.packs.publish(&self.dir, &changes, options);
                 self.keep_reserve();
                 again?
             }
@@ -152,14 +156,15 @@ impl Store {
         {
             let mut state = self.state.lock();
             if synced.is_err() {
-                state.doubtful.extend(infos.iter().map(|(layer, _)| *layer));
+                state.uncertain_remaps.extend(infos.iter().map(|(layer, _)| *layer));
             }
             self.layers.packs.adopt(&mut published);
             for (layer, info) in infos {
                 state.contents.remove(&layer);
                 match info {
                     Some(mut info) => {
-                        if state.lingering.contains_key(&layer) {
+                        // Its pool is still there for earlier readers.
+                        if state.retiring.contains_key(&layer) {
                             info.hole = None;
                         }
                         state.catalog.insert(layer, info);
@@ -177,30 +182,31 @@ impl Store {
         synced
     }
 
-    /// Says that the store has what came with a format, before the first of it is there: who does not know packs would take their layers for
-    /// lost, and who does not know cells deflated bytes for content.
+    /// Raises the format number of the store before the first use of a feature. An older jailfs
+    /// would take packed layers for lost, and deflated bytes for content.
     pub(in crate::store) fn require_format(&self, format: u32) -> Result<()> {
         if self.format.load(Ordering::Relaxed) < format {
-            // Also where nothing else is synced: without it nobody could say why the store is not believed after a power cut.
+            // Synced even in a volatile store: after a power cut, the format must tell why the
+            // store is not trusted.
             self.dir.publish("format", format_text(format).as_bytes(), true)?;
             self.format.store(format, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    /// Takes layers out of the packs that are in one.
-    pub(in crate::store) fn forget_packed(&self, layers: &[LayerId]) -> Result<()> {
+    /// Removes layers from the packs. Layers that are in none are skipped.
+    pub(in crate::store) fn remove_from_packs(&self, layers: &[LayerId]) -> Result<()> {
         let mut packed = layers.to_vec();
         packed.retain(|layer| self.layers.packs.has(*layer));
         if packed.is_empty() {
             return Ok(());
         }
         self.layers.secure_removal(&packed, self.durable)?;
-        self.publish_packed(packed.into_iter().map(Change::Gone).collect(), BTreeMap::new())
+        self.publish_pack(packed.into_iter().map(Change::Gone).collect(), BTreeMap::new())
     }
 
-    /// Gives a layer a directory of its own again, with this journal.
-    fn unpack(&self, packed: &Packed, journal: &[u8]) -> Result<()> {
+    /// Moves a layer from its pack into a directory, with a new journal.
+    fn unpack(&self, packed: &PackedLayer, journal: &[u8]) -> Result<()> {
         let layer = packed.layer;
         let Some(info) = self.layer(layer) else { return Ok(()) };
         let dir = self.layers.dir.make_dir(&layer::dir_name(layer))?;
@@ -230,30 +236,30 @@ impl Store {
         let besides =
             Besides { summed: true, mapped: info.mapped, index, packed: false, hole: None };
         let info = LayerInfo::new(header, Some(seal), true, journal.len() as u64, besides);
-        self.publish_packed(vec![Change::Gone(layer)], BTreeMap::from([(layer, info)]))
+        self.publish_pack(vec![Change::Gone(layer)], BTreeMap::from([(layer, info)]))
     }
 
-    /// Begins to rewrite journals of sealed layers.
-    pub fn rewriting(&self) -> Rewriting<'_> {
-        Rewriting { store: self, changes: Vec::new(), indexed: Vec::new() }
+    /// Begins to rewrite the journals of sealed layers.
+    pub fn journal_rewriter(&self) -> JournalRewriter<'_> {
+        JournalRewriter { store: self, changes: Vec::new(), indexed: Vec::new() }
     }
 }
 
-/// Journals that are rewritten one after the other; those of layers in packs come on the disk together. Cut off anywhere, those before
-/// some moment are rewritten, and no later ones.
-pub struct Rewriting<'a> {
+/// Rewrites the journals of sealed layers one after the other. Changes of layers in packs are
+/// collected and published with one pack. A crash leaves a prefix of the rewrites done.
+pub struct JournalRewriter<'a> {
     store: &'a Store,
     changes: Vec<Change>,
-    /// Layers whose index is not needed any more.
+    /// Collected layers; their index is not needed any more.
     indexed: Vec<LayerId>,
 }
 
-impl Rewriting<'_> {
-    /// Rewrites the journal of a sealed layer as `edits`, under a header that may name another parent, and with a seal
-    /// that may say something else.
+impl JournalRewriter<'_> {
+    /// Replaces the journal of a sealed layer with `edits`. `header` may name another parent, and
+    /// `seal` may differ, too.
     ///
     /// # Errors
-    /// As the calls it is made of; the journal then stays as it was.
+    /// As the calls that publish a file; the journal then stays as it was.
     pub fn rewrite(
         &mut self,
         header: Header,
@@ -267,18 +273,19 @@ impl Rewriting<'_> {
         };
         let during = |e: Error| e.during(format!("rewrite layer {layer}"));
         let journal = log::frames(compact_records(&header, &seal, edits)).map_err(during)?;
-        if journal.len() > LARGEST {
+        if journal.len() > LARGEST_FILE {
             self.publish()?;
             return self.store.unpack(&packed, &journal).map_err(during);
         }
-        self.changes.push(Change::Put(Packed { journal, ..packed }));
+        self.changes.push(Change::Put(PackedLayer { journal, ..packed }));
         Ok(())
     }
 
-    /// Gives up the records of a sealed layer that no other lies on; its content stays.
+    /// Removes the records of a sealed layer that is no parent of another. Its content stays,
+    /// because other layers may refer to it.
     ///
     /// # Errors
-    /// As [`Rewriting::rewrite`].
+    /// As [`JournalRewriter::rewrite`].
     pub fn collect(&mut self, layer: LayerId) -> Result<()> {
         let attempt = || format!("collect layer {layer}");
         let Some(LayerInfo { header, seal: Some(seal), .. }) = self.store.layer(layer) else {
@@ -293,20 +300,21 @@ impl Rewriting<'_> {
 
     fn publish(&mut self) -> Result<()> {
         let changes = std::mem::take(&mut self.changes);
-        self.store.publish_packed(changes, BTreeMap::new()).map_err(|e| e.during("rewrite layers"))
+        self.store.publish_pack(changes, BTreeMap::new()).map_err(|e| e.during("rewrite layers"))
     }
 
-    /// Puts on the disk what is not there yet.
+    /// Publishes what was collected and is not on disk yet.
     ///
     /// # Errors
-    /// As the calls it is made of; those layers are then as they were.
+    /// As the calls that publish a file; the collected layers are then as they were.
     pub fn finish(mut self) -> Result<()> {
         self.publish()?;
         self.indexed.iter().try_for_each(|layer| self.store.remove_index(*layer))
     }
 }
 
-/// The journal of a layer that holds content of others, deflated like this.
+/// The journal of a gathered layer. `cells` is the deflated length of each cell; `like` gives the
+/// epoch and the time.
 pub(in crate::store) fn gathered_journal(
     layer: LayerId,
     like: &Header,

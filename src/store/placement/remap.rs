@@ -1,4 +1,11 @@
-//! Publishes where the content of sealed layers is.
+//! Publishes the remaps of sealed layers, and knows which pools they point to.
+//!
+//! * The checksums of freed blocks are dropped before the remap is published, and stay dropped if
+//!   that fails. Otherwise punched blocks would be verified against the checksums of their old
+//!   bytes.
+//! * If a rename or sync fails, it is unknown which remap is on disk. The layer is then
+//!   *uncertain*, and no space is freed until the store is opened again: see
+//!   [`Store::require_certain_remaps`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,151 +14,165 @@ use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::Store;
 use crate::store::content::checksums;
 use crate::store::content::remap;
-use crate::store::content::remap::Map;
+use crate::store::content::remap::Remap;
 use crate::store::io::disk;
 use crate::store::io::log;
 use crate::store::io::log::Log;
 use crate::store::layer::files::Layers;
 use crate::store::layer::{LayerInfo, MAP, SUMS};
-use crate::store::pack::{Change, Packed};
+use crate::store::pack::{Change, PackedLayer};
 use crate::types::LayerId;
 
 impl Store {
-    /// Says what of the content of a sealed layer is elsewhere. When this returns, nobody finds out by the map before where
-    /// bytes are; who did so earlier holds a [`crate::store::ReadGuard`].
+    /// Publishes the remap of a sealed layer. Later readers use it; a reader that uses an earlier
+    /// one holds a [`crate::store::ReadGuard`].
     ///
     /// # Errors
-    /// As the calls it is made of; the map before goes on being used. If it is not known which one is on the disk, nothing is
-    /// given back any more, see [`Store::require_no_doubt`].
-    pub fn publish_remap(&self, layer: LayerId, map: &Map) -> Result<()> {
-        self.publish_remaps(&[(layer, map.clone())])
+    /// As the calls that publish a file; readers then go on with the earlier remap. If it is
+    /// unknown which one is on disk, no space is freed any more, see
+    /// [`Store::require_certain_remaps`].
+    pub fn publish_remap(&self, layer: LayerId, remap: &Remap) -> Result<()> {
+        self.publish_remaps(&[(layer, remap.clone())])
     }
 
-    /// The same for many layers, one after the other; those that are in packs at once, as the last.
+    /// Publishes the remaps of many layers: one by one for layers with a directory, then all layers
+    /// in packs with one new pack.
     ///
     /// # Errors
     /// As [`Store::publish_remap`]; some may be published then.
-    pub fn publish_remaps(&self, maps: &[(LayerId, Map)]) -> Result<()> {
+    pub fn publish_remaps(&self, remaps: &[(LayerId, Remap)]) -> Result<()> {
         let mut packed = Vec::new();
-        for (layer, map) in maps {
+        for (layer, remap) in remaps {
             match self.layers.packs.get(*layer)? {
-                Some(known) => packed.push(Change::Put(self.with_remap(known, map)?)),
-                None => self.publish_map_file(*layer, map)?,
+                Some(known) => packed.push(Change::Put(self.packed_with_remap(known, remap)?)),
+                None => self.publish_remap_file(*layer, remap)?,
             }
         }
-        self.publish_packed(packed, BTreeMap::new())?;
-        self.note_homes(maps.iter().map(|(_, map)| map));
+        self.publish_pack(packed, BTreeMap::new())?;
+        self.note_remap_targets(remaps.iter().map(|(_, remap)| remap));
         Ok(())
     }
 
-    /// What a layer in a pack is with another map: what a block held that was given up must not be held against what is left of it.
-    pub(in crate::store) fn with_remap(&self, packed: Packed, map: &Map) -> Result<Packed> {
+    /// A layer in a pack with another remap, and without the checksums of the blocks that this
+    /// frees.
+    pub(in crate::store) fn packed_with_remap(
+        &self,
+        packed: PackedLayer,
+        remap: &Remap,
+    ) -> Result<PackedLayer> {
         let layer = packed.layer;
         let sums = match &packed.sums {
             None => None,
             Some(bytes) => {
-                let sums = checksums::parse(bytes, &self.layers.show(layer, SUMS))?;
-                Some(log::frames(sums.without(&map.given_up()).into_records())?)
+                let checksums = checksums::parse(bytes, &self.layers.show(layer, SUMS))?;
+                let trimmed = checksums.without_blocks(&remap.freed_blocks());
+                Some(log::frames(trimmed.into_records())?)
             }
         };
-        let map = if map.runs().is_empty() { None } else { Some(log::frames(map.records())?) };
-        Ok(Packed { map, sums, ..packed })
+        let is_empty = remap.runs().is_empty();
+        let map = if is_empty { None } else { Some(log::frames(remap.records())?) };
+        Ok(PackedLayer { map, sums, ..packed })
     }
 
-    fn publish_map_file(&self, layer: LayerId, map: &Map) -> Result<()> {
-        let attempt = || format!("write the map of layer {layer}");
+    fn publish_remap_file(&self, layer: LayerId, remap: &Remap) -> Result<()> {
+        let attempt = || format!("write the remap of layer {layer}");
         let dir = self.layers.dir_of(layer)?;
         let temp = format!("{MAP}.new");
         dir.remove(&temp)?;
-        // First, and for good: what a block held that was given up must not be held against what is left of it.
-        self.thin_checksums(layer, map)?;
-        if map.runs().is_empty() {
-            self.state.lock().doubtful.insert(layer);
+        // Before the remap: see the header.
+        self.trim_checksums(layer, remap)?;
+        let is_empty = remap.runs().is_empty();
+        if is_empty {
+            self.state.lock().uncertain_remaps.insert(layer);
             dir.remove(MAP)?;
         } else {
             let mut log = Log::append_to(Arc::new(dir.file(&temp, true)?), dir.show(&temp), 0, 0)?;
-            for record in map.records() {
+            for record in remap.records() {
                 log.append(&record)?;
             }
             if self.durable {
                 log.sync()?;
             }
-            self.state.lock().doubtful.insert(layer);
+            self.state.lock().uncertain_remaps.insert(layer);
             disk::rename(&dir, &temp, MAP).attempt(attempt)?;
         }
         if self.durable {
             dir.sync()?;
         }
         let mut state = self.state.lock();
-        state.doubtful.remove(&layer);
+        state.uncertain_remaps.remove(&layer);
         state.contents.remove(&layer);
         if let Some(info) = state.catalog.get_mut(&layer) {
-            info.mapped = !map.runs().is_empty();
+            info.mapped = !is_empty;
         }
         Ok(())
     }
 
-    /// Notes where maps lead to that were published.
-    pub(in crate::store) fn note_homes<'m>(&self, maps: impl Iterator<Item = &'m Map>) {
-        if let Some(homes) = &mut self.state.lock().homes {
-            homes.extend(maps.flat_map(|map| map.runs()).map(|run| run.layer));
+    /// Adds the targets of published remaps to those that [`Store::is_remap_target`] knows.
+    pub(in crate::store) fn note_remap_targets<'m>(&self, remaps: impl Iterator<Item = &'m Remap>) {
+        if let Some(targets) = &mut self.state.lock().remap_targets {
+            targets.extend(remaps.flat_map(|remap| remap.runs()).map(|run| run.layer));
         }
     }
 
-    /// Makes sure that it is known of every layer where its content is: who gives space back needs that.
+    /// Fails if it is unknown of some layer which remap is on disk. Every caller that frees space
+    /// calls this first: what one remap does not need, the other one may.
     ///
     /// # Errors
-    /// When a map could not be written and may be on the disk all the same.
-    pub fn require_no_doubt(&self) -> Result<()> {
-        match self.state.lock().doubtful.first() {
+    /// When an earlier write of a remap failed halfway.
+    pub fn require_certain_remaps(&self) -> Result<()> {
+        match self.state.lock().uncertain_remaps.first() {
             None => Ok(()),
             Some(layer) => Err(Error::new(
                 Kind::Failed,
-                "give space back",
+                "free space",
                 format!(
-                    "a write of the map of layer {layer} failed, and it may be on the disk or not"
+                    "writing the remap of layer {layer} failed, and it is unknown whether the old \
+                     or the new one is on disk"
                 ),
             )
             .hint("unmount and mount again")),
         }
     }
 
-    /// Makes the map of a layer that was found at the start survive a power cut: who wrote it may not have come so far.
+    /// Makes the remap file of a layer survive a power cut. The process that wrote it may have died
+    /// before its sync.
     ///
     /// # Errors
     /// As fsync(2).
-    pub fn settle_remap(&self, layer: LayerId) -> Result<()> {
-        // Packs are only used when they survive one.
+    pub fn sync_remap(&self, layer: LayerId) -> Result<()> {
+        // Packs are synced before they are used.
         let is_file = |info: &LayerInfo| info.mapped && !info.packed;
         let is_file = self.state.lock().catalog.get(&layer).is_some_and(is_file);
         if is_file && self.durable { self.layers.dir_of(layer)?.sync() } else { Ok(()) }
     }
 
-    /// Whether the map of another layer, or its own, may lead to the pool of a layer. Reads every map once.
+    /// Whether a remap may point to the pool of a layer. The first call reads every remap; later
+    /// ones use its result.
     ///
     /// # Errors
     /// Damage, with file and offset.
-    pub fn is_home(&self, layer: LayerId) -> Result<bool> {
-        if let Some(homes) = &self.state.lock().homes {
-            return Ok(homes.contains(&layer));
+    pub fn is_remap_target(&self, layer: LayerId) -> Result<bool> {
+        if let Some(targets) = &self.state.lock().remap_targets {
+            return Ok(targets.contains(&layer));
         }
-        // Maps are published by one thread at a time, the one that asks.
+        // Only the thread that publishes remaps calls this, so none is published meanwhile.
         let mapped = self.catalog().into_iter().filter(|info| info.mapped);
-        let mut homes = BTreeSet::new();
+        let mut targets = BTreeSet::new();
         for info in mapped {
-            let map = read_remap(&self.layers, info.header.layer)?.unwrap_or_default();
-            homes.extend(map.runs().iter().map(|run| run.layer));
+            let remap = read_remap(&self.layers, info.header.layer)?.unwrap_or_default();
+            targets.extend(remap.runs().iter().map(|run| run.layer));
         }
-        let is_home = homes.contains(&layer);
-        self.state.lock().homes = Some(homes);
-        Ok(is_home)
+        let is_target = targets.contains(&layer);
+        self.state.lock().remap_targets = Some(targets);
+        Ok(is_target)
     }
 }
 
-/// Reads the map of a layer; none if it has none.
+/// Reads the remap of a layer. `None` if it has none.
 ///
 /// # Errors
 /// Damage, with file and offset.
-pub(in crate::store) fn read_remap(layers: &Layers, layer: LayerId) -> Result<Option<Map>> {
+pub(in crate::store) fn read_remap(layers: &Layers, layer: LayerId) -> Result<Option<Remap>> {
     layers.read(layer, MAP)?.map(|bytes| remap::parse(&bytes, &layers.show(layer, MAP))).transpose()
 }

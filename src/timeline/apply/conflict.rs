@@ -7,10 +7,11 @@
 use crate::base::BaseStat;
 use crate::error::{Attempt, FsResult, Result};
 use crate::fs::State;
-use crate::store::record::{Body, Dentry, LayerKind};
+use crate::store::record::LayerKind;
 use crate::timeline::Timeline;
 use crate::timeline::apply::found;
 use crate::timeline::diff::{PathChange, What};
+use crate::tree::{Body, Dentry};
 use crate::types::{Epoch, FileKind, Fingerprint, Timestamp, TreePath};
 
 impl Timeline {

@@ -46,7 +46,7 @@ impl Timeline {
             let landing = twin.follow(&self.fs.state(), usize::MAX).and_then(|_| {
                 let at_last =
                     |now: &State| Ok(twin.follow(now, MOST_AT_LAST)?.then(|| twin.there.clone()));
-                self.fs.land(next, seal, at_last)
+                self.fs.rebase(next, seal, at_last)
             });
             match landing {
                 Ok(Rebasing::Rebased(landed)) => return self.landed(landed, to, description),

@@ -45,13 +45,12 @@ use crate::timeline::diff::{PathChange, What};
 
 use crate::store::Store;
 use crate::store::layer::{LayerInfo, Upper};
-use crate::store::record::{
-    Body, LayerKind, Left, Node, OpVerb, Origin, PreImage, PreNode, Record, Source,
-};
+use crate::store::record::{LayerKind, Left, OpVerb, PreImage, PreNode, Record};
 use crate::timeline::apply::staging::Stages;
 use crate::timeline::apply::unfinished::Unfinished;
 use crate::timeline::checkpoint::seal_unused;
 use crate::timeline::{Target, Timeline};
+use crate::tree::{Body, Node, Origin, Source};
 use crate::types::{Epoch, FileKind, Fingerprint, Ino, LayerId, Timestamp, TreePath};
 
 /// The message of the seal of an apply that was taken back.

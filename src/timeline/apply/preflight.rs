@@ -10,9 +10,9 @@ use crate::base::{Base, Obstacle};
 use crate::error::{Attempt, Error, FsResult, Kind, Result};
 use crate::fs::merged::lower::LowerNode;
 use crate::fs::{Found, State};
-use crate::store::record::{Body, Node};
 use crate::timeline::apply::Plan;
 use crate::timeline::diff::{PathChange, What};
+use crate::tree::{Body, Node};
 use crate::types::{FileKind, Ino, TreePath};
 
 /// Paths that one error names.

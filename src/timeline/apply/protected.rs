@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::FsResult;
 use crate::fs::State;
-use crate::store::record::Node;
 use crate::timeline::diff::{PathChange, What};
+use crate::tree::Node;
 use crate::types::{FileKind, TreePath};
 
 /// Which dangers the caller of an apply takes.

@@ -14,8 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::lower::LowerNode;
 use crate::fs::{Found, State};
-use crate::store::record::{Body, Dentry, Edit, Hides, Node, Source};
-use crate::tree::{Misfit, Tree, TreeDiff};
+use crate::tree::{Body, Dentry, Edit, Hides, Misfit, Node, Source, Tree, TreeDiff};
 use crate::types::{ByteRange, FileKind, Fingerprint, Ino, Name, TreePath};
 
 /// A state, and the same tree over another epoch of the base.

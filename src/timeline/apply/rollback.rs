@@ -21,7 +21,7 @@ use crate::fs::merged::pre_images::{PreHistory, PreImages, read_history};
 use crate::store::Store;
 use crate::store::io::writer::Writer;
 use crate::store::layer::{LayerContents, Upper};
-use crate::store::record::{Body, LayerKind, Left, PreNode, Record};
+use crate::store::record::{LayerKind, Left, PreNode, Record};
 use crate::sys::capabilities;
 use crate::sys::clock;
 use crate::timeline::apply::staging;
@@ -31,7 +31,7 @@ use crate::timeline::apply::{Images, Keep, TAKEN_BACK, collect, found, settle, t
 use crate::timeline::checkpoint::seal_unused;
 use crate::timeline::diff;
 use crate::timeline::diff::{PathChange, What};
-use crate::tree::Tree;
+use crate::tree::{Body, Tree};
 use crate::types::{Epoch, FileKind, Fingerprint, Timestamp, TreePath};
 
 /// What an apply said it would put into the base.

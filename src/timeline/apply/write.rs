@@ -18,7 +18,6 @@ use crate::error::{Attempt, FsError, FsResult};
 use crate::fs::merged::fingerprint::ANY_TIMES;
 use crate::fs::merged::lower::LowerNode;
 use crate::fs::{Found, State};
-use crate::store::record::{Body, Node};
 use crate::sys::failpoint;
 use crate::sys::failpoint::Failpoint;
 use crate::sys::file::Rename;
@@ -28,6 +27,7 @@ use crate::timeline::apply::staging::Stages;
 use crate::timeline::apply::{Keep, found, linked_names};
 use crate::timeline::diff;
 use crate::timeline::diff::{PathChange, What};
+use crate::tree::{Body, Node};
 use crate::types::{FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
 
 /// What came of writing the base.

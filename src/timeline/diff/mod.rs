@@ -18,8 +18,7 @@ use crate::error::{FsError, FsResult};
 use crate::fs::merged::fingerprint;
 use crate::fs::merged::lower::LowerNode;
 use crate::fs::{DataRanges, Found, State};
-use crate::store::record::{Body, Node, Source};
-use crate::tree::TreeDiff;
+use crate::tree::{Body, Node, Source, TreeDiff};
 use crate::types::{ByteRange, FileKind, Ino, Name, TreePath};
 
 /// How a path differs.

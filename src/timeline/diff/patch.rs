@@ -4,9 +4,9 @@ use imara_diff::{Algorithm, Diff, InternedInput, Token};
 
 use crate::error::FsResult;
 use crate::fs::{Found, State};
-use crate::store::record::{Body, Node};
 use crate::timeline::diff::binary;
 use crate::timeline::diff::{PathChange, What};
+use crate::tree::{Body, Node};
 use crate::types::{ByteRange, FileKind, TreePath};
 
 /// Of larger files it is only said that they differ: a patch of more is not read by anybody.

@@ -11,7 +11,8 @@ use crate::error::Error;
 use crate::fs::KnownVersions;
 use crate::store::edits_log::{Content, Recorded};
 use crate::store::layer::POOL;
-use crate::store::record::{Body, LayerKind, Source};
+use crate::store::record::LayerKind;
+use crate::tree::{Body, Source};
 use crate::types::{ByteRange, Epoch, FileKind, LayerId, TreePath};
 
 /// What is wrong with the history of single files. Whoever opens the store begins the log anew, or passes the version over.
@@ -170,7 +171,8 @@ impl Checker {
                 continue;
             };
             // Of what is deflated every byte takes the whole cell.
-            let whole = |range: ByteRange| cells.as_ref().map_or(range, |cells| cells.whole(range));
+            let whole =
+                |range: ByteRange| cells.as_ref().map_or(range, |cells| cells.round_out(range));
             let ranges: Vec<(ByteRange, usize)> =
                 ranges.iter().map(|(range, of)| (whole(*range), *of)).collect();
             let Ok(damaged) = self.store.damaged_blocks(*layer, &sums, &joined(&ranges)) else {

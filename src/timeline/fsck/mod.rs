@@ -11,14 +11,14 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 use crate::store::content::live_ranges::LiveRanges;
-use crate::store::content::remap::{Map, Place, Run};
+use crate::store::content::remap::{PoolRange, Remap, Run};
 use crate::store::fsck_read::Inspect;
 use crate::store::io::log;
 use crate::store::layer::{INDEX, LayerContents, POOL, SUMS};
-use crate::store::record::{LayerKind, PreImage, Record, Source};
+use crate::store::record::{LayerKind, PreImage, Record};
 use crate::timeline::Timeline;
 use crate::timeline::tree_cache::replay;
-use crate::tree::{Extent, Tree};
+use crate::tree::{Extent, Source, Tree};
 use crate::types::{ByteRange, Ino, LayerId};
 
 /// A way in which a store is not as it must be.
@@ -217,7 +217,7 @@ struct Checker {
     unread: BTreeSet<LayerId>,
     /// What of each pool something refers to, where it is on disk.
     refs: BTreeMap<LayerId, Vec<ByteRange>>,
-    maps: BTreeMap<LayerId, Map>,
+    maps: BTreeMap<LayerId, Remap>,
 }
 
 impl Checker {
@@ -246,7 +246,7 @@ impl Checker {
 
     fn check_maps(&mut self) {
         for layer in self.layers.keys().copied().collect::<Vec<_>>() {
-            match self.store.map(layer) {
+            match self.store.remap(layer) {
                 Ok(None) => {}
                 Ok(Some(map)) => drop(self.maps.insert(layer, map)),
                 Err(error) => self.problem(Problem::Record(error)),
@@ -261,10 +261,10 @@ impl Checker {
         let mut wrong = Vec::new();
         for (layer, map) in &self.maps {
             for run in map.runs() {
-                let home = run.home();
+                let home = run.target();
                 let is_there = ends.get(&run.layer).is_some_and(|end| home.end <= *end);
                 let is_home = self.maps.get(&run.layer).is_none_or(|map| {
-                    matches!(map.places(run.layer, home).as_slice(), [place] if place.layer == run.layer && place.offset == home.start)
+                    matches!(map.locate(run.layer, home).as_slice(), [place] if place.layer == run.layer && place.offset == home.start)
                 });
                 if !is_there || !is_home {
                     wrong.push(Problem::Map(*layer, *run));
@@ -350,10 +350,10 @@ impl Checker {
     }
 
     /// Where a range of addresses is on disk.
-    fn places_of(&self, layer: LayerId, range: ByteRange) -> Vec<Place> {
+    fn places_of(&self, layer: LayerId, range: ByteRange) -> Vec<PoolRange> {
         match self.maps.get(&layer) {
-            None => vec![Place { layer, offset: range.start, len: range.len() }],
-            Some(map) => map.places(layer, range),
+            None => vec![PoolRange { layer, offset: range.start, len: range.len() }],
+            Some(map) => map.locate(layer, range),
         }
     }
 
@@ -481,7 +481,8 @@ impl Checker {
             // Each once, however much is in it.
             let mut stored = LiveRanges::default();
             for range in ranges {
-                stored.add_range(layer, cells.as_ref().map_or(range, |cells| cells.whole(range)));
+                stored
+                    .add_range(layer, cells.as_ref().map_or(range, |cells| cells.round_out(range)));
             }
             let stored = stored.of(layer);
             let found = self.store.damaged_blocks(layer, &sums, &stored);

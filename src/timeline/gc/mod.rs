@@ -22,10 +22,10 @@ use crate::fs::LiveSet;
 use crate::fs::merged::pre_images::{PreImages, index_in_history};
 use crate::store::content::live_ranges::LiveRanges;
 use crate::store::layer::LayerInfo;
-use crate::store::placement::packing::Rewriting;
-use crate::store::record::{Edit, Header, LayerKind, OpRecord, Record, Seal};
+use crate::store::placement::packing::JournalRewriter;
+use crate::store::record::{Header, LayerKind, OpRecord, Record, Seal};
 use crate::timeline::Timeline;
-use crate::tree::Tree;
+use crate::tree::{Edit, Tree};
 use crate::types::{ByteRange, Epoch, LayerId, Timestamp};
 
 /// Records of the log of heads that are kept, also if nothing can go back to them.
@@ -228,7 +228,7 @@ impl Timeline {
         let needed = self.needed(keep, collected, &stale);
         let reach = self.fs.live_set();
         if !dry_run {
-            self.store.require_no_doubt()?;
+            self.store.require_certain_remaps()?;
             self.store.note_sweep();
             // A checkpoint that is given up and on which the tree lies is a layer like any other from now on.
             let dropped = collected.dropped.iter().map(|info| info.header.layer);
@@ -245,7 +245,7 @@ impl Timeline {
                 self.store.remove_layer(*layer)?;
             }
             self.store.remove_newborn()?;
-            let mut rewriting = self.store.rewriting();
+            let mut rewriting = self.store.journal_rewriter();
             for layer in &needed {
                 if !go() {
                     return Ok(0);
@@ -269,7 +269,7 @@ impl Timeline {
         let refs = self.live_ranges_of(&needed, &reach, &images, below)?;
         let unneeded = sealed.into_iter().rev().filter(|l| !needed.contains(&l.header.layer));
         let mut bytes = 0;
-        let mut given_up = self.store.rewriting();
+        let mut given_up = self.store.journal_rewriter();
         for info in unneeded {
             if !go() {
                 return Ok(bytes);
@@ -301,8 +301,8 @@ impl Timeline {
     fn thin_remaps(&self, refs: &LiveRanges) -> Result<()> {
         let mut maps = Vec::new();
         for layer in self.store.catalog().iter().filter(|l| l.mapped).map(|l| l.header.layer) {
-            let Some(map) = self.store.map(layer)? else { continue };
-            let thinner = map.only(&refs.of(layer));
+            let Some(map) = self.store.remap(layer)? else { continue };
+            let thinner = map.restricted_to(&refs.of(layer));
             if thinner != *map {
                 maps.push((layer, thinner));
             }
@@ -385,7 +385,7 @@ impl Timeline {
     /// Puts a layer on another one below it.
     fn reparent(
         &self,
-        rewriting: &mut Rewriting<'_>,
+        rewriting: &mut JournalRewriter<'_>,
         layer: LayerId,
         parent: Option<LayerId>,
     ) -> Result<()> {
@@ -532,7 +532,7 @@ impl Timeline {
             if is_given_up && !refs.is_used(layer) && !places.is_used(layer) {
                 removed.push(layer);
             } else if !unused.is_empty() {
-                self.store.settle_remap(layer)?;
+                self.store.sync_remap(layer)?;
                 self.store.punch_pool(layer, &unused)?;
             }
         }

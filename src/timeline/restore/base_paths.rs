@@ -8,9 +8,9 @@ use std::sync::Arc;
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::lower::Lower;
 use crate::fs::{Found, State};
-use crate::store::record::Body;
 use crate::timeline::diff;
 use crate::timeline::restore::partial::Foreign;
+use crate::tree::Body;
 use crate::types::{FileKind, Ino, TreePath};
 
 /// What was found out.

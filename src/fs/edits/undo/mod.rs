@@ -16,9 +16,9 @@ use crate::fs::edits::pinned_ranges;
 use crate::fs::edits::sharing::push;
 use crate::fs::{Core, DataRanges, Found, Fs, Invalidations, Need, State};
 use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How};
-use crate::store::record::{Body, Dentry, Edit, Meta, Node, Record, Source};
+use crate::store::record::Record;
 use crate::sys::clock;
-use crate::tree::Tree;
+use crate::tree::{Body, Dentry, Edit, Meta, Node, Source, Tree};
 use crate::types::{FileKind, Ino, Name, Timestamp, TreePath};
 
 /// A version of a path.
@@ -269,7 +269,7 @@ impl Fs {
                 let bytes = state.read_range(&found, part)?;
                 let mut core = self.core();
                 core.need_bytes(self.store(), part.len())?;
-                core.took(part.len());
+                core.quota.add(part.len());
                 let layer = core.upper.layer();
                 let offset = core.upper.pool.allocate(content.ino, part, false);
                 core.upper.pool.write(offset, &bytes)?;
@@ -471,7 +471,7 @@ impl Core {
     fn bring_back(
         &mut self,
         path: &TreePath,
-        mut hides: crate::store::record::Hides,
+        mut hides: crate::tree::Hides,
         content: &Content,
     ) -> FsResult<Vec<Edit>> {
         let (above, name) = path.split().ok_or(FsError::IsADirectory)?;
@@ -534,12 +534,8 @@ impl Core {
         for edit in &edits {
             after.tree.apply(edit).map_err(|misfit| FsError::Damage(misfit.0))?;
         }
-        self.show(after, false, |core| {
-            let before = core.upper.journal_len();
-            core.upper.record(&Record::Edits(edits))?;
-            core.took(core.upper.journal_len().saturating_sub(before));
-            Ok(())
-        })
+        let record = Record::Edits(edits);
+        Ok(self.install(after, false, |core| core.append(&record))?.0)
     }
 }
 

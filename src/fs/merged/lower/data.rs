@@ -8,8 +8,9 @@ use crate::error::{FsError, FsResult};
 use crate::fs::merged::extent_reader::HostExtent;
 use crate::fs::merged::fingerprint::ANY_TIMES;
 use crate::fs::merged::lower::{Lower, LowerNode, meta_of};
-use crate::store::record::{Body, Node, Origin, PreNode, Source};
+use crate::store::record::PreNode;
 use crate::sys;
+use crate::tree::{Body, Node, Origin, Source};
 use crate::types::{ByteRange, Epoch, FileKind, Fingerprint, TreePath};
 
 /// The most runs of data that copy-up records for one base file. The last one extends to the end.

@@ -18,8 +18,9 @@ use crate::fs::merged::base_problems::BaseProblems;
 use crate::fs::merged::fingerprint;
 use crate::fs::merged::pre_images::PreHistory;
 use crate::store::io::lru_cache::LruCache;
-use crate::store::record::{Body, Meta, PreNode, Xattrs};
+use crate::store::record::PreNode;
 use crate::store::{ReadGuard, Store};
+use crate::tree::{Body, Meta, Xattrs};
 use crate::types::{Epoch, FileKind, Fingerprint, Ino, Name, Timestamp, TreePath};
 
 pub use data::Extents;

@@ -18,9 +18,7 @@ use std::sync::Arc;
 use crate::error::{Attempt, Error, FsError, FsResult, Kind, Result};
 use crate::fs::{Extents, Found, State};
 use crate::store::content::pool::PoolWriter;
-use crate::store::record::{
-    Body, Dentry, Edit, HeadRecord, Hides, LayerKind, Meta, Node, OpVerb, Seal, Source,
-};
+use crate::store::record::{HeadRecord, LayerKind, OpVerb, Seal};
 use crate::sys::clock;
 use crate::timeline::diff;
 use crate::timeline::diff::{PathChange, What};
@@ -28,7 +26,7 @@ use crate::timeline::mounts::Mounts;
 use crate::timeline::restore::base_paths::{BasePaths, places};
 use crate::timeline::restore::{ChangeSink, RestoreOutcome};
 use crate::timeline::{Target, Timeline, verb_text};
-use crate::tree::Misfit;
+use crate::tree::{Body, Dentry, Edit, Hides, Meta, Misfit, Node, Source};
 use crate::types::{Epoch, FileKind, Ino, Name, TreePath};
 
 /// How often a restore of single paths is begun anew because the tree has changed meanwhile.

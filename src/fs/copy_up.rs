@@ -1,0 +1,78 @@
+//! Copies nodes of the base up into the tree, so that they can change.
+//!
+//! A copy-up takes the record of the node, its name, and the same of the directories above it.
+//! Content stays in the base: the file gets extents that refer to its origin.
+
+use crate::error::{FsError, FsResult};
+use crate::fs::merged::lower::LowerNode;
+use crate::fs::target::Target;
+use crate::fs::{Core, Found};
+use crate::tree::{Dentry, Edit, Hides};
+use crate::types::{Ino, Name, NodeId, TreePath};
+
+impl Core {
+    /// Copies a live node up. Returns its number.
+    ///
+    /// # Errors
+    /// ENOENT for an orphan; those of [`Core::target`] and [`Core::copy_up_base`].
+    pub(super) fn copy_up(&mut self, id: NodeId) -> FsResult<Ino> {
+        match self.target(id)? {
+            Target::Upper(ino) => Ok(ino),
+            Target::Base(ino, path, node) => self.copy_up_base(ino, &path, &node),
+            Target::Orphan(_) => Err(FsError::NotFound),
+        }
+    }
+
+    /// Copies a live directory up. Returns its number and the base path that it merges with.
+    ///
+    /// # Errors
+    /// As [`Core::copy_up`]; ENOTDIR for another node.
+    pub(super) fn copy_up_dir(&mut self, id: NodeId) -> FsResult<(Ino, Option<TreePath>)> {
+        let ino = self.copy_up(id)?;
+        Ok((ino, self.lower_path(ino)?))
+    }
+
+    /// Copies up a node that was found at a path of the base, and the directories above it.
+    ///
+    /// # Errors
+    /// As [`State::copy_up_edits`](crate::fs::State::copy_up_edits), and those of the store.
+    pub(super) fn copy_up_base(
+        &mut self,
+        ino: Ino,
+        path: &TreePath,
+        node: &LowerNode,
+    ) -> FsResult<Ino> {
+        let edits = self.copy_up_edits(ino, path, node)?;
+        self.commit(edits)?;
+        if let Some(id) = self.held.id_of(ino) {
+            self.coherence.note_recorded(&mut self.held, id, node);
+        }
+        Ok(ino)
+    }
+
+    /// Copies up the node that was found under a name, so that both are in the tree. Returns its
+    /// number, and the base node that the name hides.
+    ///
+    /// # Errors
+    /// ENOENT for nothing; those of [`Core::copy_up_base`].
+    pub(super) fn copy_up_found(
+        &mut self,
+        dir: Ino,
+        name: &Name,
+        found: &Found,
+    ) -> FsResult<(Ino, Hides)> {
+        match found {
+            Found::Upper(ino, hides) => {
+                if self.tree.dentry(dir, name).is_none() {
+                    let to = Some(Dentry::Child { ino: *ino, hides: hides.clone() });
+                    self.commit(vec![Edit::Dentry { dir, name: name.clone(), to }])?;
+                }
+                Ok((*ino, hides.clone()))
+            }
+            Found::Base(ino, path, node) => {
+                Ok((self.copy_up_base(*ino, path, node)?, Some(node.fingerprint(*ino))))
+            }
+            Found::Nothing(_) => Err(FsError::NotFound),
+        }
+    }
+}

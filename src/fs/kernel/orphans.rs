@@ -1,0 +1,153 @@
+//! The orphans: the records and content of nodes that were removed or replaced and that the kernel
+//! still holds.
+//!
+//! Always true:
+//! * No orphan is in the journal. A remount forgets all of them, and no process can have them open.
+//! * A record is stored under the orphan's id as its number, because the number may have a live
+//!   node again.
+//! * What holders write goes to an unlinked scratch file, which extents name as layer [`SCRATCH`].
+//!   The file exists only while there are orphans.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use crate::error::{Error, FsError, FsResult, Result};
+use crate::fs::Extents;
+use crate::fs::merged::state::SCRATCH;
+use crate::store::Store;
+use crate::store::content::live_ranges::LiveRanges;
+use crate::store::content::pool::PoolWriter;
+use crate::tree::{Edit, Misfit, Node, Source, Tree};
+use crate::types::{ByteRange, Epoch, Ino};
+
+/// The records and content of the orphans.
+pub(in crate::fs) struct Orphans {
+    tree: Tree,
+    /// The epoch of the base to which an orphan's extents refer. The head may move to another one.
+    epochs: HashMap<Ino, Epoch>,
+    scratch: Option<PoolWriter>,
+}
+
+impl Orphans {
+    pub(super) fn new() -> Orphans {
+        Orphans { tree: Tree::new(), epochs: HashMap::new(), scratch: None }
+    }
+
+    /// The records and extents.
+    pub(in crate::fs) fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    /// The epoch of the base to which an orphan's extents refer; none for an unknown orphan.
+    pub(in crate::fs) fn epoch_of(&self, key: Ino) -> Option<Epoch> {
+        self.epochs.get(&key).copied()
+    }
+
+    /// The oldest epoch of the base to which the extents of an orphan refer.
+    pub(in crate::fs) fn oldest_epoch(&self) -> Option<Epoch> {
+        let in_base =
+            |key: &Ino| self.tree.extents(*key).any(|(_, extent)| extent.source.is_base());
+        self.epochs.iter().filter(|(key, _)| in_base(key)).map(|(_, epoch)| *epoch).min()
+    }
+
+    /// Stores the record of a new orphan, and where its bytes were in a state of `epoch`.
+    pub(super) fn insert(
+        &mut self,
+        key: Ino,
+        (node, extents): (Arc<Node>, Extents),
+        epoch: Epoch,
+    ) -> FsResult<()> {
+        self.tree.put_whole(key, node, extents).map_err(|Misfit(what)| FsError::Damage(what))?;
+        self.epochs.insert(key, epoch);
+        Ok(())
+    }
+
+    /// Changes an orphan. Returns whether that freed space in the scratch file.
+    pub(in crate::fs) fn apply(&mut self, key: Ino, edits: &[Edit]) -> FsResult<bool> {
+        let size = self.tree.size(key);
+        let may_free = |edit: &Edit| match edit {
+            Edit::Resize { size: to, .. } => *to < size,
+            Edit::Map { to, .. } => to.is_none(),
+            _ => false,
+        };
+        let before = edits.iter().any(may_free).then(|| self.live_scratch(key));
+        edits
+            .iter()
+            .try_for_each(|edit| self.tree.apply(edit))
+            .map_err(|Misfit(what)| FsError::Damage(what))?;
+        let Some(before) = before else { return Ok(false) };
+        Ok(self.reclaim(self.live_scratch(key).unused(SCRATCH, &before.of(SCRATCH), None)))
+    }
+
+    /// Removes an orphan that the kernel no longer holds, and frees what its holders wrote. No read
+    /// of these bytes is under way, because a reader holds the node. Returns whether that freed
+    /// space: most orphans were never written to.
+    pub(super) fn remove(&mut self, key: Ino) -> bool {
+        self.epochs.remove(&key);
+        let written = self.live_scratch(key).of(SCRATCH);
+        if self.tree.node(key).is_some() && self.tree.apply(&Edit::Remove { ino: key }).is_err() {
+            log::error!("orphan {} could not be released", key.0);
+            return false;
+        }
+        let frees = !written.is_empty();
+        if self.epochs.is_empty() {
+            self.scratch = None;
+        } else if let Some(scratch) = &mut self.scratch {
+            scratch.close_window(key);
+            self.reclaim(written);
+        }
+        frees
+    }
+
+    /// The ranges of the scratch file to which an orphan refers.
+    fn live_scratch(&self, key: Ino) -> LiveRanges {
+        let mut live = LiveRanges::default();
+        for (_, extent) in self.tree.extents(key) {
+            if matches!(extent.source, Source::Pool { layer: SCRATCH, .. }) {
+                live.add(extent.source, extent.len);
+            }
+        }
+        live
+    }
+
+    /// Punches ranges of the scratch file; a read of them that is under way gets zeros. Returns
+    /// whether there was anything to punch.
+    fn reclaim(&mut self, ranges: Vec<ByteRange>) -> bool {
+        let Some(scratch) = self.scratch.as_mut().filter(|_| !ranges.is_empty()) else {
+            return false;
+        };
+        if let Err(error) = ranges.into_iter().try_for_each(|range| scratch.reclaim(range)) {
+            log::warn!("space of a removed file is not freed before its last close: {error}");
+        }
+        true
+    }
+
+    /// The scratch file, for reading; none if no orphan was written to.
+    pub(in crate::fs) fn scratch_file(&self) -> Option<&Arc<File>> {
+        self.scratch.as_ref().map(PoolWriter::file)
+    }
+
+    /// Bytes that the scratch file takes on the disk of the host.
+    pub(in crate::fs) fn scratch_usage(&self) -> u64 {
+        let metadata = self.scratch_file().and_then(|file| file.metadata().ok());
+        metadata.map_or(0, |metadata| metadata.blocks() * 512)
+    }
+
+    /// Where writes to orphans go. Creates the scratch file if there is none.
+    pub(in crate::fs) fn scratch(&mut self, store: &Store) -> Result<&mut PoolWriter> {
+        if self.scratch.is_none() {
+            let file: Arc<File> = Arc::new(store.tmp().scratch()?);
+            let pool = PoolWriter::new(SCRATCH, file)
+                .map_err(|e| Error::io("create a scratch file", &e))?;
+            self.scratch = Some(pool);
+        }
+        self.scratch.as_mut().ok_or_else(|| Error::damage("create a scratch file", "it is gone"))
+    }
+
+    /// Where writes to orphans go, if the scratch file exists.
+    pub(in crate::fs) fn open_scratch(&mut self) -> Option<&mut PoolWriter> {
+        self.scratch.as_mut()
+    }
+}

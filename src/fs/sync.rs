@@ -1,0 +1,118 @@
+//! Makes completed operations durable: fsync(2) and syncfs(2) of the mount.
+//!
+//! Always true:
+//! * One sync, seal or journal rewrite runs at a time, behind the sync gate. Callers that wait for
+//!   the gate often find their work done by the sync before.
+//! * No sync succeeds while a layer below is not sealed, or the last journal exchange is not
+//!   synced.
+//! * After a failed fsync nothing can be changed any more, because the host may have dropped the
+//!   pages and would report success the next time. A full disk is no such failure: nothing is lost,
+//!   and a later sync tries again.
+
+use crate::error::{FsResult, Result};
+use crate::fs::edits::{EditHistory, Mark};
+use crate::fs::{Core, Fs};
+use crate::store::io::fsync_probe::Unsynced;
+use crate::store::layer::{JournalExchange, Upper};
+
+/// What must be done before the next sync or seal succeeds. A lock around it is the sync gate.
+#[derive(Default)]
+pub(super) struct SyncGate {
+    /// Layers whose seal failed, the lowest last.
+    pub(super) unsealed: Vec<Upper>,
+    /// The last exchange of the journal, if it is not synced.
+    pub(super) exchange: Option<JournalExchange>,
+}
+
+impl Fs {
+    /// Makes all operations that completed before the call survive a power cut.
+    ///
+    /// # Errors
+    /// As fdatasync(2).
+    pub fn sync(&self) -> FsResult<()> {
+        if !self.store.durable() {
+            return Ok(());
+        }
+        let mut gate = self.sync_gate.lock();
+        self.finish_pending(&mut gate)?;
+        let (work, mark) = {
+            let mut core = self.core();
+            let mark = core.edits.as_ref().map(EditHistory::mark);
+            let Some(work) = core.upper.begin_sync() else {
+                if !core.upper.is_failed() {
+                    core.note_edits_synced(mark);
+                }
+                return Ok(());
+            };
+            (work, mark)
+        };
+        if work.in_doubt {
+            self.sync_step(|| work.sync_journal())?;
+            self.core().upper.mark_synced(&work);
+        }
+        self.sync_step(|| work.sync_pool())?;
+        self.sync_identities()?;
+        self.store.with_reserve(|| self.core().upper.pool_synced(&work))?;
+        self.sync_step(|| work.sync_journal())?;
+        let mut core = self.core();
+        core.upper.journal_synced(&work);
+        core.note_edits_synced(mark);
+        Ok(())
+    }
+
+    /// Refuses all further changes. Completed operations stay.
+    pub fn stop(&self) {
+        self.core().upper.stop();
+    }
+
+    /// Whether a sync has failed since the head was opened.
+    pub fn sync_has_failed(&self) -> bool {
+        self.core().upper.is_failed()
+    }
+
+    /// Syncs the inode numbers that the store has given out.
+    pub(super) fn sync_identities(&self) -> Result<()> {
+        let mut identities = self.store.identities().lock();
+        let synced = self.store.with_reserve(|| identities.sync());
+        let is_broken = identities.is_broken();
+        drop(identities);
+        if is_broken {
+            self.core().sync_failed();
+        }
+        synced
+    }
+
+    /// Runs one fsync, with the reserve of the store if the disk is full.
+    pub(super) fn sync_step(
+        &self,
+        sync: impl Fn() -> std::result::Result<(), Unsynced>,
+    ) -> FsResult<()> {
+        let mut synced = sync();
+        if matches!(synced, Err(Unsynced::Full(_))) && self.store.release_reserve() {
+            synced = sync();
+            self.store.keep_reserve();
+        }
+        if matches!(synced, Err(Unsynced::Lost(_))) {
+            self.core().sync_failed();
+        }
+        Ok(synced.map_err(Unsynced::into_error)?)
+    }
+}
+
+impl Core {
+    /// An fsync failed: refuses all further changes, and marks what was not synced as lost.
+    pub(super) fn sync_failed(&mut self) {
+        self.upper.sync_failed();
+        if let Some(edits) = &mut self.edits {
+            edits.note_sync_failed();
+        }
+    }
+
+    /// Everything is synced that was written before a mark was taken in the log of the edit
+    /// history.
+    pub(super) fn note_edits_synced(&mut self, mark: Option<Mark>) {
+        if let (Some(mark), Some(edits)) = (mark, &mut self.edits) {
+            edits.note_synced(mark);
+        }
+    }
+}

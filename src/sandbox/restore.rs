@@ -1,0 +1,143 @@
+//! Replaces the tree, or paths in it, with another state, and lists what that changed.
+
+use crate::error::{Attempt, Error, Kind, Result};
+use crate::fs::State;
+use crate::sandbox::{Changes, Detail, Restored, Rev, Sandbox};
+use crate::store::record::OpVerb;
+use crate::timeline::Target;
+use crate::timeline::diff;
+use crate::timeline::diff::PathChange;
+use crate::timeline::mounts::Mounts;
+use crate::timeline::restore::RestoreOutcome;
+use crate::types::TreePath;
+
+/// How many paths the operation log names.
+const MAX_NAMED: usize = 3;
+
+/// The tree as it was before [`Sandbox::reset_to`]. Later changes of the tree do not affect it.
+pub struct ReplacedState(State);
+
+impl Sandbox {
+    pub(super) fn restore(
+        &self,
+        to: &Rev,
+        paths: &[TreePath],
+        dry_run: bool,
+        mounts: Mounts,
+    ) -> Result<Restored> {
+        let target = self.target(to)?;
+        if !paths.is_empty() && !paths.iter().any(TreePath::is_root) {
+            return self.restore_paths(target, paths, dry_run, mounts);
+        }
+        self.replace((OpVerb::Restore, mounts), target, self.describe(target), dry_run)
+    }
+
+    pub(super) fn discard(&self, mounts: Mounts) -> Result<Restored> {
+        let target = self.target(&Rev::Base)?;
+        self.replace((OpVerb::Discard, mounts), target, self.describe(target), false)
+    }
+
+    pub(super) fn restore_operation(&self, op: u64, mounts: Mounts) -> Result<Restored> {
+        let found = self.operations().into_iter().find(|o| o.op == op).ok_or_else(|| {
+            Error::new(
+                Kind::NoStore,
+                format!("restore operation {op}"),
+                "there is no such operation",
+            )
+            .hint("'jailfs op log' lists them")
+        })?;
+        let target = Target { layer: found.tree, epoch: found.epoch };
+        self.replace((OpVerb::OpRestore, mounts), target, format!("operation {op}"), false)
+    }
+
+    fn replace(
+        &self,
+        (verb, mounts): (OpVerb, Mounts),
+        target: Target,
+        description: String,
+        dry_run: bool,
+    ) -> Result<Restored> {
+        if dry_run {
+            self.timeline.flush()?;
+            let (now, then) = (self.fs().state(), self.timeline.state_of(target)?);
+            let walk = diff::compare_records(&now, &then);
+            let changes = self.list(&now, &then, walk, "list what would change")?;
+            return self.would_restore((&now, &then), &[], description, changes);
+        }
+        let mut lister = self.lister(Detail::NameStatus);
+        let mut list = |from: &State, to: &State, change: PathChange| lister.add(from, to, &change);
+        let RestoreOutcome { before, undo, detached } =
+            self.timeline.restore(verb, target, description.clone(), (mounts, &mut list))?;
+        Ok(Restored { to: description, before, undo, detached, changes: lister.finish() })
+    }
+
+    fn restore_paths(
+        &self,
+        target: Target,
+        paths: &[TreePath],
+        dry_run: bool,
+        mounts: Mounts,
+    ) -> Result<Restored> {
+        let description = describe_paths(&self.describe(target), paths);
+        let mut lister = self.lister(Detail::NameStatus);
+        if dry_run {
+            self.timeline.flush()?;
+            let (now, then) = (self.fs().state(), self.timeline.state_of(target)?);
+            let changes =
+                diff::changes_at(&now, &then, paths).attempt(|| "list what would change")?;
+            changes.iter().try_for_each(|change| lister.add(&now, &then, change))?;
+            return self.would_restore((&now, &then), paths, description, lister.finish());
+        }
+        let mut list = |from: &State, to: &State, change: PathChange| lister.add(from, to, &change);
+        let RestoreOutcome { before, undo, detached } = self.timeline.restore_paths(
+            OpVerb::Restore,
+            target,
+            paths,
+            description.clone(),
+            (mounts, &mut list),
+        )?;
+        Ok(Restored { to: description, before, undo, detached, changes: lister.finish() })
+    }
+
+    /// The answer to a dry run.
+    fn would_restore(
+        &self,
+        states: (&State, &State),
+        paths: &[TreePath],
+        to: String,
+        changes: Changes,
+    ) -> Result<Restored> {
+        let detached = self.timeline.detached_mounts(states, paths, Mounts::Detach)?;
+        Ok(Restored { to, before: None, undo: None, detached, changes })
+    }
+
+    /// Makes the tree equal to `to`, as a discard does, but without listing what that changes. So
+    /// its duration does not depend on how much the programs in the mount wrote. Returns the tree as
+    /// it was, for [`Sandbox::changes_to`].
+    ///
+    /// # Errors
+    /// As for [`Request::Restore`](crate::sandbox::Request::Restore).
+    pub fn reset_to(&self, to: &Rev) -> Result<ReplacedState> {
+        let target = self.target(to)?;
+        Ok(ReplacedState(self.timeline.discard(target, self.describe(target))?))
+    }
+
+    /// Lists how `state` differs from the tree as it is now.
+    ///
+    /// # Errors
+    /// The base or the store cannot be read.
+    pub fn changes_to(&self, state: &ReplacedState) -> Result<Changes> {
+        let now = self.fs().state();
+        self.list(&now, &state.0, diff::compare(&now, &state.0), "list what was discarded")
+    }
+}
+
+/// What was restored, for the operation log.
+fn describe_paths(state: &str, paths: &[TreePath]) -> String {
+    let named: Vec<String> = paths.iter().take(MAX_NAMED).map(|path| format!("'{path}'")).collect();
+    let more = match paths.len().saturating_sub(MAX_NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{} of {state}{more}", named.join(", "))
+}

@@ -1,0 +1,105 @@
+//! Finds the state that a [`Rev`] names, and describes checkpoints.
+
+use crate::error::{Error, Kind, Result};
+use crate::fs::State;
+use crate::sandbox::{Checkpoint, Rev, Sandbox};
+use crate::store::layer::LayerInfo;
+use crate::timeline::Target;
+use crate::types::LayerId;
+
+impl Sandbox {
+    /// All sealed states, newest first.
+    pub(super) fn checkpoints(&self) -> Vec<Checkpoint> {
+        let parent = self.timeline.parent();
+        self.timeline.sealed().iter().rev().filter_map(|info| checkpoint_of(info, parent)).collect()
+    }
+
+    pub(super) fn checkpoint_info(&self, id: LayerId) -> Result<Checkpoint> {
+        let info = self.timeline.store().layer(id);
+        info.as_ref()
+            .and_then(|info| checkpoint_of(info, self.timeline.parent()))
+            .ok_or_else(|| no_checkpoint(&Rev::Id(id)))
+    }
+
+    /// The last checkpoint below the head that was made on request.
+    pub(super) fn last_checkpoint(&self) -> Option<LayerId> {
+        made_on_request(self.timeline.ancestry()).next()
+    }
+
+    pub(super) fn sealed_target(&self, id: LayerId) -> Result<Target> {
+        let info = self.timeline.store().layer(id).filter(|layer| layer.seal.is_some());
+        let info = info.ok_or_else(|| no_checkpoint(&Rev::Id(id)))?;
+        Ok(Target { layer: Some(id), epoch: info.header.epoch })
+    }
+
+    /// The checkpoint that `rev` names.
+    pub(super) fn checkpoint_named(&self, rev: &Rev) -> Result<LayerId> {
+        self.target(rev)?.layer.ok_or_else(|| no_checkpoint(rev))
+    }
+
+    /// The sealed state that `rev` names, or the base.
+    pub(super) fn target(&self, rev: &Rev) -> Result<Target> {
+        let id = match rev {
+            Rev::Base => return Ok(Target { layer: None, epoch: self.timeline.base_epoch() }),
+            Rev::Now => {
+                return Err(Error::new(Kind::Usage, "restore '@'", "'@' is the tree as it is now"));
+            }
+            Rev::Id(id) => Some(*id),
+            Rev::Back(n) => made_on_request(self.timeline.lineage()).nth(*n as usize - 1),
+            Rev::Name(name) => {
+                let has_name = |layer: &&LayerInfo| {
+                    layer.seal.as_ref().is_some_and(|seal| seal.name.as_ref() == Some(name))
+                };
+                self.timeline.sealed().iter().find(has_name).map(|layer| layer.header.layer)
+            }
+        };
+        self.sealed_target(id.ok_or_else(|| no_checkpoint(rev))?)
+    }
+
+    /// The state that `rev` names. For [`Rev::Now`], dirty pages are flushed first.
+    pub(super) fn state(&self, rev: &Rev) -> Result<State> {
+        match rev {
+            Rev::Now => {
+                self.timeline.flush()?;
+                Ok(self.fs().state())
+            }
+            Rev::Back(_) | Rev::Base | Rev::Id(_) | Rev::Name(_) => {
+                self.timeline.state_of(self.target(rev)?)
+            }
+        }
+    }
+
+    /// A state for people: `base`, or the number and name of the checkpoint.
+    pub(super) fn describe(&self, target: Target) -> String {
+        let Some(id) = target.layer else { return "base".to_owned() };
+        let name = self.timeline.store().layer(id).and_then(|l| l.seal).and_then(|s| s.name);
+        name.map_or_else(|| format!("checkpoint {id}"), |name| format!("checkpoint {id} '{name}'"))
+    }
+}
+
+/// The sealed layer as a checkpoint; `None` if it is not sealed. `parent` is the layer below the
+/// head.
+pub(super) fn checkpoint_of(info: &LayerInfo, parent: Option<LayerId>) -> Option<Checkpoint> {
+    let seal = info.seal.as_ref()?;
+    Some(Checkpoint {
+        id: info.header.layer,
+        name: seal.name.clone(),
+        message: seal.message.clone(),
+        time: seal.time,
+        parent: info.header.parent,
+        epoch: info.header.epoch,
+        automatic: seal.automatic,
+        current: parent == Some(info.header.layer),
+    })
+}
+
+/// Those of `states` that are not automatic seals.
+fn made_on_request(states: Vec<LayerInfo>) -> impl Iterator<Item = LayerId> {
+    let is_made = |l: &LayerInfo| l.seal.as_ref().is_some_and(|seal| !seal.automatic);
+    states.into_iter().filter(is_made).map(|l| l.header.layer)
+}
+
+fn no_checkpoint(rev: &Rev) -> Error {
+    Error::new(Kind::NoStore, format!("find checkpoint '{rev}'"), "there is no such checkpoint")
+        .hint("'jailfs log' lists them")
+}

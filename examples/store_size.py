@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
-"""What a store takes: with content stored once, without (-o dedup=off), and shadow-git, in one run, side by side.
+"""Compares the size of a store in three ways: content stored once, -o dedup=off, and shadow-git.
 
-    python3 examples/store_size.py [--jailfs PATH] [--only NAME]... [--small] [--without-git] [--dir DIR]
+    python3 examples/store_size.py [--jailfs PATH] [--only NAME]... [--small] [--without-git]
+                                   [--dir DIR]
 
-Each scenario is a list of steps. After each step: a checkpoint in the mounts; `git add -A` of the work tree into a bare
-repository of its own and a commit for shadow-git. The same steps with the same bytes are done for all three, one after the other for each step, so
-that a busy machine is as busy for each. A step's time is the work and the checkpoint, as whoever waits for them sees it: the
-median, and the sum. The store is measured by the blocks that it takes (du), when everything is looked through. "differs" is what
-had to be stored: the blocks of 4 KiB of each step in which a byte is new, with its edit known; "pools" is what the content takes in a store with content stored once, "once" the whole store with its
-records, and "times" that divided by "differs".
+Each scenario is a list of steps. Each step runs in all three ways in turn, so that other work on
+the machine affects all of them alike. After each step the mounts take a checkpoint; for shadow-git,
+`git add -A` of the work tree into a bare repository, and a commit. The time of a step includes its
+checkpoint. A store is measured in blocks on disk (du), after all layers were searched.
 
-`--small` divides the sizes by 16 and the steps by 4. `--without-git` leaves shadow-git out, which takes most of the time. Needs git, and npm for the scenario `npm`.
+    differs   the blocks of 4 KiB of each step that contain a new byte, with its edit known
+    pools     the content in a store with content stored once
+    once      that whole store, with its records
+    times     `once` divided by `differs`
+
+`--small` divides the sizes by 16 and the steps by 4. `--without-git` leaves out shadow-git, which
+takes most of the time. Needs git, and npm for the scenario `npm`.
 """
 
 import argparse
@@ -37,7 +42,7 @@ def touched(start, end):
 
 
 class Scenario:
-    """Steps over a tree; `step(root, n)` does the n-th and gives the bytes that differ, the same for every root."""
+    """Steps over a tree. `step(root, n)` runs step n and returns its new bytes, for any root."""
 
     def __init__(self, small):
         self.small = small
@@ -48,7 +53,7 @@ class Scenario:
 
 
 class Edits(Scenario):
-    """A repository of 400 files; each step saves 20 of them with a small change, as an editor does."""
+    """A repository of 400 files; each step saves 20 with a small change, as an editor does."""
 
     name = "edits"
 
@@ -110,7 +115,7 @@ class Prepend(Scenario):
 
 
 class Rewrites(Scenario):
-    """A file that is rewritten 873 times and grows to 4.1 MB, every time with something new at its end and one change within."""
+    """A file that grows to 4.1 MB: each of 873 rewrites appends bytes and changes one place."""
 
     name = "rewrites"
 
@@ -190,7 +195,7 @@ def write(path, content):
 
 
 def on_disk(path, only=None):
-    """Bytes of all blocks, or of files of one name; the store's reserve is space that it gives back."""
+    """Bytes of all blocks, or of files of one name. The reserve of the store does not count."""
     total = 0
     for directory, _, files in os.walk(path):
         total += 0 if only else os.lstat(directory).st_blocks * 512
@@ -217,7 +222,7 @@ class Jailfs:
         subprocess.run([self.program, "--store", self.store, "checkpoint"], check=True, stdout=subprocess.DEVNULL)
 
     def settle(self):
-        """Waits until all layers are looked through: seconds."""
+        """Waits until all layers are searched. Returns seconds."""
         start = time.monotonic()
         while self.info()["to_do"] > 0 and "dedup=off" not in self.options:
             time.sleep(0.2)
@@ -292,7 +297,7 @@ def measure(kind, program, place, small, with_git):
             way.keep(n)
             times[label].append(time.monotonic() - start)
         if new is None:
-            # Only the host can tell: the first install is all there is to store.
+            # Only the host knows the new bytes: the first install is everything to store.
             new = sum(tree(ways["once"].root)) if n == 0 else 0
         differs += new
     late = ways["once"].settle()
@@ -302,7 +307,7 @@ def measure(kind, program, place, small, with_git):
         for way in ways.values():
             way.end()
     except subprocess.CalledProcessError as error:
-        # Somebody else's mount namespace may hold a copy of the mount.
+        # Another mount namespace may hold a copy of the mount.
         print(f"{kind.name}: {error}", file=sys.stderr)
     return {"steps": scenario.steps, "differs": differs, "sizes": sizes, "times": times, "late": late, "pools": pools}
 
@@ -322,7 +327,7 @@ def main():
     parser.add_argument("--dir", help="where the stores are made")
     told = parser.parse_args()
     row = "{:<9} {:>5} {:>9} {:>9} {:>9} {:>6} {:>9} {:>9} | {:>17} {:>17} {:>17} {:>6}"
-    print("sizes in MiB; times of a step in ms: median, mean; late: seconds until all was looked through")
+    print("sizes in MiB; times of a step in ms: median, mean; late: seconds until all layers were searched")
     print(f"load at the start: {os.getloadavg()}")
     print(row.format("scenario", "steps", "differs", "pools", "once", "times", "twice", "git", "once", "twice", "git", "late"))
     for kind in SCENARIOS:

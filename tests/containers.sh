@@ -1,13 +1,14 @@
 #!/bin/sh
-# Runs the rows of docs/CONTAINERS.md again: `jailfs run` in containers of every kind that this machine can start.
+# Runs the rows of docs/CONTAINERS.md again: `jailfs run` in every kind of container that this
+# machine can start.
 #
 #   cargo build --locked && sudo tests/containers.sh target/debug/jailfs
 #
 # Needs root, /dev/fuse, and the packages podman, runc, busybox-static and gcc; rows of rootless
 # containers need uidmap and an ordinary user with subordinate ids in $ROOTLESS_USER. Nothing is
-# downloaded: the container is busybox, jailfs and tests/attacks.c. Every row prints what was expected
-# and what came of it; the exit status says whether they agree. Where the walls stand, the attacks of
-# SECURITY.md are tried as well.
+# downloaded: the container is busybox, jailfs and tests/attacks.c. Every row prints the expected and
+# the actual outcome; the exit status says whether they agree. Where the walls stand, the script also
+# tries the attacks of SECURITY.md.
 set -u
 jailfs=$(realpath "${1:?the program}")
 work=$(mktemp -d /var/tmp/jailfs-containers-XXXXXX)
@@ -34,7 +35,7 @@ echo SECRET > "$root/root/.ssh/id"
 chmod 1777 "$root/tmp" "$root/var/tmp"
 mknod -m 666 "$work/fuse" c 10 229
 
-# What a command does in its sandbox. It says "safe" only if all of it went as it must.
+# The work of a command in its sandbox. It prints "safe" only if each step ended as required.
 cat > "$root/probe.sh" <<'PROBE'
 cd /repo
 /bin/jailfs run --discard "$@" -- sh -c '
@@ -49,7 +50,7 @@ sed -n 's/^jailfs: confined by /by /p; s/^jailfs: error: /error: /p' /tmp/said
 exit $code
 PROBE
 
-# Tries the attacks of SECURITY.md. It says "held" only if none went well.
+# Tries the attacks of SECURITY.md. It prints "held" only if none succeeded.
 cat > "$root/attacks.sh" <<'ATTACKS'
 cd /repo
 held=held
@@ -141,7 +142,7 @@ both='by a view of its own (user, mount.*Landlock'
             mount -t proc proc $from/proc; mount --rbind /dev $from/dev
             HOME=/root PATH=/bin exec $(command -v chroot) $from sh /attacks.sh"
     done
-    # A host whose root directory is the one of the containers: entered by pivot_root(2), so no chroot.
+    # A host with the root directory of the containers: entered by pivot_root(2), so no chroot.
     host() { # UID HOME
         unshare -m sh -c "
             mount --bind $root $work/bound; mount -t proc proc $work/bound/proc; mount --rbind /dev $work/bound/dev

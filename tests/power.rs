@@ -79,7 +79,7 @@ impl Work {
         failpoint::set_recorder(None);
         let changes = self.record.lock().unwrap().clone();
         drop(self.sandbox);
-        failpoint::set_boot(Some([2; 16]));
+        failpoint::set_boot(Some(([2; 16], jailfs::sys::clock::now())));
         (changes, self.story, self.random)
     }
 
@@ -369,7 +369,7 @@ fn judge_versions(sandbox: &Sandbox, ever: &BTreeSet<Vec<u8>>, told: &str) -> us
 fn begin(seed: u64, dir: &Path) -> (Work, u64, usize) {
     let (base, store) = (dir.join("base"), dir.join("store"));
     std::fs::create_dir(&base).unwrap();
-    failpoint::set_boot(Some([1; 16]));
+    failpoint::set_boot(Some(([1; 16], jailfs::sys::clock::now())));
     let record: Arc<Mutex<Vec<Change>>> = Arc::default();
     let into = Arc::clone(&record);
     failpoint::set_recorder(Some(Box::new(move |change| into.lock().unwrap().push(change))));

@@ -150,7 +150,7 @@ impl Drop for Mounted {
 impl World {
     fn boot(&mut self) {
         self.boots += 1;
-        failpoint::set_boot(Some([self.boots; 16]));
+        failpoint::set_boot(Some(([self.boots; 16], jailfs::sys::clock::now())));
     }
 
     fn seen(&self, store: &Path) -> Seen {
@@ -441,7 +441,7 @@ fn what_an_apply_made_goes_though_the_power_took_what_it_said_of_it() {
     let mut boot = 0;
     let mut boots = || {
         boot += 1;
-        failpoint::set_boot(Some([boot; 16]));
+        failpoint::set_boot(Some(([boot; 16], jailfs::sys::clock::now())));
     };
     boots();
     let mut mended = 0;

@@ -1,16 +1,21 @@
-//! Looking at a directory and at names of it, as whoever looks one up does, or lists them.
+//! Looks up names of one directory of the base with one system call each.
 //!
-//! A path of the base is looked at by opening it beneath the root, which is three calls. Where a directory is looked at and then names of
-//! it, the directory is opened so, and each name is one statx(2) in it. That call enters what is mounted there, so it must not
-//! ask whoever serves that (it may be us; FUSE is not asked), and says in which mount it was. Where the kernel or the filesystem
-//! cannot do it so, each name is looked at by its path.
+//! To stat a path, [`Base::stat`] opens it beneath the root, which takes three calls. A request
+//! that looks at several names of one directory opens the directory once, and then each name is one
+//! statx(2).
+//!
+//! * statx(2) crosses into a filesystem that is mounted on the name. It must not ask the server of
+//!   that filesystem, which may be this process and would then wait for itself. The kernel does not
+//!   ask a FUSE server here.
+//! * The answer names the mount that it comes from, so a mount point is noticed.
+//! * Where the kernel or the filesystem does not support this, each name is looked up by its path.
 
 use std::cell::OnceCell;
 use std::os::fd::OwnedFd;
 
 use nix::fcntl::OFlag;
 
-use crate::base::resolve::Place;
+use crate::base::resolve::MountId;
 use crate::base::{Base, BaseStat};
 use crate::error::{FsError, FsResult};
 use crate::sys;
@@ -18,8 +23,7 @@ use crate::sys::failpoint;
 use crate::sys::failpoint::Failpoint;
 use crate::types::{Name, TreePath};
 
-/// A directory of the base that is looked at with names of it. It is opened at the first look, and is not looked for again: this lives as
-/// long as one request.
+/// A directory of the base for lookups during one request. It is opened at the first lookup.
 pub struct DirLookup<'a> {
     base: &'a Base,
     path: &'a TreePath,
@@ -27,12 +31,12 @@ pub struct DirLookup<'a> {
 }
 
 impl DirLookup<'_> {
-    /// Where the directory is.
+    /// The path of the directory.
     pub fn path(&self) -> &TreePath {
         self.path
     }
 
-    /// What the directory itself is, as [`Base::stat`] says of its path.
+    /// As [`Base::stat`] of the directory itself.
     ///
     /// # Errors
     /// As [`Base::stat`].
@@ -43,16 +47,16 @@ impl DirLookup<'_> {
         }
     }
 
-    /// What is at a name of the directory, as [`Base::stat`] says of its path.
+    /// As [`Base::stat`] of a name in the directory.
     ///
     /// # Errors
     /// As [`Base::stat`].
     pub fn stat(&self, name: &Name) -> FsResult<BaseStat> {
-        self.at_once(name).unwrap_or_else(|| self.base.stat(&self.path.join(name)))
+        self.stat_in_dir(name).unwrap_or_else(|| self.base.stat(&self.path.join(name)))
     }
 
-    /// What can be said at once of a name; none if something stands in the way.
-    pub(super) fn at_once(&self, name: &Name) -> Option<FsResult<BaseStat>> {
+    /// The result of statx(2) in the opened directory. `None` if only a lookup by path can tell.
+    pub(super) fn stat_in_dir(&self, name: &Name) -> Option<FsResult<BaseStat>> {
         let dir = self.dir()?;
         let found = match failpoint::hit(Failpoint::BaseOpen)
             .and_then(|()| sys::file::statx_in(dir, name))
@@ -64,9 +68,9 @@ impl DirLookup<'_> {
             Err(_) => return None,
         };
         let stat = BaseStat::from_statx(&found).ok()?;
-        let is_ours =
-            self.base.plain.place == Place::Mount(found.stx_mnt_id) && stat.dev == self.base.id.0;
-        is_ours.then_some(Ok(stat))
+        let is_in_base =
+            self.base.plain.mount == MountId::Mount(found.stx_mnt_id) && stat.dev == self.base.id.0;
+        is_in_base.then_some(Ok(stat))
     }
 
     fn dir(&self) -> Option<&OwnedFd> {
@@ -75,16 +79,15 @@ impl DirLookup<'_> {
 
     fn open(&self) -> Option<OwnedFd> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
-        let is_quick =
-            self.base.answers_at_once && matches!(self.base.plain.place, Place::Mount(_));
-        is_quick
+        let is_supported = self.base.is_local && matches!(self.base.plain.mount, MountId::Mount(_));
+        is_supported
             .then(|| self.base.resolver.open(&self.base.plain, self.path.as_bytes(), flags).ok())?
     }
 }
 
 impl Base {
-    /// A directory that is to be looked at, with names of it.
-    pub fn near<'a>(&'a self, dir: &'a TreePath) -> DirLookup<'a> {
+    /// Prepares lookups of names in the directory `dir`.
+    pub fn lookup_in<'a>(&'a self, dir: &'a TreePath) -> DirLookup<'a> {
         DirLookup { base: self, path: dir, dir: OnceCell::new() }
     }
 }

@@ -1,20 +1,24 @@
-//! The base: the user's directory, read-only for us except through `apply`.
+//! The base: the directory of the user, which only `apply` changes.
 //!
-//! Always true here: every access is relative to a descriptor of the base directory and stays beneath it; no symlink is
-//! followed, no mount is entered, also not in a race with whoever changes the base (`resolve.rs`). A mount point inside
-//! the base is shown as *foreign*, a directory without names, and what is mounted there is never asked: it may be our
-//! own mount, and asking would wait for ourselves.
+//! * Every access is relative to a descriptor of the base directory and stays beneath it. No
+//!   symlink is followed and no mount is entered, also while another process renames in the base
+//!   (`resolve.rs`).
+//! * A mount point inside the base is shown as *foreign*: a directory without names, or a node
+//!   without content. The mounted filesystem is never asked. It may be our own mount, and this
+//!   process would wait for itself.
+//! * Only [`BaseWriter`] changes the base.
 //!
-//! There are two descriptors. The *plain* one says what is in the base. Names, bytes, link texts and attributes are read
-//! through the *view*, where the kernel lets us have one: a private clone of the mount, read-only and without access
-//! times, so that reading leaves no trace and a mistake here cannot write. Without the privilege for it the view
-//! is the plain descriptor; files and directories are then opened with `O_NOATIME` where their owner is us, and only
-//! the access time of a symlink may change (readlinkat(2) takes no flag for it).
-//!
-//! [`BaseWriter`] is the one door through which `apply` changes the base.
+//! There are two descriptors of the root. The *plain* one finds nodes and sees where other mounts
+//! begin. Names, content, symlink targets and attributes are read through the *view*: a private
+//! clone of the mount that is read-only and does not update access times. Reading then leaves no
+//! trace, and a bug here cannot write. Cloning a mount needs a privilege. Without it, the plain
+//! descriptor serves as the view. Files and directories of our own user are then opened with
+//! `O_NOATIME`. Only the access time of a symlink can still change, because readlinkat(2) has no
+//! such flag.
 
 mod attributes;
 mod dir_lookup;
+mod errno;
 mod mark;
 mod obstacle;
 mod resolve;
@@ -47,7 +51,9 @@ pub use obstacle::Obstacle;
 pub use stat::BaseStat;
 pub use write::{BaseWriter, WriteDir};
 
-use resolve::{Resolver, Root};
+use errno::{read_errno, read_error};
+use resolve::{Resolver, Root, open_failpoint};
+use stat::require_file;
 
 /// An opened base directory.
 pub struct Base {
@@ -57,85 +63,88 @@ pub struct Base {
     path: Vec<u8>,
     id: (u64, u64),
     mark: Option<BaseMark>,
-    keeps_numbers: bool,
-    /// Whether the kernel knows all of a file without asking anybody.
-    answers_at_once: bool,
+    has_stable_inodes: bool,
+    /// Whether the kernel can stat a file without asking a server.
+    is_local: bool,
     hidden: RwLock<Arc<[TreePath]>>,
 }
 
-/// One name in a directory of the base.
+/// A directory entry of the base.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BaseEntry {
     /// The name.
     pub name: Name,
-    /// The `d_ino` that the directory gives.
+    /// The inode number in the directory (`d_ino`).
     pub ino: u64,
     /// The device of the directory, as in [`BaseStat::dev`].
     pub dev: u64,
-    /// What it is, where the directory says so; of a mount point, what lies under the mount.
+    /// The kind of node, if the directory has it. For a mount point, that of the node under the
+    /// mount.
     pub kind: Option<FileKind>,
 }
 
-/// What of the kernel to use; all of it, except in tests.
+/// Which features of the kernel to use. Only tests switch one off.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Means {
-    /// openat2(2), or else a walk name by name.
+pub(crate) struct Features {
+    /// openat2(2); otherwise paths are walked name by name.
     pub openat2: bool,
-    /// A private view, or else the plain directory.
+    /// A private view; otherwise the plain directory.
     pub view: bool,
 }
 
 impl Base {
-    /// Opens the directory that a person named; a symlink in what they typed is followed, here and nowhere else.
+    /// Opens the directory that the user named. Symlinks in `path` are followed, here and nowhere
+    /// else.
     ///
     /// # Errors
-    /// In words, if there is no such directory or it may not be read.
+    /// If there is no such directory or it is not readable; with a hint.
     pub fn open(path: &Path) -> Result<Base> {
-        Base::open_with(path, Means { openat2: true, view: true })
+        Base::open_with(path, Features { openat2: true, view: true })
     }
 
-    pub(crate) fn open_with(path: &Path, means: Means) -> Result<Base> {
+    pub(crate) fn open_with(path: &Path, features: Features) -> Result<Base> {
         let attempt = || format!("open base '{}'", path.display());
-        let path = sys::path::resolve(path).attempt(attempt).map_err(explain)?;
+        let path = sys::path::resolve(path).attempt(attempt).map_err(add_hint)?;
         let root = open_directory(&path)
             .map_err(std::io::Error::from)
             .attempt(attempt)
-            .map_err(explain)?;
+            .map_err(add_hint)?;
         let stat = nix::sys::stat::fstat(&root).map_err(std::io::Error::from).attempt(attempt)?;
-        // Without a private view we go on: the promise "no byte changes" does not rest on it.
-        let view = if means.view { sys::mount::clone_private_readonly(&root).ok() } else { None };
+        // The view is optional: isolation does not depend on it.
+        let view =
+            if features.view { sys::mount::clone_private_readonly(&root).ok() } else { None };
         let mark = mark::of_root(&root, stat.st_ino);
-        let (keeps_numbers, answers_at_once) =
-            (mark::keeps_numbers(&root), mark::answers_at_once(&root));
+        let (has_stable_inodes, is_local) = (mark::has_stable_inodes(&root), mark::is_local(&root));
         Ok(Base {
             mark,
-            keeps_numbers,
-            answers_at_once,
+            has_stable_inodes,
+            is_local,
             plain: Root::new(root),
             view: view.map(Root::new),
-            resolver: Resolver::new(means.openat2),
+            resolver: Resolver::new(features.openat2),
             path: path.into_os_string().into_vec(),
             id: (stat.st_dev, stat.st_ino),
             hidden: RwLock::new(Arc::from([])),
         })
     }
 
-    /// Says what of the base nobody is told from now on: what is at and below these paths, wherever a tree shows it.
+    /// Hides the nodes at and below these paths, wherever a tree shows them. Replaces earlier
+    /// paths.
     pub fn hide(&self, paths: Vec<TreePath>) {
         *self.hidden.write() = paths.into();
     }
 
-    /// Whether anything is hidden.
+    /// Whether any path is hidden.
     pub fn hides_any(&self) -> bool {
         !self.hidden.read().is_empty()
     }
 
-    /// Whether what is at a path is told to nobody.
+    /// Whether a path is hidden.
     pub fn hides(&self, path: &TreePath) -> bool {
         self.hidden.read().iter().any(|hidden| path.starts_with(hidden))
     }
 
-    /// The absolute path of the base on the host, without links, as it was when opened.
+    /// The absolute path of the base on the host, without symlinks, from when it was opened.
     pub fn path(&self) -> &[u8] {
         &self.path
     }
@@ -145,26 +154,27 @@ impl Base {
         self.id
     }
 
-    /// What the directory is known by when it has another path, or its device another number; none where the filesystem gives
-    /// out numbers anew.
+    /// Identifies the directory at another path, or when its device has another number. `None`
+    /// where inode numbers are not stable.
     pub fn mark(&self) -> Option<BaseMark> {
         self.mark
     }
 
-    /// Whether nodes have the same numbers when the filesystem was mounted anew.
-    pub fn keeps_numbers(&self) -> bool {
-        self.keeps_numbers
+    /// Whether inode numbers stay the same when the filesystem is mounted again.
+    pub fn has_stable_inodes(&self) -> bool {
+        self.has_stable_inodes
     }
 
-    /// Whether reading goes through a private read-only view that leaves no access times.
+    /// Whether reads go through a private read-only view, which updates no access times.
     pub fn has_private_view(&self) -> bool {
         self.view.is_some()
     }
 
-    /// What is at `path`; of a symlink, the link itself.
+    /// The metadata of the node at `path`, which may be a symlink.
     ///
     /// # Errors
-    /// `NotFound` also if a symlink, a mount point or no directory stands on the way; `AccessDenied`.
+    /// `NotFound`, also if a symlink, a mount point or a non-directory is on the way;
+    /// `AccessDenied`.
     pub fn stat(&self, path: &TreePath) -> FsResult<BaseStat> {
         match self.find(path)? {
             Found::Here(object) => self.stat_of(&object),
@@ -172,7 +182,7 @@ impl Base {
         }
     }
 
-    /// What is known of an object in the base.
+    /// The metadata of an object in the base, with a lasting device number.
     fn stat_of(&self, object: &OwnedFd) -> FsResult<BaseStat> {
         let mut stat = BaseStat::of(object)?;
         if stat.dev != self.id.0 {
@@ -181,27 +191,28 @@ impl Base {
         Ok(stat)
     }
 
-    /// The names in the directory `path`, in the order of the host; none in a foreign one. A name that is longer than
-    /// [`crate::types::NAME_MAX`], which some filesystems have, is left out with a warning.
+    /// The entries of the directory `path`, in the order of the host; none for a foreign one. A
+    /// name that is longer than [`crate::types::NAME_MAX`], which some filesystems allow, is left
+    /// out with a warning.
     ///
     /// # Errors
     /// `NotADirectory`; `NotFound` and `AccessDenied` as in [`Base::stat`].
     pub fn list(&self, path: &TreePath) -> FsResult<Vec<BaseEntry>> {
-        self.list_seen(path, &self.stat(path)?)
+        self.list_with_stat(path, &self.stat(path)?)
     }
 
-    /// The same for what was `seen` there just now.
+    /// As [`Base::list`], for a caller that has the metadata already.
     ///
     /// # Errors
     /// As [`Base::list`].
-    pub fn list_seen(&self, path: &TreePath, seen: &BaseStat) -> FsResult<Vec<BaseEntry>> {
-        if seen.foreign {
+    pub fn list_with_stat(&self, path: &TreePath, stat: &BaseStat) -> FsResult<Vec<BaseEntry>> {
+        if stat.foreign {
             return Ok(Vec::new());
         }
-        if seen.kind != FileKind::Dir {
+        if stat.kind != FileKind::Dir {
             return Err(FsError::NotADirectory);
         }
-        let dev = seen.dev;
+        let dev = stat.dev;
         let directory = self.open_quietly(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
         let mut entries = Vec::new();
         failpoint::hit(Failpoint::BaseRead)?;
@@ -215,80 +226,81 @@ impl Base {
     /// Opens the regular file `path` for reading.
     ///
     /// # Errors
-    /// `IsADirectory`; `Invalid` for a symlink, fifo, socket or device; `AccessDenied` also for a mount point;
-    /// `NotFound` as in [`Base::stat`].
+    /// `IsADirectory`; `Invalid` for a symlink, fifo, socket or device; `AccessDenied`, also for a
+    /// mount point; `NotFound` as in [`Base::stat`].
     pub fn open_file(&self, path: &TreePath) -> FsResult<File> {
-        self.open_file_seen(path, &self.stat(path)?)
+        self.open_file_with_stat(path, &self.stat(path)?)
     }
 
-    /// The same for what was `seen` there just now: it is not looked at once more before it is opened.
+    /// As [`Base::open_file`], for a caller that has the metadata already.
     ///
     /// # Errors
     /// As [`Base::open_file`].
-    pub fn open_file_seen(&self, path: &TreePath, seen: &BaseStat) -> FsResult<File> {
-        if seen.foreign {
+    pub fn open_file_with_stat(&self, path: &TreePath, stat: &BaseStat) -> FsResult<File> {
+        if stat.foreign {
             return Err(FsError::AccessDenied);
         }
-        must_be_file(seen.kind)?;
-        // If a fifo takes the place of the file now, O_NONBLOCK keeps us from waiting for its writer.
+        require_file(stat.kind)?;
+        // If a fifo has replaced the file meanwhile, O_NONBLOCK avoids waiting for its writer.
         let file =
             self.open_quietly(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY)?;
-        must_be_file(BaseStat::of(&file)?.kind)?;
+        require_file(BaseStat::of(&file)?.kind)?;
         Ok(File::from(file))
     }
 
-    /// The text of the symlink `path`.
+    /// The target of the symlink `path`.
     ///
     /// # Errors
-    /// `Invalid` if it is no symlink; `NotFound` and `AccessDenied` as in [`Base::stat`].
+    /// `Invalid` if it is not a symlink; `NotFound` and `AccessDenied` as in [`Base::stat`].
     pub fn readlink(&self, path: &TreePath) -> FsResult<Vec<u8>> {
-        self.readlink_seen(path, &self.stat(path)?)
+        self.readlink_with_stat(path, &self.stat(path)?)
     }
 
-    /// The same for what was `seen` there just now.
+    /// As [`Base::readlink`], for a caller that has the metadata already.
     ///
     /// # Errors
     /// As [`Base::readlink`].
-    pub fn readlink_seen(&self, path: &TreePath, seen: &BaseStat) -> FsResult<Vec<u8>> {
-        if seen.foreign || seen.kind != FileKind::Symlink {
+    pub fn readlink_with_stat(&self, path: &TreePath, stat: &BaseStat) -> FsResult<Vec<u8>> {
+        if stat.foreign || stat.kind != FileKind::Symlink {
             return Err(FsError::Invalid);
         }
         let link = self.open_in_view(path)?;
-        failpoint::hit(Failpoint::BaseRead).map_err(read_failure)?;
-        // Of what is no link any more readlinkat(2) says ENOENT: it is gone.
-        Ok(readlinkat(&link, "").map_err(read_error)?.into_vec())
+        failpoint::hit(Failpoint::BaseRead).map_err(read_error)?;
+        // If another node has replaced the symlink, readlinkat(2) fails with ENOENT, which fits.
+        Ok(readlinkat(&link, "").map_err(read_errno)?.into_vec())
     }
 
-    /// The extended attributes of `path`, of a symlink its own, sorted by name: `user.`, `security.`,
-    /// `system.posix_acl_access` and `_default`, and `trusted.` where we may see them. None of a foreign directory.
+    /// The extended attributes of the node at `path`, which may be a symlink, sorted by name:
+    /// `user.`, `security.`, `system.posix_acl_access` and `_default`, and `trusted.` if this
+    /// process may read them. A foreign node has none.
     ///
     /// # Errors
     /// `NotFound` and `AccessDenied` as in [`Base::stat`].
     pub fn xattrs(&self, path: &TreePath) -> FsResult<Vec<(Vec<u8>, Vec<u8>)>> {
-        self.xattrs_seen(path, &self.stat(path)?)
+        self.xattrs_with_stat(path, &self.stat(path)?)
     }
 
-    /// The same for what was `seen` there just now.
+    /// As [`Base::xattrs`], for a caller that has the metadata already.
     ///
     /// # Errors
     /// As [`Base::xattrs`].
-    pub fn xattrs_seen(
+    pub fn xattrs_with_stat(
         &self,
         path: &TreePath,
-        seen: &BaseStat,
+        stat: &BaseStat,
     ) -> FsResult<Vec<(Vec<u8>, Vec<u8>)>> {
-        if seen.foreign {
+        if stat.foreign {
             return Ok(Vec::new());
         }
         let object = self.open_in_view(path)?;
-        failpoint::hit(Failpoint::BaseRead).map_err(read_failure)?;
-        attributes::read_xattrs(&object).map_err(read_failure)
+        failpoint::hit(Failpoint::BaseRead).map_err(read_error)?;
+        attributes::read_xattrs(&object).map_err(read_error)
     }
 
-    /// Where something else is mounted upon the base now: what is shown there is empty.
+    /// The present mount points inside the base, which are shown as foreign.
     ///
     /// # Errors
-    /// Those of reading `/proc/self/mountinfo`.
+    /// As read(2) of `/proc/self/mountinfo`.
     pub fn mounts_inside(&self) -> std::io::Result<Vec<TreePath>> {
         let base = sys::file::mount_id(&self.plain.fd);
         let below = |point: &[u8]| {
@@ -297,7 +309,7 @@ impl Base {
             TreePath::parse(rest).ok().filter(|path| !path.is_root())
         };
         let all = sys::mountinfo::read()?;
-        // What is mounted upon a mount of the base is inside that one.
+        // A mount upon another mount of the base is inside that one, so only direct children count.
         let upon = all.iter().filter(|mount| base.is_none_or(|base| mount.parent == base));
         let mut found: Vec<TreePath> = upon.filter_map(|mount| below(&mount.mount_point)).collect();
         found.sort_unstable();
@@ -305,29 +317,30 @@ impl Base {
         Ok(found)
     }
 
-    /// Sizes and limits of the filesystem that holds the base (statvfs(3)).
+    /// Sizes and limits of the filesystem that holds the base.
     ///
     /// # Errors
-    /// Those of the host.
+    /// As statvfs(3).
     pub fn statvfs(&self) -> FsResult<Statvfs> {
-        fstatvfs(&self.plain.fd).map_err(read_error)
+        fstatvfs(&self.plain.fd).map_err(read_errno)
     }
 
-    /// The door for `apply`.
+    /// Opens directories for changes; only for `apply`.
     pub fn writer(&self) -> BaseWriter<'_> {
         BaseWriter::new(&self.plain, &self.resolver)
     }
 
-    /// Finds `path` from the plain root, which sees where other mounts begin.
+    /// Opens `path` with `O_PATH` from the plain root, which sees mount points.
     fn find(&self, path: &TreePath) -> FsResult<Found> {
         match self.resolver.open(&self.plain, path.as_bytes(), O_PATH) {
             Ok(object) => Ok(Found::Here(object)),
             Err(Errno::EXDEV) if self.is_mount_point(path) => Ok(Found::Foreign),
-            Err(errno) => Err(read_error(errno)),
+            Err(errno) => Err(read_errno(errno)),
         }
     }
 
-    /// Whether the last name is what cannot be entered: its parent can be.
+    /// Whether the last name of `path` is the mount point that could not be entered: if so, its
+    /// parent can be opened.
     fn is_mount_point(&self, path: &TreePath) -> bool {
         path.split().is_some_and(|(parent, _)| {
             self.resolver.open(&self.plain, parent.as_bytes(), O_PATH).is_ok()
@@ -336,30 +349,32 @@ impl Base {
 
     fn open_in_view(&self, path: &TreePath) -> FsResult<OwnedFd> {
         let root = self.view.as_ref().unwrap_or(&self.plain);
-        self.resolver.open(root, path.as_bytes(), O_PATH).map_err(read_error)
+        self.resolver.open(root, path.as_bytes(), O_PATH).map_err(read_errno)
     }
 
-    /// Opens `path` in the view so that no access time changes, if that is ours to decide.
+    /// Opens `path` in the view, without updating access times if this process may ask for that.
     fn open_quietly(&self, path: &TreePath, flags: OFlag) -> FsResult<OwnedFd> {
         let root = self.view.as_ref().unwrap_or(&self.plain);
-        // O_NOATIME is for the owner and CAP_FOWNER only, and EPERM for everybody else (open(2)).
+        // O_NOATIME needs the owner or CAP_FOWNER; otherwise open(2) fails with EPERM.
         self.resolver
             .open(root, path.as_bytes(), flags | OFlag::O_NOATIME)
             .or_else(|errno| match errno {
                 Errno::EPERM => self.resolver.open(root, path.as_bytes(), flags),
                 other => Err(other),
             })
-            .map_err(read_error)
+            .map_err(read_errno)
     }
 
-    /// What is under the mount at `path`, as far as it can be told without asking the mounted filesystem.
+    /// The metadata of the node under the mount at `path`, as far as it is available without asking
+    /// the mounted filesystem.
     fn stat_foreign(&self, path: &TreePath) -> FsResult<BaseStat> {
         if let Some(view) = &self.view {
-            // The view has no other mounts, so it shows what lies under this one.
-            let under = self.resolver.open(view, path.as_bytes(), O_PATH).map_err(read_error)?;
+            // The view has no other mounts, so it shows the node under this one.
+            let under = self.resolver.open(view, path.as_bytes(), O_PATH).map_err(read_errno)?;
             return Ok(BaseStat::of(&under)?.into_foreign());
         }
-        // The directory entry tells number and kind of what lies under it; the rest is taken from the parent.
+        // The directory entry has number and kind of the node under the mount. The rest is taken
+        // from the parent.
         let (parent, name) = path.split().ok_or(FsError::NotFound)?;
         let entry = self
             .list(&parent)?
@@ -372,71 +387,36 @@ impl Base {
     }
 }
 
+/// The result of opening a path.
 enum Found {
     Here(OwnedFd),
+    /// A mount point.
     Foreign,
 }
 
-/// Refers to an object without opening it; a symlink, to the link itself.
+/// Refers to a node, also a symlink, without opening it.
 const O_PATH: OFlag = OFlag::O_PATH;
 
-/// Refuses what is not a regular file.
-fn must_be_file(kind: FileKind) -> FsResult<()> {
-    match kind {
-        FileKind::File => Ok(()),
-        FileKind::Dir => Err(FsError::IsADirectory),
-        FileKind::Symlink
-        | FileKind::Fifo
-        | FileKind::Socket
-        | FileKind::Char
-        | FileKind::Block => Err(FsError::Invalid),
-    }
-}
-
-/// Opens the base so that its names can be read, which `O_PATH` alone would not show.
+/// Opens the base with `O_PATH`, and checks that its names can be read, which `O_PATH` does not.
 fn open_directory(path: &Path) -> std::result::Result<OwnedFd, Errno> {
     let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    may_open()?;
+    open_failpoint()?;
     let directory = open(path, flags | OFlag::O_PATH, Mode::empty())?;
     nix::fcntl::openat(&directory, ".", flags, Mode::empty())?;
     Ok(directory)
 }
 
-fn explain(error: Error) -> Error {
+fn add_hint(error: Error) -> Error {
     match error.errno.map(Errno::from_raw) {
         Some(Errno::ENOENT) => error.hint("name an existing directory"),
         Some(Errno::ENOTDIR) => {
-            error.hint("the base is a directory; name the one that holds the file")
+            error.hint("the base must be a directory; name the one that holds the file")
         }
         Some(Errno::EACCES | Errno::EPERM) => {
-            error.hint("run as a user who may read the directory")
+            error.hint("run as a user that may read the directory")
         }
         _ => error,
     }
-}
-
-/// Says that something is about to be opened or looked at.
-fn may_open() -> std::result::Result<(), Errno> {
-    failpoint::hit(Failpoint::BaseOpen)
-        .map_err(|error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)))
-}
-
-/// What an errno of a read means. A name that the host's filesystem cannot hold is not there; and what cannot be
-/// reached without following a link or entering a mount is not in the base.
-fn read_error(errno: Errno) -> FsError {
-    match errno {
-        Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::EXDEV | Errno::ENAMETOOLONG => {
-            FsError::NotFound
-        }
-        Errno::EACCES | Errno::EPERM => FsError::AccessDenied,
-        other => FsError::Host(other as i32),
-    }
-}
-
-fn read_failure(error: std::io::Error) -> FsError {
-    error
-        .raw_os_error()
-        .map_or(FsError::Host(libc::EIO), |errno| read_error(Errno::from_raw(errno)))
 }
 
 impl std::fmt::Debug for Base {

@@ -1,7 +1,7 @@
 //! Says why the host would refuse a change of the base, before the change is tried.
 //!
 //! * It only reads.
-//! * No obstacle is no promise: the host can still refuse, and what it allows can change.
+//! * If it finds no obstacle, the host can still refuse, and what the host allows can change.
 
 use std::fmt;
 
@@ -13,11 +13,12 @@ use crate::error::FsResult;
 use crate::sys;
 use crate::types::{FileKind, TreePath};
 
-use super::attributes::path_to;
+use super::attributes::proc_path;
 use super::stat::BaseStat;
 use super::{Base, Found, mark};
 
-/// Others than its owner may not remove a name from a directory with this bit (inode(7)).
+/// In a directory with this bit, only the owner of a node or of the directory may remove or rename
+/// the node (inode(7)).
 const STICKY: u32 = 0o1000;
 
 /// Why the host would refuse a change.
@@ -29,9 +30,9 @@ pub enum Obstacle {
     Immutable,
     /// `chattr +a`.
     AppendOnly,
-    /// The node belongs to another user, and only its owner may do this.
+    /// The node belongs to this user, and only its owner may do this.
     OwnedBy(u32),
-    /// The directory may not be written.
+    /// This process may not write to the directory.
     NotWritable,
 }
 
@@ -51,17 +52,17 @@ impl Base {
     /// Why nothing in the base can be changed.
     ///
     /// # Errors
-    /// Those of statvfs(3).
+    /// As statvfs(3).
     pub fn obstacle(&self) -> FsResult<Option<Obstacle>> {
         let is_read_only = self.statvfs()?.flags().contains(FsFlags::ST_RDONLY);
         Ok(is_read_only.then_some(Obstacle::ReadOnly))
     }
 
-    /// Why no name in the directory `path` can be added, replaced or removed; none also where no
-    /// directory is.
+    /// Why no name in the directory `path` can be added, replaced or removed. `None` also if there
+    /// is no directory at `path`.
     ///
     /// # Errors
-    /// Those of looking at it.
+    /// As [`Base::stat`].
     pub fn obstacle_in(&self, path: &TreePath) -> FsResult<Option<Obstacle>> {
         let Found::Here(dir) = self.find(path)? else { return Ok(None) };
         let stat = BaseStat::of(&dir)?;
@@ -71,21 +72,21 @@ impl Base {
         if let Some(obstacle) = flags(&dir) {
             return Ok(Some(obstacle));
         }
-        // Its owner can let himself in.
+        // The owner can give itself permission.
         if stat.uid == geteuid().as_raw() {
             return Ok(None);
         }
         let writes = AccessFlags::W_OK | AccessFlags::X_OK;
         let may =
-            faccessat(nix::fcntl::AT_FDCWD, path_to(&dir).as_str(), writes, AtFlags::AT_EACCESS);
+            faccessat(nix::fcntl::AT_FDCWD, proc_path(&dir).as_str(), writes, AtFlags::AT_EACCESS);
         Ok((may == Err(nix::errno::Errno::EACCES)).then_some(Obstacle::NotWritable))
     }
 
-    /// Why the node at `path` can be neither replaced nor removed, whatever holds for its
+    /// Why the node at `path` can be neither replaced nor removed, apart from obstacles in its
     /// directory.
     ///
     /// # Errors
-    /// Those of looking at it.
+    /// As [`Base::stat`].
     pub fn obstacle_to_remove(&self, path: &TreePath) -> FsResult<Option<Obstacle>> {
         let Found::Here(node) = self.find(path)? else { return Ok(None) };
         if let Some(obstacle) = flags(&node) {
@@ -93,21 +94,23 @@ impl Base {
         }
         let Some((dir, _)) = path.split() else { return Ok(None) };
         let (dir, stat) = (self.stat(&dir)?, BaseStat::of(&node)?);
-        let is_kept = dir.mode & STICKY != 0 && is_of_another(&dir) && is_of_another(&stat);
+        let is_kept =
+            dir.mode & STICKY != 0 && is_of_another_user(&dir) && is_of_another_user(&stat);
         Ok(is_kept.then_some(Obstacle::OwnedBy(stat.uid)))
     }
 
-    /// Why the node at `path` cannot be given other attributes.
+    /// Why the attributes of the node at `path` cannot be changed.
     ///
     /// # Errors
-    /// Those of looking at it.
+    /// As [`Base::stat`].
     pub fn obstacle_to_set(&self, path: &TreePath) -> FsResult<Option<Obstacle>> {
         let Found::Here(node) = self.find(path)? else { return Ok(None) };
         let stat = BaseStat::of(&node)?;
-        Ok(flags(&node).or_else(|| is_of_another(&stat).then_some(Obstacle::OwnedBy(stat.uid))))
+        Ok(flags(&node)
+            .or_else(|| is_of_another_user(&stat).then_some(Obstacle::OwnedBy(stat.uid))))
     }
 
-    /// Whether the blocks of a file that is removed can be used for the next one at once.
+    /// Whether the blocks of a removed file can be reused at once.
     pub fn frees_at_once(&self) -> bool {
         mark::frees_at_once(&self.plain.fd)
     }
@@ -118,8 +121,8 @@ fn flags(node: &std::os::fd::OwnedFd) -> Option<Obstacle> {
     is_immutable.then_some(Obstacle::Immutable).or(is_append_only.then_some(Obstacle::AppendOnly))
 }
 
-/// Whether a node belongs to another user, and we are not root, to whom that is no obstacle.
-fn is_of_another(stat: &BaseStat) -> bool {
+/// Whether a node belongs to another user, which is an obstacle unless this process is root.
+fn is_of_another_user(stat: &BaseStat) -> bool {
     let me = geteuid();
     !me.is_root() && stat.uid != me.as_raw()
 }

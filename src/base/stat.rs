@@ -1,4 +1,4 @@
-//! What is known of a node of the base.
+//! The metadata of nodes in the base.
 
 use std::fs::File;
 use std::io;
@@ -9,42 +9,43 @@ use nix::sys::stat::{FileStat, fstat, makedev};
 use crate::error::{FsError, FsResult};
 use crate::types::{FileKind, Fingerprint, Timestamp};
 
-/// The metadata of a node of the base, as lstat(2) gives it.
+/// The metadata of a node in the base, as lstat(2) gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BaseStat {
-    /// The device of its filesystem: `st_dev` of the base's root, or a number that stands for another one and stays.
+    /// The device: `st_dev` of the base's root, or a lasting stand-in for another device.
     pub dev: u64,
-    /// Its number there.
+    /// The inode number.
     pub ino: u64,
-    /// What it is; the same as the type bits of `mode`.
+    /// The kind of node; the same as the type bits of `mode`.
     pub kind: FileKind,
     /// Type and permission bits.
     pub mode: u32,
-    /// How many names it has.
+    /// The number of hard links.
     pub nlink: u32,
-    /// Its owner.
+    /// The owner.
     pub uid: u32,
-    /// Its group.
+    /// The group.
     pub gid: u32,
-    /// The device that it stands for, as a raw `dev_t`; 0 if it is none.
+    /// The device that the node represents, as a raw `dev_t`; 0 for other kinds.
     pub rdev: u64,
-    /// Bytes of content; of a symlink, of its text.
+    /// Length of the content, or of the target of a symlink, in bytes.
     pub size: u64,
     /// Allocated blocks of 512 bytes.
     pub blocks: u64,
-    /// Last read.
+    /// Time of the last access.
     pub atime: Timestamp,
-    /// Last change of content.
+    /// Time of the last change of content.
     pub mtime: Timestamp,
-    /// Last change of content or metadata.
+    /// Time of the last change of content or metadata.
     pub ctime: Timestamp,
-    /// Whether it is a mount point: shown without content. The other fields describe what lies under the mount, as far
-    /// as that can be told; without a private view owner, times and permissions are made up from its parent.
+    /// Whether the node is a mount point, which is shown without content. The other fields describe
+    /// the node under the mount as far as possible. Without a private view, owner, times and
+    /// permissions are those of its parent or defaults.
     pub foreign: bool,
 }
 
 impl BaseStat {
-    /// Of the object that `fd` refers to.
+    /// The metadata of the object of a descriptor.
     pub(super) fn of<Fd: AsFd>(fd: Fd) -> FsResult<BaseStat> {
         BaseStat::from_host(&fstat(fd).map_err(io::Error::from)?)
     }
@@ -68,7 +69,6 @@ impl BaseStat {
         })
     }
 
-    /// Of what statx(2) said.
     pub(super) fn from_statx(stat: &libc::statx) -> FsResult<BaseStat> {
         let mode = u32::from(stat.stx_mode);
         let time =
@@ -91,13 +91,13 @@ impl BaseStat {
         })
     }
 
-    /// The same, as a mount point is shown: without content.
+    /// The metadata that is shown for a mount point.
     pub(super) fn into_foreign(self) -> BaseStat {
         let nlink = if self.kind == FileKind::Dir { 2 } else { 1 };
         BaseStat { nlink, size: 0, blocks: 0, foreign: true, ..self }
     }
 
-    /// What must be the same for the content to be the same.
+    /// The part of the metadata that changes with every change of the content.
     pub fn fingerprint(&self) -> Fingerprint {
         Fingerprint {
             dev: self.dev,
@@ -109,11 +109,24 @@ impl BaseStat {
     }
 }
 
+/// Refuses every kind but a regular file.
+pub(super) fn require_file(kind: FileKind) -> FsResult<()> {
+    match kind {
+        FileKind::File => Ok(()),
+        FileKind::Dir => Err(FsError::IsADirectory),
+        FileKind::Symlink
+        | FileKind::Fifo
+        | FileKind::Socket
+        | FileKind::Char
+        | FileKind::Block => Err(FsError::Invalid),
+    }
+}
+
 impl Fingerprint {
-    /// Of an open file.
+    /// The fingerprint of an open file.
     ///
     /// # Errors
-    /// Those of fstat(2).
+    /// As fstat(2).
     pub fn of(file: &File) -> io::Result<Fingerprint> {
         let stat = fstat(file)?;
         Ok(Fingerprint {

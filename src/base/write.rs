@@ -1,11 +1,12 @@
-//! The one door through which `apply` changes the base.
+//! Writes to the base. Only `apply` and its rollback use it.
 //!
-//! A [`WriteDir`] is an open directory of the base, found beneath-only, through no link. What is done in it is done
-//! with calls that take this descriptor and one [`Name`], and that follow no link either; so a base in which somebody
-//! swaps directories for links gives an error, never a write elsewhere. Nothing here decides what to write.
+//! * A [`WriteDir`] is an open directory of the base, found beneath the root through no symlink.
+//!   Each change is a call with this descriptor and one [`Name`], and follows no symlink either. If
+//!   another process swaps a directory for a symlink, a call fails; it never writes elsewhere.
+//! * Each change has a failpoint.
+//! * This file does not decide what to write.
 
 use std::fs::File;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 
 use nix::errno::Errno;
@@ -21,11 +22,12 @@ use crate::sys::flags;
 use crate::sys::process::unlikely_number;
 use crate::types::{FileKind, Name, PERM_BITS, TYPE_BITS, TreePath};
 
-use super::attributes::{Attributes, change_mode, make_so};
+use super::attributes::{Attributes, change_mode, set_attributes};
+use super::errno::{write_errno, write_error};
 use super::resolve::{Resolver, Root};
-use super::stat::BaseStat;
+use super::stat::{BaseStat, require_file};
 
-/// What the names of staged content begin with.
+/// The prefix of the names of staged nodes.
 const STAGE: &str = ".jailfs-stage-";
 
 /// Opens directories of the base for writing.
@@ -40,37 +42,38 @@ impl<'a> BaseWriter<'a> {
         BaseWriter { root, resolver }
     }
 
-    /// Opens the directory `path` of the base to write in it.
+    /// Opens the directory `path` of the base.
     ///
     /// # Errors
-    /// `LeavesJail` if a symlink or a mount point is on the way or at the end; `NotFound`, `NotADirectory`,
-    /// `AccessDenied`.
+    /// `LeavesJail` if a symlink or a mount point is on the way or at the end; `NotFound`,
+    /// `NotADirectory`, `AccessDenied`.
     pub fn dir(&self, path: &TreePath) -> FsResult<WriteDir<'a>> {
-        // Looked at first: opening a mount point, or with O_DIRECTORY a symlink, has other errors on other kernels.
-        let looked =
-            self.resolver.open(self.root, path.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
-        match BaseStat::of(&looked)?.kind {
+        // Check the kind first: with O_DIRECTORY, the errors for a mount point and a symlink differ
+        // between kernels.
+        let checked =
+            self.resolver.open(self.root, path.as_bytes(), OFlag::O_PATH).map_err(write_errno)?;
+        match BaseStat::of(&checked)?.kind {
             FileKind::Dir => {}
             FileKind::Symlink => return Err(FsError::LeavesJail),
             _ => return Err(FsError::NotADirectory),
         }
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
-        let fd = self.resolver.open(self.root, path.as_bytes(), flags).map_err(write_error)?;
+        let fd = self.resolver.open(self.root, path.as_bytes(), flags).map_err(write_errno)?;
         Ok(WriteDir { root: Root::new(fd), resolver: self.resolver })
     }
 }
 
-/// A directory of the base, open for changes of the names in it.
+/// A directory of the base that is open for changes of its names.
 ///
-/// Every call fails with `ReadOnly` on a read-only filesystem, and with `AccessDenied` or `NotPermitted` where the
-/// host says so; other errors are named where they have a meaning of their own.
+/// Each call can fail with `ReadOnly` on a read-only filesystem, and with `AccessDenied` or
+/// `NotPermitted` if the host refuses. The methods name only other errors.
 pub struct WriteDir<'a> {
     root: Root,
     resolver: &'a Resolver,
 }
 
 impl WriteDir<'_> {
-    /// What is at `name`, of a symlink the link itself; `None` if nothing is.
+    /// The metadata of the node at `name`, which may be a symlink. `None` if there is none.
     ///
     /// # Errors
     /// `LeavesJail` for a mount point.
@@ -78,40 +81,40 @@ impl WriteDir<'_> {
         match self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH) {
             Ok(object) => BaseStat::of(&object).map(Some),
             Err(Errno::ENOENT) => Ok(None),
-            Err(errno) => Err(write_error(errno)),
+            Err(errno) => Err(write_errno(errno)),
         }
     }
 
-    /// What this directory is now.
+    /// The metadata of this directory.
     ///
     /// # Errors
-    /// Those of fstat(2).
+    /// As fstat(2).
     pub fn own_stat(&self) -> FsResult<BaseStat> {
         BaseStat::of(&self.root.fd)
     }
 
-    /// Opens the regular file `name` for reading: what is here now, to keep it as a pre-image.
+    /// Opens the regular file `name` for reading, to store it as a pre-image.
     ///
     /// # Errors
-    /// `NotFound`, `IsADirectory`; `Invalid` for what is neither file nor directory; `LeavesJail` for a mount point.
+    /// `NotFound`, `IsADirectory`; `Invalid` for other kinds of nodes; `LeavesJail` for a mount
+    /// point.
     pub fn open_file(&self, name: &Name) -> FsResult<File> {
-        let looked =
-            self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
-        super::must_be_file(BaseStat::of(&looked)?.kind)?;
+        let checked =
+            self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_errno)?;
+        require_file(BaseStat::of(&checked)?.kind)?;
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
-        let file = self.resolver.open(&self.root, name.as_bytes(), flags).map_err(write_error)?;
-        super::must_be_file(BaseStat::of(&file)?.kind)?;
+        let file = self.resolver.open(&self.root, name.as_bytes(), flags).map_err(write_errno)?;
+        require_file(BaseStat::of(&file)?.kind)?;
         Ok(File::from(file))
     }
 
-    /// The inode flags of the regular file `name` ([`crate::sys::flags`]); none of a file that may not
-    /// be read.
+    /// The inode flags of the regular file `name` ([`crate::sys::flags`]); 0 if it is not readable.
     ///
     /// # Errors
-    /// As [`WriteDir::open_file`], and those of ioctl(2).
+    /// As [`WriteDir::open_file`] and ioctl(2).
     pub fn flags(&self, name: &Name) -> FsResult<u32> {
         match self.open_file(name) {
-            Ok(file) => flags::get(&file).map_err(write_failure),
+            Ok(file) => flags::get(&file).map_err(write_error),
             Err(FsError::AccessDenied | FsError::NotPermitted) => Ok(0),
             Err(error) => Err(error),
         }
@@ -120,12 +123,12 @@ impl WriteDir<'_> {
     /// The inode flags of this directory.
     ///
     /// # Errors
-    /// Those of ioctl(2).
+    /// As ioctl(2).
     pub fn own_flags(&self) -> FsResult<u32> {
-        flags::get(&self.root.fd).map_err(write_failure)
+        flags::get(&self.root.fd).map_err(write_error)
     }
 
-    /// Creates an empty file, for reading and writing, mode 0600.
+    /// Creates an empty file with mode 0600, and opens it for reading and writing.
     ///
     /// # Errors
     /// `Exists`.
@@ -133,47 +136,50 @@ impl WriteDir<'_> {
         failpoint::hit(Failpoint::BaseStage)?;
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL;
         let file = open_in(&self.root.fd, name, flags, Mode::S_IRUSR | Mode::S_IWUSR);
-        file.map(File::from).map_err(write_failure)
+        file.map(File::from).map_err(write_error)
     }
 
-    /// A name for what is staged, which nothing is likely to have.
+    /// A new random name for a staged node.
     ///
     /// # Errors
-    /// None that can be met.
+    /// None in practice: the name is always valid.
     pub fn stage_name() -> FsResult<Name> {
         Ok(Name::new(format!("{STAGE}{:016x}", unlikely_number()).as_bytes())?)
     }
 
-    /// Whether `name` is one as [`WriteDir::stage_name`] gives.
+    /// Whether `name` is of the form that [`WriteDir::stage_name`] returns.
     pub fn is_stage_name(name: &Name) -> bool {
         let number = name.as_bytes().strip_prefix(STAGE.as_bytes());
         number.is_some_and(|number| number.len() == 16 && number.iter().all(u8::is_ascii_hexdigit))
     }
 
-    /// Makes a directory. Its mode is `mode` less the umask, until [`WriteDir::set_owner_mode_times_xattrs`].
+    /// Creates a directory. Its mode is `mode` minus the umask until
+    /// [`WriteDir::set_attributes`] is called.
     ///
     /// # Errors
     /// `Exists`.
     pub fn mkdir(&self, name: &Name, mode: u32) -> FsResult<()> {
         failpoint::hit(Failpoint::BaseMkdir)?;
         mkdirat(&self.root.fd, name.as_os_str(), Mode::from_bits_truncate(mode & PERM_BITS))
-            .map_err(write_error)
+            .map_err(write_errno)
     }
 
-    /// Makes a symlink with the text `target`.
+    /// Creates a symlink to `target`.
     ///
     /// # Errors
     /// `Exists`.
     pub fn symlink(&self, name: &Name, target: &[u8]) -> FsResult<()> {
         failpoint::hit(Failpoint::BaseLink)?;
         symlinkat(std::ffi::OsStr::from_bytes(target), &self.root.fd, name.as_os_str())
-            .map_err(write_error)
+            .map_err(write_errno)
     }
 
-    /// Makes a fifo, socket, device or empty file: `mode` has the type bits, `rdev` is a raw `dev_t`.
+    /// Creates a fifo, socket, device or empty file. `mode` includes the type bits, and `rdev` is a
+    /// raw `dev_t`.
     ///
     /// # Errors
-    /// `Exists`; `NotPermitted` for devices without privilege; `Invalid` for a directory or symlink.
+    /// `Exists`; `NotPermitted` for a device without privilege; `Invalid` for a directory or
+    /// symlink.
     pub fn mknod(&self, name: &Name, mode: u32, rdev: u64) -> FsResult<()> {
         failpoint::hit(Failpoint::BaseLink)?;
         match FileKind::from_mode(mode) {
@@ -182,10 +188,10 @@ impl WriteDir<'_> {
         }
         let kind = SFlag::from_bits_truncate(mode & TYPE_BITS);
         let permissions = Mode::from_bits_truncate(mode & PERM_BITS);
-        mknodat(&self.root.fd, name.as_os_str(), kind, permissions, rdev).map_err(write_error)
+        mknodat(&self.root.fd, name.as_os_str(), kind, permissions, rdev).map_err(write_errno)
     }
 
-    /// Gives `from` in `from_dir` a further name here; of a symlink, to the link itself.
+    /// Creates the hard link `name` to `from` in `from_dir`, which may be a symlink.
     ///
     /// # Errors
     /// `Exists`, `NotFound`, `TooManyLinks`; `NotPermitted` for a directory.
@@ -197,13 +203,14 @@ impl WriteDir<'_> {
     ) -> FsResult<()> {
         failpoint::hit(Failpoint::BaseLink)?;
         let (from, name) = (from.as_os_str(), name.as_os_str());
-        linkat(&from_dir.root.fd, from, &self.root.fd, name, AtFlags::empty()).map_err(write_error)
+        linkat(&from_dir.root.fd, from, &self.root.fd, name, AtFlags::empty()).map_err(write_errno)
     }
 
     /// Renames `from` to `to` in `to_dir`.
     ///
     /// # Errors
-    /// `NotFound`; `Exists` with [`Rename::NoReplace`]; `NotEmpty`, `IsADirectory`, `NotADirectory` as rename(2).
+    /// `NotFound`; `Exists` with [`Rename::NoReplace`]; `NotEmpty`, `IsADirectory` and
+    /// `NotADirectory` as rename(2).
     pub fn rename(
         &self,
         from: &Name,
@@ -212,16 +219,16 @@ impl WriteDir<'_> {
         how: Rename,
     ) -> FsResult<()> {
         failpoint::hit(Failpoint::BaseRename)?;
-        rename(&self.root.fd, from, &to_dir.root.fd, to, how).map_err(write_failure)
+        rename(&self.root.fd, from, &to_dir.root.fd, to, how).map_err(write_error)
     }
 
-    /// Removes a name that is no directory.
+    /// Removes a name that is not a directory.
     ///
     /// # Errors
     /// `NotFound`, `IsADirectory`.
     pub fn unlink(&self, name: &Name) -> FsResult<()> {
         failpoint::hit(Failpoint::BaseRemove)?;
-        unlinkat(&self.root.fd, name.as_os_str(), UnlinkatFlags::NoRemoveDir).map_err(write_error)
+        unlinkat(&self.root.fd, name.as_os_str(), UnlinkatFlags::NoRemoveDir).map_err(write_errno)
     }
 
     /// Removes an empty directory.
@@ -230,129 +237,98 @@ impl WriteDir<'_> {
     /// `NotFound`, `NotADirectory`, `NotEmpty`.
     pub fn rmdir(&self, name: &Name) -> FsResult<()> {
         failpoint::hit(Failpoint::BaseRemove)?;
-        unlinkat(&self.root.fd, name.as_os_str(), UnlinkatFlags::RemoveDir).map_err(write_error)
+        unlinkat(&self.root.fd, name.as_os_str(), UnlinkatFlags::RemoveDir).map_err(write_errno)
     }
 
-    /// Opens the regular file `name` to write it anew in place: it has links elsewhere that must stay links. Says what it is.
+    /// Opens the regular file `name` to replace its content in place, because it has other hard
+    /// links that must keep sharing its inode. Returns its metadata, too.
     ///
     /// # Errors
-    /// EINVAL for what is not a regular file, else what the host answers.
+    /// `IsADirectory`, or `Invalid` for other kinds of nodes; else the error of the host.
     pub fn open_to_rewrite(&self, name: &Name) -> FsResult<(File, BaseStat)> {
         failpoint::hit(Failpoint::BaseStage)?;
-        let looked =
-            self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
-        let stat = BaseStat::of(&looked)?;
-        super::must_be_file(stat.kind)?;
+        let checked =
+            self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_errno)?;
+        let stat = BaseStat::of(&checked)?;
+        require_file(stat.kind)?;
         let flags = OFlag::O_RDWR | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
         let open = || self.resolver.open(&self.root, name.as_bytes(), flags);
         let file = match open() {
-            // Its owner may not write it, but may change that. It is given its mode when it was written.
+            // The owner may not write to it, but may change the mode. The caller sets the final
+            // mode after writing.
             Err(Errno::EACCES) => {
-                change_mode(&looked, stat.mode & PERM_BITS | 0o600)
+                change_mode(&checked, stat.mode & PERM_BITS | 0o600)
                     .map_err(|_| FsError::AccessDenied)?;
                 open()
             }
             opened => opened,
         };
-        let file = file.map_err(write_error)?;
+        let file = file.map_err(write_errno)?;
         let opened = BaseStat::of(&file)?;
-        super::must_be_file(opened.kind)?;
+        require_file(opened.kind)?;
         Ok((File::from(file), opened))
     }
 
-    /// Gives `name`, whatever it is, its owner, mode, extended attributes and, last, its times; and says what it is then. Made again after a
-    /// failure it ends the same.
+    /// Sets owner, mode, extended attributes and times of the node at `name`, and returns its
+    /// metadata after that. A call that failed halfway can be repeated.
     ///
     /// # Errors
-    /// `NotFound`; `LeavesJail` for a mount point; `Unsupported` for attributes that the filesystem does not have.
-    pub fn set_owner_mode_times_xattrs(
-        &self,
-        name: &Name,
-        wanted: &Attributes<'_>,
-    ) -> FsResult<BaseStat> {
+    /// `NotFound`; `LeavesJail` for a mount point; `Unsupported` for attributes that the filesystem
+    /// does not have.
+    pub fn set_attributes(&self, name: &Name, wanted: &Attributes<'_>) -> FsResult<BaseStat> {
         failpoint::hit(Failpoint::BaseAttributes)?;
         let object =
-            self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
-        make_so(&object, wanted)?;
+            self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_errno)?;
+        set_attributes(&object, wanted)?;
         BaseStat::of(&object)
     }
 
-    /// The same for a file that was opened here, whatever its name is by now.
+    /// As [`WriteDir::set_attributes`], for an open file.
     ///
     /// # Errors
     /// `Unsupported` for attributes that the filesystem does not have.
-    pub fn set_attributes_of(&self, file: File, wanted: &Attributes<'_>) -> FsResult<BaseStat> {
+    pub fn set_file_attributes(&self, file: File, wanted: &Attributes<'_>) -> FsResult<BaseStat> {
         failpoint::hit(Failpoint::BaseAttributes)?;
         let object = file.into();
-        make_so(&object, wanted)?;
+        set_attributes(&object, wanted)?;
         BaseStat::of(&object)
     }
 
-    /// Gives `name`, which is no symlink, these permission bits.
+    /// Sets the permission bits of the node at `name`, which is not a symlink.
     ///
     /// # Errors
-    /// `NotFound`; `LeavesJail` for a mount point; `NotPermitted` if it is somebody else's.
+    /// `NotFound`; `LeavesJail` for a mount point; `NotPermitted` if it belongs to another user.
     pub fn set_mode(&self, name: &Name, mode: u32) -> FsResult<()> {
         failpoint::hit(Failpoint::BaseAttributes)?;
         let object =
-            self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_error)?;
+            self.resolver.open(&self.root, name.as_bytes(), OFlag::O_PATH).map_err(write_errno)?;
         change_mode(&object, mode & PERM_BITS)
     }
 
-    /// Gives this directory itself its owner, mode, extended attributes and, last, its times.
+    /// Sets owner, mode, extended attributes and times of this directory.
     ///
     /// # Errors
-    /// As [`WriteDir::set_owner_mode_times_xattrs`].
+    /// As [`WriteDir::set_attributes`].
     pub fn set_own_attributes(&self, wanted: &Attributes<'_>) -> FsResult<()> {
         failpoint::hit(Failpoint::BaseAttributes)?;
-        make_so(&self.root.fd, wanted)
+        set_attributes(&self.root.fd, wanted)
     }
 
-    /// Makes everything written to the filesystem of the base survive the machine (syncfs(2)).
+    /// Makes everything that was written to the filesystem of the base survive a power cut.
     ///
     /// # Errors
-    /// What the host answers.
+    /// As syncfs(2).
     pub fn sync_filesystem(&self) -> FsResult<()> {
         failpoint::hit(Failpoint::BaseSync)?;
-        nix::unistd::syncfs(&self.root.fd).map_err(write_error)
+        nix::unistd::syncfs(&self.root.fd).map_err(write_errno)
     }
 
-    /// Makes the names of this directory survive the machine (fsync(2)).
+    /// Makes the names in this directory survive a power cut.
     ///
     /// # Errors
-    /// Those of the host, EIO above all.
+    /// As fsync(2).
     pub fn fsync(&self) -> FsResult<()> {
         failpoint::hit(Failpoint::BaseSync)?;
-        nix::unistd::fsync(&self.root.fd).map_err(write_error)
+        nix::unistd::fsync(&self.root.fd).map_err(write_errno)
     }
-}
-
-/// What an errno of a change means.
-pub(super) fn write_error(errno: Errno) -> FsError {
-    match errno {
-        Errno::ENOENT => FsError::NotFound,
-        Errno::EEXIST => FsError::Exists,
-        Errno::ENOTDIR => FsError::NotADirectory,
-        Errno::EISDIR => FsError::IsADirectory,
-        Errno::ENOTEMPTY => FsError::NotEmpty,
-        Errno::EPERM => FsError::NotPermitted,
-        Errno::EACCES => FsError::AccessDenied,
-        Errno::EINVAL => FsError::Invalid,
-        Errno::ENAMETOOLONG => FsError::NameTooLong,
-        Errno::EFBIG => FsError::FileTooBig,
-        Errno::E2BIG => FsError::TooLarge,
-        Errno::EMLINK => FsError::TooManyLinks,
-        Errno::EOPNOTSUPP => FsError::Unsupported,
-        Errno::EROFS => FsError::ReadOnly,
-        // A link or a mount point where a directory was: going on would lead out of the base.
-        Errno::ELOOP | Errno::EXDEV => FsError::LeavesJail,
-        // ENOSPC too, so that the message says what is full.
-        other => FsError::Host(other as i32),
-    }
-}
-
-pub(super) fn write_failure(error: io::Error) -> FsError {
-    error
-        .raw_os_error()
-        .map_or(FsError::Host(libc::EIO), |errno| write_error(Errno::from_raw(errno)))
 }

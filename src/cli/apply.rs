@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::Global;
+use super::format;
 use super::json::Line;
 use super::out::{self, Out};
-use super::show;
 use super::target::{Target, wrong_answer};
 use crate::error::{Error, Kind, Result};
 use crate::sandbox::{Applied, Consent, Reply, Request};
@@ -90,8 +90,8 @@ impl Apply {
             (true, false) => "would apply",
             (true, true) => "would take back the last apply",
         };
-        out.line(&format!("{done}: {}", show::summary(&applied.changes)?));
-        show::list(&applied.changes, !self.dry_run, |line| out.line(line))?;
+        out.line(&format!("{done}: {}", format::summary(&applied.changes)?));
+        format::list(&applied.changes, !self.dry_run, |line| out.line(line))?;
         if !self.dry_run && !self.undo && !applied.changes.is_empty() {
             out.line("undo: jailfs apply --undo");
         }
@@ -103,13 +103,13 @@ impl Apply {
 /// Warns on the standard error of what the base did not keep.
 pub(super) fn tell_not_kept(applied: &Applied) {
     for (path, reason) in &applied.not_kept {
-        out::note(&format!("warning: '{path}': {}", show::one_line(reason)));
+        out::note(&format!("warning: '{path}': {}", format::one_line(reason)));
     }
     let more = applied.not_kept_count.saturating_sub(applied.not_kept.len() as u64);
     if more > 0 {
         out::note(&format!(
             "warning: and {} more of which the base did not keep everything",
-            show::paths(more)
+            format::paths(more)
         ));
     }
 }
@@ -117,10 +117,10 @@ pub(super) fn tell_not_kept(applied: &Applied) {
 /// Prints the conflicts, and the paths that need consent, to standard error.
 pub(super) fn tell_conflicts(applied: &Applied) {
     for (path, reason) in &applied.refused {
-        out::detail(&format!("refused\t{path}\t{}", show::one_line(reason)));
+        out::detail(&format!("refused\t{path}\t{}", format::one_line(reason)));
     }
     for (path, reason) in &applied.conflicts {
-        out::detail(&format!("conflict\t{path}\t{}", show::one_line(reason)));
+        out::detail(&format!("conflict\t{path}\t{}", format::one_line(reason)));
     }
 }
 
@@ -134,7 +134,7 @@ pub(super) fn why_not_written(applied: &Applied) -> Option<Error> {
 }
 
 fn refused(applied: &Applied) -> Error {
-    let paths = show::paths(applied.refused.len() as u64);
+    let paths = format::paths(applied.refused.len() as u64);
     Error::new(Kind::Conflict, "apply", format!("{paths} would run code or give power outside the sandbox; nothing is written"))
         .hint(
             "look at them with 'jailfs diff -p base'; then 'jailfs apply' writes them with --protected or --privileges, or if \
@@ -143,7 +143,7 @@ fn refused(applied: &Applied) -> Error {
 }
 
 fn conflict(applied: &Applied) -> Error {
-    let paths = show::paths(applied.conflicts.len() as u64);
+    let paths = format::paths(applied.conflicts.len() as u64);
     Error::new(
         Kind::Conflict,
         "apply",

@@ -3,9 +3,9 @@
 use clap::Args;
 
 use super::Global;
+use super::format;
 use super::json::Line;
 use super::out::{self, Out};
-use super::show;
 use super::target::Target;
 use crate::error::{Kind, Result};
 
@@ -43,17 +43,17 @@ impl Check {
             }
             out.line(&Line::checked(&checked).text()?);
         } else {
-            checked.repaired.iter().for_each(|done| out.line(&show::one_line(done)));
-            checked.problems.iter().for_each(|problem| out.line(&show::one_line(problem)));
+            checked.repaired.iter().for_each(|done| out.line(&format::one_line(done)));
+            checked.problems.iter().for_each(|problem| out.line(&format::one_line(problem)));
             for warning in &checked.warnings {
-                out.line(&format!("warning: {}", show::one_line(warning)));
+                out.line(&format!("warning: {}", format::one_line(warning)));
             }
             let (layers, records, extents) = (checked.layers, checked.records, checked.extents);
             let mut text = format!("checked {layers} layers, {records} records, {extents} extents");
             text += &format!(", {} versions of files", checked.edits);
             if self.read_data {
                 let (read, without) =
-                    (show::size(checked.bytes_read), show::size(checked.bytes_without_sum));
+                    (format::size(checked.bytes_read), format::size(checked.bytes_without_sum));
                 text += &format!(", {read} of content; {without} have no checksums yet");
             }
             out.line(&text);

@@ -3,9 +3,9 @@
 use clap::Args;
 
 use super::Global;
+use super::format;
 use super::json::Line;
 use super::out::Out;
-use super::show;
 use super::target::{Target, wrong_answer};
 use crate::error::Result;
 use crate::sandbox::{Reply, Request};
@@ -37,7 +37,7 @@ impl Checkpoint {
         if self.json {
             out.line(&Line::checkpoint(&checkpoint).text()?);
         } else {
-            out.line(&format!("checkpoint {}", show::checkpoint(&checkpoint)));
+            out.line(&format!("checkpoint {}", format::checkpoint(&checkpoint)));
         }
         out.finish()?;
         Ok(0)

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::Global;
+use super::format;
 use super::json::Line;
 use super::out::Out;
-use super::show;
 use super::target::{Target, wrong_answer};
 use crate::error::{Error, Kind, Result};
 use crate::sandbox::{Changes, Detail, FileRev, Reply, Request, Rev};
@@ -85,9 +85,9 @@ impl Diff {
             return Ok(());
         }
         match self.detail() {
-            Detail::NameStatus => show::list(changes, false, |line| out.line(line)),
-            Detail::Stat => show::stat(changes, |line| out.line(line)),
-            Detail::Patch => show::patches(changes, out),
+            Detail::NameStatus => format::list(changes, false, |line| out.line(line)),
+            Detail::Stat => format::stat(changes, |line| out.line(line)),
+            Detail::Patch => out.patches(changes),
         }
     }
 

@@ -3,9 +3,9 @@
 use clap::Args;
 
 use super::Global;
+use super::format;
 use super::json::Line;
 use super::out::Out;
-use super::show;
 use super::target::{Target, wrong_answer};
 use crate::error::Result;
 use crate::sandbox::{Reply, Request};
@@ -55,9 +55,9 @@ impl Gc {
         let (drop, free) =
             if self.dry_run { ("would drop", "would free") } else { ("dropped", "freed") };
         for checkpoint in &collected.dropped {
-            out.line(&format!("{drop} {}", show::checkpoint(checkpoint)));
+            out.line(&format!("{drop} {}", format::checkpoint(checkpoint)));
         }
-        let (freed, left) = (show::size(collected.bytes), show::size(collected.store_bytes));
+        let (freed, left) = (format::size(collected.bytes), format::size(collected.store_bytes));
         out.line(&format!("{free} {freed}; the store takes {left}"));
         out.finish()?;
         Ok(0)

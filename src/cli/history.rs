@@ -6,9 +6,9 @@ use clap::Args;
 
 use super::Global;
 use super::date;
+use super::format;
 use super::json::Line;
 use super::out::Out;
-use super::show;
 use super::target::{Target, wrong_answer};
 use crate::error::Result;
 use crate::sandbox::{EditKind, FileEdit, Reply, Request};
@@ -107,10 +107,10 @@ impl Steps {
             let now = match (stepped.number, stepped.new_size) {
                 (_, None) => "is gone again".to_owned(),
                 (Some(number), Some(size)) => {
-                    format!("is version {number} now ({})", show::size(size))
+                    format!("is version {number} now ({})", format::size(size))
                 }
                 (None, Some(size)) => {
-                    format!("is what it was before the undo ({})", show::size(size))
+                    format!("is what it was before the undo ({})", format::size(size))
                 }
             };
             out.line(&format!("{verb}: {} {now}", stepped.path));
@@ -135,7 +135,7 @@ fn line(version: &FileEdit) -> String {
         EditKind::Restore => "before a restore",
         EditKind::Undo => "before an undo",
     };
-    let size = version.size.map_or_else(|| "no file".to_owned(), show::size);
+    let size = version.size.map_or_else(|| "no file".to_owned(), format::size);
     let shown = if version.is_current { "  (as it is now)" } else { "" };
     format!("{:>4}  {}  {size:>11}  {what}{shown}", version.number, date::utc(version.time))
 }

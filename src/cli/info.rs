@@ -3,9 +3,9 @@
 use clap::Args;
 
 use super::Global;
+use super::format;
 use super::json::Line;
 use super::out::Out;
-use super::show;
 use super::target::{Target, wrong_answer};
 use crate::error::Result;
 use crate::sandbox::{LayerSpace, Reply, Request};
@@ -44,7 +44,7 @@ fn json(info: &Data) -> Result<Vec<String>> {
 
 fn text(info: &Data) -> Vec<String> {
     let row = |name: &str, sizes: [u64; 3]| {
-        let [logical, stored, shared] = sizes.map(show::size);
+        let [logical, stored, shared] = sizes.map(format::size);
         format!("{logical:>11} {stored:>11} {shared:>11}  {name}")
     };
     let mut lines = vec![format!("{:>11} {:>11} {:>11}", "LOGICAL", "STORED", "SHARED")];
@@ -58,7 +58,7 @@ fn text(info: &Data) -> Vec<String> {
     }
     let sum = |of: fn(&LayerSpace) -> u64| info.layers.iter().map(of).sum();
     lines.push(row("in all", [sum(|s| s.logical), sum(|s| s.stored), sum(|s| s.shared)]));
-    lines.push(format!("the store takes {}", show::size(info.store_bytes)));
+    lines.push(format!("the store takes {}", format::size(info.store_bytes)));
     if info.to_do > 0 {
         lines.push(format!("{} layers are not deduplicated yet", info.to_do));
     }

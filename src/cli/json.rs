@@ -3,10 +3,11 @@
 //! Names are bytes and JSON is text. A path that is not UTF-8 has U+FFFD for its invalid bytes.
 //! Only then a second field, whose name ends in `_hex`, has the exact bytes in hexadecimal.
 
-use serde::Serialize;
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 
 use super::date;
-use super::show;
+use super::format;
 use crate::error::{Error, Kind, Result};
 use crate::fs::{Refusal, Refused};
 use crate::sandbox::{
@@ -20,15 +21,12 @@ use crate::types::{FileKind, TreePath, is_unprintable};
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum Line {
     Status {
-        base: String,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        base_hex: Option<String>,
-        store: String,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        store_hex: Option<String>,
-        mount: Option<String>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        mount_hex: Option<String>,
+        #[serde(flatten)]
+        base: Bytes,
+        #[serde(flatten)]
+        store: Bytes,
+        #[serde(flatten)]
+        mount: Bytes,
         pid: Option<u32>,
         checkpoint: Option<u32>,
         checkpoint_name: Option<String>,
@@ -42,39 +40,31 @@ pub(super) enum Line {
         rollback_unfinished: bool,
     },
     RefusedLink {
-        path: String,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        path_hex: Option<String>,
-        target: String,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        target_hex: Option<String>,
+        #[serde(flatten)]
+        path: Bytes,
+        #[serde(flatten)]
+        target: Bytes,
         pid: Option<u32>,
-        process: String,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        process_hex: Option<String>,
+        #[serde(flatten)]
+        process: Bytes,
     },
     RefusedRename {
-        path: String,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        path_hex: Option<String>,
-        to: String,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        to_hex: Option<String>,
+        #[serde(flatten)]
+        path: Bytes,
+        #[serde(flatten)]
+        to: Bytes,
         pid: Option<u32>,
-        process: String,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        process_hex: Option<String>,
+        #[serde(flatten)]
+        process: Bytes,
     },
     NotSetBack {
-        path: String,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        path_hex: Option<String>,
+        #[serde(flatten)]
+        path: Bytes,
         reason: String,
     },
     BaseProblem {
-        path: String,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        path_hex: Option<String>,
+        #[serde(flatten)]
+        path: Bytes,
         reason: String,
     },
     Checkpoint {
@@ -101,17 +91,13 @@ pub(super) enum Line {
     },
     Change {
         status: char,
-        path: String,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        path_hex: Option<String>,
-        old_path: Option<String>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        old_path_hex: Option<String>,
+        #[serde(flatten)]
+        path: Bytes,
+        #[serde(flatten)]
+        old_path: Bytes,
         file: &'static str,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        target: Option<String>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        target_hex: Option<String>,
+        #[serde(flatten)]
+        target: Option<Bytes>,
         #[serde(skip_serializing_if = "Option::is_none")]
         danger: Option<String>,
         ino: u64,
@@ -120,15 +106,12 @@ pub(super) enum Line {
         lines_added: Option<u64>,
         lines_removed: Option<u64>,
         binary: bool,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        patch: Option<String>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        patch_hex: Option<String>,
+        #[serde(flatten)]
+        patch: Option<Bytes>,
     },
     Node {
-        path: String,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        path_hex: Option<String>,
+        #[serde(flatten)]
+        path: Bytes,
         file: &'static str,
         ino: u64,
         mode: String,
@@ -157,21 +140,18 @@ pub(super) enum Line {
         not_kept: u64,
     },
     NotKept {
-        path: String,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        path_hex: Option<String>,
+        #[serde(flatten)]
+        path: Bytes,
         reason: String,
     },
     Refused {
-        path: String,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        path_hex: Option<String>,
+        #[serde(flatten)]
+        path: Bytes,
         reason: String,
     },
     Version {
-        path: String,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        path_hex: Option<String>,
+        #[serde(flatten)]
+        path: Bytes,
         number: u32,
         time: String,
         secs: i64,
@@ -183,9 +163,8 @@ pub(super) enum Line {
     },
     Stepped {
         verb: &'static str,
-        path: String,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        path_hex: Option<String>,
+        #[serde(flatten)]
+        path: Bytes,
         number: Option<u32>,
         old_size: Option<u64>,
         new_size: Option<u64>,
@@ -233,11 +212,47 @@ pub(super) enum Line {
         to_do: u64,
     },
     Conflict {
-        path: String,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        path_hex: Option<String>,
+        #[serde(flatten)]
+        path: Bytes,
         reason: String,
     },
+}
+
+/// A field whose value is bytes: a path, a link target, a patch. It is flattened into its line, as
+/// one field of text, and a second one in hexadecimal if the bytes are not UTF-8.
+pub(super) struct Bytes {
+    name: &'static str,
+    /// `None` is written as `null`.
+    value: Option<Vec<u8>>,
+}
+
+impl Bytes {
+    fn new(name: &'static str, value: &[u8]) -> Bytes {
+        Bytes { name, value: Some(value.to_owned()) }
+    }
+
+    fn path(path: &TreePath) -> Bytes {
+        Bytes::new("path", path.as_bytes())
+    }
+
+    fn nullable(name: &'static str, value: Option<&[u8]>) -> Bytes {
+        Bytes { name, value: value.map(<[u8]>::to_owned) }
+    }
+}
+
+impl Serialize for Bytes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_map(None)?;
+        let text = self.value.as_deref().map(String::from_utf8_lossy);
+        fields.serialize_entry(self.name, &text)?;
+        if let Some(bytes) =
+            self.value.as_deref().filter(|bytes| std::str::from_utf8(bytes).is_err())
+        {
+            let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+            fields.serialize_entry(&format!("{}_hex", self.name), &hex)?;
+        }
+        fields.end()
+    }
 }
 
 impl Line {
@@ -253,16 +268,10 @@ impl Line {
     }
 
     pub(super) fn status(status: &Status) -> Line {
-        let (base, base_hex) = text(&status.base);
-        let (store, store_hex) = text(&status.store);
-        let (mount, mount_hex) = optional(status.mount.as_deref());
         Line::Status {
-            base,
-            base_hex,
-            store,
-            store_hex,
-            mount,
-            mount_hex,
+            base: Bytes::new("base", &status.base),
+            store: Bytes::new("store", &status.store),
+            mount: Bytes::nullable("mount", status.mount.as_deref()),
             pid: status.pid,
             checkpoint: status.checkpoint.as_ref().map(|checkpoint| checkpoint.id.0),
             checkpoint_name: status
@@ -281,29 +290,25 @@ impl Line {
     }
 
     pub(super) fn refusal(refusal: &Refusal) -> Line {
-        let ((path, path_hex), (process, process_hex)) =
-            (text(refusal.path.as_bytes()), text(&refusal.process));
+        let path = Bytes::path(&refusal.path);
+        let process = Bytes::new("process", &refusal.process);
         let pid = Some(refusal.pid).filter(|pid| *pid != 0);
         match &refusal.what {
             Refused::Link(target) => {
-                let (target, target_hex) = text(target);
-                Line::RefusedLink { path, path_hex, target, target_hex, pid, process, process_hex }
+                Line::RefusedLink { path, target: Bytes::new("target", target), pid, process }
             }
             Refused::Rename(to) => {
-                let (to, to_hex) = text(to.as_bytes());
-                Line::RefusedRename { path, path_hex, to, to_hex, pid, process, process_hex }
+                Line::RefusedRename { path, to: Bytes::new("to", to.as_bytes()), pid, process }
             }
         }
     }
 
     pub(super) fn not_set_back(path: &TreePath, reason: &str) -> Line {
-        let (path, path_hex) = text(path.as_bytes());
-        Line::NotSetBack { path, path_hex, reason: reason.to_owned() }
+        Line::NotSetBack { path: Bytes::path(path), reason: reason.to_owned() }
     }
 
     pub(super) fn base_problem(path: &TreePath, reason: &str) -> Line {
-        let (path, path_hex) = text(path.as_bytes());
-        Line::BaseProblem { path, path_hex, reason: reason.to_owned() }
+        Line::BaseProblem { path: Bytes::path(path), reason: reason.to_owned() }
     }
 
     pub(super) fn checkpoint(checkpoint: &Checkpoint) -> Line {
@@ -335,10 +340,8 @@ impl Line {
     }
 
     pub(super) fn node(node: &Node) -> Line {
-        let (path, path_hex) = text(node.path.as_bytes());
         Line::Node {
-            path,
-            path_hex,
+            path: Bytes::path(&node.path),
             file: file_kind(node.file),
             ino: node.ino.0,
             mode: format!("{:04o}", node.mode),
@@ -351,19 +354,13 @@ impl Line {
     }
 
     pub(super) fn change(change: &Change) -> Line {
-        let (path, path_hex) = text(change.path.as_bytes());
-        let (old_path, old_path_hex) = optional(change.old_path.as_ref().map(TreePath::as_bytes));
-        let (patch, patch_hex) = optional(change.patch.as_deref());
-        let (target, target_hex) = optional(change.target.as_deref());
+        let old_path = change.old_path.as_ref().map(TreePath::as_bytes);
         Line::Change {
-            status: show::letter(change.kind),
-            path,
-            path_hex,
-            old_path,
-            old_path_hex,
+            status: format::letter(change.kind),
+            path: Bytes::path(&change.path),
+            old_path: Bytes::nullable("old_path", old_path),
             file: file_kind(change.file),
-            target,
-            target_hex,
+            target: change.target.as_deref().map(|target| Bytes::new("target", target)),
             danger: change.danger.clone(),
             ino: change.ino.0,
             old_size: change.old_size,
@@ -371,21 +368,18 @@ impl Line {
             lines_added: change.lines.map(|(added, _)| added),
             lines_removed: change.lines.map(|(_, removed)| removed),
             binary: change.binary,
-            patch,
-            patch_hex,
+            patch: change.patch.as_deref().map(|patch| Bytes::new("patch", patch)),
         }
     }
 
     pub(super) fn version(path: &TreePath, version: &FileEdit) -> Line {
-        let (path, path_hex) = text(path.as_bytes());
         Line::Version {
-            path,
-            path_hex,
+            path: Bytes::path(path),
             number: version.number,
             time: date::utc(version.time),
             secs: version.time.secs,
             nanos: version.time.nanos,
-            edit: show::edit(version.kind),
+            edit: format::edit(version.kind),
             size: version.size,
             mode: version.mode,
             shown: version.is_current,
@@ -393,9 +387,8 @@ impl Line {
     }
 
     pub(super) fn stepped(verb: &'static str, stepped: &Stepped) -> Line {
-        let (path, path_hex) = text(stepped.path.as_bytes());
         let Stepped { number, old_size, new_size, .. } = *stepped;
-        Line::Stepped { verb, path, path_hex, number, old_size, new_size }
+        Line::Stepped { verb, path: Bytes::path(&stepped.path), number, old_size, new_size }
     }
 
     pub(super) fn restored(restored: &Restored, dry_run: bool) -> Line {
@@ -480,52 +473,33 @@ impl Line {
     }
 
     pub(super) fn refused(path: &TreePath, reason: &str) -> Line {
-        let (path, path_hex) = text(path.as_bytes());
-        Line::Refused { path, path_hex, reason: reason.to_owned() }
+        Line::Refused { path: Bytes::path(path), reason: reason.to_owned() }
     }
 
     pub(super) fn not_kept(path: &TreePath, reason: &str) -> Line {
-        let (path, path_hex) = text(path.as_bytes());
-        Line::NotKept { path, path_hex, reason: reason.to_owned() }
+        Line::NotKept { path: Bytes::path(path), reason: reason.to_owned() }
     }
 
     pub(super) fn conflict(path: &TreePath, reason: &str) -> Line {
-        let (path, path_hex) = text(path.as_bytes());
-        Line::Conflict { path, path_hex, reason: reason.to_owned() }
+        Line::Conflict { path: Bytes::path(path), reason: reason.to_owned() }
     }
 }
 
 /// Escapes characters that act on a terminal, as JSON escapes them. In JSON they occur in strings
 /// only.
 fn escaped(json: &str) -> String {
-    let mut told = String::with_capacity(json.len());
+    let mut text = String::with_capacity(json.len());
     for c in json.chars() {
         if is_unprintable(c) {
             let mut units = [0; 2];
             c.encode_utf16(&mut units)
                 .iter()
-                .for_each(|unit| told.push_str(&format!("\\u{unit:04x}")));
+                .for_each(|unit| text.push_str(&format!("\\u{unit:04x}")));
         } else {
-            told.push(c);
+            text.push(c);
         }
     }
-    told
-}
-
-/// Bytes as text, and also in hexadecimal if they are not UTF-8.
-fn text(bytes: &[u8]) -> (String, Option<String>) {
-    match std::str::from_utf8(bytes) {
-        Ok(text) => (text.to_owned(), None),
-        Err(_) => (String::from_utf8_lossy(bytes).into_owned(), Some(hex(bytes))),
-    }
-}
-
-fn optional(bytes: Option<&[u8]>) -> (Option<String>, Option<String>) {
-    bytes.map(text).map_or((None, None), |(text, hex)| (Some(text), hex))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    text
 }
 
 fn file_kind(kind: FileKind) -> &'static str {

@@ -3,9 +3,9 @@
 use clap::Args;
 
 use super::Global;
+use super::format;
 use super::json::Line;
 use super::out::Out;
-use super::show;
 use super::target::{Target, wrong_answer};
 use crate::error::Result;
 use crate::sandbox::{Reply, Request, Rev};
@@ -69,7 +69,7 @@ impl Which {
         let mut out = Out::new();
         out.line(&match self.json {
             true => Line::checkpoint(&checkpoint).text()?,
-            false => format!("{done} {}", show::checkpoint(&checkpoint)),
+            false => format!("{done} {}", format::checkpoint(&checkpoint)),
         });
         out.finish()?;
         Ok(0)

@@ -6,7 +6,7 @@ use super::Global;
 use super::json::Line;
 use super::out::Out;
 use super::target::{Target, wrong_answer};
-use super::{date, show};
+use super::{date, format};
 use crate::error::Result;
 use crate::sandbox::{Checkpoint, Reply, Request};
 
@@ -51,13 +51,13 @@ impl Log {
 fn line(checkpoint: &Checkpoint, width: usize) -> String {
     let mark = if checkpoint.current { '*' } else { ' ' };
     let (id, name, time) = (checkpoint.id.0, name(checkpoint), date::utc(checkpoint.time));
-    let message = show::one_line(&checkpoint.message);
+    let message = format::one_line(&checkpoint.message);
     format!("{mark} {id:>4}  {name:width$}  {time}  {message}").trim_end().to_owned()
 }
 
 fn name(checkpoint: &Checkpoint) -> String {
     match &checkpoint.name {
-        Some(name) => show::one_line(name),
+        Some(name) => format::one_line(name),
         None if checkpoint.automatic => "(automatic)".to_owned(),
         None => "-".to_owned(),
     }

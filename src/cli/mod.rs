@@ -9,6 +9,7 @@ mod checkpoint;
 mod confine;
 mod diff;
 mod discard;
+mod format;
 mod gc;
 mod helper;
 mod history;
@@ -26,7 +27,6 @@ mod remount;
 mod restore;
 mod run;
 mod show;
-mod show_path;
 mod sockets;
 mod status;
 mod store_path;
@@ -98,7 +98,7 @@ enum Verb {
     Log(log::Log),
     Status(status::Status),
     Diff(diff::Diff),
-    Show(show_path::Show),
+    Show(show::Show),
     Restore(restore::Restore),
     History(history::History),
     Undo(history::Undo),
@@ -220,7 +220,7 @@ fn start_log(verb: &Verb) {
         log.format(|to, record| {
             let level = record.level().as_str().to_ascii_lowercase();
             let text = record.args().to_string();
-            writeln!(to, "jailfs: {level}: {}", show::harmless(text.as_bytes()))
+            writeln!(to, "jailfs: {level}: {}", format::harmless(text.as_bytes()))
         });
     }
     let log = log.build();

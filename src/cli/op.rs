@@ -7,7 +7,7 @@ use super::json::Line;
 use super::out::Out;
 use super::restore;
 use super::target::{Target, wrong_answer};
-use super::{date, show};
+use super::{date, format};
 use crate::error::Result;
 use crate::sandbox::{Operation, Reply, Request};
 
@@ -77,7 +77,7 @@ impl OpRestore {
 /// `  12  2026-01-02 03:04:05Z  restore     checkpoint 3 'green'`.
 fn line(operation: &Operation) -> String {
     let (op, time, verb) = (operation.op, date::utc(operation.time), &operation.verb);
-    format!("{op:>4}  {time}  {verb:10}  {}", show::one_line(&operation.description))
+    format!("{op:>4}  {time}  {verb:10}  {}", format::one_line(&operation.description))
         .trim_end()
         .to_owned()
 }

@@ -5,8 +5,9 @@
 
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 
-use super::show;
+use super::format;
 use crate::error::{Attempt, Error, Result};
+use crate::sandbox::Changes;
 
 /// Standard output, buffered. Call [`Out::finish`] at the end.
 pub(super) struct Out {
@@ -23,7 +24,7 @@ impl Out {
 
     /// Writes `text` and a newline. Escapes characters that act on a terminal.
     pub(super) fn line(&mut self, text: &str) {
-        self.bytes(show::harmless(text.as_bytes()).as_bytes());
+        self.bytes(format::harmless(text.as_bytes()).as_bytes());
         self.bytes(b"\n");
     }
 
@@ -31,10 +32,28 @@ impl Out {
     /// in it could act on the terminal.
     pub(super) fn patch(&mut self, patch: &[u8]) {
         if self.is_terminal {
-            self.bytes(show::harmless(patch).as_bytes())
+            self.bytes(format::harmless(patch).as_bytes())
         } else {
             self.bytes(patch)
         }
+    }
+
+    /// Writes the patches of changes. Before the patch of a path that would act outside the sandbox
+    /// it writes a warning line, which `git apply` and `patch` skip.
+    ///
+    /// # Errors
+    /// The list of changes cannot be read.
+    pub(super) fn patches(&mut self, changes: &Changes) -> Result<()> {
+        for change in changes {
+            let change = change?;
+            if change.danger.is_some() {
+                self.line(&format!("jailfs: {}{}", change.path, format::danger(&change)));
+            }
+            if let Some(patch) = &change.patch {
+                self.patch(patch);
+            }
+        }
+        Ok(())
     }
 
     /// Writes bytes unchanged.
@@ -90,7 +109,7 @@ pub(super) fn error(error: &Error) {
 
 /// Writes to standard error with escapes: names, messages and errors may come from the command.
 fn to_stderr(text: &str) {
-    let text = show::harmless(text.as_bytes());
+    let text = format::harmless(text.as_bytes());
     // A failure to write to standard error cannot be reported anywhere.
     drop(io::stderr().lock().write_all(text.as_bytes()));
 }

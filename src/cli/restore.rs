@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::Global;
+use super::format;
 use super::json::Line;
 use super::out::Out;
-use super::show;
 use super::target::{Target, wrong_answer};
 use crate::error::Result;
 use crate::sandbox::{Reply, Request, Restored, Rev};
@@ -60,10 +60,10 @@ pub(super) fn tell(restored: &Restored, dry_run: bool, json: bool) -> Result<()>
         let done = if dry_run { "would restore" } else { "restored" };
         out.line(&format!(
             "{done} {}: {}",
-            show::one_line(&restored.to),
-            show::summary(&restored.changes)?
+            format::one_line(&restored.to),
+            format::summary(&restored.changes)?
         ));
-        show::list(&restored.changes, !dry_run, |line| out.line(line))?;
+        format::list(&restored.changes, !dry_run, |line| out.line(line))?;
         for point in &restored.detached {
             let what = if dry_run { "in the way: a mount at" } else { "detached: the mount at" };
             out.line(&format!("{what} {point}"));

@@ -9,7 +9,7 @@ use super::Global;
 use super::json::Line;
 use super::out::Out;
 use super::target::{Target, wrong_answer};
-use super::{date, show};
+use super::{date, format};
 use crate::error::Result;
 use crate::fs::{Refusal, Refused};
 use crate::sandbox::{Reply, Request};
@@ -51,7 +51,7 @@ fn json(status: &Data) -> Result<Vec<String>> {
 }
 
 fn text(status: &Data) -> Vec<String> {
-    let path = |bytes: &[u8]| show::one_line(&OsStr::from_bytes(bytes).display().to_string());
+    let path = |bytes: &[u8]| format::one_line(&OsStr::from_bytes(bytes).display().to_string());
     let mount = match (&status.mount, status.pid) {
         (Some(mount), Some(pid)) => format!("{} (process {pid})", path(mount)),
         (Some(mount), None) => path(mount),
@@ -61,7 +61,7 @@ fn text(status: &Data) -> Vec<String> {
         Some(checkpoint) => {
             let line = format!(
                 "checkpoint  {}, {}",
-                show::checkpoint(checkpoint),
+                format::checkpoint(checkpoint),
                 date::utc(checkpoint.time)
             );
             ("since the checkpoint", vec![line])
@@ -71,16 +71,16 @@ fn text(status: &Data) -> Vec<String> {
     let mut all = vec![
         format!("base        {}", path(&status.base)),
         format!("mount       {mount}"),
-        format!("store       {} ({})", path(&status.store), show::size(status.store_bytes)),
+        format!("store       {} ({})", path(&status.store), format::size(status.store_bytes)),
     ];
     all.append(&mut lines);
-    all.push(format!("changed     {} {since}", show::paths(status.changed)));
+    all.push(format!("changed     {} {since}", format::paths(status.changed)));
     if status.checkpoint.is_some() {
-        all.push(format!("to apply    {}", show::paths(status.to_apply)));
+        all.push(format!("to apply    {}", format::paths(status.to_apply)));
     }
     all.push(match status.epoch.0 {
         0 => "applied     never".to_owned(),
-        epoch => format!("applied     {}", show::times(epoch.into())),
+        epoch => format!("applied     {}", format::times(epoch.into())),
     });
     if status.sync_failed {
         all.push(
@@ -102,32 +102,34 @@ fn text(status: &Data) -> Vec<String> {
                 .to_owned(),
         );
         all.extend(
-            rollback.iter().map(|(path, reason)| format!("  {path}: {}", show::one_line(reason))),
+            rollback.iter().map(|(path, reason)| format!("  {path}: {}", format::one_line(reason))),
         );
     }
     if status.refused_count > 0 {
-        let times = show::times(status.refused_count);
+        let times = format::times(status.refused_count);
         all.push(format!("what leads out was refused {times}, the last:"));
         all.extend(status.refusals.iter().map(refusal));
     }
     if !status.base_problems.is_empty() {
         all.push("problems with the base:".to_owned());
         let problems = status.base_problems.iter();
-        all.extend(problems.map(|(path, reason)| format!("  {path}: {}", show::one_line(reason))));
+        all.extend(
+            problems.map(|(path, reason)| format!("  {path}: {}", format::one_line(reason))),
+        );
     }
     all
 }
 
 fn refusal(refusal: &Refusal) -> String {
     let what = match &refusal.what {
-        Refused::Link(target) => show::one_line(&OsStr::from_bytes(target).display().to_string()),
+        Refused::Link(target) => format::one_line(&OsStr::from_bytes(target).display().to_string()),
         Refused::Rename(to) => format!("(moved to) {to}"),
     };
     let who = match refusal.pid {
         0 => "a process out of sight".to_owned(),
         pid => {
             let program = OsStr::from_bytes(&refusal.process).display().to_string();
-            format!("process {pid} ({})", show::one_line(&program))
+            format!("process {pid} ({})", format::one_line(&program))
         }
     };
     format!("  {} -> {what}, by {who}", refusal.path)

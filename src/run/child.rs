@@ -38,8 +38,8 @@ use super::walls::Walls;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::fuse::Handed;
 use crate::sys::limits::with_limits_as_before;
-use crate::sys::mount::message_pair;
 use crate::sys::process::with_descriptors;
+use crate::sys::socket::message_pair;
 
 /// The hidden verb by which this program becomes the process inside.
 pub const EXEC_VERB: &str = "__exec";

@@ -31,7 +31,7 @@ use super::spec::Spec;
 use super::walls::Walls;
 use crate::error::{Attempt, Error, Kind, Result};
 use crate::store::io::codec;
-use crate::sys::mount::{receive, send};
+use crate::sys::socket::{receive, send};
 
 /// The maximum length of a message, in bytes. Lists of paths make it long.
 const LONGEST: usize = 160 << 10;
@@ -132,7 +132,7 @@ impl AsFd for Channel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::mount::message_pair;
+    use crate::sys::socket::message_pair;
 
     #[test]
     fn messages_arrive_whole_and_with_their_descriptors() {

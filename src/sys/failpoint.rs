@@ -33,7 +33,7 @@ macro_rules! failpoints {
         pub const ALL: &[Failpoint] = &[$(Failpoint::$variant,)*];
 
         impl Failpoint {
-            /// What tests call it.
+            /// Its name in rules.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Failpoint::$variant => $name,)*
@@ -68,7 +68,7 @@ failpoints! {
 }
 
 impl Failpoint {
-    /// Whether it changes something.
+    /// Whether the call changes the disk.
     pub fn is_change(self) -> bool {
         !matches!(self, Failpoint::StoreRead | Failpoint::BaseOpen | Failpoint::BaseRead)
     }
@@ -77,7 +77,7 @@ impl Failpoint {
 /// Marks that the named call is about to be made.
 ///
 /// # Errors
-/// What a test asked for; none without the feature `crash-points`.
+/// The errno that a test asked for; none without the feature `crash-points`.
 #[cfg(not(feature = "crash-points"))]
 #[inline(always)]
 pub fn hit(_: Failpoint) -> std::io::Result<()> {
@@ -100,7 +100,7 @@ mod rules {
     use super::{ALL, Failpoint};
     use crate::types::{ByteRange, Timestamp};
 
-    /// What happens at a failpoint.
+    /// The action at a failpoint.
     #[derive(Clone, Debug)]
     enum Action {
         Kill,
@@ -113,7 +113,7 @@ mod rules {
         action: Action,
         names: Names,
         nth: u64,
-        /// Whether it also holds for all later ones.
+        /// Whether the rule also applies to all later hits.
         onwards: bool,
         seen: u64,
     }
@@ -201,14 +201,15 @@ mod rules {
         static TRACE: RefCell<Option<Vec<(Failpoint, bool)>>> = const { RefCell::new(None) };
     }
 
-    /// Does something and gives each call that this thread began meanwhile, and whether a rule let it fail.
+    /// Runs `work`. Returns each call that this thread made meanwhile, and whether a rule made it
+    /// fail.
     pub fn trace<T>(work: impl FnOnce() -> T) -> (T, Vec<(Failpoint, bool)>) {
         TRACE.set(Some(Vec::new()));
         let done = work();
         (done, TRACE.take().unwrap_or_default())
     }
 
-    /// Does something under rules that hold for this thread only.
+    /// Runs `work` under rules that apply to this thread only.
     pub fn with<T>(rules: &str, work: impl FnOnce() -> T) -> T {
         struct Reset;
         impl Drop for Reset {
@@ -224,7 +225,7 @@ mod rules {
     /// Marks that the named call is about to be made.
     ///
     /// # Errors
-    /// What a rule asks for.
+    /// The errno of a rule that makes this call fail.
     pub fn hit(failpoint: Failpoint) -> io::Result<()> {
         let mut begun = OF_THREAD.with_borrow_mut(|rules| follow(rules, failpoint));
         if begun.is_ok() {
@@ -257,43 +258,43 @@ mod rules {
         Ok(())
     }
 
-    /// A change of the disk that was made. Files and directories are known by their inode numbers.
+    /// A completed change of the disk. Files and directories are named by their inode numbers.
     #[derive(Clone, Debug)]
     #[expect(
         missing_docs,
         reason = "the fields are the arguments of the call that each variant names"
     )]
     pub enum Change {
-        /// A file was opened, and made if it was not there.
+        /// A file was opened, and created if it did not exist.
         Open { dir: u64, name: String, ino: u64 },
         /// Bytes were written.
         Write { ino: u64, offset: u64, bytes: Vec<u8> },
-        /// A file has this length now.
+        /// A file was cut or extended to this length.
         Cut { ino: u64, len: u64 },
         /// A range became a hole.
         Punch { ino: u64, range: ByteRange },
         /// Everything written to the file survives a power cut.
         Sync { ino: u64 },
-        /// A name was moved to another in the same directory.
+        /// A name was renamed in its directory, and replaced the other name.
         Rename { dir: u64, from: String, to: String },
         /// A name was removed.
         Remove { dir: u64, name: String },
-        /// A directory is there.
+        /// A directory was created or existed already.
         Mkdir { dir: u64, name: String, ino: u64 },
         /// The names of a directory survive a power cut.
         SyncDir { ino: u64 },
-        /// Everything that was done so far does.
+        /// All changes so far survive a power cut.
         SyncAll {},
     }
 
     static BOOT: RwLock<Option<([u8; 16], Timestamp)>> = RwLock::new(None);
 
-    /// Says which boot of the machine this is to be, for the whole process: it was at this moment.
-    pub fn set_boot(boot: Option<[u8; 16]>) {
-        *BOOT.write() = boot.map(|boot| (boot, crate::sys::clock::now()));
+    /// Replaces the boot id and the time of boot for the whole process, or ends the replacement.
+    pub fn set_boot(boot: Option<([u8; 16], Timestamp)>) {
+        *BOOT.write() = boot;
     }
 
-    /// The boot that a test wants, and when it was.
+    /// The boot id and the time of boot that a test has set.
     pub fn boot() -> Option<([u8; 16], Timestamp)> {
         *BOOT.read()
     }
@@ -302,15 +303,16 @@ mod rules {
 
     static RECORDER: RwLock<Option<Recorder>> = RwLock::new(None);
 
-    /// Tells every change of a store from now on; none ends it. One at a time in a process.
+    /// Passes every change of a store to `recorder` from now on; `None` ends that. A process has one
+    /// recorder.
     pub fn set_recorder(recorder: Option<Recorder>) {
         *RECORDER.write() = recorder;
     }
 
-    /// Tells a change.
+    /// Passes a change to the recorder, if there is one.
     ///
     /// # Errors
-    /// When it cannot be found out.
+    /// Those of `change`, which computes it.
     pub fn record(change: impl FnOnce() -> io::Result<Change>) -> io::Result<()> {
         if let Some(recorder) = &*RECORDER.read() {
             recorder(change()?);

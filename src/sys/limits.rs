@@ -26,7 +26,7 @@ const MEMORY: u64 = 512 << 20;
 /// Soft and hard limit.
 type Limit = (u64, u64);
 
-/// What is raised.
+/// The limits that are raised.
 const RAISED: [Resource; 5] = [
     Resource::RLIMIT_NOFILE,
     Resource::RLIMIT_FSIZE,

@@ -27,6 +27,7 @@ pub mod own_root;
 pub mod path;
 pub mod proc;
 pub mod process;
+pub mod socket;
 #[cfg(test)]
 pub(crate) mod testing;
 pub mod view;

@@ -6,8 +6,8 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
-use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path};
 use std::process::{Command, Stdio};
@@ -15,11 +15,10 @@ use std::process::{Command, Stdio};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sys::socket::{
-    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg,
-    sendmsg, socketpair,
-};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use nix::sys::stat::Mode;
+
+use crate::sys::socket::receive;
 
 const DEVICE: &str = "/dev/fuse";
 const HELPER: &str = "fusermount3";
@@ -345,59 +344,6 @@ fn receive_descriptor(socket: &OwnedFd) -> Result<Option<OwnedFd>, Errno> {
     Ok(descriptors.into_iter().next())
 }
 
-/// The most descriptors in one message.
-const MOST_DESCRIPTORS: usize = 2;
-
-/// Receives a message with descriptors (SCM_RIGHTS, unix(7)), which close on exec. Returns its
-/// length in bytes, 0 if the peer closed the socket.
-///
-/// # Errors
-/// Those of recvmsg(2).
-pub fn receive<Fd: AsFd>(socket: Fd, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), Errno> {
-    let mut parts = [IoSliceMut::new(bytes)];
-    let mut space = nix::cmsg_space!([std::os::fd::RawFd; MOST_DESCRIPTORS]);
-    let message = loop {
-        let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-        match recvmsg::<()>(socket.as_fd().as_raw_fd(), &mut parts, Some(&mut space), flags) {
-            Err(Errno::EINTR) => {}
-            other => break other?,
-        }
-    };
-    let mut received = Vec::new();
-    for control in message.cmsgs()? {
-        let ControlMessageOwned::ScmRights(descriptors) = control else {
-            continue;
-        };
-        for descriptor in descriptors {
-            // SAFETY: unix(7): the descriptors in an SCM_RIGHTS message are new ones of this
-            // process that no other code owns.
-            received.push(unsafe { OwnedFd::from_raw_fd(descriptor) });
-        }
-    }
-    Ok((message.bytes, received))
-}
-
-/// Sends a message with descriptors (SCM_RIGHTS, unix(7)) over an inherited socket, named by
-/// number.
-///
-/// # Errors
-/// Those of sendmsg(2).
-pub fn send(socket: RawFd, bytes: &[u8], descriptors: &[OwnedFd]) -> Result<(), Errno> {
-    let numbers: Vec<RawFd> = descriptors.iter().map(AsRawFd::as_raw_fd).collect();
-    let rights = [ControlMessage::ScmRights(&numbers)];
-    let rights = if numbers.is_empty() { &[][..] } else { &rights[..] };
-    sendmsg::<()>(socket, &[IoSlice::new(bytes)], rights, MsgFlags::MSG_NOSIGNAL, None)?;
-    Ok(())
-}
-
-/// A pair of sockets that preserve message boundaries and close on exec.
-///
-/// # Errors
-/// Those of socketpair(2).
-pub fn message_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
-    socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
-}
-
 /// Unmounts the mount at `mountpoint`, without following a symlink there. `lazy` detaches it even
 /// while it is in use. Uses `fusermount3 -u` if umount2(2) fails with EPERM.
 ///
@@ -489,188 +435,4 @@ fn set_private_readonly(view: &OwnedFd) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use nix::sched::{CloneFlags, unshare};
-    use std::os::unix::fs::PermissionsExt;
-    use std::os::unix::process::CommandExt;
-
-    /// Runs `test` in a thread with its own mount namespace.
-    fn in_private_mounts(test: impl FnOnce() + Send + 'static) {
-        let thread = std::thread::spawn(|| {
-            unshare(CloneFlags::CLONE_NEWNS).unwrap();
-            mount(
-                None::<&str>,
-                "/",
-                None::<&str>,
-                MsFlags::MS_REC | MsFlags::MS_PRIVATE,
-                None::<&str>,
-            )
-            .unwrap();
-            test();
-        });
-        thread.join().unwrap();
-    }
-
-    fn options() -> FuseMountOptions {
-        FuseMountOptions {
-            source: b"a,b \\c".to_vec(),
-            allow_other: false,
-            read_only: false,
-            max_read: Some(1 << 20),
-            ..FuseMountOptions::default()
-        }
-    }
-
-    fn mounted_at(path: &Path) -> Option<crate::sys::mountinfo::Entry> {
-        let wanted = path.as_os_str().as_bytes();
-        crate::sys::mountinfo::read()
-            .unwrap()
-            .into_iter()
-            .rfind(|entry| entry.mount_point == wanted)
-    }
-
-    fn check_mount(dir: &Path) {
-        let device = mount_fuse(dir, &options()).unwrap();
-        let entry = mounted_at(dir).unwrap();
-        assert_eq!(entry.fs_type, b"fuse.jailfs");
-        assert_eq!(entry.source, b"a,b \\c");
-        assert!(entry.has_option("nosuid") && entry.has_option("nodev") && entry.has_option("rw"));
-        let shown = String::from_utf8(entry.super_options).unwrap();
-        assert!(
-            shown.contains("default_permissions") && shown.contains("max_read=1048576"),
-            "{shown}"
-        );
-        let flags = nix::fcntl::fcntl(&device, nix::fcntl::FcntlArg::F_GETFD).unwrap();
-        assert_eq!(flags & libc::FD_CLOEXEC, libc::FD_CLOEXEC);
-        drop(device);
-        unmount(dir, true).unwrap();
-        assert!(mounted_at(dir).is_none());
-        let again = unmount(dir, false).unwrap_err();
-        assert_ne!(again.to_string(), "", "unmounting nothing is an error");
-    }
-
-    #[test]
-    fn root_mounts_and_unmounts_directly() {
-        in_private_mounts(|| {
-            let dir = tempfile::tempdir().unwrap();
-            check_mount(dir.path());
-            let device =
-                mount_fuse(dir.path(), &FuseMountOptions { read_only: true, ..options() }).unwrap();
-            assert!(mounted_at(dir.path()).unwrap().has_option("ro"));
-            drop(device);
-            unmount(dir.path(), false).unwrap();
-        });
-    }
-
-    const USER_DIR: &str = "JAILFS_TEST_USER_MOUNT";
-
-    /// Runs the next test in a process of an ordinary user, who may open `/dev/fuse` as on most
-    /// systems.
-    #[test]
-    fn an_ordinary_user_mounts_through_the_helper() {
-        in_private_mounts(|| {
-            let dir = tempfile::tempdir().unwrap();
-            std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
-            let device = dir.path().join("fuse");
-            let number = nix::sys::stat::makedev(10, 229);
-            nix::sys::stat::mknod(&device, nix::sys::stat::SFlag::S_IFCHR, Mode::empty(), number)
-                .unwrap();
-            std::fs::set_permissions(&device, PermissionsExt::from_mode(0o666)).unwrap();
-            mount(Some(&device), DEVICE, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
-            let point = dir.path().join("point");
-            std::fs::create_dir(&point).unwrap();
-            nix::unistd::chown(&point, Some(65534.into()), Some(65534.into())).unwrap();
-            let output = Command::new(std::env::current_exe().unwrap())
-                .args([
-                    "--exact",
-                    "sys::mount::tests::ordinary_user",
-                    "--nocapture",
-                    "--test-threads=1",
-                ])
-                .env(USER_DIR, &point)
-                .uid(65534)
-                .gid(65534)
-                .output()
-                .unwrap();
-            let text = String::from_utf8_lossy(&output.stdout);
-            assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
-            assert!(text.contains("1 passed"), "{text}");
-        });
-    }
-
-    #[test]
-    fn ordinary_user() {
-        let Some(dir) = std::env::var_os(USER_DIR) else {
-            return;
-        };
-        assert!(!nix::unistd::getuid().is_root());
-        let dir = Path::new(&dir);
-        check_mount(dir);
-        let error =
-            mount_fuse(dir, &FuseMountOptions { allow_other: true, ..options() }).unwrap_err();
-        assert!(
-            matches!(&error, MountError::Helper(text) if text.contains("user_allow_other")),
-            "{error}"
-        );
-        assert!(error.hint().unwrap().contains("/etc/fuse.conf"));
-        let view = clone_private_readonly(open(dir, OFlag::O_PATH, Mode::empty()).unwrap());
-        assert_eq!(view.unwrap_err().raw_os_error(), Some(libc::EPERM));
-    }
-
-    #[test]
-    fn a_link_in_the_place_of_the_mount_point_is_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir_all(dir.path().join("there/point")).unwrap();
-        std::os::unix::fs::symlink("there", dir.path().join("link")).unwrap();
-        std::os::unix::fs::symlink("there/point", dir.path().join("point")).unwrap();
-        for planted in ["link/point", "point"] {
-            let error = mount_fuse(&dir.path().join(planted), &options()).unwrap_err();
-            assert!(
-                matches!(&error, MountError::Mount(error) if error.raw_os_error() == Some(libc::ENOTDIR)),
-                "{planted}: {error}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_missing_mount_point_is_reported() {
-        let error = mount_fuse(Path::new("/nonexistent/jailfs"), &options()).unwrap_err();
-        assert!(
-            matches!(&error, MountError::Mount(error) if error.raw_os_error() == Some(libc::ENOENT)),
-            "{error}"
-        );
-    }
-
-    #[test]
-    fn the_source_reaches_the_helper_unharmed() {
-        let value = helper_options(&FuseMountOptions { read_only: true, ..options() });
-        assert_eq!(
-            value.as_bytes(),
-            b"default_permissions,subtype=jailfs,nosuid,nodev,ro,max_read=1048576,fsname=a\\,b \\\\c"
-        );
-        let loose =
-            FuseMountOptions { suid: true, dev: true, noexec: true, ..FuseMountOptions::default() };
-        assert_eq!(
-            helper_options(&loose).as_bytes(),
-            b"default_permissions,subtype=jailfs,suid,dev,noexec,fsname="
-        );
-    }
-
-    #[test]
-    fn a_private_view_reads_and_refuses_writes() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("f"), b"bytes").unwrap();
-        let plain = open(dir.path(), OFlag::O_PATH | OFlag::O_DIRECTORY, Mode::empty()).unwrap();
-        let view = clone_private_readonly(&plain).unwrap();
-        let there = |fd: &OwnedFd| {
-            let stat = nix::sys::stat::fstatat(fd, "f", nix::fcntl::AtFlags::empty()).unwrap();
-            (stat.st_dev, stat.st_ino)
-        };
-        assert_eq!(there(&plain), there(&view));
-        let write = nix::fcntl::openat(&view, "f", OFlag::O_RDWR, Mode::empty());
-        assert_eq!(write.unwrap_err(), Errno::EROFS);
-        let create = nix::fcntl::openat(&view, "g", OFlag::O_RDWR | OFlag::O_CREAT, Mode::empty());
-        assert_eq!(create.unwrap_err(), Errno::EROFS);
-    }
-}
+mod tests;

@@ -1,10 +1,10 @@
 //! Detects whether the base is the directory that the store was made for, and adopts another one if
 //! the user allows that.
 //!
-//! The store identifies base nodes by the host's inode numbers. In another directory, such as a copy
-//! of the base, those numbers mean nothing. So all recorded identities are dropped, and nodes that
-//! were copied up are looked up again by path: directories, and files that still have hard links in
-//! the base that were not copied up.
+//! The store identifies base nodes by the host's inode numbers. In another directory, such as a
+//! copy of the base, those numbers mean nothing. So all recorded identities are dropped, and nodes
+//! that were copied up are looked up again by path: directories, and files that still have hard
+//! links in the base that were not copied up.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -57,8 +57,8 @@ pub(super) fn refuse_other(store: &Store, base: &Base) -> Result<()> {
     )))
 }
 
-/// Records the mark of the base. If the base is another directory, also looks up the nodes that were
-/// copied up. `shown` is the present state of the head.
+/// Records the mark of the base. If the base is another directory, also looks up the nodes that
+/// were copied up. `shown` is the present state of the head.
 pub(super) fn record_base(
     (store, base): (&Arc<Store>, &Arc<Base>),
     recognised: BaseIdentity,

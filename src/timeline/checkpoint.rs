@@ -89,8 +89,8 @@ impl Timeline {
         Ok((sealed, Some(layer)))
     }
 
-    /// Logs that `layer` seals the writes that arrived until the switch to another state, and caches
-    /// the tree of it.
+    /// Logs that `layer` seals the writes that arrived until the switch to another state, and
+    /// caches the tree of it.
     pub(super) fn log_late_seal(
         &self,
         layer: LayerId,
@@ -105,9 +105,9 @@ impl Timeline {
 
 /// Seals a layer that is no longer the upper layer of a head.
 ///
-/// It is synced first. The seal asserts that all records before it were synced. A power cut may keep
-/// the seal and tear what is synced together with it, and the head's record already names another
-/// layer.
+/// It is synced first. The seal asserts that all records before it were synced. A power cut may
+/// keep the seal and tear what is synced together with it, and the head's record already names
+/// another layer.
 pub(super) fn seal_unused(store: &Store, layer: &mut Upper, message: &str) -> Result<()> {
     store.identities().lock().sync()?;
     layer.sync()?;

@@ -1,9 +1,12 @@
-//! Keeping the way to every state short: what a day of work leaves is rewritten as what came of it.
+//! Compacts sealed layers, so that the time to mount depends on how much differs from the base, and
+//! not on the number of changes that led there.
 //!
-//! Nothing that can be seen changes by it. A sealed journal becomes the shortest list of edits from its parent's tree; where
-//! many layers lie between a state and the last index below it, its whole tree is written down; the content of a sealed
-//! pool gets its checksums; what was begun and never used goes, and the log of numbers forgets what was said twice. So the time to mount
-//! depends on how much differs from the base, not on how it came to differ.
+//! * No visible state changes.
+//! * A sealed journal is rewritten as the shortest list of edits from its parent's tree.
+//! * If many layers must be replayed since the last index, the whole tree is written as a new
+//!   index.
+//! * A sealed pool is trimmed, and then gets its checksums.
+//! * Layers that were created and never written to are removed, and the identity log is compacted.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -17,32 +20,32 @@ use crate::timeline::Timeline;
 use crate::tree::Tree;
 use crate::types::LayerId;
 
-/// A journal of fewer bytes is left as it is.
+/// A journal of fewer bytes is not rewritten.
 const SMALL_JOURNAL: u64 = 16 << 10;
 /// Layers that are replayed over an index, at most.
 const MAX_REPLAYED_LAYERS: usize = 128;
-/// Bytes of journals that are replayed, without an index or in addition to half of its size.
+/// Bytes of journals that are replayed over an index, at most, besides half of the index's size.
 const MAX_REPLAYED_BYTES: u64 = 256 << 10;
-/// Indexes that are kept, the newest.
+/// The number of newest indexes that are kept.
 const KEPT_INDEXES: usize = 4;
-/// How long a full disk waits for somebody who tidies up.
+/// How long an operation on a full disk waits for a compaction that is running.
 const COMPACTION_WAIT: Duration = Duration::from_millis(300);
 
-/// What is rewritten.
+/// How much a compaction rewrites.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// Journals that are not small, and what is far from an index.
+    /// Journals that are not small, and states that are far above an index.
     WhereItPays,
-    /// All of it.
+    /// Everything.
     Everything,
 }
 
 impl Timeline {
-    /// Rewrites journals and writes indexes where that makes the way to a state shorter. Cut off anywhere, it has done a
-    /// part of it.
+    /// Rewrites journals and writes indexes where that shortens the replay. If it is interrupted,
+    /// the part that is done stays.
     ///
     /// # Errors
-    /// What the store answers; nothing is lost then.
+    /// The store failed; nothing is lost then.
     pub fn compact(&self, effort: Effort) -> Result<()> {
         let _compacting = self.compacting.lock();
         for info in self.sealed() {
@@ -70,7 +73,7 @@ impl Timeline {
             }
         }
         self.store.compact_identities()?;
-        // Not while an operation is under way: what it has begun looks the same.
+        // Not while an operation is running: a layer that it just created has no writes either.
         if let Some(_operation) = self.operation.try_lock() {
             for layer in self.unwritten_layers()? {
                 self.store.remove_layer(layer)?;
@@ -79,12 +82,13 @@ impl Timeline {
         Ok(())
     }
 
-    /// Ends a [`Timeline::compact`] that is under way, soon, and all that come: what is not done is done after the next start.
+    /// Makes a running [`Timeline::compact`] end soon, and later ones at once. The next mount does
+    /// the rest.
     pub fn stop_compacting(&self) {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Takes [`Timeline::stop_compacting`] back.
+    /// Allows compactions again after [`Timeline::stop_compacting`].
     pub fn begin_compacting(&self) {
         self.stopping.store(false, Ordering::Relaxed);
     }
@@ -93,10 +97,11 @@ impl Timeline {
         self.stopping.load(Ordering::Relaxed)
     }
 
-    /// Gives back what sealed layers hold of content that was replaced or removed before their seal; bytes. For a full disk,
-    /// when somebody cannot wait for [`Timeline::compact`]; none if somebody else is at it, or looks at states.
+    /// Frees content in sealed layers that was replaced or removed before their seal. Returns the
+    /// bytes, or `None` if a compaction is running or a reader looks at states. Used when the disk
+    /// is full and an operation cannot wait for [`Timeline::compact`].
     pub fn reclaim_now(&self) -> Option<u64> {
-        // Whoever asks may be the thread that answers the kernel.
+        // The caller may be the thread that answers the kernel, so it must not wait for long.
         let _compacting = self.compacting.try_lock_for(COMPACTION_WAIT)?;
         let made: Result<_> =
             self.trim_and_checksum().and_then(|first| Ok((first, self.trim_again()?)));
@@ -106,13 +111,14 @@ impl Timeline {
                 bytes => Some(bytes),
             },
             Err(error) => {
-                log::warn!("no room could be made: {error}");
+                log::warn!("no space could be freed: {error}");
                 Some(0)
             }
         }
     }
 
-    /// Trims newly sealed pools, then makes the checksums of what is left; none, and neither, if somebody looks at states.
+    /// Trims newly sealed pools, then writes the checksums of the rest. Returns the bytes freed, or
+    /// `None`, with nothing done, if a reader looks at states.
     fn trim_and_checksum(&self) -> Result<Option<u64>> {
         let mut new = self.store.catalog();
         new.retain(|info| info.seal.is_some() && !info.summed);
@@ -134,7 +140,8 @@ impl Timeline {
         Ok(Some(bytes))
     }
 
-    /// Trims sealed pools anew of which versions were given up; none if somebody looks at states.
+    /// Trims sealed pools again whose content the edit history no longer needs. Returns the bytes
+    /// freed, or `None` if a reader looks at states.
     fn trim_again(&self) -> Result<Option<u64>> {
         let Some(_exclusive) = self.fs.exclusive_soon() else { return Ok(None) };
         let mut layers: Vec<LayerId> = self.fs.layers_given_up().into_iter().collect();
@@ -143,7 +150,7 @@ impl Timeline {
                 .layer(*layer)
                 .is_some_and(|info| info.seal.is_some() && info.header.kind != LayerKind::PreImage)
         });
-        // What was at their addresses may be in others.
+        // Their remaps may lead to other pools.
         let mut places: BTreeSet<LayerId> = layers.iter().copied().collect();
         for layer in &layers {
             let map = self.store.remap(*layer)?;
@@ -156,12 +163,14 @@ impl Timeline {
         Ok(trimmed)
     }
 
-    /// Content that is in the pool of a layer, but neither in the tree that the layer became, nor in one above, nor in a held file or
-    /// a version, is seen by nobody; nor by others that lead to it, if the layer has content that they gave up. Gives the bytes, or none if somebody
-    /// reads for too long.
+    /// Punches the content of sealed pools that nothing refers to. References come from the tree of
+    /// the layer itself, the states above it, orphans, and the edit history; and from any state if
+    /// the remap of another layer leads here. Returns the bytes, or `None` if a reader did not
+    /// finish in time.
     fn trim(&self, layers: &[LayerId]) -> Result<Option<u64>> {
         let Some(mut first) = layers.iter().min().copied() else { return Ok(Some(0)) };
-        // Before it has checksums, nobody looks for equal content in it.
+        // A layer without checksums was not deduplicated yet, so no other layer's remap leads to
+        // it.
         if layers.iter().any(|layer| self.store.layer(*layer).is_some_and(|info| info.summed)) {
             self.store.require_certain_remaps()?;
         }
@@ -170,7 +179,7 @@ impl Timeline {
             is_home |= self.store.is_remap_target(*layer)?;
         }
         if is_home {
-            // Any layer may lead to it, and so any state.
+            // Any layer's remap may lead here, so references of all states count.
             first = LayerId(0);
         }
         let addresses = self.live_ranges_from(first)?;
@@ -197,7 +206,7 @@ impl Timeline {
         Ok(Some(bytes))
     }
 
-    /// What anything refers to, of the content that was written to a layer or one above it.
+    /// The ranges that anything refers to, of the content in layer `first` and all above it.
     pub(super) fn live_ranges_from(&self, first: LayerId) -> Result<LiveRanges> {
         let mut used = LiveRanges::default();
         let mut add = |from: &Tree, to: &Tree| {
@@ -208,34 +217,37 @@ impl Timeline {
         let load = |layer: Option<LayerId>| {
             layer.map_or_else(|| Ok(Tree::new()), |layer| self.trees.lock().load(layer))
         };
-        // The parent first, then the live tree, then the sealed layers: a checkpoint can come between
-        // any two of them. In this order its layer is among the sealed ones, or above the parent. In
-        // the other order it is neither, and what only it refers to would be given back.
+        // Read the parent first, then the live tree, then the sealed layers: a checkpoint can come
+        // between any two. In this order its layer is among the sealed ones, or above the parent.
+        // In the other order it would be neither, and content that only it refers to would be
+        // punched.
         let mut below = self.parent();
-        let reach = self.fs.live_set();
-        // States above also show what the tree of a layer does not know: an undo brings back what was replaced.
+        let live = self.fs.live_set();
+        // States above a layer can refer to content that the layer's own tree does not: an undo
+        // brings back what was replaced.
         for info in self.sealed().into_iter().filter(|info| info.header.layer >= first) {
             add(&load(info.header.parent)?, &load(Some(info.header.layer))?);
         }
-        // What lies between the last seal and the live tree is in layers whose seal failed, on a full disk say.
+        // What lies between the last seal and the live tree is in layers whose seal failed, on a
+        // full disk say.
         while let Some(info) =
             below.and_then(|layer| self.store.layer(layer)).filter(|l| l.seal.is_none())
         {
             add(&load(info.header.parent)?, &load(below)?);
             below = info.header.parent;
         }
-        add(&load(below)?, &reach.state.tree);
-        for (_, extent) in reach.orphans.all_extents() {
+        add(&load(below)?, &live.state.tree);
+        for (_, extent) in live.orphans.all_extents() {
             used.add(extent.source, extent.len);
         }
-        used.add_extents(reach.versions.iter().flat_map(|content| &content.extents));
+        used.add_extents(live.versions.iter().flat_map(|content| &content.extents));
         for (range, source) in self.applies.lock().iter().flat_map(|images| images.extents()) {
             used.add(source, range.len());
         }
         Ok(used)
     }
 
-    /// Rewrites a journal as what leads from the parent's tree to the layer's.
+    /// Rewrites a journal as the shortest list of edits from the parent's tree to the layer's.
     fn compact_layer(&self, info: &LayerInfo) -> Result<()> {
         let Some(seal) = info.seal.clone() else { return Ok(()) };
         let (below, tree) = {
@@ -247,7 +259,7 @@ impl Timeline {
         self.store.rewrite_layer(info.header.clone(), seal, below.edits_to(&tree))
     }
 
-    /// Whether more is replayed to rebuild the tree of a layer than its size is worth.
+    /// Whether rebuilding the tree of a layer replays so much that a new index is worth its size.
     fn replay_is_long(&self, top: LayerId) -> bool {
         let (mut layers, mut bytes) = (0, 0);
         let mut at = Some(top);
@@ -306,9 +318,10 @@ mod tests {
         Seal { name: None, message: String::new(), time: clock::now(), automatic: false }
     }
 
-    /// The other thread waits for the lock of the trees right behind its look at the sealed layers.
+    /// The other thread lists the sealed layers and then waits for the lock of the tree cache. The
+    /// checkpoint is made at that point.
     #[test]
-    fn a_checkpoint_made_meanwhile_hides_no_content_from_what_frees_space() {
+    fn a_concurrent_checkpoint_keeps_its_content_from_being_freed() {
         let dir = tempfile::tempdir().unwrap();
         let timeline = timeline(dir.path());
         write(&timeline, "first");
@@ -317,13 +330,13 @@ mod tests {
         let layer = timeline.fs().upper_layer();
         let trees = timeline.trees.lock();
         let used = std::thread::scope(|scope| {
-            let (tell, told) = std::sync::mpsc::channel();
+            let (send_tid, tid) = std::sync::mpsc::channel();
             let timeline = &timeline;
             let other = scope.spawn(move || {
-                tell.send(nix::unistd::gettid()).unwrap();
+                send_tid.send(nix::unistd::gettid()).unwrap();
                 timeline.live_ranges_from(LayerId(0)).unwrap()
             });
-            let stat = format!("/proc/self/task/{}/stat", told.recv().unwrap());
+            let stat = format!("/proc/self/task/{}/stat", tid.recv().unwrap());
             while !std::fs::read_to_string(&stat).unwrap().contains(") S ") {
                 std::thread::yield_now();
             }

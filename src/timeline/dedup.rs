@@ -1,18 +1,20 @@
-//! Content that is stored once: what a sealed layer has in common with older content is given up, and its map says where it
-//! is.
+//! Deduplicates the content of sealed layers: a layer's remap leads to an equal copy in an older
+//! layer, and the layer's own blocks are punched.
 //!
-//! It is done one layer at a time, behind every operation:
+//! Always true:
+//! * content that a remap leads to stays: gc and the trimming of layers count it as live;
+//! * a layer that remaps lead to gets no remap for that content itself, so a remap is one hop;
+//! * while it is unknown whether a remap is on disk, nothing is punched.
 //!
-//! 1. its content is looked through (`store/equal.rs`), without any lock and for as long as that takes;
-//! 2. if nothing was given back meanwhile, so that what was found equal is still there, the map is published;
-//! 3. when everybody who was reading by the map before is done, the blocks that it gave up are punched.
+//! It works on one layer at a time, in the background:
 //!
-//! Cut off anywhere, it leaves a store that shows the same: before the map is on the disk nothing has changed, and after it
-//! nobody needs the blocks. Those of a layer that came so far and not further are punched at the next start, or by gc.
+//! 1. It searches the content (`store/dedup/matching.rs`), without locks, for as long as that
+//!    takes.
+//! 2. If nothing was punched meanwhile, the matches are still there, and it publishes the remap.
+//! 3. When all readers that used the previous remap are done, it punches the blocks.
 //!
-//! Always true: where content is of which others have given up their own copy, it stays. A layer to which a map leads gets no map of its
-//! own any more, gc and the trimming of layers count what maps lead to as needed, and as long as it is not known whether a map is on the
-//! disk, nothing is given back.
+//! An interruption changes no visible state. Before the remap is on disk nothing has changed, and
+//! afterwards no reader needs the blocks. The next mount or gc punches the blocks that are left.
 
 use std::sync::atomic::Ordering;
 
@@ -24,34 +26,35 @@ use crate::timeline::Timeline;
 use crate::tree::{Dentry, Source, Tree};
 use crate::types::{ByteRange, Ino, LayerId};
 
-/// How often a layer is begun anew because something was given back meanwhile, before others come first.
+/// How often a layer is tried again because blocks were punched meanwhile, before the next layer
+/// has its turn.
 const MAX_ATTEMPTS: usize = 3;
 
-/// What is known while a store is open.
+/// The state of deduplication while a store is open.
 pub(super) struct Dedup {
     table: ChunkTable,
 }
 
-/// What became of a layer.
+/// The result of deduplicating one layer.
 enum Outcome {
     Done,
-    /// Something was given back meanwhile.
+    /// Blocks were punched meanwhile, so the matches may be gone.
     Disturbed,
-    /// It was said not to go on.
+    /// The caller asked to stop.
     Stopped,
 }
 
 impl Timeline {
-    /// Says whether equal content is to be stored once from now on. What is shared already stays so.
+    /// Turns deduplication on or off. Content that is shared already stays shared.
     pub fn set_dedup(&self, on: bool) {
         self.dedup_is_on.store(on, Ordering::Relaxed);
     }
 
-    /// Finds what sealed layers have in common with older content, and gives it up. `go` is asked now and then, and may wait; when it
-    /// says no, the rest is left for the next time.
+    /// Deduplicates sealed layers. Calls `go` now and then, which may block; when it returns false,
+    /// the rest is left for the next call.
     ///
     /// # Errors
-    /// What the store answers; nothing is lost then.
+    /// The store failed; nothing is lost then.
     pub fn dedup(&self, go: &dyn Fn() -> bool) -> Result<()> {
         if !self.dedup_is_on.load(Ordering::Relaxed) {
             return Ok(());
@@ -64,7 +67,7 @@ impl Timeline {
         let is_done = |layer| self.deduplicated.lock().contains(&layer);
         for info in self.sealed() {
             let layer = info.header.layer;
-            // Before it has checksums, it may still be trimmed.
+            // A layer without checksums may still be trimmed.
             if !info.summed || is_done(layer) {
                 continue;
             }
@@ -88,7 +91,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// How many sealed layers are still to be looked through.
+    /// The number of sealed layers that are not deduplicated yet.
     pub fn layers_to_deduplicate(&self) -> u64 {
         if !self.dedup_is_on.load(Ordering::Relaxed) {
             return 0;
@@ -102,7 +105,7 @@ impl Timeline {
         let sealed = self.sealed();
         let done = sealed.iter().map(|l| l.header.layer).filter(|l| *l < table.searched_below());
         self.deduplicated.lock().extend(done);
-        // Where the process ended between a map and what is done by it.
+        // The process may have ended between publishing a remap and punching its blocks.
         for info in sealed.iter().filter(|info| info.mapped) {
             let layer = info.header.layer;
             let Some(map) = self.store.remap(layer)? else { continue };
@@ -120,7 +123,7 @@ impl Timeline {
         for _ in 0..MAX_ATTEMPTS {
             match self.try_dedup_layer(table, info, go) {
                 Ok(Outcome::Disturbed) => {}
-                // It was given up by gc, or was punched while it was read.
+                // gc removed it, or punched it while it was read.
                 Err(error) if self.store.layer(info.header.layer).is_none() => {
                     log::debug!("{error}; the layer is gone");
                     return Ok(Outcome::Done);
@@ -140,7 +143,7 @@ impl Timeline {
         let layer = info.header.layer;
         let (sweeps, search, parts) = {
             let _compacting = self.compacting.lock();
-            // As it is now: gc may have put it on another layer, or given it up.
+            // Look it up again: gc may have changed its parent or removed it.
             let Some(info) = self.sealed().into_iter().find(|l| l.header.layer == layer) else {
                 return Ok(Outcome::Done);
             };
@@ -171,7 +174,7 @@ impl Timeline {
         Ok(Outcome::Done)
     }
 
-    /// Gives the blocks of ranges of a layer back, as far as they take space.
+    /// Punches ranges of a layer's pool, as far as they are allocated.
     fn free_blocks(&self, layer: LayerId, blocks: &[ByteRange]) -> Result<()> {
         if blocks.is_empty() {
             return Ok(());
@@ -183,7 +186,7 @@ impl Timeline {
         }
         if !self.store.wait_for_read_epochs() {
             log::warn!(
-                "somebody does not come to an end of reading; gc gives back what layer {layer} gave up"
+                "timed out waiting for readers; gc will free the unused blocks of layer {layer}"
             );
             return Ok(());
         }
@@ -195,7 +198,8 @@ impl Timeline {
         self.store.punch_pool(layer, &taken)
     }
 
-    /// The parts of files and of their versions that lie in the pool of a layer, and where the content was that they took the place of.
+    /// The parts of files and of the edit history that lie in the pool of a layer. Each part of a
+    /// file comes with the address of the content that it replaced.
     fn parts(&self, info: &LayerInfo) -> Result<Vec<Part>> {
         let layer = info.header.layer;
         let (below, tree) = self.load_with_parent(info.header.parent, layer)?;
@@ -214,7 +218,7 @@ impl Timeline {
                 });
             }
         }
-        // What files were before edits may be in no state.
+        // The edit history can refer to content that is in no state.
         for (range, source) in
             self.fs.live_set().versions.iter().flat_map(|content| &content.extents)
         {
@@ -229,7 +233,7 @@ impl Timeline {
     }
 }
 
-/// The file that stood where `ino` stands now: itself, or the one over which it was renamed.
+/// The file at the place of `ino` in the tree below: itself, or the one that a rename replaced.
 fn was(below: &Tree, tree: &Tree, ino: Ino) -> Option<Ino> {
     if below.node(ino).is_some() {
         return Some(ino);
@@ -241,7 +245,7 @@ fn was(below: &Tree, tree: &Tree, ino: Ino) -> Option<Ino> {
     }
 }
 
-/// At which address of a pool a byte of a file was.
+/// The pool address of a byte of a file.
 fn source_at(below: &Tree, ino: Ino, offset: u64) -> Option<(LayerId, u64)> {
     let (start, extent) = below.extent_at(ino, offset)?;
     match extent.source.advanced(offset - start) {
@@ -250,7 +254,7 @@ fn source_at(below: &Tree, ino: Ino, offset: u64) -> Option<(LayerId, u64)> {
     }
 }
 
-/// Whether a range has something in common with ranges that are in order.
+/// Whether a range overlaps one of `ranges`, which are sorted.
 fn overlaps(ranges: &[ByteRange], range: &ByteRange) -> bool {
     let first = ranges.partition_point(|known| known.end <= range.start);
     ranges.get(first).is_some_and(|known| known.start < range.end)

@@ -8,7 +8,8 @@ use crate::timeline::diff::What;
 use crate::timeline::restore::ChangeSink;
 use crate::types::TreePath;
 
-/// A restore that replaces more files adds nothing to the edit history; `jailfs op restore` undoes it.
+/// A restore that replaces more files adds nothing to the edit history; `jailfs op restore` undoes
+/// it.
 const MAX_RESTORED: usize = 10_000;
 
 impl Timeline {

@@ -1,11 +1,12 @@
-//! Keeps the journal of the layer that is written to near the size of what it describes, so that
-//! the time and the memory of a mount depend on what differs from the base and not on how often
-//! programs changed it.
+//! Bounds the journal of the upper layer, so that the time and memory of a mount depend on what
+//! differs from the base and not on how often programs changed it.
 //!
-//! The journal is at most [`MAX_RATIO`] times as long as its shortest form plus [`SLACK`] bytes, and what
-//! comes while it is looked at or rewritten. A look costs as much as what differs. So the next one
-//! comes when the journal is too long even if its shortest form has not changed, or when the tree
-//! has lost an eighth of what made it so long.
+//! * The journal is at most [`MAX_RATIO`] times as long as its shortest form plus [`SLACK`] bytes,
+//!   plus the records that arrive during a check or a rewrite.
+//!
+//! A look computes the length of the shortest form, which costs as much as what differs. So the
+//! next look comes only when the journal is too long even for an unchanged shortest form, or when
+//! the tree has lost an eighth of its entries.
 
 use crate::error::{Attempt, Result};
 use crate::fs::{NextCheck, OpenJournal, SMALL_JOURNAL};
@@ -16,24 +17,25 @@ use crate::tree::Tree;
 
 /// How many times longer than its shortest form the journal may be.
 const MAX_RATIO: u64 = 3;
-/// Bytes that it may have besides.
+/// Bytes that the journal may have in addition.
 const SLACK: u64 = SMALL_JOURNAL;
-/// Bytes that come at least between two looks.
+/// Bytes of new records between two looks, at least.
 const LOOK_INTERVAL: u64 = 4 << 20;
-/// Of the edits of the shortest form, this part has to go before the next look.
+/// The next look comes when the tree has lost this fraction (one in so many) of the edits in the
+/// shortest form,
 const LOST_PART: u64 = 8;
-/// And at least so many.
+/// but at least so many.
 const MIN_LOST: u64 = 1 << 14;
 
-/// What a rewritten journal has besides edits, in bytes.
+/// Bytes of a rewritten journal that are not edits, at most.
 const OVERHEAD: u64 = 256;
 
 impl Timeline {
-    /// Rewrites the journal of the layer that is written to, if it is several times longer than
-    /// what came of it; with [`Effort::Everything`], if it is longer at all.
+    /// Rewrites the journal of the upper layer if it is several times longer than its shortest
+    /// form; with [`Effort::Everything`], if it is longer at all.
     ///
     /// # Errors
-    /// What the store answers; the journal then stays as it is, and is looked at again when it has
+    /// The store failed. The journal then stays as it is, and the next look comes when it has
     /// grown.
     pub fn shorten_journal(&self, effort: Effort) -> Result<()> {
         let _compacting = self.compacting.lock();
@@ -50,13 +52,13 @@ impl Timeline {
         shortened.map(drop)
     }
 
-    /// Says when the next look is.
+    /// Looks at the journal, rewrites it if it is long, and returns when the next look is due.
     fn shorten(&self, open: &OpenJournal, effort: Effort) -> Result<NextCheck> {
         let layer = open.end.layer;
         let parent = self.store.layer(layer).and_then(|info| info.header.parent);
         let is_open = |parent| self.store.layer(parent).is_none_or(|info| info.seal.is_none());
         if parent.is_some_and(is_open) {
-            // Its seal failed, on a full disk say.
+            // The parent's seal failed, for example on a full disk.
             return Ok(later(open));
         }
         let below =
@@ -136,7 +138,7 @@ mod tests {
         timeline.fs.open_journal().end.bytes()
     }
 
-    /// Some changes of a file, and of another one that is renamed.
+    /// Overwrites one file and renames another, repeatedly.
     fn work(timeline: &Timeline, file: NodeId, rounds: u8) {
         for round in 0..rounds {
             timeline.fs.write(file, u64::from(round % 3) * 5000, &[round; 700], false).unwrap();
@@ -150,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_is_what_came_of_it_and_a_later_start_finds_the_same_tree() {
+    fn a_rewritten_journal_is_short_and_rebuilds_the_same_tree() {
         let dir = tempfile::tempdir().unwrap();
         let first = timeline(dir.path());
         let file = make(&first, "file");
@@ -173,9 +175,9 @@ mod tests {
         assert_eq!(again.store.catalog().len(), 2, "it is the same layer");
     }
 
-    /// A layer that is what its parent is was changed all the same: after an apply that matters.
+    /// Recovery after an apply depends on this mark.
     #[test]
-    fn a_layer_in_which_nothing_is_left_of_its_changes_was_changed() {
+    fn a_layer_stays_marked_as_changed_when_its_changes_cancel_out() {
         let dir = tempfile::tempdir().unwrap();
         let first = timeline(dir.path());
         make(&first, "a");
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_meanwhile_is_in_the_new_journal() {
+    fn changes_during_a_rewrite_are_in_the_new_journal() {
         let dir = tempfile::tempdir().unwrap();
         let first = Arc::new(timeline(dir.path()));
         let file = make(&first, "file");
@@ -220,10 +222,10 @@ mod tests {
         assert!(is_same(&tree, &again.fs.state().tree) && read(&again, "file") == bytes);
     }
 
-    /// Each call of a rewrite fails once, and the sandbox goes on: with what it had, or, where a sync
-    /// tells that something may be lost, with nothing more.
+    /// Each store call of a rewrite fails once. The sandbox goes on with the state that it had; if
+    /// a failed sync means that data may be lost, it refuses all further changes.
     #[test]
-    fn a_rewrite_that_fails_at_any_step_loses_nothing() {
+    fn a_rewrite_that_fails_at_any_failpoint_loses_nothing() {
         for rule in ["fail:any:#:EIO", "fail:any:#:ENOSPC", "fail:any:#+:ENOSPC"] {
             let (mut failed, mut stopped) = (0, 0);
             for number in 1..=30 {
@@ -265,9 +267,9 @@ mod tests {
         }
     }
 
-    /// The exchange may not be on the disk: nothing is acknowledged any more.
+    /// The rename of the new journal may not be on disk.
     #[test]
-    fn nothing_is_synced_behind_an_exchange_that_is_not() {
+    fn no_sync_succeeds_after_the_sync_of_an_exchanged_journal_failed() {
         let dir = tempfile::tempdir().unwrap();
         let first = timeline(dir.path());
         make(&first, "a");
@@ -279,9 +281,9 @@ mod tests {
         assert!(first.fs.sync().is_err());
     }
 
-    /// There is no room to sync the exchange: no sync succeeds before that is done, and then all do.
+    /// If there is no space to sync the rename, no other sync succeeds before that one did.
     #[test]
-    fn an_exchange_that_finds_no_room_is_synced_later() {
+    fn an_exchanged_journal_on_a_full_disk_is_synced_later() {
         let dir = tempfile::tempdir().unwrap();
         let first = timeline(dir.path());
         make(&first, "a");
@@ -294,53 +296,53 @@ mod tests {
         assert!(failpoint::with(full, || first.checkpoint(None, String::new())).is_err());
         work(&first, file, 1);
         first.fs.sync().unwrap();
-        assert!(failpoint::with(full, || first.fs.sync()).is_ok(), "it is done once");
+        assert!(failpoint::with(full, || first.fs.sync()).is_ok(), "it is synced once");
         let tree = first.fs.state().tree;
         drop(first);
         assert!(is_same(&tree, &timeline(dir.path()).fs.state().tree));
     }
 
-    /// As the housekeeper does it: whenever the watch tells that the journal is long, it is looked at.
+    /// As the housekeeper does it: each notice that the journal is long leads to a look.
     #[test]
-    fn a_journal_that_gets_long_is_told_and_never_longer_than_the_bound() {
+    fn a_long_journal_gives_notice_and_stays_within_its_bound() {
         let dir = tempfile::tempdir().unwrap();
         let first = timeline(dir.path());
         let file = make(&first, "file");
-        let (tell, told) = std::sync::mpsc::channel();
+        let (tell, notice) = std::sync::mpsc::channel();
         first.fs.set_journal_notice(Some(Box::new(move || tell.send(()).unwrap())));
         let value = vec![7; 60_000];
         let how = SetXattr { create: false, replace: false, takes_setgid: false };
-        let (mut most, mut shortened) = (0, 0);
+        let (mut longest, mut shortened) = (0, 0);
         for _ in 0..600 {
             first.fs.setxattr(file, b"user.x", &value, how).unwrap();
             let before = journal_len(&first);
-            most = most.max(before);
-            if told.try_recv().is_ok() {
-                assert!(told.try_recv().is_err(), "once");
+            longest = longest.max(before);
+            if notice.try_recv().is_ok() {
+                assert!(notice.try_recv().is_err(), "one notice");
                 first.shorten_journal(Effort::WhereItPays).unwrap();
                 shortened += u32::from(journal_len(&first) < before);
             }
         }
-        assert!(most <= 4 * 60_000 + (16 << 20), "{most} bytes");
+        assert!(longest <= 4 * 60_000 + (16 << 20), "{longest} bytes");
         assert!(shortened >= 2, "{shortened} times");
     }
 
-    /// A tree that loses what made its journal long is looked at before the journal has grown.
+    /// The look comes although the journal has not grown.
     #[test]
-    fn a_tree_that_lost_much_is_told() {
+    fn a_tree_that_lost_many_entries_gives_notice() {
         let dir = tempfile::tempdir().unwrap();
         let first = timeline(dir.path());
         let file = make(&first, "file");
-        // Each second block, so that no extent joins another.
+        // Every second block, so that no two extents merge.
         for block in 0..120_000_u64 {
             first.fs.write(file, block * 8192, b"x", false).unwrap();
         }
         first.shorten_journal(Effort::WhereItPays).unwrap();
-        let (tell, told) = std::sync::mpsc::channel();
+        let (tell, notice) = std::sync::mpsc::channel();
         first.fs.set_journal_notice(Some(Box::new(move || tell.send(()).unwrap())));
         let before = journal_len(&first);
-        assert!(before > SMALL_JOURNAL && told.try_recv().is_err(), "{before} bytes");
+        assert!(before > SMALL_JOURNAL && notice.try_recv().is_err(), "{before} bytes");
         first.fs.truncate(file, 0, false).unwrap();
-        assert!(told.try_recv().is_ok());
+        assert!(notice.try_recv().is_ok());
     }
 }

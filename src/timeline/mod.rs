@@ -5,11 +5,11 @@
 //! * the head's record names a layer from which the present state can be rebuilt, or one that this
 //!   head continued;
 //! * a checkpoint exists if and only if its layer ends with a durable seal;
-//! * before an operation replaces the state, the state before it is sealed, so every operation can be
-//!   undone; what programs write meanwhile is sealed right after it.
+//! * before an operation replaces the state, the state before it is sealed, so every operation can
+//!   be undone; what programs write meanwhile is sealed right after it.
 //!
-//! One operation runs at a time. Programs in the mount go on meanwhile: they wait for microseconds at
-//! most, while the upper layer or the state is exchanged.
+//! One operation runs at a time. Programs in the mount go on meanwhile: they wait for microseconds
+//! at most, while the upper layer or the state is exchanged.
 
 pub mod apply;
 mod base_identity;

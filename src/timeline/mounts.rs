@@ -20,12 +20,12 @@ pub enum Mounts {
 }
 
 impl Timeline {
-    /// The mounts that switching from one state to the other detaches. If `paths` is not empty, only
-    /// those at and below them.
+    /// The mounts that switching from one state to the other detaches. If `paths` is not empty,
+    /// only those at and below them.
     ///
     /// # Errors
-    /// [`Kind::InUse`] if there are some and [`Mounts::Refuse`] is given. Reading the mount table or
-    /// the base failed.
+    /// [`Kind::InUse`] if there are some and [`Mounts::Refuse`] is given. Reading the mount table
+    /// or the base failed.
     pub fn detached_mounts(
         &self,
         (from, to): (&State, &State),

@@ -1,14 +1,16 @@
-//! What older layers have is put together: their records in packs, and little content in one pool, so that a checkpoint costs what it
-//! holds, and what is left of one that was given up next to nothing.
+//! Packs older layers: their records into packs, and small pools into one pool. Then a checkpoint
+//! costs only its content, and the rest of a removed one next to nothing.
 //!
-//! A layer is looked at when it is sealed, trimmed, has checksums, and equal content was looked for in it; the newest few are left
-//! as they are, since they are what changes. Two steps, each of them bounded, and done again until there is nothing to do:
+//! * An interruption changes no visible state.
+//! * A layer is packed only after it was sealed, trimmed, checksummed and deduplicated. The newest
+//!   few layers are left alone, because they still change.
 //!
-//! 1. the records, checksums and maps of many layers become a pack (`store/packing.rs`); journals are rewritten as what came of them;
-//! 2. the content of many layers that have little of their own becomes that of one (`store/gather.rs`); so does that of such layers of which
-//!    little is still needed.
+//! Two bounded steps are repeated until there is nothing to do:
 //!
-//! Cut off anywhere, it leaves a store that shows the same.
+//! 1. The records, checksums and remaps of many layers become one pack (`store/pack/packing.rs`).
+//!    Journals are rewritten in their shortest form.
+//! 2. The content of many layers with small pools is gathered in the pool of one layer
+//!    (`store/pack/gather.rs`). Gathered layers of which little is still needed are gathered again.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
@@ -20,31 +22,31 @@ use crate::store::record::LayerKind;
 use crate::timeline::{Effort, Timeline};
 use crate::types::LayerId;
 
-/// The newest layers, so many, are left as they are.
+/// The number of newest layers that are not packed.
 const UNPACKED_NEWEST: usize = 4;
-/// It pays for so many layers.
+/// A step is worth it for so many layers.
 const MIN_LAYERS: usize = 16;
-/// Layers of one step, at most.
+/// Layers in one step, at most.
 const MAX_LAYERS: usize = 256;
 /// Bytes of records in one step, about.
 const MAX_RECORD_BYTES: usize = 4 << 20;
 /// Bytes of content in one step, about.
 const MAX_CONTENT_BYTES: u64 = 16 << 20;
-/// Content is copied where so many times its bytes are free.
+/// Content is copied only if the disk has so many times its bytes free.
 const FREE_FACTOR: u64 = 8;
-/// A layer with more content of its own keeps its pool.
+/// A layer with more bytes of content keeps its own pool.
 const SMALL_POOL: u64 = 1 << 20;
-/// A journal of fewer bytes is not rewritten for it.
+/// A journal of fewer bytes is packed without being rewritten.
 const SMALL_JOURNAL: u64 = 512;
 
 impl Timeline {
-    /// Puts together what older layers have. `go` is asked now and then, and may wait; when it says no, the rest is left for the next
-    /// time.
+    /// Packs older layers. Calls `go` now and then, which may block; when it returns false, the
+    /// rest is left for the next call.
     ///
     /// # Errors
-    /// What the store answers; nothing is lost then.
+    /// The store failed; nothing is lost then.
     pub fn pack(&self, effort: Effort, go: &dyn Fn() -> bool) -> Result<()> {
-        // Equal content is not looked for meanwhile.
+        // Keeps deduplication out.
         let _dedup = self.dedup.lock();
         let mut is_more = true;
         while is_more && !self.is_stopping() && go() {
@@ -55,7 +57,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// Puts the records of some layers in a pack, if there are enough. Whether it did.
+    /// Packs the records of some layers, if there are enough. Returns whether it did.
     fn pack_some(&self, effort: Effort) -> Result<bool> {
         let cold = self.cold(effort)?;
         let enough = if effort == Effort::Everything { 1 } else { MIN_LAYERS };
@@ -85,9 +87,9 @@ impl Timeline {
         Ok(is_any)
     }
 
-    /// The layers of which nothing is expected to change soon, oldest first, that are in no pack.
+    /// The layers that are in no pack and are not expected to change soon, oldest first.
     fn cold(&self, effort: Effort) -> Result<Vec<LayerInfo>> {
-        // What the record of a head names is where the next start begins.
+        // A mount starts at the layer that the head's record names.
         let top = self.store.oldest_top()?.unwrap_or(LayerId(0));
         let has_tree = |info: &LayerInfo| info.header.kind.is_of_head();
         let mut all = self.store.catalog();
@@ -98,24 +100,26 @@ impl Timeline {
             all.truncate(all.len().saturating_sub(UNPACKED_NEWEST));
         }
         let dedup_is_on = self.dedup_is_on.load(Ordering::Relaxed);
-        let (looked, not) = (self.deduplicated.lock(), self.too_large_to_pack.lock());
+        let (deduplicated, too_large) = (self.deduplicated.lock(), self.too_large_to_pack.lock());
         all.retain(|info| {
             let layer = info.header.layer;
-            let is_done = !dedup_is_on || !has_tree(info) || looked.contains(&layer);
-            !info.packed && info.summed && layer < top && is_done && !not.contains(&layer)
+            let is_done = !dedup_is_on || !has_tree(info) || deduplicated.contains(&layer);
+            !info.packed && info.summed && layer < top && is_done && !too_large.contains(&layer)
         });
         Ok(all)
     }
 
-    /// Puts the content of some layers together that have little of their own, if there are enough. Whether it did.
+    /// Gathers the content of some layers with small pools, if there are enough. Returns whether it
+    /// did.
     fn gather_some(&self, effort: Effort) -> Result<bool> {
         let (mut sources, mut bytes, mut room, mut empty) = (Vec::new(), 0, 0, 0);
         let may_be_sparse = self.may_be_sparse.load(Ordering::Relaxed);
         let sparse = if may_be_sparse { self.store.sparse_gathered()? } else { BTreeSet::new() };
-        // In what has a map, equal content is not looked for.
-        let looked = self.deduplicated.lock().clone();
+        // Deduplicate a layer before gathering it: afterwards it has a remap, and deduplication
+        // does not search the content of such a layer.
+        let deduplicated = self.deduplicated.lock().clone();
         let is_done = |info: &LayerInfo| {
-            !info.header.kind.is_of_head() || looked.contains(&info.header.layer)
+            !info.header.kind.is_of_head() || deduplicated.contains(&info.header.layer)
         };
         for info in self.store.packed_with_pools().into_iter().filter(is_done) {
             let layer = info.header.layer;
@@ -126,7 +130,7 @@ impl Timeline {
             }
             let own: u64 = self.store.own_content(layer)?.iter().map(|range| range.len()).sum();
             bytes += own;
-            // What is deflated comes to what it was, at most.
+            // Gathered content is deflated; it is at most as long as the pool.
             room += if info.header.kind == LayerKind::Gathered { about.len() } else { own };
             empty += usize::from(own == 0);
             sources.push(info);
@@ -141,9 +145,9 @@ impl Timeline {
         if !is_worth_it {
             sources.retain(|info| sparse.contains(&info.header.layer));
         }
-        // Nobody else may find the disk full for it.
+        // The copy must not fill the disk for other programs.
         let has_room = self.store.free_bytes() / FREE_FACTOR >= room;
-        let is_thin = sources.iter().any(|info| sparse.contains(&info.header.layer));
+        let is_any_sparse = sources.iter().any(|info| sparse.contains(&info.header.layer));
         if sparse.is_empty() {
             self.may_be_sparse.store(false, Ordering::Relaxed);
         }
@@ -151,8 +155,8 @@ impl Timeline {
             return Ok(false);
         }
         let moved = self.store.gather(&sources)?;
-        // Those that were thin are whole now, or cannot be moved.
-        if is_thin {
+        // The sparse layers were gathered again, or cannot be moved.
+        if is_any_sparse {
             self.may_be_sparse.store(false, Ordering::Relaxed);
         }
         Ok(moved > 1 || (moved > 0 && empty > 0))

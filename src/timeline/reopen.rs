@@ -67,9 +67,9 @@ pub(super) fn reopen(
 /// The layer that the head wrote to last.
 ///
 /// An apply publishes the layer on the new base first and switches to it afterwards. Changes up to
-/// the switch are in the old layer, and the switch copies them to the new one. If only the old layer
-/// has changes, the switch never happened, or a power cut lost the new layer's record before it was
-/// synced. Then the old layer is the last written.
+/// the switch are in the old layer, and the switch copies them to the new one. If only the old
+/// layer has changes, the switch never happened, or a power cut lost the new layer's record before
+/// it was synced. Then the old layer is the last written.
 fn last_written(store: &Store, head: &str, recorded: LayerId) -> Result<LayerId> {
     let (before, is_sealed) = match store.layer(recorded) {
         Some(LayerInfo { header: Header { kind: LayerKind::Lands(before), .. }, seal, .. }) => {

@@ -1,7 +1,7 @@
 //! Rolls a sandbox back to a savepoint, so that a failed attempt leaves nothing for the next one.
 //!
-//! * Checkpoints, holds, operations and the edit history are as they were at the savepoint. Only the
-//!   numbers of new layers and operations go on.
+//! * Checkpoints, holds, operations and the edit history are as they were at the savepoint. Only
+//!   the numbers of new layers and operations go on.
 //! * The tree itself must be rolled back before, to a state that existed at the savepoint.
 //! * If a rewind is interrupted, the rest are ordinary checkpoints and operations.
 

@@ -190,7 +190,7 @@ fn a_command_gives_up_its_own_checkpoints_and_never_those_of_its_caller() {
     "#;
     let said = place.run("--keep --keep-checkpoints 2", script);
     assert_eq!((said.code, said.out.as_str()), (0, "c4 c3 mine "), "{}", said.err);
-    assert!(said.err.contains("jailfs: given up: checkpoint 1 'mine'\n"), "{}", said.err);
+    assert!(said.err.contains("jailfs: dropped: checkpoint 1 'mine'\n"), "{}", said.err);
     let log = place.ok("base", "log");
     assert!(log.lines().count() == 2 && log.contains("c4") && log.contains("c3"), "{log}");
 }

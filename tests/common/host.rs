@@ -1,9 +1,10 @@
-//! What a directory of the host is.
+//! Snapshots of a directory on the host.
 
 use std::path::Path;
 use std::process::Command;
 
-/// What the host shows of a directory, without what no apply can give back: its numbers and change times.
+/// Everything that the host shows of a directory, except inode numbers and change times, which no
+/// apply can restore.
 pub fn host(base: &Path) -> String {
     let script = "find . -printf '%p %y %m %U %G %T@ %s %l\\n' | grep -v '^\\. ' | sort
         find . -type f | sort | xargs -r md5sum; getfattr -RPhd . 2>/dev/null";

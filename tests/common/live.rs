@@ -1,10 +1,10 @@
-//! The real binary with a real mount, and processes that live in it.
+//! Runs the real binary with a real mount, and processes that work in it.
 //!
-//! A [`Live`] is one base, one store and one mount point. It unmounts when it is dropped, also in a panic, and holds the
-//! base against what it was: nothing but an apply may change a byte or a time of it. A [`Puppet`] is a python process
-//! that does what it is told and says what came of it, so that a test can hold descriptors, mappings and directories
-//! across a restore without holding them itself. After [`LIMIT`], or its own limit, a watchdog kills the daemon and the puppets, so that
-//! whatever hangs fails instead.
+//! A [`Live`] is one base, one store and one mount point. When it is dropped, also by a panic, it
+//! unmounts and compares the base with its state before: only an apply may change a byte or a time
+//! of it. A [`Puppet`] is a python process that runs the lines it is given. It lets a test hold
+//! descriptors, mappings and working directories across a restore. After [`LIMIT`], or the test's
+//! own limit, a watchdog kills the daemon and the puppets, so that a hang becomes a failure.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -18,11 +18,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::statvfs::statvfs;
 use nix::unistd::Pid;
 
-/// How long one test may take, if it does not ask for more.
+/// The time limit of a test that does not set its own.
 const LIMIT: Duration = Duration::from_secs(100);
-/// What a program says of every node of a tree.
+/// A program that prints every node of a tree.
 const SNAPSHOT: &str = include_str!("snapshot.py");
-/// What a puppet does.
+/// The program of a puppet.
 const PUPPET: &str = include_str!("puppet.py");
 
 /// A base, a store and a mount.
@@ -32,9 +32,9 @@ pub struct Live {
     pub mnt: PathBuf,
     pub store: PathBuf,
     base_before: Vec<String>,
-    /// Further words for `mount`.
+    /// More arguments for `mount`.
     pub options: Vec<&'static str>,
-    /// At which failpoint the daemon is killed or fails (`JAILFS_FAILPOINTS`).
+    /// The failpoint at which the daemon is killed or fails (`JAILFS_FAILPOINTS`).
     pub steps: String,
     /// Whether an apply may have changed the base.
     pub applied: bool,
@@ -43,14 +43,14 @@ pub struct Live {
     watched: Arc<Watched>,
 }
 
-/// What the watchdog kills.
+/// The processes that the watchdog kills.
 #[derive(Default)]
 struct Watched {
     processes: Mutex<Vec<Watchee>>,
     over: AtomicBool,
 }
 
-/// A process that the watchdog ends.
+/// A process that the watchdog kills.
 struct Watchee {
     pid: u32,
     begun: u64,
@@ -64,17 +64,17 @@ impl Watched {
 }
 
 impl Live {
-    /// Makes a base by a shell script that runs in it, and mounts it.
+    /// Makes a base by running a shell script in it, and mounts it.
     pub fn new(script: &str) -> Live {
         Live::with_options(script, &[])
     }
 
-    /// The same with further words for `mount`.
+    /// The same, with more arguments for `mount`.
     pub fn with_options(script: &str, options: &[&'static str]) -> Live {
         Live::with_limit(script, options, LIMIT)
     }
 
-    /// The same, for a test that may take this long.
+    /// The same, with a time limit for the test.
     pub fn with_limit(script: &str, options: &[&'static str], limit: Duration) -> Live {
         let dir = tempfile::tempdir().unwrap();
         let path = jailfs::sys::path::resolve(dir.path()).unwrap();
@@ -103,7 +103,7 @@ impl Live {
         live
     }
 
-    /// Mounts it, with what the store has.
+    /// Mounts the base with the existing store.
     pub fn mount(&mut self) {
         let (base, mnt, store) = (self.base.clone(), self.mnt.clone(), self.store.clone());
         let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
@@ -116,7 +116,7 @@ impl Live {
         self.watched.add(self.pid);
     }
 
-    /// Unmounts it; nothing may be in use any more.
+    /// Unmounts; fails if anything is in use.
     pub fn umount(&mut self) {
         let output = self.try_umount();
         assert!(output.status.success(), "umount: {}", text(&output));
@@ -128,13 +128,13 @@ impl Live {
         command.arg("umount").arg(&self.mnt).current_dir("/").output().unwrap()
     }
 
-    /// Unmounts where the store may have failed: a daemon that reports an error is killed.
+    /// Unmounts when the store may have failed: a daemon that reports an error is killed.
     pub fn umount_or_kill(&mut self) {
         if !self.try_umount().status.success() && living_thread(self.pid).is_some() {
             kill(self.pid(), Signal::SIGKILL).unwrap();
             self.wait_until_dead();
         }
-        // A dead mount is of no use to the next one.
+        // A dead mount would block the next mount.
         let mnt = self.mnt.display().to_string();
         shell(
             Path::new("/"),
@@ -149,31 +149,31 @@ impl Live {
         self.mount();
     }
 
-    /// Kills the daemon as a full machine would, and mounts again over the dead mount.
+    /// Kills the daemon, as the OOM killer would, and mounts again over the dead mount.
     pub fn kill_and_mount(&mut self) {
         kill(self.pid(), Signal::SIGKILL).unwrap();
         self.wait_until_dead();
         self.mount();
     }
 
-    /// The daemon.
+    /// The process of the daemon.
     pub fn pid(&self) -> Pid {
         Pid::from_raw(self.pid as i32)
     }
 
-    /// Waits for the end of a daemon that was killed: the signal is on its way, and all of its threads must follow it. Then
-    /// the kernel says of its mount that nobody serves it.
+    /// Waits for the end of a killed daemon. The signal may still be on its way, and all threads
+    /// must end first. Then the kernel reports that the mount has no server.
     pub fn wait_until_dead(&self) {
         let gone = Instant::now() + Duration::from_secs(10);
         while let Some(thread) = living_thread(self.pid) {
             if Instant::now() > gone {
-                // Or whoever asks the mount waits for ever.
+                // Otherwise a request to the mount would wait for ever.
                 let _aborted = nix::mount::umount2(&self.mnt, nix::mount::MntFlags::MNT_FORCE);
                 panic!("the daemon outlives SIGKILL: {thread}");
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        // Who asks while the kernel lets the connection go is told so.
+        // A request that arrives while the kernel closes the connection gets this error.
         let told = loop {
             match statvfs(&self.mnt).unwrap_err() {
                 Errno::ECONNABORTED if Instant::now() < gone => {}
@@ -188,7 +188,7 @@ impl Live {
         status[0]["pid"].as_u64().unwrap() as u32
     }
 
-    /// Runs `jailfs -C MNT` with these words; it must succeed.
+    /// Runs `jailfs -C MNT` with these arguments; it must succeed.
     pub fn jailfs(&self, words: &[&str]) -> String {
         let output = self.try_jailfs(words);
         assert!(output.status.success(), "jailfs {words:?}: {}", text(&output));
@@ -201,7 +201,7 @@ impl Live {
         command.arg("-C").arg(&self.mnt).args(words).current_dir("/").output().unwrap()
     }
 
-    /// What a command says with `--json`.
+    /// The output of a command with `--json`.
     pub fn json(&self, words: &[&str]) -> Vec<serde_json::Value> {
         let said = self.jailfs(&[words, &["--json"]].concat());
         said.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -236,14 +236,14 @@ impl Live {
         snapshot(&self.mnt, false)
     }
 
-    /// A process that stands in a directory of the mount.
+    /// A process whose working directory is in the mount.
     pub fn puppet(&self, dir: &str) -> Puppet {
         let puppet = Puppet::start(&self.mnt.join(dir));
         self.watched.add(puppet.child.id());
         puppet
     }
 
-    /// A directory outside of everything, for what a test keeps.
+    /// A directory outside of the base, the store and the mount, for the files of a test.
     pub fn outside(&self) -> &Path {
         self.dir.path()
     }
@@ -260,7 +260,7 @@ impl Live {
             }
             eprintln!("the test takes longer than {limit:?}: its daemon and processes are killed");
             for Watchee { pid, begun } in watched.processes.lock().unwrap().drain(..) {
-                // Its number may be another's by now.
+                // Another process may have its pid by now.
                 if begun_at(pid) == Some(begun)
                     && let Err(error) = kill(Pid::from_raw(pid as i32), Signal::SIGKILL)
                 {
@@ -270,7 +270,7 @@ impl Live {
         });
     }
 
-    /// The base must have these files as the mount shows them.
+    /// Asserts that these files are in the base as the mount shows them.
     #[track_caller]
     pub fn check_applied(&self, paths: &[&str]) {
         for path in paths {
@@ -282,7 +282,7 @@ impl Live {
         }
     }
 
-    /// Holds the base against what it was.
+    /// Asserts that the base is as it was before.
     pub fn check_base(&self) {
         if !self.applied {
             assert_same(&self.base_before, &snapshot(&self.base, true), "the base");
@@ -297,7 +297,7 @@ impl Drop for Live {
             let log = std::fs::read_to_string(self.store.join("daemon.log")).unwrap_or_default();
             let tail: Vec<&str> = log.lines().rev().take(20).collect();
             eprintln!("the end of the daemon's log, last line first:\n{}", tail.join("\n"));
-            // What still uses the mount is detached with it.
+            // A mount that is still in use is detached.
             let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
             drop(command.arg("umount").arg("--lazy").arg(&self.mnt).current_dir("/").output());
             return;
@@ -320,14 +320,14 @@ fn checked(command: &mut Command, what: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// When a process began, in ticks since the start of the machine (proc_pid_stat(5), field 22).
+/// The start time of a process, in ticks since boot (proc_pid_stat(5), field 22).
 fn begun_at(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Its name may hold spaces and brackets.
+    // The command name may contain spaces and parentheses.
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// What the kernel says of a thread of a process that has not ended.
+/// What the kernel reports about a thread of a process that has not ended.
 fn living_thread(pid: u32) -> Option<String> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     let stats =
@@ -335,7 +335,7 @@ fn living_thread(pid: u32) -> Option<String> {
     stats.into_iter().find(|stat| !stat.contains(") Z") && !stat.contains(") X"))
 }
 
-/// What a program said, for messages.
+/// The output of a program, for messages.
 pub fn text(output: &Output) -> String {
     let (out, err) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -347,7 +347,8 @@ pub fn shell(dir: &Path, script: &str) -> String {
     checked(Command::new("sh").arg("-euc").arg(script).current_dir(dir), script)
 }
 
-/// Everything that can be seen of a tree, a line for each node. With `quietly` not even its times of access are changed.
+/// Everything that can be seen of a tree, one line for each node. With `quietly` no access time
+/// changes.
 pub fn snapshot(root: &Path, quietly: bool) -> Vec<String> {
     let mut command = Command::new("python3");
     command.args(["-I", "-S", "-c", SNAPSHOT]).arg(root).arg(if quietly { "quietly" } else { "" });
@@ -365,7 +366,7 @@ pub fn assert_same(wanted: &[String], found: &[String], what: &str) {
     panic!("{what} is not what it was.\nwas: {missing:#?}\nis: {extra:#?}");
 }
 
-/// A process that does what it is told.
+/// A process that runs the lines it is given.
 pub struct Puppet {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -383,13 +384,13 @@ impl Puppet {
         puppet
     }
 
-    /// Begins something; [`Puppet::answer`] says what came of it.
+    /// Starts a line; [`Puppet::answer`] returns the result.
     pub fn begin(&mut self, code: &str) {
         let line = serde_json::to_string(code).unwrap();
         writeln!(self.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
-    /// Waits for what was begun.
+    /// Waits for the line that was started.
     #[track_caller]
     pub fn answer(&mut self) -> Result<String, String> {
         let mut line = String::new();
@@ -401,14 +402,14 @@ impl Puppet {
         if ok { Ok(said) } else { Err(said) }
     }
 
-    /// Does something that must succeed; gives the value of an expression as python writes it.
+    /// Runs a line that must succeed. Returns the value of an expression as python's `repr`.
     #[track_caller]
     pub fn run(&mut self, code: &str) -> String {
         self.begin(code);
         self.answer().unwrap_or_else(|error| panic!("{code}: {error}"))
     }
 
-    /// Does something that must fail; gives the name of the errno.
+    /// Runs a line that must fail. Returns the name of the errno.
     #[track_caller]
     pub fn fail(&mut self, code: &str) -> String {
         self.begin(code);
@@ -418,13 +419,13 @@ impl Puppet {
         }
     }
 
-    /// The value of an expression must be this.
+    /// Asserts the value of an expression.
     #[track_caller]
     pub fn gives(&mut self, code: &str, wanted: &str) {
         assert_eq!(self.run(code), wanted, "{code}");
     }
 
-    /// Tells it to end, and waits until it did.
+    /// Tells the process to end, and waits for it.
     pub fn end(mut self) {
         self.stop();
     }
@@ -442,7 +443,7 @@ impl Drop for Puppet {
     }
 }
 
-/// A shell that stands in a directory and runs line by line, as an agent's does.
+/// A shell in a directory that runs single lines, like the shell of an agent.
 pub struct Shell {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -460,7 +461,7 @@ impl Shell {
         shell
     }
 
-    /// Runs a line; gives what it said, with its exit status at the end if that is not 0.
+    /// Runs a line. Returns its output, followed by its exit status if that is not 0.
     #[track_caller]
     pub fn run(&mut self, line: &str) -> String {
         writeln!(self.stdin.as_mut().unwrap(), "{line}\nprintf '\\n:end %s\\n' $?").unwrap();

@@ -1,8 +1,8 @@
-//! A mount to test: directories, a store, a filesystem and a mount in this process.
+//! A mount in the test's own process, with its base, store and filesystem.
 //!
-//! Always true here: no mount outlives its test. It is taken away when the [`Bench`] is dropped, also by a panic; and if a
-//! test hangs, a watchdog takes every mount of this process away and ends it. There is no way to skip: a host that
-//! cannot mount fails the tests.
+//! Always true: no mount outlives its test. It is unmounted when the [`Bench`] is dropped, also by
+//! a panic. If a test hangs, a watchdog unmounts everything and ends the process. Tests are never
+//! skipped: on a host that cannot mount they fail.
 
 #![allow(dead_code, reason = "each test file uses another part of this")]
 #![expect(clippy::print_stderr, reason = "what is left behind must be said")]
@@ -26,10 +26,10 @@ use jailfs::store::{Store, StoreOptions};
 use jailfs::tree::Tree;
 use jailfs::types::Epoch;
 
-/// A test that takes longer hangs.
+/// A test that takes longer has hung.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Mounts of this process that still exist.
+/// The mounts of this process that still exist.
 static MOUNTS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// A base, a store, and a mount of both.
@@ -47,7 +47,7 @@ impl Bench {
         Bench::over(|_| ())
     }
 
-    /// A mount over a base that `fill` makes.
+    /// A mount over a base that `fill` creates.
     pub fn over(fill: impl FnOnce(&Path)) -> Bench {
         Bench::with(&MountOptions::default(), fill)
     }
@@ -55,7 +55,7 @@ impl Bench {
     /// A mount with options.
     pub fn with(options: &MountOptions, fill: impl FnOnce(&Path)) -> Bench {
         let dir = tempfile::tempdir().expect("a directory for the test");
-        // So that an ordinary user may enter, whose view some tests take.
+        // Some tests run as an ordinary user, who must be able to enter.
         std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755))
             .expect("open the directory");
         let (base, store, mnt) = places(dir.path());
@@ -96,7 +96,7 @@ impl Bench {
         self.mounted.as_ref().expect("is mounted until it is unmounted")
     }
 
-    /// How often the kernel asked for `operation`.
+    /// The number of requests of one kind from the kernel.
     pub fn count(&self, operation: &str) -> u64 {
         let counts = self.mounted().counters().snapshot();
         counts
@@ -106,14 +106,14 @@ impl Bench {
             .expect("a known operation")
     }
 
-    /// Unmounts as a user does, and waits for the end.
+    /// Unmounts as a user does, and waits for the end of the session.
     pub fn unmount(&mut self) {
         let mounted = self.mounted.take().expect("is mounted until it is unmounted");
         mounted.unmounter().unmount(false).expect("unmount");
         mounted.wait().expect("the session ends well");
     }
 
-    /// Bytes that the pool of the upper layer takes on disk.
+    /// Bytes of the upper layer's pool on disk.
     pub fn pool_bytes(&self) -> u64 {
         let layer = format!("layers/{:08}/pool", self.fs.upper_layer().0);
         std::fs::metadata(self.store().join(layer)).expect("the pool").blocks() * 512
@@ -131,7 +131,8 @@ impl Drop for Bench {
             mounts.retain(|m| *m != mnt);
         }
         if !gone {
-            // Removing the directory would go through the mount.
+            // The directory cannot be removed while it is mounted: that would remove the content of
+            // the mount.
             let kept = dir.keep();
             eprintln!("a mount is left at {}", kept.display());
         }
@@ -169,7 +170,7 @@ pub fn is_mounted(path: &Path) -> bool {
     all.iter().any(|entry| entry.mount_point == wanted)
 }
 
-/// Ends the process, and its mounts, if the test does not end.
+/// Ends the process and its mounts if the test does not end in time.
 pub fn watch(done: Arc<AtomicBool>) {
     let name = std::thread::current().name().unwrap_or("a test").to_string();
     std::thread::spawn(move || {
@@ -182,7 +183,7 @@ pub fn watch(done: Arc<AtomicBool>) {
         }
         eprintln!("{name} hangs: its mounts are taken away");
         for mount in MOUNTS.lock().iter().flat_map(|m| m.iter()) {
-            // By force first, so that those who wait for an answer get an error.
+            // A forced unmount comes first, so that waiting requests get an error.
             for flag in [nix::mount::MntFlags::MNT_FORCE, nix::mount::MntFlags::MNT_DETACH] {
                 let _ended = nix::mount::umount2(mount, flag);
             }
@@ -192,17 +193,18 @@ pub fn watch(done: Arc<AtomicBool>) {
     });
 }
 
-/// Tells threads that go on until the test is over that it is, also when it fails: a scope waits for them.
+/// Tells the threads of a scope that the test is over, also when it fails, because the scope waits
+/// for them.
 #[derive(Debug, Default)]
 pub struct Stop(AtomicBool);
 
 impl Stop {
-    /// Whether it was said.
+    /// Whether the test is over.
     pub fn is_said(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Says it when what is given is dropped.
+    /// Sets the flag when the guard is dropped.
     pub fn at_the_end(&self) -> impl Drop {
         struct Say<'s>(&'s Stop);
         impl Drop for Say<'_> {
@@ -217,11 +219,11 @@ impl Stop {
 /// Everything that `lstat` and reading show of a tree.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Seen {
-    /// Path relative to the root of the tree.
+    /// The path relative to the root of the tree.
     pub path: PathBuf,
     /// `dev ino mode nlink uid gid rdev size blocks atime mtime ctime`.
     pub stat: Vec<i64>,
-    /// Bytes of a file (of a large one, none), text of a link.
+    /// The bytes of a file (none for a large one), or the text of a symlink.
     pub bytes: Vec<u8>,
 }
 
@@ -231,7 +233,7 @@ impl std::fmt::Debug for Seen {
     }
 }
 
-/// Looks at a whole tree without leaving an access time.
+/// Reads a whole tree without changing an access time.
 pub fn snapshot(root: &Path) -> Vec<Seen> {
     let mut all = Vec::new();
     look(root, Path::new(""), &mut all);

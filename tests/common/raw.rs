@@ -1,9 +1,9 @@
-//! Hand-made requests: the server gets one end of a socket pair in the place of `/dev/fuse`, the test has the other and is
-//! the kernel.
+//! Sends hand-made requests: the server gets one end of a socket pair instead of `/dev/fuse`, and
+//! the test plays the kernel at the other end.
 //!
-//! A socket of type SOCK_SEQPACKET keeps messages apart as the device does. So a test can send what no kernel sends, and
-//! sees the bytes of each answer. Numbers of operations and layouts of messages are those of `fuse(4)` and
-//! `linux/fuse.h`; the constants here are the ones that tests use.
+//! A socket of type SOCK_SEQPACKET keeps messages apart as the device does. So a test can send
+//! messages that no kernel sends, and sees the bytes of each answer. The opcodes and layouts are
+//! those of `fuse(4)` and `linux/fuse.h`. Only the constants that tests use are defined here.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ use jailfs::fuse::{Handed, Mounted, adopt};
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Room for the largest message.
+/// A buffer size for the largest message.
 const ROOM: usize = 4 << 20;
 
 pub const LOOKUP: u32 = 1;
@@ -72,7 +72,7 @@ pub const TMPFILE: u32 = 51;
 /// The node of the root.
 pub const ROOT: u64 = 1;
 
-/// The arguments of a request, put together field by field.
+/// The arguments of a request, assembled field by field.
 #[derive(Clone, Default)]
 pub struct Body(pub Vec<u8>);
 
@@ -98,19 +98,19 @@ impl Body {
         self
     }
 
-    /// Bytes as they are.
+    /// Appends bytes.
     pub fn bytes(mut self, bytes: &[u8]) -> Body {
         self.0.extend_from_slice(bytes);
         self
     }
 
-    /// A string with the zero byte behind it.
+    /// Appends a string with its terminating zero byte.
     pub fn name(self, name: &[u8]) -> Body {
         self.bytes(name).bytes(b"\0")
     }
 }
 
-/// Who asks, as the header of a request says.
+/// The caller, as the header of a request names it.
 #[derive(Clone, Copy, Debug)]
 pub struct Who {
     pub uid: u32,
@@ -118,7 +118,7 @@ pub struct Who {
     pub pid: u32,
 }
 
-/// What came back.
+/// An answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     pub unique: u64,
@@ -128,13 +128,13 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The result as a program would have it.
+    /// The result as a system call would return it.
     pub fn result(self) -> Result<Vec<u8>, Errno> {
         if self.errno == 0 { Ok(self.body) } else { Err(Errno::from_raw(self.errno)) }
     }
 }
 
-/// Where an attribute of a node stands in the answers that have one (`struct fuse_attr`).
+/// The offset of an attribute in the answers that have one (`struct fuse_attr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawAttr {
     pub ino: u64,
@@ -144,7 +144,7 @@ pub struct RawAttr {
     pub nlink: u32,
     pub uid: u32,
     pub gid: u32,
-    /// Seconds and nanoseconds: read, content changed, anything changed.
+    /// Seconds and nanoseconds: atime, mtime, ctime.
     pub times: [(u64, u32); 3],
     pub rdev: u32,
     pub blksize: u32,
@@ -156,27 +156,27 @@ pub struct RawListed {
     pub name: Vec<u8>,
     pub cookie: u64,
     pub ino: u64,
-    /// As in `d_type`.
+    /// The file type, as in `d_type`.
     pub kind: u32,
-    /// None if the name came alone.
+    /// `None` if the name came without attributes.
     pub entry: Option<RawEntry>,
 }
 
-/// What LOOKUP and its kin answer (`struct fuse_entry_out`).
+/// The answer to LOOKUP and the requests like it (`struct fuse_entry_out`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawEntry {
     pub node: u64,
     pub attr: RawAttr,
 }
 
-/// The number at an offset of an answer.
+/// The 32-bit number at an offset of an answer.
 pub fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_ne_bytes(
         bytes.get(at..at + 4).expect("the answer is long enough").try_into().expect("4 bytes"),
     )
 }
 
-/// The same for 64 bits.
+/// The 64-bit number at an offset of an answer.
 pub fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(
         bytes.get(at..at + 8).expect("the answer is long enough").try_into().expect("8 bytes"),
@@ -198,7 +198,7 @@ fn attr_at(bytes: &[u8], at: usize) -> RawAttr {
     }
 }
 
-/// A server and the kernel's end of its line.
+/// A server, and the kernel's end of the connection.
 pub struct Raw {
     dir: tempfile::TempDir,
     line: OwnedFd,
@@ -215,7 +215,7 @@ impl Raw {
         Raw::over(|_| ())
     }
 
-    /// A server over a base that `fill` makes, past the kernel's first message.
+    /// A server over a base that `fill` creates, after the first message of the kernel.
     pub fn over(fill: impl FnOnce(&Path)) -> Raw {
         let dir = tempfile::tempdir().expect("a directory for the test");
         let (base, store, mnt) = super::places(dir.path());
@@ -241,7 +241,7 @@ impl Raw {
             done: Arc::default(),
         };
         super::watch(Arc::clone(&raw.done));
-        // The server answers INIT before `adopt` returns, so that must be there already.
+        // The server answers INIT before `adopt` returns, so the request must be sent before.
         let init = raw.send(INIT, 0, &init_body());
         let root = open(&mnt, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
             .expect("open the mount point");
@@ -257,10 +257,10 @@ impl Raw {
         super::places(self.dir.path()).0.join(path)
     }
 
-    /// Sends a request; gives its number.
+    /// Sends a request. Returns its number.
     pub fn send(&mut self, opcode: u32, node: u64, body: &Body) -> u64 {
         let unique = self.next;
-        // The kernel's numbers are even; odd ones mark interrupts.
+        // The kernel's request numbers are even; an odd one marks an interrupt.
         self.next += 2;
         let len = u32::try_from(40 + body.0.len()).expect("a length");
         let Who { uid, gid, pid } = self.who;
@@ -277,14 +277,14 @@ impl Raw {
         unique
     }
 
-    /// Sends a message as it is.
+    /// Sends a message unchanged.
     pub fn send_bytes(&self, message: &[u8]) {
         let sent = send(self.line.as_raw_fd(), message, MsgFlags::MSG_NOSIGNAL)
             .expect("the server listens");
         assert_eq!(sent, message.len());
     }
 
-    /// The next answer; none if none comes in time.
+    /// The next answer, or `None` after a timeout.
     pub fn receive(&self, patience: Duration) -> Option<Answer> {
         use std::os::fd::AsFd;
         let end = Instant::now() + patience;
@@ -302,7 +302,7 @@ impl Raw {
         let len = recv(self.line.as_raw_fd(), &mut bytes, MsgFlags::empty()).ok()?;
         bytes.truncate(len);
         if bytes.is_empty() {
-            // The other end was closed.
+            // The server closed its end.
             return None;
         }
         assert_eq!(u32_at(&bytes, 0) as usize, len, "an answer says how long it is");
@@ -323,7 +323,7 @@ impl Raw {
     fn entry(result: Result<Vec<u8>, Errno>) -> Result<RawEntry, Errno> {
         let body = result?;
         let node = u64_at(&body, 0);
-        // Node 0 says "no such name, and you may remember it".
+        // Node 0 is a negative dentry: the name does not exist, and the kernel may cache that.
         if node == 0 { Err(Errno::ENOENT) } else { Ok(RawEntry { node, attr: attr_at(&body, 40) }) }
     }
 
@@ -377,8 +377,8 @@ impl Raw {
         Ok(found)
     }
 
-    /// Receives what comes behind an answer with names to READDIRPLUS: the library for the protocol cannot send such an answer, and sends an
-    /// error behind it, which the kernel refuses.
+    /// Receives the message that follows an answer to READDIRPLUS. The protocol library cannot send
+    /// such an answer, so it sends an error after it, which a kernel rejects.
     #[track_caller]
     pub fn receive_behind(&self, unique: u64, answer: &[u8]) {
         if answer.is_empty() {
@@ -417,23 +417,23 @@ impl Raw {
         Ok(found)
     }
 
-    /// Takes back what lookups handed out; there is no answer.
+    /// Sends FORGET for nodes from lookups; it has no answer.
     pub fn forget(&mut self, node: u64, count: u64) {
         self.send(FORGET, node, &Body::new().u64(count));
     }
 
-    /// From now on no answer is taken.
+    /// Takes no more answers.
     pub fn refuse_answers(&self) {
         shutdown(self.line.as_raw_fd(), Shutdown::Read).expect("close our ear");
     }
 
-    /// How often the server was asked for something.
+    /// The number of requests of one kind that the server got.
     pub fn mounted_count(&self, operation: &str) -> u64 {
         let counts = self.mounted.as_ref().expect("is served").counters().snapshot();
         counts.into_iter().find(|(name, _)| *name == operation).expect("an operation").1
     }
 
-    /// Asserts that the server serves: makes a file, writes, reads, lists and removes it.
+    /// Asserts that the server works: creates, writes, reads, lists and removes a file.
     #[track_caller]
     pub fn still_serves(&mut self) {
         let name = format!("still-{}", self.next);
@@ -447,12 +447,12 @@ impl Raw {
         self.settle();
     }
 
-    /// Waits until what has no answer was served.
+    /// Waits until requests without an answer were processed.
     pub fn settle(&mut self) {
         self.getattr(ROOT).expect("the root is there");
     }
 
-    /// Ends the session as an unmount does; gives what the server says of it.
+    /// Ends the session as an unmount does. Returns the server's result.
     pub fn end(&mut self) -> jailfs::error::Result<()> {
         let Some(mounted) = self.mounted.take() else { return Ok(()) };
         let body = Body::new();
@@ -462,7 +462,7 @@ impl Raw {
         mounted.wait()
     }
 
-    /// What the server says of a session that it ended by itself.
+    /// The result of a session that the server ended by itself.
     pub fn wait(&mut self) -> jailfs::error::Result<()> {
         self.mounted.take().expect("is served until it was waited for").wait()
     }
@@ -470,7 +470,7 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // Closing our end ends the session, in whatever state it is.
+        // Closing our end ends the session in any state.
         let _closed = shutdown(self.line.as_raw_fd(), Shutdown::Both);
         if let Some(mounted) = self.mounted.take() {
             drop(mounted.wait());
@@ -479,7 +479,8 @@ impl Drop for Raw {
     }
 }
 
-/// What Linux 6.18 sends first (`struct fuse_init_in`, protocol 7.45), with all that it offers.
+/// The INIT request of Linux 6.18 (`struct fuse_init_in`, protocol 7.45), with all the flags that
+/// it offers.
 fn init_body() -> Body {
     let flags = !(1_u64 << 31);
     let (low, high) = (flags as u32, (flags >> 32) as u32);

@@ -1,4 +1,4 @@
-//! What can be asked of a store that nobody has mounted.
+//! Reads everything from a store that is not mounted.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,7 +6,8 @@ use std::path::Path;
 use jailfs::sandbox::Sandbox;
 use jailfs::sandbox::{Change, Detail, Reply, Request, Rev};
 
-/// Everything that can be asked of a store: the tree as it is and every checkpoint, each against the base, with content.
+/// All states of a store: the present tree and every checkpoint, each compared with the base, with
+/// content.
 pub fn states(store: &Path) -> BTreeMap<String, Vec<Change>> {
     let sandbox = Sandbox::open(store).unwrap();
     let Reply::Log(log) = sandbox.handle(Request::Log).unwrap() else { panic!("not a log") };
@@ -26,7 +27,7 @@ pub fn states(store: &Path) -> BTreeMap<String, Vec<Change>> {
     checkpoints.chain([Rev::Now]).map(diff).collect()
 }
 
-/// Holds a store against all that must be true of it, every byte included.
+/// Runs the full consistency check, including all content.
 #[track_caller]
 pub fn check(store: &Path, when: &str) {
     let checked = Sandbox::check_store(store, true).unwrap();

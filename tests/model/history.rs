@@ -1,4 +1,5 @@
-//! What people do: checkpoints, restores, applies, remounts, kills, diffs; and what must be true after each.
+//! What users do: checkpoints, restores, applies, remounts, kills and diffs; and the checks after
+//! each.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,28 +21,29 @@ use crate::tree::{Body, Bytes, Id, ROOT, Times, Tree, below, is_below, parent, s
 use crate::world::{Behind, World};
 
 thread_local! {
-    /// Whether this thread applies.
+    /// Whether this thread runs an apply.
     static IS_APPLYING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What the seal says of what was written while an apply was under way.
+/// The seal message for changes that were made during an apply.
 const DURING: &str = "during apply";
 
-/// How often the tree came to lie on the base that an apply wrote while programs wrote, and how often it did not.
+/// How often an apply rebased the head onto the new base while programs wrote, and how often it did
+/// not.
 pub static LANDED: AtomicU64 = AtomicU64::new(0);
 pub static LEFT: AtomicU64 = AtomicU64::new(0);
 
-/// What may happen to those who hold a file that nobody wrote to.
+/// What may happen to the holders of a file that has not been written to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Untouched {
-    /// They keep it.
+    /// They keep the node.
     Kept,
-    /// Below the newest epoch of the base the records may tell of the same bytes in different ways.
+    /// Below the newest epoch of the base, different records may describe the same bytes.
     MayBeCut,
 }
 
 impl World {
-    /// One thing that a person does.
+    /// One operation of a user.
     pub fn turn(&mut self) {
         match self.rng.below(24) {
             0..=4 => self.checkpoint(),
@@ -64,7 +66,7 @@ impl World {
         }
     }
 
-    /// The store keeps its own rules, to the last byte.
+    /// The store passes the full consistency check.
     fn check_store(&self) {
         let Reply::Checked(checked) = self.ask(Request::Check { read_data: true }) else {
             panic!("not a check")
@@ -90,7 +92,7 @@ impl World {
         self.check(Times::All);
     }
 
-    /// Does something that replaces the state, and holds the holders of nodes against its promises.
+    /// Runs an operation that replaces the state, and checks what the holders of nodes see.
     fn switch(&mut self, request: Request, to: &Tree, times: Times, untouched: Untouched) {
         let before = self.tree.clone();
         let attrs = self.attrs();
@@ -123,7 +125,7 @@ impl World {
         if to == newest && self.epoch() == newest { Untouched::Kept } else { Untouched::MayBeCut }
     }
 
-    /// A state that can be named, what it is, and its epoch.
+    /// A state that can be named: its revision, its tree and its epoch.
     fn any_rev(&mut self) -> (Rev, Tree, usize, Times) {
         let seals = self.seals();
         if seals.is_empty() || self.rng.one_in(6) {
@@ -153,7 +155,7 @@ impl World {
 
     fn op_restore(&mut self) {
         let Reply::OpLog(all) = self.ask(Request::OpLog) else { panic!("not a log") };
-        // What gc gave back cannot be gone back to.
+        // A state that gc freed cannot be restored.
         let all: Vec<_> = all.into_iter().filter(|op| !self.collected.contains(&op.op)).collect();
         let Some(op) = (!all.is_empty()).then(|| self.rng.pick(&all).clone()) else { return };
         self.say(format!("op restore {} ({} to {:?})", op.op, op.verb, op.tree));
@@ -198,7 +200,7 @@ impl World {
         assert_eq!((planned.dropped.len(), &planned.layers), (done.dropped.len(), &done.layers));
         let old = all.iter().skip(operations as usize).map(|op| op.op);
         self.collected.extend(old);
-        // A checkpoint that gc gives up is given up for the operations, too.
+        // If gc drops a checkpoint, operations can no longer go back to it either.
         let dropped =
             |op: &Operation| op.tree.is_some_and(|tree| done.dropped.iter().any(|c| c.id == tree));
         self.collected.extend(all.iter().filter(|op| dropped(op)).map(|op| op.op));
@@ -218,8 +220,8 @@ impl World {
         self.check(Times::All);
     }
 
-    /// What is in the store at this moment is all that a killed daemon leaves. A copy takes longer than a moment, so nothing
-    /// is tidied up meanwhile.
+    /// A killed daemon leaves exactly the present content of the store. Copying takes time, so no
+    /// housekeeping runs meanwhile.
     fn kill(&mut self) {
         self.sandbox().detach().unwrap();
         self.stores += 1;
@@ -253,7 +255,7 @@ impl World {
         }
     }
 
-    /// Takes over what was sealed before an apply.
+    /// Records the state that was sealed before an apply.
     fn note_seals(&mut self, before: &Tree) {
         for seal in self.seals() {
             self.checkpoints.entry(seal.id).or_insert_with(|| before.clone());
@@ -282,7 +284,8 @@ impl World {
         self.note_operations(&before);
     }
 
-    /// Programs write at one moment of an apply, before or after the state was sealed that it writes home.
+    /// Programs write at one point of an apply, before or after it sealed the state that it writes
+    /// to the base.
     fn apply_meanwhile(&mut self) {
         let moment = self.rng.below(8);
         self.say(format!("apply, and at moment {moment}:"));
@@ -356,7 +359,8 @@ impl World {
         let forgotten = self.told.take();
         self.after_switch(&before, &attrs, &forgotten, Untouched::Kept);
         self.check(Times::NoChange);
-        // What the seal has that was made for what was written meanwhile, and what all others have, with the apply itself.
+        // Returns the state with the seal for the changes during the apply, and those of all other
+        // operations, with the apply itself.
         for seal in self.seals() {
             let tree = if seal.message == DURING { &before } else { &written };
             self.checkpoints.entry(seal.id).or_insert_with(|| tree.clone());
@@ -364,7 +368,7 @@ impl World {
         self.note_operations_as(|op| if op.description == DURING { &before } else { &written });
     }
 
-    /// Writes a part of the tree home.
+    /// Applies a part of the tree to the base.
     fn apply_path(&mut self) {
         let base = self.epochs[self.epochs.len() - 1].clone();
         let (new, old) = (self.tree.paths(), base.paths());
@@ -381,7 +385,7 @@ impl World {
         let applied = self.applied(vec![TreePath::parse(&top).unwrap()], false);
         self.host = host::read(&self.base);
         let mut wanted = wanted;
-        // Of the directories above only the names are told here.
+        // Of the directories above, only the names are reported here.
         let mut above = parent(&top);
         let host_paths = self.host.paths();
         let wanted_paths = wanted.paths();
@@ -471,13 +475,13 @@ impl World {
         }
     }
 
-    /// What the kernel was told of all that it holds.
+    /// The invalidations that the kernel got for the nodes that it holds.
     fn attrs(&self) -> BTreeMap<NodeId, Attr> {
         let live = self.held.keys().copied().filter(|id| self.live(*id).is_some());
         live.map(|id| (id, self.fs().getattr(id).unwrap())).collect()
     }
 
-    /// Holds what became of held nodes, and what the kernel was told, against the promises of a restore.
+    /// Checks held nodes and invalidations against the promises of a restore.
     fn after_switch(
         &mut self,
         before: &Tree,
@@ -523,7 +527,7 @@ impl World {
         self.update_readers();
     }
 
-    /// Every name that stands for something else now must have been told.
+    /// Every name that now leads to another node must have been invalidated.
     fn check_names_told(&mut self, before: &Tree, told: &Invalidations) {
         let dirs: Vec<(NodeId, Id)> =
             self.held.keys().filter_map(|id| Some((*id, self.live(*id)?))).collect();
@@ -559,13 +563,13 @@ impl World {
     }
 }
 
-/// The host changes the time at which we looked at a directory.
+/// Reading a directory changes its access time on the host.
 fn without_access_time(mut attr: Attr) -> Attr {
     attr.meta.atime = jailfs::types::Timestamp::default();
     attr
 }
 
-/// Whether the holders of a node must be cut off; none if either is right.
+/// Whether the holders of a node must be detached from it; `None` if both are allowed.
 fn fate(before: &Tree, after: &Tree, ino: Id, untouched: Untouched) -> Option<bool> {
     let old = before.node(ino);
     let Some(new) = after.get(ino) else { return Some(true) };
@@ -587,8 +591,8 @@ fn dir_stays(before: &Tree, after: &Tree, dir: Id) -> bool {
     a == b && dir_stays(before, after, a[0].0)
 }
 
-/// The base after the part of the tree at and below `top` was written home; none if it shares nodes with the rest, so
-/// that nobody can say what it should be.
+/// The base after the part of the tree at and below `top` was applied. `None` if that part shares
+/// nodes with the rest, because the result is then not defined.
 fn part_applied(base: &Tree, tree: &Tree, top: &[u8]) -> Option<Tree> {
     let (old, new) = (base.paths(), tree.paths());
     let inside: BTreeSet<Id> = below(&old, top).chain(below(&new, top)).map(|(_, id)| id).collect();
@@ -633,7 +637,8 @@ fn part_applied(base: &Tree, tree: &Tree, top: &[u8]) -> Option<Tree> {
     Some(wanted)
 }
 
-/// The same for one name of a file that has others: the file is written anew in place, for all names that the base has of it.
+/// The same for one name of a file with several: the file is written in place, for all its names in
+/// the base.
 fn link_applied(base: &Tree, tree: &Tree, top: &[u8]) -> Option<Tree> {
     let (old, new) = (base.paths(), tree.paths());
     let mut at = Some(top);
@@ -653,7 +658,7 @@ fn name_of(path: &[u8]) -> &[u8] {
     path.rsplit(|b| *b == b'/').next().unwrap_or_default()
 }
 
-/// What can be seen at a path, without what a diff does not tell.
+/// What a path shows, without what a diff leaves out.
 fn seen(
     tree: &Tree,
     id: Id,
@@ -668,16 +673,17 @@ fn seen(
     (node.mode, node.uid, node.gid, mtime, node.xattrs.clone(), content)
 }
 
-/// What is told as modified.
+/// Changes that are reported as modified.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Modified {
-    /// A file of which the bytes differ.
+    /// A file whose bytes differ.
     Differs,
-    /// A file that was written, also with the same bytes: what a restore tells.
+    /// A file that was written to, also with the same bytes, as a restore reports it.
     Written,
 }
 
-/// Works the changes off on the older state: it must then be the newer one, and no change may be idle.
+/// Replays the changes on the older state: the result must be the newer state, and every change
+/// must have an effect.
 fn check_diff(old: &Tree, new: &Tree, changes: &[Change], modified: Modified) {
     assert!(changes.is_sorted_by(|a, b| a.path <= b.path), "the changes are sorted by path");
     let (was, is) = (old.paths(), new.paths());

@@ -1,4 +1,4 @@
-//! The base on the host: making one at random, and reading one whole.
+//! The base on the host: creates a random one, and reads a whole one.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -17,7 +17,7 @@ use nix::sys::time::TimeSpec;
 use crate::rng::Rng;
 use crate::tree::{Body, Bytes, Id, Node, ROOT, Tree};
 
-/// Names for everything: few, so that they meet, and odd ones among them.
+/// Names for everything: few, so that they collide, and some odd ones.
 pub fn name(rng: &mut Rng) -> Bytes {
     match rng.below(14) {
         0 => b"new\nline".to_vec(),
@@ -28,7 +28,7 @@ pub fn name(rng: &mut Rng) -> Bytes {
     }
 }
 
-/// Bytes in which every offset looks different from its neighbours, and which are never zero.
+/// Bytes that differ at neighbouring offsets and are never zero.
 pub fn content(rng: &mut Rng, len: usize) -> Bytes {
     let seed = rng.next();
     (0..len as u64)
@@ -54,7 +54,7 @@ pub fn time(rng: &mut Rng) -> Timestamp {
     }
 }
 
-/// Permission bits; those without which only root could go on are left to root.
+/// Permission bits. Bits that would lock out anyone but root are used only as root.
 pub fn perm(rng: &mut Rng, root: bool) -> u32 {
     let bits = rng.below(0o10000) as u32;
     if root { bits } else { bits | 0o700 }
@@ -93,7 +93,7 @@ pub fn make(base: &Path, rng: &mut Rng, root: bool) {
                 let file =
                     host::OpenOptions::new().write(true).create_new(true).open(&path).unwrap();
                 if rng.below(4) == 0 {
-                    // Sparse: holes before and behind.
+                    // Sparse: a hole before and after the data.
                     let at = rng.below(64 << 10);
                     file.write_all_at(&content(rng, len / 4), at).unwrap();
                     file.set_len(at + len as u64).unwrap();
@@ -108,7 +108,7 @@ pub fn make(base: &Path, rng: &mut Rng, root: bool) {
     for path in &all {
         decorate(path, rng, root);
     }
-    // Deepest first, because what comes and goes in a directory sets its time.
+    // Deepest first, because a change in a directory sets its times.
     for path in all.iter().rev() {
         let (secs, nanos) = (time(rng), time(rng));
         let times = |t: Timestamp| TimeSpec::new(t.secs, i64::from(t.nanos));
@@ -140,12 +140,12 @@ fn decorate(path: &Path, rng: &mut Rng, root: bool) {
     host::set_permissions(path, mode).unwrap();
 }
 
-/// Opens without leaving an access time.
+/// Opens without changing the access time.
 fn open(path: &Path) -> host::File {
     host::OpenOptions::new().read(true).custom_flags(libc::O_NOATIME).open(path).unwrap()
 }
 
-/// Reads all of it; numbers are the host's, and that of the root is [`ROOT`].
+/// Reads the whole base. Inode numbers are the host's; that of the root is [`ROOT`].
 pub fn read(base: &Path) -> Tree {
     let mut tree = Tree::default();
     read_node(base, ROOT, &mut tree);

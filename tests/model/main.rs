@@ -1,8 +1,9 @@
-//! The whole library without a mount, held against a dumb model: random operations of programs with a kernel's held
-//! numbers between them, checkpoints, restores, applies, remounts and kills.
+//! Runs the whole library without a mount and compares it with a simple model: random operations of
+//! programs, with the node numbers that a kernel would hold, between checkpoints, restores,
+//! applies, remounts and kills.
 //!
-//! `JAILFS_MODEL_SEED=N` runs one seed, `JAILFS_MODEL_SEEDS=N` that many from 1 on. A failure prints its seed and the
-//! last operations.
+//! `JAILFS_MODEL_SEED=N` runs one seed, `JAILFS_MODEL_SEEDS=N` runs the first N. A failure prints
+//! its seed and the last operations.
 
 #![expect(
     clippy::unwrap_used,
@@ -27,10 +28,10 @@ use history::{LANDED, LEFT};
 use tree::Times;
 use world::World;
 
-/// So many that the test takes some twenty seconds in a debug build.
+/// The number of seeds that take about twenty seconds in a debug build.
 const SEEDS: u64 = 30;
 const STEPS: u64 = 400;
-/// How much of what was done a failure tells.
+/// The number of last operations that a failure prints.
 const TOLD: usize = 60;
 
 fn number(variable: &str) -> Option<u64> {
@@ -72,7 +73,7 @@ fn run(seed: u64) {
 }
 
 #[test]
-fn the_filesystem_and_its_history_do_what_a_dumb_model_does() {
+fn the_library_does_what_the_simple_model_does() {
     match number("JAILFS_MODEL_SEED") {
         Some(seed) => run(seed),
         None => (1..=number("JAILFS_MODEL_SEEDS").unwrap_or(SEEDS)).for_each(run),

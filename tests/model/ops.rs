@@ -1,4 +1,4 @@
-//! What programs do: each operation on the filesystem, and in the dumbest way on the model.
+//! What programs do: each operation on the filesystem, and in the simplest way on the model.
 
 use std::collections::BTreeSet;
 
@@ -17,13 +17,13 @@ fn named(name: &[u8]) -> Name {
 }
 
 impl World {
-    /// Any held number.
+    /// Any held node.
     fn any(&mut self) -> NodeId {
         let ids = self.handed_out();
         *self.rng.pick(&ids)
     }
 
-    /// A held number that is mostly one of a live directory.
+    /// A held node, mostly a live directory.
     fn any_dir(&mut self) -> NodeId {
         if self.rng.one_in(12) {
             return self.any();
@@ -33,7 +33,7 @@ impl World {
         *self.rng.pick(&dirs)
     }
 
-    /// A held number that is mostly one of a file, live or gone.
+    /// A held node, mostly a file, live or orphaned.
     fn any_file(&mut self) -> NodeId {
         let file = |w: &World, id| w.node(id).is_some_and(|n| n.bytes().is_some());
         let files: Vec<NodeId> =
@@ -41,7 +41,7 @@ impl World {
         if files.is_empty() || self.rng.one_in(20) { self.any() } else { *self.rng.pick(&files) }
     }
 
-    /// A name, mostly one that is in the directory.
+    /// A name, mostly one that exists in the directory.
     fn name_in(&mut self, dir: NodeId) -> Bytes {
         let names: Vec<Bytes> = match self.as_dir(dir) {
             Ok(ino) => self.tree.node(ino).names().keys().cloned().collect(),
@@ -58,7 +58,7 @@ impl World {
         self.as_dir(dir).map(|ino| self.tree.child(ino, name))
     }
 
-    /// One thing that a program does.
+    /// One operation of a program.
     pub fn step(&mut self) {
         let crowded = self.tree.nodes.len() > 90;
         match self.rng.below(100) {
@@ -88,7 +88,7 @@ impl World {
         self.update_readers();
     }
 
-    /// Looks names up, from the root or from a held directory downwards.
+    /// Looks names up, downwards from the root or a held directory.
     fn walk(&mut self) {
         let mut dir = if self.rng.one_in(2) { NodeId::ROOT } else { self.any_dir() };
         for _ in 0..1 + self.rng.below(4) {
@@ -172,8 +172,8 @@ impl World {
 
     fn link(&mut self) {
         let (id, dir, name) = (self.any(), self.any_dir(), host::name(&mut self.rng));
-        // A symbolic link that is nearer to the root then may need another answer, and that another id: the rules of that are
-        // tested elsewhere.
+        // A symlink nearer to the root may need another answer, and then another id. Other tests
+        // cover that.
         if let (Some(ino), Ok(up)) = (self.live(id), self.as_dir(dir))
             && matches!(self.tree.node(ino).body, Body::Link(_))
             && self.tree.places(ino).iter().all(|(above, _)| *above != up)
@@ -234,7 +234,7 @@ impl World {
         }
     }
 
-    /// A name goes, and perhaps the node.
+    /// Removes a name, and the node with its last name.
     fn lose(&mut self, dir: NodeId, name: &[u8]) {
         let up = self.as_dir(dir).unwrap();
         let node = self.tree.node(self.tree.child(up, name).unwrap()).clone();
@@ -259,7 +259,7 @@ impl World {
         self.say(format!("rename {from_dir:?} {} {to_dir:?} {} {mode:?}", show(&from), show(&to)));
         let wanted = self.may_rename((from_dir, &from), (to_dir, &to), mode);
         let got = self.fs().rename(from_dir, &named(&from), to_dir, &named(&to), mode, 0);
-        // A link that was followed would lead out from the new place; the rules of that are tested elsewhere.
+        // A symlink that was followed would lead out from the new place. Other tests cover that.
         if got == Err(FsError::LeavesJail) && wanted.is_ok() {
             return;
         }
@@ -327,7 +327,7 @@ impl World {
         }
     }
 
-    /// The error that every operation on content has for what is no file.
+    /// The error that every operation on content gives for a node that is not a file.
     fn as_file(&self, id: NodeId) -> Result<(), FsError> {
         match self.node(id).map(Node::kind) {
             Some(FileKind::File) => Ok(()),
@@ -336,7 +336,7 @@ impl World {
         }
     }
 
-    /// An offset, often one where something begins or ends.
+    /// An offset, often at a boundary.
     fn offset(&mut self, id: NodeId) -> u64 {
         let size = self.node(id).and_then(Node::bytes).map_or(0, |b| b.len() as u64);
         let at = match self.rng.below(6) {
@@ -445,7 +445,7 @@ impl World {
 
     fn xattr(&mut self) {
         let id = self.any();
-        // The host has these attributes for files and directories only (xattr(7)).
+        // The host supports these attributes for files and directories only (xattr(7)).
         if !self.node(id).is_some_and(|n| n.is_dir() || n.bytes().is_some()) {
             return;
         }
@@ -491,7 +491,7 @@ impl World {
         }
     }
 
-    /// Reads on in a directory, or begins to.
+    /// Continues to read a directory, or starts to.
     fn read_directory(&mut self) {
         if self.readers.len() < 3 && self.rng.one_in(2) {
             let dir = self.any_dir();
@@ -620,7 +620,8 @@ impl World {
         self.say(format!("readlink {id:?}"));
         let wanted = match (&self.held[&id].behind, self.node(id).map(|n| &n.body)) {
             (Behind::Live(_), Some(Body::Link(_))) => match self.fs().readlink(id, 0) {
-                // Stale: it was moved away from a place from which it would lead out, and is looked up again.
+                // Stale: the link moved from a place where it would lead out, and is looked up
+                // again.
                 Ok(_) | Err(FsError::LeavesJail | FsError::Stale) => return,
                 Err(error) => panic!("readlink: {error}"),
             },
@@ -631,7 +632,7 @@ impl World {
     }
 }
 
-/// What pwrite(2) does.
+/// The effect of pwrite(2).
 fn put(file: &mut Bytes, at: u64, bytes: &[u8]) {
     let end = at as usize + bytes.len();
     if file.len() < end {

@@ -1,4 +1,4 @@
-//! Random numbers that are the same for the same seed, everywhere (xorshift64*).
+//! Random numbers that are the same everywhere for the same seed (xorshift64*).
 
 pub struct Rng(u64);
 

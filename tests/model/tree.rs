@@ -1,11 +1,11 @@
-//! The dumb model: a tree of plain nodes. A snapshot is a copy of all of it.
+//! The simple model: a tree of plain nodes. A snapshot is a full copy.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use jailfs::types::{FileKind, Timestamp};
 
-/// A node's identity; for what the mount shows, the inode number that it must have for ever.
+/// The identity of a node. In the mount, its inode number, which never changes.
 pub type Id = u64;
 pub const ROOT: Id = 1;
 
@@ -13,7 +13,7 @@ pub type Bytes = Vec<u8>;
 
 #[derive(Clone, PartialEq)]
 pub enum Body {
-    /// Two states in which the same `Rc` stands have a file that nobody wrote to between them.
+    /// If two states share an `Rc`, the file was not written to between them.
     File(Rc<Bytes>),
     Dir(BTreeMap<Bytes, Id>),
     Link(Bytes),
@@ -25,7 +25,7 @@ pub struct Node {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
-    /// Only of files: whoever looks at a directory or a link of the host changes it.
+    /// Only for files: reading a directory or symlink on the host changes its access time.
     pub atime: Timestamp,
     pub mtime: Timestamp,
     pub ctime: Timestamp,
@@ -49,7 +49,7 @@ impl Node {
         }
     }
 
-    /// The content, to be changed.
+    /// The content, for changes.
     pub fn bytes_mut(&mut self) -> &mut Bytes {
         match &mut self.body {
             Body::File(bytes) => Rc::make_mut(bytes),
@@ -71,7 +71,7 @@ impl Node {
         }
     }
 
-    /// What a write by somebody without CAP_FSETID takes away.
+    /// The bits that a write without CAP_FSETID clears.
     pub fn kill_privileges(&mut self) {
         if !self.is_dir() {
             self.mode &= !0o4000;
@@ -82,11 +82,11 @@ impl Node {
     }
 }
 
-/// What of the times two trees must have in common.
+/// The times that two trees must have in common.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Times {
     All,
-    /// The host gives change times, and an access time alone is not written home.
+    /// The host sets change times, and an access time alone is not applied.
     NoChange,
 }
 
@@ -129,7 +129,7 @@ impl Tree {
         self.places(id).len() as u32
     }
 
-    /// Whether `dir` is `ancestor` or lies below it.
+    /// Whether `dir` is `ancestor` or is below it.
     pub fn is_below(&self, dir: Id, ancestor: Id) -> bool {
         let mut at = dir;
         while at != ancestor {
@@ -141,7 +141,7 @@ impl Tree {
         true
     }
 
-    /// All paths and what stands there; the root is the empty path.
+    /// All paths and their nodes; the root is the empty path.
     pub fn paths(&self) -> BTreeMap<Bytes, Id> {
         let mut all = BTreeMap::from([(Vec::new(), ROOT)]);
         self.paths_below(ROOT, &[], &mut all);
@@ -158,7 +158,7 @@ impl Tree {
         }
     }
 
-    /// Takes a name away, and the node if that was its last.
+    /// Removes a name, and the node with its last name.
     pub fn remove_name(&mut self, dir: Id, name: &[u8]) -> Id {
         let id = self.node_mut(dir).names_mut().remove(name).unwrap();
         if self.places(id).is_empty() {
@@ -167,8 +167,8 @@ impl Tree {
         id
     }
 
-    /// The first difference between this tree and another. With `same_ids` every node must have the same number; else
-    /// numbers may differ, but hard links must be hard links on both sides.
+    /// The first difference between this tree and another. With `same_ids` every node must have the
+    /// same number. Otherwise numbers may differ, but both sides must have the same hard links.
     pub fn differs(&self, other: &Tree, same_ids: bool, times: Times) -> Option<String> {
         let (a, b) = (self.paths(), other.paths());
         if let Some(path) = a.keys().find(|p| !b.contains_key(*p)) {

@@ -1,4 +1,4 @@
-//! A sandbox beside its model, and what a kernel would hold of it.
+//! A sandbox beside its model, and the nodes that a kernel would hold.
 
 use std::collections::btree_map::Entry as MapEntry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,38 +18,38 @@ use crate::host;
 use crate::rng::Rng;
 use crate::tree::{Body, Bytes, Id, Node, ROOT, Times, Tree, bytes_differ, join, show};
 
-/// What is behind a number that the kernel was given.
+/// The node behind a number that the kernel holds.
 #[derive(Clone)]
 pub enum Behind {
     Live(Id),
-    /// A file that is gone, as those who hold it see it.
+    /// A file without a name, as its holders see it.
     Orphan(Box<Node>),
     /// A directory that is gone.
     DeadDir,
 }
 
 pub struct Held {
-    /// Which it was of all that were handed out: numbers of the host are not the same in the next run, and a choice
-    /// must be.
+    /// Its index among all nodes that were handed out. The host's numbers differ in the next run,
+    /// and choices must not.
     pub order: u64,
     pub count: u64,
     pub ino: Id,
     pub behind: Behind,
 }
 
-/// Somebody reads a directory in pieces.
+/// A reader that reads a directory in pieces.
 pub struct Reader {
     pub dir: NodeId,
     pub cookie: u64,
     pub seen: Vec<Bytes>,
-    /// Names that were there all the time.
+    /// Names that existed all the time.
     pub always: BTreeSet<Bytes>,
-    /// Names that were there at some time, and those that came anew under the same name.
+    /// Names that existed at some time, or were created again under the same name.
     pub ever: BTreeSet<Bytes>,
     pub again: BTreeSet<Bytes>,
 }
 
-/// A kernel that notes what it is told to forget.
+/// A kernel that records its invalidations.
 #[derive(Default)]
 pub struct Told(Mutex<Invalidations>);
 
@@ -83,22 +83,22 @@ pub struct World {
     pub root: bool,
     sandbox: Option<Arc<Sandbox>>,
     pub told: Arc<Told>,
-    /// What the mount shows.
+    /// The tree that the mount shows.
     pub tree: Tree,
-    /// What the host's directory holds, under the host's numbers.
+    /// The directory on the host, with the host's inode numbers.
     pub host: Tree,
-    /// What the base shows in each epoch, under the numbers of the mount.
+    /// The base in each epoch, with the inode numbers of the mount.
     pub epochs: Vec<Tree>,
     pub held: BTreeMap<NodeId, Held>,
     handed_out: u64,
-    /// Names that the kernel looked up, and what it was given.
+    /// Names that the kernel looked up, and the nodes it got.
     pub dentries: BTreeMap<(NodeId, Bytes), NodeId>,
     pub readers: Vec<Reader>,
     pub checkpoints: BTreeMap<LayerId, Tree>,
     pub operations: BTreeMap<u64, Tree>,
-    /// Operations to which gc has made it impossible to go back.
+    /// Operations whose states gc freed.
     pub collected: BTreeSet<u64>,
-    /// All numbers that were ever shown.
+    /// All numbers that were ever handed out.
     pub numbers: BTreeSet<Id>,
 }
 
@@ -149,7 +149,7 @@ impl World {
         self.log.push(what);
     }
 
-    /// Opens the store, as after a mount: the kernel holds the root only.
+    /// Opens the store, as a mount does: the kernel holds only the root.
     pub fn open(&mut self) {
         let volatile = !self.rng.one_in(8);
         let sandbox = Sandbox::create_or_open(
@@ -176,13 +176,14 @@ impl World {
         self.sandbox().handle(request).unwrap_or_else(|e| panic!("{text}: {e}"))
     }
 
-    /// Notes which state each new operation of the log led to; `before` is the state before the last request.
+    /// Records the state that each new operation of the log led to; `before` is the state before
+    /// the last request.
     pub fn note_operations(&mut self, before: &Tree) -> Vec<String> {
         let now = self.tree.clone();
         self.note_operations_as(|op| if op.verb == "seal" { before } else { &now })
     }
 
-    /// The same for who knows which state that is.
+    /// The same, for a caller that knows that state.
     pub fn note_operations_as<'t>(
         &mut self,
         state: impl Fn(&Operation) -> &'t Tree,
@@ -198,14 +199,14 @@ impl World {
         verbs
     }
 
-    /// All held numbers, in the order in which they were handed out.
+    /// All held nodes, in the order in which they were handed out.
     pub fn handed_out(&self) -> Vec<NodeId> {
         let mut ids: Vec<NodeId> = self.held.keys().copied().collect();
         ids.sort_by_key(|id| self.held[id].order);
         ids
     }
 
-    /// The node of a held number, if it is in the tree.
+    /// The live node behind a held number, if there is one.
     pub fn live(&self, id: NodeId) -> Option<Id> {
         match self.held.get(&id)?.behind {
             Behind::Live(ino) => Some(ino),
@@ -213,7 +214,7 @@ impl World {
         }
     }
 
-    /// The directory behind a number, or the error that every operation on it must have.
+    /// The directory behind a number, or the error that every operation on it must give.
     pub fn as_dir(&self, id: NodeId) -> Result<Id, FsError> {
         match self.held[&id].behind {
             Behind::Live(ino) if self.tree.node(ino).is_dir() => Ok(ino),
@@ -246,7 +247,7 @@ impl World {
             .map(|(id, _)| *id)
     }
 
-    /// Takes in what the filesystem handed out for `ino`.
+    /// Records a node that the filesystem handed out for `ino`.
     pub fn take(&mut self, entry: &Entry, ino: Id, place: (NodeId, &[u8])) {
         assert_eq!(entry.attr.ino.0, ino, "the number of {}", show(place.1));
         match self.held.get_mut(&entry.id) {
@@ -282,7 +283,7 @@ impl World {
         }
     }
 
-    /// Takes the times over that an operation set to now. `mtime`: that of the content, too.
+    /// Copies the times that an operation set to now. With `mtime` also that of the content.
     pub fn touched(&mut self, id: NodeId, mtime: bool) {
         let Some(Held { behind, .. }) = self.held.get(&id) else { return };
         match behind {
@@ -316,7 +317,7 @@ impl World {
         }
     }
 
-    /// Holds an answer against the expected error.
+    /// Compares an answer with the expected error.
     pub fn expect<T: Debug>(&self, got: FsResult<T>, wanted: Result<(), FsError>) -> Option<T> {
         match (got, wanted) {
             (Ok(got), Ok(())) => Some(got),
@@ -325,7 +326,7 @@ impl World {
         }
     }
 
-    /// What becomes of the holders of a node that lost its last name.
+    /// What the holders of a node see after it lost its last name.
     pub fn orphaned(&mut self, ino: Id, node: Node) {
         if let Some(id) = self.held_as(ino) {
             let dir = node.is_dir();
@@ -337,7 +338,7 @@ impl World {
         }
     }
 
-    /// Lets go of what the kernel holds of a node, unless a name below it or a reader needs it.
+    /// Drops what the kernel holds of a node, unless a name below it or a reader needs it.
     pub fn forget(&mut self, id: NodeId, all: bool) {
         let busy = self.readers.iter().any(|r| r.dir == id)
             || self.dentries.keys().any(|(dir, _)| *dir == id);
@@ -354,7 +355,7 @@ impl World {
         self.fs().forget(id, count);
     }
 
-    /// Tells those who read directories which names are there now.
+    /// Tells the readers of directories which names exist now.
     pub fn update_readers(&mut self) {
         for at in (0..self.readers.len()).rev() {
             let Some(dir) = self.live(self.readers[at].dir) else {
@@ -370,7 +371,7 @@ impl World {
         }
     }
 
-    /// Holds everything that can be seen against the model.
+    /// Compares everything that can be seen with the model.
     pub fn check(&mut self, times: Times) {
         self.fs()
             .state()
@@ -436,7 +437,7 @@ impl World {
         assert_eq!(fs.held_nodes(), self.held.len(), "what the kernel holds is counted");
     }
 
-    /// Reads all of the mount, like `find` and `cat`, and forgets it again.
+    /// Reads the whole mount, like `find` and `cat`, and then drops all nodes.
     pub fn read_merged(&self) -> Tree {
         let mut tree = Tree::default();
         let fs = self.fs();
@@ -505,7 +506,7 @@ impl World {
     }
 }
 
-/// The names of a directory, by readdir in one go.
+/// The names of a directory, read at once.
 fn list(fs: &Fs, id: NodeId) -> BTreeMap<Bytes, (Ino, FileKind)> {
     let mut names = BTreeMap::new();
     fs.readdir(id, 0, |entry| {

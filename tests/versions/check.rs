@@ -157,11 +157,11 @@ fn check_names_the_version_that_refers_to_what_is_not_there() {
     let changes: &[(Change, &str)] = &[
         (
             |content| content.extents.iter_mut().for_each(|(_, source)| far(source)),
-            "of the pool of layer 1, which are not there",
+            "of the pool of layer 1, which do not exist",
         ),
         (
             |content| content.extents.iter_mut().for_each(|(_, source)| gone(source)),
-            "of the pool of layer 77, which are not there",
+            "of the pool of layer 77, which do not exist",
         ),
         (|content| content.epoch = Epoch(3), "is of a base after 3 applies, which were not made"),
         (|content| content.extents = content.extents.repeat(2), "that are not in order"),

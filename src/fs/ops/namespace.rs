@@ -285,7 +285,7 @@ impl Core {
             return Err(FsError::ReadOnly);
         }
         let (at, base) = (self.place_in_base(dir).cloned(), Arc::clone(self.lower.base()));
-        let near = at.as_ref().map(|path| base.near(path));
+        let near = at.as_ref().map(|path| base.lookup_in(path));
         let (dir, lower, _) = self.live_dir(dir, near.as_ref())?;
         self.check_dir(lower.as_ref())?;
         let found = self.find_in(dir, lower.as_ref(), name, near.as_ref())?;

@@ -71,9 +71,9 @@ impl Fs {
             return Ok(());
         }
         let (at, base) = (core.place_in_base(id).cloned(), Arc::clone(core.lower.base()));
-        let near = at.as_ref().map(|path| base.near(path));
+        let near = at.as_ref().map(|path| base.lookup_in(path));
         let (dir, lower, seen) = core.live_dir(id, near.as_ref())?;
-        let near = near.or_else(|| lower.as_ref().map(|path| base.near(path)));
+        let near = near.or_else(|| lower.as_ref().map(|path| base.lookup_in(path)));
         core.check_dir(lower.as_ref())?;
         if after == 0 || core.held.listing(id).is_none() {
             core.list_anew(id, dir, (lower.as_ref(), seen.as_ref()))?;

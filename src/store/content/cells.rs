@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! addresses   0        64 KiB     128 KiB    192 KiB
-//! pool        ####.....|##########|##.......|       # stored, . hole; the middle cell is not deflated
+//! pool        ####.....|##########|##.......|       # stored, . hole; the second is not deflated
 //! ```
 //!
 //! * Addresses, checksums and punching work as in any other pool. Checksums cover the stored bytes.

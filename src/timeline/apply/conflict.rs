@@ -73,7 +73,7 @@ impl Timeline {
             (Expected::Print(_), None) => Some("somebody else removed it from the base"),
             // Names in a directory come and go; it is enough that it is the same one, unless it is to go.
             (Expected::Print(print), Some(stat)) if is_dir(stat) && !is_to_go => {
-                let is_same = print.ino == stat.ino || !self.base().keeps_numbers();
+                let is_same = print.ino == stat.ino || !self.base().has_stable_inodes();
                 (!is_same).then_some("somebody else replaced it in the base")
             }
             (Expected::Print(print), Some(stat)) => (!to.lower.is_as(&print, &stat.fingerprint()))

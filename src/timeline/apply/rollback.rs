@@ -265,7 +265,7 @@ fn lost_in_place(base: &Base, images: &Images) -> FsResult<BTreeSet<TreePath>> {
         let Some(image) = image else { continue };
         let Body::File { size, origin: Some(_) } = image.node.body else { continue };
         let is_it = |stat: &BaseStat| {
-            let is_node = stat.ino == image.host || !base.keeps_numbers();
+            let is_node = stat.ino == image.host || !base.has_stable_inodes();
             stat.kind == FileKind::File && stat.size == size && is_node
         };
         if size > 0 && !found(base.stat(path))?.is_some_and(|stat| is_it(&stat)) {
@@ -273,7 +273,7 @@ fn lost_in_place(base: &Base, images: &Images) -> FsResult<BTreeSet<TreePath>> {
             nodes.insert((image.host, size));
         }
     }
-    for (path, _) in images.iter().filter(|_| base.keeps_numbers() && !nodes.is_empty()) {
+    for (path, _) in images.iter().filter(|_| base.has_stable_inodes() && !nodes.is_empty()) {
         // The host may have given the number to another file by now; one of the same size is left, rather than the last bytes lost.
         if found(base.stat(path))?.is_some_and(|stat| nodes.contains(&(stat.ino, stat.size))) {
             lost.insert(path.clone());
@@ -332,7 +332,7 @@ fn judge(
     stat: impl Fn(&TreePath) -> FsResult<Option<BaseStat>>,
     mut each: impl FnMut(&TreePath, Option<&PreNode>, &BaseStat) -> FsResult<()>,
 ) -> FsResult<()> {
-    for (path, image) in images.iter().filter(|_| base.keeps_numbers()) {
+    for (path, image) in images.iter().filter(|_| base.has_stable_inodes()) {
         if let Some(now) = stat(path)? {
             each(path, image.as_ref(), &now)?;
         }

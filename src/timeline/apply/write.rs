@@ -75,7 +75,7 @@ pub(in crate::timeline) fn write_base<'a>(
         staging::open(base, touched.keys(), goes_on).attempt(|| "open directories of the base")?;
     let linked = linked_names(from, to, changes)?;
     let (placed, written, changed) = (BTreeMap::new(), Written::default(), BTreeSet::new());
-    let (writer, keeps_numbers) = (base.writer(), base.keeps_numbers());
+    let (writer, has_stable_inodes) = (base.writer(), base.has_stable_inodes());
     let by_path = changes.iter().map(|change| (&change.path, change)).collect();
     let mut home = Home {
         writer,
@@ -89,7 +89,7 @@ pub(in crate::timeline) fn write_base<'a>(
         stages,
         claim,
         unable,
-        keeps_numbers,
+        has_stable_inodes,
     };
     for change in changes.iter().rev().filter(|c| matches!(c.what, What::Deleted | What::Type)) {
         let removed = home.remove(change);
@@ -154,7 +154,7 @@ struct Home<'a> {
     /// Who sets the base back goes on with the rest.
     unable: Option<&'a mut Unable>,
     /// Whether a node that has another number now is another node.
-    keeps_numbers: bool,
+    has_stable_inodes: bool,
 }
 
 impl<'a> Home<'a> {
@@ -199,7 +199,7 @@ impl<'a> Home<'a> {
         let meta = &record.meta;
         let (mode, uid, gid, atime, mtime) =
             (meta.mode, meta.uid, meta.gid, meta.atime, meta.mtime);
-        Attributes { mode, uid, gid, atime, mtime, xattrs, or_ours: self.unable.is_some() }
+        Attributes { mode, uid, gid, atime, mtime, xattrs, may_keep_owner: self.unable.is_some() }
     }
 
     /// Notes what a node of the base did not get: its owner, or its time.
@@ -356,7 +356,7 @@ impl<'a> Home<'a> {
             file.set_len(0)?;
             self.copy_content(new, record.size(), &file)?;
             let stat =
-                dir.set_attributes_of(file, &self.attributes(record, &xattr_list(record)))?;
+                dir.set_file_attributes(file, &self.attributes(record, &xattr_list(record)))?;
             self.note_made(&change.path, record, &stat);
             self.placed.insert(ino, (change.path.clone(), stat));
             return (self.claim)(&change.path, stat.fingerprint());
@@ -435,7 +435,7 @@ impl<'a> Home<'a> {
             self.changed.insert(now.ino);
             (self.claim)(path, Fingerprint { mtime: record.meta.mtime, ..now.fingerprint() })?;
         }
-        let is = dir.set_owner_mode_times_xattrs(&name, &attributes)?;
+        let is = dir.set_attributes(&name, &attributes)?;
         self.note_made(path, &record, &is);
         // A filesystem may keep times less exactly than they were asked for.
         if is.mtime != record.meta.mtime && self.changed.contains(&is.ino) {
@@ -464,8 +464,8 @@ impl<'a> Home<'a> {
         let xattrs = xattr_list(record);
         let attributes = self.attributes(record, &xattrs);
         let made = match file {
-            Some(file) => dir.set_attributes_of(file, &attributes)?,
-            None => dir.set_owner_mode_times_xattrs(staged, &attributes)?,
+            Some(file) => dir.set_file_attributes(file, &attributes)?,
+            None => dir.set_attributes(staged, &attributes)?,
         };
         self.note_made(&change.path, record, &made);
         self.put(dir, staged, (&change.path, name), self.planned(change), &made)?;
@@ -537,7 +537,7 @@ impl<'a> Home<'a> {
     }
 
     fn is_same_node(&self, old: &BaseStat, now: &BaseStat) -> bool {
-        (old.ino == now.ino || !self.keeps_numbers) && old.kind == now.kind
+        (old.ino == now.ino || !self.has_stable_inodes) && old.kind == now.kind
     }
 }
 

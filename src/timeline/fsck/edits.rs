@@ -1,7 +1,7 @@
-//! Checking the history of single files: the logs, and that what the versions refer to is there.
+//! Checks the edit history: its logs, and the content that its entries refer to.
 //!
-//! A version is looked at as whoever opens the store would take it: those that were given up are gone, and of what the machine may
-//! have lost nothing is believed, so neither can be wrong.
+//! It reads the logs as a mount does. Dropped entries are not checked, nor are those that a power
+//! cut may have lost.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,33 +15,36 @@ use crate::store::record::LayerKind;
 use crate::tree::{Body, Source};
 use crate::types::{ByteRange, Epoch, FileKind, LayerId, TreePath};
 
-/// What is wrong with the history of single files. Whoever opens the store begins the log anew, or passes the version over.
+/// A fault in the edit history. The next mount starts the log anew, or skips the entry.
+///
+/// Each variant states a rule that must hold, and a value of it says where the rule is broken.
 #[derive(Debug)]
 pub enum Warning {
-    /// Every frame of a log is whole, has its checksum and its number, and holds a record of this format.
+    /// Every frame of a log is whole, has its checksum and its number, and holds a record of this
+    /// format.
     Log(Error),
-    /// What a version refers to is there.
-    Version(Place, String),
-    /// The content of a version is as it was when its layer was sealed.
-    Content(Place, String, u64),
+    /// The content of an entry is there.
+    Entry(EntryPlace, String),
+    /// The content of an entry is as it was when its layer was sealed.
+    Content(EntryPlace, String, u64),
 }
 
-/// Where a log says what is told.
+/// The place of an entry in a log.
 #[derive(Clone, Debug)]
-pub struct Place {
-    /// The log.
+pub struct EntryPlace {
+    /// The file of the log.
     file: String,
-    /// Where the record begins.
+    /// The offset of the record.
     offset: u64,
-    /// Whose version.
+    /// The path whose history it is.
     path: TreePath,
-    /// Which.
+    /// The number of the entry.
     number: u32,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for EntryPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { file, offset, path, number } = self;
+        let EntryPlace { file, offset, path, number } = self;
         write!(f, "{file} at offset {offset}: version {number} of '{path}'")
     }
 }
@@ -50,9 +53,9 @@ impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Warning::Log(error) => {
-                write!(f, "{error}; the next mount begins the history of single files anew")
+                write!(f, "{error}; the next mount starts a new edit history")
             }
-            Warning::Version(place, why) => write!(f, "{place} {why}"),
+            Warning::Entry(place, why) => write!(f, "{place} {why}"),
             Warning::Content(place, file, offset) => {
                 write!(f, "{place}: {file} at offset {offset}: content fails its checksum")
             }
@@ -60,7 +63,7 @@ impl fmt::Display for Warning {
     }
 }
 
-/// Ranges of a pool, each with the number of the place that refers to it.
+/// Ranges of each pool, with the index of the place that refers to it.
 type Referred = BTreeMap<LayerId, Vec<(ByteRange, usize)>>;
 
 impl Checker {
@@ -85,13 +88,13 @@ impl Checker {
             self.report.versions += 1;
             let Some(content) = &version.content else { continue };
             let offset = recorded.start_of(record);
-            let place = Place { file: file.to_owned(), offset, path: path.clone(), number };
+            let place = EntryPlace { file: file.to_owned(), offset, path: path.clone(), number };
             for layer in content.extents.iter().filter_map(|(_, source)| layer_of(*source)) {
                 let store = &self.store;
                 pools.entry(layer).or_insert_with(|| store.pool(layer).ok().map(|(_, end)| end));
             }
             if let Some(why) = self.fault_of(content, &pools) {
-                self.report.warnings.push(Warning::Version(place, why));
+                self.report.warnings.push(Warning::Entry(place, why));
                 continue;
             }
             for (range, source) in &content.extents {
@@ -109,21 +112,18 @@ impl Checker {
         }
     }
 
-    /// What is wrong with a version, if anything is.
+    /// The fault of an entry, if it has one.
     fn fault_of(
         &self,
         content: &Content,
         pools: &BTreeMap<LayerId, Option<u64>>,
     ) -> Option<String> {
         let Body::File { origin, .. } = &content.node.body else {
-            return Some("is no regular file".to_owned());
+            return Some("is not a regular file".to_owned());
         };
         debug_assert_eq!(content.node.kind(), FileKind::File);
         if content.epoch > self.epoch() {
-            return Some(format!(
-                "is of a base after {} applies, which were not made",
-                content.epoch
-            ));
+            return Some(format!("refers to base epoch {}, which does not exist", content.epoch));
         }
         let mut end = 0;
         for (range, source) in &content.extents {
@@ -147,13 +147,13 @@ impl Checker {
                         format!("offset {offset} of the pool of layer {layer}")
                     }
                 };
-                return Some(format!("refers to {len} bytes at {place}, which are not there"));
+                return Some(format!("refers to {len} bytes at {place}, which do not exist"));
             }
         }
         None
     }
 
-    /// The epoch of the base as it is now.
+    /// The present epoch of the base.
     fn epoch(&self) -> Epoch {
         let applies = self.layers.values().filter(|layer| {
             layer.info.header.kind == LayerKind::PreImage && layer.info.seal.is_some()
@@ -162,15 +162,15 @@ impl Checker {
         last.unwrap_or_default()
     }
 
-    fn check_content_of_versions(&mut self, places: &[Place], referred: &Referred) {
+    fn check_content_of_versions(&mut self, places: &[EntryPlace], referred: &Referred) {
         for (layer, ranges) in referred {
-            // What is wrong with the checksums themselves, or with reading, was told with the states.
+            // The check of the states reported unreadable checksums already.
             let Ok(Some(sums)) = self.store.sums(*layer) else { continue };
             let known = self.layers.get(layer);
             let Ok(cells) = known.map_or(Ok(None), |known| self.store.cells(&known.info)) else {
                 continue;
             };
-            // Of what is deflated every byte takes the whole cell.
+            // Reading a byte of a deflated cell reads the whole cell.
             let whole =
                 |range: ByteRange| cells.as_ref().map_or(range, |cells| cells.round_out(range));
             let ranges: Vec<(ByteRange, usize)> =
@@ -198,7 +198,7 @@ impl Checker {
     }
 }
 
-/// The ranges in order, each byte once: versions share most of theirs.
+/// The ranges, sorted and merged: entries of the history share most of their content.
 fn joined(ranges: &[(ByteRange, usize)]) -> Vec<ByteRange> {
     let mut all: Vec<ByteRange> = ranges.iter().map(|(range, _)| *range).collect();
     all.sort_unstable_by_key(|range| range.start);

@@ -1,7 +1,8 @@
-//! Holding a store against everything that must be true of it. Nothing is changed, and the store need not be open.
+//! The consistency check of a store, and the repair of what can be rebuilt.
 //!
-//! [`Problem`] is the list of what must be true: each variant says how it can be broken. [`Warning`] is the same for the history
-//! of single files, which is a convenience: whatever is wrong with it, the store is sound.
+//! A check changes nothing, and the store need not be open. [`Problem`] is the list of invariants:
+//! each variant is one of them, and how it was broken. [`Warning`] is the same for the edit
+//! history. A fault there does not make the store unsound.
 
 mod edits;
 
@@ -21,32 +22,33 @@ use crate::timeline::tree_cache::replay;
 use crate::tree::{Extent, Source, Tree};
 use crate::types::{ByteRange, Ino, LayerId};
 
-/// A way in which a store is not as it must be.
+/// A broken invariant of a store. The comment of each variant states the invariant.
 #[derive(Debug)]
 pub enum Problem {
-    /// Every frame of every file is whole, has its checksum and its number, and holds a record of this format.
+    /// Every frame of every file is whole, has the right checksum and number, and holds a record of
+    /// this format.
     Record(Error),
-    /// A layer lies on an older one, which is there and has not been collected.
+    /// The parent of a layer is older than it, exists and was not collected.
     Parent(LayerId, LayerId),
-    /// A layer on which another lies, or that is a checkpoint, is sealed.
+    /// A parent of another layer, or a checkpoint, is sealed.
     Unsealed(LayerId),
     /// Every edit fits the tree to which it is applied.
     Edit(Error),
     /// A tree keeps the rules of [`Tree::verify`].
     Tree(LayerId, String),
-    /// Every extent lies in a pool that is there and reaches so far.
+    /// Every extent lies within a pool that exists.
     Extent(LayerId, Ino, Source, u64),
-    /// A map leads to bytes that are there and are not mapped away themselves.
+    /// A remap leads to bytes that exist and that are not remapped themselves.
     Map(LayerId, Run),
-    /// An index says the same as the journals below it.
+    /// An index equals the tree that the journals below it give.
     Index(LayerId),
     /// Content is as it was when its layer was sealed.
     Content(String, u64),
-    /// A head has a layer on top.
+    /// The layer that a head's record names exists.
     Head(String, LayerId),
-    /// An operation leads to a sealed layer, if gc has not given that up.
+    /// The layer of an operation is sealed, or gc removed it.
     Operation(u64, LayerId),
-    /// What is held is there.
+    /// A held layer exists.
     Hold(LayerId),
 }
 
@@ -55,69 +57,71 @@ impl fmt::Display for Problem {
         match self {
             Problem::Record(error) | Problem::Edit(error) => write!(f, "{error}"),
             Problem::Parent(layer, parent) => {
-                write!(f, "layer {layer} lies on layer {parent}, which is not there")
+                write!(f, "the parent of layer {layer} is layer {parent}, which does not exist")
             }
             Problem::Unsealed(layer) => write!(f, "layer {layer} has lost its seal"),
             Problem::Tree(layer, why) => write!(f, "the tree of layer {layer}: {why}"),
             Problem::Extent(layer, ino, source, len) => {
                 write!(
                     f,
-                    "file {} in layer {layer} refers to {len} bytes at {source:?}, which are not there",
+                    "file {} in layer {layer} refers to {len} bytes at {source:?}, which do not exist",
                     ino.0
                 )
             }
             Problem::Map(layer, run) => write!(
                 f,
-                "the map of layer {layer} leads from {} to {} bytes at {} of the pool of layer {}, which are not there",
+                "the remap of layer {layer} leads from {} to {} bytes at {} of the pool of layer {}, \
+                 which do not exist",
                 run.start,
                 run.end - run.start,
                 run.offset,
                 run.layer
             ),
             Problem::Index(layer) => {
-                write!(f, "the index of layer {layer} is not what its journals say")
+                write!(f, "the index of layer {layer} differs from its journals")
             }
             Problem::Content(file, offset) => {
                 write!(f, "{file} at offset {offset}: content fails its checksum")
             }
             Problem::Head(name, layer) => {
-                write!(f, "head '{name}' is on layer {layer}, which is not there")
+                write!(f, "head '{name}' is on layer {layer}, which does not exist")
             }
             Problem::Operation(op, layer) => {
                 write!(f, "operation {op} leads to layer {layer}, which has lost its seal")
             }
-            Problem::Hold(layer) => write!(f, "layer {layer} is held and is not there"),
+            Problem::Hold(layer) => write!(f, "layer {layer} is held and does not exist"),
         }
     }
 }
 
 pub use edits::Warning;
 
-/// What a check went through.
+/// The result of a check.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// What is not as it must be.
+    /// The invariants that are broken.
     pub problems: Vec<Problem>,
-    /// What is wrong with the history of single files.
+    /// The faults in the edit history.
     pub warnings: Vec<Warning>,
-    /// Versions of single files.
+    /// The number of entries in the edit history.
     pub versions: u64,
-    /// Layers.
+    /// The number of layers.
     pub layers: u64,
-    /// Records of journals.
+    /// The number of records in journals.
     pub records: u64,
-    /// Extents.
+    /// The number of extents.
     pub extents: u64,
-    /// Bytes of content that were read and held against their checksums.
+    /// Bytes of content that were read and verified.
     pub bytes_read: u64,
     /// Bytes of content that have no checksums yet.
     pub bytes_without_sum: u64,
 }
 
-/// Checks the store at `path`; with `read_data` also every byte of content that something refers to.
+/// Checks the store at `path`; with `read_data` also reads all content that something refers to and
+/// verifies its checksums.
 ///
 /// # Errors
-/// When there is no store, or it is of another format.
+/// There is no store, or it has another format.
 pub fn check(path: &Path, read_data: bool) -> Result<Report> {
     let mut store = Inspect::open(path)?;
     let damaged = store.damaged_packs().into_iter().map(Problem::Record).collect();
@@ -144,7 +148,7 @@ pub fn check(path: &Path, read_data: bool) -> Result<Report> {
 }
 
 impl Timeline {
-    /// Checks the store that this is a head of, while nobody rewrites it.
+    /// Checks the open store, while no operation and no compaction runs.
     ///
     /// # Errors
     /// As [`check`].
@@ -155,20 +159,20 @@ impl Timeline {
     }
 }
 
-/// What a repair did.
+/// The result of a repair.
 #[derive(Debug, Default)]
 pub struct Repaired {
-    /// What was removed, because it is made anew.
+    /// The files that were removed, because they can be rebuilt.
     pub done: Vec<String>,
-    /// What could not be read and stays as it is, because it may be whole, or could not be removed.
+    /// The files that stay: unreadable but perhaps whole, or not removable.
     pub left: Vec<String>,
 }
 
-/// Makes anew what can be made anew from the rest: indexes, and checksums that are damaged. What cannot be looked at or removed
-/// is left, and does not keep the rest from being repaired.
+/// Removes damaged files that can be rebuilt: indexes and checksums. A file that cannot be examined
+/// or removed stays, and the rest is repaired nevertheless.
 ///
 /// # Errors
-/// When the store is in use, or its layers cannot be listed.
+/// The store is in use, or its layers cannot be listed.
 pub fn repair(path: &Path) -> Result<Repaired> {
     let inspect = Inspect::open(path)?;
     let _lock = inspect.lock()?;
@@ -177,10 +181,10 @@ pub fn repair(path: &Path) -> Result<Repaired> {
         let index =
             inspect.index(layer).map(|found| found.is_none_or(|index| index.info.seal.is_some()));
         let what = format!("the index of layer {layer}");
-        repaired.take(&inspect, (layer, INDEX), &what, index, "it is not needed");
+        repaired.take(&inspect, (layer, INDEX), &what, index, "it is optional");
         let what = format!("the checksums of layer {layer}");
         let sums = inspect.sums(layer).map(|_| true);
-        repaired.take(&inspect, (layer, SUMS), &what, sums, "the next mount makes them anew");
+        repaired.take(&inspect, (layer, SUMS), &what, sums, "the next mount writes them again");
     }
     Ok(repaired)
 }
@@ -215,7 +219,7 @@ struct Checker {
     layers: BTreeMap<LayerId, LayerContents>,
     /// Layers that cannot be read.
     unread: BTreeSet<LayerId>,
-    /// What of each pool something refers to, where it is on disk.
+    /// The ranges of each pool, by place on disk, that something refers to.
     refs: BTreeMap<LayerId, Vec<ByteRange>>,
     maps: BTreeMap<LayerId, Remap>,
 }
@@ -233,7 +237,7 @@ impl Checker {
                     self.report.records += contents.count() as u64 + 1;
                     self.layers.insert(layer, contents);
                 }
-                // A layer whose making was cut off; nothing refers to it.
+                // Its creation was interrupted; nothing refers to it.
                 Err(_) if self.store.is_newborn(layer).unwrap_or(false) => {}
                 Err(error) => {
                     self.unread.insert(layer);
@@ -252,7 +256,7 @@ impl Checker {
                 Err(error) => self.problem(Problem::Record(error)),
             }
         }
-        // A pool that is gone holds nothing to which a map could lead.
+        // A pool that is gone cannot be the target of a remap.
         let end_of = |layer: &LayerId| match self.store.pool(*layer) {
             Ok((Some(_), end)) => Some((*layer, end)),
             Ok((None, _)) | Err(_) => None,
@@ -274,7 +278,7 @@ impl Checker {
         self.report.problems.append(&mut wrong);
     }
 
-    /// Rebuilds every tree from the one below it and holds it against the rules.
+    /// Rebuilds every tree from the one below it and verifies it.
     fn check_trees(&mut self) {
         let mut trees: BTreeMap<LayerId, Tree> = BTreeMap::new();
         let has_child: BTreeSet<LayerId> =
@@ -310,7 +314,8 @@ impl Checker {
                 self.problem(Problem::Edit(error));
                 continue;
             }
-            // The layer on top of a head is sealed only when another is put on it; a crash in between leaves two open.
+            // The upper layer is sealed after the next layer was created. A crash in between leaves
+            // two unsealed layers.
             let is_open = contents.info.seal.is_none();
             if is_open && has_child.contains(&layer) && !tops.contains(&layer) {
                 self.problem(Problem::Unsealed(layer));
@@ -349,7 +354,7 @@ impl Checker {
         }
     }
 
-    /// Where a range of addresses is on disk.
+    /// The places on disk of a range of addresses.
     fn places_of(&self, layer: LayerId, range: ByteRange) -> Vec<PoolRange> {
         match self.maps.get(&layer) {
             None => vec![PoolRange { layer, offset: range.start, len: range.len() }],
@@ -395,7 +400,7 @@ impl Checker {
         }
     }
 
-    /// What refers to layers by their number.
+    /// Checks everything that names layers: heads, operations, holds, the ledger and identities.
     fn check_names(&mut self) {
         match self.store.heads() {
             Ok(heads) => {
@@ -440,7 +445,7 @@ impl Checker {
         }
     }
 
-    /// What there was, by the ledger, and is not there. A layer that cannot be read is told already.
+    /// Reports what the ledger knows and the store lacks. Unreadable layers were reported before.
     fn check_ledger(&mut self) {
         match self.store.missing(self.layers.values().map(|layer| &layer.info), &self.unread) {
             Ok(missing) => self.report.problems.extend(missing.into_iter().map(Problem::Record)),
@@ -448,10 +453,10 @@ impl Checker {
         }
     }
 
-    /// Reads every block that something refers to.
+    /// Reads and verifies every block that something refers to.
     fn check_content(&mut self) {
         for (layer, ranges) in std::mem::take(&mut self.refs) {
-            // What is referred to there are zeros.
+            // A pool that does not exist reads as zeros.
             if matches!(self.store.pool(layer), Ok((None, _))) {
                 continue;
             }
@@ -478,7 +483,7 @@ impl Checker {
                     continue;
                 }
             };
-            // Each once, however much is in it.
+            // Read each cell once.
             let mut stored = LiveRanges::default();
             for range in ranges {
                 stored
@@ -486,7 +491,7 @@ impl Checker {
             }
             let stored = stored.of(layer);
             let found = self.store.damaged_blocks(layer, &sums, &stored);
-            // A block can have none: who gave up what was beside it was cut off, say.
+            // A block can lack a checksum, for example after an interrupted punch of a neighbour.
             let found = found.and_then(|f| Ok((f, self.store.without_sum(layer, &sums, &stored)?)));
             match found {
                 Ok((blocks, without)) => {

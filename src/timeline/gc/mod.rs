@@ -1,16 +1,21 @@
-//! Giving space back: what no head, checkpoint, hold, recent operation, pre-image or held file needs any more.
+//! Garbage collection: frees layers and blocks that no head, checkpoint, hold, recent operation,
+//! pre-image, open file or edit history needs.
 //!
-//! Four steps, each of which can be cut off anywhere and is then finished the next time:
+//! Always true:
+//! * a block is punched only when no read can live it: the records that dropped it are synced, no
+//!   remap leads to it, and all readers that began before are done;
+//! * no needed layer has a parent that is not needed.
 //!
-//! 1. **Needed** are the checkpoints, what is held, what the recent operations can go back to, and what a head lies on.
-//! 2. Each needed layer whose parent is not needed is rewritten as what leads from the nearest needed layer below it.
-//!    Afterwards no needed layer lies on one that is not.
-//! 3. The records of those that are not needed go, top down; their pools stay, as layers that are **collected**.
-//! 4. In every pool, the blocks to which no extent of a needed state refers are given back to the host; a collected layer
-//!    without any is removed.
+//! An interrupted step is finished by the next collection. The steps:
 //!
-//! A block is given back only when it can never be asked for again: the records that gave it up are synced, no window of
-//! addresses still leads to it, and whoever was reading when it was given up is done.
+//! 1. Find the **needed** layers: checkpoints, held layers, the targets of recent operations, and
+//!    the layer below each upper layer.
+//! 2. Rewrite each needed layer whose parent is not needed, as edits from the nearest needed layer
+//!    below.
+//! 3. Remove the records of unneeded layers, from the top down. Their pools stay, in layers that
+//!    are **collected**.
+//! 4. Punch the blocks of every pool that no needed state refers to. Remove collected layers that
+//!    have none left.
 
 pub(in crate::timeline) mod policy;
 
@@ -28,43 +33,43 @@ use crate::timeline::Timeline;
 use crate::tree::{Edit, Tree};
 use crate::types::{ByteRange, Epoch, LayerId, Timestamp};
 
-/// Records of the log of heads that are kept, also if nothing can go back to them.
+/// Records of the operation log that are kept, at least, even if their states are gone.
 const OPERATIONS: usize = 1000;
 
-/// What is kept, besides what is always kept.
+/// What a collection keeps, besides what it always keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keep {
-    /// What the last operations can go back to, so many.
+    /// The number of latest operations whose states are kept.
     pub operations: u64,
-    /// The newest checkpoints, so many; none keeps all. What is held is kept in any case.
+    /// The number of newest checkpoints that are kept; `None` keeps all. Held ones are always kept.
     pub checkpoints: Option<u64>,
-    /// Checkpoints are given up, the oldest first, until the store takes no more than this many bytes.
+    /// Drop checkpoints, the oldest first, until the store takes no more than this many bytes.
     pub store_bytes: Option<u64>,
-    /// Sealed layers that stay, whatever else is said, and as the checkpoints that they are.
+    /// Sealed layers that are kept in any case. Checkpoints among them stay checkpoints.
     pub spared: BTreeSet<LayerId>,
 }
 
-/// What was given back, or would be.
+/// The layers and bytes that a collection freed, or would free.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
-    /// Checkpoints that were given up for it, oldest first.
+    /// The checkpoints that it dropped, oldest first.
     pub dropped: Vec<LayerInfo>,
-    /// Layers whose records are not needed.
+    /// The layers whose records were not needed.
     pub layers: Vec<LayerId>,
     /// Bytes on disk.
     pub bytes: u64,
 }
 
 impl Timeline {
-    /// Gives back what is not needed; with `dry_run` only says what that is.
+    /// Frees everything that is not needed; with `dry_run` only reports it.
     ///
     /// # Errors
-    /// What the store answers; what was done until then stays done, and nothing that is needed is lost.
+    /// The store failed. The part that is done stays done, and nothing that is needed is lost.
     pub fn gc(&self, keep: &Keep, dry_run: bool) -> Result<Collected> {
         self.gc_while(keep, dry_run, &|| true)
     }
 
-    /// The same, as long as `go` says so: what is not done then is done the next time.
+    /// As [`Timeline::gc`], while `go` returns true. The next collection does the rest.
     pub(super) fn gc_while(
         &self,
         keep: &Keep,
@@ -78,7 +83,7 @@ impl Timeline {
             Collected { dropped: self.excess_checkpoints(keep), ..Collected::default() };
         let mut bytes = self.collect(keep, &mut collected, dry_run, go)?;
         while let Some(limit) = keep.store_bytes {
-            // What a round gave back is gone for the next; one that only says so finds it again.
+            // A dry run frees nothing, so subtract what it would have freed.
             let rest = if dry_run { before.saturating_sub(bytes) } else { self.store.disk_usage() };
             let left =
                 self.droppable(keep).into_iter().find(|info| !collected.dropped.contains(info));
@@ -98,7 +103,7 @@ impl Timeline {
         Ok(collected)
     }
 
-    /// Checkpoints that may be given up, oldest first.
+    /// The checkpoints that may be dropped, oldest first.
     pub(super) fn droppable(&self, keep: &Keep) -> Vec<LayerInfo> {
         let held = self.store.holds();
         let stays = |layer: &LayerId| held.contains(layer) || keep.spared.contains(layer);
@@ -107,7 +112,7 @@ impl Timeline {
         all
     }
 
-    /// The checkpoints before the newest so many that may be given up.
+    /// The checkpoints beyond [`Keep::checkpoints`] that may be dropped, oldest first.
     pub(super) fn excess_checkpoints(&self, keep: &Keep) -> Vec<LayerInfo> {
         let Some(kept) = keep.checkpoints.and_then(|kept| usize::try_from(kept).ok()) else {
             return Vec::new();
@@ -120,11 +125,12 @@ impl Timeline {
         old
     }
 
-    /// Gives up a checkpoint: it is none any more, and its space comes back with the next [`Timeline::gc`], when no
-    /// recent operation needs it either.
+    /// Drops a checkpoint. The next [`Timeline::gc`] frees its space, unless a recent operation
+    /// needs the layer.
     ///
     /// # Errors
-    /// One that is held, or what the store answers.
+    /// [`Kind::InUse`] if it is held, [`Kind::NoStore`] if there is no such checkpoint, or the
+    /// store failed.
     pub fn drop_checkpoint(&self, layer: LayerId) -> Result<()> {
         let _operation = self.lock_operation();
         let _compacting = self.compacting.lock();
@@ -140,19 +146,21 @@ impl Timeline {
         }
     }
 
+    /// Rewrites the seal of a checkpoint as an automatic one, so that it is a checkpoint no longer.
     pub(super) fn unmark_checkpoint(&self, info: &LayerInfo) -> Result<()> {
         let layer = info.header.layer;
         let Some(seal) = info.seal.clone() else { return Ok(()) };
-        let told = seal.name.as_ref().map(|name| format!(" '{name}'")).unwrap_or_default();
+        let quoted = seal.name.as_ref().map(|name| format!(" '{name}'")).unwrap_or_default();
         let (below, tree) = self.load_with_parent(info.header.parent, layer)?;
-        let seal = Seal { name: None, automatic: true, message: format!("dropped{told}"), ..seal };
+        let seal =
+            Seal { name: None, automatic: true, message: format!("dropped{quoted}"), ..seal };
         self.store.rewrite_layer(info.header.clone(), seal, below.edits_to(&tree))
     }
 
-    /// Keeps a checkpoint from being dropped; or not any more.
+    /// Holds a checkpoint, so that it cannot be dropped; or releases it.
     ///
     /// # Errors
-    /// When there is no such checkpoint, or what the store answers.
+    /// There is no such checkpoint, or the store failed.
     pub fn hold(&self, layer: LayerId, held: bool) -> Result<()> {
         let _operation = self.lock_operation();
         let mut holds = self.store.holds();
@@ -183,12 +191,12 @@ impl Timeline {
         Ok((below, trees.load(layer)?))
     }
 
-    /// The sealed layers that something needs, apart from those that `collected` gives up.
+    /// The sealed layers that are needed when the checkpoints in `collected` are dropped.
     pub(super) fn needed(
         &self,
         keep: &Keep,
         collected: &Collected,
-        stale: &BTreeSet<LayerId>,
+        unwritten: &BTreeSet<LayerId>,
     ) -> BTreeSet<LayerId> {
         let dropped: BTreeSet<LayerId> = collected.dropped.iter().map(|l| l.header.layer).collect();
         let mut needed = self.store.holds();
@@ -200,7 +208,7 @@ impl Timeline {
             if is_checkpoint(&info) && !dropped.contains(&info.header.layer) {
                 needed.insert(info.header.layer);
             }
-            if info.seal.is_none() && !stale.contains(&info.header.layer) {
+            if info.seal.is_none() && !unwritten.contains(&info.header.layer) {
                 needed.extend(info.header.parent);
             }
         }
@@ -209,7 +217,7 @@ impl Timeline {
         needed
     }
 
-    /// Gives back what only given-up states need. Gives the bytes that this frees, or would.
+    /// Runs the four steps once. Returns the bytes that this frees, or would free.
     fn collect(
         &self,
         keep: &Keep,
@@ -218,59 +226,33 @@ impl Timeline {
         go: &dyn Fn() -> bool,
     ) -> Result<u64> {
         if !dry_run {
-            // What gave blocks up must survive before the blocks go. It comes first: it also seals a layer whose seal failed,
-            // and then that is needed like any other.
+            // The records that dropped blocks must be durable before the blocks are punched. This
+            // comes first, because it also seals a layer whose seal failed; that layer is then
+            // needed like any other.
             self.fs.sync().attempt(|| "gc: sync")?;
         }
-        let stale = self.unwritten_layers()?;
-        // What is sealed from here on was not looked at.
+        let unwritten = self.unwritten_layers()?;
+        // Layers that are sealed from here on are left to the next collection.
         let sealed = self.sealed();
-        let needed = self.needed(keep, collected, &stale);
-        let reach = self.fs.live_set();
-        if !dry_run {
-            self.store.require_certain_remaps()?;
-            self.store.note_sweep();
-            // A checkpoint that is given up and on which the tree lies is a layer like any other from now on.
-            let dropped = collected.dropped.iter().map(|info| info.header.layer);
-            let kept = dropped.filter(|layer| needed.contains(layer));
-            for info in kept.filter_map(|layer| self.store.layer(layer)).filter(is_checkpoint) {
-                self.unmark_checkpoint(&info)?;
-            }
-        }
+        let needed = self.needed(keep, collected, &unwritten);
+        let live = self.fs.live_set();
         let below = |layer: LayerId| {
             self.nearest(&needed, self.store.layer(layer).and_then(|l| l.header.parent))
         };
-        if !dry_run {
-            for layer in stale.iter().chain(&self.abandoned()?) {
-                self.store.remove_layer(*layer)?;
-            }
-            self.store.remove_newborn()?;
-            let mut rewriting = self.store.journal_rewriter();
-            for layer in &needed {
-                if !go() {
-                    return Ok(0);
-                }
-                self.reparent(&mut rewriting, *layer, below(*layer))?;
-            }
-            rewriting.finish()?;
+        if !dry_run && !self.reparent_needed((&needed, &below), collected, &unwritten, go)? {
+            return Ok(0);
         }
-        let images = self.needed_pre_images(keep, &needed, &reach);
+        let pre_images = self.needed_pre_images(keep, &needed, &live);
         if !dry_run {
-            // What of single files nobody can see any more when these go.
-            let gone =
-                self.pre_image_layers().into_iter().filter(|(_, layer)| !images.contains(layer));
-            let first = gone.map(|(place, _)| place + 1).max().unwrap_or(0);
-            self.fs.forget_versions_before(Epoch(u32::try_from(first).unwrap_or(u32::MAX)));
-            self.fs.secure_versions().map_err(|e| e.during("gc"))?;
+            self.drop_edits_without(&pre_images)?;
         }
         if !go() {
             return Ok(0);
         }
-        let refs = self.live_ranges_of(&needed, &reach, &images, below)?;
-        let unneeded = sealed.into_iter().rev().filter(|l| !needed.contains(&l.header.layer));
+        let refs = self.live_ranges_of(&needed, &live, &pre_images, below)?;
         let mut bytes = 0;
-        let mut given_up = self.store.journal_rewriter();
-        for info in unneeded {
+        let mut rewriting = self.store.journal_rewriter();
+        for info in sealed.into_iter().rev().filter(|l| !needed.contains(&l.header.layer)) {
             if !go() {
                 return Ok(bytes);
             }
@@ -278,26 +260,70 @@ impl Timeline {
             collected.layers.push(info.header.layer);
             if !dry_run {
                 self.trees.lock().forget(info.header.layer);
-                given_up.collect(info.header.layer)?;
+                rewriting.collect(info.header.layer)?;
             }
         }
-        given_up.finish()?;
+        rewriting.finish()?;
         if !dry_run {
-            self.empty_pre_images(&images)?;
+            self.empty_pre_images(&pre_images)?;
             self.thin_remaps(&refs)?;
             if !self.store.wait_for_read_epochs() {
                 return Err(Error::new(
                     Kind::InUse,
                     "gc",
-                    "somebody does not come to an end of reading",
+                    "timed out waiting for readers; some unused space was not freed",
                 )
-                .hint("what is not needed any more is still there; try again"));
+                .hint("run 'jailfs gc' again"));
             }
         }
-        Ok(bytes + self.sweep(&refs, &reach, dry_run)?)
+        Ok(bytes + self.sweep(&refs, &live, dry_run)?)
     }
 
-    /// Takes out of the maps what nothing refers to, so that no map leads to what is given back.
+    /// Step 2: turns dropped checkpoints into ordinary layers, removes layers that were never
+    /// written to, and makes each needed layer a child of the nearest needed one. Returns false if
+    /// `go` stopped it.
+    fn reparent_needed(
+        &self,
+        (needed, below): (&BTreeSet<LayerId>, &dyn Fn(LayerId) -> Option<LayerId>),
+        collected: &Collected,
+        unwritten: &BTreeSet<LayerId>,
+        go: &dyn Fn() -> bool,
+    ) -> Result<bool> {
+        self.store.require_certain_remaps()?;
+        self.store.note_sweep();
+        // A dropped checkpoint that is still needed stays as an ordinary layer.
+        let dropped = collected.dropped.iter().map(|info| info.header.layer);
+        let kept = dropped.filter(|layer| needed.contains(layer));
+        for info in kept.filter_map(|layer| self.store.layer(layer)).filter(is_checkpoint) {
+            self.unmark_checkpoint(&info)?;
+        }
+        for layer in unwritten.iter().chain(&self.abandoned()?) {
+            self.store.remove_layer(*layer)?;
+        }
+        self.store.remove_newborn()?;
+        let mut rewriting = self.store.journal_rewriter();
+        for layer in needed {
+            if !go() {
+                return Ok(false);
+            }
+            self.reparent(&mut rewriting, *layer, below(*layer))?;
+        }
+        rewriting.finish()?;
+        Ok(true)
+    }
+
+    /// Drops the part of the edit history that is older than the pre-images that stay: those edits
+    /// can no longer be restored.
+    fn drop_edits_without(&self, pre_images: &BTreeSet<LayerId>) -> Result<()> {
+        let gone =
+            self.pre_image_layers().into_iter().filter(|(_, layer)| !pre_images.contains(layer));
+        let first = gone.map(|(place, _)| place + 1).max().unwrap_or(0);
+        self.fs.forget_versions_before(Epoch(u32::try_from(first).unwrap_or(u32::MAX)));
+        self.fs.secure_versions().map_err(|e| e.during("gc"))
+    }
+
+    /// Removes the runs that nothing refers to from all remaps, so that no remap leads to a block
+    /// that is punched.
     fn thin_remaps(&self, refs: &LiveRanges) -> Result<()> {
         let mut maps = Vec::new();
         for layer in self.store.catalog().iter().filter(|l| l.mapped).map(|l| l.header.layer) {
@@ -311,15 +337,17 @@ impl Timeline {
         self.store.publish_remaps(&maps)
     }
 
-    /// Layers that were begun for a head and never written to: every restore leaves one behind, and so does one that was cut
-    /// off. Nothing refers to them: an undo that failed can leave content in one that has no record, for a version, and that may be brought
-    /// back later. Only in turn: an operation that is under way begins such a layer, too.
+    /// Layers that were created for a head and never written to; every restore leaves one behind.
+    ///
+    /// A layer is left out if something refers to its pool: a failed undo can leave content there
+    /// that has no record in the layer but is in the edit history, and can be restored later. The
+    /// caller holds the operation lock, because a running operation creates such a layer, too.
     pub(super) fn unwritten_layers(&self) -> Result<BTreeSet<LayerId>> {
         let catalog = self.store.catalog();
         let parents: BTreeSet<LayerId> = catalog.iter().filter_map(|l| l.header.parent).collect();
         let top = self.store.head(&self.head)?.map(|head| head.layer);
-        let mut stale = BTreeSet::new();
-        // The newest layer stays, so that its number is not given out again.
+        let mut unwritten = BTreeSet::new();
+        // The newest layer stays, so that its number is not used again.
         let older = catalog.iter().rev().skip(1);
         for info in older.filter(|l| l.seal.is_none() && l.header.kind != LayerKind::PreImage) {
             let layer = info.header.layer;
@@ -328,22 +356,23 @@ impl Timeline {
                 continue;
             }
             if !self.store.read_layer(layer)?.is_changed {
-                stale.insert(layer);
+                unwritten.insert(layer);
             }
         }
-        // Of what has no content nothing can be used. A pool that cannot be looked at may have some.
+        // An empty pool cannot be referred to. A pool that cannot be examined may have content.
         let has_content =
             |layer: &&LayerId| self.store.pool_end(**layer).map_or(true, |end| end > 0);
-        let filled: BTreeSet<LayerId> = stale.iter().filter(has_content).copied().collect();
+        let filled: BTreeSet<LayerId> = unwritten.iter().filter(has_content).copied().collect();
         if let Some(first) = filled.first() {
             let mut used = self.live_ranges_from(*first)?;
             self.add_unsealed(&catalog, &mut used)?;
-            stale.retain(|layer| !filled.contains(layer) || !used.is_used(*layer));
+            unwritten.retain(|layer| !filled.contains(layer) || !used.is_used(*layer));
         }
-        Ok(stale)
+        Ok(unwritten)
     }
 
-    /// What layers refer to that are not sealed and are not written to, whatever becomes of them.
+    /// Adds the ranges that unsealed layers other than the upper layer refer to. Recovery may still
+    /// seal such a layer or remove it.
     fn add_unsealed(&self, catalog: &[LayerInfo], used: &mut LiveRanges) -> Result<()> {
         let upper = self.fs.upper_layer();
         for info in catalog.iter().filter(|l| l.seal.is_none() && l.header.layer != upper) {
@@ -359,11 +388,12 @@ impl Timeline {
         Ok(())
     }
 
-    /// The layers of applies that were given up before they changed anything. No epoch begins with them, and nothing refers to them.
+    /// The pre-image layers of applies that ended before they changed the base. No epoch begins
+    /// with them, and nothing refers to them.
     fn abandoned(&self) -> Result<Vec<LayerId>> {
         let mut abandoned = Vec::new();
         let catalog = self.store.catalog();
-        // The newest layer stays, so that its number is not given out again.
+        // The newest layer stays, so that its number is not used again.
         let older = catalog.iter().rev().skip(1);
         for info in older.filter(|l| l.seal.is_none() && l.header.kind == LayerKind::PreImage) {
             let contents = self.store.read_layer(info.header.layer)?;
@@ -374,7 +404,7 @@ impl Timeline {
         Ok(abandoned)
     }
 
-    /// The nearest needed layer at or below one.
+    /// The nearest needed layer at or below `at`.
     fn nearest(&self, needed: &BTreeSet<LayerId>, mut at: Option<LayerId>) -> Option<LayerId> {
         while let Some(layer) = at.filter(|layer| !needed.contains(layer)) {
             at = self.store.layer(layer).and_then(|l| l.header.parent);
@@ -382,7 +412,7 @@ impl Timeline {
         at
     }
 
-    /// Puts a layer on another one below it.
+    /// Rewrites a layer as edits from another layer below it.
     fn reparent(
         &self,
         rewriting: &mut JournalRewriter<'_>,
@@ -400,8 +430,8 @@ impl Timeline {
         rewriting.rewrite(Header { parent, time, ..header }, seal, below.edits_to(&tree))
     }
 
-    /// When the first of the layers was begun that a layer takes the place of, down to one that stays: since then the tree looks
-    /// at the base.
+    /// The creation time of the oldest layer that is merged into this one, down to the layer that
+    /// stays. The rewritten layer keeps it, because the tree has looked at the base since then.
     fn created_first(&self, header: &Header, stays: Option<LayerId>) -> Timestamp {
         let (mut begun, mut at) = (header.time, header.parent);
         while let Some(below) =
@@ -413,12 +443,12 @@ impl Timeline {
         begun
     }
 
-    /// What the needed states refer to.
+    /// The ranges that the needed states refer to.
     fn live_ranges_of(
         &self,
         needed: &BTreeSet<LayerId>,
-        reach: &LiveSet,
-        images: &BTreeSet<LayerId>,
+        live: &LiveSet,
+        pre_images: &BTreeSet<LayerId>,
         below: impl Fn(LayerId) -> Option<LayerId>,
     ) -> Result<LiveRanges> {
         let mut refs = LiveRanges::default();
@@ -434,18 +464,18 @@ impl Timeline {
         let parent = self.parent();
         let from =
             parent.map_or_else(|| Ok(Tree::new()), |parent| self.trees.lock().load(parent))?;
-        add(&from, &reach.state.tree);
-        add(&Tree::new(), &reach.orphans);
-        refs.add_extents(reach.versions.iter().flat_map(|content| &content.extents));
-        for range in &reach.reserved {
-            refs.add_range(reach.upper, *range);
+        add(&from, &live.state.tree);
+        add(&Tree::new(), &live.orphans);
+        refs.add_extents(live.versions.iter().flat_map(|content| &content.extents));
+        for range in &live.reserved {
+            refs.add_range(live.upper, *range);
         }
-        refs.add_range(reach.upper, ByteRange { start: reach.end, end: u64::MAX });
+        refs.add_range(live.upper, ByteRange { start: live.end, end: u64::MAX });
         let applies = self.applies.lock().clone();
         for (place, layer) in
-            self.pre_image_layers().into_iter().filter(|(_, layer)| images.contains(layer))
+            self.pre_image_layers().into_iter().filter(|(_, layer)| pre_images.contains(layer))
         {
-            // A new pool for each apply, and few of them: the whole of it stays.
+            // Each apply has its own pool, and few are needed: keep all of it.
             refs.add_range(layer, ByteRange { start: 0, end: u64::MAX });
             let image = applies.get(place).into_iter().flat_map(|image| image.extents());
             image.for_each(|(range, source)| refs.add(source, range.len()));
@@ -453,36 +483,37 @@ impl Timeline {
         Ok(refs)
     }
 
-    /// The layers of the applies, oldest first, with their places in the history.
+    /// The pre-image layers, oldest first, each with its index in the list of applies.
     fn pre_image_layers(&self) -> Vec<(usize, LayerId)> {
         let mut all = self.store.catalog();
         all.retain(|l| l.header.kind == LayerKind::PreImage && l.seal.is_some());
         all.iter().map(|l| (index_in_history(l.header.epoch), l.header.layer)).collect()
     }
 
-    /// The layers of those applies through which a needed state or a held file sees the base, and of the last one, which can be
-    /// undone.
+    /// The pre-image layers through which a needed state or an open file sees the base, and that of
+    /// the last apply, which can be undone.
     fn needed_pre_images(
         &self,
         keep: &Keep,
         needed: &BTreeSet<LayerId>,
-        reach: &LiveSet,
+        live: &LiveSet,
     ) -> BTreeSet<LayerId> {
         let ops = self.store.ops();
         let states =
             needed.iter().filter_map(|layer| self.store.layer(*layer)).map(|l| l.header.epoch);
         let epochs = states
             .chain(recent(&ops, keep).map(|op| op.epoch))
-            .chain([reach.state.lower.epoch()])
-            .chain(reach.orphans_from);
+            .chain([live.state.lower.epoch()])
+            .chain(live.orphans_from);
         let oldest = epochs.min().unwrap_or(Epoch(0)).0;
         let undoable = self.last_undoable().unwrap_or(u32::MAX);
         let from = usize::try_from(oldest.min(undoable)).unwrap_or(usize::MAX);
-        let images = self.pre_image_layers().into_iter().filter(|(place, _)| *place >= from);
-        images.map(|(_, layer)| layer).collect()
+        let pre_images = self.pre_image_layers().into_iter().filter(|(place, _)| *place >= from);
+        pre_images.map(|(_, layer)| layer).collect()
     }
 
-    /// Empties the pre-images that nobody needs; what refers to nothing of theirs goes with [`Timeline::sweep`].
+    /// Removes the records of pre-image layers that are not needed. [`Timeline::sweep`] then frees
+    /// their pools.
     fn empty_pre_images(&self, needed: &BTreeSet<LayerId>) -> Result<()> {
         let mut emptied = Vec::new();
         for (place, layer) in
@@ -505,16 +536,18 @@ impl Timeline {
         Ok(())
     }
 
-    /// Gives the unused blocks of all pools back, and removes collected layers that have none left and to which nothing refers.
-    fn sweep(&self, refs: &LiveRanges, reach: &LiveSet, dry_run: bool) -> Result<u64> {
+    /// Punches the unused blocks of all pools, and removes layers without a tree that nothing
+    /// refers to. Returns the bytes.
+    fn sweep(&self, refs: &LiveRanges, live: &LiveSet, dry_run: bool) -> Result<u64> {
         let places = self.store.locate(refs)?;
         let (mut bytes, mut removed) = (0, Vec::new());
         let last_image =
             self.pre_image_layers().last().map_or(LayerId(u32::MAX), |(_, layer)| *layer);
         for info in self.store.catalog() {
             let layer = info.header.layer;
-            // Layers that were begun since, and those of an operation that was cut off, are looked at the next time.
-            let is_settled = info.seal.is_some() || layer == reach.upper;
+            // Unsealed layers, new ones or those of an interrupted operation, wait for the next
+            // collection.
+            let is_settled = info.seal.is_some() || layer == live.upper;
             if !is_settled {
                 continue;
             }
@@ -523,7 +556,7 @@ impl Timeline {
             if dry_run {
                 continue;
             }
-            // The last apply stays, emptied or not: its number counts the epochs.
+            // The last pre-image layer stays even if it is empty: its number counts the epochs.
             let is_emptied =
                 info.header.kind == LayerKind::PreImage && info.compact && layer != last_image;
             let has_no_tree =
@@ -541,12 +574,12 @@ impl Timeline {
     }
 }
 
-/// Whether a person made it.
+/// Whether a layer is a checkpoint, and was not sealed automatically.
 pub(super) fn is_checkpoint(info: &LayerInfo) -> bool {
     info.seal.as_ref().is_some_and(|seal| !seal.automatic)
 }
 
-/// The operations that can be gone back to.
+/// The operations whose states are kept, newest first.
 fn recent<'o>(ops: &'o [(u64, OpRecord)], keep: &Keep) -> impl Iterator<Item = &'o OpRecord> {
     ops.iter().map(|(_, op)| op).rev().take(usize::try_from(keep.operations).unwrap_or(usize::MAX))
 }

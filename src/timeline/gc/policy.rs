@@ -1,12 +1,13 @@
-//! Giving space back without being asked: when that pays, and what stays then.
+//! Decides when garbage collection runs in the background, and what it keeps.
 //!
 //! Always true:
-//! * without a word from a person, only that goes which `jailfs gc` would take: states that neither a checkpoint, nor a hold, nor
-//!   one of the last operations leads to;
-//! * the checkpoint that the tree lies on stays, and so does a state that somebody stands in or reads in the mount.
+//! * unless the user sets limits, it frees only what `jailfs gc` frees: states that no checkpoint,
+//!   hold or recent operation leads to;
+//! * the checkpoint below the present tree stays, and so does a state that a process has open, or
+//!   has as its working directory, under `.jailfs`.
 //!
-//! Looking whether it pays costs what a list of the layers costs, collecting as much as all records that are kept. So it is done
-//! when there is enough to be had for that, or when room is short.
+//! Deciding costs as much as listing the layers, collecting as much as reading all records that are
+//! kept. So a collection runs only if it frees enough, or if space is short.
 
 use std::collections::BTreeSet;
 
@@ -17,36 +18,37 @@ use crate::timeline::Timeline;
 use crate::timeline::gc::{Collected, Keep, is_checkpoint};
 use crate::types::{LayerId, Name, NodeId};
 
-/// So many states that nothing needs are worth a collection.
+/// So many unneeded states are worth a collection,
 const MIN_LAYERS: usize = 32;
-/// As are so many bytes of them.
+/// and so are unneeded states of so many bytes.
 const MIN_BYTES: u64 = 64 << 20;
-/// Room is short when less than this part of the disk, or of the limit, is left.
+/// Space is short if less than this fraction (one in so many) of the disk, or of the limit, is
+/// free,
 const SHORT_PART: u64 = 16;
-/// It never is with so many bytes.
+/// unless so many bytes are free.
 const PLENTY: u64 = 1 << 30;
-/// Of a state of which the kernel holds more nodes than these, it is not asked for single ones.
+/// The kernel is asked to drop single nodes of a state only if it holds at most so many of them.
 const MAX_NAMES: usize = 2000;
 
-/// What may go without being asked for each time.
+/// What a collection in the background keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// What so many of the last operations can go back to stays.
+    /// The number of latest operations whose states are kept.
     pub operations: u64,
-    /// The newest checkpoints that stay, so many; none keeps all.
+    /// The number of newest checkpoints that are kept; `None` keeps all.
     pub checkpoints: Option<u64>,
-    /// Checkpoints are given up, the oldest first, when the store takes more bytes than these.
+    /// Drop checkpoints, the oldest first, when the store takes more bytes than this.
     pub store_bytes: Option<u64>,
 }
 
-/// The name of a state in the mount.
+/// The name of a state under `.jailfs`.
 fn name_of(info: &LayerInfo) -> Option<Name> {
     let name = info.seal.as_ref()?.name.clone();
     Name::new(name.unwrap_or_else(|| info.header.layer.to_string()).as_bytes()).ok()
 }
 
 impl Policy {
-    /// What stays of the operations if nobody says otherwise.
+    /// The default of [`Policy::operations`].
     pub const OPERATIONS: u64 = 100;
 }
 
@@ -56,19 +58,20 @@ impl Default for Policy {
     }
 }
 
-/// Whether there is something to collect.
+/// Whether a collection is worth it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// There is nothing, or it does not pay.
+    /// There is nothing to free, or too little.
     Not,
-    /// When nobody asks for anything.
+    /// When the mount is idle.
     WhenIdle,
-    /// At once: room is short.
+    /// At once: space is short.
     Now,
 }
 
 impl Timeline {
-    /// Whether it is time to collect. Who has met a full disk is glad of anything.
+    /// Whether it is time to collect. After an operation found the disk full (`is_full`), anything
+    /// that can be freed is worth it.
     pub fn is_due(&self, policy: &Policy, spared: &BTreeSet<LayerId>, is_full: bool) -> Due {
         let keep = self.keep_by(policy, spared);
         let is_over = policy.store_bytes.is_some_and(|limit| self.store.disk_usage() > limit);
@@ -89,7 +92,8 @@ impl Timeline {
         }
     }
 
-    /// Gives back what may go, as long as `go` says so. Whoever asks keeps others from looking at states meanwhile.
+    /// Collects by the policy, while `go` returns true. The caller keeps readers of states out
+    /// meanwhile.
     ///
     /// # Errors
     /// As [`Timeline::gc`].
@@ -101,14 +105,17 @@ impl Timeline {
     ) -> Result<Collected> {
         let mut keep = self.keep_by(policy, spared);
         keep.spared.extend(self.fs.layers_looked_into());
-        // A little more than is asked for, so that it is not asked for again at once.
+        // Free a little more than the limit asks for, so that the next collection is not due at
+        // once.
         keep.store_bytes = keep.store_bytes.map(|limit| limit - limit / SHORT_PART);
-        // What gives space back takes some first; on a full disk the reserve is for it.
+        // A collection writes before it frees; on a full disk it may use the reserve.
         self.with_reserve(|| self.gc_while(&keep, false, go))
     }
 
-    /// Makes the kernel let go of what it remembers of states that may go, but for what somebody stands in or has open. First whole
-    /// states; what it still holds of them then is asked for node by node, because who had it open kept it from going with the rest.
+    /// Invalidates the kernel's dentries of states that may be freed, so that it sends FORGET for
+    /// all nodes that no process uses. With `whole`, it invalidates the directory of each state.
+    /// Otherwise it invalidates the remaining nodes one by one: a node that was open the first time
+    /// kept its parents from being dropped.
     pub fn ask_kernel_for_states(&self, policy: &Policy, spared: &BTreeSet<LayerId>, whole: bool) {
         let held = self.fs.layers_looked_into();
         let keep = self.keep_by(policy, spared);
@@ -130,7 +137,7 @@ impl Timeline {
 
     fn keep_by(&self, policy: &Policy, spared: &BTreeSet<LayerId>) -> Keep {
         let mut spared = spared.clone();
-        // It takes no space of its own as long as the tree lies on it.
+        // The checkpoint below the present tree takes no space of its own.
         spared.extend(
             self.ancestry().iter().find(|info| is_checkpoint(info)).map(|info| info.header.layer),
         );
@@ -150,7 +157,7 @@ impl Timeline {
             >= MIN_BYTES
     }
 
-    /// Whether the disk of the store, or what the sandbox may store, is nearly full.
+    /// Whether the store's disk, or the sandbox's quota, is nearly full.
     fn room_is_short(&self) -> bool {
         self.fs.statfs().is_ok_and(|space| {
             let bytes = |blocks: u64| blocks.saturating_mul(u64::from(space.block_size));
@@ -182,20 +189,21 @@ mod tests {
         Timeline::open(Arc::new(store), Arc::new(base), "main", jail).unwrap()
     }
 
-    /// It may be the thread that answers the kernel, and whoever tidies up may wait for an answer of that.
+    /// The caller may be the thread that answers the kernel, and the compaction may wait for one of
+    /// its answers.
     #[test]
-    fn who_needs_room_does_not_wait_for_who_tidies_up() {
+    fn reclaiming_space_does_not_wait_for_a_compaction() {
         let dir = tempfile::tempdir().unwrap();
         let timeline = Arc::new(timeline(dir.path()));
         let _compacting = timeline.compacting.lock();
-        let (tell, told) = mpsc::channel();
-        let asking = Arc::clone(&timeline);
-        std::thread::spawn(move || tell.send(asking.reclaim_now()));
-        assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(None));
+        let (sender, receiver) = mpsc::channel();
+        let other = Arc::clone(&timeline);
+        std::thread::spawn(move || sender.send(other.reclaim_now()));
+        assert_eq!(receiver.recv_timeout(Duration::from_secs(60)), Ok(None));
     }
 
     #[test]
-    fn without_a_word_no_checkpoint_goes_and_nothing_is_due() {
+    fn the_default_policy_drops_no_checkpoint() {
         let dir = tempfile::tempdir().unwrap();
         let timeline = timeline(dir.path());
         let none = BTreeSet::new();

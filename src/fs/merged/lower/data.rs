@@ -36,7 +36,7 @@ impl Lower {
                     }
                     FileKind::Dir => Body::Dir { base: Some(path.clone()) },
                     FileKind::Symlink => {
-                        Body::Symlink { target: self.base.readlink_seen(path, stat)? }
+                        Body::Symlink { target: self.base.readlink_with_stat(path, stat)? }
                     }
                     FileKind::Fifo | FileKind::Socket | FileKind::Char | FileKind::Block => {
                         Body::Special
@@ -202,7 +202,7 @@ impl Lower {
     }
 
     fn open_anew(&self, path: &TreePath, seen: &BaseStat) -> FsResult<Arc<File>> {
-        let file = Arc::new(self.base.open_file_seen(path, seen)?);
+        let file = Arc::new(self.base.open_file_with_stat(path, seen)?);
         self.files.lock().insert(path.clone(), Arc::clone(&file));
         Ok(file)
     }

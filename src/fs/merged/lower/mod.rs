@@ -305,7 +305,7 @@ impl Lower {
     /// As [`Lower::list`].
     pub fn list_seen(&self, path: &TreePath, seen: &LowerNode) -> FsResult<Names> {
         match seen {
-            LowerNode::Base(stat) => self.list_by(path, || self.base.list_seen(path, stat)),
+            LowerNode::Base(stat) => self.list_by(path, || self.base.list_with_stat(path, stat)),
             LowerNode::Pre(..) => self.list(path),
         }
     }
@@ -394,7 +394,7 @@ impl Lower {
     /// EINVAL for another node, and what the host answers.
     pub fn readlink(&self, path: &TreePath, node: &LowerNode) -> FsResult<Vec<u8>> {
         match node {
-            LowerNode::Base(stat) => self.base.readlink_seen(path, stat),
+            LowerNode::Base(stat) => self.base.readlink_with_stat(path, stat),
             LowerNode::Pre(pre, _) => match &pre.node.body {
                 Body::Symlink { target } => Ok(target.clone()),
                 _ => Err(FsError::Invalid),
@@ -409,7 +409,8 @@ impl Lower {
     pub fn xattrs(&self, path: &TreePath, node: &LowerNode) -> FsResult<Xattrs> {
         match node {
             LowerNode::Base(stat) => {
-                let all: BTreeMap<_, _> = self.base.xattrs_seen(path, stat)?.into_iter().collect();
+                let all: BTreeMap<_, _> =
+                    self.base.xattrs_with_stat(path, stat)?.into_iter().collect();
                 Ok((!all.is_empty()).then(|| Arc::new(all)))
             }
             LowerNode::Pre(pre, _) => Ok(pre.node.xattrs.clone()),
@@ -420,11 +421,11 @@ impl Lower {
 /// Drift and other problems of the base.
 impl Lower {
     /// Whether a base file still has the expected fingerprint. On a filesystem without stable inode
-    /// numbers ([`Base::keeps_numbers`]) the number is not compared.
+    /// numbers ([`Base::has_stable_inodes`]) the number is not compared.
     pub fn is_as(&self, expected: &Fingerprint, found: &Fingerprint) -> bool {
         let same_number = Fingerprint { ino: found.ino, ..*expected };
         fingerprint::matches(expected, found)
-            || (!self.base.keeps_numbers() && fingerprint::matches(&same_number, found))
+            || (!self.base.has_stable_inodes() && fingerprint::matches(&same_number, found))
     }
 
     /// Records that the base changed behind the sandbox, and returns the error that reports it.

@@ -1,0 +1,332 @@
+//! `jailfs run`.
+//!
+//! Messages of jailfs go to standard error: standard output belongs to the command.
+
+mod finish;
+mod gate;
+mod outcome;
+mod serve;
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::confine::Confine;
+use super::host::{self, Within};
+use super::mount::directory;
+use super::target::wrong_answer;
+use super::{Global, format, options, out, protected, store_path};
+use crate::daemon;
+use crate::daemon::{Choice, Snapdir};
+use crate::error::{Attempt, Error, Kind, Result};
+use crate::run::{End, Program, Spec, block_signals, unblock_signals};
+use crate::sandbox::{Consent, Reply, Request, Rev};
+use crate::sandbox::{Sandbox, Savepoint, StoreOptions};
+
+use outcome::{Fate, Outcome};
+
+/// The exit code if jailfs failed and not the command.
+pub(super) const FAILED: u8 = 125;
+/// Run a command in a sandbox of the current directory
+///
+/// The command sees the directory at its own path and can change all of it. It sees the rest of the
+/// host read-only and without secrets. When the command has ended, its changes are listed, and
+/// applied, kept or discarded. Kept changes are visible to the next run, and to 'jailfs diff',
+/// 'apply' and 'discard' in this directory. The exit code is that of the command; 124 after a
+/// timeout, 125 if jailfs failed, 126 if the command cannot be executed, 127 if it was not found.
+#[derive(Args)]
+pub(super) struct Run {
+    /// Apply the changes if the command exits with 0, otherwise keep them
+    #[arg(long, group = "end")]
+    apply: bool,
+    /// Also apply protected paths, which programs outside the sandbox run by themselves
+    #[arg(long)]
+    protected: bool,
+    /// Also apply set-id bits and file capabilities
+    #[arg(long)]
+    privileges: bool,
+    /// Keep the changes in the store (the default, unless on a terminal)
+    #[arg(long, group = "end")]
+    keep: bool,
+    /// Discard the changes of the command
+    #[arg(long, group = "end")]
+    discard: bool,
+    /// Ask what to do (the default on a terminal)
+    #[arg(long, group = "end")]
+    ask: bool,
+    /// End the command and all its children after T: seconds, or a number with s, m, h or d
+    #[arg(long, value_name = "T", value_parser = duration)]
+    timeout: Option<Duration>,
+    /// Run the command up to N times, each time from the same state, until it exits with 0
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    attempts: u32,
+    /// Limit the content that the sandbox stores to N bytes (or with K, M, G, T); then its disk is
+    /// full
+    #[arg(long, value_name = "N", value_parser = options::size)]
+    max_bytes: Option<u64>,
+    /// Limit the sandbox to N new or changed files
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    max_files: Option<u64>,
+    /// Keep the newest N checkpoints, and those that are held; older ones from before the command
+    /// go when it has ended
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    keep_checkpoints: Option<u64>,
+    /// Drop the oldest checkpoints when the store takes more than SIZE (bytes, or with K, M, G, T)
+    #[arg(long, value_name = "SIZE", value_parser = options::size)]
+    max_store: Option<u64>,
+    /// Limit the memory of the command and its children to N bytes
+    #[arg(long, value_name = "N", value_parser = options::size)]
+    memory: Option<u64>,
+    /// Limit the command to N processes and threads
+    #[arg(long, value_name = "N", value_parser = options::count)]
+    processes: Option<u64>,
+    /// How the sandbox shows its checkpoints: hidden (in a directory that its root does not list),
+    /// visible or off
+    #[arg(long, value_name = "HOW", default_value = "hidden", value_parser = options::snapdir_text)]
+    snapdir: Snapdir,
+    /// The name of that directory
+    #[arg(long, value_name = "NAME", default_value = ".jailfs", value_parser = options::snapname_text)]
+    snapname: String,
+    #[command(flatten)]
+    confine: Confine,
+    /// The command and its arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "CMD"
+    )]
+    pub(super) command: Vec<OsString>,
+}
+
+/// Parses a time as timeout(1) does.
+fn duration(text: &str) -> std::result::Result<Duration, String> {
+    let (number, unit) = match text.strip_suffix(['s', 'm', 'h', 'd']) {
+        Some(number) => (number, text.get(number.len()..).unwrap_or_default()),
+        None => (text, "s"),
+    };
+    let seconds = match unit {
+        "m" => 60.0,
+        "h" => 3600.0,
+        "d" => 86400.0,
+        _ => 1.0,
+    };
+    let number: f64 =
+        number.parse().map_err(|_| "a time is a number, or a number followed by s, m, h or d")?;
+    match Duration::try_from_secs_f64(number * seconds) {
+        Ok(time) if !time.is_zero() => Ok(time),
+        _ => Err("the time must be more than 0".to_owned()),
+    }
+}
+
+impl Run {
+    pub(super) fn run(&self, global: &Global) -> Result<u8> {
+        let (base, store) = base_and_store(global)?;
+        // Before any thread starts: see `crate::run`.
+        block_signals()?;
+        daemon::exit_on_panic();
+        let sandbox = Sandbox::create_or_open(&base, &store, &StoreOptions::default())?;
+        sandbox.set_protected(protected::protected()?);
+        let spec = self.confine.spec(global, &base, &store)?;
+        let consent = Consent { protected: self.protected, privileges: self.privileges };
+        let mut sandboxed = Sandboxed::begin(sandbox, &self.program(&spec, 1), consent)?;
+        // However many checkpoints the command makes, no earlier state is dropped while it runs:
+        // the caller may go back to it.
+        sandboxed.sandbox.pin_states();
+        let outcome = self.attempts(&mut sandboxed, &spec)?;
+        sandboxed.finish(self.fate(outcome), outcome)?;
+        match sandboxed.sandbox.unpin_states() {
+            Ok(gone) => {
+                gone.iter().for_each(|one| {
+                    out::note(&format!("dropped: checkpoint {}", format::checkpoint(one)))
+                });
+            }
+            Err(error) => log::warn!("unused space was not freed: {error}"),
+        }
+        drop(sandboxed);
+        if outcome == Outcome::Ended(End::Killed(Signal::SIGINT as u8)) {
+            // A shell loop or script continues after a command that exits with 130. It stops if the
+            // command dies of the signal.
+            end_by_interrupt()?;
+        }
+        Ok(outcome.code())
+    }
+
+    fn choice(&self) -> Choice {
+        Choice {
+            max_bytes: self.max_bytes,
+            max_files: self.max_files,
+            keep: self.keep_checkpoints,
+            max_store: self.max_store,
+            snapdir: self.snapdir,
+            snapname: self.snapname.clone().into_bytes(),
+            ..Choice::default()
+        }
+    }
+
+    fn program(&self, spec: &Spec, attempt: u32) -> Program {
+        Program { words: self.command.clone(), env: self.confine.environment(spec, attempt) }
+    }
+
+    /// Runs the command until an attempt succeeds or none is left.
+    fn attempts(&self, sandboxed: &mut Sandboxed, spec: &Spec) -> Result<Outcome> {
+        let mut attempt = 1;
+        loop {
+            let (outcome, interrupted) = sandboxed.serve(self, spec, attempt)?;
+            let is_over = outcome == Outcome::SUCCESS || matches!(outcome, Outcome::NotStarted(_));
+            if is_over || interrupted || attempt >= self.attempts {
+                return Ok(outcome);
+            }
+            let how = match outcome {
+                Outcome::TimedOut => "ran out of time".to_owned(),
+                other => format!("failed ({})", other.code()),
+            };
+            sandboxed.roll_back()?;
+            sandboxed.sandbox.rewind_to(&sandboxed.savepoint)?;
+            out::note(&format!(
+                "attempt {attempt} of {} {how}, and was rolled back",
+                self.attempts
+            ));
+            attempt += 1;
+        }
+    }
+
+    fn fate(&self, outcome: Outcome) -> Fate {
+        let wanted = match (self.apply, self.discard, self.keep, self.ask) {
+            (true, ..) => Fate::Apply,
+            (_, true, ..) => Fate::Discard,
+            (_, _, true, _) => Fate::Keep,
+            (.., true) => Fate::Ask,
+            _ if io::stdin().is_terminal() && io::stderr().is_terminal() => Fate::Ask,
+            _ => Fate::Keep,
+        };
+        if wanted == Fate::Apply && outcome != Outcome::SUCCESS {
+            out::note("the command has failed: its changes are kept and not applied");
+            return Fate::Keep;
+        }
+        wanted
+    }
+}
+
+fn base_and_store(global: &Global) -> Result<(PathBuf, PathBuf)> {
+    let dir = global.dir()?;
+    if host::is_dead(&dir) {
+        let point = host::mount_around(&dir)?.unwrap_or_else(|| dir.clone());
+        return Err(host::dead_mount("run a command in a sandbox", &point));
+    }
+    let base = directory(&dir)?;
+    let named = global.store.as_ref().map(|store| global.at(store)).transpose()?;
+    if named.is_none()
+        && let Within::Mount { store } = host::within(&base)?
+    {
+        let attempt = format!("run a command in a sandbox of '{}'", base.display());
+        return Err(Error::new(
+            Kind::InUse,
+            attempt,
+            format!("it lies in the sandbox of '{}'", store.display()),
+        )
+        .hint(
+            "run the command without 'jailfs run', or name another store with --store DIR \
+             for a nested sandbox",
+        ));
+    }
+    let store = store_path::store_for(&base, named.as_deref())?;
+    store_path::check(&base, &base, &store)?;
+    store_path::check_free(&store, &format!("run a command in a sandbox of '{}'", base.display()))?;
+    Ok((base, store))
+}
+
+/// A sandbox, from before the command until its changes are applied, kept or discarded.
+struct Sandboxed {
+    sandbox: Arc<Sandbox>,
+    /// The tree before the command: the last checkpoint, or the base.
+    start: Rev,
+    /// The checkpoints, names and holds before the command.
+    savepoint: Savepoint,
+    /// The dangers that the caller of an apply accepts.
+    consent: Consent,
+}
+
+impl Sandboxed {
+    /// Records the state of the tree. Makes a checkpoint if the tree differs from the last one.
+    fn begin(sandbox: Arc<Sandbox>, program: &Program, consent: Consent) -> Result<Sandboxed> {
+        let Reply::Status(status) = sandbox.handle(Request::Status)? else {
+            return Err(wrong_answer());
+        };
+        if status.changed > 0 {
+            out::note(&format!(
+                "kept from before, and in the sandbox: {}",
+                format::paths(status.changed)
+            ));
+            let message = format!("before run: {}", program.line());
+            let request = Request::Checkpoint { name: None, message };
+            let Reply::Checkpoint(checkpoint) = sandbox.handle(request)? else {
+                return Err(wrong_answer());
+            };
+            return Ok(Sandboxed {
+                start: Rev::Id(checkpoint.id),
+                savepoint: sandbox.savepoint(),
+                sandbox,
+                consent,
+            });
+        }
+        let start = status.checkpoint.map_or(Rev::Base, |checkpoint| Rev::Id(checkpoint.id));
+        Ok(Sandboxed { start, savepoint: sandbox.savepoint(), sandbox, consent })
+    }
+
+    /// Restores the tree to its state before the command.
+    fn roll_back(&self) -> Result<()> {
+        self.sandbox.reset_to(&self.start).map(drop)
+    }
+}
+
+/// Ends this process by SIGINT. If that is ignored, it continues.
+fn end_by_interrupt() -> Result<()> {
+    let attempt = || "end by the signal that ended the command";
+    unblock_signals()?;
+    kill(Pid::this(), Signal::SIGINT).map_err(io::Error::from).attempt(attempt)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Run {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            run: Run,
+        }
+        <Line as clap::Parser>::parse_from(format!("run {line} x").split_whitespace()).run
+    }
+
+    #[test]
+    fn a_failed_command_is_not_applied() {
+        let fate = |line: &str, outcome| parse(line).fate(outcome);
+        let failed = Outcome::Ended(End::Exited(1));
+        assert_eq!(fate("--apply", Outcome::SUCCESS), Fate::Apply);
+        assert_eq!(fate("--apply", failed), Fate::Keep);
+        assert_eq!(fate("--apply", Outcome::Ended(End::Killed(9))), Fate::Keep);
+        assert_eq!(fate("--apply", Outcome::TimedOut), Fate::Keep);
+        assert_eq!(fate("--keep", Outcome::SUCCESS), Fate::Keep);
+        assert_eq!(fate("--discard", failed), Fate::Discard);
+    }
+
+    #[test]
+    fn a_time_is_parsed_as_by_timeout() {
+        assert_eq!(duration("3"), Ok(Duration::from_secs(3)));
+        assert_eq!(duration("0.5s"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        assert_eq!(duration("1h"), Ok(Duration::from_secs(3600)));
+        assert_eq!(duration("1d"), Ok(Duration::from_secs(86400)));
+        for wrong in ["", "s", "0", "-1", "1x", "nan", "inf", "m5"] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+}

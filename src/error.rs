@@ -285,6 +285,18 @@ impl From<FsError> for Error {
     }
 }
 
+/// Turns the error of a path that does not exist into none.
+///
+/// # Errors
+/// All other errors.
+pub fn if_exists<T>(result: FsResult<T>) -> FsResult<Option<T>> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(FsError::NotFound | FsError::NotADirectory) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Adds the attempted action to a failed file operation.
 impl<T> Attempt<T> for FsResult<T> {
     fn attempt<S: Into<String>>(self, attempt: impl FnOnce() -> S) -> Result<T> {

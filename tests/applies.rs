@@ -101,7 +101,7 @@ impl Place {
 
     fn chmod(&self, path: &str, mode: u32) {
         let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
-        self.sandbox().fs().setattr(self.find(path).unwrap(), set).unwrap();
+        self.sandbox().fs().setattr(self.find(path).unwrap(), set, false).unwrap();
     }
 
     fn read(&self, id: NodeId) -> String {

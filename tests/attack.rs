@@ -1,5 +1,5 @@
-//! The wall of the mount, as an attacker meets it: a table of attacks in five configurations, races on real mounts, and
-//! the same attacks where they must be seen to succeed.
+//! The jail of the mount against an attacker: a table of attacks in several configurations, races
+//! on real mounts, and the same attacks where they must be seen to succeed.
 
 #![expect(
     clippy::expect_used,

@@ -452,7 +452,10 @@ fn write_the_base_at_every_step(
             let opened = jailfs(&live.store, &["status"], "");
             assert!(opened.status.success(), "{rule}: {opened:?}");
             let told = String::from_utf8_lossy(&opened.stderr);
-            assert!(!told.contains("somebody else"), "{rule}: nobody else was there: {told}");
+            assert!(
+                !told.contains("another program"),
+                "{rule}: no other program was there: {told}"
+            );
             check(&live.store, &format!("{rule}, opened"));
             let left = shell(&live.base, "find . -name '.jailfs-*'");
             assert_eq!(left, "", "{rule}: staged files are left");
@@ -532,13 +535,16 @@ fn what_somebody_changed_since_an_apply_was_cut_off_is_left_as_it_is() {
         assert_eq!(made, shell(&live.base, list), "step {step}: {opened:?}");
         // Where the apply had begun, it says so.
         let told = String::from_utf8_lossy(&opened.stderr);
-        if told.contains("was taken back") {
-            assert!(told.contains("changed by somebody else") && told.contains("README"), "{told}");
+        if told.contains("was rolled back") {
+            assert!(
+                told.contains("changed by another program") && told.contains("README"),
+                "{told}"
+            );
         }
         // It is a conflict for the next one; unless the tree came to lie over what was applied, and it is the base that was changed.
         let differs = jailfs(&live.store, &["diff", "base", "@"], "");
         let is_done = differs.status.success() && differs.stdout.is_empty();
-        assert!(!is_done || !told.contains("was taken back"), "step {step}: {told}");
+        assert!(!is_done || !told.contains("was rolled back"), "step {step}: {told}");
         let again = jailfs(&live.store, &["apply"], "");
         assert_eq!(
             again.status.code(),

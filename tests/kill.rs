@@ -1,8 +1,10 @@
-//! The daemon is killed again and again, at random moments, under the load of several writers and of the verbs. What is there
-//! when it is mounted again is what was acknowledged, in order, and nothing else but perhaps what was in flight.
+//! Kills the daemon again and again at random moments, while several writers and verbs run. After
+//! each remount, the mount holds exactly the acknowledged operations, in order, and perhaps the
+//! operations that were in flight.
 //!
-//! `JAILFS_KILLS=N` kills that many times, `JAILFS_KILL_SEED=N` chooses the moments and the load; what really happens also
-//! depends on the machine, so a seed that failed is tried several times. A failure prints its seed and what was done before.
+//! `JAILFS_KILLS=N` kills N times. `JAILFS_KILL_SEED=N` chooses the moments and the load; timing
+//! also matters, so a seed that failed is tried several times. A failure prints its seed and the
+//! last actions.
 
 #![expect(
     clippy::unwrap_used,
@@ -40,9 +42,9 @@ use harness::Live;
 use nix::sys::signal::{Signal, kill};
 use world::World;
 
-/// So many that the test takes some twenty seconds in a debug build.
+/// The number of kills that take about twenty seconds in a debug build.
 const KILLS: u64 = 16;
-/// How much of what was done a failure tells.
+/// The number of last actions that a failure prints.
 const TOLD: usize = 40;
 
 fn number(variable: &str) -> Option<u64> {
@@ -52,7 +54,7 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 #[test]
-fn whatever_was_acknowledged_is_there_after_every_kill() {
+fn every_acknowledged_operation_survives_every_kill() {
     let kills = number("JAILFS_KILLS").unwrap_or(KILLS);
     let by_the_clock =
         || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64 % 1_000_000;
@@ -84,10 +86,10 @@ fn whatever_was_acknowledged_is_there_after_every_kill() {
     }
 }
 
-/// The flush asks the mount, and so the daemon itself: killed while it waits for its own answer, it must come to an end all the
-/// same, and let those go who wait for it.
+/// A flush writes through the daemon's own mount. If the daemon is killed while it waits for its
+/// own answer, it must still end, and release the processes that wait for it.
 #[test]
-fn a_daemon_that_is_killed_while_it_flushes_leaves_no_thread_and_no_mount_that_hangs() {
+fn a_daemon_killed_during_a_flush_leaves_no_thread_and_no_hanging_mount() {
     let mut live = Live::new("mkdir d");
     for round in 0..4 {
         let mut puppet = live.puppet("d");
@@ -114,17 +116,17 @@ fn a_daemon_that_is_killed_while_it_flushes_leaves_no_thread_and_no_mount_that_h
     }
 }
 
-/// Whether a daemon has a thread that flushes.
+/// Whether a daemon has a thread that is flushing.
 fn is_flushing(pid: nix::unistd::Pid) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
     names.into_iter().any(|name| name == "flush\n")
 }
 
-/// What the kernel is made to forget, it forgets under the lock of the directory, which somebody holds who waits for an answer: of a
-/// daemon that is killed in that moment, one part would wait for the other.
+/// An invalidation takes the lock of the directory. Another process may hold that lock while it
+/// waits for an answer. If the daemon is killed in that moment, the two would wait for each other.
 #[test]
-fn a_daemon_that_is_killed_while_the_kernel_forgets_leaves_no_thread_and_no_mount_that_hangs() {
+fn a_daemon_killed_during_an_invalidation_leaves_no_thread_and_no_hanging_mount() {
     let mut live = Live::new("mkdir d");
     live.sh("cd d; for n in $(seq 1500); do echo $n > f$n; done");
     live.checkpoint("then");
@@ -134,7 +136,7 @@ fn a_daemon_that_is_killed_while_the_kernel_forgets_leaves_no_thread_and_no_moun
         std::thread::scope(|scope| {
             for writer in 0..4 {
                 let path = dir.join(format!("writer{writer}"));
-                // Until there is nobody to answer.
+                // Until no daemon answers.
                 scope.spawn(move || {
                     while std::fs::write(&path, "")
                         .and_then(|()| std::fs::remove_file(&path))
@@ -156,7 +158,7 @@ fn a_daemon_that_is_killed_while_the_kernel_forgets_leaves_no_thread_and_no_moun
     }
 }
 
-/// Whether a daemon has a thread that waits for a lock of the kernel.
+/// Whether a daemon has a thread that waits for a lock in the kernel.
 fn waits_for_a_lock(pid: nix::unistd::Pid) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let places = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("wchan")).ok());

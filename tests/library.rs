@@ -286,7 +286,7 @@ fn apply_writes_the_tree_home_and_older_checkpoints_stay_exact() {
     sandbox.fs().symlink(NodeId::ROOT, &name("link"), b"d/f2", ME).unwrap();
     sandbox
         .fs()
-        .setattr(id(&sandbox, "d/f2"), SetAttr { mode: Some(0o600), ..SetAttr::default() })
+        .setattr(id(&sandbox, "d/f2"), SetAttr { mode: Some(0o600), ..SetAttr::default() }, false)
         .unwrap();
     sandbox
         .fs()
@@ -557,7 +557,11 @@ fn a_base_file_that_somebody_replaced_is_never_shown_as_the_old_one() {
     assert_eq!((get(&sandbox, "seen"), get(&sandbox, "covered")), ("old".into(), "old".into()));
     sandbox
         .fs()
-        .setattr(id(&sandbox, "covered"), SetAttr { mode: Some(0o600), ..SetAttr::default() })
+        .setattr(
+            id(&sandbox, "covered"),
+            SetAttr { mode: Some(0o600), ..SetAttr::default() },
+            false,
+        )
         .unwrap();
     for path in ["seen", "covered"] {
         place.write("fresh", "new");

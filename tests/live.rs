@@ -1,4 +1,5 @@
-//! Checkpoint and restore in place, under live processes, through the real binary and a real mount.
+//! Checkpoints and restores in place, under live processes, through the real binary and a real
+//! mount.
 
 #![expect(
     clippy::unwrap_used,

@@ -51,7 +51,8 @@ fn prepare(dir: &Path) -> Arc<Sandbox> {
     fs.rename(NodeId::ROOT, &name("renamed"), NodeId::ROOT, &name("now"), RenameMode::Replace, 0)
         .unwrap();
     let mode = fs.lookup(NodeId::ROOT, &name("mode")).unwrap().id;
-    fs.setattr(mode, jailfs::fs::SetAttr { mode: Some(0o600), ..Default::default() }).unwrap();
+    fs.setattr(mode, jailfs::fs::SetAttr { mode: Some(0o600), ..Default::default() }, false)
+        .unwrap();
     sandbox
 }
 

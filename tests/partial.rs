@@ -444,7 +444,7 @@ fn some_change(place: &Place, dice: &mut Dice, step: usize) {
         6 => {
             let set = SetAttr { mode: Some(0o700 + dice.roll(64) as u32), ..SetAttr::default() };
             if kind != FileKind::Symlink {
-                place.fs().setattr(place.id(&path), set).unwrap();
+                place.fs().setattr(place.id(&path), set, false).unwrap();
                 place
                     .fs()
                     .setxattr(place.id(&path), b"user.step", b"x", SetXattr::default())

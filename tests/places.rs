@@ -1,4 +1,5 @@
-//! Stores and bases that are not where they were: moved, copied, on a device of another number, or exchanged for others.
+//! Stores and bases that are in another place than before: moved, copied, on a device with another
+//! number, or replaced by others.
 
 #![expect(
     clippy::unwrap_used,
@@ -32,12 +33,12 @@ mod store;
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// Runs jailfs; what it answers.
+/// Runs jailfs. Returns its output.
 fn jailfs(dir: &Path, words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_jailfs")).args(words).current_dir(dir).output().unwrap()
 }
 
-/// Runs jailfs, which must succeed; what it says.
+/// Runs jailfs, which must succeed. Returns its output.
 #[track_caller]
 fn said(dir: &Path, words: &[&str]) -> String {
     let output = jailfs(dir, words);
@@ -45,7 +46,7 @@ fn said(dir: &Path, words: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs jailfs, which must be refused with this exit code; what it says about it.
+/// Runs jailfs, which must fail with this exit code. Returns its message.
 #[track_caller]
 fn refused(dir: &Path, words: &[&str], code: i32) -> String {
     let output = jailfs(dir, words);

@@ -74,8 +74,9 @@ pub(super) fn read_xattrs(object: &OwnedFd) -> io::Result<Vec<(Vec<u8>, Vec<u8>)
 /// Sets the attributes of an object, which may be an `O_PATH` descriptor of any kind of node.
 ///
 /// The order is owner, mode, extended attributes, mode, times. chown clears setuid, setgid and the
-/// capability; setting an ACL changes the mode; and each step changes times. Values that are right
-/// already are not set: that would fail on a read-only filesystem and for nodes of other users.
+/// capability, and setting an ACL changes the mode. The times come last, so that no other step
+/// changes them. Values that are right already are not set: that would fail on a read-only
+/// filesystem and for nodes of other users.
 pub(super) fn set_attributes(object: &OwnedFd, wanted: &Attributes<'_>) -> FsResult<()> {
     let now = BaseStat::of(object)?;
     let mut mode = wanted.mode & PERM_BITS;

@@ -81,7 +81,7 @@ impl Apply {
         let done = match (self.dry_run, self.undo) {
             (_, true) if applied.is_rollback && applied.changes.is_empty() => {
                 out.line(
-                    "the last apply was not finished, and the base is set back to what it was before it",
+                    "the last apply was not finished, and the base is rolled back to what it was before it",
                 );
                 return Ok(());
             }

@@ -57,7 +57,7 @@ pub(super) enum Line {
         #[serde(flatten)]
         process: Bytes,
     },
-    NotSetBack {
+    NotRolledBack {
         #[serde(flatten)]
         path: Bytes,
         reason: String,
@@ -303,8 +303,8 @@ impl Line {
         }
     }
 
-    pub(super) fn not_set_back(path: &TreePath, reason: &str) -> Line {
-        Line::NotSetBack { path: Bytes::path(path), reason: reason.to_owned() }
+    pub(super) fn not_rolled_back(path: &TreePath, reason: &str) -> Line {
+        Line::NotRolledBack { path: Bytes::path(path), reason: reason.to_owned() }
     }
 
     pub(super) fn base_problem(path: &TreePath, reason: &str) -> Line {

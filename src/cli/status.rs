@@ -17,7 +17,7 @@ use crate::sandbox::{Reply, Request};
 /// Show the state of the sandbox
 #[derive(Args)]
 pub(super) struct Status {
-    /// Print one JSON object for the sandbox, and one per path that is not set back, refused link
+    /// Print one JSON object for the sandbox, and one per path that is not rolled back, refused link
     /// and problem
     #[arg(long)]
     json: bool,
@@ -44,7 +44,7 @@ fn json(status: &Data) -> Result<Vec<String>> {
         status.base_problems.iter().map(|(path, reason)| Line::base_problem(path, reason));
     let refusals = status.refusals.iter().map(Line::refusal);
     let rollback =
-        status.rollback.iter().flatten().map(|(path, reason)| Line::not_set_back(path, reason));
+        status.rollback.iter().flatten().map(|(path, reason)| Line::not_rolled_back(path, reason));
     let lines =
         std::iter::once(Line::status(status)).chain(rollback).chain(refusals).chain(problems);
     lines.map(|line| line.text()).collect()
@@ -94,11 +94,11 @@ fn text(status: &Data) -> Vec<String> {
     }
     if let Some(rollback) = &status.rollback {
         all.push(
-            "an apply failed, and the base is not set back yet; until then no other apply is possible"
+            "an apply failed, and the base is not rolled back yet; until then no other apply is possible"
                 .to_owned(),
         );
         all.push(
-            "(retry: jailfs apply --undo). The mount shows the base as it was before. Not set back:"
+            "(retry: jailfs apply --undo). The mount shows the base as it was before. Not rolled back:"
                 .to_owned(),
         );
         all.extend(
@@ -190,7 +190,7 @@ mod tests {
         );
         assert!(text.contains("  a/d -> (moved to) d, by a process out of sight\n"), "{text}");
         assert!(text.contains("\na sync of the store failed: "), "{text}");
-        assert!(text.contains(" Not set back:\n  half: the base is read-only\n"), "{text}");
+        assert!(text.contains(" Not rolled back:\n  half: the base is read-only\n"), "{text}");
         assert!(text.ends_with("problems with the base:\n  secret: Permission denied"), "{text}");
     }
 
@@ -198,7 +198,7 @@ mod tests {
     fn json_has_a_line_per_thing() {
         let lines = json(&status()).unwrap();
         assert_eq!(lines.len(), 5);
-        assert!(lines[1].contains(r#""type":"not_set_back","path":"half""#), "{}", lines[1]);
+        assert!(lines[1].contains(r#""type":"not_rolled_back","path":"half""#), "{}", lines[1]);
         assert!(
             lines[0].starts_with(r#"{"type":"status","base":"/src/repo","store":"/s"#),
             "{}",

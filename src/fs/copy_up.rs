@@ -5,33 +5,11 @@
 
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::lower::LowerNode;
-use crate::fs::target::Target;
 use crate::fs::{Core, Found};
 use crate::tree::{Dentry, Edit, Hides};
-use crate::types::{Ino, Name, NodeId, TreePath};
+use crate::types::{Ino, Name, TreePath};
 
 impl Core {
-    /// Copies a live node up. Returns its number.
-    ///
-    /// # Errors
-    /// ENOENT for an orphan; those of [`Core::target`] and [`Core::copy_up_base`].
-    pub(super) fn copy_up(&mut self, id: NodeId) -> FsResult<Ino> {
-        match self.target(id)? {
-            Target::Upper(ino) => Ok(ino),
-            Target::Base(ino, path, node) => self.copy_up_base(ino, &path, &node),
-            Target::Orphan(_) => Err(FsError::NotFound),
-        }
-    }
-
-    /// Copies a live directory up. Returns its number and the base path that it merges with.
-    ///
-    /// # Errors
-    /// As [`Core::copy_up`]; ENOTDIR for another node.
-    pub(super) fn copy_up_dir(&mut self, id: NodeId) -> FsResult<(Ino, Option<TreePath>)> {
-        let ino = self.copy_up(id)?;
-        Ok((ino, self.lower_path(ino)?))
-    }
-
     /// Copies up a node that was found at a path of the base, and the directories above it.
     ///
     /// # Errors

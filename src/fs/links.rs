@@ -255,3 +255,88 @@ impl Links {
         (self.refusals.iter().cloned().collect(), self.refusal_count)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Ino;
+
+    const LINK: NodeId = NodeId(99);
+
+    fn name() -> Name {
+        Name::new(b"x").unwrap()
+    }
+
+    /// A table with the directories a, a/b, c and c/d, with the ids 10 to 13.
+    fn dirs() -> (NodeTable, [NodeId; 4]) {
+        let mut nodes = NodeTable::new();
+        let [a, b, c, d] = [10, 11, 12, 13].map(|ino| nodes.hold(Ino(ino), None));
+        for (dir, above) in [(a, NodeId::ROOT), (b, a), (c, NodeId::ROOT), (d, c)] {
+            nodes.set_within(dir, above);
+        }
+        nodes.hold(Ino(LINK.0), None);
+        (nodes, [a, b, c, d])
+    }
+
+    fn serve(links: &mut Links, nodes: &mut NodeTable, text: &[u8]) -> FsResult<LinkReply> {
+        links.serve(nodes, LINK, text.to_vec())
+    }
+
+    #[test]
+    fn a_text_is_stale_if_it_leads_out_from_one_directory_of_its_link() {
+        let (mut nodes, [a, b, ..]) = dirs();
+        let mut links = Links::default();
+        links.note_advertised(LINK, b);
+        let text = LinkReply::Text(b"../../f".to_vec());
+        assert_eq!(serve(&mut links, &mut nodes, b"../../f"), Ok(text));
+        links.note_advertised(LINK, a);
+        assert_eq!(serve(&mut links, &mut nodes, b"../../f"), Err(FsError::Stale));
+        assert_eq!(nodes.id_of(Ino(LINK.0)), None, "the next lookup returns another id");
+    }
+
+    #[test]
+    fn a_directory_does_not_rise_above_a_text_that_was_served_in_it() {
+        let (mut nodes, [a, b, c, _]) = dirs();
+        let mut links = Links::default();
+        links.note_advertised(LINK, b);
+        serve(&mut links, &mut nodes, b"../../f").unwrap();
+        let up = links.begin_move(&nodes, (b, a), (NodeId::ROOT, &name()));
+        assert_eq!(up, Err(FsError::LeavesJail));
+        assert!(links.begin_move(&nodes, (b, a), (c, &name())).is_ok(), "at the same depth");
+        links.forget(LINK);
+        assert!(links.begin_move(&nodes, (b, a), (NodeId::ROOT, &name())).is_ok());
+    }
+
+    #[test]
+    fn a_text_waits_for_the_rename_on_which_it_depends() {
+        let (mut nodes, [a, b, _, d]) = dirs();
+        let mut links = Links::default();
+        links.note_advertised(LINK, b);
+        let rename = links.begin_move(&nodes, (b, a), (d, &name())).unwrap();
+        links.add_moves([rename.clone()]);
+        nodes.set_within(b, d);
+        let near = LinkReply::Text(b"../f".to_vec());
+        assert_eq!(serve(&mut links, &mut nodes, b"../f"), Ok(near), "inside from both places");
+        let wait = LinkReply::Wait(rename.clone());
+        assert_eq!(serve(&mut links, &mut nodes, b"../../../f"), Ok(wait));
+        links.finish_move(&rename);
+        let far = LinkReply::Text(b"../../../f".to_vec());
+        assert_eq!(serve(&mut links, &mut nodes, b"../../../f"), Ok(far));
+    }
+
+    #[test]
+    fn a_repeated_refusal_is_counted_and_kept_once() {
+        let mut links = Links::default();
+        let refusal = |text: &[u8], pid| Refusal {
+            path: TreePath::root(),
+            what: Refused::Link(text.to_vec()),
+            pid,
+            process: b"cat".to_vec(),
+        };
+        assert!(links.add_refusal(refusal(b"../out", 1)));
+        assert!(!links.add_refusal(refusal(b"../out", 2)));
+        assert!(links.add_refusal(refusal(b"../other", 2)));
+        let (kept, count) = links.refusals();
+        assert_eq!((kept.len(), count), (2, 3));
+    }
+}

@@ -30,7 +30,7 @@ mod upper;
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -65,8 +65,9 @@ pub use merged::lower::Extents;
 pub use merged::read_plan::ReadPlan;
 pub use merged::state::{Found, State};
 pub use ops::attrs::{SetAttr, SetTime, SetXattr};
-pub use ops::namespace::RenameMode;
+pub use ops::privileges::{CallerRights, PrivilegeBits};
 pub use ops::readdir::{DirEntry, HandOut};
+pub use ops::rename::RenameMode;
 pub use snapdir::{Archive, Origin, SnapdirView, Text};
 pub use space::enospc::{MOST_TRIES, Need};
 pub use space::quota::{Limits, Space};
@@ -149,6 +150,8 @@ pub struct Fs {
     core: Mutex<Core>,
     /// The number of times that the core lock was taken.
     requests: AtomicU64,
+    /// Whether the kernel caches something that is stale: see [`Coherence`].
+    has_stale: Arc<AtomicBool>,
     jail: Mutex<Arc<Jail>>,
     sync_gate: Mutex<SyncGate>,
     reclaim: Reclaim,
@@ -158,12 +161,14 @@ pub struct Fs {
 impl Fs {
     /// The filesystem of a head: `tree` over `lower`, writing to `upper`.
     pub fn new(store: Arc<Store>, tree: Tree, lower: Lower, upper: Upper, jail: Jail) -> Fs {
+        let coherence = Coherence::default();
+        let has_stale = coherence.stale_flag();
         let core = Core {
             state: State { tree, lower: Arc::new(lower) },
             upper: UpperLayer::new(upper),
             held: HeldNodes::new(),
             links: Links::default(),
-            coherence: Coherence::default(),
+            coherence,
             edits: None,
             quota: Quota::default(),
             snapdir_name: None,
@@ -172,6 +177,7 @@ impl Fs {
             store,
             core: Mutex::new(core),
             requests: AtomicU64::new(0),
+            has_stale,
             jail: Mutex::new(Arc::new(jail)),
             sync_gate: Mutex::default(),
             reclaim: Reclaim::new(),

@@ -119,15 +119,6 @@ impl Core {
         attr.ok_or(FsError::NotFound)
     }
 
-    /// The extents of a file.
-    pub(super) fn target_extents(&self, target: &Target) -> FsResult<Extents> {
-        match target {
-            Target::Upper(ino) => Ok(extents_in(&self.tree, *ino)),
-            Target::Orphan(key) => Ok(extents_in(self.held.orphans().tree(), *key)),
-            Target::Base(_, path, node) => Ok(self.lower.record(path, node)?.1),
-        }
-    }
-
     /// The record and the extents of a node.
     pub(super) fn record_and_extents(&self, target: &Target) -> FsResult<(Arc<Node>, Extents)> {
         match target {
@@ -135,9 +126,11 @@ impl Core {
                 let (record, extents) = self.lower.record(path, node)?;
                 Ok((Arc::new(record), extents))
             }
-            Target::Upper(_) | Target::Orphan(_) => {
-                Ok((self.record_of(target)?, self.target_extents(target)?))
+            Target::Orphan(key) => {
+                let extents = extents_in(self.held.orphans().tree(), *key);
+                Ok((self.record_of(target)?, extents))
             }
+            Target::Upper(ino) => Ok((self.record_of(target)?, extents_in(&self.tree, *ino))),
         }
     }
 

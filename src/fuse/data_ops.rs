@@ -8,7 +8,7 @@ use fuser::{
 };
 
 use crate::error::{FsError, FsResult};
-use crate::fs::SeekTo;
+use crate::fs::{PrivilegeBits, SeekTo};
 use crate::fuse::counters::Op;
 use crate::fuse::gate::GATE_CLOSED;
 use crate::fuse::init;
@@ -80,18 +80,18 @@ impl Server {
         let kill = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let from_cache = write_flags.contains(WriteFlags::FUSE_WRITE_CACHE);
         let appends = flags.0 & nix::libc::O_APPEND != 0 && !from_cache;
-        let may = if appends { self.fs.check_append(node(ino), offset) } else { Ok(()) };
-        let result = may.and_then(|()| self.fs.write(node(ino), offset, data, kill));
+        let requester = Requester::of(request).without_fsetid();
+        let privileges =
+            if kill { PrivilegeBits::AsCaller(&requester) } else { PrivilegeBits::Keep };
+        let result = match appends {
+            true => self.fs.append(node(ino), offset, data, privileges),
+            false => self.fs.write(node(ino), offset, data, privileges),
+        };
         if from_cache {
             self.recent_writeback.note(node(ino));
         }
         match result {
-            Ok(()) => {
-                if kill {
-                    Requester::of(request).clear_bare_setgid(&self.fs, &call, node(ino));
-                }
-                reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX));
-            }
+            Ok(()) => reply.written(u32::try_from(data.len()).unwrap_or(u32::MAX)),
             Err(error) => {
                 reply.error(call.refuse(&error));
                 self.invalidate_drifted();
@@ -112,11 +112,9 @@ impl Server {
         if node(ino).is_in_snapdir() {
             return reply.error(call.refuse(&FsError::ReadOnly));
         }
-        let kill = Requester::of(request).kills_privileges(&self.fs, node(ino));
-        let result = self.fs.fallocate(node(ino), mode, offset, length, kill);
-        if kill && result.is_ok() {
-            Requester::of(request).clear_bare_setgid(&self.fs, &call, node(ino));
-        }
+        let requester = Requester::of(request);
+        let privileges = PrivilegeBits::AsCaller(&requester);
+        let result = self.fs.fallocate(node(ino), mode, offset, length, privileges);
         call.reply_empty(result, reply);
         self.invalidate_drifted();
     }
@@ -169,8 +167,7 @@ impl Server {
         // Invalidates what the previous copy found changed. A worker must not do it: it would wait
         // for pages that the kernel is reading.
         self.invalidate_drifted();
-        let by = Requester::of(request);
-        let kill = by.kills_privileges(&self.fs, node(ino_out));
+        let requester = Requester::of(request);
         let (fs, gate) = (Arc::clone(&self.fs), Arc::clone(&self.gate));
         let workers =
             if node(ino_in).is_in_snapdir() { &self.snapdir_workers } else { &self.workers };
@@ -183,14 +180,9 @@ impl Server {
                 node(ino_out),
                 offset_out,
                 len.min(MAX_COPY),
-                kill,
+                PrivilegeBits::AsCaller(&requester),
             ) {
-                Ok(copied) => {
-                    if kill {
-                        by.clear_bare_setgid(&fs, &call, node(ino_out));
-                    }
-                    reply.written(u32::try_from(copied).unwrap_or(u32::MAX));
-                }
+                Ok(copied) => reply.written(u32::try_from(copied).unwrap_or(u32::MAX)),
                 Err(error) => reply.error(call.refuse(&error)),
             }
         });

@@ -27,7 +27,7 @@ use fuser::{
 };
 
 use crate::error::{FsError, FsResult};
-use crate::fs::{Caller, LinkReply, RenameMode, SetAttr};
+use crate::fs::{Caller, LinkReply, PrivilegeBits, RenameMode, SetAttr};
 use crate::fuse::counters::Op;
 use crate::fuse::gate::GATE_CLOSED;
 use crate::fuse::init;
@@ -136,7 +136,6 @@ impl Filesystem for Server {
         if node(ino).is_in_snapdir() {
             return reply.error(call.refuse(&FsError::ReadOnly));
         }
-        let changes_privileges = size.is_some() || uid.is_some() || gid.is_some();
         let set = SetAttr {
             mode,
             uid,
@@ -144,16 +143,10 @@ impl Filesystem for Server {
             size,
             atime: atime.map(set_time),
             mtime: mtime.map(set_time),
-            kill: changes_privileges
-                && Requester::of(request).kills_privileges(&self.fs, node(ino)),
         };
-        let mut result = self.sync_if_required(self.fs.setattr(node(ino), set));
-        if changes_privileges
-            && result.is_ok()
-            && Requester::of(request).clear_bare_setgid(&self.fs, &call, node(ino))
-        {
-            result = self.fs.getattr(node(ino));
-        }
+        let requester = Requester::of(request);
+        let privileges = PrivilegeBits::AsCaller(&requester);
+        let result = self.sync_if_required(self.fs.setattr(node(ino), set, privileges));
         if size.is_some() {
             self.recent_writeback.note(node(ino));
         }

@@ -10,13 +10,10 @@
 
 use fuser::Request;
 
-use crate::fs::Fs;
-use crate::fuse::reply::Call;
+use crate::fs::{CallerRights, Fs};
 use crate::sys;
 use crate::types::NodeId;
 
-/// The setuid and setgid bits.
-const PRIVILEGE_BITS: u32 = 0o6000;
 const SETGID: u32 = 0o2000;
 /// CAP_FSETID of capabilities(7).
 const CAP_FSETID: u64 = 1 << 4;
@@ -35,14 +32,9 @@ impl Requester {
         Requester { uid: request.uid(), gid: request.gid(), pid: request.pid() }
     }
 
-    /// Whether a change of content or owner clears setuid and setgid: the caller lacks CAP_FSETID.
-    pub(super) fn kills_privileges(self, fs: &Fs, id: NodeId) -> bool {
-        let has_bits = fs.getattr(id).is_ok_and(|attr| attr.meta.mode & PRIVILEGE_BITS != 0);
-        has_bits
-            && match sys::proc::privileges(self.pid) {
-                Some(caller) => caller.capabilities & CAP_FSETID == 0,
-                None => self.uid != 0,
-            }
+    /// The same caller, if the kernel has said that it lacks CAP_FSETID.
+    pub(super) fn without_fsetid(self) -> WithoutFsetid {
+        WithoutFsetid(self)
     }
 
     /// Whether an ACL that the caller sets clears setgid, as the caller's chmod(2) would.
@@ -50,20 +42,17 @@ impl Requester {
         fs.getattr(id)
             .is_ok_and(|attr| attr.meta.mode & SETGID != 0 && !self.may_keep_setgid(attr.meta.gid))
     }
+}
 
-    /// After a change that clears privileges, clears a setgid bit without group execution, whose
-    /// fate depends on the caller's groups. Returns whether it was cleared.
-    pub(super) fn clear_bare_setgid(self, fs: &Fs, call: &Call<'_>, id: NodeId) -> bool {
-        let cleared = fs.take_bare_setgid(id, |group| self.may_keep_setgid(group));
-        cleared.unwrap_or_else(|error| {
-            // The change itself is complete. An errno would claim that it is not.
-            call.refuse(&error);
-            false
-        })
+impl CallerRights for Requester {
+    fn has_fsetid(&self) -> bool {
+        match sys::proc::privileges(self.pid) {
+            Some(caller) => caller.capabilities & CAP_FSETID != 0,
+            None => self.uid == 0,
+        }
     }
 
-    /// Whether the caller is in this group or has CAP_FSETID.
-    fn may_keep_setgid(self, group: u32) -> bool {
+    fn may_keep_setgid(&self, group: u32) -> bool {
         self.gid == group
             || match sys::proc::privileges(self.pid) {
                 Some(caller) => {
@@ -71,5 +60,18 @@ impl Requester {
                 }
                 None => self.uid == 0,
             }
+    }
+}
+
+/// A caller of which the kernel has said that it lacks CAP_FSETID.
+pub(super) struct WithoutFsetid(Requester);
+
+impl CallerRights for WithoutFsetid {
+    fn has_fsetid(&self) -> bool {
+        false
+    }
+
+    fn may_keep_setgid(&self, group: u32) -> bool {
+        self.0.may_keep_setgid(group)
     }
 }

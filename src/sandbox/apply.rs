@@ -40,13 +40,13 @@ impl Sandbox {
 }
 
 /// What the filesystem of the base cannot store of a file, for people.
-fn not_kept_text(lost: apply::NotKept) -> String {
+fn not_kept_text(lost: apply::plan::NotKept) -> String {
     match lost {
-        apply::NotKept::Time { wanted, kept } => {
+        apply::plan::NotKept::Time { wanted, kept } => {
             let (wanted, kept) = (date::utc(wanted), date::utc(kept));
             format!("the filesystem of the base cannot hold its time {wanted}, and has {kept}")
         }
-        apply::NotKept::Flags(lost) => {
+        apply::plan::NotKept::Flags(lost) => {
             format!("its flags '{}' of chattr(1) are lost", flags::letters(lost))
         }
     }

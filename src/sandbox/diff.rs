@@ -95,7 +95,7 @@ impl Lister {
         let attempt = || format!("list '{}'", change.path);
         let mut listed = change_of(old, new, change, self.detail).attempt(attempt)?;
         if let Some(protected) = &self.protected {
-            listed.danger = protected::of(protected, (old, new), change).attempt(attempt)?;
+            listed.danger = protected::dangers(protected, (old, new), change).attempt(attempt)?;
         }
         self.writer.push(listed)
     }

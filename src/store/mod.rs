@@ -139,7 +139,7 @@ struct State {
     remap_targets: Option<BTreeSet<LayerId>>,
     /// Layers of which it is unknown whether the old or the new remap is on disk.
     uncertain_remaps: BTreeSet<LayerId>,
-    /// Gathered layers' sources: readers with earlier remaps may still open their pools.
+    /// Sources of gathered layers. Readers with earlier remaps may still open their pools.
     retiring: BTreeMap<LayerId, RetiringPool>,
     next_layer: u32,
 }

@@ -48,7 +48,7 @@ use crate::sys::clock;
 use crate::tree::Tree;
 use crate::types::{Epoch, LayerId, NodeId};
 
-use apply::unfinished::Unfinished;
+use apply::unfinished::{RecoveredApplies, UnfinishedRollback};
 use base_identity::BaseIdentity;
 pub use compact::Effort;
 pub use gc::policy::{Due, Policy};
@@ -81,7 +81,7 @@ pub struct Timeline {
     /// The pre-images of each apply so far.
     applies: Mutex<PreHistory>,
     /// A rollback that could not end. No other apply runs before it has.
-    unfinished: Mutex<Option<Unfinished>>,
+    unfinished: Mutex<Option<UnfinishedRollback>>,
     /// Whether opening the store rolled back an apply. Then that apply was the last one, and the
     /// next `apply --undo` has nothing left to do.
     was_rolled_back: AtomicBool,
@@ -118,11 +118,11 @@ impl Timeline {
     /// Damage, another base than the store was made for, or a failure of the store or the base.
     pub fn open(store: Arc<Store>, base: Arc<Base>, head: &str, jail: Jail) -> Result<Timeline> {
         let base_is = base_identity::identify(&store, &base);
-        if base_is == BaseIdentity::Other && !apply::rollback::unfinished(&store)?.is_empty() {
+        if base_is == BaseIdentity::Other && !apply::rollback::interrupted(&store)?.is_empty() {
             base_identity::refuse_other(&store, &base)?;
         }
-        let apply::unfinished::Found { applies, unfinished, was_rolled_back } =
-            apply::unfinished::roll_back_all(&store, &base)?;
+        let RecoveredApplies { applies, unfinished, was_rolled_back } =
+            apply::unfinished::recover(&store, &base)?;
         let mut trees = TreeCache::new(Arc::clone(&store));
         let (upper, tree, epoch) = match store.head(head)? {
             None => create_head(&store, &base, head, epoch_of(&applies, unfinished.as_ref()))?,
@@ -306,9 +306,9 @@ fn create_head(
 
 /// The epoch of the base after all applies, or before the last one if that is still to be rolled
 /// back.
-fn epoch_of(applies: &PreHistory, unfinished: Option<&Unfinished>) -> Epoch {
+fn epoch_of(applies: &PreHistory, unfinished: Option<&UnfinishedRollback>) -> Epoch {
     let all = || Epoch(u32::try_from(applies.len()).unwrap_or(u32::MAX));
-    unfinished.map_or_else(all, Unfinished::before)
+    unfinished.map_or_else(all, UnfinishedRollback::before)
 }
 
 /// The name of an operation, as the log and the messages have it.

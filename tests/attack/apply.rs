@@ -1,4 +1,4 @@
-//! What `apply` writes, while base and agent race.
+//! The writes of `apply`, while the base and the agent race.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,10 +17,10 @@ use crate::common::Stop;
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
 const TIME: Duration = Duration::from_secs(2);
-/// How much longer it may take until one apply has come through.
+/// How much longer the test waits until one apply has succeeded.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// Everything that is seen of the outside.
+/// Everything that is visible outside.
 fn look(dir: &Path) -> BTreeMap<PathBuf, String> {
     let all = crate::common::snapshot(dir);
     all.into_iter()
@@ -32,7 +32,8 @@ fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
 }
 
-/// A base with a directory `d`, and beside it a link `l` to a directory outside that looks the same.
+/// A base with a directory `d`, and beside it a link `l` to a directory outside that looks the
+/// same.
 struct Ground {
     _dir: tempfile::TempDir,
     base: PathBuf,
@@ -54,8 +55,8 @@ impl Ground {
         Ground { _dir: dir, base, store, outside }
     }
 
-    /// Exchanges the directory and the link, and back, until told to stop: at full speed, and at times not, so that
-    /// something comes through.
+    /// Exchanges the directory and the link, and back, until it is stopped: at full speed, with
+    /// pauses, so that some applies succeed.
     fn swap(&self, stop: &Stop, swaps: &AtomicU64) {
         let [d, l] = ["d", "l"].map(|name| self.base.join(name));
         let begun = Instant::now();
@@ -68,16 +69,17 @@ impl Ground {
                 let done = renameat2(AT_FDCWD, &d, AT_FDCWD, &l, RenameFlags::RENAME_EXCHANGE);
                 swaps.fetch_add(u64::from(done.is_ok()), Ordering::Relaxed);
             }
-            // An apply that met both names in between may have taken one of them for gone.
+            // An apply that saw both names in between may have found one of them missing.
             if l.symlink_metadata().is_err() {
                 let _there_or_not = symlink("../outside", &l);
             }
         }
     }
 
-    /// What an apply met that was not as it knew it is a conflict for ever: so goes on with another store.
+    /// A node that an apply found changed stays a conflict for ever, so continue with another
+    /// store.
     fn begin_anew(&self, round: u64) {
-        // What was not taken back yet is.
+        // A rollback that is still due is done now.
         drop(self.open());
         fs::rename(&self.store, self.store.with_file_name(format!("store-{round}"))).unwrap();
     }
@@ -85,7 +87,8 @@ impl Ground {
     fn open(&self) -> std::sync::Arc<Sandbox> {
         let end = Instant::now() + PATIENCE;
         loop {
-            // What was left half done is taken back at the start, which may fail by a swap as well.
+            // A half-done apply is rolled back when the store opens, and an exchange may make that
+            // fail as well.
             match Sandbox::create_or_open(&self.base, &self.store, &StoreOptions::default()) {
                 Ok(sandbox) => return sandbox,
                 Err(error) => {
@@ -97,7 +100,8 @@ impl Ground {
     }
 }
 
-/// One round of an agent's work: changes, makes and removes files below `d`, as far as it is there just now.
+/// One round of an agent's work: changes, creates and removes files below `d`, as far as it exists
+/// at the time.
 fn work(sandbox: &Sandbox, round: u64) -> bool {
     let fs = sandbox.fs();
     let Ok(dir) = fs.lookup(NodeId::ROOT, &name("d")) else { return false };
@@ -172,7 +176,7 @@ fn apply_never_writes_through_a_link_while_base_and_agent_race() {
     assert!(swaps > 100 && applied > 0 && refused > 0, "{swaps} {applied} {refused}");
 }
 
-/// So the race is one: a program that writes by path gets out at once.
+/// This shows that the race is real: a program that writes by path gets out at once.
 #[test]
 fn a_copy_by_path_is_led_out_of_the_base_in_the_same_race() {
     let ground = Ground::new();
@@ -189,9 +193,9 @@ fn a_copy_by_path_is_led_out_of_the_base_in_the_same_race() {
     });
 }
 
-/// A backup made of hard links, or a package store that files were linked from.
+/// A backup made of hard links, or a package store whose files were linked into the base.
 #[test]
-fn what_an_apply_replaces_is_not_changed_under_its_names_outside_of_the_base() {
+fn an_apply_does_not_change_hard_links_outside_of_the_base() {
     let ground = Ground::new();
     for (name, outside) in [("one", "kept-one"), ("two", "kept-two")] {
         fs::write(ground.base.join(name), "old").unwrap();

@@ -1,4 +1,4 @@
-//! The base under a live mount: what is mounted in it, and what happens to it while the mount reads.
+//! The base under a live mount: mounts inside it, and changes while the mount reads.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -23,7 +23,7 @@ fn place() -> Place {
 }
 
 #[test]
-fn a_mount_in_the_base_is_seen_empty_and_told_by_status() {
+fn a_mount_in_the_base_appears_empty_and_status_reports_it() {
     let place = place();
     let none = None::<&str>;
     mount(Some("none"), &place.at("base/d"), Some("tmpfs"), MsFlags::empty(), none).unwrap();
@@ -69,16 +69,16 @@ fn an_apply_at_a_mount_point_of_the_base_is_refused_before_it_writes() {
     assert!(!output.status.success() && told.contains("something is mounted"), "{output:?}");
     assert_eq!(fs::read_to_string(place.at("base/a")).unwrap(), "old");
     assert_eq!(fs::read_to_string(place.at("base/d/deep/theirs")).unwrap(), "theirs");
-    // The rest goes.
+    // The rest is applied.
     place.ok(&["-C", "mnt", "apply", "a"]);
     assert_eq!(fs::read_to_string(place.at("base/a")).unwrap(), "new");
     place.umount();
 }
 
-/// Somebody exchanges a directory of the base for a link to one outside, in which files of the same names lie. With the
-/// calls of this kernel, and where openat2(2) is missing or forbidden.
+/// Another process exchanges a directory of the base for a link to one outside, with files of the
+/// same names. With the calls of this kernel, and where openat2(2) is missing or forbidden.
 #[test]
-fn a_mount_never_shows_what_is_outside_of_a_base_that_is_swapped_under_it() {
+fn a_mount_never_shows_the_outside_while_its_base_is_exchanged_for_a_link() {
     for mask in ["", "ENOSYS", "EPERM"] {
         let place = place();
         for n in 0..FILES {
@@ -95,7 +95,7 @@ fn a_mount_never_shows_what_is_outside_of_a_base_that_is_swapped_under_it() {
         }
         place.environment(command.args(["mount", "base", "mnt"]).current_dir(place.top()));
         assert!(command.status().unwrap().success());
-        // What the kernel has met as a directory it does not take for a link.
+        // A node that the kernel knows as a directory does not become a link.
         assert!(fs::metadata(place.at("mnt/d/deep")).unwrap().is_dir());
         let (stop, swaps) = (Stop::default(), AtomicU64::new(0));
         let (mut inside, mut refused) = (0, 0);
@@ -108,7 +108,7 @@ fn a_mount_never_shows_what_is_outside_of_a_base_that_is_swapped_under_it() {
                     swaps.fetch_add(1, Ordering::Relaxed);
                 }
             });
-            // Each name once, so that the kernel remembers none.
+            // Each name once, so that the kernel has none of them cached.
             for n in 0..FILES {
                 for path in [format!("mnt/d/f{n}"), format!("mnt/d/deep/f{n}")] {
                     match fs::read_to_string(place.at(&path)) {

@@ -1,7 +1,8 @@
-//! Where attacks happen: an outside that nobody may touch, and trees beside it that are attacked.
+//! The directories of an attack test: an outside that must stay untouched, and trees beside it that
+//! are attacked.
 //!
-//! Always true here: a mount that a test made is gone when its place is dropped, also by a panic; and if a test hangs, a
-//! watchdog takes its mounts away and ends the process.
+//! Always true: a mount that a test made is gone when its place is dropped, also by a panic. If a
+//! test hangs, a watchdog unmounts everything and ends the process.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -15,22 +16,23 @@ use std::time::{Duration, Instant};
 
 use nix::mount::{MsFlags, mount};
 
-/// The program.
+/// The path of the program.
 pub const JAILFS: &str = env!("CARGO_BIN_EXE_jailfs");
-/// Where programs are found also by ordinary users.
+/// A PATH for ordinary users.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// What `jailfs umount` says of a mount that is gone here and still seen elsewhere.
+/// The message of `jailfs umount` if the mount is gone here and still visible in another namespace.
 pub const STILL_SEEN: &str = "the mount is gone, but its daemon";
 
-/// A directory for one test, deep enough that a way out that is some levels too long still ends in it.
+/// A directory for one test. It is so deep that an escape that is some levels too long still ends
+/// in it.
 pub struct Place {
     dir: Option<tempfile::TempDir>,
     done: Arc<AtomicBool>,
 }
 
 impl Place {
-    /// A place for a test that takes no longer than `patience`.
+    /// A place for a test with this time limit.
     pub fn new(patience: Duration) -> Place {
         let dir = tempfile::Builder::new().prefix("jailfs-attack-").tempdir().expect("a directory");
         fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).expect("open it to all");
@@ -40,12 +42,12 @@ impl Place {
         place
     }
 
-    /// The directory of everything.
+    /// The root of the place.
     pub fn root(&self) -> &Path {
         self.dir.as_ref().expect("lives as long as the place").path()
     }
 
-    /// The directory in which the attacked trees stand.
+    /// The directory of the attacked trees.
     pub fn top(&self) -> PathBuf {
         self.root().join("1/2/3")
     }
@@ -54,7 +56,7 @@ impl Place {
         self.top().join(path)
     }
 
-    /// `jailfs` with a store of this place.
+    /// `jailfs` with a store in this place.
     pub fn jailfs(&self, words: &[&str]) -> Output {
         let mut command = Command::new(JAILFS);
         command.args(words).current_dir(self.top()).stdin(Stdio::null());
@@ -62,7 +64,7 @@ impl Place {
         command.output().expect("start jailfs")
     }
 
-    /// The same, for what must succeed; its standard output.
+    /// The same for a command that must succeed. Returns its standard output.
     pub fn ok(&self, words: &[&str]) -> String {
         let output = self.jailfs(words);
         let err = String::from_utf8_lossy(&output.stderr);
@@ -70,8 +72,8 @@ impl Place {
         String::from_utf8(output.stdout).expect("it says text")
     }
 
-    /// Unmounts `mnt`. A mount namespace that another test made meanwhile has a copy of the mount, and its daemon ends with
-    /// the last of them: that is not waited for.
+    /// Unmounts `mnt`. A mount namespace that another test made meanwhile has a copy of the mount,
+    /// and its daemon ends with the last copy. This does not wait for that.
     pub fn umount(&self) {
         let output = self.jailfs(&["umount", "mnt"]);
         let err = String::from_utf8_lossy(&output.stderr);
@@ -85,9 +87,9 @@ impl Place {
         }
     }
 
-    /// An empty overlayfs of the kernel at `name`.
+    /// An empty kernel overlayfs at `name`.
     pub fn overlay(&self, name: &str) -> PathBuf {
-        // Its own upper layer must not lie on an overlayfs.
+        // Its upper layer must not be on an overlayfs.
         let below = self.at(&format!("{name}-below"));
         fs::create_dir(&below).expect("make a directory");
         mount(Some("tmpfs"), &below, Some("tmpfs"), MsFlags::empty(), None::<&str>)
@@ -111,7 +113,8 @@ impl Drop for Place {
         let Some(dir) = self.dir.take() else { return };
         take_away(dir.path());
         if !mounts_below(dir.path()).is_empty() {
-            // Removing the directory would go through the mount.
+            // The directory cannot be removed while it is mounted: that would remove the content of
+            // the mount.
             let kept = dir.keep();
             eprintln!("a mount is left below {}", kept.display());
         }
@@ -133,7 +136,7 @@ fn take_away(path: &Path) {
     }
 }
 
-/// Ends the process, and the mounts of the test, if it does not end.
+/// Ends the process, and the mounts of the test, if the test does not end in time.
 fn watch(root: PathBuf, done: Arc<AtomicBool>, patience: Duration) {
     let name = std::thread::current().name().unwrap_or("a test").to_owned();
     std::thread::spawn(move || {

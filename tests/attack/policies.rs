@@ -1,4 +1,5 @@
-//! `-o links=` and `-o allow-target=`: what readlink(2) tells, what can be followed, and what git makes of it.
+//! `-o links=` and `-o allow-target=`: the results of readlink(2) and of following, and the effect
+//! on git.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -27,7 +28,7 @@ fn errno(result: std::io::Result<impl Sized>) -> i32 {
 }
 
 #[test]
-fn readlink_tells_the_stored_text_and_following_is_refused() {
+fn readlink_returns_the_stored_text_and_following_is_refused() {
     let place = place();
     place.ok(&["mount", "base", "mnt"]);
     for (link, text) in [
@@ -45,7 +46,7 @@ fn readlink_tells_the_stored_text_and_following_is_refused() {
         assert_eq!(errno(fs::read_dir(&path)), libc::EXDEV, "{link}");
     }
     assert_eq!(fs::read_to_string(place.at("mnt/odd")).unwrap(), "inside");
-    // What programs need: tar and cp take the links with them, git knows them.
+    // Programs need this: tar and cp copy the links, and git finds them unchanged.
     let script =
         "cp -a mnt copy && tar -C mnt -cf copy.tar . && [ \"$(readlink copy/leak)\" = ../out/secret ]
         [ \"$(tar -tvf copy.tar | grep -c -e '-> ../out')\" = 2 ]
@@ -55,9 +56,9 @@ fn readlink_tells_the_stored_text_and_following_is_refused() {
     place.umount();
 }
 
-/// A repository in which every sort of link is committed, and the policies as SEMANTICS describes them.
+/// A repository with every sort of link, and the policies as SEMANTICS describes them.
 #[test]
-fn every_policy_means_for_git_what_is_documented() {
+fn every_policy_has_its_documented_effect_on_git() {
     let place = place();
     let base = place.at("base");
     let script =
@@ -66,7 +67,8 @@ fn every_policy_means_for_git_what_is_documented() {
         git -c user.name=a -c user.email=b commit -qm x";
     shell(&place, "base", script);
     let into = base.join("d/f").display().to_string();
-    // Policy; what is told for leak, odd, slashes, into and plain; what git calls modified once it looks.
+    // The policy; the READLINK text of leak, odd, slashes, into and plain; what git reports as
+    // modified.
     let deny = ["", "d/f", ".//d/f", "d/f", "d/f"];
     let stored = ["../out/secret", "d/../d/f", ".//d/f", into.as_str(), "d/f"];
     let rewrite = ["", "d/f", "d/f", "d/f", "d/f"];
@@ -84,7 +86,7 @@ fn every_policy_means_for_git_what_is_documented() {
                 .map_or(String::new(), |text| text.display().to_string())
         });
         assert_eq!(read, told.map(str::to_owned), "{policy}");
-        // What its index knows git does not read again.
+        // git does not read a link again that is clean in its index.
         assert_eq!(shell(&place, "mnt", "git status --porcelain"), "", "{policy}");
         let status = "touch -h leak odd slashes into plain outdir d/abs; git status --porcelain | sed 's/ M //' | xargs echo";
         assert_eq!(shell(&place, "mnt", status).trim(), modified, "{policy}");
@@ -117,7 +119,7 @@ fn every_policy_means_for_git_what_is_documented() {
 }
 
 #[test]
-fn allowed_targets_add_up_and_nothing_beside_them_is_let_through() {
+fn allowed_targets_add_up_and_let_nothing_else_through() {
     let place = place();
     for dir in ["one", "two", "three", "onex"] {
         fs::create_dir(place.at(dir)).unwrap();
@@ -146,10 +148,10 @@ fn shell(place: &Place, dir: &str, script: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What `links=show` leaves open: readlink(2) follows the links before the last one in the same call. It tells the text of a
-/// link outside, and whether there is one; never more.
+/// What `links=show` leaves open: readlink(2) follows the links before the last component in the
+/// same call. So it returns the text of a link outside, and whether it exists; never more.
 #[test]
-fn the_residue_of_show_is_the_text_of_links_outside() {
+fn links_show_reveals_only_the_text_of_links_outside() {
     let place = place();
     place.ok(&["mount", "base", "mnt"]);
     let told = fs::read_link(place.at("mnt/outdir/link")).unwrap();
@@ -164,10 +166,10 @@ fn the_residue_of_show_is_the_text_of_links_outside() {
     place.umount();
 }
 
-/// What asks in a name that is not its own is not told: a thread of io_uring that goes through a link, and a call in the
-/// ABI of 32 bits, whose numbers mean other calls.
+/// Requests whose caller cannot be identified get no text: an io_uring worker that resolves a link,
+/// and a call in the 32-bit ABI, whose numbers mean other calls.
 #[test]
-fn io_uring_and_callers_of_32_bits_are_refused() {
+fn io_uring_and_32_bit_callers_are_refused() {
     let place = place();
     place.ok(&["mount", "base", "mnt", "-o", "links=show"]);
     let attacks: &[&str] =
@@ -178,13 +180,13 @@ fn io_uring_and_callers_of_32_bits_are_refused() {
         let output = command.output().unwrap();
         let (out, err) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        // Where the kernel has no such thing, nobody can attack with it.
+        // A kernel without it cannot be attacked with it.
         assert!(out.trim() == "-18 b''" || out.trim() == "none", "{out}{err}");
     }
     place.umount();
 }
 
-/// openat(2) by io_uring, made in a thread of its own. Says the result, and what was read.
+/// openat(2) by io_uring, in a thread of its own. Prints the result, and the bytes that were read.
 const IO_URING: &str = r#"
 import ctypes, mmap, os, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -208,7 +210,8 @@ result = struct.unpack_from("<Qi", rings, cq[5])[1]
 print(result, os.read(result, 99) if result >= 0 else b"")
 "#;
 
-/// readlink(2) of i386 by `int 0x80`, from a program of 64 bits. Says the result, and what was read.
+/// readlink(2) of i386 by `int 0x80`, from a 64-bit program. Prints the result, and the bytes that
+/// were read.
 const INT_80: &str = r#"
 import ctypes, mmap, os, sys
 if os.fork():

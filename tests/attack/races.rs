@@ -1,10 +1,12 @@
-//! Races on real mounts: some threads change names as fast as they can, others go through links meanwhile.
+//! Races on real mounts: some threads change names as fast as they can, others resolve links
+//! meanwhile.
 //!
-//! Beside the tree, and in each directory above it, lie files that nobody in it may reach; inside there are files of the
-//! same names with other bytes. After each attack they must be as they were, and nobody may have seen one. The same attacks
-//! on an overlayfs of the kernel must be seen to get out.
+//! Beside the tree, and in each directory above it, lie files that no process in it may reach.
+//! Inside are files with the same names and other bytes. After each attack the outside must be
+//! unchanged, and no attacker may have seen a byte of it. The same attacks on a kernel overlayfs
+//! must be seen to get out.
 //!
-//! `JAILFS_RACE_SECONDS` says for how long all attacks together run.
+//! `JAILFS_RACE_SECONDS` is the total time of all attacks.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,14 +25,14 @@ use nix::unistd::linkat;
 use crate::common::Stop;
 use crate::place::{JAILFS, Place};
 
-/// What lies inside, and what nobody may see.
+/// The content inside, and the content outside.
 const INSIDE: &str = "inside";
 const OUTSIDE: &str = "this is outside of the mount";
 /// How long an attack on an overlayfs may take to get out.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// An attack: what it needs, who makes mischief, and the links through which others go. `l` is a link to a file `hit`
-/// in the root of the tree, `d` one to the root itself.
+/// An attack: its setup, the threads that change names, and the links that the others follow. `l`
+/// is a link to a file `hit` in the root of the tree, `d` one to the root itself.
 struct Attack {
     name: &'static str,
     setup: fn(&Path),
@@ -62,7 +64,7 @@ fn hard_link(root: &Path, from: &str, to: &str, done: &mut u64) {
     *done += u64::from(linked.is_ok());
 }
 
-/// Makes the tree what the base is. Only in a mount of ours.
+/// Makes the tree equal to the base. Only in our own mount.
 fn restore(root: &Path, done: &mut u64) {
     let restored = Command::new(JAILFS).arg("-C").arg(root).args(["restore", "base"]).output();
     *done += u64::from(restored.is_ok_and(|output| output.status.success()));
@@ -106,7 +108,7 @@ const ATTACKS: &[Attack] = &[
                 mv(root, "a/b/c", "c", done);
                 mv(root, "c", "a/b/c", done);
             },
-            // Links that were never read do not hold it down.
+            // Links that were never read do not mark it.
             |root, done| {
                 anew(root, "a/b/c/l", "../../../hit", done);
                 anew(root, "a/b/c/d", "../../..", done);
@@ -239,15 +241,15 @@ const ATTACKS: &[Attack] = &[
     },
 ];
 
-/// What went on in an attack.
+/// The counters of an attack.
 #[derive(Debug, Default)]
 struct Tally {
-    /// Changes of names that were made.
+    /// Changes of names.
     changes: AtomicU64,
-    /// Ways through a link that were tried, and that ended in the tree.
+    /// Lookups through a link, and those that ended in the tree.
     tries: AtomicU64,
     inside: AtomicU64,
-    /// What was seen of the outside.
+    /// The bytes of the outside that were seen.
     seen: Mutex<BTreeMap<String, u64>>,
 }
 
@@ -261,7 +263,7 @@ impl Tally {
     }
 }
 
-/// Goes through the links, in all ways, until told to stop.
+/// Follows the links in all ways, until it is stopped.
 fn walk(attack: &Attack, root: &Path, me: usize, tally: &Tally, stop: &Stop) {
     let mut turn = me;
     let mut stand = None;
@@ -270,11 +272,11 @@ fn walk(attack: &Attack, root: &Path, me: usize, tally: &Tally, stop: &Stop) {
         let file = root.join(attack.files[turn % attack.files.len()]);
         let dir = root.join(attack.dirs[turn % attack.dirs.len()]);
         let mut inside = 0;
-        // By the path, and from a directory in which it stands since a while ago.
+        // By path, and from a directory that was opened a while ago.
         if turn % 16 < 2 {
             stand = fs::File::open(file.parent().unwrap()).ok();
         }
-        // What other tests start must not have it, or the mount stays busy.
+        // Close on exec: a child of another test would keep the mount busy.
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
         let from_here =
             stand.as_ref().map(|dir| openat(dir, file.file_name().unwrap(), flags, Mode::empty()));
@@ -290,7 +292,7 @@ fn walk(attack: &Attack, root: &Path, me: usize, tally: &Tally, stop: &Stop) {
         if let Ok(stat) = fs::metadata(&file) {
             if stat.len() == OUTSIDE.len() as u64 { tally.seen("stat") } else { inside += 1 }
         }
-        // What these do outside is seen by what is there afterwards.
+        // The effects of these outside are found by checking the outside afterwards.
         let mine = format!("made-{me}");
         inside += u64::from(fs::write(dir.join(&mine), "x").is_ok());
         inside += u64::from(fs::rename(dir.join(&mine), dir.join("renamed")).is_ok());
@@ -299,12 +301,12 @@ fn walk(attack: &Attack, root: &Path, me: usize, tally: &Tally, stop: &Stop) {
         inside += u64::from(fs::remove_dir(dir.join(&mine)).is_ok());
         tally.tries.fetch_add(8, Ordering::Relaxed);
         tally.inside.fetch_add(inside, Ordering::Relaxed);
-        // So that a file is there to be removed, inside or out.
+        // This creates a file that can be removed, inside or outside.
         let _there_or_not = fs::write(root.join("victim"), "inside");
     }
 }
 
-/// Every directory from the place's root to the one of the trees.
+/// Every directory from the place's root down to that of the trees.
 fn outside(place: &Place) -> Vec<PathBuf> {
     place
         .top()
@@ -321,7 +323,7 @@ fn fill_outside(place: &Place) {
     }
 }
 
-/// What is not as [`fill_outside`] left it.
+/// Everything that is not as [`fill_outside`] left it.
 fn damage(place: &Place) -> Vec<String> {
     let mut found = Vec::new();
     for dir in outside(place) {
@@ -423,12 +425,12 @@ fn no_race_leads_out_of_the_mount() {
     );
 }
 
-/// So the attacks are some.
+/// This shows that the attacks are real.
 #[test]
 fn every_race_leads_out_of_an_overlayfs() {
     for attack in ATTACKS {
         let place = Place::new(PATIENCE * 2);
-        // All of it above the lower layer, whose directories it does not rename.
+        // All of it in the upper layer, because overlayfs does not rename lower directories.
         let root = place.overlay("over");
         (attack.setup)(&root);
         prepare(&place, &root);

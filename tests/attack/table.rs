@@ -1,8 +1,10 @@
-//! The table of attacks (`attacker.py`), in every configuration, and where its rows must be seen to get out.
+//! The table of attacks (`attacker.py`) in every configuration, and where its rows must be seen to
+//! get out.
 //!
-//! What is outside is known here and to nobody inside: every byte, name, text and attribute of it holds a word that was
-//! made up for this run, and its inode numbers are known. A row has got out if what the attacker says has any of that
-//! in it, or if anything outside is not as it was. A row that only fails is safe.
+//! The outside is known here and to no process inside: every byte, name, text and attribute
+//! contains a word made up for this run, and its inode numbers are known. A row got out if the
+//! attacker's output contains any of that, or if anything outside has changed. A row that only
+//! fails is safe.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +22,7 @@ const MASK: &str = include_str!("../common/mask.py");
 const PYTHON: &str = "/usr/bin/python3";
 const NOBODY: u32 = 65534;
 
-/// Where a table is run.
+/// A configuration in which the table runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Configuration {
     /// `jailfs mount` as root.
@@ -35,26 +37,27 @@ enum Configuration {
     MountDeny,
     /// `jailfs mount -o links=deny` as root, where openat2(2) fails with this errno.
     Masked(&'static str),
-    /// A plain directory: nobody is kept in.
+    /// A plain directory: nothing stops an attacker.
     Plain { root: bool },
-    /// An overlayfs of the kernel: nobody is kept in.
+    /// A kernel overlayfs: nothing stops an attacker.
     Overlay,
 }
 use Configuration::{Masked, MountDeny, MountRoot, MountUser, Overlay, Plain, RunRoot, RunUser};
 
-/// The rows that read the text of a link that leads out. `links=show` returns it, so these rows get out of a
-/// mount with the default options: they learn a text, or open the host's path themselves. `links=deny` refuses.
+/// Rows that read the text of a link that leads out. `links=show` returns it, so with the default
+/// options these rows get out of a mount: they learn a text, or open the host's path themselves.
+/// `links=deny` refuses them.
 const READ_BY_SHOW: [&str; 2] = ["op-readlink-through", "readlink-and-walk-by-hand"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Gets out of a plain directory, and must not get out of ours.
+    /// Gets out of a plain directory, and must not get out of our mounts.
     Escape,
-    /// Stays in, and must do the same everywhere.
+    /// Stays inside, and must do the same everywhere.
     Works,
-    /// Is not stopped by a mount, but by the walls around the process.
+    /// A mount does not stop it, but the walls around the process do.
     Process,
-    /// Attacks a checkpoint in the mount, which only ours have.
+    /// Attacks a checkpoint in the mount, which only our mounts have.
     Past,
 }
 
@@ -71,7 +74,7 @@ impl Configuration {
         !matches!(self, MountUser | RunUser | Plain { root: false })
     }
 
-    /// Whether a row says something there.
+    /// Whether a row applies in this configuration.
     fn takes(self, row: &Row) -> bool {
         match self {
             MountRoot | MountUser | MountDeny | Masked(_) => row.kind != Kind::Process,
@@ -82,7 +85,7 @@ impl Configuration {
         }
     }
 
-    /// Whether the row must be seen to get out; else it must be seen not to.
+    /// Whether the row must be seen to get out, or must be seen not to.
     fn lets_out(self, row: &Row) -> bool {
         match self {
             Plain { .. } | Overlay => matches!(row.kind, Kind::Escape | Kind::Process),
@@ -123,11 +126,11 @@ struct Ground {
     place: Place,
     configuration: Configuration,
     word: String,
-    /// What the outside looks like, and the numbers of its nodes.
+    /// The expected outside, and the inode numbers of its nodes.
     before: BTreeMap<PathBuf, String>,
     numbers: Vec<u64>,
     _listener: Option<UnixListener>,
-    /// Somebody holds the outside open, as the processes of a host do.
+    /// A process outside holds the outside open, as processes of a host do.
     _held: Option<fs::File>,
 }
 
@@ -167,7 +170,7 @@ impl Ground {
         self.place.at("out")
     }
 
-    /// Makes the outside what it should be.
+    /// Creates the outside.
     fn fill_outside(&mut self) {
         let (out, word) = (self.out(), self.word.clone());
         self._listener = None;
@@ -202,13 +205,13 @@ impl Ground {
             .collect();
     }
 
-    /// A server that tells the word to whoever comes.
+    /// A server that sends the word to every client.
     fn listen(&mut self) {
         let listener = UnixListener::bind(self.out().join("socket")).unwrap();
         let (heard, word) = (listener.try_clone().unwrap(), self.word.clone());
         std::thread::spawn(move || {
             for stream in heard.incoming() {
-                // Who has gone already has heard nothing.
+                // A client that is gone already has received nothing.
                 let _told = stream.and_then(|mut stream| stream.write_all(word.as_bytes()));
             }
         });
@@ -233,7 +236,7 @@ impl Ground {
         }
     }
 
-    /// What of the outside the attacker has seen or changed.
+    /// The parts of the outside that the attacker has seen or changed.
     fn is_out(&self, said: &str) -> Option<String> {
         let now = look(&self.out());
         if now != self.before {
@@ -253,13 +256,14 @@ fn as_user(program: &str) -> Command {
     command
 }
 
-/// Every node below a directory, with all that is seen of it but the time of its last reading.
+/// Every node below a directory, with all that is visible except access times.
 fn look(root: &Path) -> BTreeMap<PathBuf, String> {
     crate::common::snapshot(root)
         .into_iter()
         .map(|seen| {
             let is_dir = seen.stat[2] & 0o170_000 == 0o040_000;
-            // The attacker's own reading in the control changes the time of access, of directories also our own.
+            // The attacker's reads in the control run change access times, and ours change those of
+            // directories.
             let stat: Vec<i64> = seen
                 .stat
                 .iter()
@@ -272,7 +276,7 @@ fn look(root: &Path) -> BTreeMap<PathBuf, String> {
         .collect()
 }
 
-/// The attacker in a ground.
+/// The attacker in a configuration.
 struct Attacker {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -285,7 +289,8 @@ impl Attacker {
         let [base, tree, out] =
             ["base", ground.configuration.tree(), "out"].map(|dir| place.at(dir));
         let base = if ground.configuration == Overlay { tree.clone() } else { base };
-        // The attacker's text is handed over, because the command of a run may not see the file.
+        // The attacker's text is passed as an argument, because the command of a run may not see
+        // the file.
         let words = [base, tree, out].map(|path| format!("'{}'", path.display())).join(" ");
         let attack = format!("$PYTHON -I -S -c \"$ATTACKER\" attack {words}");
         let script =
@@ -295,7 +300,7 @@ impl Attacker {
             command.args(["-euc", &script]);
             command
         } else {
-            // As on a usual host everybody may use the device; containers often keep it for root.
+            // On a usual host all users can use the device; containers often reserve it for root.
             let device =
                 "mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse && rm fuse";
             let user =
@@ -329,13 +334,13 @@ impl Attacker {
         line.trim_end().to_owned()
     }
 
-    /// Does a row; how it ended, and what was said.
+    /// Runs a row. Returns how it ended, and its output.
     fn attack(&mut self, row: &Row) -> (String, String) {
         writeln!(self.stdin.as_mut().unwrap(), "\"{}\"", row.name).unwrap();
         serde_json::from_str(&self.hear()).unwrap()
     }
 
-    /// Ends it, and what its script does then.
+    /// Ends the attacker, and the rest of its script.
     fn end(mut self) {
         self.stdin = None;
         let mut error = String::new();
@@ -367,7 +372,7 @@ fn rows() -> Vec<Row> {
         .collect()
 }
 
-/// Runs the table in a configuration, and says what is wrong with which rows.
+/// Runs the table in a configuration. Returns the rows that failed, and why.
 fn run(configuration: Configuration) -> Ground {
     let mut ground = Ground::new(configuration);
     let mut attacker = Attacker::start(&ground);
@@ -405,7 +410,7 @@ fn run(configuration: Configuration) -> Ground {
     ground
 }
 
-/// What the rows that work say on a plain directory.
+/// The output of the rows that work, in a plain directory.
 fn expected() -> &'static BTreeMap<String, (String, String)> {
     static EXPECTED: std::sync::OnceLock<BTreeMap<String, (String, String)>> =
         std::sync::OnceLock::new();
@@ -451,7 +456,7 @@ fn every_attack_gets_out_of_an_overlayfs() {
     run(Overlay);
 }
 
-/// Every blocked escape is counted and told with link, target and process.
+/// Every blocked escape is counted and reported with link, target and process.
 fn check_status(ground: &Ground) {
     let status = fs::read_to_string(ground.place.at("status")).unwrap();
     let lines: Vec<serde_json::Value> =
@@ -480,7 +485,7 @@ fn check_status(ground: &Ground) {
 }
 
 #[test]
-fn nothing_gets_out_of_a_mount_of_root() {
+fn nothing_gets_out_of_a_mount_by_root() {
     check_status(&run(MountRoot));
 }
 
@@ -490,17 +495,17 @@ fn nothing_gets_out_of_a_mount_that_denies_links() {
 }
 
 #[test]
-fn nothing_gets_out_of_a_mount_of_a_user() {
+fn nothing_gets_out_of_a_mount_by_a_user() {
     check_status(&run(MountUser));
 }
 
 #[test]
-fn nothing_gets_out_of_a_run_of_root() {
+fn nothing_gets_out_of_a_run_by_root() {
     run(RunRoot);
 }
 
 #[test]
-fn nothing_gets_out_of_a_run_of_a_user() {
+fn nothing_gets_out_of_a_run_by_a_user() {
     run(RunUser);
 }
 

@@ -1,5 +1,6 @@
-//! What may be changed while a text that was served is being walked. Here nobody walks: the kernel has the text and has not
-//! forgotten the link, which is all that the filesystem knows in a race.
+//! Renames while the kernel resolves the text of a link. No process resolves anything here: the
+//! kernel has the text and has not sent FORGET for the link, which is all that the filesystem knows
+//! in a race.
 
 use std::sync::Arc;
 
@@ -97,7 +98,7 @@ fn name(text: &str) -> Name {
 const REFUSED: FsResult<()> = Err(FsError::LeavesJail);
 
 #[test]
-fn a_directory_stays_down_while_a_text_may_be_walked_in_it() {
+fn a_directory_cannot_move_up_while_a_text_may_be_resolved_in_it() {
     let tree = Tree::new();
     let link = tree.symlink("a/b/c/l", "../../../f");
     assert_eq!(tree.mv("a/b/c", "x/c"), Ok(()), "nobody has read it yet");
@@ -123,7 +124,7 @@ fn a_directory_stays_down_while_a_text_may_be_walked_in_it() {
 }
 
 #[test]
-fn it_stays_down_whatever_becomes_of_the_link() {
+fn it_cannot_move_up_whatever_happens_to_the_link() {
     let gone: [fn(&Tree); 5] = [
         |tree| tree.unlink("a/b/c/l"),
         |tree| tree.mv("a/b/c/l", "x/y/z/l").unwrap(),
@@ -150,12 +151,12 @@ fn it_stays_down_whatever_becomes_of_the_link() {
 }
 
 #[test]
-fn who_has_passed_a_directory_is_not_forgotten_when_it_moves_away() {
+fn a_directory_that_a_walk_passed_stays_marked_when_it_moves_away() {
     let tree = Tree::new();
     tree.mkdir("a/b/c/d");
     tree.symlink("a/b/c/d/l", "../../../../f");
     tree.read(tree.id("a/b/c/d/l")).unwrap();
-    // A walk can stand in b now, with two steps to go.
+    // A walk can be in b now, with two steps to go.
     assert_eq!(tree.mv("a/b/c", "x/y/c"), Ok(()));
     assert_eq!(tree.mv("a/b", "b"), REFUSED);
     assert_eq!(tree.mv("x/y", "y"), REFUSED);
@@ -165,7 +166,7 @@ fn who_has_passed_a_directory_is_not_forgotten_when_it_moves_away() {
 }
 
 #[test]
-fn a_directory_that_is_removed_leaves_its_walks_to_the_one_above() {
+fn a_removed_directory_leaves_its_marks_to_the_one_above() {
     let tree = Tree::new();
     let link = tree.symlink("a/b/c/l", "../../../f");
     tree.read(link).unwrap();
@@ -184,7 +185,7 @@ fn a_directory_that_is_removed_leaves_its_walks_to_the_one_above() {
 }
 
 #[test]
-fn a_restore_leaves_walks_where_they_are() {
+fn a_restore_keeps_the_marks_of_walks() {
     let tree = Tree::new();
     tree.do_(Request::Checkpoint { name: Some("c".into()), message: String::new() });
     tree.mkdir("a/b/new");
@@ -199,17 +200,18 @@ fn a_restore_leaves_walks_where_they_are() {
         paths: Vec::new(),
         dry_run: false,
     });
-    // The first stood in a directory that goes on, the second in one that is gone, in another one that is gone.
+    // The first walk is in a directory that stays, the second in a removed one, in another removed
+    // one.
     assert_eq!(tree.mv("a/b/c", "c"), REFUSED);
     assert_eq!(tree.mv("a/b", "b"), REFUSED);
 }
 
 #[test]
-fn a_link_that_was_met_nearer_to_the_root_is_looked_up_again() {
+fn a_link_that_was_found_nearer_to_the_root_is_looked_up_again() {
     let tree = Tree::new();
     let link = tree.symlink("a/l", "../../f");
     assert_eq!(tree.mv("a/l", "x/y/z/l"), Ok(()));
-    // Somebody may have met it in `a`, and ask only now.
+    // A walk may have found it in `a`, and send READLINK only now.
     assert_eq!(tree.read(link), Err(FsError::Stale));
     assert_eq!(tree.read(link), Err(FsError::Stale), "however often");
     let again = tree.id("x/y/z/l");
@@ -223,7 +225,7 @@ fn a_link_that_was_met_nearer_to_the_root_is_looked_up_again() {
     assert!(tree.sandbox.fs().getattr(again).is_ok(), "its holder keeps it");
     tree.forget(link);
 
-    // One that stays inside from both is simply served, and one name of two that is removed still counts.
+    // A link that stays inside from both is served, and a removed name of two still counts.
     let plain = tree.symlink("a/p", "../f");
     assert_eq!(tree.mv("a/p", "x/y/p"), Ok(()));
     assert_eq!(tree.read(plain), Ok("../f".into()));
@@ -236,12 +238,12 @@ fn a_link_that_was_met_nearer_to_the_root_is_looked_up_again() {
 }
 
 #[test]
-fn a_link_that_was_met_in_a_directory_that_a_restore_cut_off_is_looked_up_again() {
+fn a_link_found_in_a_directory_that_a_restore_orphaned_is_looked_up_again() {
     let tree = Tree::new();
     tree.symlink("a/b/c/l", "../../../f");
     tree.do_(Request::Checkpoint { name: Some("deep".into()), message: String::new() });
     assert_eq!(tree.mv("a/b/c", "c"), Ok(()));
-    // Somebody stands in `c`, met the link there, and asks after the restore.
+    // A process is in `c`, found the link there, and sends READLINK after the restore.
     let link = tree.id("c/l");
     tree.do_(Request::Restore {
         detach_mounts: false,
@@ -263,29 +265,30 @@ fn a_directory_that_moves_down_counts_as_up_until_the_kernel_has_moved_it() {
     );
     assert_eq!(tree.read(link), Ok("later ../../f".into()));
     assert_eq!(tree.read(link), Ok("../../f".into()));
-    // The kernel makes one such move at a time: the next one tells that the one before is over.
+    // The kernel does one such rename at a time: the next one shows that the one before is over.
     let other = tree.symlink("x/a/b/m", "../../../../f");
     assert_eq!(tree.read(other), Err(FsError::LeavesJail));
     assert_eq!(tree.mv("x/a", "x/y/a"), Ok(()));
     assert_eq!(tree.mv("x/y/z", "x/z"), Ok(()));
     assert_eq!(tree.read(tree.id("x/y/a/b/m")), Ok("../../../../f".into()));
-    // An old answer to an old move settles nothing.
+    // An old notice of an old rename has no effect.
     assert_eq!(tree.mv("x/y/a", "x/z/a"), Ok(()));
     assert_eq!(tree.mv("x/z/a", "x/y/a"), Ok(()));
 }
 
 #[test]
-fn a_text_that_leaves_a_directory_on_its_way_by_its_old_place_waits() {
+fn a_text_that_leaves_a_directory_through_its_old_place_waits() {
     let tree = Tree::new();
     let link = tree.symlink("a/b/c/l", "../../../f");
     let near = tree.symlink("a/b/c/near", "../f");
-    // Aside, and read before the kernel has moved it: a walk would come to `a/b`, and nobody would know.
+    // A move sideways, and a READLINK before the kernel has done it: a walk would reach `a/b`
+    // unnoticed.
     assert_eq!(tree.mv("a/b/c", "x/y/c"), Ok(()));
     assert_eq!(tree.read(near), Ok("../f".into()), "one step is always possible");
     assert_eq!(tree.read(link), Ok("later ../../../f".into()));
     assert_eq!(tree.mv("x/y", "y"), REFUSED);
     assert_eq!(tree.mv("a/b", "b"), Ok(()), "nobody came there");
-    // Two that change places.
+    // Two that are exchanged.
     let tree = Tree::new();
     let dirs = ["a/b/c", "x/y/z"];
     for dir in dirs {

@@ -251,7 +251,8 @@ fn the_list_of_protected_paths_can_be_changed() {
     for line in ["apply", "status", "run -- true", "mount . ../mnt"] {
         let said = place.say("base", line);
         assert!(
-            said.code != 0 && said.err.contains("line 1: what it removes is not in the list"),
+            said.code != 0
+                && said.err.contains("line 1: the path that it removes is not in the list"),
             "{said:?}"
         );
     }

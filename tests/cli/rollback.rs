@@ -64,7 +64,7 @@ fn is_refused(place: &Place, before: &str, why: &str) {
     let told = place.fails("base", "apply", 1);
     assert!(told.contains(why) && told.contains("nothing is written"), "{told}");
     assert_eq!(look(place), before);
-    assert!(!place.ok("base", "status").contains("not set back"));
+    assert!(!place.ok("base", "status").contains("not rolled back"));
     place.mount();
     place.ok("mnt", "restore start");
     place.ok("mnt", "restore mine");
@@ -140,16 +140,16 @@ fn cut_off(place: &Place, step: &str) -> String {
 }
 
 /// Everything but an apply works while a rollback cannot end, and shows what the base was before.
-/// `path` is not set back, `was` is what it held.
+/// `path` is not rolled back, `was` is what it held.
 fn everything_works(place: &Place, (path, why): (&str, &str), was: &str) {
     let status = place.ok("base", "status");
-    assert!(status.contains("the base is not set back yet"), "{status}");
+    assert!(status.contains("the base is not rolled back yet"), "{status}");
     assert!(status.contains(&format!("  {path}: {why}")), "{status}");
     assert!(!status.contains("problems with the base"), "{status}");
     let lines = place.json("base", "status");
     assert_eq!(lines[0]["rollback_unfinished"], true);
     let is_named =
-        |line: &&serde_json::Value| line["type"] == "not_set_back" && line["path"] == path;
+        |line: &&serde_json::Value| line["type"] == "not_rolled_back" && line["path"] == path;
     assert!(lines.iter().any(|line| is_named(&line)), "{lines:?}");
     let log = place.ok("base", "log");
     assert!(log.contains("start") && log.contains("mine"), "{log}");
@@ -172,7 +172,7 @@ fn everything_works(place: &Place, (path, why): (&str, &str), was: &str) {
     place.ok("mnt", "restore mine");
     place.ok("mnt", "gc");
     let told = place.fails("mnt", "apply", 3);
-    assert!(told.contains("is not set back yet") && told.contains(path), "{told}");
+    assert!(told.contains("is not rolled back yet") && told.contains(path), "{told}");
     let told = place.fails("mnt", "apply --undo", 3);
     assert!(told.contains(path), "{told}");
     place.ok("mnt", "check --read-data");
@@ -185,7 +185,7 @@ fn everything_works(place: &Place, (path, why): (&str, &str), was: &str) {
 /// The rollback has ended: the base is what it was, and the next apply and its undo work.
 fn has_ended(place: &Place, before: &str) {
     assert_eq!(look(place), before);
-    assert!(!place.ok("base", "status").contains("not set back"));
+    assert!(!place.ok("base", "status").contains("not rolled back"));
     assert_eq!(place.json("base", "status")[0]["rollback_unfinished"], false);
     place.ok("base", "check --read-data");
     place.ok("base", "restore mine");
@@ -285,12 +285,12 @@ fn an_apply_whose_rollback_fails_says_so_and_is_set_back_when_asked() {
     let before = look(&place);
     let said = place.sh("base", "JAILFS_FAILPOINTS=fail:base.rename:4+:EIO $JAILFS apply --json");
     assert_eq!(said.code, 1, "{said:?}");
-    assert!(said.err.contains("the base could not be set back: '"), "{said:?}");
+    assert!(said.err.contains("the base could not be rolled back: '"), "{said:?}");
     assert!(said.err.contains("'jailfs apply --undo'"), "{said:?}");
     assert!(parse(&said.out).is_empty());
     assert_ne!(look(&place), before);
     // It is tried again when the store is opened, and then there is nothing more to take back.
     let done = place.ok("base", "apply --undo");
-    assert!(done.contains("the base is set back to what it was before it"), "{done}");
+    assert!(done.contains("the base is rolled back to what it was before it"), "{done}");
     has_ended(&place, &before);
 }

@@ -236,7 +236,7 @@ fn what_an_ordinary_user_may_not_write_is_refused_before_anything_is_written() {
         code=0; $JAILFS apply 2> ../home/told || code=$?; cat ../home/told; [ $code = 1 ]
         grep -q "'roots' cannot be written: it belongs to user 0.*nothing is written" ../home/told
         [ "$(cat a)" = one ]; [ ! -e roots/new ]; [ ! -e z ]
-        $JAILFS status > ../home/status; ! grep 'not set back' ../home/status; $JAILFS log
+        $JAILFS status > ../home/status; ! grep 'not rolled back' ../home/status; $JAILFS log
         $JAILFS apply a z; [ "$(cat a z | tr '\n' ' ')" = 'changed z ' ]
         "#,
     );

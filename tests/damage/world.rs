@@ -277,7 +277,7 @@ fn second(work: &Work) {
     work.restore("c1");
     work.put("branch", &noise(4, 5000));
     let mode = SetAttr { mode: Some(0o600), ..SetAttr::default() };
-    work.0.fs().setattr(work.id("README"), mode).unwrap();
+    work.0.fs().setattr(work.id("README"), mode, false).unwrap();
     work.checkpoint("c3");
     work.put("twin", b"both\n");
     work.write("big", 9000, b"for the base");

@@ -482,7 +482,7 @@ fn attributes(sandbox: &Sandbox, path: &str) -> Result<(), Error> {
     let set = || {
         let id = id(sandbox, path)?;
         sandbox.fs().setxattr(id, b"trusted.x", b"value", SetXattr::default())?;
-        sandbox.fs().setattr(id, set).map(drop)
+        sandbox.fs().setattr(id, set, false).map(drop)
     };
     attempt("set attributes", set())
 }

@@ -1,4 +1,5 @@
-//! Files and directories as they must be, and random operations on them, each one call of the system.
+//! Expected files and directories, and random operations on them. Each operation is one system
+//! call.
 
 use std::collections::btree_map::Entry as MapEntry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -14,10 +15,10 @@ use crate::rng::Rng;
 const BLOCK: usize = 4096;
 const ATTR: &[u8] = b"user.k";
 
-/// One call. Bytes are made from a stamp, so that no two calls write the same.
+/// One system call. The bytes come from a stamp, so no two calls write the same.
 #[derive(Clone, Debug)]
 pub enum Op {
-    /// With the number that the file got, once that is known.
+    /// With the inode number of the file, once it is known.
     Create(String, u64),
     Write {
         path: String,
@@ -41,12 +42,12 @@ pub enum Op {
     Attr(String, u64),
 }
 
-/// What a writer does most.
+/// The kind of operations that a writer prefers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Habit {
-    /// Makes, writes, renames and removes small files.
+    /// Creates, writes, renames and removes small files.
     Small,
-    /// Writes and appends to big ones.
+    /// Writes and appends to large files.
     Big,
     /// Moves directories.
     Dirs,
@@ -64,11 +65,11 @@ struct Content {
     bytes: Arc<Vec<u8>>,
     mode: u32,
     attr: Option<u64>,
-    /// Its number; 0 if it is not known.
+    /// The inode number; 0 if it is not known.
     ino: u64,
 }
 
-/// What is there. In one that was read, the key of a file is its number.
+/// The files and directories. In a tree that was read, the key of a file is its inode number.
 #[derive(Clone, Debug, Default)]
 pub struct Tree {
     names: BTreeMap<String, Entry>,
@@ -102,7 +103,7 @@ impl Tree {
         match op {
             Op::Create(path, ino) => {
                 self.next += 1;
-                // Not a number that somebody read.
+                // A key that no inode number has.
                 let id = (1 << 63) | self.next;
                 self.names.insert(path.clone(), Entry::File(id));
                 let content = Content { bytes: Arc::default(), mode: 0o644, attr: None, ino: *ino };
@@ -157,7 +158,7 @@ impl Tree {
         }
     }
 
-    /// In what way what was read is not this.
+    /// How the tree that was read differs from this one.
     pub fn differs(&self, found: &Tree) -> Vec<String> {
         let missing = self.names.keys().filter(|name| !found.names.contains_key(*name));
         let extra = found.names.keys().filter(|name| !self.names.contains_key(*name));
@@ -183,8 +184,8 @@ impl Tree {
         why
     }
 
-    /// Whether what was read is this with a write half done: everything else as it was, and of the file that is
-    /// written each block the old or the new one, up to some length between.
+    /// Whether the tree that was read is this one with a write half done: all else is equal, and
+    /// each block of the written file is the old or the new one, up to some length in between.
     pub fn is_torn_by(&self, op: &Op, found: &Tree) -> bool {
         let (Op::Write { path, .. } | Op::Append { path, .. }) = op else { return false };
         let mut after = self.clone();
@@ -213,7 +214,7 @@ impl Tree {
         self.names.iter().filter(|(_, entry)| wanted(entry)).map(|(name, _)| name).collect()
     }
 
-    /// Looks at what is there. Numbers of files are not those of the mount if it is a copy.
+    /// Reads a tree. In a copy, inode numbers are not those of the mount.
     pub fn read(root: &Path) -> Tree {
         let mut tree = Tree::default();
         read_dir(root, "", &mut tree)
@@ -221,7 +222,7 @@ impl Tree {
         tree
     }
 
-    /// The same, of which the numbers do not count.
+    /// The same without inode numbers.
     pub fn without_numbers(mut self) -> Tree {
         self.files.values_mut().for_each(|content| content.ino = 0);
         self
@@ -288,14 +289,14 @@ fn read_file(path: &Path, about: &fs::Metadata) -> io::Result<Content> {
     Ok(Content { bytes: Arc::new(fs::read(path)?), mode, attr, ino: about.ino() })
 }
 
-/// Does one operation. Gives the number of a new file.
+/// Does one operation. Returns the inode number of a new file.
 pub fn perform(root: &Path, op: &Op) -> io::Result<u64> {
     let at = |path: &String| root.join(path);
     let open = |path: &String| OpenOptions::new().write(true).open(root.join(path));
     match op {
         Op::Create(path, _) => {
             let file = OpenOptions::new().write(true).create_new(true).open(at(path))?;
-            // It is made, whatever becomes of the question.
+            // The file exists even if reading its number fails.
             Ok(file.metadata().map_or(0, |about| about.ino()))
         }
         Op::Write { path, at, len, stamp } => {
@@ -330,7 +331,7 @@ fn whole(written: usize, wanted: usize) -> io::Result<()> {
     }
 }
 
-/// Syncs the file or directory of an operation, if it is there still.
+/// Syncs the file or directory of an operation, if it still exists.
 pub fn sync(root: &Path, op: &Op) -> io::Result<()> {
     match op {
         Op::Write { path, .. } | Op::Append { path, .. } | Op::Create(path, _) => {
@@ -349,7 +350,7 @@ impl Habit {
         }
     }
 
-    /// What to do next, which succeeds in this tree.
+    /// Chooses the next operation, which must succeed in this tree.
     pub fn choose(self, rng: &mut Rng, tree: &Tree, stamp: u64) -> Op {
         let files = tree.paths(|entry| matches!(entry, Entry::File(_)));
         let dirs = tree.paths(|entry| *entry == Entry::Dir);
@@ -383,7 +384,7 @@ impl Habit {
             14 => Op::Remove(path),
             15..17 if files.len() > 1 => {
                 let to = (*rng.pick(&files)).clone();
-                // Between two names of one file a rename does nothing.
+                // Renaming one hard link of a file to another does nothing.
                 if tree.names[&to] == tree.names[&path] {
                     Op::Rename(path, fresh(rng))
                 } else {

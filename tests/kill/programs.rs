@@ -1,4 +1,5 @@
-//! git and sqlite as writers: what they say is done is done, and their own checks find nothing.
+//! git and sqlite as writers: the commits and transactions that they reported exist, and their own
+//! checks find no fault.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -10,20 +11,21 @@ use crate::writer::{Control, Writer, stamp};
 /// Writes and reads a table.
 pub const SQLITE: &str = include_str!("sqlite.py");
 
-/// A repository in which little is done by itself.
+/// A repository without background work.
 pub const REPOSITORY: &str = "
     git init -q; git config user.name k; git config user.email k@k; git config gc.auto 0; git config commit.gpgsign false
     seq 50 > f0; git add -A; git commit -qm first
 ";
 
-/// Makes one commit after the other.
+/// Makes commits in a loop.
 pub fn commit(writer: &Writer, repo: &Path, control: &Control) {
     while !control.is_over() {
         let stamp = stamp();
         writer.begin(Op::Line(stamp.to_string()));
         let file = stamp % 7;
         let pack = if stamp.is_multiple_of(5) { "git repack -adq; " } else { "" };
-        // A git that reads a directory without a daemon may say so for ever: it ends when nobody reads it any more.
+        // A git that reads a directory of a dead mount may report errors for ever. It ends when
+        // nothing reads its output.
         let quietly = "exec 2> >(head -c 65536 >&2)";
         let script =
             format!("{quietly}; {pack}echo {stamp} >> f{file}; git add -A; git commit -qm {stamp}");
@@ -40,7 +42,7 @@ pub fn commit(writer: &Writer, repo: &Path, control: &Control) {
     }
 }
 
-/// The commits of a repository, which is sound. What a git that was killed has locked is free again.
+/// The commits of a repository that is sound. Removes the lock files of a git that was killed.
 pub fn read_commits(repo: &Path) -> Result<Vec<String>, String> {
     const SCRIPT: &str = "
         find .git -name '*.lock' -delete
@@ -57,7 +59,7 @@ pub fn read_commits(repo: &Path) -> Result<Vec<String>, String> {
     }
 }
 
-/// Makes one transaction after the other.
+/// Commits transactions in a loop.
 pub fn transact(writer: &Writer, dir: &Path, (mode, synchronous): (&str, &str), control: &Control) {
     let number = |line: &String| line.split_once('-').unwrap().0.to_owned();
     let (count, stamp) = (writer.lines().last().map_or_else(|| "0".to_owned(), number), stamp());
@@ -76,7 +78,7 @@ pub fn transact(writer: &Writer, dir: &Path, (mode, synchronous): (&str, &str), 
             other => panic!("{other:?}"),
         }
         if control.is_over() {
-            // The end of its input; what it does is ended.
+            // At the end of its input, the program ends.
             stdin = None;
         }
     }
@@ -89,7 +91,7 @@ pub fn transact(writer: &Writer, dir: &Path, (mode, synchronous): (&str, &str), 
     }
 }
 
-/// The rows of a table, in a database that is sound.
+/// The rows of a table in a database that is sound.
 pub fn read_table(dir: &Path) -> Result<Vec<String>, String> {
     let mut command = Command::new("python3");
     command.args(["-I", "-S", "-c", SQLITE, "read"]).arg(dir.join("db")).current_dir("/");

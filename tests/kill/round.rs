@@ -1,4 +1,4 @@
-//! One kill: load, the kill at a random moment, and what is there then.
+//! One round: load, a kill at a random moment, a remount, and the comparison.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::verbs::Pending;
 use crate::world::{Checkpoint, World};
 use crate::writer::{Control, Working, Writer, stamp};
 
-/// When it is killed.
+/// The moment of the kill.
 #[derive(Clone, Copy, Debug)]
 enum Savepoint {
     /// So long after the load began.
@@ -26,11 +26,13 @@ enum Savepoint {
 
 /// The load ends with this verb, whatever was planned.
 const LAST_VERB: u64 = 30;
-/// Or when so many operations were begun: each verb remembers what there may be at its time, and on a slow machine it is long.
+/// The load also ends after so many operations. Each verb stores all states that are possible at
+/// its time, and on a slow machine they are many.
 const MANY: u64 = 20_000;
 
 impl World {
-    /// Loads the mount, kills its daemon, mounts again, and holds what is there against what was acknowledged.
+    /// Loads the mount, kills its daemon, mounts again, and compares the mount with the
+    /// acknowledged operations.
     pub fn round(&mut self) {
         self.begin_anew_what_is_long();
         let moment = match self.rng.one_in(2) {
@@ -59,7 +61,7 @@ impl World {
         self.hold_against(pending);
     }
 
-    /// Works until the daemon is dead. Gives the verb that was cut off.
+    /// Works until the daemon is dead. Returns the verb that was interrupted.
     fn load(
         &mut self,
         moment: Savepoint,
@@ -103,7 +105,7 @@ impl World {
         Pending::Nothing
     }
 
-    /// A store whose daemon was killed has nothing wrong with it.
+    /// The store of a killed daemon passes the consistency check.
     fn check_store(&mut self) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_jailfs"));
         let output = command
@@ -116,7 +118,7 @@ impl World {
         assert!(!text(&output).contains("warning: "), "check after the kill: {}", text(&output));
     }
 
-    /// Holds what is there against what was acknowledged, and goes on from it.
+    /// Compares the mount with the acknowledged operations, and continues from its state.
     fn hold_against(&mut self, pending: Pending) {
         self.hold_tree_against(&pending);
         self.hold_checkpoints_against(&pending);
@@ -213,7 +215,7 @@ impl World {
             (Err(before), Some(Err(after))) => {
                 panic!("the base is not as before: {before}\nnor as after: {after}")
             }
-            // If both can be meant, nobody knows what an undo would lead to.
+            // If both are possible, the target of an undo is unknown.
             (Ok(_), Some(Ok(_))) => self.before_apply = None,
             (Ok(_), _) => {}
             (Err(_), Some(Ok(_))) => self.before_apply = Some(self.base.clone()),
@@ -225,7 +227,7 @@ impl World {
     }
 }
 
-/// Kills when it is told to.
+/// Kills on request.
 fn kill_when(armed: &Receiver<Duration>, pid: Pid, control: &Control) {
     let delay = armed.recv().unwrap_or_default();
     std::thread::sleep(delay);

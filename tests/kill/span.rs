@@ -1,21 +1,22 @@
-//! What a writer may have left: a state, and the operations since, some of which were acknowledged.
+//! The states that a writer may have left: a known state, and the operations since, of which some
+//! were acknowledged.
 
 use std::collections::BTreeSet;
 
 use crate::files::{self, Tree};
 
-/// What is there of one writer.
+/// The data of one writer.
 #[derive(Clone, Debug)]
 pub enum State {
     /// Files and directories.
     Tree(Tree),
-    /// Numbers, of which each operation adds the next.
+    /// Numbers; each operation adds the next one.
     Numbers(BTreeSet<u64>),
-    /// Lines, of which each operation adds one.
+    /// Lines; each operation adds one.
     Lines(Vec<String>),
 }
 
-/// One acknowledged step.
+/// One operation.
 #[derive(Clone, Debug)]
 pub enum Op {
     File(files::Op),
@@ -23,7 +24,7 @@ pub enum Op {
     Line(String),
 }
 
-/// Of the lines of a table only the last are kept, so many.
+/// Only so many of the last lines of a table are compared.
 pub const LINES: usize = 60;
 
 impl State {
@@ -36,7 +37,7 @@ impl State {
         }
     }
 
-    /// In what way `found` is not this.
+    /// How `found` differs from this.
     pub fn differs(&self, found: &State) -> Vec<String> {
         match (self, found) {
             (State::Tree(tree), State::Tree(found)) => tree.differs(found),
@@ -64,22 +65,22 @@ impl State {
     }
 }
 
-/// A state, what was done since, and how much of that was surely done.
+/// A known state, the operations since, and how many of them were acknowledged.
 #[derive(Clone, Debug)]
 pub struct Span {
     pub start: State,
     pub ops: Vec<Op>,
-    /// So many of the operations must be there.
+    /// At least so many of the operations must be there.
     pub from: usize,
 }
 
 impl Span {
-    /// Nothing is open.
+    /// No operation is in flight.
     pub fn exactly(start: State) -> Span {
         Span { start, ops: Vec::new(), from: 0 }
     }
 
-    /// The state that is there, if it is one of those that can be.
+    /// The possible state that equals the found one, if there is one.
     pub fn settle(&self, found: &State) -> Result<State, String> {
         let mut state = self.start.clone();
         let mut nearest: Option<(usize, Vec<String>)> = None;
@@ -113,10 +114,10 @@ impl Span {
         ))
     }
 
-    /// What was found, with what cannot be found.
+    /// What was found, and why no possible state equals it.
     fn settled(&self, state: State, found: &State) -> State {
         match found {
-            // One more than there can be, so that it is known that there were more.
+            // One more than expected, to notice if there are too many.
             State::Lines(there) => match state {
                 State::Lines(lines) => State::Lines(
                     lines[lines.len().saturating_sub(there.len().max(LINES) + 1)..].to_vec(),
@@ -127,8 +128,9 @@ impl Span {
         }
     }
 
-    /// Whether one of the last operations is a write that was cut off in its middle. The kernel sends what is not whole pages in
-    /// several messages, and the daemon can be killed, or the state be sealed, between two of them.
+    /// Whether one of the last operations is a write that was interrupted. The kernel sends writes
+    /// that are not whole pages in several messages, and the kill or the seal may come between two
+    /// of them.
     fn is_torn(&self, found: &State) -> bool {
         let (State::Tree(mut tree), State::Tree(found)) = (self.start.clone(), found) else {
             return false;

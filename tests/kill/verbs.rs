@@ -1,4 +1,4 @@
-//! The verbs, with what each may have left if it was cut off.
+//! The verbs, and what each may leave if it is interrupted.
 
 use std::process::Output;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::span::{Op, State};
 use crate::world::{Checkpoint, Saved, World};
 use crate::writer::{Control, Kind, Working, Writer, stamp};
 
-/// A verb that was begun and did not answer.
+/// A verb that has not answered.
 #[derive(Default)]
 pub enum Pending {
     #[default]
@@ -18,7 +18,7 @@ pub enum Pending {
         name: String,
         saved: Saved,
     },
-    /// Checkpoints may have been given up, but for these.
+    /// gc may have dropped all other checkpoints.
     Gc {
         kept: Vec<u64>,
     },
@@ -26,7 +26,8 @@ pub enum Pending {
         base: Saved,
     },
     Undo,
-    /// With the first link that was made meanwhile, and the first after the answer if there was one.
+    /// With the first link that was made meanwhile, and the first after the answer, if there was
+    /// one.
     Restore {
         to: Saved,
         first_new: u64,
@@ -34,7 +35,7 @@ pub enum Pending {
     },
 }
 
-/// Lines of JSON; not every verb says any.
+/// The lines of JSON; some verbs print none.
 fn lines(output: &Output) -> Vec<Value> {
     let text = String::from_utf8_lossy(&output.stdout);
     text.lines()
@@ -44,7 +45,7 @@ fn lines(output: &Output) -> Vec<Value> {
 }
 
 impl World {
-    /// Runs a verb. None if it was cut off; it must not fail otherwise.
+    /// Runs a verb. Returns `None` if the kill interrupted it; it must not fail otherwise.
     fn ask(&mut self, words: &[&str], control: &Control) -> Option<Vec<Value>> {
         let output = self.jailfs(words);
         let code = output.status.code();
@@ -100,7 +101,7 @@ impl World {
         let operations = [0, 5, 100][self.rng.below(3) as usize];
         let all: Vec<u64> = self.checkpoints.iter().map(|checkpoint| checkpoint.id).collect();
         let kept = all[all.len().saturating_sub(keep as usize)..].to_vec();
-        // What it takes of the seals that nobody asked for is its own affair.
+        // Automatic seals that it frees do not matter.
         self.operations.clear();
         let words =
             ["gc", "--json", "--keep", &keep.to_string(), "--operations", &operations.to_string()];
@@ -143,7 +144,7 @@ impl World {
         Pending::Nothing
     }
 
-    /// What the base is after an apply that began at these marks.
+    /// The base after an apply that began at these marks.
     fn applied(&self, marks: &[usize], only: Option<usize>) -> Saved {
         let now = self.since(marks);
         match only {
@@ -169,7 +170,8 @@ impl World {
         Pending::Nothing
     }
 
-    /// A restore, or an op restore. Only the stream of links goes on meanwhile: what the others have open would be cut off.
+    /// A restore or `op restore`. Only the stream of links goes on meanwhile: the files that the
+    /// other writers have open would become orphans.
     pub fn quiet_verb(&mut self, control: &Arc<Control>) -> Pending {
         let Some((words, to)) = self.some_state() else { return Pending::Nothing };
         let (marks, first_new) = (self.marks(), stamp());
@@ -193,7 +195,7 @@ impl World {
         Pending::Nothing
     }
 
-    /// Some state that can be gone back to, and the words for it.
+    /// Some state to restore, and the arguments for it.
     fn some_state(&mut self) -> Option<(Vec<String>, Saved)> {
         let of = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         if !self.operations.is_empty() && self.rng.one_in(3) {
@@ -208,8 +210,8 @@ impl World {
         Some((of(&["restore", &checkpoint.name, "--json"]), checkpoint.saved.clone()))
     }
 
-    /// The state after a restore, during which links were made from the number `first_new` on. What was begun after
-    /// `answered` must be there.
+    /// The state after a restore, during which links from the number `first_new` on were made.
+    /// Links that were begun after `answered` must be there.
     pub fn settle_restored(
         &self,
         to: &Saved,
@@ -234,8 +236,8 @@ impl World {
     }
 }
 
-/// Of the links that were made during a restore and since, those from some moment on are there, and all since its answer. The
-/// last may be there or not, if it was not acknowledged.
+/// Of the links made since the restore began, a suffix is there, with all that were made since its
+/// answer. The last link is optional if it was not acknowledged.
 fn check_new_links(
     writer: &Writer,
     is: &[u64],

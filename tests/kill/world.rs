@@ -1,4 +1,4 @@
-//! A mount with its writers, and what is known of every state that can be gone back to.
+//! A mount with its writers, and the possible contents of every state that can be restored.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Output, Stdio};
@@ -12,7 +12,7 @@ use crate::rng::Rng;
 use crate::span::{Span, State};
 use crate::writer::{Kind, Writer, stamp};
 
-/// What the writers find.
+/// What the writers find after a remount.
 const BASE: &str = "
     mkdir -p small/deep big dirs/a/b/c dirs/e stream wal roll git
     for n in 1 2 3 4 5 6 7 8 9 10 11 12; do seq $n 300 > small/f$n; seq $n 90 > dirs/a/b/f$n; seq $n > dirs/e/f$n; done
@@ -20,7 +20,7 @@ const BASE: &str = "
     seq 60000 > big/one; seq 9000 > big/two
 ";
 
-/// One state of all writers, each of which may have been anywhere in its span.
+/// One state of all writers. Each may be anywhere in its span.
 pub type Saved = Vec<Span>;
 
 /// A checkpoint.
@@ -35,16 +35,16 @@ pub struct World {
     pub rng: Rng,
     pub writers: Vec<Arc<Writer>>,
     pub checkpoints: Vec<Checkpoint>,
-    /// Operations that can be gone back to.
+    /// Operations whose states can be restored.
     pub operations: BTreeMap<u64, Saved>,
-    /// What the base is.
+    /// The state of the base.
     pub base: Saved,
-    /// What it was before the last apply, if that is known.
+    /// The base before the last apply, if it is known.
     pub before_apply: Option<Saved>,
-    /// Whether the base may have changed since it was looked at.
+    /// Whether the base may have changed since it was last read.
     pub base_is_new: bool,
     pub kills: u64,
-    /// What was done.
+    /// The actions so far.
     pub log: Vec<String>,
     counts: BTreeMap<&'static str, u64>,
     began: Instant,
@@ -113,7 +113,7 @@ impl World {
         )
     }
 
-    /// Keeps everything for whoever looks for the reason.
+    /// Keeps all directories for the analysis of a failure.
     pub fn keep(&self) {
         if std::env::var_os("JAILFS_KILL_KEEP").is_some() {
             let kept = std::env::temp_dir().join(format!("jailfs-kill-{}", std::process::id()));
@@ -124,13 +124,13 @@ impl World {
         }
     }
 
-    /// What the mount shows.
+    /// The data in the mount.
     pub fn read(&self) -> Vec<State> {
         let root = &self.live.mnt;
         let read = |writer: &Writer| {
             writer.read(root, None).unwrap_or_else(|error| panic!("{}: {error}", writer.name))
         };
-        // The programs take their time, so all at once.
+        // The programs are slow, so they run in parallel.
         std::thread::scope(|scope| {
             let readers: Vec<_> =
                 self.writers.iter().map(|writer| scope.spawn(move || read(writer))).collect();
@@ -138,12 +138,12 @@ impl World {
         })
     }
 
-    /// Where each writer is.
+    /// The position of each writer.
     pub fn marks(&self) -> Vec<usize> {
         self.writers.iter().map(|writer| writer.acked()).collect()
     }
 
-    /// What can have been there since `marks` were taken.
+    /// The possible data since `marks` were taken.
     pub fn since(&self, marks: &[usize]) -> Saved {
         self.writers.iter().zip(marks).map(|(writer, from)| writer.span(*from)).collect()
     }
@@ -156,14 +156,14 @@ impl World {
         (0..saved.len()).map(settle).collect()
     }
 
-    /// Goes on from what was found.
+    /// Continues from the found data.
     pub fn go_on(&self, states: Vec<State>) {
         for (writer, state) in self.writers.iter().zip(states) {
             writer.set(state);
         }
     }
 
-    /// Runs the program; never fails here.
+    /// Runs the program; it must not fail here.
     pub fn jailfs(&self, words: &[&str]) -> Output {
         self.live.try_jailfs(words)
     }

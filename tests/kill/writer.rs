@@ -1,4 +1,4 @@
-//! Somebody who writes into a directory of the mount and knows what was acknowledged.
+//! A writer in one directory of the mount, which records the operations that were acknowledged.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,14 +10,14 @@ use crate::programs;
 use crate::rng::Rng;
 use crate::span::{Op, Span, State};
 
-/// What all writers of a mount share: whether they go on, and what they complain of.
+/// The state that all writers of a mount share: whether they go on, and their errors.
 #[derive(Default)]
 pub struct Control {
-    /// They come to an end of what they are at.
+    /// The writers finish their present operation and stop.
     pub stop: AtomicBool,
-    /// The daemon is about to be killed, so that whatever fails may.
+    /// The daemon is about to be killed, so errors are expected.
     pub killed: AtomicBool,
-    /// Who holds it is not to be disturbed by a kill.
+    /// While a writer holds this, no kill may come.
     pub undisturbed: Mutex<()>,
     failures: Mutex<Vec<String>>,
 }
@@ -31,7 +31,7 @@ impl Control {
         self.killed.load(Ordering::SeqCst)
     }
 
-    /// Something failed: that is fine only if the daemon was killed.
+    /// Reports a failure, which is an error unless the daemon was killed.
     pub fn failed(&self, what: String) {
         if !self.is_killed() {
             self.failures.lock().unwrap().push(what);
@@ -45,7 +45,7 @@ impl Control {
     }
 }
 
-/// Writers at work. When this is dropped, they have come to an end of what they were at.
+/// Running writers. Dropping this waits until all have stopped.
 pub struct Working {
     control: Arc<Control>,
     threads: Vec<JoinHandle<()>>,
@@ -82,7 +82,7 @@ impl Drop for Working {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Files(Habit),
-    /// Symbolic links, each with the next number as its name: one call makes one, and needs no other.
+    /// Symlinks that are numbered by name: one call makes one, and needs no other.
     Stream,
     Git,
     Sqlite {
@@ -91,7 +91,7 @@ pub enum Kind {
     },
 }
 
-/// What was begun and what was acknowledged, since a state that is known.
+/// The operations begun and acknowledged since a known state.
 struct Journal {
     start: State,
     now: State,
@@ -100,14 +100,14 @@ struct Journal {
 }
 
 pub struct Writer {
-    /// Its directory in the mount, and in the base.
+    /// The writer's directory in the mount, and in the base.
     pub name: &'static str,
     pub kind: Kind,
     journal: Mutex<Journal>,
     rng: Mutex<Rng>,
 }
 
-/// No two operations are the same.
+/// Makes every operation unique.
 static STAMP: AtomicU64 = AtomicU64::new(1);
 
 pub fn stamp() -> u64 {
@@ -125,31 +125,31 @@ impl Writer {
         Writer { name, kind, journal: Mutex::new(journal), rng: Mutex::new(Rng::new(seed)) }
     }
 
-    /// Says that an operation is about to be done.
+    /// Records that an operation begins.
     pub fn begin(&self, op: Op) {
         let mut journal = self.journal.lock().unwrap();
         journal.now.apply(&op);
         journal.ops.push(op);
     }
 
-    /// Says that it was done.
+    /// Records that it was acknowledged.
     pub fn acknowledge(&self) {
         let mut journal = self.journal.lock().unwrap();
         journal.acked = journal.ops.len();
     }
 
-    /// What is known for certain, from now on.
+    /// Sets the known state.
     pub fn set(&self, state: State) {
         let mut journal = self.journal.lock().unwrap();
         *journal = Journal { start: state.clone(), now: state, ops: Vec::new(), acked: 0 };
     }
 
-    /// How many operations were acknowledged.
+    /// The number of acknowledged operations.
     pub fn acked(&self) -> usize {
         self.journal.lock().unwrap().acked
     }
 
-    /// What can be there if the first so many operations surely were done.
+    /// The possible states if at least so many operations were done.
     pub fn span(&self, from: usize) -> Span {
         let journal = self.journal.lock().unwrap();
         Span { start: journal.start.clone(), ops: journal.ops.clone(), from }
@@ -193,7 +193,7 @@ impl Writer {
                 control.failed(format!("{}: sync after {op:?}: {error}", self.name));
             }
             if rng.one_in(3) {
-                // A writer that never rests takes the processor from the others.
+                // A writer that never rests would starve the others.
                 std::thread::sleep(std::time::Duration::from_micros(rng.below(1500)));
             }
         }
@@ -220,7 +220,7 @@ impl Writer {
         }
     }
 
-    /// What is there now. If it is not in the mount, it is looked at in a copy, because looking may write.
+    /// The data now. Outside the mount it is read from a copy, because reading may write.
     pub fn read(&self, root: &Path, scratch: Option<&Path>) -> Result<State, String> {
         let dir = root.join(self.name);
         match self.kind {

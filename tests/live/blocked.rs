@@ -1,4 +1,5 @@
-//! Holding the lock of a directory in the kernel: its names are read into memory that nobody can write to until it is let in.
+//! Holds the lock of a directory in the kernel: its names are read into memory that blocks every
+//! writer until it is released.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -6,7 +7,7 @@ use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// Memory that nobody can write to until it is let in: whoever tries waits, also the kernel in a system call.
+/// Memory that blocks every access, also by the kernel in a system call, until it is released.
 pub struct Blocked {
     faults: OwnedFd,
     address: usize,
@@ -18,7 +19,8 @@ const PAGES: usize = 16;
 #[expect(unsafe_code, reason = "userfaultfd(2) has no safe wrapper here")]
 impl Blocked {
     pub fn new() -> Blocked {
-        // SAFETY: mmap(2) of memory that nobody has; userfaultfd(2) makes a descriptor; the structures are those of ioctl_userfaultfd(2).
+        // SAFETY: mmap(2) creates a new mapping; userfaultfd(2) creates a descriptor; the
+        // structures are those of ioctl_userfaultfd(2).
         unsafe {
             let access = libc::PROT_READ | libc::PROT_WRITE;
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -29,7 +31,7 @@ impl Blocked {
             let faults = OwnedFd::from_raw_fd(i32::try_from(fd).unwrap());
             let blocked = Blocked { faults, address };
             blocked.call(0x3f, &mut [0xaa, 0, 0]);
-            // UFFDIO_REGISTER, for pages that are missing.
+            // UFFDIO_REGISTER, for missing pages.
             blocked.call(0, &mut [address as u64, (PAGE * PAGES) as u64, 1, 0]);
             blocked
         }
@@ -43,18 +45,18 @@ impl Blocked {
         assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
     }
 
-    /// Waits until somebody waits.
+    /// Waits until a thread blocks on the memory.
     pub fn wait(&self) {
         let mut ready = [PollFd::new(self.faults.as_fd(), PollFlags::POLLIN)];
         assert_eq!(poll(&mut ready, PollTimeout::from(20_000_u16)).unwrap(), 1, "nobody came");
     }
 
-    /// Lets everybody in.
+    /// Releases all threads.
     pub fn open(&self) {
         self.call(4, &mut [self.address as u64, (PAGE * PAGES) as u64, 0, 0]);
     }
 
-    /// Reads names of a directory into it; gives the number of bytes.
+    /// Reads names of a directory into the memory. Returns the number of bytes.
     pub fn list(&self, dir: &File) -> i64 {
         let (fd, len) = (dir.as_raw_fd(), PAGE * PAGES);
         // SAFETY: getdents64(2) writes at most `len` bytes to memory that is that long.
@@ -62,7 +64,7 @@ impl Blocked {
     }
 }
 
-/// Lets everybody in when it is dropped, also by a panic: who waits could not be joined.
+/// Releases all threads when it is dropped, also by a panic: a blocked thread could not be joined.
 pub struct Opening<'a>(pub &'a Blocked);
 
 impl Drop for Opening<'_> {
@@ -71,7 +73,7 @@ impl Drop for Opening<'_> {
     }
 }
 
-/// Whether a thread of a process waits for a lock of the kernel, for longer than a moment.
+/// Whether a thread of a process waits for a lock in the kernel for longer than a moment.
 pub fn waits_in_the_kernel(pid: nix::unistd::Pid) -> bool {
     let waiting = || {
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();

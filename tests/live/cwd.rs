@@ -1,6 +1,7 @@
-//! Processes that stand in directories of the mount while the tree below them is replaced.
+//! Processes whose working directory is in the mount, while the tree below them is replaced.
 //!
-//! Whatever becomes of the directory, nobody is led out of the mount, and nobody works in a tree that is not shown.
+//! Whatever happens to the directory, no process leaves the mount, and none works in a tree that is
+//! not the present one.
 
 use crate::harness::{Live, Shell, assert_same};
 
@@ -9,8 +10,7 @@ const BASE: &str = "
     echo s > stay/file; echo g > gone/deep/deeper/file; echo m > moved/sub/file; echo a > a/in/which; echo b > b/in/which
 ";
 
-/// `..` as often as there are directories above in the mount leads to directories of the mount, or nowhere: a directory
-/// that is gone is no way out.
+/// Each `..` leads to a directory of the mount, or fails: a removed directory is no way out.
 fn cannot_climb_out(live: &Live, shell: &mut Shell, depth: usize) {
     std::fs::write(live.outside().join("secret"), "of the host").unwrap();
     for levels in 1..=depth {
@@ -26,7 +26,7 @@ fn cannot_climb_out(live: &Live, shell: &mut Shell, depth: usize) {
 }
 
 #[test]
-fn a_shell_in_a_directory_that_stays_works_on_in_the_restored_tree() {
+fn a_shell_in_a_kept_directory_works_on_in_the_restored_tree() {
     let live = Live::new(BASE);
     live.checkpoint("start");
     let start = live.snapshot();
@@ -45,7 +45,7 @@ fn a_shell_in_a_directory_that_stays_works_on_in_the_restored_tree() {
 }
 
 #[test]
-fn a_shell_in_a_directory_that_the_restore_removes_is_in_no_directory() {
+fn a_shell_in_a_directory_that_the_restore_removes_has_a_dead_directory() {
     let live = Live::new(BASE);
     live.checkpoint("start");
     live.sh("mkdir -p new/deep/deeper; echo x > new/deep/deeper/x");
@@ -69,7 +69,7 @@ fn a_shell_in_a_directory_that_the_restore_removes_is_in_no_directory() {
 }
 
 #[test]
-fn a_shell_in_a_directory_that_comes_back_enters_it_again_by_its_path() {
+fn a_shell_in_a_directory_that_the_restore_brings_back_enters_it_again_by_path() {
     let live = Live::new(BASE);
     live.checkpoint("start");
     let start = live.snapshot();
@@ -86,7 +86,7 @@ fn a_shell_in_a_directory_that_comes_back_enters_it_again_by_its_path() {
 }
 
 #[test]
-fn a_shell_in_a_directory_that_is_moved_back_is_cut_off_from_both_places() {
+fn a_shell_in_a_directory_that_the_restore_moves_back_is_in_neither_place() {
     for forth in ["mv moved stay/moved", "mv moved elsewhere", "mkdir -p n/n; mv moved n/n/moved"] {
         let live = Live::new(BASE);
         live.checkpoint("start");
@@ -111,7 +111,7 @@ fn a_shell_in_a_directory_that_is_moved_back_is_cut_off_from_both_places() {
 }
 
 #[test]
-fn a_shell_that_went_into_a_directory_at_its_later_place_is_cut_off() {
+fn a_shell_that_entered_a_directory_at_its_later_place_has_a_dead_directory() {
     let live = Live::new(BASE);
     live.checkpoint("start");
     live.sh("mkdir -p x/y; mv moved x/y/moved");
@@ -132,7 +132,7 @@ fn a_shell_that_went_into_a_directory_at_its_later_place_is_cut_off() {
 }
 
 #[test]
-fn shells_in_exchanged_directories_find_the_right_one_by_path_and_no_one_by_theirs() {
+fn shells_in_exchanged_directories_find_the_right_one_by_path_only() {
     let live = Live::new(BASE);
     live.checkpoint("start");
     let start = live.snapshot();
@@ -156,7 +156,7 @@ fn shells_in_exchanged_directories_find_the_right_one_by_path_and_no_one_by_thei
 }
 
 #[test]
-fn a_name_in_a_dead_directory_leads_nowhere_although_its_file_is_held_open() {
+fn a_name_in_a_dead_directory_does_not_resolve_although_its_file_is_open() {
     let live = Live::new(BASE);
     live.checkpoint("start");
     let mut holder = live.puppet("moved/sub");
@@ -165,7 +165,8 @@ fn a_name_in_a_dead_directory_leads_nowhere_although_its_file_is_held_open() {
     shell.gives("cat file", "m");
     live.sh("mv moved stay/moved");
     live.restore("start");
-    // The file did not change, so its holder goes on; the directory did, so no name in it means anything.
+    // The file did not change, so its holder goes on. The directory did, so none of its names
+    // resolves.
     holder.run("os.pwrite(fd, b'M', 0)");
     assert_eq!(live.read("moved/sub/file"), "M\n");
     assert!(shell.run("echo late > file").contains("No such file or directory"));
@@ -175,7 +176,7 @@ fn a_name_in_a_dead_directory_leads_nowhere_although_its_file_is_held_open() {
 }
 
 #[test]
-fn a_descriptor_of_a_directory_that_was_cut_off_makes_nothing() {
+fn a_descriptor_of_an_orphaned_directory_creates_nothing() {
     let live = Live::new(BASE);
     live.checkpoint("start");
     live.sh("mkdir new; echo x > new/x");
@@ -212,7 +213,7 @@ fn a_descriptor_of_a_directory_that_was_cut_off_makes_nothing() {
 }
 
 #[test]
-fn a_directory_that_is_being_read_goes_on_with_what_is_there() {
+fn a_reader_of_a_directory_goes_on_with_the_names_of_the_restored_tree() {
     let live = Live::new("mkdir many; cd many; for i in $(seq 3000); do : > name$i; done");
     live.checkpoint("start");
     let mut puppet = live.puppet("");
@@ -220,7 +221,7 @@ fn a_directory_that_is_being_read_goes_on_with_what_is_there() {
     live.sh("rm many/name2*; for i in $(seq 200); do : > many/other$i; done");
     puppet.run("other = os.scandir('many'); next(other)");
     live.restore("start");
-    // Neither a name twice, nor one missing that was there all the time.
+    // No name appears twice, and none that existed all the time is missing.
     puppet.run("rest = [e.name for e in many]; names = first + rest");
     puppet.gives("len(names) == len(set(names))", "True");
     puppet.gives("{f'name{i}' for i in range(3000, 3001)} <= set(names)", "True");
@@ -234,7 +235,7 @@ fn a_directory_that_is_being_read_goes_on_with_what_is_there() {
 }
 
 #[test]
-fn more_than_twenty_thousand_names_change_under_a_shell() {
+fn a_restore_changes_more_than_twenty_thousand_names_under_a_shell() {
     let live = Live::new("mkdir -p here/sub; echo x > here/file; mkdir there; echo y > there/y");
     live.checkpoint("start");
     let mut shell = Shell::start(&live.mnt.join("here"));

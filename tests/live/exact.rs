@@ -1,8 +1,9 @@
-//! A restore gives back the tree of the checkpoint: every name, byte, mode, owner, time, number, link and attribute.
+//! A restore gives the tree of the checkpoint: every name, byte, mode, owner, time, inode number,
+//! link and attribute.
 
 use crate::harness::{Live, assert_same};
 
-/// One of everything, with links in pairs, and directories deep enough to be moved.
+/// One of everything, with links in pairs, and directories that are deep enough to be moved.
 const BASE: &str = "
     mkdir -p dir/sub/deep/deeper other/inner empty src/a src/b
     echo one > one; echo two > dir/two; echo three > dir/sub/three; echo four > dir/sub/deep/four
@@ -18,9 +19,9 @@ const BASE: &str = "
     touch -d '2001-02-03 04:05:06.123456789' one dir/two dir/sub other; touch -h -d '1999-01-01' link
 ";
 
-/// Holds every way back to a checkpoint against what was seen at it.
+/// Compares each way back to a checkpoint with the tree at that checkpoint.
 fn exact(change: &str) {
-    // Nothing here is about power cuts, and the disk would be the slowest part.
+    // Power cuts do not matter here, and the disk would be the slowest part.
     let mut live = Live::with_options(BASE, &["--volatile"]);
     let start = live.snapshot();
     live.checkpoint("start");
@@ -118,9 +119,9 @@ E";
         ln pair1 large/p; rm pair1; truncate -s 7 pair2; mv src/a src/b/a; rm -rf src/b/4 src/b/a/3; mv src/b empty/";
 }
 
-/// The kernel has seen nothing, or everything, or only what it holds of the changed state.
+/// The kernel's caches hold nothing, or everything, or only nodes of the changed state.
 #[test]
-fn restore_is_exact_whatever_the_kernel_remembers() {
+fn a_restore_is_exact_whatever_the_kernel_has_cached() {
     let mut live = Live::new(BASE);
     let start = live.snapshot();
     live.checkpoint("start");
@@ -138,9 +139,10 @@ fn restore_is_exact_whatever_the_kernel_remembers() {
     assert_same(&start, &live.snapshot(), "restore for a kernel that forgot what nobody holds");
 }
 
-/// Names, attributes and listings of everything are in the kernel; nothing of it may be seen after the restore.
+/// The kernel has cached names, attributes and listings of everything. None of it may be visible
+/// after the restore.
 #[test]
-fn nothing_that_the_kernel_remembers_outlives_a_restore() {
+fn nothing_that_the_kernel_cached_outlives_a_restore() {
     let live = Live::new(BASE);
     live.checkpoint("start");
     let look = "ls -lR . > /dev/null; find . -type f -exec cat {} + > /dev/null; ls absent new 2>/dev/null || true";
@@ -160,9 +162,9 @@ fn nothing_that_the_kernel_remembers_outlives_a_restore() {
     live.sh("ls | grep -x new && exit 1; true");
 }
 
-/// A restore of one checkpoint out of several is that one, in any order.
+/// With several checkpoints, a restore of any one gives that one, in any order.
 #[test]
-fn every_checkpoint_can_be_reached_from_every_other() {
+fn every_checkpoint_can_be_restored_from_every_other() {
     let mut live = Live::new(BASE);
     let steps = [
         "echo 1 > one; mv dir d1",

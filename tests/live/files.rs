@@ -1,4 +1,4 @@
-//! Open files across a restore: those of unchanged files go on, all others are cut off from the tree for good.
+//! Open files across a restore: descriptors of unchanged files go on, all others become orphans.
 
 use crate::harness::{Live, Shell, assert_same};
 
@@ -7,7 +7,7 @@ const BASE: &str = "
     echo base > dir/untouched
 ";
 
-/// A checkpoint of a tree in which each of the files is covered, and a process that has them all open.
+/// A checkpoint of a tree in which each file was copied up, and a process that has them all open.
 fn opened() -> (Live, crate::harness::Puppet, Vec<String>) {
     let live = Live::new(BASE);
     live.sh("for f in same changed removed replaced; do echo line >> $f; done");
@@ -27,7 +27,7 @@ fn opened() -> (Live, crate::harness::Puppet, Vec<String>) {
     (live, puppet, start)
 }
 
-/// Those that were cut off, and what their holders see.
+/// The files that become orphans, and what their holders see.
 const CUT: [(&str, &str); 5] = [
     ("changed", "b'AFTER!\\nline\\n'"),
     ("removed", "b'removed\\nline\\n'"),
@@ -37,7 +37,7 @@ const CUT: [(&str, &str); 5] = [
 ];
 
 #[test]
-fn a_write_through_an_open_unchanged_file_is_an_ordinary_new_write() {
+fn a_write_through_an_open_unchanged_file_is_an_ordinary_write() {
     let (live, mut puppet, _) = opened();
     puppet.run("os.pwrite(same, b'SAME', 0); os.pwrite(untouched, b'BASE', 0)");
     assert_eq!(live.read("same"), "SAME\nline\n");
@@ -48,7 +48,7 @@ fn a_write_through_an_open_unchanged_file_is_an_ordinary_new_write() {
 }
 
 #[test]
-fn the_holder_of_a_file_that_was_cut_off_reads_on_and_writes_for_itself() {
+fn the_holder_of_an_orphaned_file_reads_on_and_writes_for_itself() {
     let (live, mut puppet, start) = opened();
     for (fd, content) in CUT {
         puppet.gives(&format!("os.fstat({fd}).st_nlink"), "0");
@@ -73,7 +73,7 @@ fn the_holder_of_a_file_that_was_cut_off_reads_on_and_writes_for_itself() {
 }
 
 #[test]
-fn a_file_that_was_cut_off_cannot_be_opened_into_the_tree() {
+fn an_orphaned_file_cannot_be_linked_into_the_tree() {
     let (live, mut puppet, start) = opened();
     for (fd, content) in CUT {
         let again = format!("again = os.open(f'/proc/self/fd/{{{fd}}}', os.O_RDWR)");
@@ -92,7 +92,7 @@ fn a_file_that_was_cut_off_cannot_be_opened_into_the_tree() {
 }
 
 #[test]
-fn an_unlinked_file_is_not_connected_with_the_one_that_comes_back() {
+fn an_unlinked_file_is_not_connected_with_the_restored_one() {
     let live = Live::new(BASE);
     live.checkpoint("start");
     let start = live.snapshot();
@@ -113,7 +113,7 @@ fn an_unlinked_file_is_not_connected_with_the_one_that_comes_back() {
 }
 
 #[test]
-fn appending_writers_of_changed_files_write_for_themselves() {
+fn appending_writers_of_changed_files_write_to_orphans() {
     let live = Live::new(BASE);
     live.checkpoint("start");
     let start = live.snapshot();
@@ -147,7 +147,7 @@ fn an_appending_writer_of_an_unchanged_file_goes_on_at_its_end() {
 }
 
 #[test]
-fn locks_do_not_hang_and_are_kept_by_unchanged_files() {
+fn locks_do_not_hang_and_unchanged_files_keep_them() {
     let live = Live::new(BASE);
     live.checkpoint("start");
     let (mut a, mut b) = (live.puppet(""), live.puppet(""));
@@ -158,7 +158,7 @@ fn locks_do_not_hang_and_are_kept_by_unchanged_files() {
     b.begin("fcntl.lockf(changed, fcntl.LOCK_EX)");
     live.restore("start");
     assert_eq!(b_fail_soon(&live, "same"), "EAGAIN", "the lock of an unchanged file is still held");
-    // The waiter waits for a lock of the file that both hold; its holder gives it back.
+    // The waiter waits for a lock of the file that both hold; its holder releases it.
     a.run("fcntl.lockf(changed, fcntl.LOCK_UN)");
     assert_eq!(b.answer(), Ok("None".to_owned()));
     b.run("new = os.open('changed', os.O_RDWR); fcntl.lockf(new, fcntl.LOCK_EX | fcntl.LOCK_NB)");
@@ -172,7 +172,7 @@ fn b_fail_soon(live: &Live, file: &str) -> String {
 }
 
 #[test]
-fn a_program_that_is_running_goes_on_although_its_file_is_replaced() {
+fn a_running_program_goes_on_although_its_file_is_replaced() {
     let live = Live::new("cp /bin/sleep prog; cp /bin/sh shell; echo x > x");
     live.checkpoint("start");
     let start = live.snapshot();

@@ -1,5 +1,5 @@
-//! A store on a disk that is full to its last block: programs get ENOSPC, nothing that was acknowledged is lost, and what gives
-//! space back succeeds.
+//! A store on a disk that is completely full: programs get ENOSPC, every acknowledged operation
+//! stays, and operations that free space succeed.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use crate::harness::{Live, Puppet, assert_same};
 
-/// The small disk below a store; taken away after the mount.
+/// The small disk of a store; unmounted after the mount.
 struct Disk {
     at: PathBuf,
 }
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // What still uses it is detached with it.
+        // A disk that is still in use is detached.
         let done = Command::new("umount").arg("-l").arg(&self.at).status();
         assert!(
             done.is_ok_and(|status| status.success()) || std::thread::panicking(),
@@ -24,7 +24,7 @@ impl Drop for Disk {
     }
 }
 
-/// A sandbox whose store has so little room.
+/// A sandbox whose store is on a disk of this size.
 struct Small {
     live: Live,
     _disk: Disk,
@@ -76,7 +76,7 @@ fn filler(live: &Live) -> Puppet {
 }
 
 #[test]
-fn a_full_disk_loses_nothing_and_what_is_deleted_gives_room_again() {
+fn a_full_disk_loses_nothing_and_deleting_frees_space() {
     let mut small = small("seq 5000 > base; echo gone > gone");
     let live = &mut small.live;
     live.sh("seq 3000 > kept; rm gone; mkdir d; echo x > d/x");
@@ -88,13 +88,13 @@ fn a_full_disk_loses_nothing_and_what_is_deleted_gives_room_again() {
     puppet.gives("open('kept').read().count('\\n')", "3000");
     puppet.fail("open('kept', 'ab', buffering=0).write(b'x' * 1_000_000)");
     puppet.run("os.unlink('large')");
-    // At once, and as much as there was.
+    // At once, and as much as before.
     puppet.run("done = fill('again')");
     puppet.gives("done > 10_000_000 and holds('again', done)", "True");
     puppet.run("os.truncate('again', 100_000); more = fill('more')");
     puppet.gives("more > 8_000_000 and holds('more', more) and holds('again', 100_000)", "True");
     puppet.end();
-    // A restore on the full disk, and the way back from it.
+    // A restore on the full disk, and an undo of it.
     live.restore("before");
     assert_same(&before, &live.snapshot(), "the checkpoint");
     let said = live.json(&["op", "log"]);
@@ -107,7 +107,7 @@ fn a_full_disk_loses_nothing_and_what_is_deleted_gives_room_again() {
     let mut puppet = filler(live);
     puppet.gives("fill('after gc') > 10_000_000", "True");
     puppet.end();
-    // A kill, and an unmount, while it is full.
+    // A kill and an unmount on the full disk.
     let full = live.snapshot();
     live.kill_and_mount();
     assert_same(&full, &live.snapshot(), "what a killed daemon leaves on a full disk");
@@ -116,7 +116,7 @@ fn a_full_disk_loses_nothing_and_what_is_deleted_gives_room_again() {
 }
 
 #[test]
-fn a_swarm_of_files_that_fills_the_disk_can_be_removed() {
+fn many_small_files_that_fill_the_disk_can_be_removed() {
     let mut small = small("echo base > base");
     let live = &mut small.live;
     live.checkpoint("before");

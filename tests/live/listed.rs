@@ -1,4 +1,4 @@
-//! What comes with the names of a directory, around a restore.
+//! Nodes that come with the names of a directory (READDIRPLUS), around a restore.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::blocked::{Blocked, Opening, waits_in_the_kernel};
 use crate::harness::Live;
 
-/// More names than are told one by one.
+/// More names than are invalidated one by one.
 const MANY: &str = "
 import os
 for dir in ['many/%d' % n for n in range(70)] + ['late']:
@@ -20,7 +20,7 @@ for dir in ['many/%d' % n for n in range(70)] + ['late']:
         with open(f'{dir}/{n}', 'w') as file: file.write('TEXT')
 ";
 
-/// Number, size and mode of each file by its name, as a listing and then a look say.
+/// The inode number, size and mode of each file by name, as a listing and then a stat report them.
 fn seen(dir: &Path) -> BTreeMap<String, (u64, u64, u32)> {
     let look = |entry: std::io::Result<std::fs::DirEntry>| {
         let entry = entry.unwrap();
@@ -35,18 +35,19 @@ fn fill(live: &Live, text: &str) {
     live.sh(&format!("python3 -c \"{}\"", MANY.replace("TEXT", text)));
 }
 
-/// Restores `start` while a thread takes in what was listed before, which it is kept from until the restore waits for it, or is over.
-/// What is seen then in the directory, by somebody who stands in it.
+/// Restores `start` while a thread processes an older listing: it is blocked until the restore
+/// waits for it, or is over. Returns what a process in that directory sees then.
 fn restore_while_taking_in(live: &Live, dir: &str) -> BTreeMap<String, (u64, u64, u32)> {
     let (look, listed) = (live.mnt.join("look"), live.mnt.join(dir));
     let blocked = Blocked::new();
-    // Somebody stands in the directory, so it is not looked up anew.
+    // A process is in the directory, so the directory is not looked up again.
     let dir = File::options().read(true).open(&listed).unwrap();
     let inside = Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string());
     std::thread::scope(|scope| {
         let opening = Opening(&blocked);
         let reader = scope.spawn(|| {
-            // The name came alone, and is asked for. From here on files come to this thread with their names.
+            // The name comes without attributes and is looked up. From here on, this thread gets
+            // files with attributes.
             seen(&look);
             blocked.list(&dir)
         });
@@ -71,9 +72,10 @@ fn restore_while_taking_in(live: &Live, dir: &str) -> BTreeMap<String, (u64, u64
     seen(&inside)
 }
 
-/// The kernel takes a node in that came with a listing from before the restore, when the restore tells it to forget all names at once.
+/// The kernel instantiates a node from a listing that is older than the restore, while the restore
+/// invalidates all names at once.
 #[test]
-fn what_was_listed_before_a_restore_and_is_taken_in_late_is_forgotten() {
+fn a_name_listed_before_a_restore_and_instantiated_late_is_invalidated() {
     let mut live = Live::with_options("mkdir look; echo x > look/at", &["--volatile"]);
     fill(&live, "start");
     live.checkpoint("start");
@@ -93,9 +95,10 @@ fn what_was_listed_before_a_restore_and_is_taken_in_late_is_forgotten() {
     assert_eq!((start.trim(), changed.trim()), ("21300", "0"));
 }
 
-/// The same of attributes: the file is the same one, and the kernel is told to forget what it does not have yet.
+/// The same for attributes: the file keeps its node, and the kernel must not keep attributes that
+/// arrive after the invalidation.
 #[test]
-fn attributes_that_were_listed_before_a_restore_and_are_taken_in_late_are_forgotten() {
+fn attributes_listed_before_a_restore_and_cached_late_are_invalidated() {
     let mut live =
         Live::new("mkdir look late; echo x > look/at; for n in 1 2 3; do echo x > late/$n; done");
     live.sh("chmod 640 late/*; chmod 1777 late");
@@ -106,9 +109,10 @@ fn attributes_that_were_listed_before_a_restore_and_are_taken_in_late_are_forgot
     assert_eq!(found.values().map(|(_, _, mode)| mode & 0o7777).collect::<Vec<_>>(), [0o640; 3]);
 }
 
-/// A file whose former content somebody holds has another id than its number, and comes with both.
+/// If the former content of a file is still open, the restored file has an id that differs from its
+/// inode number. A listing must report both.
 #[test]
-fn a_listing_tells_the_number_of_a_file_that_a_restore_brought_back() {
+fn a_listing_reports_the_inode_number_of_a_restored_file() {
     let live = Live::new(
         "mkdir dir look; echo x > look/at; for n in 1 2 3 4 5; do echo base > dir/$n; done",
     );
@@ -121,7 +125,7 @@ fn a_listing_tells_the_number_of_a_file_that_a_restore_brought_back() {
         "fds = [os.open(str(n), os.O_RDWR) for n in (1, 2, 4)]; [os.pwrite(fd, b'more', 9) for fd in fds]",
     );
     live.restore("start");
-    // The file is looked at, so those of the other directory come with their names.
+    // This thread stats the file, so the files of the other directory come with attributes.
     seen(&live.mnt.join("look"));
     assert_eq!(seen(&dir), before);
     holder.gives("[os.fstat(fd).st_size for fd in fds]", "[13, 13, 13]");

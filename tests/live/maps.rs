@@ -1,15 +1,16 @@
-//! Shared mappings: what was written through one belongs to the state in which it was written, and to no later one.
+//! Shared mappings: a write through one belongs to the state in which it was made, and to no later
+//! one.
 
 use std::time::Duration;
 
 use crate::harness::{Live, Puppet, assert_same};
 
-/// Four pages of `-`, and others.
+/// Four pages of `-`, and other files.
 const BASE: &str = "
     for f in same changed removed replaced base renamed; do head -c 16384 /dev/zero | tr '\\0' - > $f; done; echo x > x
 ";
 
-/// What a process writes into each page of a mapping.
+/// The bytes that a process writes into each page of a mapping.
 const DIRTY: &str = "
 def dirty(m, byte):
     for page in range(0, len(m), 4096):
@@ -27,7 +28,7 @@ fn marks(live: &Live, path: &str) -> String {
 }
 
 #[test]
-fn pages_that_nobody_synced_are_in_the_checkpoint() {
+fn dirty_pages_of_a_mapping_are_in_the_checkpoint() {
     let mut live = Live::new(BASE);
     let mut puppet = mapper(&live);
     puppet.run("m = mapped('changed'); dirty(m, 65); n = mapped('base'); dirty(n, 66)");
@@ -47,11 +48,11 @@ fn pages_that_nobody_synced_are_in_the_checkpoint() {
 }
 
 #[test]
-fn pages_of_every_kind_of_mapping_are_in_the_checkpoint() {
+fn dirty_pages_of_every_kind_of_mapping_are_in_the_checkpoint() {
     let live = Live::new(BASE);
     let mut puppet = mapper(&live);
-    // Dirty, and since then only readable; mapped by a thread that outlives the first; a file without a name, and one
-    // that was renamed since, or linked.
+    // Pages that became read-only after they were written; a mapping whose thread has ended; an
+    // unlinked, a renamed and a linked file.
     puppet.run("m = mapped('changed'); dirty(m, 65)");
     puppet.run(
         "a = ctypes.addressof(ctypes.c_char.from_buffer(m)); libc.mprotect(ctypes.c_void_p(a), 16384, 1)",
@@ -106,7 +107,7 @@ fn pages_that_were_dirty_before_a_restore_never_appear_after_it() {
     std::thread::sleep(Duration::from_millis(1500));
     live.sh("sync");
     assert_same(&start, &live.snapshot(), "the tree later");
-    // Those who map what was cut off see what they wrote; no SIGBUS.
+    // Processes that map an orphan see what they wrote, and get no SIGBUS.
     puppet.gives(
         "[bytes(m[:2]) for m in (changed, removed, replaced, renamed, added)]",
         "[b'AB', b'AB', b'AB', b'AB', b'AB']",
@@ -143,14 +144,14 @@ fn a_mapping_of_an_unchanged_file_goes_on() {
 }
 
 #[test]
-fn a_mapping_of_what_was_cut_off_keeps_its_old_content() {
+fn a_mapping_of_an_orphan_keeps_its_old_content() {
     let live = Live::new(BASE);
     live.checkpoint("start");
     let mut puppet = mapper(&live);
     live.sh("tr - o < base > changed; tr - o < base > added; head -c 100000 base > removed; rm replaced");
     puppet.run("changed, added, removed = mapped('changed'), mapped('added'), mapped('removed')");
     live.restore("start");
-    // Nothing of it was read before, so each page is asked for only now.
+    // No page was read before, so each page is requested only now.
     for page in 0..4 {
         puppet.gives(
             &format!("changed[{}], added[{}]", page * 4096 + 7, page * 4096 + 8),
@@ -182,9 +183,10 @@ fn a_private_mapping_stays_private() {
     puppet.gives("m[0]", "65");
 }
 
-/// With the writeback cache, plain writes are in the kernel as well when a checkpoint or a restore begins.
+/// With the writeback cache, plain writes are still in the kernel when a checkpoint or a restore
+/// begins.
 #[test]
-fn with_a_writeback_cache_plain_writes_are_where_they_belong() {
+fn with_a_writeback_cache_plain_writes_belong_to_the_right_state() {
     let live = Live::with_options(BASE, &["-o", "writeback"]);
     let mut puppet = mapper(&live);
     puppet.run("fd = os.open('same', os.O_RDWR); os.pwrite(fd, b'A', 0); write('new', b'new')");

@@ -1,4 +1,4 @@
-//! What is answered of a link while the kernel may still see the directory above it where it was.
+//! READLINK while the kernel may still resolve the link through the former place of its directory.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use crate::blocked::{Blocked, Opening, waits_in_the_kernel};
 use crate::harness::Live;
 
-/// By its former place the link would lead out. That the kernel is through with the move is seen by the lock of the directory into
-/// which it went; somebody who lists that directory has it, too.
+/// From the former place the link would lead out. The lock of the new parent directory shows when
+/// the kernel has finished the rename; a process that lists that directory holds the same lock.
 #[test]
-fn a_link_is_answered_when_the_directory_into_which_it_moved_is_free() {
+fn a_link_is_answered_when_the_new_parent_directory_is_unlocked() {
     let live = Live::new("echo inside > f; mkdir -p a/b x/y; ln -s ../../f a/l; ls x x/y");
     let mut inside = live.puppet("a/b");
     live.sh("mv a x/a");
@@ -36,7 +36,7 @@ fn a_link_is_answered_when_the_directory_into_which_it_moved_is_free() {
         assert!(lister.join().unwrap() > 0);
         assert_eq!(reader.join().unwrap().unwrap(), "inside\n");
     });
-    // Who stands in what was moved goes on there: the kernel was not told to let go of it.
+    // A process in the moved directory goes on there: the dentry was not invalidated.
     inside.gives("os.getcwd().endswith('/x/a/b')", "True");
     inside.gives("read('../../../f')", "b'inside\\n'");
 }

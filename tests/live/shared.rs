@@ -1,10 +1,10 @@
-//! Content is stored once while programs work, and they see nothing of it.
+//! Deduplication while programs work, who must not notice it.
 
 use std::time::{Duration, Instant};
 
 use crate::harness::{Live, assert_same};
 
-/// Waits until every sealed layer was looked through; what the store then says of itself.
+/// Waits until every sealed layer was deduplicated. Returns what the store then reports.
 fn looked_through(live: &Live) -> serde_json::Value {
     let end = Instant::now() + Duration::from_secs(100);
     loop {
@@ -18,13 +18,13 @@ fn looked_through(live: &Live) -> serde_json::Value {
 }
 
 #[test]
-fn readers_see_nothing_of_it_but_the_space() {
+fn deduplication_changes_only_the_space_on_disk() {
     let mut live = Live::new("echo base > base");
     live.sh("head -c 3000000 /dev/urandom > f; mkdir d; for n in $(seq 30); do head -c 7000 /dev/urandom > d/$n; done");
     live.checkpoint("one");
     let wanted = live.sh("md5sum < f");
     let mut reader = live.puppet("");
-    // Past the cache of the kernel, as often as it can.
+    // Bypassing the page cache, as often as possible.
     reader.run("import hashlib");
     reader.run("f = open('f', 'rb', buffering=0)");
     reader.run("sums = lambda n: {(os.posix_fadvise(f.fileno(), 0, 0, 4), f.seek(0), hashlib.md5(f.read()).hexdigest())[2] for _ in range(n)}");
@@ -39,7 +39,7 @@ fn readers_see_nothing_of_it_but_the_space() {
     reader.gives(&format!("seen == {{'{sum}'}}"), "True");
     reader.end();
     let bytes = |key: &str| info[key].as_u64().unwrap();
-    // Eight files of 3 MB and four of the directories are stored already.
+    // Eight files of 3 MB, and four of the directories, are stored already.
     assert!(bytes("shared") > 8 * 2_900_000 + 4 * 30 * 7000, "{info}");
     assert!(bytes("stored") < 4_500_000, "{info}");
     let now = live.snapshot();

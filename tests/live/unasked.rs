@@ -1,5 +1,5 @@
-//! Space comes back without anybody's asking for it: while programs work in the mount, before the disk is full, also if the daemon is
-//! killed in the middle of it. What somebody needs, named or stands in stays.
+//! Garbage collection in the background: while programs work, before the disk is full, and across a
+//! kill. It frees nothing that is needed, named or in use.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,13 +13,13 @@ use crate::harness::{Live, assert_same, shell, snapshot};
 
 const MIB: u64 = 1 << 20;
 
-/// Bytes that a store takes on disk, as the host counts them.
+/// Bytes of a store on disk, as the host counts them.
 fn on_disk(store: &Path) -> u64 {
     let output = Command::new("du").args(["-s", "--block-size=1"]).arg(store).output().unwrap();
     String::from_utf8_lossy(&output.stdout).split_whitespace().next().unwrap().parse().unwrap()
 }
 
-/// Waits until something has come to be so.
+/// Waits for a condition.
 #[track_caller]
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -33,7 +33,7 @@ fn names(live: &Live) -> Vec<String> {
     live.json(&["log"]).iter().map(|c| c["name"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Makes checkpoints, each with so many MiB that no other has. Gives what the tree was at each.
+/// Makes checkpoints, each with this many MiB of its own. Returns the tree at each.
 fn make(live: &Live, names: &[&str], mib: u64) -> Vec<Vec<String>> {
     let one = |name: &&str| {
         live.sh(&format!("head -c {} /dev/urandom > large; echo {name} > which", mib * MIB));
@@ -49,12 +49,12 @@ fn is_sound(live: &Live) {
 }
 
 #[test]
-fn checkpoints_beyond_those_to_keep_go_by_themselves_but_for_what_is_held_or_looked_at() {
+fn checkpoints_beyond_the_limit_are_dropped_unless_they_are_held_or_in_use() {
     let live = Live::with_options("echo base > base", &["-o", "keep=2,operations=0,history=0"]);
     let was = make(&live, &["a"], 3);
     live.jailfs(&["hold", "a"]);
     make(&live, &["b"], 3);
-    // Somebody stands in it, and somebody only passed by.
+    // One process has its working directory in it, another only passed through.
     let mut reader = live.puppet(".jailfs/checkpoints/b");
     reader.run("f = open('large', 'rb'); first = f.read(4096)");
     let was = [was, make(&live, &["c", "d", "e", "f"], 3)].concat();
@@ -73,7 +73,7 @@ fn checkpoints_beyond_those_to_keep_go_by_themselves_but_for_what_is_held_or_loo
     assert_eq!(live.sh("ls .jailfs/checkpoints"), "a\nb\ne\nf\n", "the kernel knows, too");
     reader.run("f.close(); os.chdir('/')");
     reader.end();
-    // Whatever is asked for makes it look again.
+    // Any request wakes the collector.
     names(&live);
     until("that of b came back, too", || on_disk(&live.store) < 15 * MIB);
     assert_eq!(names(&live), ["f", "e", "a"]);
@@ -81,13 +81,13 @@ fn checkpoints_beyond_those_to_keep_go_by_themselves_but_for_what_is_held_or_loo
 }
 
 #[test]
-fn without_a_word_only_what_nothing_leads_to_goes() {
+fn by_default_only_unreferenced_states_are_freed() {
     let live = Live::with_options("echo base > base", &["-o", "operations=6,history=0"]);
     live.checkpoint("start");
     let was = live.snapshot();
     make(&live, &["dropped", "kept"], 2);
     live.jailfs(&["drop", "dropped"]);
-    // Each leaves a state behind that was sealed before it.
+    // Each leaves a state that was sealed before it.
     for round in 0..45 {
         live.sh(&format!("head -c {MIB} /dev/urandom > large; echo {round} > round"));
         live.restore("start");
@@ -95,7 +95,7 @@ fn without_a_word_only_what_nothing_leads_to_goes() {
     until("most of the 47 MiB came back", || on_disk(&live.store) < 30 * MIB);
     assert_eq!(names(&live), ["kept", "start"]);
     assert_same(&was, &live.snapshot(), "the start");
-    // The last operations can be gone back to, as ever.
+    // The states of the last operations are kept as always.
     let seal =
         live.json(&["op", "log"]).iter().find(|op| op["verb"] == "seal").unwrap()["op"].to_string();
     live.jailfs(&["op", "restore", &seal]);
@@ -119,12 +119,12 @@ fn a_store_stays_within_its_budget_while_programs_write() {
     });
     let left = names(&live);
     assert!(left.first().is_some_and(|name| name == "c11") && left.len() < 7, "{left:?}");
-    // From here on nobody asks for anything: the writes alone tell.
+    // No request from here on: the writes alone must wake the collector.
     live.sh("head -c 14000000 /dev/urandom > more");
     let reserve = 4 * MIB;
     until("it is again", || on_disk(&live.store) <= 24 * MIB + reserve);
     assert_eq!(live.read("which"), "c11\n");
-    // More than the budget: what the tree lies on stays a checkpoint, and programs are not refused.
+    // More than the budget: the checkpoint below the tree stays, and programs are not refused.
     live.sh("head -c 30000000 /dev/urandom > more");
     until("all that may go is gone", || names(&live) == ["c11"]);
     is_sound(&live);
@@ -134,7 +134,7 @@ fn a_store_stays_within_its_budget_while_programs_write() {
 }
 
 #[test]
-fn a_budget_takes_as_many_checkpoints_as_it_said_it_would() {
+fn a_budget_drops_exactly_the_checkpoints_that_the_dry_run_named() {
     let live = Live::with_options("echo base > base", &["-o", "gc=off,history=0,dedup=off"]);
     for n in 0..8 {
         make(&live, &[&format!("c{n}")], 2);
@@ -154,7 +154,7 @@ fn a_budget_takes_as_many_checkpoints_as_it_said_it_would() {
     is_sound(&live);
 }
 
-/// The small disk below a store; taken away after the mount.
+/// The small disk of a store; unmounted after the mount.
 struct Disk(std::path::PathBuf);
 
 impl Drop for Disk {
@@ -168,7 +168,7 @@ impl Drop for Disk {
 }
 
 #[test]
-fn a_full_disk_gets_back_what_nothing_needs_before_a_write_fails_for_long() {
+fn a_full_disk_frees_unneeded_states_before_writes_keep_failing() {
     for (options, is_given_back) in [("gc=off", false), ("gc=on", true)] {
         let words: &[&str] = match is_given_back {
             true => &["-o", "gc=on,operations=1,history=0"],
@@ -182,7 +182,7 @@ fn a_full_disk_gets_back_what_nothing_needs_before_a_write_fails_for_long() {
             live.sh("head -c 7000000 /dev/urandom > large");
             live.restore("start");
         }
-        // 21 MB that nothing needs, and 32 that there are.
+        // 21 MB that are not needed, and 32 that are.
         let mut writer = live.puppet("");
         writer.run("import errno, time");
         let write = "
@@ -210,7 +210,7 @@ while f.tell() < 20_000_000 and refused < 20:
 }
 
 #[test]
-fn a_daemon_that_is_killed_while_it_collects_loses_nothing() {
+fn a_daemon_that_is_killed_during_a_collection_loses_nothing() {
     let mut live =
         Live::with_limit("seq 3000 > base", &["-o", "gc=off,history=0"], Duration::from_secs(200));
     let mut was = make(&live, &["a", "b", "c", "d", "e"], 1);
@@ -229,7 +229,7 @@ fn a_daemon_that_is_killed_while_it_collects_loses_nothing() {
         live.options = vec!["-o", "keep=2,operations=0,history=0"];
         live.steps = format!("kill:{steps}");
         live.mount();
-        // By itself: nobody asks for anything.
+        // In the background, without a request.
         until(steps, || statvfs(&live.mnt) == Err(Errno::ENOTCONN));
         live.wait_until_dead();
         live.options = vec!["-o", "gc=off,history=0"];

@@ -1,8 +1,8 @@
-//! Space comes back while programs work in the mount, and nothing that anybody needs goes with it.
+//! Garbage collection while programs work in the mount frees nothing that is needed.
 
 use crate::harness::{Live, assert_same};
 
-/// Bytes that the store takes on disk, as the host counts them.
+/// Bytes of the store on disk, as the host counts them.
 fn on_disk(live: &Live) -> u64 {
     let output = std::process::Command::new("du")
         .args(["-s", "--block-size=1"])
@@ -15,14 +15,15 @@ fn on_disk(live: &Live) -> u64 {
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn what_nothing_needs_is_given_back_while_programs_go_on() {
-    // What single files were would be kept, too.
+fn unneeded_content_is_freed_while_programs_go_on() {
+    // The edit history would keep the content of single files.
     let live = Live::with_options("seq 1000 > base", &["-o", "history=0"]);
     live.sh("mkdir d; head -c 20000000 /dev/urandom > d/large; head -c 3000000 /dev/urandom > kept; seq 500 > d/small");
     live.checkpoint("large");
     live.sh("rm -r d; echo more >> kept");
     live.checkpoint("without");
-    // Written and removed between two checkpoints, and something that stays open after its name is gone.
+    // Content that was written and removed between two checkpoints, and a file that stays open
+    // after its name is gone.
     live.sh("head -c 20000000 /dev/urandom > passing; rm passing");
     let mut holder = live.puppet("");
     holder.run("f = open('held', 'w+b'); f.write(b'H' * 2000000); f.flush(); os.unlink('held')");
@@ -37,9 +38,9 @@ fn what_nothing_needs_is_given_back_while_programs_go_on() {
     writer.answer().unwrap();
     let bytes = |said: &[serde_json::Value]| said.last().unwrap()["bytes"].as_u64().unwrap();
     assert!(bytes(&planned) > 38 * MIB && bytes(&done) > 30 * MIB, "{planned:?} {done:?}");
-    // What the writer replaced since.
+    // The content that the writer has replaced since.
     live.jailfs(&["gc", "--operations", "0"]);
-    // With the reserve, of 4 MiB.
+    // With the reserve of 4 MiB.
     let left = on_disk(&live);
     assert!(left < 12 * MIB, "{left} bytes are left");
 
@@ -65,7 +66,7 @@ fn what_nothing_needs_is_given_back_while_programs_go_on() {
 }
 
 #[test]
-fn a_checkpoint_that_is_held_stays_and_one_that_is_dropped_goes() {
+fn a_held_checkpoint_stays_and_a_dropped_one_is_freed() {
     let mut live = Live::new("echo base > base");
     for n in 1..=5 {
         live.sh(&format!("echo {n} > f; head -c 100000 /dev/urandom > r"));

@@ -1,4 +1,5 @@
-//! What only shows in the whole: writers at full speed, many checkpoints, git, applies, mounts upon mounts.
+//! Everything together: writers at full speed, many checkpoints, git, applies, and mounts inside
+//! the mount.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -8,8 +9,9 @@ use jailfs::sandbox::Request;
 
 use crate::harness::{Live, Shell, assert_same, shell, snapshot};
 
-/// Each writer appends lines `writer number` to its own file and to one that all share, by a descriptor that stays open
-/// and by one that is opened for each line. It says every number that was written.
+/// Each writer appends lines `writer number` to its own file and to a shared one, through a
+/// descriptor that stays open and through one that is opened for each line. It reports every number
+/// that was written.
 const WRITER: &str = "
 def work(who, seconds):
     stays = os.open(f'stays{who}', os.O_WRONLY | os.O_APPEND)
@@ -28,7 +30,7 @@ def work(who, seconds):
     return n
 ";
 
-/// The numbers of each writer in a file, in their order; every line must be whole.
+/// The numbers of each writer in a file, in order; every line must be whole.
 fn numbers(text: &str) -> BTreeMap<u32, Vec<u64>> {
     assert!(text.is_empty() || text.ends_with('\n'), "a torn end: {text:?}");
     let mut found: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
@@ -42,7 +44,7 @@ fn numbers(text: &str) -> BTreeMap<u32, Vec<u64>> {
 }
 
 #[test]
-fn writers_at_full_speed_never_mix_what_is_before_a_restore_with_what_is_after() {
+fn writers_at_full_speed_never_mix_lines_from_before_and_after_a_restore() {
     const WRITERS: u32 = 3;
     let live = Live::new(
         "mkdir dir; for i in 0 1 2; do : > stays$i; : > dir/a$i; done; echo still > still",
@@ -61,7 +63,7 @@ fn writers_at_full_speed_never_mix_what_is_before_a_restore_with_what_is_after()
         std::thread::sleep(Duration::from_millis(20));
         let back = format!("c{}", rounds / 2);
         live.restore(&back);
-        // Whatever was written since the restore comes after what the checkpoint has, and nothing lies between.
+        // Lines since the restore directly follow those of the checkpoint.
         for who in 0..WRITERS {
             let (opened, shared) = (live.read(&format!("opened{who}")), live.read("shared"));
             let own = numbers(&opened).remove(&who).unwrap_or_default();
@@ -80,7 +82,7 @@ fn writers_at_full_speed_never_mix_what_is_before_a_restore_with_what_is_after()
         writers.iter_mut().map(|w| w.answer().unwrap().parse().unwrap()).collect();
     assert!(written.iter().all(|n| *n > 0), "{rounds} rounds, {written:?} lines");
     assert_eq!(live.read("still"), "still\n");
-    // Quiet now: every checkpoint is a state of its own, and stays one.
+    // The writers have stopped: every checkpoint is a state of its own, and stays one.
     for round in [0, rounds / 2, rounds - 1] {
         live.restore(&format!("c{round}"));
         let once = live.snapshot();
@@ -88,7 +90,8 @@ fn writers_at_full_speed_never_mix_what_is_before_a_restore_with_what_is_after()
         live.restore(&format!("c{round}"));
         assert_same(&once, &live.snapshot(), &format!("checkpoint {round}"));
         for who in 0..WRITERS {
-            // The three names of a line are written one after the other, so a state has at most one more in one of them.
+            // The three names of a line are written one after the other, so in one state they
+            // differ by at most one line.
             let opened = numbers(&live.read(&format!("opened{who}"))).remove(&who).unwrap();
             let shared = numbers(&live.read("shared")).remove(&who).unwrap_or_default();
             let last = |of: &[u64]| of.last().copied().unwrap_or_default();
@@ -102,7 +105,7 @@ fn writers_at_full_speed_never_mix_what_is_before_a_restore_with_what_is_after()
 }
 
 #[test]
-fn every_acknowledged_write_is_in_the_tree_or_in_a_state_that_can_be_restored() {
+fn every_acknowledged_write_is_in_the_tree_or_in_a_restorable_state() {
     let live = Live::new("echo x > x");
     live.checkpoint("start");
     let mut writer = live.puppet("");
@@ -132,7 +135,7 @@ def work():
 }
 
 #[test]
-fn what_was_acknowledged_before_a_checkpoint_is_in_it_and_what_came_after_is_not() {
+fn a_checkpoint_contains_exactly_what_was_acknowledged_before_it() {
     let live = Live::new("echo 0 > file");
     let mut writer = live.puppet("");
     for n in 1..=20 {
@@ -148,7 +151,7 @@ fn what_was_acknowledged_before_a_checkpoint_is_in_it_and_what_came_after_is_not
 }
 
 #[test]
-fn git_finds_nothing_changed_after_a_restore() {
+fn git_finds_no_change_after_a_restore() {
     let mut live = Live::new(
         "git init -q .; git config user.email a@b; git config user.name n
         mkdir -p src/deep; for i in $(seq 100); do echo \"file $i\" > src/$i; echo \"deep $i\" > src/deep/$i; done
@@ -163,7 +166,8 @@ fn git_finds_nothing_changed_after_a_restore() {
     live.sh("git reset -q --hard HEAD~2; echo junk > src/1; git stash -q || true; mv .git/objects .git/o2; mv .git/o2 .git/objects");
     live.restore("clean");
     assert_same(&seen, &live.snapshot(), "the repository");
-    // Numbers and times are as in the index: git neither reads the files again nor writes the index anew.
+    // Inode numbers and times are as in the index, so git neither reads the files again nor
+    // rewrites the index.
     assert_eq!(
         live.sh(
             "GIT_TRACE2_PERF=1 git diff-files --name-only 2>&1 | grep -v perf | grep '^src' || true"
@@ -182,7 +186,7 @@ fn git_finds_nothing_changed_after_a_restore() {
 #[test]
 fn a_mount_inside_the_mount_survives_a_restore_of_other_files() {
     if !nix::unistd::geteuid().is_root() {
-        // Only root mounts inside a mount.
+        // Only root can mount inside a mount.
         return;
     }
     let live = Live::new("mkdir -p dir/point other; echo x > other/x; echo y > dir/y");
@@ -198,7 +202,7 @@ fn a_mount_inside_the_mount_survives_a_restore_of_other_files() {
     };
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         check();
-        // So many names that all would be dropped at once, if nothing were mounted there.
+        // So many names that all would be invalidated at once, if there were no mount.
         let mut maker = live.puppet("other");
         maker.run(
             "for d in range(2): os.mkdir(f'{d}'); [os.mknod(f'{d}/{i}') for i in range(10050)]",
@@ -214,7 +218,7 @@ fn a_mount_inside_the_mount_survives_a_restore_of_other_files() {
 }
 
 #[test]
-fn a_thousand_checkpoints_do_not_make_a_lookup_slower() {
+fn a_thousand_checkpoints_do_not_slow_a_lookup() {
     let script = "mkdir dir; for i in $(seq 30); do echo $i > dir/$i; done";
     let mut live = Live::with_options(script, &["--volatile"]);
     let mut puppet = live.puppet("");
@@ -226,7 +230,8 @@ def absent():
 ";
     puppet.run(absent);
     let pid = live.json(&["status"])[0]["pid"].to_string();
-    // Reads of the threads that answer: one for each message, and none in the layers. Others tidy up behind them meanwhile.
+    // Reads of the threads that answer the kernel: one for each message, and none in the layers.
+    // Other threads do housekeeping meanwhile.
     let reads = || -> u64 {
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))
             .unwrap()
@@ -247,7 +252,8 @@ def absent():
     let before = reads() - start;
     assert!(before >= 400, "{before} reads: somebody else answers");
     let seen = live.snapshot();
-    // One process makes the changes, and one connection the checkpoints: a command for each would take longer.
+    // One process makes the changes, and one connection the checkpoints: a command for each would
+    // be slow.
     let mut client = jailfs::control::connect(&live.store).unwrap().unwrap();
     for n in 0..1000 {
         puppet.run(&format!("write('dir/{}', b'{n}')", n % 20));
@@ -274,7 +280,7 @@ def absent():
     assert_eq!(live.json(&["log"]).len(), 1001);
 }
 
-/// Lines of a snapshot without some fields.
+/// The lines of a snapshot without some fields.
 fn without(fields: &[&str], lines: &[String]) -> Vec<String> {
     let keep = |word: &&str| !fields.iter().any(|field| word.starts_with(field));
     lines.iter().map(|line| line.split(' ').filter(keep).collect::<Vec<_>>().join(" ")).collect()
@@ -299,7 +305,7 @@ fn an_older_checkpoint_is_exact_after_an_apply_and_a_remount() {
     let changed = live.snapshot();
     live.checkpoint("changed");
     live.jailfs(&["apply"]);
-    // The files are now those of the base, whose time of the last change nobody can set.
+    // The files are now those of the base, whose change time cannot be set.
     assert_same(
         &without(&["ctime="], &changed),
         &without(&["ctime="], &live.snapshot()),

@@ -1,4 +1,5 @@
-//! What programs do while a switch is shown and the kernel is not told of all of it yet; and what the kernel is told of failures.
+//! Operations of programs between a switch and the end of its invalidations; and how the kernel
+//! learns of failures.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +29,7 @@ def seen(dir): return {name: os.stat(f'{dir}/{name}').st_ino for name in os.list
 ";
 
 #[test]
-fn what_is_moved_while_a_restore_is_told_is_what_the_tree_has_there() {
+fn a_rename_during_the_invalidations_of_a_restore_ends_where_the_tree_has_it() {
     let live = Live::new("mkdir many dirs");
     let mut worker = live.puppet("");
     worker.run(WORK);
@@ -63,9 +64,9 @@ fn what_is_moved_while_a_restore_is_told_is_what_the_tree_has_there() {
     assert!(moved > MANY, "only {moved} moves");
 }
 
-/// The kernel learns how far a copy came, and shows what is there.
+/// After a partial copy, the kernel must know the new length and show the copied bytes.
 #[test]
-fn a_copy_that_meets_the_limit_is_as_long_as_what_was_copied() {
+fn a_copy_that_meets_the_limit_has_the_length_that_was_copied() {
     let mut live = Live::with_options(
         "head -c 20000000 /dev/urandom > from",
         &["-o", "max-bytes=8M,history=0"],
@@ -84,9 +85,9 @@ fn a_copy_that_meets_the_limit_is_as_long_as_what_was_copied() {
     assert_eq!(live.sh(seen), "3145731\nend");
 }
 
-/// A file that is gone and emptied again and again takes no more than what is in it.
+/// An unlinked file that is emptied again and again takes only the space of its present content.
 #[test]
-fn a_file_without_a_name_gives_back_what_is_cut_off_it() {
+fn an_unlinked_file_frees_the_blocks_that_are_cut_off() {
     let live = Live::with_options("echo base > base", &["-o", "max-bytes=48M"]);
     let mut puppet = live.puppet("");
     puppet.run(
@@ -100,7 +101,7 @@ fn a_file_without_a_name_gives_back_what_is_cut_off_it() {
         "os.pread(fd, 1 << 20, 7 << 20) == some and os.fstat(fd).st_size == 8 << 20",
         "True",
     );
-    // In the middle, too.
+    // Also in the middle.
     puppet.run("PUNCH, KEEP = 2, 1");
     for _ in 0..12 {
         puppet.run(
@@ -112,9 +113,9 @@ fn a_file_without_a_name_gives_back_what_is_cut_off_it() {
     puppet.gives("os.pread(fd, 8 << 20, 0) == some * 8", "True");
 }
 
-/// A path that no system call takes as a whole.
+/// A path that is longer than any system call accepts.
 #[test]
-fn a_mapping_deep_below_keeps_nobody_from_checkpoints_and_restores() {
+fn a_mapping_deep_in_the_tree_does_not_prevent_checkpoints_and_restores() {
     let live = Live::new("echo base > base");
     let mut puppet = live.puppet("");
     puppet.run("for n in range(18): os.mkdir(str(n) * 100); os.chdir(str(n) * 100)");
@@ -130,7 +131,7 @@ fn a_mapping_deep_below_keeps_nobody_from_checkpoints_and_restores() {
 }
 
 #[test]
-fn with_a_writeback_cache_an_apply_goes_on_with_what_is_open() {
+fn with_a_writeback_cache_open_files_go_on_across_an_apply() {
     let mut live = Live::with_options("echo base > base; echo log > log", &["-o", "writeback"]);
     live.applied = true;
     let mut puppet = live.puppet("");
@@ -144,7 +145,7 @@ fn with_a_writeback_cache_an_apply_goes_on_with_what_is_open() {
 }
 
 #[test]
-fn with_a_writeback_cache_a_restore_brings_back_times_too() {
+fn with_a_writeback_cache_a_restore_also_restores_times() {
     let live = Live::with_options("echo base > base; seq 100 > f", &["-o", "writeback"]);
     live.sh("echo mine > mine; touch -d 2001-01-01 mine f; cat mine f base > /dev/null");
     let was = live.sh("stat -c '%n %s %Y %Z %a' mine f base");
@@ -159,9 +160,10 @@ fn with_a_writeback_cache_a_restore_brings_back_times_too() {
     assert_eq!((secs("@:mine"), secs("start:mine")), (978_307_200, 978_307_200));
 }
 
-/// The kernel keeps mtime itself then. It sends each new one, but truncate(2) to the same size makes none.
+/// With a writeback cache the kernel keeps mtime itself. It sends each new one, but truncate(2) to
+/// the same size sets none.
 #[test]
-fn with_a_writeback_cache_a_file_that_is_cut_to_the_size_it_has_keeps_the_time_that_is_seen() {
+fn with_a_writeback_cache_a_truncate_to_the_same_size_keeps_the_visible_time() {
     const CUT: &str = "import os
 for f in 'mine', 'base': os.truncate(f, os.stat(f).st_size)
 f = os.open('open', os.O_WRONLY); os.ftruncate(f, os.fstat(f).st_size)

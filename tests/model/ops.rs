@@ -406,7 +406,7 @@ impl World {
         if matches!(self.held[&id].behind, Behind::DeadDir) {
             return;
         }
-        let mut set = SetAttr { kill: self.rng.one_in(2), ..SetAttr::default() };
+        let (mut set, kill) = (SetAttr::default(), self.rng.one_in(2));
         if self.rng.one_in(2) && !matches!(self.node(id).unwrap().body, Body::Link(_)) {
             let keep = if self.node(id).unwrap().is_dir() { 0o700 } else { 0 };
             set.mode = Some(host::perm(&mut self.rng, self.root) | keep);
@@ -423,10 +423,10 @@ impl World {
         if self.rng.one_in(3) {
             set.atime = Some(SetTime::To(host::time(&mut self.rng)));
         }
-        self.say(format!("setattr {id:?} {set:?}"));
-        self.fs().setattr(id, set).unwrap();
+        self.say(format!("setattr {id:?} {set:?} {kill}"));
+        self.fs().setattr(id, set, kill).unwrap();
         let node = self.node_mut(id);
-        if (set.uid.is_some() || set.gid.is_some()) && (set.kill || set.mode.is_none()) {
+        if (set.uid.is_some() || set.gid.is_some()) && set.mode.is_none() {
             node.kill_privileges();
         }
         node.uid = set.uid.unwrap_or(node.uid);
@@ -438,7 +438,7 @@ impl World {
         };
         node.mtime = to(set.mtime).unwrap_or(node.mtime);
         node.atime = to(set.atime).unwrap_or(node.atime);
-        if (SetAttr { kill: false, ..set }) != SetAttr::default() {
+        if set != SetAttr::default() {
             self.touched(id, false);
         }
     }

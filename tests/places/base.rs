@@ -19,7 +19,7 @@ fn worked() -> Live {
 }
 
 #[test]
-fn a_base_that_was_moved_is_known_again_by_whoever_names_it() {
+fn a_moved_base_is_accepted_where_the_user_names_it() {
     let live = worked();
     let place = live.outside().to_owned();
     shell(&place, "mv base moved");
@@ -34,7 +34,7 @@ fn a_base_that_was_moved_is_known_again_by_whoever_names_it() {
     said(&live.mnt, &["apply"]);
     said(&place, &["umount", "mnt"]);
     assert_eq!(shell(&place.join("moved"), "tail -n1 part; ls"), "x\ne\none\npart\nunsealed\n");
-    // From now on it is there.
+    // From now on the store knows the new place.
     said(&place, &["--store", "store", "log"]);
 }
 
@@ -45,7 +45,7 @@ fn at_home(home: &Path, dir: &Path, words: &[&str]) -> Output {
 }
 
 #[test]
-fn a_store_in_its_default_place_comes_along_with_its_base() {
+fn a_store_in_its_default_place_moves_with_its_base() {
     let dir = tempfile::tempdir().unwrap();
     let home = dir.path().join("home");
     let stores = || shell(&home.join("jailfs"), "ls");
@@ -75,7 +75,7 @@ fn a_store_in_its_default_place_comes_along_with_its_base() {
 }
 
 #[test]
-fn another_directory_at_the_path_of_the_base_is_not_taken_for_it() {
+fn another_directory_at_the_path_of_the_base_is_refused() {
     let mut live = worked();
     let place = live.outside().to_owned();
     shell(&place, "mv base former; cp -a former base; echo other > base/other; rm base/one");
@@ -89,7 +89,8 @@ fn another_directory_at_the_path_of_the_base_is_not_taken_for_it() {
         assert!(told.contains("put that one back") && told.contains("--other-base"), "{told}");
     }
     assert_eq!(shell(&place, "cat base/other; tail -n1 base/part"), "other\n5000\n");
-    // The changes can be looked at over it. What was copied whole is there; bytes that were left in the former one are not.
+    // The changes can be shown over it. Files that were copied up in full are there; ranges that
+    // stayed in the former base are not.
     said(&place, &["mount", "base", "mnt", "--other-base", "--store", "store"]);
     assert_eq!(
         shell(&live.mnt, "cat unsealed; cat other; tail -n1 e/big; ls"),
@@ -101,17 +102,18 @@ fn another_directory_at_the_path_of_the_base_is_not_taken_for_it() {
     let told = refused(&live.mnt, &["apply"], 3);
     assert!(told.contains("part") || status.contains("part"), "{told}");
     said(&place, &["umount", "mnt"]);
-    // Said once, it is the base.
+    // After one such mount it is the base.
     live.mount();
     live.umount();
-    // And the former one is not any more.
+    // And the former base is not any more.
     shell(&place, "mv base copy; mv former base");
     refused(&place, &["mount", "base", "mnt", "--store", "store"], 3);
 }
 
-/// In a copy every node has another number. Directories that are covered are known by their paths, also where they were moved.
+/// In a copy every node has another inode number. Directories that were copied up are found by
+/// path, also if they were moved.
 #[test]
-fn over_a_copy_of_the_base_all_states_are_what_they_were_and_go_on() {
+fn over_a_copy_of_the_base_all_states_stay_and_work_goes_on() {
     const LIST: &str =
         "find . -printf '%p %y %n\n' | sort; cat d/* d/deep/* f/* f/g/* h* 2>/dev/null || true";
     let mut live = Live::new(
@@ -126,7 +128,7 @@ fn over_a_copy_of_the_base_all_states_are_what_they_were_and_go_on() {
     let second = live.sh(LIST);
     live.umount();
     let place = live.outside().to_owned();
-    // Another order of making, so that numbers are exchanged, too.
+    // Created in another order, so that inode numbers are exchanged, too.
     shell(&place, "mv base former; mkdir -p base/e/g base/d/deep; cp -a former/. base");
     said(&place, &["mount", "base", "mnt", "--other-base", "--store", "store"]);
     assert_eq!(shell(&live.mnt, LIST), second);
@@ -149,9 +151,10 @@ fn over_a_copy_of_the_base_all_states_are_what_they_were_and_go_on() {
     shell(&place, "diff -r former base");
 }
 
-/// What an apply removed is kept with its number, and a file of the copy may have that for its own.
+/// The pre-image of an apply keeps a removed file with its number. A file of the copy may have the
+/// same number.
 #[test]
-fn over_a_copy_of_the_base_what_was_before_an_apply_is_not_mixed_with_what_is_there() {
+fn over_a_copy_of_the_base_pre_images_do_not_mix_with_its_files() {
     const LIST: &str = "find . -printf '%p %y %n\n' | sort; cat a* d/*";
     let mut live = Live::new(
         "mkdir d; for n in 1 2 3 4 5 6 7 8; do echo a$n > a$n; echo d$n > d/d$n; done; ln a1 a9",
@@ -167,7 +170,7 @@ fn over_a_copy_of_the_base_what_was_before_an_apply_is_not_mixed_with_what_is_th
     live.checkpoint("second");
     live.umount();
     let place = live.outside().to_owned();
-    // Numbers that are free by now are given to others.
+    // Free inode numbers are used again.
     shell(
         &place,
         "rm -rf mnt2; mkdir copy; cp -a base/. copy; rm -r base; mkdir base; tac=$(ls copy | sort -r); for n in $tac; do cp -a copy/$n base; done",
@@ -185,7 +188,7 @@ fn over_a_copy_of_the_base_what_was_before_an_apply_is_not_mixed_with_what_is_th
 }
 
 #[test]
-fn a_store_without_changes_takes_the_base_that_it_finds() {
+fn a_store_without_changes_accepts_the_base_that_it_finds() {
     let mut live = Live::new(BASE);
     live.applied = true;
     live.sh("echo x > new");
@@ -197,7 +200,7 @@ fn a_store_without_changes_takes_the_base_that_it_finds() {
 }
 
 #[test]
-fn a_store_is_not_for_another_base() {
+fn a_store_refuses_another_base() {
     let live = worked();
     shell(live.outside(), "mkdir another");
     let told = refused(live.outside(), &["mount", "another", "mnt", "--store", "store"], 1);

@@ -1,4 +1,4 @@
-//! A clock that jumps, forwards and backwards, within a session and between sessions.
+//! A clock that jumps forwards and backwards, within a session and between sessions.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -62,14 +62,14 @@ fn a_clock_that_jumps_backwards_changes_no_order() {
             sandbox = open(dir.path());
         }
     }
-    // The log is in the order in which it was made, and so is what is "the last".
+    // The log is in the order of creation, and so is "the last one".
     let Reply::Log(log) = sandbox.handle(Request::Log).unwrap() else { panic!() };
     let found: Vec<_> = log.iter().filter(|c| !c.automatic).map(|c| c.id).collect();
     assert_eq!(found, made.iter().rev().copied().collect::<Vec<_>>());
     let ops = operations(&sandbox);
     assert!(ops.windows(2).all(|pair| pair[0].op == pair[1].op + 1));
     assert!(ops.windows(2).any(|pair| pair[0].time < pair[1].time), "although the times are not");
-    // Everything is where it was, whatever its time says: also what lies under an apply.
+    // Every state is there, whatever its time says, also states from before an apply.
     for (at, id) in made.iter().enumerate() {
         clock::set_shift(-(at as i64) * YEAR);
         sandbox
@@ -85,7 +85,7 @@ fn a_clock_that_jumps_backwards_changes_no_order() {
         let bytes = state.read_all(&state.resolve(&path).unwrap()).unwrap();
         assert_eq!(bytes, format!("state {at}").as_bytes());
     }
-    // What gc keeps is the newest in that order.
+    // gc keeps the newest in that order.
     let gc = Request::Gc { operations: 0, keep: Some(2), max_store: None, dry_run: false };
     sandbox.handle(gc).unwrap();
     let Reply::Log(log) = sandbox.handle(Request::Log).unwrap() else { panic!() };

@@ -1,4 +1,4 @@
-//! A base on a device that has another number than before, as after a reboot.
+//! A base on a device whose number has changed, as after a reboot.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -6,11 +6,11 @@ use std::process::Command;
 
 use crate::harness::{Live, shell};
 
-/// Mounts below a base, taken away at the end, whatever happens.
+/// Mounts below a base, unmounted at the end in any case.
 pub struct Below(PathBuf);
 
 impl Below {
-    /// What is mounted at `path`.
+    /// The mount at `path`.
     pub fn at(path: &Path) -> Below {
         Below(path.to_owned())
     }
@@ -20,7 +20,7 @@ impl Below {
     }
 
     pub fn umount(&self) {
-        // The last process that used it may be ending still.
+        // The last process that used it may still be ending.
         let umount = format!(
             "for n in $(seq 100); do umount {0} && exit; sleep 0.1; done; exit 1",
             self.0.display()
@@ -43,7 +43,7 @@ impl Drop for Below {
     }
 }
 
-/// A filesystem in a file, made by `make`, mounted as the base of a sandbox; `fill` runs in it.
+/// A filesystem in a file, made by `make` and mounted as the base of a sandbox; `fill` runs in it.
 pub fn on_image(make: &str, fill: &str) -> (Live, Below, String) {
     let script = format!("{make}; mount -o loop ../image $PWD; cd $PWD; {fill}");
     let mut live = Live::new(&script);
@@ -56,7 +56,7 @@ pub fn on_image(make: &str, fill: &str) -> (Live, Below, String) {
 pub const EXT4: &str = "truncate -s 16M ../image; mkfs.ext4 -q ../image";
 
 #[test]
-fn a_device_that_is_called_otherwise_after_a_reboot_changes_nothing() {
+fn a_new_device_number_after_a_reboot_changes_nothing() {
     let fill = "mkdir -p d/e; seq 9000 > part; seq 8000 > d/part; echo a > d/e/a; ln part hard; echo whole > whole";
     let (mut live, below, image) = on_image(EXT4, fill);
     live.sh("echo x >> part; echo x >> d/part; mv d/e f; rm whole");
@@ -66,7 +66,7 @@ fn a_device_that_is_called_otherwise_after_a_reboot_changes_nothing() {
     let (before, first) = (live.snapshot(), below.dev());
     live.umount();
     below.umount();
-    // Somebody else has the number meanwhile.
+    // Another filesystem has the number meanwhile.
     let other = live.outside().join("other");
     std::fs::create_dir(&other).unwrap();
     shell(
@@ -74,7 +74,7 @@ fn a_device_that_is_called_otherwise_after_a_reboot_changes_nothing() {
         "truncate -s 16M image2; mkfs.ext4 -q image2; mount -o loop image2 other",
     );
     let other = Below(other);
-    // The first number is taken by the other filesystem, or else by nobody.
+    // The other filesystem takes the first number, or none does.
     let mut spare = Vec::new();
     loop {
         below.mount(&image, "loop");
@@ -109,7 +109,8 @@ fn a_device_that_is_called_otherwise_after_a_reboot_changes_nothing() {
     drop((spare, other));
 }
 
-/// Each subvolume has a device number of its own, given out when it is first looked at, and they number their files alike.
+/// Each btrfs subvolume gets its device number at the first stat, and subvolumes use the same inode
+/// numbers.
 #[test]
 fn the_subvolumes_of_btrfs_are_told_apart_after_a_reboot() {
     let make = "truncate -s 128M ../image; mkfs.btrfs -q ../image";
@@ -125,7 +126,8 @@ fn the_subvolumes_of_btrfs_are_told_apart_after_a_reboot() {
     live.checkpoint("first");
     let before = live.snapshot();
     live.umount();
-    // In the other order, so that one has the number that the other one had. Who else mounts something takes numbers, too.
+    // In the other order, so that each may get the number of the other. Other mounts take numbers,
+    // too.
     let dev = |path: &str| std::fs::metadata(live.base.join(path)).unwrap().dev();
     for _ in 0..20 {
         below.umount();
@@ -146,16 +148,16 @@ fn the_subvolumes_of_btrfs_are_told_apart_after_a_reboot() {
     live.umount();
 }
 
-/// A quota of btrfs, which root is under as well.
+/// A quota of btrfs, which also applies to root.
 #[test]
-fn a_quota_is_edquot_and_everything_that_was_answered_stays() {
+fn a_quota_gives_edquot_and_every_acknowledged_write_stays() {
     let script = "truncate -s 192M ../image; mkfs.btrfs -q ../image; mkdir -m 700 ../store; mount -o loop ../image ../store
         chmod 700 ../store; btrfs quota enable ../store; btrfs qgroup limit 24M 0/5 ../store; echo base > f";
     let mut live = Live::with_limit(script, &[], std::time::Duration::from_secs(200));
     let store = Below(live.store.clone());
     live.sh("echo kept > kept; for n in 1 2 3; do echo $n > gone$n; done; head -c 4000000 /dev/urandom > first; md5sum first > sum");
     live.checkpoint("before");
-    // What was answered and synced is there, what was refused is not.
+    // Writes that were acknowledged and synced are there, refused ones are not.
     let fill = "
 import os, errno
 done = 0
@@ -171,9 +173,9 @@ except OSError as e:
     assert_eq!(errno, "EDQUOT", "{said}");
     assert!(done.parse::<u64>().unwrap() < 24, "{said}");
     assert_eq!(live.sh("cat kept; md5sum -c sum"), "kept\nfirst: OK\n");
-    // What gives room back is not refused.
+    // Operations that free space are not refused.
     live.sh("rm gone1 gone2 gone3; test ! -e gone3");
-    // With more room it goes on.
+    // With a larger quota it goes on.
     shell(&live.store, "btrfs qgroup limit 96M 0/5 .");
     live.sh(&format!("test $(stat -c %s big) -ge {}; rm big", done.parse::<u64>().unwrap() << 20));
     live.restore("before");
@@ -184,11 +186,11 @@ except OSError as e:
     drop(store);
 }
 
-/// The image of the filesystem is on a smaller one, which grows when the first bytes were lost. The
-/// kernel tells that once to each open file, and to a file that is opened later only if no other
-/// process was told.
+/// The image of the filesystem is on a smaller one, which grows after the first bytes were lost.
+/// The kernel reports the loss once to each open file, and to a file that is opened later only if
+/// no other process got the report.
 #[test]
-fn an_apply_fails_if_the_host_lost_what_it_wrote_also_if_another_process_was_told_first() {
+fn an_apply_fails_if_the_host_lost_its_writes_even_if_another_process_got_the_report() {
     let make =
         "mkdir ../small; mount -t tmpfs -o size=12M none ../small; truncate -s 100M ../small/image
         mkfs.ext4 -q -O ^has_journal -E nodiscard ../small/image; ln -s small/image ../image";

@@ -1,4 +1,5 @@
-//! A base that somebody changes behind our back: it is noticed where it matters, said, and never mixed with what was there.
+//! Drift: other programs change the base. The mount notices it where it matters, reports it, and
+//! never mixes old and new content.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -10,7 +11,7 @@ use crate::device::{EXT4, on_image};
 use crate::harness::{Live, shell};
 use crate::refused;
 
-/// Waits until something holds: the kernel is told from another thread.
+/// Waits for a condition: invalidations come from another thread.
 #[track_caller]
 fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
@@ -20,7 +21,7 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// All of a file: none if its reader was told that it is another one now.
+/// The whole content of a file. `None` if the read failed because the file is another one now.
 fn read(path: &Path) -> Option<Vec<u8>> {
     match std::fs::read(path) {
         Ok(bytes) => Some(bytes),
@@ -29,7 +30,7 @@ fn read(path: &Path) -> Option<Vec<u8>> {
     }
 }
 
-/// What somebody does to `part` in the base, in which the tree covers a byte.
+/// The changes of `part` in the base. The tree has a changed byte in the file.
 const CHANGES: &[(&str, &str)] = &[
     ("edited in place", "echo more >> part"),
     ("the same size", "printf X | dd of=part bs=1 seek=9000 conv=notrunc status=none"),
@@ -48,7 +49,7 @@ const CHANGES: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn whatever_somebody_does_to_a_covered_file_is_told_and_never_mixed() {
+fn every_change_of_a_copied_up_file_in_the_base_is_reported_and_never_mixed() {
     let mut live = Live::new(&format!(
         "for n in $(seq 0 {}); do mkdir d$n; seq 9000 > d$n/part; echo whole > d$n/whole; echo all > d$n/all; done",
         CHANGES.len()
@@ -64,7 +65,7 @@ fn whatever_somebody_does_to_a_covered_file_is_told_and_never_mixed() {
     live.checkpoint("before");
     for (n, (what, change)) in CHANGES.iter().enumerate() {
         shell(&live.base.join(format!("d{n}")), &change.replace("DIR", &format!("d{n}")));
-        // What the kernel remembers may be shown: then it is the former content. What must be read is refused.
+        // Reads from the page cache give the former content. Other reads fail.
         let seen = read(&live.mnt.join(format!("d{n}/part")));
         assert!(seen.as_ref().is_none_or(|seen| *seen == known), "{what}: another content");
         let mut bytes = vec![0; known.len()];
@@ -77,14 +78,14 @@ fn whatever_somebody_does_to_a_covered_file_is_told_and_never_mixed() {
     let before = crate::harness::snapshot(&live.base, true);
     let (status, told) = (live.jailfs(&["status"]), refused(&live.mnt, &["apply"], 3));
     for (n, (what, _)) in CHANGES.iter().enumerate() {
-        // Of a directory that is another one, that is what is said.
+        // If a directory was replaced, the status reports the directory.
         let named =
             |text: &str| text.contains(&format!("d{n}/part")) || text.contains(&format!(" d{n}:"));
         assert!(named(&status), "{what}: {status}");
         assert!(named(&told), "{what}: {told}");
     }
     assert_eq!(before, crate::harness::snapshot(&live.base, true), "something was written");
-    // Nobody remembers anything.
+    // The page cache is empty.
     live.remount();
     for (n, (what, _)) in CHANGES.iter().enumerate() {
         assert_eq!(read(&live.mnt.join(format!("d{n}/part"))), None, "{what}");
@@ -93,7 +94,7 @@ fn whatever_somebody_does_to_a_covered_file_is_told_and_never_mixed() {
             "mine\n",
             "{what}: what is all ours is not concerned"
         );
-        // What is written anew is whole again, and a conflict all the same.
+        // A file that is written completely is whole again, and still a conflict.
         live.sh(&format!("echo mine > d{n}/part"));
         assert_eq!(live.read(&format!("d{n}/part")), "mine\n");
     }
@@ -103,7 +104,7 @@ fn whatever_somebody_does_to_a_covered_file_is_told_and_never_mixed() {
 }
 
 #[test]
-fn a_file_of_the_base_that_nobody_covers_is_refused_when_it_changed_and_then_shown_as_it_is() {
+fn a_changed_base_file_that_was_not_copied_up_fails_once_and_then_shows_its_new_content() {
     let mut live = Live::new("head -c 300000 /dev/zero | tr '\\0' a > f");
     live.applied = true;
     let seen = live.mnt.join("f");
@@ -111,7 +112,7 @@ fn a_file_of_the_base_that_nobody_covers_is_refused_when_it_changed_and_then_sho
     let mut bytes = vec![0; 300_000];
     held.read_exact_at(&mut bytes, 0).unwrap();
     std::fs::write(live.base.join("f"), vec![b'b'; 200_000]).unwrap();
-    // What is remembered is the former content, whole.
+    // The page cache has the former content, completely.
     held.read_exact_at(&mut bytes, 0).unwrap();
     assert!(bytes.iter().all(|b| *b == b'a'));
     let advice = nix::fcntl::PosixFadviseAdvice::POSIX_FADV_DONTNEED;
@@ -123,7 +124,7 @@ fn a_file_of_the_base_that_nobody_covers_is_refused_when_it_changed_and_then_sho
 }
 
 #[test]
-fn nothing_is_written_at_a_place_that_was_chosen_by_a_former_content() {
+fn no_write_lands_at_an_offset_that_the_former_content_determined() {
     let mut live = Live::new("head -c 10000 /dev/zero | tr '\\0' a > f");
     live.applied = true;
     let mut file =
@@ -132,7 +133,7 @@ fn nothing_is_written_at_a_place_that_was_chosen_by_a_former_content() {
     std::fs::write(live.base.join("f"), "short").unwrap();
     let error = file.write_all(b" more").unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EIO));
-    // Whoever looks at it again finds its end.
+    // A program that stats the file again finds its end.
     until("it can be written", || {
         file.metadata().unwrap().len() == 5 && file.write_all(b" more").is_ok()
     });
@@ -141,15 +142,15 @@ fn nothing_is_written_at_a_place_that_was_chosen_by_a_former_content() {
     file.read_to_string(&mut all).unwrap();
     assert_eq!(all.replace('\0', "0"), "short more");
     drop(file);
-    // Who writes it anew does not care what it was.
+    // A program that overwrites the whole file does not depend on its former content.
     std::fs::write(live.base.join("f"), "another").unwrap();
     std::fs::write(live.mnt.join("f"), "mine").unwrap();
     assert_eq!(live.read("f"), "mine");
 }
 
-/// ext4 gives the number of a removed file to the next one.
+/// ext4 gives the inode number of a removed file to the next file.
 #[test]
-fn a_number_that_the_host_gives_again_is_another_file() {
+fn a_reused_inode_number_is_another_file() {
     let fill = "mkdir d; seq 3000 > d/covered; mkdir sub; echo x > sub/x";
     let (mut live, _below, _) = on_image(EXT4, fill);
     live.sh("echo mine >> d/covered; touch sub/new");
@@ -187,7 +188,7 @@ fn a_number_that_the_host_gives_again_is_another_file() {
 }
 
 #[test]
-fn a_covered_directory_that_somebody_takes_away_is_told() {
+fn a_copied_up_directory_that_is_removed_in_the_base_is_reported() {
     let mut live = Live::new("mkdir -p d/e; echo x > d/e/x; echo y > d/y");
     live.applied = true;
     live.sh("echo new > d/new");
@@ -212,7 +213,8 @@ fn a_covered_directory_that_somebody_takes_away_is_told() {
     assert_eq!(std::fs::read_to_string(live.base.join("d")).unwrap(), "file\n");
 }
 
-/// Looks at a file until the mount shows it as it is now. Before that it may be refused, or be what it was; it is never mixed.
+/// Reads a file until the mount shows its present content. Before that, reads may fail or give the
+/// former content, but never a mix.
 #[track_caller]
 fn shown(live: &Live, path: &str, wanted: &[u8], former: &[u8]) {
     let seen = live.mnt.join(path);
@@ -222,7 +224,7 @@ fn shown(live: &Live, path: &str, wanted: &[u8], former: &[u8]) {
         Some(now) => {
             let begin = String::from_utf8_lossy(&now[..now.len().min(100)]);
             assert!(now == former, "{path} is mixed, {} bytes: {begin:?}", now.len());
-            // What is remembered whole is shown without asking.
+            // A file that is completely in the page cache is read without a request.
             let held = File::open(&seen).unwrap();
             nix::fcntl::posix_fadvise(
                 &held,
@@ -236,7 +238,7 @@ fn shown(live: &Live, path: &str, wanted: &[u8], former: &[u8]) {
     });
 }
 
-/// Remembers the first page of a file, and no more.
+/// Reads only the first page of a file into the page cache.
 fn remember_a_page(path: &Path) {
     let file = File::open(path).unwrap();
     nix::fcntl::posix_fadvise(&file, 0, 0, nix::fcntl::PosixFadviseAdvice::POSIX_FADV_RANDOM)
@@ -244,9 +246,10 @@ fn remember_a_page(path: &Path) {
     assert!(file.read_at(&mut [0; 4096], 0).unwrap() > 0);
 }
 
-/// The kernel goes on with what it has read before, and that is what later changes are held against.
+/// The kernel goes on using pages that it read before. Later changes are compared with that
+/// content.
 #[test]
-fn what_changes_in_the_base_after_a_switch_is_not_mixed_with_what_was_read_before_it() {
+fn a_change_of_the_base_after_a_switch_is_not_mixed_with_earlier_reads() {
     for verb in [&["apply"][..], &["restore", "first"], &["discard"]] {
         let mut live = Live::new(
             "echo begun > log; echo un > un; echo shut > shut; seq 90000 > big; cp big wide",
@@ -269,7 +272,7 @@ fn what_changes_in_the_base_after_a_switch_is_not_mixed_with_what_was_read_befor
     }
 }
 
-/// What gives a record to `f`, and where it is then.
+/// Operations that copy `f` up, and its path afterwards.
 const RECORDS: &[(&str, &str)] = &[
     ("mv f g", "g"),
     ("ln f g", "g"),
@@ -281,7 +284,7 @@ const RECORDS: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn what_the_kernel_remembers_of_a_former_content_does_not_stay_in_a_file_that_gets_a_record() {
+fn cached_pages_of_a_former_content_do_not_stay_in_a_copied_up_file() {
     let mut live = Live::new(&format!(
         "for n in $(seq 0 {}); do mkdir log$n big$n; echo line > log$n/f; seq 90000 > big$n/f; done",
         RECORDS.len() - 1
@@ -308,9 +311,9 @@ fn what_the_kernel_remembers_of_a_former_content_does_not_stay_in_a_file_that_ge
     }
 }
 
-/// Editors save so, and git.
+/// Editors and git save like this.
 #[test]
-fn what_is_replaced_in_the_base_is_then_what_it_now_is() {
+fn a_file_that_is_replaced_in_the_base_shows_its_new_content() {
     let mut live = Live::new(
         "seq 90000 > f; mkdir -p d/e a b; echo x > d/x; echo y > d/e/y; cp f d/e/f; cp f a/f; echo b > b/f; cp f gone; echo 1 > sub",
     );
@@ -325,7 +328,7 @@ fn what_is_replaced_in_the_base_is_then_what_it_now_is() {
         "tr 0-9 a-j < f > t; mv t f; cp -r d other; echo new > other/new; echo z > other/e/f; mv d former; mv other d
         mv a t; mv b a; mv t b; rm gone sub; mkdir sub; echo 2 > sub/2",
     );
-    // Who walks there is led to what is there, at once.
+    // A path lookup finds the new file at once.
     assert_eq!(live.sh("cat d/new; cat d/x"), "new\nx\n");
     let now = |path: &str| std::fs::read(live.base.join(path)).unwrap();
     for path in ["f", "d/e/f", "a/f", "b/f", "d/e/y", "d/x"] {
@@ -350,14 +353,14 @@ fn what_is_replaced_in_the_base_is_then_what_it_now_is() {
         live.sh("ls d d/e a b former; cat former/x"),
         shell(&live.base, "ls d d/e a b former; cat former/x")
     );
-    // What is written there is written to what is there.
+    // A write goes to the new file.
     live.sh("echo mine > d/new; echo mine > f; mkdir d/e/made");
     assert_eq!(live.sh("cat d/new f; ls d/e"), "mine\nmine\nf\nmade\ny\n");
 }
 
-/// As `rsync --inplace --times` and `cp -p` leave it: only the change time tells.
+/// As `rsync --inplace --times` and `cp -p` do: only the change time differs.
 #[test]
-fn a_change_that_keeps_size_and_time_is_not_mixed_with_what_was_there() {
+fn a_change_that_keeps_size_and_mtime_is_not_mixed_with_the_former_content() {
     let mut live = Live::new("for f in one two three; do seq 90000 > $f; done");
     live.applied = true;
     let former = std::fs::read(live.base.join("one")).unwrap();
@@ -375,7 +378,7 @@ fn a_change_that_keeps_size_and_time_is_not_mixed_with_what_was_there() {
     let wanted = std::fs::read(live.base.join("one")).unwrap();
     shown(&live, "one", &wanted, &former);
     shown(&live, "moved", &wanted, &former);
-    // Whatever else changes that time is no reason to refuse a read.
+    // Other changes of ctime do not make a read fail.
     let held = File::open(live.mnt.join("three")).unwrap();
     for (n, change) in
         ["ln three link", "chmod 600 three", "rm link", "chown 5:6 three"].iter().enumerate()

@@ -1,6 +1,6 @@
-//! A store whose filesystem dies and comes back under the same boot.
+//! A store whose filesystem shuts down and comes back during the same boot.
 //!
-//! What was synced is there afterwards. What was not may be gone, but is never shown as something else.
+//! Synced data is there afterwards. Other data may be lost, but is never shown as something else.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -11,17 +11,18 @@ use crate::harness::{Live, shell};
 
 const LIMIT: Duration = Duration::from_secs(200);
 
-/// Ends a filesystem without writing what it has in memory (FS_IOC_SHUTDOWN with NOLOGFLUSH, linux/fs.h).
+/// Shuts a filesystem down without writing its cached data (FS_IOC_SHUTDOWN with NOLOGFLUSH,
+/// linux/fs.h).
 const SHUTDOWN: &str = "import fcntl, os, struct, sys
 fcntl.ioctl(os.open(sys.argv[1], os.O_RDONLY), 0x8004587d, struct.pack('I', 2))";
 
-/// Appends blocks to a file, each with a letter of its own, and syncs the first one only.
+/// Appends blocks to a file, each with a letter of its own, and syncs only the first one.
 const APPENDS: &str = "import os
 f = os.open('f', os.O_CREAT | os.O_WRONLY | os.O_APPEND)
 os.write(f, b'a' * 3600); os.fsync(f)
 for letter in b'bcd': os.write(f, bytes([letter]) * 3600)";
 
-/// Says what an fsync(2) in the mount is answered.
+/// Prints the result of an fsync(2) in the mount.
 const FSYNC: &str = "import errno, os
 f = os.open('f', os.O_WRONLY)
 try: os.fsync(f); print('synced')
@@ -41,7 +42,7 @@ fn with_store_on(make: &str) -> (Live, Below) {
     (live, below)
 }
 
-/// The letters of `f` in order; none may be any byte that was not written there.
+/// The letters of `f` in order. No byte may be there that was not written to that place.
 fn letters(live: &Live) -> String {
     let bytes = std::fs::read(live.mnt.join("f")).unwrap();
     assert_eq!(bytes.len() % 3600, 0, "whole appends");
@@ -52,7 +53,7 @@ fn letters(live: &Live) -> String {
     bytes.chunks(3600).map(letter).collect()
 }
 
-/// Where the daemon notes that a sync failed, besides the store.
+/// Where the daemon notes a failed sync, besides the store.
 fn note_prefix(live: &Live) -> String {
     let stat = std::fs::metadata(&live.store).unwrap();
     format!("jailfs-failed-sync-{:x}-{:x}-", stat.dev(), stat.ino())
@@ -73,7 +74,7 @@ fn shows_what_was_synced(make: &str, reaches_disk: &str) {
     python(Path::new("/"), SHUTDOWN, live.store.to_str().unwrap());
     assert_eq!(python(&live.mnt, FSYNC, "").trim(), "EIO", "a sync tells that the disk is gone");
     live.umount_or_kill();
-    // The other mount alone is reason enough.
+    // Another mount is enough to start a new session.
     std::fs::remove_file(note_of(&prefix)).unwrap();
     let image = live.outside().join("image");
     store.umount();
@@ -82,7 +83,7 @@ fn shows_what_was_synced(make: &str, reaches_disk: &str) {
     let shown = letters(&live);
     assert!("abcd".starts_with(&shown) && shown.starts_with('a'), "{make}: {shown}");
     crate::states::check(&live.store, "after its filesystem came back");
-    // It goes on, also behind what is gone.
+    // The mount goes on, also after the lost blocks.
     live.sh("python3 -c \"open('f', 'ab').write(b'z' * 3600)\"; sync f");
     live.checkpoint("after");
     live.remount();
@@ -93,20 +94,21 @@ fn shows_what_was_synced(make: &str, reaches_disk: &str) {
 }
 
 #[test]
-fn a_store_on_ext4_that_died_shows_what_was_synced() {
+fn a_store_on_ext4_that_shut_down_shows_what_was_synced() {
     for file in ["journal", "pool"] {
         shows_what_was_synced("truncate -s 64M ../image; mkfs.ext4 -q", file);
     }
 }
 
 #[test]
-fn a_store_on_xfs_that_died_shows_what_was_synced() {
+fn a_store_on_xfs_that_shut_down_shows_what_was_synced() {
     for file in ["journal", "pool"] {
         shows_what_was_synced("truncate -s 400M ../image; mkfs.xfs -q", file);
     }
 }
 
-/// The disk below the filesystem has no room for a while, as a thin volume: writes fail, and later they do not.
+/// The disk below the filesystem is full for a while, like a thin volume: writes fail, and later
+/// they succeed.
 #[test]
 fn a_store_whose_disk_failed_for_a_while_shows_what_was_synced() {
     for (make, filesystem) in [("mkfs.ext4 -q", "ext4"), ("mkfs.btrfs -q", "btrfs")] {
@@ -119,7 +121,7 @@ fn a_store_whose_disk_failed_for_a_while_shows_what_was_synced() {
         let thin = Below::at(&live.outside().join("thin"));
         let store = Below::at(&live.store);
         python(&live.mnt, APPENDS, "");
-        // Nothing more can be written to the disk.
+        // No more writes reach the disk.
         live.sh("sync f");
         shell(
             &live.store,

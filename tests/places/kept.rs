@@ -1,4 +1,4 @@
-//! What the filesystem of the base can keep of what an apply writes, and what it cannot.
+//! Metadata that the base's filesystem cannot store when an apply writes it.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use crate::device::on_image;
 use crate::harness::{Live, shell};
 
 const FILL: &str = "for f in late early exact linked; do echo $f > $f; done; ln linked other; mkdir d; echo x > d/x";
-/// 3000 is too late for every ext4, 1850 too early; one second of 2020 has a fraction.
+/// The year 3000 is too late for any ext4, and 1850 too early; one second in 2020 has a fraction.
 const TOUCH: &str = "touch -d '3000-01-01 00:00:00.123456789Z' late d/x; touch -d 1850-01-01Z early linked
     touch -d '2020-02-02 02:02:02.123456789Z' exact; echo new > d/new; touch -d 3000-05-05Z d/new d";
 
@@ -32,8 +32,8 @@ fn on_ext4(inode: u32, more: &str) -> (Live, crate::device::Below) {
 }
 
 #[test]
-fn times_that_the_base_cannot_hold_are_told_and_are_no_difference_afterwards() {
-    // Inodes of 128 bytes have seconds only, until 2038; those of 256 bytes have fractions, until 2446.
+fn times_that_the_base_cannot_store_are_reported_and_are_no_difference_afterwards() {
+    // Inodes of 128 bytes store seconds until 2038; those of 256 bytes store fractions until 2446.
     for (inode, last) in [(128, "2038-01-19 03:14:07"), (256, "2446-05-10 22:38:55")] {
         let (mut live, _below) = on_ext4(inode, "");
         let before = times(&live);
@@ -53,7 +53,7 @@ fn times_that_the_base_cannot_hold_are_told_and_are_no_difference_afterwards() {
         assert!(applied.contains(&format!("late {last}.000000000")), "{applied}");
         assert!(applied.contains("early 1901-12-13 20:45:52"), "{applied}");
         crate::harness::assert_same(&seen, &live.snapshot(), "the tree after an apply of a part");
-        // What is left to do is the other file alone, also for a new daemon.
+        // Only the other file remains to be applied, also for a new daemon.
         for _ in 0..2 {
             let left = live.json(&["diff", "base"]);
             assert_eq!(paths(&left, "change"), ["linked", "other"], "{inode}: {left:?}");
@@ -68,7 +68,7 @@ fn times_that_the_base_cannot_hold_are_told_and_are_no_difference_afterwards() {
         );
         live.jailfs(&["apply", "--undo"]);
         assert_eq!(times(&live), before);
-        // The whole of it; then an older state, of which the base has everything already.
+        // All of it; then an older state, which the base already equals.
         let whole = live.json(&["apply"]);
         assert_eq!(whole.last().unwrap()["not_kept"], 7, "{inode}: {whole:?}");
         let applied = times(&live);
@@ -76,7 +76,7 @@ fn times_that_the_base_cannot_hold_are_told_and_are_no_difference_afterwards() {
         crate::harness::assert_same(&seen, &live.snapshot(), "the tree of the checkpoint");
         assert_eq!(live.jailfs(&["diff", "base"]), "", "{inode}");
         assert_eq!(changes(&live.json(&["apply"])), 0, "{inode}");
-        // A change of the content counts all the same.
+        // A change of content counts nevertheless.
         live.sh("echo more >> late; touch -d 3000-01-01Z late");
         assert_eq!(paths(&live.json(&["apply"]), "change"), ["late"], "{inode}");
         live.jailfs(&["apply", "--undo"]);
@@ -87,7 +87,7 @@ fn times_that_the_base_cannot_hold_are_told_and_are_no_difference_afterwards() {
 }
 
 #[test]
-fn a_long_list_of_times_that_the_base_cannot_hold_is_cut() {
+fn a_long_list_of_times_that_the_base_cannot_store_is_cut() {
     let (mut live, _below) = on_ext4(256, "");
     live.sh("for n in $(seq 100 150); do echo $n > n$n; done; touch -d 3000-01-01Z n*");
     let output = live.try_jailfs(&["apply"]);
@@ -102,7 +102,7 @@ fn a_long_list_of_times_that_the_base_cannot_hold_is_cut() {
 }
 
 #[test]
-fn flags_of_a_file_are_kept_when_an_apply_replaces_it_and_told_when_they_go_with_it() {
+fn an_apply_keeps_the_flags_of_a_replaced_file_and_reports_those_that_are_lost() {
     const FLAGS: &str =
         "chattr +dA late; chattr +A early; chattr +d d; chattr +d linked; chattr -d d/x";
     let (mut live, _below) = on_ext4(256, FLAGS);

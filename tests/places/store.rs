@@ -11,7 +11,7 @@ use crate::{jailfs, refused, said, text};
 
 const BASE: &str = "mkdir d; seq 9000 > d/big; echo one > one; ln one two; ln -s one link; setfattr -n user.k -v v one";
 
-/// Content of every kind that a pool can hold: holes, blocks that were given back, large and small.
+/// Every kind of content in a pool: holes, punched blocks, large and small files.
 fn worked() -> Live {
     let mut live = Live::new(BASE);
     live.sh("echo x >> d/big; truncate -s 3M sparse; seq 100 | dd of=sparse bs=1k seek=2000 conv=notrunc status=none");
@@ -23,13 +23,13 @@ fn worked() -> Live {
     live.checkpoint("second");
     live.sh("echo unsealed > unsealed");
     live.umount();
-    // So that there are checksums and an index.
+    // This creates checksums and an index.
     Sandbox::open(&live.store).unwrap().compact().unwrap();
     live
 }
 
 #[test]
-fn a_store_opens_wherever_it_was_copied_to_and_however() {
+fn a_store_opens_wherever_and_however_it_was_copied() {
     let live = worked();
     let before = states(&live.store);
     let place = live.outside().to_owned();
@@ -38,7 +38,7 @@ fn a_store_opens_wherever_it_was_copied_to_and_however() {
         ("rsync", "rsync -a store/ rsync"),
         ("rsync-sparse", "rsync -aS store/ rsync-sparse"),
         ("tar", "mkdir tar; tar cf - -C store . | tar xf - -C tar"),
-        // Every hole is filled with zeros.
+        // Every hole was filled with zeros.
         ("full", "cp -a --sparse=never store full"),
         ("moved", "cp -a store other; mv other moved"),
     ] {
@@ -47,7 +47,7 @@ fn a_store_opens_wherever_it_was_copied_to_and_however() {
         check(&copied, at);
         assert_eq!(states(&copied), before, "{at}");
         check(&copied, &format!("{at}, opened"));
-        // And is worked with.
+        // The copy is used.
         said(&place, &["--store", at, "checkpoint", "third"]);
         said(&place, &["--store", at, "restore", "first"]);
         said(&place, &["--store", at, "gc", "--operations", "0"]);
@@ -58,7 +58,7 @@ fn a_store_opens_wherever_it_was_copied_to_and_however() {
 }
 
 #[test]
-fn two_copies_of_a_store_do_not_fight() {
+fn two_copies_of_a_store_do_not_overwrite_each_other() {
     let mut live = worked();
     let place = live.outside().to_owned();
     shell(&place, "cp -a store copy; mkdir other");
@@ -69,7 +69,7 @@ fn two_copies_of_a_store_do_not_fight() {
     live.sh("echo mine > mine; echo mine >> one-more");
     shell(&other, "echo theirs > theirs; echo theirs >> one-more; rm -r d");
     assert!(!live.exists("theirs") && live.exists("d/big") && live.read("one-more") == "mine\n");
-    // Each applies; the second one is told what the first one did.
+    // Both apply; the second one gets the changes of the first as conflicts.
     live.applied = true;
     live.jailfs(&["apply"]);
     let told = refused(&other, &["apply"], 3);
@@ -80,7 +80,7 @@ fn two_copies_of_a_store_do_not_fight() {
 }
 
 #[test]
-fn a_store_that_is_moved_while_it_is_mounted_stays_whole() {
+fn a_store_that_is_moved_while_mounted_stays_whole() {
     let mut live = worked();
     live.mount();
     let place = live.outside().to_owned();
@@ -88,7 +88,7 @@ fn a_store_that_is_moved_while_it_is_mounted_stays_whole() {
     holder.run("f = open('kept', 'r+b')");
     shell(&place, "mv store elsewhere");
     live.sh("echo late > late");
-    // One that is cut off by a restore writes to a scratch file of the store.
+    // An orphan of a restore writes to a scratch file in the store.
     said(&place, &["--store", "elsewhere", "restore", "first"]);
     holder.run("f.write(b'mine'); f.flush()");
     holder.gives("f.seek(0) or f.read(4)", "b'mine'");
@@ -101,7 +101,7 @@ fn a_store_that_is_moved_while_it_is_mounted_stays_whole() {
 }
 
 #[test]
-fn a_second_mount_of_a_head_is_refused_with_who_holds_it() {
+fn a_second_mount_of_a_head_is_refused_and_names_the_first() {
     let live = Live::new("echo x > f");
     let place = live.outside().to_owned();
     std::fs::create_dir(place.join("other")).unwrap();
@@ -133,7 +133,7 @@ fn commands_on_an_unmounted_store_work_and_lock_it() {
             told.contains("another jailfs has it open") && told.contains("hint: "),
             "{words:?}: {told}"
         );
-        // Who that is.
+        // The process that holds it.
         assert!(told.contains(&format!("process {}", std::process::id())), "{words:?}: {told}");
     }
     drop(held);
@@ -141,20 +141,21 @@ fn commands_on_an_unmounted_store_work_and_lock_it() {
 }
 
 #[test]
-fn a_lock_that_a_killed_daemon_left_holds_nobody_up() {
+fn the_lock_of_a_killed_daemon_blocks_nothing() {
     let mut live = Live::new("echo x > f");
     live.sh("echo y >> f");
     live.kill_and_mount();
     assert_eq!(live.read("f"), "x\ny\n");
     live.umount();
     assert!(live.store.join("lock").exists());
-    // Neither do what it says nor the socket of a process that is gone.
+    // The lock's content and the socket of a dead process block nothing either.
     std::fs::write(live.store.join("lock"), "999999999\n").unwrap();
     std::os::unix::net::UnixListener::bind(live.store.join("control")).map(drop).unwrap();
     said(live.outside(), &["--store", "store", "status"]);
 }
 
-/// A store of somebody else, or one that others can write, is not believed: what it says is written into the base by `apply`.
+/// A store of another user, or one that others can write, is refused: `apply` would write its
+/// content into the base.
 #[test]
 fn a_store_that_others_can_write_is_refused() {
     let live = worked();
@@ -177,9 +178,9 @@ fn a_store_that_others_can_write_is_refused() {
     said(&place, &words);
 }
 
-/// A directory that is none stays what it was, its mode with it: others may work in it.
+/// A directory that is not a store keeps its content and mode: other programs may use it.
 #[test]
-fn a_directory_that_holds_something_else_is_refused_as_it_is() {
+fn a_directory_with_other_files_is_refused_and_unchanged() {
     let live = Live::new("echo base > base");
     let other = live.outside().join("other");
     shell(live.outside(), "mkdir -m 1777 other; echo theirs > other/somebody; mkdir base2 mnt2");
@@ -188,9 +189,9 @@ fn a_directory_that_holds_something_else_is_refused_as_it_is() {
     assert_eq!(std::fs::metadata(&other).unwrap().mode() & 0o7777, 0o1777);
 }
 
-/// The hint says what to do with what a newer jailfs wrote.
+/// The hint says what to do about a store of a newer jailfs.
 #[test]
-fn a_newer_format_is_refused_with_what_to_do() {
+fn a_newer_format_is_refused_with_a_hint() {
     let live = worked();
     let place = live.outside().to_owned();
     let format = live.store.join("format");
@@ -202,10 +203,10 @@ fn a_newer_format_is_refused_with_what_to_do() {
         assert!(told.contains("has format 4, this jailfs knows formats 1 to 3"), "{told}");
         assert!(told.contains("hint: use the newer jailfs"), "{told}");
     }
-    // And nothing was touched.
+    // Nothing was changed.
     std::fs::write(&format, known).unwrap();
     check(&live.store, "refused");
-    // What is no format at all is damage.
+    // A format that is not a number is damage.
     std::fs::write(&format, "something else\n").unwrap();
     refused(&place, &["--store", "store", "status"], 4);
     std::fs::remove_file(&format).unwrap();

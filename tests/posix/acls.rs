@@ -20,7 +20,7 @@ fn base(dir: &Path) {
 }
 
 #[test]
-fn access_acls_are_set_shown_and_keep_step_with_the_mode() {
+fn access_acls_are_set_listed_and_kept_in_step_with_the_mode() {
     same(base, |side| {
         for script in [
             "getfacl -n file given ours",
@@ -42,14 +42,14 @@ fn access_acls_are_set_shown_and_keep_step_with_the_mode() {
             "python3 -c 'import os\nos.removexattr(\"file\", \"system.posix_acl_access\")'; getfacl -n file",
             "python3 -c 'import os\nos.getxattr(\"file\", \"system.posix_acl_access\")'",
         ] {
-            // Of python's text only the last line, which names the errno.
+            // Of python's output only the last line, which names the errno.
             side.sh(&format!("({script}) 2>&1 | grep -v '^  \\|^Traceback'"));
         }
     });
 }
 
 #[test]
-fn default_acls_are_inherited_and_the_umask_is_not_asked() {
+fn default_acls_are_inherited_and_override_the_umask() {
     same(base, |side| {
         side.sh("setfacl -m d:u:4001:rwx,d:g::r-x,d:o::- dir");
         for umask in ["022", "077", "0"] {
@@ -61,13 +61,13 @@ fn default_acls_are_inherited_and_the_umask_is_not_asked() {
                 ));
             }
         }
-        // A default that says no more than a mode.
+        // A default ACL that is equivalent to a mode.
         side.sh("setfacl -b dir; setfacl -m d:u::rwx,d:g::rx,d:o::- dir; umask 0; touch dir/f; mkdir dir/d; getfacl -n dir/f dir/d");
     });
 }
 
 #[test]
-fn acls_decide_who_may() {
+fn acls_decide_access() {
     same(base, |side| {
         side.sh("chmod 600 file; setfacl -m u:4001:r,u:4002:rw,g:4003:r file");
         let tries = "cat file; (echo >> file) 2>/dev/null && echo written; test -r file; echo r $?; test -w file; echo w $?";
@@ -87,9 +87,10 @@ fn acls_decide_who_may() {
     });
 }
 
-/// Who sets an ACL and is not in the file's group takes its setgid bit away, as chmod(2) does.
+/// If a caller outside the file's group sets an ACL, the file loses its setgid bit, as with
+/// chmod(2).
 #[test]
-fn an_acl_set_from_outside_the_group_takes_setgid_away() {
+fn an_acl_set_from_outside_the_group_clears_setgid() {
     same(base, |side| {
         for (owner, group, user) in [(4001, 4001, 4001), (4001, 4100, 4001), (4001, 4100, 0)] {
             for acl in ["-m u:4002:rx", "-m g::rwx", "-b"] {

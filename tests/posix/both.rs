@@ -1,4 +1,4 @@
-//! The same on both sides: a plain directory and a mount.
+//! Runs the same operations in a plain directory and in a mount.
 
 use std::fmt::Debug;
 use std::io;
@@ -10,7 +10,7 @@ use nix::errno::Errno;
 
 use crate::common::Bench;
 
-/// One side, and what came of what was done there.
+/// One of the two directories, and the outcomes there.
 pub struct Side {
     dir: PathBuf,
     lines: Vec<String>,
@@ -21,17 +21,17 @@ impl Side {
         Side { dir: dir.to_path_buf(), lines: Vec::new() }
     }
 
-    /// A path on this side.
+    /// A path in this directory.
     pub fn at(&self, path: &str) -> PathBuf {
         if path.is_empty() { self.dir.clone() } else { self.dir.join(path) }
     }
 
-    /// Notes a value.
+    /// Records a value.
     pub fn note(&mut self, what: &str, value: impl Debug) {
         self.lines.push(format!("{what}: {value:?}"));
     }
 
-    /// Notes what came of an operation: its value, or the name of its errno.
+    /// Records the outcome of an operation: its value, or the name of its errno.
     pub fn tried<T: Debug, E: Into<io::Error>>(&mut self, what: &str, result: Result<T, E>) {
         match result {
             Ok(value) => self.lines.push(format!("{what}: {value:?}")),
@@ -43,7 +43,7 @@ impl Side {
         }
     }
 
-    /// Runs a shell script, and notes all that it says and how it ends.
+    /// Runs a shell script, and records its output and exit status.
     pub fn sh(&mut self, script: &str) {
         self.as_user(0, script);
     }
@@ -55,7 +55,7 @@ impl Side {
         self.say(command, &format!("{script}\nwith {argument}"));
     }
 
-    /// The same as another user, with that number also as the only group.
+    /// The same as another user, whose only group has the same number.
     pub fn as_user(&mut self, user: u32, script: &str) {
         let mut command = if user == 0 {
             let mut command = Command::new("sh");
@@ -74,19 +74,19 @@ impl Side {
     fn say(&mut self, mut command: Command, what: &str) {
         let output = command.current_dir(&self.dir).env("LC_ALL", "C").output().unwrap();
         let text = [&output.stdout[..], &output.stderr[..]].concat();
-        // Some programs say the whole path.
+        // Some programs print the whole path.
         let text = String::from_utf8_lossy(&text).replace(self.dir.to_str().unwrap(), "DIR");
         self.lines.push(format!("{what}\n{text}status {:?}", output.status.code()));
     }
 }
 
-/// Does the same on both sides, each made by `fill`, and compares. Gives what was noted.
+/// Runs the same in both directories, each created by `fill`, and compares. Returns the outcomes.
 #[track_caller]
 pub fn same(fill: impl Fn(&Path), act: impl Fn(&mut Side)) -> Vec<String> {
     compare(&[MountOptions::default()], fill, act)
 }
 
-/// The same also with `-o writeback`, where the kernel keeps sizes and times of its own.
+/// The same also with `-o writeback`, where the kernel keeps its own sizes and times.
 #[track_caller]
 pub fn same_also_with_writeback(fill: impl Fn(&Path), act: impl Fn(&mut Side)) -> Vec<String> {
     let writeback = MountOptions { writeback: true, ..MountOptions::default() };
@@ -120,7 +120,7 @@ fn compare(mounts: &[MountOptions], fill: impl Fn(&Path), act: impl Fn(&mut Side
     wanted.lines
 }
 
-/// Does something as another user, in a thread of its own.
+/// Runs something as another user, in a thread of its own.
 pub fn as_user<T: Send>(user: u32, groups: &[u32], act: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {

@@ -1,4 +1,4 @@
-//! One file is one file: whoever opened it, and when, sees what anybody wrote.
+//! Coherence: whoever opened a file, and when, a reader sees the writes of all other processes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -13,9 +13,10 @@ fn content(file: &mut File) -> String {
     text
 }
 
-/// overlayfs copies the file up at the first write, and the first descriptor goes on reading the old one.
+/// overlayfs copies the file up at the first write, and an older descriptor goes on reading the
+/// lower file.
 #[test]
-fn a_descriptor_opened_for_reading_sees_what_others_write_later() {
+fn a_descriptor_opened_for_reading_sees_later_writes_of_others() {
     let lines = same_also_with_writeback(
         |dir| fs::write(dir.join("file"), "of the base").unwrap(),
         |side| {
@@ -54,7 +55,7 @@ fn a_descriptor_opened_for_reading_sees_what_others_write_later() {
 }
 
 #[test]
-fn all_names_of_a_file_are_one_file_whichever_is_written() {
+fn all_hard_links_of_a_file_show_the_same_content() {
     same_also_with_writeback(
         |dir| {
             fs::create_dir(dir.join("d")).unwrap();

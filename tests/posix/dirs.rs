@@ -75,12 +75,13 @@ fn names(from: u32, to: u32) -> Vec<String> {
     (from..to).map(|n| format!("name-{n:05}")).collect()
 }
 
-/// So many names that no reader has them all in one buffer.
+/// So many names that they do not fit into one buffer.
 const MANY: u32 = 4000;
 
-/// POSIX leaves open whether a name that comes or goes is read; every other one is read exactly once.
+/// POSIX leaves open whether a name that is added or removed meanwhile is read. Every other name is
+/// read exactly once.
 #[test]
-fn names_that_stay_are_read_once_whatever_comes_and_goes() {
+fn names_that_stay_are_read_once_while_others_come_and_go() {
     same(
         |dir| filled(dir, 0, MANY),
         |side| {
@@ -91,7 +92,8 @@ fn names_that_stay_are_read_once_whatever_comes_and_goes() {
             while let Some(name) = reader.next() {
                 *seen.entry(name).or_default() += 1;
                 n += 1;
-                // Of every four names one goes, and others come, before and behind where the reader is.
+                // Of every four names one is removed, and others are added before and after the
+                // reader's position.
                 if n % 4 == 0 && n < 6000 {
                     let gone = side.at(&format!("name-{:05}", (n * 7) % (2 * MANY) / 4 * 4));
                     drop(fs::remove_file(gone));
@@ -120,7 +122,7 @@ fn names_that_stay_are_read_once_whatever_comes_and_goes() {
 }
 
 #[test]
-fn a_place_in_a_directory_stays_that_place() {
+fn a_position_in_a_directory_stays_valid() {
     same(
         |dir| filled(dir, 0, MANY),
         |side| {
@@ -132,7 +134,7 @@ fn a_place_in_a_directory_stays_that_place() {
                 places.push((place, name));
             }
             side.note("names", places.len());
-            // Backwards, and with names before and behind them going.
+            // Backwards, while names before and after are removed.
             let right = |reader: &mut Reader, at: usize| {
                 reader.seek(places[at].0);
                 reader.next().as_ref() == Some(&places[at].1)
@@ -148,7 +150,7 @@ fn a_place_in_a_directory_stays_that_place() {
             let kept: Vec<usize> =
                 (0..places.len()).filter(|at| side.at(&places[*at].1).exists()).collect();
             side.note("kept", kept.len());
-            // A reader goes on behind the last name that it had, also where that one is gone meanwhile.
+            // A reader continues after its last name, even if that name was removed meanwhile.
             let middle = kept[kept.len() / 2];
             reader.seek(places[middle].0);
             let rest = reader.rest();
@@ -162,7 +164,7 @@ fn a_place_in_a_directory_stays_that_place() {
     );
 }
 
-/// `rm -r` as many programs do it: each name is removed as it is read.
+/// `rm -r` as many programs do it: each name is removed when it is read.
 #[test]
 fn a_directory_is_emptied_in_one_pass() {
     same(
@@ -180,9 +182,9 @@ fn a_directory_is_emptied_in_one_pass() {
     );
 }
 
-/// A program that reads for ever costs no memory, and the kernel answers it.
+/// A program that reads for ever costs no memory, and the kernel gets its answers.
 #[test]
-fn a_gibibyte_of_names_is_read_without_growing() {
+fn reading_a_gibibyte_of_names_does_not_grow_the_daemon() {
     let bench = Bench::over(|dir| filled(dir, 0, 20_000));
     let mut reader = Reader::open(&bench.at(""));
     let wanted = reader.rest().len();
@@ -213,11 +215,11 @@ fn a_gibibyte_of_names_is_read_without_growing() {
 }
 
 #[test]
-fn a_buffer_of_a_gibibyte_takes_what_there_is() {
+fn a_buffer_of_a_gibibyte_gets_the_names_that_exist() {
     let bench = Bench::over(|dir| filled(dir, 0, 100));
     let dir = fs::File::open(bench.at("")).unwrap();
     let len = 1_usize << 30;
-    // SAFETY: mmap(2) of memory that nobody has, which is touched only as far as it is filled.
+    // SAFETY: mmap(2) creates a new mapping, which is touched only as far as it is filled.
     let buffer = unsafe {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -233,7 +235,7 @@ fn a_buffer_of_a_gibibyte_takes_what_there_is() {
 }
 
 #[test]
-fn link_counts_of_directories_are_two_and_their_subdirectories() {
+fn a_directory_has_two_links_and_one_for_each_subdirectory() {
     same(
         |dir| {
             fs::create_dir_all(dir.join("a/b/c")).unwrap();
@@ -257,10 +259,10 @@ fn link_counts_of_directories_are_two_and_their_subdirectories() {
     );
 }
 
-/// As on ext4: from 65,001 links on a directory says 1, which means "not counted".
+/// As on ext4: from 65,001 links on, a directory reports 1, which means "not counted".
 #[test]
 fn a_directory_may_have_any_number_of_subdirectories() {
-    // Where so many are made and removed quickly.
+    // On a tmpfs, where creating and removing so many is quick.
     let memory = Small::new("200m");
     let (base, store) = (memory.path().join("base"), memory.path().join("store"));
     fs::create_dir(&base).unwrap();

@@ -1,4 +1,4 @@
-//! The errno for what is too long, too many, in a loop, or not to be had.
+//! The errno for names that are too long, too many links, loops, and unsupported calls.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{OpenOptionsExt, symlink};
@@ -11,7 +11,7 @@ use crate::both::{as_user, same};
 use crate::common::Bench;
 
 #[test]
-fn what_is_too_long_is_refused_as_such() {
+fn names_that_are_too_long_fail_with_enametoolong() {
     same(
         |_| (),
         |side| {
@@ -24,7 +24,7 @@ fn what_is_too_long_is_refused_as_such() {
             side.tried("of 256, renamed", fs::rename(side.at(&fits), side.at(&long)));
             side.tried("of 256, looked for", fs::metadata(side.at(&long)).map(|_| ()));
             side.tried("of 256, removed", fs::remove_file(side.at(&long)));
-            // Bytes count, not characters.
+            // The limit counts bytes, not characters.
             side.tried("128 umlauts", fs::write(side.at(&"ä".repeat(128)), ""));
             side.tried("127 umlauts", fs::write(side.at(&"ä".repeat(127)), ""));
             side.tried("a text of 4095", symlink("t".repeat(4095), side.at("link")));
@@ -35,9 +35,9 @@ fn what_is_too_long_is_refused_as_such() {
     );
 }
 
-/// A path as deep as PATH_MAX allows, and deeper by steps.
+/// A path as deep as PATH_MAX allows, and deeper in steps.
 #[test]
-fn directories_may_be_deeper_than_any_path() {
+fn directories_can_be_deeper_than_any_path() {
     same(
         |dir| fs::create_dir_all(dir.join("base/of/it")).unwrap(),
         |side| {
@@ -52,7 +52,7 @@ fn directories_may_be_deeper_than_any_path() {
 }
 
 #[test]
-fn a_loop_of_links_is_one() {
+fn a_loop_of_links_fails_with_eloop() {
     same(
         |dir| {
             symlink("b", dir.join("a")).unwrap();
@@ -82,7 +82,7 @@ fn a_loop_of_links_is_one() {
 }
 
 #[test]
-fn what_is_not_empty_stays() {
+fn a_directory_that_is_not_empty_cannot_be_removed() {
     same(
         |dir| {
             fs::create_dir_all(dir.join("full/sub")).unwrap();
@@ -135,9 +135,9 @@ fn a_file_has_at_most_65000_names() {
     );
 }
 
-/// Programs (and the crate `tempfile`) take this errno for "use a name and remove it".
+/// Programs (and the crate `tempfile`) take this errno as "use a name and remove it".
 #[test]
-fn a_file_without_a_name_is_not_supported_and_says_so() {
+fn o_tmpfile_fails_as_not_supported() {
     let bench = Bench::over(|base| fs::create_dir(base.join("dir")).unwrap());
     for _ in 0..3 {
         for dir in ["", "dir"] {

@@ -1,4 +1,4 @@
-//! Numbers of inodes, and what belongs together.
+//! Inode numbers and hard links.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -10,7 +10,7 @@ fn number(path: &Path) -> u64 {
     fs::symlink_metadata(path).unwrap().ino()
 }
 
-/// `(dev, ino)` of what is at a path of the mount.
+/// `(dev, ino)` of a path in the mount.
 fn identity(live: &Live, path: &str) -> (u64, u64) {
     let stat = fs::symlink_metadata(live.mnt.join(path)).unwrap();
     (stat.dev(), stat.ino())
@@ -20,7 +20,7 @@ const BASE: &str =
     "mkdir -p dir/sub; echo base > file; echo in > dir/sub/in; ln -s file link; mkfifo fifo";
 
 #[test]
-fn a_number_stays_through_everything_that_is_done_to_a_file() {
+fn an_inode_number_stays_whatever_happens_to_the_file() {
     let mut live = Live::new(BASE);
     let all = ["file", "dir", "dir/sub", "dir/sub/in", "link", "fifo"];
     let before = all.map(|path| identity(&live, path));
@@ -52,7 +52,7 @@ fn a_number_stays_through_everything_that_is_done_to_a_file() {
     same(&live, all, "the file came back");
 }
 
-/// The pairs of the base, of which a third name is outside of what is looked at.
+/// Pairs of hard links in the base; a third link of each is outside the base.
 const PAIRS: &str =
     "mkdir d e; echo pair > a; ln a d/b; ln a e/c; ln -s x l; ln l d/l; mkfifo p; ln p e/p";
 
@@ -66,7 +66,7 @@ fn is_one(live: &Live, names: &[&str]) {
 }
 
 #[test]
-fn hard_links_of_the_base_stay_together() {
+fn hard_links_of_the_base_stay_linked() {
     let mut live = Live::new(PAIRS);
     live.sh("echo changed > d/b");
     assert_eq!((live.read("a"), live.read("e/c")), ("changed\n".into(), "changed\n".into()));
@@ -94,9 +94,9 @@ fn hard_links_of_the_base_stay_together() {
     assert_eq!(live.read("e/c"), "by a\n");
 }
 
-/// Also where the first that is heard of a pair is a rename of the directory above one of the two.
+/// Also if the first operation on a pair renames the directory above one of the two.
 #[test]
-fn hard_links_of_the_base_stay_together_if_their_directories_move_first() {
+fn hard_links_of_the_base_stay_linked_if_their_directories_move_first() {
     let live = Live::new(PAIRS);
     live.sh("mv d moved; mv e moved/inner; echo late > moved/b");
     is_one(&live, &["a", "moved/b", "moved/inner/c"]);

@@ -1,5 +1,6 @@
-//! What programs see: each test does the same in a plain directory of the host and in a mount, and the outcomes are the
-//! same, down to the errno. Where the host is no measure (inode numbers across a restore, say), the promise is asserted.
+//! What programs see. Each test does the same in a plain directory of the host and in a mount, and
+//! compares the outcomes, down to the errno. Where the host gives no reference (inode numbers
+//! across a restore, for example), the test asserts the promise.
 
 #![expect(
     clippy::unwrap_used,

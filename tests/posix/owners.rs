@@ -1,4 +1,4 @@
-//! Owners, groups and modes, for several users in one mount (`allow_other`, which is the default of root).
+//! Owners, groups and modes for several users in one mount (`allow_other`, the default for root).
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown};
@@ -69,7 +69,7 @@ fn base(dir: &Path) {
 }
 
 #[test]
-fn what_each_user_may_is_what_the_modes_say() {
+fn modes_decide_what_each_user_may_do() {
     same(base, |side| {
         for (who, user, groups) in [
             ("the owner", ALICE, &[TEAM][..]),
@@ -85,7 +85,7 @@ fn what_each_user_may_is_what_the_modes_say() {
 }
 
 #[test]
-fn new_files_belong_to_who_made_them() {
+fn new_files_belong_to_the_user_who_made_them() {
     same(
         |dir| fs::set_permissions(dir, PermissionsExt::from_mode(0o777)).unwrap(),
         |side| {
@@ -108,7 +108,7 @@ fn new_files_belong_to_who_made_them() {
 const SETUP: &str = "chmod 777 .; umask 0";
 
 #[test]
-fn a_umask_takes_its_bits_and_no_others() {
+fn a_umask_clears_its_bits_and_no_others() {
     same(
         |_| (),
         |side| {
@@ -123,7 +123,7 @@ fn a_umask_takes_its_bits_and_no_others() {
 }
 
 #[test]
-fn a_setgid_directory_gives_its_group_on() {
+fn a_setgid_directory_passes_its_group_on() {
     same(
         |dir| {
             fs::create_dir(dir.join("of-base")).unwrap();
@@ -142,7 +142,7 @@ fn a_setgid_directory_gives_its_group_on() {
                              stat -c '%n %a %u %g' f{user} d{user} p{user} l{user} d{user}/below d{user}/below/f m{user}"
                         ),
                     );
-                    // A program of a group that the maker is not in may not have its bit.
+                    // A user cannot create a setgid program for a group that the user is not in.
                     side.as_user(
                         user,
                         &format!(
@@ -161,7 +161,7 @@ fn a_setgid_directory_gives_its_group_on() {
 }
 
 #[test]
-fn in_a_sticky_directory_only_owners_remove() {
+fn in_a_sticky_directory_only_owners_can_remove() {
     same(
         |dir| {
             fs::create_dir(dir.join("tmp")).unwrap();
@@ -190,9 +190,10 @@ fn in_a_sticky_directory_only_owners_remove() {
     );
 }
 
-/// All ways to lose setuid, setgid and file capabilities, as the owner, as another who may write, and as root.
+/// All ways to lose setuid, setgid and file capabilities: as the owner, as another user with write
+/// access, and as root.
 #[test]
-fn privileges_go_with_a_change_as_on_the_host() {
+fn a_change_clears_privileges_as_on_the_host() {
     let ways = [
         "printf x >> p",
         "printf x | dd of=p conv=notrunc status=none",
@@ -245,10 +246,10 @@ fn privileges_go_with_a_change_as_on_the_host() {
     );
 }
 
-/// A write through a mapping takes no setuid and no setgid, as on the host. It takes file capabilities, which the host's
-/// filesystems leave: content that changed is not what was trusted.
+/// A write through a mapping clears neither setuid nor setgid, as on the host. It clears file
+/// capabilities, unlike the host's filesystems: changed content is no longer the trusted one.
 #[test]
-fn a_write_through_a_mapping_takes_capabilities_only() {
+fn a_write_through_a_mapping_clears_only_capabilities() {
     let bench = crate::common::Bench::new();
     let script = "echo 0123456789 > p; chmod 6777 p; setcap cap_chown=ep p; python3 -c 'import os, mmap\n\
                   f=os.open(\"p\", os.O_RDWR)\nm=mmap.mmap(f, 4)\nm[0]=55\nm.close()'; stat -c %a p; getcap p; cat p";
@@ -258,7 +259,7 @@ fn a_write_through_a_mapping_takes_capabilities_only() {
 }
 
 #[test]
-fn capabilities_of_a_base_file_go_with_its_first_write() {
+fn the_first_write_to_a_base_file_clears_its_capabilities() {
     same(
         |dir| {
             fs::write(dir.join("p"), "0123456789").unwrap();
@@ -274,7 +275,7 @@ fn capabilities_of_a_base_file_go_with_its_first_write() {
 }
 
 #[test]
-fn owners_and_groups_change_as_they_may() {
+fn owners_and_groups_change_as_permitted() {
     same(base, |side| {
         side.sh(
             "chown 4002:4100 private; stat -c '%u %g' private; chown 4001 private; stat -c '%u %g' private",

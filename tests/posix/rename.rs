@@ -1,4 +1,4 @@
-//! Renames of directories that are in the base and full.
+//! Renames of directories of the base that are not empty.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -19,7 +19,7 @@ fn base(dir: &Path) {
     fs::write(dir.join("file"), "file").unwrap();
 }
 
-/// All that is there: names, kinds, content, links.
+/// The whole tree: names, kinds, content, links.
 fn everything(side: &mut Side, what: &str) {
     side.note(what, "");
     side.sh(
@@ -34,9 +34,9 @@ fn exchange(side: &Side, a: &str, b: &str) -> std::io::Result<()> {
     sysfile::rename(&dir, &name(a), &dir, &name(b), Rename::Exchange)
 }
 
-/// kernel overlayfs answers EXDEV by default.
+/// Kernel overlayfs answers EXDEV by default.
 #[test]
-fn a_full_directory_of_the_base_is_renamed_as_one() {
+fn a_full_directory_of_the_base_is_renamed_atomically() {
     same(base, |side| {
         side.tried("to a free name", fs::rename(side.at("full"), side.at("moved")));
         everything(side, "to a free name");
@@ -74,7 +74,7 @@ fn a_full_directory_of_the_base_replaces_an_empty_one() {
 }
 
 #[test]
-fn full_directories_of_the_base_change_places() {
+fn full_directories_of_the_base_can_be_exchanged() {
     same(base, |side| {
         side.tried("with one another", exchange(side, "full", "other"));
         everything(side, "with one another");

@@ -1,4 +1,4 @@
-//! Room, holes and copies: fallocate(2), lseek(2), copy_file_range(2).
+//! Space, holes and copies: fallocate(2), lseek(2), copy_file_range(2).
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -18,7 +18,7 @@ fn open(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
 }
 
-/// copy_file_range(2), which nix has only together with other things.
+/// copy_file_range(2); nix does not offer it alone.
 fn copy_file_range(
     from: &File,
     at: Option<&mut i64>,
@@ -35,7 +35,7 @@ fn copy_file_range(
     Errno::result(copied).map(|copied| copied as usize)
 }
 
-/// Sum of the bytes, and where the zeros are.
+/// A checksum of the bytes, and the ranges of zeros.
 fn summary(file: &File) -> (u64, u64, Vec<(u64, u64)>) {
     let size = file.metadata().unwrap().len();
     let mut bytes = vec![0; size as usize];
@@ -53,7 +53,7 @@ fn summary(file: &File) -> (u64, u64, Vec<(u64, u64)>) {
 
 /// overlayfs copies the whole file up first.
 #[test]
-fn every_mode_of_fallocate_does_what_the_host_does_or_says_that_it_does_not() {
+fn every_mode_of_fallocate_works_as_on_the_host_or_is_not_supported() {
     const KEEP: i32 = 1;
     const PUNCH: i32 = 2;
     const COLLAPSE: i32 = 8;
@@ -101,7 +101,7 @@ fn every_mode_of_fallocate_does_what_the_host_does_or_says_that_it_does_not() {
             );
         },
     );
-    // ext4 moves blocks in these modes; here programs are told to copy instead.
+    // ext4 moves blocks in these modes; the mount makes programs copy instead.
     let bench = Bench::over(|base| fs::write(base.join("base"), [7; 20_000]).unwrap());
     let file = open(&bench.at("base"));
     for mode in [COLLAPSE, INSERT] {
@@ -111,7 +111,7 @@ fn every_mode_of_fallocate_does_what_the_host_does_or_says_that_it_does_not() {
     assert_eq!(summary(&file), (20_000, 140_000, vec![]));
 }
 
-/// The starts of data and of holes, in blocks of 4 KiB, as lseek(2) tells them.
+/// The starts of data and holes, in blocks of 4 KiB, as lseek(2) reports them.
 fn data_and_holes(file: &File) -> Vec<(u64, u64)> {
     let size = file.metadata().unwrap().len();
     let (mut at, mut found) = (0, Vec::new());
@@ -158,14 +158,14 @@ fn mix(side: &mut Side) {
 }
 
 #[test]
-fn holes_and_data_of_base_and_mount_are_told_as_one() {
+fn lseek_reports_the_holes_of_base_and_mount_as_one() {
     same(|dir| sparse(&dir.join("file")), mix);
 }
 
-/// The kernel asks us where data is without sending what it has first. With a cache of writes that would be holes where
-/// somebody has just written, and `cp` leaves holes out: so the whole file is data.
+/// The kernel asks for data ranges without flushing its cached writes first. With a writeback cache
+/// fresh data would look like a hole, and `cp` skips holes. So the whole file is reported as data.
 #[test]
-fn with_a_writeback_cache_no_data_is_told_as_a_hole() {
+fn with_a_writeback_cache_no_data_is_reported_as_a_hole() {
     let options = MountOptions { writeback: true, ..MountOptions::default() };
     let bench = Bench::with(&options, |base| sparse(&base.join("file")));
     let file = open(&bench.at("file"));
@@ -229,7 +229,7 @@ fn ranges_are_copied_as_the_host_copies_them() {
             let holes = File::open(side.at("sparse")).unwrap();
             side.tried("holes", copy_file_range(&holes, Some(&mut 0), &to, Some(&mut 0), 200_000));
             side.note("then", summary(&to).1);
-            // Within one file: apart, and over itself.
+            // Within one file: apart, and overlapping.
             side.tried("apart", copy_file_range(&to, Some(&mut 0), &to, Some(&mut 300_000), 1000));
             side.tried(
                 "over itself",
@@ -251,7 +251,7 @@ fn ranges_are_copied_as_the_host_copies_them() {
             let outside = tempfile::tempfile().unwrap();
             outside.write_all_at(b"from elsewhere", 0).unwrap();
             let copied = copy_file_range(&outside, Some(&mut 0), &to, Some(&mut 0), 100);
-            // Another filesystem: the kernel copies by itself, or refuses.
+            // To another filesystem: the kernel copies by itself, or refuses.
             if let Err(error) = copied {
                 assert_eq!(error, Errno::EXDEV);
             }
@@ -265,10 +265,10 @@ fn blocks(path: &Path) -> u64 {
 }
 
 #[test]
-fn blocks_are_those_that_a_file_takes_and_not_its_holes() {
+fn st_blocks_counts_data_and_not_holes() {
     same(
         |dir| {
-            // So few runs that ext4 needs no further block for the list of them.
+            // So few extents that ext4 needs no extra block for them.
             let file = open(&dir.join("file"));
             file.set_len(100 * 4096).unwrap();
             [2, 3, 50]

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use nix::errno::Errno;
 
-/// A small filesystem, taken away at the end.
+/// A small filesystem; unmounted at the end.
 pub struct Small(tempfile::TempDir);
 
 impl Small {
@@ -77,11 +77,11 @@ impl Drop for OnSmall {
 }
 
 #[test]
-fn a_full_disk_is_enospc_and_everything_that_was_answered_stays() {
+fn a_full_disk_gives_enospc_and_every_acknowledged_change_stays() {
     let on = OnSmall::new("3m");
     let mnt = on.mnt();
     fs::write(mnt.join("before"), "before").unwrap();
-    // A write of 4 KiB each, until there is no room.
+    // Writes of 4 KiB until the disk is full.
     let file = OpenOptions::new()
         .write(true)
         .create(true)
@@ -111,7 +111,8 @@ fn a_full_disk_is_enospc_and_everything_that_was_answered_stays() {
         assert_eq!(fs::read(mnt.join("large")).unwrap(), vec![9; 4 << 20], "{what}");
     };
     check("full");
-    // Every change needs a record; which of them still fits is another matter, but none may do half of its work.
+    // Every change needs a record. It does not matter which changes still fit, but none may be half
+    // done.
     let changed = OpenOptions::new()
         .write(true)
         .open(mnt.join("large"))
@@ -135,7 +136,7 @@ fn a_full_disk_is_enospc_and_everything_that_was_answered_stays() {
             .count()
     };
     assert_eq!(listed(), made);
-    // Room by other means: what waits goes on.
+    // The test frees space elsewhere: the waiting process goes on.
     let remount = format!("remount,size={}", 8 << 20);
     let status =
         Command::new("mount").args(["-o", &remount]).arg(on.small.path()).status().unwrap();

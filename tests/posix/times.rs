@@ -1,4 +1,4 @@
-//! Times: which change by what, to the nanosecond, and before 1970.
+//! Times: which operation changes which, to the nanosecond, and before 1970.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -23,7 +23,7 @@ fn times(side: &Side, names: &[&str]) -> Vec<Option<[(i64, i64); 2]>> {
 
 const WATCHED: [&str; 8] = [".", "file", "dir", "dir/in", "link", "other", "new", "dir/moved"];
 
-/// Does something, and notes whose mtime and ctime changed by it.
+/// Does something, and records whose mtime and ctime it changed.
 fn noted(side: &mut Side, what: &str, act: impl FnOnce(&Side)) {
     let before = times(side, &WATCHED);
     // Longer than a tick of the clock that filesystems use.
@@ -60,7 +60,7 @@ fn open(side: &Side, name: &str) -> File {
 }
 
 #[test]
-fn each_operation_changes_the_times_that_it_changes_on_the_host() {
+fn each_operation_changes_the_same_times_as_on_the_host() {
     same_also_with_writeback(base, |side| {
         noted(side, "read", |side| drop(fs::read(side.at("file")).unwrap()));
         noted(side, "list", |side| assert!(fs::read_dir(side.at("dir")).unwrap().count() > 0));
@@ -125,7 +125,7 @@ const OMIT: i64 = libc::UTIME_OMIT;
 const NOW: i64 = libc::UTIME_NOW;
 
 #[test]
-fn times_are_set_as_on_the_host() {
+fn times_can_be_set_as_on_the_host() {
     same_also_with_writeback(base, |side| {
         let told = |side: &mut Side, what: &str, name: &str| {
             let stat = fs::symlink_metadata(side.at(name)).unwrap();
@@ -154,7 +154,7 @@ fn times_are_set_as_on_the_host() {
         told(side, "neither", "file");
         side.tried("a bad one", set(&side.at("file"), (0, 1_000_000_000), (0, 0)));
         side.tried("a negative one", set(&side.at("file"), (0, -5), (0, 0)));
-        // Who may: the owner any time, who may write the present.
+        // Permissions: the owner can set any time, a user with write access only the present.
         fs::set_permissions(side.at("file"), PermissionsExt::from_mode(0o666)).unwrap();
         fs::set_permissions(side.at("dir/in"), PermissionsExt::from_mode(0o644)).unwrap();
         let (open, closed) = (side.at("file"), side.at("dir/in"));
@@ -171,9 +171,10 @@ fn times_are_set_as_on_the_host() {
     });
 }
 
-/// Times that the host's filesystem cannot say, but the protocol can: they are kept, and nothing ends by them.
+/// Times that the host's filesystem cannot store, but the protocol can: they are kept, and do no
+/// harm.
 #[test]
-fn times_at_the_ends_of_the_clock_are_survived() {
+fn times_at_the_ends_of_the_range_are_kept() {
     let bench = crate::common::Bench::over(base);
     for secs in [i64::MAX, i64::MAX - 1, 1 << 62, i64::MIN + 2, -(1 << 62)] {
         for nanos in [0, 1, 999_999_999] {
@@ -185,16 +186,16 @@ fn times_at_the_ends_of_the_clock_are_survived() {
     assert_eq!(fs::read_to_string(bench.at("file")).unwrap(), "0123456789");
 }
 
-/// As with `noatime`: what reads a tree does not write it. A record for each first read would change the store by looking,
-/// and reads that the kernel answers would not be counted anyway.
+/// As with `noatime`: reading does not write. A record for each first read would change the store,
+/// and reads from the page cache would not be counted anyway.
 #[test]
-fn reading_changes_no_access_time_and_setting_does() {
+fn reading_changes_no_access_time_but_utimensat_does() {
     let bench = crate::common::Bench::over(base);
     let old = (1_000_000_000, 1);
     fs::write(bench.at("mine"), "mine").unwrap();
     let all = ["file", "dir", "dir/in", "link", "mine"];
     for name in all {
-        // Older than mtime and ctime: the case in which relatime would set it.
+        // Older than mtime and ctime: relatime would set it.
         set(&bench.at(name), old, (0, NOW)).unwrap();
     }
     let asked = bench.fs.upper_is_changed();
@@ -210,7 +211,7 @@ fn reading_changes_no_access_time_and_setting_does() {
         let stat = fs::symlink_metadata(bench.at(name)).unwrap();
         assert_eq!((stat.atime(), stat.atime_nsec()), old, "{name}");
     }
-    // A new file was accessed when it was made, and a change of content is no access.
+    // A new file gets its creation time as access time, and a change of content is no access.
     fs::write(bench.at("new"), "x").unwrap();
     let stat = fs::metadata(bench.at("new")).unwrap();
     assert!(stat.atime() > 1_700_000_000 && stat.atime() <= stat.mtime());

@@ -1,4 +1,4 @@
-//! inotify(7): what one process changes, another is told.
+//! inotify(7): a process that watches gets the events of other processes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -11,7 +11,7 @@ use std::process::Command;
 use crate::both::same;
 use crate::harness::Live;
 
-/// Watches of directories, and what they were told.
+/// Watches of directories, and their events.
 struct Watch(File, Vec<(i32, String)>);
 
 impl Watch {
@@ -35,7 +35,7 @@ impl Watch {
         self.1.push((watch, name.to_owned()));
     }
 
-    /// What was told since the last time: watch, event, name. Cookies are left out.
+    /// The events since the last call: watch, event, name. Cookies are left out.
     fn told(&mut self) -> Vec<String> {
         let (mut told, mut buffer) = (Vec::new(), [0; 1 << 16]);
         while let Ok(len) = self.0.read(&mut buffer) {
@@ -87,7 +87,7 @@ fn base(dir: &Path) {
 }
 
 #[test]
-fn changes_are_told_to_those_who_watch_as_on_the_host() {
+fn a_watcher_gets_the_same_events_as_on_the_host() {
     same(base, |side| {
         let mut watch = Watch::new();
         watch.add(&side.at("dir"), "dir");
@@ -110,7 +110,7 @@ fn changes_are_told_to_those_who_watch_as_on_the_host() {
             "rmdir dir/new dir",
         ];
         for script in scripts {
-            // Another process; the shell itself opens nothing here.
+            // Another process does this; the shell itself opens nothing here.
             let done =
                 Command::new("sh").arg("-c").arg(script).current_dir(side.at("")).output().unwrap();
             assert!(done.status.success(), "{script}: {}", String::from_utf8_lossy(&done.stderr));
@@ -121,7 +121,7 @@ fn changes_are_told_to_those_who_watch_as_on_the_host() {
 }
 
 #[test]
-fn writes_of_every_kind_are_told() {
+fn writes_of_every_kind_give_events() {
     same(base, |side| {
         let mut watch = Watch::new();
         watch.add(&side.at("dir"), "dir");
@@ -139,10 +139,10 @@ fn writes_of_every_kind_are_told() {
     });
 }
 
-/// A restore changes no file by an operation of a process: who watches is told nothing, as on a filesystem of the network.
-/// Watches of what stays go on.
+/// A restore changes no file by a system call, so a watcher gets no event, as on a network
+/// filesystem. Watches of nodes that stay go on.
 #[test]
-fn a_restore_is_not_told_and_watches_of_what_stays_go_on() {
+fn a_restore_gives_no_events_and_watches_of_kept_nodes_go_on() {
     let live = Live::new("mkdir dir; echo one > dir/file; echo stays > dir/stays");
     live.checkpoint("one");
     live.sh("echo two > dir/file; echo new > dir/new");

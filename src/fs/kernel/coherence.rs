@@ -16,6 +16,8 @@
 //! * A name that a switch gave to another node cannot be renamed until its dentry is invalidated.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -46,6 +48,9 @@ pub(in crate::fs) struct Coherence {
     stale_dentries: Mutex<BTreeSet<(NodeId, Name)>>,
     /// The nodes whose caches are to be invalidated.
     stale_nodes: BTreeMap<NodeId, Invalidation>,
+    /// Whether there is a stale dentry or node. Nearly every request only has to know that there is
+    /// none, and reads this without the core lock.
+    has_stale: Arc<AtomicBool>,
     /// Nodes that were invalidated and that the kernel has not asked for since. A read that began
     /// before the invalidation can still bring old pages.
     unasked: BTreeSet<NodeId>,
@@ -71,6 +76,17 @@ impl Coherence {
         self.writeback
     }
 
+    /// Whether there is a stale dentry or node, for a reader without the core lock.
+    pub(in crate::fs) fn stale_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.has_stale)
+    }
+
+    /// Sets the flag after stale nodes or dentries were removed.
+    fn update_stale_flag(&mut self) {
+        let has_stale = !self.stale_nodes.is_empty() || !self.stale_dentries.get_mut().is_empty();
+        self.has_stale.store(has_stale, Ordering::Release);
+    }
+
     /// Marks a node as stale after a change in the base.
     fn mark_stale(&mut self, id: NodeId, change: Change) {
         let refuses = match change {
@@ -78,6 +94,7 @@ impl Coherence {
             Change::Attributes => false,
             Change::Content => true,
         };
+        self.has_stale.store(true, Ordering::Release);
         let known =
             self.stale_nodes.entry(id).or_insert(Invalidation { has_begun: false, refuses });
         if refuses && !known.refuses {
@@ -98,7 +115,9 @@ impl Coherence {
     /// The kernel no longer holds a node, so it caches nothing of it.
     pub(in crate::fs) fn forget(&mut self, id: NodeId) {
         self.unasked.remove(&id);
-        self.stale_nodes.remove(&id);
+        if self.stale_nodes.remove(&id).is_some() {
+            self.update_stale_flag();
+        }
     }
 
     /// Notes the names that a switch gave to another node.
@@ -216,6 +235,7 @@ impl Core {
         while let Some((above, name)) = at.split() {
             if let Some(dir) = self.dir_seen_at(&above) {
                 self.coherence.stale_dentries.lock().insert((dir, name));
+                self.coherence.has_stale.store(true, Ordering::Release);
                 break;
             }
             // That directory was replaced itself.
@@ -293,6 +313,26 @@ impl Core {
         self.lower.note(&path, CHANGED);
         Err(FsError::Drift(path))
     }
+
+    /// Refuses to append to a base file at another offset than its end, because the kernel chose
+    /// the offset by an old size. It asks for the size when the file is opened or looked up again.
+    ///
+    /// # Errors
+    /// [`FsError::Drift`].
+    pub(in crate::fs) fn check_append(
+        &mut self,
+        id: NodeId,
+        target: &Target,
+        offset: u64,
+    ) -> FsResult<()> {
+        let Target::Base(_, path, node) = target else { return Ok(()) };
+        if CachedAttrs::of(node).is_none_or(|now| now.ends_at(offset)) {
+            return Ok(());
+        }
+        self.coherence.mark_stale(id, Change::Content);
+        self.lower.note(path, CHANGED);
+        Err(FsError::Drift(path.clone()))
+    }
 }
 
 impl Fs {
@@ -322,6 +362,9 @@ impl Fs {
     /// Takes the nodes and dentries that changes of the base made stale, each once. The caller
     /// invalidates them, and calls [`Fs::node_was_invalidated`] after each node.
     pub fn take_invalidations(&self) -> (Vec<NodeId>, BTreeSet<(NodeId, Name)>) {
+        if !self.has_stale.load(Ordering::Acquire) {
+            return Default::default();
+        }
         let mut core = self.core();
         let names = std::mem::take(core.coherence.stale_dentries.get_mut());
         let waiting = core.coherence.stale_nodes.iter_mut().filter(|(_, known)| !known.has_begun);
@@ -329,28 +372,15 @@ impl Fs {
             known.has_begun = true;
             *id
         };
-        (waiting.map(begin).collect(), names)
+        let nodes = waiting.map(begin).collect();
+        core.coherence.update_stale_flag();
+        (nodes, names)
     }
 
     /// Whether a node must be invalidated before the kernel gets a reply about it.
     pub fn needs_invalidation(&self, id: NodeId) -> bool {
-        self.core().coherence.stale_nodes.contains_key(&id)
-    }
-
-    /// Refuses to append to a base file at another offset than its end, because the kernel chose
-    /// the offset by an old size. It asks for the size when the file is opened or looked up again.
-    ///
-    /// # Errors
-    /// [`FsError::Drift`].
-    pub fn check_append(&self, id: NodeId, offset: u64) -> FsResult<()> {
-        let mut core = self.core();
-        let Target::Base(_, path, node) = core.content_target(id)? else { return Ok(()) };
-        if CachedAttrs::of(&node).is_none_or(|now| now.ends_at(offset)) {
-            return Ok(());
-        }
-        core.coherence.mark_stale(id, Change::Content);
-        core.lower.note(&path, CHANGED);
-        Err(FsError::Drift(path))
+        self.has_stale.load(Ordering::Acquire)
+            && self.core().coherence.stale_nodes.contains_key(&id)
     }
 
     /// The kernel's caches of a node were invalidated.
@@ -358,6 +388,7 @@ impl Fs {
         let mut guard = self.core();
         let core = &mut *guard;
         let refused = core.coherence.stale_nodes.remove(&id).is_some_and(|known| known.refuses);
+        core.coherence.update_stale_flag();
         if refused && core.held.get(id).is_some() {
             core.coherence.unasked.insert(id);
             core.held.set_cached_attrs(id, None);

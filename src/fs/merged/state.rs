@@ -49,6 +49,14 @@ impl Found {
             Found::Nothing(_) => None,
         }
     }
+
+    /// The base node that the name hides if it gets another node, or none.
+    pub(in crate::fs) fn hides(&self) -> Hides {
+        match self {
+            Found::Upper(_, hides) | Found::Nothing(hides) => hides.clone(),
+            Found::Base(ino, _, node) => Some(node.fingerprint(*ino)),
+        }
+    }
 }
 
 /// Names and directories.

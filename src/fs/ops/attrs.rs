@@ -1,62 +1,31 @@
-//! Operations on attributes, extended ones included.
+//! Operations on attributes and extended attributes.
 
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
+use crate::fs::edits::Touch;
 use crate::fs::ops::acl;
-use crate::fs::ops::data::{CAPABILITY, kill_privileges};
-use crate::fs::{Attr, Fs, Need, Target};
+use crate::fs::ops::privileges::{PrivilegeBits, SETGID, clear_capabilities, clear_privileges};
+use crate::fs::ops::writable::Writable;
+use crate::fs::{Attr, Core, Fs, Need, Target};
 use crate::sys::clock;
-use crate::tree::{Edit, Xattrs};
+use crate::tree::{Edit, Meta, Node, Xattrs};
 use crate::types::{FileKind, NodeId, PERM_BITS, TYPE_BITS, Timestamp};
 
-/// Largest value of an extended attribute, in bytes (`XATTR_SIZE_MAX`).
+/// The largest value of an extended attribute, in bytes (`XATTR_SIZE_MAX`).
 const XATTR_SIZE_MAX: usize = 65_536;
-/// Longest name of an extended attribute, in bytes (`XATTR_NAME_MAX`).
+/// The longest name of an extended attribute, in bytes (`XATTR_NAME_MAX`).
 const XATTR_NAME_MAX: usize = 255;
-/// Largest list of names, in bytes (`XATTR_LIST_MAX`).
+/// The largest list of names, in bytes (`XATTR_LIST_MAX`).
 const XATTR_LIST_MAX: usize = 65_536;
 
-const SETGID: u32 = 0o2000;
-const GROUP_EXEC: u32 = 0o010;
-
-/// A time to be set.
+/// A time to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetTime {
     /// The time of the operation.
     Now,
     /// This time.
     To(Timestamp),
-}
-
-/// Attributes to be set; none stays as it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SetAttr {
-    /// Permission bits.
-    pub mode: Option<u32>,
-    /// Owner.
-    pub uid: Option<u32>,
-    /// Group.
-    pub gid: Option<u32>,
-    /// Bytes of a file.
-    pub size: Option<u64>,
-    /// Last access.
-    pub atime: Option<SetTime>,
-    /// Last change of the content.
-    pub mtime: Option<SetTime>,
-    /// Whether the caller lacks CAP_FSETID, so that a change of size or owner drops setuid and setgid.
-    pub kill: bool,
-}
-
-/// How an extended attribute is set.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SetXattr {
-    /// It must be new: XATTR_CREATE of setxattr(2).
-    pub create: bool,
-    /// It must be there: XATTR_REPLACE.
-    pub replace: bool,
-    /// With an access ACL, setgid goes: its caller is not in the file's group and lacks CAP_FSETID.
-    pub takes_setgid: bool,
 }
 
 impl SetTime {
@@ -68,11 +37,51 @@ impl SetTime {
     }
 }
 
+/// Attributes to set. `None` leaves an attribute as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetAttr {
+    /// Permission bits.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Size of a file, in bytes.
+    pub size: Option<u64>,
+    /// Time of the last access.
+    pub atime: Option<SetTime>,
+    /// Time of the last change of the content.
+    pub mtime: Option<SetTime>,
+}
+
+impl SetAttr {
+    /// Whether the change concerns setuid, setgid and file capabilities.
+    pub fn changes_privileges(&self) -> bool {
+        self.size.is_some() || self.changes_owner()
+    }
+
+    fn changes_owner(&self) -> bool {
+        self.uid.is_some() || self.gid.is_some()
+    }
+}
+
+/// How an extended attribute is set.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetXattr {
+    /// Fails if the attribute exists: XATTR_CREATE of setxattr(2).
+    pub create: bool,
+    /// Fails if the attribute does not exist: XATTR_REPLACE.
+    pub replace: bool,
+    /// Setting an access ACL clears setgid, because the caller is not in the file's group and lacks
+    /// CAP_FSETID.
+    pub takes_setgid: bool,
+}
+
 impl Fs {
-    /// What `stat` shows of a node.
+    /// The attributes that `stat` reports for a node.
     ///
     /// # Errors
-    /// ENOENT for an id that was never given out, or what the base answers.
+    /// ENOENT for an unknown id; what the base answers.
     pub fn getattr(&self, id: NodeId) -> FsResult<Attr> {
         if id.is_in_snapdir() {
             return self.past_getattr(id);
@@ -82,103 +91,59 @@ impl Fs {
         let target = core.target(id)?;
         core.note_getattr(id, &target);
         let mut attr = core.attr_of(id, &target)?;
+        // The snapshot directory, if listed, is one more subdirectory of the root.
         if attr.meta.nlink >= 2 {
             attr.meta.nlink += listed;
         }
         Ok(attr)
     }
 
-    /// Sets attributes. Whether the caller may is the kernel's decision.
+    /// Sets attributes, in one step. The kernel has checked that the caller may.
     ///
     /// # Errors
-    /// As [`Fs::truncate`] for a size, else what the store answers.
-    pub fn setattr(&self, id: NodeId, set: SetAttr) -> FsResult<Attr> {
-        self.with_room(Need::Less, || self.try_setattr(id, set))
-    }
-
-    fn try_setattr(&self, id: NodeId, set: SetAttr) -> FsResult<Attr> {
-        if let Some(size) = set.size {
-            self.truncate(id, size, set.kill)?;
-        }
-        let mut core = self.core();
-        let rest = SetAttr { size: None, kill: false, ..set };
-        if rest != SetAttr::default() {
-            core.need_record(&self.store)?;
-            let subject = core.subject(id)?;
-            let node = core.tree_of(subject).node(subject.key).cloned().ok_or(FsError::NotFound)?;
-            let mut meta = node.meta;
-            let mut edits = Vec::new();
-            if set.uid.is_some() || set.gid.is_some() {
-                meta.uid = set.uid.unwrap_or(meta.uid);
-                meta.gid = set.gid.unwrap_or(meta.gid);
-                // The kernel sends the bits to clear as a mode, or leaves them to us: never to a directory.
-                if set.kill || set.mode.is_none() {
-                    kill_privileges(&mut meta);
-                }
-                if node.xattrs.as_ref().is_some_and(|x| x.contains_key(CAPABILITY)) {
-                    edits.push(Edit::Xattr {
-                        ino: subject.key,
-                        name: CAPABILITY.to_vec(),
-                        value: None,
-                    });
-                }
-            }
-            if let Some(mode) = set.mode {
-                meta.mode = (meta.mode & TYPE_BITS) | (mode & PERM_BITS);
-                if let Some(value) = acl::after_chmod(&node.xattrs, meta.mode)? {
-                    edits.push(Edit::Xattr {
-                        ino: subject.key,
-                        name: acl::ACCESS.to_vec(),
-                        value: Some(value),
-                    });
-                }
-            }
-            let now = clock::now();
-            meta.atime = set.atime.map_or(meta.atime, |t| t.resolve(now));
-            meta.mtime = set.mtime.map_or(meta.mtime, |t| t.resolve(now));
-            meta.ctime = now;
-            edits.push(Edit::Meta { ino: subject.key, meta });
-            core.commit_to(subject, edits)?;
-        }
-        let target = core.target(id)?;
-        core.attr_of(id, &target)
-    }
-
-    /// Takes a setgid bit that goes with no right to execute from a file that was changed. Who is in the file's group may
-    /// leave it there (`may_leave`, asked only then, with the group), as the kernel's `setattr_should_drop_sgid` has it.
-    /// Whether it was taken.
-    ///
-    /// # Errors
-    /// What the store answers.
-    pub fn take_bare_setgid(
+    /// As [`Fs::truncate`] for a size; what the store answers. Then nothing is changed.
+    pub fn setattr<'a>(
         &self,
         id: NodeId,
-        may_leave: impl FnOnce(u32) -> bool,
-    ) -> FsResult<bool> {
-        let attr = self.getattr(id)?;
-        let is_bare = |mode: u32| mode & (SETGID | GROUP_EXEC) == SETGID;
-        if attr.kind != FileKind::File || !is_bare(attr.meta.mode) || may_leave(attr.meta.gid) {
-            return Ok(false);
-        }
+        set: SetAttr,
+        privileges: impl Into<PrivilegeBits<'a>>,
+    ) -> FsResult<Attr> {
+        let privileges = privileges.into();
+        self.with_room(Need::Less, || self.try_setattr(id, set, privileges))
+    }
+
+    fn try_setattr(
+        &self,
+        id: NodeId,
+        set: SetAttr,
+        privileges: PrivilegeBits<'_>,
+    ) -> FsResult<Attr> {
         let mut core = self.core();
-        let subject = core.subject(id)?;
-        let mut meta =
-            core.tree_of(subject).node(subject.key).map(|n| n.meta).ok_or(FsError::NotFound)?;
-        if !is_bare(meta.mode) {
-            return Ok(false);
+        let target = core.target(id)?;
+        if set.changes_privileges() {
+            core.note_getattr(id, &target);
         }
-        meta.mode &= !SETGID;
-        meta.ctime = clock::now();
-        core.commit_to(subject, vec![Edit::Meta { ino: subject.key, meta }])?;
-        Ok(true)
+        if let Some(size) = set.size {
+            core.check_truncate(id, &target, size)?;
+        }
+        if set == SetAttr::default() {
+            return core.attr_of(id, &target);
+        }
+        if (SetAttr { size: None, ..set }) != SetAttr::default() {
+            core.need_record(&self.store)?;
+        }
+        let node = core.writable(target)?;
+        let edits = core.stage_setattr(node, set, privileges)?;
+        core.commit_to(node, edits)?;
+        core.attr_of(id, &node.target())
     }
 
     /// The value of an extended attribute.
     ///
     /// # Errors
-    /// ENODATA, or what the base answers.
+    /// ENODATA; what the base answers.
     pub fn getxattr(&self, id: NodeId, name: &[u8]) -> FsResult<Vec<u8>> {
-        check_space(name)?;
+        check_namespace(name)?;
         let xattrs = self.xattrs(id)?;
         xattrs.as_ref().and_then(|x| x.get(name).cloned()).ok_or(FsError::NoAttribute)
     }
@@ -201,7 +166,7 @@ impl Fs {
         match core.target(id)? {
             Target::Base(_, path, node) => {
                 let lower = Arc::clone(&core.lower);
-                // Only attributes are asked of the base here, and nobody can change those under us.
+                // The lower never changes, so its attributes are read without the lock.
                 drop(core);
                 lower.xattrs(&path, &node)
             }
@@ -212,34 +177,25 @@ impl Fs {
     /// Sets an extended attribute.
     ///
     /// # Errors
-    /// EEXIST, ENODATA, E2BIG, ERANGE, ENOSPC, or what the store answers.
+    /// EEXIST, ENODATA, E2BIG, ERANGE, ENOSPC; what the store answers.
     pub fn setxattr(&self, id: NodeId, name: &[u8], value: &[u8], how: SetXattr) -> FsResult<()> {
-        self.with_room(Need::More, || self.try_setxattr(id, name, value, how))
-    }
-
-    fn try_setxattr(&self, id: NodeId, name: &[u8], value: &[u8], how: SetXattr) -> FsResult<()> {
         if name.is_empty() || name.len() > XATTR_NAME_MAX {
             return Err(FsError::Range);
         }
         if value.len() > XATTR_SIZE_MAX {
             return Err(FsError::TooLarge);
         }
-        check_space(name)?;
+        check_namespace(name)?;
+        self.with_room(Need::More, || self.try_setxattr(id, name, value, how))
+    }
+
+    fn try_setxattr(&self, id: NodeId, name: &[u8], value: &[u8], how: SetXattr) -> FsResult<()> {
         let mut core = self.core();
         core.need_bytes(&self.store, value.len() as u64)?;
-        let subject = core.subject(id)?;
-        let node = core.tree_of(subject).node(subject.key).cloned().ok_or(FsError::NotFound)?;
-        let exists = node.xattrs.as_ref().is_some_and(|x| x.contains_key(name));
-        if exists && how.create {
-            return Err(FsError::Exists);
-        }
-        if !exists && how.replace {
-            return Err(FsError::NoAttribute);
-        }
-        let listed: usize = node.xattrs.iter().flat_map(|x| x.keys()).map(|n| n.len() + 1).sum();
-        if !exists && listed + name.len() + 1 > XATTR_LIST_MAX {
-            return Err(FsError::LimitReached);
-        }
+        let target = core.target(id)?;
+        let changed = core.writable(target)?;
+        let node = core.tree_of(changed).node(changed.key).ok_or(FsError::NotFound)?;
+        check_setxattr(node, name, how)?;
         let mut meta = node.meta;
         let mut stored = Some(value.to_vec());
         if name == acl::ACCESS {
@@ -247,51 +203,126 @@ impl Fs {
             meta.mode = if how.takes_setgid { mode & !SETGID } else { mode };
             stored = acl;
         }
-        if name == acl::DEFAULT && node.kind() != FileKind::Dir {
-            return Err(FsError::AccessDenied);
-        }
         meta.ctime = clock::now();
         let edits = vec![
-            Edit::Xattr { ino: subject.key, name: name.to_vec(), value: stored },
-            Edit::Meta { ino: subject.key, meta },
+            Edit::Xattr { ino: changed.key, name: name.to_vec(), value: stored },
+            Edit::Meta { ino: changed.key, meta },
         ];
-        core.commit_to(subject, edits)
+        core.commit_to(changed, edits)
     }
 
     /// Removes an extended attribute.
     ///
     /// # Errors
-    /// ENODATA, or what the store answers.
+    /// ENODATA; what the store answers.
     pub fn removexattr(&self, id: NodeId, name: &[u8]) -> FsResult<()> {
+        check_namespace(name)?;
         self.with_room(Need::Less, || self.try_removexattr(id, name))
     }
 
     fn try_removexattr(&self, id: NodeId, name: &[u8]) -> FsResult<()> {
-        check_space(name)?;
         let mut core = self.core();
-        let subject = core.subject(id)?;
-        let node = core.tree_of(subject).node(subject.key).cloned().ok_or(FsError::NotFound)?;
+        let target = core.target(id)?;
+        let changed = core.writable(target)?;
+        let node = core.tree_of(changed).node(changed.key).ok_or(FsError::NotFound)?;
         if !node.xattrs.as_ref().is_some_and(|x| x.contains_key(name)) {
-            // Every file has an ACL, if only the one that its mode is: there is nothing to be missed.
+            // Every file has an ACL, if only the one that its mode stands for. So removing an ACL
+            // that is not stored succeeds.
             return if acl::is_acl(name) { Ok(()) } else { Err(FsError::NoAttribute) };
         }
         let mut meta = node.meta;
         meta.ctime = clock::now();
         let edits = vec![
-            Edit::Xattr { ino: subject.key, name: name.to_vec(), value: None },
-            Edit::Meta { ino: subject.key, meta },
+            Edit::Xattr { ino: changed.key, name: name.to_vec(), value: None },
+            Edit::Meta { ino: changed.key, meta },
         ];
-        core.commit_to(subject, edits)
+        core.commit_to(changed, edits)
     }
 }
-/// Holds the name of an extended attribute against the spaces that ext4 knows (xattr(7)). Of others no base could take an attribute home: the
-/// host's filesystems know them by meaning.
-fn check_space(name: &[u8]) -> FsResult<()> {
+
+impl Core {
+    /// The edits that set attributes.
+    fn stage_setattr(
+        &mut self,
+        changed: Writable,
+        set: SetAttr,
+        privileges: PrivilegeBits<'_>,
+    ) -> FsResult<Vec<Edit>> {
+        let mut edits = Vec::new();
+        let meta = match set.size {
+            Some(size) => {
+                let touch = Touch::Resize(size);
+                self.begin_change(changed, touch)?;
+                edits.push(Edit::Resize { ino: changed.key, size });
+                Some(self.meta_after_change(changed, touch, privileges)?)
+            }
+            None => None,
+        };
+        let node = self.tree_of(changed).node(changed.key).ok_or(FsError::NotFound)?;
+        let mut meta = meta.unwrap_or(node.meta);
+        if set.changes_privileges() {
+            edits.extend(clear_capabilities(changed.key, node));
+        }
+        // For a change of owner the kernel sends the cleared bits as a mode, or leaves them to us.
+        if set.changes_owner() && set.mode.is_none() {
+            clear_privileges(&mut meta);
+        }
+        apply_to_meta(&mut meta, set);
+        if set.mode.is_some()
+            && let Some(value) = acl::after_chmod(&node.xattrs, meta.mode)?
+        {
+            let name = acl::ACCESS.to_vec();
+            edits.push(Edit::Xattr { ino: changed.key, name, value: Some(value) });
+        }
+        if set.changes_privileges() {
+            privileges.clear_bare_setgid(&mut meta);
+        }
+        edits.push(Edit::Meta { ino: changed.key, meta });
+        Ok(edits)
+    }
+}
+
+/// Sets owner, mode and times.
+fn apply_to_meta(meta: &mut Meta, set: SetAttr) {
+    meta.uid = set.uid.unwrap_or(meta.uid);
+    meta.gid = set.gid.unwrap_or(meta.gid);
+    if let Some(mode) = set.mode {
+        meta.mode = (meta.mode & TYPE_BITS) | (mode & PERM_BITS);
+    }
+    let now = clock::now();
+    meta.atime = set.atime.map_or(meta.atime, |time| time.resolve(now));
+    meta.mtime = set.mtime.map_or(meta.mtime, |time| time.resolve(now));
+    meta.ctime = now;
+}
+
+/// Checks that an extended attribute may be set on a node.
+fn check_setxattr(node: &Node, name: &[u8], how: SetXattr) -> FsResult<()> {
+    let exists = node.xattrs.as_ref().is_some_and(|x| x.contains_key(name));
+    if exists && how.create {
+        return Err(FsError::Exists);
+    }
+    if !exists && how.replace {
+        return Err(FsError::NoAttribute);
+    }
+    let listed: usize = node.xattrs.iter().flat_map(|x| x.keys()).map(|n| n.len() + 1).sum();
+    if !exists && listed + name.len() + 1 > XATTR_LIST_MAX {
+        return Err(FsError::LimitReached);
+    }
+    if name == acl::DEFAULT && node.kind() != FileKind::Dir {
+        return Err(FsError::AccessDenied);
+    }
+    Ok(())
+}
+
+/// Refuses an extended attribute outside of the namespaces of ext4 (xattr(7)). Attributes of other
+/// namespaces have a meaning to the filesystem that stores them, so an apply could not write them to
+/// the base.
+fn check_namespace(name: &[u8]) -> FsResult<()> {
     if acl::is_acl(name) {
         return Ok(());
     }
-    let mut spaces = [&b"user."[..], b"trusted.", b"security."].into_iter();
-    match spaces.find_map(|space| name.strip_prefix(space)) {
+    let mut namespaces = [&b"user."[..], b"trusted.", b"security."].into_iter();
+    match namespaces.find_map(|namespace| name.strip_prefix(namespace)) {
         None => Err(FsError::Unsupported),
         Some([]) => Err(FsError::Invalid),
         Some(_) => Ok(()),

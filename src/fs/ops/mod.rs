@@ -1,8 +1,17 @@
 //! The operations, one file per family, as the VFS divides them.
+//!
+//! An operation resolves its node once and takes the core lock once.
 
 pub(in crate::fs) mod acl;
 pub(in crate::fs) mod attrs;
 pub(in crate::fs) mod data;
 pub(in crate::fs) mod namespace;
+pub(in crate::fs) mod privileges;
 pub(in crate::fs) mod readdir;
+pub(in crate::fs) mod rename;
+pub(in crate::fs) mod slot;
 pub(in crate::fs) mod symlink;
+#[cfg(test)]
+mod tests;
+mod writable;
+mod write;

@@ -32,7 +32,10 @@ impl Fs {
 
     /// The entry of the past in the listing of the root, if it is listed there. Its cookie is behind all others.
     pub(in crate::fs) fn listed_past(&self, dir: NodeId) -> Option<DirEntry> {
-        let view = self.snapdir_view().filter(|view| view.listed && dir == NodeId::ROOT)?;
+        if dir != NodeId::ROOT {
+            return None;
+        }
+        let view = self.snapdir_view().filter(|view| view.listed)?;
         Some(dir_entry(
             NodeId::SNAPDIR,
             i64::MAX.unsigned_abs(),

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use crate::store::io::disk;
 use crate::types::{ByteRange, Ino, LayerId};
 
-/// Content is allocated, punched and checksummed in blocks of this many bytes.
+/// Pools are punched and checksummed in blocks of this many bytes.
 pub const BLOCK: u64 = 4096;
 const SMALLEST_WINDOW: u64 = 64 << 10;
 const LARGEST_WINDOW: u64 = 4 << 20;

@@ -144,7 +144,7 @@ impl ChunkTable {
         self.write_head().map_err(|e| Error::io(format!("write {CHUNKS}"), &e))
     }
 
-    /// The layers and addresses that may hold a chunk with this tag, oldest entry first.
+    /// The layers and addresses that may hold a chunk with this tag, mostly the oldest entry first.
     ///
     /// # Errors
     /// As pread(2).

@@ -1,7 +1,9 @@
-//! Open files, and what is known of them, that are kept for the next use.
+//! A cache of the values that were used most recently, for open files and data about them.
 //!
-//! Always true: no more are kept than the limit says, whatever the number of layers or of files of a base; a process may
-//! hold only so many (RLIMIT_NOFILE, often 1,024). Whoever uses a file holds it open for as long as it needs it.
+//! * It holds at most as many values as its limit, because a process may only have so many open
+//!   files (RLIMIT_NOFILE, often 1,024).
+//! * A user of a value holds its own reference. So a file stays open while it is used, also after
+//!   it has left the cache.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -9,54 +11,54 @@ use std::fs::File;
 use std::hash::Hash;
 use std::sync::Arc;
 
-/// Open files by what they are known as, the recently used ones.
+/// The values that were used most recently, by key.
 #[derive(Debug)]
 pub struct LruCache<K, V = File> {
-    files: HashMap<K, (Arc<V>, u64)>,
+    values: HashMap<K, (Arc<V>, u64)>,
     limit: usize,
     clock: u64,
 }
 
 impl<K: Clone + Eq + Hash, V> LruCache<K, V> {
-    /// Keeps at most `limit` files.
+    /// An empty cache that holds at most `limit` values.
     pub fn new(limit: usize) -> LruCache<K, V> {
-        LruCache { files: HashMap::new(), limit, clock: 0 }
+        LruCache { values: HashMap::new(), limit, clock: 0 }
     }
 
-    /// The file known as `key`, if it is kept.
+    /// The value of `key`, if it is cached.
     pub fn get<Q: Eq + Hash + ?Sized>(&mut self, key: &Q) -> Option<Arc<V>>
     where
         K: Borrow<Q>,
     {
         self.clock += 1;
-        let (file, used) = self.files.get_mut(key)?;
+        let (value, used) = self.values.get_mut(key)?;
         *used = self.clock;
-        Some(Arc::clone(file))
+        Some(Arc::clone(value))
     }
 
-    /// What is kept.
+    /// All cached values.
     pub fn values(&self) -> impl Iterator<Item = &V> {
-        self.files.values().map(|(file, _)| &**file)
+        self.values.values().map(|(value, _)| &**value)
     }
 
-    /// Keeps nothing of what is kept now.
+    /// Removes all values.
     pub fn clear(&mut self) {
-        self.files.clear();
+        self.values.clear();
     }
 
-    /// Keeps a file no longer.
+    /// Removes the value of `key`.
     pub fn remove(&mut self, key: &K) {
-        self.files.remove(key);
+        self.values.remove(key);
     }
 
-    /// Keeps a file; the one that was not used for longest may go.
-    pub fn insert(&mut self, key: K, file: Arc<V>) {
+    /// Adds a value. If the cache is full, removes the one that was not used for longest.
+    pub fn insert(&mut self, key: K, value: Arc<V>) {
         self.clock += 1;
-        self.files.insert(key, (file, self.clock));
-        if self.files.len() > self.limit {
+        self.values.insert(key, (value, self.clock));
+        if self.values.len() > self.limit {
             let oldest =
-                self.files.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone());
-            oldest.and_then(|key| self.files.remove(&key));
+                self.values.iter().min_by_key(|(_, (_, used))| *used).map(|(key, _)| key.clone());
+            oldest.and_then(|key| self.values.remove(&key));
         }
     }
 }
@@ -66,14 +68,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_used_last_is_kept_and_no_more_than_the_limit() {
-        let mut recent = LruCache::new(2);
+    fn the_value_that_was_not_used_for_longest_leaves_a_full_cache() {
+        let mut cache = LruCache::new(2);
         let file = Arc::new(tempfile::tempfile().unwrap());
-        recent.insert(1, Arc::clone(&file));
-        recent.insert(2, Arc::clone(&file));
-        assert!(recent.get(&1).is_some());
-        recent.insert(3, Arc::clone(&file));
-        assert_eq!([1, 2, 3].map(|key| recent.get(&key).is_some()), [true, false, true]);
+        cache.insert(1, Arc::clone(&file));
+        cache.insert(2, Arc::clone(&file));
+        assert!(cache.get(&1).is_some());
+        cache.insert(3, Arc::clone(&file));
+        assert_eq!([1, 2, 3].map(|key| cache.get(&key).is_some()), [true, false, true]);
         assert_eq!(Arc::strong_count(&file), 3);
     }
 }

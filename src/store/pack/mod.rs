@@ -40,7 +40,7 @@ use crate::store::io::lru_cache::LruCache;
 use crate::types::LayerId;
 
 pub use block::{Block, PackedLayer};
-pub(in crate::store) use publish::PackOptions;
+pub(in crate::store) use publish::{PackOptions, PublishedPack};
 
 /// The directory of the packs in a store.
 pub(in crate::store) const PACKS: &str = "packs";
@@ -250,10 +250,8 @@ impl Packs {
             return Err(torn());
         };
         if *named != number || *since > number {
-            return Err(Error::damage(
-                format!("read {what} at offset 0"),
-                format!("it is pack {named}"),
-            ));
+            let attempt = format!("read {what} at offset 0");
+            return Err(Error::damage(attempt, format!("it is pack {named}")));
         }
         self.next_layer = self.next_layer.max(*next_layer);
         let state = self.state.get_mut();

@@ -3,7 +3,6 @@
 use super::*;
 use crate::store::layer::files::Layers;
 use crate::store::layer::{LayerInfo, packed_info};
-use crate::store::pack::publish::PublishedPack;
 use crate::store::placement::packing::gathered_journal;
 use crate::store::record::{Header, LayerKind};
 use crate::types::{Epoch, Timestamp};

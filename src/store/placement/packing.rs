@@ -20,7 +20,7 @@ use crate::store::layer::sealed::compact_records;
 use crate::store::layer::{INDEX, JOURNAL, LayerInfo, MAP, POOL, SUMS};
 use crate::store::ledger;
 use crate::store::ledger::LedgerRecord;
-use crate::store::pack::{Change, PackOptions, PackedLayer};
+use crate::store::pack::{Change, PackOptions, PackedLayer, PublishedPack};
 use crate::store::record::{Header, LayerKind, Record, Seal};
 use crate::store::{FORMAT_WITH_PACKS, Store, format_text};
 use crate::tree::Edit;
@@ -153,26 +153,7 @@ impl Store {
             published => published?,
         };
         let synced = std::mem::replace(&mut published.synced, Ok(()));
-        {
-            let mut state = self.state.lock();
-            if synced.is_err() {
-                state.uncertain_remaps.extend(infos.iter().map(|(layer, _)| *layer));
-            }
-            self.layers.packs.adopt(&mut published);
-            for (layer, info) in infos {
-                state.contents.remove(&layer);
-                match info {
-                    Some(mut info) => {
-                        // Its pool is still there for earlier readers.
-                        if state.retiring.contains_key(&layer) {
-                            info.hole = None;
-                        }
-                        state.catalog.insert(layer, info);
-                    }
-                    None => drop(state.catalog.remove(&layer)),
-                }
-            }
-        }
+        self.adopt_pack(&mut published, infos, synced.is_ok());
         if synced.is_ok() {
             self.layers.packs.remove_replaced(&published);
             let number = u64::from(published.number());
@@ -180,6 +161,33 @@ impl Store {
             self.note_sealed(put);
         }
         synced
+    }
+
+    /// Makes readers use a published pack, and replaces the catalog entries of its layers.
+    fn adopt_pack(
+        &self,
+        published: &mut PublishedPack,
+        infos: Vec<(LayerId, Option<LayerInfo>)>,
+        is_synced: bool,
+    ) {
+        let mut state = self.state.lock();
+        if !is_synced {
+            state.uncertain_remaps.extend(infos.iter().map(|(layer, _)| *layer));
+        }
+        self.layers.packs.adopt(published);
+        for (layer, info) in infos {
+            state.contents.remove(&layer);
+            match info {
+                Some(mut info) => {
+                    // Its pool is still there for earlier readers.
+                    if state.retiring.contains_key(&layer) {
+                        info.hole = None;
+                    }
+                    state.catalog.insert(layer, info);
+                }
+                None => drop(state.catalog.remove(&layer)),
+            }
+        }
     }
 
     /// Raises the format number of the store before the first use of a feature. An older jailfs

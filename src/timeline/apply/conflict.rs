@@ -1,21 +1,22 @@
-//! Where the base is not as the tree knows it: somebody changed it behind our back.
+//! Finds paths that another program changed in the base since the tree has seen them.
 //!
-//! What the tree covers of the base, it covers with a print of what was there. A name that it never looked at has none; then the
-//! change time must not be later than the first look at the base in this epoch. That is known by the layers that were begun in it:
-//! when gc puts one in the place of those below it, it takes over when they were begun.
+//! When the tree copies up a node or hides a name, it keeps the fingerprint of what was there. If the
+//! base has another fingerprint now, that is a conflict. The tree has no fingerprint of a name that
+//! it never looked at. Such a name conflicts if its change time is later than the beginning of the
+//! epoch, which the layers of the epoch record. When gc replaces layers, the new layer takes over
+//! that time.
 
 use crate::base::BaseStat;
-use crate::error::{Attempt, FsResult, Result};
+use crate::error::{Attempt, FsResult, Result, if_exists};
 use crate::fs::State;
 use crate::store::record::LayerKind;
 use crate::timeline::Timeline;
-use crate::timeline::apply::found;
 use crate::timeline::diff::{PathChange, What};
 use crate::tree::{Body, Dentry};
 use crate::types::{Epoch, FileKind, Fingerprint, Timestamp, TreePath};
 
 impl Timeline {
-    /// Paths that an apply would write, at which the base is not as the tree knows it, and why.
+    /// The paths among the changes that conflict with the base, and how.
     pub(in crate::timeline) fn conflicts(
         &self,
         to: &State,
@@ -24,16 +25,17 @@ impl Timeline {
         let since = self.epoch_began(to.lower.epoch());
         let mut conflicts = Vec::new();
         for change in changes {
-            let why = self.conflict_at(to, &change.path, change.what == What::Deleted, since)?;
-            conflicts.extend(why.map(|why| (change.path.clone(), why.to_owned())));
+            let how = self.conflict_at(to, &change.path, change.what == What::Deleted, since)?;
+            conflicts.extend(how.map(|how| (change.path.clone(), how.to_owned())));
         }
         Ok(conflicts)
     }
 
-    /// Paths at which the tree covers or hides something of the base that is not there any more as it was, and why; so many at most.
+    /// The paths at which the tree copied up or hides something of the base that is not the same any
+    /// more, and how they differ; `most` paths at most.
     ///
     /// # Errors
-    /// What the base answers.
+    /// Those of the base.
     pub fn changed_in_base(&self, most: usize) -> Result<Vec<(TreePath, String)>> {
         let state = self.fs().state();
         let since = self.epoch_began(state.lower.epoch());
@@ -42,10 +44,10 @@ impl Timeline {
             let Body::Dir { base: Some(base) } = &node.body else { continue };
             for (name, _) in state.tree.dentries(dir) {
                 let path = base.join(name);
-                let why = self
+                let how = self
                     .conflict_at(&state, &path, false, since)
                     .attempt(|| format!("look at '{path}' in the base"))?;
-                found.extend(why.map(|why| (path, why.to_owned())));
+                found.extend(how.map(|how| (path, how.to_owned())));
                 if found.len() >= most {
                     return Ok(found);
                 }
@@ -54,7 +56,7 @@ impl Timeline {
         Ok(found)
     }
 
-    /// Why the base is not as the tree knows it at a path; none if it is.
+    /// How the base differs at a path from what the tree has seen; none if it does not.
     fn conflict_at(
         &self,
         to: &State,
@@ -65,32 +67,37 @@ impl Timeline {
         if to.lower.is_half_applied(path) {
             return Ok(None);
         }
-        let there = found(self.base().stat(path))?;
+        let there = if_exists(self.base().stat(path))?;
         let is_dir = |stat: &BaseStat| stat.kind == FileKind::Dir;
         Ok(match (expectation(to, path)?, &there) {
             (Expected::Nothing | Expected::Unknown, None) => None,
-            (Expected::Nothing, Some(_)) => Some("somebody else made it in the base"),
-            (Expected::Print(_), None) => Some("somebody else removed it from the base"),
-            // Names in a directory come and go; it is enough that it is the same one, unless it is to go.
+            (Expected::Nothing, Some(_)) => Some("it appeared in the base"),
+            (Expected::Print(_), None) => Some("it was removed from the base"),
+            // A directory whose names changed is no conflict, unless the directory is to be removed.
             (Expected::Print(print), Some(stat)) if is_dir(stat) && !is_to_go => {
                 let is_same = print.ino == stat.ino || !self.base().has_stable_inodes();
-                (!is_same).then_some("somebody else replaced it in the base")
+                (!is_same).then_some("it was replaced in the base")
             }
-            (Expected::Print(print), Some(stat)) => (!to.lower.is_as(&print, &stat.fingerprint()))
-                .then_some("somebody else changed it in the base"),
-            (Expected::Unknown, Some(stat)) => (!is_dir(stat) && stat.ctime > since)
-                .then_some("somebody else changed it in the base"),
+            (Expected::Print(print), Some(stat)) => {
+                (!to.lower.is_as(&print, &stat.fingerprint())).then_some("it changed in the base")
+            }
+            (Expected::Unknown, Some(stat)) => {
+                (!is_dir(stat) && stat.ctime > since).then_some("it changed in the base")
+            }
         })
     }
 
-    /// When the base came to be as an epoch shows it. Later applies do not count, although they changed the base: what they
-    /// touched is known by what they left there, and at all other paths it was somebody else.
+    /// The time since which the base is as an epoch shows it.
+    ///
+    /// Later applies changed the base as well, but they recorded what they left at each path that
+    /// they touched. At all other paths, a later change time means another program.
     fn epoch_began(&self, epoch: Epoch) -> Timestamp {
         let mut all = self.store().catalog();
         all.retain(|layer| layer.header.epoch == epoch);
         let (applies, begun): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|layer| layer.header.kind == LayerKind::PreImage);
-        // Of the apply that began it; a clock that was set back does not make it earlier.
+        // The apply that began the epoch sealed its layer first. The maximum guards against a clock
+        // that was set back.
         let applied =
             applies.into_iter().filter_map(|layer| layer.seal).map(|seal| seal.time).max();
         let first = begun.into_iter().map(|layer| layer.header.time).min();
@@ -98,13 +105,11 @@ impl Timeline {
     }
 }
 
-/// What the tree expects of the base at a path.
+/// What the tree expects the base to have at a path.
 enum Expected {
-    /// No such name.
     Nothing,
-    /// A node that looks like this.
     Print(Fingerprint),
-    /// The tree never looked at it.
+    /// The tree never looked at the path.
     Unknown,
 }
 
@@ -113,10 +118,14 @@ fn expectation(to: &State, path: &TreePath) -> FsResult<Expected> {
         return Ok(left.map_or(Expected::Nothing, Expected::Print));
     }
     let Some((dir, name)) = path.split() else { return Ok(Expected::Unknown) };
-    // Names are hidden in the directory that covers the directory of the base, wherever it stands in the tree now.
+    // The fingerprint is in the directory that merges this directory of the base, wherever that
+    // directory stands in the tree now.
     let Some((ino, _)) = to.lower.lookup(&dir)? else { return Ok(Expected::Nothing) };
-    let covers = matches!(to.tree.node(ino).map(|n| &n.body), Some(Body::Dir { base: Some(base) }) if *base == dir);
-    Ok(match to.tree.dentry(ino, &name).filter(|_| covers) {
+    let merges_it = matches!(
+        to.tree.node(ino).map(|n| &n.body),
+        Some(Body::Dir { base: Some(base) }) if *base == dir
+    );
+    Ok(match to.tree.dentry(ino, &name).filter(|_| merges_it) {
         Some(Dentry::Child { hides: Some(print), .. } | Dentry::Whiteout(print)) => {
             Expected::Print(**print)
         }

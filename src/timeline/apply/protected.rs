@@ -1,9 +1,11 @@
-//! What an apply must not write unless its caller consents: it would run code, or give power, outside the sandbox.
+//! Finds changes that would run code or give power outside the sandbox. An apply writes them only if
+//! its caller consents.
 //!
-//! * **Protected paths** are files that programs outside run by themselves: hooks and configuration of git, settings of
-//!   editors and agents, workflows of forges. A `Makefile` is none: somebody has to ask for it.
-//! * **Privileges** are the setuid bit, the setgid bit of an executable, and file capabilities that the base does not have.
-//!   The setgid bit of a directory gives no power, so it passes.
+//! * **Protected paths** are files that programs outside the sandbox run by themselves: hooks and
+//!   configuration of git, settings of editors and agents, workflows of forges. A `Makefile` is not
+//!   protected, because it runs only when a user calls make.
+//! * **Privileges** are the setuid bit, the setgid bit of an executable, and file capabilities, if
+//!   the base does not have them already. The setgid bit of a directory gives no power.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,21 +15,22 @@ use crate::timeline::diff::{PathChange, What};
 use crate::tree::Node;
 use crate::types::{FileKind, TreePath};
 
-/// Which dangers the caller of an apply takes.
+/// The dangerous changes that the caller of an apply consents to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Consent {
-    /// Protected paths, also those that are not named.
+    /// Changes at and below protected paths, even if the caller does not name the paths.
     pub protected: bool,
     /// Set-id bits and file capabilities.
     pub privileges: bool,
 }
 
 impl Consent {
-    /// All dangers are taken.
+    /// Consent to everything.
     pub const ALL: Consent = Consent { protected: true, privileges: true };
 }
 
-/// The built-in protected paths, in whatever directory they lie. All below them is protected, too.
+/// The built-in protected paths. They are protected in every directory, and so is everything below
+/// them.
 pub const PROTECTED: &[&[&str]] = &[
     &[".git", "hooks"],
     &[".git", "config"],
@@ -55,10 +58,10 @@ pub const PROTECTED: &[&[&str]] = &[
     &[".yarnrc.yml"],
     &[".config", "jailfs"],
 ];
-/// Below `.git/modules` each submodule has its own.
-const OF_A_SUBMODULE: &[&str] = &["hooks", "config", "config.worktree"];
+/// The protected names below `.git/modules`, where each submodule has a git directory of its own.
+const IN_SUBMODULE: &[&str] = &["hooks", "config", "config.worktree"];
 
-/// Which paths are protected: the built-in ones, as changed by a caller.
+/// The list of protected paths: the built-in ones, with additions and removals of the user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Protected(Vec<TreePath>);
 
@@ -70,11 +73,11 @@ impl Default for Protected {
 }
 
 impl Protected {
-    /// Reads a list that changes the built-in one: a line `PATH` adds a path, a line `!PATH` removes
-    /// one. Empty lines and lines that begin with `#` do nothing.
+    /// Parses changes of the built-in list: a line `PATH` adds a path, a line `!PATH` removes one.
+    /// Empty lines and lines that begin with `#` are ignored.
     ///
     /// # Errors
-    /// Which line is wrong, and why, for people.
+    /// A message for users that says which line is wrong, and why.
     pub fn parse(text: &[u8]) -> Result<Protected, String> {
         let mut list = Protected::default();
         for (at, line) in text.split(|byte| *byte == b'\n').enumerate() {
@@ -96,7 +99,7 @@ impl Protected {
             let before = list.0.len();
             list.0.retain(|known| *known != path);
             if list.0.len() == before {
-                return Err(wrong("what it removes is not in the list"));
+                return Err(wrong("the path that it removes is not in the list"));
             }
         }
         Ok(list)
@@ -104,13 +107,14 @@ impl Protected {
 
     /// Whether a path is protected, or lies below one that is.
     pub fn has(&self, path: &TreePath) -> bool {
-        tails(path).any(|tail| {
-            self.0.iter().any(|listed| begins(tail, listed.as_bytes())) || is_of_submodule(tail)
+        suffixes(path).any(|suffix| {
+            self.0.iter().any(|listed| is_at_or_below(suffix, listed.as_bytes()))
+                || is_in_submodule(suffix)
         })
     }
 
-    /// Whether a path can be a directory with protected paths in it.
-    fn can_lie_in(&self, path: &TreePath) -> bool {
+    /// Whether a path has the name of a directory that can hold protected paths, such as `.git`.
+    fn can_hold(&self, path: &TreePath) -> bool {
         let Some(last) = path.as_bytes().rsplit(|byte| *byte == b'/').next() else { return false };
         let first = |listed: &TreePath| {
             let end = listed.as_bytes().iter().position(|byte| *byte == b'/');
@@ -120,31 +124,34 @@ impl Protected {
     }
 }
 
-/// Yields the end of a path from each of its names on: `a/b/c`, `b/c`, `c`.
-fn tails(path: &TreePath) -> impl Iterator<Item = &[u8]> {
+/// The suffixes of a path that start at a name: `a/b/c`, `b/c`, `c`.
+fn suffixes(path: &TreePath) -> impl Iterator<Item = &[u8]> {
     let bytes = path.as_bytes();
     let starts = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at + 1);
     std::iter::once(0).chain(starts).filter_map(move |at| bytes.get(at..))
 }
 
 /// Whether a path is `listed`, or lies below it.
-fn begins(tail: &[u8], listed: &[u8]) -> bool {
-    tail.strip_prefix(listed).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+fn is_at_or_below(suffix: &[u8], listed: &[u8]) -> bool {
+    suffix.strip_prefix(listed).is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
 }
 
-fn is_of_submodule(tail: &[u8]) -> bool {
-    let below = tail.strip_prefix(b".git/modules/").unwrap_or_default();
-    let is_listed = |name: &[u8]| OF_A_SUBMODULE.iter().any(|part| name == part.as_bytes());
+fn is_in_submodule(suffix: &[u8]) -> bool {
+    let below = suffix.strip_prefix(b".git/modules/").unwrap_or_default();
+    let is_listed = |name: &[u8]| IN_SUBMODULE.iter().any(|part| name == part.as_bytes());
     below.split(|byte| *byte == b'/').any(is_listed)
 }
 
-/// The bits that give a program the rights of its owner or group.
+/// Mode bits that give a program the rights of its owner or group.
 const SETUID: u32 = 0o4000;
 const SETGID: u32 = 0o2000;
-const GROUP_RUNS: u32 = 0o010;
+const GROUP_EXECUTE: u32 = 0o010;
 const CAPABILITY: &[u8] = b"security.capability";
 
 /// The changes that need a consent which the caller does not give, and why.
+///
+/// # Errors
+/// Those of reading the base.
 pub(in crate::timeline) fn refused(
     protected: &Protected,
     (from, to): (&State, &State),
@@ -167,11 +174,11 @@ pub(in crate::timeline) fn refused(
     Ok(refused)
 }
 
-/// Describes for people why an apply without consent refuses a change; none if it does not.
+/// Says for users why an apply without any consent refuses a change; none if it does not.
 ///
 /// # Errors
 /// Those of reading the base.
-pub fn of(
+pub fn dangers(
     protected: &Protected,
     (from, to): (&State, &State),
     change: &PathChange,
@@ -184,8 +191,8 @@ pub fn of(
     Ok((!dangers.is_empty()).then(|| dangers.join(", ")))
 }
 
-/// Whether a change is at or below a protected path that the caller has not named, or puts something else in the place of a
-/// directory that can hold one.
+/// Whether a change is at or below a protected path that the caller has not named, or replaces a
+/// directory that can hold protected paths by another kind of node.
 fn needs_naming(
     protected: &Protected,
     change: &PathChange,
@@ -196,26 +203,27 @@ fn needs_naming(
     if protected.has(&change.path) {
         return !named.iter().any(consents);
     }
-    // '.git' can be a link, or a file that names a directory elsewhere, whose hooks then run.
+    // '.git' can be a symlink, or a file that names another directory. The hooks of that directory
+    // would run.
     let kinds = [from.kind(&change.old), to.kind(&change.new)];
     let is_replaced = kinds.iter().flatten().any(|kind| *kind != FileKind::Dir);
-    is_replaced && protected.can_lie_in(&change.path) && !named.contains(&change.path)
+    is_replaced && protected.can_hold(&change.path) && !named.contains(&change.path)
 }
 
-/// What power a change gives a file that the base's did not have.
+/// The privileges that a change gives a file and that the file in the base does not have.
 fn privileges(from: &State, to: &State, change: &PathChange) -> FsResult<Option<String>> {
     if to.kind(&change.new) != Some(FileKind::File) {
         return Ok(None);
     }
-    let is = gives(to.node(&change.new)?.as_ref());
-    // A file whose content changes is another program with the same power.
+    let is = powers_of(to.node(&change.new)?.as_ref());
+    // A file whose content changes is another program, so it gains the privileges of the old one.
     let keeps = change.what == What::Attributes && from.kind(&change.old) == Some(FileKind::File);
-    let was = if keeps { gives(from.node(&change.old)?.as_ref()) } else { Vec::new() };
+    let was = if keeps { powers_of(from.node(&change.old)?.as_ref()) } else { Vec::new() };
     let gained: Vec<&str> = is.into_iter().filter(|power| !was.contains(power)).collect();
     Ok((!gained.is_empty()).then(|| gained.join(" and ")))
 }
 
-fn gives(node: &Node) -> Vec<&'static str> {
+fn powers_of(node: &Node) -> Vec<&'static str> {
     let mode = node.meta.mode;
     let has_capability = node
         .xattrs
@@ -223,7 +231,7 @@ fn gives(node: &Node) -> Vec<&'static str> {
         .is_some_and(|all| all.iter().any(|(name, _)| name.as_slice() == CAPABILITY));
     let powers = [
         (mode & SETUID != 0, "the setuid bit"),
-        (mode & SETGID != 0 && mode & GROUP_RUNS != 0, "the setgid bit"),
+        (mode & SETGID != 0 && mode & GROUP_EXECUTE != 0, "the setgid bit"),
         (has_capability, "file capabilities"),
     ];
     powers.into_iter().filter(|(has, _)| *has).map(|(_, power)| power).collect()
@@ -234,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn protected_paths_are_known_at_every_depth() {
+    fn a_protected_path_is_protected_at_every_depth() {
         let list = Protected::default();
         let is = |path: &str| list.has(&TreePath::parse(path.as_bytes()).unwrap());
         for path in [
@@ -267,8 +275,8 @@ mod tests {
     }
 
     #[test]
-    fn a_list_adds_and_removes() {
-        let list = Protected::parse(b"# ours\n\nscripts/deploy\n  !.husky\r\n").unwrap();
+    fn a_user_list_adds_and_removes_paths() {
+        let list = Protected::parse(b"# comment\n\nscripts/deploy\n  !.husky\r\n").unwrap();
         let has = |path: &str| list.has(&TreePath::parse(path.as_bytes()).unwrap());
         assert!(has("scripts/deploy/now.sh") && has("sub/scripts/deploy") && has(".envrc"));
         assert!(!has(".husky/pre-commit") && !has("scripts/deployed") && !has("scripts"));
@@ -280,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_is_what_is_documented() {
+    fn every_built_in_path_is_documented() {
         let text = include_str!("../../../docs/CLI.md");
         for parts in PROTECTED {
             assert!(

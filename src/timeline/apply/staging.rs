@@ -1,27 +1,27 @@
-//! What an apply needs beside the content it writes: names under which content is staged, and a way into directories that
-//! their owner closed.
+//! Chooses names for staged content, and opens directories whose mode denies access to their owner.
 //!
-//! Always true: a name for staging is recorded as a path at which nothing was, before anything is written. So nobody who looks
-//! through the pre-images sees what is staged, and whoever takes the apply back knows it from what a person gave such a name.
+//! Always true: before anything is written, each name for staging is recorded as a pre-image of a path
+//! that does not exist. So readers, who look through the pre-images, never see staged content. And a
+//! rollback can tell it from a file that a user gave such a name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::base::{Base, BaseWriter, WriteDir};
-use crate::error::{FsError, FsResult};
+use crate::error::{FsError, FsResult, if_exists};
 use crate::fs::{Found, State};
-use crate::timeline::apply::{Images, found};
+use crate::timeline::apply::pre_images::Images;
 use crate::types::{FileKind, Name, TreePath};
 
 /// How many names are tried in one directory.
 const TRIES: usize = 16;
-/// What the owner of a directory needs to change it.
+/// The mode bits that the owner of a directory needs to change it.
 const OPEN: u32 = 0o700;
 
-/// One name in each directory in which something is staged, one thing at a time.
+/// One name for each directory in which content is staged, one node at a time.
 pub(in crate::timeline) struct Stages(BTreeMap<TreePath, Name>);
 
 impl Stages {
-    /// Names that nothing has.
+    /// Chooses names that do not exist in the base.
     pub(in crate::timeline) fn choose(from: &State, dirs: BTreeSet<TreePath>) -> FsResult<Stages> {
         let mut names = BTreeMap::new();
         for dir in dirs {
@@ -31,7 +31,7 @@ impl Stages {
         Ok(Stages(names))
     }
 
-    /// Those that an apply recorded.
+    /// The names that an apply recorded in its pre-images.
     pub(in crate::timeline) fn of(images: &Images) -> Stages {
         let staged =
             images.iter().filter(|(_, image)| image.is_none()).filter_map(|(path, _)| path.split());
@@ -41,26 +41,27 @@ impl Stages {
     /// The name in a directory.
     ///
     /// # Errors
-    /// [`FsError::Drift`] in one in which nothing had to be staged when the apply began: somebody changed it since.
+    /// [`FsError::Drift`] for a directory in which nothing had to be staged when the apply began:
+    /// another program changed it since.
     pub(in crate::timeline) fn name_in(&self, dir: &TreePath) -> FsResult<Name> {
         self.0.get(dir).cloned().ok_or_else(|| FsError::Drift(dir.clone()))
     }
 
-    /// The paths of all of them.
+    /// The paths of all names.
     pub(in crate::timeline) fn paths(&self) -> impl Iterator<Item = TreePath> {
         self.0.iter().map(|(dir, name)| dir.join(name))
     }
 
-    /// Whether something may be staged at a path.
+    /// Whether content may be staged at a path.
     pub(in crate::timeline) fn has(&self, path: &TreePath) -> bool {
         path.split().is_some_and(|(dir, name)| self.0.get(&dir) == Some(&name))
     }
 
-    /// Removes what is still there. A directory is nothing that was staged. Returns what could not
-    /// be removed.
+    /// Removes staged content that is still there. A directory is never staged content. Returns what
+    /// could not be removed.
     pub(in crate::timeline) fn remove_left(&self, base: &Base) -> BTreeMap<TreePath, FsError> {
         let remove = |dir: &TreePath, name: &Name| -> FsResult<()> {
-            let left = found(base.stat(&dir.join(name)))?;
+            let left = if_exists(base.stat(&dir.join(name)))?;
             match left.filter(|stat| stat.kind != FileKind::Dir) {
                 Some(_) => base.writer().dir(dir)?.unlink(name),
                 None => Ok(()),
@@ -73,8 +74,8 @@ impl Stages {
         failed.collect()
     }
 
-    /// Removes what was staged for a path, if anything is.
-    pub(in crate::timeline) fn remove_in(
+    /// Removes the content that was staged for a path, if there is any.
+    pub(in crate::timeline) fn remove_for(
         &self,
         writer: &BaseWriter<'_>,
         path: &TreePath,
@@ -83,7 +84,7 @@ impl Stages {
         let Some((name, dir)) = staged else { return Ok(()) };
         match writer.dir(&dir) {
             Err(FsError::NotFound | FsError::NotADirectory | FsError::LeavesJail) => Ok(()),
-            dir => found(dir?.unlink(name)).map(drop),
+            dir => if_exists(dir?.unlink(name)).map(drop),
         }
     }
 }
@@ -98,21 +99,21 @@ fn free_name(from: &State, dir: &TreePath) -> FsResult<Name> {
     Err(FsError::Exists)
 }
 
-/// Whether a mode can keep us out of a directory. Root enters anyway.
-pub(in crate::timeline) fn can_be_kept_out() -> bool {
+/// Whether the mode of a directory can deny us access. It does not apply to root.
+pub(in crate::timeline) fn modes_apply_to_us() -> bool {
     !nix::unistd::geteuid().is_root()
 }
 
-/// Lets the owner, who we are, into those directories of the base among `paths` that it closed to
-/// itself. Returns their modes, which [`close`] sets back, or whoever gives them the attributes
-/// that they are to have. With `goes_on`, a directory that cannot be opened stays as it is.
+/// Gives us access to our own directories among `paths` whose mode denies it. Returns their modes
+/// before. The caller restores the mode with [`close`], or sets the attributes that the directory is
+/// to have. With `goes_on`, a directory that cannot be opened is left as it is.
 pub(in crate::timeline) fn open<'p>(
     base: &Base,
     paths: impl Iterator<Item = &'p TreePath>,
     goes_on: bool,
 ) -> FsResult<BTreeMap<TreePath, u32>> {
     let mut opened = BTreeMap::new();
-    for path in paths.filter(|_| can_be_kept_out()) {
+    for path in paths.filter(|_| modes_apply_to_us()) {
         match open_one(base, path) {
             Ok(mode) => opened.extend(mode.map(|mode| (path.clone(), mode))),
             Err(_) if goes_on => {}
@@ -122,20 +123,19 @@ pub(in crate::timeline) fn open<'p>(
     Ok(opened)
 }
 
-/// Opens one directory, if it is closed and ours. Returns its mode before.
+/// Opens one directory, if it is ours and its mode denies us access. Returns its mode before.
 fn open_one(base: &Base, path: &TreePath) -> FsResult<Option<u32>> {
-    let Some(stat) = found(base.stat(path))? else { return Ok(None) };
+    let Some(stat) = if_exists(base.stat(path))? else { return Ok(None) };
     let is_closed = stat.kind == FileKind::Dir && !stat.foreign && stat.mode & OPEN != OPEN;
-    // What is somebody else's is not ours to open.
     let is_ours = stat.uid == nix::unistd::geteuid().as_raw();
     let (true, Some((dir, name))) = (is_closed && is_ours, path.split()) else { return Ok(None) };
     base.writer().dir(&dir)?.set_mode(&name, stat.mode | OPEN)?;
     Ok(Some(stat.mode))
 }
 
-/// Closes a directory that [`open`] opened, if it is there.
+/// Restores the mode of a directory that [`open`] opened, if it still exists.
 pub(in crate::timeline) fn close(base: &Base, path: &TreePath, mode: u32) -> FsResult<()> {
-    match (found(base.stat(path))?, path.split()) {
+    match (if_exists(base.stat(path))?, path.split()) {
         (Some(_), Some((dir, name))) => base.writer().dir(&dir)?.set_mode(&name, mode),
         (None, _) | (_, None) => Ok(()),
     }

@@ -454,7 +454,7 @@ impl Core {
                     .chain(put_file(ino, node, content))
                     .collect()
             }
-            (found, None) => self.take_away(path, found)?,
+            (found, None) => self.stage_unlink(path, found)?,
         };
         let ino = found.ino();
         let invalidations = self.commit_in_place(edits)?;

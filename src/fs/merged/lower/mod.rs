@@ -25,6 +25,12 @@ use crate::types::{Epoch, FileKind, Fingerprint, Ino, Name, Timestamp, TreePath}
 
 pub use data::Extents;
 
+#[cfg(test)]
+std::thread_local! {
+    /// The number of base nodes that this thread looked up.
+    pub(in crate::fs) static LOOKUPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
 /// The most base files that stay open for the next read.
 const OPEN_FILES: usize = 128;
 
@@ -263,6 +269,8 @@ impl Lower {
         path: &TreePath,
         stat: impl FnOnce() -> FsResult<BaseStat>,
     ) -> FsResult<Option<(Ino, LowerNode)>> {
+        #[cfg(test)]
+        LOOKUPS.set(LOOKUPS.get() + 1);
         if let Some((node, epoch)) = self.pre_image(path, self.epoch) {
             return Ok(node.map(|pre| (pre.ino, LowerNode::Pre(Arc::clone(pre), epoch))));
         }

@@ -1,4 +1,5 @@
-//! Writes of any size at any place of a file whose earlier bytes versions refer to: every byte is the one that was written last.
+//! Writes of any size, at any offset of a file whose content the history shares: every byte is the
+//! last one that was written.
 
 use crate::place::{Place, Work};
 use crate::rng::Rng;
@@ -8,7 +9,7 @@ const STEPS: u64 = 120;
 /// A few blocks.
 const LARGEST: u64 = 20_000;
 
-/// A file, what it must hold, and what it held when its edits ended.
+/// A file, its expected content, and its content at the end of each edit.
 struct Known {
     bytes: Vec<u8>,
     rested: Vec<Vec<u8>>,
@@ -55,7 +56,7 @@ impl Known {
 }
 
 #[test]
-fn a_write_over_bytes_of_a_version_and_over_later_ones_in_one_block_loses_none() {
+fn a_write_over_shared_and_later_bytes_in_one_block_loses_none() {
     let place = Place::new(&[]);
     let work = place.open();
     work.make("a");
@@ -74,7 +75,7 @@ fn a_write_over_bytes_of_a_version_and_over_later_ones_in_one_block_loses_none()
 }
 
 #[test]
-fn whatever_is_written_between_edits_every_byte_is_the_last_one_and_every_version_one_that_was() {
+fn after_random_writes_every_byte_is_the_last_written_and_every_entry_a_former_content() {
     for seed in 1..=SEEDS {
         let place = Place::new(&[("a", &"base ".repeat(2000))]);
         let mut work = place.open();
@@ -88,7 +89,7 @@ fn whatever_is_written_between_edits_every_byte_is_the_last_one_and_every_versio
                     let most = if rng.one_in(3) { 8000 } else { 200 };
                     let len = 1 + rng.below(most);
                     let bytes = vec![b'a' + (step % 26) as u8; len as usize];
-                    // Often where the last one ended.
+                    // Often where the last write ended.
                     let at = if rng.one_in(2) { known.bytes.len() as u64 % LARGEST } else { at };
                     known.write(&work, at, &bytes);
                 }
@@ -97,7 +98,7 @@ fn whatever_is_written_between_edits_every_byte_is_the_last_one_and_every_versio
                 8 if rng.one_in(6) => {
                     drop(work);
                     work = place.open();
-                    // Its clock of edits begins anew.
+                    // The edit clock of the file starts anew.
                     known.rest(&work);
                 }
                 _ => known.rest(&work),

@@ -1,4 +1,4 @@
-//! How much is kept, what goes first, and that its space comes back.
+//! Bounds of the edit history: how much it keeps, what it drops first, and that the space is freed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,7 +9,7 @@ use jailfs::sys::failpoint;
 
 use crate::place::{Place, Work};
 
-/// Bytes that are nowhere else, and no zeros.
+/// Random bytes without zeros.
 fn noise(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -29,7 +29,7 @@ fn rewrite(work: &Work, path: &str, bytes: &[u8]) {
 }
 
 #[test]
-fn ten_versions_of_a_file_are_kept() {
+fn the_last_ten_edits_of_a_file_are_kept() {
     let place = Place::new(&[]);
     let work = place.open();
     for n in 0..15 {
@@ -42,7 +42,7 @@ fn ten_versions_of_a_file_are_kept() {
         "the newest, and numbers stay what they are"
     );
     assert_eq!(work.texts("a")[0], "text 4");
-    // An undo does not cost the oldest.
+    // An undo does not drop the oldest.
     work.undo("a", 10).unwrap();
     assert_eq!(work.get("a"), "text 4");
     drop(work);
@@ -56,7 +56,7 @@ fn ten_versions_of_a_file_are_kept() {
 }
 
 #[test]
-fn versions_are_stored_once_also_in_the_middle_of_an_undo() {
+fn the_edit_history_stores_equal_content_once_also_during_an_undo() {
     let place = Place::new(&[]);
     let work = place.open();
     work.make("a");
@@ -73,10 +73,10 @@ fn versions_are_stored_once_also_in_the_middle_of_an_undo() {
     assert!(place.pools() > 4 << 20, "each is a whole copy");
     work.undo("a", 4).unwrap();
     assert_eq!(work.sandbox.fs().tend_versions(true, &|| false), Tended::Done);
-    // One copy, what differs of it, and the version that the undo put there.
+    // One copy, its differences, and the entry that the undo added.
     let bytes = place.pools();
     assert!(bytes < 5 << 18, "{bytes}");
-    // It is still known where the undo stands, in both directions, also after a start.
+    // The position of the undo is known in both directions, also after a remount.
     assert_eq!(work.bytes("a"), edited(7));
     work.undo("a", 3).unwrap();
     assert_eq!(work.bytes("a"), edited(4));
@@ -90,7 +90,7 @@ fn versions_are_stored_once_also_in_the_middle_of_an_undo() {
     }
     assert_eq!(work.redo("a", 1).unwrap().number, None);
     assert_eq!(work.bytes("a"), edited(11));
-    // What the undo put there is compared again when the file is edited.
+    // The content that the undo restored is compared again when the file is edited.
     work.undo("a", 6).unwrap();
     work.sandbox.fs().tend_versions(true, &|| false);
     work.rest();
@@ -104,7 +104,7 @@ fn versions_are_stored_once_also_in_the_middle_of_an_undo() {
 }
 
 #[test]
-fn without_a_history_nothing_is_kept_and_nothing_written() {
+fn with_the_history_off_nothing_is_kept_and_nothing_is_written() {
     let place = Place::new(&[("a", "one")]);
     let work = place.open();
     work.sandbox.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
@@ -112,12 +112,12 @@ fn without_a_history_nothing_is_kept_and_nothing_written() {
     work.rm("a");
     assert!(work.history("a").is_empty() && work.undo("a", 1).is_err());
     drop(work);
-    // What was switched off stays off for whoever asks without a mount.
+    // It also stays off for commands without a mount.
     let work = place.open();
     work.put("b", "1");
     work.put("b", "2");
     assert!(work.history("b").is_empty());
-    // Bytes are written in place again.
+    // Bytes are overwritten in place again.
     work.sandbox.fs().set_history(Bounds::default());
     work.put("b", "3");
     assert_eq!(work.texts("b"), ["2"]);
@@ -126,7 +126,7 @@ fn without_a_history_nothing_is_kept_and_nothing_written() {
 }
 
 #[test]
-fn a_tool_that_rewrites_a_file_for_each_small_change_costs_what_really_changed() {
+fn a_tool_that_rewrites_a_file_for_each_small_change_costs_only_the_differences() {
     let place = Place::new(&[]);
     let work = place.open();
     let mut bytes = noise(1, 1 << 20);
@@ -136,7 +136,7 @@ fn a_tool_that_rewrites_a_file_for_each_small_change_costs_what_really_changed()
     for n in 0..40u64 {
         work.rest();
         texts.push(bytes.clone());
-        // A change in the middle, one that moves all behind it, and an end that grows.
+        // A change in the middle, one that moves all that follows, and a growing end.
         let at = 200_000 + (n as usize * 17_000);
         bytes[at..at + 10].copy_from_slice(&noise(n + 100, 10));
         if n % 3 == 0 {
@@ -157,7 +157,8 @@ fn a_tool_that_rewrites_a_file_for_each_small_change_costs_what_really_changed()
         assert!(state.read_all(&found).unwrap() == *text, "version {}", version.number);
     }
     assert!(work.bytes("a") == bytes);
-    // What was stored once is still there when the file goes on, is undone and sealed, and after a start.
+    // Shared content is still there when the file goes on, is undone and sealed, and after a
+    // remount.
     work.write("a", 300_000, b"in place");
     work.undo("a", 5).unwrap();
     assert!(work.bytes("a") == texts[36]);
@@ -174,7 +175,7 @@ fn a_tool_that_rewrites_a_file_for_each_small_change_costs_what_really_changed()
 }
 
 #[test]
-fn what_a_build_writes_does_not_push_out_the_sources() {
+fn build_output_does_not_displace_the_history_of_sources() {
     let place = Place::new(&[]);
     let work = place.open();
     work.sandbox.fs().set_history(Bounds { bytes: 4 << 20, ..Bounds::default() });
@@ -199,7 +200,7 @@ fn what_a_build_writes_does_not_push_out_the_sources() {
 }
 
 #[test]
-fn the_space_of_versions_that_are_given_up_comes_back() {
+fn the_space_of_dropped_entries_is_freed() {
     let place = Place::new(&[]);
     let work = place.open();
     work.make("a");
@@ -216,19 +217,20 @@ fn the_space_of_versions_that_are_given_up_comes_back() {
     assert!(left < (2 << 20) + 100_000, "{left}: the checkpoint has one of them");
 }
 
-/// Writes a file aside and gives it its name: it leaves 4 MiB behind that are no version, and that nothing else refers to then.
+/// Writes a temporary file and renames it. It leaves 4 MiB under the temporary name, which nothing
+/// but the history refers to.
 fn download(work: &Work, path: &str) {
     let part = format!("{path}.part");
     work.make(&part);
     work.write(&part, 0, &noise(7, 4 << 20));
     work.mv(&part, path);
-    // Of the name that it has now the only version is a small one.
+    // Under its present name the file has one small entry.
     work.put(path, "small");
     work.put(path, "too");
 }
 
 #[test]
-fn what_a_renamed_file_left_behind_counts_as_versions_do_and_goes_first() {
+fn content_left_behind_by_a_rename_counts_and_is_dropped_first() {
     const MOST: u64 = 1 << 20;
     let keep_one = |bytes| Bounds { versions: 1, bytes };
     let place = Place::new(&[]);
@@ -243,12 +245,12 @@ fn what_a_renamed_file_left_behind_counts_as_versions_do_and_goes_first() {
     (0..6).for_each(|_| work.rest());
     assert_eq!(tend(), Tended::Done);
     assert!(place.pools() < MOST, "nobody came to its name: {}", place.pools());
-    // Less long if it is too much.
+    // For less time if there is too much.
     fs.set_history(keep_one(MOST));
     download(&work, "large");
     tend();
     assert!(place.pools() < MOST, "it is beyond the budget: {}", place.pools());
-    // And not at all when the disk is full, or when nothing is to be kept.
+    // And not at all if the disk is full, or nothing is to be kept.
     fs.set_history(keep_one(64 << 20));
     download(&work, "full");
     while place.pools() > MOST {
@@ -264,7 +266,7 @@ fn what_a_renamed_file_left_behind_counts_as_versions_do_and_goes_first() {
 }
 
 #[test]
-fn what_a_renamed_file_left_behind_is_no_garbage_while_the_file_has_it() {
+fn content_left_behind_by_a_rename_is_not_garbage_while_the_file_has_it() {
     let place = Place::new(&[]);
     let work = place.open();
     work.make("x.part");
@@ -276,7 +278,7 @@ fn what_a_renamed_file_left_behind_is_no_garbage_while_the_file_has_it() {
 }
 
 #[test]
-fn an_edit_is_noticed_once_when_it_begins() {
+fn an_edit_gives_one_notice_when_it_begins() {
     let place = Place::new(&[("a", "one")]);
     let work = place.open();
     let noticed = std::sync::Arc::new(AtomicBool::new(false));
@@ -288,9 +290,10 @@ fn an_edit_is_noticed_once_when_it_begins() {
     assert!(!noticed.load(Ordering::SeqCst), "and not with every write");
 }
 
-/// The layer of a checkpoint whose seal failed lies between the last seal and the tree. What an undo brought back is in that alone.
+/// A checkpoint whose seal failed lies between the last seal and the tree. Only that layer has the
+/// content that an undo restored.
 #[test]
-fn what_an_undo_brought_back_stays_also_on_a_full_disk_on_which_a_seal_failed() {
+fn content_that_an_undo_restored_survives_a_failed_seal_on_a_full_disk() {
     let first = noise(1, 1 << 20);
     let mut failed = 0;
     for write in 1.. {
@@ -307,7 +310,7 @@ fn what_an_undo_brought_back_stays_also_on_a_full_disk_on_which_a_seal_failed() 
         let request = Request::Checkpoint { name: None, message: String::new() };
         let told = failpoint::with(&format!("fail:store.write:{write}+:ENOSPC"), || {
             let told = work.sandbox.handle(request);
-            // Whoever meets the full disk asks for room.
+            // An operation on the full disk asks for space.
             for _ in 0..3 {
                 fs.make_room(Need::More);
             }

@@ -1,4 +1,4 @@
-//! What is one edit, and under which path its version is found.
+//! The limits of one edit, and the path of its entry.
 
 use jailfs::fs::RenameMode;
 use jailfs::sandbox::EditKind::{Move, Remove, Replace, Truncate, Write};
@@ -6,10 +6,10 @@ use jailfs::sandbox::EditKind::{Move, Remove, Replace, Truncate, Write};
 use crate::place::Place;
 
 #[test]
-fn an_edit_begins_at_a_truncation_and_after_a_second_of_quiet() {
+fn an_edit_begins_at_a_truncation_and_after_a_second_without_writes() {
     let place = Place::new(&[("a", "base")]);
     let work = place.open();
-    // However often it is written, it is one edit until there is quiet.
+    // However often the file is written, it is one edit until a quiet second.
     work.write("a", 0, b"B");
     work.write("a", 4, b" one");
     assert_eq!(work.texts("a"), ["base"]);
@@ -17,12 +17,12 @@ fn an_edit_begins_at_a_truncation_and_after_a_second_of_quiet() {
     work.write("a", 8, b" two");
     work.write("a", 12, b" more");
     assert_eq!(work.texts("a"), ["base", "Base one"]);
-    // What empties a file begins one, also in the middle of another.
+    // Emptying a file begins an edit, also in the middle of another.
     work.put("a", "three");
     work.put("a", "four");
     assert_eq!(work.texts("a"), ["base", "Base one", "Base one two more", "three"]);
     assert_eq!(work.edits("a"), [Write, Write, Truncate, Truncate]);
-    // A new end in the middle of an edit is part of it: it is written over, then cut.
+    // A new end in the middle of an edit is part of it: the file is overwritten, then cut.
     work.rest();
     work.write("a", 0, b"FI");
     work.truncate("a", 2);
@@ -35,13 +35,13 @@ fn an_edit_begins_at_a_truncation_and_after_a_second_of_quiet() {
 }
 
 #[test]
-fn making_a_file_is_no_edit_of_it() {
+fn creating_a_file_is_no_edit() {
     let place = Place::new(&[]);
     let work = place.open();
     work.put("a", "one");
     work.write("a", 3, b" more");
     assert!(work.history("a").is_empty());
-    // That it was empty is a version if it was so for a while.
+    // The empty file is an entry if it was empty for a while.
     work.make("b");
     work.rest();
     work.put("b", "text");
@@ -51,7 +51,7 @@ fn making_a_file_is_no_edit_of_it() {
 }
 
 #[test]
-fn what_a_name_loses_is_found_under_it() {
+fn a_file_that_loses_its_name_is_found_under_that_name() {
     let place = Place::new(&[("base", "of the base"), ("dir/x", "x"), ("dir/y", "y")]);
     let work = place.open();
     work.rm("base");
@@ -74,7 +74,7 @@ fn what_a_name_loses_is_found_under_it() {
         (vec!["x".into(), "1".into(), "2".into()], vec![Replace; 3])
     );
     assert!(work.history("dir/x.tmp").is_empty(), "what is written aside leaves nothing there");
-    // Saving with a backup, also of a file that is just being edited.
+    // Saving with a backup, also for a file that is being edited.
     work.put("s", "first");
     for text in ["second", "third"] {
         work.mv("s", "s~");
@@ -92,7 +92,7 @@ fn what_a_name_loses_is_found_under_it() {
 }
 
 #[test]
-fn history_follows_what_is_moved() {
+fn the_history_follows_a_renamed_file() {
     let place = Place::new(&[("d/sub/f", "zero"), ("plain", "p0")]);
     let work = place.open();
     work.put("d/sub/f", "one");
@@ -127,14 +127,14 @@ fn history_follows_what_is_moved() {
 }
 
 #[test]
-fn a_version_is_not_changed_by_what_is_written_then() {
+fn later_writes_do_not_change_an_entry() {
     let place = Place::new(&[]);
     let work = place.open();
     let first: Vec<u8> = (0..40_000u32).map(|n| (n % 251) as u8).collect();
     work.make("a");
     work.write("a", 0, &first);
     work.rest();
-    // In the middle of a block, over its end, behind the end, and by appending.
+    // In the middle of a block, across the end, after the end, and by appending.
     for (at, len) in [(100, 10), (8000, 9000), (39_990, 100), (0, 1)] {
         work.write("a", at, &vec![0xff; len]);
     }
@@ -154,7 +154,7 @@ fn a_version_is_not_changed_by_what_is_written_then() {
 }
 
 #[test]
-fn hard_links_are_edited_as_one_and_found_by_each_name() {
+fn hard_links_are_edited_as_one_and_each_name_has_the_history() {
     let place = Place::new(&[("a", "one")]);
     let work = place.open();
     work.sandbox

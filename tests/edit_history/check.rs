@@ -1,4 +1,4 @@
-//! `check` looks at the history of single files, too, and what is wrong with that is a warning.
+//! `check` also checks the edit history. Its faults are warnings.
 
 use std::fs as host;
 use std::os::unix::fs::FileExt;
@@ -16,7 +16,7 @@ use jailfs::types::{Epoch, LayerId};
 
 use crate::place::Place;
 
-/// Some versions, among them of a file that is gone and of one in the base.
+/// Some entries, among them those of a removed file and of a base file.
 fn worked() -> Place {
     let place = Place::new(&[("a", "zero"), ("b", "base")]);
     let work = place.open();
@@ -37,11 +37,12 @@ fn check(place: &Place, read_data: bool) -> Checked {
 }
 
 #[test]
-fn a_history_that_is_whole_is_followed_and_there_is_nothing_to_say() {
+fn a_sound_history_gives_no_warning() {
     let place = worked();
     let checked = check(&place, true);
     assert_eq!((checked.warnings, checked.edits), (Vec::new(), 5));
-    // A record that a kill cut off is no damage; nor is what gc, an apply and a log that was written anew leave.
+    // A record that a kill cut off is no damage; nor are the effects of gc, an apply and a
+    // rewritten log.
     let log = place.store.join("history/main");
     let whole = host::read(&log).unwrap();
     host::write(&log, &whole[..whole.len() - 3]).unwrap();
@@ -58,13 +59,13 @@ fn a_history_that_is_whole_is_followed_and_there_is_nothing_to_say() {
     let checked = check(&place, true);
     assert_eq!(checked.warnings, Vec::<String>::new());
     assert!(checked.edits >= 5);
-    // One that was never begun, too.
+    // Nor is a log that was never started.
     host::remove_dir_all(place.store.join("history")).unwrap();
     assert_eq!((check(&place, true).warnings.len(), check(&place, true).edits), (0, 0));
 }
 
 #[test]
-fn check_names_file_and_offset_of_what_is_wrong_with_the_history_and_the_store_is_sound() {
+fn check_names_file_and_offset_of_a_fault_in_the_history_and_the_store_is_sound() {
     let place = worked();
     let log = place.store.join("history/main");
     let whole = host::read(&log).unwrap();
@@ -86,7 +87,7 @@ fn check_names_file_and_offset_of_what_is_wrong_with_the_history_and_the_store_i
             format!("history/main at offset {begin}: bad frame with good frames behind it");
         assert!(warnings[0].contains(&wanted), "{wanted}: {warnings:?}");
     }
-    // A whole frame with a record that is not known.
+    // A whole frame with an unknown record.
     let payload = [99u8];
     let (len, seq) = (1u32.to_le_bytes(), (ends.len() as u64).to_le_bytes());
     let crc = crc32c::crc32c(&[&len[..], &seq, &payload].concat()).to_le_bytes();
@@ -94,7 +95,7 @@ fn check_names_file_and_offset_of_what_is_wrong_with_the_history_and_the_store_i
     let warnings = check(&place, false).warnings;
     let wanted = format!("history/main at offset {}: not a record of this format", whole.len());
     assert!(warnings.len() == 1 && warnings[0].contains(&wanted), "{warnings:?}");
-    // No file at all.
+    // Not a file at all.
     host::remove_file(&log).unwrap();
     host::create_dir(&log).unwrap();
     let warnings = check(&place, false).warnings;
@@ -130,7 +131,7 @@ fn check_names_file_and_offset_of_what_is_wrong_with_the_history_and_the_store_i
     assert!(work.history("a").is_empty());
 }
 
-/// Writes the log anew with every version changed.
+/// Rewrites the log with every entry changed.
 fn rewritten(place: &Place, change: impl Fn(&mut Content)) -> Vec<u64> {
     let path = place.store.join("history/main");
     let bytes = host::read(&path).unwrap();
@@ -152,7 +153,7 @@ fn rewritten(place: &Place, change: impl Fn(&mut Content)) -> Vec<u64> {
 }
 
 #[test]
-fn check_names_the_version_that_refers_to_what_is_not_there() {
+fn check_names_the_entry_whose_content_does_not_exist() {
     type Change = fn(&mut Content);
     let changes: &[(Change, &str)] = &[
         (
@@ -180,7 +181,7 @@ fn check_names_the_version_that_refers_to_what_is_not_there() {
             .filter(|start| of_c.contains(&format!("history/main at offset {start}:")))
             .count();
         assert_eq!(named, 1, "{of_c}");
-        // Who opens it finds no wrong bytes.
+        // A mount reads no wrong bytes.
         let work = place.open();
         assert_eq!(work.get("a"), "three");
     }
@@ -199,7 +200,7 @@ fn gone(source: &mut Source) {
 }
 
 #[test]
-fn check_reads_the_content_of_versions_that_nothing_else_needs() {
+fn check_reads_content_that_only_the_history_needs() {
     let place = worked();
     let work = place.open();
     work.checkpoint("x");
@@ -229,7 +230,7 @@ fn check_reads_the_content_of_versions_that_nothing_else_needs() {
 }
 
 #[test]
-fn content_that_is_held_against_no_checksum_is_not_counted_as_read() {
+fn content_without_a_checksum_is_not_counted_as_read() {
     let place = worked();
     let work = place.open();
     work.put("big", &"0123456789abcdef".repeat(2560));
@@ -237,7 +238,7 @@ fn content_that_is_held_against_no_checksum_is_not_counted_as_read() {
     drop(work);
     let before = check(&place, true);
     assert!(before.bytes_read == 0 && before.bytes_without_sum >= 40_960);
-    // Of the first block alone.
+    // Of the first block only.
     let layer = place.store.join("layers/00000001");
     let block = host::read(layer.join("pool")).unwrap()[..4096].to_vec();
     let path = layer.join("sums");

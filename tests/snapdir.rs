@@ -1,5 +1,5 @@
-//! The past inside the mount: checkpoints as trees below `.jailfs`, and the versions of files, through the real binary and a real
-//! mount, with the programs that people use.
+//! The snapshot directory: checkpoints as trees below `.jailfs`, and the edit history, through the
+//! real binary and a real mount, with the programs that people use.
 
 #![expect(
     clippy::unwrap_used,
@@ -15,11 +15,11 @@ mod common;
 #[expect(dead_code, reason = "each test file uses another part of this")]
 #[path = "common/live.rs"]
 mod harness;
-#[path = "past/history.rs"]
+#[path = "snapdir/history.rs"]
 mod history;
-#[path = "past/library.rs"]
+#[path = "snapdir/library.rs"]
 mod library;
-#[path = "past/programs.rs"]
+#[path = "snapdir/programs.rs"]
 mod programs;
-#[path = "past/walls.rs"]
+#[path = "snapdir/walls.rs"]
 mod walls;

@@ -1,13 +1,16 @@
-//! The same tree over two epochs of the base.
+//! Computes what a state is over another epoch of the base.
 //!
-//! An apply wrote a sealed state into the base, so the base as it is now shows all of that state without any tree: the two
-//! are twins. What programs wrote since the seal is carried over by [`Twin::follow`]: the nodes at which the tree was changed are
-//! covered anew over the present base, and get the records, names and content that they have. The cost is what was written
-//! since, not what was applied.
+//! An apply wrote a sealed state into the base. So the base shows all of that state in its new epoch
+//! without any tree, and an empty tree is the rebased form of the sealed state. From there,
+//! [`RebasedState::advance`] follows the writes of programs: it copies up each changed node over the
+//! new base, and gives it the record, the names and the content that it has now. The cost is what was
+//! written since the seal, not what was applied.
 //!
-//! Always true of a twin: every name stands for the same number in both states, with the same record but for times of change
-//! and access, and with the same bytes. Where that cannot be kept without reading the whole base, following fails with
-//! [`FsError::Stale`], and the tree stays where it is.
+//! Always true of the two states:
+//! * Every name stands for the same inode number in both.
+//! * Every node has the same bytes and the same record in both, change and access times aside.
+//!
+//! If keeping this needs a scan of the whole base, `advance` fails with [`FsError::Stale`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,80 +21,90 @@ use crate::tree::{Body, Dentry, Edit, Hides, Misfit, Node, Source, Tree, TreeDif
 use crate::types::{ByteRange, FileKind, Fingerprint, Ino, Name, TreePath};
 
 /// A state, and the same tree over another epoch of the base.
-pub(in crate::timeline) struct Twin {
+pub(super) struct RebasedState {
     /// The state as programs see it.
-    pub here: State,
-    /// The same over the other epoch.
-    pub there: State,
+    original: State,
+    /// The same tree over the other epoch.
+    pub(super) onto: State,
 }
 
-impl Twin {
-    /// Goes on to a later state of the same epoch, which came of ours by what programs wrote, unless it differs in more than
-    /// `most` nodes, contents and names. Says whether it did.
+impl RebasedState {
+    /// Takes two states that show the same tree over two epochs.
+    pub(super) fn new(original: State, onto: State) -> RebasedState {
+        RebasedState { original, onto }
+    }
+
+    /// Advances to `now`, a later state of the original epoch, unless it differs in more than `most`
+    /// nodes, contents and names. Returns whether it advanced.
     ///
     /// # Errors
-    /// [`FsError::Stale`] if the later state has no twin that can be told; [`FsError::Drift`] if somebody else changed the base;
-    /// else what the host answers. Then nothing has changed.
-    pub(in crate::timeline) fn follow(&mut self, now: &State, most: usize) -> FsResult<bool> {
-        let diff = self.here.tree.diff(&now.tree);
+    /// [`FsError::Stale`] if it cannot be told what the later state is over the other epoch;
+    /// [`FsError::Drift`] if another program changed the base; those of reading the base. Then
+    /// nothing has changed.
+    pub(super) fn advance(&mut self, now: &State, most: usize) -> FsResult<bool> {
+        let diff = self.original.tree.diff(&now.tree);
         if diff.nodes.len() + diff.contents.len() + diff.names.len() > most {
             return Ok(false);
         }
-        let mut carry =
-            Carry { was: &self.here, now, there: self.there.clone(), copied_up: BTreeSet::new() };
-        let places = carry.places(&diff)?;
-        for (ino, place) in &places {
-            carry.copy_up(*ino, place)?;
+        let mut step =
+            Step { was: &self.original, now, onto: self.onto.clone(), copied_up: BTreeSet::new() };
+        let paths = step.earlier_paths(&diff)?;
+        for (ino, path) in &paths {
+            step.copy_up(*ino, path)?;
         }
-        let mut changed = carry.copied_up.clone();
+        let mut changed = step.copied_up.clone();
         changed.extend(diff.nodes.iter().chain(&diff.contents));
         for ino in &changed {
-            carry.put(*ino, places.get(ino))?;
+            step.put_node(*ino, paths.get(ino))?;
         }
         for (dir, name) in &diff.names {
-            carry.name(*dir, name)?;
+            step.put_name(*dir, name)?;
         }
-        // What was covered only because something stood in it that stands elsewhere now.
+        // Some directories were copied up only for a node in them that is elsewhere now.
         for ino in changed {
-            if now.tree.node(ino).is_none() && carry.there.tree.node(ino).is_some() {
-                carry.edit(&Edit::Remove { ino })?;
+            if now.tree.node(ino).is_none() && step.onto.tree.node(ino).is_some() {
+                step.edit(&Edit::Remove { ino })?;
             }
         }
-        *self = Twin { there: carry.there, here: now.clone() };
+        *self = RebasedState { onto: step.onto, original: now.clone() };
         Ok(true)
     }
 }
 
-struct Carry<'a> {
+/// One advance from the state `was` to the state `now`.
+struct Step<'a> {
     was: &'a State,
     now: &'a State,
-    there: State,
-    /// What had to be covered over there.
+    /// The rebased state, while the edits are applied to it.
+    onto: State,
+    /// Nodes that the step copied up in the rebased state.
     copied_up: BTreeSet<Ino>,
 }
 
-impl Carry<'_> {
+impl Step<'_> {
     fn edit(&mut self, edit: &Edit) -> FsResult<()> {
-        self.there.tree.apply(edit).map_err(|Misfit(what)| FsError::Damage(what))
+        self.onto.tree.apply(edit).map_err(|Misfit(what)| FsError::Damage(what))
     }
 
-    /// Where the nodes that there are now, and at which something differs, were before; those that are new were nowhere.
-    fn places(&self, diff: &TreeDiff) -> FsResult<BTreeMap<Ino, TreePath>> {
-        let mut places = BTreeMap::new();
-        let mut place = |ino: Ino, path: TreePath| {
+    /// The paths that the changed nodes had in the earlier state. A new node has none.
+    fn earlier_paths(&self, diff: &TreeDiff) -> FsResult<BTreeMap<Ino, TreePath>> {
+        let mut paths = BTreeMap::new();
+        let mut note = |ino: Ino, path: TreePath| {
             if self.now.tree.node(ino).is_some() {
-                places.entry(ino).or_insert(path);
+                paths.entry(ino).or_insert(path);
             }
         };
         for ino in diff.nodes.iter().chain(&diff.contents) {
             let both = self.was.tree.node(*ino).is_some() && self.now.tree.node(*ino).is_some();
             if both {
-                // A file of which the tree has no name is known by other links in the base alone.
-                place(*ino, self.was.tree.path(*ino).ok_or(FsError::Stale)?);
+                // The tree may have no name of a file, if all its names are unchanged links in the
+                // base.
+                note(*ino, self.was.tree.path(*ino).ok_or(FsError::Stale)?);
             }
         }
         for (dir, name) in &diff.names {
-            // A directory that was not covered is at the path of the base that it covers now; one without such a path is new.
+            // A directory that was not in the tree is at the base path that it merges now. Without
+            // such a path it is new.
             let lower = match self.was.tree.node(*dir) {
                 Some(_) => self.was.lower_path(*dir)?,
                 None => match self.now.tree.node(*dir).map(|node| &node.body) {
@@ -101,16 +114,16 @@ impl Carry<'_> {
             };
             let path = self.was.dir_path(*dir, lower.as_ref())?;
             if let Some(ino) = self.was.find(*dir, lower.as_ref(), name)?.ino() {
-                place(ino, path.join(name));
+                note(ino, path.join(name));
             }
-            place(*dir, path);
+            note(*dir, path);
         }
-        Ok(places)
+        Ok(paths)
     }
 
-    /// Covers a node over there, where it is as it was here.
-    fn copy_up(&mut self, ino: Ino, place: &TreePath) -> FsResult<()> {
-        match self.there.resolve(place)? {
+    /// Copies up a node in the rebased state, at the path that it had in the earlier state.
+    fn copy_up(&mut self, ino: Ino, path: &TreePath) -> FsResult<()> {
+        match self.onto.resolve(path)? {
             Found::Upper(found, _) if found == ino => Ok(()),
             Found::Base(found, path, node) if found == ino => {
                 let origin = match self.was.tree.node(ino).map(|node| &node.body) {
@@ -119,10 +132,10 @@ impl Carry<'_> {
                     }
                     _ => None,
                 };
-                self.check_left(&path, Some(&node), || {
+                self.check_unchanged(&path, Some(&node), || {
                     Some(origin.unwrap_or_else(|| *node.fingerprint(ino)))
                 })?;
-                for edit in self.there.copy_up_edits(ino, &path, &node)? {
+                for edit in self.onto.copy_up_edits(ino, &path, &node)? {
                     if let Edit::Put { ino, .. } = &edit {
                         self.copied_up.insert(*ino);
                     }
@@ -134,19 +147,20 @@ impl Carry<'_> {
         }
     }
 
-    /// Gives a node over there the record and the content that it has now.
-    fn put(&mut self, ino: Ino, place: Option<&TreePath>) -> FsResult<()> {
+    /// Gives a node of the rebased state the record and the content that it has now. `path` is where
+    /// it was in the earlier state.
+    fn put_node(&mut self, ino: Ino, path: Option<&TreePath>) -> FsResult<()> {
         let Some(node) = self.now.tree.node(ino) else { return Ok(()) };
         let mut node = Node::clone(node);
-        let over_there = self.there.tree.node(ino).map(|node| node.body.clone());
-        match (&mut node.body, over_there) {
-            (Body::File { origin, .. }, over_there @ (None | Some(Body::File { .. }))) => {
-                let (before, now) = match over_there {
+        let rebased = self.onto.tree.node(ino).map(|node| node.body.clone());
+        match (&mut node.body, rebased) {
+            (Body::File { origin, .. }, rebased @ (None | Some(Body::File { .. }))) => {
+                let (before, now) = match rebased {
                     Some(Body::File { size, origin }) => (size, origin),
                     _ => (0, None),
                 };
                 *origin = now;
-                return self.put_file(ino, node, place, before);
+                return self.put_file(ino, node, path, before);
             }
             (Body::Dir { base }, Some(Body::Dir { base: now })) => *base = now,
             (Body::Dir { base: None }, None) => {}
@@ -157,18 +171,19 @@ impl Carry<'_> {
         self.edit(&Edit::Put { ino, node: Box::new(node) })
     }
 
-    /// The same for a file of `size` bytes over there. What was not written since is where it was before, and has another place there,
-    /// which it keeps; what was written is in a pool, and a pool is the same in all epochs.
+    /// The same for a file that has `size` bytes in the rebased state. Ranges that were not written
+    /// since keep their source in the rebased state. Ranges that were written are in a pool, which is
+    /// the same in all epochs.
     fn put_file(
         &mut self,
         ino: Ino,
         node: Node,
-        place: Option<&TreePath>,
+        path: Option<&TreePath>,
         size: u64,
     ) -> FsResult<()> {
         let mut was = Tree::new();
-        if let Some(place) = place {
-            let (node, extents) = self.was.record(&self.was.resolve(place)?)?;
+        if let Some(path) = path {
+            let (node, extents) = self.was.record(&self.was.resolve(path)?)?;
             if node.size() != size {
                 return Err(FsError::Stale);
             }
@@ -187,7 +202,7 @@ impl Carry<'_> {
                     self.map(ino, was.range, to)?;
                 }
             }
-            // Behind the end that it had.
+            // The part behind the earlier end of the file.
             let grown = ByteRange {
                 start: now.range.start.max(size.min(now.range.end)),
                 end: now.range.end,
@@ -207,47 +222,51 @@ impl Carry<'_> {
         self.edit(&Edit::Map { ino, range, to })
     }
 
-    /// Holds what stands at a path of the base against what the applies since left there, or else against what is `known` to have been there:
-    /// what somebody else did to it is a conflict of the next apply, and must not pass for what the tree has seen.
-    fn check_left(
+    /// Checks that a path of the base has what the applies since left there, or if none touched it,
+    /// the `known` fingerprint. A change by another program is a conflict of the next apply. If it
+    /// were copied up here, the tree would pass it for something that it has seen.
+    ///
+    /// # Errors
+    /// [`FsError::Drift`] if another program changed it.
+    fn check_unchanged(
         &self,
         path: &TreePath,
         found: Option<&LowerNode>,
         known: impl FnOnce() -> Option<Fingerprint>,
     ) -> FsResult<()> {
-        let left = self.there.lower.left_after(self.was.lower.epoch(), path);
+        let left = self.onto.lower.left_after(self.was.lower.epoch(), path);
         let is_same = match (left.unwrap_or_else(known), found) {
             (None, None) => true,
             (Some(expected), Some(LowerNode::Base(stat))) => {
                 let found = stat.fingerprint();
                 let same_dir = stat.kind == FileKind::Dir && expected.ino == found.ino;
-                same_dir || self.there.lower.is_as(&expected, &found)
+                same_dir || self.onto.lower.is_as(&expected, &found)
             }
-            // Over the newest epoch nothing is seen through pre-images.
+            // In the newest epoch nothing is read from pre-images.
             _ => false,
         };
         if is_same { Ok(()) } else { Err(FsError::Drift(path.clone())) }
     }
 
-    /// Lets a name over there stand for what it stands for now.
-    fn name(&mut self, dir: Ino, name: &Name) -> FsResult<()> {
+    /// Gives a name of the rebased state the dentry that it has now.
+    fn put_name(&mut self, dir: Ino, name: &Name) -> FsResult<()> {
         if self.now.tree.node(dir).is_none() {
             return Ok(());
         }
-        let path = self.there.lower_path(dir)?.map(|dir| dir.join(name));
+        let path = self.onto.lower_path(dir)?.map(|dir| dir.join(name));
         let dentry = self.now.tree.dentry(dir, name);
         let mut hides: Hides = None;
         if let Some(path) = path {
-            let found = self.there.lower.lookup(&path)?;
+            let found = self.onto.lower.lookup(&path)?;
             let is_same_path =
                 self.now.lower_path(dir)?.map(|dir| dir.join(name)).as_ref() == Some(&path);
             let hidden = || match dentry {
                 Some(Dentry::Child { hides, .. }) if is_same_path => hides.as_deref().copied(),
                 Some(Dentry::Whiteout(print)) if is_same_path => Some(**print),
-                // Nobody has seen anything there.
+                // The tree has not looked at this base path.
                 _ => None,
             };
-            self.check_left(&path, found.as_ref().map(|(_, node)| node), hidden)?;
+            self.check_unchanged(&path, found.as_ref().map(|(_, node)| node), hidden)?;
             hides = found.map(|(ino, node)| node.fingerprint(ino));
         }
         let to = match dentry {
@@ -255,7 +274,7 @@ impl Carry<'_> {
             Some(Dentry::Whiteout(_)) => hides.map(Dentry::Whiteout),
             None => {
                 let lower = self.now.lower_path(dir)?;
-                // Nothing that a program does lets the base show through again.
+                // No operation of a program makes a base node visible again.
                 if self.now.find(dir, lower.as_ref(), name)?.ino().is_some() {
                     return Err(FsError::Stale);
                 }

@@ -1,4 +1,4 @@
-//! `.jailfs/history`: the versions of files as files.
+//! `.jailfs/history`: the entries of the edit history as files.
 
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
@@ -14,7 +14,7 @@ use crate::harness::{Live, shell};
 use crate::library::{ME, Place, name};
 
 #[test]
-fn versions_are_files_that_cat_diff_cp_and_grep_read() {
+fn history_entries_are_files_that_cat_diff_cp_and_grep_read() {
     let live = Live::new(
         "mkdir src other; printf 'one\\n' > src/main.rs; chmod 640 src/main.rs; chown 1234:4321 src/main.rs
         setfattr -n user.note -v kept src/main.rs; touch -d 2001-02-03T04:05:06.789 src/main.rs; echo same > other/same",
@@ -56,7 +56,7 @@ gone\nmain.rs\n.jailfs/history/src/gone:\n1\n\n.jailfs/history/src/main.rs:\n1\n
         live.sh("stat -c %i .jailfs/history/src/main.rs/* src/main.rs .jailfs/history/src");
     let numbers: std::collections::BTreeSet<&str> = numbers.lines().collect();
     assert_eq!(numbers.len(), 4, "each has its own number");
-    // A deleted file comes back, and a version by cp -a.
+    // cp -a restores a deleted file and a former content.
     live.sh(
         "cp .jailfs/history/src/gone/1 src/gone; cp -a .jailfs/history/src/main.rs/1 src/main.rs",
     );
@@ -74,7 +74,7 @@ history/\nhistory/src/\nhistory/src/gone/\nhistory/src/gone/1\n"
 }
 
 #[test]
-fn whoever_looks_after_an_edit_sees_its_version() {
+fn a_lookup_after_an_edit_finds_its_entry() {
     let live = Live::new("mkdir d; echo 0 > d/f; echo 0 > d/g");
     let mut looker = live.puppet("");
     looker.run("held = os.open('.jailfs', os.O_RDONLY)");
@@ -87,7 +87,7 @@ fn whoever_looks_after_an_edit_sees_its_version() {
     for round in 1..6 {
         let all: Vec<String> = (1..=round).map(|number| format!("'{number}'")).collect();
         let all = format!("[{}]", all.join(", "));
-        // By path, by a descriptor that is held, and where one stands.
+        // By path, by an open descriptor, and from the working directory.
         looker.gives("sorted(os.listdir('f'))", &all);
         looker.gives("sorted(os.listdir(held))", &all);
         looker.gives("'g' in os.listdir('.')", if round > 3 { "True" } else { "False" });
@@ -99,7 +99,7 @@ fn whoever_looks_after_an_edit_sees_its_version() {
             live.sh("rm d/g");
         }
     }
-    // A restore is an edit, an undo too, and what is moved takes its versions along.
+    // A restore is an edit, an undo too, and a rename takes the history along.
     live.sh("mv d e");
     looker.gives("os.listdir('.'), sorted(os.listdir('..'))", "([], ['e'])");
     looker.run("os.chdir('../e')");
@@ -112,7 +112,7 @@ fn whoever_looks_after_an_edit_sees_its_version() {
 fn a_path_that_was_a_file_and_is_a_directory_shows_both() {
     let live = Live::new("echo file > a");
     live.sh("echo more > a; rm a; mkdir a; echo x > a/1; echo y > a/1; echo x > a/b; rm a/b; echo z > a/@2; rm a/@2");
-    // What is in the directory keeps its name; the version that has it is shown beside.
+    // Names in the directory stay; an entry with the same name is shown beside.
     assert_eq!(
         live.sh("cd .jailfs/history/a; ls; cat @1 2 1/1 b/1 @2/1"),
         "1\n2\n@1\n@2\nb\nfile\nmore\nx\nx\nz\n"
@@ -133,7 +133,7 @@ fn a_path_that_was_a_file_and_is_a_directory_shows_both() {
 }
 
 #[test]
-fn a_version_that_is_given_up_while_it_is_read_is_stale_and_never_wrong() {
+fn an_entry_that_is_dropped_while_it_is_read_is_stale_and_never_wrong() {
     let live = Live::with_options("mkdir d", &["-o", "history=2"]);
     let fill = |letter: &str| format!("head -c 3000000 /dev/zero | tr '\\0' {letter} > d/f");
     live.sh(&fill("a"));
@@ -149,14 +149,14 @@ fn a_version_that_is_given_up_while_it_is_read_is_stale_and_never_wrong() {
     assert_eq!(reader.fail("os.pread(f, 5, 2000000)"), "ESTALE");
     assert_eq!(reader.fail("os.pread(f, 5, 0)"), "ESTALE");
     reader.gives("sorted(os.listdir('f'))", "['4', '5']");
-    // Another file at the path, whose versions have the same numbers.
+    // Another file at the path, whose entries have the same numbers.
     live.sh("mv d e; mkdir d; echo other > d/f; echo now > d/f");
     assert_eq!(reader.fail("os.pread(f, 5, 0)"), "ESTALE");
     reader.gives("open('../d/f/1').read(), open('../e/f/5').read(3)", "('other\\n', 'eee')");
 }
 
 #[test]
-fn the_history_keeps_what_a_directory_keeps_from_others() {
+fn the_history_is_as_private_as_the_directory_of_the_file() {
     let live = Live::with_options(
         "mkdir open closed dead; chown 1234 dead; for d in open closed dead; do echo $d > $d/f; done; echo p > open/private
         chmod 600 open/private; chmod 700 closed; mkdir shared; setfacl -m u:65534:--- shared; echo s > shared/f",
@@ -177,7 +177,7 @@ fn the_history_keeps_what_a_directory_keeps_from_others() {
         assert_eq!(other.fail(&format!("open('{kept}').read()")), "EACCES", "{kept}");
     }
     assert_eq!(other.fail("os.listdir('closed')"), "EACCES");
-    // It goes by the directory as it is now.
+    // The present directory decides.
     live.sh("chmod 755 closed; chmod 700 open");
     other.gives("open('closed/f/1').read()", "'closed\\n'");
     assert_eq!(other.fail("open('open/f/1').read()"), "EACCES");
@@ -189,7 +189,7 @@ fn the_history_keeps_what_a_directory_keeps_from_others() {
 }
 
 #[test]
-fn versions_stay_what_they_are_through_applies_restores_remounts_and_kills() {
+fn history_entries_survive_applies_restores_remounts_and_kills_unchanged() {
     let mut live = Live::new("mkdir d; echo base > d/f; seq 1 9999 > d/large");
     live.sh("echo two > d/f; sed -i s/7/x/ d/large; ln -s f d/link; rm d/link");
     let all = "cd .jailfs/history; find . -type f | sort; find . -type f -exec md5sum {} + | sort; stat -c '%n %i %s %Y' d/*/*";
@@ -210,7 +210,7 @@ fn versions_stay_what_they_are_through_applies_restores_remounts_and_kills() {
 }
 
 #[test]
-fn without_a_history_or_a_view_of_the_past_there_is_none() {
+fn with_the_history_or_the_snapshot_directory_off_there_is_none() {
     for (option, entered) in [("history=0", true), ("snapdir=off", false)] {
         let live = Live::with_options("echo one > f", &["-o", option]);
         live.sh("echo two > f; rm f");
@@ -219,14 +219,14 @@ fn without_a_history_or_a_view_of_the_past_there_is_none() {
             assert_eq!(live.sh("ls .jailfs; stat -c %h .jailfs"), "checkpoints\nlog\nstatus\n3\n");
         }
     }
-    // Under another name, and by whom the root lists it.
+    // Under another name, and listed by the root.
     let live = Live::with_options("echo one > f", &["-o", "snapdir=visible,snapname=.was"]);
     live.sh("echo two > f");
     assert_eq!(live.sh("cat .was/history/f/1; ls -A"), "one\n.was\nf\n");
 }
 
 #[test]
-fn the_command_of_a_run_finds_its_versions_too() {
+fn a_command_under_run_finds_the_history_too() {
     let dir = tempfile::tempdir().unwrap();
     shell(dir.path(), "mkdir base; echo one > base/f");
     let script = "echo two > f; rm f; ls .jailfs/history; cat .jailfs/history/f/*";
@@ -241,7 +241,7 @@ fn path(text: &str) -> TreePath {
 }
 
 #[test]
-fn what_is_looked_at_costs_messages_and_what_the_kernel_remembers_costs_no_more() {
+fn the_first_read_of_an_entry_costs_requests_and_cached_reads_cost_none() {
     let bench = Bench::over(|base| {
         std::fs::create_dir(base.join("src")).unwrap();
         std::fs::write(base.join("src/f"), "one").unwrap();
@@ -265,7 +265,7 @@ fn what_is_looked_at_costs_messages_and_what_the_kernel_remembers_costs_no_more(
     };
     assert_eq!(std::fs::read_to_string(&version).unwrap(), "one");
     assert_eq!(std::fs::read_dir(version.parent().unwrap()).unwrap().count(), 1);
-    // Which names there are is asked each time; what a version is and what it has, never again.
+    // The names are requested each time; attributes and content of an entry only once.
     let again = cost(&mut || assert_eq!(std::fs::read_to_string(&version).unwrap(), "one"));
     eprintln!("reading a version again: lookup, getattr, read, readdir, open, opendir: {again:?}");
     assert_eq!((again[0], &again[2..]), (3, &[0, 0, 0, 0][..]), "{again:?}");
@@ -282,7 +282,7 @@ fn what_is_looked_at_costs_messages_and_what_the_kernel_remembers_costs_no_more(
     let listed =
         cost(&mut || assert_eq!(std::fs::read_dir(version.parent().unwrap()).unwrap().count(), 2));
     assert!(listed[3] > 0, "after an edit it is asked for: {listed:?}");
-    // The live tree costs what it cost.
+    // The live tree costs what it cost before.
     assert_eq!(std::fs::metadata(bench.at("src/f")).unwrap().len(), 5);
     let live =
         cost(&mut || assert_eq!(std::fs::read_to_string(bench.at("src/f")).unwrap(), "three"));
@@ -291,7 +291,7 @@ fn what_is_looked_at_costs_messages_and_what_the_kernel_remembers_costs_no_more(
 }
 
 #[test]
-fn the_kernel_lets_go_of_versions_and_nothing_is_kept_for_them() {
+fn the_kernel_drops_history_nodes_and_the_daemon_keeps_nothing_for_them() {
     let place = Place::new();
     let fs = place.sandbox.fs();
     for number in 0..20 {
@@ -352,7 +352,7 @@ fn a_listing_of_the_history_misses_and_repeats_nothing_while_files_are_edited() 
         if taken < 7 {
             break;
         }
-        // Versions come and go meanwhile.
+        // Entries come and go meanwhile.
         fs.mknod(dir, &name(&format!("later{edited}")), 0o100_644, 0, 0, ME).unwrap();
         place.put(&format!("d/later{edited}"), "x");
         fs.unlink(dir, &name(&format!("later{edited}"))).unwrap();
@@ -367,7 +367,7 @@ fn a_listing_of_the_history_misses_and_repeats_nothing_while_files_are_edited() 
 }
 
 #[test]
-fn names_with_versions_are_found_below_every_directory() {
+fn names_with_a_history_are_found_in_every_directory() {
     let place = Place::new();
     let fs = place.sandbox.fs();
     let make = |path: &str| {
@@ -383,7 +383,7 @@ fn names_with_versions_are_found_below_every_directory() {
         place.put(path, "x");
         fs.unlink(at, &name(parts[parts.len() - 1])).unwrap();
     };
-    // '-' and '.' come before '/' in the order of bytes, '0' behind it.
+    // '-' and '.' sort before '/', '0' after it.
     let long = "l".repeat(255);
     let paths = [
         "a/b",
@@ -421,7 +421,7 @@ fn names_with_versions_are_found_below_every_directory() {
 }
 
 #[test]
-fn a_version_that_is_dropped_is_never_taken_for_a_later_one() {
+fn a_dropped_entry_is_never_taken_for_a_later_one() {
     let place = Place::new();
     let fs = place.sandbox.fs();
     fs.set_history(Bounds { versions: 1, ..Bounds::default() });
@@ -431,7 +431,7 @@ fn a_version_that_is_dropped_is_never_taken_for_a_later_one() {
     assert_eq!(fs.past_read(first.id, 0, 9, false).unwrap_err(), FsError::Stale);
     assert_eq!(fs.getattr(first.id).unwrap_err(), FsError::Stale);
     let second = place.find(".jailfs/history/d/f0/2").unwrap();
-    // Everything is given up, and numbers begin anew.
+    // Everything is dropped, and numbers start again.
     fs.set_history(Bounds { versions: 0, ..Bounds::default() });
     assert_eq!(place.find(".jailfs/history").unwrap_err(), FsError::NotFound);
     assert_eq!(fs.past_read(second.id, 0, 9, false).unwrap_err(), FsError::Stale);
@@ -441,7 +441,7 @@ fn a_version_that_is_dropped_is_never_taken_for_a_later_one() {
     assert_ne!(again.id, first.id);
     assert_eq!(fs.past_read(again.id, 0, 9, false).unwrap().unwrap(), b"two");
     assert_eq!(fs.past_read(first.id, 0, 9, false).unwrap_err(), FsError::Stale);
-    // Where a directory was moved its versions are other nodes.
+    // After a directory has moved, its history entries are other nodes.
     let dir = place.find("d").unwrap().id;
     assert!(fs.getattr(dir).is_ok());
     fs.rename(NodeId::ROOT, &name("d"), NodeId::ROOT, &name("e"), RenameMode::Replace, 0).unwrap();
@@ -455,7 +455,8 @@ fn a_version_that_is_dropped_is_never_taken_for_a_later_one() {
     assert_eq!(told.len(), 1);
 }
 
-/// Reads every version of a file that there is, in parts. Each is one letter over and over; gives how many could be read.
+/// Reads every entry of a file in parts. Each entry is one letter repeated. Returns how many could
+/// be read.
 fn read_all_versions(place: &Place, of: &str) -> usize {
     let fs = place.sandbox.fs();
     let mut whole = 0;
@@ -495,7 +496,7 @@ fn read_all_versions(place: &Place, of: &str) -> usize {
 }
 
 #[test]
-fn readers_of_versions_meet_no_wrong_byte_while_files_are_edited_and_space_is_given_back() {
+fn readers_of_the_history_meet_no_wrong_byte_while_files_are_edited_and_space_is_freed() {
     let place = Place::new();
     place.sandbox.fs().set_history(Bounds { versions: 3, ..Bounds::default() });
     let dir = place.find("d").unwrap().id;

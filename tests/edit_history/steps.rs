@@ -34,7 +34,7 @@ fn undo_walks_back_and_redo_forward_until_a_new_edit() {
         "as if nothing had been undone"
     );
     assert_eq!(work.redo("a", 1).unwrap_err().kind, Kind::NoStore);
-    // A new edit on top of an undo: nothing is lost, and there is nothing to redo.
+    // A new edit after an undo: nothing is lost, and there is nothing to redo.
     work.undo("a", 3).unwrap();
     work.put("a", "four");
     assert_eq!(work.redo("a", 1).unwrap_err().kind, Kind::NoStore);
@@ -44,7 +44,7 @@ fn undo_walks_back_and_redo_forward_until_a_new_edit() {
     work.undo("a", 1).unwrap();
     assert_eq!(work.get("a"), "three", "the undo itself is undone");
     assert!(work.history("a").iter().any(|version| version.kind == Undo));
-    // Also after a start.
+    // Also after a remount.
     drop(work);
     let work = place.open();
     work.redo("a", 2).unwrap();
@@ -53,7 +53,7 @@ fn undo_walks_back_and_redo_forward_until_a_new_edit() {
 }
 
 #[test]
-fn what_was_removed_comes_back_with_the_directories_above_it() {
+fn an_undo_of_a_removal_restores_the_directories_above() {
     let place = Place::new(&[("d/e/f", "base"), ("d/g", "g")]);
     let work = place.open();
     work.put("d/e/n", "new");
@@ -66,7 +66,7 @@ fn what_was_removed_comes_back_with_the_directories_above_it() {
     work.undo("d/e/f", 1).unwrap();
     assert_eq!((work.get("d/e/n"), work.get("d/e/f")), ("new".to_owned(), "base".to_owned()));
     assert!(!work.exists("d/g"), "nothing else comes back");
-    // Removing is what redo does again.
+    // Redo removes it again.
     assert_eq!(work.redo("d/e/f", 1).unwrap().new_size, None);
     assert!(!work.exists("d/e/f"));
     work.undo("d/e/f", 1).unwrap();
@@ -81,7 +81,7 @@ fn what_was_removed_comes_back_with_the_directories_above_it() {
 }
 
 #[test]
-fn what_stands_in_the_way_of_an_undo_is_said() {
+fn an_undo_reports_what_is_in_its_way() {
     let place = Place::new(&[("a/b", "text"), ("c", "c")]);
     let work = place.open();
     assert_eq!(work.undo("nothing", 1).unwrap_err().kind, Kind::NoStore);
@@ -97,7 +97,7 @@ fn what_stands_in_the_way_of_an_undo_is_said() {
 }
 
 #[test]
-fn who_holds_a_file_keeps_what_he_has_when_it_is_undone() {
+fn the_holder_of_a_file_keeps_its_content_across_an_undo() {
     let place = Place::new(&[("a", "one")]);
     let work = place.open();
     let ino = work.sandbox.fs().getattr(work.id("a")).unwrap().ino;
@@ -112,7 +112,7 @@ fn who_holds_a_file_keeps_what_he_has_when_it_is_undone() {
     let now = fs.getattr(work.id("a")).unwrap();
     assert!(now.ino == ino && work.id("a") != held, "the same number, another id");
     assert_eq!(fs.getattr(held).unwrap().meta.nlink, 0);
-    // Attributes are those of the file as it was; only the content goes back.
+    // Attributes stay those of the present file; only the content is restored.
     assert_eq!(now.meta.mode, 0o100_644);
 }
 
@@ -138,7 +138,7 @@ fn a_restore_is_an_edit_of_each_file_that_it_changes() {
     assert_eq!(work.get("a"), "one", "what it was before the edit before that");
     work.undo("new", 1).unwrap();
     assert_eq!(work.get("new"), "new", "what the restore removed comes back");
-    // A restore back and forth, and undo in between.
+    // A restore back and forth, and an undo in between.
     work.restore("c");
     work.undo("a", 1).unwrap();
     assert_eq!(work.get("a"), "base", "the restore did not change it, so it is no edit");
@@ -150,7 +150,7 @@ fn a_restore_is_an_edit_of_each_file_that_it_changes() {
 }
 
 #[test]
-fn versions_are_the_same_after_an_apply() {
+fn the_history_is_the_same_after_an_apply() {
     let place = Place::new(&[("a", "zero"), ("big", &"0123456789abcdef".repeat(4096))]);
     let work = place.open();
     work.put("a", "one");
@@ -169,7 +169,7 @@ fn versions_are_the_same_after_an_apply() {
     assert_eq!(&work.get("big")[20_000..20_007], "changed");
     let checked = jailfs::sandbox::Sandbox::check_store(&place.store, true).unwrap();
     assert_eq!(checked.problems, Vec::<String>::new());
-    // When gc gives up what the base was, versions that need it go, and no others.
+    // When gc frees pre-images, entries that need them are dropped, and no others.
     work.rest();
     work.put("a", "three");
     work.checkpoint("c");
@@ -179,7 +179,7 @@ fn versions_are_the_same_after_an_apply() {
 }
 
 #[test]
-fn a_version_is_compared_with_the_file_as_a_patch() {
+fn an_entry_is_compared_with_the_file_as_a_patch() {
     let place = Place::new(&[("a", "1\n2\n3\n")]);
     let work = place.open();
     work.put("a", "1\ntwo\n3\n");
@@ -189,9 +189,10 @@ fn a_version_is_compared_with_the_file_as_a_patch() {
     assert_eq!(work.patch("a", 1), "");
 }
 
-/// An undo across an apply writes the content anew, for the version and for the file; then its record does not come to be.
+/// An undo across an apply writes the content again, for the entry and for the file. Then its
+/// record fails.
 #[test]
-fn content_that_a_failed_undo_wrote_for_a_version_stays() {
+fn content_that_a_failed_undo_wrote_for_the_history_stays() {
     let mut failed = 0;
     for step in 1..=8 {
         let place = Place::new(&[("a", &"zero".repeat(5000))]);
@@ -202,7 +203,7 @@ fn content_that_a_failed_undo_wrote_for_a_version_stays() {
         work.rest();
         let undone = failpoint::with(&format!("fail:store.write:{step}:EIO"), || work.undo("a", 1));
         failed += usize::from(undone.is_err());
-        // What was begun for the head is left behind.
+        // The layer that was created for the head is left behind.
         work.restore("start");
         work.rest();
         work.sandbox.compact().unwrap();
@@ -216,9 +217,10 @@ fn content_that_a_failed_undo_wrote_for_a_version_stays() {
     assert!(failed > 0);
 }
 
-/// The layer in which that content is has no record, and no version leads to it any more: only a tree does.
+/// The layer with that content has no record, and the history no longer refers to it: only a tree
+/// does.
 #[test]
-fn content_that_a_failed_undo_wrote_stays_once_it_is_brought_back_and_its_version_is_gone() {
+fn content_of_a_failed_undo_stays_once_it_is_restored_and_its_entry_is_dropped() {
     let old = "zero".repeat(5000);
     let mut kept = 0;
     for (step, is_sealed) in (1..=8).flat_map(|step| [(step, false), (step, true)]) {
@@ -259,9 +261,10 @@ fn content_that_a_failed_undo_wrote_stays_once_it_is_brought_back_and_its_versio
     assert!(kept > 0, "no undo failed after it had written the content");
 }
 
-/// Files that an undo made of the same bytes stay apart, also when no version says any more that they are the same.
+/// Files that an undo made from the same bytes stay separate, also when no entry links them any
+/// more.
 #[test]
-fn what_an_undo_brought_back_is_not_written_through_another_file_once_no_version_is_left() {
+fn restored_content_is_not_changed_through_another_file_once_its_entry_is_dropped() {
     let (old, new) = ("0123456789abcdef".repeat(1000), "written");
     for (written, other) in [("a", "b"), ("b", "a")] {
         let place = Place::new(&[]);

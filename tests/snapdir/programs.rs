@@ -1,4 +1,4 @@
-//! What people and programs do with checkpoints in the mount.
+//! How people and programs use checkpoints in the mount.
 
 use crate::harness::{Live, Shell, assert_same, shell, snapshot};
 
@@ -16,7 +16,7 @@ line'
     touch -d 2001-02-03T04:05:06.789 src/link -h; touch -d 1999-01-01 src/deep
 "#;
 
-/// What is seen of a tree, without numbers; directories above a tree have other ones.
+/// A tree as it is seen, without inode numbers; directories above it have other numbers.
 pub fn without_numbers(lines: Vec<String>) -> Vec<String> {
     let strip = |line: String| match (line.find(" ino="), line.find(" rdev=")) {
         (Some(from), Some(to)) => format!("{}{}", &line[..from], &line[to..]),
@@ -30,7 +30,7 @@ fn past(live: &Live, checkpoint: &str) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_checkpoint_in_the_mount_has_every_attribute_but_the_numbers() {
+fn a_checkpoint_in_the_mount_has_every_attribute_except_inode_numbers() {
     let mut live = Live::new(BASE);
     live.sh("echo more >> src/deep/numbers; mv src/private src/moved; rm -r empty; mkdir new; echo n > new/n; ln new/n new/m");
     let one = without_numbers(live.snapshot());
@@ -67,7 +67,7 @@ fn a_checkpoint_in_the_mount_has_every_attribute_but_the_numbers() {
 }
 
 #[test]
-fn numbers_are_the_checkpoints_own_and_links_of_a_file_have_the_same() {
+fn inode_numbers_in_a_checkpoint_are_its_own_and_equal_for_hard_links() {
     let live = Live::new(BASE);
     live.checkpoint("one");
     live.checkpoint("two");
@@ -84,7 +84,7 @@ fn numbers_are_the_checkpoints_own_and_links_of_a_file_have_the_same() {
         numbers[0] != numbers[2] && numbers[2] != numbers[4] && numbers[0] != numbers[4],
         "{said}"
     );
-    // They stay: also when the kernel has let go of everything.
+    // They stay, also after the kernel has dropped all nodes.
     let of = |live: &Live| {
         live.sh("stat -c '%i %n' .jailfs/checkpoints/one/src/*; ls -i .jailfs/checkpoints/one/src")
     };
@@ -118,7 +118,8 @@ fn diff_cp_rsync_tar_and_grep_work_on_a_checkpoint() {
     live.sh(&script);
     let wanted: Vec<String> = without_numbers(snapshot(&past(&live, "green"), true));
     let plain = |lines: Vec<String>| -> Vec<String> {
-        // What no program can set: the change time; what these do not keep: blocks and times of access.
+        // Without the change time, which no program can set, and without blocks and access times,
+        // which these do not keep.
         let cut = |line: String| line.split(" ctime=").next().unwrap_or_default().to_owned();
         without_numbers(lines).into_iter().map(cut).collect()
     };
@@ -126,13 +127,13 @@ fn diff_cp_rsync_tar_and_grep_work_on_a_checkpoint() {
     for copy in ["copied", "synced", "untarred"] {
         assert_same(&wanted, &plain(sized(snapshot(&live.outside().join(copy), true))), copy);
     }
-    // A file comes back by cp.
+    // cp restores a file.
     live.sh("cp -a .jailfs/checkpoints/green/src/main.rs src/main.rs");
     assert_eq!(live.read("src/main.rs"), "fn main() {}\n");
     shell(live.outside(), "rm -rf copied synced untarred t.tar");
 }
 
-/// On the host a directory of a few names may have another size than 4,096.
+/// On the host a directory with few names may have another size than 4,096.
 fn sized(lines: Vec<String>) -> Vec<String> {
     lines
         .into_iter()
@@ -152,7 +153,7 @@ fn sized(lines: Vec<String>) -> Vec<String> {
 }
 
 #[test]
-fn git_compares_its_work_tree_with_a_checkpoint_and_never_meets_the_past() {
+fn git_compares_its_work_tree_with_a_checkpoint_and_never_finds_the_snapshot_directory() {
     let live = Live::new(
         "git init -q .; echo one > f; mkdir d; echo two > d/g; git add -A; git -c user.name=a -c user.email=b commit -qm x",
     );
@@ -167,7 +168,7 @@ fn git_compares_its_work_tree_with_a_checkpoint_and_never_meets_the_past() {
 }
 
 #[test]
-fn nobody_who_walks_the_tree_meets_the_past_unless_it_is_to_be_visible() {
+fn a_walk_of_the_tree_does_not_find_the_snapshot_directory_unless_it_is_visible() {
     let mut live = Live::new("mkdir d; echo a > d/a; echo b > .hidden");
     live.checkpoint("one");
     live.sh("cat .jailfs/checkpoints/one/d/a > /dev/null");
@@ -201,7 +202,7 @@ fn nobody_who_walks_the_tree_meets_the_past_unless_it_is_to_be_visible() {
 }
 
 #[test]
-fn mkdir_makes_a_checkpoint_with_all_that_was_written_until_then() {
+fn mkdir_makes_a_checkpoint_with_all_earlier_writes() {
     let live = Live::new("echo one > f; mkdir d");
     let mut writer = live.puppet("");
     writer.run("m = mapped('f')");
@@ -213,7 +214,8 @@ fn mkdir_makes_a_checkpoint_with_all_that_was_written_until_then() {
     );
     let log = live.json(&["log"]);
     assert_eq!((log.len(), &log[0]["name"]), (1, &"by-mkdir".into()));
-    // The number leads to it as well, and the listing knows what others made and dropped.
+    // Its number leads to it as well, and the listing has the checkpoints that other commands made
+    // and dropped.
     let id = log[0]["id"].to_string();
     assert_eq!(
         live.sh(&format!("readlink .jailfs/checkpoints/{id}; cat .jailfs/checkpoints/{id}/f")),
@@ -254,7 +256,7 @@ fn making_checkpoints_by_mkdir_can_be_switched_off() {
 }
 
 #[test]
-fn the_texts_say_how_it_stands_whenever_they_are_read() {
+fn the_text_files_are_current_at_every_read() {
     let live = Live::new("echo one > f");
     assert!(live.read(".jailfs/status").contains("checkpoint  none\n"));
     assert_eq!(live.read(".jailfs/log"), "");
@@ -270,7 +272,8 @@ fn the_texts_say_how_it_stands_whenever_they_are_read() {
     let log = live.read(".jailfs/log");
     let fields: Vec<&str> = log.trim_end().split('\t').collect();
     assert_eq!((fields.len(), fields[1], fields[3]), (4, "green", "all tests\\tpass"), "{log}");
-    // The size is right for who asks before reading, and who has it open reads on in what it was.
+    // The size is right for a program that stats before it reads, and an open file keeps its
+    // content.
     assert_eq!(
         live.sh("stat -c %s .jailfs/status; cat .jailfs/status | wc -c")
             .lines()
@@ -290,7 +293,7 @@ fn the_texts_say_how_it_stands_whenever_they_are_read() {
 }
 
 #[test]
-fn a_file_says_who_last_changed_it_and_nobody_copies_that() {
+fn the_xattr_of_the_last_change_is_shown_and_not_copied() {
     let live = Live::new("echo a > a; echo b > b; echo c > c; mkdir d; echo e > d/e");
     let origin =
         |path: &str| live.sh(&format!("getfattr --only-values -n user.jailfs.origin {path}"));
@@ -311,7 +314,7 @@ fn a_file_says_who_last_changed_it_and_nobody_copies_that() {
     );
     assert_eq!(origin(".jailfs/checkpoints/two/a"), format!("layer {one}"));
     assert_eq!(origin(".jailfs/checkpoints/two/c"), "base");
-    // A file that was only covered because its neighbours were is still the base's.
+    // A file that was only copied up because its neighbours were is still the base's.
     live.sh("ln c c-too; rm c-too");
     assert_ne!(origin("c"), "base", "its change time is another");
     assert_eq!(live.sh("getfattr -d -m - a"), "");
@@ -324,7 +327,7 @@ fn a_file_says_who_last_changed_it_and_nobody_copies_that() {
 }
 
 #[test]
-fn a_shell_in_a_checkpoint_works_on_through_restores_and_is_told_when_gc_takes_it() {
+fn a_shell_in_a_checkpoint_works_on_through_restores_and_gets_errors_once_gc_frees_it() {
     let live = Live::new("mkdir -p src/deep; echo one > src/f; echo deep > src/deep/g");
     live.sh("echo two > src/f; seq 1 100000 > src/large");
     live.checkpoint("x");
@@ -338,8 +341,8 @@ fn a_shell_in_a_checkpoint_works_on_through_restores_and_is_told_when_gc_takes_i
         live.restore("y");
         shell.gives("ls; cat ../src/f", "deep\nf\nlarge\ntwo");
     }
-    // Dropped and collected, with all that could go back to it: an error, and never wrong bytes. What was not read until now
-    // cannot come from the kernel's memory.
+    // The checkpoint is dropped and freed, with all operations that led to it: reads give an error,
+    // and never wrong bytes. Data that was not read before cannot come from the page cache.
     live.jailfs(&["drop", "x"]);
     shell.gives("cat f", "two");
     live.jailfs(&["gc", "--operations", "0"]);
@@ -351,7 +354,7 @@ fn a_shell_in_a_checkpoint_works_on_through_restores_and_is_told_when_gc_takes_i
 }
 
 #[test]
-fn holders_of_files_that_are_restored_by_path_are_cut_off_and_others_go_on() {
+fn holders_of_files_restored_by_path_become_orphans_and_others_go_on() {
     let live = Live::new("mkdir d e; echo one > d/f; echo one > e/g; echo same > d/same");
     live.sh("echo two > d/f; echo two > e/g");
     live.checkpoint("two");
@@ -365,7 +368,8 @@ fn holders_of_files_that_are_restored_by_path_are_cut_off_and_others_go_on() {
         (live.read("d/f"), live.read("e/g"), live.exists("d/new")),
         ("two\n".into(), "three\n".into(), false)
     );
-    // Who held the restored file writes for itself; the others go on, and so does the directory in which it stands.
+    // The holder of the restored file writes to an orphan. The others go on, and so does the file's
+    // directory.
     holder.run(
         "f.write('lost'), f.flush(), g.write('kept'), g.flush(), same.write('kept'), same.flush()",
     );

@@ -1,4 +1,4 @@
-//! The past without a mount: what it costs, and what becomes of it.
+//! The snapshot directory without a mount: its cost, and the lifetime of its nodes.
 
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ impl Place {
 }
 
 #[test]
-fn what_the_kernel_lets_go_of_costs_nothing() {
+fn nodes_that_the_kernel_dropped_cost_nothing() {
     let place = Place::new();
     let fs = place.sandbox.fs();
     for round in 0..30 {
@@ -95,14 +95,14 @@ fn what_the_kernel_lets_go_of_costs_nothing() {
     assert_eq!(fs.held_snapdir(), 30 * 22);
     held.iter().for_each(|id| fs.forget(*id, 1000));
     assert_eq!(fs.held_snapdir(), 0);
-    // One that was given back is not there, and a count too many is survived.
+    // A node that was dropped is gone, and a FORGET too many does no harm.
     assert!(fs.getattr(held[1]).is_err());
     held.iter().for_each(|id| fs.forget(*id, 1));
     assert_eq!(place.read(".jailfs/checkpoints/c7/d/f0"), "round 7\n");
 }
 
 #[test]
-fn the_listing_of_a_large_directory_goes_on_where_it_stopped() {
+fn the_listing_of_a_large_directory_continues_where_it_stopped() {
     let place = Place::new();
     let fs = place.sandbox.fs();
     let dir = place.find("d").unwrap().id;
@@ -125,7 +125,7 @@ fn the_listing_of_a_large_directory_goes_on_where_it_stopped() {
         if taken < 7 {
             break;
         }
-        // Somebody reads another directory meanwhile.
+        // Another reader reads another directory meanwhile.
         fs.readdir(other, 0, |_| true).unwrap();
     }
     assert_eq!(names.len(), 522);
@@ -138,7 +138,7 @@ fn the_listing_of_a_large_directory_goes_on_where_it_stopped() {
 }
 
 #[test]
-fn a_checkpoint_that_was_given_back_is_stale_and_never_wrong() {
+fn a_freed_checkpoint_is_stale_and_never_wrong() {
     let place = Place::new();
     let fs = place.sandbox.fs();
     place.put("d/f0", "what it was\n");
@@ -159,7 +159,7 @@ fn a_checkpoint_that_was_given_back_is_stale_and_never_wrong() {
 }
 
 #[test]
-fn an_apply_does_not_change_what_a_checkpoint_shows_also_to_who_has_it_open() {
+fn an_apply_changes_nothing_in_a_checkpoint_even_for_its_open_files() {
     let place = Place::new();
     let fs = place.sandbox.fs();
     place.checkpoint("x");
@@ -192,7 +192,7 @@ fn an_apply_does_not_change_what_a_checkpoint_shows_also_to_who_has_it_open() {
 }
 
 #[test]
-fn checkpoints_of_many_epochs_of_the_base_keep_no_more_files_open_than_one() {
+fn checkpoints_of_many_base_epochs_keep_no_more_files_open_than_one() {
     const FILES: u32 = 200;
     const EPOCHS: u32 = 8;
     let place = Place::with_files(FILES);
@@ -220,7 +220,7 @@ fn checkpoints_of_many_epochs_of_the_base_keep_no_more_files_open_than_one() {
         read_all(&format!(".jailfs/checkpoints/c{epoch}"));
     }
     read_all("");
-    // Files of these numbers only this test has.
+    // Only this test has files with these numbers.
     let is_of_base = |entry: std::io::Result<std::fs::DirEntry>| {
         let text = std::fs::read_link(entry.unwrap().path()).unwrap_or_default();
         let number =
@@ -233,7 +233,7 @@ fn checkpoints_of_many_epochs_of_the_base_keep_no_more_files_open_than_one() {
 }
 
 #[test]
-fn requests_that_make_no_sense_are_refused_in_the_past_too() {
+fn invalid_requests_are_refused_in_the_snapshot_directory_too() {
     use jailfs::error::FsError;
     let place = Place::new();
     let fs = place.sandbox.fs();
@@ -265,7 +265,7 @@ fn requests_that_make_no_sense_are_refused_in_the_past_too() {
 }
 
 #[test]
-fn the_number_of_a_checkpoint_keeps_its_time_when_gc_takes_what_lies_below() {
+fn a_checkpoint_keeps_its_time_when_gc_frees_the_layers_below() {
     let place = Place::new();
     place.put("d/f0", "a");
     place.checkpoint("a");

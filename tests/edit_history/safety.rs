@@ -1,4 +1,5 @@
-//! The history is a convenience: whatever becomes of it, no edit fails, nothing else is lost, and it never tells wrong bytes.
+//! The edit history is a convenience: whatever happens to it, no edit fails, nothing else is lost,
+//! and it never returns wrong bytes.
 
 use std::fs as host;
 
@@ -22,7 +23,7 @@ fn worked(place: &Place) -> Work {
 const KNOWN: [&str; 3] = ["zero", "one", "two"];
 
 #[test]
-fn a_history_that_cannot_be_read_is_set_aside_and_begins_anew() {
+fn an_unreadable_history_is_set_aside_and_a_new_one_begins() {
     let place = Place::new(&[("a", "zero")]);
     let log = place.store.join("history/main");
     drop(worked(&place));
@@ -49,7 +50,7 @@ fn a_history_that_cannot_be_read_is_set_aside_and_begins_anew() {
         }
     }
     assert!(aside > 10, "{aside}");
-    // A directory in its place, and no permission to do anything about it.
+    // A directory in its place, and no permission to remove it.
     host::remove_file(&log).unwrap();
     host::create_dir(&log).unwrap();
     host::write(log.join("x"), "").unwrap();
@@ -59,7 +60,7 @@ fn a_history_that_cannot_be_read_is_set_aside_and_begins_anew() {
 }
 
 #[test]
-fn a_history_cut_anywhere_tells_a_first_part_of_what_it_told() {
+fn a_truncated_history_returns_its_oldest_entries() {
     let place = Place::new(&[("a", "zero")]);
     let log = place.store.join("history/main");
     drop(worked(&place));
@@ -81,7 +82,7 @@ fn a_newer_history_is_set_aside() {
     let place = Place::new(&[("a", "zero")]);
     drop(worked(&place));
     let log = place.store.join("history/main");
-    // A whole frame with a record that is not known: its tag is 99.
+    // A whole frame with an unknown record: its tag is 99.
     let payload = [99u8];
     let len = 1u32.to_le_bytes();
     let seq = 0u64.to_le_bytes();
@@ -97,11 +98,11 @@ fn a_newer_history_is_set_aside() {
 }
 
 #[test]
-fn no_edit_fails_because_its_version_cannot_be_recorded() {
+fn no_edit_fails_because_its_history_cannot_be_recorded() {
     for errno in ["EIO", "ENOSPC"] {
         let place = Place::new(&[("a", "zero")]);
         let work = worked(&place);
-        // The history is the first that is written by an edit.
+        // An edit writes the history first.
         let rule = format!("fail:store.write:1:{errno}");
         failpoint::with(&rule, || {
             work.truncate("a", 0);
@@ -113,7 +114,7 @@ fn no_edit_fails_because_its_version_cannot_be_recorded() {
         work.rm("a");
         work.undo("a", 2).unwrap();
         assert_eq!(work.get("a"), "four");
-        // When it can be written again, it is, as a whole.
+        // When it can be written again, it is, completely.
         assert_eq!(work.sandbox.fs().tend_versions(true, &|| false), Tended::Done);
         let texts = work.texts("a");
         drop(work);
@@ -123,7 +124,7 @@ fn no_edit_fails_because_its_version_cannot_be_recorded() {
 }
 
 #[test]
-fn what_the_disk_does_not_know_to_be_given_up_is_not_given_back() {
+fn content_of_an_entry_is_not_freed_before_its_removal_is_on_disk() {
     let place = Place::new(&[]);
     let work = place.open();
     work.make("a");
@@ -131,7 +132,7 @@ fn what_the_disk_does_not_know_to_be_given_up_is_not_given_back() {
         work.truncate("a", 0);
         work.write("a", 0, &vec![b'a' + n; 1 << 20]);
     }
-    // The log cannot be written from here on, nor removed: versions are given up in memory only.
+    // The log can be neither written nor removed from here on: entries are dropped in memory only.
     failpoint::with(
         "fail:store.write:1+:EIO,fail:store.remove:1+:EIO,fail:store.open:1+:EIO",
         || {
@@ -147,7 +148,7 @@ fn what_the_disk_does_not_know_to_be_given_up_is_not_given_back() {
 }
 
 #[test]
-fn bytes_of_a_version_that_the_disk_may_still_know_are_not_written_again_after_a_start() {
+fn bytes_of_an_entry_that_may_be_on_disk_are_not_overwritten_after_a_remount() {
     let place = Place::new(&[]);
     let log = place.store.join("history/main");
     let work = place.open();
@@ -158,18 +159,18 @@ fn bytes_of_a_version_that_the_disk_may_still_know_are_not_written_again_after_a
     work.sandbox.fs().sync().unwrap();
     assert_eq!(work.texts("a"), [text.as_str()]);
     let before = host::read(&log).unwrap();
-    // The version is given up, and shares bytes with the file.
+    // The entry is dropped, and shares bytes with the file.
     work.sandbox.fs().set_history(jailfs::sandbox::Bounds { versions: 0, bytes: 0 });
     drop(work);
-    // The log cannot be brought to the disk at the next start, so a power cut could take its end away.
+    // The next mount cannot sync the log, so a power cut could lose its end.
     let open = |n: u32| {
-        // For want of room: nothing is lost by it, and the next open tries the same again.
+        // A full disk loses nothing, and the next mount tries the same again.
         let rule = format!("fail:store.sync:{n}:ENOSPC");
         failpoint::with(&rule, || {
             Sandbox::create_or_open(&place.base, &place.store, &StoreOptions::default())
         })
     };
-    // Without any other sync the store is not opened at all.
+    // Without any other sync the store does not open.
     let work = place.around((1..10).find_map(|n| open(n).ok()).unwrap());
     work.write("a", 5000, b"y");
     work.sandbox.fs().sync().unwrap();
@@ -180,13 +181,13 @@ fn bytes_of_a_version_that_the_disk_may_still_know_are_not_written_again_after_a
 }
 
 #[test]
-fn the_log_is_written_anew_only_when_much_of_it_is_of_no_use() {
+fn the_log_is_rewritten_only_when_much_of_it_is_obsolete() {
     use std::os::unix::fs::MetadataExt;
     let place = Place::new(&[]);
     let work = place.open();
     let log = place.store.join("history/main");
     work.make("f0");
-    // Many pieces: what is known of one version is long.
+    // Many extents, so that an entry is long.
     for n in 0..3900 {
         work.write("f0", n * 8192, b"x");
     }
@@ -197,7 +198,7 @@ fn the_log_is_written_anew_only_when_much_of_it_is_of_no_use() {
     for n in 1..20 {
         work.mv(&format!("f{}", n - 1), &format!("f{n}"));
     }
-    // A log that could not be written is written anew, with all versions of all names.
+    // A log that could not be written is rewritten, with all entries of all names.
     work.rest();
     failpoint::with("fail:store.write:1:EIO", || work.write("f19", 0, b"z"));
     let tend = || {
@@ -218,7 +219,7 @@ fn the_log_is_written_anew_only_when_much_of_it_is_of_no_use() {
 }
 
 #[test]
-fn a_full_disk_gives_up_history_before_an_operation_fails() {
+fn a_full_disk_drops_history_before_an_operation_fails() {
     let place = Place::new(&[]);
     let work = place.open();
     work.make("a");
@@ -228,7 +229,7 @@ fn a_full_disk_gives_up_history_before_an_operation_fails() {
     }
     assert_eq!(work.history("a").len(), 5);
     let before = place.pools();
-    // The write fails once for want of room.
+    // The write fails once because the disk is full.
     let made = work.id("a");
     failpoint::with("fail:store.write:1:ENOSPC", || {
         work.sandbox.fs().write(made, 1 << 20, b"more", false).unwrap();
@@ -243,7 +244,7 @@ fn a_full_disk_gives_up_history_before_an_operation_fails() {
 }
 
 #[test]
-fn a_copy_on_a_full_disk_does_not_wait_for_itself() {
+fn a_copy_on_a_full_disk_does_not_deadlock() {
     let place = Place::new(&[("from", &"x".repeat(3 << 20))]);
     let work = place.open();
     work.make("a");
@@ -260,17 +261,18 @@ fn a_copy_on_a_full_disk_does_not_wait_for_itself() {
 }
 
 #[test]
-fn what_no_room_can_be_made_for_costs_no_history() {
+fn an_error_that_no_space_can_prevent_costs_no_history() {
     let place = Place::new(&[]);
     let work = worked(&place);
     let texts = work.texts("a");
-    // More names of attributes than a list of them can tell.
+    // More attribute names than a list of them can hold.
     let (fs, file) = (work.sandbox.fs(), work.id("a"));
     let how = jailfs::fs::SetXattr { create: false, replace: false, takes_setgid: false };
     let refused = (0..300)
         .find_map(|n| fs.setxattr(file, format!("user.{n:0240}").as_bytes(), b"v", how).err());
     assert_eq!(refused, Some(jailfs::error::FsError::LimitReached));
-    // And a disk that is full while somebody looks at states, as an undo does: nobody knows what else there is to give back.
+    // And a full disk while a reader looks at states, as an undo does: it is then unknown what else
+    // can be freed.
     let looking = fs.read_guard();
     let full = failpoint::with("fail:store.write:1:ENOSPC", || fs.write(file, 0, b"more", false));
     drop(looking);
@@ -281,9 +283,9 @@ fn what_no_room_can_be_made_for_costs_no_history() {
     assert!(work.texts("a").contains(&"three".to_owned()), "{:?}", work.texts("a"));
 }
 
-/// Every step of an edit, an undo, a tidying up and a start, each time cut off there.
+/// Every step of an edit, an undo, a compaction and a mount; each run ends at one step.
 #[test]
-fn history_cut_off_at_any_step_of_its_writing_tells_no_wrong_bytes() {
+fn a_history_interrupted_at_any_step_returns_no_wrong_bytes() {
     let place = Place::new(&[("a", "zero")]);
     drop(worked(&place));
     let copy = place.store.with_extension("copy");

@@ -1,4 +1,4 @@
-//! A base, a store, and a sandbox over both whose clock of edits is moved by hand.
+//! A base, a store, and a sandbox over both whose edit clock the test moves.
 
 use std::fs as host;
 use std::path::PathBuf;
@@ -58,7 +58,7 @@ impl Place {
         self.around(Sandbox::create_or_open(&self.base, &self.store, &options).unwrap())
     }
 
-    /// Takes a sandbox, and the clock of its edits.
+    /// Wraps a sandbox and its edit clock.
     pub fn around(&self, sandbox: Arc<Sandbox>) -> Work {
         let seconds = Arc::clone(&self.seconds);
         let clock = move || Timestamp { secs: seconds.load(Ordering::SeqCst), nanos: 0 };
@@ -66,7 +66,7 @@ impl Place {
         Work { sandbox, seconds: Arc::clone(&self.seconds) }
     }
 
-    /// Bytes that the pools take on disk.
+    /// Bytes of the pools on disk.
     pub fn pools(&self) -> u64 {
         use std::os::unix::fs::MetadataExt;
         let layers = host::read_dir(self.store.join("layers")).unwrap();
@@ -76,7 +76,7 @@ impl Place {
 }
 
 impl Work {
-    /// So much time passes that every edit has ended.
+    /// Moves the clock so far that every edit has ended.
     pub fn rest(&self) {
         self.seconds.fetch_add(2, Ordering::SeqCst);
     }
@@ -104,7 +104,7 @@ impl Work {
         self.sandbox.fs().mkdir(self.id(dir), &name(last), 0o755, 0, ME).unwrap();
     }
 
-    /// As a shell redirects: the file is made, or truncated, and written.
+    /// Like a shell redirect: creates or truncates the file, and writes.
     pub fn put(&self, path: &str, text: &str) {
         let file = if self.exists(path) { self.id(path) } else { self.make(path) };
         self.sandbox.fs().truncate(file, 0, false).unwrap();
@@ -154,7 +154,7 @@ impl Work {
         }
     }
 
-    /// What a path was, oldest first.
+    /// The former contents of a path, oldest first.
     pub fn texts(&self, of: &str) -> Vec<String> {
         let mut versions = self.history(of);
         versions.reverse();

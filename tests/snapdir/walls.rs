@@ -1,4 +1,4 @@
-//! What nobody can do: change a checkpoint, or come out of its tree by its links.
+//! Checkpoints are read-only, and their symlinks do not lead out of their tree.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::harness::{Live, assert_same, shell, snapshot};
 use crate::programs::without_numbers;
 
-/// What is tried, as root, and the errno. The puppet stands in the root of the mount; `c` is the tree of a checkpoint, `h` the
-/// directory in the history of a file that has one version.
+/// The attempts, as root, and the expected errno. The puppet is in the root of the mount; `c` is
+/// the tree of a checkpoint, `h` the history of a file with one entry.
 const REFUSED: &[(&str, &str)] = &[
     ("os.write(os.open(c + '/f', os.O_WRONLY), b'x')", "EROFS"),
     ("os.write(os.open(c + '/f', os.O_RDWR | os.O_APPEND), b'x')", "EROFS"),
@@ -108,7 +108,7 @@ const BASE: &str =
     "echo one > f; setfattr -n user.note -v x f; mkdir d empty; ln -s f in; ln -s d into";
 
 #[test]
-fn nothing_in_the_past_can_be_changed_by_whatever_way() {
+fn nothing_in_the_snapshot_directory_can_be_changed_in_any_way() {
     for options in [&[][..], &["-o", "links=rewrite,snapdir=visible"], &["-o", "writeback"]] {
         let live = Live::with_options(BASE, options);
         live.sh(
@@ -140,20 +140,20 @@ fn nothing_in_the_past_can_be_changed_by_whatever_way() {
 }
 
 #[test]
-fn what_a_mapping_writes_reaches_no_checkpoint_and_is_forgotten() {
+fn a_write_through_a_mapping_reaches_no_checkpoint_and_is_dropped() {
     let live = Live::new("echo one > f");
     live.sh("seq 1 5000 > f");
     live.checkpoint("x");
     let wanted = live.sh("md5sum < f");
     let mut writer = live.puppet("");
-    // The kernel asks nobody whether a file may be opened for writing, and root passes every mode.
+    // The kernel sends no OPEN, and root passes every mode, so the file can be opened for writing.
     writer.run("m = mapped('.jailfs/checkpoints/x/f')");
     writer.run("m.__setitem__(slice(0, 8), b'attacked')");
     let shown = live.jailfs(&["show", "x:f"]);
     assert!(shown.starts_with("1\n2\n"), "what the store has is untouched");
     live.restore("x");
     assert_eq!(live.sh("md5sum < f"), wanted);
-    // When it comes to us it is dropped, and the kernel forgets what it holds. Nobody's sync fails by it.
+    // The daemon drops the written page and invalidates it in the kernel. No sync fails by it.
     writer.run("m.flush()");
     writer.run("m.__setitem__(slice(0, 8), b'attacked')");
     live.checkpoint("y");
@@ -167,18 +167,19 @@ fn what_a_mapping_writes_reaches_no_checkpoint_and_is_forgotten() {
 }
 
 #[test]
-fn who_writes_a_mapping_of_the_past_again_and_again_stops_no_reader_of_it() {
+fn endless_writes_through_a_mapping_of_a_checkpoint_stop_no_reader() {
     const SIZE: usize = 32 << 20;
     let live = Live::new(&format!("head -c {SIZE} /dev/urandom > big; sync big; echo one > f"));
     live.checkpoint("x");
     let wanted = live.sh("md5sum < big");
     let [mut writer, mut reader] = [live.puppet(""), live.puppet("")];
     writer.run("m = mapped('.jailfs/checkpoints/x/big')");
-    // Every page that is written must be read first, and its neighbours are written back and forgotten meanwhile.
+    // Every page is read before it is written, and its neighbours are written back and invalidated
+    // meanwhile.
     writer.begin(&format!(
         "for n in range(6):\n for at in range(0, {SIZE}, 65536): m[at] = 7\n m.flush()"
     ));
-    // The disk is read each time, by ourselves and so by the daemon.
+    // The disk is read each time, by the test and so by the daemon.
     reader.run(&format!(
         "below, past = [os.open(p, os.O_RDONLY) for p in ('{}', '.jailfs/checkpoints/x/big')]",
         live.base.join("big").display()
@@ -197,9 +198,9 @@ fn who_writes_a_mapping_of_the_past_again_and_again_stops_no_reader_of_it() {
     }
 }
 
-/// Links, with what is told of them and what following them gives.
+/// Links, their READLINK text, and the result of following them.
 #[test]
-fn a_link_of_a_checkpoint_leads_neither_out_nor_into_the_live_tree() {
+fn a_link_in_a_checkpoint_leads_neither_out_nor_into_the_live_tree() {
     for policy in ["deny", "show", "rewrite", "literal"] {
         let mut live = Live::with_options(
             "mkdir -p a/b; echo then > f; echo deep > a/b/g; ln -s g a/b/near",
@@ -256,7 +257,7 @@ fn a_link_of_a_checkpoint_leads_neither_out_nor_into_the_live_tree() {
 }
 
 #[test]
-fn the_way_up_from_a_checkpoint_is_the_way_it_was_entered() {
+fn dot_dot_from_a_checkpoint_leads_back_the_way_it_was_entered() {
     let live = Live::new("mkdir -p a/b; echo f > f");
     live.checkpoint("x");
     let mut inside = live.puppet(".jailfs/checkpoints/x/a/b");
@@ -280,7 +281,7 @@ fn mount(dir: &Path, options: &str) -> (bool, String) {
 }
 
 #[test]
-fn a_base_with_the_name_is_refused_or_shown_beside_another_name() {
+fn a_base_that_has_the_name_is_refused_or_shown_with_another_name() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     shell(dir, "mkdir -p base/.jailfs mnt; echo mine > base/.jailfs/f");
@@ -301,14 +302,14 @@ fn a_base_with_the_name_is_refused_or_shown_beside_another_name() {
     assert!(mount(dir, "snapdir=off").0);
     assert_eq!(shell(dir, "cat mnt/.jailfs/f; rm -r mnt/.jailfs; ls -A mnt"), "mine\n");
     shell(dir, &umount);
-    // Gone from the tree, the name is free.
+    // When it is removed from the tree, the name is free.
     assert!(mount(dir, "snapdir=hidden").0);
     assert_eq!(shell(dir, "cat mnt/.jailfs/checkpoints/x/.jailfs/f; ls -A mnt"), "mine\n");
     shell(dir, &umount);
 }
 
 #[test]
-fn other_users_may_look_and_not_make() {
+fn other_users_can_read_checkpoints_and_not_make_them() {
     let live = Live::with_options(
         "echo f > f; echo p > private; chmod 600 private",
         &["-o", "allow_other"],

@@ -1,0 +1,71 @@
+//! A node that is about to change: in the tree, or among the orphans.
+
+use crate::error::{FsError, FsResult};
+use crate::fs::merged::state::SCRATCH;
+use crate::fs::{Core, Target};
+use crate::tree::{Edit, Tree};
+use crate::types::{Ino, LayerId};
+
+/// The tree that holds a node's record, and the node's number there.
+#[derive(Clone, Copy)]
+pub(super) struct Writable {
+    pub(super) key: Ino,
+    pub(super) is_orphan: bool,
+}
+
+impl Writable {
+    /// The node, as operations that only read take it.
+    pub(super) fn target(self) -> Target {
+        if self.is_orphan { Target::Orphan(self.key) } else { Target::Upper(self.key) }
+    }
+}
+
+impl Core {
+    /// Makes a node writable: copies it up if only the base has it.
+    ///
+    /// # Errors
+    /// As [`Core::copy_up_base`].
+    pub(super) fn writable(&mut self, target: Target) -> FsResult<Writable> {
+        match target {
+            Target::Orphan(key) => Ok(Writable { key, is_orphan: true }),
+            target => Ok(Writable { key: self.copy_up_target(target)?, is_orphan: false }),
+        }
+    }
+
+    /// Copies up a node that was resolved, unless the tree has it. Returns its number.
+    ///
+    /// # Errors
+    /// ENOENT for an orphan; as [`Core::copy_up_base`].
+    pub(super) fn copy_up_target(&mut self, target: Target) -> FsResult<Ino> {
+        match target {
+            Target::Upper(ino) => Ok(ino),
+            Target::Base(ino, path, node) => self.copy_up_base(ino, &path, &node),
+            Target::Orphan(_) => Err(FsError::NotFound),
+        }
+    }
+
+    /// The tree that holds a node's record.
+    pub(super) fn tree_of(&self, node: Writable) -> &Tree {
+        if node.is_orphan { self.held.orphans().tree() } else { &self.tree }
+    }
+
+    /// The layer to which the content of a node is written.
+    pub(super) fn layer_of(&self, node: Writable) -> LayerId {
+        if node.is_orphan { SCRATCH } else { self.upper.layer() }
+    }
+
+    /// Applies edits to a node. Those of a live node are recorded; those of an orphan concern only
+    /// the processes that have it open, and are not.
+    ///
+    /// # Errors
+    /// As [`Core::commit`]; damage if the edits do not fit the node.
+    pub(super) fn commit_to(&mut self, node: Writable, edits: Vec<Edit>) -> FsResult<()> {
+        if !node.is_orphan {
+            return self.commit(edits);
+        }
+        if self.held.orphans_mut().apply(node.key, &edits)? {
+            self.quota.measure_soon();
+        }
+        Ok(())
+    }
+}

@@ -15,10 +15,8 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
 use jailfs::error::{Attempt, Error, Kind, Result};
-use jailfs::fuse::{self, MountOptions};
-use jailfs::jail::Policy;
-use jailfs::sandbox::{Reply, Request, Rev};
-use jailfs::sandbox::{Sandbox, StoreOptions, View};
+use jailfs::sandbox::{Policy, Reply, Request, Rev, Sandbox, StoreOptions, View};
+use jailfs::{MountOptions, Mounted};
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -53,7 +51,7 @@ fn work(repository: &Path, test: &str, steps: &[String]) -> Result<()> {
     finished
 }
 
-fn mount(sandbox: &Arc<Sandbox>, store: &Path, mount_point: &Path) -> Result<fuse::Mounted> {
+fn mount(sandbox: &Arc<Sandbox>, store: &Path, mount_point: &Path) -> Result<Mounted> {
     let view = View {
         mount_point: mount_point.to_owned(),
         policy: Policy::Deny,
@@ -62,7 +60,7 @@ fn mount(sandbox: &Arc<Sandbox>, store: &Path, mount_point: &Path) -> Result<fus
     };
     sandbox.set_view(view)?;
     let mounted =
-        fuse::mount(Arc::clone(sandbox.fs()), mount_point, store, &MountOptions::default())?;
+        jailfs::mount(Arc::clone(sandbox.fs()), mount_point, store, &MountOptions::default())?;
     sandbox.attach(mounted.kernel());
     Ok(mounted)
 }

@@ -1,4 +1,4 @@
-//! The library without a mount: files are changed through [`jailfs::fs::Fs`], checkpointed, restored and compared.
+//! The library without a mount: changes a file, makes a checkpoint, restores it, and compares.
 //!
 //! ```sh
 //! cargo run --example embed -- DIRECTORY
@@ -12,9 +12,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use jailfs::error::{Attempt, Error, Kind, Result};
-use jailfs::fs::Caller;
-use jailfs::sandbox::{Detail, Reply, Request, Rev};
-use jailfs::sandbox::{Sandbox, StoreOptions};
+use jailfs::sandbox::{Caller, Detail, Reply, Request, Rev, Sandbox, StoreOptions};
 use jailfs::types::{Name, NodeId};
 
 fn main() -> ExitCode {

@@ -174,7 +174,7 @@ impl Serving {
         sandbox.set_policy(choice.policy(), choice.max_bytes);
         sandbox.fs().set_limits(Limits { bytes: choice.max_bytes, files: choice.max_files });
         if !choice.read_only {
-            sandbox.fs().set_history(choice.history());
+            sandbox.fs().set_edit_bounds(choice.history());
         }
         let mounted = mount(Arc::clone(sandbox.fs()), sandbox.store_path())?;
         sandbox.attach(mounted.kernel());

@@ -1,9 +1,39 @@
-//! The two error types.
+//! The two error types of the library.
 //!
-//! [`Error`] is for people: what was attempted, on which object, why it failed, perhaps a hint, and
-//! a [`Kind`] that decides the exit code. [`FsError`] is for programs in the mount, with one
-//! variant per reason to refuse a file operation; `fuse` maps it to an errno in one exhaustive
-//! match.
+//! * [`Error`] is for people. It says what was attempted, on which object, and why it failed, and
+//!   it may have a hint. Its [`Kind`] is for programs, and decides the exit code of the command.
+//!   All methods of [`Sandbox`](crate::sandbox::Sandbox) return it.
+//! * [`FsError`] is for programs in the mount. It has one variant per reason to refuse a file
+//!   operation, and `fuse` maps it to an errno in one exhaustive match. All file operations of
+//!   [`Fs`](crate::sandbox::Fs) return it.
+//!
+//! # Example
+//!
+//! ```
+//! use jailfs::error::{Attempt, Error, FsError, Kind};
+//! use jailfs::sandbox::{Sandbox, StoreOptions};
+//! use jailfs::types::{Name, NodeId};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let dir = tempfile::tempdir()?;
+//! # let (base, store) = (dir.path().join("base"), dir.path().join("store"));
+//! # std::fs::create_dir(&base)?;
+//! // Programs look at the kind; people read the text.
+//! let error = Sandbox::open(&store).err().ok_or("there is no store yet")?;
+//! assert_eq!((error.kind, error.kind.exit_code()), (Kind::NoStore, 10));
+//!
+//! // A file operation fails like the system call.
+//! let sandbox = Sandbox::create_or_open(&base, &store, &StoreOptions::default())?;
+//! let name = Name::new(b"missing").map_err(FsError::from)?;
+//! let looked_up = sandbox.fs().lookup(NodeId::ROOT, &name);
+//! assert_eq!(looked_up.as_ref().err(), Some(&FsError::NotFound));
+//!
+//! // `attempt` makes it an error for people.
+//! let error: Error = looked_up.attempt(|| "look up 'missing'").err().ok_or("it is missing")?;
+//! assert_eq!(error.to_string(), "look up 'missing': no such file or directory");
+//! # Ok(())
+//! # }
+//! ```
 
 use std::fmt;
 use std::io;
@@ -12,12 +42,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::{BadName, TreePath};
 
-/// A result with an [`Error`].
+/// A result of the library.
 pub type Result<T> = std::result::Result<T, Error>;
 /// A result of a file operation.
 pub type FsResult<T> = std::result::Result<T, FsError>;
 
-/// Decides the exit code of the command; the codes are a documented ABI (docs/CLI.md).
+/// Classifies an [`Error`]. The exit codes are a stable interface (docs/CLI.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
     /// It failed: exit code 1.
@@ -59,11 +89,11 @@ impl Kind {
 pub struct Error {
     /// Decides the exit code.
     pub kind: Kind,
-    /// What was attempted, on which object: `seal checkpoint 7: write layers/00000007/journal`.
+    /// The attempted action and its object: `seal checkpoint 7: write layers/00000007/journal`.
     pub attempt: String,
     /// Why it failed: `No space left on device`.
     pub reason: String,
-    /// What the user can do about it.
+    /// A hint for the user.
     pub hint: Option<String>,
     /// The errno of the host, if one was the reason.
     pub errno: Option<i32>,

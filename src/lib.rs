@@ -4,25 +4,41 @@
 //! restore goes back to a checkpoint exactly and in place, no path leads out of the mount, and
 //! `apply` writes the result into the base. `docs/ARCHITECTURE.md` has the map.
 //!
-//! Modules have ranks, and each imports only from lower ranks (tested by `tests/ranks.rs`):
-//! `types` | `error` | `sys` | `tree` | `store`, `base`, `jail` | `fs` | `timeline` | `sandbox` |
-//! `fuse`, `control` | `daemon`, `run` | `cli`.
+//! The manual of the library is in three modules:
 //!
-//! A logger should drop the records for which [`fuse::is_expected`] is true: fuser logs an error
-//! for each READDIRPLUS.
+//! * [`sandbox`]: open a base with its store, change files, checkpoint, compare, restore and apply.
+//! * [`error`]: the errors, and how to react to them.
+//! * [`types`]: names, paths and numbers.
+//!
+//! [`mount()`] shows a sandbox as a FUSE mount. It works without a mount, too.
+//!
+//! All other modules are internal. Their ranks are in `docs/ARCHITECTURE.md`, and each imports only
+//! from lower ranks (tested by `tests/ranks.rs`).
 
-pub mod base;
-pub mod cli;
-pub mod control;
-pub mod daemon;
+// The program and the tests use items that a library user does not reach.
+#![cfg_attr(not(feature = "crash-points"), allow(dead_code, unused_imports, reason = "for tests"))]
+
+mod base;
+mod cli;
+mod control;
+mod daemon;
 pub mod error;
-pub mod fs;
-pub mod fuse;
-pub mod jail;
-pub mod run;
+mod fs;
+mod fuse;
+mod jail;
+mod run;
 pub mod sandbox;
-pub mod store;
-pub mod sys;
-pub mod timeline;
-pub mod tree;
+mod store;
+mod sys;
+mod timeline;
+mod tree;
 pub mod types;
+
+pub use fuse::{MountOptions, Mounted, Unmounter, is_expected, mount};
+
+#[doc(hidden)]
+pub use cli::main;
+
+#[cfg(feature = "crash-points")]
+#[doc(hidden)]
+pub mod internals;

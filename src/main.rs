@@ -1,7 +1,7 @@
-//! The command-line program. All of its code is in the library, where tests reach it.
+//! The command-line program. All of its code is in the library, for the tests.
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    jailfs::cli::main()
+    jailfs::main()
 }

@@ -1,9 +1,32 @@
-//! The basic types that all modules share.
+//! The basic types of the library.
 //!
-//! Different things have different types: an [`Ino`] is the number that `stat` shows, a [`NodeId`]
-//! is the number in the kernel's requests, and a [`LayerId`] identifies a layer of the store. A
-//! [`Name`] is one component of a path; it is checked once, where it enters, so no other code looks
-//! for `/`. Names and paths are bytes, never text.
+//! * Different things have different types: an [`Ino`] is the inode number that `stat` shows, a
+//!   [`NodeId`] is the number by which file operations and the kernel name a node, and a
+//!   [`LayerId`] identifies a layer of the store.
+//! * Names and paths are bytes, never text. A [`Name`] is one component of a path and a
+//!   [`TreePath`] is a path in the tree. Both are checked when they are created, so no other code
+//!   looks for `/`, `.` or `..`.
+//! * [`Display`](std::fmt::Display) of a name or path is safe to print on a terminal.
+//!
+//! # Example
+//!
+//! ```
+//! use jailfs::types::{BadName, Name, TreePath};
+//!
+//! # fn main() -> Result<(), BadName> {
+//! let path = TreePath::parse(b"src//./main.rs")?;
+//! assert_eq!(path.as_bytes(), b"src/main.rs");
+//! assert_eq!(path, TreePath::parse(b"src")?.join(&Name::new(b"main.rs")?));
+//!
+//! // A path cannot lead up, and a name is a single component.
+//! assert_eq!(TreePath::parse(b"src/../.."), Err(BadName::Invalid));
+//! assert_eq!(Name::new(b"src/main.rs"), Err(BadName::Invalid));
+//!
+//! // Bytes that would act on a terminal are escaped.
+//! assert_eq!(Name::new(b"red\x1b[31m\xff")?.to_string(), r"red\u{1b}[31m\xff");
+//! # Ok(())
+//! # }
+//! ```
 
 use std::borrow::Borrow;
 use std::ffi::OsStr;
@@ -27,7 +50,8 @@ impl Ino {
     pub const OWN_RANGE: Ino = Ino(1 << 48);
 }
 
-/// The number by which the kernel refers to a node. Never visible to programs.
+/// The number by which the kernel and [`Fs`](crate::sandbox::Fs) name a node. Programs in the mount
+/// never see it. A file that a restore replaced has another id afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u64);
 
@@ -41,7 +65,7 @@ impl NodeId {
     pub const SNAPDIR: NodeId = NodeId(1 << 52);
     /// The directory in the snapshot directory that lists the checkpoints.
     pub const CHECKPOINTS: NodeId = NodeId((1 << 52) + 1);
-    /// The directory in the snapshot directory that holds the edit histories of files.
+    /// The directory in the snapshot directory with the edit histories of files.
     pub const HISTORY: NodeId = NodeId((1 << 52) + 2);
     /// The first id below [`NodeId::HISTORY`]; the last quarter of the range is for these.
     pub const OF_HISTORY: NodeId = NodeId((1 << 52) + (3 << 50));
@@ -91,9 +115,9 @@ pub struct Timestamp {
     pub nanos: u32,
 }
 
-/// Identifies a version of a base node: values that change when the node changes, as they were at
-/// copy-up. ctime cannot be set, so a rewrite that keeps size and mtime is detected too, unless it
-/// falls within the timestamp granularity of the filesystem.
+/// Detects changes of a base node: values that change with the node, as they were at copy-up. ctime
+/// cannot be set, so a rewrite that keeps size and mtime is detected too, unless it falls within
+/// the timestamp granularity of the filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Fingerprint {
     /// `st_dev`.
@@ -450,7 +474,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_acts_on_a_terminal_or_on_the_text_around_it_is_escaped() {
+    fn characters_that_affect_a_terminal_or_nearby_text_are_escaped() {
         let path =
             TreePath::parse("a\u{1b}[31m\u{202e}gpj.\u{2066}\u{200b}\u{85}ä".as_bytes()).unwrap();
         assert_eq!(path.to_string(), "a\\u{1b}[31m\\u{202e}gpj.\\u{2066}\\u{200b}\\u{85}ä");

@@ -13,10 +13,10 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use jailfs::error::Error;
-use jailfs::fs::{Caller, SetAttr, SetXattr};
+use jailfs::internals::fs::{Caller, SetAttr, SetXattr};
+use jailfs::internals::sys::{clock, failpoint};
 use jailfs::sandbox::{Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::sys::{clock, failpoint};
 use jailfs::types::{Name, NodeId, Timestamp, TreePath};
 
 mod common;

@@ -36,7 +36,7 @@ fn nothing_changes_the_tree_once_its_mount_is_dropped() {
     }
     let sandbox = Arc::clone(&bench.fs);
     drop(bench);
-    let size = |fs: &jailfs::fs::Fs| {
+    let size = |fs: &jailfs::internals::fs::Fs| {
         let state = fs.state();
         let found = state.resolve(&jailfs::types::TreePath::parse(b"f").unwrap()).unwrap();
         state.attr(&found).unwrap().size

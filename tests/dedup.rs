@@ -14,10 +14,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use jailfs::fs::{Caller, Fs, Need, RenameMode};
+use jailfs::internals::fs::{Caller, Fs, Need, RenameMode};
+use jailfs::internals::sys::failpoint;
 use jailfs::sandbox::{Bounds, Sandbox, StoreOptions};
 use jailfs::sandbox::{Reply, Request, Rev};
-use jailfs::sys::failpoint;
 use jailfs::types::{Name, NodeId, TreePath};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
@@ -68,7 +68,7 @@ impl Place {
     /// Without a history of single files, so that space is what states need.
     fn open(&self) -> Work {
         let work = self.open_with_history(&self.store, &StoreOptions::default());
-        work.0.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
+        work.0.fs().set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
         work
     }
 
@@ -184,8 +184,8 @@ impl Work {
             "staged".to_owned(),
         ]) {
             let path = TreePath::parse(file.as_bytes()).unwrap();
-            for version in fs.versions(&path) {
-                let content = fs.version(&path, version.number);
+            for version in fs.history(&path) {
+                let content = fs.before_edit(&path, version.number);
                 let bytes = content.map(|(state, found)| state.read_all(&found).unwrap());
                 past.insert((file.clone(), version.number), bytes);
             }
@@ -382,7 +382,7 @@ fn versions_of_files_are_stored_once_and_their_space_comes_back() {
     work.checkpoint("three");
     work.0.compact().unwrap();
     assert!(place.pools() < pools + 2 * BLOCK, "{}", place.pools());
-    work.0.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
+    work.0.fs().set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
     assert!(work.past().is_empty());
     work.0.fs().make_room(Need::Less);
     assert!(work.get("h") == second && work.get("f") == first);
@@ -414,7 +414,7 @@ fn a_full_disk_gets_back_what_versions_had_beside_content_that_others_lead_to() 
     work.0.compact().unwrap();
     let pools = place.pools();
     assert!((500_000..530_000).contains(&pools), "{pools}");
-    work.0.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
+    work.0.fs().set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
     assert!(work.0.fs().make_room(Need::More), "there is something to give");
     assert!(place.pools() < 230_000, "{}", place.pools());
     assert!(work.get("f") == shared && work.get("h") == shared);

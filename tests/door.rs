@@ -24,9 +24,9 @@ use std::path::Path;
 use std::process::Command;
 
 use common::{Bench, is_mounted, snapshot};
-use jailfs::fuse::MountOptions;
-use jailfs::sys::file::{self as sysfile, Rename};
-use jailfs::sys::xattr;
+use jailfs::internals::fuse::MountOptions;
+use jailfs::internals::sys::file::{self as sysfile, Rename};
+use jailfs::internals::sys::xattr;
 use jailfs::types::Name;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, FallocateFlags, fallocate};
@@ -100,8 +100,12 @@ fn mounts_that_come_and_go_do_not_end_each_other() {
 fn what_cannot_be_mounted_is_said_with_a_hint() {
     let bench = Bench::new();
     let missing = bench.base("nowhere");
-    let error =
-        jailfs::fuse::mount(bench.fs.clone(), &missing, &bench.store(), &MountOptions::default());
+    let error = jailfs::internals::fuse::mount(
+        bench.fs.clone(),
+        &missing,
+        &bench.store(),
+        &MountOptions::default(),
+    );
     let error = error.err().unwrap();
     assert_eq!(error.kind, jailfs::error::Kind::CannotMount);
     assert!(error.hint.is_some(), "{error}");
@@ -112,7 +116,7 @@ fn options_reach_the_kernel() {
     let options = MountOptions { read_only: true, noexec: true, ..MountOptions::default() };
     let bench = Bench::with(&options, |base| write(base.join("a"), "x"));
     assert_eq!(code(&fs::write(bench.at("b"), "").unwrap_err()), Errno::EROFS);
-    let all = jailfs::sys::mountinfo::read().unwrap();
+    let all = jailfs::internals::sys::mountinfo::read().unwrap();
     let ours = all.iter().find(|e| e.mount_point == bench.at("").as_os_str().as_bytes()).unwrap();
     for option in ["ro", "noexec", "nosuid", "nodev"] {
         assert!(ours.has_option(option), "{option}");
@@ -132,7 +136,7 @@ fn a_write_is_synced_where_the_mount_asks_for_it() {
             fs::write(bench.at("a"), text).unwrap();
         }
         assert_eq!(bench.count("fsync"), syncs);
-        let all = jailfs::sys::mountinfo::read().unwrap();
+        let all = jailfs::internals::sys::mountinfo::read().unwrap();
         let point = bench.at("");
         let ours = all.iter().find(|e| e.mount_point == point.as_os_str().as_bytes()).unwrap();
         assert_eq!(ours.source, b"a source");
@@ -500,7 +504,7 @@ fn a_label_that_is_not_there_is_asked_for_once() {
         bench.count("getxattr") - before
     };
     let file = File::open(bench.at("f1")).unwrap();
-    let has_labels = jailfs::sys::proc::has_filesystem(b"selinuxfs").unwrap();
+    let has_labels = jailfs::internals::sys::proc::has_filesystem(b"selinuxfs").unwrap();
     let (none, most) = if has_labels { (Errno::ENODATA, 60) } else { (Errno::EOPNOTSUPP, 5) };
     assert_eq!(code(&xattr::get(&file, LABEL).unwrap_err()), none);
     // ACLs are asked for the first time, and remembered.
@@ -978,8 +982,11 @@ fn acls_work_and_defaults_are_inherited() {
 }
 
 /// Shows `state` again, as a restore does.
-fn switch_to(bench: &Bench, state: jailfs::fs::State) -> jailfs::fs::Invalidations {
-    use jailfs::store::record::LayerKind;
+fn switch_to(
+    bench: &Bench,
+    state: jailfs::internals::fs::State,
+) -> jailfs::internals::fs::Invalidations {
+    use jailfs::internals::store::record::LayerKind;
     bench.mounted().kernel().flush().unwrap();
     let parent = Some(bench.fs.upper_layer());
     let upper = bench
@@ -1023,7 +1030,7 @@ fn another_state_is_shown_in_place() {
     switch_to(&bench, before);
     assert_eq!(snapshot(&bench.at("").join(".")), seen, "every name, byte, mode and time");
     assert_eq!(
-        jailfs::sys::dir::entries(&standing).unwrap().len(),
+        jailfs::internals::sys::dir::entries(&standing).unwrap().len(),
         2,
         "who stands in a kept directory goes on"
     );

@@ -22,9 +22,9 @@ mod faulty_base;
 mod place;
 
 use jailfs::error::Error;
+use jailfs::internals::sys::failpoint::{self, Failpoint};
 use jailfs::sandbox::Sandbox;
 use jailfs::sandbox::{Request, Rev};
-use jailfs::sys::failpoint::{self, Failpoint};
 use jailfs::types::TreePath;
 
 use place::{Place, Seen, apply, bytes, checkpoint, sync};

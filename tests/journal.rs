@@ -25,9 +25,9 @@ use std::time::Duration;
 
 use disk::{Disk, Random};
 use harness::Live;
-use jailfs::fs::{Caller, Fs, RenameMode};
+use jailfs::internals::fs::{Caller, Fs, RenameMode};
+use jailfs::internals::sys::failpoint::{self, Change};
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::sys::failpoint::{self, Change};
 use jailfs::types::{Name, NodeId};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
@@ -104,7 +104,7 @@ struct Recorded {
 fn record(dir: &Path) -> Recorded {
     let (base, store) = (dir.join("base"), dir.join("store"));
     std::fs::create_dir(&base).unwrap();
-    failpoint::set_boot(Some(([1; 16], jailfs::sys::clock::now())));
+    failpoint::set_boot(Some(([1; 16], jailfs::internals::sys::clock::now())));
     let record: Arc<Mutex<Vec<Change>>> = Arc::default();
     let into = Arc::clone(&record);
     failpoint::set_recorder(Some(Box::new(move |change| into.lock().unwrap().push(change))));
@@ -210,7 +210,7 @@ fn a_power_cut_at_any_step_of_a_rewrite_loses_nothing_that_was_synced() {
         let len = recorded.changes.len();
         let exchanges: Vec<usize> =
             (recorded.begun..len).filter(|at| recorded.is_exchange(*at)).collect();
-        failpoint::set_boot(Some(([2; 16], jailfs::sys::clock::now())));
+        failpoint::set_boot(Some(([2; 16], jailfs::internals::sys::clock::now())));
         for cut in 0..CUTS {
             // Each second one is near an exchange.
             let at = match exchanges.get(random.below(exchanges.len() as u64) as usize) {

@@ -25,10 +25,10 @@ use std::time::Duration;
 
 use disk::{Disk, Random};
 use jailfs::error::Error;
-use jailfs::fs::{Caller, Fs, Invalidations, Kernel, RenameMode};
+use jailfs::internals::fs::{Caller, Fs, Invalidations, Kernel, RenameMode};
+use jailfs::internals::sys::failpoint::{self, Change};
 use jailfs::sandbox::{Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::sys::failpoint::{self, Change};
 use jailfs::types::{Name, NodeId};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
@@ -442,7 +442,7 @@ fn a_power_cut_while_the_head_is_put_on_the_base_takes_nothing_that_was_synced()
         let store = dir.path().join("store");
         std::fs::create_dir(&store).unwrap();
         let root = std::os::unix::fs::MetadataExt::ino(&store.metadata().unwrap());
-        failpoint::set_boot(Some(([1; 16], jailfs::sys::clock::now())));
+        failpoint::set_boot(Some(([1; 16], jailfs::internals::sys::clock::now())));
         let all: Arc<Mutex<Vec<Change>>> = Arc::default();
         let (into, layers) = (Arc::clone(&all), Arc::new(AtomicUsize::new(0)));
         let running: Arc<Mutex<Option<Arc<Fs>>>> = Arc::default();
@@ -488,7 +488,7 @@ fn a_power_cut_while_the_head_is_put_on_the_base_takes_nothing_that_was_synced()
         sandbox.handle(Request::Checkpoint { name: None, message: String::new() }).unwrap();
         failpoint::set_recorder(None);
         drop(sandbox);
-        failpoint::set_boot(Some(([2; 16], jailfs::sys::clock::now())));
+        failpoint::set_boot(Some(([2; 16], jailfs::internals::sys::clock::now())));
         let changes = all.lock().unwrap().clone();
         let mut random = Random(moment as u64);
         // At the end, where it is sealed and synced, after each change.

@@ -14,12 +14,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use jailfs::error::{Error, FsError};
-use jailfs::fs::{Caller, RenameMode, SetAttr, SetXattr};
+use jailfs::internals::fs::{Caller, RenameMode, SetAttr, SetXattr};
+use jailfs::internals::store::Store;
+use jailfs::internals::store::record::{OpRecord, OpVerb};
+use jailfs::internals::sys::failpoint;
 use jailfs::sandbox::{ChangeKind, Detail, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::store::Store;
-use jailfs::store::record::{OpRecord, OpVerb};
-use jailfs::sys::failpoint;
 use jailfs::types::{Epoch, LayerId, Name, NodeId, Timestamp, TreePath};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };

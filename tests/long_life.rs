@@ -6,11 +6,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use jailfs::fs::Caller;
+use jailfs::internals::fs::Caller;
+use jailfs::internals::store::Store;
+use jailfs::internals::store::record::{HeadRecord, LayerKind};
 use jailfs::sandbox::{Operation, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::store::Store;
-use jailfs::store::record::{HeadRecord, LayerKind};
 use jailfs::types::{Epoch, LayerId, Name, NodeId};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };

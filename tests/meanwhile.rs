@@ -8,10 +8,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use jailfs::fs::{Caller, RenameMode};
+use jailfs::internals::fs::{Caller, RenameMode};
+use jailfs::internals::sys::failpoint;
 use jailfs::sandbox::{Reply, Request};
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::sys::failpoint;
 use jailfs::types::{Name, NodeId, TreePath};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
@@ -51,8 +51,12 @@ fn prepare(dir: &Path) -> Arc<Sandbox> {
     fs.rename(NodeId::ROOT, &name("renamed"), NodeId::ROOT, &name("now"), RenameMode::Replace, 0)
         .unwrap();
     let mode = fs.lookup(NodeId::ROOT, &name("mode")).unwrap().id;
-    fs.setattr(mode, jailfs::fs::SetAttr { mode: Some(0o600), ..Default::default() }, false)
-        .unwrap();
+    fs.setattr(
+        mode,
+        jailfs::internals::fs::SetAttr { mode: Some(0o600), ..Default::default() },
+        false,
+    )
+    .unwrap();
     sandbox
 }
 

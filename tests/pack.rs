@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use harness::Live;
-use jailfs::fs::{Caller, SeekTo};
+use jailfs::internals::fs::{Caller, SeekTo};
 use jailfs::sandbox::{Bounds, Sandbox, StoreOptions};
 use jailfs::sandbox::{Reply, Request, Rev};
 use jailfs::types::{Name, NodeId};
@@ -47,7 +47,7 @@ impl Place {
     fn open(&self) -> Work {
         let sandbox =
             Sandbox::create_or_open(&self.dir.path().join("base"), &self.store, &QUICK).unwrap();
-        sandbox.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
+        sandbox.fs().set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
         Work(sandbox)
     }
 
@@ -494,7 +494,7 @@ fn a_flipped_bit_of_deflated_content_is_told_and_costs_no_more_than_its_cell() {
 fn a_flipped_bit_of_deflated_content_is_told_of_the_version_that_is_deep_in_its_cell() {
     let place = Place::new();
     let work = place.open();
-    work.0.fs().set_history(Bounds::default());
+    work.0.fs().set_edit_bounds(Bounds::default());
     work.put("f", &text(1, 1100));
     work.put("g", &text(2, 120));
     work.put("g", &text(3, 120));

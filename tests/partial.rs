@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fs as host;
 use std::sync::Arc;
 
-use jailfs::fs::{Caller, Fs, RenameMode, SetAttr, SetXattr};
+use jailfs::internals::fs::{Caller, Fs, RenameMode, SetAttr, SetXattr};
 use jailfs::sandbox::{Reply, Request, Restored, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::types::{FileKind, Name, NodeId, TreePath};
@@ -213,7 +213,7 @@ fn check_links(place: &Place, when: &str) {
     let state = place.fs().state();
     let mut copied_up = BTreeMap::new();
     for (ino, node) in state.tree.nodes() {
-        if let jailfs::tree::Body::Dir { base: Some(path) } = &node.body {
+        if let jailfs::internals::tree::Body::Dir { base: Some(path) } = &node.body {
             let other = copied_up.insert(path.clone(), ino);
             assert_eq!(other, None, "{when}: two directories cover '{path}'");
         }

@@ -22,10 +22,10 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use disk::{Disk, Random};
-use jailfs::fs::{Caller, RenameMode};
+use jailfs::internals::fs::{Caller, RenameMode};
+use jailfs::internals::sys::failpoint::{self, Change};
 use jailfs::sandbox::{Detail, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::sys::failpoint::{self, Change};
 use jailfs::types::{Name, NodeId, Timestamp, TreePath};
 
 const SEEDS: u64 = 5;
@@ -79,7 +79,7 @@ impl Work {
         failpoint::set_recorder(None);
         let changes = self.record.lock().unwrap().clone();
         drop(self.sandbox);
-        failpoint::set_boot(Some(([2; 16], jailfs::sys::clock::now())));
+        failpoint::set_boot(Some(([2; 16], jailfs::internals::sys::clock::now())));
         (changes, self.story, self.random)
     }
 
@@ -351,8 +351,8 @@ fn judge_versions(sandbox: &Sandbox, ever: &BTreeSet<Vec<u8>>, told: &str) -> us
     let mut count = 0;
     for file in names {
         let path = TreePath::parse(file.as_bytes()).unwrap();
-        for version in sandbox.fs().versions(&path) {
-            let Some((state, found)) = sandbox.fs().version(&path, version.number) else {
+        for version in sandbox.fs().history(&path) {
+            let Some((state, found)) = sandbox.fs().before_edit(&path, version.number) else {
                 continue;
             };
             let read = state.read_all(&found);
@@ -369,7 +369,7 @@ fn judge_versions(sandbox: &Sandbox, ever: &BTreeSet<Vec<u8>>, told: &str) -> us
 fn begin(seed: u64, dir: &Path) -> (Work, u64, usize) {
     let (base, store) = (dir.join("base"), dir.join("store"));
     std::fs::create_dir(&base).unwrap();
-    failpoint::set_boot(Some(([1; 16], jailfs::sys::clock::now())));
+    failpoint::set_boot(Some(([1; 16], jailfs::internals::sys::clock::now())));
     let record: Arc<Mutex<Vec<Change>>> = Arc::default();
     let into = Arc::clone(&record);
     failpoint::set_recorder(Some(Box::new(move |change| into.lock().unwrap().push(change))));

@@ -38,9 +38,9 @@ use std::time::Duration;
 use disk::{Disk, Random};
 use harness::{Live, assert_same, shell};
 use host::host;
+use jailfs::internals::sys::failpoint;
 use jailfs::sandbox::Sandbox;
 use jailfs::sandbox::{Change, Reply, Request};
-use jailfs::sys::failpoint;
 use states::{check, states};
 
 const SEEDS: u64 = 1;
@@ -150,7 +150,7 @@ impl Drop for Mounted {
 impl World {
     fn boot(&mut self) {
         self.boots += 1;
-        failpoint::set_boot(Some(([self.boots; 16], jailfs::sys::clock::now())));
+        failpoint::set_boot(Some(([self.boots; 16], jailfs::internals::sys::clock::now())));
     }
 
     fn seen(&self, store: &Path) -> Seen {
@@ -353,7 +353,7 @@ impl Recording {
                 if what == 1 {
                     file.sync_all().unwrap()
                 } else {
-                    jailfs::sys::file::sync_file_range_all(&file).unwrap()
+                    jailfs::internals::sys::file::sync_file_range_all(&file).unwrap()
                 }
             }
         }
@@ -441,7 +441,7 @@ fn what_an_apply_made_goes_though_the_power_took_what_it_said_of_it() {
     let mut boot = 0;
     let mut boots = || {
         boot += 1;
-        failpoint::set_boot(Some(([boot; 16], jailfs::sys::clock::now())));
+        failpoint::set_boot(Some(([boot; 16], jailfs::internals::sys::clock::now())));
     };
     boots();
     let mut mended = 0;

@@ -59,7 +59,7 @@ fn modules_import_only_from_lower_ranks() {
         let inside = file.strip_prefix(&src).unwrap();
         let first = inside.components().next().unwrap().as_os_str().to_str().unwrap();
         let module = first.strip_suffix(".rs").unwrap_or(first);
-        if matches!(module, "lib" | "main") {
+        if matches!(module, "lib" | "main" | "internals") {
             continue;
         }
         for (number, line) in std::fs::read_to_string(&file).unwrap().lines().enumerate() {
@@ -83,7 +83,10 @@ fn modules_import_only_from_lower_ranks() {
 fn every_module_has_a_rank() {
     let lib =
         std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs")).unwrap();
-    let modules = lib.lines().filter_map(|l| l.strip_prefix("pub mod ")?.strip_suffix(';'));
+    let modules = lib.lines().filter_map(|line| {
+        line.strip_prefix("pub ").unwrap_or(line).strip_prefix("mod ")?.strip_suffix(';')
+    });
+    let modules = modules.filter(|module| *module != "internals");
     assert_eq!(modules.map(rank).count(), RANKS.iter().map(|r| r.len()).sum::<usize>());
 }
 

@@ -21,10 +21,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use jailfs::fs::{Caller, DataRanges, SeekTo};
+use jailfs::internals::fs::{Caller, DataRanges, SeekTo};
+use jailfs::internals::sys::file::{data_in, punch_hole};
 use jailfs::sandbox::{Changes, Consent, Detail, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::sys::file::{data_in, punch_hole};
 use jailfs::types::{ByteRange, Name, NodeId, TreePath};
 
 mod common;
@@ -204,7 +204,7 @@ fn copy_file_range(from: &File, mut at: u64, to: &File, mut into: u64, len: usiz
 }
 
 /// Checks what is found in the live tree at `path` against its bytes, and what differs from `before` against those.
-fn check_ranges(place: &Place, path: &str, before: &jailfs::fs::State) {
+fn check_ranges(place: &Place, path: &str, before: &jailfs::internals::fs::State) {
     let now = place.sandbox().fs().state();
     let path = tree_path(path);
     let (old, new) = (before.resolve(&path).unwrap(), now.resolve(&path).unwrap());
@@ -352,7 +352,7 @@ fn a_huge_file_of_the_sandbox_costs_what_its_data_costs() {
     // It becomes shorter, so older versions are compared from the end.
     write_anew(14 * TIB + 100 * MIB, b"more");
     write_anew(HUGE - 1, b"most");
-    place.sandbox().fs().tend_versions(true, &|| false);
+    place.sandbox().fs().maintain_edits(true, &|| false);
     place.restore("c1", &[]);
     assert_eq!(place.size("f"), HUGE);
     place.apply(false);
@@ -461,8 +461,11 @@ fn copies_in_a_mount_keep_holes() {
     let bench =
         Bench::over(|base| sparse(&base.join("f"), HUGE, &[(3 * TIB, b"data"), (HUGE - 1, b"!")]));
     let from = File::open(bench.at("f")).unwrap();
-    assert_eq!(jailfs::sys::file::seek_data(&from, 1).unwrap(), Some(3 * TIB));
-    assert_eq!(jailfs::sys::file::seek_data(&from, 4 * TIB).unwrap(), Some(HUGE - 4 * KIB));
+    assert_eq!(jailfs::internals::sys::file::seek_data(&from, 1).unwrap(), Some(3 * TIB));
+    assert_eq!(
+        jailfs::internals::sys::file::seek_data(&from, 4 * TIB).unwrap(),
+        Some(HUGE - 4 * KIB)
+    );
     let to = OpenOptions::new().write(true).create_new(true).open(bench.at("to")).unwrap();
     let before = bench.pool_bytes();
     let mut done = 3 * TIB - 5;

@@ -18,9 +18,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use jailfs::fs::SnapdirView;
-use jailfs::fuse::{self, Counters, MountOptions};
-use jailfs::jail::Policy;
+use jailfs::internals::fs::SnapdirView;
+use jailfs::internals::fuse::{self, Counters, MountOptions};
+use jailfs::internals::jail::Policy;
 use jailfs::sandbox::{Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions, View};
 

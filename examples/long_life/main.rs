@@ -28,9 +28,9 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use jailfs::control::{Client, connect};
-use jailfs::daemon::{self, Choice, Plan};
 use jailfs::error::{Attempt, Error, Kind, Result};
+use jailfs::internals::control::{Client, connect};
+use jailfs::internals::daemon::{self, Choice, Plan};
 use jailfs::sandbox::{Reply, Request, Rev};
 
 use load::{Load, Rng};
@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     // The daemon is this program, started again, and so is its guard.
     let is_ours = |word: std::ffi::OsString| word == daemon::VERB || word == daemon::guard::VERB;
     if std::env::args_os().nth(1).is_some_and(is_ours) {
-        return jailfs::cli::main();
+        return jailfs::main();
     }
     let Some(options) = Options::parse(std::env::args().skip(1)) else {
         println!("{USAGE}");
@@ -105,7 +105,8 @@ struct Place {
 impl Place {
     fn new() -> Result<Place> {
         let dir = tempfile::tempdir().attempt(|| "make a directory")?;
-        let path = jailfs::sys::path::resolve(dir.path()).attempt(|| "find the directory")?;
+        let path =
+            jailfs::internals::sys::path::resolve(dir.path()).attempt(|| "find the directory")?;
         let (base, mnt, store) = (path.join("base"), path.join("mnt"), path.join("store"));
         for made in [&base, &mnt, &path.join("other")] {
             std::fs::create_dir(made).attempt(|| format!("make '{}'", made.display()))?;
@@ -146,7 +147,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         for mnt in [&self.mnt, &self.dir.path().join("other")] {
             // A mount that is over already cannot be unmounted.
-            drop(jailfs::sys::mount::unmount(mnt, true));
+            drop(jailfs::internals::sys::mount::unmount(mnt, true));
         }
     }
 }

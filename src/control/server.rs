@@ -234,8 +234,8 @@ fn start(stream: UnixStream, shared: &Arc<Shared>) {
     }
 }
 
-/// Answers the first request of a connection for which there is no thread. Until then no other connection is taken, so the
-/// peer has little time.
+/// Answers the first request of a connection for which there is no thread. Until then no other
+/// connection is taken, so the peer has little time.
 fn say_no_thread(
     stream: &UnixStream,
     shared: &Shared,

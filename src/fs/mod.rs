@@ -54,7 +54,8 @@ use crate::tree::{Edit, Misfit, Tree};
 use crate::types::{ByteRange, Epoch, LayerId, Name, NodeId, TreePath};
 
 pub use edits::{
-    Clock, Known as KnownVersions, NoStep, QUIET, Step, Stepped, Tended, VersionInfo, VersionMark,
+    Clock, EditInfo, EditsSavepoint, Histories as EditHistories, QUIET, Step, StepError, Stepped,
+    Tended,
 };
 pub use journal::OpenJournal;
 pub use links::{LinkReply, Move, Refusal, Refused};
@@ -107,7 +108,7 @@ pub struct LiveSet {
     /// The oldest epoch of the base that has content of an orphan.
     pub orphans_from: Option<Epoch>,
     /// The content of the edit history.
-    pub versions: Vec<Arc<Content>>,
+    pub edits: Vec<Arc<Content>>,
     /// The upper layer.
     pub upper: LayerId,
     /// Addresses of its pool that were allocated and may still be written.
@@ -220,7 +221,7 @@ impl Fs {
             state: core.state.clone(),
             orphans: core.held.orphans().tree().clone(),
             orphans_from: core.held.orphans().oldest_epoch(),
-            versions: core.edits.iter().flat_map(EditHistory::contents).collect(),
+            edits: core.edits.iter().flat_map(EditHistory::contents).collect(),
             upper: core.upper.layer(),
             reserved,
             end,
@@ -246,7 +247,7 @@ impl Fs {
     /// Takes back `count` lookups of a node: the FORGET of the kernel.
     pub fn forget(&self, id: NodeId, count: u64) {
         if id.is_in_snapdir() {
-            return self.past_forget(id, count);
+            return self.snapdir_forget(id, count);
         }
         let mut core = self.core();
         let Some(forgotten) = core.held.forget(id, count) else { return };

@@ -10,7 +10,7 @@
 //!   and a later sync tries again.
 
 use crate::error::{FsResult, Result};
-use crate::fs::edits::{EditHistory, Mark};
+use crate::fs::edits::{EditHistory, LogMark};
 use crate::fs::{Core, Fs};
 use crate::store::io::fsync_probe::Unsynced;
 use crate::store::layer::{JournalExchange, Upper};
@@ -37,7 +37,7 @@ impl Fs {
         self.finish_pending(&mut gate)?;
         let (work, mark) = {
             let mut core = self.core();
-            let mark = core.edits.as_ref().map(EditHistory::mark);
+            let mark = core.edits.as_ref().map(EditHistory::log_mark);
             let Some(work) = core.upper.begin_sync() else {
                 if !core.upper.is_failed() {
                     core.note_edits_synced(mark);
@@ -110,7 +110,7 @@ impl Core {
 
     /// Everything is synced that was written before a mark was taken in the log of the edit
     /// history.
-    pub(super) fn note_edits_synced(&mut self, mark: Option<Mark>) {
+    pub(super) fn note_edits_synced(&mut self, mark: Option<LogMark>) {
         if let (Some(mark), Some(edits)) = (mark, &mut self.edits) {
             edits.note_synced(mark);
         }

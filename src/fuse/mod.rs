@@ -94,7 +94,7 @@ pub struct MountOptions {
     pub dev: bool,
     /// The source that `mount` and `df` show; empty means the path of the base.
     pub source: Vec<u8>,
-    /// Generic mount options, by the names in [`sys::mount::VFS_OPTIONS`]. With `sync` and
+    /// Generic mount options, by the names in `sys::mount::VFS_OPTIONS`. With `sync` and
     /// `dirsync`, a change of names or attributes is durable before the server replies.
     pub vfs: Vec<String>,
 }

@@ -73,7 +73,7 @@ fn reply_entry(call: &Call<'_>, result: FsResult<Entry>, reply: ReplyEntry) {
 impl Server {
     /// Runs a job in this thread if it need not wait, else in a worker.
     fn run_on_snapdir(&self, id: u64, name: Option<&Name>, job: impl FnOnce(&Fs) + Send + 'static) {
-        if let Some(_at_hand) = self.fs.past_is_at_hand(NodeId(id), name) {
+        if let Some(_at_hand) = self.fs.snapdir_is_ready(NodeId(id), name) {
             return job(&self.fs);
         }
         let fs = Arc::clone(&self.fs);
@@ -122,8 +122,8 @@ impl Server {
         reply: ReplyData,
     ) {
         let (id, len) = (NodeId(call.node), size.min(init::MAX_REQUEST).into());
-        if let Some(_at_hand) = self.fs.past_is_at_hand(id, None) {
-            match self.fs.past_read(id, offset, len, true) {
+        if let Some(_at_hand) = self.fs.snapdir_is_ready(id, None) {
+            match self.fs.snapdir_read(id, offset, len, true) {
                 Ok(Some(bytes)) => return reply.data(&bytes),
                 Ok(None) => {}
                 Err(error) => return reply.error(call.refuse(&error)),
@@ -132,7 +132,7 @@ impl Server {
         let fs = Arc::clone(&self.fs);
         self.snapdir_workers.run(move || {
             call.reply_data(
-                fs.past_read(id, offset, len, false).map(Option::unwrap_or_default),
+                fs.snapdir_read(id, offset, len, false).map(Option::unwrap_or_default),
                 reply,
             );
         });

@@ -39,7 +39,7 @@ impl Sandbox {
     }
 }
 
-/// What the filesystem of the base cannot store of a file, for people.
+/// Describes for people which attributes of a file the base cannot store.
 fn not_kept_text(lost: apply::plan::NotKept) -> String {
     match lost {
         apply::plan::NotKept::Time { wanted, kept } => {

@@ -37,7 +37,7 @@ pub(super) fn has_moved(path: &Path, base: &Base, options: &StoreOptions) -> Res
 ///
 /// # Errors
 /// The store cannot be read.
-pub fn is_base_of(path: &Path, base: &Base) -> Result<bool> {
+pub(crate) fn is_base_of(path: &Path, base: &Base) -> Result<bool> {
     let mark = base.mark();
     Ok(mark.is_some() && store::mark_of(path)? == mark)
 }

@@ -1,12 +1,11 @@
 //! A list of changes of any length, in bounded memory.
 //!
-//! Always true:
-//! * A list that is longer than `IN_MEMORY` is kept in an unnamed temporary file, or in memory if that
-//!   cannot be written.
-//! * A path is stored without the bytes that it shares with the path before it. A tree of deeply
-//!   nested directories has a list that is about as long as its names.
-//! * The list does not change after it was finished. It holds no lock and no state of the tree, so a
-//!   slow reader delays no other request.
+//! * A list that is longer than `MEMORY_LIMIT` is kept in an unnamed temporary file, or in memory
+//!   if the file cannot be written.
+//! * A path is stored without the bytes that it shares with the path before it. So the list of a
+//!   tree of deeply nested directories is about as long as its names.
+//! * A finished list does not change. It holds no lock and no state of the tree, so a slow reader
+//!   delays no other request.
 //!
 //! A record is a length (u32, little-endian) and as many bytes: a `Record` in the encoding of the
 //! store. The control socket carries the same bytes.
@@ -33,11 +32,11 @@ pub enum ChangeKind {
     Deleted,
     /// The content differs, and perhaps attributes.
     Modified,
-    /// Only attributes (mode, owner, times, xattrs, links) differ.
+    /// Only attributes (mode, owner, times, extended attributes, links) differ.
     Attributes,
-    /// It is another kind of file now.
+    /// The file type differs.
     TypeChanged,
-    /// The same file stands at another path.
+    /// The same file is at another path.
     Renamed,
 }
 
@@ -50,11 +49,11 @@ pub struct Change {
     pub kind: ChangeKind,
     /// Where it was before a rename.
     pub old_path: Option<TreePath>,
-    /// What kind of file it is (was, if deleted).
+    /// The file type; the old one for a deleted path.
     pub file: FileKind,
-    /// The text of a link in the newer state.
+    /// The target of a symbolic link in the newer state.
     pub target: Option<Vec<u8>>,
-    /// What it would do outside the sandbox once it is applied, for people; none if nothing special.
+    /// Why an apply of it is dangerous, for people; `None` if it is not.
     pub danger: Option<String>,
     /// Its inode number.
     pub ino: Ino,
@@ -62,20 +61,20 @@ pub struct Change {
     pub old_size: Option<u64>,
     /// Size after, in bytes, for regular files.
     pub new_size: Option<u64>,
-    /// Lines added and removed; none if not asked for or binary.
+    /// Numbers of added and removed lines; `None` if not requested, or binary.
     pub lines: Option<(u64, u64)>,
-    /// The content is not text.
+    /// Whether the content is not text.
     pub binary: bool,
-    /// The patch of this path, if asked for.
+    /// The patch of this path, if requested.
     pub patch: Option<Vec<u8>>,
 }
 
-/// Bytes of a list that are kept in memory.
-const IN_MEMORY: usize = 1 << 20;
-/// Bytes that are read at a time.
+/// The most bytes of a list that are kept in memory.
+const MEMORY_LIMIT: usize = 1 << 20;
+/// The size of one read, in bytes.
 const CHUNK: usize = 64 << 10;
 
-/// Changes, sorted by path.
+/// A finished list of changes, sorted by path. Clones share it.
 #[derive(Clone, Default)]
 pub struct Changes(Arc<List>);
 
@@ -83,21 +82,21 @@ pub struct Changes(Arc<List>);
 struct List {
     count: u64,
     len: u64,
-    /// Reading moves its position, so each reader seeks first.
+    /// All readers share its position, so each read seeks first.
     file: Mutex<Option<SpooledTempFile>>,
 }
 
 /// A change as it is stored.
 #[derive(Serialize, Deserialize)]
 struct Record {
-    /// Bytes at the start of the path that are those of the path before.
+    /// How many bytes at the start of the path are equal to those of the path before.
     shared: u32,
     rest: Vec<u8>,
     /// The change; its path is empty.
     change: Change,
 }
 
-/// Bytes that are written once, to memory and then to an unnamed file.
+/// Appends bytes, to memory first and then to an unnamed file.
 struct Spool {
     file: SpooledTempFile,
     len: u64,
@@ -105,14 +104,14 @@ struct Spool {
 
 impl Spool {
     fn new(dir: &Path) -> Spool {
-        Spool { file: tempfile::spooled_tempfile_in(IN_MEMORY, dir), len: 0 }
+        Spool { file: tempfile::spooled_tempfile_in(MEMORY_LIMIT, dir), len: 0 }
     }
 
-    /// Adds bytes. Where the file cannot be written, as on a full disk, all of it is kept in memory: a
-    /// restore that was done still lists what it did.
+    /// Appends bytes. If the file cannot be written, as on a full disk, the list is kept in memory:
+    /// a completed restore must still list what it did.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         if let Err(error) = self.file.write_all(bytes) {
-            log::warn!("a list of changes is kept in memory, not in a temporary file: {error}");
+            log::warn!("a list of changes stays in memory: write a temporary file: {error}");
             let mut whole = Vec::new();
             self.file.seek(SeekFrom::Start(0))?;
             (&mut self.file).take(self.len).read_to_end(&mut whole)?;
@@ -137,7 +136,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Begins a list. If it becomes long it goes to an unnamed file in `dir`.
+    /// Begins a list. A long one goes to an unnamed file in `dir`.
     pub fn new(dir: &Path) -> Writer {
         Writer { spool: Spool::new(dir), count: 0, last: TreePath::root() }
     }
@@ -145,7 +144,7 @@ impl Writer {
     /// Adds a change.
     ///
     /// # Errors
-    /// The temporary file cannot be written, or the patch of this one path is too long.
+    /// The list cannot be written, or the patch of this path is longer than 4 GiB.
     pub fn push(&mut self, mut change: Change) -> Result<()> {
         let path = std::mem::take(&mut change.path);
         let shared = shared_bytes(path.as_bytes(), self.last.as_bytes());
@@ -158,7 +157,7 @@ impl Writer {
         let bytes = codec::encode(&record).map_err(too_long)?;
         let len = u32::try_from(bytes.len()).map_err(|error| too_long(error.to_string()))?;
         let record = [&len.to_le_bytes(), bytes.as_slice()].concat();
-        self.spool.append(&record).attempt(|| "list what changed")?;
+        self.spool.append(&record).attempt(|| "list the changes")?;
         self.count += 1;
         self.last = path;
         Ok(())
@@ -171,22 +170,22 @@ impl Writer {
 }
 
 impl Changes {
-    /// How many there are.
+    /// The number of changes.
     pub fn len(&self) -> usize {
         usize::try_from(self.0.count).unwrap_or(usize::MAX)
     }
 
-    /// Whether there are none.
+    /// Whether there are no changes.
     pub fn is_empty(&self) -> bool {
         self.0.count == 0
     }
 
-    /// The changes, one after the other.
+    /// Iterates over the changes. The iterator ends after the first error.
     pub fn iter(&self) -> Iter<'_> {
         Iter { list: &self.0, at: 0, count: 0, buffer: Vec::new(), used: 0, last: TreePath::root() }
     }
 
-    /// All of them, in memory.
+    /// Reads all changes into memory.
     ///
     /// # Errors
     /// The list cannot be read.
@@ -194,10 +193,10 @@ impl Changes {
         self.iter().collect()
     }
 
-    /// Calls `take` with the bytes of the list, piece by piece.
+    /// Calls `take` with the bytes of the list, chunk by chunk.
     ///
     /// # Errors
-    /// The list cannot be read, or an error of `take`.
+    /// The list cannot be read, or `take` failed.
     pub(crate) fn for_each_chunk(
         &self,
         mut take: impl FnMut(&[u8]) -> io::Result<()>,
@@ -211,10 +210,10 @@ impl Changes {
         Ok(())
     }
 
-    /// Reads the bytes of a list from `next`, which gives an empty piece at the end.
+    /// Receives the bytes of the list from `next`, which returns an empty chunk at the end.
     ///
     /// # Errors
-    /// The temporary file cannot be written, or an error of `next`.
+    /// The list cannot be written, or `next` failed.
     pub(crate) fn receive(
         &mut self,
         dir: &Path,
@@ -222,11 +221,11 @@ impl Changes {
     ) -> Result<()> {
         let mut spool = Spool::new(dir);
         loop {
-            let piece = next()?;
-            if piece.is_empty() {
+            let chunk = next()?;
+            if chunk.is_empty() {
                 break;
             }
-            spool.append(&piece).attempt(|| "keep a list of changes")?;
+            spool.append(&chunk).attempt(|| "receive a list of changes")?;
         }
         *self = spool.finish(self.0.count);
         Ok(())
@@ -234,7 +233,7 @@ impl Changes {
 }
 
 impl List {
-    /// Reads up to `most` bytes at `at`, and at least one.
+    /// Reads `most` bytes at `at`; fewer only at the end.
     fn read(&self, at: u64, most: usize) -> io::Result<Vec<u8>> {
         let left = usize::try_from(self.len.saturating_sub(at)).unwrap_or(usize::MAX);
         let mut bytes = vec![0; most.min(left)];
@@ -246,7 +245,7 @@ impl List {
     }
 }
 
-/// How many bytes at the start of `a` and `b` are equal.
+/// The length of the common prefix of `a` and `b`.
 fn shared_bytes(a: &[u8], b: &[u8]) -> usize {
     const BLOCK: usize = 256;
     let blocks = a.chunks(BLOCK).zip(b.chunks(BLOCK)).take_while(|(a, b)| a == b);
@@ -255,14 +254,14 @@ fn shared_bytes(a: &[u8], b: &[u8]) -> usize {
     whole + rest.take_while(|(a, b)| a == b).count()
 }
 
-/// Reads a list.
+/// Iterates over a list.
 pub struct Iter<'a> {
     list: &'a List,
-    /// Where the bytes behind the buffer are.
+    /// The offset in the list of the bytes after the buffer.
     at: u64,
     count: u64,
     buffer: Vec<u8>,
-    /// Bytes of the buffer that were read.
+    /// How many bytes of the buffer are consumed.
     used: usize,
     last: TreePath,
 }
@@ -290,9 +289,9 @@ impl Iter<'_> {
         let record: Record = codec::decode(self.bytes(len)?).map_err(|error| malformed(&error))?;
         let shared =
             usize::try_from(record.shared).ok().and_then(|len| self.last.as_bytes().get(..len));
-        let shared = shared.ok_or_else(|| malformed("a path continues none"))?;
+        let shared = shared.ok_or_else(|| malformed("a path continues no earlier one"))?;
         let path = TreePath::parse(&[shared, &record.rest].concat())
-            .map_err(|_| malformed("a bad path"))?;
+            .map_err(|_| malformed("a path is invalid"))?;
         self.last = path.clone();
         Ok(Change { path, ..record.change })
     }
@@ -338,7 +337,7 @@ impl PartialEq for Changes {
 
 impl Eq for Changes {}
 
-/// Only the number: the bytes travel beside the reply.
+/// Serializes only the number of changes. The control socket sends the bytes after the reply.
 impl Serialize for Changes {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         self.0.count.serialize(serializer)
@@ -392,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_without_room_for_a_file_is_kept_in_memory() {
+    fn a_list_that_cannot_be_written_is_kept_in_memory() {
         let mut writer = Writer::new(Path::new("/nonexistent"));
         let all: Vec<Change> =
             (0..40).map(|n| change(&format!("f{n:02}"), Some(vec![n; 100_000]))).collect();
@@ -415,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_arrives_in_pieces() {
+    fn a_list_is_sent_and_received_in_chunks() {
         let sent = list(&[change("a", Some(vec![1; 200_000])), change("a/b", None)]);
         let mut pieces = Vec::new();
         sent.for_each_chunk(|piece| {
@@ -431,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_was_cut_or_changed_is_an_error() {
+    fn a_truncated_list_is_an_error_and_a_changed_one_never_panics() {
         let sent = list(&[change("a", None), change("a/b", None)]);
         let bytes = sent.0.read(0, CHUNK).unwrap();
         let received = |bytes: Vec<u8>| {
@@ -447,7 +446,7 @@ mod tests {
         for at in 0..bytes.len() {
             let mut bad = bytes.clone();
             bad[at] ^= 0x80;
-            // It is an error or another list; it never panics, and never has more changes than said.
+            // It is an error or another list, with at most the announced number of changes.
             assert!(received(bad).iter().count() <= 2);
         }
     }

@@ -35,7 +35,7 @@ const GROWTH: u64 = 16 << 20;
 /// The rules of the collection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CollectionTerms {
-    /// What may be dropped; `None` turns the collection off.
+    /// The states that may be dropped; `None` turns the collection off.
     pub(super) policy: Option<Policy>,
     /// States that are kept in any case.
     pub(super) pinned: BTreeSet<LayerId>,
@@ -174,7 +174,7 @@ impl CollectorHandle {
     }
 }
 
-/// What the thread owns.
+/// The data of the thread.
 struct Thread {
     timeline: Arc<Timeline>,
     terms: Arc<Mutex<CollectionTerms>>,
@@ -227,8 +227,8 @@ impl Thread {
         }
     }
 
-    /// Waits until no request reads a state, and keeps new ones out. Returns `None` if that takes too
-    /// long, for a full disk after the first try.
+    /// Waits until no request reads a state, and keeps new ones out. Returns `None` if that takes
+    /// too long, for a full disk after the first try.
     fn wait_for_readers(&self, when_idle: bool, is_full: bool) -> Option<RwLockWriteGuard<'_, ()>> {
         let fs = self.timeline.fs();
         let until = Instant::now() + IDLE_LIMIT;

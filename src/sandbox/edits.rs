@@ -1,7 +1,7 @@
 //! Answers requests about the edit history of single files: list, compare, undo and redo.
 
 use crate::error::{Attempt, Error, Kind, Result};
-use crate::fs::{Found, State, Step, VersionInfo};
+use crate::fs::{EditInfo, Found, State, Step};
 use crate::sandbox::changes::Writer;
 use crate::sandbox::diff::change_of;
 use crate::sandbox::{Changes, Detail, EditKind, FileEdit, FileRev, Sandbox, Stepped};
@@ -17,7 +17,7 @@ impl Sandbox {
             .lower
             .check_not_hidden(path)
             .attempt(|| format!("list the edits of '{path}'"))?;
-        Ok(self.fs().versions(path).into_iter().map(file_edit).collect())
+        Ok(self.fs().history(path).into_iter().map(file_edit).collect())
     }
 
     /// Undoes or redoes edits of a path.
@@ -74,11 +74,11 @@ impl Sandbox {
             return Ok((state, found));
         };
         self.fs().state().lower.check_not_hidden(&rev.path).attempt(attempt)?;
-        if let Some(before) = self.fs().version(&rev.path, number) {
+        if let Some(before) = self.fs().before_edit(&rev.path, number) {
             return Ok(before);
         }
         // Before an edit there may have been no file.
-        if self.fs().versions(&rev.path).into_iter().any(|edit| edit.number == number) {
+        if self.fs().history(&rev.path).into_iter().any(|edit| edit.number == number) {
             return Ok((self.fs().state(), Found::Nothing(None)));
         }
         Err(Error::new(Kind::NoStore, attempt(), "there is no such edit")
@@ -86,7 +86,7 @@ impl Sandbox {
     }
 }
 
-fn file_edit(info: VersionInfo) -> FileEdit {
+fn file_edit(info: EditInfo) -> FileEdit {
     FileEdit {
         number: info.number,
         time: info.time,
@@ -102,6 +102,6 @@ fn file_edit(info: VersionInfo) -> FileEdit {
         size: info.file.map(|(size, _)| size),
         mode: info.file.map(|(_, meta)| meta.mode),
         mtime: info.file.map(|(_, meta)| meta.mtime),
-        is_current: info.is_shown,
+        is_current: info.is_current,
     }
 }

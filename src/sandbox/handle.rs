@@ -125,7 +125,7 @@ impl Sandbox {
     }
 }
 
-/// What a restore does with mounts on directories that it removes.
+/// How a restore treats mounts on directories that it removes.
 fn mounts(detach: bool) -> Mounts {
     if detach { Mounts::Detach } else { Mounts::Refuse }
 }

@@ -16,8 +16,8 @@ use crate::sandbox::worker::{Signals, Work, Worker};
 use crate::sys;
 use crate::timeline::{Effort, Timeline};
 
-/// The nice value of the deduplication thread, which computes most. It gets about a tenth of the CPU
-/// time of a program with the default value.
+/// The nice value of the deduplication thread, which computes most. It gets about a tenth of the
+/// CPU time of a program with the default value.
 const NICE: i32 = 10;
 
 /// The threads.

@@ -86,9 +86,9 @@
 //!
 //! # Why requests are data
 //!
-//! A mounted sandbox is held by its daemon. A command sends it the same [`Request`] over the control
-//! socket that it would handle itself without a daemon. So each operation exists once, and the
-//! command line, the socket and an embedding program cannot differ.
+//! A mounted sandbox is held by its daemon. A command sends it the same [`Request`] over the
+//! control socket that it would handle itself without a daemon. So each operation exists once, and
+//! the command line, the socket and an embedding program cannot differ.
 
 mod apply;
 mod base_location;
@@ -119,7 +119,7 @@ use parking_lot::Mutex;
 
 use crate::base::Base;
 use crate::error::{Attempt, Result};
-use crate::fs::{Kernel, Reclaimer};
+use crate::fs::Reclaimer;
 use crate::jail::Jail;
 use crate::sandbox::collector::{CollectionTerms, CollectorHandle};
 use crate::sandbox::housekeeper::Housekeeper;
@@ -129,15 +129,15 @@ use crate::timeline::Timeline;
 use crate::types::TreePath;
 
 pub use crate::fs::{
-    Attr, Caller, Entry, Fs, ReadPlan, Refusal, RenameMode, SeekTo, SetAttr, SetTime, SetXattr,
-    SnapdirView,
+    Attr, Caller, Entry, Fs, Kernel, ReadPlan, Refusal, RenameMode, SeekTo, SetAttr, SetTime,
+    SetXattr, SnapdirView,
 };
 pub use crate::jail::Policy;
 pub use crate::store::StoreOptions;
 pub use crate::store::edits_log::Bounds;
 pub use crate::timeline::apply::protected::{Consent, Protected};
 pub use crate::timeline::{Policy as KeepPolicy, Savepoint};
-pub use base_location::is_base_of;
+pub(crate) use base_location::is_base_of;
 pub use changes::{Change, ChangeKind, Changes};
 pub use reply::{
     Applied, Checked, Checkpoint, Collected, EditKind, FileEdit, Info, LayerSpace, MAX_NOT_KEPT,

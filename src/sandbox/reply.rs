@@ -1,4 +1,4 @@
-//! What a sandbox answers, as data.
+//! The replies of a sandbox, as data.
 
 use serde::{Deserialize, Serialize};
 
@@ -128,7 +128,7 @@ pub struct FileEdit {
     pub is_current: bool,
 }
 
-/// What an undo or a redo did.
+/// The result of an undo or a redo.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stepped {
     /// The path.
@@ -144,8 +144,8 @@ pub struct Stepped {
 /// A path of a state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shown {
-    /// The state, to ask for the next part of the same file. A checkpoint is named by its number. `@`
-    /// and `base` may have changed by then.
+    /// The state, to ask for the next part of the same file. A checkpoint is named by its number.
+    /// `@` and `base` may have changed by then.
     pub rev: Rev,
     /// The node.
     pub node: Node,
@@ -240,14 +240,14 @@ pub struct Status {
     pub refusals: Vec<Refusal>,
     /// Number of all refusals.
     pub refused_count: u64,
-    /// Paths of the base that could not be read or that drifted, with the reason; at most 100. If the
-    /// first path is the root, `changed` may lack writes through mappings.
+    /// Paths of the base that could not be read or that drifted, with the reason; at most 100. If
+    /// the first path is the root, `changed` may lack writes through mappings.
     pub base_problems: Vec<(TreePath, String)>,
     /// Whether a sync of the store failed. Then the tree is read-only until the next mount, and
     /// changes that were not synced before may be lost.
     pub sync_failed: bool,
-    /// `Some` if an apply failed and its rollback is not finished: the paths of the base that are not
-    /// rolled back, with the reason. The root stands for a reason without a path.
+    /// `Some` if an apply failed and its rollback is not finished: the paths of the base that are
+    /// not rolled back, with the reason. The root stands for a reason without a path.
     pub rollback: Option<Vec<(TreePath, String)>>,
 }
 
@@ -301,8 +301,8 @@ pub struct Restored {
     pub undo: Option<u64>,
     /// Paths at which mounts were detached.
     pub detached: Vec<TreePath>,
-    /// The changed paths, from the tree before to the tree now. A rewritten file counts as modified,
-    /// even if its bytes are equal.
+    /// The changed paths, from the tree before to the tree now. A rewritten file counts as
+    /// modified, even if its bytes are equal.
     pub changes: Changes,
 }
 
@@ -318,7 +318,8 @@ pub struct Applied {
     /// Paths that need the consent of the caller, with the reason. If there are any, nothing was
     /// written.
     pub refused: Vec<(TreePath, String)>,
-    /// Paths of which the base cannot store everything, and what it lacks; at most [`MAX_NOT_KEPT`].
+    /// Paths of which the base cannot store everything, and what it lacks; at most
+    /// [`MAX_NOT_KEPT`].
     pub not_kept: Vec<(TreePath, String)>,
     /// Number of all such paths.
     pub not_kept_count: u64,

@@ -1,4 +1,4 @@
-//! What a caller can ask of a sandbox, as data.
+//! The requests to a sandbox, as data.
 
 use std::fmt;
 

@@ -112,8 +112,8 @@ impl Sandbox {
     }
 
     /// Makes the tree equal to `to`, as a discard does, but without listing what that changes. So
-    /// its duration does not depend on how much the programs in the mount wrote. Returns the tree as
-    /// it was, for [`Sandbox::changes_to`].
+    /// its duration does not depend on how much the programs in the mount wrote. Returns the tree
+    /// as it was, for [`Sandbox::changes_to`].
     ///
     /// # Errors
     /// As for [`Request::Restore`](crate::sandbox::Request::Restore).
@@ -132,7 +132,7 @@ impl Sandbox {
     }
 }
 
-/// What was restored, for the operation log.
+/// Names the restored paths for the operation log.
 fn describe_paths(state: &str, paths: &[TreePath]) -> String {
     let named: Vec<String> = paths.iter().take(MAX_NAMED).map(|path| format!("'{path}'")).collect();
     let more = match paths.len().saturating_sub(MAX_NAMED) {

@@ -14,7 +14,7 @@ use crate::sandbox::{Checkpoint, Reply, Request, Sandbox, Status, date};
 use crate::tree::Tree;
 use crate::types::{Ino, LayerId, is_unprintable};
 
-/// What was attempted when an error of this file occurs.
+/// The attempt in all errors of this file.
 const ATTEMPT: &str = "read the snapshot directory";
 
 /// The sandbox, for its own filesystem. A weak reference, because the sandbox owns the filesystem.

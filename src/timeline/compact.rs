@@ -144,7 +144,7 @@ impl Timeline {
     /// freed, or `None` if a reader looks at states.
     fn trim_again(&self) -> Result<Option<u64>> {
         let Some(_exclusive) = self.fs.exclusive_soon() else { return Ok(None) };
-        let mut layers: Vec<LayerId> = self.fs.layers_given_up().into_iter().collect();
+        let mut layers: Vec<LayerId> = self.fs.layers_with_dropped_edits().into_iter().collect();
         layers.retain(|layer| {
             self.store
                 .layer(*layer)
@@ -158,7 +158,7 @@ impl Timeline {
         }
         let trimmed = self.trim(&places.into_iter().collect::<Vec<LayerId>>())?;
         if trimmed.is_none() {
-            self.fs.note_layers_given_up(layers);
+            self.fs.note_layers_with_dropped_edits(layers);
         }
         Ok(trimmed)
     }
@@ -193,7 +193,7 @@ impl Timeline {
             }
             if !secured {
                 self.store.note_sweep();
-                self.fs.secure_versions()?;
+                self.fs.secure_edits()?;
                 if !self.store.wait_for_read_epochs() {
                     return Ok(None);
                 }
@@ -240,7 +240,7 @@ impl Timeline {
         for (_, extent) in live.orphans.all_extents() {
             used.add(extent.source, extent.len);
         }
-        used.add_extents(live.versions.iter().flat_map(|content| &content.extents));
+        used.add_extents(live.edits.iter().flat_map(|content| &content.extents));
         for (range, source) in self.applies.lock().iter().flat_map(|images| images.extents()) {
             used.add(source, range.len());
         }

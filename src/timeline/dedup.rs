@@ -219,8 +219,7 @@ impl Timeline {
             }
         }
         // The edit history can refer to content that is in no state.
-        for (range, source) in
-            self.fs.live_set().versions.iter().flat_map(|content| &content.extents)
+        for (range, source) in self.fs.live_set().edits.iter().flat_map(|content| &content.extents)
         {
             if let Source::Pool { layer: of, offset } = *source
                 && of == layer

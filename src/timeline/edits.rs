@@ -1,7 +1,7 @@
 //! Undo and redo of single files, and the entries that a restore adds to the edit history.
 
 use crate::error::{Attempt, Error, FsError, Kind, Result};
-use crate::fs::{NoStep, State, Step, Stepped, Tended};
+use crate::fs::{State, Step, StepError, Stepped, Tended};
 use crate::timeline::Timeline;
 use crate::timeline::diff;
 use crate::timeline::diff::What;
@@ -37,7 +37,7 @@ impl Timeline {
     /// Shrinks the edit history. While files are being edited it does only what cannot wait, unless
     /// `at_once`.
     pub fn maintain_edit_history(&self, at_once: bool) -> Tended {
-        self.fs.tend_versions(at_once, &|| self.is_stopping())
+        self.fs.maintain_edits(at_once, &|| self.is_stopping())
     }
 
     /// Lists the changes of a restore, and adds the files that it replaced to the edit history,
@@ -62,7 +62,7 @@ impl Timeline {
             }
             list(from, to, change)?;
         }
-        self.fs.keep_restored(kept);
+        self.fs.record_restored_edits(kept);
         Ok(())
     }
 }
@@ -82,36 +82,36 @@ fn attempt(path: &TreePath, step: Step) -> String {
     }
 }
 
-fn refusal(path: &TreePath, step: Step, no: NoStep) -> Error {
+fn refusal(path: &TreePath, step: Step, no: StepError) -> Error {
     let lists = format!("'jailfs history {path}' lists what there is");
     match (no, step) {
-        (NoStep::Only(0), Step::Undo(_)) => {
+        (StepError::Only(0), Step::Undo(_)) => {
             Error::new(Kind::NoStore, attempt(path, step), "there is no earlier version")
                 .hint(lists)
         }
-        (NoStep::Only(0), Step::Redo(_)) => Error::new(
+        (StepError::Only(0), Step::Redo(_)) => Error::new(
             Kind::NoStore,
             attempt(path, step),
             "nothing was undone since it was last edited",
         )
         .hint(lists),
-        (NoStep::Only(count), _) => Error::new(
+        (StepError::Only(count), _) => Error::new(
             Kind::NoStore,
             attempt(path, step),
             format!("there are only {count} steps to go"),
         )
         .hint(lists),
-        (NoStep::NotAFile(_), _) => Error::new(
+        (StepError::NotAFile(_), _) => Error::new(
             Kind::Failed,
             attempt(path, step),
             "there is something else than a regular file at this path now",
         )
         .hint("move it away first"),
-        (NoStep::Failed(FsError::NotADirectory), _) => {
+        (StepError::Failed(FsError::NotADirectory), _) => {
             Error::new(Kind::Failed, attempt(path, step), "a path above it is not a directory now")
                 .hint("move it away first")
         }
-        (NoStep::Failed(error), _) => {
+        (StepError::Failed(error), _) => {
             match Err::<(), FsError>(error).attempt(|| attempt(path, step)) {
                 Err(error) => error,
                 Ok(()) => Error::damage(attempt(path, step), "no reason"),

@@ -135,7 +135,7 @@ impl Timeline {
         base_identity::record_base((&store, &base), base_is, &mut trees, (&tree, epoch), &applies)?;
         let lower = Lower::new(Arc::clone(&base), Arc::clone(&store), epoch, applies.clone());
         let fs = Arc::new(Fs::new(Arc::clone(&store), tree, lower, upper, jail));
-        fs.open_history(head);
+        fs.open_edits(head);
         if store.was_volatile() {
             // The journal has no marks that say what was synced, so sync everything.
             fs.sync().attempt(|| "sync what was written with --volatile")?;

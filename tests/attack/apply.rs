@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use jailfs::fs::Caller;
+use jailfs::internals::fs::Caller;
 use jailfs::sandbox::{Reply, Request};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::types::{Name, NodeId};

@@ -137,7 +137,7 @@ struct Ground {
 impl Ground {
     fn new(configuration: Configuration) -> Ground {
         let place = Place::new(Duration::from_secs(240));
-        let word = format!("word{:016x}", jailfs::sys::process::unlikely_number());
+        let word = format!("word{:016x}", jailfs::internals::sys::process::unlikely_number());
         for dir in ["base", "mnt", "home", "out"] {
             fs::create_dir(place.at(dir)).unwrap();
         }
@@ -186,7 +186,7 @@ impl Ground {
         fs::write(out.join(format!("outside-{word}")), "").unwrap();
         symlink(format!("text-{word}"), out.join("link")).unwrap();
         let secret = fs::File::options().write(true).open(out.join("secret")).unwrap();
-        jailfs::sys::xattr::set(&secret, b"user.mark", word.as_bytes()).unwrap();
+        jailfs::internals::sys::xattr::set(&secret, b"user.mark", word.as_bytes()).unwrap();
         self.listen();
         let all: Vec<PathBuf> = look(&out).into_keys().collect();
         for path in all {

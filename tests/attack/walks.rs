@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use jailfs::error::{FsError, FsResult};
-use jailfs::fs::{Caller, LinkReply, RenameMode};
+use jailfs::internals::fs::{Caller, LinkReply, RenameMode};
 use jailfs::sandbox::{Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::types::{Name, NodeId};

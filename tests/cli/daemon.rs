@@ -111,7 +111,7 @@ fn what_cannot_be_mounted_says_why() {
 fn options_do_what_they_say() {
     let place = Place::new();
     let options = || {
-        let all = jailfs::sys::mountinfo::read().unwrap();
+        let all = jailfs::internals::sys::mountinfo::read().unwrap();
         let wanted = place.at("mnt");
         let entry = all
             .into_iter()
@@ -166,7 +166,7 @@ fn mount_helpers_call_it_in_their_own_form() {
     // As mount.fuse3 calls it, with the defaults of mount(8).
     let helper = said(place.command("", JAILFS).args([&base, &mnt]).args(["-o", "rw,dev,suid"]));
     assert_eq!(helper.code, 0, "{helper:?}");
-    let entry = jailfs::sys::mountinfo::read()
+    let entry = jailfs::internals::sys::mountinfo::read()
         .unwrap()
         .into_iter()
         .find(|e| e.mount_point == mnt.as_os_str().as_encoded_bytes());

@@ -223,7 +223,7 @@ pub fn word(bytes: &[u8]) -> OsString {
 }
 
 fn mounts_below(path: &Path) -> Vec<PathBuf> {
-    let all = jailfs::sys::mountinfo::read().expect("/proc is mounted");
+    let all = jailfs::internals::sys::mountinfo::read().expect("/proc is mounted");
     let points = all.into_iter().map(|entry| PathBuf::from(OsStr::from_bytes(&entry.mount_point)));
     points.filter(|point| point.starts_with(path)).collect()
 }
@@ -231,7 +231,7 @@ fn mounts_below(path: &Path) -> Vec<PathBuf> {
 /// Detaches every mount below a directory, the innermost first.
 fn take_away(path: &Path) {
     for point in mounts_below(path).iter().rev() {
-        if let Err(error) = jailfs::sys::mount::unmount(point, true) {
+        if let Err(error) = jailfs::internals::sys::mount::unmount(point, true) {
             eprintln!("unmount {}: {error}", point.display());
         }
     }

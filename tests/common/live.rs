@@ -77,7 +77,7 @@ impl Live {
     /// The same, with a time limit for the test.
     pub fn with_limit(script: &str, options: &[&'static str], limit: Duration) -> Live {
         let dir = tempfile::tempdir().unwrap();
-        let path = jailfs::sys::path::resolve(dir.path()).unwrap();
+        let path = jailfs::internals::sys::path::resolve(dir.path()).unwrap();
         let (base, mnt, store) = (path.join("base"), path.join("mnt"), path.join("store"));
         std::fs::create_dir(&base).unwrap();
         std::fs::create_dir(&mnt).unwrap();

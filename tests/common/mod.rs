@@ -16,14 +16,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use jailfs::base::Base;
-use jailfs::fs::Fs;
-use jailfs::fs::merged::lower::Lower;
-use jailfs::fuse::{MountOptions, Mounted, mount};
-use jailfs::jail::{Jail, Policy};
-use jailfs::store::record::LayerKind;
-use jailfs::store::{Store, StoreOptions};
-use jailfs::tree::Tree;
+use jailfs::internals::base::Base;
+use jailfs::internals::fs::Fs;
+use jailfs::internals::fs::merged::lower::Lower;
+use jailfs::internals::fuse::{MountOptions, Mounted, mount};
+use jailfs::internals::jail::{Jail, Policy};
+use jailfs::internals::store::record::LayerKind;
+use jailfs::internals::store::{Store, StoreOptions};
+use jailfs::internals::tree::Tree;
 use jailfs::types::Epoch;
 
 /// A test that takes longer has hung.
@@ -166,7 +166,7 @@ pub fn open_new(base: &Path, store: &Path, mnt: &Path) -> Arc<Fs> {
 /// Whether something is mounted at `path`.
 pub fn is_mounted(path: &Path) -> bool {
     let wanted = path.as_os_str().as_bytes();
-    let all = jailfs::sys::mountinfo::read().expect("/proc is mounted");
+    let all = jailfs::internals::sys::mountinfo::read().expect("/proc is mounted");
     all.iter().any(|entry| entry.mount_point == wanted)
 }
 
@@ -187,7 +187,7 @@ pub fn watch(done: Arc<AtomicBool>) {
             for flag in [nix::mount::MntFlags::MNT_FORCE, nix::mount::MntFlags::MNT_DETACH] {
                 let _ended = nix::mount::umount2(mount, flag);
             }
-            let _ended = jailfs::sys::mount::unmount(mount, true);
+            let _ended = jailfs::internals::sys::mount::unmount(mount, true);
         }
         std::process::abort();
     });
@@ -275,7 +275,7 @@ fn look(root: &Path, path: &Path, all: &mut Vec<Seen>) {
     all.push(seen);
     if stat.is_dir() {
         let dir = quiet.open(&full).expect("open");
-        for entry in jailfs::sys::dir::entries(&dir).expect("list") {
+        for entry in jailfs::internals::sys::dir::entries(&dir).expect("list") {
             if entry.name != b"." && entry.name != b".." {
                 look(root, &path.join(std::ffi::OsStr::from_bytes(&entry.name)), all);
             }

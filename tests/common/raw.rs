@@ -20,8 +20,8 @@ use nix::sys::socket::{
 };
 use nix::sys::stat::Mode;
 
-use jailfs::fs::Fs;
-use jailfs::fuse::{Handed, Mounted, adopt};
+use jailfs::internals::fs::Fs;
+use jailfs::internals::fuse::{Handed, Mounted, adopt};
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(20);

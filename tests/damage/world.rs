@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use jailfs::fs::{Caller, RenameMode, SetAttr, SetXattr};
+use jailfs::internals::fs::{Caller, RenameMode, SetAttr, SetXattr};
+use jailfs::internals::store::Store;
 use jailfs::sandbox::{Checkpoint, Operation, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::store::Store;
 use jailfs::types::{FileKind, Name, NodeId, TreePath};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use jailfs::fs::{Need, Tended};
+use jailfs::internals::fs::{Need, Tended};
+use jailfs::internals::sys::failpoint;
 use jailfs::sandbox::Bounds;
 use jailfs::sandbox::Request;
-use jailfs::sys::failpoint;
 
 use crate::place::{Place, Work};
 
@@ -50,7 +50,7 @@ fn the_last_ten_edits_of_a_file_are_kept() {
     assert_eq!(work.history("a").len(), 11);
     work.redo("a", 10).unwrap();
     assert_eq!((work.get("a").as_str(), work.history("a").len()), ("text 14", 10));
-    work.sandbox.fs().set_history(Bounds { versions: 3, ..Bounds::default() });
+    work.sandbox.fs().set_edit_bounds(Bounds { versions: 3, ..Bounds::default() });
     work.put("a", "text 15");
     assert_eq!(work.texts("a"), ["text 12", "text 13", "text 14"]);
 }
@@ -72,7 +72,7 @@ fn the_edit_history_stores_equal_content_once_also_during_an_undo() {
     }
     assert!(place.pools() > 4 << 20, "each is a whole copy");
     work.undo("a", 4).unwrap();
-    assert_eq!(work.sandbox.fs().tend_versions(true, &|| false), Tended::Done);
+    assert_eq!(work.sandbox.fs().maintain_edits(true, &|| false), Tended::Done);
     // One copy, its differences, and the entry that the undo added.
     let bytes = place.pools();
     assert!(bytes < 5 << 18, "{bytes}");
@@ -80,22 +80,22 @@ fn the_edit_history_stores_equal_content_once_also_during_an_undo() {
     assert_eq!(work.bytes("a"), edited(7));
     work.undo("a", 3).unwrap();
     assert_eq!(work.bytes("a"), edited(4));
-    work.sandbox.fs().tend_versions(true, &|| false);
+    work.sandbox.fs().maintain_edits(true, &|| false);
     drop(work);
     let work = place.open();
     for (steps, n) in [(1, 5), (2, 7), (3, 10)] {
         work.redo("a", steps).unwrap();
         assert_eq!(work.bytes("a"), edited(n));
-        work.sandbox.fs().tend_versions(true, &|| false);
+        work.sandbox.fs().maintain_edits(true, &|| false);
     }
     assert_eq!(work.redo("a", 1).unwrap().number, None);
     assert_eq!(work.bytes("a"), edited(11));
     // The content that the undo restored is compared again when the file is edited.
     work.undo("a", 6).unwrap();
-    work.sandbox.fs().tend_versions(true, &|| false);
+    work.sandbox.fs().maintain_edits(true, &|| false);
     work.rest();
     work.write("a", 5, b"an edit");
-    work.sandbox.fs().tend_versions(true, &|| false);
+    work.sandbox.fs().maintain_edits(true, &|| false);
     work.sandbox.compact().unwrap();
     let bytes = place.pools();
     assert!(bytes < 5 << 18, "{bytes}");
@@ -107,7 +107,7 @@ fn the_edit_history_stores_equal_content_once_also_during_an_undo() {
 fn with_the_history_off_nothing_is_kept_and_nothing_is_written() {
     let place = Place::new(&[("a", "one")]);
     let work = place.open();
-    work.sandbox.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
+    work.sandbox.fs().set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
     work.put("a", "two");
     work.rm("a");
     assert!(work.history("a").is_empty() && work.undo("a", 1).is_err());
@@ -118,10 +118,10 @@ fn with_the_history_off_nothing_is_kept_and_nothing_is_written() {
     work.put("b", "2");
     assert!(work.history("b").is_empty());
     // Bytes are overwritten in place again.
-    work.sandbox.fs().set_history(Bounds::default());
+    work.sandbox.fs().set_edit_bounds(Bounds::default());
     work.put("b", "3");
     assert_eq!(work.texts("b"), ["2"]);
-    work.sandbox.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
+    work.sandbox.fs().set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
     assert!(work.history("b").is_empty(), "switching it off gives up what there is");
 }
 
@@ -146,14 +146,14 @@ fn a_tool_that_rewrites_a_file_for_each_small_change_costs_only_the_differences(
         rewrite(&work, "a", &bytes);
     }
     work.rest();
-    assert_eq!(work.sandbox.fs().tend_versions(false, &|| false), Tended::Done);
+    assert_eq!(work.sandbox.fs().maintain_edits(false, &|| false), Tended::Done);
     let stored = place.pools();
     assert!(stored < (1 << 20) + (1 << 20) / 2, "{stored} bytes for a file of {}", bytes.len());
     let versions = work.history("a");
     assert_eq!(versions.len(), 10);
     for (version, text) in versions.iter().rev().zip(&texts[30..]) {
         let (state, found) =
-            work.sandbox.fs().version(&crate::place::path("a"), version.number).unwrap();
+            work.sandbox.fs().before_edit(&crate::place::path("a"), version.number).unwrap();
         assert!(state.read_all(&found).unwrap() == *text, "version {}", version.number);
     }
     assert!(work.bytes("a") == bytes);
@@ -178,7 +178,7 @@ fn a_tool_that_rewrites_a_file_for_each_small_change_costs_only_the_differences(
 fn build_output_does_not_displace_the_history_of_sources() {
     let place = Place::new(&[]);
     let work = place.open();
-    work.sandbox.fs().set_history(Bounds { bytes: 4 << 20, ..Bounds::default() });
+    work.sandbox.fs().set_edit_bounds(Bounds { bytes: 4 << 20, ..Bounds::default() });
     work.mkdir("src");
     work.mkdir("target");
     work.make("src/main.rs");
@@ -191,7 +191,7 @@ fn build_output_does_not_displace_the_history_of_sources() {
             rewrite(&work, &format!("target/o{n}"), &noise(round * 50 + n, 20_000));
         }
         work.rest();
-        work.sandbox.fs().tend_versions(false, &|| false);
+        work.sandbox.fs().maintain_edits(false, &|| false);
     }
     assert_eq!(work.history("src/main.rs").len(), 10, "the sources keep all");
     let left: usize = (0..50).map(|n| work.history(&format!("target/o{n}")).len()).sum();
@@ -211,7 +211,7 @@ fn the_space_of_dropped_entries_is_freed() {
     rewrite(&work, "a", b"small");
     work.sandbox.compact().unwrap();
     assert!(place.pools() > 6 << 20, "versions of before the seal stay");
-    work.sandbox.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
+    work.sandbox.fs().set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
     work.gc(0);
     let left = place.pools();
     assert!(left < (2 << 20) + 100_000, "{left}: the checkpoint has one of them");
@@ -236,9 +236,9 @@ fn content_left_behind_by_a_rename_counts_and_is_dropped_first() {
     let place = Place::new(&[]);
     let work = place.open();
     let fs = work.sandbox.fs();
-    let tend = || fs.tend_versions(true, &|| false);
+    let tend = || fs.maintain_edits(true, &|| false);
     // It is kept for a few seconds.
-    fs.set_history(keep_one(64 << 20));
+    fs.set_edit_bounds(keep_one(64 << 20));
     download(&work, "waits");
     assert_eq!(tend(), Tended::Later);
     assert!(place.pools() > 4 << 20);
@@ -246,12 +246,12 @@ fn content_left_behind_by_a_rename_counts_and_is_dropped_first() {
     assert_eq!(tend(), Tended::Done);
     assert!(place.pools() < MOST, "nobody came to its name: {}", place.pools());
     // For less time if there is too much.
-    fs.set_history(keep_one(MOST));
+    fs.set_edit_bounds(keep_one(MOST));
     download(&work, "large");
     tend();
     assert!(place.pools() < MOST, "it is beyond the budget: {}", place.pools());
     // And not at all if the disk is full, or nothing is to be kept.
-    fs.set_history(keep_one(64 << 20));
+    fs.set_edit_bounds(keep_one(64 << 20));
     download(&work, "full");
     while place.pools() > MOST {
         assert!(fs.make_room(Need::More), "the disk is full: {}", place.pools());
@@ -260,7 +260,7 @@ fn content_left_behind_by_a_rename_counts_and_is_dropped_first() {
         assert_eq!(work.texts(path), ["small"], "no version of '{path}' went");
     }
     download(&work, "off");
-    fs.set_history(Bounds { versions: 0, ..Bounds::default() });
+    fs.set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
     tend();
     assert!(place.pools() < MOST, "nothing is to be kept: {}", place.pools());
 }
@@ -273,7 +273,7 @@ fn content_left_behind_by_a_rename_is_not_garbage_while_the_file_has_it() {
     work.write("x.part", 0, &noise(7, 4 << 20));
     work.mv("x.part", "x");
     (0..6).for_each(|_| work.rest());
-    assert_eq!(work.sandbox.fs().tend_versions(false, &|| false), Tended::Done);
+    assert_eq!(work.sandbox.fs().maintain_edits(false, &|| false), Tended::Done);
     assert!(work.bytes("x") == noise(7, 4 << 20));
 }
 
@@ -306,7 +306,7 @@ fn content_that_an_undo_restored_survives_a_failed_seal_on_a_full_disk() {
         rewrite(&work, "a", &noise(2, 1 << 20));
         work.checkpoint("c");
         work.undo("a", 1).unwrap();
-        fs.set_history(Bounds { versions: 0, ..Bounds::default() });
+        fs.set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
         let request = Request::Checkpoint { name: None, message: String::new() };
         let told = failpoint::with(&format!("fail:store.write:{write}+:ENOSPC"), || {
             let told = work.sandbox.handle(request);

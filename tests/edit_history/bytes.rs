@@ -44,7 +44,7 @@ impl Known {
         );
         for version in work.history("a") {
             let (state, file) =
-                work.sandbox.fs().version(&crate::place::path("a"), version.number).unwrap();
+                work.sandbox.fs().before_edit(&crate::place::path("a"), version.number).unwrap();
             let bytes = state.read_all(&file).unwrap();
             assert!(
                 self.rested.contains(&bytes),

@@ -5,13 +5,13 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::sync::Arc;
 
+use jailfs::internals::store::content::checksums::ChecksumsRecord;
+use jailfs::internals::store::edits_log::{Content, EditsLogRecord};
+use jailfs::internals::store::io::log;
+use jailfs::internals::store::io::log::Log;
+use jailfs::internals::tree::Source;
 use jailfs::sandbox::Checked;
 use jailfs::sandbox::Sandbox;
-use jailfs::store::content::checksums::ChecksumsRecord;
-use jailfs::store::edits_log::{Content, EditsLogRecord};
-use jailfs::store::io::log;
-use jailfs::store::io::log::Log;
-use jailfs::tree::Source;
 use jailfs::types::{Epoch, LayerId};
 
 use crate::place::Place;

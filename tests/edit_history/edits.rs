@@ -1,6 +1,6 @@
 //! The limits of one edit, and the path of its entry.
 
-use jailfs::fs::RenameMode;
+use jailfs::internals::fs::RenameMode;
 use jailfs::sandbox::EditKind::{Move, Remove, Replace, Truncate, Write};
 
 use crate::place::Place;
@@ -140,7 +140,7 @@ fn later_writes_do_not_change_an_entry() {
     }
     let fs = work.sandbox.fs();
     let read = |number| {
-        let (state, found) = fs.version(&crate::place::path("a"), number).unwrap();
+        let (state, found) = fs.before_edit(&crate::place::path("a"), number).unwrap();
         state.read_all(&found).unwrap()
     };
     assert_eq!(read(1), first);

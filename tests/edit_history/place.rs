@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use jailfs::fs::{Caller, RenameMode};
+use jailfs::internals::fs::{Caller, RenameMode};
 use jailfs::sandbox::{Detail, EditKind, FileEdit, FileRev, Reply, Request, Rev, Stepped};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::types::{Name, NodeId, Timestamp, TreePath};
@@ -162,7 +162,7 @@ impl Work {
     }
 
     pub fn version(&self, of: &str, number: u32) -> String {
-        let Some((state, found)) = self.sandbox.fs().version(&path(of), number) else {
+        let Some((state, found)) = self.sandbox.fs().before_edit(&path(of), number) else {
             return "(no file)".to_owned();
         };
         String::from_utf8(state.read_all(&found).unwrap()).unwrap()

@@ -3,9 +3,9 @@
 
 use std::fs as host;
 
-use jailfs::fs::Tended;
+use jailfs::internals::fs::Tended;
+use jailfs::internals::sys::failpoint;
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::sys::failpoint;
 
 use crate::place::{Place, Work};
 
@@ -115,7 +115,7 @@ fn no_edit_fails_because_its_history_cannot_be_recorded() {
         work.undo("a", 2).unwrap();
         assert_eq!(work.get("a"), "four");
         // When it can be written again, it is, completely.
-        assert_eq!(work.sandbox.fs().tend_versions(true, &|| false), Tended::Done);
+        assert_eq!(work.sandbox.fs().maintain_edits(true, &|| false), Tended::Done);
         let texts = work.texts("a");
         drop(work);
         let work = place.open();
@@ -136,8 +136,8 @@ fn content_of_an_entry_is_not_freed_before_its_removal_is_on_disk() {
     failpoint::with(
         "fail:store.write:1+:EIO,fail:store.remove:1+:EIO,fail:store.open:1+:EIO",
         || {
-            work.sandbox.fs().set_history(jailfs::sandbox::Bounds { versions: 0, bytes: 0 });
-            work.sandbox.fs().tend_versions(true, &|| false);
+            work.sandbox.fs().set_edit_bounds(jailfs::sandbox::Bounds { versions: 0, bytes: 0 });
+            work.sandbox.fs().maintain_edits(true, &|| false);
         },
     );
     drop(work);
@@ -160,7 +160,7 @@ fn bytes_of_an_entry_that_may_be_on_disk_are_not_overwritten_after_a_remount() {
     assert_eq!(work.texts("a"), [text.as_str()]);
     let before = host::read(&log).unwrap();
     // The entry is dropped, and shares bytes with the file.
-    work.sandbox.fs().set_history(jailfs::sandbox::Bounds { versions: 0, bytes: 0 });
+    work.sandbox.fs().set_edit_bounds(jailfs::sandbox::Bounds { versions: 0, bytes: 0 });
     drop(work);
     // The next mount cannot sync the log, so a power cut could lose its end.
     let open = |n: u32| {
@@ -202,7 +202,7 @@ fn the_log_is_rewritten_only_when_much_of_it_is_obsolete() {
     work.rest();
     failpoint::with("fail:store.write:1:EIO", || work.write("f19", 0, b"z"));
     let tend = || {
-        work.sandbox.fs().tend_versions(false, &|| false);
+        work.sandbox.fs().maintain_edits(false, &|| false);
         host::metadata(&log).unwrap().ino()
     };
     let whole = tend();
@@ -267,7 +267,8 @@ fn an_error_that_no_space_can_prevent_costs_no_history() {
     let texts = work.texts("a");
     // More attribute names than a list of them can hold.
     let (fs, file) = (work.sandbox.fs(), work.id("a"));
-    let how = jailfs::fs::SetXattr { create: false, replace: false, takes_setgid: false };
+    let how =
+        jailfs::internals::fs::SetXattr { create: false, replace: false, takes_setgid: false };
     let refused = (0..300)
         .find_map(|n| fs.setxattr(file, format!("user.{n:0240}").as_bytes(), b"v", how).err());
     assert_eq!(refused, Some(jailfs::error::FsError::LimitReached));
@@ -317,7 +318,7 @@ fn a_history_interrupted_at_any_step_returns_no_wrong_bytes() {
                 && work.sandbox.fs().write(entry.id, 0, b"four", false).is_ok()
                 && work.undo("a", 2).is_ok()
                 && work.undo("d/b", 1).is_ok();
-            work.sandbox.fs().tend_versions(true, &|| false);
+            work.sandbox.fs().maintain_edits(true, &|| false);
             edited && work.sandbox.compact().is_ok() && work.sandbox.fs().sync().is_ok()
         });
         let work = place.around(

@@ -1,10 +1,10 @@
 //! Undo and redo.
 
 use jailfs::error::Kind;
+use jailfs::internals::sys::failpoint;
+use jailfs::internals::tree::Source;
 use jailfs::sandbox::EditKind::Undo;
 use jailfs::sandbox::{Bounds, Sandbox};
-use jailfs::sys::failpoint;
-use jailfs::tree::Source;
 use jailfs::types::NodeId;
 
 use crate::place::Place;
@@ -245,7 +245,7 @@ fn content_of_a_failed_undo_stays_once_it_is_restored_and_its_entry_is_dropped()
             work.checkpoint("brought back");
             work.put("a", "three");
         }
-        work.sandbox.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
+        work.sandbox.fs().set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
         work.sandbox.compact().unwrap();
         work.gc(0);
         drop(work);
@@ -276,7 +276,7 @@ fn restored_content_is_not_changed_through_another_file_once_its_entry_is_droppe
         drop(work);
         for round in 0..3 {
             let work = place.open();
-            work.sandbox.fs().set_history(Bounds { versions: 0, ..Bounds::default() });
+            work.sandbox.fs().set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
             if round > 0 {
                 work.write(written, 4096 * round, new.as_bytes());
             }

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use jailfs::error::{Error, FsError};
-use jailfs::fs::{Caller, RenameMode, SetAttr, SetTime, SetXattr};
+use jailfs::internals::fs::{Caller, RenameMode, SetAttr, SetTime, SetXattr};
+use jailfs::internals::sys::failpoint;
 use jailfs::sandbox::{Consent, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::sys::failpoint;
 use jailfs::types::{ByteRange, FileKind, Name, NodeId, Timestamp};
 
 const ME: Caller = Caller { uid: 0, gid: 0 };
@@ -291,7 +291,8 @@ fn copy_file(from: &Path, to: &Path) {
     to.set_permissions(about.permissions()).unwrap();
     to.set_len(about.len()).unwrap();
     for range in
-        jailfs::sys::file::data_in(&from, ByteRange { start: 0, end: about.len() }).unwrap()
+        jailfs::internals::sys::file::data_in(&from, ByteRange { start: 0, end: about.len() })
+            .unwrap()
     {
         let mut bytes = vec![0; range.len() as usize];
         from.read_exact_at(&mut bytes, range.start).unwrap();
@@ -324,8 +325,8 @@ fn host(base: &Path) -> Picture {
             line = format!("{shown} {:?}", std::fs::read_link(path).unwrap());
         } else {
             let open = std::fs::File::open(path).unwrap();
-            for name in jailfs::sys::xattr::list(&open).unwrap() {
-                let value = jailfs::sys::xattr::get(&open, &name).unwrap();
+            for name in jailfs::internals::sys::xattr::list(&open).unwrap() {
+                let value = jailfs::internals::sys::xattr::get(&open, &name).unwrap();
                 line += &format!(" {}={value:?}", String::from_utf8_lossy(&name));
             }
         }

@@ -280,7 +280,7 @@ fn read_dir(root: &Path, path: &str, tree: &mut Tree) -> io::Result<()> {
 }
 
 fn read_file(path: &Path, about: &fs::Metadata) -> io::Result<Content> {
-    let attr = match jailfs::sys::xattr::get(&File::open(path)?, ATTR) {
+    let attr = match jailfs::internals::sys::xattr::get(&File::open(path)?, ATTR) {
         Ok(value) => Some(u64::from_le_bytes(value.try_into().unwrap())),
         Err(error) if error.raw_os_error() == Some(libc::ENODATA) => None,
         Err(error) => return Err(error),
@@ -318,7 +318,8 @@ pub fn perform(root: &Path, op: &Op) -> io::Result<u64> {
             fs::set_permissions(at(path), fs::Permissions::from_mode(*mode)).map(|()| 0)
         }
         Op::Attr(path, value) => {
-            jailfs::sys::xattr::set(&File::open(at(path))?, ATTR, &value.to_le_bytes()).map(|()| 0)
+            jailfs::internals::sys::xattr::set(&File::open(at(path))?, ATTR, &value.to_le_bytes())
+                .map(|()| 0)
         }
     }
 }

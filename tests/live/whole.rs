@@ -254,7 +254,7 @@ def absent():
     let seen = live.snapshot();
     // One process makes the changes, and one connection the checkpoints: a command for each would
     // be slow.
-    let mut client = jailfs::control::connect(&live.store).unwrap().unwrap();
+    let mut client = jailfs::internals::control::connect(&live.store).unwrap().unwrap();
     for n in 0..1000 {
         puppet.run(&format!("write('dir/{}', b'{n}')", n % 20));
         client.call(&Request::Checkpoint { name: None, message: String::new() }).unwrap();

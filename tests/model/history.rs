@@ -8,11 +8,11 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use jailfs::fs::{Attr, Invalidations};
+use jailfs::internals::fs::{Attr, Invalidations};
+use jailfs::internals::sys::failpoint;
 use jailfs::sandbox::{
     Applied, Change, ChangeKind, Checkpoint, Detail, Operation, Reply, Request, Rev,
 };
-use jailfs::sys::failpoint;
 use jailfs::types::{NodeId, TreePath};
 use parking_lot::Mutex;
 

@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use jailfs::sys::xattr;
+use jailfs::internals::sys::xattr;
 use jailfs::types::Timestamp;
 use nix::sys::stat::{Mode, SFlag, UtimensatFlags, utimensat};
 use nix::sys::time::TimeSpec;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use jailfs::error::FsError;
-use jailfs::fs::{Caller, RenameMode, SeekTo, SetAttr, SetTime, SetXattr};
+use jailfs::internals::fs::{Caller, RenameMode, SeekTo, SetAttr, SetTime, SetXattr};
 use jailfs::types::{FileKind, Name, NodeId};
 
 use crate::host;

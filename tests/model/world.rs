@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use jailfs::error::{FsError, FsResult};
-use jailfs::fs::{Attr, Entry, Fs, Invalidations, Kernel};
+use jailfs::internals::fs::{Attr, Entry, Fs, Invalidations, Kernel};
 use jailfs::sandbox::{Operation, Reply, Request};
 use jailfs::sandbox::{Sandbox, StoreOptions};
 use jailfs::types::{FileKind, Ino, LayerId, Name, NodeId};
@@ -307,7 +307,7 @@ impl World {
             .node(Ino(ino))
             .unwrap_or_else(|| panic!("{ino} was changed and not covered"));
         let wanted = self.tree.node_mut(ino);
-        let now = jailfs::sys::clock::now();
+        let now = jailfs::internals::sys::clock::now();
         let recent = |t: jailfs::types::Timestamp| t <= now && t.secs + 2 > now.secs;
         assert!(recent(node.meta.ctime), "ctime {:?} is not now", node.meta.ctime);
         wanted.ctime = node.meta.ctime;

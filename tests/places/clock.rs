@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use jailfs::fs::Caller;
+use jailfs::internals::fs::Caller;
+use jailfs::internals::sys::clock;
 use jailfs::sandbox::{Detail, Operation, Reply, Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions};
-use jailfs::sys::clock;
 use jailfs::types::{Name, NodeId};
 
 use crate::states::{check, states};

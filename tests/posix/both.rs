@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use jailfs::fuse::MountOptions;
+use jailfs::internals::fuse::MountOptions;
 use nix::errno::Errno;
 
 use crate::common::Bench;

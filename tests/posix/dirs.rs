@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use jailfs::fs::Caller;
+use jailfs::internals::fs::Caller;
 use jailfs::types::{Name, NodeId};
 
 use crate::both::same;

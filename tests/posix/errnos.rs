@@ -4,7 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{OpenOptionsExt, symlink};
 use std::path::Path;
 
-use jailfs::fuse::MountOptions;
+use jailfs::internals::fuse::MountOptions;
 use nix::errno::Errno;
 
 use crate::both::{as_user, same};
@@ -162,8 +162,8 @@ fn changes(dir: &Path) -> Vec<(&'static str, Option<Errno>)> {
     let xattr = |value| {
         let file = File::open(at("file")).unwrap();
         match value {
-            Some(value) => jailfs::sys::xattr::set(&file, b"user.a", value),
-            None => jailfs::sys::xattr::remove(&file, b"user.a"),
+            Some(value) => jailfs::internals::sys::xattr::set(&file, b"user.a", value),
+            None => jailfs::internals::sys::xattr::remove(&file, b"user.a"),
         }
     };
     let now = std::time::SystemTime::now();

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::path::Path;
 
-use jailfs::sys::file::{self as sysfile, Rename};
+use jailfs::internals::sys::file::{self as sysfile, Rename};
 use jailfs::types::Name;
 
 use crate::both::{Side, same};

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 
-use jailfs::fuse::MountOptions;
+use jailfs::internals::fuse::MountOptions;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 
@@ -116,8 +116,8 @@ fn data_and_holes(file: &File) -> Vec<(u64, u64)> {
     let size = file.metadata().unwrap().len();
     let (mut at, mut found) = (0, Vec::new());
     while at < size {
-        let Some(data) = jailfs::sys::file::seek_data(file, at).unwrap() else { break };
-        let hole = jailfs::sys::file::seek_hole(file, data).unwrap().unwrap();
+        let Some(data) = jailfs::internals::sys::file::seek_data(file, at).unwrap() else { break };
+        let hole = jailfs::internals::sys::file::seek_hole(file, data).unwrap().unwrap();
         found.push((data / 4096, hole.div_ceil(4096)));
         at = hole;
     }
@@ -150,8 +150,8 @@ fn mix(side: &mut Side) {
         [(0, true), (4096 * 21, true), (4096 * 120, true), (4096 * 120 - 1, false)]
     {
         let found = match data {
-            true => jailfs::sys::file::seek_data(&file, offset),
-            false => jailfs::sys::file::seek_hole(&file, offset),
+            true => jailfs::internals::sys::file::seek_data(&file, offset),
+            false => jailfs::internals::sys::file::seek_hole(&file, offset),
         };
         side.tried("seek", found);
     }

@@ -86,10 +86,10 @@ fn each_operation_changes_the_same_times_as_on_the_host() {
             std::os::unix::fs::chown(side.at("dir"), Some(7), None).unwrap()
         });
         noted(side, "set an attribute", |side| {
-            jailfs::sys::xattr::set(open(side, "file"), b"user.a", b"v").unwrap();
+            jailfs::internals::sys::xattr::set(open(side, "file"), b"user.a", b"v").unwrap();
         });
         noted(side, "remove it", |side| {
-            jailfs::sys::xattr::remove(open(side, "file"), b"user.a").unwrap()
+            jailfs::internals::sys::xattr::remove(open(side, "file"), b"user.a").unwrap()
         });
         noted(side, "set mtime", |side| {
             open(side, "file")

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
 
-use jailfs::sys::failpoint::Change;
+use jailfs::internals::sys::failpoint::Change;
 
 const PAGE: u64 = 4096;
 

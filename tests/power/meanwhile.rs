@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use jailfs::fs::{Caller, RenameMode};
+use jailfs::internals::fs::{Caller, RenameMode};
 use jailfs::sandbox::{Consent, Rev};
 use jailfs::types::{Name, NodeId, TreePath};
 

@@ -9,7 +9,7 @@ use crate::place::{MOUNTS, environment, prepare, succeed, words};
 fn a_virtual_environment_needs_no_option_under_run() {
     let _alone = MOUNTS.write();
     let dir = tempfile::tempdir().unwrap();
-    let dir = jailfs::sys::path::resolve(dir.path()).unwrap();
+    let dir = jailfs::internals::sys::path::resolve(dir.path()).unwrap();
     let (base, store) = (dir.join("base"), dir.join("store"));
     std::fs::create_dir(&base).unwrap();
     // In the base, because a command in the sandbox need not see what is beside it.

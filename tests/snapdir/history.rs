@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 use jailfs::error::FsError;
-use jailfs::fs::{RenameMode, SnapdirView};
+use jailfs::internals::fs::{RenameMode, SnapdirView};
 use jailfs::sandbox::Bounds;
 use jailfs::sandbox::{Reply, Request};
 use jailfs::types::{FileKind, Name, NodeId, TreePath};
@@ -246,7 +246,7 @@ fn the_first_read_of_an_entry_costs_requests_and_cached_reads_cost_none() {
         std::fs::create_dir(base.join("src")).unwrap();
         std::fs::write(base.join("src/f"), "one").unwrap();
     });
-    bench.fs.open_history("main");
+    bench.fs.open_edits("main");
     bench
         .fs
         .show_snapdir(Some(SnapdirView { name: name(".jailfs"), listed: false, makes: false }))
@@ -415,7 +415,7 @@ fn names_with_a_history_are_found_in_every_directory() {
                 let found: &mut (bool, bool) = wanted.entry(name(first)).or_default();
                 if below { found.1 = true } else { found.0 = true }
             }
-            assert_eq!(fs.version_names(&self::path(dir)), wanted, "in '{dir}' after {path}");
+            assert_eq!(fs.names_with_edits(&self::path(dir)), wanted, "in '{dir}' after {path}");
         }
     }
 }
@@ -424,28 +424,28 @@ fn names_with_a_history_are_found_in_every_directory() {
 fn a_dropped_entry_is_never_taken_for_a_later_one() {
     let place = Place::new();
     let fs = place.sandbox.fs();
-    fs.set_history(Bounds { versions: 1, ..Bounds::default() });
+    fs.set_edit_bounds(Bounds { versions: 1, ..Bounds::default() });
     place.put("d/f0", "one");
     let first = place.find(".jailfs/history/d/f0/1").unwrap();
     place.put("d/f0", "two");
-    assert_eq!(fs.past_read(first.id, 0, 9, false).unwrap_err(), FsError::Stale);
+    assert_eq!(fs.snapdir_read(first.id, 0, 9, false).unwrap_err(), FsError::Stale);
     assert_eq!(fs.getattr(first.id).unwrap_err(), FsError::Stale);
     let second = place.find(".jailfs/history/d/f0/2").unwrap();
     // Everything is dropped, and numbers start again.
-    fs.set_history(Bounds { versions: 0, ..Bounds::default() });
+    fs.set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
     assert_eq!(place.find(".jailfs/history").unwrap_err(), FsError::NotFound);
-    assert_eq!(fs.past_read(second.id, 0, 9, false).unwrap_err(), FsError::Stale);
-    fs.set_history(Bounds::default());
+    assert_eq!(fs.snapdir_read(second.id, 0, 9, false).unwrap_err(), FsError::Stale);
+    fs.set_edit_bounds(Bounds::default());
     place.put("d/f0", "three");
     let again = place.find(".jailfs/history/d/f0/1").unwrap();
     assert_ne!(again.id, first.id);
-    assert_eq!(fs.past_read(again.id, 0, 9, false).unwrap().unwrap(), b"two");
-    assert_eq!(fs.past_read(first.id, 0, 9, false).unwrap_err(), FsError::Stale);
+    assert_eq!(fs.snapdir_read(again.id, 0, 9, false).unwrap().unwrap(), b"two");
+    assert_eq!(fs.snapdir_read(first.id, 0, 9, false).unwrap_err(), FsError::Stale);
     // After a directory has moved, its history entries are other nodes.
     let dir = place.find("d").unwrap().id;
     assert!(fs.getattr(dir).is_ok());
     fs.rename(NodeId::ROOT, &name("d"), NodeId::ROOT, &name("e"), RenameMode::Replace, 0).unwrap();
-    assert_eq!(fs.past_read(again.id, 0, 9, false).unwrap_err(), FsError::Stale);
+    assert_eq!(fs.snapdir_read(again.id, 0, 9, false).unwrap_err(), FsError::Stale);
     assert_eq!(place.read(".jailfs/history/e/f0/1"), "two");
     let Reply::History(told) =
         place.sandbox.handle(Request::History { path: path("e/f0") }).unwrap()
@@ -477,7 +477,7 @@ fn read_all_versions(place: &Place, of: &str) -> usize {
         };
         let (mut bytes, mut at) = (Vec::new(), 0);
         while at < version.attr.size {
-            match fs.past_read(version.id, at, 7000, false) {
+            match fs.snapdir_read(version.id, at, 7000, false) {
                 Ok(part) => bytes.extend(part.unwrap()),
                 Err(error) => {
                     assert_eq!(error, FsError::Stale);
@@ -498,7 +498,7 @@ fn read_all_versions(place: &Place, of: &str) -> usize {
 #[test]
 fn readers_of_the_history_meet_no_wrong_byte_while_files_are_edited_and_space_is_freed() {
     let place = Place::new();
-    place.sandbox.fs().set_history(Bounds { versions: 3, ..Bounds::default() });
+    place.sandbox.fs().set_edit_bounds(Bounds { versions: 3, ..Bounds::default() });
     let dir = place.find("d").unwrap().id;
     place.sandbox.fs().mknod(dir, &name("new"), 0o100_644, 0, 0, ME).unwrap();
     let over = Stop::default();

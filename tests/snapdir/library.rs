@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use jailfs::fs::{Caller, Entry, LinkReply, SnapdirView};
-use jailfs::jail::Policy;
+use jailfs::internals::fs::{Caller, Entry, LinkReply, SnapdirView};
+use jailfs::internals::jail::Policy;
 use jailfs::sandbox::{Request, Rev};
 use jailfs::sandbox::{Sandbox, StoreOptions, View};
 use jailfs::types::{FileKind, Name, NodeId};
@@ -149,9 +149,9 @@ fn a_freed_checkpoint_is_stale_and_never_wrong() {
     let dir = place.find(".jailfs/checkpoints/x/d").unwrap().id;
     let ask = |request| place.sandbox.handle(request).unwrap();
     ask(Request::Drop { rev: Rev::parse("x") });
-    assert_eq!(fs.past_read(id, 0, 100, false).unwrap().unwrap(), b"what it was\n");
+    assert_eq!(fs.snapdir_read(id, 0, 100, false).unwrap().unwrap(), b"what it was\n");
     ask(Request::Gc { operations: 0, keep: None, max_store: None, dry_run: false });
-    assert_eq!(fs.past_read(id, 0, 100, false), Err(jailfs::error::FsError::Stale));
+    assert_eq!(fs.snapdir_read(id, 0, 100, false), Err(jailfs::error::FsError::Stale));
     assert_eq!(fs.getattr(id).unwrap_err(), jailfs::error::FsError::Stale);
     assert_eq!(fs.lookup(dir, &name("f1")).unwrap_err(), jailfs::error::FsError::Stale);
     assert_eq!(place.find(".jailfs/checkpoints/x").unwrap_err(), jailfs::error::FsError::NotFound);
@@ -176,7 +176,7 @@ fn an_apply_changes_nothing_in_a_checkpoint_even_for_its_open_files() {
         })
         .unwrap();
     assert_eq!(std::fs::read_to_string(place.dir.path().join("base/d/f3")).unwrap(), "applied\n");
-    assert_eq!(fs.past_read(id, 0, 100, false).unwrap().unwrap(), b"3\n");
+    assert_eq!(fs.snapdir_read(id, 0, 100, false).unwrap().unwrap(), b"3\n");
     assert_eq!(fs.getattr(id).unwrap(), before);
     place
         .sandbox
@@ -187,7 +187,7 @@ fn an_apply_changes_nothing_in_a_checkpoint_even_for_its_open_files() {
             consent: Default::default(),
         })
         .unwrap();
-    assert_eq!(fs.past_read(id, 0, 100, false).unwrap().unwrap(), b"3\n");
+    assert_eq!(fs.snapdir_read(id, 0, 100, false).unwrap().unwrap(), b"3\n");
     assert_eq!(fs.getattr(id).unwrap(), before);
 }
 
@@ -242,7 +242,7 @@ fn invalid_requests_are_refused_in_the_snapshot_directory_too() {
         let id = NodeId(nobody);
         assert_eq!(fs.getattr(id).unwrap_err(), FsError::NotFound);
         assert_eq!(fs.lookup(id, &name("x")).unwrap_err(), FsError::NotFound);
-        assert_eq!(fs.past_read(id, 0, 1, true).unwrap_err(), FsError::NotFound);
+        assert_eq!(fs.snapdir_read(id, 0, 1, true).unwrap_err(), FsError::NotFound);
         assert_eq!(fs.write(id, 0, b"x", false).unwrap_err(), FsError::ReadOnly);
         fs.forget(id, 7);
     }
@@ -250,11 +250,11 @@ fn invalid_requests_are_refused_in_the_snapshot_directory_too() {
         place.find(".jailfs/checkpoints/x").unwrap().id,
         place.find(".jailfs/checkpoints/x/d/f1").unwrap().id,
     );
-    assert_eq!(fs.past_read(root, 0, 1, false).unwrap_err(), FsError::IsADirectory);
+    assert_eq!(fs.snapdir_read(root, 0, 1, false).unwrap_err(), FsError::IsADirectory);
     assert_eq!(fs.readdir(file, 0, |_| true).unwrap_err(), FsError::NotADirectory);
     assert_eq!(fs.lookup(file, &name("x")).unwrap_err(), FsError::NotADirectory);
     assert_eq!(fs.readlink(file, 0).unwrap_err(), FsError::Invalid);
-    assert_eq!(fs.past_read(file, u64::MAX, u64::MAX, false).unwrap().unwrap(), b"");
+    assert_eq!(fs.snapdir_read(file, u64::MAX, u64::MAX, false).unwrap().unwrap(), b"");
     assert_eq!(
         fs.mknod(NodeId::ROOT, &name(".jailfs"), 0o100_644, 0, 0, ME).unwrap_err(),
         FsError::ReadOnly

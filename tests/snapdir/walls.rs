@@ -288,7 +288,7 @@ fn a_base_that_has_the_name_is_refused_or_shown_with_another_name() {
     let (mounted, said) = mount(dir, "snapdir=hidden");
     assert!(
         !mounted
-            && said.contains("the tree has something of this name")
+            && said.contains("the tree has an entry with this name")
             && said.contains("snapname=NAME"),
         "{said}"
     );

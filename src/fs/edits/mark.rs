@@ -1,71 +1,76 @@
-//! Going back to the versions that there were at a moment: what was kept since, and every move of what was kept before, is as if
-//! it had not been.
+//! Rewinds the edit histories to a savepoint, for an attempt that is discarded.
 //!
-//! What was given up meanwhile, for want of room, stays given up.
+//! Edits since the savepoint are dropped, and moves of older edits are undone. Edits that were
+//! dropped meanwhile to save space stay dropped.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::{Entry, List, all_records};
+use super::all_records;
+use super::histories::{Entry, PathHistory};
 use crate::fs::Fs;
 use crate::store::edits_log::EditsLogRecord;
 use crate::types::TreePath;
 
-/// The versions that there were at a moment, by path.
-pub struct VersionMark {
-    lists: BTreeMap<TreePath, List>,
+/// The edit histories at a savepoint, by path.
+pub struct EditsSavepoint {
+    by_path: BTreeMap<TreePath, PathHistory>,
 }
 
 impl Fs {
-    /// Remembers which versions there are.
-    pub fn mark_versions(&self) -> VersionMark {
+    /// Records which edits exist now.
+    pub fn edits_savepoint(&self) -> EditsSavepoint {
         let core = self.core();
-        VersionMark {
-            lists: core.edits.as_ref().map(|versions| versions.lists.clone()).unwrap_or_default(),
+        EditsSavepoint {
+            by_path: core.edits.as_ref().map(|history| history.by_path.clone()).unwrap_or_default(),
         }
     }
 
-    /// Makes the versions what they were at a mark of this head, as far as they are still there.
-    pub fn go_back_to_versions(&self, mark: &VersionMark) {
+    /// Rewinds to a savepoint of this head, as far as its edits still exist.
+    pub fn rewind_edits(&self, savepoint: &EditsSavepoint) {
         let mut core = self.core();
-        core.give_up_away();
-        let Some(versions) = &mut core.edits else { return };
-        let now = std::mem::take(&mut versions.known.lists);
+        core.drop_all_pending();
+        let Some(history) = &mut core.edits else { return };
+        let now = std::mem::take(&mut history.histories.by_path);
         let mut there: HashMap<u64, Entry> = HashMap::new();
         let mut gone = Vec::new();
         for entry in now.into_values().flat_map(|list| list.entries) {
-            // Where a file was moved, both of its paths have it.
+            // After a rename of a file, both paths have the same edits.
             if let Some(same) = there.insert(entry.serial, entry) {
                 gone.push(same);
             }
         }
-        let mut lists = mark.lists.clone();
-        for list in lists.values_mut() {
+        let mut by_path = savepoint.by_path.clone();
+        for list in by_path.values_mut() {
             let before = list.entries.len();
-            // Where its bytes are may have changed since; its number at this path has not.
-            let kept = |old: &Entry| {
+            // The extents may have changed since; the number at this path has not.
+            let present = |old: &Entry| {
                 let now = there.get(&old.serial)?;
-                Some(Entry { number: old.number, settled: false, ..now.clone() })
+                Some(Entry { number: old.number, compared: false, ..now.clone() })
             };
-            list.entries = list.entries.iter().filter_map(kept).collect();
+            list.entries = list.entries.iter().filter_map(present).collect();
             if list.entries.len() != before {
-                // Which of them was on top of an undo is not known any more.
-                list.at = None;
+                // Whether the last entry is the file before an undo is not known any more.
+                list.undone_to = None;
             }
         }
-        lists.retain(|_, list| !list.entries.is_empty());
+        by_path.retain(|_, list| !list.entries.is_empty());
         let stay: BTreeSet<u64> =
-            lists.values().flat_map(|list| &list.entries).map(|entry| entry.serial).collect();
+            by_path.values().flat_map(|list| &list.entries).map(|entry| entry.serial).collect();
         gone.extend(there.into_values().filter(|entry| !stay.contains(&entry.serial)));
-        versions.known.forget(gone);
-        versions.known.cost = lists.values().map(List::cost).sum();
-        versions.known.unsettled = lists.keys().cloned().collect();
-        versions.known.lists = lists;
-        versions.going.clear();
-        // Any record that changes which versions there are would do.
-        versions.note_change(&EditsLogRecord::Kept(Vec::new()));
-        let all = all_records(&versions.known.lists, versions.known.bounds, versions.known.synced);
-        if versions.log.rewrite(all) {
-            versions.numbers_anew();
+        history.histories.release(gone);
+        history.histories.cost = by_path.values().map(PathHistory::cost).sum();
+        history.histories.uncompared = by_path.keys().cloned().collect();
+        history.histories.by_path = by_path;
+        history.active.clear();
+        // Any kind of record that changes which edits exist has this effect.
+        history.note_change(&EditsLogRecord::Kept(Vec::new()));
+        let all = all_records(
+            &history.histories.by_path,
+            history.histories.bounds,
+            history.histories.synced,
+        );
+        if history.log.rewrite(all) {
+            history.renumber_records();
         }
     }
 }

@@ -1,40 +1,42 @@
-//! The versions as names: what the directories of `.jailfs/history` have.
+//! The edit histories as names, for the directories of `.jailfs/history`.
 //!
-//! A path with versions is a directory of them, by number. At the same path there may be, or have been, a directory in which
-//! something has versions: then it is both. Should something in it be called as one of the numbers, that keeps its name, so that
-//! every path of the tree is found by itself, and the version has an `@` before its number; as many as it takes.
+//! A path with a history is a directory of its edits, by number. The same path may also be, or have
+//! been, a directory with histories below it, and then shows both. If such a name equals the number
+//! of an edit, the name wins, so that every path of the tree is found. The edit then gets an `@`
+//! before its number, or several.
 //!
-//! A version that says that there was no file is no name: there is nothing to show.
+//! An edit before which there was no file has no name, because there is nothing to show.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use super::{EditHistory, Entry};
+use super::EditHistory;
+use super::histories::Entry;
 use crate::fs::Fs;
 use crate::store::edits_log::{Content, EditsLogRecord};
 use crate::sys::clock;
 use crate::types::{FileKind, Name, Timestamp, TreePath};
 
-/// A version that is a file, as whoever holds it knows it.
+/// A file as it was before an edit.
 #[derive(Clone)]
-pub(in crate::fs) struct Kept {
-    /// No other version has it while the head is open.
+pub(in crate::fs) struct SavedFile {
+    /// The serial of the edit, which is never reused while the head is open.
     pub(in crate::fs) serial: u64,
-    /// Its number.
+    /// The number of the edit.
     pub(in crate::fs) number: u32,
-    /// When the edit began that replaced it.
+    /// When the edit began.
     pub(in crate::fs) time: Timestamp,
-    /// What the file was.
+    /// The file before it.
     pub(in crate::fs) content: Arc<Content>,
 }
 
-/// What a name stands for.
-pub(in crate::fs) enum Shown {
-    /// A path that has versions, or below which something has some.
+/// The meaning of a name in `.jailfs/history`.
+pub(in crate::fs) enum HistoryName {
+    /// A path with a history, or with histories below it.
     Path(TreePath),
-    /// A version of the directory's own path.
-    Version(Kept),
+    /// An edit of the directory's own path.
+    Edit(SavedFile),
 }
 
 fn just_after(time: Timestamp) -> Timestamp {
@@ -45,9 +47,9 @@ fn just_after(time: Timestamp) -> Timestamp {
 }
 
 impl Entry {
-    fn kept(&self) -> Option<Kept> {
+    fn saved_file(&self) -> Option<SavedFile> {
         let content = self.version.content.as_ref()?;
-        (content.node.kind() == FileKind::File).then(|| Kept {
+        (content.node.kind() == FileKind::File).then(|| SavedFile {
             serial: self.serial,
             number: self.number,
             time: self.version.time,
@@ -57,7 +59,7 @@ impl Entry {
 }
 
 impl EditHistory {
-    /// Notes the time if a record changes which versions there are.
+    /// Updates the time of [`EditHistory::changed`] if a record changes which edits exist.
     pub(super) fn note_change(&mut self, record: &EditsLogRecord) {
         match record {
             EditsLogRecord::Opened { .. }
@@ -77,27 +79,27 @@ impl EditHistory {
         }
     }
 
-    /// When it last changed which versions there are.
+    /// When the set of edits last changed.
     pub(in crate::fs) fn changed(&self) -> Timestamp {
         self.changed
     }
 
-    /// Whether something below a directory has versions, be the directory there or not.
+    /// Whether a path below `dir` has a history. The directory itself may not exist.
     pub(in crate::fs) fn has_below(&self, dir: &TreePath) -> bool {
-        let first = self.lists.range(dir.join(&Name::before_all())..).next();
+        let first = self.by_path.range(dir.join(&Name::before_all())..).next();
         first.is_some_and(|(path, _)| path.starts_with(dir))
     }
 
     fn has(&self, path: &TreePath) -> bool {
-        self.lists.contains_key(path) || self.has_below(path)
+        self.by_path.contains_key(path) || self.has_below(path)
     }
 
-    /// The names in a directory that have versions themselves, or below which something has some.
+    /// The names in a directory that have a history, and those with histories below them.
     fn names_in(&self, dir: &TreePath) -> BTreeMap<Name, (bool, bool)> {
         let mut names: BTreeMap<Name, (bool, bool)> = BTreeMap::new();
         let depth = dir.names().count();
         let mut from = Bound::Included(dir.join(&Name::before_all()));
-        while let Some((path, _)) = self.lists.range((from, Bound::Unbounded)).next() {
+        while let Some((path, _)) = self.by_path.range((from, Bound::Unbounded)).next() {
             if !path.starts_with(dir) {
                 break;
             }
@@ -106,7 +108,7 @@ impl EditHistory {
             let Some(name) = rest.next() else { continue };
             let is_below = rest.next().is_some();
             if is_below && let Ok(next) = Name::new(&[name.as_bytes(), b"0"].concat()) {
-                // However many there are below this name: all come before the one with the byte that follows '/'.
+                // Skips all paths below this name: "0" is the byte after "/".
                 from = Bound::Included(dir.join(&next));
             }
             let found = names.entry(name).or_default();
@@ -115,8 +117,8 @@ impl EditHistory {
         names
     }
 
-    /// The name under which a version of a path is shown in the directory of the path.
-    fn shown_name(&self, path: &TreePath, number: u32) -> Option<Name> {
+    /// The name of an edit in the directory of its path.
+    fn edit_name(&self, path: &TreePath, number: u32) -> Option<Name> {
         let mut name = Name::new(number.to_string().as_bytes()).ok()?;
         while self.has(&path.join(&name)) {
             name = Name::new(&[b"@", name.as_bytes()].concat()).ok()?;
@@ -124,42 +126,55 @@ impl EditHistory {
         Some(name)
     }
 
-    /// What a name in the directory of a path stands for.
-    pub(in crate::fs) fn shown(&mut self, dir: &TreePath, name: &Name) -> Option<Shown> {
+    /// Resolves a name in the directory of a path.
+    pub(in crate::fs) fn resolve_name(
+        &mut self,
+        dir: &TreePath,
+        name: &Name,
+    ) -> Option<HistoryName> {
         let below = dir.join(name);
-        // Whoever asks by name is told as by `jailfs history`.
-        self.claim(&below);
+        // As for `jailfs history`, a pending backup counts.
+        self.claim_pending(&below);
         if self.has(&below) {
-            return Some(Shown::Path(below));
+            return Some(HistoryName::Path(below));
         }
         let number: u32 =
             std::str::from_utf8(name.as_bytes()).ok()?.trim_start_matches('@').parse().ok()?;
-        let kept =
-            self.lists.get(dir)?.entries.iter().find(|entry| entry.number == number)?.kept()?;
-        (self.shown_name(dir, number)? == *name).then_some(Shown::Version(kept))
+        let saved = self
+            .by_path
+            .get(dir)?
+            .entries
+            .iter()
+            .find(|entry| entry.number == number)?
+            .saved_file()?;
+        (self.edit_name(dir, number)? == *name).then_some(HistoryName::Edit(saved))
     }
 
     /// All names in the directory of a path.
-    pub(in crate::fs) fn all_shown(&self, dir: &TreePath) -> Vec<(Name, Shown)> {
-        let below =
-            self.names_in(dir).into_keys().map(|name| (name.clone(), Shown::Path(dir.join(&name))));
-        let list = self.lists.get(dir).into_iter().flat_map(|list| &list.entries);
-        let own = list.filter_map(Entry::kept);
-        let own =
-            own.filter_map(|kept| Some((self.shown_name(dir, kept.number)?, Shown::Version(kept))));
+    pub(in crate::fs) fn all_names(&self, dir: &TreePath) -> Vec<(Name, HistoryName)> {
+        let below = self
+            .names_in(dir)
+            .into_keys()
+            .map(|name| (name.clone(), HistoryName::Path(dir.join(&name))));
+        let list = self.by_path.get(dir).into_iter().flat_map(|list| &list.entries);
+        let own = list.filter_map(Entry::saved_file);
+        let own = own.filter_map(|saved_file| {
+            Some((self.edit_name(dir, saved_file.number)?, HistoryName::Edit(saved_file)))
+        });
         below.chain(own).collect()
     }
 
-    /// The version of a path that has a serial number; none if it was given up since, or is another path's.
-    pub(in crate::fs) fn kept(&self, path: &TreePath, serial: u64) -> Option<Kept> {
-        self.lists.get(path)?.entries.iter().find(|entry| entry.serial == serial)?.kept()
+    /// The file before the edit of `path` with this serial; `None` if the edit was dropped, or
+    /// belongs to another path.
+    pub(in crate::fs) fn saved_file(&self, path: &TreePath, serial: u64) -> Option<SavedFile> {
+        self.by_path.get(path)?.entries.iter().find(|entry| entry.serial == serial)?.saved_file()
     }
 }
 
 impl Fs {
-    /// The names in a directory, be it there or not, that have versions, or below which some have. Says of each whether it has
-    /// versions itself, and whether something below it has.
-    pub fn version_names(&self, dir: &TreePath) -> BTreeMap<Name, (bool, bool)> {
-        self.core().edits.as_ref().map(|versions| versions.names_in(dir)).unwrap_or_default()
+    /// The names in a directory that have a history (the first flag), or histories below them (the
+    /// second). The directory itself may not exist.
+    pub fn names_with_edits(&self, dir: &TreePath) -> BTreeMap<Name, (bool, bool)> {
+        self.core().edits.as_ref().map(|history| history.names_in(dir)).unwrap_or_default()
     }
 }

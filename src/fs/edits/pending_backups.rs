@@ -1,77 +1,90 @@
-//! What new files left behind when they were renamed: no version yet, but one as soon as something comes to the name again, for
-//! then it was a backup of what is written there.
+//! Contents of new files that were renamed away: pending until their old name is used again.
 //!
-//! It counts as the versions do, and goes before all of them: when there are too many, when they are too many bytes, when the disk
-//! is full, and after a few seconds, because whoever saves a file comes back at once.
+//! A program that saves `a` may first write a backup and rename it. If a file comes to the old name
+//! soon, the pending content becomes an edit of that name. Otherwise it is dropped: after
+//! [`EXPIRY`], beyond [`MAX_PENDING`], over the budget, or on a full disk. Pending backups count
+//! towards the budget and are dropped before any edit.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{EditHistory, MOST_PIECES, cost_of, since};
+use super::content::{cost_of, unshared_bytes};
+use super::{EditHistory, MAX_EXTENTS, since};
 use crate::fs::Core;
-use crate::fs::edits::sharing::unshared_bytes;
 use crate::store::edits_log::{Content, EditsLogRecord, Version};
 use crate::tree::Source;
 use crate::types::{ByteRange, Ino, TreePath};
 
-/// Names are remembered that new files lost by being renamed, so many.
-const MOST: usize = 256;
-/// So long it is waited for who comes to such a name.
-const WAIT: Duration = Duration::from_secs(10);
+/// The most pending backups.
+const MAX_PENDING: usize = 256;
+/// How long a backup stays pending.
+const EXPIRY: Duration = Duration::from_secs(10);
 
-/// The names, and what they had, oldest first.
+/// Names and contents, oldest first.
 pub(super) type PendingBackups = VecDeque<(TreePath, Arc<Version>)>;
 
 impl EditHistory {
-    /// Notes what a name had.
-    pub(super) fn leave(&mut self, path: TreePath, version: Version) {
+    /// Adds a pending backup.
+    pub(super) fn add_pending(&mut self, path: TreePath, version: Version) {
         self.cost += cost_of(&version);
-        self.away.push_back((path, Arc::new(version)));
-        // So that somebody looks after it.
+        self.pending.push_back((path, Arc::new(version)));
+        // Wakes the thread that drops it after it expired.
         if let Some(notice) = &self.notice {
             notice();
         }
     }
 
-    /// Something comes to a path: what a new file left there when it was renamed is a version after all.
-    pub(super) fn claim(&mut self, path: &TreePath) {
-        if let Some(at) = self.away.iter().position(|(away, _)| away == path)
-            && let Some((path, version)) = self.away.remove(at)
+    /// A file comes to a path: the pending backup of the path becomes an edit.
+    pub(super) fn claim_pending(&mut self, path: &TreePath) {
+        if let Some(at) = self.pending.iter().position(|(name, _)| name == path)
+            && let Some((path, version)) = self.pending.remove(at)
         {
             self.cost = self.cost.saturating_sub(cost_of(&version));
-            self.note(&EditsLogRecord::Kept(vec![(path, Version::clone(&version))]));
+            self.append(&EditsLogRecord::Kept(vec![(path, Version::clone(&version))]));
         }
     }
 
-    /// Lets the oldest go. `live` is what a file has now: bytes that it still has are no garbage.
-    pub(super) fn let_go(&mut self, count: usize, live: impl Fn(Ino) -> Option<Arc<Content>>) {
-        for (_, version) in self.away.drain(..count.min(self.away.len())).collect::<Vec<_>>() {
+    /// Drops the oldest. `live` returns the present content of a file: bytes that it still refers
+    /// to are not garbage.
+    pub(super) fn drop_oldest_pending(
+        &mut self,
+        count: usize,
+        live: impl Fn(Ino) -> Option<Arc<Content>>,
+    ) {
+        for (_, version) in self.pending.drain(..count.min(self.pending.len())).collect::<Vec<_>>()
+        {
             self.cost = self.cost.saturating_sub(cost_of(&version));
             let Some(content) = &version.content else { continue };
-            self.given_up.extend(content.extents.iter().filter_map(|(_, source)| match source {
-                Source::Pool { layer, .. } => Some(*layer),
-                Source::Base { .. } => None,
-            }));
+            self.dropped_layers.extend(content.extents.iter().filter_map(
+                |(_, source)| match source {
+                    Source::Pool { layer, .. } => Some(*layer),
+                    Source::Base { .. } => None,
+                },
+            ));
             let unused = unshared_bytes(content, live(content.ino).as_ref());
             self.garbage = self.garbage.saturating_add(unused);
         }
     }
 
-    /// How many of the oldest have waited long enough, or are too many.
-    fn pending(&self) -> usize {
+    /// How many of the oldest are expired or too many.
+    fn expired_pending(&self) -> usize {
         let now = self.now();
         let is_over = |(_, version): &&(TreePath, Arc<Version>)| {
-            since(now, version.time).is_none_or(|waited| waited >= WAIT)
+            since(now, version.time).is_none_or(|waited| waited >= EXPIRY)
         };
-        self.away.iter().take_while(is_over).count().max(self.away.len().saturating_sub(MOST))
+        self.pending
+            .iter()
+            .take_while(is_over)
+            .count()
+            .max(self.pending.len().saturating_sub(MAX_PENDING))
     }
 
-    /// How many of the oldest must go before a version does, to come below the bound.
+    /// How many of the oldest must be dropped to get within the budget.
     fn beyond_budget(&self) -> usize {
         let Some(mut excess) = self.excess() else { return 0 };
         let mut count = 0;
-        for (_, version) in &self.away {
+        for (_, version) in &self.pending {
             if excess == 0 {
                 break;
             }
@@ -83,34 +96,34 @@ impl EditHistory {
 }
 
 impl Core {
-    /// Lets go of what waited long enough, or is too much.
-    pub(super) fn let_go_of_pending(&mut self) {
-        let count = self.edits.as_ref().map_or(0, EditHistory::pending);
-        self.let_go_of_away(count);
+    /// Drops what is expired or too many.
+    pub(super) fn drop_expired_pending(&mut self) {
+        let count = self.edits.as_ref().map_or(0, EditHistory::expired_pending);
+        self.drop_pending(count);
     }
 
-    /// The same, and of what must go before a version does. Not with each edit: what is beyond the budget just now may be found to
-    /// be shared.
-    pub(super) fn tend_away(&mut self) {
-        self.let_go_of_pending();
+    /// Also drops what is beyond the budget. Not called for each edit: comparing contents may show
+    /// that they share their bytes.
+    pub(super) fn drop_unneeded_pending(&mut self) {
+        self.drop_expired_pending();
         let count = self.edits.as_ref().map_or(0, EditHistory::beyond_budget);
-        self.let_go_of_away(count);
+        self.drop_pending(count);
     }
 
-    /// Lets go of all of it. Whether there was any.
-    pub(super) fn give_up_away(&mut self) -> bool {
-        let count = self.edits.as_ref().map_or(0, |versions| versions.away.len());
-        self.let_go_of_away(count);
+    /// Drops all. Returns whether there was any.
+    pub(super) fn drop_all_pending(&mut self) -> bool {
+        let count = self.edits.as_ref().map_or(0, |history| history.pending.len());
+        self.drop_pending(count);
         count > 0
     }
 
-    fn let_go_of_away(&mut self, count: usize) {
-        let (state, Some(versions)) = (&self.state, &mut self.edits) else { return };
+    fn drop_pending(&mut self, count: usize) {
+        let (state, Some(history)) = (&self.state, &mut self.edits) else { return };
         let live = |ino: Ino| {
             let node = state.tree.node(ino)?;
             let extents =
                 state.tree.extents(ino).map(|(start, e)| (ByteRange::at(start, e.len), e.source));
-            let extents: Vec<_> = extents.take(MOST_PIECES).collect();
+            let extents: Vec<_> = extents.take(MAX_EXTENTS).collect();
             Some(Arc::new(Content {
                 ino,
                 node: node.as_ref().clone(),
@@ -118,6 +131,6 @@ impl Core {
                 extents,
             }))
         };
-        versions.let_go(count, live);
+        history.drop_oldest_pending(count, live);
     }
 }

@@ -1,15 +1,16 @@
-//! Which addresses of the pool of the upper layer are not written again, because something else refers to them, too: a version, or
-//! what an undo brought back.
+//! The ranges of the upper layer's pool that must not be overwritten, because an edit refers to
+//! them, or because a file refers to them twice.
 
 use std::collections::BTreeMap;
 
 use crate::tree::{Source, Tree};
 use crate::types::{ByteRange, LayerId};
 
-/// Ranges of the pool of one layer. Of another layer nothing is frozen: it is sealed, or no version refers to it yet.
+/// Pinned ranges of one layer. Other layers need none: they are sealed, or no edit refers to them
+/// yet.
 pub(super) struct PinnedRanges {
     layer: LayerId,
-    /// Start and end; they neither overlap nor touch.
+    /// Start and end. Ranges neither overlap nor touch.
     ranges: BTreeMap<u64, u64>,
 }
 
@@ -20,7 +21,7 @@ impl Default for PinnedRanges {
 }
 
 impl PinnedRanges {
-    /// Says that something refers to bytes from now on, if they are in the pool of `upper`.
+    /// Pins `len` bytes at `source` if they are in the pool of `upper`.
     pub(super) fn add(&mut self, upper: LayerId, source: Source, len: u64) {
         let Source::Pool { layer, offset } = source else { return };
         if layer != upper || len == 0 {
@@ -43,7 +44,7 @@ impl PinnedRanges {
         self.ranges.insert(start, end);
     }
 
-    /// The first frozen range in a part of the pool of a layer; none if it may be written.
+    /// The first pinned range in a part of a layer's pool; `None` if all of it may be overwritten.
     pub(super) fn first(&self, layer: LayerId, part: ByteRange) -> Option<ByteRange> {
         if layer != self.layer || self.ranges.is_empty() {
             return None;
@@ -57,7 +58,7 @@ impl PinnedRanges {
     }
 }
 
-/// The ranges of the pool of a layer to which a tree refers more than once.
+/// The ranges of a layer's pool that a tree refers to more than once.
 pub(super) fn shared(tree: &Tree, layer: LayerId) -> Vec<ByteRange> {
     let in_pool = tree.all_extents().filter_map(|(_, extent)| match extent.source {
         Source::Pool { layer: of, offset } if of == layer => {
@@ -83,18 +84,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_version_refers_to_is_frozen_and_nothing_else() {
-        let mut frozen = PinnedRanges::default();
+    fn exactly_the_added_ranges_of_the_upper_layer_are_pinned() {
+        let mut pinned = PinnedRanges::default();
         let upper = LayerId(3);
         let mut model = [false; 64];
         for (offset, len) in [(10, 5), (20, 5), (15, 5), (40, 1), (8, 3), (41, 2), (60, 4), (12, 2)]
         {
-            frozen.add(upper, Source::Pool { layer: upper, offset }, len);
+            pinned.add(upper, Source::Pool { layer: upper, offset }, len);
             model[offset as usize..(offset + len) as usize].fill(true);
             for start in 0..64u64 {
                 for end in start..64 {
                     let first = (start..end).find(|at| model[*at as usize]);
-                    let found = frozen.first(upper, ByteRange { start, end });
+                    let found = pinned.first(upper, ByteRange { start, end });
                     assert_eq!(found.map(|r| r.start), first, "{start}..{end}");
                     if let Some(found) = found {
                         let last =
@@ -104,14 +105,14 @@ mod tests {
                 }
             }
         }
-        assert!(frozen.first(LayerId(2), ByteRange::at(0, 64)).is_none());
-        frozen.add(upper, Source::Base { offset: 0 }, 64);
-        frozen.add(LayerId(2), Source::Pool { layer: LayerId(1), offset: 0 }, 64);
-        assert!(frozen.first(upper, ByteRange::at(0, 8)).is_none());
-        frozen.add(LayerId(4), Source::Pool { layer: LayerId(4), offset: 0 }, 8);
+        assert!(pinned.first(LayerId(2), ByteRange::at(0, 64)).is_none());
+        pinned.add(upper, Source::Base { offset: 0 }, 64);
+        pinned.add(LayerId(2), Source::Pool { layer: LayerId(1), offset: 0 }, 64);
+        assert!(pinned.first(upper, ByteRange::at(0, 8)).is_none());
+        pinned.add(LayerId(4), Source::Pool { layer: LayerId(4), offset: 0 }, 8);
         assert!(
-            frozen.first(upper, ByteRange::at(0, 64)).is_none(),
-            "a new layer begins with nothing"
+            pinned.first(upper, ByteRange::at(0, 64)).is_none(),
+            "a new layer starts without pinned ranges"
         );
     }
 }

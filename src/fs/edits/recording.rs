@@ -1,39 +1,43 @@
-//! Where an edit begins: what a path loses is kept before it is lost.
+//! Detects the beginning of an edit and keeps the file before it.
+//!
+//! The operations of `fs` call the `before_*` methods under the lock of the head, before they
+//! change the tree.
 
 use std::sync::Arc;
 
-use super::{EditHistory, Going, MANY_EDITS, MOST_PIECES};
+use super::{ActiveEdit, EditHistory, MAX_EXTENTS, PRUNE_ACTIVE};
 use crate::error::FsResult;
 use crate::fs::{Core, Extents, Found, Fs, State};
 use crate::store::edits_log::{Content, EditsLogRecord, How, Version};
 use crate::tree::Node;
 use crate::types::{ByteRange, FileKind, Ino, LayerId, Name, Timestamp, TreePath};
 
-/// Names of a file with several under which a version is kept.
-const MOST_NAMES: usize = 8;
+/// An edit of a file with several names is kept for at most this many of them.
+const MAX_NAMES: usize = 8;
 
-/// What is about to be done to the content of a file.
+/// A change of content that is about to happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::fs) enum Touch {
-    /// Bytes are written, or room is made.
+    /// A write or an allocation.
     Write,
-    /// It gets this size.
+    /// A change of the size, in bytes.
     Resize(u64),
 }
 
-/// A file as content to be kept; none of what is no file, or in too many pieces.
+/// The content of a file, to be kept; `None` for other nodes, and for a file with too many extents.
 fn content_of(state: &State, ino: Ino, node: &Node, extents: Extents) -> Option<Arc<Content>> {
-    if node.kind() != FileKind::File || extents.len() > MOST_PIECES {
+    if node.kind() != FileKind::File || extents.len() > MAX_EXTENTS {
         return None;
     }
     Some(Arc::new(Content { ino, node: node.clone(), epoch: state.lower.epoch(), extents }))
 }
 
 impl State {
-    /// The content of a file, to be kept as a version; none of what is no file, or in too many pieces.
+    /// The content of a file, to be kept as an edit; `None` for other nodes, and for a file with
+    /// too many extents.
     ///
     /// # Errors
-    /// What the base answers.
+    /// The base cannot be read.
     pub fn content(&self, found: &Found) -> FsResult<Option<Arc<Content>>> {
         let is_file = self.attr(found).is_some_and(|attr| attr.kind == FileKind::File);
         let Some(ino) = found.ino().filter(|_| is_file) else { return Ok(None) };
@@ -43,46 +47,51 @@ impl State {
 }
 
 impl EditHistory {
-    /// The time by the clock of the edits.
+    /// The present time of the clock of edits.
     pub(super) fn now(&self) -> Timestamp {
         (self.clock)()
     }
 
-    /// Whether a change of a file of this size is the beginning of an edit.
-    fn begins(&mut self, ino: Ino, touch: Touch, size: u64) -> Option<How> {
+    /// Whether a change of a file of this size begins an edit, and which kind.
+    fn edit_begins(&mut self, ino: Ino, touch: Touch, size: u64) -> Option<How> {
         let now = self.now();
-        let going = self.going.get(&ino).filter(|going| going.goes_on(now));
-        let (goes_on, is_new) = (going.is_some(), going.is_some_and(|going| going.is_new));
+        let active = self.active.get(&ino).filter(|active| active.is_active(now));
+        let (is_active, is_new) = (active.is_some(), active.is_some_and(|active| active.is_new));
         let how = match touch {
-            // Nothing is lost by it, and what is written then is the edit.
+            // Truncating an empty file loses nothing. The write that follows begins the edit.
             Touch::Resize(0) if size == 0 => return None,
-            // What empties a file writes it anew.
+            // A program that empties a file rewrites it, so this is an edit of its own.
             Touch::Resize(0) => Some(How::Truncated),
-            Touch::Resize(to) if to < size && !goes_on => Some(How::Truncated),
-            Touch::Resize(_) | Touch::Write => (!goes_on).then_some(How::Written),
+            Touch::Resize(to) if to < size && !is_active => Some(How::Truncated),
+            Touch::Resize(_) | Touch::Write => (!is_active).then_some(How::Written),
         };
-        self.set_going(ino, now, is_new && how.is_none());
+        self.set_active(ino, now, is_new && how.is_none());
         how
     }
 
-    fn set_going(&mut self, ino: Ino, now: Timestamp, is_new: bool) {
-        self.going.insert(ino, Going { last: now, is_new });
-        if self.going.len() >= self.many_going {
-            self.going.retain(|_, going| going.goes_on(now));
-            // As many again come before it is looked at all of them again.
-            self.many_going = MANY_EDITS.max(2 * self.going.len());
+    fn set_active(&mut self, ino: Ino, now: Timestamp, is_new: bool) {
+        self.active.insert(ino, ActiveEdit { last: now, is_new });
+        if self.active.len() >= self.prune_active_at {
+            self.active.retain(|_, active| active.is_active(now));
+            // Doubled, so that a full table does not scan itself for each new edit.
+            self.prune_active_at = PRUNE_ACTIVE.max(2 * self.active.len());
         }
     }
 
-    /// Ends the edit of a file: the next change begins another.
+    /// Ends the edit of a file: the next change begins a new one.
     pub(super) fn end_edit(&mut self, ino: Ino) {
-        self.going.remove(&ino);
+        self.active.remove(&ino);
     }
 
-    /// Notes that edits began: what these paths had.
-    pub(super) fn keep(&mut self, paths: Vec<TreePath>, how: How, content: Option<Arc<Content>>) {
+    /// Records the beginning of an edit of these paths, with the file before it.
+    pub(super) fn record_edit(
+        &mut self,
+        paths: Vec<TreePath>,
+        how: How,
+        content: Option<Arc<Content>>,
+    ) {
         let version = Version { time: self.now(), how, content };
-        self.note(&EditsLogRecord::Kept(
+        self.append(&EditsLogRecord::Kept(
             paths.into_iter().map(|path| (path, version.clone())).collect(),
         ));
         self.last_edit = version.time;
@@ -93,64 +102,64 @@ impl EditHistory {
 }
 
 impl Core {
-    /// To be called before the content of a live file of the tree changes.
+    /// Called before the content of a live file in the tree changes.
     pub(in crate::fs) fn before_change(&mut self, ino: Ino, touch: Touch) {
         let size = self.tree.size(ino);
-        let Some(versions) = self.edits.as_mut().filter(|versions| versions.is_on()) else {
+        let Some(history) = self.edits.as_mut().filter(|history| history.is_on()) else {
             return;
         };
-        let Some(how) = versions.begins(ino, touch, size) else { return };
+        let Some(how) = history.edit_begins(ino, touch, size) else { return };
         let Some(node) = self.tree.node(ino).cloned() else { return };
         let extents = self.tree.extents(ino).map(|(s, e)| (ByteRange::at(s, e.len), e.source));
         let Some(content) =
-            content_of(&self.state, ino, &node, extents.take(MOST_PIECES + 1).collect())
+            content_of(&self.state, ino, &node, extents.take(MAX_EXTENTS + 1).collect())
         else {
             return;
         };
-        let links = self.tree.links(ino).take(MOST_NAMES);
+        let links = self.tree.links(ino).take(MAX_NAMES);
         let mut paths: Vec<TreePath> =
             links.filter_map(|(dir, name)| self.tree.path_in(dir, name)).collect();
         if paths.is_empty() {
             paths.extend(self.path_of(ino));
         }
-        self.keep_content(paths, how, content);
+        self.save(paths, how, content);
     }
 
-    fn keep_content(&mut self, paths: Vec<TreePath>, how: How, content: Arc<Content>) {
-        self.freeze(&content);
-        if let Some(versions) = self.edits.as_mut().filter(|_| !paths.is_empty()) {
-            versions.keep(paths, how, Some(content));
+    fn save(&mut self, paths: Vec<TreePath>, how: How, content: Arc<Content>) {
+        self.pin(&content);
+        if let Some(history) = self.edits.as_mut().filter(|_| !paths.is_empty()) {
+            history.record_edit(paths, how, Some(content));
         }
     }
 
-    /// Bytes to which a version refers are not written again.
-    pub(super) fn freeze(&mut self, content: &Content) {
+    /// Pins the bytes that a content refers to: they are not overwritten in place.
+    pub(super) fn pin(&mut self, content: &Content) {
         let upper = self.upper.layer();
-        let Some(versions) = &mut self.edits else { return };
+        let Some(history) = &mut self.edits else { return };
         for (range, source) in &content.extents {
-            versions.frozen.add(upper, *source, range.len());
+            history.pinned.add(upper, *source, range.len());
         }
     }
 
-    /// The first part of a range of a pool that is not written again, because a version refers to it.
-    pub(in crate::fs) fn first_frozen(&self, layer: LayerId, part: ByteRange) -> Option<ByteRange> {
-        self.edits.as_ref()?.frozen.first(layer, part)
+    /// The first part of a range of a pool that must not be overwritten.
+    pub(in crate::fs) fn first_pinned(&self, layer: LayerId, part: ByteRange) -> Option<ByteRange> {
+        self.edits.as_ref()?.pinned.first(layer, part)
     }
 
-    /// Whether edits are kept.
-    pub(in crate::fs) fn keeps_versions(&self) -> bool {
-        self.edits.as_ref().is_some_and(|versions| versions.is_on())
+    /// Whether edits are recorded.
+    pub(in crate::fs) fn records_edits(&self) -> bool {
+        self.edits.as_ref().is_some_and(|history| history.is_on())
     }
 
-    /// What was found at a place, as content to be kept.
+    /// The content of a found node, to be kept. An error only loses this edit.
     pub(super) fn content_found(&self, found: &Found) -> Option<Arc<Content>> {
         self.state.content(found).unwrap_or_else(|error| {
-            log::debug!("what an edit replaces cannot be kept: {error}");
+            log::debug!("keep the file before an edit: {error}");
             None
         })
     }
 
-    /// To be called before a name loses its file.
+    /// Called before a name loses its file.
     pub(in crate::fs) fn before_loss(
         &mut self,
         (dir, lower): (Ino, Option<&TreePath>),
@@ -158,16 +167,16 @@ impl Core {
         found: &Found,
         how: How,
     ) {
-        if !self.keeps_versions() {
+        if !self.records_edits() {
             return;
         }
         let Some(content) = self.content_found(found) else { return };
         if let Ok(dir) = self.dir_path(dir, lower) {
-            self.keep_content(vec![dir.join(name)], how, content);
+            self.save(vec![dir.join(name)], how, content);
         }
     }
 
-    /// To be called before a file is renamed to a path, over another or not.
+    /// Called before a file is renamed, over another one (`is_over`) or not.
     pub(in crate::fs) fn before_move(
         &mut self,
         from: &TreePath,
@@ -175,93 +184,93 @@ impl Core {
         to: &TreePath,
         is_over: bool,
     ) {
-        let (Some(ino), Some(versions)) = (found.ino(), self.edits.as_mut()) else { return };
-        let now = versions.now();
+        let (Some(ino), Some(history)) = (found.ino(), self.edits.as_mut()) else { return };
+        let now = history.now();
         let is_new =
-            versions.going.get(&ino).is_some_and(|going| going.is_new && going.goes_on(now));
-        let is_known = versions.lists.contains_key(from);
-        versions.claim(to);
-        let has_history = versions.lists.contains_key(to);
+            history.active.get(&ino).is_some_and(|active| active.is_new && active.is_active(now));
+        let is_known = history.by_path.contains_key(from);
+        history.claim_pending(to);
+        let has_history = history.by_path.contains_key(to);
         if is_known && !has_history {
-            versions.note(&EditsLogRecord::Copied { from: from.clone(), to: to.clone() });
+            history.append(&EditsLogRecord::Copied { from: from.clone(), to: to.clone() });
         }
-        // What a program writes aside and renames over a file is a way to save that file, and leaves nothing aside.
+        // A program that writes a new file and renames it over another one saves that one. The
+        // temporary name gets no history.
         if is_new && !is_known && (is_over || has_history) {
             return;
         }
         let Some(content) = self.content_found(found) else { return };
         if is_known || !is_new {
-            self.keep_content(vec![from.clone()], How::Moved, content);
+            self.save(vec![from.clone()], How::Moved, content);
             return;
         }
-        // Nor if there was none yet. It may be a backup of what it is about to write, though: then somebody comes to the old
-        // name.
-        self.freeze(&content);
-        let Some(versions) = &mut self.edits else { return };
+        // A new file that is renamed to a free name may be a backup: then the program writes the
+        // old name again soon.
+        self.pin(&content);
+        let Some(history) = &mut self.edits else { return };
         let version = Version { time: now, how: How::Moved, content: Some(content) };
-        versions.leave(from.clone(), version);
-        self.let_go_of_pending();
+        history.add_pending(from.clone(), version);
+        self.drop_expired_pending();
     }
 
-    /// To be called when a directory was renamed.
+    /// Called after a directory was renamed.
     pub(in crate::fs) fn dir_moved(&mut self, from: TreePath, to: TreePath) {
-        let Some(versions) =
-            self.edits.as_mut().filter(|v| v.is_on() && !v.below(&from).is_empty())
+        let Some(history) = self.edits.as_mut().filter(|v| v.is_on() && !v.below(&from).is_empty())
         else {
             return;
         };
-        versions.note(&EditsLogRecord::Moved { from, to });
+        history.append(&EditsLogRecord::Moved { from, to });
     }
 
-    /// To be called when two nodes changed places of which one is a directory.
+    /// Called after two nodes were exchanged of which at least one is a directory.
     pub(in crate::fs) fn dirs_exchanged(&mut self, a: TreePath, b: TreePath) {
         let knows =
             |v: &EditHistory| v.is_on() && !(v.below(&a).is_empty() && v.below(&b).is_empty());
-        if let Some(versions) = self.edits.as_mut().filter(|versions| knows(versions)) {
-            versions.note(&EditsLogRecord::Exchanged { a, b });
+        if let Some(history) = self.edits.as_mut().filter(|history| knows(history)) {
+            history.append(&EditsLogRecord::Exchanged { a, b });
         }
     }
 
-    /// To be called when a file was made.
+    /// Called after a file was created.
     pub(in crate::fs) fn file_made(
         &mut self,
         ino: Ino,
         (dir, lower): (Ino, Option<&TreePath>),
         name: &Name,
     ) {
-        let Some(versions) = self.edits.as_mut().filter(|versions| versions.is_on()) else {
+        let Some(history) = self.edits.as_mut().filter(|history| history.is_on()) else {
             return;
         };
-        let now = versions.now();
-        versions.set_going(ino, now, true);
-        if versions.away.is_empty() {
+        let now = history.now();
+        history.set_active(ino, now, true);
+        if history.pending.is_empty() {
             return;
         }
         if let Ok(dir) = self.state.dir_path(dir, lower)
-            && let Some(versions) = &mut self.edits
+            && let Some(history) = &mut self.edits
         {
-            versions.claim(&dir.join(name));
+            history.claim_pending(&dir.join(name));
         }
     }
 }
 
 impl Fs {
-    /// Keeps what paths had that a restore replaced.
-    pub fn keep_restored(&self, kept: Vec<(TreePath, Arc<Content>)>) {
+    /// Keeps the files that a restore replaced, as edits of their paths.
+    pub fn record_restored_edits(&self, saved: Vec<(TreePath, Arc<Content>)>) {
         let mut core = self.core();
-        for (_, content) in &kept {
-            core.freeze(content);
+        for (_, content) in &saved {
+            core.pin(content);
         }
-        let Some(versions) = core.edits.as_mut().filter(|v| v.is_on() && !kept.is_empty()) else {
+        let Some(history) = core.edits.as_mut().filter(|v| v.is_on() && !saved.is_empty()) else {
             return;
         };
-        let time = versions.now();
+        let time = history.now();
         let of =
             |(path, content)| (path, Version { time, how: How::Restored, content: Some(content) });
-        let kept: Vec<(TreePath, Version)> = kept.into_iter().map(of).collect();
-        versions.note(&EditsLogRecord::Kept(kept));
-        versions.last_edit = time;
-        if let Some(notice) = &versions.notice {
+        let saved: Vec<(TreePath, Version)> = saved.into_iter().map(of).collect();
+        history.append(&EditsLogRecord::Kept(saved));
+        history.last_edit = time;
+        if let Some(notice) = &history.notice {
             notice();
         }
     }

@@ -1,5 +1,7 @@
-//! Finding the bytes of an older content in a newer one in which they moved, as rsync does: the blocks of the older one are known by
-//! a hash that can be rolled over the newer one byte by byte. What has the hash of a block is compared with it.
+//! Finds bytes of an old content that moved in a new one, as rsync does.
+//!
+//! The blocks of the old content are known by a hash that can be rolled over the new content byte
+//! by byte. A window with the hash of a block is then compared with it.
 
 use std::collections::HashMap;
 
@@ -7,10 +9,10 @@ use crate::store::content::pool::BLOCK;
 
 /// Bytes of a block.
 const WINDOW: usize = BLOCK as usize;
-/// An odd number without a pattern (the golden ratio in 64 bits).
+/// The multiplier of the hash: an odd number without a pattern (the golden ratio in 64 bits).
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A run of bytes that both have: where it begins in the parts of the older one and in the newer one, and how long it is.
+/// A run of equal bytes: its offset in the old content and in the new bytes, and its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) old: u64,
@@ -22,18 +24,18 @@ fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0, |hash, byte| hash.wrapping_mul(FACTOR).wrapping_add(u64::from(*byte)))
 }
 
-/// The bytes of `parts`, each beginning at an offset of the older content, that stand anywhere in `new`, in the order of `new`.
-/// They overlap neither here nor there.
+/// Finds bytes of `parts` in `new`. A part has its offset in the old content. The runs are in the
+/// order of `new`, and overlap neither in `parts` nor in `new`.
 pub(super) fn find(parts: &[(u64, Vec<u8>)], new: &[u8]) -> Vec<Run> {
     let mut blocks: HashMap<u64, (usize, usize)> = HashMap::new();
     for (number, (_, bytes)) in parts.iter().enumerate() {
         for (at, block) in bytes.chunks_exact(WINDOW).enumerate() {
-            // Of equal ones the first: the run then goes on as far as it does.
+            // The first of equal blocks gives the longest run.
             blocks.entry(hash(block)).or_insert((number, at * WINDOW));
         }
     }
     let out = (1..WINDOW).fold(FACTOR, |power, _| power.wrapping_mul(FACTOR));
-    // Up to where each part was found; what comes before is not looked for again.
+    // How far each part was found. Bytes before are not searched again.
     let mut done = vec![0; parts.len()];
     let mut runs = Vec::new();
     let mut at = 0;
@@ -83,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moved_is_found_and_what_changed_is_not() {
+    fn moved_bytes_are_found_and_changed_ones_are_not() {
         let old = noise(1, 100_000);
         let mut new = old.clone();
         new.splice(20_000..20_000, noise(2, 7));
@@ -101,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn short_and_repeated_content_is_survived() {
+    fn short_and_repeated_contents_give_correct_runs() {
         assert!(find(&[], &noise(1, 10_000)).is_empty());
         assert!(find(&[(0, noise(1, 100))], &noise(1, 100)).is_empty());
         let zeros = vec![0; 5 * WINDOW];

@@ -84,9 +84,9 @@ impl Fs {
     /// ENOENT for an unknown id; what the base answers.
     pub fn getattr(&self, id: NodeId) -> FsResult<Attr> {
         if id.is_in_snapdir() {
-            return self.past_getattr(id);
+            return self.snapdir_getattr(id);
         }
-        let listed = u32::from(self.listed_past(id).is_some());
+        let listed = u32::from(self.snapdir_entry(id).is_some());
         let mut core = self.core();
         let target = core.target(id)?;
         core.note_getattr(id, &target);
@@ -160,7 +160,7 @@ impl Fs {
 
     fn xattrs(&self, id: NodeId) -> FsResult<Xattrs> {
         if id.is_in_snapdir() {
-            return self.past_xattrs(id);
+            return self.snapdir_xattrs(id);
         }
         let core = self.core();
         match core.target(id)? {

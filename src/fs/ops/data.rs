@@ -78,7 +78,7 @@ impl Fs {
     pub fn read(&self, id: NodeId, offset: u64, len: u64) -> FsResult<ReadPlan> {
         if id.is_in_snapdir() {
             // Read at once: an apply may exchange the base below the checkpoint at any later time.
-            let bytes = self.past_read(id, offset, len, false)?.unwrap_or_default();
+            let bytes = self.snapdir_read(id, offset, len, false)?.unwrap_or_default();
             return Ok(ReadPlan::of_bytes(bytes, Arc::clone(&self.core().lower)));
         }
         let mut core = self.core();
@@ -196,7 +196,7 @@ impl Fs {
     /// ENXIO at or after the end; what the base answers.
     pub fn seek(&self, id: NodeId, offset: u64, to: SeekTo) -> FsResult<u64> {
         if id.is_in_snapdir() {
-            return self.past_seek(id, offset, to);
+            return self.snapdir_seek(id, offset, to);
         }
         let mut core = self.core();
         let target = core.content_target(id)?;
@@ -270,7 +270,7 @@ impl Fs {
     /// As [`Fs::read`].
     fn next_data(&self, id: NodeId, range: ByteRange) -> FsResult<(u64, Option<ByteRange>)> {
         if id.is_in_snapdir() {
-            return self.past_data(id, range);
+            return self.snapdir_data(id, range);
         }
         let (lower, size) = {
             let mut core = self.core();

@@ -31,7 +31,7 @@ impl Fs {
     /// # Errors
     /// ENOENT, ENOTDIR; what the base answers.
     pub fn lookup(&self, dir: NodeId, name: &Name) -> FsResult<Entry> {
-        if let Some(entry) = self.enter_past(dir, name)? {
+        if let Some(entry) = self.lookup_snapdir(dir, name)? {
             return Ok(entry);
         }
         let mut core = self.core();

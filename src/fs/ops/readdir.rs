@@ -59,9 +59,9 @@ impl Fs {
         mut take: impl FnMut(DirEntry, &mut HandOut<'_>) -> bool,
     ) -> FsResult<()> {
         if id.is_in_snapdir() {
-            return self.past_readdir(id, after, &mut |entry| take(entry, &mut || None));
+            return self.snapdir_readdir(id, after, &mut |entry| take(entry, &mut || None));
         }
-        let past = self.listed_past(id).filter(|entry| entry.cookie > after);
+        let past = self.snapdir_entry(id).filter(|entry| entry.cookie > after);
         let mut core = self.core();
         // Who is told all asks once more, and so learns that it was all.
         if after != 0

@@ -238,6 +238,6 @@ impl Core {
     /// The old and the new path of a rename, if the edit history follows it.
     fn paths_for_history(&self, source: &Slot, target: &Slot) -> Option<(TreePath, TreePath)> {
         let paths = || Some((self.slot_path(source).ok()?, self.slot_path(target).ok()?));
-        self.keeps_versions().then(paths).flatten()
+        self.records_edits().then(paths).flatten()
     }
 }

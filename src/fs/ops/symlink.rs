@@ -27,7 +27,7 @@ impl Fs {
     /// the link up again; EINVAL for another node.
     pub fn readlink(&self, id: NodeId, pid: u32) -> FsResult<LinkReply> {
         if id.is_in_snapdir() {
-            return self.past_readlink(id, pid);
+            return self.snapdir_readlink(id, pid);
         }
         let jail = Arc::clone(&self.jail.lock());
         let judged = self.core().judge_link(&jail, id)?;
@@ -51,7 +51,7 @@ impl Fs {
     /// EINVAL for another node, or those of the base.
     pub fn link_text(&self, id: NodeId) -> FsResult<Vec<u8>> {
         if id.is_in_snapdir() {
-            return self.past_link_text(id);
+            return self.snapdir_link_text(id);
         }
         let core = self.core();
         match &core.record_of(&core.target(id)?)?.body {

@@ -137,7 +137,7 @@ impl Core {
             end: range.start + (to - offset),
         };
         let mut at = offset;
-        while let Some(pinned) = self.first_frozen(layer, ByteRange { start: at, end }) {
+        while let Some(pinned) = self.first_pinned(layer, ByteRange { start: at, end }) {
             if at < pinned.start {
                 runs.push(Run::InPlace(in_file(at, pinned.start), at));
             }
@@ -217,7 +217,7 @@ impl Core {
                 if owner == layer =>
             {
                 let at = ByteRange::at(offset + (part.start - start), part.len());
-                self.first_frozen(layer, at).is_none()
+                self.first_pinned(layer, at).is_none()
             }
             _ => false,
         }

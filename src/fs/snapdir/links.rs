@@ -1,23 +1,25 @@
-//! Links of a checkpoint's tree, jailed to that tree; and who last changed a node.
+//! READLINK in a checkpoint, jailed to the tree of the checkpoint; and which layer last changed a
+//! node.
 //!
-//! No directory of a checkpoint ever moves, so a link is judged where it stands and that is all: nothing need be followed
-//! as in [`crate::fs::ops::symlink`]. Of a link with several names the one nearest to the root counts; a text that climbs is not served
-//! if some of them are not known.
+//! No directory of a checkpoint ever moves. So a link is resolved from its own directory, and
+//! nothing need be tracked as in [`crate::fs::ops::symlink`]. For a link with several names, the
+//! name nearest to the root decides. If some of its names are not known, a text that climbs is
+//! refused.
 
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::jail_walk::{self, Resolved};
-use crate::fs::snapdir::{Node, What};
+use crate::fs::snapdir::{CheckpointNode, Item};
 use crate::fs::{Found, Fs, LinkReply, Refused, State, Target};
 use crate::jail::{Jail, Policy};
 use crate::tree::Body;
 use crate::types::{LayerId, Name, NodeId, TreePath};
 
-/// What of a file was last changed by whom.
+/// Which layer last changed a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody: it is as in the base.
+    /// None: it is as in the base.
     Base,
     /// It was changed since the last checkpoint or seal.
     Upper,
@@ -36,27 +38,27 @@ impl std::fmt::Display for Origin {
 }
 
 impl Fs {
-    /// The text of a link of the past, as the kernel may follow it; `pid` is who asks.
-    pub(in crate::fs) fn past_readlink(&self, id: NodeId, pid: u32) -> FsResult<LinkReply> {
-        let node = match self.past_node(id)? {
-            What::Alias(text, _) => return Ok(LinkReply::Text(text.to_vec())),
-            What::Node(node) => node,
-            What::Top | What::Checkpoints | What::Text(..) | What::Path(_) | What::Version(_) => {
+    /// The text of a link that the kernel may follow. `pid` is the calling process.
+    pub(in crate::fs) fn snapdir_readlink(&self, id: NodeId, pid: u32) -> FsResult<LinkReply> {
+        let node = match self.snapdir_node(id)? {
+            Item::Alias(text, _) => return Ok(LinkReply::Text(text.to_vec())),
+            Item::Node(node) => node,
+            Item::Top | Item::Checkpoints | Item::Text(..) | Item::History(_) | Item::Edit(_) => {
                 return Err(FsError::Invalid);
             }
         };
         let jail = Arc::clone(&self.jail.lock());
-        match self.in_past(node.layer, |state| judge(&jail, state, &node))? {
+        match self.in_checkpoint(node.layer, |state| judge(&jail, state, &node))? {
             Judged::Text(text) => Ok(LinkReply::Text(text)),
             Judged::Out { path, text } => {
-                self.refuse(self.path_in_past(node.layer, &path), Refused::Link(text), pid);
+                self.refuse(self.path_in_mount(node.layer, &path), Refused::Link(text), pid);
                 Err(FsError::LeavesJail)
             }
         }
     }
 
-    /// Where a path of a checkpoint is seen in the mount.
-    fn path_in_past(&self, layer: LayerId, path: &TreePath) -> TreePath {
+    /// The path in the mount of a path in a checkpoint.
+    fn path_in_mount(&self, layer: LayerId, path: &TreePath) -> TreePath {
         let top = self
             .snapdir_view()
             .map_or_else(TreePath::root, |view| TreePath::root().join(&view.name));
@@ -66,34 +68,36 @@ impl Fs {
         whole.fold(top, |path, name| path.join(&name))
     }
 
-    /// The text of a link of the past as it is stored.
-    pub(in crate::fs) fn past_link_text(&self, id: NodeId) -> FsResult<Vec<u8>> {
-        match self.past_node(id)? {
-            What::Alias(text, _) => Ok(text.to_vec()),
-            What::Node(node) => {
-                self.in_past(node.layer, |state| text_of(state, &node.find(state)?))
+    /// The stored text of a link.
+    pub(in crate::fs) fn snapdir_link_text(&self, id: NodeId) -> FsResult<Vec<u8>> {
+        match self.snapdir_node(id)? {
+            Item::Alias(text, _) => Ok(text.to_vec()),
+            Item::Node(node) => {
+                self.in_checkpoint(node.layer, |state| text_of(state, &node.find(state)?))
             }
-            What::Top | What::Checkpoints | What::Text(..) | What::Path(_) | What::Version(_) => {
+            Item::Top | Item::Checkpoints | Item::Text(..) | Item::History(_) | Item::Edit(_) => {
                 Err(FsError::Invalid)
             }
         }
     }
 
-    /// Whether readlink(2) tells the text of a link as it is stored, to callers that do not follow it. Where links are literal
-    /// because the view is the jail, a checkpoint's still must not be followed out of its tree.
+    /// Whether readlink(2) returns the stored text of a link to callers that do not follow it. With
+    /// the literal policy the view is the jail, but a link of a checkpoint must still stay in its
+    /// tree.
     pub fn tells_stored_text_of(&self, id: NodeId) -> bool {
         let policy = self.jail.lock().policy;
         policy == Policy::Show || (id.is_in_snapdir() && policy == Policy::Literal)
     }
 
-    /// Who last changed a node. May read the records of many layers.
+    /// Which layer last changed a node. May read the records of many layers.
     ///
     /// # Errors
-    /// ENODATA for what is gone, or has none; else what the store answers.
+    /// ENODATA for a removed node, and for nodes of `.jailfs` outside a checkpoint. The store
+    /// cannot be read.
     pub fn origin(&self, id: NodeId) -> FsResult<Origin> {
         if id.is_in_snapdir() {
-            let What::Node(node) = self.past_node(id)? else { return Err(FsError::NoAttribute) };
-            return self.in_past(node.layer, |state| {
+            let Item::Node(node) = self.snapdir_node(id)? else { return Err(FsError::NoAttribute) };
+            return self.in_checkpoint(node.layer, |state| {
                 let found = node.find(state)?;
                 if is_as_in_base(state, &found)? {
                     return Ok(Origin::Base);
@@ -131,7 +135,8 @@ impl Fs {
     }
 }
 
-/// Whether a node is what the base has, although it is in the tree: something else was done to its directory.
+/// Whether a node equals the base, although it may be in the tree because its directory was
+/// changed.
 fn is_as_in_base(state: &State, found: &Found) -> FsResult<bool> {
     let Found::Upper(ino, _) = found else { return Ok(true) };
     let Some(node) = state.tree.node(*ino) else { return Ok(true) };
@@ -146,7 +151,7 @@ fn is_as_in_base(state: &State, found: &Found) -> FsResult<bool> {
     Ok(at == *ino && record == **node && extents == known.1)
 }
 
-/// What is to be answered for a link.
+/// The answer to READLINK.
 enum Judged {
     Text(Vec<u8>),
     Out { path: TreePath, text: Vec<u8> },
@@ -159,10 +164,11 @@ fn text_of(state: &State, found: &Found) -> FsResult<Vec<u8>> {
     }
 }
 
-fn judge(jail: &Jail, state: &State, node: &Node) -> FsResult<Judged> {
+fn judge(jail: &Jail, state: &State, node: &CheckpointNode) -> FsResult<Judged> {
     let found = node.find(state)?;
     let text = text_of(state, &found)?;
-    // An absolute text names the live tree, or the host. What is meant is the same place of this tree: a relative text, then.
+    // An absolute text leads to the live tree or the host. Make it relative, so that it leads to
+    // the same path of this checkpoint.
     let policy = match jail.policy {
         Policy::Rewrite => Policy::Rewrite,
         _ if text.starts_with(b"/") => Policy::Rewrite,
@@ -173,7 +179,7 @@ fn judge(jail: &Jail, state: &State, node: &Node) -> FsResult<Judged> {
         Resolved::Inside(served) | Resolved::Climbs(served) => Ok(Judged::Text(served)),
         Resolved::Escapes => {
             let path = found.ino().and_then(|ino| match &found {
-                Found::Base(_, path, _) => shown_path(state, path),
+                Found::Base(_, path, _) => visible_path(state, path),
                 _ => state.tree.path(ino),
             });
             Ok(Judged::Out { path: path.unwrap_or_default(), text })
@@ -181,7 +187,7 @@ fn judge(jail: &Jail, state: &State, node: &Node) -> FsResult<Judged> {
     }
 }
 
-fn shown_path(state: &State, path: &TreePath) -> Option<TreePath> {
+fn visible_path(state: &State, path: &TreePath) -> Option<TreePath> {
     let (above, name) = path.split()?;
     let (dir, _) = state.lower.lookup(&above).ok()??;
     Some(state.dir_path(dir, Some(&above)).ok()?.join(&name))

@@ -1,25 +1,25 @@
-//! What `.jailfs` in the root of a mount shows: the checkpoints as trees, the versions of files, and texts that tell how the
-//! sandbox stands.
+//! The snapshot directory, `.jailfs` in the root of a mount: checkpoints as trees, edit histories
+//! of files, and texts about the sandbox.
 //!
-//! Always true:
-//! * Nothing in it can be changed. Its ids are a range of their own; every operation that changes something looks for its
-//!   node among the live ones and finds, for an id of this range, that it is read-only ([`super::Core::target`]).
-//! * A node of a checkpoint is known by the checkpoint and its number there. Nothing of a state is kept for a node: what the
-//!   kernel holds costs some bytes each, and a few trees are kept, those that were used last.
-//! * What is told of a checkpoint is what it was. Nothing is given back to the disk while an operation is under way
-//!   ([`Fs::read_guard`]), and a checkpoint whose space has been given back is ESTALE. An apply changes the base below an older
-//!   checkpoint: whatever was found out while the base was exchanged is found out again ([`Fs::in_past`]).
-//! * A link of a checkpoint is judged as if the checkpoint's root were the root of the mount, so it leads neither out nor
-//!   into the live tree.
+//! * It is read-only. Its nodes have a range of ids of their own. Operations that change something
+//!   look for a live node, and answer an id of this range with EROFS.
+//! * A node of a checkpoint is identified by the checkpoint and its inode number there. A held node
+//!   costs some bytes. Only a few trees, the last used ones, are kept in memory.
+//! * No content is freed while an operation reads it ([`Fs::read_guard`]). A checkpoint that was
+//!   freed answers ESTALE. An apply replaces the base below older checkpoints: what an operation
+//!   found out meanwhile is discarded, and it starts again ([`Fs::in_checkpoint`]).
+//! * A link of a checkpoint is resolved as if the checkpoint's root were the root of the mount. It
+//!   leads neither out nor into the live tree.
 //!
-//! Loading a cold checkpoint, and everything while space is given back, may take long: [`Fs::past_is_at_hand`] says when it does
-//! not, for the thread that answers the kernel.
+//! Loading the tree of a checkpoint may take long, and everything waits while space is reclaimed.
+//! [`Fs::snapdir_is_ready`] tells the thread that serves the kernel whether an operation would
+//! wait.
 
+mod checkpoint;
 mod history;
 mod links;
 mod table;
 mod top;
-mod tree;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -35,108 +35,113 @@ use crate::tree::{Body, Tree};
 use crate::types::{FileKind, Ino, LayerId, Name, NodeId, Timestamp, TreePath, digits};
 
 pub use links::Origin;
-use table::{Node, Table, What};
+use table::{CheckpointNode, Item, Table};
 
-/// Trees that are kept, those that were used last.
-const TREES: usize = 8;
+/// The number of trees that are kept in memory.
+const MAX_TREES: usize = 8;
 
-/// How the past is shown.
+/// How the snapshot directory is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapdirView {
-    /// The name in the root of the mount.
+    /// Its name in the root of the mount.
     pub name: Name,
-    /// Whether the root lists it. It can be entered in any case.
+    /// Whether the root lists it. A lookup finds it in any case.
     pub listed: bool,
-    /// Whether mkdir(2) in `checkpoints` makes one.
+    /// Whether mkdir(2) in `checkpoints` makes a checkpoint.
     pub makes: bool,
 }
 
-/// A text that is made anew for whoever looks.
+/// A text that is generated at each lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Text {
-    /// How the sandbox stands.
+    /// The status of the sandbox.
     Status,
-    /// The checkpoints.
+    /// The list of checkpoints.
     Log,
 }
 
-/// Who knows the past: the rank above.
+/// Access to what ranks above `fs`: checkpoints and texts.
 pub trait Archive: Send + Sync {
     /// The tree of a sealed layer.
     ///
     /// # Errors
-    /// Damage; [`Kind::NoStore`] for one that is gone.
+    /// The layer is damaged, or was dropped ([`Kind::NoStore`]).
     fn tree(&self, layer: LayerId) -> Result<Tree>;
 
     /// Makes a checkpoint. Called from a thread that serves no request.
     ///
     /// # Errors
-    /// A name that cannot be one ([`Kind::Usage`]), or what the store answers.
+    /// The name is invalid ([`Kind::Usage`]), or the store failed.
     fn checkpoint(&self, name: String) -> Result<LayerId>;
 
-    /// A text. Called from a thread that serves no request.
+    /// Generates a text. Called from a thread that serves no request.
     ///
     /// # Errors
-    /// What the sandbox answers.
+    /// The sandbox cannot answer.
     fn text(&self, which: Text) -> Result<String>;
 
-    /// The layer at or below `from` that last changed a node; none if no layer did.
+    /// The layer at or below `from` that last changed a node; `None` if no layer did.
     ///
     /// # Errors
     /// As [`Archive::tree`].
     fn last_change(&self, ino: Ino, from: Option<LayerId>) -> Result<Option<LayerId>>;
 
-    /// The layer right below the one that is written to.
+    /// The layer directly below the upper layer.
     fn parent(&self) -> Option<LayerId>;
 }
 
-/// A tree that is kept.
-struct Kept {
+/// A tree in memory.
+struct CachedTree {
     layer: LayerId,
     tree: Tree,
-    /// The base in its epoch, as it was found when the tree was last used.
-    below: Option<Below>,
+    /// The base in its epoch, from the last use of the tree.
+    below: Option<LowerInEpoch>,
 }
 
-/// The base in an epoch, and what the live tree lay over when that was made.
-struct Below {
+/// The base in an epoch. It is valid as long as the live tree has the same `live` below it.
+struct LowerInEpoch {
     lower: Arc<Lower>,
     live: Arc<Lower>,
 }
 
-/// The past of a head.
+/// The snapshot directory of a head.
 #[derive(Default)]
 pub(super) struct Snapdir {
     archive: Mutex<Option<Arc<dyn Archive>>>,
     view: Mutex<Option<(SnapdirView, Timestamp)>>,
     table: Mutex<Table>,
-    trees: Mutex<VecDeque<Kept>>,
-    listing: Mutex<Option<(NodeId, Arc<tree::Names>)>>,
-    shown: Mutex<Option<history::Listing>>,
+    trees: Mutex<VecDeque<CachedTree>>,
+    listing: Mutex<Option<(NodeId, Arc<checkpoint::Names>)>>,
+    history_listing: Mutex<Option<history::Listing>>,
 }
 
 impl Fs {
-    /// Says who knows the past.
+    /// Sets the access to checkpoints and texts.
     pub fn set_archive(&self, archive: Arc<dyn Archive>) {
         *self.snapdir.archive.lock() = Some(archive);
     }
 
-    /// Says how the past is shown from now on; none: not at all. Before the mount is seen by anybody.
+    /// Sets how the snapshot directory is shown; `None` hides it completely. Call it before the
+    /// mount is visible.
     ///
     /// # Errors
-    /// [`Kind::CannotMount`] if the root has the name already.
+    /// [`Kind::CannotMount`] if the root already has the name.
     pub fn show_snapdir(&self, view: Option<SnapdirView>) -> Result<()> {
         let mut core = self.core();
         if let Some(view) = &view {
             let attempt = || format!("show the checkpoints as '{}'", view.name);
             let (root, lower) = core.state.root();
-            // Not by a lookup: the base may be a mount of ours, whose own past has this name and is not listed.
+            // A listing, not a lookup: the base may be a mount of jailfs, whose own snapshot
+            // directory answers a lookup without being listed.
             let names = core.state.merged_names(root, lower.as_ref());
             let names = names
                 .map_err(|error| Error::new(Kind::CannotMount, attempt(), error.to_string()))?;
             if names.contains_key(&view.name) {
-                return Err(Error::new(Kind::CannotMount, attempt(), "the tree has something of this name")
-                    .hint("'-o snapname=NAME' ('--snapname NAME' of run) takes another name, 'snapdir=off' ('--snapdir off') none"));
+                let reason = "the tree has an entry with this name";
+                return Err(Error::new(Kind::CannotMount, attempt(), reason).hint(
+                    "choose another name with '-o snapname=NAME' ('--snapname NAME' of run), or hide \
+                     it with 'snapdir=off' ('--snapdir off')",
+                ));
             }
         }
         core.snapdir_name = view.as_ref().map(|view| view.name.clone());
@@ -144,7 +149,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Whether the past is shown at all.
+    /// Whether the snapshot directory is visible.
     pub fn shows_snapdir(&self) -> bool {
         self.snapdir.view.lock().is_some()
     }
@@ -153,7 +158,7 @@ impl Fs {
         self.snapdir.view.lock().as_ref().map(|(view, _)| view.clone())
     }
 
-    fn past_since(&self) -> Timestamp {
+    fn snapdir_since(&self) -> Timestamp {
         self.snapdir.view.lock().as_ref().map(|(_, since)| *since).unwrap_or_default()
     }
 
@@ -161,62 +166,60 @@ impl Fs {
         self.snapdir.archive.lock().clone().ok_or(FsError::NotFound)
     }
 
-    /// Whether an operation on a node of the past (with a name in it) needs to wait for nothing. As long as the guard lives
-    /// that stays so.
-    pub fn past_is_at_hand(
+    /// Returns a guard if an operation on a node of the snapshot directory (with a name in it)
+    /// would not wait. This stays true while the guard lives.
+    pub fn snapdir_is_ready(
         &self,
         id: NodeId,
         name: Option<&Name>,
     ) -> Option<RwLockReadGuard<'_, ()>> {
         let layer = match (self.snapdir.table.lock().get(id)?, name) {
-            (What::Node(node), _) => Some(node.layer),
-            (What::Checkpoints, Some(name)) => {
-                self.checkpoint_called(name).map(|info| info.header.layer)
+            (Item::Node(node), _) => Some(node.layer),
+            (Item::Checkpoints, Some(name)) => {
+                self.checkpoint_named(name).map(|info| info.header.layer)
             }
-            (What::Top, Some(name))
+            (Item::Top, Some(name))
                 if [top::CHECKPOINTS, top::HISTORY].contains(&name.as_bytes()) =>
             {
                 None
             }
-            (What::Top, Some(_)) => return None,
-            (What::Top | What::Checkpoints | What::Text(..) | What::Alias(..), _) => None,
-            (What::Path(_) | What::Version(_), _) => None,
+            (Item::Top, Some(_)) => return None,
+            (Item::Top | Item::Checkpoints | Item::Text(..) | Item::Alias(..), _) => None,
+            (Item::History(_) | Item::Edit(_), _) => None,
         };
         let guard = self.reclaim.try_read()?;
         let is_kept = |layer| self.snapdir.trees.lock().iter().any(|kept| kept.layer == layer);
         layer.is_none_or(is_kept).then_some(guard)
     }
 
-    /// Number of nodes of the past that the kernel holds.
+    /// Number of nodes of the snapshot directory that the kernel holds.
     pub fn held_snapdir(&self) -> usize {
         self.snapdir.table.lock().count()
     }
 
-    /// The states of which the kernel holds nodes: somebody looks into them, or did lately.
-    pub fn layers_looked_into(&self) -> BTreeSet<LayerId> {
+    /// The checkpoints of which the kernel holds nodes: a process uses them, or did recently.
+    pub fn layers_in_use(&self) -> BTreeSet<LayerId> {
         self.snapdir.table.lock().layers()
     }
 
-    /// The names by which the kernel knows the nodes that it holds of a state; none if it holds more than `most`.
+    /// The dentries of a checkpoint that the kernel may hold; empty if it holds more than `most`
+    /// nodes.
     ///
     /// # Errors
-    /// A state that is gone, or what the store answers.
-    pub fn names_looked_into(
-        &self,
-        layer: LayerId,
-        most: usize,
-    ) -> FsResult<BTreeSet<(NodeId, Name)>> {
+    /// The checkpoint was dropped, or the store cannot be read.
+    pub fn names_in_use(&self, layer: LayerId, most: usize) -> FsResult<BTreeSet<(NodeId, Name)>> {
         let held = self.snapdir.table.lock().of_layer(layer);
         if held.len() > most {
             return Ok(BTreeSet::new());
         }
-        self.in_past(layer, |state| {
+        self.in_checkpoint(layer, |state| {
             let by_ino: HashMap<Ino, NodeId> =
                 held.iter().map(|(id, node)| (node.ino, *id)).collect();
-            let in_base = |node: &Node| match state.tree.node(node.ino).map(|known| &known.body) {
-                Some(Body::Dir { base }) => base.clone(),
-                _ => node.base.clone(),
-            };
+            let in_base =
+                |node: &CheckpointNode| match state.tree.node(node.ino).map(|known| &known.body) {
+                    Some(Body::Dir { base }) => base.clone(),
+                    _ => node.base.clone(),
+                };
             let by_path: HashMap<TreePath, NodeId> =
                 held.iter().filter_map(|(id, node)| Some((in_base(node)?, *id))).collect();
             let mut names = BTreeSet::new();
@@ -232,32 +235,38 @@ impl Fs {
         })
     }
 
-    pub(super) fn past_forget(&self, id: NodeId, count: u64) {
+    pub(super) fn snapdir_forget(&self, id: NodeId, count: u64) {
         self.snapdir.table.lock().forget(id, count);
     }
 
-    fn past_node(&self, id: NodeId) -> FsResult<What> {
+    fn snapdir_node(&self, id: NodeId) -> FsResult<Item> {
         if self.snapdir.view.lock().is_none() {
             return Err(FsError::NotFound);
         }
         self.snapdir.table.lock().get(id).ok_or(FsError::NotFound)
     }
 
-    /// Finds something out about a checkpoint. What was found out while the base below was exchanged does not count.
-    fn in_past<T>(&self, layer: LayerId, look: impl Fn(&State) -> FsResult<T>) -> FsResult<T> {
-        // Recursively, because the caller may hold it already to know that nothing must be waited for.
+    /// Calls `look` with the state of a checkpoint. Calls it again if an apply replaced the base
+    /// meanwhile.
+    fn in_checkpoint<T>(
+        &self,
+        layer: LayerId,
+        look: impl Fn(&State) -> FsResult<T>,
+    ) -> FsResult<T> {
+        // Recursive, because the caller may hold the guard of `snapdir_is_ready`.
         let _guard = self.reclaim.read_again();
         loop {
-            let (state, live) = self.past_state(layer)?;
-            let told = look(&state);
+            let (state, live) = self.checkpoint_state(layer)?;
+            let result = look(&state);
             if Arc::ptr_eq(&live, &self.core().state.lower) {
-                return told;
+                return result;
             }
         }
     }
 
-    /// The state of a checkpoint, and what the live tree lies over at this moment. While space is not given back.
-    fn past_state(&self, layer: LayerId) -> FsResult<(State, Arc<Lower>)> {
+    /// The state of a checkpoint, and the present lower of the live tree. The caller holds the read
+    /// guard.
+    fn checkpoint_state(&self, layer: LayerId) -> FsResult<(State, Arc<Lower>)> {
         let info = self.store.layer(layer).filter(is_state).ok_or(FsError::Stale)?;
         let live = Arc::clone(&self.core().state.lower);
         let epoch = info.header.epoch;
@@ -267,9 +276,9 @@ impl Fs {
         }
         let known = {
             let mut trees = self.snapdir.trees.lock();
-            // Whatever lay below the live tree before keeps files open, and nobody looks at it again.
-            let is_pending = |below: &mut Below| !Arc::ptr_eq(&below.live, &live);
-            trees.iter_mut().for_each(|kept| drop(kept.below.take_if(is_pending)));
+            // Drop lowers from before an apply: they keep files open and are not used again.
+            let is_outdated = |below: &mut LowerInEpoch| !Arc::ptr_eq(&below.live, &live);
+            trees.iter_mut().for_each(|kept| drop(kept.below.take_if(is_outdated)));
             let at = trees.iter().position(|kept| kept.layer == layer);
             at.and_then(|at| trees.remove(at))
         };
@@ -290,17 +299,17 @@ impl Fs {
         };
         let state = State { tree: tree.clone(), lower: Arc::clone(&lower) };
         let mut trees = self.snapdir.trees.lock();
-        trees.push_front(Kept {
+        trees.push_front(CachedTree {
             layer,
             tree,
-            below: Some(Below { lower, live: Arc::clone(&live) }),
+            below: Some(LowerInEpoch { lower, live: Arc::clone(&live) }),
         });
-        trees.truncate(TREES);
+        trees.truncate(MAX_TREES);
         Ok((state, live))
     }
 
-    /// The checkpoint that a name in `checkpoints` means: its name, or the number of any sealed state.
-    fn checkpoint_called(&self, name: &Name) -> Option<LayerInfo> {
+    /// The checkpoint for a name in `checkpoints`: its name, or the number of any sealed state.
+    fn checkpoint_named(&self, name: &Name) -> Option<LayerInfo> {
         let text = std::str::from_utf8(name.as_bytes()).ok()?;
         if let Some(number) = digits(text) {
             let info = self.store.layer(LayerId(number)).filter(is_state)?;
@@ -311,24 +320,24 @@ impl Fs {
         all.pop()
     }
 
-    /// What `stat` shows of a node of a checkpoint.
-    fn past_attr(&self, id: NodeId, attr: Attr) -> Attr {
+    /// The attributes of a node with its id as inode number.
+    fn snapdir_attr(&self, id: NodeId, attr: Attr) -> Attr {
         Attr { ino: Ino(id.0), ..attr }
     }
 
-    /// Hands out the root of a checkpoint.
+    /// Advertises the root of a checkpoint to the kernel.
     fn hold_root(&self, layer: LayerId) -> FsResult<Entry> {
-        let attr = self.in_past(layer, |state| {
+        let attr = self.in_checkpoint(layer, |state| {
             let found = state.resolve(&TreePath::root())?;
             state.attr(&found).ok_or(FsError::NotFound)
         })?;
-        let node = Node { layer, ino: Ino::ROOT, base: Some(TreePath::root()) };
+        let node = CheckpointNode { layer, ino: Ino::ROOT, base: Some(TreePath::root()) };
         let id = self.snapdir.table.lock().hold(node);
-        Ok(Entry { id, attr: self.past_attr(id, attr) })
+        Ok(Entry { id, attr: self.snapdir_attr(id, attr) })
     }
 }
 
-/// Whether a layer completes a state that can be shown.
+/// Whether a layer is the seal of a state of the head.
 fn is_state(info: &LayerInfo) -> bool {
     info.seal.is_some() && info.header.kind.is_of_head()
 }
@@ -338,7 +347,7 @@ fn name_of(info: &LayerInfo) -> Option<&str> {
     info.seal.as_ref()?.name.as_deref()
 }
 
-/// The number that `..` has in the listing of a directory.
+/// A directory entry for the node with this id.
 fn dir_entry(ino: NodeId, cookie: u64, kind: FileKind, name: &[u8]) -> crate::fs::DirEntry {
     crate::fs::DirEntry { ino: Ino(ino.0), cookie, kind, name: name.to_vec() }
 }

@@ -1,12 +1,12 @@
 //! The directories `.jailfs` and `.jailfs/checkpoints`, and the texts.
 //!
-//! A text is made when its name is looked up, and is a node of its own from then on: whoever has it open reads on in what
-//! it was, and its size is right. The kernel is told to ask for the name each time.
+//! A text is generated at its lookup and is then a node of its own. So a process that has it open
+//! reads it to the end, and its size is right. The kernel is told to look the name up each time.
 
 use std::sync::Arc;
 
 use crate::error::{FsError, FsResult, Kind};
-use crate::fs::snapdir::{SnapdirView, Text, What, dir_entry, is_state, name_of};
+use crate::fs::snapdir::{Item, SnapdirView, Text, dir_entry, is_state, name_of};
 use crate::fs::{Attr, DirEntry, Entry, Fs};
 use crate::tree::Meta;
 use crate::types::{FileKind, Ino, LayerId, Name, NodeId, Timestamp};
@@ -20,18 +20,24 @@ const LOG: &[u8] = b"log";
 const FIRST_COOKIE: u64 = 3;
 
 impl Fs {
-    /// What the root says of a name, if it is that of the past.
-    pub(in crate::fs) fn enter_past(&self, dir: NodeId, name: &Name) -> FsResult<Option<Entry>> {
+    /// Looks up a name in the snapshot directory, or its own name in the root. `None` if neither
+    /// applies.
+    pub(in crate::fs) fn lookup_snapdir(
+        &self,
+        dir: NodeId,
+        name: &Name,
+    ) -> FsResult<Option<Entry>> {
         if dir.is_in_snapdir() {
-            return self.past_lookup(dir, name).map(Some);
+            return self.snapdir_lookup(dir, name).map(Some);
         }
         let is_it =
             dir == NodeId::ROOT && self.snapdir_view().is_some_and(|view| view.name == *name);
         Ok(is_it.then(|| Entry { id: NodeId::SNAPDIR, attr: self.top_attr(NodeId::SNAPDIR) }))
     }
 
-    /// The entry of the past in the listing of the root, if it is listed there. Its cookie is behind all others.
-    pub(in crate::fs) fn listed_past(&self, dir: NodeId) -> Option<DirEntry> {
+    /// The entry of the snapshot directory in a listing of `dir`, if it is listed there. Its cookie
+    /// is the largest.
+    pub(in crate::fs) fn snapdir_entry(&self, dir: NodeId) -> Option<DirEntry> {
         if dir != NodeId::ROOT {
             return None;
         }
@@ -44,65 +50,67 @@ impl Fs {
         ))
     }
 
-    fn past_lookup(&self, dir: NodeId, name: &Name) -> FsResult<Entry> {
-        match self.past_node(dir)? {
-            What::Top => match name.as_bytes() {
+    fn snapdir_lookup(&self, dir: NodeId, name: &Name) -> FsResult<Entry> {
+        match self.snapdir_node(dir)? {
+            Item::Top => match name.as_bytes() {
                 CHECKPOINTS => {
                     Ok(Entry { id: NodeId::CHECKPOINTS, attr: self.top_attr(NodeId::CHECKPOINTS) })
                 }
-                HISTORY if self.keeps_history() => self.history_root(),
+                HISTORY if self.has_history() => self.history_root(),
                 STATUS => self.hold_text(Text::Status),
                 LOG => self.hold_text(Text::Log),
                 _ => Err(FsError::NotFound),
             },
-            What::Checkpoints => {
-                let info = self.checkpoint_called(name).ok_or(FsError::NotFound)?;
+            Item::Checkpoints => {
+                let info = self.checkpoint_named(name).ok_or(FsError::NotFound)?;
                 let layer = info.header.layer;
                 match name_of(&info).filter(|called| called.as_bytes() != name.as_bytes()) {
-                    // One directory must not have two names, or the kernel would move it from one to the other.
+                    // The number is a link to the name. A directory with two names would be moved
+                    // from one to the other by the kernel.
                     Some(called) => {
-                        // That of the seal: gc gives a layer the time of one below it.
+                        // The time of the seal, because gc may give the layer the time of one
+                        // below.
                         let time = info.seal.as_ref().map_or(info.header.time, |seal| seal.time);
-                        let what = What::Alias(Arc::from(called.as_bytes()), time);
+                        let what = Item::Alias(Arc::from(called.as_bytes()), time);
                         self.hold_made(what)
                     }
                     None => self.hold_root(layer),
                 }
             }
-            What::Text(..) | What::Alias(..) | What::Version(_) => Err(FsError::NotADirectory),
-            What::Node(node) => self.lookup_in_checkpoint(&node, name),
-            What::Path(dir) => self.lookup_in_history(&dir, name),
+            Item::Text(..) | Item::Alias(..) | Item::Edit(_) => Err(FsError::NotADirectory),
+            Item::Node(node) => self.lookup_in_checkpoint(&node, name),
+            Item::History(dir) => self.lookup_in_history(&dir, name),
         }
     }
 
     fn hold_text(&self, which: Text) -> FsResult<Entry> {
         let text = self.archive()?.text(which)?;
-        self.hold_made(What::Text(Arc::from(text.into_bytes()), crate::sys::clock::now()))
+        self.hold_made(Item::Text(Arc::from(text.into_bytes()), crate::sys::clock::now()))
     }
 
-    fn hold_made(&self, what: What) -> FsResult<Entry> {
+    fn hold_made(&self, what: Item) -> FsResult<Entry> {
         let id = self.snapdir.table.lock().hold_made(what);
-        Ok(Entry { id, attr: self.past_getattr(id)? })
+        Ok(Entry { id, attr: self.snapdir_getattr(id)? })
     }
 
-    /// What `stat` shows of a node of the past.
-    pub(in crate::fs) fn past_getattr(&self, id: NodeId) -> FsResult<Attr> {
-        match self.past_node(id)? {
-            What::Top | What::Checkpoints => Ok(self.top_attr(id)),
-            What::Text(text, time) => Ok(made_attr(id, FileKind::File, text.len(), time)),
-            What::Alias(text, time) => Ok(made_attr(id, FileKind::Symlink, text.len(), time)),
-            What::Node(node) => self.attr_in_checkpoint(id, &node),
-            What::Path(path) => Ok(self.past_attr(id, self.attr_of_path(&path)?)),
-            What::Version(version) => Ok(self.past_attr(id, self.attr_of_version(&version)?)),
+    /// The attributes of a node of the snapshot directory.
+    pub(in crate::fs) fn snapdir_getattr(&self, id: NodeId) -> FsResult<Attr> {
+        match self.snapdir_node(id)? {
+            Item::Top | Item::Checkpoints => Ok(self.top_attr(id)),
+            Item::Text(text, time) => Ok(made_attr(id, FileKind::File, text.len(), time)),
+            Item::Alias(text, time) => Ok(made_attr(id, FileKind::Symlink, text.len(), time)),
+            Item::Node(node) => self.attr_in_checkpoint(id, &node),
+            Item::History(path) => Ok(self.snapdir_attr(id, self.attr_of_path(&path)?)),
+            Item::Edit(edit) => Ok(self.snapdir_attr(id, self.attr_of_edit(&edit)?)),
         }
     }
 
-    /// What `stat` shows of the two directories: they are of whoever serves the mount.
+    /// The attributes of the two directories. Their owner is the user of the daemon.
     fn top_attr(&self, id: NodeId) -> Attr {
-        let since = self.past_since();
+        let since = self.snapdir_since();
         let makes = self.snapdir_view().is_some_and(|view: SnapdirView| view.makes);
         let (mode, nlink, time) = if id == NodeId::SNAPDIR {
-            (0o040_555, 3 + u32::from(self.keeps_history()), since)
+            (0o040_555, 3 + u32::from(self.has_history()), since)
         } else {
             let all = self.listed_checkpoints();
             let last = all.iter().map(|(_, _, time)| *time).max().unwrap_or_default();
@@ -118,7 +126,7 @@ impl Fs {
         }
     }
 
-    /// The names in `checkpoints`, sorted: what people made, by name or else by number.
+    /// The names in `checkpoints`, sorted: all but automatic seals, by name or else by number.
     fn listed_checkpoints(&self) -> Vec<(Name, LayerId, Timestamp)> {
         let mut all: Vec<(Name, LayerId, Timestamp)> = Vec::new();
         for info in self.store.catalog().iter().filter(|info| is_state(info)) {
@@ -132,21 +140,21 @@ impl Fs {
         all
     }
 
-    /// Gives the names of a directory of the past to `take`, as [`Fs::readdir`] does.
-    pub(in crate::fs) fn past_readdir(
+    /// Lists a directory of the snapshot directory, as [`Fs::readdir`] does.
+    pub(in crate::fs) fn snapdir_readdir(
         &self,
         id: NodeId,
         after: u64,
         take: &mut dyn FnMut(DirEntry) -> bool,
     ) -> FsResult<()> {
-        let mut entries = match self.past_node(id)? {
-            What::Top => {
+        let mut entries = match self.snapdir_node(id)? {
+            Item::Top => {
                 let history = dir_entry(NodeId::HISTORY, FIRST_COOKIE + 3, FileKind::Dir, HISTORY);
                 let entries = [
                     dir_entry(NodeId::SNAPDIR, 1, FileKind::Dir, b"."),
                     dir_entry(NodeId::ROOT, 2, FileKind::Dir, b".."),
                     dir_entry(NodeId::CHECKPOINTS, FIRST_COOKIE, FileKind::Dir, CHECKPOINTS),
-                    // A text gets its number when it is looked up; until then it has one that nothing else has.
+                    // A text gets its id at its lookup. The listing has a number that no node has.
                     dir_entry(
                         NodeId(NodeId::SNAPDIR.0 + 4),
                         FIRST_COOKIE + 1,
@@ -155,26 +163,26 @@ impl Fs {
                     ),
                     dir_entry(NodeId(NodeId::SNAPDIR.0 + 5), FIRST_COOKIE + 2, FileKind::File, LOG),
                 ];
-                entries.into_iter().chain(self.keeps_history().then_some(history)).collect()
+                entries.into_iter().chain(self.has_history().then_some(history)).collect()
             }
-            What::Checkpoints => {
+            Item::Checkpoints => {
                 let mut entries = vec![
                     dir_entry(NodeId::CHECKPOINTS, 1, FileKind::Dir, b"."),
                     dir_entry(NodeId::SNAPDIR, 2, FileKind::Dir, b".."),
                 ];
                 for (name, layer, _) in self.listed_checkpoints() {
-                    // The number of a checkpoint is never another's, so it can be where a reader goes on.
+                    // The number of a checkpoint is never reused, so it is a stable cookie.
                     let cookie = FIRST_COOKIE + u64::from(layer.0);
-                    let number = super::table::number(layer, Ino::ROOT);
-                    entries.push(dir_entry(number, cookie, FileKind::Dir, name.as_bytes()));
+                    let id = super::table::node_id(layer, Ino::ROOT);
+                    entries.push(dir_entry(id, cookie, FileKind::Dir, name.as_bytes()));
                 }
                 entries
             }
-            What::Text(..) | What::Alias(..) | What::Version(_) => {
+            Item::Text(..) | Item::Alias(..) | Item::Edit(_) => {
                 return Err(FsError::NotADirectory);
             }
-            What::Node(node) => return self.readdir_in_checkpoint(id, &node, after, take),
-            What::Path(path) => return self.readdir_in_history(id, &path, after, take),
+            Item::Node(node) => return self.readdir_in_checkpoint(id, &node, after, take),
+            Item::History(path) => return self.readdir_in_history(id, &path, after, take),
         };
         entries.sort_by_key(|entry| entry.cookie);
         for entry in entries.into_iter().filter(|entry| entry.cookie > after) {
@@ -185,12 +193,13 @@ impl Fs {
         Ok(())
     }
 
-    /// Makes a checkpoint, as mkdir(2) in `checkpoints`. From a thread that serves no request.
+    /// Makes a checkpoint for mkdir(2) in `checkpoints`. Called from a thread that serves no
+    /// request.
     pub(in crate::fs) fn make_checkpoint(&self, name: &Name) -> FsResult<Entry> {
         if !self.snapdir_view().is_some_and(|view| view.makes) {
             return Err(FsError::ReadOnly);
         }
-        if self.checkpoint_called(name).is_some() {
+        if self.checkpoint_named(name).is_some() {
             return Err(FsError::Exists);
         }
         let text = std::str::from_utf8(name.as_bytes()).map_err(|_| FsError::Invalid)?;

@@ -74,7 +74,7 @@ impl Fs {
         let mut made = self.try_to_make_room();
         // The edit history goes before an operation fails, half of it first. But only if there is
         // certainly nothing else, and as long as that frees space.
-        while made == Reclaimed::Nothing && self.give_up_history() {
+        while made == Reclaimed::Nothing && self.drop_edits_for_space() {
             self.reclaim.note_garbage();
             made = self.try_to_make_room();
         }
@@ -111,7 +111,7 @@ impl Fs {
     fn punch_unused(&self) -> Option<u64> {
         let live = self.live_set();
         if self.sync().is_err()
-            || self.secure_versions().is_err()
+            || self.secure_edits().is_err()
             || !self.store.wait_for_read_epochs()
         {
             return None;
@@ -120,7 +120,7 @@ impl Fs {
         for (_, extent) in live.state.tree.all_extents().chain(live.orphans.all_extents()) {
             ranges.add(extent.source, extent.len);
         }
-        ranges.add_extents(live.versions.iter().flat_map(|content| &content.extents));
+        ranges.add_extents(live.edits.iter().flat_map(|content| &content.extents));
         for range in &live.reserved {
             ranges.add_range(live.upper, *range);
         }

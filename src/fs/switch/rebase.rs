@@ -58,7 +58,7 @@ impl Fs {
             }
             Ok(core.upper.replace(next))
         })?;
-        let mark = core.edits.as_ref().map(EditHistory::mark);
+        let mark = core.edits.as_ref().map(EditHistory::log_mark);
         drop(core);
         let sealed = is_changed.then(|| {
             let id = layer.layer();

@@ -7,7 +7,7 @@
 //!   above it is worth nothing without it.
 
 use crate::error::{FsResult, Result};
-use crate::fs::edits::{EditHistory, Mark};
+use crate::fs::edits::{EditHistory, LogMark};
 use crate::fs::sync::SyncGate;
 use crate::fs::{Core, Fs, Invalidations, State};
 use crate::store::layer::Upper;
@@ -33,7 +33,7 @@ pub(super) struct Replaced {
     pub(super) layer: Upper,
     pub(super) seal: Seal,
     /// The end of the log of the edit history when the layer was replaced.
-    pub(super) mark: Option<Mark>,
+    pub(super) mark: Option<LogMark>,
     /// Whether the head's record names a layer above it. Then it is synced before the seal is
     /// written, because the seal says that all records before it are synced, and a power cut could
     /// leave the seal and tear a record.
@@ -45,7 +45,7 @@ impl Fs {
     /// and its state. A sync waits for the seal, because what it syncs lies above.
     ///
     /// # Errors
-    /// As [`Upper::seal`]. Changes go to `next` all the same, and the layer is sealed before the
+    /// As `Upper::seal`. Changes go to `next` all the same, and the layer is sealed before the
     /// next sync or seal succeeds.
     pub fn seal(&self, next: Upper, seal: Seal) -> Result<(LayerId, State)> {
         let (layer, state, (), sealed) = self.seal_and(next, seal, |_| ())?;
@@ -91,7 +91,7 @@ impl Fs {
             let mut core = self.core();
             let layer = core.upper.replace(next);
             let state = core.state.clone();
-            let mark = core.edits.as_ref().map(EditHistory::mark);
+            let mark = core.edits.as_ref().map(EditHistory::log_mark);
             let replaced = Replaced { layer, seal, mark, is_below_head: false };
             (replaced, state, then(&mut core))
         };

@@ -8,7 +8,7 @@ use std::fmt;
 
 use super::Checker;
 use crate::error::Error;
-use crate::fs::KnownVersions;
+use crate::fs::EditHistories;
 use crate::store::edits_log::{Content, Recorded};
 use crate::store::layer::POOL;
 use crate::store::record::LayerKind;
@@ -81,7 +81,7 @@ impl Checker {
     }
 
     fn check_log(&mut self, file: &str, recorded: &Recorded, read_data: bool) {
-        let known = KnownVersions::of(recorded);
+        let known = EditHistories::of(recorded);
         let mut pools: BTreeMap<LayerId, Option<u64>> = BTreeMap::new();
         let (mut places, mut referred) = (Vec::new(), Referred::new());
         for (path, number, record, version) in known.all() {

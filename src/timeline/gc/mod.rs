@@ -318,8 +318,8 @@ impl Timeline {
         let gone =
             self.pre_image_layers().into_iter().filter(|(_, layer)| !pre_images.contains(layer));
         let first = gone.map(|(place, _)| place + 1).max().unwrap_or(0);
-        self.fs.forget_versions_before(Epoch(u32::try_from(first).unwrap_or(u32::MAX)));
-        self.fs.secure_versions().map_err(|e| e.during("gc"))
+        self.fs.forget_edits_before(Epoch(u32::try_from(first).unwrap_or(u32::MAX)));
+        self.fs.secure_edits().map_err(|e| e.during("gc"))
     }
 
     /// Removes the runs that nothing refers to from all remaps, so that no remap leads to a block
@@ -466,7 +466,7 @@ impl Timeline {
             parent.map_or_else(|| Ok(Tree::new()), |parent| self.trees.lock().load(parent))?;
         add(&from, &live.state.tree);
         add(&Tree::new(), &live.orphans);
-        refs.add_extents(live.versions.iter().flat_map(|content| &content.extents));
+        refs.add_extents(live.edits.iter().flat_map(|content| &content.extents));
         for range in &live.reserved {
             refs.add_range(live.upper, *range);
         }

@@ -104,7 +104,7 @@ impl Timeline {
         go: &dyn Fn() -> bool,
     ) -> Result<Collected> {
         let mut keep = self.keep_by(policy, spared);
-        keep.spared.extend(self.fs.layers_looked_into());
+        keep.spared.extend(self.fs.layers_in_use());
         // Free a little more than the limit asks for, so that the next collection is not due at
         // once.
         keep.store_bytes = keep.store_bytes.map(|limit| limit - limit / SHORT_PART);
@@ -117,7 +117,7 @@ impl Timeline {
     /// Otherwise it invalidates the remaining nodes one by one: a node that was open the first time
     /// kept its parents from being dropped.
     pub fn ask_kernel_for_states(&self, policy: &Policy, spared: &BTreeSet<LayerId>, whole: bool) {
-        let held = self.fs.layers_looked_into();
+        let held = self.fs.layers_in_use();
         let keep = self.keep_by(policy, spared);
         let mut may_go = self.sealed();
         may_go.retain(|l| held.contains(&l.header.layer) && !keep.spared.contains(&l.header.layer));
@@ -126,7 +126,7 @@ impl Timeline {
             names.collect()
         } else {
             let names =
-                may_go.iter().map(|info| self.fs.names_looked_into(info.header.layer, MAX_NAMES));
+                may_go.iter().map(|info| self.fs.names_in_use(info.header.layer, MAX_NAMES));
             names.filter_map(FsResult::ok).flatten().collect()
         };
         let what = Invalidations { names, ..Invalidations::default() };

@@ -1,8 +1,9 @@
-//! Going back to a version of one file, and forward again, in place.
+//! Undo and redo of the edits of one file, in place.
 //!
-//! An undo is an edit: what stood there is kept, so it can be undone, and it is shown by the rules of a restore: whoever holds
-//! the file keeps the content that he had. Repeated undos walk further back, until the file is edited; redo walks forward
-//! as far as to what was before the first undo.
+//! An undo is an edit itself: the file before it is kept, so the undo can be undone. It is
+//! installed like a restore: a process that has the file open keeps the content that it had.
+//! Repeated undos go further back until the file is edited. Redo goes forward, at most to the file
+//! before the first undo.
 
 #[cfg(test)]
 mod tests;
@@ -10,102 +11,76 @@ mod tests;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::{EditHistory, List};
+use super::content::{push_extent, same_bytes, state_of};
+use super::histories::{Entry, Histories, PathHistory};
+use super::{Clock, EditHistory, all_records, pinned_ranges};
 use crate::error::{FsError, FsResult};
-use crate::fs::edits::pinned_ranges;
-use crate::fs::edits::sharing::push;
 use crate::fs::{Core, DataRanges, Found, Fs, Invalidations, Need, State};
-use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How};
+use crate::store::edits_log::{Bounds, Content, EditsLogRecord, How, LogSync};
 use crate::store::record::Record;
 use crate::sys::clock;
-use crate::tree::{Body, Dentry, Edit, Meta, Node, Source, Tree};
-use crate::types::{FileKind, Ino, Name, Timestamp, TreePath};
+use crate::tree::{Body, Dentry, Edit, Hides, Meta, Node, Source};
+use crate::types::{Epoch, FileKind, Ino, LayerId, Name, Timestamp, TreePath};
 
-/// A version of a path.
+/// An edit of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct VersionInfo {
-    /// Its number: versions count from 1, and no number is given twice.
+pub struct EditInfo {
+    /// Its number, from 1.
     pub number: u32,
-    /// When the edit began that replaced it.
+    /// When it began.
     pub time: Timestamp,
-    /// How that began.
+    /// How it began.
     pub how: How,
-    /// Bytes, and attributes; none if there was no file.
+    /// Size in bytes and attributes of the file before it; `None` if there was no file.
     pub file: Option<(u64, Meta)>,
-    /// Whether it is what an undo put there, and nothing was edited since.
-    pub is_shown: bool,
+    /// Whether an undo made this the current content, and no edit followed.
+    pub is_current: bool,
 }
 
-/// Which way, and how far.
+/// A direction and a number of edits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Back, by so many versions.
+    /// Undo so many edits.
     Undo(u32),
-    /// Forward, by so many.
+    /// Redo so many edits.
     Redo(u32),
 }
 
-/// What a step did.
+/// The result of a step.
 pub struct Stepped {
-    /// What the kernel must forget.
+    /// The invalidations to send to the kernel.
     pub invalidations: Invalidations,
-    /// The version that is shown now; none if it is what was before the first undo.
+    /// The file is now as before this edit; `None` if it is as before the first undo.
     pub number: Option<u32>,
-    /// What stood at the path, and what stands there now: bytes, if there is a file.
+    /// Sizes before and now in bytes, `None` without a file.
     pub sizes: (Option<u64>, Option<u64>),
 }
 
-/// Why a step could not be made.
+/// Why a step is not possible.
 #[derive(Debug, PartialEq, Eq)]
-pub enum NoStep {
-    /// The path has no versions, or only so many in this direction.
+pub enum StepError {
+    /// The path has only so many edits in this direction.
     Only(u32),
-    /// What stands there is not a regular file.
+    /// The path is not a regular file.
     NotAFile(FileKind),
-    /// The file system answers so.
+    /// A file operation failed.
     Failed(FsError),
 }
 
-impl From<FsError> for NoStep {
-    fn from(error: FsError) -> NoStep {
-        NoStep::Failed(error)
+impl From<FsError> for StepError {
+    fn from(error: FsError) -> StepError {
+        StepError::Failed(error)
     }
-}
-
-/// A version as a state of one file.
-pub(in crate::fs) fn state_of(fs: &Fs, content: &Content) -> (State, Found) {
-    let current = fs.state().lower;
-    let lower = if current.epoch() == content.epoch {
-        current
-    } else {
-        Arc::new(current.in_epoch(content.epoch))
-    };
-    let mut tree = Tree::new();
-    let ino = content.ino;
-    // Neither edit needs anything to be there before.
-    let put = tree.apply(&Edit::Put { ino, node: Box::new(content.node.clone()) });
-    let maps = content.extents.iter().map(|(range, source)| Edit::Map {
-        ino,
-        range: *range,
-        to: Some(*source),
-    });
-    for result in std::iter::once(put).chain(maps.map(|edit| tree.apply(&edit)).collect::<Vec<_>>())
-    {
-        if let Err(error) = result {
-            log::error!("a version does not fit an empty tree: {}", error.0);
-        }
-    }
-    (State { tree, lower }, Found::Upper(ino, None))
 }
 
 impl Fs {
-    /// The versions of a path, newest first.
-    pub fn versions(&self, path: &TreePath) -> Vec<VersionInfo> {
+    /// The edits of a path, newest first.
+    pub fn history(&self, path: &TreePath) -> Vec<EditInfo> {
         let mut core = self.core();
-        let Some(versions) = &mut core.edits else { return Vec::new() };
-        versions.claim(path);
-        let Some(list) = versions.lists.get(path) else { return Vec::new() };
-        let info = |entry: &super::Entry| VersionInfo {
+        let Some(history) = &mut core.edits else { return Vec::new() };
+        history.claim_pending(path);
+        let Some(list) = history.by_path.get(path) else { return Vec::new() };
+        let info = |entry: &Entry| EditInfo {
             number: entry.number,
             time: entry.version.time,
             how: entry.version.how,
@@ -114,140 +89,146 @@ impl Fs {
                 .content
                 .as_ref()
                 .map(|content| (content.node.size(), content.node.meta)),
-            is_shown: list.at == Some(entry.number),
+            is_current: list.undone_to == Some(entry.number),
         };
         list.entries.iter().rev().map(info).collect()
     }
 
-    /// A version of a path as a state in which there is only its file, and the file in it; none if there is no such version,
-    /// or it is that there was no file. Whoever reads it holds [`Fs::read_guard`] from before.
-    pub fn version(&self, path: &TreePath, number: u32) -> Option<(State, Found)> {
+    /// The file before an edit: a state with this single file, and the file in it. `None` if there
+    /// is no such edit, or there was no file before it. To read it, hold [`Fs::read_guard`] from
+    /// before this call.
+    pub fn before_edit(&self, path: &TreePath, number: u32) -> Option<(State, Found)> {
         let content = {
             let core = self.core();
-            let list = core.edits.as_ref()?.lists.get(path)?;
+            let list = core.edits.as_ref()?.by_path.get(path)?;
             list.entries.iter().find(|entry| entry.number == number)?.version.content.clone()?
         };
         Some(state_of(self, &content))
     }
 
-    /// Keeps versions from now on, or no more than before. What is beyond the bounds goes with the next edit.
-    pub fn set_history(&self, bounds: Bounds) {
+    /// Sets how much is kept. With 0 edits, all histories are dropped at once. Otherwise a new
+    /// bound on their number takes effect with the next edit of a path, and one on bytes with the
+    /// next maintenance.
+    pub fn set_edit_bounds(&self, bounds: Bounds) {
         let mut core = self.core();
-        let Some(versions) = &mut core.edits else { return };
-        if versions.bounds != bounds {
-            versions.note(&EditsLogRecord::Bounds(bounds));
+        let Some(history) = &mut core.edits else { return };
+        if history.bounds != bounds {
+            history.append(&EditsLogRecord::Bounds(bounds));
         }
-        if !versions.is_on() {
-            core.give_up_away();
+        if !history.is_on() {
+            core.drop_all_pending();
         }
     }
 
-    /// Reads the versions of a head, and keeps what edits replace from now on.
-    pub fn open_history(&self, head: &str) {
-        let mut versions = EditHistory::open(self.store(), head);
-        // Bytes of versions that were given up are written again from here on. After a power cut the log must not tell of these
-        // versions any more, so what somebody wrote into it who was killed is brought to the disk first.
+    /// Reads the histories of a head, and records edits from now on.
+    pub fn open_edits(&self, head: &str) {
+        let mut history = EditHistory::open(self.store(), head);
+        // From here on, the bytes of dropped edits may be overwritten. After a power cut the log
+        // must not name those edits again. So records that a killed process appended are synced
+        // first.
         let is_safe =
-            versions.log.settle_what_was_found().inspect_err(|error| log::warn!("{error}")).is_ok();
-        let contents: Vec<Arc<Content>> = versions.contents().collect();
+            history.log.settle_what_was_found().inspect_err(|error| log::warn!("{error}")).is_ok();
+        let contents: Vec<Arc<Content>> = history.contents().collect();
         let mut core = self.core();
         let layer = core.upper.layer();
         if !is_safe {
-            versions.frozen.add(
+            history.pinned.add(
                 layer,
                 Source::Pool { layer, offset: 0 },
                 core.upper.pool.reserved().1,
             );
         }
-        // What an undo brought back may be in two files, and the version may be gone.
+        // After an undo two files may refer to the same bytes, and the edit may be gone.
         for range in pinned_ranges::shared(&core.tree, layer) {
-            versions.frozen.add(layer, Source::Pool { layer, offset: range.start }, range.len());
+            history.pinned.add(layer, Source::Pool { layer, offset: range.start }, range.len());
         }
-        core.edits = Some(versions);
+        core.edits = Some(history);
         for content in contents {
-            core.freeze(&content);
+            core.pin(&content);
         }
     }
 
-    /// Tells the time of edits by another clock.
-    pub fn set_edit_clock(&self, clock: super::Clock) {
-        if let Some(versions) = &mut self.core().edits {
-            versions.clock = clock;
+    /// Sets the clock for the times of edits.
+    pub fn set_edit_clock(&self, clock: Clock) {
+        if let Some(history) = &mut self.core().edits {
+            history.clock = clock;
         }
     }
 
-    /// Says who is told when an edit begins. Called with the lock of the head: it only takes notice.
+    /// Sets a function that is called when an edit begins. It is called under the lock of the head
+    /// and must return at once.
     pub fn set_edit_notice(&self, notice: Option<Box<dyn Fn() + Send + Sync>>) {
-        if let Some(versions) = &mut self.core().edits {
-            versions.notice = notice;
+        if let Some(history) = &mut self.core().edits {
+            history.notice = notice;
         }
     }
 
-    /// The layers of whose content versions were given up since this was last asked.
-    pub fn layers_given_up(&self) -> std::collections::BTreeSet<crate::types::LayerId> {
+    /// Takes the layers with content that dropped edits referred to.
+    pub fn layers_with_dropped_edits(&self) -> BTreeSet<LayerId> {
         self.core()
             .edits
             .as_mut()
-            .map(|versions| std::mem::take(&mut versions.given_up))
+            .map(|history| std::mem::take(&mut history.dropped_layers))
             .unwrap_or_default()
     }
 
-    /// Says that these are to be looked at again.
-    pub fn note_layers_given_up(&self, layers: Vec<crate::types::LayerId>) {
-        if let Some(versions) = self.core().edits.as_mut() {
-            versions.given_up.extend(layers);
+    /// Gives back layers that could not be trimmed yet.
+    pub fn note_layers_with_dropped_edits(&self, layers: Vec<LayerId>) {
+        if let Some(history) = self.core().edits.as_mut() {
+            history.dropped_layers.extend(layers);
         }
     }
 
-    /// Makes sure that the disk knows no version that is not known here, before content goes.
+    /// Syncs the log before content is freed, so that no dropped edit comes back after a power cut.
     ///
     /// # Errors
-    /// When that cannot be made sure; then nothing may go.
-    pub fn secure_versions(&self) -> crate::error::Result<()> {
+    /// The sync failed. Then nothing may be freed.
+    pub fn secure_edits(&self) -> crate::error::Result<()> {
         let Some(work) =
             self.core().edits.as_mut().map(EditHistory::begin_secure).transpose()?.flatten()
         else {
             return Ok(());
         };
         work.sync().inspect_err(|_| {
-            if let Some(versions) = &mut self.core().edits {
-                versions.log.not_secured();
+            if let Some(history) = &mut self.core().edits {
+                history.log.not_secured();
             }
         })
     }
 
-    /// Forgets the versions that refer to the base before an epoch: what it was then was given up.
-    pub fn forget_versions_before(&self, epoch: crate::types::Epoch) {
+    /// Drops the edits that refer to the base before an epoch, because its pre-images were dropped.
+    pub fn forget_edits_before(&self, epoch: Epoch) {
         let mut core = self.core();
-        let Some(versions) = &mut core.edits else { return };
-        for (path, upto) in versions.before(epoch) {
-            versions.note(&EditsLogRecord::Dropped { path, upto });
+        let Some(history) = &mut core.edits else { return };
+        for (path, upto) in history.before(epoch) {
+            history.append(&EditsLogRecord::Dropped { path, upto });
         }
     }
 
-    /// Makes a file what it was, by versions. Without the mount being told: what the kernel must forget is given back. No state is
-    /// replaced meanwhile, and the caller holds [`Fs::read_guard`].
+    /// Undoes or redoes edits of a file. The caller sends the returned invalidations to the kernel,
+    /// holds [`Fs::read_guard`], and keeps the state from being replaced meanwhile.
     ///
     /// # Errors
-    /// [`NoStep`]; then nothing has changed.
-    pub fn step(&self, path: &TreePath, step: Step) -> Result<Stepped, NoStep> {
-        let wanted = self.core().destination(path, step)?;
+    /// `StepError`. Nothing has changed then.
+    pub fn step(&self, path: &TreePath, step: Step) -> Result<Stepped, StepError> {
+        let wanted = self.core().resolve_step(path, step)?;
         let wanted = match wanted.content {
             Some(content) => Wanted {
-                content: Some(self.in_this_epoch(path, wanted.number, content)?),
+                content: Some(self.in_current_epoch(path, wanted.number, content)?),
                 ..wanted
             },
             None => wanted,
         };
-        // What has nothing to do with room is an outcome, not to be tried again.
-        self.with_room(Need::Less, || match self.core().place_version(path, &wanted) {
-            Err(NoStep::Failed(error)) => Err(error),
+        // Only a failed file operation can be tried again after making room.
+        self.with_room(Need::Less, || match self.core().install_content(path, &wanted) {
+            Err(StepError::Failed(error)) => Err(error),
             outcome => Ok(outcome),
         })?
     }
 
-    /// A version whose bytes in the base were replaced by an apply, with these bytes in the upper layer.
-    fn in_this_epoch(
+    /// A content that can be installed over the present base. If an apply replaced its bytes in the
+    /// base, they are copied into the upper layer.
+    fn in_current_epoch(
         &self,
         path: &TreePath,
         number: Option<u32>,
@@ -261,7 +242,7 @@ impl Fs {
         let (mut extents, mut written_to) = (Vec::new(), BTreeSet::new());
         for (range, source) in &content.extents {
             if !source.is_base() {
-                push(&mut extents, *range, *source);
+                push_extent(&mut extents, *range, *source);
                 continue;
             }
             for part in DataRanges::of(&state, &found, *range) {
@@ -274,150 +255,130 @@ impl Fs {
                 let offset = core.upper.pool.allocate(content.ino, part, false);
                 core.upper.pool.write(offset, &bytes)?;
                 written_to.insert(layer);
-                push(&mut extents, part, Source::Pool { layer, offset });
+                push_extent(&mut extents, part, Source::Pool { layer, offset });
             }
         }
-        // No edit may ever speak of these bytes, so that nobody else would sync them for the record of the version.
+        // Perhaps no journal record ever refers to these bytes, and then no other sync includes
+        // them.
         written_to.into_iter().try_for_each(|layer| self.store().sync_layer(layer))?;
         let content = Arc::new(Content { extents, epoch, ..Content::clone(&content) });
         let mut core = self.core();
-        core.freeze(&content);
-        if let (Some(number), Some(versions)) = (number, &mut core.edits) {
+        core.pin(&content);
+        if let (Some(number), Some(history)) = (number, &mut core.edits) {
             let extents = content.extents.clone();
-            versions.note(&EditsLogRecord::Remapped { path: path.clone(), number, extents });
+            history.append(&EditsLogRecord::Remapped { path: path.clone(), number, extents });
         }
         Ok(content)
     }
 }
 
-/// What a step leads to.
+/// The file after a step.
 struct Wanted {
-    /// What stood there, and is kept, when this was found out.
+    /// The file when the step was resolved. It is kept as an edit.
     from: Option<Arc<Content>>,
     content: Option<Arc<Content>>,
-    /// The version; none for what was before the first undo.
+    /// The edit; `None` for the file before the first undo.
     number: Option<u32>,
 }
 
 impl EditHistory {
-    fn begin_secure(&mut self) -> crate::error::Result<Option<crate::store::edits_log::LogSync>> {
-        let EditHistory { log, known: super::Known { lists, bounds, synced, .. }, .. } = self;
+    fn begin_secure(&mut self) -> crate::error::Result<Option<LogSync>> {
+        let EditHistory { log, histories: Histories { by_path, bounds, synced, .. }, .. } = self;
         let was_whole = log.next_number() != u64::MAX;
-        let work = log.begin_secure(|| super::all_records(lists, *bounds, *synced))?;
+        let work = log.begin_secure(|| all_records(by_path, *bounds, *synced))?;
         if !was_whole && self.log.next_number() != u64::MAX {
-            self.numbers_anew();
+            self.renumber_records();
         }
         Ok(work)
     }
 
-    /// The content of all versions, and of what may become one.
+    /// The contents of all edits and pending backups.
     pub(in crate::fs) fn contents(&self) -> impl Iterator<Item = Arc<Content>> {
-        let away = self.away.iter().filter_map(|(_, version)| version.content.clone());
-        self.known.contents().chain(away)
+        let pending = self.pending.iter().filter_map(|(_, version)| version.content.clone());
+        self.histories.contents().chain(pending)
     }
 
-    /// The versions that refer to the base before an epoch: up to which number, by path.
-    fn before(&self, epoch: crate::types::Epoch) -> Vec<(TreePath, u32)> {
-        let is_old = |entry: &&super::Entry| {
+    /// By path, the newest edit that refers to the base before an epoch.
+    fn before(&self, epoch: Epoch) -> Vec<(TreePath, u32)> {
+        let is_old = |entry: &&Entry| {
             entry.version.content.as_ref().is_some_and(|content| {
                 content.epoch < epoch && content.extents.iter().any(|(_, source)| source.is_base())
             })
         };
-        let newest = |list: &List| list.entries.iter().rev().find(is_old).map(|entry| entry.number);
-        self.lists.iter().filter_map(|(path, list)| Some((path.clone(), newest(list)?))).collect()
-    }
-}
-
-fn same_origin(a: &Node, b: &Node) -> bool {
-    match (&a.body, &b.body) {
-        (Body::File { origin: a, .. }, Body::File { origin: b, .. }) => a == b,
-        _ => false,
-    }
-}
-
-/// Whether two contents are the same by what the records say.
-pub(super) fn same_bytes(a: Option<&Arc<Content>>, b: Option<&Arc<Content>>) -> bool {
-    match (a, b) {
-        (Some(a), Some(b)) => {
-            let in_base =
-                |content: &Content| content.extents.iter().any(|(_, source)| source.is_base());
-            a.node.size() == b.node.size()
-                && a.extents == b.extents
-                && (a.epoch == b.epoch && same_origin(&a.node, &b.node) || !in_base(a))
-        }
-        (None, None) => true,
-        _ => false,
+        let newest =
+            |list: &PathHistory| list.entries.iter().rev().find(is_old).map(|entry| entry.number);
+        self.by_path.iter().filter_map(|(path, list)| Some((path.clone(), newest(list)?))).collect()
     }
 }
 
 impl Core {
-    /// What stands at a path, as content: none if nothing does.
-    fn file_at(&self, path: &TreePath) -> Result<(Found, Option<Arc<Content>>), NoStep> {
+    /// The file at a path and its content; `None` if there is no file.
+    fn file_at(&self, path: &TreePath) -> Result<(Found, Option<Arc<Content>>), StepError> {
         let found = self.resolve(path)?;
         let Some(attr) = self.attr(&found) else { return Ok((found, None)) };
         if attr.kind != FileKind::File {
-            return Err(NoStep::NotAFile(attr.kind));
+            return Err(StepError::NotAFile(attr.kind));
         }
-        let content = self.content_found(&found).ok_or(NoStep::Failed(FsError::FileTooBig))?;
+        let content = self.content_found(&found).ok_or(StepError::Failed(FsError::FileTooBig))?;
         Ok((found, Some(content)))
     }
 
-    /// Where a step leads. What stands there is kept first, if it is not a version already.
-    fn destination(&mut self, path: &TreePath, step: Step) -> Result<Wanted, NoStep> {
+    /// Finds the content that a step leads to. First keeps the present file, if no edit has it.
+    fn resolve_step(&mut self, path: &TreePath, step: Step) -> Result<Wanted, StepError> {
         let (_, live) = self.file_at(path)?;
-        let Some(versions) = self.edits.as_mut() else { return Err(NoStep::Only(0)) };
-        versions.claim(path);
-        let Some(list) = versions.lists.get(path) else { return Err(NoStep::Only(0)) };
+        let Some(history) = self.edits.as_mut() else { return Err(StepError::Only(0)) };
+        history.claim_pending(path);
+        let Some(list) = history.by_path.get(path) else { return Err(StepError::Only(0)) };
         let place = |number: u32| list.entries.iter().position(|entry| entry.number == number);
-        let shown = list.at.and_then(place).filter(|at| {
+        let shown = list.undone_to.and_then(place).filter(|at| {
             let shown = list.entries.get(*at).and_then(|entry| entry.version.content.as_ref());
             same_bytes(shown, live.as_ref())
         });
         let count = list.entries.len();
         let last = list.entries.back().and_then(|entry| entry.version.content.as_ref());
-        let is_last = list.at.is_none() && same_bytes(last, live.as_ref());
+        let is_last = list.undone_to.is_none() && same_bytes(last, live.as_ref());
         let (at, goal) = match step {
             Step::Undo(by) => {
                 let at = shown.unwrap_or(if is_last { count.saturating_sub(1) } else { count });
                 (at, at.checked_sub(by as usize))
             }
             Step::Redo(by) => {
-                let Some(at) = shown else { return Err(NoStep::Only(0)) };
+                let Some(at) = shown else { return Err(StepError::Only(0)) };
                 (at, Some(at + by as usize).filter(|goal| *goal < count))
             }
         };
         let Some(goal) = goal else {
             let most =
                 if matches!(step, Step::Undo(_)) { at } else { count.saturating_sub(at + 1) };
-            return Err(NoStep::Only(u32::try_from(most).unwrap_or(u32::MAX)));
+            return Err(StepError::Only(u32::try_from(most).unwrap_or(u32::MAX)));
         };
-        let Some(entry) = list.entries.get(goal) else { return Err(NoStep::Only(0)) };
+        let Some(entry) = list.entries.get(goal) else { return Err(StepError::Only(0)) };
         let is_top = shown.is_some() && goal + 1 == count;
         let number = (!is_top).then_some(entry.number);
         let wanted = Wanted { from: live.clone(), content: entry.version.content.clone(), number };
         if shown.is_none() {
-            self.keep_top(path, live);
+            self.save_top(path, live);
         }
         Ok(wanted)
     }
 
-    /// Keeps what is before the first undo.
-    fn keep_top(&mut self, path: &TreePath, live: Option<Arc<Content>>) {
+    /// Keeps the file before the first undo.
+    fn save_top(&mut self, path: &TreePath, live: Option<Arc<Content>>) {
         if let Some(content) = &live {
-            self.freeze(content);
+            self.pin(content);
         }
-        let Some(versions) = &mut self.edits else { return };
-        let edited = versions.lists.get(path).is_some_and(|list| list.at.is_some());
-        // Edited since an undo, behind the back of this path.
+        let Some(history) = &mut self.edits else { return };
+        let edited = history.by_path.get(path).is_some_and(|list| list.undone_to.is_some());
+        // The file was edited since the undo, by another of its names.
         let how = if edited { How::Written } else { How::Undone };
-        versions.keep(vec![path.clone()], how, live);
+        history.record_edit(vec![path.clone()], how, live);
     }
 
-    /// The content of a version that is wanted. Its bytes may be in another place by now, which
-    /// [`crate::fs::edits::sharing`] has found.
-    fn present_content(&self, path: &TreePath, wanted: &Wanted) -> Option<Arc<Content>> {
+    /// The wanted content with its present extents, which [`super::sharing`] may have changed since
+    /// the step was resolved.
+    fn current_content(&self, path: &TreePath, wanted: &Wanted) -> Option<Arc<Content>> {
         let content = wanted.content.as_ref()?;
-        let entries = self.edits.as_ref().and_then(|versions| versions.lists.get(path));
+        let entries = self.edits.as_ref().and_then(|history| history.by_path.get(path));
         let mut entries = entries.into_iter().flat_map(|list| &list.entries);
         let entry = entries.find(|entry| Some(entry.number) == wanted.number);
         let is_it = |now: &&Arc<Content>| now.node == content.node;
@@ -425,19 +386,19 @@ impl Core {
         Some(Arc::clone(now.unwrap_or(content)))
     }
 
-    /// Puts a version where it is to be.
-    fn place_version(&mut self, path: &TreePath, wanted: &Wanted) -> Result<Stepped, NoStep> {
+    /// Installs the wanted content at its path.
+    fn install_content(&mut self, path: &TreePath, wanted: &Wanted) -> Result<Stepped, StepError> {
         let (found, live) = self.file_at(path)?;
-        // It may take long from there to here, and nobody is kept from writing meanwhile.
+        // The lock was released since the step was resolved, so the file may have changed.
         if !same_bytes(live.as_ref(), wanted.from.as_ref()) {
-            self.keep_top(path, live.clone());
+            self.save_top(path, live.clone());
         }
-        let content = self.present_content(path, wanted);
+        let content = self.current_content(path, wanted);
         let sizes = (live.as_ref().map(|c| c.node.size()), content.as_ref().map(|c| c.node.size()));
         let edits = match (&found, &content) {
             (Found::Nothing(_), None) => Vec::new(),
             (Found::Nothing(hides), Some(content)) => {
-                self.bring_back(path, hides.clone(), content)?
+                self.recreate_file(path, hides.clone(), content)?
             }
             (found, Some(content)) => {
                 let ino = match found {
@@ -458,20 +419,20 @@ impl Core {
         };
         let ino = found.ino();
         let invalidations = self.commit_in_place(edits)?;
-        if let Some(versions) = &mut self.edits {
+        if let Some(history) = &mut self.edits {
             if let Some(ino) = ino {
-                versions.end_edit(ino);
+                history.end_edit(ino);
             }
-            versions.note(&EditsLogRecord::At { path: path.clone(), number: wanted.number });
+            history.append(&EditsLogRecord::At { path: path.clone(), number: wanted.number });
         }
         Ok(Stepped { invalidations, number: wanted.number, sizes })
     }
 
-    /// The edits that make a file anew which is gone, and the directories that are gone above it.
-    fn bring_back(
+    /// The tree edits that create a removed file again, with the removed directories above it.
+    fn recreate_file(
         &mut self,
         path: &TreePath,
-        mut hides: crate::tree::Hides,
+        mut hides: Hides,
         content: &Content,
     ) -> FsResult<Vec<Edit>> {
         let (above, name) = path.split().ok_or(FsError::IsADirectory)?;
@@ -525,7 +486,7 @@ impl Core {
         Ok(edits)
     }
 
-    /// Records edits that the kernel did not ask for, and shows what comes of them.
+    /// Commits tree edits that the kernel did not request, and returns what it must invalidate.
     fn commit_in_place(&mut self, edits: Vec<Edit>) -> FsResult<Invalidations> {
         if edits.is_empty() {
             return Ok(Invalidations::default());
@@ -539,7 +500,7 @@ impl Core {
     }
 }
 
-/// The edits that give a file a record and content.
+/// The tree edits that set the record and content of a file.
 fn put_file(ino: Ino, node: Node, content: &Content) -> impl Iterator<Item = Edit> {
     let maps = content.extents.iter().map(move |(range, source)| Edit::Map {
         ino,

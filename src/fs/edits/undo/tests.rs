@@ -1,4 +1,4 @@
-//! What comes between the two halves of a step, which elsewhere nobody can stop between.
+//! Writes between the two halves of a step, where no other test can stop.
 
 use std::os::unix::ffi::OsStrExt;
 
@@ -9,6 +9,7 @@ use crate::fs::merged::lower::Lower;
 use crate::jail::{Jail, Policy};
 use crate::store::record::LayerKind;
 use crate::store::{Store, StoreOptions};
+use crate::tree::Tree;
 use crate::types::{ByteRange, Epoch, NodeId};
 
 struct Place {
@@ -39,7 +40,7 @@ impl Place {
         let upper = store.create_layer(None, "main", Epoch(0), LayerKind::Continues).unwrap();
         let lower = Lower::new(base, Arc::clone(&store), Epoch(0), Vec::new());
         let fs = Fs::new(store, Tree::new(), lower, upper, jail);
-        fs.open_history("main");
+        fs.open_edits("main");
         let me = Caller { uid: 0, gid: 0 };
         let name = Name::new(b"a").unwrap();
         let file = fs.mknod(NodeId::ROOT, &name, 0o100_644, 0, 0, me).unwrap().id;
@@ -52,11 +53,11 @@ impl Place {
     }
 
     fn texts(&self) -> Vec<String> {
-        let of = |info: VersionInfo| {
-            let (state, found) = self.fs.version(&path(), info.number).unwrap();
+        let of = |info: EditInfo| {
+            let (state, found) = self.fs.before_edit(&path(), info.number).unwrap();
             String::from_utf8(state.read_all(&found).unwrap()).unwrap()
         };
-        self.fs.versions(&path()).into_iter().map(of).collect()
+        self.fs.history(&path()).into_iter().map(of).collect()
     }
 
     fn live(&self) -> String {
@@ -66,17 +67,17 @@ impl Place {
 }
 
 #[test]
-fn what_is_written_while_an_undo_is_under_way_is_kept() {
+fn a_write_during_an_undo_is_kept() {
     let place = Place::new();
     for text in ["one", "two", "three"] {
         place.put(text);
     }
-    let wanted = place.fs.core().destination(&path(), Step::Undo(1)).unwrap();
+    let wanted = place.fs.core().resolve_step(&path(), Step::Undo(1)).unwrap();
     place.fs.write(place.file, 5, b" and more", false).unwrap();
-    place.fs.core().place_version(&path(), &wanted).unwrap_or_else(|_| panic!("not undone"));
+    place.fs.core().install_content(&path(), &wanted).unwrap_or_else(|_| panic!("not undone"));
     assert_eq!(place.live(), "two");
     assert_eq!(place.texts()[0], "three and more", "{:?}", place.texts());
-    // It is what a redo leads to.
+    // A redo leads to it.
     let again = place.fs.step(&path(), Step::Redo(1)).unwrap_or_else(|_| panic!("not redone"));
     assert!(again.number.is_some(), "the file as it was when the undo began");
     assert_eq!(place.live(), "three");
@@ -85,55 +86,55 @@ fn what_is_written_while_an_undo_is_under_way_is_kept() {
 }
 
 #[test]
-fn what_is_written_while_a_redo_is_under_way_is_kept() {
+fn a_write_during_a_redo_is_kept() {
     let place = Place::new();
     for text in ["one", "two", "three"] {
         place.put(text);
     }
     place.fs.step(&path(), Step::Undo(2)).unwrap_or_else(|_| panic!("not undone"));
     let entry = place.fs.lookup(NodeId::ROOT, &Name::new(b"a").unwrap()).unwrap();
-    let wanted = place.fs.core().destination(&path(), Step::Redo(1)).unwrap();
+    let wanted = place.fs.core().resolve_step(&path(), Step::Redo(1)).unwrap();
     place.fs.write(entry.id, 0, b"ONE", false).unwrap();
-    place.fs.core().place_version(&path(), &wanted).unwrap_or_else(|_| panic!("not redone"));
+    place.fs.core().install_content(&path(), &wanted).unwrap_or_else(|_| panic!("not redone"));
     assert_eq!(place.live(), "two");
     assert!(place.texts().contains(&"ONE".to_owned()), "{:?}", place.texts());
 }
 
 #[test]
-fn an_undo_goes_on_from_a_version_whose_bytes_found_another_place_while_it_was_under_way() {
+fn an_undo_installs_an_edit_whose_extents_changed_meanwhile() {
     let place = Place::new();
     let text = |end: &str| "0123456789abcdef".repeat(1024) + end;
     for end in ["one", "two", "three"] {
         place.put(&text(end));
     }
-    let wanted = place.fs.core().destination(&path(), Step::Undo(1)).unwrap();
-    place.fs.tend_versions(true, &|| false);
-    place.fs.core().place_version(&path(), &wanted).unwrap_or_else(|_| panic!("not undone"));
+    let wanted = place.fs.core().resolve_step(&path(), Step::Undo(1)).unwrap();
+    place.fs.maintain_edits(true, &|| false);
+    place.fs.core().install_content(&path(), &wanted).unwrap_or_else(|_| panic!("not undone"));
     assert!(place.live() == text("two"));
     place.fs.step(&path(), Step::Undo(1)).unwrap_or_else(|_| panic!("not undone"));
-    assert!(place.live() == text("one"), "further back");
+    assert!(place.live() == text("one"), "one edit further back");
 }
 
 #[test]
-fn bytes_that_a_file_has_twice_at_one_address_are_not_written_in_place() {
+fn bytes_that_a_file_refers_to_twice_are_not_overwritten_in_place() {
     let place = Place::new();
     place.put(&"0123456789abcdef".repeat(512));
-    place.fs.set_history(Bounds { versions: 0, ..Bounds::default() });
+    place.fs.set_edit_bounds(Bounds { versions: 0, ..Bounds::default() });
     let ino = place.fs.getattr(place.file).unwrap().ino;
     let layer = place.fs.upper_layer();
     let (_, first) = place.fs.core().tree.extents(ino).next().unwrap();
     let Source::Pool { offset, .. } = first.source else { panic!("{first:?}") };
-    // Its second block is what is the end of its first, and the beginning of what was its second.
+    // Map the second block to the second half of the first and the first half of the second.
     let to = Some(Source::Pool { layer, offset: offset + 2048 });
     let edit = Edit::Map { ino, range: ByteRange::at(4096, 4096), to };
     place.fs.core().commit(vec![edit]).unwrap();
-    // Nobody remembers how it came to be.
-    place.fs.open_history("main");
-    let frozen = |from: u64| {
-        place.fs.core().first_frozen(layer, ByteRange { start: offset + from, end: offset + 8192 })
+    // Reopen, so that the pinned ranges come from the tree alone.
+    place.fs.open_edits("main");
+    let pinned = |from: u64| {
+        place.fs.core().first_pinned(layer, ByteRange { start: offset + from, end: offset + 8192 })
     };
-    assert_eq!(frozen(0), Some(ByteRange::at(offset + 2048, 2048)));
-    assert_eq!(frozen(4096), None, "what it has once is written in place");
+    assert_eq!(pinned(0), Some(ByteRange::at(offset + 2048, 2048)));
+    assert_eq!(pinned(4096), None, "bytes with one reference are overwritten in place");
     let mut wanted = place.live();
     place.fs.write(place.file, 3000, b"written", false).unwrap();
     wanted.replace_range(3000..3007, "written");

@@ -4,19 +4,20 @@ use std::sync::Arc;
 
 use crate::error::{FsError, FsResult};
 use crate::fs::merged::extent_reader;
-use crate::fs::snapdir::table::number;
-use crate::fs::snapdir::{Node, What, dir_entry};
+use crate::fs::snapdir::table::node_id;
+use crate::fs::snapdir::{CheckpointNode, Item, dir_entry};
 use crate::fs::{Attr, DirEntry, Entry, Found, Fs, ReadPlan, SeekTo, State};
 use crate::tree::Xattrs;
 use crate::types::{ByteRange, FileKind, Ino, Name, NodeId};
 
-/// The names of a directory that is being read, sorted. A checkpoint does not change, so their order is where a reader goes on.
+/// The names of a directory, sorted. A checkpoint does not change, so the position of a name is its
+/// cookie.
 pub(super) type Names = Vec<(Name, Ino, Option<FileKind>)>;
 
 /// Cookies 1 and 2 are `.` and `..`.
 const FIRST_COOKIE: u64 = 3;
 
-impl Node {
+impl CheckpointNode {
     /// The node in the state of its checkpoint.
     pub(super) fn find(&self, state: &State) -> FsResult<Found> {
         if state.tree.node(self.ino).is_some() {
@@ -33,8 +34,12 @@ impl Node {
 }
 
 impl Fs {
-    pub(super) fn lookup_in_checkpoint(&self, dir: &Node, name: &Name) -> FsResult<Entry> {
-        let (found, attr) = self.in_past(dir.layer, |state| {
+    pub(super) fn lookup_in_checkpoint(
+        &self,
+        dir: &CheckpointNode,
+        name: &Name,
+    ) -> FsResult<Entry> {
+        let (found, attr) = self.in_checkpoint(dir.layer, |state| {
             let (ino, lower) = state.as_dir(&dir.find(state)?).ok_or(FsError::NotADirectory)?;
             state.check_dir(lower.as_ref())?;
             let found = state.find(ino, lower.as_ref(), name)?;
@@ -45,24 +50,29 @@ impl Fs {
             Found::Base(_, path, _) => Some(path),
             Found::Upper(..) | Found::Nothing(_) => None,
         };
-        let id = self.snapdir.table.lock().hold(Node { layer: dir.layer, ino: attr.ino, base });
-        Ok(Entry { id, attr: self.past_attr(id, attr) })
+        let id = self.snapdir.table.lock().hold(CheckpointNode {
+            layer: dir.layer,
+            ino: attr.ino,
+            base,
+        });
+        Ok(Entry { id, attr: self.snapdir_attr(id, attr) })
     }
 
-    pub(super) fn attr_in_checkpoint(&self, id: NodeId, node: &Node) -> FsResult<Attr> {
-        let attr = self
-            .in_past(node.layer, |state| state.attr(&node.find(state)?).ok_or(FsError::NotFound))?;
-        Ok(self.past_attr(id, attr))
+    pub(super) fn attr_in_checkpoint(&self, id: NodeId, node: &CheckpointNode) -> FsResult<Attr> {
+        let attr = self.in_checkpoint(node.layer, |state| {
+            state.attr(&node.find(state)?).ok_or(FsError::NotFound)
+        })?;
+        Ok(self.snapdir_attr(id, attr))
     }
 
     pub(super) fn readdir_in_checkpoint(
         &self,
         id: NodeId,
-        node: &Node,
+        node: &CheckpointNode,
         after: u64,
         take: &mut dyn FnMut(DirEntry) -> bool,
     ) -> FsResult<()> {
-        let (names, up) = self.in_past(node.layer, |state| {
+        let (names, up) = self.in_checkpoint(node.layer, |state| {
             let (dir, lower) = state.as_dir(&node.find(state)?).ok_or(FsError::NotADirectory)?;
             state.check_dir(lower.as_ref())?;
             let up = state.parent_of(dir, lower.as_ref())?.map(|(ino, _)| ino);
@@ -77,7 +87,7 @@ impl Fs {
             Ok((Arc::new(names), up))
         })?;
         *self.snapdir.listing.lock() = Some((id, Arc::clone(&names)));
-        let up = up.map_or(NodeId::CHECKPOINTS, |ino| number(node.layer, ino));
+        let up = up.map_or(NodeId::CHECKPOINTS, |ino| node_id(node.layer, ino));
         for (cookie, name, ino) in [(1, &b"."[..], id), (2, &b".."[..], up)] {
             if cookie > after && !take(dir_entry(ino, cookie, FileKind::Dir, name)) {
                 return Ok(());
@@ -90,7 +100,7 @@ impl Fs {
                 None => self.kind_in_checkpoint(node, name)?,
             };
             let entry = dir_entry(
-                number(node.layer, *ino),
+                node_id(node.layer, *ino),
                 FIRST_COOKIE + at as u64,
                 kind,
                 name.as_bytes(),
@@ -102,19 +112,20 @@ impl Fs {
         Ok(())
     }
 
-    fn kind_in_checkpoint(&self, dir: &Node, name: &Name) -> FsResult<FileKind> {
-        self.in_past(dir.layer, |state| {
+    fn kind_in_checkpoint(&self, dir: &CheckpointNode, name: &Name) -> FsResult<FileKind> {
+        self.in_checkpoint(dir.layer, |state| {
             let (ino, lower) = state.as_dir(&dir.find(state)?).ok_or(FsError::NotADirectory)?;
             let found = state.find(ino, lower.as_ref(), name)?;
             Ok(state.attr(&found).map_or(FileKind::File, |attr| attr.kind))
         })
     }
 
-    /// Reads bytes of a file of the past. With `nowait`, gives none if that would wait for a disk.
+    /// Reads a file in the snapshot directory. With `nowait`, returns `None` if the read would wait
+    /// for the disk.
     ///
     /// # Errors
-    /// As [`Fs::read`]; ESTALE for a checkpoint whose space was given back.
-    pub fn past_read(
+    /// As [`Fs::read`]. ESTALE for a checkpoint that was freed.
+    pub fn snapdir_read(
         &self,
         id: NodeId,
         offset: u64,
@@ -122,21 +133,21 @@ impl Fs {
         nowait: bool,
     ) -> FsResult<Option<Vec<u8>>> {
         let range = ByteRange::at(offset, len);
-        match self.past_node(id)? {
-            What::Top | What::Checkpoints | What::Path(_) => Err(FsError::IsADirectory),
-            What::Alias(..) => Err(FsError::Invalid),
-            What::Text(text, _) => {
+        match self.snapdir_node(id)? {
+            Item::Top | Item::Checkpoints | Item::History(_) => Err(FsError::IsADirectory),
+            Item::Alias(..) => Err(FsError::Invalid),
+            Item::Text(text, _) => {
                 let range = crate::tree::within(range, text.len() as u64);
                 let (from, to) = (usize::try_from(range.start), usize::try_from(range.end));
                 let part = from.ok().zip(to.ok()).and_then(|(from, to)| text.get(from..to));
                 Ok(Some(part.unwrap_or_default().to_vec()))
             }
-            What::Node(node) => self.in_past(node.layer, |state| {
+            Item::Node(node) => self.in_checkpoint(node.layer, |state| {
                 let reading = state.lower.reading();
                 let pieces = state.plan(&node.find(state)?, range)?;
                 ReadPlan::new(pieces, Arc::clone(&state.lower), reading).read(nowait)
             }),
-            What::Version(version) => self.in_version(&version, |state, found| {
+            Item::Edit(edit) => self.in_edit(&edit, |state, found| {
                 let reading = state.lower.reading();
                 let pieces = state.plan(found, range)?;
                 ReadPlan::new(pieces, Arc::clone(&state.lower), reading).read(nowait)
@@ -144,16 +155,15 @@ impl Fs {
         }
     }
 
-    /// Finds data or a hole in a file of the past.
-    pub(in crate::fs) fn past_seek(&self, id: NodeId, offset: u64, to: SeekTo) -> FsResult<u64> {
-        match self.past_node(id)? {
-            What::Node(node) => {
-                self.in_past(node.layer, |state| seek_in(state, &node.find(state)?, offset, to))
+    /// Finds data or a hole in a file of the snapshot directory.
+    pub(in crate::fs) fn snapdir_seek(&self, id: NodeId, offset: u64, to: SeekTo) -> FsResult<u64> {
+        match self.snapdir_node(id)? {
+            Item::Node(node) => self
+                .in_checkpoint(node.layer, |state| seek_in(state, &node.find(state)?, offset, to)),
+            Item::Edit(edit) => {
+                self.in_edit(&edit, |state, found| seek_in(state, found, offset, to))
             }
-            What::Version(version) => {
-                self.in_version(&version, |state, found| seek_in(state, found, offset, to))
-            }
-            What::Text(text, _) => {
+            Item::Text(text, _) => {
                 let size = text.len() as u64;
                 match to {
                     _ if offset >= size => Err(FsError::NoSuchOffset),
@@ -161,50 +171,46 @@ impl Fs {
                     SeekTo::Hole => Ok(size),
                 }
             }
-            What::Top | What::Checkpoints | What::Alias(..) | What::Path(_) => {
+            Item::Top | Item::Checkpoints | Item::Alias(..) | Item::History(_) => {
                 Err(FsError::Invalid)
             }
         }
     }
 
-    /// The first data in a range of a file of the past, as [`Fs::next_data`].
-    pub(in crate::fs) fn past_data(
+    /// The first data in a range of a file of the snapshot directory, as [`Fs::next_data`].
+    pub(in crate::fs) fn snapdir_data(
         &self,
         id: NodeId,
         range: ByteRange,
     ) -> FsResult<(u64, Option<ByteRange>)> {
-        match self.past_node(id)? {
-            What::Node(node) => {
-                self.in_past(node.layer, |state| state.first_data(&node.find(state)?, range))
+        match self.snapdir_node(id)? {
+            Item::Node(node) => {
+                self.in_checkpoint(node.layer, |state| state.first_data(&node.find(state)?, range))
             }
-            What::Version(version) => {
-                self.in_version(&version, |state, found| state.first_data(found, range))
-            }
-            What::Text(text, _) => {
+            Item::Edit(edit) => self.in_edit(&edit, |state, found| state.first_data(found, range)),
+            Item::Text(text, _) => {
                 let range = crate::tree::within(range, text.len() as u64);
                 Ok((range.end, (!range.is_empty()).then_some(range)))
             }
-            What::Top | What::Checkpoints | What::Alias(..) | What::Path(_) => {
+            Item::Top | Item::Checkpoints | Item::Alias(..) | Item::History(_) => {
                 Err(FsError::Invalid)
             }
         }
     }
 
-    /// The extended attributes of a node of the past.
-    pub(in crate::fs) fn past_xattrs(&self, id: NodeId) -> FsResult<Xattrs> {
-        match self.past_node(id)? {
-            What::Node(node) => {
-                self.in_past(node.layer, |state| xattrs_in(state, node.find(state)?))
+    /// The extended attributes of a node of the snapshot directory.
+    pub(in crate::fs) fn snapdir_xattrs(&self, id: NodeId) -> FsResult<Xattrs> {
+        match self.snapdir_node(id)? {
+            Item::Node(node) => {
+                self.in_checkpoint(node.layer, |state| xattrs_in(state, node.find(state)?))
             }
-            What::Version(version) => {
-                self.in_version(&version, |state, found| xattrs_in(state, found.clone()))
-            }
-            // Those of the directory that is there: an ACL says who may look into it.
-            What::Path(path) => self.in_live(|state| {
+            Item::Edit(edit) => self.in_edit(&edit, |state, found| xattrs_in(state, found.clone())),
+            // Those of the live directory, because its ACL also protects its histories.
+            Item::History(path) => self.in_live(|state| {
                 let found = state.resolve(&path)?;
                 if state.as_dir(&found).is_some() { xattrs_in(state, found) } else { Ok(None) }
             }),
-            What::Top | What::Checkpoints | What::Text(..) | What::Alias(..) => Ok(None),
+            Item::Top | Item::Checkpoints | Item::Text(..) | Item::Alias(..) => Ok(None),
         }
     }
 }

@@ -8,7 +8,6 @@
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
-    clippy::panic,
     clippy::indexing_slicing,
     clippy::print_stderr,
     reason = "a failure is what a test is for, and the figures are worth a line"
@@ -25,9 +24,9 @@ mod rng;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
-use jailfs::store::io::{codec, log};
-use jailfs::store::record::Record;
-use jailfs::tree::{Body, Dentry, Edit, Meta, Node, Source};
+use jailfs::internals::store::io::{codec, log};
+use jailfs::internals::store::record::Record;
+use jailfs::internals::tree::{Body, Dentry, Edit, Meta, Node, Source};
 use jailfs::types::{ByteRange, Ino, LayerId, Name, Timestamp};
 use rng::Rng;
 

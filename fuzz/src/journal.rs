@@ -4,9 +4,9 @@
 //! * Payloads with a valid checksum are read as they are, or refused as damage.
 //! * Edits that pass the validation can be applied to the tree.
 
-use jailfs::store::io::log;
-use jailfs::store::record::Record;
-use jailfs::tree::Tree;
+use jailfs::internals::store::io::log;
+use jailfs::internals::store::record::Record;
+use jailfs::internals::tree::Tree;
 use serde::ser::{Serialize, SerializeTuple, Serializer};
 
 /// Reads `data` as a journal, and then the payloads that it describes, in valid frames.

@@ -5,7 +5,7 @@
 //! * No text makes the resolver panic.
 
 use jailfs::error::FsResult;
-use jailfs::jail::{Answer, Jail, NameTarget, Policy, Walk};
+use jailfs::internals::jail::{Answer, Jail, NameTarget, Policy, Walk};
 use jailfs::types::Name;
 
 const MOUNT: &str = "/m/t";
